@@ -1,0 +1,33 @@
+# Every command a person needs. `make help` lists them.
+SHELL := /bin/bash -o pipefail
+.DEFAULT_GOAL := help
+.PHONY: help
+# Byte code is what makes the second import of torch fast.
+unexport PYTHONDONTWRITEBYTECODE
+PY := .venv/bin/python
+export PATH := $(CURDIR)/.venv/bin:$(PATH)
+
+help: ## list the commands
+	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## /\1\t/' | expand -t 18
+
+.venv/.stamp: pyproject.toml
+	@echo "[venv] Python packages (torch is the large one) ..."
+	@python3 -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "python3 must be 3.11 or newer" >&2; exit 1; }
+	@test -x $(PY) || python3 -m venv .venv
+	@.venv/bin/pip install -q --disable-pip-version-check 'uv>=0.5'
+	@.venv/bin/uv pip install -q --python $(PY) -e '.[operator,torch,cli,test]'
+	@touch $@
+
+.PHONY: venv
+venv: .venv/.stamp ## Python environment for tests and local runs (.venv)
+
+.PHONY: lint
+lint: venv ## ruff, mypy --strict, import contracts
+	@ruff check . && ruff format --check . && mypy && lint-imports
+
+.PHONY: unit
+unit: venv ## tests without cluster or torch
+	@pytest -q tests/unit tests/model
+
+.PHONY: test
+test: lint unit ## all tests

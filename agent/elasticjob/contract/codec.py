@@ -1,0 +1,122 @@
+"""JSON to frozen dataclasses and back, checked strictly: what a peer sends is data, never trusted.
+
+Unknown fields are ignored (a newer peer may send more); a missing, wrongly typed or non-finite value is a
+`MessageError` that names the path.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import types
+from dataclasses import MISSING, dataclass, fields, is_dataclass
+from enum import Enum
+from functools import cache
+from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from elasticjob.contract.names import RoundId
+
+T = TypeVar("T")
+
+
+class MessageError(ValueError):
+    """A message that does not have the agreed shape."""
+
+
+def dump(value: object) -> Any:
+    """A dataclass, enum, RoundId, tuple or plain value as plain JSON data."""
+    if isinstance(value, RoundId):
+        return str(value)
+    if isinstance(value, Enum):
+        return value.value
+    if is_dataclass(value) and not isinstance(value, type):
+        return {f.name: dump(getattr(value, f.name)) for f in fields(value)}
+    if isinstance(value, tuple):
+        return [dump(item) for item in value]
+    return value
+
+
+def dumps(value: object) -> bytes:
+    """`dump` as compact UTF-8 JSON."""
+    return json.dumps(dump(value), separators=(",", ":"), allow_nan=False).encode()
+
+
+def loads(data: bytes) -> Any:
+    """JSON from bytes; `MessageError` where it is not JSON."""
+    try:
+        return json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise MessageError(f"not JSON: {error}") from None
+
+
+@dataclass(frozen=True)
+class _Field:
+    name: str
+    kind: Any
+    required: bool
+
+
+@cache
+def _shape(cls: type) -> tuple[_Field, ...]:
+    hints = get_type_hints(cls)
+    return tuple(
+        _Field(f.name, hints[f.name], f.default is MISSING and f.default_factory is MISSING) for f in fields(cls)
+    )
+
+
+def parse(cls: type[T], data: Any, path: str = "") -> T:
+    """Build the dataclass `cls` from plain JSON data; `MessageError` names the field that is wrong."""
+    result: T = _dataclass(cls, data, path or cls.__name__)
+    return result
+
+
+def _dataclass(cls: Any, data: Any, path: str) -> Any:
+    if not isinstance(data, dict):
+        raise MessageError(f"{path}: want an object, got {type(data).__name__}")
+    known = {}
+    for field in _shape(cls):
+        if field.name in data:
+            known[field.name] = _value(field.kind, data[field.name], f"{path}.{field.name}")
+        elif field.required:
+            raise MessageError(f"{path}.{field.name}: missing")
+    try:
+        return cls(**known)
+    except ValueError as error:
+        raise MessageError(f"{path}: {error}") from None
+
+
+def _value(kind: Any, data: Any, path: str) -> Any:
+    origin = get_origin(kind)
+    if origin in (Union, types.UnionType):
+        return _optional(kind, data, path)
+    if origin is tuple:
+        if not isinstance(data, list):
+            raise MessageError(f"{path}: want a list, got {type(data).__name__}")
+        return tuple(_value(get_args(kind)[0], item, f"{path}[{i}]") for i, item in enumerate(data))
+    if is_dataclass(kind):
+        return _dataclass(kind, data, path)
+    return _scalar(kind, data, path)
+
+
+def _optional(kind: Any, data: Any, path: str) -> Any:
+    if data is None:
+        return None
+    (inner,) = (arg for arg in get_args(kind) if arg is not type(None))
+    return _value(inner, data, path)
+
+
+def _scalar(kind: Any, data: Any, path: str) -> Any:
+    if kind is RoundId or issubclass(kind, Enum):
+        try:
+            return _named(kind, data)
+        except (ValueError, AttributeError, TypeError):
+            raise MessageError(f"{path}: not a {kind.__name__}: {str(data)[:80]!r}") from None
+    if kind is float and type(data) in (int, float) and math.isfinite(data):
+        return float(data)
+    if type(data) is not kind:
+        raise MessageError(f"{path}: want {kind.__name__}, got {type(data).__name__}")
+    return data
+
+
+def _named(kind: Any, data: Any) -> Any:
+    return RoundId.parse(data) if kind is RoundId else kind(data)

@@ -1,0 +1,377 @@
+"""Messages on the control link, and the termination message. All frozen, all JSON objects tagged by `type`.
+
+    node ──► coordinator   Announce, Ready, WorkersStarted, WorkersFailed, WorkersSucceeded, WorkersStopped, Leaving
+    coordinator ──► node   StartRound, Standby, EndRound, Finish
+    operator ──► coordinator   Facts
+    coordinator ──► operator   Report
+
+Times are Unix seconds of the sender, durations are seconds. Rounds travel as `attempt.store.n`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, TypeAlias
+
+from elasticjob.contract import codec
+from elasticjob.contract.names import RoundId
+
+PROTOCOL = 1
+"""Version of the control link; peers of different versions do not talk."""
+
+
+class FailureClass(str, Enum):
+    """What kind of end a worker met."""
+
+    USER_ERROR = "UserError"
+    OOM_KILLED = "OOMKilled"
+    KILLED = "Killed"
+    COLLECTIVE_FAILED = "CollectiveFailed"
+    START_ERROR = "StartError"
+    NODE_LOST = "NodeLost"
+
+
+@dataclass(frozen=True)
+class Failure:
+    """One worker's failure. `rank` is None where no worker existed yet or the whole node is meant."""
+
+    kind: FailureClass
+    pod: str
+    time: float
+    rank: int | None = None
+    exit_code: int | None = None
+    signal: str = ""
+    """`SIGKILL` and the like; empty for an exit."""
+    exception: str = ""
+    """The exception's type name, empty if none is known."""
+    message: str = ""
+    """The exception's message, or the worker's last log lines. At most 1024 characters."""
+
+
+class Outcome(str, Enum):
+    """How a job, or a node's part in it, ended."""
+
+    SUCCEEDED = "Succeeded"
+    FAILED = "Failed"
+    LEFT = "Left"
+    SUPERSEDED = "Superseded"
+    ERROR = "Error"
+
+
+# ---- node to coordinator ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class StartRound:
+    """A node's part in a new round. `rank` and `role_rank` are those of its first worker."""
+
+    round: RoundId
+    group_rank: int
+    group_world_size: int
+    rank: int
+    world_size: int
+    role_rank: int
+    role_world_size: int
+    master_addr: str
+    master_port: int
+    restarts: int
+    """Failures charged so far: TORCHELASTIC_RESTART_COUNT."""
+    max_restarts: int
+
+
+class MemberState(str, Enum):
+    """What became of a node's workers in a round."""
+
+    STARTING = "starting"
+    RUNNING = "running"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    STOPPED = "stopped"
+
+
+@dataclass(frozen=True)
+class Membership:
+    """The last round a node was in, told to a coordinator that may not know it."""
+
+    assignment: StartRound
+    state: MemberState
+
+
+@dataclass(frozen=True)
+class Announce:
+    """First message on every connection of a node; the same `boot` again is the same node coming back."""
+
+    slot: int
+    incarnation: int
+    boot: str
+    pod: str
+    address: str
+    store_port: int
+    """Bound and listening: a round whose rank 0 is here uses it as its process-group store."""
+    local_world_size: int
+    role: str = "default"
+    ready: bool = False
+    membership: Membership | None = None
+
+
+@dataclass(frozen=True)
+class Ready:
+    """Warm and healthy: this node could start workers at once."""
+
+
+@dataclass(frozen=True)
+class WorkersStarted:
+    round: RoundId
+
+
+@dataclass(frozen=True)
+class WorkersFailed:
+    """Sent at the first failure; `WorkersStopped` follows once no local worker is left."""
+
+    round: RoundId
+    failure: Failure
+
+
+@dataclass(frozen=True)
+class WorkersSucceeded:
+    """Every local worker exited 0. The node waits: it may have to run again."""
+
+    round: RoundId
+
+
+@dataclass(frozen=True)
+class WorkersStopped:
+    """No worker of the round is left on this node; `store_port` is fresh for the next round."""
+
+    round: RoundId
+    store_port: int
+
+
+@dataclass(frozen=True)
+class Leaving:
+    """Told to go. The node waits for `EndRound` (if it is a member), stops its workers, then gets `Finish`."""
+
+    reason: str
+
+
+# ---- coordinator to node ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Standby:
+    """Known and not in the round: wait."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class EndRound:
+    """Stop the workers of `round`: SIGTERM, `grace_seconds`, SIGKILL; answer `WorkersStopped`.
+
+    Keep the process-group store of the round up until `Finish` or the next `StartRound`.
+    """
+
+    round: RoundId
+    grace_seconds: float
+    reason: str
+    planned: bool = False
+
+
+@dataclass(frozen=True)
+class Finish:
+    """Terminal for this node: write the termination message and exit."""
+
+    outcome: Outcome
+    reason: str
+    message: str = ""
+
+
+# ---- operator and coordinator ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The rules a coordinator works by; in the store's environment at its start, then in every `Facts`."""
+
+    min_nodes: int
+    max_nodes: int
+    target: int
+    """How many nodes the round should have now (replicas, within min and max)."""
+    max_restarts: int = 3
+    join_timeout: float = 600.0
+    last_call_timeout: float = 30.0
+    stop_grace: float = 1.0
+    keep_alive_interval: float = 1.0
+    keep_alive_max_attempts: int = 3
+    scale_up_stabilization: float = 30.0
+
+    def __post_init__(self) -> None:
+        if self.min_nodes < 1:
+            raise ValueError(f"min_nodes ({self.min_nodes}) must be at least 1")
+        if self.max_nodes < self.min_nodes:
+            raise ValueError(f"max_nodes ({self.max_nodes}) must be at least min_nodes ({self.min_nodes})")
+        if not self.min_nodes <= self.target <= self.max_nodes:
+            raise ValueError(f"target ({self.target}) must be within {self.min_nodes} and {self.max_nodes}")
+        if self.max_restarts < 0:
+            raise ValueError(f"max_restarts ({self.max_restarts}) must not be negative")
+
+
+class PodState(str, Enum):
+    """What Kubernetes knows of a worker pod, as far as a round cares."""
+
+    STARTING = "starting"
+    """Scheduled, not yet running."""
+    RUNNING = "running"
+    DRAINING = "draining"
+    """Being deleted or evicted: must not be taken into a round."""
+    UNSCHEDULABLE = "unschedulable"
+    """Pending without a node, or its image cannot be had: nobody should wait for it."""
+
+
+@dataclass(frozen=True)
+class PodFact:
+    """The live pod of a slot. A slot without a fact has no pod: nobody should wait for it."""
+
+    slot: int
+    incarnation: int
+    """Older incarnations of the slot are dead to the job, whoever still runs one."""
+    pod: str
+    state: PodState
+
+
+@dataclass(frozen=True)
+class Facts:
+    """All that the operator knows; each replaces the last. Words older than (lease, sequence) are dropped."""
+
+    lease: int
+    sequence: int
+    settings: Settings
+    charged: int
+    """Restarts that count, as persisted in status."""
+    charged_round: RoundId | None
+    """The last ended round that status has taken into account: reports up to it need not be kept."""
+    pods: tuple[PodFact, ...] = ()
+
+
+class RoundPhase(str, Enum):
+    """Where the coordinator stands."""
+
+    RECOVERING = "Recovering"
+    """A successor store: hears from nodes before it decides anything."""
+    GATHERING = "Gathering"
+    RUNNING = "Running"
+    ENDING = "Ending"
+    FINISHED = "Finished"
+
+
+class EndReason(str, Enum):
+    """Why a round ended. Also reasons of the `Restarting` condition where they mean a restart."""
+
+    WORKER_FAILED = "WorkerFailed"
+    AGENT_LOST = "AgentLost"
+    NODE_LEFT = "NodeLeft"
+    SCALING_UP = "ScalingUp"
+    SCALING_DOWN = "ScalingDown"
+    SUCCEEDED = "Succeeded"
+
+
+@dataclass(frozen=True)
+class RoundEnded:
+    """One ended round, kept in reports until `Facts.charged_round` has reached it."""
+
+    round: RoundId
+    reason: EndReason
+    message: str
+    charged: bool
+    time: float
+    world_size: int
+    failure: Failure | None = None
+    lost: tuple[str, ...] = ()
+    """Pods that were lost or left."""
+
+
+@dataclass(frozen=True)
+class NodeReport:
+    """One connected node."""
+
+    slot: int
+    incarnation: int
+    pod: str
+    ready: bool
+    member: bool
+    """Whether it is in the round that runs."""
+
+
+@dataclass(frozen=True)
+class Report:
+    """The coordinator's whole view, sent to the operator on every change."""
+
+    incarnation: int
+    phase: RoundPhase
+    reason: str
+    """Why the coordinator stands where it stands, for people."""
+    round: RoundId | None
+    """The round that runs or ends; None while none does."""
+    rounds: int
+    """Rounds formed in this store's life, plus those it restored."""
+    world_size: int
+    """Workers in the running round; 0 while none runs."""
+    formed_at: float
+    """When the running round's workers had all started; 0 before."""
+    nodes: tuple[NodeReport, ...] = ()
+    ended: tuple[RoundEnded, ...] = ()
+    outcome: Outcome | None = None
+    """SUCCEEDED or FAILED once declared."""
+    failure: Failure | None = None
+    """The root cause of a FAILED outcome."""
+    lost_nodes: tuple[str, ...] = ()
+    """Pods whose link is gone while `Facts` still call them running."""
+    active: int = 0
+    """Nodes in the running round."""
+
+
+# ---- termination message ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Termination:
+    """What an agent writes to /dev/termination-log, outcome first. One with SUCCEEDED proves the job's success."""
+
+    outcome: Outcome
+    reason: str
+    round: RoundId | None = None
+    message: str = ""
+    failure: Failure | None = None
+
+
+# ---- the closed unions and their wire form -----------------------------------------------------------------------
+
+FromNode: TypeAlias = Announce | Ready | WorkersStarted | WorkersFailed | WorkersSucceeded | WorkersStopped | Leaving
+ToNode: TypeAlias = StartRound | Standby | EndRound | Finish
+Message: TypeAlias = FromNode | ToNode | Facts | Report
+
+_TYPES: dict[str, type[Message]] = {
+    cls.__name__: cls
+    for cls in (
+        Announce, Ready, WorkersStarted, WorkersFailed, WorkersSucceeded, WorkersStopped, Leaving,
+        StartRound, Standby, EndRound, Finish, Facts, Report,
+    )
+}  # fmt: skip
+
+
+def encode(message: Message) -> bytes:
+    """One message as a JSON object with its `type` first."""
+    tagged: dict[str, Any] = {"type": type(message).__name__}
+    return codec.dumps(tagged | codec.dump(message))
+
+
+def decode(data: bytes) -> Message:
+    """Read what `encode` wrote; `codec.MessageError` for anything else."""
+    raw = codec.loads(data)
+    if not isinstance(raw, dict):
+        raise codec.MessageError("want an object")
+    name = raw.get("type")
+    if not isinstance(name, str) or name not in _TYPES:
+        raise codec.MessageError(f"unknown message type {str(name)[:80]!r}")
+    return codec.parse(_TYPES[name], raw)

@@ -1,0 +1,117 @@
+"""Labels, environment variables, exit codes and ports, shared by operator, store and agent."""
+
+from __future__ import annotations
+
+from enum import Enum, IntEnum
+from typing import NamedTuple
+
+GROUP = "elasticjob.dev"
+VERSION = "v1alpha1"
+PLURAL = "elasticjobs"
+KIND = "ElasticJob"
+
+DEFAULT_PORT = 29400
+"""Where a job's store listens unless `spec.rendezvous.port` says otherwise (torch's own default)."""
+
+
+class Label:
+    """Labels on every child of a job."""
+
+    JOB_NAME = f"{GROUP}/job-name"
+    JOB_UID = f"{GROUP}/job-uid"
+    ROLE = f"{GROUP}/role"
+    POD_INDEX = f"{GROUP}/pod-index"
+    RESTART_ATTEMPT = f"{GROUP}/restart-attempt"
+    EXECUTION_ATTEMPT = f"{GROUP}/execution-attempt"
+
+
+class Role(str, Enum):
+    """Values of `Label.ROLE`."""
+
+    WORKER = "worker"
+    STORE = "store"
+
+
+class Env:
+    """Environment variables that the operator (or `elasticjob run`) sets for agents and stores."""
+
+    # Both
+    JOB = "ELASTICJOB_JOB"
+    """The job's name."""
+    RUN_ID = "ELASTICJOB_RUN_ID"
+    """The job's uid: torch's rendezvous run id, TORCHELASTIC_RUN_ID of the workers."""
+    EXECUTION_ATTEMPT = "ELASTICJOB_EXECUTION_ATTEMPT"
+    NODE_KEY = "ELASTICJOB_NODE_KEY"
+    """Hex key that a node proves on the control link. Never passed on to workers."""
+    # Agent
+    SLOT = "ELASTICJOB_SLOT"
+    """Index of this pod in the job, from 0."""
+    POD_NAME = "ELASTICJOB_POD_NAME"
+    POD_IP = "ELASTICJOB_POD_IP"
+    POD_INCARNATION = "ELASTICJOB_POD_INCARNATION"
+    """How many pods this slot had before this one."""
+    STORE_ENDPOINT = "ELASTICJOB_STORE_ENDPOINT"
+    """host:port of the job's store."""
+    NPROC_PER_NODE = "ELASTICJOB_NPROC_PER_NODE"
+    """A number: the operator has resolved `auto`."""
+    PRELOAD = "ELASTICJOB_PRELOAD"
+    """Comma-separated modules for the warm process; empty: no warm process."""
+    STOP_GRACE_SECONDS = "ELASTICJOB_STOP_GRACE_SECONDS"
+    JOIN_TIMEOUT_SECONDS = "ELASTICJOB_JOIN_TIMEOUT_SECONDS"
+    KEEP_ALIVE = "ELASTICJOB_KEEP_ALIVE"
+    """`INTERVALxATTEMPTS` in seconds, e.g. `1x3`: kernel TCP keep-alive of the control link."""
+    ROLE = "ELASTICJOB_ROLE"
+    """torch's worker role; `default` when unset."""
+    TERMINATION_LOG = "ELASTICJOB_TERMINATION_LOG"
+    """Where the termination message goes; /dev/termination-log when unset."""
+    # Store
+    PORT = "ELASTICJOB_PORT"
+    OPERATOR_KEY = "ELASTICJOB_OPERATOR_KEY"
+    """Hex key that the operator proves on the control link. Only the store pod has it."""
+    STORE_INCARNATION = "ELASTICJOB_STORE_INCARNATION"
+    SETTINGS = "ELASTICJOB_SETTINGS"
+    """JSON of `messages.Settings`: what holds until the operator's first `Facts`."""
+
+
+class ExitCode(IntEnum):
+    """How an agent ends. The termination message says why; the code alone must already tell success apart."""
+
+    SUCCEEDED = 0
+    """The coordinator declared the job succeeded."""
+    FAILED = 1
+    """The coordinator declared the job failed."""
+    USAGE = 64
+    """Bad flags or environment."""
+    UNAVAILABLE = 69
+    """The store could not be reached within the join timeout."""
+    INTERNAL = 70
+    """The agent itself broke."""
+    JOIN_TIMEOUT = 75
+    """No round took this node within the join timeout."""
+    SUPERSEDED = 76
+    """A newer incarnation of this slot exists, or the job no longer wants this node."""
+    LEFT = 143
+    """Told to go by SIGTERM, and left the round in good order."""
+
+
+class RoundId(NamedTuple):
+    """A round's identity: ordered, never reused. Written `attempt.store.n` on the wire and in status."""
+
+    attempt: int
+    """Execution attempt of the job, from 1."""
+    store: int
+    """Incarnation of the store that formed the round, from 0."""
+    n: int
+    """Counter of that store, from 1."""
+
+    def __str__(self) -> str:
+        return f"{self.attempt}.{self.store}.{self.n}"
+
+    @classmethod
+    def parse(cls, text: str) -> RoundId:
+        """Read `attempt.store.n`; ValueError with the text when it is something else."""
+        parts = text.split(".")
+        if len(parts) != 3 or not all(p.isascii() and p.isdigit() and len(p) < 19 for p in parts):
+            raise ValueError(f"not a round id (attempt.store.n): {text!r}")
+        attempt, store, n = (int(p) for p in parts)
+        return cls(attempt, store, n)

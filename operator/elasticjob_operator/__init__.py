@@ -1,0 +1,1 @@
+"""The operator: reconciles ElasticJobs into pods, Services and status."""
