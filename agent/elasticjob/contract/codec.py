@@ -113,7 +113,7 @@ def _scalar(kind: Any, data: Any, path: str) -> Any:
             raise MessageError(f"{path}: not a {kind.__name__}: {str(data)[:80]!r}") from None
     if kind is float and type(data) in (int, float) and math.isfinite(data):
         return float(data)
-    if type(data) is not kind:
+    if type(data) is not kind or kind is float:
         raise MessageError(f"{path}: want {kind.__name__}, got {type(data).__name__}")
     return data
 
