@@ -69,6 +69,8 @@ class Env:
     OPERATOR_KEY = "ELASTICJOB_OPERATOR_KEY"
     """Hex key that the operator proves on the control link. Only the store pod has it."""
     STORE_INCARNATION = "ELASTICJOB_STORE_INCARNATION"
+    STATE_DIR = "ELASTICJOB_STATE_DIR"
+    """A directory that outlives the store's container (an emptyDir); unset: this store starts once."""
     SETTINGS = "ELASTICJOB_SETTINGS"
     """JSON of `messages.Settings`: what holds until the operator's first `Facts`."""
 

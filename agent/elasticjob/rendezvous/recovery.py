@@ -1,0 +1,76 @@
+"""What a successor store makes of the round it finds. Pure.
+
+Nodes train on while their store is away, and say what they run when they announce themselves again. The newest round
+that anybody still runs is restored if all its ranks are there, and ended if one is missing or has ended.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from elasticjob.contract.messages import MemberState, PodState
+from elasticjob.contract.names import RoundId
+from elasticjob.rendezvous.state import Member, Node, Round, State
+
+_GOING_ON = (MemberState.STARTING, MemberState.RUNNING, MemberState.SUCCEEDED)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """`whole`: the round goes on; otherwise it must end. Without a round there is nothing to restore."""
+
+    round: Round | None
+    whole: bool
+    reason: str
+
+
+def judge(state: State, now: float) -> Verdict | None:
+    """The verdict, or None while somebody may still come whose word matters."""
+    if state.recovering_until is None:
+        return None
+    newest = max((_round_of(n) for n in state.nodes.values() if _running(n)), default=None)
+    found = {} if newest is None else _members(state, newest)
+    size = max((m.assignment.group_world_size for m in found.values()), default=0)
+    if newest is not None and len(found) == size:
+        whole = all(m.state in _GOING_ON for m in found.values())
+        return Verdict(_restored(newest, found, state.epoch + now), whole, f"round {newest} found whole")
+    if now < state.recovering_until and not _all_here(state):
+        return None
+    if newest is None:
+        return Verdict(None, whole=True, reason="no round to restore")
+    return Verdict(
+        _restored(newest, found, 0.0), whole=False, reason=f"{size - len(found)} of {size} nodes are missing"
+    )
+
+
+def _running(node: Node) -> bool:
+    return node.gone_at is None and node.membership is not None and node.membership.state is not MemberState.STOPPED
+
+
+def _round_of(node: Node) -> RoundId:
+    assert node.membership is not None  # noqa: S101  # callers ask _running first
+    return node.membership.assignment.round
+
+
+def _members(state: State, newest: RoundId) -> dict[str, Member]:
+    """Members of the round that are here, by boot id in order of group rank, also those that have stopped."""
+    here = [n for n in state.nodes.values() if n.gone_at is None and n.membership and _round_of(n) == newest]
+    ordered = sorted(here, key=lambda n: n.membership.assignment.group_rank if n.membership else 0)
+    return {
+        n.boot: Member(n.membership.assignment, n.pod, n.local_world_size, n.membership.state)
+        for n in ordered
+        if n.membership
+    }
+
+
+def _restored(round_id: RoundId, members: dict[str, Member], now: float) -> Round:
+    started = all(m.state is not MemberState.STARTING for m in members.values())
+    return Round(round_id, members, formed_at=now if started else 0.0)
+
+
+def _all_here(state: State) -> bool:
+    """Every pod that Kubernetes calls running has announced itself."""
+    if not state.informed:
+        return False
+    here = {(n.slot, n.incarnation) for n in state.nodes.values() if n.gone_at is None}
+    return all((p.slot, p.incarnation) in here for p in state.pods.values() if p.state is PodState.RUNNING)

@@ -1,0 +1,524 @@
+"""The rules of rounds: `decide(state, event, now) -> Decision(state, effects, reason)`. Pure.
+
+`observe` takes an event into the state, `settle` then applies the rules, first match first, until none applies.
+The I/O around it is `coordinator`. What each state of a member and each end of a round means: contract.messages.
+
+    Gathering ──form──► Running ──break / make room──► Ending ──conclude──► Gathering
+        ▲                  │ succeed                      │ budget used up
+    Recovering             ▼                              ▼
+                       Finished(Succeeded)            Finished(Failed)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from typing import TypeAlias
+
+from elasticjob.contract.messages import (
+    Announce,
+    EndReason,
+    EndRound,
+    Facts,
+    Failure,
+    FailureClass,
+    Finish,
+    FromNode,
+    Leaving,
+    MemberState,
+    Outcome,
+    Ready,
+    RoundEnded,
+    Standby,
+    WorkersFailed,
+    WorkersStarted,
+    WorkersStopped,
+    WorkersSucceeded,
+)
+from elasticjob.contract.names import RoundId
+from elasticjob.policy import root_cause
+from elasticjob.rendezvous import ranks, recovery
+from elasticjob.rendezvous.state import (
+    BLIP_GRACE,
+    STOP_TIMEOUT,
+    Ending,
+    Event,
+    FactsArrived,
+    Member,
+    Node,
+    NodeGone,
+    NodeSaid,
+    Round,
+    Send,
+    State,
+    Tick,
+    awaited,
+    candidates,
+    departing,
+    fact_of,
+    set_member,
+    set_node,
+    superseded,
+)
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What became of an event. `reason` is for people; empty when nothing changed."""
+
+    state: State
+    effects: tuple[Send, ...] = ()
+    reason: str = ""
+
+    def then(self, other: Decision) -> Decision:
+        """This decision followed by one made on its state."""
+        reason = "; ".join(r for r in (self.reason, other.reason) if r)
+        return Decision(other.state, self.effects + other.effects, reason)
+
+
+Rule: TypeAlias = Callable[[State, float], "Decision | None"]
+
+
+def decide(state: State, event: Event, now: float) -> Decision:
+    """Take one event in and do what follows from it. `now` is the coordinator's monotonic clock, in seconds."""
+    seen = observe(state, event, now)
+    return seen.then(settle(seen.state, now))
+
+
+def settle(state: State, now: float) -> Decision:
+    """Apply the rules until none applies."""
+    decision = Decision(state)
+    while True:
+        step = next((s for rule in RULES if (s := rule(decision.state, now)) is not None), None)
+        if step is None:
+            return decision
+        decision = decision.then(step)
+
+
+def deadline(state: State, now: float) -> float | None:
+    """When the next `Tick` is due if nothing happens before; None: never."""
+    times = [n.gone_at + BLIP_GRACE for n in state.nodes.values() if n.gone_at is not None]
+    if state.outcome is None:
+        times += [t for t in (state.last_call_at, state.recovering_until) if t is not None]
+        if state.joiners_since is not None:
+            times.append(state.joiners_since + state.settings.scale_up_stabilization)
+        if state.round is not None and state.round.ending is not None:
+            times.append(_stop_deadline(state, state.round.ending))
+    return min((t for t in times if t > now), default=None)
+
+
+def _undecided(state: State, node: Node) -> bool:
+    member = state.round.members.get(node.boot) if state.round else None
+    return member is not None and not member.accounted
+
+
+def _stop_deadline(state: State, ending: Ending) -> float:
+    return ending.since + state.settings.stop_grace + STOP_TIMEOUT
+
+
+# ---- events ----------------------------------------------------------------------------------------------------
+
+
+def observe(state: State, event: Event, now: float) -> Decision:
+    """Take one event into the state, without acting on what follows from it."""
+    if isinstance(event, NodeSaid):
+        if isinstance(event.message, Announce):
+            return _announced(state, event.boot, event.message, now)
+        node = state.nodes.get(event.boot)
+        return Decision(state) if node is None else Decision(_said(state, node, event.message, now))
+    if isinstance(event, NodeGone):
+        node = state.nodes.get(event.boot)
+        if node is None:
+            return Decision(state)
+        return Decision(set_node(state, replace(node, gone_at=now)), reason=f"link of {node.pod} closed")
+    if isinstance(event, FactsArrived):
+        return Decision(_informed(state, event.facts))
+    _: Tick = event
+    return Decision(state)
+
+
+def _announced(state: State, boot: str, announce: Announce, now: float) -> Decision:
+    node = _node(state, boot, announce)
+    if state.outcome is not None:
+        finish = Finish(state.outcome, state.outcome_reason)
+        return Decision(set_node(state, node), (Send(boot, finish),), f"{node.pod} came after the end")
+    if superseded(state, node) or any(_newer_in_slot(n, node) for n in state.nodes.values()):
+        finish = Finish(Outcome.SUPERSEDED, "Superseded", f"a newer pod has slot {node.slot}")
+        return Decision(state, (Send(boot, finish),), f"{node.pod} is superseded")
+    state = _displace(state, node)
+    if state.recovering_until is not None:
+        return Decision(set_node(state, node), reason=f"{node.pod} announced while recovering")
+    return _placed(state, node, announce, now)
+
+
+def _node(state: State, boot: str, a: Announce) -> Node:
+    known = state.nodes.get(boot)
+    return Node(
+        boot=boot, slot=a.slot, incarnation=a.incarnation, pod=a.pod, address=a.address, store_port=a.store_port,
+        local_world_size=a.local_world_size, role=a.role, ready=a.ready, membership=a.membership,
+        leaving=known.leaving if known else "", stale=known.stale if known else None,
+    )  # fmt: skip
+
+
+def _newer_in_slot(other: Node, node: Node) -> bool:
+    return other.slot == node.slot and other.incarnation > node.incarnation
+
+
+def _displace(state: State, node: Node) -> State:
+    """A slot has one node: whoever had it under another boot id is dead to the job."""
+    kept = {b: n for b, n in state.nodes.items() if n.slot != node.slot or b == node.boot}
+    return replace(state, nodes=kept)
+
+
+def _placed(state: State, node: Node, announce: Announce, now: float) -> Decision:
+    """Find the place of a node that (re)connects: its part in the current round, a round of the past, or none."""
+    member = state.round.members.get(node.boot) if state.round else None
+    if state.round is not None and member is not None and not member.lost:
+        return _back_in_round(state, node, state.round, member, now)
+    last = announce.membership
+    if last is not None and last.state is not MemberState.STOPPED:
+        return _out_of_date(state, node, last.assignment.round)
+    state = set_node(state, replace(node, stale=None))
+    why = "a round runs without this node" if state.round else "waiting for more nodes"
+    return Decision(state, (Send(node.boot, Standby(why)),), f"{node.pod} announced")
+
+
+def _out_of_date(state: State, node: Node, old: RoundId) -> Decision:
+    """A node that still runs a round of the past must stop before it may join."""
+    end = EndRound(old, state.settings.stop_grace, "the job went on without this node")
+    state = set_node(state, replace(node, stale=old))
+    return Decision(state, (Send(node.boot, end),), f"{node.pod} still runs round {old}")
+
+
+def _back_in_round(state: State, node: Node, round_: Round, member: Member, now: float) -> Decision:
+    """The link blipped: what was said in between is repaired from what the node says of itself."""
+    state = set_node(state, node)
+    last = node.membership
+    if last is not None and last.assignment.round == round_.id:
+        state = replace(state, round=_with_member_state(round_, node.boot, last.state, state.epoch + now))
+        if round_.ending is None or last.state is MemberState.STOPPED:
+            return Decision(state, reason=f"{node.pod} is back")
+        end = EndRound(round_.id, state.settings.stop_grace, round_.ending.message, round_.ending.planned)
+        return Decision(state, (Send(node.boot, end),), f"{node.pod} is back in a round that ends")
+    if round_.ending is not None:
+        stopped = replace(member, state=MemberState.STOPPED)
+        return Decision(replace(state, round=set_member(round_, node.boot, stopped)), reason=f"{node.pod} is back")
+    return Decision(state, (Send(node.boot, member.assignment),), f"{node.pod} is back and did not hear of its round")
+
+
+def _with_member_state(round_: Round, boot: str, reached: MemberState, now: float) -> Round:
+    """Move a member's state; the round is formed once nobody is starting."""
+    round_ = set_member(round_, boot, replace(round_.members[boot], state=reached))
+    if not round_.formed_at and all(m.state is not MemberState.STARTING for m in round_.members.values()):
+        return replace(round_, formed_at=now)
+    return round_
+
+
+def _said(state: State, node: Node, message: FromNode, now: float) -> State:
+    if isinstance(message, Ready):
+        return set_node(state, replace(node, ready=True))
+    if isinstance(message, Leaving):
+        return set_node(state, replace(node, leaving=message.reason or "told to go"))
+    if isinstance(message, Announce):
+        return state
+    if isinstance(message, WorkersStopped):
+        stale = node.stale if node.stale and node.stale > message.round else None
+        state = set_node(state, replace(node, store_port=message.store_port, stale=stale))
+    return _said_of_round(state, node, message, now)
+
+
+_LATER = {
+    MemberState.STARTING: 0, MemberState.RUNNING: 1, MemberState.SUCCEEDED: 2, MemberState.FAILED: 2,
+    MemberState.STOPPED: 3,
+}  # fmt: skip
+
+
+def _said_of_round(
+    state: State,
+    node: Node,
+    message: WorkersStarted | WorkersFailed | WorkersSucceeded | WorkersStopped,
+    now: float,
+) -> State:
+    """Only words on the current round, by a member that is not given up, have an effect; states only move forward."""
+    round_ = state.round
+    if round_ is None or message.round != round_.id:
+        return state
+    member = round_.members.get(node.boot)
+    if member is None or member.lost:
+        return state
+    if isinstance(message, WorkersFailed):
+        round_ = replace(round_, failures=(*round_.failures, message.failure))
+    reached = {
+        WorkersStarted: MemberState.RUNNING,
+        WorkersFailed: MemberState.FAILED,
+        WorkersSucceeded: MemberState.SUCCEEDED,
+        WorkersStopped: MemberState.STOPPED,
+    }[type(message)]
+    if _LATER[reached] > _LATER[member.state]:
+        round_ = _with_member_state(round_, node.boot, reached, state.epoch + now)
+    return replace(state, round=round_)
+
+
+def _informed(state: State, facts: Facts) -> State:
+    """Take the operator's word, unless it is older than the last (two operators may talk at once)."""
+    if (facts.lease, facts.sequence) <= (state.facts.lease, state.facts.sequence):
+        return state
+    seen = facts.charged_round
+    pods = {p.slot: p for p in facts.pods}
+    ended = tuple(e for e in state.ended if seen is None or e.round > seen)
+    state = replace(state, facts=facts, informed=True, pods=pods, ended=ended)
+    return replace(state, nodes={b: n for b, n in state.nodes.items() if not _forgotten(state, n)})
+
+
+def _forgotten(state: State, node: Node) -> bool:
+    fact = fact_of(state, node.slot)
+    gone = fact is None or fact.incarnation > node.incarnation
+    return gone and node.gone_at is not None and not _undecided(state, node)
+
+
+# ---- rules -----------------------------------------------------------------------------------------------------
+
+
+def _dismiss(state: State, now: float) -> Decision | None:
+    """Nodes that are about to go and in no round may go."""
+    if state.recovering_until is not None or state.outcome is not None:
+        return None
+    members = state.round.members if state.round else {}
+    going = [n for n in state.nodes.values() if n.gone_at is None and n.boot not in members and departing(state, n)]
+    if not going:
+        return None
+    effects = tuple(Send(n.boot, _farewell(state, n)) for n in going)
+    nodes = {b: n for b, n in state.nodes.items() if n not in going}
+    return Decision(replace(state, nodes=nodes), effects, f"{_names(n.pod for n in going)} may go")
+
+
+def _farewell(state: State, node: Node) -> Finish:
+    if superseded(state, node):
+        return Finish(Outcome.SUPERSEDED, "Superseded", departing(state, node))
+    return Finish(Outcome.LEFT, "NodeLeft", departing(state, node))
+
+
+def _recover(state: State, now: float) -> Decision | None:
+    """A successor store restores the round it finds, ends it, or finds none."""
+    verdict = recovery.judge(state, now)
+    if verdict is None:
+        return None
+    state = replace(state, recovering_until=None)
+    outsiders = [n for n in state.nodes.values() if verdict.round is None or n.boot not in verdict.round.members]
+    decision = Decision(state, reason=verdict.reason)
+    for node in outsiders:
+        if node.membership is not None and node.membership.state is not MemberState.STOPPED:
+            decision = decision.then(_out_of_date(decision.state, node, node.membership.assignment.round))
+    if verdict.round is None:
+        return decision
+    state = replace(
+        decision.state,
+        round=verdict.round,
+        n=max(state.n, verdict.round.id.n) if verdict.round.id.store == state.store else state.n,
+        rounds=state.rounds + 1,
+        last_members=tuple(verdict.round.members),
+    )
+    decision = replace(decision, state=state)
+    if verdict.whole:
+        return decision
+    return decision.then(_end(state, verdict.round, EndReason.AGENT_LOST, verdict.reason, now))
+
+
+def _lose(state: State, now: float) -> Decision | None:
+    """Members whose node is dead, or does not stop, are given up."""
+    round_ = state.round
+    if round_ is None:
+        return None
+    late = round_.ending is not None and now >= _stop_deadline(state, round_.ending)
+    lost = [b for b, m in round_.members.items() if not m.accounted and (late or _dead(state, b, now))]
+    if not lost:
+        return None
+    members = {b: replace(m, lost=True) if b in lost else m for b, m in round_.members.items()}
+    state = replace(state, round=replace(round_, members=members))
+    for boot in lost:
+        if boot in state.nodes:
+            state = set_node(state, replace(state.nodes[boot], stale=round_.id))
+    return Decision(state, reason=f"{_names(members[b].pod for b in lost)} lost")
+
+
+def _dead(state: State, boot: str, now: float) -> bool:
+    node = state.nodes.get(boot)
+    if node is None or node.lost(now):
+        return True
+    # A closed link of a pod that Kubernetes calls gone needs no grace.
+    return node.gone_at is not None and bool(state.informed and departing(state, node))
+
+
+def _succeed(state: State, now: float) -> Decision | None:
+    """Success is declared once every member has reported it."""
+    round_ = state.round
+    if round_ is None or round_.ending is not None:
+        return None
+    if not all(m.state is MemberState.SUCCEEDED and not m.lost for m in round_.members.values()):
+        return None
+    ended = _ended(state, round_, EndReason.SUCCEEDED, "all workers succeeded", now)
+    state = replace(state, round=None, ended=(*state.ended, ended))
+    return _declare(state, Outcome.SUCCEEDED, "AllAgentsSucceeded", None)
+
+
+def _break(state: State, now: float) -> Decision | None:
+    """A round that cannot go on as it is ends."""
+    round_ = state.round
+    if round_ is None or round_.ending is not None:
+        return None
+    lost = [m.pod for m in round_.members.values() if m.lost]
+    if lost:
+        return _end(state, round_, EndReason.AGENT_LOST, f"{_names(lost)} lost", now)
+    failed = [m.pod for m in round_.members.values() if m.state is MemberState.FAILED]
+    if failed:
+        return _end(state, round_, EndReason.WORKER_FAILED, f"a worker of {_names(failed)} failed", now)
+    going = [state.nodes[b].pod for b in round_.members if departing(state, state.nodes[b])]
+    stopped = [m.pod for m in round_.members.values() if m.state is MemberState.STOPPED]
+    if going or stopped:
+        return _end(state, round_, EndReason.NODE_LEFT, f"{_names(going or stopped)} left", now, planned=True)
+    return None
+
+
+def _conclude(state: State, now: float) -> Decision | None:
+    """Once nothing of a round runs any more its cause is known: charge it, and go on or give up."""
+    round_ = state.round
+    if round_ is None or round_.ending is None or not all(m.accounted for m in round_.members.values()):
+        return None
+    ended = _cause(state, round_, round_.ending, now)
+    spent = ended.charged and state.charged >= state.settings.max_restarts
+    ended = replace(ended, charged=ended.charged and not spent)
+    state = replace(state, round=None, joiners_since=None, ended=(*state.ended, ended))
+    if spent:
+        return _declare(state, Outcome.FAILED, "MaxRestartsExceeded", ended.failure)
+    return Decision(state, reason=f"round {round_.id} ended: {ended.message}")
+
+
+def _cause(state: State, round_: Round, ending: Ending, now: float) -> RoundEnded:
+    """The root cause. A broken collective is never one while a member is lost or leaving, or the end was planned;
+    nor is what happened on a node that went."""
+    lost = tuple(m.pod for m in round_.members.values() if m.lost)
+    left = tuple(
+        n.pod for b in round_.members if (n := state.nodes.get(b)) and n.pod not in lost and departing(state, n)
+    )
+    root = root_cause(f for f in round_.failures if f.pod not in lost + left)
+    echo = root is not None and root.kind is FailureClass.COLLECTIVE_FAILED
+    if root is not None and not (echo and (lost or left or ending.reason is not EndReason.WORKER_FAILED)):
+        return _ended(state, round_, EndReason.WORKER_FAILED, _tell(root), now, failure=root)
+    if lost or ending.reason is EndReason.AGENT_LOST:
+        message = f"{_names(lost)} lost" if lost else ending.message
+        return _ended(state, round_, EndReason.AGENT_LOST, message, now, lost=lost)
+    if left:
+        return _ended(state, round_, EndReason.NODE_LEFT, f"{_names(left)} left", now, lost=left)
+    return _ended(state, round_, ending.reason, ending.message, now)
+
+
+def _tell(failure: Failure) -> str:
+    what = failure.exception or failure.signal or f"exit code {failure.exit_code}"
+    where = failure.pod if failure.rank is None else f"rank {failure.rank} in {failure.pod}"
+    return f"{where} failed: {what}"
+
+
+def _ended(
+    state: State,
+    round_: Round,
+    reason: EndReason,
+    message: str,
+    now: float,
+    *,
+    failure: Failure | None = None,
+    lost: tuple[str, ...] = (),
+) -> RoundEnded:
+    charged = reason is EndReason.WORKER_FAILED
+    return RoundEnded(round_.id, reason, message, charged, state.epoch + now, round_.world_size, failure, lost)
+
+
+def _make_room(state: State, now: float) -> Decision | None:
+    """A running round ends for a lower target, or for ready joiners; never once a member has succeeded."""
+    round_ = state.round
+    if round_ is None or round_.ending is not None or not round_.formed_at:
+        return None
+    if any(m.state is MemberState.SUCCEEDED for m in round_.members.values()):
+        return None
+    room = state.settings.target - len(round_.members)
+    if room < 0:
+        message = f"from {len(round_.members)} to {state.settings.target} nodes"
+        return _end(state, round_, EndReason.SCALING_DOWN, message, now, planned=True)
+    joiners = [n for n in _newcomers(state) if n.boot not in round_.members]
+    if not joiners or not room:
+        return None if state.joiners_since is None else Decision(replace(state, joiners_since=None))
+    since = now if state.joiners_since is None else state.joiners_since
+    patient = now < since + state.settings.scale_up_stabilization
+    if patient and (not state.informed or any(awaited(state, ready=True))):
+        return Decision(replace(state, joiners_since=since)) if state.joiners_since is None else None
+    message = f"{_names(n.pod for n in joiners[:room])} joins"
+    return _end(state, round_, EndReason.SCALING_UP, message, now, planned=True)
+
+
+def _newcomers(state: State) -> list[Node]:
+    """Warm nodes that the job wants: one beyond the target is about to be told to go."""
+    return [n for n in candidates(state) if n.ready and n.slot < state.settings.target]
+
+
+def _form(state: State, now: float) -> Decision | None:
+    """Close a round as soon as everyone who can come has come; the last call is for what nobody knows about."""
+    if state.round is not None or state.outcome is not None or state.recovering_until is not None:
+        return None
+    pool = candidates(state)
+    survivors = any(n.boot in state.last_members for n in pool)
+    ready = [n for n in pool if n.ready]
+    if survivors and len(ready) >= state.settings.min_nodes:
+        return _start(state, ready, "with who is left")
+    if len(pool) < state.settings.min_nodes:
+        return None if state.last_call_at is None else Decision(replace(state, last_call_at=None))
+    if len(pool) >= state.settings.target:
+        return _start(state, pool, "everyone is here")
+    if state.informed and not any(awaited(state, ready=False)):
+        return _start(state, pool, "everyone who can come is here")
+    if state.last_call_at is None:
+        return Decision(replace(state, last_call_at=now + state.settings.last_call_timeout), reason="last call")
+    return _start(state, pool, "the last call is over") if now >= state.last_call_at else None
+
+
+def _start(state: State, pool: Iterable[Node], why: str) -> Decision:
+    chosen = ranks.choose(pool, state.last_members, state.settings.target)
+    round_id = RoundId(state.attempt, state.store, state.n + 1)
+    members = ranks.assign(chosen, round_id, restarts=state.charged, max_restarts=state.settings.max_restarts)
+    state = replace(
+        state,
+        round=Round(round_id, members),
+        n=round_id.n,
+        rounds=state.rounds + 1,
+        last_members=tuple(members),
+        last_call_at=None,
+        joiners_since=None,
+    )
+    effects = tuple(Send(boot, member.assignment) for boot, member in members.items())
+    return Decision(state, effects, f"round {round_id} of {len(members)} nodes: {why}")
+
+
+def _end(
+    state: State, round_: Round, reason: EndReason, message: str, now: float, *, planned: bool = False
+) -> Decision:
+    """Begin a round's end: everybody in it is told at once."""
+    end = EndRound(round_.id, state.settings.stop_grace, message, planned)
+    effects = tuple(Send(b, end) for b, m in round_.members.items() if not m.accounted)
+    round_ = replace(round_, ending=Ending(reason, message, now, planned))
+    return Decision(replace(state, round=round_), effects, f"round {round_.id} ends ({reason.value}): {message}")
+
+
+def _declare(state: State, outcome: Outcome, reason: str, failure: Failure | None) -> Decision:
+    """The job's end, told to everybody now and to whoever asks later; never undone."""
+    state = replace(state, outcome=outcome, outcome_reason=reason, failure=failure)
+    message = _tell(failure) if failure else ""
+    effects = tuple(Send(boot, Finish(outcome, reason, message)) for boot in state.nodes)
+    return Decision(state, effects, f"{outcome.value}: {reason}")
+
+
+def _names(pods: Iterable[str]) -> str:
+    """Pod names for people: a few, then a count."""
+    names = list(pods)
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+
+
+RULES: tuple[Rule, ...] = (_recover, _lose, _succeed, _break, _conclude, _dismiss, _make_room, _form)
+"""In order: what is known to be over is settled before anything new begins."""

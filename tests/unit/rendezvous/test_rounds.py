@@ -1,0 +1,468 @@
+"""The rules of rounds, one by one. Slots stand for nodes; `Job` is the driver."""
+
+from __future__ import annotations
+
+import pytest
+
+from elasticjob.contract.messages import (
+    EndReason,
+    EndRound,
+    Failure,
+    FailureClass,
+    MemberState,
+    Outcome,
+    PodState,
+    RoundPhase,
+    Settings,
+    Standby,
+    StartRound,
+    WorkersFailed,
+    WorkersStopped,
+)
+from elasticjob.contract.names import RoundId
+from support.rounds import SETTINGS, Job, member_of, pods
+
+
+def job_of(*slots: int, **settings: int) -> Job:
+    """A job whose round of these slots runs, with an operator that knows their pods."""
+    job = Job()
+    job.facts(*pods(*slots), **({"target": len(slots)} | settings))
+    job.running(*slots)
+    return job
+
+
+# ---- a round forms
+
+
+def test_a_round_forms_at_once_when_the_target_is_here() -> None:
+    job = Job()
+    job.announce(0, 1, 2)
+    assert job.phase() is RoundPhase.GATHERING
+    job.announce(3)
+    assert job.members == ["j-0-0", "j-1-0", "j-2-0", "j-3-0"]
+    assert [job.start_of(s).rank for s in range(4)] == [0, 1, 2, 3]
+    assert job.start_of(3).master_addr == "10.0.0.0"
+    assert job.start_of(3).master_port == 5000
+
+
+def test_with_an_operator_there_is_no_last_call() -> None:
+    job = Job()
+    job.facts(*pods(0, 1), *pods(2, state=PodState.STARTING), *pods(3, state=PodState.UNSCHEDULABLE))
+    job.announce(0, 1)
+    assert job.members == []
+    job.announce(2)
+    assert len(job.members) == 3
+
+
+def test_without_an_operator_the_last_call_decides() -> None:
+    job = Job()
+    job.announce(0, 1)
+    job.later(SETTINGS.last_call_timeout - 1)
+    assert job.members == []
+    job.later(1)
+    assert len(job.members) == 2
+
+
+def test_falling_below_min_cancels_the_last_call() -> None:
+    job = Job()
+    job.announce(0, 1)
+    job.later(29)
+    job.gone(1)
+    job.later(5)
+    job.announce(1)
+    job.later(29)
+    assert job.members == []
+    job.later(1)
+    assert len(job.members) == 2
+
+
+def test_a_cold_start_closes_on_announcements() -> None:
+    job = Job()
+    job.facts(*pods(0, 1), target=2)
+    job.announce(0, 1, ready=False)
+    assert len(job.members) == 2
+
+
+def test_a_node_without_a_pod_in_the_facts_waits() -> None:
+    job = Job()
+    job.facts(*pods(0, 1), target=2)
+    job.announce(2)
+    assert isinstance(job.last(2), Standby)
+    job.announce(0, 1)
+    assert job.members == ["j-0-0", "j-1-0"]
+
+
+def test_a_node_beyond_the_target_stands_by() -> None:
+    job = job_of(0, 1, 2)
+    job.announce(3)
+    assert isinstance(job.last(3), Standby)
+    assert len(job.members) == 3
+
+
+def test_heterogeneous_nodes_get_consecutive_ranks() -> None:
+    job = Job(Settings(min_nodes=3, max_nodes=3, target=3))
+    job.announce(0, workers=2)
+    job.announce(1, workers=4)
+    job.announce(2, workers=1)
+    starts = [job.start_of(s) for s in range(3)]
+    assert [(s.rank, s.role_rank, s.world_size, s.group_rank) for s in starts] == [
+        (0, 0, 7, 0),
+        (2, 2, 7, 1),
+        (6, 6, 7, 2),
+    ]
+
+
+# ---- a round ends
+
+
+def test_a_failed_worker_ends_the_round_and_is_charged_once() -> None:
+    job = job_of(0, 1)
+    job.fail(1)
+    assert job.told_to_end(0, 1)
+    job.stopped(0, 1)
+    assert job.start_of(0).round == RoundId(1, 0, 2)
+    assert job.start_of(0).restarts == 1
+    (ended,) = job.report.ended
+    assert (ended.reason, ended.charged, ended.failure and ended.failure.rank) == (EndReason.WORKER_FAILED, True, 1)
+
+
+def test_the_next_round_waits_until_nothing_of_the_old_one_runs() -> None:
+    job = job_of(0, 1, 2)
+    job.fail(1)
+    job.stopped(0, 1)
+    assert job.phase() is RoundPhase.ENDING
+    job.stopped(2)
+    assert job.start_of(2).round.n == 2
+
+
+def test_broken_collectives_of_the_peers_are_not_the_cause() -> None:
+    job = job_of(0, 1, 2)
+    job.fail(0, FailureClass.COLLECTIVE_FAILED)
+    job.fail(2, FailureClass.KILLED)
+    job.fail(1, FailureClass.COLLECTIVE_FAILED)
+    job.stopped(0, 1, 2)
+    failure = job.report.ended[0].failure
+    assert failure is not None
+    assert (failure.rank, failure.kind) == (2, FailureClass.KILLED)
+
+
+def test_a_lost_node_is_not_charged_though_collectives_broke_first() -> None:
+    job = job_of(0, 1, 2)
+    job.fail(0, FailureClass.COLLECTIVE_FAILED)
+    job.gone(2)
+    job.stopped(0, 1)
+    job.later(1)
+    (ended,) = job.report.ended
+    assert (ended.reason, ended.charged, ended.lost) == (EndReason.AGENT_LOST, False, ("j-2-0",))
+    assert job.members == ["j-0-0", "j-1-0"]
+    assert job.report.lost_nodes == ("j-2-0",)
+
+
+def test_a_worker_that_died_with_its_node_is_not_charged() -> None:
+    job = job_of(0, 1, 2)
+    job.fail(2, FailureClass.KILLED)
+    job.gone(2)
+    job.stopped(0, 1)
+    job.later(1)
+    assert not job.report.ended[0].charged
+
+
+def test_a_blip_is_not_a_death() -> None:
+    job = job_of(0, 1)
+    job.gone(1)
+    job.later(0.1)
+    job.announce(1, membership=member_of(job.start_of(1)))
+    job.later(5)
+    assert job.phase() is RoundPhase.RUNNING
+    assert job.report.rounds == 1
+
+
+def test_what_was_said_during_a_blip_is_repaired() -> None:
+    job = job_of(0, 1)
+    job.gone(1)
+    job.announce(1, membership=member_of(job.start_of(1), MemberState.SUCCEEDED))
+    job.succeed(0)
+    assert job.report.outcome is Outcome.SUCCEEDED
+
+
+def test_a_round_that_was_not_heard_of_is_told_again() -> None:
+    job = Job()
+    job.facts(*pods(0, 1), target=2)
+    job.announce(0, 1)
+    job.gone(1)
+    job.announce(1)
+    assert [type(m) for m in job.told["1.0"]].count(StartRound) == 2
+
+
+def test_an_end_that_was_not_heard_of_is_told_again() -> None:
+    job = job_of(0, 1)
+    job.gone(1)
+    job.fail(0)
+    job.announce(1, membership=member_of(job.start_of(1)))
+    assert [type(m) for m in job.told["1.0"]].count(EndRound) == 2
+    job.stopped(0, 1)
+    assert job.start_of(1).round.n == 2
+
+
+def test_a_node_given_up_must_stop_before_it_may_join() -> None:
+    job = job_of(0, 1, 2)
+    job.gone(2)
+    job.later(1)
+    job.stopped(0, 1)
+    job.started(0, 1)
+    old = job.start_of(2)
+    job.announce(2, membership=member_of(old))
+    assert job.last(2) == EndRound(old.round, 1.0, "the job went on without this node")
+    assert job.report.rounds == 2
+    job.stopped(2)
+    job.stopped(0, 1)
+    assert len(job.members) == 3
+
+
+def test_words_on_an_old_round_have_no_effect() -> None:
+    job = job_of(0, 1)
+    old = job.start_of(1).round
+    job.fail(0)
+    job.stopped(0, 1)
+    job.started(0, 1)
+    job.say(1, WorkersFailed(old, job.report.ended[0].failure))
+    job.say(1, WorkersStopped(old, 7777))
+    assert job.phase() is RoundPhase.RUNNING
+
+
+def test_a_node_that_never_stops_is_given_up() -> None:
+    job = job_of(0, 1, 2)
+    job.fail(0)
+    job.stopped(0, 1)
+    job.later(31.5)
+    assert job.members == ["j-0-0", "j-1-0"]
+
+
+def test_below_min_nobody_trains() -> None:
+    job = job_of(0, 1)
+    job.gone(1)
+    job.later(1)
+    job.stopped(0)
+    assert job.phase() is RoundPhase.GATHERING
+    assert job.report.reason == "1 of at least 2 nodes are here"
+    job.facts(*pods(0), *pods(1, inc=1, state=PodState.STARTING))
+    job.announce(1, inc=1, ready=False)
+    assert job.members == ["j-0-0", "j-1-1"]
+
+
+# ---- nodes leave, join, are replaced
+
+
+def test_a_leaving_node_is_let_go_after_the_round_has_ended() -> None:
+    job = job_of(0, 1, 2)
+    job.leave(2)
+    assert job.told_to_end(0, 1, 2)
+    assert job.finished(2) is None
+    job.stopped(0, 1, 2)
+    finish = job.finished(2)
+    assert finish is not None
+    assert finish.outcome is Outcome.LEFT
+    assert job.members == ["j-0-0", "j-1-0"]
+    assert not job.report.ended[0].charged
+
+
+def test_a_collective_that_a_leaving_node_broke_is_not_charged() -> None:
+    job = job_of(0, 1, 2)
+    job.leave(2)
+    job.fail(0, FailureClass.COLLECTIVE_FAILED)
+    job.stopped(0, 1, 2)
+    assert job.report.ended[0].reason is EndReason.NODE_LEFT
+
+
+def test_a_draining_pod_leaves_though_its_agent_has_not_said_so() -> None:
+    job = job_of(0, 1, 2)
+    job.facts(*pods(0, 1), *pods(2, state=PodState.DRAINING), target=3)
+    assert job.told_to_end(0, 1, 2)
+
+
+def test_waiting_nodes_join_only_when_ready_and_together() -> None:
+    job = job_of(0, 1, target=4)
+    job.facts(*pods(0, 1, 2), *pods(3, state=PodState.STARTING), target=4)
+    job.announce(2, ready=True)
+    job.announce(3, ready=False)
+    job.later(1)
+    assert job.phase() is RoundPhase.RUNNING
+    job.ready(3)
+    assert job.phase() is RoundPhase.ENDING
+    job.stopped(0, 1)
+    assert job.members == ["j-0-0", "j-1-0", "j-2-0", "j-3-0"]
+    assert job.report.ended[0].reason is EndReason.SCALING_UP
+
+
+def test_a_pod_that_does_not_come_holds_joiners_no_longer_than_the_window() -> None:
+    job = job_of(0, 1, target=4)
+    job.facts(*pods(0, 1, 2), *pods(3, state=PodState.STARTING), target=4)
+    job.announce(2)
+    job.later(29)
+    assert job.phase() is RoundPhase.RUNNING
+    job.later(1)
+    assert job.phase() is RoundPhase.ENDING
+
+
+def test_nobody_joins_once_a_member_has_succeeded() -> None:
+    job = job_of(0, 1, target=3)
+    job.succeed(0)
+    job.announce(2)
+    job.later(60)
+    assert job.phase() is RoundPhase.RUNNING
+
+
+def test_a_lower_target_ends_the_round_once_and_drops_the_highest_slots() -> None:
+    job = job_of(0, 1, 2, 3)
+    job.facts(*pods(0, 1, 2, 3), target=2)
+    job.stopped(0, 1, 2, 3)
+    assert job.members == ["j-0-0", "j-1-0"]
+    job.started(0, 1)
+    job.leave(3)
+    job.leave(2)
+    assert job.report.rounds == 2
+    assert job.finished(2) is not None
+
+
+def test_nodes_that_stay_keep_their_ranks() -> None:
+    job = job_of(0, 1, 2)
+    job.gone(0)
+    job.later(1)
+    job.stopped(1, 2)
+    job.started(1, 2)
+    assert job.members == ["j-1-0", "j-2-0"]
+    job.facts(*pods(1, 2), *pods(0, inc=1), target=3)
+    job.announce(0, inc=1)
+    job.stopped(1, 2)
+    assert job.members == ["j-1-0", "j-2-0", "j-0-1"]
+    assert job.start_of(2).master_port == 6001
+
+
+def test_an_older_pod_of_a_slot_is_superseded() -> None:
+    job = job_of(0, 1, 2)
+    job.gone(2)
+    job.later(1)
+    job.facts(*pods(0, 1), *pods(2, inc=1, state=PodState.STARTING), target=3)
+    job.announce(2, membership=member_of(job.start_of(2)))
+    finish = job.finished(2)
+    assert finish is not None
+    assert finish.outcome is Outcome.SUPERSEDED
+
+
+# ---- the job ends
+
+
+def test_success_needs_every_member() -> None:
+    job = job_of(0, 1)
+    job.succeed(0)
+    assert job.report.outcome is None
+    job.succeed(1)
+    assert job.report.outcome is Outcome.SUCCEEDED
+    finish = job.finished(0)
+    assert finish is not None
+    assert finish.outcome is Outcome.SUCCEEDED
+
+
+def test_if_another_member_fails_first_finished_members_run_again() -> None:
+    job = job_of(0, 1)
+    job.succeed(0)
+    job.fail(1)
+    assert job.told_to_end(0, 1)
+    job.stopped(0, 1)
+    assert job.start_of(0).round.n == 2
+
+
+def test_the_budget_ends_the_job_with_the_root_cause() -> None:
+    job = job_of(0, 1, max_restarts=1)
+    for _ in range(2):
+        job.fail(1)
+        job.stopped(0, 1)
+        if job.report.outcome is None:
+            job.started(0, 1)
+    assert job.report.outcome is Outcome.FAILED
+    assert job.report.failure is not None
+    assert job.report.failure.exception == "ValueError"
+    assert [e.charged for e in job.report.ended] == [True, False]
+
+
+def test_charges_that_status_has_taken_in_are_not_counted_twice() -> None:
+    job = job_of(0, 1, max_restarts=2)
+    job.fail(1)
+    job.stopped(0, 1)
+    job.started(0, 1)
+    job.facts(*pods(0, 1), charged=1, charged_round=RoundId(1, 0, 1))
+    assert job.report.ended == ()
+    job.fail(1)
+    job.stopped(0, 1)
+    assert job.start_of(0).restarts == 2
+    assert job.report.outcome is None
+
+
+def test_an_end_is_told_to_whoever_comes_later() -> None:
+    job = job_of(0, 1)
+    job.succeed(0, 1)
+    job.announce(2)
+    finish = job.finished(2)
+    assert finish is not None
+    assert finish.outcome is Outcome.SUCCEEDED
+
+
+def test_older_words_of_an_operator_are_dropped() -> None:
+    job = job_of(0, 1, target=2)
+    job.sequence = 0
+    job.facts(*pods(0), target=3)
+    assert job.state.settings.target == 2
+
+
+# ---- a successor store
+
+
+def restarted(before: Job, **states: MemberState) -> Job:
+    """A successor store, and the nodes of `before` announcing what they run."""
+    job = Job(before.state.settings, store=1, recovering=True)
+    for name, state in states.items():
+        slot = int(name[1:])
+        job.announce(slot, membership=member_of(before.start_of(slot), state))
+    return job
+
+
+def test_a_round_whose_ranks_are_all_there_is_restored() -> None:
+    job = restarted(job_of(0, 1), n0=MemberState.RUNNING, n1=MemberState.SUCCEEDED)
+    assert job.report.round == RoundId(1, 0, 1)
+    assert job.told == {}
+    job.say(0, WorkersFailed(RoundId(1, 0, 1), Failure(FailureClass.KILLED, "j-0-0", 1.0)))
+    job.say(0, WorkersStopped(RoundId(1, 0, 1), 6000))
+    job.say(1, WorkersStopped(RoundId(1, 0, 1), 6001))
+    assert job.start_of(0).round == RoundId(1, 1, 1)
+
+
+def test_a_missing_member_ends_a_restored_round() -> None:
+    job = restarted(job_of(0, 1, 2), n0=MemberState.RUNNING, n1=MemberState.RUNNING)
+    assert job.phase() is RoundPhase.RECOVERING
+    job.facts(*pods(0, 1), target=2)
+    assert job.phase() is RoundPhase.ENDING
+    assert job.told_to_end(0, 1)
+
+
+def test_without_a_word_of_the_operator_recovery_ends_by_itself() -> None:
+    job = restarted(job_of(0, 1, 2), n0=MemberState.RUNNING, n1=MemberState.RUNNING)
+    job.later(10)
+    assert job.told_to_end(0, 1)
+
+
+def test_a_successor_gives_out_no_round_before_everybody_has_announced() -> None:
+    job = Job(SETTINGS, store=1, recovering=True)
+    job.announce(0, 1, 2, 3)
+    assert job.members == []
+    job.facts(*pods(0, 1, 2, 3))
+    assert len(job.members) == 4
+
+
+@pytest.mark.parametrize("phase", list(MemberState))
+def test_a_successor_always_gets_to_a_new_round_or_keeps_the_old(phase: MemberState) -> None:
+    job = restarted(job_of(0, 1), n0=MemberState.RUNNING, n1=phase)
+    job.facts(*pods(0, 1), target=2)
+    if job.phase() is RoundPhase.ENDING:
+        job.say(0, WorkersStopped(RoundId(1, 0, 1), 6000))
+        job.say(1, WorkersStopped(RoundId(1, 0, 1), 6001))
+    assert job.phase() is RoundPhase.RUNNING
