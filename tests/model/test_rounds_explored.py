@@ -283,10 +283,10 @@ class World:
 def test_the_exploration_gets_everywhere() -> None:
     """What random walks never reach they cannot check."""
     reached: set[str] = set()
-    for seed in range(40):
+    for seed in range(200):
         world = World(seed)
-        for step in range(600):
-            world.kind_to_workers = step > 300
+        for step in range(500):
+            world.kind_to_workers = step > 250
             world.random.choice(world.moves())()
             report = view.report(world.state, world.now)
             reached |= {report.phase.value, *(e.reason.value for e in report.ended)}

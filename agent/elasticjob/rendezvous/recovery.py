@@ -6,9 +6,16 @@ that anybody still runs is restored if all its ranks are there, and ended if one
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from elasticjob.contract.messages import MemberState, PodState
+from elasticjob.contract.messages import (
+    MemberState,
+    PodState,
+    WorkersFailed,
+    WorkersStarted,
+    WorkersStopped,
+    WorkersSucceeded,
+)
 from elasticjob.contract.names import RoundId
 from elasticjob.rendezvous.state import Member, Node, Round, State
 
@@ -24,6 +31,16 @@ class Verdict:
     reason: str
 
 
+def said(
+    node: Node, message: WorkersStarted | WorkersFailed | WorkersSucceeded | WorkersStopped, reached: MemberState
+) -> Node:
+    """What a node says while the store recovers is kept with what it announced."""
+    if node.membership is None or node.membership.assignment.round != message.round:
+        return node
+    failure = message.failure if isinstance(message, WorkersFailed) else node.failure
+    return replace(node, membership=replace(node.membership, state=reached), failure=failure)
+
+
 def judge(state: State, now: float) -> Verdict | None:
     """The verdict, or None while somebody may still come whose word matters."""
     if state.recovering_until is None:
@@ -33,13 +50,13 @@ def judge(state: State, now: float) -> Verdict | None:
     size = max((m.assignment.group_world_size for m in found.values()), default=0)
     if newest is not None and len(found) == size:
         whole = all(m.state in _GOING_ON for m in found.values())
-        return Verdict(_restored(newest, found, state.epoch + now), whole, f"round {newest} found whole")
+        return Verdict(_restored(state, newest, found, state.epoch + now), whole, f"round {newest} found whole")
     if now < state.recovering_until and not _all_here(state):
         return None
     if newest is None:
         return Verdict(None, whole=True, reason="no round to restore")
     return Verdict(
-        _restored(newest, found, 0.0), whole=False, reason=f"{size - len(found)} of {size} nodes are missing"
+        _restored(state, newest, found, 0.0), whole=False, reason=f"{size - len(found)} of {size} nodes are missing"
     )
 
 
@@ -63,9 +80,10 @@ def _members(state: State, newest: RoundId) -> dict[str, Member]:
     }
 
 
-def _restored(round_id: RoundId, members: dict[str, Member], now: float) -> Round:
+def _restored(state: State, round_id: RoundId, members: dict[str, Member], now: float) -> Round:
     started = all(m.state is not MemberState.STARTING for m in members.values())
-    return Round(round_id, members, formed_at=now if started else 0.0)
+    failures = tuple(f for boot in members if (f := state.nodes[boot].failure) is not None)
+    return Round(round_id, members, formed_at=now if started else 0.0, failures=failures)
 
 
 def _all_here(state: State) -> bool:

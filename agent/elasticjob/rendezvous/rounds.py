@@ -227,6 +227,12 @@ def _said(state: State, node: Node, message: FromNode, now: float) -> State:
     return _said_of_round(state, node, message, now)
 
 
+_REACHED = {
+    WorkersStarted: MemberState.RUNNING,
+    WorkersFailed: MemberState.FAILED,
+    WorkersSucceeded: MemberState.SUCCEEDED,
+    WorkersStopped: MemberState.STOPPED,
+}
 _LATER = {
     MemberState.STARTING: 0, MemberState.RUNNING: 1, MemberState.SUCCEEDED: 2, MemberState.FAILED: 2,
     MemberState.STOPPED: 3,
@@ -241,6 +247,8 @@ def _said_of_round(
 ) -> State:
     """Only words on the current round, by a member that is not given up, have an effect; states only move forward."""
     round_ = state.round
+    if state.recovering_until is not None:
+        return set_node(state, recovery.said(state.nodes[node.boot], message, _REACHED[type(message)]))
     if round_ is None or message.round != round_.id:
         return state
     member = round_.members.get(node.boot)
@@ -248,12 +256,7 @@ def _said_of_round(
         return state
     if isinstance(message, WorkersFailed):
         round_ = replace(round_, failures=(*round_.failures, message.failure))
-    reached = {
-        WorkersStarted: MemberState.RUNNING,
-        WorkersFailed: MemberState.FAILED,
-        WorkersSucceeded: MemberState.SUCCEEDED,
-        WorkersStopped: MemberState.STOPPED,
-    }[type(message)]
+    reached = _REACHED[type(message)]
     if _LATER[reached] > _LATER[member.state]:
         round_ = _with_member_state(round_, node.boot, reached, state.epoch + now)
     return replace(state, round=round_)
@@ -407,7 +410,7 @@ def _cause(state: State, round_: Round, ending: Ending, now: float) -> RoundEnde
     if lost or ending.reason is EndReason.AGENT_LOST:
         message = f"{_names(lost)} lost" if lost else ending.message
         return _ended(state, round_, EndReason.AGENT_LOST, message, now, lost=lost)
-    if left:
+    if left and ending.reason is not EndReason.SCALING_DOWN:
         return _ended(state, round_, EndReason.NODE_LEFT, f"{_names(left)} left", now, lost=left)
     return _ended(state, round_, ending.reason, ending.message, now)
 

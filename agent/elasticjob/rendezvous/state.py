@@ -51,7 +51,9 @@ class Node:
     stale: RoundId | None = None
     """A round of the past whose workers may still run there: they must stop before it may join."""
     membership: Membership | None = None
-    """What it said of its last round; read only while recovering."""
+    """What became of its last round; kept and read only while recovering."""
+    failure: Failure | None = None
+    """Its failure in that round, if it told one while recovering."""
 
     def lost(self, now: float) -> bool:
         return self.gone_at is not None and now >= self.gone_at + BLIP_GRACE

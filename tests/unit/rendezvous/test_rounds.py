@@ -18,15 +18,18 @@ from elasticjob.contract.messages import (
     StartRound,
     WorkersFailed,
     WorkersStopped,
+    WorkersSucceeded,
 )
 from elasticjob.contract.names import RoundId
 from support.rounds import SETTINGS, Job, member_of, pods
 
+FAILURE = Failure(FailureClass.KILLED, "j-0-0", 1.0)
 
-def job_of(*slots: int, **settings: int) -> Job:
+
+def job_of(*slots: int, target: int = 0, max_restarts: int = 3) -> Job:
     """A job whose round of these slots runs, with an operator that knows their pods."""
     job = Job()
-    job.facts(*pods(*slots), **({"target": len(slots)} | settings))
+    job.facts(*pods(*slots), target=target or len(slots), max_restarts=max_restarts)
     job.running(*slots)
     return job
 
@@ -225,7 +228,7 @@ def test_words_on_an_old_round_have_no_effect() -> None:
     job.fail(0)
     job.stopped(0, 1)
     job.started(0, 1)
-    job.say(1, WorkersFailed(old, job.report.ended[0].failure))
+    job.say(1, WorkersFailed(old, FAILURE))
     job.say(1, WorkersStopped(old, 7777))
     assert job.phase() is RoundPhase.RUNNING
 
@@ -430,7 +433,7 @@ def test_a_round_whose_ranks_are_all_there_is_restored() -> None:
     job = restarted(job_of(0, 1), n0=MemberState.RUNNING, n1=MemberState.SUCCEEDED)
     assert job.report.round == RoundId(1, 0, 1)
     assert job.told == {}
-    job.say(0, WorkersFailed(RoundId(1, 0, 1), Failure(FailureClass.KILLED, "j-0-0", 1.0)))
+    job.say(0, WorkersFailed(RoundId(1, 0, 1), FAILURE))
     job.say(0, WorkersStopped(RoundId(1, 0, 1), 6000))
     job.say(1, WorkersStopped(RoundId(1, 0, 1), 6001))
     assert job.start_of(0).round == RoundId(1, 1, 1)
@@ -448,6 +451,13 @@ def test_without_a_word_of_the_operator_recovery_ends_by_itself() -> None:
     job = restarted(job_of(0, 1, 2), n0=MemberState.RUNNING, n1=MemberState.RUNNING)
     job.later(10)
     assert job.told_to_end(0, 1)
+
+
+def test_what_is_said_while_a_store_recovers_counts() -> None:
+    job = restarted(job_of(0, 1), n0=MemberState.RUNNING)
+    job.say(0, WorkersSucceeded(RoundId(1, 0, 1)))
+    job.announce(1, membership=member_of(job_of(0, 1).start_of(1), MemberState.SUCCEEDED))
+    assert job.report.outcome is Outcome.SUCCEEDED
 
 
 def test_a_successor_gives_out_no_round_before_everybody_has_announced() -> None:

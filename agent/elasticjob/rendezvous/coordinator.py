@@ -1,0 +1,144 @@
+"""Carries the decisions of `rounds` over control links: one per job, in the store's process."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from dataclasses import dataclass, field
+
+from elasticjob.contract.messages import (
+    Announce,
+    Facts,
+    Leaving,
+    Message,
+    Ready,
+    Report,
+    WorkersFailed,
+    WorkersStarted,
+    WorkersStopped,
+    WorkersSucceeded,
+)
+from elasticjob.rendezvous import rounds, view
+from elasticjob.rendezvous.state import Event, FactsArrived, NodeGone, NodeSaid, State, Tick
+from elasticjob.store.link import Link, LinkError, LinkRole
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class Coordinator:
+    """Owns the state. Events that arrive together are taken in together, and settled once."""
+
+    state: State
+    dropped: int = 0
+    """Messages that a peer had no business to send."""
+    _nodes: dict[str, Link] = field(default_factory=dict)
+    _operators: list[Link] = field(default_factory=list)
+    _events: deque[Event] = field(default_factory=deque)
+    _timer: asyncio.TimerHandle | None = None
+    _scheduled: bool = False
+    _last_report: Report | None = None
+
+    def start(self) -> None:
+        """Begin to keep time (needs the running loop)."""
+        self._submit(Tick())
+
+    def stop(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+    async def serve(self, link: Link) -> None:
+        """Talk to one peer until its link closes."""
+        try:
+            if link.role is LinkRole.OPERATOR:
+                await self._serve_operator(link)
+            else:
+                await self._serve_node(link)
+        except LinkError as error:
+            log.warning("dropped %s: %s", link.peer, error)
+
+    async def _serve_operator(self, link: Link) -> None:
+        self._operators.append(link)
+        link.send(view.report(self.state, time.monotonic()))
+        try:
+            while (message := await link.receive()) is not None:
+                if isinstance(message, Facts):
+                    self._submit(FactsArrived(message))
+                else:
+                    self._drop(link, message)
+        finally:
+            self._operators.remove(link)
+
+    async def _serve_node(self, link: Link) -> None:
+        first = await link.receive()
+        if not isinstance(first, Announce):
+            self._drop(link, first)
+            return
+        boot = first.boot
+        older = self._nodes.get(boot)
+        self._nodes[boot] = link
+        if older is not None:
+            older.close()
+        self._submit(NodeSaid(boot, first))
+        try:
+            await self._listen(link, boot)
+        finally:
+            # A node that came back over a new link has not gone.
+            if self._nodes.get(boot) is link:
+                del self._nodes[boot]
+                self._submit(NodeGone(boot))
+
+    async def _listen(self, link: Link, boot: str) -> None:
+        while (message := await link.receive()) is not None:
+            if self._nodes.get(boot) is not link:
+                return
+            match message:
+                case Ready() | WorkersStarted() | WorkersFailed() | WorkersSucceeded() | WorkersStopped() | Leaving():
+                    self._submit(NodeSaid(boot, message))
+                case _:
+                    self._drop(link, message)
+
+    def _drop(self, link: Link, message: Message | None) -> None:
+        self.dropped += message is not None
+        log.warning("dropped %s from %s: not for it to say", type(message).__name__, link.peer)
+
+    def _submit(self, event: Event) -> None:
+        self._events.append(event)
+        if not self._scheduled:
+            self._scheduled = True
+            asyncio.get_running_loop().call_soon(self._run)
+
+    def _run(self) -> None:
+        self._scheduled = False
+        now = time.monotonic()
+        decision = rounds.Decision(self.state)
+        while self._events:
+            decision = decision.then(rounds.observe(decision.state, self._events.popleft(), now))
+        decision = decision.then(rounds.settle(decision.state, now))
+        self.state = decision.state
+        if decision.reason:
+            log.info("%s", decision.reason)
+        for effect in decision.effects:
+            if (link := self._nodes.get(effect.boot)) is not None:
+                link.send(effect.message)
+        self._tell_operators(now)
+        self._set_timer(now)
+
+    def _tell_operators(self, now: float) -> None:
+        report = view.report(self.state, now)
+        if report == self._last_report:
+            return
+        self._last_report = report
+        for link in self._operators:
+            link.send(report)
+
+    def _set_timer(self, now: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        due = rounds.deadline(self.state, now)
+        if due is not None:
+            # asyncio's clock is time.monotonic; a hair later, so that the deadline has surely come.
+            self._timer = asyncio.get_running_loop().call_at(due + 0.001, self._submit, Tick())
