@@ -290,6 +290,8 @@ def test_the_exploration_gets_everywhere() -> None:
             world.random.choice(world.moves())()
             report = view.report(world.state, world.now)
             reached |= {report.phase.value, *(e.reason.value for e in report.ended)}
+            if world.state.round and world.state.round.ending:
+                reached.add(world.state.round.ending.reason.value)
             reached |= {"restored"} if world.state.round and world.state.round.id.store < world.incarnation else set()
     assert reached >= {p.value for p in RoundPhase} | {e.value for e in EndReason} | {"restored"}
 
