@@ -1,0 +1,228 @@
+"""Bad manifests are refused at `kubectl apply`, with a sentence that says what to write instead."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from support.kubectl import REPOSITORY, Tools, cluster_tools
+
+pytestmark = pytest.mark.cluster
+
+NAMESPACE = "manifest-test"
+
+GOOD: dict[str, Any] = {
+    "apiVersion": "elasticjob.dev/v1alpha1",
+    "kind": "ElasticJob",
+    "metadata": {"name": "good"},
+    "spec": {
+        "replicas": 3,
+        "elasticPolicy": {"minReplicas": 2, "maxReplicas": 4},
+        "template": {"spec": {"containers": [{"name": "main", "image": "x", "command": ["python3", "train.py"]}]}},
+    },
+}
+FIXED = copy.deepcopy(GOOD)
+del FIXED["spec"]["elasticPolicy"]
+
+Change = tuple[str, Any]
+"""A path such as `spec.template.spec.containers.0.image` and its new value; ABSENT takes the field away."""
+ABSENT = object()
+
+BAD_AT_CREATE: list[tuple[str, list[Change], str]] = [
+    ("name too long", [("metadata.name", "a" * 51)], "metadata.name is too long: write at most 50 characters"),
+    ("name with a dot", [("metadata.name", "a.b")], "metadata.name must start with a letter and have only"),
+    ("name starts with a digit", [("metadata.name", "7b")], "metadata.name must start with a letter"),
+    ("name of a store", [("metadata.name", "bert-rdzv")], "metadata.name must not end in -rdzv"),
+    ("min above max", [("spec.elasticPolicy.minReplicas", 5)], "minReplicas is above maxReplicas: swap them"),
+    ("replicas below min", [("spec.replicas", 1)], "replicas is below elasticPolicy.minReplicas: raise replicas"),
+    ("replicas above max", [("spec.replicas", 5)], "replicas is above elasticPolicy.maxReplicas: lower replicas"),
+    ("no replicas at all", [("spec.replicas", 0)], "spec.replicas in body should be greater than or equal to 1"),
+    ("replicas as text", [("spec.replicas", "3")], 'spec.replicas in body must be of type integer: "string"'),
+    ("min without max", [("spec.elasticPolicy.maxReplicas", ABSENT)], "spec.elasticPolicy.maxReplicas: Required"),
+    ("no workers", [("spec.nprocPerNode", 0)], "nprocPerNode must be a number from 1 to 64 (without quotes)"),
+    ("too many workers", [("spec.nprocPerNode", 65)], "nprocPerNode must be a number from 1 to 64"),
+    ("workers in quotes", [("spec.nprocPerNode", "2")], "nprocPerNode must be a number from 1 to 64 (without quotes)"),
+    ("workers by another word", [("spec.nprocPerNode", "all")], "or auto, gpu or cpu"),
+    ("privileged port", [("spec.rendezvous.port", 80)], "port in body should be greater than or equal to 1024"),
+    ("no such port", [("spec.rendezvous.port", 70000)], "port in body should be less than or equal to 65535"),
+    ("no keep-alive", [("spec.rendezvous.keepAliveIntervalSeconds", 0)], "should be greater than or equal to 1"),
+    ("too much to preload", [("spec.preload", ["m"] * 33)], "spec.preload: Too many: 33: must have at most 32 items"),
+    ("a file to preload", [("spec.preload", ["train.py,x"])], "preload must list modules by their import names"),
+    ("negative budget", [("spec.failurePolicy.maxRestarts", -1)], "maxRestarts in body should be greater than"),
+    (
+        "endless grace",
+        [("spec.stopGraceSeconds", 4000)],
+        "stopGraceSeconds in body should be less than or equal to 3600",
+    ),
+    ("no template", [("spec.template", ABSENT)], "spec.template: Required value"),
+    ("no container", [("spec.template.spec.containers", [])], "containers is empty: write one container with an image"),
+    (
+        "no command",
+        [("spec.template.spec.containers.0.command", ABSENT)],
+        "needs a command, such as [python3, train.py]: an image's ENTRYPOINT cannot be seen",
+    ),
+    (
+        "the trainer has no command",
+        [("spec.template.spec.containers.1", {"name": "trainer", "image": "x"})],
+        "the trainer container (the one named trainer, else the first) needs a command",
+    ),
+    (
+        "pods that restart",
+        [("spec.template.spec.restartPolicy", "OnFailure")],
+        "restartPolicy must be absent or Never: restarts are elasticjob's own",
+    ),
+    ("own hostname", [("spec.template.spec.hostname", "h")], "remove template.spec.hostname and subdomain"),
+    ("own subdomain", [("spec.template.spec.subdomain", "s")], "remove template.spec.hostname and subdomain"),
+    ("unknown field", [("spec.minReplicas", 2)], 'unknown field "spec.minReplicas"'),
+    ("unknown pod field", [("spec.template.spec.contianers", [])], 'unknown field "spec.template.spec.contianers"'),
+    ("a field of later", [("spec.suspend", True)], 'unknown field "spec.suspend"'),
+    ("not a quantity", [("spec.template.spec.overhead", {"cpu": "1 core"})], "spec.template.spec.overhead"),
+]
+
+BAD_AT_CHANGE: list[tuple[str, dict[str, Any], list[Change], str]] = [
+    ("nprocPerNode", GOOD, [("spec.nprocPerNode", 2)], "nprocPerNode may not change: make a new job"),
+    (
+        "template",
+        GOOD,
+        [("spec.template.spec.containers.0.image", "y")],
+        "template may not change: make a new job with the new template",
+    ),
+    ("rendezvous", GOOD, [("spec.rendezvous.port", 29401)], "rendezvous may not change: make a new job"),
+    ("preload", GOOD, [("spec.preload", [])], "preload may not change: make a new job"),
+    ("max below replicas", GOOD, [("spec.elasticPolicy.maxReplicas", 2)], "raise maxReplicas (in the same change)"),
+    (
+        "fixed size",
+        FIXED,
+        [("spec.replicas", 4)],
+        "replicas of a job without elasticPolicy is fixed: add elasticPolicy",
+    ),
+    (
+        "from elastic to another fixed size",
+        GOOD,
+        [("spec.elasticPolicy", ABSENT), ("spec.replicas", 4)],
+        "replicas of a job without elasticPolicy is fixed",
+    ),
+]
+
+GOOD_AT_CHANGE: list[tuple[str, dict[str, Any], list[Change]]] = [
+    ("replicas", GOOD, [("spec.replicas", 4)]),
+    ("both ends", GOOD, [("spec.elasticPolicy", {"minReplicas": 1, "maxReplicas": 1}), ("spec.replicas", 1)]),
+    ("budget and grace", GOOD, [("spec.failurePolicy.maxRestarts", 9), ("spec.stopGraceSeconds", 5)]),
+    ("a fixed job made elastic", FIXED, [("spec.elasticPolicy", {"minReplicas": 1, "maxReplicas": 8})]),
+    ("replicas left to max", GOOD, [("spec.replicas", ABSENT)]),
+]
+
+
+def changed(manifest: dict[str, Any], changes: list[Change]) -> dict[str, Any]:
+    """A copy of `manifest` with the changes made."""
+    result = copy.deepcopy(manifest)
+    for path, value in changes:
+        *parents, last = path.split(".")
+        node: Any = result
+        for key in parents:
+            node = node[int(key)] if isinstance(node, list) else node.setdefault(key, {})
+        if value is ABSENT:
+            del node[last]
+        elif isinstance(node, list):
+            node.insert(int(last), value)
+        else:
+            node[last] = value
+    return result
+
+
+@pytest.fixture(scope="module")
+def kube() -> Iterator[Tools]:
+    """A cluster that knows ElasticJobs, and a namespace of our own in it."""
+    tools = cluster_tools()
+    if not tools.kubectl("get", "crd", "elasticjobs.elasticjob.dev", check=False).stdout:
+        tools.kubectl("apply", "--server-side", "-f", str(REPOSITORY / "crds/elasticjobs.yaml"))
+        tools.kubectl("wait", "--for=condition=Established", "crd/elasticjobs.elasticjob.dev", "--timeout=30s")
+    tools.kubectl("delete", "namespace", NAMESPACE, "--ignore-not-found", "--wait", "--timeout=60s")
+    tools.kubectl("create", "namespace", NAMESPACE)
+    yield tools
+    tools.kubectl("delete", "namespace", NAMESPACE, "--wait=false")
+
+
+def refusal(kube: Tools, manifest: dict[str, Any], *verb: str) -> str:
+    done = kube.kubectl(*verb, "-n", NAMESPACE, "--dry-run=server", "-f", "-", stdin=json.dumps(manifest), check=False)
+    assert done.code != 0, f"was taken: {done.output}"
+    return done.output
+
+
+def unique(manifest: dict[str, Any], index: int) -> dict[str, Any]:
+    """The manifest under a name that no other case uses."""
+    return changed(manifest, [("metadata.name", f"job-{index}")])
+
+
+def test_the_manifest_that_all_cases_start_from_is_taken(kube: Tools) -> None:
+    for manifest in (GOOD, FIXED):
+        kube.kubectl("apply", "-n", NAMESPACE, "--dry-run=server", "-f", "-", stdin=json.dumps(manifest))
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"), [case[1:] for case in BAD_AT_CREATE], ids=[c[0] for c in BAD_AT_CREATE]
+)
+def test_refused_at_create(kube: Tools, changes: list[Change], sentence: str) -> None:
+    assert sentence in refusal(kube, changed(GOOD, changes), "apply")
+
+
+@pytest.mark.parametrize("case", range(len(BAD_AT_CHANGE)), ids=[c[0] for c in BAD_AT_CHANGE])
+def test_refused_at_change(kube: Tools, case: int) -> None:
+    _, start, changes, sentence = BAD_AT_CHANGE[case]
+    before = unique(start, case)
+    kube.kubectl("create", "-n", NAMESPACE, "-f", "-", stdin=json.dumps(before))
+    assert sentence in refusal(kube, changed(before, changes), "replace")
+    kube.kubectl("delete", "ej", "-n", NAMESPACE, before["metadata"]["name"])
+
+
+@pytest.mark.parametrize("case", range(len(GOOD_AT_CHANGE)), ids=[c[0] for c in GOOD_AT_CHANGE])
+def test_taken_at_change(kube: Tools, case: int) -> None:
+    _, start, changes = GOOD_AT_CHANGE[case]
+    before = unique(start, 100 + case)
+    kube.kubectl("create", "-n", NAMESPACE, "-f", "-", stdin=json.dumps(before))
+    after = json.dumps(changed(before, changes))
+    kube.kubectl("replace", "-n", NAMESPACE, "--dry-run=server", "-f", "-", stdin=after)
+    kube.kubectl("delete", "ej", "-n", NAMESPACE, before["metadata"]["name"])
+
+
+def test_scale_keeps_within_the_policy(kube: Tools) -> None:
+    job = unique(GOOD, 200)
+    name = job["metadata"]["name"]
+    kube.kubectl("create", "-n", NAMESPACE, "-f", "-", stdin=json.dumps(job))
+    refused = kube.kubectl("scale", "-n", NAMESPACE, f"ej/{name}", "--replicas=9", check=False)
+    assert refused.code != 0
+    assert "replicas is above elasticPolicy.maxReplicas" in refused.output
+    kube.kubectl("scale", "-n", NAMESPACE, f"ej/{name}", "--replicas=4")
+    kube.kubectl("delete", "ej", "-n", NAMESPACE, name)
+
+
+def test_a_finished_job_keeps_its_size(kube: Tools) -> None:
+    job = unique(GOOD, 300)
+    name = job["metadata"]["name"]
+    kube.kubectl("create", "-n", NAMESPACE, "-f", "-", stdin=json.dumps(job))
+    complete = {
+        "type": "Complete",
+        "status": "True",
+        "reason": "AllAgentsSucceeded",
+        "message": "done",
+        "lastTransitionTime": "2026-01-01T00:00:00Z",
+    }
+    status = json.dumps({"status": {"phase": "Succeeded", "conditions": [complete]}})
+    kube.kubectl("patch", "-n", NAMESPACE, f"ej/{name}", "--subresource=status", "--type=merge", "-p", status)
+    refused = kube.kubectl("scale", "-n", NAMESPACE, f"ej/{name}", "--replicas=4", check=False)
+    assert "spec.replicas of a finished job may not change: delete the job and apply it again" in refused.output
+    kube.kubectl("label", "-n", NAMESPACE, f"ej/{name}", "team=x")
+    kube.kubectl("delete", "ej", "-n", NAMESPACE, name)
+
+
+def test_defaults_are_written_into_the_job(kube: Tools) -> None:
+    done = kube.kubectl("apply", "-n", NAMESPACE, "--dry-run=server", "-o", "json", "-f", "-", stdin=json.dumps(GOOD))
+    spec = json.loads(done.stdout)["spec"]
+    assert spec["nprocPerNode"] == "auto"
+    assert spec["preload"] == ["torch", "torch._dynamo"]
+    assert spec["failurePolicy"] == {"maxRestarts": 3}
+    assert spec["rendezvous"]["port"] == 29400

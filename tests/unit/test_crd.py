@@ -1,0 +1,135 @@
+"""crds/elasticjobs.yaml is what generate.py makes of the source, and fits what its readers need of it."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from elasticjob.contract.names import DEFAULT_PORT, GROUP, KIND, PLURAL, VERSION
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+CRDS = REPOSITORY / "crds"
+CHART_COPY = REPOSITORY / "charts/elasticjob/files/elasticjobs.yaml"
+
+
+def schema_of(path: Path) -> dict[str, Any]:
+    (version,) = yaml.safe_load(path.read_text())["spec"]["versions"]
+    result: dict[str, Any] = version["schema"]["openAPIV3Schema"]
+    return result
+
+
+SOURCE = schema_of(CRDS / "elasticjobs.in.yaml")
+CRD = schema_of(CRDS / "elasticjobs.yaml")
+SPEC = CRD["properties"]["spec"]["properties"]
+STATUS = CRD["properties"]["status"]["properties"]
+
+
+def generator() -> Any:
+    spec = importlib.util.spec_from_file_location("generate", CRDS / "generate.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def without_types_of_kubernetes(source: Any, generated: Any) -> Any:
+    """`generated` with all that the source's `$ref`s brought taken out again."""
+    if isinstance(source, list):
+        return [without_types_of_kubernetes(s, g) for s, g in zip(source, generated, strict=True)]
+    if not isinstance(source, dict):
+        return generated
+    if "$ref" in source:
+        assert generated.keys() > source.keys() - {"$ref"}
+        return source
+    assert source.keys() == generated.keys()
+    return {key: without_types_of_kubernetes(source[key], generated[key]) for key in source}
+
+
+def test_the_committed_definition_is_made_of_the_source() -> None:
+    assert without_types_of_kubernetes(SOURCE, CRD) == SOURCE
+
+
+def test_references_are_inlined() -> None:
+    swagger = {
+        "io.k8s.api.core.v1.Toleration": {
+            "description": "gone",
+            "type": "object",
+            "properties": {
+                "port": {"$ref": "#/definitions/io.k8s.apimachinery.pkg.util.intstr.IntOrString"},
+                "key": {"type": "string", "description": "gone", "x-kubernetes-patch-strategy": "merge"},
+            },
+        }
+    }
+    made = generator().Expander(swagger).filled({"items": [{"$ref": "Toleration", "nullable": True}]})
+    want = {"port": {"x-kubernetes-int-or-string": True}, "key": {"type": "string"}}
+    assert made == {"items": [{"type": "object", "properties": want, "nullable": True}]}
+
+
+def test_every_map_key_of_the_pod_schema_has_a_value() -> None:
+    def check(node: Any) -> None:
+        for key in node.get("x-kubernetes-list-map-keys", ()):
+            item = node["items"]
+            assert key in item.get("required", ()) or "default" in item["properties"][key], key
+        children = [*node.get("properties", {}).values(), node.get("items"), node.get("additionalProperties")]
+        for child in children:
+            if isinstance(child, dict):
+                check(child)
+
+    check(CRD)
+
+
+@pytest.mark.parametrize(
+    "field", ["nodeSelector", "tolerations", "containers", "initContainers", "volumes", "affinity"]
+)
+def test_the_template_has_the_pod_spec(field: str) -> None:
+    assert field in SPEC["template"]["properties"]["spec"]["properties"]
+
+
+def test_names_are_those_of_the_contract() -> None:
+    crd = yaml.safe_load((CRDS / "elasticjobs.yaml").read_text())
+    assert crd["metadata"]["name"] == f"{PLURAL}.{GROUP}"
+    assert (crd["spec"]["group"], crd["spec"]["names"]["kind"]) == (GROUP, KIND)
+    assert [version["name"] for version in crd["spec"]["versions"]] == [VERSION]
+
+
+def test_defaults_are_those_of_the_operator() -> None:
+    model = pytest.importorskip("elasticjob_operator.model.spec")
+    defaults = {field.name: field.default for field in fields(model.JobSpec)}
+    rendezvous = {name: value.get("default") for name, value in SPEC["rendezvous"]["properties"].items()}
+    assert rendezvous["port"] == DEFAULT_PORT
+    assert rendezvous["joinTimeoutSeconds"] == defaults["join_timeout"]
+    assert rendezvous["lastCallTimeoutSeconds"] == defaults["last_call_timeout"]
+    assert rendezvous["keepAliveIntervalSeconds"] == defaults["keep_alive_interval"]
+    assert rendezvous["keepAliveMaxAttempts"] == defaults["keep_alive_attempts"]
+    assert tuple(SPEC["preload"]["default"]) == defaults["preload"]
+    assert SPEC["stopGraceSeconds"]["default"] == defaults["stop_grace"]
+    assert SPEC["failurePolicy"]["properties"]["maxRestarts"]["default"] == defaults["max_restarts"]
+
+
+def test_columns_and_scale_name_fields_that_exist() -> None:
+    (version,) = yaml.safe_load((CRDS / "elasticjobs.yaml").read_text())["spec"]["versions"]
+    scale = version["subresources"]["scale"]
+    for path in [*(c["jsonPath"] for c in version["additionalPrinterColumns"]), *scale.values()]:
+        node = CRD
+        for name in path.removeprefix(".").split("."):
+            if name == "metadata":
+                break
+            node = node["properties"][name]
+        else:
+            assert node["type"] in {"string", "integer"}, path
+
+
+def test_it_fits_the_annotation_of_a_client_side_apply() -> None:
+    crd = yaml.safe_load((CRDS / "elasticjobs.yaml").read_text())
+    assert len(json.dumps(crd, separators=(",", ":"))) < 200_000
+
+
+def test_the_chart_ships_the_same_definition() -> None:
+    assert CHART_COPY.read_bytes() == (CRDS / "elasticjobs.yaml").read_bytes()
