@@ -29,5 +29,13 @@ lint: venv ## ruff, mypy --strict, import contracts
 unit: venv ## tests without cluster or torch
 	@pytest -q tests/unit tests/model
 
+.PHONY: cluster
+cluster: ## a real three-node Kubernetes on this machine
+	@python3 tests/cluster/cluster.py up
+
+.PHONY: cluster-down
+cluster-down: ## stop it and remove all it made
+	@python3 tests/cluster/cluster.py down
+
 .PHONY: test
 test: lint unit ## all tests

@@ -1,0 +1,253 @@
+"""A cluster of plain processes: every component a program on this machine, every node a network namespace."""
+
+import fcntl
+import json
+import os
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from . import build, control_plane, dns, gpus, images, leftovers, network, pki, prerequisites, processes
+from .api import Api, ApiError
+from .console import say, stage
+from .control_plane import ControlPlane
+from .errors import ClusterError
+from .layout import MAX_NODES, Layout, Node
+from .node import Machine, ready_nodes
+from .waiting import until
+
+LOCK = Path("/run/elasticjob-cluster.lock")
+"""One cluster per machine: names and addresses are the machine's. The file says whose state folder it is."""
+READY_WITHIN = 90.0
+"""Seconds that a part may take; in practice all of them together take a tenth."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a cluster was started with, kept in its state folder."""
+
+    nodes: int
+    grace: float = 40.0
+    """Seconds until a silent node counts as lost."""
+    gpus: dict[str, int] = field(default_factory=dict)
+    """GPUs by node name."""
+
+
+@dataclass(frozen=True)
+class BareCluster:
+    """The verbs on a bare cluster."""
+
+    layout: Layout
+
+    @property
+    def kubeconfig(self) -> Path:
+        return self.layout.kubeconfig
+
+    @property
+    def api(self) -> Api:
+        return Api(self.layout.pki)
+
+    def up(self, nodes: int | None, grace: float, replace: bool) -> None:
+        if nodes is not None and not 1 <= nodes <= MAX_NODES:
+            raise ClusterError(f"--nodes must be between 1 and {MAX_NODES}")
+        prerequisites.check(self.layout)
+        with exclusive(self.layout, replace):
+            programs = build.programs(self.layout)
+            settings = self.settings()
+            if settings is not None and not self.control_problem():
+                if nodes not in (None, settings.nodes):
+                    raise ClusterError(f"a cluster of {settings.nodes} nodes is up: take it down first")
+                return self.repair(settings)
+            began = time.monotonic()
+            leftovers.clear(self.layout.state)
+            self.start(programs, Settings(nodes or 3, grace))
+            say(f"{time.monotonic() - began:5.1f} s  in all")
+            return self.introduce()
+
+    def start(self, programs: build.Programs, settings: Settings) -> None:
+        """From nothing to a cluster that can run pods."""
+        layout, nodes = self.layout, self.layout.nodes(settings.nodes)
+        plane = ControlPlane(layout, programs, settings.grace)
+        machines = [Machine(layout, node, programs) for node in nodes]
+        with stage("network and certificates"):
+            layout.state.mkdir(parents=True, exist_ok=True)
+            leftovers.record_machine(layout.state / "machine.json")
+            network.check_free()
+            network.create(nodes)
+            pki.create(layout.pki, nodes, layout.kubeconfig)
+        with stage("API server (containerd starts meanwhile)"):
+            plane.start_store()
+            for machine in machines:
+                machine.start_runtime()
+            with ThreadPoolExecutor(len(machines)) as pool:
+                list(pool.map(Machine.await_runtime, machines))
+            until("the API server", lambda: control_plane.ready(self.api) or self.ended(), READY_WITHIN)
+        for machine in machines:
+            machine.start_kubelet()
+        plane.start_controllers()
+        dns.publish(self.api)
+        plane.start_network(dns.write_corefile(layout.state / "Corefile", layout.pki / "coredns.kubeconfig"))
+        for machine in machines:
+            machine.start_proxy()
+        with stage(f"{len(nodes)} nodes Ready"):
+            until("the nodes", lambda: self.nodes_problem(nodes), READY_WITHIN)
+        with stage("DNS and default ServiceAccount"):
+            until("DNS", dns.problem, READY_WITHIN)
+            account = "/api/v1/namespaces/default/serviceaccounts/default"
+            until("the default ServiceAccount", lambda: self.api.problem(account), READY_WITHIN)
+        self.write_settings(settings)
+        layout.bin.mkdir()
+        for name in ("kubectl", "helm"):
+            (layout.bin / name).symlink_to(programs.path(name))
+
+    def repair(self, settings: Settings) -> None:
+        """An `up` on a running cluster: starts again what is missing on its nodes."""
+        nodes = self.layout.nodes(settings.nodes)
+        for machine in map(self.machine, nodes):
+            if machine.missing() or not network.plugged(machine.node):
+                say(f"{machine.node.name} is not whole: starting it again")
+                self.restart(machine.node.name)
+        until("the nodes", lambda: self.nodes_problem(nodes), READY_WITHIN)
+        until("DNS", dns.problem, READY_WITHIN)
+        say(f"already up: {settings.nodes} nodes Ready")
+        self.introduce()
+
+    def introduce(self) -> None:
+        say(f"export KUBECONFIG={self.kubeconfig}")
+        say(f"kubectl and helm: {self.layout.bin}")
+
+    def down(self) -> None:
+        if os.geteuid() != 0:
+            raise ClusterError("run as root")
+        with exclusive(self.layout, replace=False):
+            was_there = self.layout.state.exists() or bool(network.namespaces())
+            leftovers.clear(self.layout.state)
+            LOCK.unlink()
+        say("down" if was_there else "nothing was up")
+
+    def status(self) -> dict[str, str]:
+        """Each part and how it is: `control plane`, `dns` and every node by name; empty when nothing is up."""
+        settings = self.settings()
+        if settings is None:
+            return {}
+        found = {"control plane": self.control_problem() or "Ready", "dns": dns.problem() or "Ready"}
+        try:
+            ready = ready_nodes(self.api.request("GET", "/api/v1/nodes"))
+        except (ApiError, OSError):
+            ready = set()
+        for node in self.layout.nodes(settings.nodes):
+            absent = self.machine(node).missing()
+            link = "" if network.plugged(node) else ", cut off"
+            dead = f", not running: {' '.join(absent)}" if absent else ""
+            found[node.name] = ("Ready" if node.name in ready else "NotReady") + link + dead
+        return found
+
+    def load(self, archive: Path) -> None:
+        images.load(archive, [self.machine(node) for node in self.layout.nodes(self.running().nodes)])
+
+    def kill(self, node: str) -> None:
+        self.machine(self.node(node)).kill()
+
+    def cut(self, node: str) -> None:
+        network.plug(self.node(node), connected=False)
+
+    def heal(self, node: str) -> None:
+        network.plug(self.node(node), connected=True)
+
+    def restart(self, node: str) -> None:
+        member = self.node(node)
+        machine = self.machine(member)
+        machine.stop()
+        # Heartbeats are whole seconds: the old kubelet's last word must not pass for the new one's first.
+        time.sleep(1 - time.time() % 1)
+        began = time.time()
+        machine.start()
+        until(node, lambda: self.nodes_problem([member], began), READY_WITHIN)
+        if (count := self.running().gpus.get(node)) is not None:
+            gpus.advertise(self.api, node, count)
+
+    def gpus(self, node: str, count: int) -> None:
+        self.node(node)
+        gpus.advertise(self.api, node, count)
+        settings = self.running()
+        settings.gpus[node] = count
+        self.write_settings(settings)
+
+    def node(self, name: str) -> Node:
+        nodes = {node.name: node for node in self.layout.nodes(self.running().nodes)}
+        if name not in nodes:
+            raise ClusterError(f"no node {name}: there are {', '.join(nodes)}")
+        return nodes[name]
+
+    def machine(self, node: Node) -> Machine:
+        return Machine(self.layout, node, build.programs(self.layout))
+
+    def running(self) -> Settings:
+        settings = self.settings()
+        if settings is None:
+            raise ClusterError("no cluster is up: `make cluster` starts one")
+        return settings
+
+    def settings(self) -> Settings | None:
+        """None unless an `up` finished here."""
+        try:
+            return Settings(**json.loads((self.layout.state / "cluster.json").read_text()))
+        except (OSError, ValueError, TypeError):
+            return None
+
+    def write_settings(self, settings: Settings) -> None:
+        target = self.layout.state / "cluster.json"
+        partial = target.with_suffix(".part")
+        partial.write_text(json.dumps(settings.__dict__))
+        partial.rename(target)
+
+    def control_problem(self) -> str | None:
+        """None while the whole control plane runs and the API server serves."""
+        return self.ended() or control_plane.ready(self.api)
+
+    def ended(self) -> str | None:
+        """Which part of the control plane that was started does not run any more."""
+        present = {process.command for process in processes.find(self.layout.state)}
+        started = [part for part in control_plane.PARTS if (self.layout.log / f"{part}.log").exists()]
+        if gone := [part for part in started if part[:15] not in present]:
+            return f"{gone[0]} has ended, see {self.layout.log / gone[0]}.log"
+        return None
+
+    def nodes_problem(self, nodes: list[Node], since: float = 0.0) -> str | None:
+        """None when all `nodes` are Ready, and said so not before `since`."""
+        try:
+            ready = ready_nodes(self.api.request("GET", "/api/v1/nodes"), since)
+        except (ApiError, OSError) as error:
+            return str(error)
+        late = [node.name for node in nodes if node.name not in ready]
+        return f"not Ready: {', '.join(late)}" if late else None
+
+
+@contextmanager
+def exclusive(layout: Layout, replace: bool) -> Iterator[None]:
+    """Holds the machine's one lock; a cluster of another clone is refused, or cleared when told to replace it."""
+    with LOCK.open("a+") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            say("waiting for another command on the cluster of this machine")
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        lock.seek(0)
+        owner = lock.read().strip()
+        if owner and Path(owner) != layout.state:
+            leave(Path(owner), replace)
+        lock.truncate(0)
+        lock.write(f"{layout.state}\n")
+        lock.flush()
+        yield
+
+
+def leave(owner: Path, replace: bool) -> None:
+    """Clears what another clone's cluster left; one that lives only if `replace`."""
+    if processes.find(owner) and not replace:
+        raise ClusterError(f"this machine already runs the cluster of {owner.parent}: take that down, or add --replace")
+    say(f"clearing the cluster of {owner.parent}")
+    leftovers.clear(owner)

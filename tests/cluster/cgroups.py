@@ -1,0 +1,87 @@
+"""Control groups of the nodes' containers, version 1 (one tree per controller) or 2 (one tree)."""
+
+import os
+import signal
+import time
+from pathlib import Path
+
+from .errors import ClusterError
+
+ROOT = Path("/sys/fs/cgroup")
+NEEDED = ("cpu", "cpuset", "memory", "pids")
+
+
+def unified() -> bool:
+    """True for cgroup version 2."""
+    return (ROOT / "cgroup.controllers").exists()
+
+
+def problem() -> str | None:
+    """Why containers cannot be limited on this machine, in one line; None when they can."""
+    if unified():
+        present = (ROOT / "cgroup.controllers").read_text().split()
+    else:
+        present = [name for name in NEEDED if (ROOT / name / "cgroup.procs").exists()]
+    if missing := [name for name in NEEDED if name not in present]:
+        return f"no cgroup controller {', '.join(missing)} under {ROOT}: mount cgroups (version 1 or 2) there"
+    trees = [ROOT] if unified() else [ROOT / name for name in NEEDED]
+    if readonly := [str(tree) for tree in trees if not os.access(tree, os.W_OK)]:
+        return f"{readonly[0]} cannot be written: run on the machine itself or in a privileged container"
+    return None
+
+
+def create(name: str) -> None:
+    """Makes the group `name` in every tree; fine when it is there."""
+    if unified():
+        (ROOT / "cgroup.subtree_control").write_text(" ".join(f"+{controller}" for controller in NEEDED))
+        return (ROOT / name).mkdir(exist_ok=True)
+    for tree in sorted(folder for folder in ROOT.iterdir() if (folder / "tasks").exists()):
+        (tree / name).mkdir(exist_ok=True)
+    for setting in ("cpuset.cpus", "cpuset.mems"):  # a new cpuset has none, and then takes no process
+        (ROOT / "cpuset" / name / setting).write_text((ROOT / "cpuset" / setting).read_text())
+    return None
+
+
+def roots(name: str) -> list[Path]:
+    """The group `name` directly below the root of each tree (a glob pattern is fine)."""
+    return sorted([*ROOT.glob(name), *ROOT.glob(f"*/{name}")])
+
+
+def pids(name: str) -> set[int]:
+    """Every process in the group `name` or below it."""
+    found: set[int] = set()
+    for root in roots(name):
+        for listing in root.rglob("cgroup.procs"):
+            try:
+                found.update(map(int, listing.read_text().split()))
+            except OSError:
+                continue  # the group went away meanwhile
+    return found
+
+
+def kill_once(name: str) -> int:
+    """SIGKILL to every process in the group `name` or below it; how many there were."""
+    present = pids(name)
+    for pid in present:
+        try:
+            # The kernel keeps a pid out of reuse for far longer than these two lines take.
+            os.kill(pid, signal.SIGKILL)
+        except ProcessLookupError:
+            continue
+    return len(present)
+
+
+def kill(name: str, timeout: float = 20.0) -> None:
+    """SIGKILL until nothing is left in the group `name` or below it."""
+    deadline = time.monotonic() + timeout
+    while kill_once(name):
+        if time.monotonic() >= deadline:
+            raise ClusterError(f"processes in the cgroup {name} do not die: {sorted(pids(name))}")
+        time.sleep(0.01)
+
+
+def remove(name: str) -> None:
+    """Removes the empty group `name` and all below it."""
+    for root in roots(name):
+        for folder, _, _ in os.walk(root, topdown=False):
+            Path(folder).rmdir()

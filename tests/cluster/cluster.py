@@ -1,0 +1,74 @@
+#!/usr/bin/env python3
+"""A real Kubernetes on this machine, from the command line. See docs/cluster.md."""
+
+import argparse
+import sys
+from pathlib import Path
+
+if not __package__:  # started as a file: this folder is a package one level up
+    sys.path[0] = str(Path(__file__).resolve().parents[1])
+
+from cluster import verbs
+from cluster.errors import ClusterError
+
+
+def parse(arguments: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="cluster.py", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    up = commands.add_parser("up", help="start the cluster, or repair the running one")
+    up.add_argument("--nodes", type=int, metavar="N", help="how many (default 3)")
+    help_grace = "seconds until a silent node counts as lost (default %(default)g)"
+    up.add_argument(
+        "--node-monitor-grace-period", dest="grace", type=float, default=verbs.DEFAULT_GRACE, help=help_grace
+    )
+    up.add_argument("--replace", action="store_true", default=None, help="take down another clone's cluster")
+    commands.add_parser("down", help="stop it and remove all it made")
+    commands.add_parser("status", help="how its parts are")
+    load = commands.add_parser("load", help="bring an image to every node")
+    load.add_argument("archive", type=Path, metavar="IMAGE.tar")
+    node = commands.add_parser("node", help="harm a node, or bring it back")
+    node.add_argument("verb", choices=["kill", "cut", "heal", "restart"])
+    node.add_argument("node")
+    gpus = commands.add_parser("gpus", help="let a node advertise GPUs")
+    gpus.add_argument("node")
+    gpus.add_argument("count", type=int)
+    return parser.parse_args(arguments)
+
+
+def run(options: argparse.Namespace) -> int:
+    match options.command:
+        case "up":
+            verbs.up(options.nodes, options.grace, options.replace)
+        case "down":
+            verbs.down()
+        case "status":
+            return show(verbs.status())
+        case "load":
+            verbs.load(options.archive)
+        case "node":
+            actions = {"kill": verbs.kill, "cut": verbs.cut, "heal": verbs.heal, "restart": verbs.restart}
+            actions[options.verb](options.node)
+        case "gpus":
+            verbs.gpus(options.node, options.count)
+    return 0
+
+
+def show(parts: dict[str, str]) -> int:
+    """Prints the state of each part; 0 when all are well."""
+    for name, state in parts.items():
+        print(f"{name:14} {state}")
+    if not parts:
+        print("no cluster is up")
+    return 0 if parts and all(state == "Ready" for state in parts.values()) else 1
+
+
+def main(arguments: list[str] | None = None) -> int:
+    try:
+        return run(parse(arguments))
+    except ClusterError as error:
+        print(f"cluster: {error}", file=sys.stderr)
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,136 @@
+"""etcd, API server, controller manager, scheduler, CoreDNS and the kube-proxy that serves the host."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from . import processes
+from .api import Api
+from .build import Programs
+from .layout import API_PORT, CONTROL, CONTROL_ADDRESS, DNS_DOMAIN, POD_NETWORK, SERVICE_NETWORK, Layout
+
+ETCD = "http://127.0.0.1:2379"
+ISSUER = f"https://kubernetes.default.svc.{DNS_DOMAIN}"
+PARTS = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "coredns", "kube-proxy")
+
+
+@dataclass(frozen=True)
+class ControlPlane:
+    """The parts of the cluster that are not on a node."""
+
+    layout: Layout
+    programs: Programs
+    grace: float
+    """Seconds without a sign of life after which a node counts as lost (node-monitor-grace-period)."""
+
+    def start(self, part: str, *flags: str) -> None:
+        processes.start(
+            f"control/{part}",
+            [self.programs.path(part), *flags],
+            state=self.layout.state,
+            log=self.layout.log / f"{part}.log",
+            namespace=CONTROL,
+        )
+
+    def pki(self, name: str) -> str:
+        return str(self.layout.pki / name)
+
+    def start_store(self) -> None:
+        """etcd and the API server, which retries until etcd answers."""
+        peer = "http://127.0.0.1:2380"
+        self.start(
+            "etcd",
+            f"--data-dir={self.layout.state / 'etcd'}",
+            f"--listen-client-urls={ETCD}",
+            f"--advertise-client-urls={ETCD}",
+            f"--listen-peer-urls={peer}",
+            f"--initial-advertise-peer-urls={peer}",
+            f"--initial-cluster=default={peer}",
+            # A cluster does not outlive a crash of its machine: nothing to sync for.
+            "--unsafe-no-fsync=true",
+            "--log-level=warn",
+        )
+        self.start("kube-apiserver", *self.api_server_flags())
+
+    def api_server_flags(self) -> list[str]:
+        return [
+            f"--etcd-servers={ETCD}",
+            f"--service-cluster-ip-range={SERVICE_NETWORK}",
+            f"--bind-address={CONTROL_ADDRESS}",
+            f"--advertise-address={CONTROL_ADDRESS}",
+            f"--secure-port={API_PORT}",
+            f"--client-ca-file={self.pki('ca.crt')}",
+            f"--tls-cert-file={self.pki('apiserver.crt')}",
+            f"--tls-private-key-file={self.pki('apiserver.key')}",
+            f"--service-account-key-file={self.pki('sa.pub')}",
+            f"--service-account-signing-key-file={self.pki('sa.key')}",
+            f"--service-account-issuer={ISSUER}",
+            "--authorization-mode=Node,RBAC",
+            "--enable-admission-plugins=NodeRestriction",
+            "--allow-privileged=true",
+            f"--kubelet-certificate-authority={self.pki('ca.crt')}",
+            f"--kubelet-client-certificate={self.pki('apiserver-kubelet.crt')}",
+            f"--kubelet-client-key={self.pki('apiserver-kubelet.key')}",
+            # Node names are in no DNS: logs and exec go to addresses.
+            "--kubelet-preferred-address-types=InternalIP",
+            f"--requestheader-client-ca-file={self.pki('ca.crt')}",
+            "--requestheader-allowed-names=front-proxy",
+            "--requestheader-extra-headers-prefix=X-Remote-Extra-",
+            "--requestheader-group-headers=X-Remote-Group",
+            "--requestheader-username-headers=X-Remote-User",
+            f"--proxy-client-cert-file={self.pki('front-proxy.crt')}",
+            f"--proxy-client-key-file={self.pki('front-proxy.key')}",
+            "--enable-aggregator-routing=true",
+            "--profiling=false",
+        ]
+
+    def start_controllers(self) -> None:
+        """Controller manager and scheduler; each is the only one, so none needs a lease."""
+        self.start(
+            "kube-controller-manager",
+            *self.identity("controller-manager"),
+            f"--cluster-signing-cert-file={self.pki('ca.crt')}",
+            f"--cluster-signing-key-file={self.pki('ca.key')}",
+            f"--root-ca-file={self.pki('ca.crt')}",
+            f"--service-account-private-key-file={self.pki('sa.key')}",
+            "--use-service-account-credentials=true",
+            "--allocate-node-cidrs=false",
+            f"--node-monitor-grace-period={self.grace:g}s",
+            # At the default of 20 requests a second its own start takes 5 s.
+            "--kube-api-qps=200",
+            "--kube-api-burst=400",
+        )
+        self.start("kube-scheduler", *self.identity("scheduler"))
+
+    def identity(self, name: str) -> list[str]:
+        kubeconfig = self.pki(f"{name}.kubeconfig")
+        flags = [f"--{kind}kubeconfig={kubeconfig}" for kind in ("", "authentication-", "authorization-")]
+        return [*flags, "--leader-elect=false", "--profiling=false", "--bind-address=127.0.0.1"]
+
+    def start_network(self, corefile: Path) -> None:
+        """CoreDNS, and kube-proxy for the host and the API server."""
+        self.start("coredns", "-conf", str(corefile))
+        # kube-proxy insists on the name of a node that exists; only NodePorts would depend on which.
+        self.start("kube-proxy", *proxy_flags(self.layout, self.layout.node(1).name, CONTROL_ADDRESS))
+
+
+def proxy_flags(layout: Layout, host: str, address: str) -> list[str]:
+    """kube-proxy's, for a node or for the control plane's namespace."""
+    return [
+        f"--kubeconfig={layout.pki / 'kube-proxy.kubeconfig'}",
+        f"--hostname-override={host}",
+        f"--bind-address={address}",
+        f"--cluster-cidr={POD_NETWORK}",
+        "--proxy-mode=iptables",
+        "--iptables-min-sync-period=100ms",
+        "--iptables-sync-period=10m",
+        # The connection table's size is the machine's, not a namespace's.
+        "--conntrack-max-per-core=0",
+        "--nodeport-addresses=primary",
+        "--healthz-bind-address=127.0.0.1:10256",
+        "--metrics-bind-address=127.0.0.1:10249",
+    ]
+
+
+def ready(api: Api) -> str | None:
+    """None once the API server serves, else what it says."""
+    return api.problem("/readyz")

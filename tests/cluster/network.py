@@ -1,0 +1,119 @@
+"""Namespaces, cables and routes: a bridge on the host, one namespace per node and one for the control plane.
+
+The control plane has a namespace of its own so that nothing of it takes a port of the host, and so that its kube-proxy
+can be the host's way to ClusterIPs: the host has a route there, and its own iptables stay as they are.
+"""
+
+import subprocess
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from .errors import ClusterError
+from .layout import (
+    BRIDGE,
+    BRIDGE_MAC,
+    CONTROL,
+    CONTROL_ADDRESS,
+    HOST_ADDRESS,
+    NODE_NETWORK,
+    POD_NETWORK,
+    SERVICE_NETWORK,
+    Node,
+)
+
+PREFIX = NODE_NETWORK.rpartition("/")[2]
+CONTROL_LINK = "ejvc"
+
+
+def ip(*arguments: str, batch: Sequence[str] = ()) -> str:
+    """Runs ip, with a batch of commands where given; its output."""
+    command = ["ip", *arguments] if not batch else ["ip", *arguments, "-batch", "-"]
+    result = subprocess.run(command, check=False, capture_output=True, text=True, input="\n".join(batch))
+    if result.returncode != 0:
+        raise ClusterError(f"`{' '.join(command)}` failed: {result.stderr.strip() or result.stdout.strip()}")
+    return result.stdout
+
+
+def check_free() -> None:
+    """Raises ClusterError where the host already routes one of the cluster's networks somewhere else."""
+    routes = ip("-4", "route", "show", "table", "all").splitlines()
+    taken = tuple(network.rsplit(".", 2)[0] + "." for network in (NODE_NETWORK, POD_NETWORK, SERVICE_NETWORK))
+    for route in routes:
+        words = route.split()
+        target = next((word for word in words if word[0].isdigit()), "")
+        if target.startswith(taken):
+            raise ClusterError(
+                f"this host already uses an address range of the cluster ({route.strip()}): remove that route"
+            )
+
+
+def create(nodes: Iterable[Node]) -> None:
+    """Makes bridge, namespaces, cables and routes."""
+    members = list(nodes)
+    for namespace in (CONTROL, *(node.namespace for node in members)):
+        ip("netns", "add", namespace)
+    # A fixed address: a bridge otherwise takes the lowest of its ports', and changes it when a port comes or goes.
+    host = [
+        f"link add {BRIDGE} address {BRIDGE_MAC} type bridge",
+        f"addr add {HOST_ADDRESS}/{PREFIX} dev {BRIDGE}",
+        f"link set {BRIDGE} up",
+        f"route add {SERVICE_NETWORK} via {CONTROL_ADDRESS}",
+    ]
+    ip(batch=host)
+    attach(CONTROL, CONTROL_LINK, CONTROL_ADDRESS, members)
+    for node in members:
+        attach(node.namespace, node.link, node.address, [other for other in members if other != node])
+    ip(batch=[pod_route(node) for node in members])
+
+
+def attach(namespace: str, link: str, address: str, peers: Iterable[Node]) -> None:
+    """Plugs a namespace into the bridge and tells it the way to the pods of `peers`.
+
+    There is no default route: a request that leaves the cluster fails at once instead of waiting for an answer.
+    """
+    ip(batch=[f"link add {link} type veth peer name eth0 netns {namespace}", f"link set {link} master {BRIDGE} up"])
+    inside = [
+        "link set lo up",
+        f"addr add {address}/{PREFIX} dev eth0",
+        "link set eth0 up",
+        # Never used as such: kube-proxy rewrites the destination first, but the kernel wants a route before that.
+        f"route add {SERVICE_NETWORK} dev eth0",
+        *map(pod_route, peers),
+        # Without a way out, a connection attempt of a pod would wait for its time-out; this refuses it.
+        f"rule add pref 40000 from {POD_NETWORK} prohibit",
+    ]
+    ip("-n", namespace, batch=inside)
+    enter = ["nsenter", f"--net=/run/netns/{namespace}", "sh", "-c", "echo 1 > /proc/sys/net/ipv4/ip_forward"]
+    subprocess.run(enter, check=True)
+
+
+def pod_route(node: Node) -> str:
+    return f"route add {node.pod_network} via {node.address}"
+
+
+def plug(node: Node, connected: bool) -> None:
+    """Takes the node's cable away or gives it back; addresses and routes inside stay."""
+    ip("link", "set", node.link, "up" if connected else "down")
+
+
+def plugged(node: Node) -> bool:
+    try:
+        return "state DOWN" not in ip("-o", "link", "show", node.link)
+    except ClusterError:
+        return False
+
+
+def namespaces() -> list[str]:
+    """Those of any cluster of ours on this machine."""
+    folder = Path("/run/netns")
+    return sorted(entry.name for entry in folder.glob("ej*")) if folder.is_dir() else []
+
+
+def remove() -> None:
+    """Removes all that `create` makes, also what is left of a half-made one."""
+    for namespace in namespaces():
+        ip("netns", "del", namespace)
+    links = [Path(entry).name for entry in Path("/sys/class/net").glob("ej*")]
+    for link in links:
+        # The other end went with its namespace, and a cable has no single end: it may be gone by now.
+        subprocess.run(["ip", "link", "del", link], check=False, capture_output=True)

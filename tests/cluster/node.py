@@ -1,0 +1,203 @@
+"""One node: containerd, kubelet and kube-proxy in their network namespace, and what can befall them."""
+
+import json
+import signal
+import subprocess
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from . import cgroups, network, processes
+from .build import Programs
+from .control_plane import proxy_flags
+from .layout import DNS_DOMAIN, DNS_SERVICE, Layout, Node
+from .pause import IMAGE as PAUSE_IMAGE
+from .prerequisites import cni_folder
+from .processes import Process
+from .waiting import until
+
+UNUSED_SNAPSHOTTERS = ("aufs", "btrfs", "devmapper", "zfs")
+PARTS = ("containerd", "kube-proxy", "kubelet")
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Starts and ends the programs of one node."""
+
+    layout: Layout
+    node: Node
+    programs: Programs
+
+    def processes(self) -> list[Process]:
+        """Its programs and containerd's shims; what runs in containers is found by cgroup."""
+        prefix = f"{self.node.name}/"
+        return [process for process in processes.find(self.layout.state) if process.part.startswith(prefix)]
+
+    def missing(self) -> list[str]:
+        """Which of its three programs do not run."""
+        present = {process.command for process in self.processes()}
+        return [part for part in PARTS if part not in present]
+
+    def launch(self, part: str, argv: list[str]) -> None:
+        name = f"{self.node.name}/{part}"
+        log = self.layout.log / f"{self.node.name}-{part}.log"
+        processes.start(name, argv, state=self.layout.state, log=log, namespace=self.node.namespace)
+
+    def start_runtime(self) -> None:
+        """containerd with the sandbox image, and kube-proxy."""
+        home = self.node.home
+        cgroups.create(self.node.cgroup)
+        (home / "cni").mkdir(parents=True, exist_ok=True)
+        (home / "containerd.toml").write_text(containerd_config(self.node))
+        (home / "cni" / "10-elasticjob.conflist").write_text(json.dumps(cni_config(self.node)))
+        (home / "kubelet.json").write_text(json.dumps(kubelet_config(self.layout, self.node)))
+        self.launch("containerd", ["containerd", "--config", str(home / "containerd.toml")])
+
+    def start_proxy(self) -> None:
+        self.launch(
+            "kube-proxy",
+            [self.programs.path("kube-proxy"), *proxy_flags(self.layout, self.node.name, self.node.address)],
+        )
+
+    def await_runtime(self) -> None:
+        """Returns when containerd answers; makes sure that it has the sandbox image."""
+        until(f"containerd of {self.node.name}", self.runtime_problem, timeout=30)
+        if PAUSE_IMAGE not in self.ctr("images", "list", "-q").split():
+            self.ctr("images", "import", str(self.programs.pause_image))
+
+    def runtime_problem(self) -> str | None:
+        result = subprocess.run(self.ctr_command("version"), check=False, capture_output=True, text=True)
+        return None if result.returncode == 0 else result.stderr.strip()[-200:]
+
+    def ctr_command(self, *arguments: str) -> list[str]:
+        return ["ctr", "--address", str(self.node.socket), "--namespace", "k8s.io", *arguments]
+
+    def ctr(self, *arguments: str) -> str:
+        return subprocess.run(self.ctr_command(*arguments), check=True, capture_output=True, text=True).stdout
+
+    def start_kubelet(self) -> None:
+        home = self.node.home
+        flags = [
+            f"--config={home / 'kubelet.json'}",
+            f"--kubeconfig={self.layout.pki / self.node.name}.kubeconfig",
+            f"--root-dir={home / 'kubelet'}",
+            f"--cert-dir={home / 'kubelet-pki'}",
+            f"--hostname-override={self.node.name}",
+            f"--node-ip={self.node.address}",
+        ]
+        self.launch("kubelet", [self.programs.path("kubelet"), *flags])
+
+    def kill(self) -> None:
+        """Everything on the node dies at once by SIGKILL; the kernel then closes its sockets."""
+
+        # The kubelet first: a dead node tells nobody that its containers died.
+        for process in sorted(self.processes(), key=lambda process: process.command != "kubelet"):
+            processes.send(process, signal.SIGKILL)
+        cgroups.kill(self.node.cgroup)
+        processes.kill(self.processes)
+
+    def stop(self) -> None:
+        """Ends kubelet, containerd and kube-proxy in good order; containers and their shims live on."""
+        processes.terminate(lambda: [process for process in self.processes() if process.command in PARTS])
+
+    def start(self) -> None:
+        """Starts a node that is stopped or dead, and plugs it in; it joins by itself."""
+        network.plug(self.node, connected=True)
+        self.start_runtime()
+        self.start_proxy()
+        self.await_runtime()
+        self.start_kubelet()
+
+
+def containerd_config(node: Node) -> str:
+    """containerd's own format; every path is the node's, none of the system's defaults is left."""
+    home = node.home
+    cri = 'plugins."io.containerd.grpc.v1.cri"'
+    return f"""version = 2
+root = "{home}/containerd"
+state = "{home}/run"
+disabled_plugins = {json.dumps([f"io.containerd.snapshotter.v1.{name}" for name in UNUSED_SNAPSHOTTERS])}
+
+[grpc]
+address = "{node.socket}"
+
+[plugins."io.containerd.internal.v1.opt"]
+path = "{home}/opt"
+
+[{cri}]
+sandbox_image = "{PAUSE_IMAGE}"
+restrict_oom_score_adj = true
+netns_mounts_under_state_dir = true
+
+[{cri}.cni]
+bin_dir = "{cni_folder()}"
+conf_dir = "{home}/cni"
+
+[{cri}.containerd]
+snapshotter = "overlayfs"
+default_runtime_name = "runc"
+
+[{cri}.containerd.runtimes.runc]
+runtime_type = "io.containerd.runc.v2"
+
+[{cri}.containerd.runtimes.runc.options]
+Root = "{home}/runc"
+"""
+
+
+def cni_config(node: Node) -> dict[str, Any]:
+    """A cable per pod to the node, which routes; a bridge would need help when a Service's answer stays on one node."""
+    addresses = {
+        "type": "host-local",
+        "dataDir": str(node.home / "addresses"),
+        "ranges": [[{"subnet": node.pod_network}]],
+        "routes": [{"dst": "0.0.0.0/0"}],
+    }
+    cable = {"type": "ptp", "ipMasq": False, "ipam": addresses}
+    ports = {"type": "portmap", "capabilities": {"portMappings": True}}
+    return {"cniVersion": "0.4.0", "name": f"ej-{node.name}", "plugins": [cable, ports]}
+
+
+def kubelet_config(layout: Layout, node: Node) -> dict[str, Any]:
+    """KubeletConfiguration."""
+    authority = {"clientCAFile": str(layout.pki / "ca.crt")}
+    return {
+        "apiVersion": "kubelet.config.k8s.io/v1beta1",
+        "kind": "KubeletConfiguration",
+        "authentication": {"anonymous": {"enabled": False}, "webhook": {"enabled": True}, "x509": authority},
+        "authorization": {"mode": "Webhook"},
+        "tlsCertFile": str(layout.pki / f"{node.name}.crt"),
+        "tlsPrivateKeyFile": str(layout.pki / f"{node.name}.key"),
+        "containerRuntimeEndpoint": f"unix://{node.socket}",
+        "clusterDomain": DNS_DOMAIN,
+        "clusterDNS": [DNS_SERVICE],
+        "resolvConf": "/dev/null",
+        "cgroupRoot": f"/{node.cgroup}",
+        "cgroupDriver": "cgroupfs",
+        "cgroupsPerQOS": True,
+        "enforceNodeAllocatable": [],
+        "failSwapOn": False,
+        "failCgroupV1": False,
+        # All nodes share one machine's disk and memory: only its real end evicts.
+        "evictionHard": {"memory.available": "200Mi", "nodefs.available": "1%", "imagefs.available": "1%"},
+        "imageGCHighThresholdPercent": 100,
+        "nodeStatusUpdateFrequency": "5s",
+        "serializeImagePulls": False,
+        "podLogsDir": str(node.home / "pod-logs"),
+        "volumePluginDir": str(node.home / "volume-plugins"),
+        "healthzPort": 10248,
+    }
+
+
+def ready_nodes(listing: dict[str, Any], since: float = 0.0) -> set[str]:
+    """Names of the nodes that a NodeList calls Ready, by word of the kubelet not older than `since` (Unix time)."""
+
+    def ready(condition: dict[str, Any]) -> bool:
+        said = datetime.fromisoformat(condition["lastHeartbeatTime"].replace("Z", "+00:00")).timestamp()
+        return condition["type"] == "Ready" and condition["status"] == "True" and said >= int(since)
+
+    return {
+        item["metadata"]["name"]
+        for item in listing["items"]
+        if any(ready(condition) for condition in item.get("status", {}).get("conditions", []))
+    }

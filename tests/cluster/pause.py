@@ -1,0 +1,65 @@
+"""The sandbox image as an OCI archive, put together by hand: one static program in one layer."""
+
+import hashlib
+import io
+import json
+import platform
+import tarfile
+from pathlib import Path
+from typing import Any
+
+IMAGE = "localhost/pause:1"
+_ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
+_OCI = "application/vnd.oci.image"
+
+
+def write_image(program: Path, archive: Path) -> None:
+    """Writes `archive` with the one image IMAGE that runs `program`."""
+    layer = tar({"pause": program.read_bytes()}, mode=0o755)
+    machine = platform.machine()
+    config = encode(
+        {
+            "architecture": _ARCHITECTURES.get(machine, machine),
+            "os": "linux",
+            "config": {"Entrypoint": ["/pause"], "User": "65535:65535"},
+            "rootfs": {"type": "layers", "diff_ids": [digest(layer)]},
+        }
+    )
+    manifest = encode(
+        {
+            "schemaVersion": 2,
+            "mediaType": f"{_OCI}.manifest.v1+json",
+            "config": descriptor(f"{_OCI}.config.v1+json", config),
+            "layers": [descriptor(f"{_OCI}.layer.v1.tar", layer)],
+        }
+    )
+    named = {**descriptor(f"{_OCI}.manifest.v1+json", manifest), "annotations": {"io.containerd.image.name": IMAGE}}
+    files = {
+        "oci-layout": encode({"imageLayoutVersion": "1.0.0"}),
+        "index.json": encode({"schemaVersion": 2, "manifests": [named]}),
+    }
+    files |= {f"blobs/sha256/{digest(blob).removeprefix('sha256:')}": blob for blob in (layer, config, manifest)}
+    archive.write_bytes(tar(files))
+
+
+def encode(value: dict[str, Any]) -> bytes:
+    return json.dumps(value, separators=(",", ":")).encode()
+
+
+def digest(blob: bytes) -> str:
+    return f"sha256:{hashlib.sha256(blob).hexdigest()}"
+
+
+def descriptor(media_type: str, blob: bytes) -> dict[str, Any]:
+    return {"mediaType": media_type, "digest": digest(blob), "size": len(blob)}
+
+
+def tar(files: dict[str, bytes], mode: int = 0o644) -> bytes:
+    """A tar of `files`, the same bytes each time."""
+    output = io.BytesIO()
+    with tarfile.open(fileobj=output, mode="w") as archive:
+        for name, content in files.items():
+            entry = tarfile.TarInfo(name)
+            entry.size, entry.mode = len(content), mode
+            archive.addfile(entry, io.BytesIO(content))
+    return output.getvalue()
