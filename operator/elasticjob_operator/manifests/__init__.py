@@ -1,0 +1,25 @@
+"""Children of a job as plain dicts, ready to be sent. Pure: names and content are functions of the job's state."""
+
+from elasticjob_operator.manifests.names import (
+    key_secret,
+    nodes_service,
+    store_pod,
+    store_service,
+    worker_pod,
+)
+from elasticjob_operator.manifests.services import nodes_service_manifest, secret_manifest, store_service_manifest
+from elasticjob_operator.manifests.store import store_pod_manifest
+from elasticjob_operator.manifests.worker import worker_pod_manifest
+
+__all__ = [
+    "key_secret",
+    "nodes_service",
+    "nodes_service_manifest",
+    "secret_manifest",
+    "store_pod",
+    "store_pod_manifest",
+    "store_service",
+    "store_service_manifest",
+    "worker_pod",
+    "worker_pod_manifest",
+]

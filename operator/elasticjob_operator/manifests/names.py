@@ -1,0 +1,86 @@
+"""Names, labels and owner of a job's children."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from elasticjob.contract.names import GROUP, KIND, VERSION, Label, Role
+from elasticjob_operator.model.observed import Job
+
+SUFFIX = "rdzv"
+"""A job's own name cannot end in this, so no child of one job has the name of another's."""
+
+
+def worker_pod(job: str, slot: int, incarnation: int) -> str:
+    return f"{job}-{slot}-{incarnation}"
+
+
+def store_pod(job: str, incarnation: int) -> str:
+    return f"{job}-{SUFFIX}-{incarnation}"
+
+
+def nodes_service(job: str) -> str:
+    return job
+
+
+def store_service(job: str) -> str:
+    return f"{job}-{SUFFIX}"
+
+
+def key_secret(job: str) -> str:
+    return f"{job}-{SUFFIX}"
+
+
+def endpoint(job: Job, port: int) -> str:
+    """Where workers find the store."""
+    return f"{store_service(job.name)}.{job.namespace}.svc:{port}"
+
+
+def labels(job: Job) -> dict[str, str]:
+    """On every child."""
+    return {
+        Label.JOB_NAME: job.name,
+        Label.JOB_UID: job.uid,
+        "app.kubernetes.io/name": "elasticjob",
+        "app.kubernetes.io/instance": job.name,
+        "app.kubernetes.io/managed-by": "elasticjob",
+    }
+
+
+def role_selector(job: Job, role: Role) -> dict[str, str]:
+    """Selects the pods of one job and role."""
+    return {Label.JOB_NAME: job.name, Label.JOB_UID: job.uid, Label.ROLE: role.value}
+
+
+def pod_labels(job: Job, role: Role, index: int, incarnation: int) -> dict[str, str]:
+    return labels(job) | {
+        Label.ROLE: role.value,
+        Label.POD_INDEX: str(index),
+        Label.RESTART_ATTEMPT: str(incarnation),
+        Label.EXECUTION_ATTEMPT: str(attempt(job)),
+        "app.kubernetes.io/component": role.value,
+    }
+
+
+def attempt(job: Job) -> int:
+    """The execution attempt that children belong to, from 1."""
+    return max(1, job.status.execution_attempts)
+
+
+def metadata(job: Job, name: str, own_labels: dict[str, str]) -> dict[str, Any]:
+    """Metadata of a child that goes when its job goes."""
+    return {
+        "name": name,
+        "namespace": job.namespace,
+        "labels": own_labels,
+        "ownerReferences": [
+            {
+                "apiVersion": f"{GROUP}/{VERSION}",
+                "kind": KIND,
+                "name": job.name,
+                "uid": job.uid,
+                "controller": True,
+                "blockOwnerDeletion": True,
+            }
+        ],
+    }

@@ -1,0 +1,57 @@
+"""The two Services and the key Secret of a job."""
+
+from __future__ import annotations
+
+import base64
+from typing import Any
+
+from elasticjob.contract.names import Label, Role
+from elasticjob_operator.manifests.names import (
+    key_secret,
+    labels,
+    metadata,
+    nodes_service,
+    role_selector,
+    store_service,
+)
+from elasticjob_operator.model.observed import Job
+
+NODE_KEY = "node"
+OPERATOR_KEY = "operator"
+"""Data keys of the Secret; the values are hexadecimal."""
+
+
+def secret_manifest(job: Job, keys: dict[str, str]) -> dict[str, Any]:
+    """`keys`: hexadecimal keys by data key."""
+    data = {name: base64.b64encode(key.encode()).decode() for name, key in keys.items()}
+    meta = metadata(job, key_secret(job.name), labels(job))
+    return {"apiVersion": "v1", "kind": "Secret", "metadata": meta, "type": "Opaque", "immutable": True, "data": data}
+
+
+def nodes_service_manifest(job: Job) -> dict[str, Any]:
+    """Host names of workers resolve before they are ready: they find each other while they start."""
+    spec = {
+        "clusterIP": "None",
+        "publishNotReadyAddresses": True,
+        "selector": role_selector(job, Role.WORKER),
+    }
+    return _service(job, nodes_service(job.name), spec)
+
+
+def store_service_manifest(job: Job, port: int, incarnation: int) -> dict[str, Any]:
+    """A stable address for the store; it selects one incarnation, so a store that was given up gets no new client."""
+    spec = {
+        "type": "ClusterIP",
+        "publishNotReadyAddresses": True,
+        "selector": store_selector(job, incarnation),
+        "ports": [{"name": "rendezvous", "port": port, "targetPort": port, "protocol": "TCP"}],
+    }
+    return _service(job, store_service(job.name), spec)
+
+
+def store_selector(job: Job, incarnation: int) -> dict[str, str]:
+    return role_selector(job, Role.STORE) | {Label.RESTART_ATTEMPT: str(incarnation)}
+
+
+def _service(job: Job, name: str, spec: dict[str, Any]) -> dict[str, Any]:
+    return {"apiVersion": "v1", "kind": "Service", "metadata": metadata(job, name, labels(job)), "spec": spec}

@@ -1,0 +1,141 @@
+"""A worker pod: the user's template, with our agent in front of the trainer's command."""
+
+from __future__ import annotations
+
+import copy
+import re
+from typing import Any
+
+from elasticjob.contract.names import Env, Role
+from elasticjob_operator.manifests.common import env, env_from_field, env_from_secret, security_context
+from elasticjob_operator.manifests.names import (
+    attempt,
+    endpoint,
+    key_secret,
+    metadata,
+    nodes_service,
+    pod_labels,
+    worker_pod,
+)
+from elasticjob_operator.manifests.services import NODE_KEY
+from elasticjob_operator.model.observed import Job
+from elasticjob_operator.model.pods import AVOIDS
+from elasticjob_operator.model.spec import JobSpec, trainer_of
+
+AGENT_DIR = "/elasticjob"
+AGENT = f"{AGENT_DIR}/agent.pyz"
+SHARED_MEMORY = "/dev/shm"  # noqa: S108
+LEAVE_SECONDS = 5
+"""What an agent needs beyond the stop grace to leave in good order."""
+DEFAULT_GRACE = 30
+_INIT_RESOURCES = {"requests": {"cpu": "10m", "memory": "16Mi"}, "limits": {"cpu": "500m", "memory": "64Mi"}}
+_PYTHON = re.compile(r"python[0-9.]*")
+
+
+def worker_pod_manifest(
+    job: Job, spec: JobSpec, slot: int, incarnation: int, image: str, avoid: tuple[str, ...] = ()
+) -> dict[str, Any]:
+    """One incarnation of slot `slot`; `image` holds the agent, `avoid` names nodes that it must stay away from."""
+    template: dict[str, Any] = copy.deepcopy(dict(spec.template))
+    own = template.get("metadata") or {}
+    labels = {**(own.get("labels") or {}), **pod_labels(job, Role.WORKER, slot, incarnation)}
+    meta = metadata(job, worker_pod(job.name, slot, incarnation), labels)
+    annotations = dict(own.get("annotations") or {})
+    if avoid:
+        annotations[AVOIDS] = ",".join(avoid)
+    if annotations:
+        meta["annotations"] = annotations
+    pod: dict[str, Any] = template["spec"]
+    _fill_pod(pod, job, spec, slot, avoid)
+    pod["initContainers"] = [_init_container(image), *(pod.get("initContainers") or [])]
+    _fill_trainer(pod, job, spec, slot, incarnation)
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": pod}
+
+
+def _fill_pod(pod: dict[str, Any], job: Job, spec: JobSpec, slot: int, avoid: tuple[str, ...]) -> None:
+    pod["restartPolicy"] = "Never"
+    pod["hostname"] = f"{job.name}-{slot}"
+    pod["subdomain"] = nodes_service(job.name)
+    pod["enableServiceLinks"] = False
+    pod.setdefault("automountServiceAccountToken", False)
+    least = spec.stop_grace + LEAVE_SECONDS
+    asked = pod.get("terminationGracePeriodSeconds")
+    pod["terminationGracePeriodSeconds"] = max(least, DEFAULT_GRACE if asked is None else asked)
+    pod["volumes"] = [*(pod.get("volumes") or []), {"name": "elasticjob-agent", "emptyDir": {"sizeLimit": "16Mi"}}]
+    if avoid:
+        _keep_away(pod, avoid)
+
+
+def _keep_away(pod: dict[str, Any], avoid: tuple[str, ...]) -> None:
+    """Required terms are alternatives: each of the template's must keep away by itself."""
+    rule = {"key": "kubernetes.io/hostname", "operator": "NotIn", "values": list(avoid)}
+    affinity = pod["affinity"] = pod.get("affinity") or {}
+    node = affinity["nodeAffinity"] = affinity.get("nodeAffinity") or {}
+    key = "requiredDuringSchedulingIgnoredDuringExecution"
+    required = node[key] = node.get(key) or {}
+    terms = required.get("nodeSelectorTerms") or [{}]
+    required["nodeSelectorTerms"] = [
+        {**term, "matchExpressions": [*(term.get("matchExpressions") or []), rule]} for term in terms
+    ]
+
+
+def _init_container(image: str) -> dict[str, Any]:
+    return {
+        "name": "elasticjob-agent",
+        "image": image,
+        "command": ["cp", "/opt/elasticjob/agent.pyz", AGENT],
+        "resources": _INIT_RESOURCES,
+        "securityContext": security_context(),
+        "volumeMounts": [{"name": "elasticjob-agent", "mountPath": AGENT_DIR}],
+    }
+
+
+def _fill_trainer(pod: dict[str, Any], job: Job, spec: JobSpec, slot: int, incarnation: int) -> None:
+    trainer: dict[str, Any] = trainer_of(pod)  # type: ignore[assignment]  # a part of our own copy
+    trainer["command"] = _wrapped(trainer)
+    trainer.pop("args", None)
+    trainer["terminationMessagePolicy"] = "File"
+    path = trainer.get("terminationMessagePath")
+    ours = _agent_env(job, spec, slot, incarnation, {Env.TERMINATION_LOG: path} if path else {})
+    names = {item["name"] for item in ours}
+    theirs = [item for item in trainer.get("env") or [] if item.get("name") not in names]
+    if not any(item.get("name") == "PYTHONUNBUFFERED" for item in theirs):
+        ours.append({"name": "PYTHONUNBUFFERED", "value": "1"})
+    # Ours first: the template's may refer to them as $(NAME).
+    trainer["env"] = [*ours, *theirs]
+    mounts = list(trainer.get("volumeMounts") or [])
+    mounts.append({"name": "elasticjob-agent", "mountPath": AGENT_DIR, "readOnly": True})
+    if not any(str(m.get("mountPath", "")).rstrip("/") == SHARED_MEMORY for m in mounts):
+        # The runtime's own is 64 MiB: too small for data loaders, gloo and NCCL.
+        mounts.append({"name": "elasticjob-shm", "mountPath": SHARED_MEMORY})
+        pod["volumes"].append({"name": "elasticjob-shm", "emptyDir": {"medium": "Memory"}})
+    trainer["volumeMounts"] = mounts
+
+
+def _wrapped(trainer: dict[str, Any]) -> list[str]:
+    command = [*trainer["command"], *(trainer.get("args") or [])]
+    first = command[0]
+    python = first if _PYTHON.fullmatch(first.rsplit("/", 1)[-1]) else "python3"
+    return [python, AGENT, "agent", "--", *command]
+
+
+def _agent_env(job: Job, spec: JobSpec, slot: int, incarnation: int, more: dict[str, object]) -> list[dict[str, Any]]:
+    values: dict[str, object] = {
+        Env.JOB: job.name,
+        Env.RUN_ID: job.uid,
+        Env.EXECUTION_ATTEMPT: attempt(job),
+        Env.SLOT: slot,
+        Env.POD_NAME: worker_pod(job.name, slot, incarnation),
+        Env.POD_INCARNATION: incarnation,
+        Env.STORE_ENDPOINT: endpoint(job, spec.port),
+        Env.NPROC_PER_NODE: spec.nproc_per_node,
+        Env.PRELOAD: ",".join(spec.preload),
+        Env.STOP_GRACE_SECONDS: spec.stop_grace,
+        Env.JOIN_TIMEOUT_SECONDS: spec.join_timeout,
+        Env.KEEP_ALIVE: f"{spec.keep_alive_interval}x{spec.keep_alive_attempts}",
+    }
+    return [
+        *env(values | more),
+        env_from_field(Env.POD_IP, "status.podIP"),
+        env_from_secret(Env.NODE_KEY, key_secret(job.name), NODE_KEY),
+    ]

@@ -1,0 +1,1 @@
+"""What the operator knows, as frozen dataclasses parsed from raw JSON. Pure."""

@@ -1,0 +1,135 @@
+"""A job's spec with every default applied. The API server has checked it; reading stays tolerant all the same."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+from elasticjob.contract.messages import Settings
+from elasticjob.contract.names import DEFAULT_PORT
+from elasticjob_operator.model.raw import Raw, at, integer, mapping, objects, quantity, sequence, text
+
+DEFAULT_PRELOAD = ("torch", "torch._dynamo")
+TRAINER = "trainer"
+"""A container of this name is the trainer; without one, the first container is."""
+
+
+class SpecError(ValueError):
+    """A spec that cannot be run, in a sentence for the person who wrote it."""
+
+
+@dataclass(frozen=True)
+class StoreSpec:
+    """Where and how the store pod runs."""
+
+    resources: Raw = field(default_factory=dict)
+    priority_class: str = ""
+    node_selector: Raw = field(default_factory=dict)
+    tolerations: tuple[Raw, ...] = ()
+
+
+@dataclass(frozen=True)
+class JobSpec:
+    """Durations are seconds."""
+
+    target: int
+    """How many nodes the job should have now."""
+    min_replicas: int
+    max_replicas: int
+    nproc_per_node: int
+    template: Raw
+    port: int = DEFAULT_PORT
+    join_timeout: int = 600
+    last_call_timeout: int = 30
+    keep_alive_interval: int = 1
+    keep_alive_attempts: int = 3
+    store: StoreSpec = StoreSpec()
+    preload: tuple[str, ...] = DEFAULT_PRELOAD
+    stop_grace: int = 1
+    max_restarts: int = 3
+
+    @property
+    def settings(self) -> Settings:
+        """The rules a coordinator works by."""
+        return Settings(
+            min_nodes=self.min_replicas,
+            max_nodes=self.max_replicas,
+            target=self.target,
+            max_restarts=self.max_restarts,
+            join_timeout=float(self.join_timeout),
+            last_call_timeout=float(self.last_call_timeout),
+            stop_grace=float(self.stop_grace),
+            keep_alive_interval=float(self.keep_alive_interval),
+            keep_alive_max_attempts=self.keep_alive_attempts,
+        )
+
+
+def parse_spec(raw: Raw) -> JobSpec:
+    """The spec of a job; `SpecError` where no pod could be made from it."""
+    low, high, target = _sizes(raw)
+    template = mapping(raw, "template")
+    rendezvous = mapping(raw, "rendezvous")
+    preload = at(raw, "preload")
+    return JobSpec(
+        target=target,
+        min_replicas=low,
+        max_replicas=high,
+        nproc_per_node=_nproc(at(raw, "nprocPerNode"), trainer_of(mapping(template, "spec"))),
+        template=template,
+        port=integer(rendezvous, "port", default=DEFAULT_PORT),
+        join_timeout=integer(rendezvous, "joinTimeoutSeconds", default=600),
+        last_call_timeout=integer(rendezvous, "lastCallTimeoutSeconds", default=30),
+        keep_alive_interval=integer(rendezvous, "keepAliveIntervalSeconds", default=1),
+        keep_alive_attempts=integer(rendezvous, "keepAliveMaxAttempts", default=3),
+        store=_store(mapping(rendezvous, "store")),
+        preload=tuple(str(m) for m in preload) if isinstance(preload, list) else DEFAULT_PRELOAD,
+        stop_grace=integer(raw, "stopGraceSeconds", default=1),
+        max_restarts=max(0, integer(raw, "failurePolicy", "maxRestarts", default=3)),
+    )
+
+
+def trainer_of(pod_spec: Raw) -> Raw:
+    """The trainer container; `SpecError` when there is none or it has no command."""
+    containers = objects(pod_spec, "containers")
+    if not containers:
+        raise SpecError("spec.template.spec.containers is empty: write the container that trains")
+    trainer = next((c for c in containers if text(c, "name") == TRAINER), containers[0])
+    if not sequence(trainer, "command"):
+        name = text(trainer, "name")
+        raise SpecError(f"container {name!r} has no command: write the one that trains, e.g. [python, train.py]")
+    return trainer
+
+
+def _sizes(raw: Raw) -> tuple[int, int, int]:
+    policy = mapping(raw, "elasticPolicy")
+    if not policy:
+        size = max(1, integer(raw, "replicas", default=1))
+        return size, size, size
+    low = max(1, integer(policy, "minReplicas", default=1))
+    high = max(low, integer(policy, "maxReplicas", default=low))
+    return low, high, min(max(integer(raw, "replicas", default=high), low), high)
+
+
+def _nproc(value: Any, trainer: Raw) -> int:
+    if isinstance(value, int) and not isinstance(value, bool):
+        return max(1, value)
+    if isinstance(value, str) and value.isascii() and value.isdigit():
+        return max(1, int(value))
+    if value == "cpu":
+        return max(1, math.ceil(quantity(_asked(trainer).get("cpu"))))
+    gpus = sum(quantity(amount) for name, amount in _asked(trainer).items() if name.endswith("/gpu"))
+    return max(1, int(gpus))
+
+
+def _asked(container: Raw) -> dict[str, Any]:
+    return {**mapping(container, "resources", "requests"), **mapping(container, "resources", "limits")}
+
+
+def _store(raw: Raw) -> StoreSpec:
+    return StoreSpec(
+        resources=mapping(raw, "resources"),
+        priority_class=text(raw, "priorityClassName"),
+        node_selector=mapping(raw, "nodeSelector"),
+        tolerations=tuple(objects(raw, "tolerations")),
+    )

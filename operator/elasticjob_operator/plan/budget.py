@@ -1,0 +1,82 @@
+"""Restarts: what is charged, once each, and when the budget is used up.
+
+Two things are charged: an ended round that its coordinator calls charged, and a pod that ended by itself. A round is
+counted in the very status write that raises `chargedRound` to it, a pod in the one that names its successor, so
+neither is ever counted twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from elasticjob.contract.messages import RoundEnded
+from elasticjob.contract.names import RoundId
+from elasticjob_operator.actions import Note
+from elasticjob_operator.model.raw import moment
+from elasticjob_operator.plan import failures
+from elasticjob_operator.plan.context import Context
+from elasticjob_operator.plan.slots import Replace, Slot
+
+RECENT = 10
+"""How many failures status keeps."""
+
+
+@dataclass(frozen=True)
+class Budget:
+    """Counters as status must show them next."""
+
+    restarts: int
+    counted: int
+    charged_round: RoundId | None
+    failed: tuple[dict[str, Any], ...] = ()
+    """New failures, oldest first."""
+    exhausted: bool = False
+    """A failure came that the budget could not pay: the job has failed."""
+    last: RoundEnded | None = None
+    """The newest round that ended since the last status."""
+    notes: tuple[Note, ...] = ()
+
+    def charge(self, limit: int, record: dict[str, Any], note: Note) -> Budget:
+        """Pay for one failure."""
+        spent = replace(self, failed=(*self.failed, record), notes=(*self.notes, note))
+        if self.counted >= limit:
+            return replace(spent, exhausted=True)
+        return replace(spent, restarts=self.restarts + 1, counted=self.counted + 1)
+
+
+def plan_budget(ctx: Context, slots: Iterable[Slot]) -> Budget:
+    """Take every new ended round and every newly failed pod into account."""
+    status = ctx.status
+    budget = Budget(status.restarts, status.restarts_counted, status.charged_round)
+    for ended in _new_rounds(ctx):
+        budget = _charge_round(ctx, budget, ended)
+    for slot in slots:
+        if isinstance(slot.verdict, Replace) and slot.verdict.charged and slot.pod and not _covered(ctx, slot):
+            record = failures.from_pod(slot.pod, ctx.now)
+            note = Note("WorkerFailed", failures.tell(record), key=slot.pod.name, warning=True)
+            budget = budget.charge(ctx.spec.max_restarts, record, note)
+    return budget
+
+
+def _new_rounds(ctx: Context) -> list[RoundEnded]:
+    seen = ctx.status.charged_round
+    ended = ctx.report.ended if ctx.report else ()
+    return sorted((e for e in ended if seen is None or e.round > seen), key=lambda e: e.round)
+
+
+def _charge_round(ctx: Context, budget: Budget, ended: RoundEnded) -> Budget:
+    budget = replace(budget, charged_round=ended.round, last=ended)
+    if not ended.charged or ended.failure is None:
+        return budget
+    node = next((p.node for p in ctx.observed.workers if p.name == ended.failure.pod), "")
+    record = failures.from_worker(ended.failure, node)
+    note = Note("WorkerFailed", failures.tell(record), key=str(ended.round), warning=True)
+    return budget.charge(ctx.spec.max_restarts, record, note)
+
+
+def _covered(ctx: Context, slot: Slot) -> bool:
+    """Pods that fail together are one failure: no world has formed since the last charge, and it was there then."""
+    charged_at = moment(ctx.status.raw, "lastRestartTime") or 0.0
+    return charged_at > ctx.status.last_rendezvous and slot.pod is not None and slot.pod.created < int(charged_at)

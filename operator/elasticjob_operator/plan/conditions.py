@@ -1,0 +1,217 @@
+"""Conditions: what is so, why, and what a person can do about it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from elasticjob.contract.messages import EndReason
+from elasticjob_operator.model.observed import Refusal
+from elasticjob_operator.model.pods import Pod
+from elasticjob_operator.model.status import Condition, ConditionType
+from elasticjob_operator.plan.budget import Budget
+from elasticjob_operator.plan.context import LOST_GRACE, Context
+from elasticjob_operator.plan.ending import Verdict
+from elasticjob_operator.plan.slots import Replace, Slot, Workers
+from elasticjob_operator.plan.stores import Store
+from elasticjob_operator.plan.world import World
+
+
+@dataclass(frozen=True)
+class Facts:
+    """All that conditions are told from."""
+
+    ctx: Context
+    slots: tuple[Slot, ...]
+    workers: Workers
+    store: Store
+    world: World
+    budget: Budget
+    verdict: Verdict | None = None
+
+    @property
+    def current(self) -> list[Pod]:
+        """Pods that their slots keep."""
+        return [s.pod for s in self.slots if s.pod is not None and not isinstance(s.verdict, Replace)]
+
+
+def condition(yes: bool, reason: str, message: str) -> Condition:
+    return Condition("True" if yes else "False", reason, message)
+
+
+# ---- RendezvousReady -------------------------------------------------------------------------------------------
+
+
+def rendezvous_ready(f: Facts) -> Condition:
+    """Whether the store serves. A blink of the link says nothing yet."""
+    ctx, link = f.ctx, f.ctx.observed.link
+    before = ctx.status.conditions.get(ConditionType.RENDEZVOUS_READY)
+    same_store = f.store.incarnation == ctx.status.store_incarnation
+    if f.verdict is not None:
+        return condition(False, "Finished", "the job has ended")
+    if f.store.pod is not None and link.connected and same_store:
+        return condition(True, "StoreAvailable", f"store {f.store.pod.name} serves")
+    was_ready = before is not None and (before.true or before.reason in ("StoreLost", "StoreRescheduled"))
+    if f.store.pod is not None and same_store and before is not None and ctx.now < link.since + LOST_GRACE:
+        return before
+    if not was_ready:
+        return condition(False, "StoreStarting", _store_trouble(f) or "the store pod is starting")
+    if f.store.incarnation and not (f.store.pod is not None and same_store):
+        trouble = _store_trouble(f) or f"store incarnation {f.store.incarnation} is starting"
+        return condition(False, "StoreRescheduled", f"{trouble}; training goes on meanwhile")
+    message = f.store.lost or "the store cannot be reached; training goes on, but failures are not repaired meanwhile"
+    return condition(False, "StoreLost", message)
+
+
+def _store_trouble(f: Facts) -> str:
+    refusals = f.ctx.observed.refusals
+    name = f"{f.ctx.job.name}-rdzv-{f.store.incarnation}"
+    if name in refusals:
+        return f"the store pod cannot be created: {refusals[name].message}"
+    pod = next((p for p in f.ctx.observed.stores if p.incarnation == f.store.incarnation), None)
+    if pod is None:
+        return ""
+    if pod.unschedulable:
+        return f"the store pod {pod.name} finds no node: {pod.unschedulable}"
+    return f"the store pod's image cannot be had: {pod.image_error}" if pod.image_error else ""
+
+
+# ---- Running ---------------------------------------------------------------------------------------------------
+
+
+def running(f: Facts) -> Condition:
+    """Whether workers train; if not, the first thing that stands in the way."""
+    if f.verdict is not None:
+        return condition(False, "Finished", "the job has ended")
+    if f.world.formed:
+        nodes = _count(f.world.active, "node")
+        return condition(True, "WorldFormed", f"{nodes} train with {_count(f.world.size, 'worker')}")
+    blocked = _blocked(f)
+    if blocked is not None:
+        return blocked
+    need = f.ctx.spec.min_replicas
+    if f.world.rounds > 0:
+        return condition(False, "Restarting", f.world.reason or "the workers are being started again")
+    here = f.world.ready
+    message = f.world.reason or f"{here} of at least {_count(need, 'node')} are here"
+    return condition(False, "WaitingForMinReplicas", f"starting: {message}")
+
+
+def _blocked(f: Facts) -> Condition | None:
+    """What keeps the job below its minimum."""
+    refusals = _refusals(f)
+    scarce = [p for p in f.current if p.unschedulable]
+    no_image = [p for p in f.current if p.image_error]
+    usable = len(f.slots) - len(refusals) - len(scarce) - len(no_image)
+    store = _store_blocked(f)
+    if store is not None:
+        return store
+    if usable >= f.ctx.spec.min_replicas:
+        return None
+    if refusals:
+        worst = refusals[0]
+        return condition(False, worst.reason.value, f"{worst.message}. It is tried again by itself")
+    if no_image:
+        return condition(
+            False,
+            "ImagePullFailed",
+            f"{no_image[0].name}: {no_image[0].image_error}. Correct the image's name, push it, or add "
+            "imagePullSecrets to the template; the job goes on by itself once it can be pulled",
+        )
+    return condition(
+        False,
+        "Unschedulable",
+        f"{usable} of at least {_count(f.ctx.spec.min_replicas, 'node')} found a place; {scarce[0].name}: "
+        f"{scarce[0].unschedulable} The job starts by itself once there is room",
+    )
+
+
+def _store_blocked(f: Facts) -> Condition | None:
+    children = f.ctx.observed.children
+    named = {f.ctx.job.name: children.nodes, f"{f.ctx.job.name}-rdzv": children.rendezvous}
+    taken = [f"Service {name}" for name, child in named.items() if child is not None and not child.ours]
+    if children.secret is not None and not children.secret.ours:
+        taken.append(f"Secret {f.ctx.job.name}-rdzv")
+    if taken:
+        message = f"{', '.join(taken)} exists and is not this job's: delete it, or give the job another name"
+        return condition(False, "NameTaken", message)
+    name = f.ctx.job.name
+    own = (f"Service/{name}", f"Service/{name}-rdzv", f"Secret/{name}-rdzv", f"{name}-rdzv-{f.store.incarnation}")
+    refusal = next((f.ctx.observed.refusals[name] for name in own if name in f.ctx.observed.refusals), None)
+    if refusal is None:
+        return None
+    return condition(False, refusal.reason.value, f"{refusal.message}. It is tried again by itself")
+
+
+def _refusals(f: Facts) -> list[Refusal]:
+    names = [fact.pod for fact in f.workers.facts]
+    missing = [s for s in f.slots if s.pod is None]
+    named = [f"{f.ctx.job.name}-{s.index}-{s.incarnation}" for s in missing]
+    return [f.ctx.observed.refusals[n] for n in dict.fromkeys(named + names) if n in f.ctx.observed.refusals]
+
+
+# ---- FullyScaled -----------------------------------------------------------------------------------------------
+
+
+def fully_scaled(f: Facts) -> Condition:
+    """Whether as many nodes train as the job should have."""
+    target = f.ctx.spec.target
+    if f.verdict is not None:
+        return condition(False, "Finished", "the job has ended")
+    extra = [p for p in f.ctx.observed.workers if p.index >= target and p.end is None]
+    if extra or f.world.active > target:
+        return condition(False, "ScalingDown", f"down to {_count(target, 'node')}; {len(extra)} still to go")
+    if f.world.formed and f.world.active == target:
+        return condition(True, "AtDesiredReplicas", f"all {_count(target, 'node')} train")
+    return _short(f, target, f"{f.world.active} of {_count(target, 'node')} train")
+
+
+def _short(f: Facts, target: int, counted: str) -> Condition:
+    refusals, scarce = _refusals(f), [p for p in f.current if p.unschedulable]
+    if refusals:
+        return condition(False, "InsufficientCapacity", f"{counted}; {refusals[0].message}")
+    avoided = [node.name for node in f.workers.avoided]
+    if scarce and not avoided:
+        return condition(False, "InsufficientCapacity", f"{counted}; {scarce[0].name}: {scarce[0].unschedulable}")
+    if avoided:
+        why = f"; {scarce[0].name}: {scarce[0].unschedulable}" if scarce else ""
+        message = f"{counted}; {', '.join(avoided)} is avoided until its kubelet is heard of again{why}"
+        return condition(False, "NodeFault", message)
+    no_image = [p for p in f.current if p.image_error]
+    if no_image:
+        return condition(False, "BelowDesiredAboveMin", f"{counted}; {no_image[0].name}: {no_image[0].image_error}")
+    replaced = any(f.workers.incarnations[:target])
+    reason = "BelowDesiredAboveMin" if replaced and f.world.rounds > 0 else "ScalingUp"
+    return condition(False, reason, f"{counted}; the others are starting")
+
+
+# ---- Restarting ------------------------------------------------------------------------------------------------
+
+_CAUSES = {
+    EndReason.WORKER_FAILED: "WorkerFailed",
+    EndReason.AGENT_LOST: "AgentLost",
+    EndReason.NODE_LEFT: "PodEvicted",
+}
+
+
+def restarting(f: Facts) -> Condition | None:
+    """Whether the workers are down for a fault; None while that has never been so."""
+    before = f.ctx.status.conditions.get(ConditionType.RESTARTING)
+    if f.verdict is not None:
+        if before is None and f.verdict.succeeded:
+            return None
+        reason = "WorldFormed" if f.verdict.succeeded else "BudgetExhausted"
+        return condition(False, reason, "the job has ended")
+    cause = _CAUSES.get(f.budget.last.reason) if f.budget.last else None
+    if f.world.formed or f.world.rounds == 0:
+        if before is None and cause is None:
+            return None
+        return condition(False, "WorldFormed", "the workers run") if f.world.formed else before
+    if cause is None or f.budget.last is None:
+        return before
+    lost = any(isinstance(s.verdict, Replace) and s.verdict.lost_at is not None for s in f.slots)
+    reason = "NodeLost" if cause == "AgentLost" and (lost or f.workers.avoided) else cause
+    return condition(True, reason, f"{f.budget.last.message}; the workers are started again")
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

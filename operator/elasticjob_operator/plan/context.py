@@ -1,0 +1,67 @@
+"""What every part of a plan is made from, and the little that they share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from elasticjob.contract.messages import Report
+from elasticjob_operator.actions import Action, Note
+from elasticjob_operator.model.observed import Job, Observed
+from elasticjob_operator.model.spec import JobSpec
+from elasticjob_operator.model.status import Status
+
+LOST_GRACE = 3.0
+"""Seconds that a pod whose agent is lost has before it counts as lost with its node: the kubelet may know more."""
+LEASE_LATE = 15.0
+"""Seconds without a renewal of its lease (it does so every 10) that make a kubelet suspect, with a second sign."""
+LEASE_STALE = 40.0
+"""Seconds after which Kubernetes itself calls the node gone."""
+STORE_WORD = 10.0
+"""Seconds of silence after which a store on a suspect node may have a successor."""
+
+
+@dataclass(frozen=True)
+class Context:
+    """One reconcile: what is there, the spec that holds, and the time in Unix seconds."""
+
+    observed: Observed
+    spec: JobSpec
+    now: float
+
+    @property
+    def job(self) -> Job:
+        return self.observed.job
+
+    @property
+    def status(self) -> Status:
+        return self.observed.job.status
+
+    @cached_property
+    def report(self) -> Report | None:
+        """The last report of the present store; None when it has not spoken to this operator."""
+        report = self.observed.link.report
+        if report is None or report.incarnation != self.status.store_incarnation:
+            return None
+        return report
+
+    def lease_age(self, node: str) -> float | None:
+        """Seconds since the node's kubelet renewed its lease; None when nobody looked."""
+        renewed = self.observed.leases.get(node)
+        return None if renewed is None else self.now - renewed
+
+
+@dataclass(frozen=True)
+class Todo:
+    """What a part of the plan wants done; parts add up."""
+
+    actions: tuple[Action, ...] = ()
+    notes: tuple[Note, ...] = ()
+    wake: tuple[float, ...] = field(default=())
+    """Times at which to look again, Unix seconds."""
+
+    def __add__(self, other: Todo) -> Todo:
+        return Todo(self.actions + other.actions, self.notes + other.notes, self.wake + other.wake)
+
+
+NOTHING = Todo()

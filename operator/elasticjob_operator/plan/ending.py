@@ -1,0 +1,129 @@
+"""The end of a job: the verdict (SuccessCriteriaMet or FailureTarget), then the pods end, then Complete or Failed.
+
+Terminal is final: from the verdict on no pod is made, and nothing that happens later changes it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from elasticjob.contract.messages import Outcome
+from elasticjob_operator.actions import DeletePod, DeleteService, Note
+from elasticjob_operator.manifests.names import nodes_service, store_service
+from elasticjob_operator.model.pods import Pod
+from elasticjob_operator.model.status import ConditionType
+from elasticjob_operator.plan import failures
+from elasticjob_operator.plan.budget import Budget
+from elasticjob_operator.plan.context import Context, Todo
+from elasticjob_operator.plan.world import World
+
+LEAVE_GRACE = 10.0
+"""Seconds from the verdict in which agents hear of it and exit by themselves; what runs then is deleted."""
+STUCK_GRACE = 30.0
+"""Seconds past its grace after which a pod that is still being deleted no longer holds the job's end."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """How the job ends. `since` is when that was known, Unix seconds."""
+
+    succeeded: bool
+    reason: str
+    message: str
+    since: float
+    failure: dict[str, Any] | None = None
+    """The root cause, where it is new to status."""
+
+
+def judge(ctx: Context, world: World, budget: Budget) -> Verdict | None:
+    """The verdict, from status where it has been given before."""
+    given = given_before(ctx)
+    if given is not None:
+        return given
+    if world.outcome is Outcome.SUCCEEDED:
+        return Verdict(True, "AllAgentsSucceeded", "every worker of the last round exited with 0", ctx.now)
+    if world.outcome is Outcome.FAILED or budget.exhausted:
+        return _failed(ctx, budget)
+    return None
+
+
+def given_before(ctx: Context) -> Verdict | None:
+    """The verdict that status holds already."""
+    for kind, success in _VERDICTS:
+        given = ctx.status.conditions.get(kind)
+        if given is not None and given.true:
+            return Verdict(success, given.reason, given.message, given.since)
+    return None
+
+
+_VERDICTS = (
+    (ConditionType.SUCCESS_CRITERIA_MET, True), (ConditionType.COMPLETE, True),
+    (ConditionType.FAILURE_TARGET, False), (ConditionType.FAILED, False),
+)  # fmt: skip
+
+
+def _failed(ctx: Context, budget: Budget) -> Verdict:
+    record = _root_cause(ctx, budget)
+    told = f"; last: {failures.tell(record)}" if record else ""
+    limit = ctx.spec.max_restarts
+    message = (
+        f"failed once more after {budget.counted} of {limit} restarts{told}. "
+        "See status.lastFailure; correct the cause and apply the job under a new name, "
+        "or allow more with spec.failurePolicy.maxRestarts"
+    )
+    return Verdict(False, "MaxRestartsExceeded", message, ctx.now, record)
+
+
+def _root_cause(ctx: Context, budget: Budget) -> dict[str, Any] | None:
+    """The coordinator's word, else what an agent wrote before it ended, else the last failure that was charged."""
+    if budget.failed:
+        return budget.failed[-1]
+    said = [p.end.termination.failure for p in ctx.observed.workers if p.end and p.end.termination]
+    known = next(filter(None, [ctx.report.failure if ctx.report else None, *said]), None)
+    if known is not None:
+        node = next((p.node for p in ctx.observed.workers if p.name == known.pod), "")
+        return failures.from_worker(known, node)
+    last = ctx.status.raw.get("lastFailure")
+    return dict(last) if isinstance(last, dict) else None
+
+
+def over(ctx: Context) -> bool:
+    """Whether every worker pod has ended, as far as it can."""
+    return all(_ended(ctx, pod) for pod in ctx.observed.workers)
+
+
+def _ended(ctx: Context, pod: Pod) -> bool:
+    return pod.end is not None or (pod.deleting is not None and ctx.now > pod.deleting + STUCK_GRACE)
+
+
+def clean(ctx: Context, verdict: Verdict) -> Todo:
+    """Take away what runs; ended pods stay for their logs. The store goes last: agents learn the verdict from it."""
+    patience = verdict.since + LEAVE_GRACE
+    running = [p for p in ctx.observed.workers if p.deleting is None and (p.end is None or p.phase == "Running")]
+    waited = [p for p in running if p.phase == "Running" and ctx.now < patience]
+    todo = Todo(tuple(DeletePod(p.name, p.uid, "the job has ended") for p in running if p not in waited))
+    if waited:
+        todo += Todo(wake=(patience,))
+    if not over(ctx):
+        return todo + Todo(wake=(ctx.now + 5.0,))
+    return todo + _take_down_store(ctx)
+
+
+def _take_down_store(ctx: Context) -> Todo:
+    children, name = ctx.observed.children, ctx.job.name
+    stores = [p for p in ctx.observed.stores if p.deleting is None]
+    services = ((nodes_service(name), children.nodes), (store_service(name), children.rendezvous))
+    return Todo(
+        actions=(
+            *(DeletePod(p.name, p.uid, "the job has ended") for p in stores),
+            *(DeleteService(service, child.uid) for service, child in services if child is not None and child.ours),
+        )
+    )
+
+
+def note(verdict: Verdict) -> Note:
+    """The Event of the job's end."""
+    if verdict.succeeded:
+        return Note("Completed", verdict.message, key="end")
+    return Note(verdict.reason, verdict.message, key="end", warning=True)

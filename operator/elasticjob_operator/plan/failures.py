@@ -1,0 +1,64 @@
+"""Failures as status tells them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from elasticjob.contract.messages import Failure, FailureClass
+from elasticjob_operator.model.pods import Pod
+from elasticjob_operator.model.raw import timestamp
+from elasticjob_operator.plan.slots import describe_end
+
+MESSAGE_LENGTH = 1024
+
+
+def from_worker(failure: Failure, node: str) -> dict[str, Any]:
+    """A worker's failure as its agent reported it; `node` is where its pod ran, if known."""
+    return _record(
+        time=timestamp(failure.time),
+        pod=failure.pod,
+        node=node,
+        rank=failure.rank,
+        exitCode=failure.exit_code,
+        signal=failure.signal,
+        reason=failure.exception or failure.signal or "Error",
+        **{"class": failure.kind.value},
+        message=failure.message,
+    )
+
+
+def from_pod(pod: Pod, now: float) -> dict[str, Any]:
+    """The failure of a pod whose agent could not report one."""
+    end = pod.end
+    if end is None:
+        raise ValueError(f"{pod.name} has not ended")
+    said = end.termination.failure if end.termination else None
+    if said is not None:
+        return from_worker(said, pod.node)
+    kind = FailureClass.OOM_KILLED if end.reason == "OOMKilled" else FailureClass.KILLED
+    return _record(
+        time=timestamp(end.time or now),
+        pod=pod.name,
+        node=pod.node,
+        exitCode=end.exit_code,
+        signal=end.signal,
+        reason=end.reason or "Error",
+        **{"class": kind.value},
+        message=(end.termination.message if end.termination else end.message) or f"the pod ended: {describe_end(pod)}",
+    )
+
+
+def tell(record: dict[str, Any]) -> str:
+    """One sentence for people."""
+    rank = f"rank {record['rank']} in " if "rank" in record else ""
+    node = f" on {record['node']}" if record.get("node") else ""
+    code = f" (exit code {record['exitCode']})" if "exitCode" in record and not record.get("signal") else ""
+    message = f": {record['message']}" if record.get("message") else ""
+    return f"{rank}{record.get('pod', 'a pod')}{node} failed with {record.get('reason', 'Error')}{code}{message}"
+
+
+def _record(**values: Any) -> dict[str, Any]:
+    record = {name: value for name, value in values.items() if value not in (None, "")}
+    if "message" in record:
+        record["message"] = record["message"][:MESSAGE_LENGTH]
+    return record

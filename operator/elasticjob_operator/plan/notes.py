@@ -1,0 +1,56 @@
+"""Events: what changed between the status that was and the one that will be. Each is told once."""
+
+from __future__ import annotations
+
+from elasticjob_operator.actions import Note
+from elasticjob_operator.model.status import Condition, ConditionType
+from elasticjob_operator.plan.conditions import Facts
+
+
+def notes(f: Facts, told: dict[ConditionType, Condition]) -> tuple[Note, ...]:
+    """Events beyond those of single pods and failures. Keys name the happening, so that a retry tells it once."""
+    return (*_world(f), *_scale(f, told), *_nodes(f), *_capacity(f, told))
+
+
+def _world(f: Facts) -> tuple[Note, ...]:
+    if not f.world.fresh:
+        return ()
+    what = f"{f.world.active} nodes train with {f.world.size} workers"
+    formed = Note("WorldFormed", f"round {f.world.rounds}: {what}", key=str(f.world.rounds))
+    if f.budget.restarts == f.ctx.status.restarts and not _was_charged(f):
+        return (formed,)
+    restarted = Note("RestartedInPlace", f"restart {f.budget.restarts}: {what}", key=str(f.world.rounds))
+    return (formed, restarted)
+
+
+def _was_charged(f: Facts) -> bool:
+    restarted = f.ctx.status.conditions.get(ConditionType.RESTARTING)
+    return restarted is not None and restarted.true and restarted.reason == "WorkerFailed"
+
+
+def _scale(f: Facts, told: dict[ConditionType, Condition]) -> tuple[Note, ...]:
+    before, target = f.ctx.status.target, f.ctx.spec.target
+    key = f"{f.ctx.job.generation}"
+    if before is not None and before != target:
+        return (Note("ScalingUp" if target > before else "ScalingDown", f"from {before} to {target} nodes", key),)
+    was = f.ctx.status.conditions.get(ConditionType.FULLY_SCALED)
+    scaled = told[ConditionType.FULLY_SCALED]
+    if was is not None and not was.true and scaled.true and "lastScaleTime" in f.ctx.status.raw:
+        return (Note("Scaled", scaled.message, key),)
+    return ()
+
+
+def _nodes(f: Facts) -> tuple[Note, ...]:
+    known = {(node.name, node.lost_at) for node in f.ctx.status.avoided}
+    return tuple(
+        Note("NodeLost", f"{node.why}; new pods stay away from {node.name}", f"{node.name}/{node.lost_at:.0f}", True)
+        for node in f.workers.avoided
+        if (node.name, node.lost_at) not in known
+    )
+
+
+def _capacity(f: Facts, told: dict[ConditionType, Condition]) -> tuple[Note, ...]:
+    now, was = told[ConditionType.FULLY_SCALED], f.ctx.status.conditions.get(ConditionType.FULLY_SCALED)
+    if now.reason != "InsufficientCapacity" or (was is not None and was.reason == now.reason):
+        return ()
+    return (Note("InsufficientCapacity", now.message, key="capacity", warning=True, repeats=True),)

@@ -1,0 +1,157 @@
+"""The next status: what was observed and what is intended, in one write. Unknown fields of a newer operator stay."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from elasticjob.contract.names import Label, Role
+from elasticjob_operator.manifests.names import endpoint
+from elasticjob_operator.model.raw import objects, timestamp
+from elasticjob_operator.model.status import AVOID_SECONDS, Condition, ConditionType
+from elasticjob_operator.plan import conditions
+from elasticjob_operator.plan.budget import RECENT
+from elasticjob_operator.plan.conditions import Facts
+from elasticjob_operator.plan.ending import over
+
+
+def next_status(f: Facts, told: dict[ConditionType, Condition], image: str) -> dict[str, Any]:
+    """The whole status. Equal to the one read when nothing has changed."""
+    ctx = f.ctx
+    status = dict(ctx.status.raw) | {
+        "observedGeneration": ctx.job.generation,
+        "phase": _phase(f, told),
+        "selector": f"{Label.JOB_NAME}={ctx.job.name},{Label.ROLE}={Role.WORKER.value}",
+        "targetReplicas": ctx.spec.target,
+        **_counts(f),
+        "rendezvousRound": f.world.rounds,
+        "restarts": f.budget.restarts,
+        "restartsCountTowardsMax": f.budget.counted,
+        "executionAttempts": max(1, ctx.status.execution_attempts),
+        "rendezvous": _rendezvous(f),
+        "podIncarnations": ",".join(map(str, f.workers.incarnations)),
+        "runtimeImage": ctx.status.runtime_image or image,
+        "avoidedNodes": _avoided(f),
+        "conditions": _written(f, told),
+        **_times(f, told),
+        **_failures(f),
+    }
+    if f.budget.charged_round is not None:
+        status["chargedRound"] = str(f.budget.charged_round)
+    return {name: value for name, value in status.items() if value not in (None, [])}
+
+
+def same(one: Any, other: Any) -> bool:
+    """Whether two statuses say the same."""
+    return json.dumps(one, sort_keys=True) == json.dumps(other, sort_keys=True)
+
+
+def _rendezvous(f: Facts) -> dict[str, Any] | None:
+    if f.store.incarnation is None:
+        return None
+    return {"endpoint": endpoint(f.ctx.job, f.ctx.spec.port), "incarnation": f.store.incarnation}
+
+
+def _counts(f: Facts) -> dict[str, int]:
+    pods = f.ctx.observed.workers
+    ended = [p.end for p in pods if p.end is not None]
+    over_ = f.verdict is not None
+    return {
+        "replicas": sum(p.live for p in pods),
+        "active": 0 if over_ else f.world.active,
+        "ready": 0 if over_ else f.world.ready,
+        "standby": 0 if over_ else f.world.standby,
+        "succeeded": sum(e.exit_code == 0 or e.reason == "Succeeded" for e in ended),
+        "failed": sum(not (e.exit_code == 0 or e.reason == "Succeeded") for e in ended),
+        "terminating": sum(p.deleting is not None and p.end is None for p in pods),
+        "worldSize": 0 if over_ else f.world.size,
+    }
+
+
+def _avoided(f: Facts) -> list[dict[str, str]]:
+    return [
+        {"name": node.name, "until": timestamp(node.lost_at + AVOID_SECONDS), "why": node.why}
+        for node in f.workers.avoided
+    ]
+
+
+def _times(f: Facts, told: dict[ConditionType, Condition]) -> dict[str, str]:
+    ctx, now = f.ctx, timestamp(f.ctx.now)
+    times = {"startTime": ctx.status.raw.get("startTime") or now}
+    if f.world.fresh:
+        # Microseconds: two rounds may be formed within one second, and each is counted once.
+        times["lastRendezvousTime"] = timestamp(f.world.formed_at, precise=True)
+    if f.budget.restarts > ctx.status.restarts or f.budget.exhausted:
+        times["lastRestartTime"] = now
+    if ctx.status.target is not None and ctx.status.target != ctx.spec.target:
+        times["lastScaleTime"] = now
+    ended = told.get(ConditionType.COMPLETE) or told.get(ConditionType.FAILED)
+    if ended is not None and "completionTime" not in ctx.status.raw:
+        times["completionTime"] = now
+    return times
+
+
+def _failures(f: Facts) -> dict[str, Any]:
+    new = list(f.budget.failed)
+    cause = f.verdict.failure if f.verdict else None
+    if cause is not None and cause not in new and cause != f.ctx.status.raw.get("lastFailure"):
+        new.append(cause)
+    if not new:
+        return {}
+    recent = [*objects(f.ctx.status.raw, "recentFailures"), *new]
+    return {"lastFailure": new[-1], "recentFailures": recent[-RECENT:]}
+
+
+# ---- conditions ------------------------------------------------------------------------------------------------
+
+
+def told_conditions(f: Facts) -> dict[ConditionType, Condition]:
+    """Every condition that applies."""
+    told: dict[ConditionType, Condition | None] = {
+        ConditionType.RENDEZVOUS_READY: conditions.rendezvous_ready(f),
+        ConditionType.RUNNING: conditions.running(f),
+        ConditionType.FULLY_SCALED: conditions.fully_scaled(f),
+        ConditionType.RESTARTING: conditions.restarting(f),
+    }
+    if f.verdict is not None:
+        met = ConditionType.SUCCESS_CRITERIA_MET if f.verdict.succeeded else ConditionType.FAILURE_TARGET
+        final = ConditionType.COMPLETE if f.verdict.succeeded else ConditionType.FAILED
+        told[met] = Condition("True", f.verdict.reason, f.verdict.message)
+        if over(f.ctx) or f.ctx.status.is_true(final):
+            told[final] = Condition("True", f.verdict.reason, f.verdict.message)
+    return {kind: value for kind, value in told.items() if value is not None}
+
+
+def _written(f: Facts, told: dict[ConditionType, Condition]) -> list[dict[str, Any]]:
+    """metav1.Conditions; those of types this operator does not know stay."""
+    known = {kind.value for kind in ConditionType}
+    others = [dict(c) for c in objects(f.ctx.status.raw, "conditions") if c.get("type") not in known]
+    return [_one(f, kind, told[kind]) for kind in ConditionType if kind in told] + others
+
+
+def _one(f: Facts, kind: ConditionType, value: Condition) -> dict[str, Any]:
+    before = f.ctx.status.conditions.get(kind)
+    since = before.since if before is not None and before.status == value.status else f.ctx.now
+    return {
+        "type": kind.value,
+        "status": value.status,
+        "reason": value.reason,
+        "message": value.message[:32768],
+        "observedGeneration": f.ctx.job.generation,
+        "lastTransitionTime": timestamp(since),
+    }
+
+
+def _phase(f: Facts, told: dict[ConditionType, Condition]) -> str:
+    if f.verdict is not None:
+        return "Succeeded" if f.verdict.succeeded else "Failed"
+    if f.world.formed:
+        scaled = told[ConditionType.FULLY_SCALED]
+        if scaled.true:
+            return "Running"
+        return "Scaling" if scaled.reason in ("ScalingUp", "ScalingDown") else "Degraded"
+    if f.world.rounds > 0:
+        fault = told.get(ConditionType.RESTARTING)
+        return "Restarting" if fault is not None and fault.true else "Scaling"
+    blocked = told[ConditionType.RUNNING].reason != "WaitingForMinReplicas"
+    return "Pending" if blocked or not any(p.running for p in f.ctx.observed.workers) else "Starting"

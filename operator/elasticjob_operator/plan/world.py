@@ -1,0 +1,80 @@
+"""What is known of the training itself: the coordinator's report, or status while nobody can be asked."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from elasticjob.contract.messages import Outcome, Report, RoundPhase
+from elasticjob_operator.model.raw import integer
+from elasticjob_operator.model.status import ConditionType
+from elasticjob_operator.plan.context import Context
+
+
+@dataclass(frozen=True)
+class World:
+    """`formed`: the workers of a round have all started and run."""
+
+    formed: bool
+    active: int
+    """Nodes in the running round."""
+    ready: int
+    standby: int
+    size: int
+    """Workers in the running round."""
+    rounds: int
+    """Rounds formed in the job's life."""
+    formed_at: float
+    """When the newest one was formed, Unix seconds; 0: never."""
+    fresh: bool
+    """Whether the newest one is new to status."""
+    outcome: Outcome | None
+    reason: str
+    """The coordinator's own words; empty while it cannot be asked."""
+
+
+def look(ctx: Context) -> World:
+    """A coordinator that still recovers knows less than status does."""
+    report = ctx.report
+    if report is None or report.phase is RoundPhase.RECOVERING:
+        return _remembered(ctx, report)
+    formed = report.phase is RoundPhase.RUNNING and report.formed_at > 0
+    fresh = report.formed_at > ctx.status.last_rendezvous + 0.001
+    rounds = ctx.status.rounds
+    return World(
+        formed=formed,
+        active=report.active if formed else 0,
+        ready=sum(node.ready for node in report.nodes),
+        standby=sum(not node.member for node in report.nodes) if formed else 0,
+        size=report.world_size if formed else 0,
+        rounds=max(rounds + 1, report.rounds) if fresh else rounds,
+        formed_at=report.formed_at if fresh else ctx.status.last_rendezvous,
+        fresh=fresh,
+        outcome=_outcome(ctx, report),
+        reason=report.reason,
+    )
+
+
+def _remembered(ctx: Context, report: Report | None) -> World:
+    raw = ctx.status.raw
+    live = sum(pod.running for pod in ctx.observed.workers)
+    formed = ctx.status.is_true(ConditionType.RUNNING) and live > 0
+    return World(
+        formed=formed,
+        active=min(integer(raw, "active"), live) if formed else 0,
+        ready=sum(pod.ready and pod.live for pod in ctx.observed.workers),
+        standby=integer(raw, "standby") if formed else 0,
+        size=integer(raw, "worldSize") if formed else 0,
+        rounds=ctx.status.rounds,
+        formed_at=ctx.status.last_rendezvous,
+        fresh=False,
+        outcome=_outcome(ctx, report),
+        reason=report.reason if report else "",
+    )
+
+
+def _outcome(ctx: Context, report: Report | None) -> Outcome | None:
+    """Declared by the coordinator, or proved by the termination message of one pod."""
+    if report is not None and report.outcome is not None:
+        return report.outcome
+    declared = {pod.end.outcome for pod in ctx.observed.workers if pod.end is not None}
+    return next((o for o in (Outcome.SUCCEEDED, Outcome.FAILED) if o in declared), None)

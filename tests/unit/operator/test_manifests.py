@@ -1,0 +1,178 @@
+"""Children as they are sent: what a template becomes, and that what we add is restricted."""
+
+from __future__ import annotations
+
+import base64
+import copy
+import json
+from typing import Any
+
+import pytest
+
+from elasticjob.contract import codec
+from elasticjob.contract.messages import Settings
+from elasticjob.contract.names import Env
+from elasticjob_operator import manifests
+from elasticjob_operator.model.observed import parse_job
+from support.operator_build import UID, job, raw_job
+
+Raw = dict[str, Any]
+
+
+def template(pod: Raw | None = None, **container: Any) -> Raw:
+    main = {"name": "main", "image": "user:1", "command": ["python", "train.py"]} | container
+    return {"spec": {"containers": [main]} | (pod or {})}
+
+
+def worker(spec_template: Raw | None = None, avoid: tuple[str, ...] = (), **spec: Any) -> Raw:
+    built = job(**({"template": spec_template} if spec_template else {}), **spec)
+    assert built.spec is not None
+    return manifests.worker_pod_manifest(built, built.spec, 1, 2, "agent:1", avoid)
+
+
+def trainer(pod: Raw) -> Raw:
+    found: Raw = pod["spec"]["containers"][0]
+    return found
+
+
+def env(container: Raw) -> dict[str, Any]:
+    return {item["name"]: item.get("value", item.get("valueFrom")) for item in container["env"]}
+
+
+@pytest.mark.parametrize(
+    ("command", "args", "wrapped"),
+    [
+        (["python", "t.py"], None, ["python", "/elasticjob/agent.pyz", "agent", "--", "python", "t.py"]),
+        (["/opt/v/bin/python3.12"], ["-m", "x"], [
+            "/opt/v/bin/python3.12", "/elasticjob/agent.pyz", "agent", "--", "/opt/v/bin/python3.12", "-m", "x",
+        ]),
+        (["torchrun", "t.py"], None, ["python3", "/elasticjob/agent.pyz", "agent", "--", "torchrun", "t.py"]),
+        (["bash", "-c"], ["x"], ["python3", "/elasticjob/agent.pyz", "agent", "--", "bash", "-c", "x"]),
+        (["/bin/pythonish"], None, ["python3", "/elasticjob/agent.pyz", "agent", "--", "/bin/pythonish"]),
+    ],
+)  # fmt: skip
+def test_the_agent_stands_in_front_of_the_command(
+    command: list[str], args: list[str] | None, wrapped: list[str]
+) -> None:
+    container = trainer(worker(template(None, command=command, args=args)))
+    assert container["command"] == wrapped
+    assert "args" not in container
+
+
+def test_a_worker_has_its_place_and_its_own_token_only_if_asked() -> None:
+    pod = worker(template({"nodeSelector": {"gpu": "yes"}, "imagePullSecrets": [{"name": "reg"}]}))
+    assert pod["metadata"]["name"] == "bert-1-2"
+    assert pod["metadata"]["ownerReferences"][0]["uid"] == UID
+    assert pod["metadata"]["labels"]["elasticjob.dev/role"] == "worker"
+    spec = pod["spec"]
+    picked = {name: spec[name] for name in ("hostname", "subdomain", "restartPolicy", "nodeSelector")}
+    assert picked == {
+        "hostname": "bert-1", "subdomain": "bert", "restartPolicy": "Never", "nodeSelector": {"gpu": "yes"},
+    }  # fmt: skip
+    assert (spec["automountServiceAccountToken"], spec["enableServiceLinks"]) == (False, False)
+    assert spec["imagePullSecrets"] == [{"name": "reg"}]
+    assert worker(template({"automountServiceAccountToken": True}))["spec"]["automountServiceAccountToken"] is True
+
+
+def test_the_agent_is_told_what_it_needs_and_its_key_stays_in_the_secret() -> None:
+    told = env(trainer(worker(template(env=[{"name": "ELASTICJOB_SLOT", "value": "9"}, {"name": "A", "value": "b"}]))))
+    assert told["A"] == "b"
+    assert {told[n] for n in (Env.SLOT, Env.POD_NAME, Env.POD_INCARNATION)} == {"1", "bert-1-2", "2"}
+    assert told[Env.STORE_ENDPOINT] == "bert-rdzv.ns.svc:29400"
+    assert told[Env.NODE_KEY] == {"secretKeyRef": {"name": "bert-rdzv", "key": "node"}}
+    assert told[Env.POD_IP] == {"fieldRef": {"fieldPath": "status.podIP"}}
+    assert (told[Env.PRELOAD], told[Env.KEEP_ALIVE], told["PYTHONUNBUFFERED"]) == ("torch,torch._dynamo", "1x3", "1")
+    assert Env.OPERATOR_KEY not in told
+
+
+@pytest.mark.parametrize(
+    ("asked", "stop_grace", "becomes"), [(None, 1, 30), (3, 1, 6), (60, 1, 60), (None, 40, 45), (0, 0, 5)]
+)
+def test_the_kubelet_waits_longer_than_the_agent(asked: int | None, stop_grace: int, becomes: int) -> None:
+    pod = {} if asked is None else {"terminationGracePeriodSeconds": asked}
+    assert worker(template(pod), stopGraceSeconds=stop_grace)["spec"]["terminationGracePeriodSeconds"] == becomes
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_shared_memory_is_the_hosts_unless_the_template_has_its_own(own: bool) -> None:
+    mounts = [{"name": "mine", "mountPath": "/dev/shm/"}] if own else []
+    pod = worker(template(volumeMounts=mounts))
+    assert [v["name"] for v in pod["spec"]["volumes"]] == ["elasticjob-agent", *([] if own else ["elasticjob-shm"])]
+    paths = [m["mountPath"].rstrip("/") for m in trainer(pod)["volumeMounts"]]
+    assert paths.count("/dev/shm") == 1
+
+
+def test_the_named_trainer_is_wrapped_and_sidecars_are_left_alone() -> None:
+    sidecar = {"name": "log", "image": "l", "command": ["tail"]}
+    main = {"name": "trainer", "image": "u", "command": ["python", "t.py"]}
+    pod = worker({"spec": {"containers": [sidecar, main]}})
+    assert pod["spec"]["containers"][0] == sidecar
+    assert pod["spec"]["containers"][1]["command"][1] == "/elasticjob/agent.pyz"
+
+
+def test_each_alternative_of_the_templates_affinity_keeps_away_from_lost_nodes() -> None:
+    terms = [{"matchExpressions": [{"key": "a", "operator": "Exists"}]}, {"matchFields": [{"key": "metadata.name"}]}]
+    required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}
+    pod = worker(template({"affinity": {"nodeAffinity": required, "podAntiAffinity": {}}}), avoid=("n1", "n2"))
+    affinity = pod["spec"]["affinity"]
+    away = {"key": "kubernetes.io/hostname", "operator": "NotIn", "values": ["n1", "n2"]}
+    chosen = affinity["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
+    assert [term["matchExpressions"][-1] for term in chosen] == [away, away]
+    assert chosen[0]["matchExpressions"][0] == {"key": "a", "operator": "Exists"}
+    assert "podAntiAffinity" in affinity
+    assert pod["metadata"]["annotations"] == {"elasticjob.dev/avoids": "n1,n2"}
+    assert "affinity" not in worker()["spec"]
+
+
+def test_building_leaves_the_job_as_it_was() -> None:
+    raw = raw_job(template=template({"volumes": [{"name": "data", "emptyDir": {}}]}))
+    before = copy.deepcopy(raw)
+    built = parse_job(raw)
+    assert built.spec is not None
+    one = manifests.worker_pod_manifest(built, built.spec, 0, 0, "a", ("n1",))
+    assert manifests.worker_pod_manifest(built, built.spec, 0, 0, "a", ("n1",)) == one
+    assert raw == before
+
+
+def restricted(container: Raw) -> bool:
+    context = container["securityContext"]
+    return (
+        context["allowPrivilegeEscalation"] is False
+        and context["capabilities"] == {"drop": ["ALL"]}
+        and context["runAsNonRoot"] is True
+        and context["runAsUser"] > 0
+        and context["seccompProfile"] == {"type": "RuntimeDefault"}
+    )
+
+
+def test_our_own_containers_pass_the_restricted_policy() -> None:
+    built = job()
+    assert built.spec is not None
+    pod = manifests.store_pod_manifest(built, built.spec, 3, "agent:1")
+    assert restricted(pod["spec"]["containers"][0])
+    assert restricted(worker()["spec"]["initContainers"][0])
+
+
+def test_the_store_knows_its_rules_and_both_keys() -> None:
+    where = {"nodeSelector": {"cpu": "y"}, "tolerations": [{"key": "t"}], "priorityClassName": "high"}
+    built = job(rendezvous={"port": 1234, "store": where}, failurePolicy={"maxRestarts": 7})
+    assert built.spec is not None
+    pod = manifests.store_pod_manifest(built, built.spec, 3, "agent:1")
+    assert (pod["metadata"]["name"], pod["spec"]["restartPolicy"]) == ("bert-rdzv-3", "Always")
+    assert {name: pod["spec"][name] for name in where} == where
+    told = env(pod["spec"]["containers"][0])
+    settings = codec.parse(Settings, json.loads(told[Env.SETTINGS]))
+    assert (settings.min_nodes, settings.target, settings.max_restarts) == (2, 2, 7)
+    assert (told[Env.STORE_INCARNATION], told[Env.PORT], told[Env.RUN_ID]) == ("3", "1234", UID)
+    assert told[Env.OPERATOR_KEY] == {"secretKeyRef": {"name": "bert-rdzv", "key": "operator"}}
+
+
+def test_services_and_secret() -> None:
+    built = job()
+    nodes = manifests.nodes_service_manifest(built)
+    assert (nodes["metadata"]["name"], nodes["spec"]["clusterIP"]) == ("bert", "None")
+    assert nodes["spec"]["publishNotReadyAddresses"] is True
+    rendezvous = manifests.store_service_manifest(built, 29400, 4)
+    assert rendezvous["spec"]["selector"]["elasticjob.dev/restart-attempt"] == "4"
+    secret = manifests.secret_manifest(built, {"node": "ab", "operator": "cd"})
+    assert {k: base64.b64decode(v).decode() for k, v in secret["data"].items()} == {"node": "ab", "operator": "cd"}

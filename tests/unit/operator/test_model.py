@@ -1,0 +1,115 @@
+"""What the operator reads: defaults, and that nothing somebody else wrote makes it crash."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from elasticjob.contract.messages import Outcome
+from elasticjob_operator.model.observed import Observed, parse_job
+from elasticjob_operator.model.pods import parse_pod
+from elasticjob_operator.model.raw import moment, quantity, timestamp
+from elasticjob_operator.model.spec import parse_spec
+from elasticjob_operator.model.status import parse_status
+from elasticjob_operator.plan import plan
+from support.operator_build import declared, ended, job, raw_job, raw_pod, worker
+
+
+def container(**resources: Any) -> dict[str, Any]:
+    main = {"name": "main", "image": "i", "command": ["python", "t.py"], "resources": resources}
+    return {"spec": {"containers": [main]}}
+
+
+@pytest.mark.parametrize(
+    ("nproc", "resources", "expected"),
+    [
+        (None, {}, 1),
+        ("auto", {"limits": {"nvidia.com/gpu": "2"}}, 2),
+        ("gpu", {"requests": {"amd.com/gpu": 4}}, 4),
+        ("auto", {"requests": {"nvidia.com/gpu": "2"}, "limits": {"nvidia.com/gpu": "2"}}, 2),
+        ("cpu", {"limits": {"cpu": "1500m"}}, 2),
+        ("cpu", {}, 1),
+        (3, {"limits": {"nvidia.com/gpu": "8"}}, 3),
+        ("5", {}, 5),
+    ],
+)
+def test_workers_per_node(nproc: Any, resources: dict[str, Any], expected: int) -> None:
+    assert parse_spec({"nprocPerNode": nproc, "template": container(**resources)}).nproc_per_node == expected
+
+
+def test_defaults() -> None:
+    spec = parse_spec({"template": container()})
+    assert (spec.target, spec.min_replicas, spec.max_replicas, spec.port, spec.stop_grace) == (1, 1, 1, 29400, 1)
+    assert (spec.preload, spec.max_restarts, spec.join_timeout) == (("torch", "torch._dynamo"), 3, 600)
+    assert parse_spec({"template": container(), "preload": []}).preload == ()
+
+
+@pytest.mark.parametrize(
+    ("written", "value"), [("500m", 0.5), ("4", 4.0), (2, 2.0), ("2Gi", 2.0**31), ("x", 0.0), (None, 0.0), (True, 0.0)]
+)
+def test_quantities(written: Any, value: float) -> None:
+    assert quantity(written) == value
+
+
+def test_times_survive_writing() -> None:
+    assert moment({"t": timestamp(12.345678, precise=True)}, "t") == pytest.approx(12.345678, abs=1e-6)
+    assert moment({"t": timestamp(12.9)}, "t") == 12.0
+    assert moment({"t": "yesterday"}, "t") is None
+
+
+def test_a_pod_is_judged_by_its_trainer() -> None:
+    raw = raw_pod(0, container={"name": "side", "state": {"terminated": {"exitCode": 1}}})
+    assert parse_pod(raw).end is None
+    done = worker(0, **ended(0, "Completed", declared(Outcome.SUCCEEDED)))
+    assert done.end is not None
+    assert done.end.outcome is Outcome.SUCCEEDED
+
+
+@pytest.mark.parametrize("said", ["", "{", "[]", '{"outcome": "Won"}', '{"outcome": 1, "reason": 2}', "x" * 5000])
+def test_a_termination_message_is_data(said: str) -> None:
+    pod = worker(0, **ended(1, said=said))
+    assert pod.end is not None
+    assert (pod.end.outcome, len(pod.end.message) <= 1024) == (None, True)
+
+
+def test_a_container_killed_by_a_signal_names_it() -> None:
+    pod = worker(0, **ended(137, "OOMKilled"))
+    assert pod.end is not None
+    assert (pod.end.signal, pod.end.reason) == ("SIGKILL", "OOMKilled")
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-5, 5) | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=5,
+)
+STATUS_FIELDS = (
+    "podIncarnations", "rendezvous", "chargedRound", "restarts", "conditions", "avoidedNodes", "lastFailure",
+    "recentFailures", "targetReplicas", "lastRendezvousTime", "runtimeImage", "rendezvousRound", "executionAttempts",
+)  # fmt: skip
+SPEC_FIELDS = (
+    "replicas",
+    "nprocPerNode",
+    "elasticPolicy",
+    "rendezvous",
+    "preload",
+    "failurePolicy",
+    "stopGraceSeconds",
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.dictionaries(st.sampled_from(STATUS_FIELDS), JSON), st.dictionaries(st.sampled_from(SPEC_FIELDS), JSON))
+def test_no_status_or_spec_makes_a_plan_crash(status: dict[str, Any], spec: dict[str, Any]) -> None:
+    parse_status(status)
+    plan(Observed(parse_job(raw_job(status=status, **spec))), "image", 0.0)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.dictionaries(st.sampled_from(("metadata", "spec", "status")), JSON))
+def test_no_pod_makes_the_model_crash(raw: dict[str, Any]) -> None:
+    parse_pod(raw)
+    assert job().name == "bert"

@@ -1,0 +1,347 @@
+"""The store, the budget, the end of a job, and what status says: given what is there, what follows."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from elasticjob.contract.messages import EndReason, FailureClass, Outcome, Report, RoundPhase
+from elasticjob.contract.names import RoundId
+from elasticjob_operator.actions import CreateStore, DeletePod, DeleteService, PointStoreService
+from elasticjob_operator.model.observed import Link, Observed, Refusal, RefusalReason
+from elasticjob_operator.model.pods import Pod
+from elasticjob_operator.plan import Plan, plan
+from support.operator_build import (
+    CHILDREN,
+    IMAGE,
+    NOW,
+    condition,
+    declared,
+    elastic,
+    ended,
+    failure,
+    gathering,
+    job,
+    link,
+    report,
+    round_ended,
+    status,
+    steady,
+    store,
+    unschedulable,
+    worker,
+)
+
+
+def run(observed: Observed, now: float = NOW) -> Plan:
+    return plan(observed, IMAGE, now)
+
+
+def told(p: Plan) -> dict[str, Any]:
+    assert p.status is not None
+    return dict(p.status)
+
+
+def conditions(p: Plan) -> dict[str, tuple[str, str]]:
+    return {c["type"]: (c["status"], c["reason"]) for c in told(p)["conditions"]}
+
+
+# ---- the store -------------------------------------------------------------------------------------------------
+
+DOWN = Link(connected=False, since=NOW - 12)
+
+
+def with_store(pod: Pod | None, down: Link = DOWN, lease: float | None = None) -> Observed:
+    leases = {} if lease is None else {"n1": lease}
+    observed = steady(conditions=[condition("RendezvousReady")])
+    return replace(observed, stores=() if pod is None else (pod,), link=down, leases=leases)
+
+
+@pytest.mark.parametrize(
+    ("name", "pod", "lease_age", "created", "forced"),
+    [
+        ("gone", None, None, True, None),
+        ("failed", store(phase="Failed", container={"state": {}}), None, True, False),
+        ("being deleted", store(deleting=NOW + 5), None, False, None),
+        ("container restarts in place", store(container={"state": {"terminated": {"exitCode": 1}}}), None, False, None),
+        ("silent, kubelet speaks", store(), 5.0, False, None),
+        ("silent like its kubelet", store(), 16.0, False, True),
+        ("deleted on a node that is gone", store(deleting=NOW - 9), 41.0, False, True),
+    ],
+    ids=lambda v: v if isinstance(v, str) else "",
+)
+def test_a_store_has_a_successor_only_once_it_has_surely_ended(
+    name: str, pod: Pod | None, lease_age: float | None, created: bool, forced: bool | None
+) -> None:
+    p = run(with_store(pod, lease=None if lease_age is None else NOW - lease_age))
+    assert [a for a in p.actions if isinstance(a, CreateStore)] == ([CreateStore("bert-rdzv-1", 1)] if created else [])
+    assert [a.force for a in p.actions if isinstance(a, DeletePod)] == ([] if forced is None else [forced])
+    points = [a for a in p.actions if isinstance(a, PointStoreService)]
+    assert points == ([PointStoreService("r", 1)] if created else [])
+    assert told(p)["rendezvous"]["incarnation"] == int(created)
+
+
+def test_a_store_that_was_refused_keeps_its_incarnation() -> None:
+    refused = {"bert-rdzv-0": Refusal(RefusalReason.QUOTA_EXCEEDED, "exceeded quota", NOW + 3)}
+    observed = replace(with_store(None), refusals=refused)
+    assert run(observed).actions == ()
+    assert run(observed, NOW + 3).actions == (CreateStore("bert-rdzv-0", 0),)
+
+
+@pytest.mark.parametrize(
+    ("name", "pod", "seen", "expected"),
+    [
+        ("serves", store(), link(report()), ("True", "StoreAvailable")),
+        ("blinked", store(), Link(False, NOW - 1), ("True", "R")),
+        ("silent", store(), Link(False, NOW - 4), ("False", "StoreLost")),
+        ("gone", None, DOWN, ("False", "StoreRescheduled")),
+    ],
+    ids=lambda v: v if isinstance(v, str) else "",
+)
+def test_rendezvous_ready(name: str, pod: Pod | None, seen: Link, expected: tuple[str, str]) -> None:
+    assert conditions(run(with_store(pod, seen)))["RendezvousReady"] == expected
+
+
+# ---- restarts --------------------------------------------------------------------------------------------------
+
+
+def after(*ended_rounds: Any, **status_more: Any) -> Observed:
+    return steady(told=replace(gathering(worker(0), worker(1), rounds=1), ended=ended_rounds), **status_more)
+
+
+@pytest.mark.parametrize(
+    ("name", "rounds", "seen", "restarts", "charged_round"),
+    [
+        ("one failure", (round_ended(1),), None, 1, "1.0.1"),
+        ("seen before", (round_ended(1),), "1.0.1", 0, "1.0.1"),
+        ("two at once", (round_ended(1), round_ended(2)), None, 2, "1.0.2"),
+        ("out of order, one seen", (round_ended(3), round_ended(2)), "1.0.2", 1, "1.0.3"),
+        ("a lost node is free", (round_ended(1, EndReason.AGENT_LOST),), None, 0, "1.0.1"),
+        ("a deletion is free", (round_ended(1, EndReason.NODE_LEFT),), None, 0, "1.0.1"),
+        ("scaling is free", (round_ended(1, EndReason.SCALING_UP),), None, 0, "1.0.1"),
+    ],
+    ids=lambda v: v if isinstance(v, str) else "",
+)
+def test_each_ended_round_is_charged_once(
+    name: str, rounds: Any, seen: str | None, restarts: int, charged_round: str
+) -> None:
+    p = run(after(*rounds, **({"chargedRound": seen} if seen else {})))
+    status_ = told(p)
+    assert (status_["restarts"], status_["chargedRound"]) == (restarts, charged_round)
+    assert p.facts is not None
+    assert (p.facts.charged, p.facts.charged_round) == (restarts, RoundId.parse(charged_round))
+
+
+def test_the_root_cause_is_told_in_full() -> None:
+    cause = failure(rank=3, message="loss is nan")
+    status_ = told(run(after(round_ended(1, failure=cause))))
+    assert status_["lastFailure"] == {
+        "time": "2027-01-15T07:59:58Z", "pod": "bert-0-0", "node": "n1", "rank": 3, "exitCode": 1,
+        "reason": "ValueError", "class": "UserError", "message": "loss is nan",
+    }  # fmt: skip
+    assert status_["recentFailures"] == [status_["lastFailure"]]
+
+
+def test_status_keeps_the_last_ten_failures() -> None:
+    old = [{"pod": f"p{i}"} for i in range(10)]
+    kept = told(run(after(round_ended(1), recentFailures=old)))["recentFailures"]
+    assert [f["pod"] for f in kept] == [*(f"p{i}" for i in range(1, 10)), "bert-0-0"]
+
+
+def test_a_failure_beyond_the_budget_ends_the_job() -> None:
+    spent: dict[str, Any] = {"restarts": 3, "restartsCountTowardsMax": 3, "conditions": [condition("Running")]}
+    pods = (worker(0, **ended(137, "OOMKilled")), worker(1))
+    p = run(steady(workers=pods, **spent))
+    status_ = told(p)
+    assert conditions(p)["FailureTarget"] == ("True", "MaxRestartsExceeded")
+    assert "Failed" not in conditions(p)
+    assert (status_["restarts"], status_["phase"]) == (3, "Failed")
+    assert status_["lastFailure"]["class"] == FailureClass.OOM_KILLED.value
+    assert [n.reason for n in p.notes] == ["WorkerFailed", "MaxRestartsExceeded"]
+    assert status_["podIncarnations"] == "0,0"
+
+
+# ---- the end ---------------------------------------------------------------------------------------------------
+
+WON = declared(Outcome.SUCCEEDED)
+FINISHED = replace(report(worker(0), worker(1)), phase=RoundPhase.FINISHED, outcome=Outcome.SUCCEEDED)
+
+
+def test_success_declared_by_the_store_waits_for_the_pods() -> None:
+    p = run(steady(told=FINISHED))
+    assert p.actions == ()
+    assert conditions(p)["SuccessCriteriaMet"] == ("True", "AllAgentsSucceeded")
+    assert "Complete" not in conditions(p)
+    assert conditions(p)["Running"] == ("False", "Finished")
+
+
+def test_one_termination_message_proves_success_while_the_store_is_away() -> None:
+    pods = (worker(0, **ended(0, "Completed", WON)), worker(1))
+    p = run(replace(steady(workers=pods), link=DOWN, stores=()))
+    assert conditions(p)["SuccessCriteriaMet"] == ("True", "AllAgentsSucceeded")
+    assert p.actions == ()
+
+
+MET = condition("SuccessCriteriaMet", reason="AllAgentsSucceeded", at=NOW - 5)
+DONE = (worker(0, **ended(0, "Completed", WON)), worker(1, **ended(0, "Completed", WON)))
+
+
+def test_complete_once_all_pods_have_ended_and_then_the_store_goes() -> None:
+    p = run(steady(workers=DONE, conditions=[MET]))
+    assert conditions(p)["Complete"] == ("True", "AllAgentsSucceeded")
+    status_ = told(p)
+    assert (status_["phase"], status_["succeeded"], status_["active"], status_["worldSize"]) == ("Succeeded", 2, 0, 0)
+    assert status_["completionTime"] == "2027-01-15T08:00:00Z"
+    assert p.actions == (
+        DeletePod("bert-rdzv-0", "uid-bert-rdzv-0", "the job has ended"),
+        DeleteService("bert", "n"),
+        DeleteService("bert-rdzv", "r"),
+    )
+
+
+def test_what_does_not_end_by_itself_is_deleted() -> None:
+    observed = steady(workers=(DONE[0], worker(1)), conditions=[MET])
+    early = run(observed)
+    assert early.actions == ()
+    assert early.requeue_after == pytest.approx(5.0)
+    assert [a.name for a in run(observed, NOW + 6).actions if isinstance(a, DeletePod)] == ["bert-1-0"]
+
+
+def test_a_pod_stuck_on_a_dead_node_does_not_hold_the_end() -> None:
+    observed = steady(workers=(DONE[0], worker(1, deleting=NOW - 40)), conditions=[MET])
+    assert "Complete" in conditions(run(observed))
+
+
+@pytest.mark.parametrize("kind", ["Complete", "Failed"])
+def test_terminal_is_final_whoever_deletes_what(kind: str) -> None:
+    first = condition("SuccessCriteriaMet" if kind == "Complete" else "FailureTarget", reason="X")
+    observed = replace(steady(workers=(), conditions=[first, condition(kind, reason="X")]), stores=(), link=Link())
+    children = replace(CHILDREN, nodes=None, rendezvous=None)
+    p = run(replace(observed, children=children))
+    assert p.actions == ()
+    assert conditions(p)[kind] == ("True", "X")
+    again = run(replace(observed, children=children, job=job(status=told(p))))
+    assert (again.status, again.actions) == (None, ())
+
+
+def test_a_failed_job_names_its_cause_and_what_to_do() -> None:
+    lost_budget = replace(
+        report(worker(0), worker(1)), phase=RoundPhase.FINISHED, outcome=Outcome.FAILED, failure=failure(rank=1),
+        ended=(replace(round_ended(4), charged=False),),
+    )  # fmt: skip
+    p = run(steady(told=lost_budget, restarts=3, restartsCountTowardsMax=3))
+    (target,) = [c for c in told(p)["conditions"] if c["type"] == "FailureTarget"]
+    assert target["reason"] == "MaxRestartsExceeded"
+    for words in ("3 of 3 restarts", "rank 1", "ValueError", "bad", "maxRestarts"):
+        assert words in target["message"]
+    assert told(p)["lastFailure"]["rank"] == 1
+
+
+def test_a_spec_that_cannot_run_fails_with_a_sentence() -> None:
+    p = run(Observed(job(template={"spec": {"containers": [{"name": "a", "image": "b"}]}})))
+    (failed,) = told(p)["conditions"]
+    assert (failed["type"], failed["reason"]) == ("Failed", "InvalidSpec")
+    assert "command" in failed["message"]
+
+
+# ---- conditions ------------------------------------------------------------------------------------------------
+
+NO_IMAGE: dict[str, Any] = {
+    "phase": "Pending",
+    "container": {"state": {"waiting": {"reason": "ImagePullBackOff", "message": "not found"}}},
+}
+TWO = (worker(0), worker(1))
+
+
+@pytest.mark.parametrize(
+    ("name", "pods", "seen", "more", "running", "scaled", "phase"),
+    [
+        ("trains", TWO, report(*TWO), {}, "WorldFormed", "AtDesiredReplicas", "Running"),
+        ("starts", TWO, gathering(*TWO), {}, "WaitingForMinReplicas", "ScalingUp", "Starting"),
+        (
+            "no room", (worker(0), worker(1, **unschedulable())), gathering(worker(0)), {}, "Unschedulable",
+            "InsufficientCapacity", "Pending",
+        ),
+        (
+            "no image", (worker(0), worker(1, **NO_IMAGE)), gathering(worker(0)), {}, "ImagePullFailed",
+            "BelowDesiredAboveMin", "Pending",
+        ),
+        (
+            "between rounds", TWO, gathering(*TWO, rounds=1), {"rendezvousRound": 1}, "Restarting", "ScalingUp",
+            "Scaling",
+        ),
+        (
+            "a store that recovers", TWO, replace(gathering(*TWO), phase=RoundPhase.RECOVERING),
+            {"conditions": [condition("Running")], "active": 2, "worldSize": 2}, "WorldFormed", "AtDesiredReplicas",
+            "Running",
+        ),
+    ],
+    ids=lambda v: v if isinstance(v, str) and " " in v else "",
+)  # fmt: skip
+def test_running_and_fully_scaled(
+    name: str, pods: tuple[Pod, ...], seen: Report, more: dict[str, Any], running: str, scaled: str, phase: str
+) -> None:
+    p = run(steady(workers=pods, told=seen, **more))
+    assert (conditions(p)["Running"][1], conditions(p)["FullyScaled"][1], told(p)["phase"]) == (running, scaled, phase)
+
+
+def test_more_replicas_than_fit_train_with_what_there_is() -> None:
+    pods = (*TWO, worker(2, **unschedulable("0/3 nodes are available: 3 Insufficient cpu.")))
+    observed = replace(
+        steady(workers=pods, told=report(*TWO)),
+        job=job(status=status(podIncarnations="0,0,0", targetReplicas=3), **elastic(2, 4, 3)),
+    )
+    p = run(observed)
+    assert conditions(p)["Running"] == ("True", "WorldFormed")
+    assert conditions(p)["FullyScaled"] == ("False", "InsufficientCapacity")
+    (scaled,) = [c for c in told(p)["conditions"] if c["type"] == "FullyScaled"]
+    assert "3 Insufficient cpu" in scaled["message"]
+    assert told(p)["phase"] == "Degraded"
+    assert p.facts is not None
+    assert [f.state.value for f in p.facts.pods] == ["running", "running", "unschedulable"]
+
+
+@pytest.mark.parametrize(
+    ("reason", "expected"),
+    [
+        (EndReason.WORKER_FAILED, ("True", "WorkerFailed")),
+        (EndReason.AGENT_LOST, ("True", "AgentLost")),
+        (EndReason.NODE_LEFT, ("True", "PodEvicted")),
+        (EndReason.SCALING_UP, None),
+    ],
+)
+def test_restarting_is_told_for_faults_only(reason: EndReason, expected: tuple[str, str] | None) -> None:
+    p = run(after(round_ended(1, reason), rendezvousRound=1))
+    assert conditions(p).get("Restarting") == expected
+
+
+def test_restarting_ends_with_the_next_world() -> None:
+    before = [condition("Restarting", reason="WorkerFailed")]
+    p = run(steady(conditions=before, restarts=1, rendezvousRound=1, lastRendezvousTime="2027-01-15T07:58:00.000000Z"))
+    assert conditions(p)["Restarting"] == ("False", "WorldFormed")
+    assert told(p)["rendezvousRound"] == 2
+    assert [n.reason for n in p.notes] == ["WorldFormed", "RestartedInPlace"]
+
+
+@pytest.mark.parametrize(
+    ("name", "rounds", "counted", "seen", "becomes"),
+    [
+        ("first", 0, "", 1, 1),
+        ("missed some", 1, "2027-01-15T07:58:00.000000Z", 4, 4),
+        ("a new store counts from 1", 7, "2027-01-15T07:58:00.000000Z", 1, 8),
+        ("no news", 7, "2027-01-15T07:59:30.000000Z", 1, 7),
+    ],
+)
+def test_rounds_are_counted_upwards_across_stores(
+    name: str, rounds: int, counted: str, seen: int, becomes: int
+) -> None:
+    p = run(steady(told=report(*TWO, rounds=seen), rendezvousRound=rounds, lastRendezvousTime=counted))
+    assert told(p)["rendezvousRound"] == becomes
+
+
+def test_status_of_a_newer_operator_is_kept() -> None:
+    p = run(steady(goodput={"percent": 99}, conditions=[{"type": "Novel", "status": "True"}]))
+    assert told(p)["goodput"] == {"percent": 99}
+    assert {"type": "Novel", "status": "True"} in told(p)["conditions"]

@@ -1,0 +1,253 @@
+"""Worker pods: given what a slot has, what becomes of it, whether it is charged, and what the store is told."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from elasticjob.contract.messages import Outcome, PodState
+from elasticjob_operator.actions import (
+    CreateNodesService,
+    CreateSecret,
+    CreateStore,
+    CreateStoreService,
+    CreateWorker,
+    DeletePod,
+)
+from elasticjob_operator.model.observed import Child, Children, Observed, Refusal, RefusalReason
+from elasticjob_operator.model.pods import Pod
+from elasticjob_operator.plan import Plan, plan
+from support.operator_build import (
+    IMAGE,
+    NOW,
+    declared,
+    elastic,
+    ended,
+    gathering,
+    job,
+    link,
+    report,
+    status,
+    steady,
+    unschedulable,
+    worker,
+)
+
+
+def run(observed: Observed, now: float = NOW) -> Plan:
+    return plan(observed, IMAGE, now)
+
+
+def told(p: Plan) -> dict[str, Any]:
+    assert p.status is not None
+    return dict(p.status)
+
+
+def test_a_new_job_gets_everything_at_once_and_status_names_it_first() -> None:
+    p = run(Observed(job()))
+    assert p.actions == (
+        CreateSecret(),
+        CreateNodesService(),
+        CreateStoreService(0),
+        CreateStore("bert-rdzv-0", 0),
+        CreateWorker("bert-0-0", 0, 0),
+        CreateWorker("bert-1-0", 1, 0),
+    )
+    status_ = told(p)
+    assert status_["podIncarnations"] == "0,0"
+    assert status_["rendezvous"] == {"endpoint": "bert-rdzv.ns.svc:29400", "incarnation": 0}
+    assert (status_["phase"], status_["targetReplicas"], status_["runtimeImage"]) == ("Pending", 2, IMAGE)
+
+
+def test_nothing_to_do_is_an_empty_plan() -> None:
+    first = run(steady())
+    again = run(replace(steady(), job=job(status=told(first))))
+    assert (first.actions, again.actions, again.status, again.notes) == ((), (), None, ())
+
+
+OTHER = worker(1)
+LOST = {"bert_0_0": NOW - 4}
+
+REPLACED: list[tuple[str, tuple[Pod, ...], bool, list[str]]] = [
+    ("gone", (), False, []),
+    ("being deleted", (worker(0, deleting=NOW + 30),), False, []),
+    ("left on SIGTERM", (worker(0, **ended(143)),), False, []),
+    ("superseded", (worker(0, **ended(76)),), False, []),
+    ("found no round", (worker(0, **ended(75)),), False, []),
+    ("killed for memory", (worker(0, **ended(137, "OOMKilled")),), True, []),
+    ("agent broke", (worker(0, **ended(70)),), True, []),
+    ("exit 0 that nobody declared", (worker(0, **ended(0, "Completed")),), True, []),
+    ("said it left", (worker(0, **ended(1, said=declared(Outcome.LEFT))),), False, []),
+    (
+        "evicted",
+        (worker(0, **ended(137), conditions=[{"type": "DisruptionTarget", "status": "True", "reason": "Evicted"}]),),
+        False,
+        [],
+    ),
+    ("no container ever ran", (worker(0, phase="Failed", container={"state": {}}),), False, []),
+]
+
+
+@pytest.mark.parametrize(("name", "pods", "charged", "deleted"), REPLACED, ids=[r[0] for r in REPLACED])
+def test_a_pod_that_is_no_more_has_a_successor_at_once(
+    name: str, pods: tuple[Pod, ...], charged: bool, deleted: list[str]
+) -> None:
+    p = run(steady(workers=(*pods, OTHER), told=report(OTHER)))
+    assert CreateWorker("bert-0-1", 0, 1) in p.actions
+    assert [a.name for a in p.actions if isinstance(a, DeletePod)] == deleted
+    status_ = told(p)
+    assert status_["podIncarnations"] == "1,0"
+    assert (status_["restarts"], status_["restartsCountTowardsMax"]) == ((1, 1) if charged else (0, 0))
+    assert p.facts is not None
+    assert [(f.pod, f.state) for f in p.facts.pods] == [("bert-0-1", PodState.STARTING), ("bert-1-0", PodState.RUNNING)]
+    assert p.facts.charged == int(charged)
+
+
+def test_pods_that_fail_together_are_charged_once() -> None:
+    first = run(steady(workers=(worker(0, **ended(137, "OOMKilled")), OTHER), told=report(OTHER)))
+    later = replace(
+        steady(workers=(worker(0, 1), worker(1, **ended(137, "OOMKilled"))), told=gathering()),
+        job=job(status=told(first)),
+    )
+    assert told(run(later))["restarts"] == 1
+    fresh_one = replace(later, workers=(worker(0, 1, **ended(70), created=NOW + 5), worker(1)))
+    assert told(run(fresh_one, NOW + 9))["restarts"] == 2
+
+
+def test_a_superseded_pod_that_still_runs_is_deleted() -> None:
+    p = run(steady(workers=(worker(0), worker(0, 1), OTHER), podIncarnations="1,0"))
+    assert p.actions == (DeletePod("bert-0-0", "uid-bert-0-0", "its slot has a newer pod or is not wanted"),)
+
+
+def test_of_ended_pods_the_newest_of_each_slot_stays_for_its_log() -> None:
+    pods = (worker(0, 0, **ended(70)), worker(0, 1, **ended(70)), worker(0, 2), OTHER)
+    p = run(steady(workers=pods, podIncarnations="2,0"))
+    assert [a.name for a in p.actions if isinstance(a, DeletePod)] == ["bert-0-0"]
+
+
+# ---- lost nodes ------------------------------------------------------------------------------------------------
+
+
+def test_a_lost_agent_gets_a_moment_then_its_node_is_avoided() -> None:
+    lost = replace(steady(), link=link(report(OTHER, lost_nodes=("bert-0-0",)), bert_0_0=NOW - 1))
+    early = run(lost)
+    assert early.actions == ()
+    assert early.requeue_after == pytest.approx(2.0)
+    late = run(lost, NOW + 2)
+    assert late.actions == (
+        CreateWorker("bert-0-1", 0, 1, avoid=("n1",)),
+        DeletePod("bert-0-0", "uid-bert-0-0", "its slot has a newer pod or is not wanted"),
+    )
+    assert [n["name"] for n in told(late)["avoidedNodes"]] == ["n1"]
+    assert told(late)["restarts"] == 0
+
+
+def test_a_report_of_a_store_that_cannot_be_asked_loses_nobody() -> None:
+    lost = replace(steady(), link=replace(link(report(OTHER), bert_0_0=NOW - 60), connected=False))
+    assert run(lost).actions == ()
+
+
+def avoiding(lease: float | None, pod: Pod) -> Observed:
+    entry = {"name": "n1", "until": "2027-01-16T08:00:00Z", "why": "lost"}  # lost at NOW
+    observed = steady(workers=(pod, worker(1, node="n2")), avoidedNodes=[entry], podIncarnations="1,0")
+    return replace(observed, leases={} if lease is None else {"n1": lease})
+
+
+WAITS = unschedulable()
+
+
+@pytest.mark.parametrize(
+    ("name", "lease", "pod", "replaced"),
+    [
+        ("silent kubelet", NOW - 5, worker(0, 1, avoids="n1", **WAITS), False),
+        ("kubelet is back", NOW + 3, worker(0, 1, avoids="n1", **WAITS), True),
+        ("nobody looked", None, worker(0, 1, avoids="n1", **WAITS), False),
+        ("back, and the pod has a place", NOW + 3, worker(0, 1, avoids="n1", node="n2"), False),
+        ("was to start there", NOW - 5, worker(0, 1, phase="Pending", node="n1"), True),
+    ],
+    ids=lambda v: v if isinstance(v, str) else "",
+)
+def test_avoidance_ends_with_the_kubelets_next_word(name: str, lease: float | None, pod: Pod, replaced: bool) -> None:
+    p = run(avoiding(lease, pod), NOW + 10)
+    creates = [a.name for a in p.actions if isinstance(a, CreateWorker)]
+    assert creates == (["bert-0-2"] if replaced else [])
+
+
+@pytest.mark.parametrize(("age", "replaced"), [(5.0, False), (16.0, True)])
+def test_a_pod_that_a_new_store_never_heard_is_lost_when_its_kubelet_is_silent_too(age: float, replaced: bool) -> None:
+    observed = replace(steady(told=report(OTHER)), leases={"n1": NOW - age})
+    assert [type(a) for a in run(observed).actions] == ([CreateWorker, DeletePod] if replaced else [])
+
+
+@pytest.mark.parametrize(("age", "forced"), [(20.0, False), (41.0, True)])
+def test_a_pod_stuck_terminating_is_forced_only_when_its_kubelet_is_gone(age: float, forced: bool) -> None:
+    stuck = worker(0, 0, deleting=NOW - 1, node="n9")
+    observed = replace(steady(workers=(stuck, worker(0, 1), OTHER), podIncarnations="1,0"), leases={"n9": NOW - age})
+    assert [a.force for a in run(observed).actions if isinstance(a, DeletePod)] == ([True] if forced else [])
+
+
+# ---- scaling ---------------------------------------------------------------------------------------------------
+
+
+def test_scale_down_deletes_the_highest_slots_and_tells_the_store_first() -> None:
+    pods = (worker(0), worker(1), worker(2))
+    observed = replace(
+        steady(workers=pods, podIncarnations="0,0,0", targetReplicas=3),
+        job=job(status=status(podIncarnations="0,0,0", targetReplicas=3), **elastic(1, 4, 2)),
+    )
+    p = run(observed)
+    assert [a.name for a in p.actions if isinstance(a, DeletePod)] == ["bert-2-0"]
+    assert p.facts is not None
+    assert {f.pod: f.state for f in p.facts.pods}["bert-2-0"] is PodState.DRAINING
+    assert p.facts.settings.target == 2
+    assert (told(p)["targetReplicas"], told(p)["podIncarnations"]) == (2, "0,0,0")
+    assert "lastScaleTime" in told(p)
+    assert "ScalingDown" in [n.reason for n in p.notes]
+
+
+def test_scale_up_again_never_reuses_a_name() -> None:
+    observed = replace(steady(), job=job(status=status(podIncarnations="0,0,0"), **elastic(1, 4, 4)))
+    assert [a.name for a in run(observed).actions if isinstance(a, CreateWorker)] == ["bert-2-1", "bert-3-0"]
+
+
+@pytest.mark.parametrize(("asked", "target"), [(None, 4), (1, 2), (9, 4), (3, 3)])
+def test_the_target_stays_within_the_policy(asked: int | None, target: int) -> None:
+    fields = elastic(2, 4, asked)
+    raw = job(**({"replicas": None} | fields))
+    assert raw.spec is not None
+    assert raw.spec.target == target
+
+
+# ---- refused children ------------------------------------------------------------------------------------------
+
+
+def test_a_refused_pod_is_tried_again_under_its_name_when_its_time_has_come() -> None:
+    refused = {"bert-0-0": Refusal(RefusalReason.QUOTA_EXCEEDED, "pods bert-0-0 is forbidden: quota", NOW + 5)}
+    observed = replace(steady(workers=(OTHER,), told=gathering(OTHER)), refusals=refused)
+    early = run(observed)
+    assert early.actions == ()
+    assert early.requeue_after == pytest.approx(5.0)
+    assert {c["type"]: c["reason"] for c in told(early)["conditions"]}["Running"] == "QuotaExceeded"
+    assert run(observed, NOW + 5).actions == (CreateWorker("bert-0-0", 0, 0),)
+
+
+def test_a_pod_name_of_somebody_else_is_passed_over() -> None:
+    refused = {"bert-0-0": Refusal(RefusalReason.NAME_TAKEN, "taken", NOW)}
+    p = run(replace(steady(workers=(OTHER,)), refusals=refused))
+    assert p.actions == (CreateWorker("bert-0-1", 0, 1),)
+
+
+def test_a_service_of_somebody_else_stops_everything_and_is_left_alone() -> None:
+    children = Children(None, Child("x", ours=False), None)
+    p = run(Observed(job(), children=children))
+    assert p.actions == ()
+    status_ = told(p)
+    assert "podIncarnations" not in status_ or status_["podIncarnations"] == ""
+    assert {c["type"]: c["reason"] for c in status_["conditions"]}["Running"] == "NameTaken"
+
+
+def test_a_deleted_job_gets_nothing() -> None:
+    gone = replace(job(), deleting=True)
+    assert run(Observed(gone)) == Plan()
