@@ -1,0 +1,42 @@
+"""The loss over time, with what was done to the job marked on it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from timeline import Row
+
+from support.logbook import Step
+
+
+def draw(path: Path, steps: Sequence[Step], rows: Sequence[Row]) -> None:
+    """Write a PNG: loss and world size over seconds since the first step, one mark for each deed."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot as plt
+
+    start = steps[0].time
+    figure, (loss, world) = plt.subplots(
+        2, 1, figsize=(12, 6.5), sharex=True, height_ratios=[3, 1], layout="constrained"
+    )
+    times = [s.time - start for s in steps]
+    loss.plot(times, [s.loss for s in steps], ".", markersize=3, color="#2563eb")
+    loss.set_ylabel("loss")
+    loss.set_yscale("log")
+    world.step(times, [s.world for s in steps], where="post", color="#0f766e")
+    world.set_ylabel("workers")
+    world.set_ylim(0, max(s.world for s in steps) + 0.5)
+    world.set_xlabel("seconds since the first step")
+    for number, row in enumerate(rows, 1):
+        at = row.deed.time - start
+        for axis in (loss, world):
+            axis.axvline(at, color="#dc2626", linewidth=0.8, linestyle="--")
+        loss.annotate(
+            f"{number}. {row.deed.what}", (at, 1.0), xycoords=("data", "axes fraction"), xytext=(3, -3),
+            textcoords="offset points", rotation=90, va="top", fontsize=8, color="#7f1d1d",
+        )  # fmt: skip
+    figure.suptitle("One elastic job, and what was done to it")
+    figure.savefig(path, dpi=110)
+    plt.close(figure)

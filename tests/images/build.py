@@ -1,0 +1,61 @@
+#!/usr/bin/env python3
+"""Build the images as OCI archives, without Docker: prints the path of each.
+
+Layers are kept under .cache/images (or ELASTICJOB_CACHE/images) by what they were made of, so that a change of code
+costs a second.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+
+if not __package__:  # started as a file: this folder is a package one level up
+    sys.path[0] = str(Path(__file__).resolve().parents[1])
+
+from images import digits, elasticjob, oci
+from images.console import ImageError, say
+
+BUILDERS = {"elasticjob": elasticjob.build, "elasticjob-digits": digits.build}
+
+
+def folder() -> Path:
+    """Where layers and archives are."""
+    return Path(os.environ.get("ELASTICJOB_CACHE") or elasticjob.REPOSITORY / ".cache").absolute() / "images"
+
+
+def archive_of(name: str) -> Path:
+    """Where `build` puts the archive of an image such as `elasticjob`."""
+    return folder() / f"{name}-{elasticjob.version()}.tar"
+
+
+def build(name: str) -> Path:
+    """Bring the archive of an image up to date."""
+    cache = oci.Cache(folder())
+    image = BUILDERS[name](cache)
+    archive = archive_of(name)
+    changed = oci.write_archive(image, cache, archive)
+    size = sum(layer.size for layer in image.layers) / 1e6
+    say(f"{image.name}: {'' if changed else 'unchanged, '}{size:.0f} MB")
+    return archive
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="build.py", description=__doc__)
+    parser.add_argument("images", nargs="*", metavar="IMAGE", help=f"of {', '.join(BUILDERS)} (default: all)")
+    wanted = parser.parse_args().images or list(BUILDERS)
+    if unknown := set(wanted) - BUILDERS.keys():
+        parser.error(f"no such image: {', '.join(sorted(unknown))}")
+    try:
+        for name in wanted:
+            print(build(name), flush=True)
+    except ImageError as error:
+        say(str(error))
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,200 @@
+"""The elasticjob image: operator, store and agent on a small Debian, no torch."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import platform
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+
+import tomllib
+
+from images import oci
+from images.console import ImageError, stage
+from images.debian import Root
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+PACKAGES = (REPOSITORY / "agent/elasticjob", REPOSITORY / "operator/elasticjob_operator")
+PYTHON = "3.13"
+LIBRARY = f"usr/local/lib/python{PYTHON}/dist-packages"
+USER = "65532"
+ZIP_TIME = (2000, 1, 1, 0, 0, 0)
+
+ROOT = Root(
+    variant="essential",
+    packages=["python3"],
+    dropped=[
+        "usr/bin/perl*",
+        "usr/lib/*/perl-base/*",
+        "usr/lib/*/libdb-5*",
+        "usr/lib/*/libsystemd.so*",
+        "usr/lib/python3*/pydoc_data/*",
+        "usr/lib/python3*/ensurepip/*",
+        "usr/lib/python3*/lib2to3/*",
+        "usr/lib/systemd/*",
+        "usr/share/perl*",
+        "usr/share/zoneinfo/*",
+        "usr/sbin/ldconfig",
+        "var/lib/dpkg/info/*",
+    ],
+    appended={
+        "etc/passwd": f"elasticjob:x:{USER}:{USER}::/nonexistent:/usr/sbin/nologin\\n",
+        "etc/group": f"elasticjob:x:{USER}:\\n",
+    },
+)
+
+COMMANDS = {"elasticjob": "elasticjob.cli", "elasticjob-operator": "elasticjob_operator.__main__"}
+
+CONFIG = {
+    "Env": ["PATH=/usr/local/bin:/usr/bin:/bin", "PYTHONUNBUFFERED=1", "PYTHONDONTWRITEBYTECODE=1"],
+    "Cmd": ["elasticjob-operator"],
+    "User": f"{USER}:{USER}",
+    "WorkingDir": "/",
+}
+
+
+def build(cache: oci.Cache) -> oci.Image:
+    """The image of this checkout's code."""
+    root = layer(cache, oci.Recipe("elasticjob: Debian and Python (about 15 s)", ROOT.inputs, ROOT.make))
+    base = Base(cache, root)
+    libraries = layer(cache, base.libraries())
+    return oci.Image(f"elasticjob:{version()}", [root, libraries, cache.layer(base.code())], CONFIG)
+
+
+def layer(cache: oci.Cache, recipe: oci.Recipe) -> oci.Layer:
+    """The recipe's layer, with a line on screen when it has to be made."""
+    if (known := cache.known(recipe)) is not None:
+        return known
+    with stage(recipe.title):
+        return cache.layer(recipe)
+
+
+class Base:
+    """The Debian root, whose own Python compiles what is laid upon it."""
+
+    def __init__(self, cache: oci.Cache, root: oci.Layer) -> None:
+        self.cache = cache
+        self.root = root
+
+    def libraries(self) -> oci.Recipe:
+        """What the operator needs from PyPI."""
+        wanted = requirements()
+
+        def make(output: IO[bytes]) -> None:
+            with self.staging() as (folder, inside):
+                install(wanted, folder)
+                # kubernetes is 75 MB of generated source, nearly all docstrings: only its byte code is kept.
+                self.python("compileall", "-q", "-b", "-o", "2", *unchecked(inside), f"{inside}/kubernetes")
+                for source in (folder / "kubernetes").rglob("*.py"):
+                    source.unlink()
+                self.python("compileall", "-q", "-x", "/kubernetes/", *unchecked(inside), inside)
+                with tarfile.open(fileobj=output, mode="w|") as tar:
+                    oci.add_tree(tar, folder, LIBRARY)
+
+        inputs = {"root": self.root.digest, "requirements": wanted, "python": PYTHON, "recipe": 1}
+        return oci.Recipe("elasticjob: the operator's libraries (about 20 s)", inputs, make)
+
+    def code(self) -> oci.Recipe:
+        """Our two packages, their commands, and the agent as one file for other people's images."""
+
+        def make(output: IO[bytes]) -> None:
+            with self.staging() as (folder, inside):
+                for package in PACKAGES:
+                    shutil.copytree(package, folder / package.name, ignore=shutil.ignore_patterns("__pycache__"))
+                self.python("compileall", "-q", *unchecked(inside), inside)
+                with tarfile.open(fileobj=output, mode="w|") as tar:
+                    oci.add_tree(tar, folder, LIBRARY)
+                    oci.add_folder(tar, "opt/elasticjob")
+                    oci.add_file(tar, "opt/elasticjob/agent.pyz", agent_zip())
+                    for command, module in COMMANDS.items():
+                        oci.add_file(tar, f"usr/local/bin/{command}", starter(module), 0o755)
+
+        inputs = {"root": self.root.digest, "sources": sources(), "commands": COMMANDS, "recipe": 1}
+        return oci.Recipe("elasticjob: code", inputs, make)
+
+    @contextmanager
+    def staging(self) -> Iterator[tuple[Path, str]]:
+        """An empty folder inside the root: its path from outside, and from inside."""
+        root = oci.unpacked(self.cache, self.root)
+        with tempfile.TemporaryDirectory(dir=root / "tmp") as folder:
+            yield Path(folder), f"/{Path(folder).relative_to(root)}"
+
+    def python(self, *module: str) -> None:
+        """Run a module with the root's Python."""
+        root = oci.unpacked(self.cache, self.root)
+        ran = subprocess.run(
+            ["chroot", str(root), "python3", "-m", *module],
+            capture_output=True,
+            text=True,
+            env={"PATH": "/usr/sbin:/usr/bin:/sbin:/bin"},
+            check=False,
+        )
+        if ran.returncode != 0:
+            raise ImageError(f"python3 -m {' '.join(module)} failed:\n{ran.stdout}{ran.stderr}")
+
+
+def unchecked(inside: str) -> list[str]:
+    """Options of compileall for byte code that is trusted as it is, and knows its final place."""
+    return ["--invalidation-mode", "unchecked-hash", "-s", inside, "-p", f"/{LIBRARY}"]
+
+
+def install(wanted: list[str], folder: Path) -> None:
+    """Wheels for the image's Python, whatever Python runs here."""
+    command = [sys.executable, "-m", "uv", "pip", "install", "-q", "--only-binary", ":all:"]
+    target = ["--python-version", PYTHON, "--python-platform", f"{platform.machine()}-manylinux_2_28"]
+    ran = subprocess.run(
+        [*command, *target, "--target", str(folder), *wanted], capture_output=True, text=True, check=False
+    )
+    if ran.returncode != 0:
+        raise ImageError(f"the operator's libraries cannot be installed:\n{ran.stderr}")
+
+
+def requirements() -> list[str]:
+    """The distribution's own dependencies and those of the operator."""
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
+    return sorted([*project["dependencies"], *project["optional-dependencies"]["operator"]])
+
+
+def version() -> str:
+    """The version that the image is tagged with."""
+    found: str = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]["version"]
+    return found
+
+
+def source_files(package: Path) -> list[Path]:
+    return [path for path in sorted(package.rglob("*")) if path.is_file() and "__pycache__" not in path.parts]
+
+
+def sources() -> dict[str, str]:
+    """Every source file with its digest."""
+    return {
+        str(path.relative_to(REPOSITORY)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for package in PACKAGES
+        for path in source_files(package)
+    }
+
+
+def starter(module: str) -> bytes:
+    """A command that runs the `main` of a module."""
+    return f"#!/usr/bin/python3\nimport sys\n\nfrom {module} import main\n\nsys.exit(main())\n".encode()
+
+
+def agent_zip() -> bytes:
+    """The agent as a zip that any Python 3.10 or newer runs; the same sources give the same bytes."""
+    package = PACKAGES[0]
+    files = {str(path.relative_to(package.parent)): path.read_bytes() for path in source_files(package)}
+    files["__main__.py"] = starter(COMMANDS["elasticjob"])
+    output = io.BytesIO()
+    with zipfile.ZipFile(output, "w") as archive:
+        for name, content in sorted(files.items()):
+            archive.writestr(zipfile.ZipInfo(name, ZIP_TIME), content)
+    return output.getvalue()
