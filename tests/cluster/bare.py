@@ -146,7 +146,8 @@ class BareCluster:
         return found
 
     def load(self, archive: Path) -> None:
-        images.load(archive, [self.machine(node) for node in self.layout.nodes(self.running().nodes)])
+        machines = [self.machine(node) for node in self.layout.nodes(self.running().nodes)]
+        images.load(archive, machines, self.layout.cache)
 
     def kill(self, node: str) -> None:
         self.machine(self.node(node)).kill()

@@ -1,82 +1,131 @@
-"""Bringing an image archive to every node."""
+"""Bringing images to every node: unpacked once, then the same files under each node.
 
-import json
+An import writes an image's bytes twice, and three nodes would do so six times. So one node imports; its unpacked layers
+are kept in the cache as hard links, and every other node, also of the next cluster, gets links to the same files as its
+own snapshot. Layers are only ever read: containers write into a folder above them.
+"""
+
+import re
+import shutil
 import subprocess
-import tarfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
+from .archives import Image, read_archive
 from .console import say
 from .errors import ClusterError
 from .node import Machine
 
-NAME_KEYS = ("io.containerd.image.name", "org.opencontainers.image.ref.name")
+KEEP = 24 * 3600.0
+"""Seconds that unpacked layers stay in the cache after their last use."""
 
 
 @dataclass(frozen=True)
-class Image:
-    """An image in an archive: its name as the kubelet looks for it, and its manifest's digest."""
+class Layers:
+    """Unpacked layers in the cache: one folder per chain id, the layer's files below `fs`."""
 
-    name: str
-    digest: str
+    folder: Path
 
+    def path(self, chain: str) -> Path:
+        return self.folder / chain.replace(":", "-")
 
-def read_archive(archive: Path) -> list[Image]:
-    """Images of an OCI archive (also `docker save` since version 25); ClusterError when it is none."""
-    try:
-        with tarfile.open(archive) as content:
-            member = content.extractfile("index.json")
-            assert member is not None
-            index: dict[str, Any] = json.load(member)
-    except (OSError, KeyError, tarfile.TarError, ValueError) as error:
-        raise ClusterError(f"{archive} is not an OCI image archive: {error}") from error
-    images = [Image(full_name(name), entry["digest"]) for entry in index["manifests"] if (name := entry_name(entry))]
-    if not images:
-        raise ClusterError(f"{archive} names no image: its index.json has no annotation {NAME_KEYS[0]}")
-    return images
+    def has(self, image: Image) -> bool:
+        return all(self.path(chain).exists() for chain in image.chain)
 
+    def keep(self, chain: str, unpacked: Path) -> None:
+        """Takes links to a layer that a node has unpacked."""
+        target = self.path(chain)
+        if target.exists():
+            return
+        partial = target.with_suffix(".part")
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+        link_tree(unpacked, partial / "fs")
+        partial.rename(target)
 
-def entry_name(entry: dict[str, Any]) -> str | None:
-    annotations = entry.get("annotations", {})
-    return next((annotations[key] for key in NAME_KEYS if key in annotations), None)
-
-
-def full_name(name: str) -> str:
-    """`app:1` → `docker.io/library/app:1`, as Kubernetes reads an image's name."""
-    first, slash, _ = name.partition("/")
-    if not slash:
-        return f"docker.io/library/{name}"
-    is_registry = "." in first or ":" in first or first == "localhost"
-    return name if is_registry else f"docker.io/{name}"
+    def used(self, images: Sequence[Image]) -> None:
+        """Notes the use of these images' layers and drops those that nobody used for long."""
+        for path in {self.path(chain) for image in images for chain in image.chain}:
+            path.touch()
+        for path in self.folder.iterdir():
+            if time.time() - path.stat().st_mtime > KEEP:
+                shutil.rmtree(path)
 
 
-def load(archive: Path, machines: Sequence[Machine]) -> None:
-    """Imports `archive` into every node that lacks it, all nodes at once."""
+def link_tree(source: Path, target: Path) -> None:
+    """Makes `target` the same tree as `source`, its files hard links where both are on one disk."""
+    target.mkdir(exist_ok=True)
+    for how in ("-al", "-a"):
+        if subprocess.run(["cp", how, f"{source}/.", str(target)], check=False, capture_output=True).returncode == 0:
+            return
+    raise ClusterError(f"cannot copy {source} to {target}: is the disk full?")
+
+
+def load(archive: Path, machines: Sequence[Machine], cache: Path) -> None:
+    """Brings the images of `archive` to every node that lacks them, all nodes at once."""
     images = read_archive(archive)
     names = ", ".join(image.name for image in images)
     waiting = [machine for machine in machines if not has(machine, images)]
     if not waiting:
         return say(f"{names}: on every node already")
-    say(f"{names} ({archive.stat().st_size / 1e6:.0f} MB): importing on {len(waiting)} nodes")
+    say(f"{names} ({archive.stat().st_size / 1e6:.0f} MB): bringing it to {len(waiting)} nodes")
+    layers = Layers(cache / "layers")
+    if not all(map(layers.has, images)):
+        timed(waiting[0], "unpacked on", lambda: unpack(waiting[0], archive, images, layers))
     with ThreadPoolExecutor(len(waiting)) as pool:
-        list(pool.map(lambda machine: bring(archive, images, machine), waiting))
-    return None
+        list(pool.map(lambda machine: timed(machine, "on", lambda: share(machine, images, layers)), waiting))
+    return layers.used(images)
+
+
+def timed(machine: Machine, what: str, work: Callable[[], None]) -> None:
+    began = time.monotonic()
+    work()
+    say(f"{time.monotonic() - began:5.1f} s  {what} {machine.node.name}")
 
 
 def has(machine: Machine, images: Sequence[Image]) -> bool:
-    present = {tuple(line.split()[0:3:2]) for line in machine.ctr("images", "list").splitlines()[1:]}
+    rows = [line.split() for line in machine.ctr("images", "list").splitlines()[1:]]
+    present = {(row[0], row[2]) for row in rows}
     return all((image.name, image.digest) in present for image in images)
 
 
-def bring(archive: Path, images: Sequence[Image], machine: Machine) -> None:
-    """Imports into one node."""
-    began = time.monotonic()
-    try:
-        machine.ctr("images", "import", str(archive))
-    except subprocess.CalledProcessError as error:
-        raise ClusterError(f"{machine.node.name} cannot import {archive}: {error.stderr.strip()}") from error
-    say(f"{time.monotonic() - began:5.1f} s  {machine.node.name}")
+def unpack(machine: Machine, archive: Path, images: Sequence[Image], layers: Layers) -> None:
+    """Lets one node's containerd import the archive, and keeps what it unpacked."""
+    machine.ctr("images", "import", str(archive))
+    for image in images:
+        if image.written != image.name:  # containerd's Kubernetes side stumbles over a name that is not full
+            machine.ctr("images", "tag", "--force", image.written, image.name)
+            machine.ctr("images", "remove", image.written)
+    for chain in dict.fromkeys(chain for image in images for chain in image.chain):
+        key = f"keep-{chain}"
+        # Not `view`: containerd's garbage collection may take a view away at any time.
+        machine.ctr("snapshots", "prepare", key, chain)
+        layers.keep(chain, folder(machine, key, r"lowerdir=([^,:\s]+)"))
+        machine.ctr("snapshots", "remove", key)
+
+
+def share(machine: Machine, images: Sequence[Image], layers: Layers) -> None:
+    """Gives one node the kept layers as its own snapshots, then the image's manifest and configuration."""
+    present = {line.split()[0] for line in machine.ctr("snapshots", "list").splitlines()[1:]}
+    for image in images:
+        for parent, chain in zip(("", *image.chain), image.chain, strict=False):
+            if chain in present:
+                continue
+            key = f"share-{chain}"
+            machine.ctr("snapshots", "prepare", key, *filter(None, [parent]))
+            # The lowest layer is mounted by itself, all others over it.
+            link_tree(layers.path(chain) / "fs", folder(machine, key, r"(?:upperdir=|\s)(/[^,\s]+/snapshots/\d+/fs)"))
+            machine.ctr("snapshots", "commit", chain, key)
+            present.add(chain)
+        machine.ctr("images", "import", "--no-unpack", "-", stdin=image.without_layers())
+
+
+def folder(machine: Machine, key: str, pattern: str) -> Path:
+    """A folder of a snapshot, found in its mount command as ctr prints it."""
+    mount = machine.ctr("snapshots", "mounts", "/mnt", key)
+    if (found := re.search(pattern, mount)) is None:
+        raise ClusterError(f"containerd of {machine.node.name} mounts layers in an unknown way: {mount.strip()}")
+    return Path(found[1])

@@ -10,6 +10,7 @@ from typing import Any
 from . import cgroups, network, processes
 from .build import Programs
 from .control_plane import proxy_flags
+from .errors import ClusterError
 from .layout import DNS_DOMAIN, DNS_SERVICE, Layout, Node
 from .pause import IMAGE as PAUSE_IMAGE
 from .prerequisites import cni_folder
@@ -72,8 +73,13 @@ class Machine:
     def ctr_command(self, *arguments: str) -> list[str]:
         return ["ctr", "--address", str(self.node.socket), "--namespace", "k8s.io", *arguments]
 
-    def ctr(self, *arguments: str) -> str:
-        return subprocess.run(self.ctr_command(*arguments), check=True, capture_output=True, text=True).stdout
+    def ctr(self, *arguments: str, stdin: bytes = b"") -> str:
+        """Runs containerd's own client on this node; what it printed. ClusterError with its complaint."""
+        command = self.ctr_command(*arguments)
+        result = subprocess.run(command, check=False, capture_output=True, input=stdin)
+        if result.returncode != 0:
+            raise ClusterError(f"`{' '.join(command)}` failed: {result.stderr.decode().strip()}")
+        return result.stdout.decode()
 
     def start_kubelet(self) -> None:
         home = self.node.home

@@ -9,17 +9,17 @@ from pathlib import Path
 from typing import Any
 
 IMAGE = "localhost/pause:1"
-_ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
+ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 _OCI = "application/vnd.oci.image"
 
 
-def write_image(program: Path, archive: Path) -> None:
-    """Writes `archive` with the one image IMAGE that runs `program`."""
+def write_image(program: Path, archive: Path, name: str = IMAGE) -> None:
+    """Writes `archive` with one image, which runs `program`."""
     layer = tar({"pause": program.read_bytes()}, mode=0o755)
     machine = platform.machine()
     config = encode(
         {
-            "architecture": _ARCHITECTURES.get(machine, machine),
+            "architecture": ARCHITECTURES.get(machine, machine),
             "os": "linux",
             "config": {"Entrypoint": ["/pause"], "User": "65535:65535"},
             "rootfs": {"type": "layers", "diff_ids": [digest(layer)]},
@@ -33,7 +33,7 @@ def write_image(program: Path, archive: Path) -> None:
             "layers": [descriptor(f"{_OCI}.layer.v1.tar", layer)],
         }
     )
-    named = {**descriptor(f"{_OCI}.manifest.v1+json", manifest), "annotations": {"io.containerd.image.name": IMAGE}}
+    named = {**descriptor(f"{_OCI}.manifest.v1+json", manifest), "annotations": {"io.containerd.image.name": name}}
     files = {
         "oci-layout": encode({"imageLayoutVersion": "1.0.0"}),
         "index.json": encode({"schemaVersion": 2, "manifests": [named]}),
