@@ -1,0 +1,147 @@
+"""Links: who may talk, what a bad peer gets, and that an end is noticed at once."""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+
+import pytest
+
+from elasticjob.contract.messages import PROTOCOL, Leaving, Ready, Standby
+from elasticjob.store import wire
+from elasticjob.store.link import Link, LinkError, LinkGate, LinkRefused, LinkRole, Welcome, connect
+from elasticjob.store.server import StoreServer
+from elasticjob.store.wire import Op
+
+NODE, OPERATOR = b"n" * 32, b"o" * 32
+WELCOME = Welcome("run-1", 2, 3)
+
+
+@dataclass
+class Peer:
+    """A served gate, and the links that came through it."""
+
+    server: StoreServer
+    port: int = 0
+    links: asyncio.Queue[Link] = field(default_factory=asyncio.Queue)
+    ends: asyncio.Queue[str] = field(default_factory=asyncio.Queue)
+
+    async def serve(self, link: Link) -> None:
+        self.links.put_nowait(link)
+        try:
+            while (message := await link.receive()) is not None:
+                link.send(Standby(type(message).__name__))
+            self.ends.put_nowait("closed")
+        except LinkError as error:
+            self.ends.put_nowait(str(error))
+
+
+@pytest.fixture
+async def peer() -> AsyncIterator[Peer]:
+    server = StoreServer()
+    peer = Peer(server)
+    server.links = LinkGate(WELCOME, {LinkRole.NODE: NODE, LinkRole.OPERATOR: OPERATOR}, peer.serve)
+    peer.port = await server.start("127.0.0.1")
+    yield peer
+    await server.close()
+
+
+async def test_messages_go_both_ways(peer: Peer) -> None:
+    link = await connect("127.0.0.1", peer.port, role=LinkRole.NODE, key=NODE, run_id="run-1")
+    assert link.welcome == WELCOME
+    link.send(Ready())
+    link.send(Leaving("x"))
+    assert [await link.receive(), await link.receive()] == [Standby("Ready"), Standby("Leaving")]
+    assert (await peer.links.get()).role is LinkRole.NODE
+    link.close()
+    assert await peer.ends.get() == "closed"
+
+
+@pytest.mark.parametrize(
+    ("role", "key", "run_id", "complaint"),
+    [
+        (LinkRole.NODE, OPERATOR, "run-1", "wrong key for a node"),
+        (LinkRole.OPERATOR, NODE, "run-1", "wrong key for a operator"),
+        (LinkRole.NODE, NODE, "run-2", "this store serves 'run-1'"),
+    ],
+)
+async def test_who_cannot_prove_itself_is_refused(
+    peer: Peer, role: LinkRole, key: bytes, run_id: str, complaint: str
+) -> None:
+    with pytest.raises(LinkRefused, match=complaint):
+        await connect("127.0.0.1", peer.port, role=role, key=key, run_id=run_id)
+    assert peer.server.counters.dropped["refused-link"] == 1
+    assert peer.links.empty()
+
+
+async def test_a_store_that_does_not_have_the_key_is_refused() -> None:
+    async def impostor(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readexactly(5)
+        for frame in (b'{"nonce":"00"}', b'{"proof":"00","welcome":{"run_id":"run-1","attempt":1,"incarnation":0}}'):
+            writer.write(struct.pack("!I", len(frame)) + frame)
+        await reader.read()
+        writer.close()
+
+    server = await asyncio.start_server(impostor, "127.0.0.1")
+    port = server.sockets[0].getsockname()[1]
+    with pytest.raises(LinkRefused, match="did not prove"):
+        await connect("127.0.0.1", port, role=LinkRole.NODE, key=NODE, run_id="run-1")
+    server.close()
+
+
+async def test_another_version_is_refused(peer: Peer) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", peer.port)
+    writer.write(wire.request(Op.LINK, number=PROTOCOL + 1))
+    assert b"speaks version" in await asyncio.wait_for(reader.read(), 5)
+    writer.close()
+
+
+@pytest.mark.parametrize(
+    ("frame", "complaint"),
+    [
+        (struct.pack("!I", 2**20 + 1), "are allowed"),
+        (struct.pack("!I", 3) + b"abc", "not JSON"),
+        (struct.pack("!I", 2) + b"[]", "want an object"),
+    ],
+)
+async def test_a_bad_frame_ends_the_link(peer: Peer, frame: bytes, complaint: str) -> None:
+    link = await connect("127.0.0.1", peer.port, role=LinkRole.NODE, key=NODE, run_id="run-1")
+    link._frames.transport.write(frame)
+    assert complaint in await asyncio.wait_for(peer.ends.get(), 5)
+    assert await asyncio.wait_for(link.receive(), 5) is None
+
+
+async def test_an_end_is_noticed_by_who_only_listens(peer: Peer) -> None:
+    link = await connect("127.0.0.1", peer.port, role=LinkRole.OPERATOR, key=OPERATOR, run_id="run-1")
+    listening = asyncio.ensure_future(link.receive())
+    (await peer.links.get()).close()
+    assert await asyncio.wait_for(listening, 5) is None
+
+
+async def test_a_proof_cannot_be_used_again(peer: Peer) -> None:
+    """What one client sent opens no second link: the server's nonce is new."""
+    sent = bytearray()
+    reader, writer = await asyncio.open_connection("127.0.0.1", peer.port)
+
+    async def relay(source: asyncio.StreamReader, target: asyncio.StreamWriter, keep: bool) -> None:
+        while data := await source.read(65536):
+            if keep:
+                sent.extend(data)
+            target.write(data)
+        target.close()
+
+    async def between(client_reader: asyncio.StreamReader, client_writer: asyncio.StreamWriter) -> None:
+        await asyncio.gather(relay(client_reader, writer, True), relay(reader, client_writer, False))
+
+    proxy = await asyncio.start_server(between, "127.0.0.1")
+    port = proxy.sockets[0].getsockname()[1]
+    link = await connect("127.0.0.1", port, role=LinkRole.NODE, key=NODE, run_id="run-1")
+    link.close()
+    await peer.ends.get()
+    proxy.close()
+    again_reader, again_writer = await asyncio.open_connection("127.0.0.1", peer.port)
+    again_writer.write(sent)
+    assert b"wrong key" in await asyncio.wait_for(again_reader.read(), 5)
+    again_writer.close()

@@ -1,0 +1,150 @@
+"""Bad clients are dropped and counted, and nobody else waits."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from elasticjob.store import wire
+from elasticjob.store.client import StoreClient
+from elasticjob.store.server import StoreServer
+from elasticjob.store.wire import Limits, Op
+
+HELLO = wire.request(Op.VALIDATE, number=wire.MAGIC)
+Start = Callable[..., Awaitable[tuple[StoreServer, int]]]
+
+
+@pytest.fixture
+async def start() -> AsyncIterator[Start]:
+    servers: list[StoreServer] = []
+
+    async def start_server(**limits: float) -> tuple[StoreServer, int]:
+        servers.append(StoreServer(limits=Limits(**limits)))  # type: ignore[arg-type]
+        return servers[-1], await servers[-1].start("127.0.0.1")
+
+    yield start_server
+    for server in servers:
+        await server.close()
+
+
+async def closed(reader: asyncio.StreamReader) -> bool:
+    """The server has hung up."""
+    try:
+        return await asyncio.wait_for(reader.read(), 10) is not None
+    except ConnectionError:
+        return True
+
+
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        (b"GET / HTTP/1.1\r\n\r\n", "unknown-operation"),
+        (b"\x00" + (5).to_bytes(8, "little") + b"hello", "not-a-tcpstore"),  # torch 2.1
+        (wire.request(Op.VALIDATE, number=7), "not-a-tcpstore"),
+        (wire.request(Op.GET, [b"k"]), "not-a-tcpstore"),
+        (wire.request(Op.LINK, number=1), "not-a-tcpstore"),  # no gate: a round's own store
+        (HELLO + HELLO, "out-of-place"),
+        (HELLO + wire.request(Op.SET, [b"k"], [b"v" * 101]), "value-too-long"),
+        (HELLO + wire.request(Op.SET, [b"k"], [b"x"]) + wire.request(Op.ADD, [b"k"], number=1), "not-a-number"),
+    ],
+)
+async def test_nonsense_is_dropped_and_counted(start: Start, data: bytes, reason: str) -> None:
+    server, port = await start(value=100)
+    good = await StoreClient.connect("127.0.0.1", port)
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(data)
+    assert await closed(reader)
+    writer.close()
+    assert dict(server.counters.dropped) == {reason: 1}
+    await good.set("still", b"here")
+    assert await good.get("still") == b"here"
+    good.close()
+
+
+async def test_a_silent_connection_is_dropped(start: Start) -> None:
+    server, port = await start(opening=0.05)
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(HELLO[:3])
+    assert await closed(reader)
+    writer.close()
+    assert server.counters.dropped["silent"] == 1
+
+
+async def test_a_slow_reader_is_dropped(start: Start) -> None:
+    server, port = await start(write_buffer=100_000)
+    good = await StoreClient.connect("127.0.0.1", port)
+    await good.set("big", b"x" * 1_000_000)
+    _, writer = await asyncio.open_connection("127.0.0.1", port, limit=1)
+    writer.write(HELLO + wire.request(Op.GET, [b"/big"]) * 20)
+    while not server.counters.dropped["slow-reader"]:
+        assert await good.get("big", timeout=10)
+    writer.close()
+    good.close()
+
+
+async def test_memory_and_connections_are_bounded(start: Start) -> None:
+    server, port = await start(memory=1000, connections=2)
+    one = await StoreClient.connect("127.0.0.1", port)
+    two = await StoreClient.connect("127.0.0.1", port)
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    assert await closed(reader)
+    writer.close()
+    await two.set("k", b"x" * 990)
+    await two.set("l", b"x" * 990)
+    with pytest.raises((ConnectionError, asyncio.IncompleteReadError)):
+        await two.num_keys()
+    assert await one.num_keys() == 1
+    assert await one.delete("k")
+    assert server.storage.used == 0
+    assert dict(server.counters.dropped) == {"too-many-connections": 1, "out-of-memory": 1}
+    one.close()
+
+
+async def test_a_wait_ends_when_all_its_keys_exist(start: Start) -> None:
+    _, port = await start()
+    one = await StoreClient.connect("127.0.0.1", port)
+    two = await StoreClient.connect("127.0.0.1", port)
+    waiting = asyncio.ensure_future(one.wait(["a", "b"], timeout=10))
+    await two.set("a", b"")
+    await two.num_keys()
+    assert not waiting.done()
+    await two.set("b", b"")
+    await waiting
+    one.close()
+    two.close()
+
+
+async def test_a_client_that_goes_while_it_waits_leaves_nothing_behind(start: Start) -> None:
+    server, port = await start()
+    one = await StoreClient.connect("127.0.0.1", port)
+    waiting = asyncio.ensure_future(one.wait(["never"]))
+    while not server.storage._waiters:
+        await asyncio.sleep(0)
+    one.close()
+    with pytest.raises((ConnectionError, asyncio.IncompleteReadError)):
+        await waiting
+    while server.clients:
+        await asyncio.sleep(0)
+    assert server.storage._waiters == {}
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.lists(st.one_of(st.binary(max_size=60), st.just(HELLO), st.just(wire.request(Op.WAIT, [b"k"])))))
+def test_fuzzed_bytes_never_stop_the_others(data: list[bytes]) -> None:
+    async def scenario() -> None:
+        server = StoreServer()
+        port = await server.start("127.0.0.1")
+        good = await StoreClient.connect("127.0.0.1", port)
+        _, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"".join(data))
+        for turn in range(3):
+            assert await asyncio.wait_for(good.add("n", 1), 5) == turn + 1
+        writer.close()
+        good.close()
+        await server.close()
+
+    asyncio.run(scenario())

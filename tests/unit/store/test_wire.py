@@ -1,0 +1,69 @@
+"""The codec gives back what was sent, however the bytes are cut, and refuses what cannot be."""
+
+from __future__ import annotations
+
+import struct
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from elasticjob.store import wire
+from elasticjob.store.wire import Limits, Op, Request, RequestReader, WireError
+
+LIMITS = Limits(key=100, value=1000, count=10)
+KEY, VALUE = st.binary(max_size=20), st.binary(max_size=50)
+
+REQUESTS = st.one_of(
+    st.builds(lambda n: Request(Op.VALIDATE, number=n), st.integers(0, 2**32 - 1)),
+    st.builds(lambda k, v: Request(Op.SET, (k,), (v,)), KEY, VALUE),
+    st.builds(lambda k, a, b: Request(Op.COMPARE_SET, (k,), (a, b)), KEY, VALUE, VALUE),
+    st.builds(lambda k, n: Request(Op.ADD, (k,), (), n), KEY, st.integers(-(2**63), 2**63 - 1)),
+    st.builds(lambda ks: Request(Op.WAIT, tuple(ks)), st.lists(KEY, max_size=10)),
+    st.builds(
+        lambda p: Request(Op.MULTI_SET, tuple(k for k, _ in p), tuple(v for _, v in p)),
+        st.lists(st.tuples(KEY, VALUE), max_size=10),
+    ),
+    st.just(Request(Op.CANCEL_WAIT)),
+)
+
+
+@given(st.lists(REQUESTS, max_size=8), st.lists(st.integers(1, 40), min_size=1, max_size=8))
+def test_requests_survive_any_cutting(requests: list[Request], cuts: list[int]) -> None:
+    data = b"".join(wire.request(*r) for r in requests)
+    reader, seen, at, turn = RequestReader(LIMITS), [], 0, 0
+    while at < len(data):
+        size = cuts[turn % len(cuts)]
+        reader.feed(data[at : at + size])
+        at, turn = at + size, turn + 1
+        while (request := reader.next()) is not None:
+            seen.append(request)
+    assert seen == requests
+
+
+@given(st.binary(max_size=400))
+def test_garbage_is_requests_or_an_error_and_nothing_else(data: bytes) -> None:
+    reader = RequestReader(LIMITS)
+    reader.feed(data)
+    try:
+        while reader.next() is not None:
+            pass
+    except WireError as error:
+        assert error.reason
+
+
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        (b"\x63", "unknown-operation"),
+        (b"\x01" + struct.pack("=Q", 101), "key-too-long"),
+        (b"\x01" + struct.pack("=Q", 1) + b"k" + struct.pack("=Q", 1001), "value-too-long"),
+        (b"\x05" + struct.pack("=Q", 2**63), "too-many-keys"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_it_is_read(data: bytes, reason: str) -> None:
+    reader = RequestReader(LIMITS)
+    reader.feed(data)
+    with pytest.raises(WireError) as refused:
+        reader.next()
+    assert refused.value.reason == reason
