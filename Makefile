@@ -37,5 +37,13 @@ cluster: ## a real three-node Kubernetes on this machine
 cluster-down: ## stop it and remove all it made
 	@python3 tests/cluster/cluster.py down
 
+.PHONY: images
+images: venv ## both images as OCI archives under .cache/images, without Docker
+	@$(PY) tests/images/build.py
+
+.PHONY: crds
+crds: venv ## generate crds/elasticjobs.yaml and the chart's copy of it
+	@$(PY) crds/generate.py "$$(cd tests/cluster/tools && go mod download k8s.io/kubernetes && go list -m -f '{{.Dir}}' k8s.io/kubernetes)/api/openapi-spec/swagger.json"
+
 .PHONY: test
 test: lint unit ## all tests
