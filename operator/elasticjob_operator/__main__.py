@@ -1,0 +1,161 @@
+"""`elasticjob-operator`: wait for the Lease, then watch, look and act until told to stop."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import prometheus_client
+
+from elasticjob.contract.names import GROUP, PLURAL
+from elasticjob_operator import handlers, health, keys, logs, metrics
+from elasticjob_operator.controller import Controller
+from elasticjob_operator.events import Recorder
+from elasticjob_operator.kube import CRDS, KubeApi, KubeError, NotFound
+from elasticjob_operator.kube.client import KubeClient, NoCluster, connect
+from elasticjob_operator.lease import Election, LeaseLost
+from elasticjob_operator.links import Key, Links
+from elasticjob_operator.queue import Queue
+from elasticjob_operator.settings import Settings, parse
+
+log = logging.getLogger(__name__)
+
+
+class CannotStart(Exception):  # noqa: N818
+    """Said to the person who installs the operator."""
+
+
+async def check_crd(api: KubeApi) -> None:
+    """kopf would only wait for a definition that is not there; say so instead."""
+    name = f"{PLURAL}.{GROUP}"
+    try:
+        await api.get(CRDS, None, name)
+    except NotFound:
+        raise CannotStart(
+            f"the CustomResourceDefinition {name} is not installed: apply crds/elasticjobs.yaml"
+        ) from None
+    except KubeError as error:
+        raise CannotStart(f"cannot ask the API server for {name}: {error}") from None
+
+
+@dataclass
+class Operator:
+    """The parts of a running operator."""
+
+    settings: Settings
+    api: KubeClient
+    stop: asyncio.Event
+
+    async def run(self) -> None:
+        """Until `stop`; an exception where the process must end at once."""
+        loop = asyncio.get_running_loop()
+        queue: Queue[Key] | None = None
+        probes = None
+        if self.settings.health_port:
+            probes = await health.serve(
+                self.settings.health_port,
+                lambda: queue.oldest_wait() if queue else 0.0,
+                lambda: loop.time() - self.api.last_good,
+            )
+        try:
+            await check_crd(self.api)
+            election = self._election()
+            if election is not None and not await self._led(election):
+                return
+            queue, links = await self._assemble(election)
+            await self._work(queue, links, election)
+        finally:
+            if probes is not None:
+                await probes.cleanup()
+
+    def _election(self) -> Election | None:
+        s = self.settings
+        return Election(self.api, s.namespace, s.lease_name, s.identity) if s.leader_election else None
+
+    async def _led(self, election: Election) -> bool:
+        """Whether this process leads; False when it was told to stop first."""
+        leading, stopped = asyncio.create_task(election.lead()), asyncio.create_task(self.stop.wait())
+        await asyncio.wait((leading, stopped), return_when=asyncio.FIRST_COMPLETED)
+        stopped.cancel()
+        if leading.done():
+            leading.result()
+            return True
+        leading.cancel()
+        return False
+
+    async def _assemble(self, election: Election | None) -> tuple[Queue[Key], Links]:
+        s = self.settings
+        try:
+            job_keys = await keys.load(self.api, s.namespace, s.master_secret)
+        except (KubeError, ValueError) as error:
+            raise CannotStart(f"no master key: {error}") from None
+
+        async def look(key: Key) -> float | None:
+            metrics.queue_depth.set(len(queue))
+            return await controller.look(key)
+
+        queue: Queue[Key] = Queue(look)
+        links = Links(queue.poke, lambda: election.generation if election else 0)
+        recorder = Recorder(self.api, s.identity)
+        controller = Controller(self.api, job_keys, links, recorder, s.image, s.resync_seconds)
+        return queue, links
+
+    async def _work(self, queue: Queue[Key], links: Links, election: Election | None) -> None:
+        watching = asyncio.Event()
+        working = asyncio.create_task(queue.run(self.settings.workers))
+        ringing = asyncio.create_task(handlers.ring(queue.poke, self.settings.watch_namespaces, watching))
+        stopped = asyncio.create_task(self.stop.wait())
+        tasks: set[asyncio.Task[object]] = {working, ringing, stopped}
+        if election is not None:
+            tasks.add(asyncio.create_task(election.keep()))
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+            if ringing in done and not self.stop.is_set():
+                raise CannotStart("the watch has ended")
+        finally:
+            watching.set()
+            for task in tasks - {ringing}:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            await links.close()
+        if election is not None:
+            await election.release()
+
+
+async def run(settings: Settings) -> None:
+    """Run the operator in this process until SIGTERM or SIGINT."""
+    stop = asyncio.Event()
+    for signum in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(signum, stop.set)
+    try:
+        api = await connect(rate=settings.qps, burst=settings.burst)
+    except NoCluster as error:
+        raise CannotStart(f"no cluster: {error}. Set KUBECONFIG, or run in a pod") from None
+    if settings.metrics_port:
+        prometheus_client.start_http_server(settings.metrics_port)
+    try:
+        await Operator(settings, api, stop).run()
+    finally:
+        await api.close()
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Entry point."""
+    settings = parse(argv)
+    logs.configure(settings.log_level, settings.log_format)
+    try:
+        asyncio.run(run(settings))
+    except (CannotStart, LeaseLost) as error:
+        log.error("%s", error)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,133 @@
+"""One look at one job: observe, plan, write status, tell the store, act, tell people. In this order."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from elasticjob_operator import metrics
+from elasticjob_operator.act import Actor
+from elasticjob_operator.actions import CreateStore, CreateWorker, Note
+from elasticjob_operator.events import Recorder
+from elasticjob_operator.keys import JobKeys
+from elasticjob_operator.kube import JOBS, Conflict, KubeApi, NotFound
+from elasticjob_operator.links import Key, Links
+from elasticjob_operator.manifests.services import OPERATOR_KEY
+from elasticjob_operator.memory import JobMemory
+from elasticjob_operator.model.observed import Observed
+from elasticjob_operator.model.raw import text
+from elasticjob_operator.observe import fetch_job, observe
+from elasticjob_operator.plan import Plan, plan
+
+log = logging.getLogger(__name__)
+
+CONFLICT_DELAY = 0.05
+
+
+@dataclass
+class Controller:
+    """`look` is what the queue calls."""
+
+    api: KubeApi
+    keys: JobKeys
+    links: Links
+    recorder: Recorder
+    image: str
+    resync: float = 300.0
+    clock: Callable[[], float] = time.time
+    _memories: dict[Key, JobMemory] = field(default_factory=dict)
+    _phases: dict[Key, str] = field(default_factory=dict)
+
+    async def look(self, key: Key) -> float | None:
+        """Bring one job nearer to what it should be. Seconds until the next look; None: the job is gone."""
+        with metrics.reconcile_seconds.time(), metrics.reconcile_errors.count_exceptions():
+            return await self._look(key)
+
+    async def _look(self, key: Key) -> float | None:
+        raw = await fetch_job(self.api, *key)
+        if raw is None:
+            self._forget(key)
+            return None
+        memory = self._memory(key, text(raw, "metadata", "uid"))
+        observed = await observe(self.api, raw, memory, self.links.view(key), self.clock())
+        decided = plan(observed, self.image, self.clock())
+        if decided.status is not None:
+            try:
+                await self._write(raw, decided.status)
+            except Conflict:
+                # Somebody changed the job meanwhile: nothing has been done yet, so look again.
+                return CONFLICT_DELAY
+            except NotFound:
+                self._forget(key)
+                return None
+        self._show_phase(key, text(decided.status or raw.get("status"), "phase"))
+        self._speak(key, observed, decided)
+        await self._act(observed, decided, memory)
+        return min(self.resync, decided.requeue_after or self.resync)
+
+    async def _write(self, raw: dict[str, Any], status: Any) -> None:
+        await self.api.update(JOBS, raw["metadata"]["namespace"], {**raw, "status": dict(status)}, "status")
+        metrics.count_change(raw.get("status") or {}, status)
+
+    def _speak(self, key: Key, observed: Observed, decided: Plan) -> None:
+        """Only after the status write: what the store hears of charges must be persisted."""
+        address = decided.store
+        uid = observed.job.uid
+        secret = self.keys.derive(OPERATOR_KEY, uid, address.attempt) if address else b""
+        self.links.point(key, address, secret)
+        if decided.facts is not None:
+            self.links.tell(key, decided.facts)
+
+    async def _act(self, observed: Observed, decided: Plan, memory: JobMemory) -> None:
+        job, now = observed.job, self.clock()
+        made: list[str] = []
+        if decided.actions and job.spec is not None:
+            image = job.status.runtime_image or self.image
+            actor = Actor(self.api, self.keys, job, job.spec, image, memory, self.clock)
+            made = await actor.carry_out(decided.actions)
+        wanted = {a.name for a in decided.actions if isinstance(a, (CreateWorker, CreateStore))}
+        for note in (*decided.notes, *_creations(decided, made, memory)):
+            if note.key not in wanted or note.key in made:
+                await self.recorder.record(job, note, now)
+
+    def _memory(self, key: Key, uid: str) -> JobMemory:
+        """A job of the same name with another uid is another job."""
+        memory = self._memories.get(key)
+        if memory is None or memory.uid != uid:
+            if memory is not None:
+                self._forget(key)
+            memory = self._memories[key] = JobMemory(uid)
+        return memory
+
+    def _forget(self, key: Key) -> None:
+        self._memories.pop(key, None)
+        self.links.forget(key)
+        self._show_phase(key, "")
+
+    def _show_phase(self, key: Key, phase: str) -> None:
+        before = self._phases.pop(key, "")
+        if phase:
+            self._phases[key] = phase
+        if before != phase:
+            if before:
+                metrics.jobs.labels(before).dec()
+            if phase:
+                metrics.jobs.labels(phase).inc()
+
+
+def _creations(decided: Plan, made: list[str], memory: JobMemory) -> tuple[Note, ...]:
+    """One Event for all pods that were made, one for those that were not."""
+    workers = [a.name for a in decided.actions if isinstance(a, CreateWorker)]
+    done = [name for name in workers if name in made]
+    failed = [name for name in workers if name in memory.refusals]
+    notes = []
+    if done:
+        message = f"created {', '.join(done[:5])}" + (f" and {len(done) - 5} more" if len(done) > 5 else "")
+        notes.append(Note("SuccessfulCreatePod", message, key="created " + ",".join(done)))
+    if failed:
+        refusal = memory.refusals[failed[0]]
+        notes.append(Note("FailedCreatePod", refusal.message, key=refusal.reason.value, warning=True, repeats=True))
+    return tuple(notes)

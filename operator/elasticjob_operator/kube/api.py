@@ -1,0 +1,72 @@
+"""Resources and calls that the operator uses, and no others: this list is its RBAC.
+
+elasticjobs                 get, list, watch
+elasticjobs/status          update
+pods                        create, delete, get, list, watch
+services                    create, delete, get, patch
+secrets                     create, get
+events                      create, patch
+leases (own namespace)      create, get, update
+leases (kube-node-lease)    get
+customresourcedefinitions   get (elasticjobs.elasticjob.dev)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from elasticjob.contract.names import GROUP, PLURAL, VERSION
+
+
+@dataclass(frozen=True)
+class Resource:
+    """`group` is empty for the core API."""
+
+    group: str
+    version: str
+    plural: str
+
+    def path(self, namespace: str | None = None, name: str = "", subresource: str = "") -> str:
+        """Path of the API; without a name, of the collection."""
+        root = f"/apis/{self.group}/{self.version}" if self.group else f"/api/{self.version}"
+        parts = [root, *(("namespaces", namespace) if namespace else ()), self.plural, name, subresource]
+        return "/".join(part for part in parts if part)
+
+
+JOBS = Resource(GROUP, VERSION, PLURAL)
+PODS = Resource("", "v1", "pods")
+SERVICES = Resource("", "v1", "services")
+SECRETS = Resource("", "v1", "secrets")
+EVENTS = Resource("", "v1", "events")
+LEASES = Resource("coordination.k8s.io", "v1", "leases")
+CRDS = Resource("apiextensions.k8s.io", "v1", "customresourcedefinitions")
+
+
+class KubeApi(Protocol):
+    """Every call raises `KubeError`s, and may be cancelled. Retries and the rate limit are behind it."""
+
+    async def get(self, resource: Resource, namespace: str | None, name: str) -> dict[str, Any]: ...
+
+    async def list(self, resource: Resource, namespace: str | None, selector: str = "") -> list[dict[str, Any]]:
+        """All objects with the labels, as of now (not from an old cache)."""
+        ...
+
+    async def create(self, resource: Resource, namespace: str, body: Mapping[str, Any]) -> dict[str, Any]: ...
+
+    async def update(
+        self, resource: Resource, namespace: str, body: Mapping[str, Any], subresource: str = ""
+    ) -> dict[str, Any]:
+        """Replace an object; its resourceVersion must be the newest."""
+        ...
+
+    async def patch(self, resource: Resource, namespace: str, name: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        """A JSON merge patch."""
+        ...
+
+    async def delete(
+        self, resource: Resource, namespace: str, name: str, *, uid: str, grace: int | None = None
+    ) -> None:
+        """Delete the object with this very uid; `grace` in seconds, None: the object's own."""
+        ...

@@ -1,0 +1,151 @@
+"""`KubeApi` over the transport of `kubernetes.aio`: its authentication and TLS, none of its models."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, urlencode
+
+import aiohttp
+from kubernetes.aio import client, config
+from kubernetes.aio.config import ConfigException
+
+from elasticjob_operator import metrics
+from elasticjob_operator.kube.api import Resource
+from elasticjob_operator.kube.errors import Unclear, error_from
+from elasticjob_operator.kube.limits import RateLimit
+
+ATTEMPTS = 4
+TIMEOUT = 15.0
+LONGEST_WAIT = 10.0
+_HOME_CONFIG = str(Path("~/.kube/config").expanduser())
+_MERGE_PATCH = "application/merge-patch+json"
+
+
+class NoCluster(Exception):  # noqa: N818
+    """Neither a kubeconfig nor a service account is at hand."""
+
+
+async def connect(*, rate: float, burst: int) -> KubeClient:
+    """A client for the cluster of $KUBECONFIG, of this pod's service account, or ~/.kube/config."""
+    configuration = client.Configuration()
+    path = os.environ.get("KUBECONFIG")
+    try:
+        if path is None and "KUBERNETES_SERVICE_HOST" in os.environ:
+            config.load_incluster_config(client_configuration=configuration)
+        else:
+            await config.load_kube_config(config_file=path or _HOME_CONFIG, client_configuration=configuration)
+    except (ConfigException, OSError) as error:
+        raise NoCluster(str(error)) from None
+    return KubeClient(client.ApiClient(configuration), RateLimit(rate, burst))
+
+
+class KubeClient:
+    """Requests are safe to repeat: names are functions of state, writes carry a resourceVersion or a uid."""
+
+    def __init__(self, api: Any, limit: RateLimit) -> None:
+        self._api = api
+        self._limit = limit
+        self.last_good = asyncio.get_running_loop().time()
+        """Loop time of the last answer that was one."""
+
+    async def close(self) -> None:
+        await self._api.close()
+
+    async def get(self, resource: Resource, namespace: str | None, name: str) -> dict[str, Any]:
+        return await self._request("GET", resource, namespace, name)
+
+    async def list(self, resource: Resource, namespace: str | None, selector: str = "") -> list[dict[str, Any]]:
+        query = {"labelSelector": selector} if selector else {}
+        answer = await self._request("GET", resource, namespace, query=query, verb="list")
+        items: list[dict[str, Any]] = answer.get("items") or []
+        return items
+
+    async def create(self, resource: Resource, namespace: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        return await self._request("POST", resource, namespace, body=body)
+
+    async def update(
+        self, resource: Resource, namespace: str, body: Mapping[str, Any], subresource: str = ""
+    ) -> dict[str, Any]:
+        return await self._request("PUT", resource, namespace, body["metadata"]["name"], subresource, body=body)
+
+    async def patch(self, resource: Resource, namespace: str, name: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        return await self._request("PATCH", resource, namespace, name, body=body)
+
+    async def delete(
+        self, resource: Resource, namespace: str, name: str, *, uid: str, grace: int | None = None
+    ) -> None:
+        options: dict[str, Any] = {"preconditions": {"uid": uid}, "propagationPolicy": "Background"}
+        if grace is not None:
+            options["gracePeriodSeconds"] = grace
+        await self._request("DELETE", resource, namespace, name, body=options)
+
+    async def _request(
+        self,
+        method: str,
+        resource: Resource,
+        namespace: str | None,
+        name: str = "",
+        subresource: str = "",
+        *,
+        body: Mapping[str, Any] | None = None,
+        query: Mapping[str, str] | None = None,
+        verb: str = "",
+    ) -> dict[str, Any]:
+        path = quote(resource.path(namespace, name, subresource)) + (f"?{urlencode(query)}" if query else "")
+        what = f"{verb or _VERBS[method]} {resource.plural} {name}".strip()
+        for attempt in range(1, ATTEMPTS + 1):
+            await self._limit.turn()
+            status, answer, retry_after = await self._once(method, path, body)
+            metrics.api_requests.labels(verb or _VERBS[method], resource.plural, str(status)).inc()
+            if 200 <= status < 300:
+                self.last_good = asyncio.get_running_loop().time()
+                return answer
+            if attempt == ATTEMPTS or not (status in (0, 408, 429) or status >= 500):
+                break
+            await asyncio.sleep(_pause(attempt, retry_after))
+        if status == 0:
+            raise Unclear(f"{what}: {answer.get('message', 'no answer')}")
+        raise error_from(status, answer, what)
+
+    async def _once(self, method: str, path: str, body: Mapping[str, Any] | None) -> tuple[int, dict[str, Any], float]:
+        """One try: HTTP status (0: no answer), the JSON of the answer, and seconds the server asks to wait."""
+        content = _MERGE_PATCH if method == "PATCH" else "application/json"
+        headers = {"Accept": "application/json", "Content-Type": content}
+        try:
+            _, url, headers, _, _ = await self._api.param_serialize(
+                method, path, header_params=headers, auth_settings=["BearerToken"]
+            )
+            response = await self._api.rest_client.request(
+                method, url, headers=headers, body=body, _request_timeout=TIMEOUT
+            )
+            data = await response.read()
+        except (aiohttp.ClientError, asyncio.TimeoutError, OSError) as error:
+            return 0, {"message": f"{type(error).__name__}: {error}"}, 0.0
+        return response.status, _json(data), _seconds(response.headers.get("Retry-After"))
+
+
+_VERBS = {"GET": "get", "POST": "create", "PUT": "update", "PATCH": "patch", "DELETE": "delete"}
+
+
+def _json(data: bytes) -> dict[str, Any]:
+    try:
+        answer = json.loads(data)
+    except ValueError:
+        return {"message": data[:200].decode(errors="replace")}
+    return answer if isinstance(answer, dict) else {}
+
+
+def _seconds(text: str | None) -> float:
+    return float(text) if text and text.isascii() and text.isdigit() else 0.0
+
+
+def _pause(attempt: int, asked: float) -> float:
+    """What the server asks for, else doubling from 0.1 s; with jitter, so that clients do not march in step."""
+    base: float = asked or 0.1 * 2**attempt
+    return min(LONGEST_WAIT, base) * random.uniform(0.8, 1.2)  # noqa: S311  # no secret

@@ -1,0 +1,62 @@
+"""What Prometheus may ask. No job names: their number is unbounded."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from prometheus_client import Counter, Gauge, Histogram
+
+from elasticjob_operator.model.raw import integer, mapping, moment, objects, text
+
+jobs = Gauge("elasticjob_jobs", "Jobs by phase.", ["phase"])
+restarts = Counter("elasticjob_restarts", "Restarts of a job's workers.", ["reason", "strategy"])
+pod_failures = Counter("elasticjob_pod_failures", "Failures told in status.", ["class"])
+rendezvous_seconds = Histogram("elasticjob_rendezvous_seconds", "From a job's start to its first round.")
+recovery_seconds = Histogram(
+    "elasticjob_recovery_seconds", "From a failure to the next round.", ["phase"], buckets=(0.1, 0.3, 1, 3, 10, 30, 100)
+)
+scale_seconds = Histogram("elasticjob_scale_seconds", "From a new size to all nodes training.", ["direction"])
+reconcile_seconds = Histogram(
+    "elasticjob_reconcile_seconds", "One look at one job.", buckets=(0.005, 0.01, 0.03, 0.1, 0.3, 1, 3, 10)
+)
+reconcile_errors = Counter("elasticjob_reconcile_errors", "Looks that ended in an error.")
+api_requests = Counter("elasticjob_api_requests", "Requests to the API server.", ["verb", "resource", "code"])
+queue_depth = Gauge("elasticjob_queue_depth", "Jobs that wait to be looked at.")
+
+Status = Mapping[str, Any]
+
+
+def count_change(before: Status, after: Status) -> None:
+    """Count what a status write says anew."""
+    restarted = integer(after, "restarts") - integer(before, "restarts")
+    last = mapping(after, "lastFailure")
+    if restarted > 0:
+        restarts.labels(text(last, "class") or "Unknown", "InPlace").inc(restarted)
+    if last and last != mapping(before, "lastFailure"):
+        pod_failures.labels(text(last, "class") or "Unknown").inc()
+    formed = moment(after, "lastRendezvousTime")
+    if formed is not None and formed != moment(before, "lastRendezvousTime"):
+        _count_round(before, formed)
+    _count_scaled(before, after)
+
+
+def _count_round(before: Status, formed: float) -> None:
+    started, failed = moment(before, "startTime"), moment(before, "lastFailure", "time")
+    if "lastRendezvousTime" not in before and started is not None:
+        rendezvous_seconds.observe(max(0.0, formed - started))
+    elif failed is not None and failed > (moment(before, "lastRendezvousTime") or 0.0):
+        recovery_seconds.labels("total").observe(max(0.0, formed - failed))
+
+
+def _count_scaled(before: Status, after: Status) -> None:
+    asked, done = moment(before, "lastScaleTime"), _since(after, "FullyScaled")
+    if asked is None or done is None or _since(before, "FullyScaled") is not None or done < asked:
+        return
+    direction = "up" if integer(after, "active") > integer(before, "active") else "down"
+    scale_seconds.labels(direction).observe(done - asked)
+
+
+def _since(status: Status, kind: str) -> float | None:
+    found = (c for c in objects(status, "conditions") if text(c, "type") == kind and text(c, "status") == "True")
+    return moment(next(found, {}), "lastTransitionTime")

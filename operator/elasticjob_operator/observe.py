@@ -1,0 +1,109 @@
+"""Look at one job and everything around it, afresh."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from elasticjob.contract.names import Label, Role
+from elasticjob_operator.kube import JOBS, LEASES, PODS, SECRETS, SERVICES, KubeApi, NotFound, Resource
+from elasticjob_operator.manifests import key_secret, nodes_service, store_service
+from elasticjob_operator.memory import JobMemory
+from elasticjob_operator.model.observed import Child, Children, Job, Link, Observed, parse_job
+from elasticjob_operator.model.pods import Pod, parse_pod
+from elasticjob_operator.model.raw import mapping, moment, objects, text
+
+CHILDREN_SECONDS = 60.0
+"""Services and the Secret change only when somebody meddles: they are looked at this often, and after each change."""
+NODE_LEASES = "kube-node-lease"
+DOUBT_SECONDS = 5.0
+"""Silence of a store after which its node is asked for."""
+
+
+async def fetch_job(api: KubeApi, namespace: str, name: str) -> dict[str, Any] | None:
+    """The job as raw JSON; None when it is gone."""
+    try:
+        return await api.get(JOBS, namespace, name)
+    except NotFound:
+        return None
+
+
+async def observe(api: KubeApi, raw: dict[str, Any], memory: JobMemory, link: Link, now: float) -> Observed:
+    """Everything that `plan` wants to know of this job; `now` is Unix seconds."""
+    job = parse_job(raw)
+    pods, children = await asyncio.gather(_pods(api, job), _children(api, job, memory, now))
+    workers = tuple(pod for role, pod in pods if role == Role.WORKER.value)
+    stores = tuple(pod for role, pod in pods if role == Role.STORE.value)
+    return Observed(
+        job=job,
+        workers=workers,
+        stores=stores,
+        children=children,
+        refusals=dict(memory.refusals),
+        link=link,
+        leases=await _leases(api, _nodes_in_doubt(job, workers, stores, link, now)),
+    )
+
+
+async def _pods(api: KubeApi, job: Job) -> list[tuple[str, Pod]]:
+    """The job's pods by role. Labels can be copied; the owner cannot: others' pods are not seen at all."""
+    listed = await api.list(PODS, job.namespace, f"{Label.JOB_UID}={job.uid}")
+    owned = [(text(raw, "metadata", "labels", Label.ROLE), parse_pod(raw)) for raw in listed if is_owned(raw, job.uid)]
+    return sorted(owned, key=lambda found: (found[1].index, found[1].incarnation))
+
+
+def is_owned(raw: dict[str, Any], uid: str) -> bool:
+    """Whether the object's controller is the job."""
+    owners = objects(raw, "metadata", "ownerReferences")
+    return any(text(owner, "uid") == uid and owner.get("controller") is True for owner in owners)
+
+
+async def _children(api: KubeApi, job: Job, memory: JobMemory, now: float) -> Children:
+    if memory.children is None or now >= memory.children_at + CHILDREN_SECONDS:
+        secret, nodes, rendezvous = await asyncio.gather(
+            _child(api, SECRETS, job, key_secret(job.name)),
+            _child(api, SERVICES, job, nodes_service(job.name)),
+            _child(api, SERVICES, job, store_service(job.name)),
+        )
+        memory.children, memory.children_at = Children(secret, nodes, rendezvous), now
+    return memory.children
+
+
+async def _child(api: KubeApi, resource: Resource, job: Job, name: str) -> Child | None:
+    try:
+        raw = await api.get(resource, job.namespace, name)
+    except NotFound:
+        return None
+    if text(raw, "metadata", "deletionTimestamp"):
+        # Its name is free in a moment; until then it is nobody's.
+        return Child(text(raw, "metadata", "uid"), ours=False)
+    selected = text(raw, "spec", "selector", Label.RESTART_ATTEMPT)
+    incarnation = int(selected) if selected.isascii() and selected.isdigit() else None
+    return Child(text(raw, "metadata", "uid"), is_owned(raw, job.uid), incarnation)
+
+
+def _nodes_in_doubt(
+    job: Job, workers: tuple[Pod, ...], stores: tuple[Pod, ...], link: Link, now: float
+) -> frozenset[str]:
+    """Nodes of which something was not heard that should have been."""
+    doubt = {node.name for node in job.status.avoided}
+    doubt |= {p.node for p in (*workers, *stores) if p.deleting is not None and p.deleting < now}
+    if link.connected and link.report is not None:
+        here = {node.pod for node in link.report.nodes}
+        doubt |= {p.node for p in workers if p.running and p.name not in here}
+    elif now - link.since >= DOUBT_SECONDS:
+        doubt |= {p.node for p in stores}
+    return frozenset(doubt - {""})
+
+
+async def _leases(api: KubeApi, nodes: frozenset[str]) -> dict[str, float]:
+    names = sorted(nodes)
+    return dict(zip(names, await asyncio.gather(*(_renewed(api, name) for name in names)), strict=True))
+
+
+async def _renewed(api: KubeApi, node: str) -> float:
+    try:
+        lease = await api.get(LEASES, NODE_LEASES, node)
+    except NotFound:
+        return 0.0
+    return moment(mapping(lease, "spec"), "renewTime") or 0.0

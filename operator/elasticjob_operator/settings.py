@@ -1,0 +1,97 @@
+"""What the operator is told: flags, each with an environment variable that the chart sets."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from elasticjob_operator.version import VERSION
+
+DEFAULT_IMAGE = f"elasticjob:{VERSION}"
+
+
+@dataclass(frozen=True)
+class Settings:
+    image: str
+    """Holds agent and store; jobs keep the one they started with."""
+    namespace: str
+    """The operator's own: its Lease and its master key are there."""
+    identity: str
+    """Of this very process, in the Lease."""
+    watch_namespaces: tuple[str, ...] = ()
+    """Empty: all."""
+    master_secret: str = "elasticjob-master-key"  # noqa: S105  # a name
+    lease_name: str = "elasticjob-operator"
+    leader_election: bool = True
+    log_level: str = "INFO"
+    log_format: str = "json"
+    metrics_port: int = 8080
+    health_port: int = 8081
+    workers: int = 16
+    qps: float = 100.0
+    burst: int = 200
+    resync_seconds: float = 300.0
+
+
+def parse(argv: Sequence[str] | None, environ: Mapping[str, str] = os.environ) -> Settings:
+    """Read flags and environment; exits with a message that names what is wrong."""
+    parser = _parser(environ)
+    options = parser.parse_args(argv)
+    for name in ("qps", "burst", "workers", "resync_seconds"):
+        if getattr(options, name) <= 0:
+            parser.error(f"--{name.replace('_', '-')} must be more than 0")
+    return Settings(
+        image=options.image,
+        namespace=options.namespace,
+        identity=f"{environ.get('POD_NAME') or 'local'}_{uuid.uuid4().hex[:8]}",
+        watch_namespaces=tuple(filter(None, options.watch_namespaces.replace(" ", "").split(","))),
+        master_secret=options.master_secret,
+        lease_name=options.lease_name,
+        leader_election=not options.no_leader_election,
+        log_level=options.log_level.upper(),
+        log_format=options.log_format,
+        metrics_port=options.metrics_port,
+        health_port=options.health_port,
+        workers=options.workers,
+        qps=options.qps,
+        burst=options.burst,
+        resync_seconds=options.resync_seconds,
+    )
+
+
+def _parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="elasticjob-operator",
+        description="Reconciles ElasticJobs. Each flag can also be set by the variable named beside it.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"%(prog)s {VERSION}")
+
+    def add(flag: str, variable: str, default: object, text: str, **more: object) -> None:
+        value = environ.get(variable) or default
+        parser.add_argument(flag, default=value, help=f"{text} [${variable}]", **more)  # type: ignore[arg-type]
+
+    add("--image", "ELASTICJOB_OPERATOR_IMAGE", DEFAULT_IMAGE, "image of agents and stores")
+    add("--namespace", "POD_NAMESPACE", "elasticjob-system", "the operator's own namespace")
+    add("--watch-namespaces", "WATCH_NAMESPACES", "", "namespaces of the jobs, comma-separated; empty: all")
+    add(
+        "--master-secret",
+        "ELASTICJOB_MASTER_SECRET",
+        Settings.master_secret,
+        "Secret of the master key; made if absent",
+    )
+    add("--lease-name", "ELASTICJOB_LEASE_NAME", Settings.lease_name, "Lease that picks the leader")
+    parser.add_argument("--no-leader-election", action="store_true", help="for a single process on a test cluster")
+    levels = ["DEBUG", "INFO", "WARNING", "ERROR"]
+    add("--log-level", "LOG_LEVEL", "INFO", "how much is logged", type=str.upper, choices=levels)
+    add("--log-format", "LOG_FORMAT", "json", "how it is logged", choices=["json", "text"])
+    add("--metrics-port", "METRICS_PORT", 8080, "Prometheus metrics; 0: off", type=int)
+    add("--health-port", "HEALTH_PORT", 8081, "/healthz and /readyz; 0: off", type=int)
+    add("--workers", "ELASTICJOB_WORKERS", 16, "jobs looked at at the same time", type=int)
+    add("--qps", "ELASTICJOB_QPS", 100.0, "requests to the API server per second", type=float)
+    add("--burst", "ELASTICJOB_BURST", 200, "requests at once", type=int)
+    add("--resync-seconds", "ELASTICJOB_RESYNC_SECONDS", 300.0, "each job is looked at at least this often", type=float)
+    return parser
