@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
@@ -78,11 +79,13 @@ async def test_a_slow_reader_is_dropped(start: Start) -> None:
     server, port = await start(write_buffer=100_000)
     good = await StoreClient.connect("127.0.0.1", port)
     await good.set("big", b"x" * 1_000_000)
-    _, writer = await asyncio.open_connection("127.0.0.1", port, limit=1)
-    writer.write(HELLO + wire.request(Op.GET, [b"/big"]) * 20)
+    lazy = socket.socket()
+    lazy.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    lazy.connect(("127.0.0.1", port))
+    lazy.sendall(HELLO + wire.request(Op.GET, [b"/big"]) * 20)
     while not server.counters.dropped["slow-reader"]:
         assert await good.get("big", timeout=10)
-    writer.close()
+    lazy.close()
     good.close()
 
 

@@ -30,7 +30,7 @@ REQUESTS = st.one_of(
 
 @given(st.lists(REQUESTS, max_size=8), st.lists(st.integers(1, 40), min_size=1, max_size=8))
 def test_requests_survive_any_cutting(requests: list[Request], cuts: list[int]) -> None:
-    data = b"".join(wire.request(*r) for r in requests)
+    data = b"".join(wire.request(r.op, r.keys, r.values, number=r.number) for r in requests)
     reader, seen, at, turn = RequestReader(LIMITS), [], 0, 0
     while at < len(data):
         size = cuts[turn % len(cuts)]
