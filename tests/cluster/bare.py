@@ -30,8 +30,8 @@ class Settings:
     """What a cluster was started with, kept in its state folder."""
 
     nodes: int
-    grace: float = 40.0
-    """Seconds until a silent node counts as lost."""
+    grace: float | None = None
+    """Seconds until a silent node counts as lost, None for Kubernetes' own choice."""
     gpus: dict[str, int] = field(default_factory=dict)
     """GPUs by node name."""
 
@@ -50,7 +50,7 @@ class BareCluster:
     def api(self) -> Api:
         return Api(self.layout.pki)
 
-    def up(self, nodes: int | None, grace: float, replace: bool) -> None:
+    def up(self, nodes: int | None, grace: float | None, replace: bool) -> None:
         if nodes is not None and not 1 <= nodes <= MAX_NODES:
             raise ClusterError(f"--nodes must be between 1 and {MAX_NODES}")
         prerequisites.check(self.layout)

@@ -88,7 +88,7 @@ def run_build(command: list[str], total: int) -> None:
         while reader.is_alive():
             reader.join(SAY_EVERY)
             minutes, seconds = divmod(int(time.monotonic() - began), 60)
-            say(f"building {minutes}:{seconds:02d}, {len(lines)} of about {total} packages")
+            say(f"building {minutes}:{seconds:02d}, {len(lines)} packages compiled of {total} where none is cached")
     if process.returncode != 0:
         detail = " | ".join(line.strip() for line in lines[-3:])
         raise ClusterError(f"go build failed: {detail or process.returncode}")

@@ -17,10 +17,8 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     commands = parser.add_subparsers(dest="command", required=True)
     up = commands.add_parser("up", help="start the cluster, or repair the running one")
     up.add_argument("--nodes", type=int, metavar="N", help="how many (default 3)")
-    help_grace = "seconds until a silent node counts as lost (default %(default)g)"
-    up.add_argument(
-        "--node-monitor-grace-period", dest="grace", type=float, default=verbs.DEFAULT_GRACE, help=help_grace
-    )
+    help_grace = "seconds until a silent node counts as lost (Kubernetes' own default is 50)"
+    up.add_argument("--node-monitor-grace-period", dest="grace", type=float, metavar="S", help=help_grace)
     up.add_argument("--replace", action="store_true", default=None, help="take down another clone's cluster")
     commands.add_parser("down", help="stop it and remove all it made")
     commands.add_parser("status", help="how its parts are")
@@ -68,6 +66,9 @@ def main(arguments: list[str] | None = None) -> int:
     except ClusterError as error:
         print(f"cluster: {error}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        print("cluster: interrupted; the next `up` or `down` clears what was begun", file=sys.stderr)
+        return 130
 
 
 if __name__ == "__main__":

@@ -19,8 +19,8 @@ class ControlPlane:
 
     layout: Layout
     programs: Programs
-    grace: float
-    """Seconds without a sign of life after which a node counts as lost (node-monitor-grace-period)."""
+    grace: float | None
+    """Seconds without a sign of life after which a node counts as lost; None leaves Kubernetes' own choice (50)."""
 
     def start(self, part: str, *flags: str) -> None:
         processes.start(
@@ -94,7 +94,7 @@ class ControlPlane:
             f"--service-account-private-key-file={self.pki('sa.key')}",
             "--use-service-account-credentials=true",
             "--allocate-node-cidrs=false",
-            f"--node-monitor-grace-period={self.grace:g}s",
+            *([] if self.grace is None else [f"--node-monitor-grace-period={self.grace:g}s"]),
             # At the default of 20 requests a second its own start takes 5 s.
             "--kube-api-qps=200",
             "--kube-api-burst=400",

@@ -36,13 +36,13 @@ class KindCluster:
     def kubeconfig(self) -> Path:
         return self.layout.kubeconfig
 
-    def up(self, nodes: int | None, grace: float, replace: bool) -> None:
+    def up(self, nodes: int | None, grace: float | None, replace: bool) -> None:
         """`grace` goes to the controller manager; kind names clusters, so there is nothing to replace."""
         if NAME in run("kind", "get", "clusters").split():
             return
         self.layout.state.mkdir(exist_ok=True)
         config = self.layout.state / "kind.yaml"
-        manager = f"{{extraArgs: {{node-monitor-grace-period: {grace:g}s}}}}"
+        manager = "{}" if grace is None else f"{{extraArgs: {{node-monitor-grace-period: {grace:g}s}}}}"
         patch = f"kind: ClusterConfiguration\\ncontrollerManager: {manager}\\n"
         workers = "- role: worker\n" * (nodes or 3)
         config.write_text(

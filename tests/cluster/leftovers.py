@@ -1,12 +1,11 @@
 """Clearing all that a cluster made on the machine, whether it ended well, was killed, or never got up."""
 
-import hashlib
 import json
 import re
 import subprocess
 from pathlib import Path
 
-from . import cgroups, network, processes
+from . import cgroups, network, processes, shims
 from .errors import ClusterError
 
 SYSCTLS = (
@@ -20,10 +19,9 @@ SYSCTLS = (
 """What a kubelet sets for the whole machine."""
 CONTAINER_LINKS = Path("/var/log/containers")
 CNI_RESULTS = Path("/var/lib/cni/results")
-SHIM_SOCKETS = Path("/run/containerd/s")
 DEVICE_PLUGINS = Path("/var/lib/kubelet/device-plugins")
 RUN_NETNS = Path("/run/netns")
-SHARED = (CONTAINER_LINKS, CNI_RESULTS, SHIM_SOCKETS, DEVICE_PLUGINS, Path("/run/containerd/fifo"))
+SHARED = (CONTAINER_LINKS, CNI_RESULTS, shims.SOCKETS, DEVICE_PLUGINS, Path("/run/containerd/fifo"))
 """Folders with paths fixed in kubelet, containerd and the network plugins: only what we added to them is removed."""
 
 
@@ -102,21 +100,11 @@ def remove_shared(state: Path) -> None:
     for result in CNI_RESULTS.glob("*"):
         if f'"{state}/' in result.read_text(errors="replace"):
             result.unlink()
-    for socket in shim_sockets(state):
-        socket.unlink(missing_ok=True)
+    for home in state.glob("node*"):
+        shims.remove(shims.sockets(home))
     if not Path("/var/lib/kubelet/config.yaml").exists():  # a kubelet of this machine's own would use them
         for name in ("kubelet.sock", "DEPRECATION"):
             (DEVICE_PLUGINS / name).unlink(missing_ok=True)
-
-
-def shim_sockets(state: Path) -> list[Path]:
-    """Sockets of the shims of every node; their names are digests of containerd's address and the sandbox."""
-    found = []
-    for bundle in state.glob("node*/run/io.containerd.runtime.v2.task/*/*"):
-        address = state / bundle.relative_to(state).parts[0] / "containerd.sock"
-        for key in (bundle.name, f"{bundle.name}"):
-            found.append(SHIM_SOCKETS / hashlib.sha256(f"{address}/{bundle.parent.name}/{key}".encode()).hexdigest())
-    return found
 
 
 def remove_folder(state: Path) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from . import cgroups, network, processes
+from . import cgroups, network, processes, shims
 from .build import Programs
 from .control_plane import proxy_flags
 from .errors import ClusterError
@@ -96,11 +96,13 @@ class Machine:
     def kill(self) -> None:
         """Everything on the node dies at once by SIGKILL; the kernel then closes its sockets."""
 
+        orphaned = shims.sockets(self.node.home)
         # The kubelet first: a dead node tells nobody that its containers died.
         for process in sorted(self.processes(), key=lambda process: process.command != "kubelet"):
             processes.send(process, signal.SIGKILL)
         cgroups.kill(self.node.cgroup)
         processes.kill(self.processes)
+        shims.remove(orphaned)
 
     def stop(self) -> None:
         """Ends kubelet, containerd and kube-proxy in good order; containers and their shims live on."""

@@ -11,8 +11,6 @@ from .bare import BareCluster
 from .kind import KindCluster, docker_answers
 from .layout import Layout
 
-DEFAULT_GRACE = 40.0
-
 
 class Cluster(Protocol):
     """A running or startable cluster."""
@@ -21,7 +19,7 @@ class Cluster(Protocol):
     def kubeconfig(self) -> Path:
         """The admin's, for kubectl and every client."""
 
-    def up(self, nodes: int | None, grace: float, replace: bool) -> None:
+    def up(self, nodes: int | None, grace: float | None, replace: bool) -> None:
         """Returns when all nodes are Ready and DNS answers; on a running cluster it repairs and returns."""
 
     def down(self) -> None:
@@ -55,9 +53,10 @@ def cluster(layout: Layout | None = None) -> Cluster:
     return KindCluster(where) if docker_answers() else BareCluster(where)
 
 
-def up(nodes: int | None = None, grace: float = DEFAULT_GRACE, replace: bool | None = None) -> Path:
+def up(nodes: int | None = None, grace: float | None = None, replace: bool | None = None) -> Path:
     """Starts the cluster (three nodes unless told otherwise) or repairs the running one; its kubeconfig.
 
+    `grace`: seconds until a silent node counts as lost, instead of Kubernetes' own 50.
     `replace`: a live cluster of another clone is taken down; by default only where CI is set.
     """
     made = cluster()

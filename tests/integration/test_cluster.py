@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from cluster import cgroups, leftovers, network, pause, processes, verbs
+from cluster import cgroups, leftovers, network, pause, processes, shims, verbs
 from cluster.api import Api
 from cluster.archives import chain_of, full_name, read_archive
 from cluster.bare import BareCluster
@@ -294,12 +294,15 @@ class TestNodes:
 
     def test_kill_closes_sockets_and_restart_brings_pods_back(self, api: Api, pods: list[str]) -> None:
         address = run_pod(api, pods, "killed", ECHO, "node2")
+        orphaned = shims.sockets(LAYOUT.node(2).home)
+        assert any(map(Path.exists, orphaned))
         with connect(address) as connection:
             verbs.kill("node2")
             assert connection.recv(1) == b""
         assert cgroups.pids("ejnode2") == set()
         assert CLUSTER.machine(LAYOUT.node(2)).processes() == []
         assert "not running: containerd kube-proxy kubelet" in verbs.status()["node2"]
+        assert not any(map(Path.exists, orphaned))
         verbs.restart("node2")
 
         def again() -> str | None:
