@@ -1,0 +1,1 @@
+"""The agent: one per node. Joins the rendezvous, starts workers, watches them, reports. Standard library only."""

@@ -1,0 +1,118 @@
+"""Reading the user's command line: is it Python that a warm process can run, torchrun, or something else. Pure.
+
+`torchrun [options] script args` means: run the script under this agent, which is what torchrun would have started.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import TypeAlias
+
+_PYTHON = re.compile(r"(python|pypy)(\d(\.\d+)?)?$")
+_TORCHRUN_MODULES = ("torch.distributed.run", "torch.distributed.launch")
+
+_FLAGS = frozenset("bBdEIOPqsSu")
+"""Interpreter flags that the warm process gets too."""
+_FLAGS_WITH_VALUE = frozenset("WX")
+
+_TORCHRUN_SWITCHES = re.compile(
+    r"--(standalone|no[-_]python|module|run[-_]path|virtual[-_]local[-_]rank)$|-m$"
+    r"|--[a-z_-]+=|-[rt]."  # an attached value
+)
+"""Options of torchrun that do not take the next word."""
+
+
+class Mode(str, Enum):
+    """How Python finds the program: a file, `-m` or `-c`."""
+
+    SCRIPT = "script"
+    MODULE = "module"
+    CODE = "code"
+
+
+@dataclass(frozen=True)
+class PythonCommand:
+    """`interpreter *flags (target | -m target | -c target) *args`."""
+
+    interpreter: str
+    flags: tuple[str, ...]
+    mode: Mode
+    target: str
+    args: tuple[str, ...] = ()
+
+    @property
+    def argv(self) -> tuple[str, ...]:
+        option = {Mode.SCRIPT: (), Mode.MODULE: ("-m",), Mode.CODE: ("-c",)}[self.mode]
+        return (self.interpreter, *self.flags, *option, self.target, *self.args)
+
+
+@dataclass(frozen=True)
+class PlainCommand:
+    """Anything else: started by exec."""
+
+    argv: tuple[str, ...]
+    why: str
+    """Why no warm process can run it."""
+
+
+Command: TypeAlias = PythonCommand | PlainCommand
+
+
+def read_command(argv: Sequence[str], torchrun_python: str = "python3") -> Command:
+    """What to run in each worker. `torchrun_python` is the interpreter that `torchrun` on this machine belongs to."""
+    name = argv[0].rsplit("/", 1)[-1]
+    if name == "torchrun":
+        return _read_torchrun(argv, argv[1:], torchrun_python, ("-u",))
+    if not _PYTHON.match(name):
+        return PlainCommand(tuple(argv), f"{name} is not Python")
+    command = _read_python(argv)
+    if isinstance(command, PythonCommand) and command.mode is Mode.MODULE and command.target in _TORCHRUN_MODULES:
+        return _read_torchrun(argv, command.args, command.interpreter, (*command.flags, "-u"))
+    return command
+
+
+def _read_python(argv: Sequence[str]) -> Command:
+    """Python's own command line: flags may be joined (`-Bu`); `-m`, `-c` and value flags may have theirs attached."""
+    flags: list[str] = []
+    rest = list(argv[1:])
+    while rest:
+        word = rest.pop(0)
+        if not word.startswith("-"):
+            return PythonCommand(argv[0], tuple(flags), Mode.SCRIPT, word, tuple(rest))
+        letters = word[1:]
+        plain = len(letters) - len(letters.lstrip("".join(_FLAGS)))
+        if letters[:plain]:
+            flags.append(f"-{letters[:plain]}")
+        option, attached = letters[plain : plain + 1], letters[plain + 1 :]
+        if not option and plain:
+            continue
+        if option not in _FLAGS_WITH_VALUE | {"m", "c"} or not (attached or rest):
+            return PlainCommand(tuple(argv), f"no warm process for the interpreter flag {word}")
+        value = attached or rest.pop(0)
+        if option in _FLAGS_WITH_VALUE:
+            flags += [f"-{option}", value]
+            continue
+        return PythonCommand(argv[0], tuple(flags), Mode.MODULE if option == "m" else Mode.CODE, value, tuple(rest))
+    return PlainCommand(tuple(argv), "it names no script")
+
+
+def _read_torchrun(argv: Sequence[str], options: Sequence[str], python: str, flags: tuple[str, ...]) -> Command:
+    """The program behind torchrun's own options, all of which this agent answers for."""
+    rest, module, no_python = list(options), False, False
+    while rest and rest[0].startswith("-"):
+        word = rest.pop(0)
+        module |= word in ("-m", "--module")
+        no_python |= word in ("--no-python", "--no_python")
+        if word == "--":
+            break
+        if not _TORCHRUN_SWITCHES.match(word):
+            rest[:1] = []  # an option's value
+    if not rest:
+        return PlainCommand(tuple(argv), "it names no script")
+    if no_python:
+        return PlainCommand(tuple(rest), "torchrun --no-python")
+    mode = Mode.MODULE if module else Mode.SCRIPT
+    return PythonCommand(python, flags, mode, rest[0], tuple(rest[1:]))

@@ -1,0 +1,124 @@
+"""The agent's configuration, read once from its environment."""
+
+from __future__ import annotations
+
+import binascii
+import math
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TypeVar
+
+from elasticjob.contract.names import DEFAULT_PORT, Env
+
+T = TypeVar("T")
+
+DEFAULT_PRELOAD = "torch,torch._dynamo"
+TERMINATION_LOG = "/dev/termination-log"
+_SECRETS = (Env.NODE_KEY, Env.OPERATOR_KEY)
+
+
+class UsageError(Exception):
+    """Wrong flags or environment; the message says what to write instead."""
+
+
+@dataclass(frozen=True)
+class AgentConfig:
+    """Durations in seconds. `env` is the workers' environment before their ranks: the agent's without its keys."""
+
+    job: str
+    run_id: str
+    key: bytes
+    slot: int
+    incarnation: int
+    pod: str
+    address: str
+    host: str
+    port: int
+    local_world_size: int
+    role: str
+    preload: tuple[str, ...]
+    stop_grace: float
+    join_timeout: float
+    keep_alive_interval: float
+    keep_alive_attempts: int
+    termination_log: str
+    boot: str
+    env: Mapping[str, str]
+
+
+def read_config(env: Mapping[str, str]) -> AgentConfig:
+    """Parse `Env.*`; `UsageError` names the variable that is missing or wrong."""
+    host, port = _parse(env, Env.STORE_ENDPOINT, _endpoint)
+    interval, attempts = _parse(env, Env.KEEP_ALIVE, _keep_alive, "1x3")
+    return AgentConfig(
+        job=env.get(Env.JOB, ""),
+        run_id=_parse(env, Env.RUN_ID, _text),
+        key=_parse(env, Env.NODE_KEY, _hex),
+        slot=_parse(env, Env.SLOT, _count),
+        incarnation=_parse(env, Env.POD_INCARNATION, _count, "0"),
+        pod=_parse(env, Env.POD_NAME, _text),
+        address=_parse(env, Env.POD_IP, _text),
+        host=host,
+        port=port,
+        local_world_size=max(1, _parse(env, Env.NPROC_PER_NODE, _count, "1")),
+        role=env.get(Env.ROLE) or "default",
+        preload=tuple(m.strip() for m in env.get(Env.PRELOAD, DEFAULT_PRELOAD).split(",") if m.strip()),
+        stop_grace=_parse(env, Env.STOP_GRACE_SECONDS, _seconds, "1"),
+        join_timeout=_parse(env, Env.JOIN_TIMEOUT_SECONDS, _seconds, "600"),
+        keep_alive_interval=interval,
+        keep_alive_attempts=attempts,
+        termination_log=env.get(Env.TERMINATION_LOG) or TERMINATION_LOG,
+        boot=uuid.uuid4().hex,
+        env={name: value for name, value in env.items() if name not in _SECRETS},
+    )
+
+
+def _parse(env: Mapping[str, str], name: str, read: Callable[[str], T], default: str | None = None) -> T:
+    text = env.get(name, default)
+    if text is None:
+        raise UsageError(f"{name} is not set; the operator and `elasticjob run` set it")
+    try:
+        return read(text)
+    except ValueError as error:
+        raise UsageError(f"{name}={text if name != Env.NODE_KEY else '...'}: {error}") from None
+
+
+def _text(text: str) -> str:
+    if not text:
+        raise ValueError("must not be empty")
+    return text
+
+
+def _count(text: str) -> int:
+    if not (text.isascii() and text.isdigit()):
+        raise ValueError("want a whole number, 0 or more")
+    return int(text)
+
+
+def _seconds(text: str) -> float:
+    value = float(text)
+    if not (math.isfinite(value) and value >= 0):
+        raise ValueError("want seconds, 0 or more")
+    return value
+
+
+def _hex(text: str) -> bytes:
+    try:
+        return binascii.unhexlify(text)
+    except binascii.Error:
+        raise ValueError("want hex digits") from None
+
+
+def _endpoint(text: str) -> tuple[str, int]:
+    host, _, port = text.rpartition(":")
+    if not host:
+        host, port = text, str(DEFAULT_PORT)
+    return host.strip("[]"), _count(port)
+
+
+def _keep_alive(text: str) -> tuple[float, int]:
+    interval, by, attempts = text.partition("x")
+    if not by:
+        raise ValueError("want INTERVALxATTEMPTS, for instance 1x3")
+    return _seconds(interval), _count(attempts)

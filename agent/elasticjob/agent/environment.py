@@ -1,0 +1,48 @@
+"""The environment of a worker: exactly torchrun's. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from elasticjob.contract.messages import StartRound
+
+
+def worker_env(
+    start: StartRound,
+    *,
+    local_rank: int,
+    local_world_size: int,
+    role: str,
+    run_id: str,
+    error_file: str,
+    base: Mapping[str, str],
+) -> dict[str, str]:
+    """What to add to `base` (the agent's environment without its keys) for one worker of a round."""
+    env = {
+        "LOCAL_RANK": local_rank,
+        "RANK": start.rank + local_rank,
+        "GROUP_RANK": start.group_rank,
+        "ROLE_RANK": start.role_rank + local_rank,
+        "ROLE_NAME": role,
+        "LOCAL_WORLD_SIZE": local_world_size,
+        "WORLD_SIZE": start.world_size,
+        "GROUP_WORLD_SIZE": start.group_world_size,
+        "ROLE_WORLD_SIZE": start.role_world_size,
+        "MASTER_ADDR": start.master_addr,
+        "MASTER_PORT": start.master_port,
+        "TORCHELASTIC_RESTART_COUNT": start.restarts,
+        "TORCHELASTIC_MAX_RESTARTS": start.max_restarts,
+        "TORCHELASTIC_RUN_ID": run_id,
+        "TORCHELASTIC_USE_AGENT_STORE": True,
+        "TORCHELASTIC_ERROR_FILE": error_file,
+    }
+    defaults = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}
+    return {name: str(value) for name, value in env.items()} | {k: v for k, v in defaults.items() if k not in base}
+
+
+def node_env(base: Mapping[str, str], local_world_size: int) -> dict[str, str]:
+    """What every worker of this node starts from; torchrun too gives several workers one thread each by default."""
+    env = dict(base)
+    if local_world_size > 1:
+        env.setdefault("OMP_NUM_THREADS", "1")
+    return env

@@ -1,0 +1,93 @@
+"""What a worker left behind, turned into a `Failure`."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from elasticjob.contract.messages import Failure, FailureClass
+from elasticjob.policy import classify
+
+MAX_MESSAGE = 1024
+_MAX_ERROR_FILE = 1 << 20
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """One ended worker. `code` is negative for a signal; `recorded` is what `@record` or the warm fork wrote."""
+
+    rank: int
+    code: int
+    time: float
+    exception: tuple[str, str] | None = None
+    """Type name and text."""
+    lines: Sequence[str] = ()
+    oom_killed: bool = False
+
+
+def failure_of(evidence: Evidence, pod: str) -> Failure:
+    """The failure as the coordinator hears of it."""
+    name = signal_name(-evidence.code) if evidence.code < 0 else ""
+    exception, message = evidence.exception or ("", "\n".join(evidence.lines)[-MAX_MESSAGE:])
+    exit_code = evidence.code if evidence.code > 0 else None
+    kind = FailureClass.OOM_KILLED if evidence.oom_killed else classify(exit_code, name, exception, message)
+    return Failure(
+        kind=kind,
+        pod=pod,
+        time=evidence.time,
+        rank=evidence.rank,
+        exit_code=exit_code,
+        signal=name,
+        exception=exception,
+        message=message[:MAX_MESSAGE],
+    )
+
+
+def signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"SIG{number}"
+
+
+def read_error_file(path: str) -> tuple[str, str, float] | None:
+    """(exception type, text, time it was written) from torch's error file; None where there is none worth reading."""
+    try:
+        with open(path, "rb") as file:
+            written = os.fstat(file.fileno()).st_mtime
+            data = json.loads(file.read(_MAX_ERROR_FILE))
+    except (OSError, ValueError):
+        return None
+    message = data.get("message") if isinstance(data, dict) else None
+    text = message.get("message") if isinstance(message, dict) else message
+    if not isinstance(text, str):
+        return None
+    name, _, rest = text.partition(": ")
+    return (name, rest, written) if name.isidentifier() else ("", text, written)
+
+
+class OomCounter:
+    """How often the kernel killed in this container's memory cgroup (v1 kills one process of it, v2 counts too)."""
+
+    _FILES = ("/sys/fs/cgroup/memory.events", "/sys/fs/cgroup/memory/memory.oom_control")
+
+    def __init__(self) -> None:
+        self._last = self._count()
+
+    def rose(self) -> bool:
+        """Whether it rose since the last call."""
+        before, self._last = self._last, self._count()
+        return self._last > before
+
+    def _count(self) -> int:
+        for path in self._FILES:
+            try:
+                words = Path(path).read_text().split()
+                return int(words[words.index("oom_kill") + 1])
+            except (OSError, ValueError, IndexError):
+                continue
+        return 0

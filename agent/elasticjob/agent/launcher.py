@@ -1,0 +1,240 @@
+"""Starting workers: by a fork of the warm process where the command is Python and the trial went well, else by exec."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import shutil
+import socket
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from elasticjob.agent.command import Command, PlainCommand, PythonCommand
+from elasticjob.agent.processes import descendants, die_with_parent, kill
+
+log = logging.getLogger(__name__)
+
+CODE_ROOT = str(Path(__file__).parents[2])
+"""Where this package is imported from: a directory, or the zip archive of the agent."""
+
+IMPORT_TIMEOUT = 600.0
+"""Seconds: an image on a slow network disk may need minutes for its imports."""
+FORK_TIMEOUT = 30.0
+
+_BOOT = "import sys; sys.path.insert(0, sys.argv[1]); from elasticjob.agent.warm_process import main; main()"
+_FIND_LIBUV = """
+import importlib.util, glob, mmap, os
+spec = importlib.util.find_spec("torch")
+for root in (spec.submodule_search_locations if spec else ()):
+    for path in glob.glob(os.path.join(root, "lib", "libtorch_cpu.so")):
+        with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as data:
+            print("libuv" if data.rfind(b"uv_tcp_init") >= 0 else "none")
+"""
+"""Without importing torch: its library, which the workers read anyway, names libuv's functions if it has them."""
+
+
+class WarmError(Exception):
+    """The warm process cannot be used; the message says why."""
+
+
+class StartError(Exception):
+    """A command that cannot be executed; the message is the operating system's."""
+
+
+@dataclass(frozen=True)
+class WorkerStart:
+    """One worker to start: environment to add, and where its output goes (descriptors of the caller)."""
+
+    env: Mapping[str, str]
+    stdout: int
+    stderr: int
+
+
+class Launcher:
+    """`prepare` once, then `start` as often as wanted. `env` is what all workers have in common."""
+
+    def __init__(self, command: Command, env: Mapping[str, str], preload: Sequence[str], output: int) -> None:
+        self._command = command
+        self._env = dict(env)
+        self._preload = tuple(preload)
+        self._output = output
+        self._warm: WarmProcess | None = None
+
+    @property
+    def warm_pid(self) -> int | None:
+        """The warm process: not a worker's descendant, and not to be killed with them."""
+        return self._warm.pid if self._warm else None
+
+    async def prepare(self) -> str:
+        """Make ready to start workers. Returns what is ready, for people."""
+        libuv = True
+        try:
+            command = self._warmable()
+            self._warm = WarmProcess(command, self._env, self._preload, self._output)
+            verdict = await self._warm.ready()
+            libuv, what = verdict["libuv"], f"warm after {verdict['seconds']:.1f} s"
+            if verdict["missing"]:
+                what += f" (not imported: {'; '.join(verdict['missing'])})"
+        except WarmError as error:
+            self.stop_warm()
+            what, libuv = f"workers start by exec: {error}", await self._libuv_by_file()
+        if not libuv:
+            self._env.setdefault("USE_LIBUV", "0")
+        return what
+
+    async def start(self, workers: Sequence[WorkerStart]) -> list[int]:
+        """Start all; their process ids, each the leader of its own session and a child of this process.
+
+        `StartError` where the command cannot be executed: then none runs.
+        """
+        additions = [{**self._libuv_env(), **worker.env} for worker in workers]
+        if self._warm is not None:
+            try:
+                return await self._warm.fork(additions, [d for w in workers for d in (w.stdout, w.stderr)])
+            except WarmError as error:
+                log.warning("workers start by exec: %s", error)
+                self.stop_warm()
+                kill(descendants(os.getpid()))  # it may have started some of them
+        return [self._exec(worker) for worker in workers]
+
+    def ended(self, pid: int) -> None:
+        """A child of this process was reaped; it may have been the warm process."""
+        if self._warm is not None and pid == self._warm.pid:
+            self._warm.lost()
+
+    def stop_warm(self) -> None:
+        if self._warm is not None:
+            self._warm.close()
+            self._warm = None
+
+    def _libuv_env(self) -> dict[str, str]:
+        return {"USE_LIBUV": self._env["USE_LIBUV"]} if "USE_LIBUV" in self._env else {}
+
+    def _warmable(self) -> PythonCommand:
+        if isinstance(self._command, PlainCommand):
+            raise WarmError(self._command.why)
+        if not self._preload:
+            raise WarmError("preload is empty")
+        return self._command
+
+    def _exec(self, worker: WorkerStart) -> int:
+        try:
+            process = subprocess.Popen(
+                self._command.argv,
+                env={**self._env, **worker.env},
+                stdin=subprocess.DEVNULL,
+                stdout=worker.stdout,
+                stderr=worker.stderr,
+                start_new_session=True,
+                preexec_fn=die_with_parent,
+            )
+        except (OSError, subprocess.SubprocessError) as error:
+            raise StartError(f"{self._command.argv[0]}: {error}") from None
+        process.returncode = 0  # the agent reaps; Popen must not
+        return process.pid
+
+    async def _libuv_by_file(self) -> bool:
+        """Whether the torch of the command's interpreter has libuv; True where there is no torch to ask."""
+        if "USE_LIBUV" in self._env:
+            return True
+        python = self._command.interpreter if isinstance(self._command, PythonCommand) else "python3"
+        if (path := shutil.which(python, path=self._env.get("PATH"))) is None:
+            return True
+        asked = asyncio.get_running_loop().run_in_executor(None, _ask, [path, "-c", _FIND_LIBUV], self._env)
+        return "none" not in await asked
+
+
+def _ask(argv: Sequence[str], env: Mapping[str, str]) -> str:
+    """Standard output of a short program, read to its end: its exit status may go to the agent's reaper."""
+    read, write = os.pipe()
+    with os.fdopen(read) as answer:
+        process = subprocess.Popen(
+            argv, env=env, stdin=subprocess.DEVNULL, stdout=write, stderr=subprocess.DEVNULL, start_new_session=True
+        )
+        process.returncode = 0
+        os.close(write)
+        return answer.read()
+
+
+class WarmProcess:
+    """The agent's side of `warm_process`."""
+
+    def __init__(self, command: PythonCommand, env: Mapping[str, str], preload: Sequence[str], output: int) -> None:
+        if not Path(command.target).is_file() and command.mode.value == "script":
+            raise WarmError(f"{command.target} is not a file")
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ours.setblocking(False)
+        config = {
+            "preload": list(preload),
+            "command": {
+                "mode": command.mode.value,
+                "target": command.target,
+                "args": command.args,
+                "argv": command.argv,
+            },
+        }
+        argv = [command.interpreter, *command.flags, "-c", _BOOT, CODE_ROOT, str(theirs.fileno()), json.dumps(config)]
+        try:
+            process = subprocess.Popen(
+                argv,
+                env=dict(env),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                pass_fds=(theirs.fileno(),),
+                start_new_session=True,
+                preexec_fn=die_with_parent,
+            )
+        except (OSError, subprocess.SubprocessError) as error:
+            ours.close()
+            raise WarmError(f"{command.interpreter}: {error}") from None
+        finally:
+            theirs.close()
+        process.returncode = 0
+        self.pid = process.pid
+        self._socket = ours
+        self._loop = asyncio.get_running_loop()
+        self._alive = True
+
+    async def ready(self) -> dict[str, Any]:
+        """Wait for the imports and the trial; `WarmError` where workers must start by exec."""
+        verdict = await self._answer(IMPORT_TIMEOUT)
+        if not verdict["ready"]:
+            raise WarmError(verdict["why"])
+        return verdict
+
+    async def fork(self, environments: list[dict[str, str]], descriptors: list[int]) -> list[int]:
+        """One worker for each environment; two descriptors each. `WarmError` where the process is gone."""
+        request = json.dumps({"workers": environments}).encode()
+        try:
+            socket.send_fds(self._socket, [request], descriptors)
+        except OSError as error:
+            raise WarmError(f"the warm process does not take requests: {error}") from None
+        pids: list[int] = (await self._answer(FORK_TIMEOUT))["pids"]
+        return pids
+
+    def lost(self) -> None:
+        """It has ended; whoever waits for it learns it from the socket."""
+        self._alive = False
+
+    def close(self) -> None:
+        self._socket.close()
+        if self._alive:
+            kill([self.pid])
+
+    async def _answer(self, timeout: float) -> dict[str, Any]:
+        try:
+            data = await asyncio.wait_for(self._loop.sock_recv(self._socket, 1 << 16), timeout)
+        except asyncio.TimeoutError:
+            raise WarmError(f"the warm process did not answer within {timeout:g} s") from None
+        except OSError as error:
+            raise WarmError(f"the warm process is gone: {error}") from None
+        if not data:
+            raise WarmError("the warm process ended")
+        answer: dict[str, Any] = json.loads(data)
+        return answer

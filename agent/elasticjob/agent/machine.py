@@ -1,0 +1,415 @@
+"""What an agent does about what happens to it: `decide(state, event) -> (state, effects)`. Pure.
+
+                StartRound            Launched              all exit 0
+    IDLE ───────────────► STARTING ─────────────► RUNNING ─────────────► SUCCEEDED
+      ▲                       │ EndRound, a failure, a newer round, leaving │
+      └────────── STOPPING ◄──┴─────────────────────────────────────────────┘     Finish ──► FINISHED (from anywhere)
+
+The link may be lost at any time: what a node says first on a new one is `greeting(state)`, so nothing is lost with it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from typing import NoReturn, TypeAlias
+
+from elasticjob.contract.messages import (
+    Announce,
+    EndRound,
+    Failure,
+    Finish,
+    FromNode,
+    Leaving,
+    Membership,
+    MemberState,
+    Outcome,
+    Ready,
+    Standby,
+    StartRound,
+    Termination,
+    ToNode,
+    WorkersFailed,
+    WorkersStarted,
+    WorkersStopped,
+    WorkersSucceeded,
+)
+from elasticjob.contract.names import ExitCode, RoundId
+
+LEAVE_TIMEOUT = 10.0
+"""Seconds that a leaving node whose workers have ended waits for the coordinator's `Finish`."""
+
+
+class Phase(str, Enum):
+    """Where an agent stands."""
+
+    IDLE = "idle"
+    STARTING = "starting"
+    RUNNING = "running"
+    SUCCEEDED = "succeeded"
+    STOPPING = "stopping"
+    FINISHED = "finished"
+
+
+@dataclass(frozen=True)
+class State:
+    """An agent. `assignment` is the last round it was in, running or over, `member` what became of it there."""
+
+    me: Announce
+    """What is announced, but for `ready` and `membership`; its store port is the one of the next round."""
+    stop_grace: float
+    phase: Phase = Phase.IDLE
+    warm: bool = False
+    assignment: StartRound | None = None
+    member: MemberState = MemberState.STOPPED
+    launched: bool = False
+    """Whether workers of `assignment` were asked for: not before the node is warm."""
+    live: frozenset[int] = frozenset()
+    """Local ranks that run."""
+    failure: Failure | None = None
+    """The first of `assignment`'s failures here."""
+    following: StartRound | Finish | None = None
+    """What to do once no worker is left."""
+    leaving: str = ""
+    answered: bool = False
+    """Whether the coordinator has reacted to our leaving."""
+
+    @property
+    def round(self) -> RoundId | None:
+        return self.assignment.round if self.assignment else None
+
+
+# ---- events --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Told:
+    """The coordinator said something."""
+
+    message: ToNode
+
+
+@dataclass(frozen=True)
+class Warm:
+    """Workers can be started at once from now on."""
+
+
+@dataclass(frozen=True)
+class Launched:
+    """The round's workers run."""
+
+    round: RoundId
+
+
+@dataclass(frozen=True)
+class WorkerEnded:
+    """A worker of the round ended (or could not be started: then with all its siblings). No failure: exit 0."""
+
+    round: RoundId
+    local_rank: int
+    failure: Failure | None = None
+
+
+@dataclass(frozen=True)
+class AllStopped:
+    """No process of any worker is left, and a fresh store listens on `store_port`."""
+
+    store_port: int
+
+
+@dataclass(frozen=True)
+class Signalled:
+    """SIGTERM or SIGINT to the agent."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class LeaveUnanswered:
+    """The time is over that was asked for by `WaitForAnswer`."""
+
+
+@dataclass(frozen=True)
+class StoreUnreachable:
+    """The link gave up: never a round, and no coordinator within the join timeout."""
+
+    why: str
+
+
+Event: TypeAlias = Told | Warm | Launched | WorkerEnded | AllStopped | Signalled | LeaveUnanswered | StoreUnreachable
+
+
+# ---- effects -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Say:
+    """Send to the coordinator, if it is there; `greeting` says it again otherwise."""
+
+    message: FromNode
+
+
+@dataclass(frozen=True)
+class Launch:
+    """Start the round's workers; ends in `Launched` or `WorkerEnded`."""
+
+    start: StartRound
+
+
+@dataclass(frozen=True)
+class Stop:
+    """SIGTERM, `grace` seconds, SIGKILL to every worker and its descendants; ends in `AllStopped`. 0: only SIGKILL."""
+
+    grace: float
+
+
+@dataclass(frozen=True)
+class WaitForAnswer:
+    """After `seconds`: `LeaveUnanswered`."""
+
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Log:
+    """A line for people."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Exit:
+    """Write the termination message and end. No worker is left."""
+
+    code: ExitCode
+    termination: Termination
+
+
+Effect: TypeAlias = Say | Launch | Stop | WaitForAnswer | Log | Exit
+
+
+@dataclass(frozen=True)
+class Decision:
+    """The state after an event, and what to do, in this order."""
+
+    state: State
+    effects: tuple[Effect, ...] = field(default=())
+
+
+# ---- what a node says first on a new connection --------------------------------------------------------------------
+
+
+def greeting(state: State) -> tuple[FromNode, ...]:
+    """Announcement, then what a broken connection may have swallowed."""
+    membership = Membership(state.assignment, state.member) if state.assignment else None
+    said: list[FromNode] = [replace(state.me, ready=state.warm, membership=membership)]
+    if state.assignment and state.failure:
+        said.append(WorkersFailed(state.assignment.round, state.failure))
+    if state.assignment and state.phase is Phase.IDLE:
+        said.append(WorkersStopped(state.assignment.round, state.me.store_port))
+    if state.leaving:
+        said.append(Leaving(state.leaving))
+    return tuple(said)
+
+
+# ---- decisions -----------------------------------------------------------------------------------------------------
+
+
+def decide(state: State, event: Event) -> Decision:
+    """The one step of the machine. After FINISHED nothing happens any more."""
+    if state.phase is Phase.FINISHED:
+        return Decision(state)
+    match event:
+        case Told(message):
+            return _told(replace(state, answered=state.answered or _answers(message)), message)
+        case Warm():
+            return _warm(state)
+        case Launched(round_id):
+            return _launched(state, round_id)
+        case WorkerEnded():
+            return _ended(state, event)
+        case AllStopped(store_port):
+            return _all_stopped(state, store_port)
+        case Signalled(name):
+            return _signalled(state, name)
+        case LeaveUnanswered():
+            return _unanswered(state)
+        case StoreUnreachable(why):
+            outcome = Finish(Outcome.ERROR, "StoreUnreachable", why)
+            return _finish(state, outcome)
+        case _ as never:
+            return _assert_never(never)
+
+
+def _told(state: State, message: ToNode) -> Decision:
+    match message:
+        case StartRound():
+            return _start(state, message)
+        case Standby(reason):
+            return Decision(state, (Log(f"waiting: {reason}"),))
+        case EndRound():
+            return _end_round(state, message)
+        case Finish():
+            return _finish(state, message)
+        case _ as never:
+            return _assert_never(never)
+
+
+def _answers(message: ToNode) -> bool:
+    return isinstance(message, (EndRound, Finish))
+
+
+def _start(state: State, start: StartRound) -> Decision:
+    if state.round is not None and start.round <= state.round:
+        return Decision(state)  # said again after a reconnect
+    if state.phase is not Phase.IDLE:
+        stopped = _stop(replace(state, following=start), state.stop_grace)
+        return Decision(stopped.state, (Log(f"round {start.round} replaces {state.round}"), *stopped.effects))
+    state = replace(
+        state,
+        phase=Phase.STARTING,
+        assignment=start,
+        member=MemberState.STARTING,
+        failure=None,
+        launched=False,
+        live=frozenset(range(state.me.local_world_size)),
+    )
+    formed = Log(
+        f"round {start.round} formed: node {start.group_rank} of {start.group_world_size},"
+        f" ranks {start.rank}-{start.rank + state.me.local_world_size - 1} of {start.world_size}"
+    )
+    if not state.warm:
+        return Decision(state, (formed, Log("importing; workers start when that is done")))
+    return Decision(replace(state, launched=True), (formed, Launch(start)))
+
+
+def _warm(state: State) -> Decision:
+    state = replace(state, warm=True)
+    if state.phase is Phase.STARTING and state.assignment and not state.launched:
+        return Decision(replace(state, launched=True), (Say(Ready()), Launch(state.assignment)))
+    return Decision(state, (Say(Ready()),))
+
+
+def _launched(state: State, round_id: RoundId) -> Decision:
+    if state.phase is not Phase.STARTING or round_id != state.round:
+        return Decision(state)
+    return Decision(replace(state, phase=Phase.RUNNING, member=MemberState.RUNNING), (Say(WorkersStarted(round_id)),))
+
+
+def _ended(state: State, event: WorkerEnded) -> Decision:
+    if event.round != state.round or state.phase not in (Phase.STARTING, Phase.RUNNING):
+        return Decision(state)
+    state = replace(state, live=state.live - {event.local_rank})
+    if event.failure:
+        state = replace(state, member=MemberState.FAILED, failure=event.failure)
+        stopped = _stop(state, state.stop_grace)
+        said = Say(WorkersFailed(event.round, event.failure))
+        return Decision(stopped.state, (said, Log(describe(event.failure)), *stopped.effects))
+    if state.live:
+        return Decision(state)
+    state = replace(state, phase=Phase.SUCCEEDED, member=MemberState.SUCCEEDED)
+    return Decision(state, (Say(WorkersSucceeded(event.round)), Log("workers are done; waiting for the other nodes")))
+
+
+def _end_round(state: State, message: EndRound) -> Decision:
+    if state.phase is Phase.IDLE or (state.round is not None and message.round > state.round):
+        return Decision(state, (Say(WorkersStopped(message.round, state.me.store_port)),))
+    if state.phase is Phase.STOPPING or message.round != state.round:
+        return Decision(state)
+    stopped = _stop(replace(state, member=MemberState.STOPPED), message.grace_seconds)
+    return Decision(stopped.state, (Log(f"round {message.round} ends: {message.reason}"), *stopped.effects))
+
+
+def _stop(state: State, grace: float) -> Decision:
+    if state.phase is Phase.STOPPING:
+        return Decision(state)
+    return Decision(replace(state, phase=Phase.STOPPING), (Stop(grace),))
+
+
+def _all_stopped(state: State, store_port: int) -> Decision:
+    if state.phase is not Phase.STOPPING:
+        return Decision(state)
+    following = state.following
+    state = replace(
+        state,
+        phase=Phase.IDLE,
+        member=MemberState.STOPPED,
+        me=replace(state.me, store_port=store_port),
+        live=frozenset(),
+        following=None,
+    )
+    if isinstance(following, Finish):
+        return _exit(state, following)
+    if isinstance(following, StartRound):
+        return _start(state, following)
+    said = (Say(WorkersStopped(state.round, store_port)),) if state.round else ()
+    if not state.leaving:
+        return Decision(state, said)
+    if not state.answered:
+        left = _exit(state, Finish(Outcome.LEFT, state.leaving, "the coordinator did not answer"))
+        return Decision(left.state, said + left.effects)
+    return Decision(state, (*said, WaitForAnswer(LEAVE_TIMEOUT)))
+
+
+def _signalled(state: State, name: str) -> Decision:
+    if state.leaving:
+        ended = replace(state, phase=Phase.STOPPING, following=Finish(Outcome.LEFT, name))
+        return Decision(ended, (Log(f"{name} again: killing the workers"), Stop(0.0)))
+    return Decision(
+        replace(state, leaving=name),
+        (Log(f"leaving: {name}"), Say(Leaving(name)), WaitForAnswer(max(1.0, state.stop_grace))),
+    )
+
+
+def _unanswered(state: State) -> Decision:
+    if state.phase is Phase.STOPPING or (state.answered and state.phase is not Phase.IDLE):
+        return Decision(state)
+    if state.phase is Phase.IDLE:
+        return _exit(state, Finish(Outcome.LEFT, state.leaving))
+    stopped = _stop(state, state.stop_grace)
+    return Decision(stopped.state, (Log("the coordinator does not answer; stopping the workers"), *stopped.effects))
+
+
+def _finish(state: State, finish: Finish) -> Decision:
+    if state.phase in (Phase.IDLE, Phase.SUCCEEDED):
+        return _exit(state, finish)
+    return _stop(replace(state, following=finish), state.stop_grace)
+
+
+def _exit(state: State, finish: Finish) -> Decision:
+    failure = state.failure if finish.outcome is not Outcome.SUCCEEDED else None
+    termination = Termination(finish.outcome, finish.reason, state.round, finish.message, failure)
+    why = f" ({finish.reason})" if finish.reason != finish.outcome.value else ""
+    log = Log(f"done: {finish.outcome.value}{why}{': ' + finish.message if finish.message else ''}")
+    return Decision(replace(state, phase=Phase.FINISHED), (log, Exit(exit_code(finish), termination)))
+
+
+def exit_code(finish: Finish) -> ExitCode:
+    """The agent's exit code for an outcome."""
+    match finish.outcome:
+        case Outcome.SUCCEEDED:
+            return ExitCode.SUCCEEDED
+        case Outcome.FAILED:
+            return ExitCode.FAILED
+        case Outcome.LEFT:
+            return ExitCode.LEFT
+        case Outcome.SUPERSEDED:
+            return ExitCode.SUPERSEDED
+        case Outcome.ERROR:
+            special = {"StoreUnreachable": ExitCode.UNAVAILABLE, "JoinTimeout": ExitCode.JOIN_TIMEOUT}
+            return special.get(finish.reason, ExitCode.INTERNAL)
+        case _ as never:
+            return _assert_never(never)
+
+
+def describe(failure: Failure) -> str:
+    """One line for people: `rank 3 died: ValueError: bad batch (exit 1, UserError)`."""
+    end = failure.signal or (f"exit {failure.exit_code}" if failure.exit_code is not None else "not started")
+    said = failure.message.splitlines()[-1] if failure.message else ""
+    what = ": ".join(part for part in (failure.exception, said) if part) or end
+    who = "the node" if failure.rank is None else f"rank {failure.rank}"
+    return f"{who} died: {what} ({end}, {failure.kind.value})"
+
+
+def _assert_never(value: NoReturn) -> NoReturn:
+    raise AssertionError(f"not handled: {value!r}")

@@ -1,0 +1,57 @@
+"""`elasticjob agent -- COMMAND...`. As PID 1 of a container, signals must be caught before anything else is done."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from types import FrameType
+
+
+def main(command: Sequence[str]) -> int:
+    """Run one agent with the user's command; its exit code."""
+    early: list[str] = []
+
+    def remember(number: int, _frame: FrameType | None) -> None:
+        early.append(signal.Signals(number).name)
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, remember)
+    return _run(command, early)
+
+
+def _run(command: Sequence[str], early: Sequence[str]) -> int:
+    import asyncio
+
+    from elasticjob.agent.command import read_command
+    from elasticjob.agent.config import UsageError, read_config
+    from elasticjob.agent.runner import Agent
+    from elasticjob.contract.names import ExitCode
+
+    try:
+        config = read_config(os.environ)
+    except UsageError as error:
+        print(f"elasticjob agent: {error}", file=sys.stderr)
+        return ExitCode.USAGE
+    os.set_inheritable(0, False)
+    try:
+        return asyncio.run(Agent(config, read_command(command, torchrun_python(command[0])), early).run())
+    except Exception as error:
+        print(f"elasticjob agent: internal error: {type(error).__name__}: {error}", file=sys.stderr)
+        raise
+
+
+def torchrun_python(program: str) -> str:
+    """The interpreter in the first line of the `torchrun` program, `python3` where that cannot be read."""
+    import shutil
+
+    path = shutil.which(program)
+    try:
+        with open(path or program, "rb") as file:
+            first = file.readline(512).decode(errors="replace").split()
+    except OSError:
+        return "python3"
+    if not first or not first[0].startswith("#!") or "python" not in first[-1]:
+        return "python3"
+    return first[-1] if first[0].endswith("/env") else first[0][2:]

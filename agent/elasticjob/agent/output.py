@@ -1,0 +1,164 @@
+"""Workers' output: prefixed line by line as torchrun's `tee` does, the last lines kept for the root cause.
+
+A reader that is slower than the workers slows the workers down (their pipes fill), never the agent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import queue
+import re
+import threading
+from collections import deque
+from collections.abc import Callable
+
+CHUNK = 1 << 16
+MAX_LINE = 1 << 20
+"""Bytes; a longer line is cut in pieces."""
+MAX_PENDING = 4 << 20
+"""Bytes waiting to be written; above it nothing is read."""
+TAIL_LINES = 20
+TAIL_WIDTH = 400
+"""Characters kept of each of the last lines."""
+
+_EXCEPTION = re.compile(rb"([A-Za-z_][\w.]*)(?:: (.*))?$")
+_TRACEBACK = b"Traceback (most recent call last):"
+
+
+class Sink:
+    """One output of the agent (stdout or stderr): a thread writes, so that a slow reader cannot stop the loop."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._queue: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        self._pending = 0
+        self._waiting: list[Callable[[], None]] = []
+        self._loop = asyncio.get_running_loop()
+        self._thread = threading.Thread(target=self._write, daemon=True, name=f"output-{descriptor}")
+        self._thread.start()
+
+    def put(self, data: bytes) -> None:
+        self._pending += len(data)
+        self._queue.put(data)
+
+    @property
+    def full(self) -> bool:
+        return self._pending > MAX_PENDING
+
+    def when_free(self, resume: Callable[[], None]) -> None:
+        self._waiting.append(resume)
+
+    def close(self, timeout: float) -> None:
+        """Write what is pending, for at most `timeout` seconds."""
+        self._queue.put(None)
+        self._thread.join(timeout)
+
+    def _write(self) -> None:
+        while (data := self._queue.get()) is not None:
+            size = len(data)
+            try:
+                while data:
+                    data = data[os.write(self._descriptor, data) :]
+            except OSError:
+                pass  # nobody reads any more; workers must not notice
+            try:
+                self._loop.call_soon_threadsafe(self._written, size)
+            except RuntimeError:
+                return  # the loop is closed: the agent is gone
+
+    def _written(self, size: int) -> None:
+        self._pending -= size
+        if self._pending <= MAX_PENDING // 2 and self._waiting:
+            waiting, self._waiting = self._waiting, []
+            for resume in waiting:
+                resume()
+
+
+class Tail:
+    """The last lines of one worker, and the exception its last traceback ended with."""
+
+    def __init__(self) -> None:
+        self.lines: deque[str] = deque(maxlen=TAIL_LINES)
+        self.exception: tuple[str, str] | None = None
+        self._in_traceback = False
+
+    def feed(self, line: bytes) -> None:
+        self.lines.append(line[: 4 * TAIL_WIDTH].decode(errors="replace")[:TAIL_WIDTH])
+        if line.endswith(_TRACEBACK):
+            self._in_traceback = True
+        elif self._in_traceback and line and not line.startswith((b" ", b"\t")):
+            self._in_traceback = False
+            if match := _EXCEPTION.match(line):
+                name, text = match.group(1).decode(), (match.group(2) or b"").decode(errors="replace")
+                self.exception = (name.rsplit(".", 1)[-1], text)
+
+
+class Stream:
+    """One pipe of a worker, read by the event loop."""
+
+    def __init__(self, descriptor: int, prefix: str, sink: Sink, tail: Tail | None = None) -> None:
+        self._descriptor = descriptor
+        self._prefix = prefix.encode()
+        self._sink = sink
+        self._tail = tail
+        self._partial = b""
+        self._open = True
+        self._loop = asyncio.get_running_loop()
+        os.set_blocking(descriptor, False)
+        self._loop.add_reader(descriptor, self._readable)
+
+    def drain(self) -> None:
+        """Take what is in the pipe now (its writer has ended, descendants may hold it open)."""
+        while self._open and self._read():
+            pass
+
+    def close(self) -> None:
+        """Take what is there, end the last line, and let go of the pipe."""
+        self.drain()
+        self._end()
+
+    def _readable(self) -> None:
+        if self._sink.full:
+            self._loop.remove_reader(self._descriptor)
+            self._sink.when_free(self._resume)
+        else:
+            self._read()
+
+    def _resume(self) -> None:
+        if self._open:
+            self._loop.add_reader(self._descriptor, self._readable)
+
+    def _read(self) -> bool:
+        try:
+            data = os.read(self._descriptor, CHUNK)
+        except BlockingIOError:
+            return False
+        except OSError:
+            data = b""
+        if not data:
+            self._end()
+            return False
+        self._take(data)
+        return True
+
+    def _end(self) -> None:
+        if not self._open:
+            return
+        self._open = False
+        self._loop.remove_reader(self._descriptor)
+        os.close(self._descriptor)
+        if self._partial:
+            self._take(b"\n")
+
+    def _take(self, data: bytes) -> None:
+        whole, newline, self._partial = (self._partial + data).rpartition(b"\n")
+        if not newline and len(self._partial) > MAX_LINE:
+            whole, self._partial = self._partial, b""
+        if not (whole or newline):
+            return
+        lines = whole.split(b"\n")
+        if self._tail is not None:
+            for line in lines[-4 * TAIL_LINES :]:
+                self._tail.feed(line)
+        self._sink.put(b"".join(b"%s%s\n" % (self._prefix, line) for line in lines))

@@ -1,0 +1,76 @@
+"""Processes of this node: reaping as PID 1 does, and ending a worker with all its descendants (Linux)."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def become_subreaper() -> None:
+    """Orphans among our descendants become our children, as they do for PID 1."""
+    if _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
+
+
+def die_with_parent() -> None:
+    """SIGKILL for this process when its parent ends. Async-signal-safe: may run between fork and exec."""
+    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+
+def reap() -> list[tuple[int, int]]:
+    """Every child that has ended: (pid, exit code), negative for a signal as in `subprocess`."""
+    ended = []
+    with suppress(ChildProcessError):
+        while True:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+            if pid == 0:
+                break
+            ended.append((pid, os.waitstatus_to_exitcode(status)))
+    return ended
+
+
+def signal_group(leader: int, number: signal.Signals) -> None:
+    """Signal a worker's process group; nothing where it is gone."""
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(leader, number)
+
+
+def descendants(root: int, *, without: Iterable[int] = ()) -> set[int]:
+    """Processes below `root` that are still alive, except the trees of `without`."""
+    excluded, found, todo = set(without), set[int](), [root]
+    while todo:
+        for child in _children(todo.pop()):
+            if child not in excluded and child not in found:
+                found.add(child)
+                todo.append(child)
+    return {pid for pid in found if not _is_zombie(pid)}
+
+
+def kill(pids: Iterable[int]) -> None:
+    """SIGKILL each; those already gone are none of our business."""
+    for pid in pids:
+        with suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def _children(pid: int) -> list[int]:
+    found: list[int] = []
+    with suppress(OSError):
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            found += map(int, (task / "children").read_text().split())
+    return found
+
+
+def _is_zombie(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
+    except OSError:
+        return True

@@ -1,0 +1,180 @@
+"""In a worker forked from the warm process: become what `python script.py` would be, then run it."""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import gc
+import importlib.machinery
+import importlib.util
+import io
+import json
+import os
+import random
+import signal
+import sys
+import threading
+import time
+import traceback
+import types
+from pathlib import Path
+from typing import Any, NamedTuple
+
+PR_SET_PDEATHSIG = 1
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class Command(NamedTuple):
+    """A Python command line: `target` is a file, a module or source text as `mode` says."""
+
+    mode: str
+    """`script`, `module` or `code`."""
+    target: str
+    args: tuple[str, ...]
+    argv: tuple[str, ...]
+    """The whole command line, for sys.orig_argv."""
+
+
+def die_with_parent() -> None:
+    """Ask the kernel for SIGKILL at the end of this process's parent (Linux)."""
+    _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+
+def run(command: Command, env: dict[str, str]) -> None:
+    """Run the user's program as `__main__`; ends as Python would (returns, SystemExit, or a signal)."""
+    os.environ.update(env)
+    _restore_threads()
+    _draw_afresh()
+    _forget_launch_directory()
+    atexit.register(gc.unfreeze)  # shared until the end, collected at the end like anything else
+    main = types.ModuleType("__main__")
+    main.__dict__["__builtins__"] = __builtins__
+    sys.modules["__main__"] = main
+    sys.orig_argv[:] = command.argv
+    try:
+        _execute(command, main)
+    except SystemExit:
+        raise
+    except BaseException as error:
+        _report(error)
+        if isinstance(error, KeyboardInterrupt):
+            _end_by_interrupt()
+        sys.exit(1)
+
+
+def prepare_path(command: Command) -> None:
+    """Make sys.path[0] what Python would make it; `python -c`, as this process was started, put the empty string."""
+    if sys.flags.isolated or getattr(sys.flags, "safe_path", False):
+        return
+    match command.mode:
+        case "module":
+            sys.path[0] = str(Path.cwd())
+        case "script":
+            sys.path[0] = os.path.dirname(os.path.realpath(command.target))  # noqa: PTH120
+        case _:
+            pass
+
+
+def _execute(command: Command, main: types.ModuleType) -> None:
+    match command.mode:
+        case "module":
+            import runpy
+
+            sys.argv[:] = ["-m", *command.args]
+            runpy._run_module_as_main(command.target)  # type: ignore[attr-defined]
+        case "code":
+            sys.argv[:] = ["-c", *command.args]
+            main.__dict__.update(__spec__=None, __loader__=importlib.machinery.BuiltinImporter)
+            exec(compile(command.target, "<string>", "exec", dont_inherit=True), main.__dict__)  # noqa: S102
+        case _:
+            sys.argv[:] = [command.target, *command.args]
+            _run_script(command.target, main)
+
+
+def _run_script(path: str, main: types.ModuleType) -> None:
+    absolute = os.path.join(Path.cwd(), path)  # noqa: PTH118  (not normalized, as Python leaves it)
+    loader = importlib.machinery.SourceFileLoader("__main__", absolute)
+    main.__dict__.update(__file__=absolute, __cached__=None, __loader__=loader, __spec__=None)
+    try:
+        with io.open_code(path) as file:
+            source = file.read()
+    except OSError as error:
+        print(
+            f"{sys.executable}: can't open file {absolute!r}: [Errno {error.errno}] {error.strerror}", file=sys.stderr
+        )
+        sys.exit(2)
+    exec(compile(source, absolute, "exec", dont_inherit=True), main.__dict__)  # noqa: S102
+
+
+# ---- what a fork inherits and a new process would not --------------------------------------------------------------
+
+
+def _draw_afresh() -> None:
+    """New entropy: every fork has the same random state, new processes all have different ones."""
+    random.seed()
+    if numpy_random := sys.modules.get("numpy.random"):
+        numpy_random.seed()
+    if torch := sys.modules.get("torch"):
+        torch.default_generator.seed()  # the CPU's; CUDA's has a fixed seed in a new process too
+    if multiprocessing := sys.modules.get("multiprocessing.process"):
+        multiprocessing.current_process().authkey = os.urandom(32)
+
+
+def _forget_launch_directory() -> None:
+    if multiprocessing := sys.modules.get("multiprocessing.process"):
+        multiprocessing.ORIGINAL_DIR = str(Path.cwd())  # type: ignore[attr-defined]
+
+
+def _restore_threads() -> None:
+    """OpenBLAS was imported with one thread; give it what a new process would have."""
+    asked = os.environ.get("OPENBLAS_NUM_THREADS") or os.environ.get("OMP_NUM_THREADS") or ""
+    count = int(asked) if asked.isdigit() else len(os.sched_getaffinity(0))
+    if count <= 1:
+        return
+    for path in _loaded_libraries("openblas"):
+        library = ctypes.CDLL(path)
+        for name in ("openblas_set_num_threads", "openblas_set_num_threads64_", "scipy_openblas_set_num_threads64_"):
+            if (function := getattr(library, name, None)) is not None:
+                function(ctypes.c_int(count))
+
+
+def _loaded_libraries(part: str) -> set[str]:
+    with open("/proc/self/maps") as maps:
+        paths = (line.rsplit(maxsplit=1)[-1] for line in maps if part in line)
+        return {p for p in paths if p.startswith("/") and ".so" in p}
+
+
+# ---- ends --------------------------------------------------------------------------------------------------------
+
+
+def _report(error: BaseException) -> None:
+    """Print the traceback without our own frames, and leave it in torchrun's error file unless `@record` did."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
+        trace = trace.tb_next
+    error.__traceback__ = trace
+    _write_error_file(error)
+    sys.excepthook(type(error), error, trace)
+
+
+def _write_error_file(error: BaseException) -> None:
+    path = os.environ.get("TORCHELASTIC_ERROR_FILE")
+    if not path or os.path.exists(path):  # noqa: PTH110
+        return
+    extra = {"py_callstack": "".join(traceback.format_exception(error)), "timestamp": str(int(time.time()))}
+    data: dict[str, Any] = {"message": {"message": f"{type(error).__name__}: {error}", "extraInfo": extra}}
+    try:
+        with open(path, "w") as file:
+            json.dump(data, file)
+    except OSError as cause:
+        print(f"cannot write {path}: {cause}", file=sys.stderr)
+
+
+def _end_by_interrupt() -> None:
+    """Python ends by the signal itself, after its clean-up, so that the parent sees it."""
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    os.kill(os.getpid(), signal.SIGINT)

@@ -1,0 +1,240 @@
+"""The agent at work: carries out what `machine` decides, and tells it what happens. One event loop, nothing polls."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import tempfile
+from collections.abc import Coroutine, Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from elasticjob.agent import machine
+from elasticjob.agent.command import Command
+from elasticjob.agent.config import AgentConfig
+from elasticjob.agent.environment import node_env
+from elasticjob.agent.launcher import Launcher
+from elasticjob.agent.machine import Event, Exit, Launch, Log, Say, State, Stop, WaitForAnswer
+from elasticjob.agent.output import Sink, Stream
+from elasticjob.agent.processes import become_subreaper
+from elasticjob.agent.termination import write_termination
+from elasticjob.agent.workers import Workers
+from elasticjob.contract.messages import Announce, StartRound
+from elasticjob.contract.names import ExitCode
+from elasticjob.rendezvous.node import GaveUp, Node
+from elasticjob.store.link import KeepAlive, Link, LinkRole, connect
+from elasticjob.store.server import StoreServer
+
+log = logging.getLogger(__name__)
+
+FLUSH_TIMEOUT = 5.0
+"""Seconds that a slow reader of the agent's output may hold up its end."""
+
+
+class Agent:
+    """One agent, from its first breath to its exit code: `await Agent(config, command).run()`."""
+
+    def __init__(self, config: AgentConfig, command: Command, signals: Sequence[str] = ()) -> None:
+        """`signals`: names of those that arrived before the loop ran."""
+        self._config = config
+        self._command = command
+        self._early = tuple(signals)
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._answer: asyncio.TimerHandle | None = None
+        self._stores: list[StoreServer] = []
+
+    async def run(self) -> ExitCode:
+        """Join, work, leave. The termination message is written when this returns."""
+        self._loop = asyncio.get_running_loop()
+        self._finished: asyncio.Future[Exit] = self._loop.create_future()
+        self._stdout, self._stderr = Sink(1), Sink(2)
+        handler = _SinkHandler(self._stderr, self._config.pod)
+        logging.getLogger("elasticjob").addHandler(handler)
+        logging.getLogger("elasticjob").setLevel(logging.INFO)
+        become_subreaper()
+        with tempfile.TemporaryDirectory(prefix="elasticjob-", dir=_scratch()) as scratch:
+            await self._start(Path(scratch))
+            try:
+                exit_ = await self._finished
+            finally:
+                await self._close()
+            self._write(exit_)
+        logging.getLogger("elasticjob").removeHandler(handler)
+        self._stdout.close(FLUSH_TIMEOUT)
+        self._stderr.close(FLUSH_TIMEOUT)
+        return exit_.code
+
+    async def _start(self, scratch: Path) -> None:
+        config = self._config
+        helper_out, helper_in = os.pipe()
+        self._helper = Stream(helper_out, "[warm]: ", self._stderr)
+        env = node_env(config.env, config.local_world_size)
+        self._launcher = Launcher(self._command, env, config.preload, helper_in)
+        self._workers = Workers(config, self._launcher, scratch, self._stdout, self._stderr)
+        self._state = State(me=await self._announcement(), stop_grace=config.stop_grace)
+        self._node = Node(
+            self._dial,
+            lambda: machine.greeting(self._state),
+            lambda message: self._dispatch(machine.Told(message)),
+            had_round=lambda: self._state.assignment is not None,
+            join_timeout=config.join_timeout,
+        )
+        self._loop.add_signal_handler(signal.SIGCHLD, self._reap)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            self._loop.add_signal_handler(number, self._dispatch, machine.Signalled(number.name))
+        for name in self._early:
+            self._dispatch(machine.Signalled(name))
+        self._spawn(self._connect())
+        self._spawn(self._prepare(helper_in))
+
+    async def _announcement(self) -> Announce:
+        config = self._config
+        return Announce(
+            slot=config.slot,
+            incarnation=config.incarnation,
+            boot=config.boot,
+            pod=config.pod,
+            address=config.address,
+            store_port=await self._fresh_store(),
+            local_world_size=config.local_world_size,
+            role=config.role,
+        )
+
+    async def _dial(self) -> Link:
+        config = self._config
+        keep_alive = KeepAlive(config.keep_alive_interval, config.keep_alive_attempts)
+        return await connect(
+            config.host, config.port, role=LinkRole.NODE, key=config.key, run_id=config.run_id, keep_alive=keep_alive
+        )
+
+    async def _fresh_store(self) -> int:
+        """Bind the store of the next round. The last one stays up: peers that still stop may use it."""
+        loopback = self._config.address.startswith("127.")
+        store = StoreServer()
+        host = "127.0.0.1" if loopback else "::" if ":" in self._config.address else "0.0.0.0"  # noqa: S104
+        port = await store.start(host)
+        self._stores.append(store)
+        return port
+
+    # ---- deciding and doing --------------------------------------------------------------------------------------
+
+    def _dispatch(self, event: Event) -> None:
+        decision = machine.decide(self._state, event)
+        self._state = decision.state
+        for effect in decision.effects:
+            self._do(effect)
+
+    def _do(self, effect: machine.Effect) -> None:
+        match effect:
+            case Say(message):
+                self._node.send(message)
+            case Log(text):
+                log.info("%s", text)
+            case Launch(start):
+                self._workers.expect_start()
+                self._spawn(self._launch(start))
+            case Stop(grace):
+                self._stop(grace)
+            case WaitForAnswer(seconds):
+                if self._answer:
+                    self._answer.cancel()
+                self._answer = self._loop.call_later(seconds, self._dispatch, machine.LeaveUnanswered())
+            case Exit():
+                self._finished.set_result(effect)
+            case _ as never:
+                _assert_never(never)
+
+    def _spawn(self, work: Coroutine[None, None, None]) -> None:
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) and not self._finished.done():
+            self._finished.set_exception(error)
+
+    # ---- what goes on --------------------------------------------------------------------------------------------
+
+    async def _connect(self) -> None:
+        try:
+            await self._node.run()
+        except GaveUp as error:
+            self._dispatch(machine.StoreUnreachable(str(error)))
+
+    async def _prepare(self, helper_in: int) -> None:
+        what = await self._launcher.prepare()
+        os.close(helper_in)
+        log.info("%s", what)
+        self._dispatch(machine.Warm())
+
+    async def _launch(self, start: StartRound) -> None:
+        failure = await self._workers.start(start)
+        if failure is not None:
+            self._dispatch(machine.WorkerEnded(start.round, 0, failure))
+            return
+        self._dispatch(machine.Launched(start.round))
+        self._reap()
+        while len(self._stores) > 1:
+            await self._stores.pop(0).close()
+
+    def _stop(self, grace: float) -> None:
+        if self._workers.stopping:
+            self._workers.hurry()
+        else:
+            self._spawn(self._stopped(grace))
+
+    async def _stopped(self, grace: float) -> None:
+        await self._workers.stop(grace)
+        self._dispatch(machine.AllStopped(await self._fresh_store()))
+
+    def _reap(self) -> None:
+        for ended in self._workers.reap():
+            self._dispatch(machine.WorkerEnded(ended.round, ended.local_rank, ended.failure))
+
+    # ---- the end -------------------------------------------------------------------------------------------------
+
+    async def _close(self) -> None:
+        await self._workers.stop(0.0)
+        for task in tuple(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._launcher.stop_warm()
+        self._helper.close()
+        for store in self._stores:
+            await store.close()
+
+    def _write(self, exit_: Exit) -> None:
+        try:
+            write_termination(self._config.termination_log, exit_.termination)
+        except OSError as error:
+            log.warning("no termination message: %s", error)
+
+
+class _SinkHandler(logging.Handler):
+    """The agent's own lines go where the workers' standard error goes, and never block the loop."""
+
+    def __init__(self, sink: Sink, pod: str) -> None:
+        super().__init__()
+        self._sink = sink
+        self._pod = pod
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._sink.put(f"[agent] {self._pod}: {record.getMessage()}\n".encode(errors="replace"))
+
+
+def _scratch() -> str | None:
+    """A directory for error files: the usual one, or memory where the file system is read-only."""
+    for path in (tempfile.gettempdir, lambda: "/dev/shm"):  # noqa: S108
+        try:
+            if os.access(path(), os.W_OK):
+                return path()
+        except FileNotFoundError:
+            continue
+    return None
+
+
+def _assert_never(value: NoReturn) -> NoReturn:
+    raise AssertionError(f"not handled: {value!r}")

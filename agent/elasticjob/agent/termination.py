@@ -1,0 +1,49 @@
+"""The termination message: JSON in at most 4096 bytes, the outcome first, written at once. Pure but for `write`."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+
+from elasticjob.contract import codec
+from elasticjob.contract.messages import Termination
+
+MAX_BYTES = 4096
+"""What the kubelet keeps of a container's termination message."""
+
+
+def termination_json(termination: Termination, limit: int = MAX_BYTES) -> bytes:
+    """JSON of at most `limit` bytes: the longest texts are shortened, the outcome, round and ranks always stay."""
+    data = codec.dumps(termination)
+    width = limit
+    while len(data) > limit and width > 8:
+        width //= 2
+        data = codec.dumps(_narrow(termination, width))
+    return data
+
+
+def _narrow(termination: Termination, width: int) -> Termination:
+    failure = termination.failure
+    if failure is not None:
+        failure = replace(
+            failure,
+            exception=_cut(failure.exception, width),
+            message=_cut(failure.message, width),
+            pod=_cut(failure.pod, 253),
+        )
+    return replace(
+        termination, reason=_cut(termination.reason, width), message=_cut(termination.message, width), failure=failure
+    )
+
+
+def _cut(text: str, width: int) -> str:
+    return text if len(text) <= width else text[: width - 3] + "..."
+
+
+def write_termination(path: str, termination: Termination) -> None:
+    """One write, so that a reader never sees half of it. OSError where the file cannot be written."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+    try:
+        os.write(descriptor, termination_json(termination))
+    finally:
+        os.close(descriptor)

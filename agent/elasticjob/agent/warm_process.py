@@ -1,0 +1,218 @@
+"""The warm process: imports what training scripts import, once, and forks workers that run the user's command.
+
+It runs under the interpreter of the user's command, which may be another than the agent's, and never touches a GPU.
+The control socket is a SOCK_SEQPACKET pair with the agent. The agent sends, with two descriptors a worker
+(stdout, stderr):
+
+    {"workers": [{"NAME": "value", ...}, ...]}      environment to add, one object a worker
+
+and gets `{"pids": [...]}` once the workers are its own children. Before that, once, after the imports:
+
+    {"ready": true, "libuv": true, "seconds": 2.5, "missing": ["module: why"]}    or {"ready": false, "why": "..."}
+
+Its end of file ends this process.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import json
+import os
+import select
+import signal
+import socket
+import sys
+import time
+from typing import Any, NamedTuple
+
+from elasticjob.agent import run_main
+
+MAX_WORKERS = 64
+TRIAL_DEADLINE = 20.0
+"""Seconds: the trial takes milliseconds, but four nodes may be importing on two cores."""
+_HELD_AT_IMPORT = {"OPENBLAS_NUM_THREADS": "1", "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
+"""While importing: numpy's OpenBLAS starts no thread, and `torch.cuda.is_available()` creates no CUDA state."""
+
+
+class Worker(NamedTuple):
+    """What a fork needs to become a worker."""
+
+    env: dict[str, str]
+    stdout: int
+    stderr: int
+
+
+def main() -> None:
+    """Arguments: the agent's code (to be taken off sys.path), descriptor of the socket, JSON of the configuration."""
+    code_root, descriptor, raw = sys.argv[1:4]
+    sys.path.remove(code_root)
+    for name in [n for n in sys.modules if n.split(".")[0] == "elasticjob"]:
+        del sys.modules[name]  # the user's code may have its own `elasticjob`
+    config = json.loads(raw)
+    command = run_main.Command(**config["command"])
+    run_main.prepare_path(command)
+    control = socket.socket(fileno=int(descriptor))
+    held = _hold_environment()
+    started = time.monotonic()
+    missing = _preload(config["preload"])
+    verdict = _trial()
+    _release_environment(held)
+    verdict |= {"seconds": round(time.monotonic() - started, 3), "missing": missing}
+    control.send(json.dumps(verdict).encode())
+    if not verdict["ready"]:
+        return
+    gc.collect()
+    gc.freeze()  # a collection in a worker must not copy the pages it shares
+    worker = _serve(control, os.getppid())
+    run_main.run(command, worker.env)
+
+
+def _hold_environment() -> dict[str, str | None]:
+    held = {name: os.environ.get(name) for name in _HELD_AT_IMPORT}
+    os.environ.update(_HELD_AT_IMPORT)
+    return held
+
+
+def _release_environment(held: dict[str, str | None]) -> None:
+    for name, value in held.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
+
+
+def _preload(modules: list[str]) -> list[str]:
+    """Import what can be imported; what cannot is the script's business."""
+    missing = []
+    for name in modules:
+        try:
+            importlib.import_module(name)
+        except BaseException as error:
+            missing.append(f"{name}: {type(error).__name__}: {error}")
+    return missing
+
+
+# ---- the trial ---------------------------------------------------------------------------------------------------
+
+
+def _trial() -> dict[str, Any]:
+    """Fork once and compute in parallel: an OpenMP region entered before the fork would hang there for ever."""
+    readable, writable = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        _try(writable)
+    os.close(writable)
+    heard, _, _ = select.select([readable], [], [], TRIAL_DEADLINE)
+    answer = os.read(readable, 4096) if heard else b""
+    os.close(readable)
+    if not answer:
+        os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    if not heard:
+        return {"ready": False, "why": f"a forked process hung in its first parallel operation ({TRIAL_DEADLINE} s)"}
+    if not answer:
+        return {"ready": False, "why": "a forked process died in its first parallel operation"}
+    result: dict[str, Any] = json.loads(answer)
+    return result
+
+
+def _try(writable: int) -> None:
+    """In the trial fork: compute, answer, end."""
+    try:
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, 1)
+        os.dup2(null, 2)
+        torch = sys.modules.get("torch")
+        result = {"ready": True, "libuv": True} if torch is None else _try_torch(torch)
+    except BaseException as error:
+        result = {"ready": False, "why": f"{type(error).__name__}: {error}"[:1000]}
+    os.write(writable, json.dumps(result).encode())
+    os._exit(0)
+
+
+def _try_torch(torch: Any) -> dict[str, Any]:
+    if torch.cuda._is_in_bad_fork():
+        return {"ready": False, "why": "importing the preloaded modules initialized CUDA"}
+    ones = torch.ones(512, 512, requires_grad=True)
+    (ones @ ones).relu().sum().backward()
+    torch.ones(1 << 20).sum().item()
+    return {"ready": True, "libuv": _has_libuv(torch)}
+
+
+def _has_libuv(torch: Any) -> bool:
+    """Whether torch's TCPStore client accepts its own default: some distributions build without libuv."""
+    if not torch.distributed.is_available():
+        return True
+    from datetime import timedelta
+
+    try:
+        torch.distributed.TCPStore("127.0.0.1", 1, None, False, timedelta(milliseconds=1), use_libuv=True)
+    except Exception as error:
+        return "libuv" not in str(error)
+    return True
+
+
+# ---- serving -----------------------------------------------------------------------------------------------------
+
+
+def _serve(control: socket.socket, agent: int) -> Worker:
+    """Fork workers as asked, for ever. Returns in a worker only."""
+    while True:
+        data, descriptors, _, _ = socket.recv_fds(control, 1 << 20, 2 * MAX_WORKERS)
+        if not data:
+            os._exit(0)
+        environments = json.loads(data)["workers"]
+        streams = zip(descriptors[::2], descriptors[1::2], strict=True)
+        wanted = [Worker(env, out, err) for env, (out, err) in zip(environments, streams, strict=True)]
+        sys.stdout.flush()
+        sys.stderr.flush()
+        worker = _fork(wanted, agent, control)
+        if worker is not None:
+            return worker
+        for descriptor in descriptors:
+            os.close(descriptor)
+
+
+def _fork(wanted: list[Worker], agent: int, control: socket.socket) -> Worker | None:
+    """Fork twice, so that the agent (a child subreaper) becomes the workers' parent and gets their exit status."""
+    readable, writable = os.pipe()
+    middle = os.fork()
+    if middle == 0:
+        os.close(readable)
+        return _fork_workers(wanted, agent, control, writable)
+    os.close(writable)
+    with os.fdopen(readable, "rb") as answers:
+        pids = answers.read()
+    os.waitpid(middle, 0)  # from here on the workers are the agent's
+    control.send(pids)
+    return None
+
+
+def _fork_workers(wanted: list[Worker], agent: int, control: socket.socket, writable: int) -> Worker:
+    middle, pids = os.getpid(), []
+    for worker in wanted:
+        pid = os.fork()
+        if pid == 0:
+            os.close(writable)
+            control.close()
+            _settle(worker, wanted, middle, agent)
+            return worker
+        pids.append(pid)
+    os.write(writable, json.dumps({"pids": pids}).encode())
+    os._exit(0)
+
+
+def _settle(worker: Worker, wanted: list[Worker], middle: int, agent: int) -> None:
+    """Own session, own output, and an end with the agent's."""
+    os.setsid()
+    os.dup2(worker.stdout, 1)
+    os.dup2(worker.stderr, 2)
+    for other in wanted:
+        os.close(other.stdout)
+        os.close(other.stderr)
+    while os.getppid() == middle:
+        os.sched_yield()  # the death signal below must mean the agent, not the process between
+    run_main.die_with_parent()
+    if os.getppid() != agent:
+        os._exit(1)

@@ -1,0 +1,205 @@
+"""The workers of one node: start, watch and end them; their output and what they leave behind."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from elasticjob.agent.config import AgentConfig
+from elasticjob.agent.environment import worker_env
+from elasticjob.agent.evidence import Evidence, OomCounter, failure_of, read_error_file
+from elasticjob.agent.launcher import Launcher, StartError, WorkerStart
+from elasticjob.agent.output import Sink, Stream, Tail
+from elasticjob.agent.processes import descendants, kill, reap, signal_group
+from elasticjob.contract.messages import Failure, FailureClass, StartRound
+from elasticjob.contract.names import RoundId
+
+log = logging.getLogger(__name__)
+
+KILL_TIMEOUT = 5.0
+"""Seconds after SIGKILL until a process that is stuck in the kernel is given up."""
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A worker that ended by itself; no failure: exit 0."""
+
+    round: RoundId
+    local_rank: int
+    failure: Failure | None
+
+
+@dataclass(frozen=True)
+class _Worker:
+    round: RoundId
+    local_rank: int
+    rank: int
+    error_file: str
+    streams: tuple[Stream, Stream]
+    tails: tuple[Tail, Tail]
+
+    def close(self) -> None:
+        for stream in self.streams:
+            stream.close()
+
+
+class Workers:
+    """All workers of the running round; at most one round's at a time."""
+
+    def __init__(self, config: AgentConfig, launcher: Launcher, scratch: Path, stdout: Sink, stderr: Sink) -> None:
+        self._config = config
+        self._launcher = launcher
+        self._scratch = scratch
+        self._sinks = (stdout, stderr)
+        self._oom = OomCounter()
+        self._running: dict[int, _Worker] = {}
+        self._round: tuple[_Worker, ...] = ()
+        self._early: dict[int, int] = {}
+        self._started = asyncio.Event()
+        self._started.set()
+        self._changed = asyncio.Event()
+        self._hurried = False
+        self.stopping = False
+
+    # ---- start -----------------------------------------------------------------------------------------------------
+
+    def expect_start(self) -> None:
+        """`start` follows: a `stop` from now on waits for it."""
+        self._started.clear()
+        self._early = {}
+
+    async def start(self, start: StartRound) -> Failure | None:
+        """Start the round's workers; a START_ERROR failure where the command cannot be executed."""
+        workers = [self._prepare(start, local_rank) for local_rank in range(self._config.local_world_size)]
+        self._round = tuple(worker for worker, _ in workers)
+        try:
+            pids = await self._launcher.start([wanted for _, wanted in workers])
+        except StartError as error:
+            return self._not_started(start, str(error))
+        else:
+            self._running = dict(zip(pids, self._round, strict=True))
+            return None
+        finally:
+            for _, wanted in workers:
+                os.close(wanted.stdout)
+                os.close(wanted.stderr)
+            self._started.set()
+
+    def _prepare(self, start: StartRound, local_rank: int) -> tuple[_Worker, WorkerStart]:
+        rank = start.rank + local_rank
+        directory = self._scratch / f"{start.round}-{local_rank}"
+        directory.mkdir(exist_ok=True)
+        prefix = f"[{self._config.role}{rank}]:"
+        (out_read, out_write), (err_read, err_write) = os.pipe(), os.pipe()
+        tails = (Tail(), Tail())
+        streams = (
+            Stream(out_read, prefix, self._sinks[0], tails[0]),
+            Stream(err_read, prefix, self._sinks[1], tails[1]),
+        )
+        worker = _Worker(start.round, local_rank, rank, str(directory / "error.json"), streams, tails)
+        env = worker_env(
+            start,
+            local_rank=local_rank,
+            local_world_size=self._config.local_world_size,
+            role=self._config.role,
+            run_id=self._config.run_id,
+            error_file=worker.error_file,
+            base=self._config.env,
+        )
+        return worker, WorkerStart(env, out_write, err_write)
+
+    def _not_started(self, start: StartRound, why: str) -> Failure:
+        return Failure(FailureClass.START_ERROR, self._config.pod, time.time(), rank=start.rank, message=why[:1024])
+
+    # ---- watch -----------------------------------------------------------------------------------------------------
+
+    def reap(self) -> list[Ended]:
+        """Collect every child that has ended; the workers among them, the one to blame first of those that failed."""
+        ended = reap()
+        codes = self._early | dict(ended)
+        self._early = {}
+        found: list[Ended] = []
+        for pid, code in codes.items():
+            self._launcher.ended(pid)
+            if worker := self._running.pop(pid, None):
+                found.append(Ended(worker.round, worker.local_rank, self._judge(worker, code)))
+            elif not self._started.is_set():
+                self._early[pid] = code  # faster than the answer that names it
+        self._changed.set()
+        return sorted(found, key=_order)
+
+    def _judge(self, worker: _Worker, code: int) -> Failure | None:
+        for stream in worker.streams:
+            stream.drain()
+        if code == 0:
+            return None
+        out, err = worker.tails
+        recorded = read_error_file(worker.error_file)
+        exception = recorded[:2] if recorded else err.exception if code > 0 else None
+        evidence = Evidence(
+            rank=worker.rank,
+            code=code,
+            time=recorded[2] if recorded else time.time(),
+            exception=exception,
+            lines=err.lines or out.lines,
+            oom_killed=code == -signal.SIGKILL and self._oom.rose(),
+        )
+        return failure_of(evidence, self._config.pod)
+
+    # ---- stop ------------------------------------------------------------------------------------------------------
+
+    async def stop(self, grace: float) -> None:
+        """SIGTERM, `grace` seconds, SIGKILL; then whatever else the workers left running. None is left after this."""
+        self.stopping, self._hurried = True, False
+        await self._started.wait()
+        ending = dict(self._running)
+        for pid in ending if grace > 0 else ():
+            signal_group(pid, signal.SIGTERM)
+        await self._until(lambda: not self._running or self._hurried, grace)
+        for pid in ending:
+            signal_group(pid, signal.SIGKILL)
+        if not await self._until(self._kill_rest, KILL_TIMEOUT):
+            log.warning("processes stuck in the kernel are abandoned: %s", sorted(self._left()))
+        for worker in self._round:
+            worker.close()
+        self._round = ()
+        self.stopping = False
+
+    def hurry(self) -> None:
+        """Do not wait for the grace of a `stop` under way."""
+        self._hurried = True
+        self._changed.set()
+
+    def _left(self) -> set[int]:
+        warm = self._launcher.warm_pid
+        return descendants(os.getpid(), without=() if warm is None else (warm,))
+
+    def _kill_rest(self) -> bool:
+        left = self._left()
+        kill(left)
+        return not left and not self._running
+
+    async def _until(self, condition: Callable[[], bool], seconds: float) -> bool:
+        """Wait for a condition that changes when children end."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + seconds
+        while not condition():
+            self._changed.clear()
+            try:
+                await asyncio.wait_for(self._changed.wait(), deadline - loop.time())
+            except asyncio.TimeoutError:
+                return condition()
+        return True
+
+
+def _order(ended: Ended) -> tuple[bool, bool, float]:
+    failure = ended.failure
+    if failure is None:
+        return (False, False, 0.0)
+    return (True, failure.kind is FailureClass.COLLECTIVE_FAILED, failure.time)

@@ -1,0 +1,194 @@
+"""An ElasticJob manifest, read for a local run. Pure but for `load`."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from elasticjob.contract.messages import Settings
+from elasticjob.contract.names import GROUP, KIND, VERSION
+
+_NAME = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?$")
+_VARIABLE = re.compile(r"\$(\$|\(([^()]*)\))")
+_GPU = "nvidia.com/gpu"
+
+
+class ManifestError(Exception):
+    """The manifest is wrong; the message names the field and says what to write."""
+
+
+@dataclass(frozen=True)
+class LocalJob:
+    """What a local run needs of a manifest. Durations in seconds."""
+
+    name: str
+    settings: Settings
+    nproc_per_node: int
+    preload: tuple[str, ...]
+    command: tuple[str, ...]
+    env: Mapping[str, str]
+    """What the trainer container adds to the environment."""
+    working_dir: str | None = None
+
+
+def load(path: str) -> Any:
+    """The YAML document in a file; `ManifestError` where there is not exactly one."""
+    try:
+        import yaml
+    except ImportError:
+        raise ManifestError("reading a manifest needs PyYAML: pip install 'elasticjob[cli]'") from None
+    try:
+        documents = [d for d in yaml.safe_load_all(Path(path).read_text()) if d is not None]
+    except OSError as error:
+        raise ManifestError(f"{path}: {error.strerror}") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ManifestError(f"{path}: not YAML: {error}") from None
+    jobs = [d for d in documents if isinstance(d, dict) and d.get("kind") == KIND]
+    if len(jobs) != 1:
+        raise ManifestError(f"{path}: want one document of kind {KIND}, found {len(jobs)}")
+    return jobs[0]
+
+
+def read_job(raw: Any, *, nodes: int | None = None) -> LocalJob:
+    """Check a manifest and take from it what a local run uses; `nodes` replaces spec.replicas."""
+    root = _Field(raw, "")
+    if (version := root.get("apiVersion").text()) != f"{GROUP}/{VERSION}":
+        raise ManifestError(f"apiVersion: want {GROUP}/{VERSION}, got {version!r}")
+    name = root.get("metadata").get("name").text()
+    if not _NAME.match(name) or len(name) > 50:
+        raise ManifestError(f"metadata.name: {name!r}: lower-case letters, digits and '-', at most 50")
+    spec = root.get("spec")
+    container = _trainer(spec.get("template").get("spec").get("containers"))
+    env = _env(container.get("env"))
+    command = tuple(_expand(word, env) for word in (*container.get("command").texts(), *container.get("args").texts()))
+    if not container.get("command").texts():
+        raise container.get("command").wrong("is required, for instance [python, train.py]")
+    directory = container.get("workingDir")
+    return LocalJob(
+        name=name,
+        settings=_settings(spec, nodes),
+        nproc_per_node=_nproc(spec.get("nprocPerNode"), container),
+        preload=spec.get("preload").texts(("torch", "torch._dynamo")),
+        command=command,
+        env=env,
+        working_dir=directory.text() if directory.present else None,
+    )
+
+
+@dataclass(frozen=True)
+class _Field:
+    """A value in the manifest and where it is."""
+
+    value: Any
+    path: str
+
+    @property
+    def present(self) -> bool:
+        return self.value is not None
+
+    def wrong(self, what: str) -> ManifestError:
+        return ManifestError(f"{self.path or 'manifest'}: {what}")
+
+    def get(self, name: str) -> _Field:
+        if self.value is not None and not isinstance(self.value, dict):
+            raise self.wrong(f"want an object, got {self.value!r}")
+        return _Field((self.value or {}).get(name), f"{self.path}.{name}" if self.path else name)
+
+    def items(self) -> list[_Field]:
+        if self.value is not None and not isinstance(self.value, list):
+            raise self.wrong(f"want a list, got {self.value!r}")
+        return [_Field(item, f"{self.path}[{i}]") for i, item in enumerate(self.value or ())]
+
+    def text(self) -> str:
+        if not self.present:
+            raise self.wrong("is required")
+        if not isinstance(self.value, str):
+            raise self.wrong(f"want text, got {self.value!r}; put it in quotes")
+        return self.value
+
+    def texts(self, default: tuple[str, ...] = ()) -> tuple[str, ...]:
+        return tuple(item.text() for item in self.items()) if self.present else default
+
+    def integer(self, low: int, high: int, default: int | None = None) -> int:
+        if not self.present and default is not None:
+            return default
+        if not self.present:
+            raise self.wrong("is required")
+        if type(self.value) is not int or not low <= self.value <= high:
+            raise self.wrong(f"want a whole number from {low} to {high}, got {self.value!r}")
+        return self.value
+
+    def seconds(self, low: float, high: float, default: float) -> float:
+        if not self.present:
+            return default
+        value = self.value
+        if type(value) not in (int, float) or not math.isfinite(value) or not low <= value <= high:
+            raise self.wrong(f"want seconds from {low:g} to {high:g}, got {value!r}")
+        return float(value)
+
+
+def _trainer(containers: _Field) -> _Field:
+    found = containers.items()
+    if not found:
+        raise containers.wrong("at least one container is required")
+    return next((c for c in found if c.get("name").value == "trainer"), found[0])
+
+
+def _env(field: _Field) -> dict[str, str]:
+    env: dict[str, str] = {}
+    for item in field.items():
+        if item.get("valueFrom").present:
+            raise item.get("valueFrom").wrong("cannot be resolved outside a cluster; write a value")
+        value = item.get("value")
+        env[item.get("name").text()] = _expand(value.text(), env) if value.present else ""
+    return env
+
+
+def _expand(text: str, env: Mapping[str, str]) -> str:
+    """Kubernetes' `$(NAME)`; `$$` is a dollar; an unknown name stays as it is."""
+    return _VARIABLE.sub(lambda m: "$" if m[1] == "$" else env.get(m[2], m[0]), text)
+
+
+def _settings(spec: _Field, nodes: int | None) -> Settings:
+    policy, rendezvous = spec.get("elasticPolicy"), spec.get("rendezvous")
+    given = spec.get("replicas")
+    if policy.present:
+        low = policy.get("minReplicas").integer(1, 4096)
+        high = policy.get("maxReplicas").integer(1, 4096)
+        if low > high:
+            raise policy.get("minReplicas").wrong(f"{low} is more than maxReplicas, {high}")
+        target = given.integer(1, 4096, high)
+    else:
+        target = given.integer(1, 4096, 1)
+        low = high = target if nodes is None else nodes
+    target = target if nodes is None else nodes
+    if not low <= target <= high:
+        what = "--nodes" if nodes is not None else given.path
+        raise ManifestError(f"{what}: {target} must be within minReplicas, {low}, and maxReplicas, {high}")
+    return Settings(
+        min_nodes=low,
+        max_nodes=high,
+        target=target,
+        max_restarts=spec.get("failurePolicy").get("maxRestarts").integer(0, 10000, 3),
+        join_timeout=rendezvous.get("joinTimeoutSeconds").seconds(10, 86400, 600),
+        last_call_timeout=rendezvous.get("lastCallTimeoutSeconds").seconds(0, 3600, 30),
+        stop_grace=spec.get("stopGraceSeconds").seconds(0, 3600, 1),
+        keep_alive_interval=rendezvous.get("keepAliveIntervalSeconds").seconds(1, 300, 1),
+        keep_alive_max_attempts=rendezvous.get("keepAliveMaxAttempts").integer(1, 100, 3),
+        scale_up_stabilization=policy.get("scaleUpStabilizationSeconds").seconds(0, 3600, 30),
+    )
+
+
+def _nproc(field: _Field, container: _Field) -> int:
+    """`auto` and `gpu`: the GPUs the trainer asks for, or 1; `cpu`: 1, as in a cluster."""
+    if field.value in (None, "auto", "gpu", "cpu"):
+        asked = container.get("resources").get("limits").get(_GPU)
+        count = str(asked.value) if asked.present and field.value != "cpu" else "1"
+        return int(count) if count.isdigit() and int(count) > 0 else 1
+    if isinstance(field.value, str) and field.value.isdigit():
+        return _Field(int(field.value), field.path).integer(1, 64)
+    return field.integer(1, 64)
