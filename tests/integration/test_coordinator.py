@@ -1,0 +1,127 @@
+"""The coordinator over real links: rounds reach nodes, reports reach the operator, strangers reach nothing."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from typing import TypeVar
+
+import pytest
+
+from elasticjob.contract.messages import (
+    Announce,
+    EndReason,
+    EndRound,
+    Facts,
+    Finish,
+    Leaving,
+    Message,
+    Outcome,
+    PodFact,
+    PodState,
+    Ready,
+    Report,
+    RoundPhase,
+    Settings,
+    StartRound,
+    WorkersStarted,
+    WorkersStopped,
+    WorkersSucceeded,
+)
+from elasticjob.rendezvous.coordinator import Coordinator
+from elasticjob.rendezvous.state import new_state
+from elasticjob.store.link import Link, LinkGate, LinkRole, Welcome, connect
+from elasticjob.store.server import StoreServer
+
+KEYS = {LinkRole.NODE: b"n" * 32, LinkRole.OPERATOR: b"o" * 32}
+SETTINGS = Settings(min_nodes=1, max_nodes=2, target=2)
+M = TypeVar("M", bound=Message)
+
+
+class Peers:
+    """A coordinator on loopback, and links to it."""
+
+    def __init__(self, port: int, coordinator: Coordinator) -> None:
+        self.port = port
+        self.coordinator = coordinator
+
+    async def link(self, role: LinkRole = LinkRole.NODE) -> Link:
+        return await connect("127.0.0.1", self.port, role=role, key=KEYS[role], run_id="r")
+
+    async def node(self, slot: int) -> Link:
+        link = await self.link()
+        link.send(Announce(slot, 0, f"boot-{slot}", f"j-{slot}-0", "127.0.0.1", 5000 + slot, 1, ready=True))
+        return link
+
+
+@pytest.fixture
+async def peers() -> AsyncIterator[Peers]:
+    now = asyncio.get_running_loop().time()
+    coordinator = Coordinator(new_state(SETTINGS, attempt=1, store=0, now=now))
+    server = StoreServer(links=LinkGate(Welcome("r", 1, 0), KEYS, coordinator.serve))
+    port = await server.start("127.0.0.1")
+    coordinator.start()
+    yield Peers(port, coordinator)
+    coordinator.stop()
+    await server.close()
+
+
+async def heard(link: Link, kind: type[M], until: Callable[[M], bool] = lambda _: True) -> M:
+    """The next message of a kind that is as wanted."""
+    while True:
+        message = await asyncio.wait_for(link.receive(), 10)
+        assert message is not None, f"closed while waiting for {kind.__name__}"
+        if isinstance(message, kind) and until(message):
+            return message
+
+
+async def test_a_job_from_first_announcement_to_success(peers: Peers) -> None:
+    operator = await peers.link(LinkRole.OPERATOR)
+    nodes = [await peers.node(slot) for slot in range(2)]
+    starts = [await heard(node, StartRound) for node in nodes]
+    assert [s.rank for s in starts] == [0, 1]
+    for node, start in zip(nodes, starts, strict=True):
+        node.send(WorkersStarted(start.round))
+    assert (await heard(operator, Report, lambda r: r.formed_at > 0)).world_size == 2
+    for node, start in zip(nodes, starts, strict=True):
+        node.send(WorkersSucceeded(start.round))
+    for node in nodes:
+        assert (await heard(node, Finish)).outcome is Outcome.SUCCEEDED
+    assert (await heard(operator, Report, lambda r: r.phase is RoundPhase.FINISHED)).outcome is Outcome.SUCCEEDED
+
+
+async def test_a_closed_link_ends_the_round_of_the_others(peers: Peers) -> None:
+    operator = await peers.link(LinkRole.OPERATOR)
+    nodes = [await peers.node(slot) for slot in range(2)]
+    start = await heard(nodes[0], StartRound)
+    pods = tuple(PodFact(s, 0, f"j-{s}-0", PodState.RUNNING) for s in range(2))
+    operator.send(Facts(1, 1, SETTINGS, 0, None, pods))
+    nodes[1].close()
+    assert "j-1-0 lost" in (await heard(nodes[0], EndRound)).reason
+    nodes[0].send(WorkersStopped(start.round, 6000))
+    assert (await heard(nodes[0], StartRound)).world_size == 1
+    report = await heard(operator, Report, lambda r: bool(r.ended))
+    assert (report.ended[0].reason, report.lost_nodes) == (EndReason.AGENT_LOST, ("j-1-0",))
+
+
+async def test_what_is_not_for_a_peer_to_say_is_dropped_and_counted(peers: Peers) -> None:
+    stranger = await peers.link()
+    stranger.send(Leaving("never announced"))
+    assert await asyncio.wait_for(stranger.receive(), 10) is None
+    node = await peers.node(0)
+    node.send(Facts(99, 1, SETTINGS, 0, None, ()))
+    operator = await peers.link(LinkRole.OPERATOR)
+    operator.send(Ready())
+    await heard(operator, Report, lambda r: bool(r.nodes))
+    node.send(Leaving("done"))
+    assert (await heard(node, Finish)).outcome is Outcome.LEFT
+    assert peers.coordinator.dropped == 3
+    assert not peers.coordinator.state.informed
+
+
+async def test_a_node_that_comes_back_over_a_new_link_has_not_gone(peers: Peers) -> None:
+    await peers.node(0)
+    again = await peers.node(0)
+    other = await peers.node(1)
+    assert (await heard(other, StartRound)).world_size == 2
+    assert (await heard(again, StartRound)).world_size == 2
