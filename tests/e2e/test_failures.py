@@ -1,0 +1,72 @@
+"""Jobs that cannot go well say why, in status."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from support.images import renamed
+
+from cluster import verbs
+from support.jobs import Job, manifest
+from support.kube import Json, condition
+
+Submit = Callable[[Json], Job]
+
+
+def test_a_script_that_raises_uses_up_the_budget(submit: Submit) -> None:
+    script = (
+        "import os\n"
+        "if os.environ['RANK'] == '1':\n"
+        "    raise ValueError('the learning rate is negative')\n"
+        "import time; time.sleep(3600)\n"
+    )
+    job = submit(
+        manifest("raises", ["python3", "-c", script], replicas=2, preload=[], failurePolicy={"maxRestarts": 2})
+    )
+    failed = condition(job.wait("Failed"), "Failed")
+    assert failed["reason"] == "MaxRestartsExceeded"
+    status = job.status()
+    failure = status["lastFailure"]
+    assert (failure["exception"], failure["rank"], failure["pod"]) == ("ValueError", 1, "raises-1-0")
+    assert "the learning rate is negative" in failure["message"]
+    assert (status["restarts"], status["phase"]) == (2, "Failed")
+    assert "MaxRestartsExceeded" in job.events()
+
+
+def test_finished_ranks_run_again_when_another_fails(submit: Submit, shared_dir: str) -> None:
+    script = (
+        "import os, pathlib\n"
+        "here = pathlib.Path('/checkpoint')\n"
+        "rank = os.environ['RANK']\n"
+        "with (here / f'runs-{rank}').open('a') as f:\n"
+        "    f.write('x')\n"
+        "if rank == '1':\n"
+        "    import time\n"
+        "    while not (here / 'runs-0').exists():\n"
+        "        time.sleep(0.05)\n"
+        "    time.sleep(1)\n"
+        "    if os.environ['TORCHELASTIC_RESTART_COUNT'] == '0':\n"
+        "        raise SystemExit(3)\n"
+    )
+    job = submit(
+        manifest(
+            "again", ["python3", "-c", script], replicas=2, preload=[],
+            volumes=[{"name": "c", "hostPath": {"path": shared_dir}}],
+            mounts=[{"name": "c", "mountPath": "/checkpoint"}],
+        )
+    )  # fmt: skip
+    job.wait("Complete")
+    runs = {p.name: p.read_text() for p in Path(shared_dir).iterdir()}
+    assert runs == {"runs-0": "xx", "runs-1": "xx"}
+    assert job.status()["restarts"] == 1
+    assert job.status()["lastFailure"]["exitCode"] == 3
+
+
+def test_an_image_that_does_not_exist_yet(submit: Submit, tmp_path: Path) -> None:
+    image = "elasticjob-late:0.1.0"
+    job = submit(manifest("late", ["python3", "-c", "print('here')"], image=image, replicas=1, preload=[]))
+    waiting = condition(job.wait("Running", status="False", reason="ImagePullFailed"), "Running")
+    assert image in waiting["message"]
+    verbs.load(renamed("elasticjob", image, tmp_path))
+    job.wait("Complete", timeout=400)

@@ -1,0 +1,126 @@
+"""Workers, pods, nodes, links, the store and the operator are taken away while a job trains."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from cluster import verbs
+from support.install import SYSTEM
+from support.jobs import Job, digits, kill_worker
+from support.kube import Json, Kube
+from support.logbook import LogBook
+
+Submit = Callable[[Json], Job]
+Follow = Callable[[Job], LogBook]
+TWO_TO_THREE = {"minReplicas": 2, "maxReplicas": 3}
+
+
+def start(submit: Submit, follow: Follow, shared_dir: str, name: str) -> tuple[Job, LogBook]:
+    """A job of three nodes that has trained a few steps."""
+    job = submit(digits(name, shared_dir, "--epochs", "60", "--step-delay", "0.05", elasticPolicy=TWO_TO_THREE))
+    book = follow(job)
+    book.wait_step(5, timeout=120)
+    job.wait_status(worldSize=3)
+    return job, book
+
+
+def kill_operator(kube: Kube) -> None:
+    for pod in kube.list("pods", SYSTEM):
+        kube.delete("pods", pod["metadata"]["name"], SYSTEM, grace=0)
+
+
+def completes(job: Job, book: LogBook, *, restarts: int, moment: float) -> None:
+    """Training goes on after `moment`, the job ends well, and exactly `restarts` were counted."""
+    book.wait_steps_after(moment, timeout=120)
+    job.wait("Complete", timeout=240)
+    status = job.status()
+    assert (status["restarts"], status.get("restartsCountTowardsMax", 0)) == (restarts, restarts)
+
+
+@pytest.fixture(params=[False, True], ids=["", "operator-dies-too"])
+def operator_dies(request: pytest.FixtureRequest) -> bool:
+    return bool(request.param)
+
+
+def test_a_worker_is_killed(
+    submit: Submit, follow: Follow, shared_dir: str, cluster_dir: Path, kube: Kube, operator_dies: bool
+) -> None:
+    job, book = start(submit, follow, shared_dir, "worker-killed")
+    moment = kill_worker(cluster_dir, job, "worker-killed-1-0")
+    if operator_dies:
+        kill_operator(kube)
+    completes(job, book, restarts=1, moment=moment)
+    failure = job.status()["lastFailure"]
+    assert (failure["pod"], failure["signal"], failure["class"]) == ("worker-killed-1-0", "SIGKILL", "Killed")
+    assert job.status()["podIncarnations"] == "0,0,0"
+
+
+def test_a_pod_is_deleted(submit: Submit, follow: Follow, shared_dir: str, kube: Kube, operator_dies: bool) -> None:
+    job, book = start(submit, follow, shared_dir, "pod-deleted")
+    kube.delete("pods", "pod-deleted-0-0", job.namespace)
+    moment = time.time()
+    if operator_dies:
+        kill_operator(kube)
+    book.wait_steps_after(moment, world=2, timeout=60)
+    book.wait_steps_after(moment, world=3, timeout=120)
+    completes(job, book, restarts=0, moment=moment)
+
+
+def test_a_node_is_killed(submit: Submit, follow: Follow, shared_dir: str, kube: Kube, operator_dies: bool) -> None:
+    job, book = start(submit, follow, shared_dir, "node-killed")
+    victim = job.node_of("node-killed-2-0")
+    try:
+        verbs.kill(victim)
+        moment = time.time()
+        if operator_dies:
+            kill_operator(kube)
+        book.wait_steps_after(moment, timeout=60)
+        back = book.wait_steps_after(moment, world=3, timeout=180)
+        assert job.node_of(back.pod) != victim
+        completes(job, book, restarts=0, moment=moment)
+    finally:
+        verbs.restart(victim)
+
+
+def test_a_node_is_cut_off_and_healed(
+    submit: Submit, follow: Follow, shared_dir: str, kube: Kube, operator_dies: bool
+) -> None:
+    job, book = start(submit, follow, shared_dir, "node-cut")
+    victim = job.node_of("node-cut-1-0")
+    try:
+        verbs.cut(victim)
+        moment = time.time()
+        if operator_dies:
+            kill_operator(kube)
+        book.wait_steps_after(moment, world=2, timeout=60)
+    finally:
+        verbs.heal(victim)
+    completes(job, book, restarts=0, moment=moment)
+
+
+def test_the_store_pod_is_deleted(submit: Submit, follow: Follow, shared_dir: str, kube: Kube) -> None:
+    job, book = start(submit, follow, shared_dir, "store-gone")
+    kube.delete("pods", "store-gone-rdzv-0", job.namespace)
+    moment = time.time()
+    job.wait("RendezvousReady", status="False", timeout=30)
+    job.wait("RendezvousReady", timeout=60)
+    completes(job, book, restarts=0, moment=moment)
+    assert job.status()["rendezvous"]["incarnation"] == 1
+    assert {s.world for s in book.steps} == {3}
+
+
+def test_a_second_operator_does_no_harm(
+    submit: Submit, follow: Follow, shared_dir: str, kube: Kube, cluster_dir: Path
+) -> None:
+    kube.patch("deployments", "elasticjob", {"spec": {"replicas": 2}}, SYSTEM)
+    try:
+        job, book = start(submit, follow, shared_dir, "two-operators")
+        moment = kill_worker(cluster_dir, job, "two-operators-0-0")
+        completes(job, book, restarts=1, moment=moment)
+        assert sorted(p["metadata"]["name"] for p in job.pods()) == [f"two-operators-{i}-0" for i in range(3)]
+    finally:
+        kube.patch("deployments", "elasticjob", {"spec": {"replicas": 1}}, SYSTEM)

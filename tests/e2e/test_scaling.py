@@ -1,0 +1,86 @@
+"""The number of nodes follows `kubectl scale`, and what the cluster can hold."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from cluster import verbs
+from support.jobs import Job, digits, kubectl, manifest
+from support.kube import Json, Kube, condition
+from support.logbook import LogBook
+
+Submit = Callable[[Json], Job]
+Follow = Callable[[Job], LogBook]
+
+
+def test_scale_up_and_down_while_training(
+    submit: Submit, follow: Follow, shared_dir: str, cluster_dir: Path, namespace: str
+) -> None:
+    job = submit(
+        digits(
+            "scaled", shared_dir, "--epochs", "60", "--step-delay", "0.05",
+            replicas=2, elasticPolicy={"minReplicas": 2, "maxReplicas": 4},
+        )
+    )  # fmt: skip
+    book = follow(job)
+    book.wait_step(5, timeout=120)
+    for nodes in (4, 3):
+        moment = time.time()
+        kubectl(cluster_dir, "scale", "-n", namespace, "elasticjob/scaled", f"--replicas={nodes}")
+        book.wait_steps_after(moment, world=nodes, timeout=120)
+        job.wait_status(worldSize=nodes, targetReplicas=nodes)
+        job.wait("FullyScaled", reason="AtDesiredReplicas")
+    job.wait("Complete", timeout=240)
+    assert job.status()["restarts"] == 0
+
+
+def test_more_than_the_cluster_holds(submit: Submit, follow: Follow, shared_dir: str) -> None:
+    job = submit(
+        digits(
+            "greedy", shared_dir, "--epochs", "15", "--step-delay", "0.05",
+            replicas=4, elasticPolicy={"minReplicas": 2, "maxReplicas": 4},
+            resources={"requests": {"cpu": "1100m", "memory": "256Mi"}},
+        )
+    )  # fmt: skip
+    book = follow(job)
+    book.wait_step(5, timeout=120)
+    full = condition(job.wait("FullyScaled", status="False", reason="InsufficientCapacity"), "FullyScaled")
+    assert "Insufficient cpu" in full["message"]
+    assert job.status()["worldSize"] == 3
+    job.wait("Complete", timeout=180)
+
+
+@pytest.fixture
+def gpus(cluster_dir: Path) -> Iterator[Callable[[str, int], None]]:
+    """Let nodes advertise GPUs; none is left afterwards."""
+    touched: set[str] = set()
+
+    def set_gpus(node: str, count: int) -> None:
+        touched.add(node)
+        verbs.gpus(node, count)
+
+    yield set_gpus
+    for node in touched:
+        verbs.gpus(node, 0)
+
+
+def test_gpu_pods_go_where_gpus_are_free(
+    submit: Submit, kube: Kube, gpus: Callable[[str, int], None], namespace: str
+) -> None:
+    gpus("node1", 2)
+    script = "import os, time; print('rank', os.environ['RANK'], os.environ['LOCAL_WORLD_SIZE'], flush=True)"
+    job = submit(
+        manifest("gpu", ["python3", "-c", script], replicas=2, preload=[], resources={"limits": {"nvidia.com/gpu": 2}})
+    )
+    waiting = condition(job.wait("Running", status="False", reason="Unschedulable"), "Running")
+    assert "Insufficient nvidia.com/gpu" in waiting["message"]
+    gpus("node3", 2)
+    job.wait("Complete")
+    nodes = {p["spec"]["nodeName"] for p in job.pods()}
+    assert nodes == {"node1", "node3"}
+    logs = "".join(kube.logs(p["metadata"]["name"], namespace) for p in job.pods())
+    assert all(f"rank {rank} 2" in logs for rank in range(4))

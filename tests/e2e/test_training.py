@@ -1,0 +1,79 @@
+"""One manifest trains, and the result is that of a single process."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from support.jobs import Job, digits, kubectl, manifest
+from support.kube import Json, Kube
+from support.logbook import LogBook
+
+Submit = Callable[[Json], Job]
+Follow = Callable[[Job], LogBook]
+
+
+def accuracy(text: str) -> float:
+    found = re.findall(r"accuracy=([\d.]+)", text)
+    assert found, f"no accuracy in:\n{text[-2000:]}"
+    return float(found[-1])
+
+
+def test_a_job_trains_as_well_as_a_single_process(
+    submit: Submit, follow: Follow, kube: Kube, cluster_dir: Path, namespace: str, shared_dir: str
+) -> None:
+    single = {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": "single"},
+        "spec": {
+            "restartPolicy": "Never",
+            "containers": [
+                {
+                    "name": "trainer",
+                    "image": "elasticjob-digits:0.1.0",
+                    "command": ["python3", "/app/train.py", "--epochs", "8", "--checkpoint", "/tmp/checkpoint"],
+                }
+            ],
+        },
+    }
+    kube.create("pods", single, namespace)
+    job = submit(digits("bert", shared_dir, "--epochs", "8", elasticPolicy={"minReplicas": 2, "maxReplicas": 3}))
+    book = follow(job)
+    kubectl(cluster_dir, "wait", "--for=condition=Complete", "-n", namespace, "elasticjob/bert", "--timeout=180s",
+            timeout=200)  # fmt: skip
+    kube.wait("pods", "single", namespace, lambda p: p["status"]["phase"] == "Succeeded", timeout=120, what="single")
+    alone = accuracy(kube.logs("single", namespace))
+    assert alone > 0.9
+    assert accuracy(book.text()) == pytest.approx(alone, abs=0.02)
+    status = job.status()
+    assert (status["phase"], status["restarts"], status["succeeded"]) == ("Succeeded", 0, 3)
+
+
+def test_logs_of_each_worker_are_there(submit: Submit, kube: Kube, namespace: str) -> None:
+    script = "import os; print('i am', os.environ['RANK'], 'of', os.environ['WORLD_SIZE'])"
+    job = submit(manifest("hello", ["python3", "-c", script], replicas=2, nprocPerNode=2, preload=[]))
+    job.wait("Complete")
+    logs = {p["metadata"]["name"]: kube.logs(p["metadata"]["name"], namespace) for p in job.pods()}
+    assert sorted(logs) == ["hello-0-0", "hello-1-0"]
+    for rank in range(4):
+        assert f"[default{rank}]:i am {rank} of 4" in logs[f"hello-{rank // 2}-0"]
+
+
+def test_a_finished_job_keeps_its_pods_for_their_logs_and_frees_the_rest(submit: Submit, kube: Kube) -> None:
+    job = submit(manifest("tidy", ["python3", "-c", "print('done')"], replicas=1, preload=[]))
+    job.wait("Complete")
+    kube.wait_gone("pods", job.namespace, f"{job.selector},elasticjob.dev/role=store", timeout=60)
+    assert [p["status"]["phase"] for p in job.pods()] == ["Succeeded"]
+    assert {"WorldFormed", "Completed"} <= set(job.events())
+
+
+def test_deleting_a_job_removes_everything_it_made(submit: Submit, kube: Kube) -> None:
+    job = submit(manifest("gone", ["python3", "-c", "import time; time.sleep(3600)"], replicas=2, preload=[]))
+    job.wait("Running")
+    kube.delete("elasticjobs", job.name, job.namespace)
+    for plural in ("pods", "services", "secrets"):
+        kube.wait_gone(plural, job.namespace, job.selector, timeout=90)

@@ -1,0 +1,23 @@
+"""Our images on the test cluster."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from cluster import verbs
+from images import build, oci
+
+
+def build_and_load() -> None:
+    """Bring both images up to date, here and on every node."""
+    for name in build.BUILDERS:
+        verbs.load(build.build(name))
+
+
+def renamed(name: str, image: str, folder: Path) -> Path:
+    """An archive of one of our images under another name, such as `late:1.0`."""
+    cache = oci.Cache(build.folder())
+    archive = folder / "renamed.tar"
+    oci.write_archive(replace(build.BUILDERS[name](cache), name=image), cache, archive)
+    return archive

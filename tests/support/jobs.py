@@ -1,0 +1,162 @@
+"""ElasticJobs as tests write them, and a handle to watch one."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from support.kube import ApiError, Json, Kube, condition, is_true
+
+DIGITS = "elasticjob-digits:0.1.0"
+
+
+def manifest(name: str, command: list[str], **spec: Any) -> Json:
+    """An ElasticJob whose trainer runs `command` in the digits image. `resources`, `volumes` and `mounts` go into
+    the pod template, everything else into spec."""
+    container: Json = {
+        "name": "trainer",
+        "image": spec.pop("image", DIGITS),
+        "command": command,
+        "resources": spec.pop("resources", {"requests": {"cpu": "50m", "memory": "256Mi"}}),
+    }
+    if mounts := spec.pop("mounts", None):
+        container["volumeMounts"] = mounts
+    pod: Json = {"containers": [container]}
+    if volumes := spec.pop("volumes", None):
+        pod["volumes"] = volumes
+    return {
+        "apiVersion": "elasticjob.dev/v1alpha1",
+        "kind": "ElasticJob",
+        "metadata": {"name": name},
+        "spec": {**spec, "template": {"spec": pod}},
+    }
+
+
+def digits(name: str, directory: str, *arguments: str, **spec: Any) -> Json:
+    """The digits example, checkpointing to a directory that all nodes of a test cluster share."""
+    command = ["python3", "/app/train.py", "--checkpoint", "/checkpoint", *arguments]
+    return manifest(
+        name,
+        command,
+        volumes=[{"name": "checkpoint", "hostPath": {"path": directory, "type": "DirectoryOrCreate"}}],
+        mounts=[{"name": "checkpoint", "mountPath": "/checkpoint"}],
+        **spec,
+    )
+
+
+@dataclass(frozen=True)
+class Job:
+    """A job on the cluster."""
+
+    kube: Kube
+    namespace: str
+    name: str
+
+    @property
+    def selector(self) -> str:
+        return f"elasticjob.dev/job-name={self.name}"
+
+    @property
+    def workers(self) -> str:
+        return f"{self.selector},elasticjob.dev/role=worker"
+
+    def read(self) -> Json:
+        return self.kube.get("elasticjobs", self.name, self.namespace)
+
+    def status(self) -> Json:
+        status: Json = self.read().get("status", {})
+        return status
+
+    def wait(self, kind: str, *, status: str = "True", reason: str = "", timeout: float = 120) -> Json:
+        """Wait for a condition; the job as it was then. A job that ended otherwise is not waited for."""
+
+        def reached(job: Json) -> bool:
+            found = condition(job, kind)
+            if found.get("status") == status and reason in ("", found.get("reason")):
+                return True
+            for end in ({"Complete", "Failed"} - {kind}) if kind in ("Complete", "Failed") else ():
+                assert not is_true(job, end), f"{self.name} is {end}: {json.dumps(job['status'], indent=1)}"
+            return False
+
+        what = f"{self.name}: {kind}={status}" + (f" ({reason})" if reason else "")
+        return self.kube.wait("elasticjobs", self.name, self.namespace, reached, timeout=timeout, what=what)
+
+    def wait_status(self, timeout: float = 120, **fields: object) -> Json:
+        """Wait until these status fields have these values."""
+
+        def reached(job: Json) -> bool:
+            status = job.get("status", {})
+            return all(status.get(k) == v for k, v in fields.items())
+
+        return self.kube.wait(
+            "elasticjobs", self.name, self.namespace, reached, timeout=timeout, what=f"{self.name}: {fields}"
+        )
+
+    def pods(self, selector: str = "") -> list[Json]:
+        """Its worker pods (or those of a selector) that are not being deleted, by index."""
+        pods = self.kube.list("pods", self.namespace, selector or self.workers)
+        alive = [p for p in pods if "deletionTimestamp" not in p["metadata"]]
+        return sorted(alive, key=lambda p: p["metadata"]["name"])
+
+    def running(self) -> list[str]:
+        return [p["metadata"]["name"] for p in self.pods() if p["status"].get("phase") == "Running"]
+
+    def node_of(self, pod: str) -> str:
+        node: str = self.kube.get("pods", pod, self.namespace)["spec"]["nodeName"]
+        return node
+
+    def events(self) -> list[str]:
+        """Reasons of the events about this job."""
+        events = self.kube.list("events", self.namespace)
+        return [e["reason"] for e in events if e["involvedObject"].get("name") == self.name]
+
+
+def kubectl(cluster: Path, *arguments: str, stdin: str | None = None, timeout: float = 120) -> str:
+    """What a person types; stdout. A failure raises with what kubectl said."""
+    binary = cluster / "bin" / "kubectl"
+    command = [str(binary), "--kubeconfig", str(cluster / "kubeconfig"), *arguments]
+    done = subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=timeout, check=False)
+    if done.returncode:
+        raise AssertionError(f"kubectl {' '.join(arguments)}: {done.stderr.strip() or done.stdout.strip()}")
+    return done.stdout
+
+
+def kill_worker(cluster: Path, job: Job, pod: str) -> float:
+    """SIGKILL the first worker process of a pod; the moment it was done (Unix seconds).
+
+    Workers are the children of the pod's first process that lead a session of their own.
+    """
+    script = (
+        "import os,signal\n"
+        "def stat(p):\n"
+        "    return open(f'/proc/{p}/stat').read().rpartition(')')[2].split()\n"
+        "own=[int(p) for p in os.listdir('/proc') if p.isdigit()]\n"
+        "workers=[p for p in own if p!=1 and stat(p)[1]=='1' and int(stat(p)[3])==p and p!=os.getpid()]\n"
+        "os.kill(max(workers),signal.SIGKILL)\n"
+    )
+    kubectl(cluster, "exec", "-n", job.namespace, pod, "-c", "trainer", "--", "python3", "-c", script)
+    return time.time()
+
+
+def diagnosis(kube: Kube, namespace: str, system: str) -> str:
+    """What a person would look at after a failure: jobs, pods, events, and the logs of operator, store and agents."""
+    parts = []
+    for plural in ("elasticjobs", "pods"):
+        for thing in kube.list(plural, namespace):
+            parts.append(f"--- {plural} {thing['metadata']['name']}\n{json.dumps(thing.get('status'), indent=1)}")
+    for event in kube.list("events", namespace):
+        parts.append(f"event {event['involvedObject'].get('name')} {event['reason']}: {event.get('message', '')}")
+    for where in (namespace, system):
+        for pod in kube.list("pods", where):
+            for container in pod["spec"]["containers"]:
+                name = pod["metadata"]["name"]
+                try:
+                    log = kube.logs(name, where, container["name"], tailLines="120")
+                except (OSError, ApiError) as error:
+                    log = f"no log: {error}"
+                parts.append(f"--- log {where}/{name} {container['name']}\n{log}")
+    return "\n".join(parts)

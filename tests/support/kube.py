@@ -1,0 +1,208 @@
+"""A small Kubernetes client for tests and the demo: raw JSON over one kubeconfig, and waiting by watch.
+
+Standard library only, and no process per question: the machine's two cores belong to the job under test.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import re
+import ssl
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode, urlsplit
+
+Json = dict[str, Any]
+
+_PREFIX = {
+    "elasticjobs": "/apis/elasticjob.dev/v1alpha1",
+    "deployments": "/apis/apps/v1",
+    "leases": "/apis/coordination.k8s.io/v1",
+    "networkpolicies": "/apis/networking.k8s.io/v1",
+}
+
+
+class ApiError(Exception):
+    """The API server said no. `reason` is Kubernetes' own (`NotFound`, `Invalid` ...)."""
+
+    def __init__(self, code: int, reason: str, message: str) -> None:
+        super().__init__(f"{code} {reason}: {message}")
+        self.code, self.reason, self.message = code, reason, message
+
+
+class WaitedTooLongError(AssertionError):
+    """What was waited for did not come; says what was seen last."""
+
+
+@dataclass
+class Kube:
+    """Requests against one API server, as the kubeconfig's user."""
+
+    kubeconfig: Path
+    server: str = field(init=False)
+    _tls: ssl.SSLContext = field(init=False)
+
+    def __post_init__(self) -> None:
+        text = self.kubeconfig.read_text()
+        self.server = _find(text, "server")
+        self._tls = ssl.create_default_context(cafile=_find(text, "certificate-authority"))
+        self._tls.load_cert_chain(_find(text, "client-certificate"), _find(text, "client-key"))
+
+    def _connect(self, timeout: float | None = 30.0) -> http.client.HTTPSConnection:
+        url = urlsplit(self.server)
+        return http.client.HTTPSConnection(url.hostname or "", url.port, context=self._tls, timeout=timeout)
+
+    def request(self, method: str, path: str, body: Json | None = None, content: str = "application/json") -> Json:
+        """One request; `ApiError` on a refusal."""
+        with closing(self._connect()) as connection:
+            data = None if body is None else json.dumps(body)
+            connection.request(method, path, data, {"Content-Type": content, "Accept": "application/json"})
+            response = connection.getresponse()
+            raw = response.read()
+        answer: Json = json.loads(raw) if raw[:1] == b"{" else {"text": raw.decode(errors="replace")}
+        if response.status >= 400:
+            message = str(answer.get("message") or answer.get("text"))
+            raise ApiError(response.status, str(answer.get("reason", "")), message)
+        return answer
+
+    def path(self, plural: str, namespace: str | None, name: str | None = None, sub: str = "") -> str:
+        base = _PREFIX.get(plural, "/api/v1")
+        place = f"/namespaces/{namespace}" if namespace else ""
+        return f"{base}{place}/{plural}" + (f"/{name}" if name else "") + sub
+
+    def get(self, plural: str, name: str, namespace: str | None = None) -> Json:
+        return self.request("GET", self.path(plural, namespace, name))
+
+    def find(self, plural: str, name: str, namespace: str | None = None) -> Json | None:
+        """The object, or None where there is none."""
+        try:
+            return self.get(plural, name, namespace)
+        except ApiError as error:
+            if error.code == 404:
+                return None
+            raise
+
+    def list(self, plural: str, namespace: str | None = None, selector: str = "") -> list[Json]:
+        query = "?" + urlencode({"labelSelector": selector}) if selector else ""
+        items: list[Json] = self.request("GET", self.path(plural, namespace) + query)["items"]
+        return items
+
+    def create(self, plural: str, body: Json, namespace: str | None = None, dry_run: bool = False) -> Json:
+        query = "?dryRun=All&fieldValidation=Strict" if dry_run else "?fieldValidation=Strict"
+        return self.request("POST", self.path(plural, namespace) + query, body)
+
+    def patch(self, plural: str, name: str, body: Json, namespace: str | None = None, sub: str = "") -> Json:
+        path = self.path(plural, namespace, name, sub)
+        return self.request("PATCH", path, body, "application/merge-patch+json")
+
+    def delete(self, plural: str, name: str, namespace: str | None = None, grace: int | None = None) -> None:
+        body: Json = {} if grace is None else {"gracePeriodSeconds": grace}
+        try:
+            self.request("DELETE", self.path(plural, namespace, name), body)
+        except ApiError as error:
+            if error.code != 404:
+                raise
+
+    def scale(self, job: str, namespace: str, replicas: int) -> None:
+        """What `kubectl scale` does."""
+        self.patch("elasticjobs", job, {"spec": {"replicas": replicas}}, namespace, "/scale")
+
+    def watch(
+        self, plural: str, namespace: str | None, *, name: str = "", selector: str = "", timeout: float
+    ) -> Iterator[tuple[str, Json]]:
+        """(type, object) as they change, beginning with what is there; ends after `timeout` seconds."""
+        query = {"watch": "1", "timeoutSeconds": str(max(1, int(timeout + 1))), "allowWatchBookmarks": "false"}
+        if name:
+            query["fieldSelector"] = f"metadata.name={name}"
+        if selector:
+            query["labelSelector"] = selector
+        end = time.monotonic() + timeout
+        with closing(self._connect(timeout)) as connection:
+            connection.request("GET", self.path(plural, namespace) + "?" + urlencode(query))
+            response = connection.getresponse()
+            while (left := end - time.monotonic()) > 0:
+                if connection.sock is not None:
+                    connection.sock.settimeout(left)
+                try:
+                    line = response.readline()
+                except TimeoutError:
+                    return
+                if not line:
+                    return
+                event = json.loads(line)
+                yield event["type"], event["object"]
+
+    def wait(
+        self,
+        plural: str,
+        name: str,
+        namespace: str | None,
+        until: Callable[[Json], bool],
+        *,
+        timeout: float,
+        what: str,
+    ) -> Json:
+        """The object once `until` holds; `WaitedTooLongError` with its last state otherwise."""
+        end = time.monotonic() + timeout
+        last: Json = {}
+        while (left := end - time.monotonic()) > 0:
+            for kind, seen in self.watch(plural, namespace, name=name, timeout=left):
+                last = seen
+                if kind != "DELETED" and until(seen):
+                    return seen
+        raise WaitedTooLongError(f"{what}: not within {timeout:g} s; last seen: {_brief(last)}")
+
+    def wait_gone(self, plural: str, namespace: str, selector: str, timeout: float) -> None:
+        """Wait until no object with these labels is left."""
+        end = time.monotonic() + timeout
+        while names := [o["metadata"]["name"] for o in self.list(plural, namespace, selector)]:
+            left = end - time.monotonic()
+            if left <= 0:
+                raise WaitedTooLongError(f"{plural} still there after {timeout:g} s: {', '.join(names)}")
+            next((k for k, _ in self.watch(plural, namespace, selector=selector, timeout=left) if k == "DELETED"), None)
+
+    def logs(self, pod: str, namespace: str, container: str = "", **query: str) -> str:
+        """A container's log so far."""
+        with closing(self._logs(pod, namespace, container, query)) as connection:
+            return connection.getresponse().read().decode(errors="replace")
+
+    def follow(self, pod: str, namespace: str, container: str = "") -> Iterator[str]:
+        """A container's log lines, each after its RFC 3339 time stamp, until the container ends."""
+        query = {"follow": "true", "timestamps": "true"}
+        with closing(self._logs(pod, namespace, container, query)) as connection:
+            response = connection.getresponse()
+            while line := response.readline():
+                yield line.decode(errors="replace").rstrip("\n")
+
+    def _logs(self, pod: str, namespace: str, container: str, query: Mapping[str, str]) -> http.client.HTTPSConnection:
+        connection = self._connect(None)
+        everything = {**query, **({"container": container} if container else {})}
+        connection.request("GET", self.path("pods", namespace, pod, "/log") + "?" + urlencode(everything))
+        return connection
+
+
+def _find(kubeconfig: str, key: str) -> str:
+    match = re.search(rf"\b{key}:\s*[\"']?([^\"',}}\s]+)", kubeconfig)
+    if match is None:
+        raise ValueError(f"no {key} in the kubeconfig")
+    return match.group(1)
+
+
+def _brief(seen: Json) -> str:
+    status = dict(seen.get("status", {}))
+    return json.dumps(status or seen, indent=1, default=str)[:4000]
+
+
+def condition(job: Json, kind: str) -> Json:
+    """One condition of a job, `{}` while it has none of that type."""
+    found = (c for c in job.get("status", {}).get("conditions", []) if c["type"] == kind)
+    return next(found, {})
+
+
+def is_true(job: Json, kind: str) -> bool:
+    return bool(condition(job, kind).get("status") == "True")

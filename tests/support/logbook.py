@@ -1,0 +1,124 @@
+"""Follows the logs of all worker pods of a job, as a person with many terminals would, and remembers them."""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from support.kube import ApiError, Kube, WaitedTooLongError
+
+_STEP = re.compile(r"\bstep=(\d+)\b.*?\bloss=([-\d.einf]+)\b.*?\bworld=(\d+)\b")
+
+
+@dataclass(frozen=True)
+class Line:
+    """One log line; `time` in Unix seconds, by the clock of the pod's node."""
+
+    time: float
+    pod: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Step:
+    """One training step that some rank reported."""
+
+    time: float
+    pod: str
+    step: int
+    loss: float
+    world: int
+
+
+@dataclass
+class LogBook:
+    """Starts following at once; `close` (or the end of the `with`) stops."""
+
+    kube: Kube
+    namespace: str
+    job: str
+    lines: list[Line] = field(default_factory=list)
+    _followed: set[str] = field(default_factory=set)
+    _news: threading.Condition = field(default_factory=threading.Condition)
+    _closed: threading.Event = field(default_factory=threading.Event)
+
+    def __enter__(self) -> LogBook:
+        threading.Thread(target=self._watch_pods, daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._closed.set()
+
+    @property
+    def steps(self) -> list[Step]:
+        """All steps so far, in order of time."""
+        with self._news:
+            lines = list(self.lines)
+        found = [(line, m) for line in lines if (m := _STEP.search(line.text))]
+        steps = (Step(line.time, line.pod, int(m[1]), float(m[2]), int(m[3])) for line, m in found)
+        return sorted(steps, key=lambda s: s.time)
+
+    def text(self, pod: str = "") -> str:
+        with self._news:
+            return "\n".join(f"{line.pod} {line.text}" for line in self.lines if pod in ("", line.pod))
+
+    def wait(self, until: Callable[[], bool], *, timeout: float, what: str) -> None:
+        """Wait for lines until `until` holds; it is asked again after every new line."""
+        end = time.monotonic() + timeout
+        with self._news:
+            while not until():
+                left = end - time.monotonic()
+                if left <= 0 or not self._news.wait(left):
+                    tail = "\n".join(f"{line.pod} {line.text}" for line in self.lines[-30:])
+                    raise WaitedTooLongError(f"{what}: not within {timeout:g} s; the logs end with\n{tail}")
+
+    def wait_step(self, step: int, timeout: float) -> None:
+        """Wait until training has reached this step."""
+        self.wait(lambda: any(s.step >= step for s in self.steps), timeout=timeout, what=f"step {step}")
+
+    def wait_steps_after(self, moment: float, *, world: int = 0, timeout: float) -> Step:
+        """The first step after a moment (of a world of this size, if given)."""
+        what = f"a step after {moment:.1f}" + (f" with world={world}" if world else "")
+        self.wait(lambda: bool(self._after(moment, world)), timeout=timeout, what=what)
+        return self._after(moment, world)[0]
+
+    def _after(self, moment: float, world: int) -> list[Step]:
+        return [s for s in self.steps if s.time > moment and world in (0, s.world)]
+
+    def _watch_pods(self) -> None:
+        selector = f"elasticjob.dev/job-name={self.job},elasticjob.dev/role=worker"
+        while not self._closed.is_set():
+            try:
+                for _, pod in self.kube.watch("pods", self.namespace, selector=selector, timeout=3600):
+                    if self._closed.is_set():
+                        return
+                    self._see(pod["metadata"]["name"], pod.get("status", {}))
+            except (OSError, ApiError, ValueError):
+                self._closed.wait(0.5)
+
+    def _see(self, name: str, status: dict[str, object]) -> None:
+        if name not in self._followed and status.get("phase") in ("Running", "Succeeded", "Failed"):
+            self._followed.add(name)
+            threading.Thread(target=self._follow, args=(name,), daemon=True).start()
+
+    def _follow(self, pod: str) -> None:
+        try:
+            for raw in self.kube.follow(pod, self.namespace):
+                if self._closed.is_set():
+                    return
+                stamp, _, text = raw.partition(" ")
+                with self._news:
+                    self.lines.append(Line(_seconds(stamp), pod, text))
+                    self._news.notify_all()
+        except (OSError, ValueError):
+            return  # the node or the pod is gone; what was read stays
+
+
+def _seconds(stamp: str) -> float:
+    """RFC 3339 with nanoseconds to Unix seconds."""
+    whole, _, fraction = stamp.rstrip("Z").partition(".")
+    return datetime.fromisoformat(whole + "+00:00").timestamp() + float(f"0.{fraction or 0}")
