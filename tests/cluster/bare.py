@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TextIO
 
 from . import build, control_plane, dns, gpus, images, leftovers, network, pki, prerequisites, processes
 from .api import Api, ApiError
@@ -73,8 +74,7 @@ class BareCluster:
         plane = ControlPlane(layout, programs, settings.grace)
         machines = [Machine(layout, node, programs) for node in nodes]
         with stage("network and certificates"):
-            layout.state.mkdir(parents=True, exist_ok=True)
-            leftovers.record_machine(layout.state / "machine.json")
+            leftovers.record_machine(layout.state)
             network.check_free()
             network.create(nodes)
             pki.create(layout.pki, nodes, layout.kubeconfig)
@@ -230,13 +230,7 @@ class BareCluster:
 @contextmanager
 def exclusive(layout: Layout, replace: bool) -> Iterator[None]:
     """Holds the machine's one lock; a cluster of another clone is refused, or cleared when told to replace it."""
-    with LOCK.open("a+") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            say("waiting for another command on the cluster of this machine")
-            fcntl.flock(lock, fcntl.LOCK_EX)
-        lock.seek(0)
+    with locked() as lock:
         owner = lock.read().strip()
         if owner and Path(owner) != layout.state:
             leave(Path(owner), replace)
@@ -244,6 +238,22 @@ def exclusive(layout: Layout, replace: bool) -> Iterator[None]:
         lock.write(f"{layout.state}\n")
         lock.flush()
         yield
+
+
+def locked() -> TextIO:
+    """The lock's file, held and at its beginning; closing it lets go."""
+    while True:
+        lock = LOCK.open("a+")
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            say("waiting for another command on the cluster of this machine")
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        # A `down` that was waited for has removed the file: then this is a lock on nothing.
+        if LOCK.exists() and LOCK.samefile(f"/proc/self/fd/{lock.fileno()}"):
+            lock.seek(0)
+            return lock
+        lock.close()
 
 
 def leave(owner: Path, replace: bool) -> None:

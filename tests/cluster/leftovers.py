@@ -17,6 +17,8 @@ SYSCTLS = (
     "kernel/keys/root_maxbytes",
 )
 """What a kubelet sets for the whole machine."""
+RECORD = "machine.json"
+"""The first file in a state folder, and what tells that it is one."""
 CONTAINER_LINKS = Path("/var/log/containers")
 CNI_RESULTS = Path("/var/lib/cni/results")
 DEVICE_PLUGINS = Path("/var/lib/kubelet/device-plugins")
@@ -25,18 +27,19 @@ SHARED = (CONTAINER_LINKS, CNI_RESULTS, shims.SOCKETS, DEVICE_PLUGINS, Path("/ru
 """Folders with paths fixed in kubelet, containerd and the network plugins: only what we added to them is removed."""
 
 
-def record_machine(target: Path) -> None:
-    """Writes down what the machine was like before the first change, for `restore_machine`."""
+def record_machine(state: Path) -> None:
+    """Makes the state folder and writes into it what the machine was like before the first change."""
     values = {name: Path("/proc/sys", name).read_text().strip() for name in SYSCTLS if Path("/proc/sys", name).exists()}
     absent = [str(folder) for shared in SHARED for folder in (shared, *shared.parents) if not folder.exists()]
     content = {"sysctls": values, "absent": sorted(set(absent), reverse=True), "netns_mounted": RUN_NETNS.is_mount()}
-    target.write_text(json.dumps(content))
+    state.mkdir(parents=True, exist_ok=True)
+    (state / RECORD).write_text(json.dumps(content))
 
 
-def restore_machine(record: Path) -> None:
+def restore_machine(state: Path) -> None:
     """Puts back what `record_machine` saw, as far as nobody else uses it by now."""
     try:
-        before = json.loads(record.read_text())
+        before = json.loads((state / RECORD).read_text())
     except (OSError, ValueError):
         return  # the start was killed before it changed anything
     for name, value in before["sysctls"].items():
@@ -62,7 +65,7 @@ def clear(state: Path) -> None:
     unmount(state)
     network.remove()
     cgroups.remove("ejnode*")
-    restore_machine(state / "machine.json")
+    restore_machine(state)
     remove_folder(state)
 
 
@@ -108,6 +111,9 @@ def remove_shared(state: Path) -> None:
 
 
 def remove_folder(state: Path) -> None:
-    """Removes the state folder, never across a mount."""
-    if state.exists():
-        subprocess.run(["rm", "-rf", "--one-file-system", str(state)], check=True)
+    """Removes the state folder, never across a mount, and never a folder that no cluster made."""
+    if not state.exists():
+        return
+    if any(state.iterdir()) and not (state / RECORD).exists():
+        raise ClusterError(f"{state} holds something else: empty it, or set ELASTICJOB_STATE to another folder")
+    subprocess.run(["rm", "-rf", "--one-file-system", str(state)], check=True)

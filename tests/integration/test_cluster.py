@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from cluster import cgroups, leftovers, network, pause, processes, shims, verbs
+from cluster import bare, build, cgroups, leftovers, network, pause, prerequisites, processes, shims, verbs
 from cluster.api import Api
 from cluster.archives import chain_of, full_name, read_archive
 from cluster.bare import BareCluster
@@ -208,6 +208,84 @@ def test_needs_root(tmp_path: Path) -> None:
     result = subprocess.run(line, check=False, capture_output=True, text=True, env=environment)
     assert result.returncode == 1
     assert result.stderr.splitlines()[-1].endswith("run as root, for instance `sudo make cluster`")
+
+
+def test_a_folder_that_no_cluster_made_is_kept(tmp_path: Path) -> None:
+    precious = tmp_path / "thesis.txt"
+    precious.touch()
+    with pytest.raises(ClusterError, match="holds something else"):
+        leftovers.remove_folder(tmp_path)
+    assert precious.exists()
+    (tmp_path / leftovers.RECORD).touch()
+    leftovers.remove_folder(tmp_path)
+    assert not tmp_path.exists()
+
+
+def test_lock_follows_a_removed_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(bare, "LOCK", tmp_path / "lock")
+    first = bare.locked()
+    with ThreadPoolExecutor(1) as pool:
+        second = pool.submit(bare.locked)
+        bare.LOCK.unlink()
+        first.close()
+        with second.result(timeout=10) as lock:
+            assert bare.LOCK.samefile(f"/proc/self/fd/{lock.fileno()}")
+
+
+@pytest.mark.parametrize(
+    ("absent", "expected"),
+    [
+        ({"runc"}, ["runc"]),
+        ({"containerd", "ctr", "ip"}, ["containerd", "iproute2"]),
+        ({"ptp"}, ["containernetworking-plugins"]),
+        (set[str](), []),
+    ],
+)
+def test_missing_packages(monkeypatch: pytest.MonkeyPatch, absent: set[str], expected: list[str]) -> None:
+    monkeypatch.setattr(prerequisites, "program", lambda name: None if name in absent else f"/usr/bin/{name}")
+    monkeypatch.setattr(prerequisites, "cni_folder", lambda: None if "ptp" in absent else Path("/"))
+    assert prerequisites.missing_packages() == expected
+
+
+def test_missing_package_without_apt_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prerequisites, "program", lambda name: None if name in ("runc", "apt-get") else name)
+    with pytest.raises(ClusterError, match="missing: runc"):
+        prerequisites.check(LAYOUT)
+
+
+def test_missing_cgroups_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(cgroups, "ROOT", tmp_path)
+    with pytest.raises(ClusterError, match="no cgroup controller cpu, cpuset, memory, pids"):
+        prerequisites.check(LAYOUT)
+    (tmp_path / "cgroup.controllers").write_text("cpuset cpu io memory pids\n")
+    assert cgroups.problem() is None
+
+
+def test_path_too_long_for_sockets_is_named() -> None:
+    with pytest.raises(ClusterError, match="set ELASTICJOB_STATE to a path of <= 63 bytes"):
+        prerequisites.check(Layout(Path("/" + "x" * 64), LAYOUT.cache))
+
+
+def test_cgroups_of_version_2_get_their_controllers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(cgroups, "ROOT", tmp_path)
+    (tmp_path / "cgroup.controllers").touch()
+    cgroups.create("ejnode1")
+    assert (tmp_path / "cgroup.subtree_control").read_text() == "+cpu +cpuset +memory +pids"
+    assert cgroups.roots("ejnode*") == [tmp_path / "ejnode1"]
+    cgroups.remove("ejnode1")
+    assert cgroups.roots("ejnode*") == []
+
+
+def test_go_too_old_and_no_other_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    go = tmp_path / "go"
+    go.write_text("#!/bin/sh\necho go1.19.8\necho local\n")
+    go.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    monkeypatch.setattr(build, "debian_go", lambda: (1, 19))
+    with pytest.raises(ClusterError, match=r"needs Go 1\.24 or newer"):
+        build.go_command()
+    go.write_text("#!/bin/sh\necho go1.21.0\necho auto\n")
+    assert build.go_command() == str(go)
 
 
 class TestWholeLife:
