@@ -5,11 +5,13 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from support.kubectl import REPOSITORY, Tools, cluster_tools
+from support.kube import Kube
+from support.kubectl import Tools
 
 pytestmark = pytest.mark.cluster
 
@@ -135,20 +137,17 @@ def changed(manifest: dict[str, Any], changes: list[Change]) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def kube() -> Iterator[Tools]:
-    """A cluster that knows ElasticJobs, and a namespace of our own in it."""
-    tools = cluster_tools()
-    if not tools.kubectl("get", "crd", "elasticjobs.elasticjob.dev", check=False).stdout:
-        tools.kubectl("apply", "--server-side", "-f", str(REPOSITORY / "crds/elasticjobs.yaml"))
-        tools.kubectl("wait", "--for=condition=Established", "crd/elasticjobs.elasticjob.dev", "--timeout=30s")
+def tools(kube: Kube, cluster_dir: Path) -> Iterator[Tools]:
+    """kubectl on a cluster that knows ElasticJobs, with a namespace of our own."""
+    tools = Tools(cluster_dir / "bin", cluster_dir / "kubeconfig")
     tools.kubectl("delete", "namespace", NAMESPACE, "--ignore-not-found", "--wait", "--timeout=60s")
     tools.kubectl("create", "namespace", NAMESPACE)
     yield tools
     tools.kubectl("delete", "namespace", NAMESPACE, "--wait=false")
 
 
-def refusal(kube: Tools, manifest: dict[str, Any], *verb: str) -> str:
-    done = kube.kubectl(*verb, "-n", NAMESPACE, "--dry-run=server", "-f", "-", stdin=json.dumps(manifest), check=False)
+def refusal(tools: Tools, manifest: dict[str, Any], *verb: str) -> str:
+    done = tools.kubectl(*verb, "-n", NAMESPACE, "--dry-run=server", "-f", "-", stdin=json.dumps(manifest), check=False)
     assert done.code != 0, f"was taken: {done.output}"
     return done.output
 
@@ -158,52 +157,52 @@ def unique(manifest: dict[str, Any], index: int) -> dict[str, Any]:
     return changed(manifest, [("metadata.name", f"job-{index}")])
 
 
-def test_the_manifest_that_all_cases_start_from_is_taken(kube: Tools) -> None:
+def test_the_manifest_that_all_cases_start_from_is_taken(tools: Tools) -> None:
     for manifest in (GOOD, FIXED):
-        kube.kubectl("apply", "-n", NAMESPACE, "--dry-run=server", "-f", "-", stdin=json.dumps(manifest))
+        tools.kubectl("apply", "-n", NAMESPACE, "--dry-run=server", "-f", "-", stdin=json.dumps(manifest))
 
 
 @pytest.mark.parametrize(
     ("changes", "sentence"), [case[1:] for case in BAD_AT_CREATE], ids=[c[0] for c in BAD_AT_CREATE]
 )
-def test_refused_at_create(kube: Tools, changes: list[Change], sentence: str) -> None:
-    assert sentence in refusal(kube, changed(GOOD, changes), "apply")
+def test_refused_at_create(tools: Tools, changes: list[Change], sentence: str) -> None:
+    assert sentence in refusal(tools, changed(GOOD, changes), "apply")
 
 
 @pytest.mark.parametrize("case", range(len(BAD_AT_CHANGE)), ids=[c[0] for c in BAD_AT_CHANGE])
-def test_refused_at_change(kube: Tools, case: int) -> None:
+def test_refused_at_change(tools: Tools, case: int) -> None:
     _, start, changes, sentence = BAD_AT_CHANGE[case]
     before = unique(start, case)
-    kube.kubectl("create", "-n", NAMESPACE, "-f", "-", stdin=json.dumps(before))
-    assert sentence in refusal(kube, changed(before, changes), "replace")
-    kube.kubectl("delete", "ej", "-n", NAMESPACE, before["metadata"]["name"])
+    tools.kubectl("create", "-n", NAMESPACE, "-f", "-", stdin=json.dumps(before))
+    assert sentence in refusal(tools, changed(before, changes), "replace")
+    tools.kubectl("delete", "ej", "-n", NAMESPACE, before["metadata"]["name"])
 
 
 @pytest.mark.parametrize("case", range(len(GOOD_AT_CHANGE)), ids=[c[0] for c in GOOD_AT_CHANGE])
-def test_taken_at_change(kube: Tools, case: int) -> None:
+def test_taken_at_change(tools: Tools, case: int) -> None:
     _, start, changes = GOOD_AT_CHANGE[case]
     before = unique(start, 100 + case)
-    kube.kubectl("create", "-n", NAMESPACE, "-f", "-", stdin=json.dumps(before))
+    tools.kubectl("create", "-n", NAMESPACE, "-f", "-", stdin=json.dumps(before))
     after = json.dumps(changed(before, changes))
-    kube.kubectl("replace", "-n", NAMESPACE, "--dry-run=server", "-f", "-", stdin=after)
-    kube.kubectl("delete", "ej", "-n", NAMESPACE, before["metadata"]["name"])
+    tools.kubectl("replace", "-n", NAMESPACE, "--dry-run=server", "-f", "-", stdin=after)
+    tools.kubectl("delete", "ej", "-n", NAMESPACE, before["metadata"]["name"])
 
 
-def test_scale_keeps_within_the_policy(kube: Tools) -> None:
+def test_scale_keeps_within_the_policy(tools: Tools) -> None:
     job = unique(GOOD, 200)
     name = job["metadata"]["name"]
-    kube.kubectl("create", "-n", NAMESPACE, "-f", "-", stdin=json.dumps(job))
-    refused = kube.kubectl("scale", "-n", NAMESPACE, f"ej/{name}", "--replicas=9", check=False)
+    tools.kubectl("create", "-n", NAMESPACE, "-f", "-", stdin=json.dumps(job))
+    refused = tools.kubectl("scale", "-n", NAMESPACE, f"ej/{name}", "--replicas=9", check=False)
     assert refused.code != 0
     assert "replicas is above elasticPolicy.maxReplicas" in refused.output
-    kube.kubectl("scale", "-n", NAMESPACE, f"ej/{name}", "--replicas=4")
-    kube.kubectl("delete", "ej", "-n", NAMESPACE, name)
+    tools.kubectl("scale", "-n", NAMESPACE, f"ej/{name}", "--replicas=4")
+    tools.kubectl("delete", "ej", "-n", NAMESPACE, name)
 
 
-def test_a_finished_job_keeps_its_size(kube: Tools) -> None:
+def test_a_finished_job_keeps_its_size(tools: Tools) -> None:
     job = unique(GOOD, 300)
     name = job["metadata"]["name"]
-    kube.kubectl("create", "-n", NAMESPACE, "-f", "-", stdin=json.dumps(job))
+    tools.kubectl("create", "-n", NAMESPACE, "-f", "-", stdin=json.dumps(job))
     complete = {
         "type": "Complete",
         "status": "True",
@@ -212,15 +211,15 @@ def test_a_finished_job_keeps_its_size(kube: Tools) -> None:
         "lastTransitionTime": "2026-01-01T00:00:00Z",
     }
     status = json.dumps({"status": {"phase": "Succeeded", "conditions": [complete]}})
-    kube.kubectl("patch", "-n", NAMESPACE, f"ej/{name}", "--subresource=status", "--type=merge", "-p", status)
-    refused = kube.kubectl("scale", "-n", NAMESPACE, f"ej/{name}", "--replicas=4", check=False)
+    tools.kubectl("patch", "-n", NAMESPACE, f"ej/{name}", "--subresource=status", "--type=merge", "-p", status)
+    refused = tools.kubectl("scale", "-n", NAMESPACE, f"ej/{name}", "--replicas=4", check=False)
     assert "spec.replicas of a finished job may not change: delete the job and apply it again" in refused.output
-    kube.kubectl("label", "-n", NAMESPACE, f"ej/{name}", "team=x")
-    kube.kubectl("delete", "ej", "-n", NAMESPACE, name)
+    tools.kubectl("label", "-n", NAMESPACE, f"ej/{name}", "team=x")
+    tools.kubectl("delete", "ej", "-n", NAMESPACE, name)
 
 
-def test_defaults_are_written_into_the_job(kube: Tools) -> None:
-    done = kube.kubectl("apply", "-n", NAMESPACE, "--dry-run=server", "-o", "json", "-f", "-", stdin=json.dumps(GOOD))
+def test_defaults_are_written_into_the_job(tools: Tools) -> None:
+    done = tools.kubectl("apply", "-n", NAMESPACE, "--dry-run=server", "-o", "json", "-f", "-", stdin=json.dumps(GOOD))
     spec = json.loads(done.stdout)["spec"]
     assert spec["nprocPerNode"] == "auto"
     assert spec["preload"] == ["torch", "torch._dynamo"]

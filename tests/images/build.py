@@ -8,6 +8,7 @@ costs a second.
 from __future__ import annotations
 
 import argparse
+import fcntl
 import os
 import sys
 from pathlib import Path
@@ -28,15 +29,17 @@ def folder() -> Path:
 
 def archive_of(name: str) -> Path:
     """Where `build` puts the archive of an image such as `elasticjob`."""
-    return folder() / f"{name}-{elasticjob.version()}.tar"
+    return folder() / f"{name}.tar"
 
 
 def build(name: str) -> Path:
     """Bring the archive of an image up to date."""
     cache = oci.Cache(folder())
-    image = BUILDERS[name](cache)
     archive = archive_of(name)
-    changed = oci.write_archive(image, cache, archive)
+    with (folder() / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # two builds at once would write the same files
+        image = BUILDERS[name](cache)
+        changed = oci.write_archive(image, cache, archive)
     size = sum(layer.size for layer in image.layers) / 1e6
     say(f"{image.name}: {'' if changed else 'unchanged, '}{size:.0f} MB")
     return archive

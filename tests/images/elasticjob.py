@@ -54,6 +54,16 @@ ROOT = Root(
 
 COMMANDS = {"elasticjob": "elasticjob.cli", "elasticjob-operator": "elasticjob_operator.__main__"}
 
+
+def version() -> str:
+    """The version that the image is tagged with."""
+    found: str = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]["version"]
+    return found
+
+
+METADATA = f"Metadata-Version: 2.1\nName: elasticjob\nVersion: {version()}\n"
+"""So that `importlib.metadata` knows the version."""
+
 CONFIG = {
     "Env": ["PATH=/usr/local/bin:/usr/bin:/bin", "PYTHONUNBUFFERED=1", "PYTHONDONTWRITEBYTECODE=1"],
     "Cmd": ["elasticjob-operator"],
@@ -113,12 +123,13 @@ class Base:
                 self.python("compileall", "-q", *unchecked(inside), inside)
                 with tarfile.open(fileobj=output, mode="w|") as tar:
                     oci.add_tree(tar, folder, LIBRARY)
+                    oci.add_file(tar, f"{LIBRARY}/elasticjob-{version()}.dist-info/METADATA", METADATA.encode())
                     oci.add_folder(tar, "opt/elasticjob")
                     oci.add_file(tar, "opt/elasticjob/agent.pyz", agent_zip())
                     for command, module in COMMANDS.items():
                         oci.add_file(tar, f"usr/local/bin/{command}", starter(module), 0o755)
 
-        inputs = {"root": self.root.digest, "sources": sources(), "commands": COMMANDS, "recipe": 1}
+        inputs = {"root": self.root.digest, "sources": sources(), "commands": COMMANDS, "metadata": METADATA}
         return oci.Recipe("elasticjob: code", inputs, make)
 
     @contextmanager
@@ -162,12 +173,6 @@ def requirements() -> list[str]:
     """The distribution's own dependencies and those of the operator."""
     project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
     return sorted([*project["dependencies"], *project["optional-dependencies"]["operator"]])
-
-
-def version() -> str:
-    """The version that the image is tagged with."""
-    found: str = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]["version"]
-    return found
 
 
 def source_files(package: Path) -> list[Path]:

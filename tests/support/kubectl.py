@@ -45,9 +45,3 @@ class Tools:
         output = ran.stdout + ran.stderr
         assert not check or ran.returncode == 0, f"{program} {' '.join(args)}: exit {ran.returncode}\n{output}"
         return Done(ran.returncode, ran.stdout, output)
-
-
-def cluster_tools() -> Tools:
-    """Tools of the running cluster: ELASTICJOB_STATE, or .cluster of the repository."""
-    state = Path(os.environ.get("ELASTICJOB_STATE") or REPOSITORY / ".cluster")
-    return Tools(state / "bin", state / "kubeconfig")

@@ -1,0 +1,242 @@
+"""The chart: what it renders, what it refuses, and its life on a cluster."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from elasticjob_operator.kube import api
+from support.install import RELEASE, SYSTEM, install
+from support.jobs import manifest
+from support.kube import Json, Kube
+from support.kubectl import REPOSITORY, Done, Tools
+
+pytestmark = pytest.mark.cluster
+
+CHART = REPOSITORY / "charts/elasticjob"
+CRD = "elasticjobs.elasticjob.dev"
+
+
+@pytest.fixture(scope="session")
+def tools(cluster_dir: Path) -> Tools:
+    return Tools(cluster_dir / "bin", cluster_dir / "kubeconfig")
+
+
+def template(tools: Tools, *settings: str, check: bool = True) -> Done:
+    options = [part for setting in settings for part in ("--set", setting)]
+    return tools.helm("template", "r", str(CHART), "-n", "place", "--kube-version", "1.34.0", *options, check=check)
+
+
+def rendered(tools: Tools, *settings: str) -> list[Json]:
+    documents = yaml.safe_load_all(template(tools, *settings).stdout)
+    return [document for document in documents if document]
+
+
+def of_kind(documents: list[Json], kind: str) -> list[Json]:
+    return [document for document in documents if document["kind"] == kind]
+
+
+# ---- what it renders
+
+
+def test_lint_has_nothing_to_say(tools: Tools) -> None:
+    assert "0 chart(s) failed" in tools.helm("lint", "--strict", str(CHART)).output
+
+
+@pytest.mark.parametrize(
+    ("setting", "sentence"),
+    [
+        ("replicas=0", "at '/replicas': minimum: got 0, want 1"),
+        ("replica=3", "additional properties 'replica' not allowed"),
+        ("log.level=debug", "at '/log/level': value must be one of 'DEBUG', 'INFO', 'WARNING', 'ERROR'"),
+        ("image.pullPolicy=Sometimes", "value must be one of 'Always', 'IfNotPresent', 'Never'"),
+        ("image.repository=", "at '/image/repository': minLength: got 0, want 1"),
+        ("watchNamespaces=training", "at '/watchNamespaces': got string, want array"),
+        ("watchNamespaces={Team_A}", "at '/watchNamespaces/0': 'Team_A' does not match pattern"),
+        ("crds.keep=maybe", "at '/crds/keep': got string, want boolean"),
+    ],
+)
+def test_a_bad_value_is_refused_with_its_path(tools: Tools, setting: str, sentence: str) -> None:
+    done = template(tools, setting, check=False)
+    assert done.code != 0
+    assert sentence in done.output
+
+
+def rights(role: Json) -> set[tuple[str, frozenset[str]]]:
+    """(resource, verbs) of a role's rules."""
+    return {(resource, frozenset(rule["verbs"])) for rule in role["rules"] for resource in rule["resources"]}
+
+
+def test_rights_are_what_the_operator_says_it_calls(tools: Tools) -> None:
+    listed = re.findall(r"^\s*([a-z/]+)(?: \((.*?)\))?\s{2,}([a-z, ]+?)(?: \(.*\))?$", api.__doc__ or "", re.MULTILINE)
+    said = {(resource, where): frozenset(verbs.split(", ")) for resource, where, verbs in listed}
+    assert len(said) == 9
+    documents = rendered(tools)
+    cluster, definition = of_kind(documents, "ClusterRole")
+    finalizers = ("elasticjobs/finalizers", frozenset({"update"}))
+    assert rights(cluster) == {(r, v) for (r, where), v in said.items() if not where and "custom" not in r} | {
+        finalizers
+    }
+    assert rights(definition) == {("customresourcedefinitions", frozenset({"get"}))}
+    own, kubelets = sorted(
+        of_kind(documents, "Role"), key=lambda role: str(role["metadata"]["namespace"]), reverse=True
+    )
+    leases = frozenset().union(*(verbs for resource, verbs in rights(own) if resource == "leases"))
+    assert leases == said["leases", "own namespace"]
+    assert rights(kubelets) == {("leases", said["leases", "kube-node-lease"])}
+
+
+def test_no_right_is_a_wildcard(tools: Tools) -> None:
+    documents = rendered(tools)
+    for role in of_kind(documents, "ClusterRole") + of_kind(documents, "Role"):
+        assert "*" not in json.dumps(role["rules"])
+
+
+def test_rights_end_at_the_watched_namespaces(tools: Tools) -> None:
+    documents = rendered(tools, "watchNamespaces={a,b}")
+    (definition_only,) = of_kind(documents, "ClusterRoleBinding")
+    assert definition_only["roleRef"]["name"].endswith("-definition")
+    bound = {
+        binding["metadata"]["namespace"]
+        for binding in of_kind(documents, "RoleBinding")
+        if binding["roleRef"]["kind"] == "ClusterRole"
+    }
+    assert bound == {"a", "b"}
+    (policy,) = of_kind(documents, "ValidatingAdmissionPolicyBinding")
+    (where,) = policy["spec"]["matchResources"]["namespaceSelector"]["matchExpressions"]
+    assert where["values"] == ["a", "b"]
+
+
+@pytest.mark.parametrize(("keep", "annotations"), [("true", {"helm.sh/resource-policy": "keep"}), ("false", None)])
+def test_the_definition_is_the_one_of_the_repository(tools: Tools, keep: str, annotations: Any) -> None:
+    (crd,) = of_kind(rendered(tools, f"crds.keep={keep}"), "CustomResourceDefinition")
+    assert crd["metadata"].pop("annotations", None) == annotations
+    assert crd == yaml.safe_load((REPOSITORY / "crds/elasticjobs.yaml").read_text())
+    assert not of_kind(rendered(tools, "crds.install=false"), "CustomResourceDefinition")
+
+
+def test_the_operator_passes_pod_security_restricted(tools: Tools, bare: Kube) -> None:
+    (deployment,) = of_kind(rendered(tools), "Deployment")
+    namespace = f"restricted-{uuid.uuid4().hex[:5]}"
+    labels = {"pod-security.kubernetes.io/enforce": "restricted"}
+    meta = {"name": namespace, "labels": labels}
+    bare.create("namespaces", {"apiVersion": "v1", "kind": "Namespace", "metadata": meta})
+    try:
+        spec = deployment["spec"]["template"]["spec"] | {"serviceAccountName": "default"}
+        pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "operator"}, "spec": spec}
+        bare.create("pods", pod, namespace, dry_run=True)
+    finally:
+        bare.delete("namespaces", namespace)
+
+
+# ---- its life on a cluster
+
+
+def columns(kube: Kube) -> list[str]:
+    crd = kube.request("GET", f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{CRD}")
+    return [column["name"] for column in crd["spec"]["versions"][0]["additionalPrinterColumns"]]
+
+
+def older_chart(folder: Path) -> Path:
+    """The chart with a definition that lacks a column."""
+    chart = folder / "elasticjob"
+    shutil.copytree(CHART, chart)
+    file = chart / "files/elasticjobs.yaml"
+    text = "".join(line for line in file.read_text().splitlines(keepends=True) if "{name: World," not in line)
+    assert text != file.read_text()
+    file.write_text(text)
+    return chart
+
+
+def test_install_upgrade_uninstall(bare: Kube, tools: Tools, cluster_dir: Path, tmp_path: Path) -> None:
+    install(bare, cluster_dir)
+    name = f"kept-{uuid.uuid4().hex[:5]}"
+    job = bare.create("elasticjobs", manifest(name, ["python3", "-c", "pass"], preload=[]), "default")
+    try:
+        tools.helm("upgrade", RELEASE, str(older_chart(tmp_path)), "-n", SYSTEM)
+        assert "World" not in columns(bare)
+        tools.helm("upgrade", RELEASE, str(CHART), "-n", SYSTEM)
+        assert "World" in columns(bare)
+
+        tools.helm("uninstall", RELEASE, "-n", SYSTEM, "--wait")
+        assert bare.find("deployments", RELEASE, SYSTEM) is None
+        left = tools.kubectl("get", "clusterroles,clusterrolebindings", "-l", f"app.kubernetes.io/instance={RELEASE}")
+        assert "No resources found" in left.output
+        kept = bare.get("elasticjobs", name, "default")
+        assert kept["metadata"]["uid"] == job["metadata"]["uid"]
+
+        install(bare, cluster_dir)
+        bare.wait("elasticjobs", name, "default", complete, timeout=120, what="a job that outlived its operator")
+    finally:
+        bare.delete("elasticjobs", name, "default")
+
+
+def complete(job: Json) -> bool:
+    conditions = job.get("status", {}).get("conditions", [])
+    return any(c["type"] == "Complete" and c["status"] == "True" for c in conditions)
+
+
+MAY = [
+    ("create", "pods", "own", "yes"),
+    ("update", "elasticjobs.elasticjob.dev/status", "own", "yes"),
+    ("update", "elasticjobs.elasticjob.dev", "own", "no"),
+    ("delete", "secrets", "own", "no"),
+    ("list", "secrets", "own", "no"),
+    ("create", "pods", "default", "no"),
+    ("list", "elasticjobs.elasticjob.dev", "default", "no"),
+    ("get", "leases.coordination.k8s.io", "kube-node-lease", "yes"),
+    ("patch", "nodes", "", "no"),
+]
+"""Verb, resource, namespace, and what an operator of one namespace is answered."""
+
+
+@pytest.fixture
+def second(kube: Kube, tools: Tools) -> Iterator[str]:
+    """The namespace of a second release, which is for that namespace only."""
+    namespace = f"second-{uuid.uuid4().hex[:5]}"
+    tools.kubectl("create", "namespace", namespace)
+    try:
+        settings = ["--set", "crds.install=false", "--set", f"watchNamespaces={{{namespace}}}", "--set", "replicas=1"]
+        tools.helm("install", "second", str(CHART), "-n", namespace, *settings, "--wait", "--timeout", "120s")
+        yield namespace
+    finally:
+        tools.helm("uninstall", "second", "-n", namespace, "--wait", check=False)
+        tools.kubectl("delete", "namespace", namespace, "--wait=false")
+
+
+def test_an_operator_of_one_namespace_beside_another(kube: Kube, tools: Tools, second: str) -> None:
+    account = f"--as=system:serviceaccount:{second}:second-elasticjob"
+    for verb, resource, where, answer in MAY:
+        place = ["-n", second if where == "own" else where] if where else []
+        said = tools.kubectl("auth", "can-i", verb, resource, *place, account, check=False).stdout.strip()
+        assert said == answer, f"{verb} {resource} in {where}"
+    name = f"shared-{uuid.uuid4().hex[:5]}"
+    kube.create("elasticjobs", manifest(name, ["python3", "-c", "pass"], preload=[]), second)
+    kube.wait("elasticjobs", name, second, complete, timeout=120, what="a job that two operators look after")
+    tools.helm("uninstall", "second", "-n", second, "--wait")
+    everywhere = "clusterroles,clusterrolebindings,validatingadmissionpolicies,roles,rolebindings"
+    left = tools.kubectl("get", everywhere, "-A", "-l", "app.kubernetes.io/instance=second")
+    assert "No resources found" in left.output
+
+
+@pytest.mark.parametrize("name", ["RANK", "MASTER_ADDR", "PET_NNODES", "ELASTICJOB_SLOT"])
+def test_a_variable_of_ours_in_a_template_is_refused(kube: Kube, tools: Tools, name: str) -> None:
+    body = manifest("own-env", ["python3", "-c", "pass"])
+    body["spec"]["template"]["spec"]["containers"][0]["env"] = [{"name": "MINE", "value": "1"}]
+    kube.create("elasticjobs", body, "default", dry_run=True)
+    body["spec"]["template"]["spec"]["containers"][0]["env"].append({"name": name, "value": "1"})
+    said = ""
+    deadline = time.monotonic() + 30
+    while not said and time.monotonic() < deadline:  # a new policy takes a moment to be in force
+        done = tools.kubectl("create", "--dry-run=server", "-f", "-", stdin=json.dumps(body), check=False)
+        said = done.output if done.code else ""
+    assert f"remove {name} from env in spec.template: elasticjob sets it for each worker" in said
