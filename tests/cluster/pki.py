@@ -68,7 +68,9 @@ def node_identity(node: Node) -> Identity:
 def authority(folder: Path) -> None:
     """The cluster's own authority, and the key that signs service accounts' tokens."""
     files = ["-keyout", str(folder / "ca.key"), "-out", str(folder / "ca.crt")]
-    openssl("req", "-x509", *_KEY, *files, "-subj", "/CN=elasticjob-cluster")
+    # Python 3.13 verifies strictly: an authority must say that it may sign.
+    usage = ["-addext", "keyUsage=critical,keyCertSign,cRLSign"]
+    openssl("req", "-x509", *_KEY, *files, "-subj", "/CN=elasticjob-cluster", *usage)
     openssl("genpkey", "-algorithm", "EC", "-pkeyopt", "ec_paramgen_curve:P-256", "-out", str(folder / "sa.key"))
     openssl("pkey", "-in", str(folder / "sa.key"), "-pubout", "-out", str(folder / "sa.pub"))
 

@@ -1,14 +1,15 @@
 """A small Kubernetes client for tests and the demo: raw JSON over one kubeconfig, and waiting by watch.
 
-Standard library only, and no process per question: the machine's two cores belong to the job under test.
+No process per question: the machine's two cores belong to the job under test.
 """
 
 from __future__ import annotations
 
+import base64
 import http.client
 import json
-import re
 import ssl
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
@@ -16,6 +17,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode, urlsplit
+
+import yaml
 
 Json = dict[str, Any]
 
@@ -48,10 +51,16 @@ class Kube:
     _tls: ssl.SSLContext = field(init=False)
 
     def __post_init__(self) -> None:
-        text = self.kubeconfig.read_text()
-        self.server = _find(text, "server")
-        self._tls = ssl.create_default_context(cafile=_find(text, "certificate-authority"))
-        self._tls.load_cert_chain(_find(text, "client-certificate"), _find(text, "client-key"))
+        config = yaml.safe_load(self.kubeconfig.read_text())
+        cluster, user = config["clusters"][0]["cluster"], config["users"][0]["user"]
+        self.server = cluster["server"]
+        authority = base64.b64decode(cluster["certificate-authority-data"]).decode()
+        self._tls = ssl.create_default_context(cadata=authority)
+        with tempfile.NamedTemporaryFile() as chain:  # ssl reads a client's certificate from a file only
+            for part in ("client-certificate-data", "client-key-data"):
+                chain.write(base64.b64decode(user[part]))
+            chain.flush()
+            self._tls.load_cert_chain(chain.name)
 
     def _connect(self, timeout: float | None = 30.0) -> http.client.HTTPSConnection:
         url = urlsplit(self.server)
@@ -184,13 +193,6 @@ class Kube:
         everything = {**query, **({"container": container} if container else {})}
         connection.request("GET", self.path("pods", namespace, pod, "/log") + "?" + urlencode(everything))
         return connection
-
-
-def _find(kubeconfig: str, key: str) -> str:
-    match = re.search(rf"\b{key}:\s*[\"']?([^\"',}}\s]+)", kubeconfig)
-    if match is None:
-        raise ValueError(f"no {key} in the kubeconfig")
-    return match.group(1)
 
 
 def _brief(seen: Json) -> str:
