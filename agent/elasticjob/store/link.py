@@ -8,8 +8,7 @@
     messages ◄───────────────────────────► messages
 
 A proof is HMAC-SHA256 with the role's key over protocol, direction, role, run id and both nonces: neither side talks
-to one that does not have the key, and no proof can be used again or sent back. A frame is u32 length (network order)
-and JSON.
+to one that does not have the key, and no proof can be used again or sent back.
 """
 
 from __future__ import annotations
@@ -20,26 +19,22 @@ import hmac
 import logging
 import secrets
 import socket
-import struct
-from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, cast
+from typing import Any
 
 from elasticjob.contract import codec
 from elasticjob.contract.messages import PROTOCOL, Message, decode, encode
 from elasticjob.store import wire
+from elasticjob.store.frames import Frames, LinkError, LinkRefused
+
+__all__ = ["KeepAlive", "Link", "LinkError", "LinkGate", "LinkRefused", "LinkRole", "Welcome", "accept", "connect"]
 
 log = logging.getLogger(__name__)
 
 HANDSHAKE_TIMEOUT = 10.0
 """Seconds that a peer has to prove itself."""
-_LENGTH = struct.Struct("!I")
-_SEND_LIMIT = 32 * 1024 * 1024
-"""Bytes that a peer may leave unread before it is dropped."""
-_UNREAD_LIMIT = 10_000
-"""Messages that we may leave unread before the peer has to wait."""
 
 
 class LinkRole(str, Enum):
@@ -49,17 +44,8 @@ class LinkRole(str, Enum):
     OPERATOR = "operator"
 
 
-_FRAME_LIMIT = {LinkRole.NODE: 1024 * 1024, LinkRole.OPERATOR: 8 * 1024 * 1024}
+FRAME_LIMIT = {LinkRole.NODE: 1024 * 1024, LinkRole.OPERATOR: 8 * 1024 * 1024}
 """Bytes in one frame. Reports to the operator are as large as its facts."""
-_HANDSHAKE_LIMIT = 4096
-
-
-class LinkError(Exception):
-    """The peer does not keep to the protocol; the link is closed."""
-
-
-class LinkRefused(LinkError):  # noqa: N818
-    """The store does not want this peer: wrong key, run or version. Trying again does not help."""
 
 
 @dataclass(frozen=True)
@@ -99,110 +85,26 @@ class LinkGate:
     keep_alive: KeepAlive = field(default_factory=KeepAlive)
 
 
-class _Frames(asyncio.Protocol):
-    """Frames over a transport, for either side."""
-
-    def __init__(self) -> None:
-        self.transport: asyncio.Transport
-        self.limit = _HANDSHAKE_LIMIT
-        self._buffer = bytearray()
-        self._frames: deque[bytes] = deque()
-        self._waiting: asyncio.Future[None] | None = None
-        self._closed = False
-        self._error: LinkError | None = None
-        self._paused = False
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.transport = cast("asyncio.Transport", transport)
-
-    def data_received(self, data: bytes) -> None:
-        self._buffer += data
-        self._cut()
-        if len(self._frames) > _UNREAD_LIMIT and not self._paused:
-            self._paused = True
-            self.transport.pause_reading()
-
-    def _cut(self) -> None:
-        at = 0
-        while len(self._buffer) - at >= _LENGTH.size:
-            (size,) = _LENGTH.unpack_from(self._buffer, at)
-            if size > self.limit:
-                self._error = LinkError(f"a frame of {size} bytes; {self.limit} are allowed")
-                self.transport.abort()
-                break
-            if len(self._buffer) - at < _LENGTH.size + size:
-                break
-            at += _LENGTH.size
-            self._frames.append(bytes(self._buffer[at : at + size]))
-            at += size
-        del self._buffer[:at]
-        if at or self._error:
-            self._wake()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._closed = True
-        self._wake()
-
-    def _wake(self) -> None:
-        if self._waiting is not None and not self._waiting.done():
-            self._waiting.set_result(None)
-
-    async def receive(self) -> bytes | None:
-        """The next frame; None once the peer is gone and all its frames are read."""
-        while not self._frames:
-            if self._error is not None:
-                raise self._error
-            if self._closed:
-                return None
-            self._waiting = asyncio.get_running_loop().create_future()
-            await self._waiting
-        if self._paused and len(self._frames) < _UNREAD_LIMIT // 2:
-            self._paused = False
-            self.transport.resume_reading()
-        return self._frames.popleft()
-
-    def send(self, frame: bytes) -> None:
-        if self.transport.is_closing():
-            return
-        self.transport.write(_LENGTH.pack(len(frame)) + frame)
-        if self.transport.get_write_buffer_size() > _SEND_LIMIT:
-            self._error = LinkError("does not read what it is sent")
-            self.transport.abort()
-
-    async def receive_object(self) -> dict[str, Any]:
-        """The next frame of a handshake; LinkError when there is none, LinkRefused when the peer refuses."""
-        frame = await self.receive()
-        if frame is None:
-            raise LinkError("closed the connection during the handshake")
-        data = _loads(frame)
-        if "refused" in data:
-            raise LinkRefused(str(data["refused"])[:200])
-        return data
-
-
-def _loads(frame: bytes) -> dict[str, Any]:
-    try:
-        data = codec.loads(frame)
-    except codec.MessageError as error:
-        raise LinkError(str(error)) from None
-    if not isinstance(data, dict):
-        raise LinkError("want an object")
-    return data
-
-
 class Link:
     """One authenticated connection, either side."""
 
-    def __init__(self, frames: _Frames, role: LinkRole, welcome: Welcome, peer: str) -> None:
+    def __init__(self, frames: Frames, role: LinkRole, welcome: Welcome, peer: str) -> None:
         self.role = role
         self.welcome = welcome
         self.peer = peer
         self._frames = frames
-        frames.limit = _FRAME_LIMIT[role]
+        frames.limit = FRAME_LIMIT[role]
 
     def send(self, message: Message) -> None:
-        """Buffer a message for the peer; dropped when the link is closed. Never blocks."""
-        self._frames.send(encode(message))
+        """Buffer a message for the peer; dropped when the link is closed. Never blocks.
+
+        A message over the frame limit, or a peer that leaves too much unread, closes the link; `receive` says which.
+        """
+        frame = encode(message)
+        if len(frame) > self._frames.limit:
+            self._frames.fail(f"a message of {len(frame)} bytes; {self._frames.limit} are allowed")
+            return
+        self._frames.send(frame)
 
     async def receive(self) -> Message | None:
         """The next message; None when the peer is gone; LinkError (and the link closed) on a bad frame."""
@@ -220,8 +122,9 @@ class Link:
         self._frames.transport.close()
 
 
-def _proof(key: bytes, direction: str, role: LinkRole, run_id: str, nonces: tuple[str, str]) -> str:
-    covered = codec.dumps((PROTOCOL, direction, role.value, run_id, *nonces))
+def _proof(key: bytes, welcome: Welcome | None, role: LinkRole, run_id: str, nonces: tuple[str, str]) -> str:
+    """The server's proof covers its welcome; the client's has none, so neither can be taken for the other."""
+    covered = codec.dumps((PROTOCOL, codec.dump(welcome), role.value, run_id, *nonces))
     return hmac.new(key, covered, hashlib.sha256).hexdigest()
 
 
@@ -246,19 +149,21 @@ async def connect(
 
 
 async def _connect(host: str, port: int, role: LinkRole, key: bytes, run_id: str, keep_alive: KeepAlive) -> Link:
-    transport, frames = await asyncio.get_running_loop().create_connection(_Frames, host, port)
+    transport, frames = await asyncio.get_running_loop().create_connection(Frames, host, port)
     try:
         keep_alive.apply(transport.get_extra_info("socket"))
+        # Its first message may come together with the last frame of the handshake.
+        frames.limit = FRAME_LIMIT[role]
         transport.write(wire.request(wire.Op.LINK, number=PROTOCOL))
         theirs = str((await frames.receive_object()).get("nonce"))
         ours = secrets.token_hex(16)
-        proof = _proof(key, "client", role, run_id, (theirs, ours))
+        proof = _proof(key, None, role, run_id, (theirs, ours))
         frames.send(codec.dumps({"role": role.value, "run_id": run_id, "nonce": ours, "proof": proof}))
         answer = await frames.receive_object()
-        expected = _proof(key, "server", role, run_id, (theirs, ours))
+        welcome = _parse_welcome(answer)
+        expected = _proof(key, welcome, role, run_id, (theirs, ours))
         if not hmac.compare_digest(expected.encode(), str(answer.get("proof")).encode()):
             raise LinkRefused("the store did not prove that it has the key")
-        welcome = _parse_welcome(answer)
     except BaseException:
         transport.abort()
         raise
@@ -279,7 +184,7 @@ async def accept(
     gate: LinkGate, transport: asyncio.Transport, protocol: int, rest: bytes, drop: Callable[[str, str, str], None]
 ) -> None:
     """Take over a connection that asked to become a link: prove each other, then serve it until it closes."""
-    frames = _Frames()
+    frames = Frames()
     frames.connection_made(transport)
     transport.set_protocol(frames)
     if rest:
@@ -289,17 +194,29 @@ async def accept(
     try:
         gate.keep_alive.apply(transport.get_extra_info("socket"))
         link = await asyncio.wait_for(_prove(gate, frames, protocol, peer), HANDSHAKE_TIMEOUT)
-        await gate.serve(link)
     except asyncio.TimeoutError:
         drop("handshake-timeout", peer, "did not prove itself in time")
     except (LinkError, OSError) as error:
         frames.send(codec.dumps({"refused": str(error)}))
         drop("refused-link", peer, str(error))
+    else:
+        await _serve(gate, link, frames, drop)
     finally:
         transport.close()
 
 
-async def _prove(gate: LinkGate, frames: _Frames, protocol: int, peer: str) -> Link:
+async def _serve(gate: LinkGate, link: Link, frames: Frames, drop: Callable[[str, str, str], None]) -> None:
+    try:
+        await gate.serve(link)
+    except LinkError as error:
+        frames.error = error
+    except Exception:
+        log.exception("serving %s", link.peer)
+    if frames.error is not None:
+        drop("bad-link", link.peer, str(frames.error))
+
+
+async def _prove(gate: LinkGate, frames: Frames, protocol: int, peer: str) -> Link:
     if protocol != PROTOCOL:
         raise LinkRefused(f"speaks version {protocol} of the control link, this store speaks {PROTOCOL}")
     ours = secrets.token_hex(16)
@@ -313,9 +230,9 @@ async def _prove(gate: LinkGate, frames: _Frames, protocol: int, peer: str) -> L
     run_id, theirs = gate.welcome.run_id, str(said.get("nonce"))
     if said.get("run_id") != run_id:
         raise LinkRefused(f"belongs to run {str(said.get('run_id'))[:80]!r}, this store serves {run_id!r}")
-    expected = _proof(key, "client", role, run_id, (ours, theirs))
+    expected = _proof(key, None, role, run_id, (ours, theirs))
     if len(theirs) < 32 or not hmac.compare_digest(expected.encode(), str(said.get("proof")).encode()):
         raise LinkRefused(f"wrong key for a {role.value}")
-    proof = _proof(key, "server", role, run_id, (ours, theirs))
+    proof = _proof(key, gate.welcome, role, run_id, (ours, theirs))
     frames.send(codec.dumps({"proof": proof, "welcome": codec.dump(gate.welcome)}))
     return Link(frames, role, gate.welcome, peer)

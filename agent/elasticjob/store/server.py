@@ -9,7 +9,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import cast
 
-from elasticjob.store.link import LinkGate, accept
+from elasticjob.store.link import KeepAlive, LinkGate, accept
 from elasticjob.store.storage import Storage, Waiter
 from elasticjob.store.wire import MAGIC, Limits, Op, Request, RequestReader, WireError, i64, sized, u32
 
@@ -18,6 +18,11 @@ log = logging.getLogger(__name__)
 _READY, _NOT_READY = b"\0", b"\1"
 _STOP_WAITING, _WAIT_CANCELED = b"\0", b"\1"
 _BACKLOG = 4096
+_TURN_REQUESTS, _TURN_BYTES = 256, 1024 * 1024
+"""What one client is served before the others have their turn."""
+_KEEP_ALIVE = KeepAlive(interval=15, max_attempts=4)
+"""For plain clients, who may wait for hours: only that hosts which vanished do not hold their place for ever."""
+_LOGGED_DROPS = 20
 
 
 @dataclass
@@ -37,13 +42,18 @@ class StoreServer:
         self.limits = limits
         self.links = links
         self.counters = Counters()
-        self.storage = Storage(limits.memory)
+        self.storage = Storage(limits.memory, limits.value)
         self.clients: set[_Client] = set()
+        self.full: set[_Client] = set()
+        """Clients who leave their answers unread."""
         self.tasks: set[asyncio.Task[None]] = set()
+        """Links, from their first byte on."""
         self._server: asyncio.Server | None = None
 
     async def start(self, host: str = "0.0.0.0", port: int = 0, *, sock: socket.socket | None = None) -> int:  # noqa: S104
-        """Listen (on `sock`, if given); the bound port. OSError when the address is taken."""
+        """Listen (on `sock`, if given; on IPv4 too where `host` is "::"); the bound port. OSError: address taken."""
+        if sock is None and host == "::" and socket.has_dualstack_ipv6():
+            sock = socket.create_server((host, port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=_BACKLOG)
         loop = asyncio.get_running_loop()
         if sock is None:
             self._server = await loop.create_server(lambda: _Client(self), host, port, backlog=_BACKLOG)
@@ -62,8 +72,10 @@ class StoreServer:
         await asyncio.gather(*self.tasks, return_exceptions=True)
 
     def drop(self, reason: str, peer: str, message: str) -> None:
+        """Count, and say so in the log until it says the same for the twentieth time."""
         self.counters.dropped[reason] += 1
-        log.warning("dropped %s: %s", peer, message)
+        if self.counters.dropped[reason] <= _LOGGED_DROPS:
+            log.warning("dropped %s: %s", peer, message)
 
 
 class _Client(asyncio.Protocol):
@@ -75,39 +87,87 @@ class _Client(asyncio.Protocol):
         self._reader = RequestReader(server.limits)
         self._transport: asyncio.Transport
         self._waiter: Waiter | None = None
-        self._opening: asyncio.TimerHandle | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        """Runs while the client has not said what it is, and while it leaves its answers unread."""
         self._valid = False
+        self._reading = True
+        self._answered = 0
+        """Bytes in this turn."""
+        self._held = 0
+        """Bytes of unfinished requests, counted as the store's memory."""
 
     # ---- asyncio's calls
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
-        server = self._server
+        server, limits = self._server, self._server.limits
         server.clients.add(self)
         server.counters.connections += 1
-        self._transport.set_write_buffer_limits(high=server.limits.write_buffer)
-        sock = self._transport.get_extra_info("socket")
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        if len(server.clients) > server.limits.connections:
+        self._transport.set_write_buffer_limits(high=limits.write_buffer)
+        _KEEP_ALIVE.apply(self._transport.get_extra_info("socket"))
+        if len(server.clients) + len(server.tasks) > limits.connections:
             self._drop("too-many-connections", "too many connections")
         else:
-            loop = asyncio.get_running_loop()
-            self._opening = loop.call_later(server.limits.opening, self._drop, "silent", "said nothing after it opened")
+            self._start_timer(limits.opening, "silent", "did not say what it is")
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._let_go()
 
     def pause_writing(self) -> None:
-        self._drop("slow-reader", "does not read its answers")
+        server = self._server
+        server.full.add(self)
+        unread = sum(client._transport.get_write_buffer_size() for client in server.full)
+        if unread > server.limits.backlog:
+            self._drop("slow-reader", f"{len(server.full)} clients leave {unread} bytes unread")
+        else:
+            self._start_timer(server.limits.stall, "slow-reader", "does not read its answers")
+
+    def resume_writing(self) -> None:
+        self._server.full.discard(self)
+        self._stop_timer()
+        self._take_turn()
 
     def data_received(self, data: bytes) -> None:
         self._reader.feed(data)
+        self._take_turn()
+
+    def _take_turn(self) -> None:
         try:
-            while not self._transport.is_closing() and (request := self._reader.next()) is not None:
-                if self._take(request):
-                    return
+            self._serve()
+            if self._held or self._reader.pending:
+                self._hold()
         except WireError as error:
             self._drop(error.reason, str(error))
+
+    def _serve(self) -> None:
+        """Serve what has arrived. A client with much more to ask, or that does not read, is not read from."""
+        self._answered = 0
+        for _ in range(_TURN_REQUESTS):
+            if self._transport.is_closing():
+                return
+            if self in self._server.full:
+                self._read(False)
+                return
+            if self._answered > _TURN_BYTES:
+                break
+            request = self._reader.next()
+            if request is None:
+                self._read(True)
+                return
+            if self._take(request):
+                return
+        self._read(False)
+        asyncio.get_running_loop().call_soon(self._take_turn)
+
+    def _read(self, on: bool) -> None:
+        if on != self._reading:
+            self._reading = on
+            (self._transport.resume_reading if on else self._transport.pause_reading)()
+
+    def _hold(self) -> None:
+        pending = 0 if self._transport.is_closing() else self._reader.pending
+        self._store.take(pending - self._held)
+        self._held = pending
 
     # ---- requests
 
@@ -120,15 +180,21 @@ class _Client(asyncio.Protocol):
         if request.op is Op.LINK and self._server.links is not None:
             self._become_link(self._server.links, request.number)
             return True
-        if request.op is not Op.VALIDATE or request.number != MAGIC:
-            raise WireError("not-a-tcpstore", "does not open as torch 2.4 or newer does (or has no TCPStore client)")
-        self._valid = True
-        if self._opening is not None:
-            self._opening.cancel()
+        self._validate(request)
         return False
 
+    def _validate(self, request: Request) -> None:
+        if request.op is not Op.VALIDATE or request.number != MAGIC:
+            # SET was operation 0 before torch 2.2, and the length of its key looks like a small number.
+            short = request.op is Op.VALIDATE and request.number <= self._server.limits.key
+            if short or Op.VALIDATE < request.op <= Op.CANCEL_WAIT:
+                raise WireError("old-dialect", "opens as torch 2.1 and older do; torch 2.4 or newer is needed")
+            raise WireError("not-a-tcpstore", "is no TCPStore client")
+        self._valid = True
+        self._stop_timer()
+
     def _answer(self, request: Request) -> None:
-        op, store, write = request.op, self._store, self._transport.write
+        op, store, write = request.op, self._store, self._write
         match op:
             case Op.SET:
                 store.set(request.keys[0], request.values[0])
@@ -139,13 +205,14 @@ class _Client(asyncio.Protocol):
             case Op.CHECK:
                 write(_READY if store.check(request.keys) else _NOT_READY)
             case Op.WAIT:
+                self._forget_wait()
                 self._wait(store.wait(request.keys, self._stop_waiting))
             case Op.COMPARE_SET:
                 write(sized(store.compare_set(request.keys[0], *request.values)))
             case Op.APPEND:
                 store.append(request.keys[0], request.values[0])
             case Op.MULTI_GET:
-                write(b"".join(sized(store.get(key)) for key in request.keys))
+                self._write_all([store.get(key) for key in request.keys])
             case Op.MULTI_SET:
                 for key, value in zip(request.keys, request.values, strict=True):
                     store.set(key, value)
@@ -153,7 +220,7 @@ class _Client(asyncio.Protocol):
                 self._answer_rare(request)
 
     def _answer_rare(self, request: Request) -> None:
-        store, write = self._store, self._transport.write
+        store, write = self._store, self._write
         match request.op:
             case Op.GETNUMKEYS:
                 write(i64(len(store)))
@@ -172,17 +239,29 @@ class _Client(asyncio.Protocol):
             case Op.QUEUE_LEN:
                 write(i64(store.length(request.keys[0])))
             case Op.LIST_KEYS:
-                write(i64(len(store)) + b"".join(map(sized, store.keys())))
+                self._write_all(list(store.keys()), i64(len(store)))
             case Op.BARRIER:
+                self._forget_wait()
                 self._wait(store.barrier(request.keys[0], request.number, self._stop_waiting))
             case _:
                 raise WireError("out-of-place", f"{request.op.name} has no place here")
 
+    def _write(self, data: bytes) -> None:
+        self._answered += len(data)
+        self._transport.write(data)
+
+    def _write_all(self, items: list[bytes], head: bytes = b"") -> None:
+        size = sum(map(len, items)) + 8 * len(items)
+        if size > self._server.limits.reply:
+            raise WireError(
+                "answer-too-long", f"asks for {size} bytes at once; {self._server.limits.reply} are allowed"
+            )
+        self._write(head + b"".join(map(sized, items)))
+
     def _wait(self, waiter: Waiter | None) -> None:
-        self._forget_wait()
         self._waiter = waiter
         if waiter is None:
-            self._transport.write(_STOP_WAITING)
+            self._write(_STOP_WAITING)
 
     def _stop_waiting(self) -> None:
         self._waiter = None
@@ -196,8 +275,9 @@ class _Client(asyncio.Protocol):
     # ---- ends
 
     def _become_link(self, gate: LinkGate, protocol: int) -> None:
+        rest = self._reader.rest()
         self._let_go()
-        task = asyncio.ensure_future(accept(gate, self._transport, protocol, self._reader.rest(), self._server.drop))
+        task = asyncio.ensure_future(accept(gate, self._transport, protocol, rest, self._server.drop))
         self._server.tasks.add(task)
         task.add_done_callback(self._server.tasks.discard)
 
@@ -207,10 +287,22 @@ class _Client(asyncio.Protocol):
         self._transport.abort()
 
     def close(self) -> None:
+        """Close once what was answered has been sent."""
         self._transport.close()
 
+    def _start_timer(self, seconds: float, reason: str, message: str) -> None:
+        self._stop_timer()
+        self._timer = asyncio.get_running_loop().call_later(seconds, self._drop, reason, message)
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
     def _let_go(self) -> None:
-        if self._opening is not None:
-            self._opening.cancel()
+        self._stop_timer()
         self._forget_wait()
+        self._store.take(-self._held)
+        self._held = 0
         self._server.clients.discard(self)
+        self._server.full.discard(self)

@@ -2,30 +2,44 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 
 from elasticjob.store.wire import WireError
+
+_DIGITS = 20
+"""No signed 64-bit number is longer."""
+_OVERHEAD = 128
+"""Bytes that a key costs besides its own and its value's."""
+
+
+def _cost(key: bytes, value: bytes) -> int:
+    return len(key) + len(value) + _OVERHEAD
 
 
 class Waiter:
     """One connection's WAIT: told once, when its last missing key exists."""
 
-    __slots__ = ("keys", "tell")
+    __slots__ = ("cost", "keys", "tell")
 
-    def __init__(self, keys: Iterable[bytes], tell: Callable[[], None]) -> None:
+    def __init__(self, keys: Collection[bytes], tell: Callable[[], None]) -> None:
         self.keys = {*keys}
         self.tell = tell
+        self.cost = sum(_cost(key, b"") for key in keys)
+        """Bytes of the store's memory, until told or forgotten."""
 
 
 class Storage:
-    """Semantics are those of torch's own server, key by key. Sizes are counted against `memory` bytes."""
+    """Semantics are those of torch's own server, key by key. At most `memory` bytes in all, `largest` in one value."""
 
-    def __init__(self, memory: int) -> None:
+    def __init__(self, memory: int, largest: int) -> None:
         self._values: dict[bytes, bytes] = {}
         self._queues: dict[bytes, deque[bytes]] = {}
-        self._waiters: dict[bytes, list[Waiter]] = {}
+        self._waiters: dict[bytes, dict[Waiter, None]] = {}
+        """In the order in which they came."""
         self._memory = memory
+        self._largest = largest
         self.used = 0
 
     def __len__(self) -> int:
@@ -47,7 +61,9 @@ class Storage:
 
     def add(self, key: bytes, number: int) -> int:
         total = self._count(key) + number
-        self.set(key, str(total).encode())
+        if not -(2**63) <= total < 2**63:
+            raise WireError("not-a-number", f"{key[:80]!r} would leave 64 bits")
+        self.set(key, b"%d" % total)
         return total
 
     def compare_set(self, key: bytes, expected: bytes, desired: bytes) -> bytes:
@@ -64,7 +80,7 @@ class Storage:
         value = self._values.pop(key, None)
         if value is None:
             return 0
-        self.used -= len(key) + len(value)
+        self.take(-_cost(key, value))
         return 1
 
     def check(self, keys: Iterable[bytes]) -> bool:
@@ -75,33 +91,38 @@ class Storage:
         missing = {k for k in keys if k not in self._values and not self._queues.get(k)}
         return self._wait(missing, tell) if missing else None
 
-    def _wait(self, keys: Iterable[bytes], tell: Callable[[], None]) -> Waiter:
+    def _wait(self, keys: Collection[bytes], tell: Callable[[], None]) -> Waiter:
         waiter = Waiter(keys, tell)
-        for key in waiter.keys:
-            self._waiters.setdefault(key, []).append(waiter)
+        self.take(waiter.cost)
+        for key in keys:
+            self._waiters.setdefault(key, {})[waiter] = None
         return waiter
 
     def forget(self, waiter: Waiter) -> None:
         """The wait is over, whatever it waited for."""
         for key in waiter.keys:
-            waiting = self._waiters.get(key, [])
-            if waiter in waiting:
-                waiting.remove(waiter)
+            waiting = self._waiters.get(key, {})
+            waiting.pop(waiter, None)
             if not waiting:
                 self._waiters.pop(key, None)
         waiter.keys.clear()
+        self._release(waiter)
+
+    def _release(self, waiter: Waiter) -> None:
+        self.take(-waiter.cost)
+        waiter.cost = 0
 
     def barrier(self, key: bytes, size: int, tell: Callable[[], None]) -> Waiter | None:
         """Counts this caller in; None when it completes the barrier, which tells the others."""
         arrived = self._count(key) + 1
-        self._put(key, str(arrived).encode())
+        self._put(key, b"%d" % arrived)
         if arrived >= size:
             self._exists(key)
             return None
         return self._wait({key}, tell)
 
     def push(self, key: bytes, value: bytes) -> None:
-        self._take(len(value))
+        self.take(_cost(key, value))
         self._queues.setdefault(key, deque()).append(value)
         self._exists(key, one=True)
 
@@ -113,25 +134,28 @@ class Storage:
         length, value = len(queue), queue.popleft()
         if not queue:
             del self._queues[key]
-        self.used -= len(value)
+        self.take(-_cost(key, value))
         return length, value
 
     def length(self, key: bytes) -> int:
         return len(self._queues.get(key, ()))
 
     def _count(self, key: bytes) -> int:
-        held = self._values.get(key)
-        try:
-            return int(held) if held is not None else 0
-        except ValueError:
-            raise WireError("not-a-number", f"{key[:80]!r} does not hold a number") from None
+        held = self._values.get(key, b"0")
+        if len(held) <= _DIGITS:
+            with contextlib.suppress(ValueError):
+                return int(held)
+        raise WireError("not-a-number", f"{key[:80]!r} does not hold a number")
 
     def _put(self, key: bytes, value: bytes) -> None:
+        if len(value) > self._largest:
+            raise WireError("value-too-long", f"a value of {len(value)} bytes; {self._largest} are allowed")
         old = self._values.get(key)
-        self._take(len(value) - len(old) if old is not None else len(key) + len(value))
+        self.take(len(value) - len(old) if old is not None else _cost(key, value))
         self._values[key] = value
 
-    def _take(self, size: int) -> None:
+    def take(self, size: int) -> None:
+        """Count bytes that are held from now on (negative: no longer). WireError when they would be too many."""
         if size > 0 and self.used + size > self._memory:
             raise WireError("out-of-memory", f"the store holds {self.used} bytes; {self._memory} are allowed")
         self.used += size
@@ -140,15 +164,14 @@ class Storage:
         waiting = self._waiters.pop(key, None)
         if waiting is None:
             return
-        for i, waiter in enumerate(waiting):
+        for waiter in tuple(waiting):
             waiter.keys.discard(key)
+            del waiting[waiter]
             if not waiter.keys:
+                self._release(waiter)
                 waiter.tell()
                 if one:
-                    # A queue's value serves one waiter; the others wait on.
-                    self._keep_waiting(key, waiting[i + 1 :])
-                    return
-
-    def _keep_waiting(self, key: bytes, waiters: list[Waiter]) -> None:
-        if waiters:
-            self._waiters[key] = waiters
+                    break
+        if waiting:
+            # A queue's value serves one waiter; the others wait on.
+            self._waiters[key] = waiting

@@ -64,6 +64,8 @@ class Limits:
     """Seconds for a new connection to say what it is."""
     write_buffer: int = 1 * MIB
     """Answers waiting for a client; one that has more is not read from until it has read them."""
+    backlog: int = 128 * MIB
+    """Answers waiting for all such clients together."""
     stall: float = 30.0
     """Seconds that a client may leave it at that."""
 

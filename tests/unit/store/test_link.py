@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import struct
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
@@ -11,7 +12,7 @@ import pytest
 
 from elasticjob.contract.messages import PROTOCOL, Leaving, Ready, Standby
 from elasticjob.store import wire
-from elasticjob.store.link import Link, LinkError, LinkGate, LinkRefused, LinkRole, Welcome, connect
+from elasticjob.store.link import KeepAlive, Link, LinkError, LinkGate, LinkRefused, LinkRole, Welcome, connect
 from elasticjob.store.server import StoreServer
 from elasticjob.store.wire import Op
 
@@ -118,6 +119,82 @@ async def test_an_end_is_noticed_by_who_only_listens(peer: Peer) -> None:
     listening = asyncio.ensure_future(link.receive())
     (await peer.links.get()).close()
     assert await asyncio.wait_for(listening, 5) is None
+
+
+async def test_a_big_first_message_may_follow_the_handshake_at_once() -> None:
+    big = Standby("x" * 100_000)
+
+    async def greet(link: Link) -> None:
+        link.send(big)
+        await link.receive()
+
+    server = StoreServer(links=LinkGate(WELCOME, {LinkRole.NODE: NODE}, greet))
+    port = await server.start("127.0.0.1")
+    link = await connect("127.0.0.1", port, role=LinkRole.NODE, key=NODE, run_id="run-1")
+    assert await asyncio.wait_for(link.receive(), 5) == big
+    await server.close()
+    assert await asyncio.wait_for(link.receive(), 5) is None
+
+
+async def test_who_does_not_read_its_messages_is_dropped(peer: Peer) -> None:
+    link = await connect("127.0.0.1", peer.port, role=LinkRole.NODE, key=NODE, run_id="run-1")
+    link._frames.transport.pause_reading()
+    served = await peer.links.get()
+    while not served._frames.transport.is_closing():
+        served.send(Standby("x" * 500_000))
+    assert await asyncio.wait_for(peer.ends.get(), 5) == "does not read what it is sent"
+    link.close()
+
+
+async def test_a_message_over_the_limit_is_not_sent(peer: Peer) -> None:
+    link = await connect("127.0.0.1", peer.port, role=LinkRole.NODE, key=NODE, run_id="run-1")
+    link.send(Leaving("x" * 2**20))
+    with pytest.raises(LinkError, match="are allowed"):
+        await link.receive()
+    assert await asyncio.wait_for(peer.ends.get(), 5) == "closed"
+
+
+async def test_a_changed_welcome_is_refused() -> None:
+    """The server's proof covers who it says it is."""
+    gate = LinkGate(WELCOME, {LinkRole.NODE: NODE}, lambda link: asyncio.sleep(0))
+    server = StoreServer(links=gate)
+    port = await server.start("127.0.0.1")
+
+    async def between(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        to_reader, to_writer = await asyncio.open_connection("127.0.0.1", port)
+
+        async def back() -> None:
+            while data := await to_reader.read(65536):
+                writer.write(data.replace(b'"incarnation":3', b'"incarnation":4'))
+            writer.close()
+
+        answers = asyncio.ensure_future(back())
+        while data := await reader.read(65536):
+            to_writer.write(data)
+        to_writer.close()
+        await answers
+
+    proxy = await asyncio.start_server(between, "127.0.0.1")
+    with pytest.raises(LinkRefused, match="did not prove"):
+        await connect("127.0.0.1", proxy.sockets[0].getsockname()[1], role=LinkRole.NODE, key=NODE, run_id="run-1")
+    proxy.close()
+    await server.close()
+
+
+async def test_keep_alive_is_the_kernels(peer: Peer) -> None:
+    keep_alive = KeepAlive(interval=2, max_attempts=4)
+    peer.server.links = LinkGate(WELCOME, {LinkRole.NODE: NODE}, peer.serve, keep_alive)
+    link = await connect("127.0.0.1", peer.port, role=LinkRole.NODE, key=NODE, run_id="run-1", keep_alive=keep_alive)
+    for side in (link, await peer.links.get()):
+        sock = side._frames.transport.get_extra_info("socket")
+        tcp = [
+            sock.getsockopt(socket.IPPROTO_TCP, option)
+            for option in (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT, socket.TCP_USER_TIMEOUT)
+        ]
+        assert tcp == [2, 2, 4, 8000]
+        assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+        assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+    link.close()
 
 
 async def test_a_proof_cannot_be_used_again(peer: Peer) -> None:

@@ -44,9 +44,10 @@ async def closed(reader: asyncio.StreamReader) -> bool:
     ("data", "reason"),
     [
         (b"GET / HTTP/1.1\r\n\r\n", "unknown-operation"),
-        (b"\x00" + (5).to_bytes(8, "little") + b"hello", "not-a-tcpstore"),  # torch 2.1
-        (wire.request(Op.VALIDATE, number=7), "not-a-tcpstore"),
-        (wire.request(Op.GET, [b"k"]), "not-a-tcpstore"),
+        (b"\x00" + (5).to_bytes(8, "little") + b"hello", "old-dialect"),  # torch 2.1: SET was 0
+        (b"\x03" + (6).to_bytes(8, "little") + b"/init/" + bytes(8), "old-dialect"),  # torch 2.1: ADD was 3
+        (wire.request(Op.VALIDATE, number=2**31), "not-a-tcpstore"),
+        (wire.request(Op.PING, number=7), "not-a-tcpstore"),
         (wire.request(Op.LINK, number=1), "not-a-tcpstore"),  # no gate: a round's own store
         (HELLO + HELLO, "out-of-place"),
         (HELLO + wire.request(Op.SET, [b"k"], [b"v" * 101]), "value-too-long"),
@@ -75,22 +76,99 @@ async def test_a_silent_connection_is_dropped(start: Start) -> None:
     assert server.counters.dropped["silent"] == 1
 
 
-async def test_a_slow_reader_is_dropped(start: Start) -> None:
+def deaf(port: int, data: bytes) -> socket.socket:
+    """A client that asks and never reads."""
+    sock = socket.socket()
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    sock.connect(("127.0.0.1", port))
+    sock.sendall(HELLO + data)
+    return sock
+
+
+@pytest.mark.parametrize(
+    ("limits", "why"),
+    [({"stall": 0.05}, "does not read"), ({"backlog": 1_000_000, "write_buffer": 100_000}, "bytes unread")],
+)
+async def test_a_slow_reader_is_dropped(
+    start: Start, limits: dict[str, float], why: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    server, port = await start(**limits)
+    good = await StoreClient.connect("127.0.0.1", port)
+    await good.set("big", b"x" * 8_000_000)
+    await good.num_keys()  # SET has no answer: now it has arrived
+    with deaf(port, wire.request(Op.GET, [b"/big"]) * 1000):
+        while not server.counters.dropped["slow-reader"]:
+            await good.add("n", 1)
+    assert why in caplog.text
+    assert sum(server.counters.dropped.values()) == 1
+    good.close()
+
+
+async def test_answers_wait_for_their_reader(start: Start) -> None:
+    """A client with many big questions costs one buffer of memory, and gets every answer once it reads."""
     server, port = await start(write_buffer=100_000)
     good = await StoreClient.connect("127.0.0.1", port)
     await good.set("big", b"x" * 1_000_000)
-    lazy = socket.socket()
-    lazy.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-    lazy.connect(("127.0.0.1", port))
-    lazy.sendall(HELLO + wire.request(Op.GET, [b"/big"]) * 20)
-    while not server.counters.dropped["slow-reader"]:
-        assert await good.get("big", timeout=10)
-    lazy.close()
+    await good.num_keys()  # SET has no answer: now it has arrived
+    with deaf(port, wire.request(Op.GET, [b"/big"]) * 30) as sock:
+        while not server.full:
+            await good.add("n", 1)
+        (client,) = server.full
+        assert client._transport.get_write_buffer_size() < 2_000_000
+        reader, writer = await asyncio.open_connection(sock=sock)
+        assert len(await asyncio.wait_for(reader.readexactly(30 * 1_000_008), 20)) == 30 * 1_000_008
+        writer.close()
+    assert not server.counters.dropped
+    good.close()
+
+
+async def test_one_who_asks_without_end_does_not_keep_the_others_waiting(start: Start) -> None:
+    server, port = await start()
+    good = await StoreClient.connect("127.0.0.1", port)
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(HELLO + wire.request(Op.GETNUMKEYS) * 50_000)
+    before = server.counters.requests
+    await good.add("n", 1)
+    assert server.counters.requests - before < 10_000
+    assert await asyncio.wait_for(reader.readexactly(8 * 50_000), 20)
+    writer.close()
+    good.close()
+
+
+@pytest.mark.parametrize(
+    ("request_", "reason"),
+    [
+        (wire.request(Op.MULTI_GET, [b"/big"] * 1000), "answer-too-long"),
+        (wire.request(Op.APPEND, [b"/big"], [b"x" * 60_000]), "value-too-long"),
+        (wire.request(Op.WAIT, [b"%d" % i for i in range(4000)]), "out-of-memory"),
+        (wire.request(Op.SET, [b"k"], [b"x" * 90_000])[:-1] * 1, None),
+    ],
+)
+async def test_no_request_makes_the_store_grow_beyond_its_limits(
+    start: Start, request_: bytes, reason: str | None
+) -> None:
+    server, port = await start(value=100_000, reply=1_000_000, memory=400_000)
+    good = await StoreClient.connect("127.0.0.1", port)
+    await good.set("big", b"x" * 50_000)
+    await good.num_keys()
+    used = server.storage.used
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(HELLO + request_)
+    if reason is None:
+        while server.storage.used < used + 90_000:  # a request that has arrived in part counts too
+            await good.num_keys()
+        writer.close()
+    else:
+        assert await closed(reader)
+        assert server.counters.dropped[reason] == 1
+        writer.close()
+    while server.storage.used != used:
+        await good.num_keys()
     good.close()
 
 
 async def test_memory_and_connections_are_bounded(start: Start) -> None:
-    server, port = await start(memory=1000, connections=2)
+    server, port = await start(memory=1300, connections=2)
     one = await StoreClient.connect("127.0.0.1", port)
     two = await StoreClient.connect("127.0.0.1", port)
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -125,14 +203,16 @@ async def test_a_client_that_goes_while_it_waits_leaves_nothing_behind(start: St
     server, port = await start()
     one = await StoreClient.connect("127.0.0.1", port)
     waiting = asyncio.ensure_future(one.wait(["never"]))
+    two = await StoreClient.connect("127.0.0.1", port)
     while not server.storage._waiters:
-        await asyncio.sleep(0)
+        await two.num_keys()
     one.close()
     with pytest.raises((ConnectionError, asyncio.IncompleteReadError)):
         await waiting
-    while server.clients:
-        await asyncio.sleep(0)
-    assert server.storage._waiters == {}
+    while server.storage._waiters:
+        await two.num_keys()
+    assert (len(server.clients), server.storage.used) == (1, 0)
+    two.close()
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
