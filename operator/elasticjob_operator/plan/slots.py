@@ -19,11 +19,10 @@ from elasticjob_operator.model.pods import End, Pod
 from elasticjob_operator.model.status import AVOID_SECONDS, AvoidedNode
 from elasticjob_operator.plan.context import LEASE_LATE, LEASE_STALE, LOST_GRACE, Context, Todo
 
-UNCHARGED_EXITS = (
-    ExitCode.FAILED, ExitCode.LEFT, ExitCode.SUPERSEDED, ExitCode.UNAVAILABLE, ExitCode.JOIN_TIMEOUT,
-)  # fmt: skip
-"""The coordinator judged it, the node was told to go, or the job had no place for it: no failure of the pod's own."""
-UNCHARGED_OUTCOMES = (Outcome.FAILED, Outcome.LEFT, Outcome.SUPERSEDED)
+UNCHARGED_EXITS = (ExitCode.LEFT, ExitCode.SUPERSEDED, ExitCode.UNAVAILABLE, ExitCode.JOIN_TIMEOUT)
+"""The node was told to go, or the job had no place for it: no failure of the pod's own. What a coordinator judged
+(exit code 1) is known by the termination message: any program that breaks may end with 1."""
+UNCHARGED_OUTCOMES = (Outcome.SUCCEEDED, Outcome.FAILED, Outcome.LEFT, Outcome.SUPERSEDED)
 
 
 @dataclass(frozen=True)

@@ -182,6 +182,7 @@ def test_one_termination_message_proves_success_while_the_store_is_away() -> Non
     p = run(replace(steady(workers=pods), link=DOWN, stores=()))
     assert conditions(p)["SuccessCriteriaMet"] == ("True", "AllAgentsSucceeded")
     assert p.actions == ()
+    assert told(p)["restarts"] == 0
 
 
 MET = condition("SuccessCriteriaMet", reason="AllAgentsSucceeded", at=NOW - 5)
