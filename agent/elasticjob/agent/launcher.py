@@ -165,7 +165,7 @@ class WarmProcess:
     """The agent's side of `warm_process`."""
 
     def __init__(self, command: PythonCommand, env: Mapping[str, str], preload: Sequence[str], output: int) -> None:
-        if not Path(command.target).is_file() and command.mode.value == "script":
+        if command.mode.value == "script" and not Path(command.target).is_file():
             raise WarmError(f"{command.target} is not a file")
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)

@@ -404,11 +404,14 @@ def exit_code(finish: Finish) -> ExitCode:
 
 def describe(failure: Failure) -> str:
     """One line for people: `rank 3 died: ValueError: bad batch (exit 1, UserError)`."""
-    end = failure.signal or (f"exit {failure.exit_code}" if failure.exit_code is not None else "not started")
-    said = failure.message.splitlines()[-1] if failure.message else ""
-    what = ": ".join(part for part in (failure.exception, said) if part) or end
     who = "the node" if failure.rank is None else f"rank {failure.rank}"
-    return f"{who} died: {what} ({end}, {failure.kind.value})"
+    said = failure.message.splitlines()[-1] if failure.message else ""
+    if failure.exit_code is None and not failure.signal:
+        return f"{who} did not start: {said} ({failure.kind.value})"
+    end = failure.signal or f"exit {failure.exit_code}"
+    if failure.exception:
+        return f"{who} died: {failure.exception}: {said} ({end}, {failure.kind.value})"
+    return f"{who} died: {end} ({failure.kind.value}){f'; its last line: {said}' if said else ''}"
 
 
 def _assert_never(value: NoReturn) -> NoReturn:

@@ -23,10 +23,14 @@ def main(command: Sequence[str]) -> int:
 
 def _run(command: Sequence[str], early: Sequence[str]) -> int:
     import asyncio
+    import contextlib
+    import traceback
 
     from elasticjob.agent.command import read_command
     from elasticjob.agent.config import UsageError, read_config
     from elasticjob.agent.runner import Agent
+    from elasticjob.agent.termination import write_termination
+    from elasticjob.contract.messages import Outcome, Termination
     from elasticjob.contract.names import ExitCode
 
     try:
@@ -38,8 +42,12 @@ def _run(command: Sequence[str], early: Sequence[str]) -> int:
     try:
         return asyncio.run(Agent(config, read_command(command, torchrun_python(command[0])), early).run())
     except Exception as error:
-        print(f"elasticjob agent: internal error: {type(error).__name__}: {error}", file=sys.stderr)
-        raise
+        # Python's own exit code for this would be 1: what a job that failed ends with.
+        traceback.print_exc()
+        message = f"{type(error).__name__}: {error}"
+        with contextlib.suppress(OSError):
+            write_termination(config.termination_log, Termination(Outcome.ERROR, "AgentBroke", message=message))
+        return ExitCode.INTERNAL
 
 
 def torchrun_python(program: str) -> str:

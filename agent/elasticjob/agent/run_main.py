@@ -17,6 +17,7 @@ import threading
 import time
 import traceback
 import types
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -40,9 +41,22 @@ def die_with_parent() -> None:
     _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
+def show_command(words: Sequence[str]) -> None:
+    """What `ps` shows of this process; cut to the room that its own command line had."""
+    with open("/proc/self/stat") as stat:
+        fields = stat.read().rpartition(")")[2].split()
+    start, end = int(fields[45]), int(fields[46])  # arg_start and arg_end of proc(5)
+    room = end - start
+    if room > 0:
+        ctypes.memmove(
+            start, b"\0".join(word.encode(errors="replace") for word in words)[: room - 1].ljust(room, b"\0"), room
+        )
+
+
 def run(command: Command, env: dict[str, str]) -> None:
     """Run the user's program as `__main__`; ends as Python would (returns, SystemExit, or a signal)."""
     os.environ.update(env)
+    show_command(command.argv)
     _restore_threads()
     _draw_afresh()
     _forget_launch_directory()

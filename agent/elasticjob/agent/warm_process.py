@@ -52,6 +52,7 @@ def main() -> None:
     config = json.loads(raw)
     command = run_main.Command(**config["command"])
     run_main.prepare_path(command)
+    run_main.show_command(["elasticjob-warm"])
     control = socket.socket(fileno=int(descriptor))
     held = _hold_environment()
     started = time.monotonic()

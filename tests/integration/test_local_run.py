@@ -1,0 +1,159 @@
+"""`elasticjob run` with real processes: store, coordinator, agents, workers."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+from support.local_run import LocalRun, manifest
+from support.worker_scripts import DDP
+
+WAIT_FOR_FILE = """
+import os, sys, time
+print("started", os.environ["RANK"], os.getpid(), flush=True)
+while not os.path.exists(sys.argv[1]):
+    time.sleep(0.01)
+"""
+
+
+def script(folder: Path, text: str, name: str = "script.py") -> list[str]:
+    (folder / name).write_text(text)
+    return [sys.executable, str(folder / name)]
+
+
+def test_every_worker_gets_its_ranks_and_the_job_succeeds(tmp_path: Path) -> None:
+    show = "import os; print('rank', *(os.environ[n] for n in ('RANK', 'LOCAL_RANK', 'WORLD_SIZE', 'GROUP_RANK')))"
+    with LocalRun(manifest(script(tmp_path, show), replicas=2, nprocPerNode=2), tmp_path) as run:
+        assert run.exit_code() == 0
+    shown = sorted(re.findall(r"^\[default(\d)\]:rank (.*)$", run.text, re.MULTILINE))
+    assert shown == [("0", "0 0 4 0"), ("1", "1 1 4 0"), ("2", "2 0 4 1"), ("3", "3 1 4 1")]
+
+
+def test_a_script_that_raises_uses_up_the_restarts_and_names_the_cause(tmp_path: Path) -> None:
+    raises = WAIT_FOR_FILE + "if os.environ['RANK'] == '1': raise ValueError('bad batch')\n" + "time.sleep(60)"
+    job = manifest([*script(tmp_path, raises), "/"], replicas=2, failurePolicy={"maxRestarts": 1})
+    with LocalRun(job, tmp_path) as run:
+        assert run.exit_code() == 1
+    assert "toy failed: rank 1 died: ValueError: bad batch (exit 1, UserError) on toy-1-0; 1 restarts" in run.text
+    assert "toy-0-0: round 1.0.2 formed" in run.text
+
+
+def test_a_worker_killed_restarts_in_place_and_counts_once(tmp_path: Path) -> None:
+    done = tmp_path / "done"
+    job = manifest([*script(tmp_path, WAIT_FOR_FILE), str(done)], replicas=2, nprocPerNode=2)
+    with LocalRun(job, tmp_path) as run:
+        os.kill(int(run.wait_for(r"started 2 (\d+)")[1]), signal.SIGKILL)
+        run.wait_for("WorkerFailed: rank 2 died: SIGKILL .Killed.*counts as a restart")
+        run.wait_for("round 1.0.2 runs: 4 workers on 2 nodes")
+        done.touch()
+        assert run.exit_code() == 0
+    assert "toy succeeded; 1 restarts" in run.text
+    assert "takes its place" not in run.text
+
+
+def test_a_rank_that_finished_early_runs_again_when_another_fails(tmp_path: Path) -> None:
+    early = """
+import os, sys
+first = os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"
+print("ran", os.environ["RANK"], os.environ["TORCHELASTIC_RESTART_COUNT"], flush=True)
+if os.environ["RANK"] == "1" and first:
+    sys.stdin = open(sys.argv[1])  # until the other one has ended
+    sys.stdin.read()
+    sys.exit(3)
+"""
+    gate = tmp_path / "gate"
+    os.mkfifo(gate)
+    with LocalRun(manifest([*script(tmp_path, early), str(gate)], replicas=2), tmp_path) as run:
+        run.wait_for("toy-0-0: workers are done")
+        gate.open("w").close()
+        assert run.exit_code() == 0
+    assert sorted(re.findall(r"\]:ran (\d \d)$", run.text, re.MULTILINE)) == ["0 0", "0 1", "1 0", "1 1"]
+
+
+def test_a_node_told_to_go_leaves_and_is_replaced_without_a_charge(tmp_path: Path) -> None:
+    done = tmp_path / "done"
+    agent = WAIT_FOR_FILE.replace("os.getpid()", "os.getppid()")
+    job = manifest(
+        [*script(tmp_path, agent), str(done)], replicas=3, elasticPolicy={"minReplicas": 2, "maxReplicas": 3}
+    )
+    with LocalRun(job, tmp_path) as run:
+        started = [run.wait_for(r"started (\d) (\d+)") for _ in range(3)]
+        os.kill(next(int(m[2]) for m in started if m[1] == "2"), signal.SIGTERM)
+        run.wait_for("leaving: SIGTERM")
+        run.wait_for(r"toy-2-0: done: Left")
+        run.wait_for(r"round 1.0.\d runs: 3 workers on 3 nodes")
+        done.touch()
+        assert run.exit_code() == 0
+    assert "exit 143, left" in run.text
+    assert "toy succeeded; 0 restarts" in run.text
+
+
+def test_an_interrupt_drains_and_leaves_nothing_behind(tmp_path: Path) -> None:
+    with LocalRun(manifest([*script(tmp_path, WAIT_FOR_FILE), "never"], replicas=2), tmp_path) as run:
+        pids = [int(run.wait_for(r"started \d (\d+)")[1]) for _ in range(2)]
+        run.signal(signal.SIGINT)
+        assert run.exit_code() == 130
+    assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()]
+    assert run.text.count("done: Left") == 2
+
+
+def test_a_command_that_does_not_exist_fails_the_job(tmp_path: Path) -> None:
+    job = manifest(["no-such-program"], replicas=1, failurePolicy={"maxRestarts": 0})
+    with LocalRun(job, tmp_path) as run:
+        assert run.exit_code() == 1
+    assert re.search("toy failed: .*no-such-program.*StartError", run.text)
+
+
+def test_a_bad_manifest_is_a_usage_error(tmp_path: Path) -> None:
+    with LocalRun(manifest(["true"], replicas=0), tmp_path) as run:
+        assert run.exit_code() == 64
+    assert "spec.replicas: want a whole number from 1 to 4096, got 0" in run.text
+
+
+@pytest.mark.torch
+@pytest.mark.timeout(240)
+def test_training_survives_the_death_of_a_worker_an_agent_and_the_store(tmp_path: Path) -> None:
+    """One DDP job, unmodified script, warm fork; each fault is followed by the first steps of the new world."""
+    done = tmp_path / "done"
+    job = manifest(
+        [*script(tmp_path, DDP), str(done)],
+        replicas=3,
+        elasticPolicy={"minReplicas": 2, "maxReplicas": 3},
+        preload=["torch", "torch._dynamo"],
+    )
+    step = r"step 5 rank {} of {} pid (\d+) restart {} "
+    with LocalRun(job, tmp_path) as run:
+        worker = int(run.wait_for(step.format(1, 3, 0), 120)[1])
+        os.kill(worker, signal.SIGKILL)
+        worker = int(run.wait_for(step.format(2, 3, 1))[1])
+
+        store = _child_with("store")
+        os.kill(store, signal.SIGKILL)
+        run.wait_for("the store ended .SIGKILL")
+        agent = int(Path(f"/proc/{worker}/stat").read_text().rpartition(")")[2].split()[1])
+        os.kill(agent, signal.SIGKILL)
+        run.wait_for(step.format(1, 2, 1))
+        run.wait_for(step.format(2, 3, 1), 120)
+        done.touch()
+        assert run.exit_code() == 0
+    assert "toy succeeded; 1 restarts" in run.text
+    assert "workers start by exec" not in run.text
+
+
+def _child_with(word: str) -> int:
+    """The grandchild of this test whose command line ends with `word`."""
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            words = path.read_bytes().rstrip(b"\0").split(b"\0")
+            parent = int((path.parent / "stat").read_text().rpartition(")")[2].split()[1])
+            grandparent = int(Path(f"/proc/{parent}/stat").read_text().rpartition(")")[2].split()[1])
+        except (OSError, ValueError):
+            continue
+        if words[-1] == word.encode() and grandparent == os.getpid():
+            return int(path.parent.name)
+    raise AssertionError(f"no process {word}")

@@ -1,0 +1,30 @@
+"""Training scripts that integration tests run as workers."""
+
+from __future__ import annotations
+
+DDP = """
+import os, sys, time
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+dist.init_process_group("gloo")
+model = DistributedDataParallel(torch.nn.Linear(10, 10))
+optimizer = torch.optim.AdamW(model.parameters())
+steps, rank, world = 0, dist.get_rank(), dist.get_world_size()
+stop = torch.zeros(1)
+while not stop.item():
+    optimizer.zero_grad()
+    model(torch.randn(4, 10)).sum().backward()
+    optimizer.step()
+    steps += 1
+    if rank == 0:
+        stop.fill_(float(os.path.exists(sys.argv[1])))
+    dist.broadcast(stop, 0)
+    if steps in (1, 5):
+        said = f"step {steps} rank {rank} of {world} pid {os.getpid()} restart {os.environ['TORCHELASTIC_RESTART_COUNT']}"
+        print(f"{said} at {time.time():.4f}", flush=True)
+    time.sleep(0.005)
+dist.destroy_process_group()
+"""
+"""Trains until the file named by its argument exists; prints its first and fifth step of each round."""

@@ -1,0 +1,54 @@
+"""Which commands a warm process can run."""
+
+from __future__ import annotations
+
+import pytest
+
+from elasticjob.agent.command import Mode, PlainCommand, PythonCommand, read_command
+
+S, M, C = Mode.SCRIPT, Mode.MODULE, Mode.CODE
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("python train.py", PythonCommand("python", (), S, "train.py")),
+        ("python3 -u train.py --lr 1", PythonCommand("python3", ("-u",), S, "train.py", ("--lr", "1"))),
+        ("/opt/venv/bin/python3.12 train.py", PythonCommand("/opt/venv/bin/python3.12", (), S, "train.py")),
+        ("python -m pkg.train -m 2", PythonCommand("python", (), M, "pkg.train", ("-m", "2"))),
+        ("python -mpkg.train x", PythonCommand("python", (), M, "pkg.train", ("x",))),
+        ("python -Bum pkg x", PythonCommand("python", ("-Bu",), M, "pkg", ("x",))),
+        ("python -c pass a", PythonCommand("python", (), C, "pass", ("a",))),
+        ("python -O -W error -Xdev t.py", PythonCommand("python", ("-O", "-W", "error", "-X", "dev"), S, "t.py")),
+        ("torchrun train.py --lr 1", PythonCommand("PY", ("-u",), S, "train.py", ("--lr", "1"))),
+        (
+            "torchrun --nproc-per-node 2 --standalone --rdzv_id=7 -t 3 -m pkg.train x",
+            PythonCommand("PY", ("-u",), M, "pkg.train", ("x",)),
+        ),
+        ("/usr/bin/torchrun --nnodes=1:4 -r3 t.py", PythonCommand("PY", ("-u",), S, "t.py")),
+        ("python -m torch.distributed.run --nnodes 2 t.py a", PythonCommand("python", ("-u",), S, "t.py", ("a",))),
+        ("torchrun --no-python ./run.sh a", PlainCommand(("./run.sh", "a"), "torchrun --no-python")),
+    ],
+)
+def test_read(line: str, expected: object) -> None:
+    assert read_command(line.split(), "PY") == expected
+
+
+@pytest.mark.parametrize(
+    "line",
+    (
+        "bash -c x,./train,python,python -i t.py,python -,python -V,python --version,python -m,torchrun,"
+        "env A=1 python t.py,python-config t.py"
+    ).split(","),
+)
+def test_anything_else_is_started_by_exec_as_it_is(line: str) -> None:
+    command = read_command(line.split(), "PY")
+    assert isinstance(command, PlainCommand)
+    assert command.argv == tuple(line.split())
+    assert command.why
+
+
+@pytest.mark.parametrize("line", ["python -Bu t.py a", "python -W error -m pkg a", "python -c pass -x"])
+def test_argv_gives_the_command_line_back(line: str) -> None:
+    command = read_command(line.split(), "PY")
+    assert command.argv == tuple(line.split())

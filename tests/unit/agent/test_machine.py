@@ -1,0 +1,239 @@
+"""The agent's decisions: a story a test, told in events and what the agent does about each."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from elasticjob.agent.machine import (
+    LEAVE_TIMEOUT,
+    AllStopped,
+    Effect,
+    Event,
+    Exit,
+    Launch,
+    Launched,
+    LeaveUnanswered,
+    Log,
+    Phase,
+    Say,
+    Signalled,
+    State,
+    Stop,
+    StoreUnreachable,
+    Told,
+    WaitForAnswer,
+    Warm,
+    WorkerEnded,
+    decide,
+    greeting,
+)
+from elasticjob.contract.messages import (
+    Announce,
+    EndRound,
+    Failure,
+    FailureClass,
+    Finish,
+    Leaving,
+    Membership,
+    MemberState,
+    Outcome,
+    Ready,
+    Standby,
+    StartRound,
+    WorkersFailed,
+    WorkersStarted,
+    WorkersStopped,
+    WorkersSucceeded,
+)
+from elasticjob.contract.names import ExitCode, RoundId
+
+ME = Announce(0, 0, "boot", "job-0-0", "10.0.0.1", 1000, local_world_size=2)
+R1, R2 = RoundId(1, 0, 1), RoundId(1, 0, 2)
+
+
+def start(round_id: RoundId) -> StartRound:
+    return StartRound(round_id, 0, 2, 0, 4, 0, 4, "10.0.0.1", 1000, 0, 3)
+
+
+START, AGAIN = start(R1), start(R2)
+END = EndRound(R1, 0.5, "why")
+FAILURE = Failure(FailureClass.USER_ERROR, "job-0-0", 1.0, rank=1, exit_code=1, exception="ValueError", message="bad")
+BOOM = WorkerEnded(R1, 1, FAILURE)
+DONE = (WorkerEnded(R1, 0), WorkerEnded(R1, 1))
+SUCCEEDED = Finish(Outcome.SUCCEEDED, "AllAgentsSucceeded")
+
+
+def play(*events: Event, state: State | None = None) -> tuple[State, list[list[Effect]]]:
+    """The state after the events, and the effects of each, without log lines."""
+    state = state or State(ME, stop_grace=1.0)
+    acts: list[list[Effect]] = []
+    for event in events:
+        decision = decide(state, event)
+        state = decision.state
+        acts.append([e for e in decision.effects if not isinstance(e, Log)])
+    return state, acts
+
+
+def running() -> State:
+    return play(Warm(), Told(START), Launched(R1))[0]
+
+
+def last(*events: Event, state: State | None = None) -> list[Effect]:
+    return play(*events, state=state)[1][-1]
+
+
+def exits(effects: list[Effect]) -> list[ExitCode]:
+    return [e.code for e in effects if isinstance(e, Exit)]
+
+
+def test_a_round_from_start_to_success() -> None:
+    state, acts = play(Warm(), Told(Standby("wait")), Told(START), Launched(R1), *DONE, Told(SUCCEEDED))
+    assert acts[:6] == [
+        [Say(Ready())], [], [Launch(START)], [Say(WorkersStarted(R1))], [], [Say(WorkersSucceeded(R1))],
+    ]  # fmt: skip
+    assert exits(acts[6]) == [ExitCode.SUCCEEDED]
+    assert state.phase is Phase.FINISHED
+
+
+def test_a_round_waits_for_the_imports() -> None:
+    assert play(Told(START), Warm())[1] == [[], [Say(Ready()), Launch(START)]]
+
+
+def test_the_first_failure_is_told_at_once_and_the_rest_is_stopped() -> None:
+    other = WorkerEnded(R1, 0, replace(FAILURE, rank=0))
+    state, acts = play(BOOM, other, AllStopped(1001), state=running())
+    assert acts == [
+        [Say(WorkersFailed(R1, FAILURE)), Stop(1.0)],
+        [],
+        [Say(WorkersStopped(R1, 1001))],
+    ]
+    assert (state.phase, state.me.store_port) == (Phase.IDLE, 1001)
+    assert last(Told(AGAIN), state=state) == [Launch(AGAIN)]
+
+
+def test_an_ended_round_is_stopped_with_its_own_grace_and_another_may_follow() -> None:
+    _, acts = play(Told(END), Told(END), AllStopped(1001), Told(AGAIN), state=running())
+    assert acts == [[Stop(0.5)], [], [Say(WorkersStopped(R1, 1001))], [Launch(AGAIN)]]
+
+
+def test_finished_workers_run_again_when_the_round_ends_otherwise() -> None:
+    _, acts = play(*DONE, Told(END), AllStopped(1001), Told(AGAIN), state=running())
+    assert acts[2:] == [[Stop(0.5)], [Say(WorkersStopped(R1, 1001))], [Launch(AGAIN)]]
+
+
+def test_a_round_that_ends_before_the_imports_are_done_never_starts() -> None:
+    _, acts = play(Told(START), Told(END), Warm(), AllStopped(1001))
+    assert acts[1:] == [[Stop(0.5)], [Say(Ready())], [Say(WorkersStopped(R1, 1001))]]
+
+
+@pytest.mark.parametrize(
+    ("event", "expected"),
+    [
+        (Told(START), []),
+        (Told(start(RoundId(1, 0, 0))), []),
+        (Told(EndRound(RoundId(1, 0, 0), 1.0, "old")), []),
+        (Told(EndRound(R2, 1.0, "never heard of")), [Say(WorkersStopped(R2, 1000))]),
+        (Launched(R2), []),
+        (WorkerEnded(R2, 0, FAILURE), []),
+        (AllStopped(1001), []),
+        (LeaveUnanswered(), []),
+    ],
+)
+def test_words_of_another_round_change_nothing(event: Event, expected: list[Effect]) -> None:
+    before = replace(running(), answered=True)
+    after, (effects,) = play(event, state=before)
+    assert (after, effects) == (before, expected)
+
+
+def test_an_end_of_a_round_already_stopped_is_answered_again() -> None:
+    idle = play(Told(END), AllStopped(1001), state=running())[0]
+    assert last(Told(END), state=idle) == [Say(WorkersStopped(R1, 1001))]
+
+
+def test_a_newer_round_replaces_the_running_one() -> None:
+    assert play(Told(AGAIN), AllStopped(1001), state=running())[1] == [[Stop(1.0)], [Launch(AGAIN)]]
+
+
+def test_leaving_as_a_member() -> None:
+    left = Finish(Outcome.LEFT, "NodeLeft")
+    _, acts = play(Signalled("SIGTERM"), Told(END), AllStopped(1001), Told(left), state=running())
+    assert acts[:3] == [
+        [Say(Leaving("SIGTERM")), WaitForAnswer(1.0)],
+        [Stop(0.5)],
+        [Say(WorkersStopped(R1, 1001)), WaitForAnswer(LEAVE_TIMEOUT)],
+    ]
+    assert exits(acts[3]) == [ExitCode.LEFT]
+
+
+def test_leaving_without_an_answer() -> None:
+    _, acts = play(Signalled("SIGTERM"), LeaveUnanswered(), AllStopped(1001), state=running())
+    assert acts[1] == [Stop(1.0)]
+    assert acts[2][0] == Say(WorkersStopped(R1, 1001))
+    assert exits(acts[2]) == [ExitCode.LEFT]
+
+
+def test_leaving_while_idle_and_alone() -> None:
+    assert exits(last(Signalled("SIGTERM"), LeaveUnanswered())) == [ExitCode.LEFT]
+
+
+def test_a_second_signal_kills_at_once() -> None:
+    _, acts = play(Signalled("SIGTERM"), Signalled("SIGTERM"), AllStopped(1001), state=running())
+    assert acts[1] == [Stop(0.0)]
+    assert exits(acts[2]) == [ExitCode.LEFT]
+
+
+@pytest.mark.parametrize(
+    ("finish", "code"),
+    [
+        (Finish(Outcome.FAILED, "MaxRestartsExceeded"), ExitCode.FAILED),
+        (Finish(Outcome.SUPERSEDED, "Superseded"), ExitCode.SUPERSEDED),
+        (Finish(Outcome.ERROR, "JoinTimeout"), ExitCode.JOIN_TIMEOUT),
+        (Finish(Outcome.ERROR, "other"), ExitCode.INTERNAL),
+    ],
+)
+def test_a_finish_stops_what_runs_before_the_exit(finish: Finish, code: ExitCode) -> None:
+    _, acts = play(Told(finish), AllStopped(1001), Told(AGAIN), state=running())
+    assert acts[0] == [Stop(1.0)]
+    assert exits(acts[1]) == [code]
+    assert acts[2] == []
+
+
+def test_the_termination_message_names_round_and_failure_but_for_success() -> None:
+    def termination(finish: Finish, state: State) -> object:
+        (exit_,) = (e for e in last(Told(finish), state=state) if isinstance(e, Exit))
+        return (exit_.termination.outcome, exit_.termination.round, exit_.termination.failure)
+
+    failed = play(BOOM, AllStopped(1001), state=running())[0]
+    succeeded = play(*DONE, state=running())[0]
+    assert termination(Finish(Outcome.FAILED, "x"), failed) == (Outcome.FAILED, R1, FAILURE)
+    assert termination(SUCCEEDED, succeeded) == (Outcome.SUCCEEDED, R1, None)
+
+
+def test_no_store_within_the_join_timeout() -> None:
+    assert exits(last(StoreUnreachable("refused"))) == [ExitCode.UNAVAILABLE]
+
+
+@pytest.mark.parametrize(
+    ("events", "said"),
+    [
+        ((), ()),
+        ((BOOM,), (WorkersFailed(R1, FAILURE),)),
+        ((BOOM, AllStopped(1001)), (WorkersFailed(R1, FAILURE), WorkersStopped(R1, 1001))),
+        ((Signalled("SIGTERM"),), (Leaving("SIGTERM"),)),
+    ],
+)
+def test_a_greeting_repeats_what_a_broken_link_may_have_lost(
+    events: tuple[Event, ...], said: tuple[object, ...]
+) -> None:
+    state = play(*events, state=running())[0]
+    announce, *rest = greeting(state)
+    assert tuple(rest) == said
+    assert announce == replace(state.me, ready=True, membership=Membership(START, state.member))
+
+
+def test_the_announced_state_follows_the_round() -> None:
+    states = [play(*events, state=running())[0].member for events in ((), DONE, (BOOM,), (BOOM, AllStopped(1001)))]
+    assert states == [MemberState.RUNNING, MemberState.SUCCEEDED, MemberState.FAILED, MemberState.STOPPED]
+    assert greeting(State(ME, 1.0)) == (ME,)
