@@ -58,7 +58,7 @@ class BareCluster:
         with exclusive(self.layout, replace):
             programs = build.programs(self.layout)
             settings = self.settings()
-            if settings is not None and not self.control_problem():
+            if settings is not None and self.serves():
                 if nodes not in (None, settings.nodes):
                     raise ClusterError(f"a cluster of {settings.nodes} nodes is up: take it down first")
                 return self.repair(settings)
@@ -208,6 +208,17 @@ class BareCluster:
     def control_problem(self) -> str | None:
         """None while the whole control plane runs and the API server serves."""
         return self.ended() or control_plane.ready(self.api)
+
+    def serves(self) -> bool:
+        """False when the control plane is lost; one that is merely slow on a busy machine is waited for."""
+        try:
+            until("the API server", lambda: self.control_problem() if self.ended() is None else None, READY_WITHIN)
+        except ClusterError as error:
+            say(f"{error}: starting afresh")
+            return False
+        if (gone := self.ended()) is not None:
+            say(f"{gone}: starting afresh")
+        return gone is None
 
     def ended(self) -> str | None:
         """Which part of the control plane that was started does not run any more."""
