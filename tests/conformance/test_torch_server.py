@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import asyncio
 from datetime import timedelta
 from typing import Any
 
@@ -15,11 +15,15 @@ dist: Any = pytest.importorskip("torch.distributed")
 
 
 @pytest.fixture(scope="module", params=[True, False], ids=["libuv", "threads"])
-def port(request: pytest.FixtureRequest) -> Iterator[int]:
-    server = dist.TCPStore(
+def master(request: pytest.FixtureRequest) -> Any:
+    return dist.TCPStore(
         "127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=5), use_libuv=request.param
     )
-    yield server.port
+
+
+@pytest.fixture
+def port(master: Any) -> int:
+    return int(master.port)
 
 
 async def test_every_operation(port: int) -> None:
@@ -37,7 +41,28 @@ async def test_every_operation(port: int) -> None:
     assert await store.delete("a")
     assert not await store.delete("a")
     assert await store.num_keys() >= 2
+    await store.multi_set({"m1": b"1", "m2": b"2"})
+    assert await store.multi_get(["m1", "m2"]) == [b"1", b"2"]
     store.close()
+
+
+async def test_queues_keys_and_barriers(master: Any) -> None:
+    if not master.libuvBackend or not hasattr(master, "barrier"):
+        pytest.skip("torch's older server, or an older torch, does not have them")
+    store = await StoreClient.connect("127.0.0.1", master.port)
+    other = await StoreClient.connect("127.0.0.1", master.port)
+    await store.queue_push("q", b"1")
+    await other.wait(["q"], timeout=5)
+    assert await store.queue_len("q") == 1
+    assert [await store.queue_pop("q"), await store.queue_pop("q")] == [b"1", None]
+    await store.set("listed", b"")
+    assert "listed" in await store.list_keys()
+    await asyncio.gather(store.barrier("b", 2, timeout=5), other.barrier("b", 2, timeout=5))
+    with pytest.raises(TimeoutError, match="2 clients"):
+        await store.barrier("alone", 2, timeout=0.05)
+    assert await store.num_keys() > 0
+    store.close()
+    other.close()
 
 
 async def test_a_wait_that_is_given_up_leaves_the_connection_usable(port: int) -> None:

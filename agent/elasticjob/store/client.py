@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import secrets
 import sys
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 
 from elasticjob.store import wire
 from elasticjob.store.wire import Op
@@ -61,18 +62,8 @@ class StoreClient:
 
     async def wait(self, keys: Sequence[str], *, timeout: float | None = None) -> None:
         """Until all keys exist; TimeoutError after `timeout` seconds."""
-        async with self._turn:
-            self._writer.write(wire.request(Op.WAIT, [*map(_key, keys)]))
-            # A read that is cut short by the time-out has taken nothing from the stream.
-            waiting = asyncio.ensure_future(self._reader.readexactly(1))
-            done, _ = await asyncio.wait([waiting], timeout=timeout)
-            if done:
-                waiting.result()
-                return
-            self._writer.write(wire.request(Op.CANCEL_WAIT))
-            if await waiting == b"\0":  # it came while we gave up; the acknowledgement follows
-                await self._reader.readexactly(1)
-        raise TimeoutError(f"not within {timeout:g} s: {', '.join(keys)}")
+        if not await self._until(wire.request(Op.WAIT, [*map(_key, keys)]), timeout):
+            raise TimeoutError(f"not within {timeout:g} s: {', '.join(keys)}")
 
     async def delete(self, key: str) -> bool:
         return bool(await self._ask_number(wire.request(Op.DELETE, [_key(key)])))
@@ -80,13 +71,59 @@ class StoreClient:
     async def num_keys(self) -> int:
         return await self._ask_number(wire.request(Op.GETNUMKEYS))
 
+    async def multi_get(self, keys: Sequence[str]) -> list[bytes]:
+        """The values of keys that exist; for others an empty one (torch's older server hangs up)."""
+        async with self._exchange():
+            self._writer.write(wire.request(Op.MULTI_GET, [*map(_key, keys)]))
+            return [await self._sized() for _ in keys]
+
+    async def multi_set(self, items: Mapping[str, bytes]) -> None:
+        await self._tell(wire.request(Op.MULTI_SET, [*map(_key, items)], [*items.values()]))
+
+    async def queue_push(self, key: str, value: bytes) -> None:
+        await self._tell(wire.request(Op.QUEUE_PUSH, [_key(key)], [value]))
+
+    async def queue_pop(self, key: str) -> bytes | None:
+        """The queue's first value, None when it is empty; `wait` for the key before, to block."""
+        async with self._exchange():
+            self._writer.write(wire.request(Op.QUEUE_POP, [_key(key)]))
+            return await self._sized() if await self._number() else None
+
+    async def queue_len(self, key: str) -> int:
+        return await self._ask_number(wire.request(Op.QUEUE_LEN, [_key(key)]))
+
+    async def list_keys(self) -> list[str]:
+        """Every key that a client set, without its prefix. torch 2.15 and newer."""
+        async with self._exchange():
+            self._writer.write(wire.request(Op.LIST_KEYS))
+            keys = [await self._sized() for _ in range(await self._number())]
+        return [key[len(_PREFIX) :].decode() for key in keys if key.startswith(_PREFIX)]
+
+    async def barrier(self, key: str, world_size: int, *, timeout: float | None = None) -> None:
+        """Until `world_size` clients have come; TimeoutError after `timeout` seconds. torch 2.15 and newer."""
+        if not await self._until(wire.request(Op.BARRIER, [_key(key)], number=world_size), timeout):
+            raise TimeoutError(f"{world_size} clients were not at {key} within {timeout:g} s")
+
+    async def _until(self, request: bytes, timeout: float | None) -> bool:
+        """Whether the server let this client go on before the time-out."""
+        async with self._exchange():
+            self._writer.write(request)
+            with contextlib.suppress(asyncio.TimeoutError):
+                # A read that is cut short has taken nothing from the stream.
+                await asyncio.wait_for(self._reader.readexactly(1), timeout)
+                return True
+            self._writer.write(wire.request(Op.CANCEL_WAIT))
+            if await self._reader.readexactly(1) == b"\0":  # it came while we gave up; the acknowledgement follows
+                await self._reader.readexactly(1)
+        return False
+
     async def _tell(self, request: bytes) -> None:
-        async with self._turn:
+        async with self._exchange():
             self._writer.write(request)
             await self._writer.drain()
 
     async def _ask(self, request: bytes, size: int) -> bytes:
-        async with self._turn:
+        async with self._exchange():
             self._writer.write(request)
             return await self._reader.readexactly(size)
 
@@ -94,10 +131,28 @@ class StoreClient:
         return int.from_bytes(await self._ask(request, 8), sys.byteorder, signed=True)
 
     async def _ask_value(self, request: bytes) -> bytes:
-        async with self._turn:
+        async with self._exchange():
             self._writer.write(request)
-            size = int.from_bytes(await self._reader.readexactly(8), sys.byteorder)
-            return await self._reader.readexactly(size)
+            return await self._sized()
+
+    async def _number(self) -> int:
+        return int.from_bytes(await self._reader.readexactly(8), sys.byteorder, signed=True)
+
+    async def _sized(self) -> bytes:
+        return await self._reader.readexactly(await self._number())
+
+    @contextlib.asynccontextmanager
+    async def _exchange(self) -> AsyncIterator[None]:
+        """One request and its answer. Cut short, the two sides disagree about what comes next: nothing more is said."""
+        async with self._turn:
+            try:
+                yield
+            except asyncio.IncompleteReadError:
+                self.close()
+                raise ConnectionResetError("the store closed the connection") from None
+            except BaseException:
+                self.close()
+                raise
 
 
 def _key(key: str) -> bytes:

@@ -176,7 +176,7 @@ async def test_memory_and_connections_are_bounded(start: Start) -> None:
     writer.close()
     await two.set("k", b"x" * 990)
     await two.set("l", b"x" * 990)
-    with pytest.raises((ConnectionError, asyncio.IncompleteReadError)):
+    with pytest.raises(ConnectionError):
         await two.num_keys()
     assert await one.num_keys() == 1
     assert await one.delete("k")
@@ -207,7 +207,7 @@ async def test_a_client_that_goes_while_it_waits_leaves_nothing_behind(start: St
     while not server.storage._waiters:
         await two.num_keys()
     one.close()
-    with pytest.raises((ConnectionError, asyncio.IncompleteReadError)):
+    with pytest.raises(ConnectionError):
         await waiting
     while server.storage._waiters:
         await two.num_keys()
