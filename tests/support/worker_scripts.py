@@ -22,7 +22,8 @@ while not stop.item():
         stop.fill_(float(os.path.exists(sys.argv[1])))
     dist.broadcast(stop, 0)
     if steps in (1, 5):
-        said = f"step {steps} rank {rank} of {world} pid {os.getpid()} restart {os.environ['TORCHELASTIC_RESTART_COUNT']}"
+        restart = os.environ["TORCHELASTIC_RESTART_COUNT"]
+        said = f"step {steps} rank {rank} of {world} pid {os.getpid()} restart {restart}"
         print(f"{said} at {time.time():.4f}", flush=True)
     time.sleep(0.005)
 dist.destroy_process_group()

@@ -63,6 +63,8 @@ def run(command: Command, env: dict[str, str]) -> None:
     atexit.register(gc.unfreeze)  # shared until the end, collected at the end like anything else
     main = types.ModuleType("__main__")
     main.__dict__["__builtins__"] = __builtins__
+    if hasattr(sys.modules["__main__"], "__annotations__"):  # not so from Python 3.14 on
+        main.__annotations__ = {}
     sys.modules["__main__"] = main
     sys.orig_argv[:] = command.argv
     try:

@@ -36,10 +36,19 @@ def test_read(line: str, expected: object) -> None:
 
 @pytest.mark.parametrize(
     "line",
-    (
-        "bash -c x,./train,python,python -i t.py,python -,python -V,python --version,python -m,torchrun,"
-        "env A=1 python t.py,python-config t.py"
-    ).split(","),
+    [
+        "bash -c x",
+        "./train",
+        "python",
+        "python -i t.py",
+        "python -",
+        "python -V",
+        "python --version",
+        "python -m",
+        "torchrun",
+        "env A=1 python t.py",
+        "python-config t.py",
+    ],
 )
 def test_anything_else_is_started_by_exec_as_it_is(line: str) -> None:
     command = read_command(line.split(), "PY")
