@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -16,9 +15,12 @@ dist: Any = pytest.importorskip("torch.distributed")
 
 @pytest.fixture(scope="module", params=[True, False], ids=["libuv", "threads"])
 def master(request: pytest.FixtureRequest) -> Any:
-    return dist.TCPStore(
-        "127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=5), use_libuv=request.param
-    )
+    try:
+        return dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, use_libuv=request.param)
+    except RuntimeError as error:
+        if "libuv" not in str(error):
+            raise
+        pytest.skip("this torch is built without libuv")
 
 
 @pytest.fixture
