@@ -105,9 +105,8 @@ class Operator:
         return queue, links
 
     async def _work(self, queue: Queue[Key], links: Links, election: Election | None) -> None:
-        watching = asyncio.Event()
         working = asyncio.create_task(queue.run(self.settings.workers))
-        ringing = asyncio.create_task(handlers.ring(queue.poke, self.settings.watch_namespaces, watching))
+        ringing = asyncio.create_task(handlers.ring(queue.poke, self.settings.watch_namespaces))
         stopped = asyncio.create_task(self.stop.wait())
         tasks: set[asyncio.Task[object]] = {working, ringing, stopped}
         if election is not None:
@@ -116,11 +115,8 @@ class Operator:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
                 task.result()
-            if ringing in done and not self.stop.is_set():
-                raise CannotStart("the watch has ended")
         finally:
-            watching.set()
-            for task in tasks - {ringing}:
+            for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             await links.close()
@@ -151,7 +147,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     logs.configure(settings.log_level, settings.log_format)
     try:
         asyncio.run(run(settings))
-    except (CannotStart, LeaseLost) as error:
+    except (CannotStart, LeaseLost, handlers.WatchEnded) as error:
         log.error("%s", error)
         return 1
     return 0

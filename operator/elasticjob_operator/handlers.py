@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeAlias
 
 import kopf
 
 from elasticjob.contract.names import GROUP, PLURAL, VERSION, Label
 from elasticjob_operator.model.raw import text
 
+Key: TypeAlias = tuple[str, str]
+"""Namespace and name of a job."""
+
 WATCH_SECONDS = 600
 REQUEST_SECONDS = 30
 
 
-def registry(poke: Callable[[tuple[str, str]], None]) -> kopf.OperatorRegistry:
+def registry(poke: Callable[[Key], None]) -> kopf.OperatorRegistry:
     """Handlers that ring for `poke(namespace, name)`."""
     handlers = kopf.OperatorRegistry()
 
@@ -48,8 +53,45 @@ def settings() -> kopf.OperatorSettings:
     return chosen
 
 
-async def ring(poke: Callable[[tuple[str, str]], None], namespaces: tuple[str, ...], stop: asyncio.Event) -> None:
-    """Watch until `stop`; an error of a watch that kopf cannot repair is raised."""
+class WatchEnded(Exception):  # noqa: N818
+    """kopf gave up; the process must start anew."""
+
+
+async def ring(poke: Callable[[Key], None], namespaces: tuple[str, ...]) -> None:
+    """Watch until cancelled; `WatchEnded` when kopf cannot go on.
+
+    kopf has a thread and a loop to itself: it takes its loop's signals and stray tasks for its own, and waits seconds
+    for them when it stops.
+    """
+    loop = asyncio.get_running_loop()
+    ended: asyncio.Future[None] = loop.create_future()
+    stop = threading.Event()
+
+    def give_up(why: BaseException | None) -> None:
+        if not ended.done():
+            ended.set_exception(WatchEnded(f"the watch has ended: {why or 'no reason given'}"))
+
+    def across(call: Callable[..., None], *args: Any) -> None:
+        # The loop may have been closed meanwhile: then nobody listens any more.
+        with contextlib.suppress(RuntimeError):
+            loop.call_soon_threadsafe(call, *args)
+
+    def watch() -> None:
+        try:
+            asyncio.run(_watch(lambda key: across(poke, key), namespaces, stop))
+        except BaseException as error:  # a thread's errors reach nobody else
+            across(give_up, error)
+        else:
+            across(give_up, None)
+
+    threading.Thread(target=watch, name="kopf", daemon=True).start()
+    try:
+        await ended
+    finally:
+        stop.set()
+
+
+async def _watch(poke: Callable[[Key], None], namespaces: tuple[str, ...], stop: threading.Event) -> None:
     await kopf.operator(
         registry=registry(poke),
         settings=settings(),

@@ -147,6 +147,10 @@ class Links:
                 backoff = min(LONGEST_BACKOFF, backoff * 2)
                 continue
             backoff = FIRST_BACKOFF
+            if job.task is not asyncio.current_task():
+                # Before Python 3.12 a cancellation that meets the end of a connect is lost.
+                wire.close()
+                return
             if _is_other(wire.welcome, address):
                 log.warning("%s/%s: %s answers as another store", *key, address.pod)
                 wire.close()

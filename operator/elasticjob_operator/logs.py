@@ -33,3 +33,5 @@ def configure(level: str, style: str) -> None:
     # kopf tells of every event and every watch at INFO.
     for noisy in ("kopf", "kubernetes", "aiohttp"):
         logging.getLogger(noisy).setLevel(max(logging.WARNING, logging.getLevelName(level)))
+    # It warns that it does not take the process's signals: it must not.
+    logging.getLogger("kopf._core.reactor.running").setLevel(logging.ERROR)

@@ -131,11 +131,15 @@ class Queue(Generic[K]):
             key = self._schedule.take(now)
             if key is not None:
                 return key
-            due = self._schedule.next_due()
+            # Not wait_for: until Python 3.12 it swallows a cancellation that comes together with the event.
+            due, timer = self._schedule.next_due(), None
+            if due is not None:
+                timer = asyncio.get_running_loop().call_later(max(0.0, due - now), self._event.set)
             try:
-                await asyncio.wait_for(self._event.wait(), None if due is None else max(0.0, due - now))
-            except asyncio.TimeoutError:
-                continue
+                await self._event.wait()
+            finally:
+                if timer is not None:
+                    timer.cancel()
 
     async def _work(self, key: K, free: asyncio.Semaphore) -> None:
         again: float | None = None

@@ -23,6 +23,7 @@ def from_worker(failure: Failure, node: str) -> dict[str, Any]:
         signal=failure.signal,
         reason=failure.exception or failure.signal or "Error",
         **{"class": failure.kind.value},
+        exception=failure.exception,
         message=failure.message,
     )
 

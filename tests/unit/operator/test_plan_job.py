@@ -139,7 +139,8 @@ def test_the_root_cause_is_told_in_full() -> None:
     status_ = told(run(after(round_ended(1, failure=cause))))
     assert status_["lastFailure"] == {
         "time": "2027-01-15T07:59:58Z", "pod": "bert-0-0", "node": "n1", "rank": 3, "exitCode": 1,
-        "reason": "ValueError", "class": "UserError", "message": "loss is nan",
+        "reason": "ValueError", "class": "UserError", "exception": "ValueError",
+        "message": "loss is nan",
     }  # fmt: skip
     assert status_["recentFailures"] == [status_["lastFailure"]]
 

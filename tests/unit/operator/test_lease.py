@@ -1,0 +1,119 @@
+"""Leader election: who may take the Lease, and that two candidates never both lead. The clocks are the test's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from elasticjob_operator.kube import LEASES, KubeError, Unclear
+from elasticjob_operator.lease import DURATION, Election, LeaseLost, Seen, may_take, next_record
+from support.operator_world import Api
+
+
+@pytest.mark.parametrize(
+    ("name", "record", "waited", "free"),
+    [
+        ("there is none", {}, 0.0, True),
+        ("released", {"holderIdentity": ""}, 0.0, True),
+        ("mine", {"holderIdentity": "me"}, 0.0, True),
+        ("somebody's", {"holderIdentity": "you", "leaseDurationSeconds": 15}, 14.9, False),
+        ("somebody's, unchanged for its duration", {"holderIdentity": "you", "leaseDurationSeconds": 15}, 15.0, True),
+        ("of unknown duration", {"holderIdentity": "you"}, DURATION - 1, False),
+    ],
+)
+def test_who_may_take_it(name: str, record: dict[str, Any], waited: float, free: bool) -> None:
+    assert may_take(Seen(record, 100.0), "me", 100.0 + waited) is free
+
+
+def test_each_change_of_holder_is_a_new_generation() -> None:
+    first = next_record({}, "a", 0.0)
+    again = next_record(first, "a", 5.0)
+    other = next_record(again, "b", 9.0)
+    assert [r["leaseTransitions"] for r in (first, again, other)] == [1, 1, 2]
+    assert again["acquireTime"] == first["acquireTime"] != other["acquireTime"]
+
+
+class Clock:
+    """Time that passes only by sleeping."""
+
+    def __init__(self, api: Api) -> None:
+        self.api = api
+        self.now = 0.0
+        self.on_sleep: Any = None
+
+    async def sleep(self, seconds: float) -> None:
+        self.now += seconds
+        if self.on_sleep is not None:
+            await self.on_sleep()
+
+
+def election(api: Api, me: str, clock: Clock | None = None) -> tuple[Election, Clock]:
+    clock = clock or Clock(api)
+    return Election(api, "ns", "op", me, clock=lambda: clock.now, wall=lambda: clock.now, sleep=clock.sleep), clock
+
+
+async def test_the_first_leads_the_second_waits_and_takes_over_when_it_is_released() -> None:
+    api = Api(0.0)
+    second, clock = election(api, "b")
+    first, _ = election(api, "a", clock)
+    await first.lead()
+
+    async def renew_then_release() -> None:
+        if clock.now > 30:
+            await first.release()
+        else:
+            assert await first._try()
+
+    clock.on_sleep = renew_then_release
+    await second.lead()
+    assert clock.now > 30
+    assert (first.generation, second.generation) == (1, 2)
+
+
+async def test_a_dead_leader_is_followed_after_its_lease_has_run_out() -> None:
+    api = Api(0.0)
+    (first, _), (second, clock) = election(api, "a"), election(api, "b")
+    await first.lead()
+    await second.lead()
+    assert DURATION <= clock.now <= DURATION + 4
+
+
+async def test_a_leader_that_was_overtaken_ends() -> None:
+    api = Api(0.0)
+    (first, _), (second, _) = election(api, "a"), election(api, "b")
+    await first.lead()
+    await second.lead()
+    with pytest.raises(LeaseLost, match="b leads"):
+        await first.keep()
+
+
+async def test_a_leader_that_cannot_renew_ends_before_anybody_may_follow(monkeypatch: pytest.MonkeyPatch) -> None:
+    api = Api(0.0)
+    first, clock = election(api, "a")
+    await first.lead()
+
+    async def broken(*_: Any, **__: Any) -> Any:
+        raise Unclear("no answer")
+
+    monkeypatch.setattr(api, "update", broken)
+    with pytest.raises(LeaseLost, match="could not renew"):
+        await first.keep()
+    assert clock.now < DURATION
+
+
+async def test_two_candidates_of_one_moment_do_not_both_lead() -> None:
+    api = Api(0.0)
+    elections = [election(api, name)[0] for name in "ab"]
+    assert [await e._try() for e in elections] == [True, False]
+
+
+async def test_an_error_is_a_no(monkeypatch: pytest.MonkeyPatch) -> None:
+    api = Api(0.0)
+
+    async def broken(*_: Any, **__: Any) -> Any:
+        raise KubeError("down")
+
+    monkeypatch.setattr(api, "get", broken)
+    assert await election(api, "a")[0]._try() is False
+    assert (LEASES, "op") not in api.objects
