@@ -26,7 +26,10 @@ IMPORT_TIMEOUT = 600.0
 """Seconds: an image on a slow network disk may need minutes for its imports."""
 FORK_TIMEOUT = 30.0
 
+WITHOUT_LIBUV = str(Path(__file__).with_name("without_libuv"))
+"""On PYTHONPATH of workers that start by exec."""
 _BOOT = "import sys; sys.path.insert(0, sys.argv[1]); from elasticjob.agent.warm_process import main; main()"
+_BOOT_COLD = "import sys; sys.path.insert(0, sys.argv[1]); from elasticjob.agent.warm_process import cold; cold()"
 _FIND_LIBUV = """
 import importlib.util, glob, mmap, os
 spec = importlib.util.find_spec("torch")
@@ -72,7 +75,7 @@ class Launcher:
 
     async def prepare(self) -> str:
         """Make ready to start workers. Returns what is ready, for people."""
-        libuv = True
+        libuv: bool | None = None
         try:
             command = self._warmable()
             self._warm = WarmProcess(command, self._env, self._preload, self._output)
@@ -85,6 +88,8 @@ class Launcher:
             what, libuv = f"workers start by exec: {error}", await self._libuv_by_file()
         if not libuv:
             self._env.setdefault("USE_LIBUV", "0")
+            before = self._env.get("PYTHONPATH")
+            self._env["PYTHONPATH"] = os.pathsep.join([WITHOUT_LIBUV, *([before] if before else [])])
         return what
 
     async def start(self, workers: Sequence[WorkerStart]) -> list[int]:
@@ -122,10 +127,17 @@ class Launcher:
             raise WarmError("preload is empty")
         return self._command
 
+    def _argv(self) -> Sequence[str]:
+        """The command; through `run_main` where torch must be kept from asking for a libuv that it does not have."""
+        command = self._command
+        if self._env.get("USE_LIBUV") != "0" or isinstance(command, PlainCommand):
+            return command.argv
+        return [command.interpreter, *command.flags, "-c", _BOOT_COLD, CODE_ROOT, json.dumps(_run_main(command))]
+
     def _exec(self, worker: WorkerStart) -> int:
         try:
             process = subprocess.Popen(
-                self._command.argv,
+                self._argv(),
                 env={**self._env, **worker.env},
                 stdin=subprocess.DEVNULL,
                 stdout=worker.stdout,
@@ -161,6 +173,11 @@ def _ask(argv: Sequence[str], env: Mapping[str, str]) -> str:
         return answer.read()
 
 
+def _run_main(command: PythonCommand) -> dict[str, object]:
+    """Fields of `run_main.Command`."""
+    return {"mode": command.mode.value, "target": command.target, "args": command.args, "argv": command.argv}
+
+
 class WarmProcess:
     """The agent's side of `warm_process`."""
 
@@ -169,15 +186,7 @@ class WarmProcess:
             raise WarmError(f"{command.target} is not a file")
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
-        config = {
-            "preload": list(preload),
-            "command": {
-                "mode": command.mode.value,
-                "target": command.target,
-                "args": command.args,
-                "argv": command.argv,
-            },
-        }
+        config = {"preload": list(preload), "command": _run_main(command)}
         argv = [command.interpreter, *command.flags, "-c", _BOOT, CODE_ROOT, str(theirs.fileno()), json.dumps(config)]
         try:
             process = subprocess.Popen(

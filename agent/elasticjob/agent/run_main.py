@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import atexit
 import ctypes
+import functools
 import gc
+import importlib
 import importlib.machinery
 import importlib.util
 import io
 import json
+import linecache
 import os
 import random
 import signal
@@ -20,6 +23,8 @@ import types
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from elasticjob.agent.without_libuv import sitecustomize
 
 PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -58,8 +63,11 @@ def run(command: Command, env: dict[str, str]) -> None:
     os.environ.update(env)
     show_command(command.argv)
     _restore_threads()
+    _do_without_libuv()
     _draw_afresh()
     _forget_launch_directory()
+    if os.environ.get("USE_LIBUV") == "0":
+        _default_to_no_libuv()
     atexit.register(gc.unfreeze)  # shared until the end, collected at the end like anything else
     main = types.ModuleType("__main__")
     main.__dict__["__builtins__"] = __builtins__
@@ -76,6 +84,13 @@ def run(command: Command, env: dict[str, str]) -> None:
         if isinstance(error, KeyboardInterrupt):
             _end_by_interrupt()
         sys.exit(1)
+
+
+def _do_without_libuv() -> None:
+    """The agent found that this torch has none: see `without_libuv`."""
+    rendezvous = sys.modules.get(sitecustomize.MODULE)
+    if os.environ.get("USE_LIBUV") == "0" and rendezvous is not None:
+        sitecustomize.tell(rendezvous)
 
 
 def prepare_path(command: Command) -> None:
@@ -101,10 +116,17 @@ def _execute(command: Command, main: types.ModuleType) -> None:
         case "code":
             sys.argv[:] = ["-c", *command.args]
             main.__dict__.update(__spec__=None, __loader__=importlib.machinery.BuiltinImporter)
+            _show_source(command.target)
             exec(compile(command.target, "<string>", "exec", dont_inherit=True), main.__dict__)  # noqa: S102
         case _:
             sys.argv[:] = [command.target, *command.args]
             _run_script(command.target, main)
+
+
+def _show_source(text: str) -> None:
+    """From Python 3.13 on tracebacks show the lines of `-c`; this process had another `-c`."""
+    if "<string>" in linecache.cache:
+        linecache.cache["<string>"] = (len(text), None, [f"{line}\n" for line in text.splitlines()], "<string>")
 
 
 def _run_script(path: str, main: types.ModuleType) -> None:
@@ -139,6 +161,16 @@ def _draw_afresh() -> None:
 def _forget_launch_directory() -> None:
     if multiprocessing := sys.modules.get("multiprocessing.process"):
         multiprocessing.ORIGINAL_DIR = str(Path.cwd())  # type: ignore[attr-defined]
+
+
+def _default_to_no_libuv() -> None:
+    """torch 2.6 asks for libuv whenever the agent hosts the store, whatever USE_LIBUV says, and fails without it."""
+    try:
+        rendezvous = importlib.import_module("torch.distributed.rendezvous")
+    except ImportError:
+        return
+    if (store := getattr(rendezvous, "TCPStore", None)) is not None:
+        rendezvous.__dict__["TCPStore"] = functools.partial(store, use_libuv=False)
 
 
 def _restore_threads() -> None:

@@ -62,6 +62,9 @@ class Agent:
                 await self._close()
             self._write(exit_)
         logging.getLogger("elasticjob").removeHandler(handler)
+        for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT):
+            self._loop.remove_signal_handler(number)
+            signal.signal(number, signal.SIG_IGN)  # what is left is to exit
         self._stdout.close(FLUSH_TIMEOUT)
         self._stderr.close(FLUSH_TIMEOUT)
         return exit_.code

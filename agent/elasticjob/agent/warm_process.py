@@ -10,6 +10,8 @@ and gets `{"pids": [...]}` once the workers are its own children. Before that, o
 
     {"ready": true, "libuv": true, "seconds": 2.5, "missing": ["module: why"]}    or {"ready": false, "why": "..."}
 
+(`libuv`: whether torch has it, null where torch is not preloaded.)
+
 Its end of file ends this process.
 """
 
@@ -47,8 +49,7 @@ def main() -> None:
     """Arguments: the agent's code (to be taken off sys.path), descriptor of the socket, JSON of the configuration."""
     code_root, descriptor, raw = sys.argv[1:4]
     sys.path.remove(code_root)
-    for name in [n for n in sys.modules if n.split(".")[0] == "elasticjob"]:
-        del sys.modules[name]  # the user's code may have its own `elasticjob`
+    _forget_ourselves()
     config = json.loads(raw)
     command = run_main.Command(**config["command"])
     run_main.prepare_path(command)
@@ -67,6 +68,25 @@ def main() -> None:
     gc.freeze()  # a collection in a worker must not copy the pages it shares
     worker = _serve(control, os.getppid())
     run_main.run(command, worker.env)
+
+
+def cold() -> None:
+    """Without a warm process: be `python script.py` with what `run_main` does about the environment.
+
+    Arguments: the agent's code, JSON of the command.
+    """
+    code_root, raw = sys.argv[1:3]
+    sys.path.remove(code_root)
+    _forget_ourselves()
+    command = run_main.Command(**json.loads(raw))
+    run_main.prepare_path(command)
+    run_main.run(command, {})
+
+
+def _forget_ourselves() -> None:
+    """The user's code may have its own `elasticjob`."""
+    for name in [n for n in sys.modules if n.split(".")[0] == "elasticjob"]:
+        del sys.modules[name]
 
 
 def _hold_environment() -> dict[str, str | None]:
@@ -125,7 +145,7 @@ def _try(writable: int) -> None:
         os.dup2(null, 1)
         os.dup2(null, 2)
         torch = sys.modules.get("torch")
-        result = {"ready": True, "libuv": True} if torch is None else _try_torch(torch)
+        result = {"ready": True, "libuv": None} if torch is None else _try_torch(torch)
     except BaseException as error:
         result = {"ready": False, "why": f"{type(error).__name__}: {error}"[:1000]}
     os.write(writable, json.dumps(result).encode())

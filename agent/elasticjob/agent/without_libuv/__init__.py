@@ -1,0 +1,1 @@
+"""Put on PYTHONPATH as a folder: see `sitecustomize`."""
