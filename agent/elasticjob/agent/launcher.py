@@ -85,11 +85,11 @@ class Launcher:
                 what += f" (not imported: {'; '.join(verdict['missing'])})"
         except WarmError as error:
             self.stop_warm()
-            what, libuv = f"workers start by exec: {error}", await self._libuv_by_file()
+            what = f"workers start by exec: {error}"
+        if libuv is None:
+            libuv = await self._libuv_by_file()
         if not libuv:
             self._env.setdefault("USE_LIBUV", "0")
-            before = self._env.get("PYTHONPATH")
-            self._env["PYTHONPATH"] = os.pathsep.join([WITHOUT_LIBUV, *([before] if before else [])])
         return what
 
     async def start(self, workers: Sequence[WorkerStart]) -> list[int]:
