@@ -179,9 +179,15 @@ def _short(f: Facts, target: int, counted: str) -> Condition:
     no_image = [p for p in f.current if p.image_error]
     if no_image:
         return condition(False, "BelowDesiredAboveMin", f"{counted}; {no_image[0].name}: {no_image[0].image_error}")
-    replaced = any(f.workers.incarnations[:target])
-    reason = "BelowDesiredAboveMin" if replaced and f.world.rounds > 0 else "ScalingUp"
+    reason = "ScalingUp" if f.world.rounds == 0 or _grows(f, target) else "BelowDesiredAboveMin"
     return condition(False, reason, f"{counted}; the others are starting")
+
+
+def _grows(f: Facts, target: int) -> bool:
+    """Whether a higher target is new, or has not been reached since it was."""
+    before = f.ctx.status.conditions.get(ConditionType.FULLY_SCALED)
+    raised = f.ctx.status.target is not None and target > f.ctx.status.target
+    return raised or (before is not None and before.reason == "ScalingUp")
 
 
 # ---- Restarting ------------------------------------------------------------------------------------------------

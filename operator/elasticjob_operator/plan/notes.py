@@ -13,7 +13,7 @@ def notes(f: Facts, told: dict[ConditionType, Condition]) -> tuple[Note, ...]:
 
 
 def _world(f: Facts) -> tuple[Note, ...]:
-    if not f.world.fresh:
+    if not (f.world.fresh and f.world.formed):
         return ()
     what = f"{f.world.active} nodes train with {f.world.size} workers"
     formed = Note("WorldFormed", f"round {f.world.rounds}: {what}", key=str(f.world.rounds))

@@ -38,7 +38,9 @@ def look(ctx: Context) -> World:
     if report is None or report.phase is RoundPhase.RECOVERING:
         return _remembered(ctx, report)
     formed = report.phase is RoundPhase.RUNNING and report.formed_at > 0
-    fresh = report.formed_at > ctx.status.last_rendezvous + 0.001
+    # A successor store restores the round it finds: the same one, though its time is that of the restoring.
+    restored = report.round is not None and report.round.store != report.incarnation and ctx.status.rounds > 0
+    fresh = not restored and report.formed_at > ctx.status.last_rendezvous + 0.001
     rounds = ctx.status.rounds
     return World(
         formed=formed,

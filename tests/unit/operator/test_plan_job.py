@@ -271,8 +271,8 @@ TWO = (worker(0), worker(1))
             "BelowDesiredAboveMin", "Pending",
         ),
         (
-            "between rounds", TWO, gathering(*TWO, rounds=1), {"rendezvousRound": 1}, "Restarting", "ScalingUp",
-            "Scaling",
+            "between rounds", TWO, gathering(*TWO, rounds=1), {"rendezvousRound": 1}, "Restarting",
+            "BelowDesiredAboveMin", "Scaling",
         ),
         (
             "a store that recovers", TWO, replace(gathering(*TWO), phase=RoundPhase.RECOVERING),
@@ -341,6 +341,19 @@ def test_rounds_are_counted_upwards_across_stores(
 ) -> None:
     p = run(steady(told=report(*TWO, rounds=seen), rendezvousRound=rounds, lastRendezvousTime=counted))
     assert told(p)["rendezvousRound"] == becomes
+
+
+def test_a_round_that_a_new_store_restored_is_not_counted_again() -> None:
+    restored = report(*TWO, incarnation=1, round=RoundId(1, 0, 1), formed_at=NOW - 3)
+    observed = steady(
+        told=restored,
+        rendezvousRound=4,
+        rendezvous={"endpoint": "", "incarnation": 1},
+        conditions=[condition("Running")],
+    )
+    p = run(replace(observed, stores=(store(1),)))
+    assert told(p)["rendezvousRound"] == 4
+    assert p.notes == ()
 
 
 def test_status_of_a_newer_operator_is_kept() -> None:

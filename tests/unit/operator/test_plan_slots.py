@@ -209,7 +209,9 @@ def test_scale_down_deletes_the_highest_slots_and_tells_the_store_first() -> Non
 
 def test_scale_up_again_never_reuses_a_name() -> None:
     observed = replace(steady(), job=job(status=status(podIncarnations="0,0,0"), **elastic(1, 4, 4)))
-    assert [a.name for a in run(observed).actions if isinstance(a, CreateWorker)] == ["bert-2-1", "bert-3-0"]
+    p = run(observed)
+    assert [a.name for a in p.actions if isinstance(a, CreateWorker)] == ["bert-2-1", "bert-3-0"]
+    assert (told(p)["phase"], [c["reason"] for c in told(p)["conditions"]][2]) == ("Scaling", "ScalingUp")
 
 
 @pytest.mark.parametrize(("asked", "target"), [(None, 4), (1, 2), (9, 4), (3, 3)])
