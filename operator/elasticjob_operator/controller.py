@@ -25,6 +25,7 @@ from elasticjob_operator.plan import Plan, plan
 log = logging.getLogger(__name__)
 
 CONFLICT_DELAY = 0.05
+MINOR_SECONDS = 1.0
 
 
 @dataclass
@@ -54,7 +55,8 @@ class Controller:
         memory = self._memory(key, text(raw, "metadata", "uid"))
         observed = await observe(self.api, raw, memory, self.links.view(key), self.clock())
         decided = plan(observed, self.image, self.clock())
-        if decided.status is not None:
+        wait = self._postponed(decided, memory)
+        if decided.status is not None and wait is None:
             try:
                 await self._write(raw, decided.status)
             except Conflict:
@@ -63,10 +65,25 @@ class Controller:
             except NotFound:
                 self._forget(key)
                 return None
-        self._show_phase(key, text(decided.status or raw.get("status"), "phase"))
+        written = decided.status if wait is None else None
+        self._show_phase(key, text(written or raw.get("status"), "phase"))
         self._speak(key, observed, decided)
         await self._act(observed, decided, memory)
-        return min(self.resync, decided.requeue_after or self.resync)
+        return min(self.resync, decided.requeue_after or self.resync, wait or self.resync)
+
+    def _postponed(self, decided: Plan, memory: JobMemory) -> float | None:
+        """Seconds that a minor change may still wait: pods come and go in batches, each write wakes all watchers."""
+        if decided.status is None or not decided.minor:
+            memory.minor_since = None
+            return None
+        now = self.clock()
+        if memory.minor_since is None:
+            memory.minor_since = now
+        wait = memory.minor_since + MINOR_SECONDS - now
+        if wait > 0:
+            return wait
+        memory.minor_since = None
+        return None
 
     async def _write(self, raw: dict[str, Any], status: Any) -> None:
         await self.api.update(JOBS, raw["metadata"]["namespace"], {**raw, "status": dict(status)}, "status")

@@ -18,6 +18,8 @@ class JobMemory:
     children: Children | None = None
     children_at: float = 0.0
     """When they were looked at, Unix seconds."""
+    minor_since: float | None = None
+    """Since when a minor change of status waits to be written."""
     refusals: dict[str, Refusal] = field(default_factory=dict)
     _attempts: dict[str, int] = field(default_factory=dict)
 

@@ -24,7 +24,7 @@ from elasticjob_operator.plan.conditions import Facts
 from elasticjob_operator.plan.context import Context, Todo
 from elasticjob_operator.plan.notes import notes
 from elasticjob_operator.plan.slots import Workers, judge_slots, plan_workers
-from elasticjob_operator.plan.status import next_status, same, told_conditions
+from elasticjob_operator.plan.status import minor, next_status, same, told_conditions
 from elasticjob_operator.plan.stores import Store, plan_store
 
 SHORTEST_WAIT = 0.05
@@ -51,6 +51,8 @@ class Plan:
     """`status` is None when it says the same as the one read. The order of use: status, facts, actions, notes."""
 
     status: Mapping[str, Any] | None = None
+    minor: bool = False
+    """Whether nothing depends on the write and nobody waits for it: more of the like may be awaited first."""
     facts: LinkFacts | None = None
     """For the store, without lease and sequence; only to be sent once `status` is written."""
     store: StoreAddress | None = None
@@ -92,6 +94,7 @@ def plan(observed: Observed, image: str, now: float) -> Plan:
     status = next_status(facts, told, image)
     return Plan(
         status=None if same(status, ctx.status.raw) else status,
+        minor=not todo.actions and minor(status, ctx.status.raw),
         facts=None if verdict else _link_facts(facts),
         store=_address(ctx, store),
         actions=todo.actions,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
 from elasticjob.contract.names import Label, Role
@@ -50,6 +51,19 @@ def _rendezvous(f: Facts) -> dict[str, Any] | None:
     if f.store.incarnation is None:
         return None
     return {"endpoint": endpoint(f.ctx.job, f.ctx.spec.port), "incarnation": f.store.incarnation}
+
+
+_MINOR = ("replicas", "active", "ready", "standby", "succeeded", "failed", "terminating")
+
+
+def minor(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Whether two statuses differ in what may wait a moment: counts, and the wording of conditions."""
+    return same(_gist(one), _gist(other))
+
+
+def _gist(status: Mapping[str, Any]) -> dict[str, Any]:
+    told = [(c.get("type"), c.get("status"), c.get("reason")) for c in objects(status, "conditions")]
+    return {name: value for name, value in status.items() if name not in _MINOR} | {"conditions": told}
 
 
 def _counts(f: Facts) -> dict[str, int]:
