@@ -21,11 +21,13 @@ PRELOAD = ("json", "random", "multiprocessing")
 
 
 @asynccontextmanager
-async def launcher(argv: Sequence[str], folder: Path, preload: Sequence[str] = PRELOAD) -> AsyncIterator[Launcher]:
+async def launcher(
+    argv: Sequence[str], folder: Path, preload: Sequence[str] = PRELOAD, workers: int = 1
+) -> AsyncIterator[Launcher]:
     """A launcher that is warm."""
     become_subreaper()
     with (folder / "warm.log").open("wb") as log:
-        launcher = Launcher(read_command(argv), {**os.environ, "BASE": "1"}, preload, log.fileno())
+        launcher = Launcher(read_command(argv), {**os.environ, "BASE": "1"}, preload, log.fileno(), workers)
         what = await launcher.prepare()
         assert what.startswith("warm after"), (what, (folder / "warm.log").read_text())
         warm_pid = launcher.warm_pid
@@ -37,9 +39,9 @@ async def launcher(argv: Sequence[str], folder: Path, preload: Sequence[str] = P
             await asyncio.to_thread(os.waitpid, warm_pid, 0)
 
 
-async def fork(launcher: Launcher, folder: Path, count: int = 1) -> list[tuple[int, str, str]]:
-    """(exit code, stdout, stderr) of each of `count` workers."""
-    names = [(folder / f"{i}.out", folder / f"{i}.err") for i in range(count)]
+async def fork(launcher: Launcher, folder: Path) -> list[tuple[int, str, str]]:
+    """(exit code, stdout, stderr) of each worker."""
+    names = [(folder / f"{i}.out", folder / f"{i}.err") for i in range(launcher.workers)]
     files = [(out.open("wb"), err.open("wb")) for out, err in names]
     env = {"WORKER": "yes", "TORCHELASTIC_ERROR_FILE": str(folder / "error.json")}
     pids = await launcher.start([WorkerStart(env, out.fileno(), err.fileno()) for out, err in files])
@@ -162,8 +164,8 @@ async def test_a_symbolic_link_to_a_script_imports_from_where_it_points(tmp_path
 async def test_draws_differ_between_workers_and_from_one_fork_to_the_next(tmp_path: Path) -> None:
     path = tmp_path / "script.py"
     path.write_text("import random, numpy, uuid; print(random.random(), numpy.random.rand(), uuid.uuid4())")
-    async with launcher([sys.executable, str(path)], tmp_path, ("random", "numpy")) as warm:
-        said = [out for _ in range(2) for _, out, _ in await fork(warm, tmp_path, 3)]
+    async with launcher([sys.executable, str(path)], tmp_path, ("random", "numpy"), 3) as warm:
+        said = [out for _ in range(2) for _, out, _ in await fork(warm, tmp_path)]
     draws = [line for out in said for line in out.split()]
     assert len(draws) == len(set(draws)) == 18
 
@@ -174,8 +176,8 @@ async def test_workers_are_our_children_in_sessions_of_their_own_and_die_with_us
         "import os, ctypes; n = ctypes.c_int(); ctypes.CDLL(None).prctl(2, ctypes.byref(n))\n"
         "print(os.getppid(), os.getsid(0) == os.getpid(), n.value, open('/proc/self/cmdline').read().split(chr(0))[1])"
     )
-    async with launcher([sys.executable, str(path)], tmp_path) as warm:
-        (code, out, err), *_ = await fork(warm, tmp_path, 2)
+    async with launcher([sys.executable, str(path)], tmp_path, workers=2) as warm:
+        (code, out, err), *_ = await fork(warm, tmp_path)
     assert (code, err) == (0, "")
     assert out.split() == [str(os.getpid()), "True", str(int(signal.SIGKILL)), str(path)]
 
@@ -222,8 +224,8 @@ async def test_torch_in_forked_workers(tmp_path: Path) -> None:
         "x = torch.ones(300, 300, requires_grad=True); (x @ x).sum().backward()\n"
         "print(torch.rand(1).item(), numpy.random.rand(), torch.cuda._is_in_bad_fork(), torch.get_num_threads())"
     )
-    async with launcher([sys.executable, str(path)], tmp_path, ("torch", "torch._dynamo")) as warm:
-        forked = [out.split() for _ in range(2) for _, out, _ in await fork(warm, tmp_path, 2)]
+    async with launcher([sys.executable, str(path)], tmp_path, ("torch", "torch._dynamo"), 2) as warm:
+        forked = [out.split() for _ in range(2) for _, out, _ in await fork(warm, tmp_path)]
     plain = await asyncio.to_thread(subprocess.check_output, [sys.executable, str(path)], text=True)
     assert len({value for said in forked for value in said[:2]}) == 8
     assert {tuple(said[2:]) for said in forked} == {tuple(plain.split()[2:])}

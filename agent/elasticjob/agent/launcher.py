@@ -61,7 +61,11 @@ class WorkerStart:
 class Launcher:
     """`prepare` once, then `start` as often as wanted. `env` is what all workers have in common."""
 
-    def __init__(self, command: Command, env: Mapping[str, str], preload: Sequence[str], output: int) -> None:
+    def __init__(
+        self, command: Command, env: Mapping[str, str], preload: Sequence[str], output: int, workers: int = 1
+    ) -> None:
+        """`workers`: how many each `start` asks for; `output`: where the warm process writes (a descriptor)."""
+        self.workers = workers
         self._command = command
         self._env = dict(env)
         self._preload = tuple(preload)
@@ -78,7 +82,7 @@ class Launcher:
         libuv: bool | None = None
         try:
             command = self._warmable()
-            self._warm = WarmProcess(command, self._env, self._preload, self._output)
+            self._warm = WarmProcess(command, self._env, self._preload, self._output, self.workers)
             verdict = await self._warm.ready()
             libuv, what = verdict["libuv"], f"warm after {verdict['seconds']:.1f} s"
             if verdict["missing"]:
@@ -181,12 +185,14 @@ def _run_main(command: PythonCommand) -> dict[str, object]:
 class WarmProcess:
     """The agent's side of `warm_process`."""
 
-    def __init__(self, command: PythonCommand, env: Mapping[str, str], preload: Sequence[str], output: int) -> None:
+    def __init__(
+        self, command: PythonCommand, env: Mapping[str, str], preload: Sequence[str], output: int, workers: int
+    ) -> None:
         if command.mode.value == "script" and not Path(command.target).is_file():
             raise WarmError(f"{command.target} is not a file")
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
-        config = {"preload": list(preload), "command": _run_main(command)}
+        config = {"preload": list(preload), "command": _run_main(command), "workers": workers}
         argv = [command.interpreter, *command.flags, "-c", _BOOT, CODE_ROOT, str(theirs.fileno()), json.dumps(config)]
         try:
             process = subprocess.Popen(

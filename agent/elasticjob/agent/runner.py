@@ -74,7 +74,7 @@ class Agent:
         helper_out, helper_in = os.pipe()
         self._helper = Stream(helper_out, "[warm]: ", self._stderr)
         env = node_env(config.env, config.local_world_size)
-        self._launcher = Launcher(self._command, env, config.preload, helper_in)
+        self._launcher = Launcher(self._command, env, config.preload, helper_in, config.local_world_size)
         self._workers = Workers(config, self._launcher, scratch, self._stdout, self._stderr)
         self._state = State(me=await self._announcement(), stop_grace=config.stop_grace)
         self._node = Node(

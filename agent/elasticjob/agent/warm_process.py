@@ -33,6 +33,8 @@ from elasticjob.agent import run_main
 MAX_WORKERS = 64
 TRIAL_DEADLINE = 20.0
 """Seconds: the trial takes milliseconds, but four nodes may be importing on two cores."""
+RESERVE_DELAY = 2.0
+"""Seconds of quiet before workers are forked ahead of need."""
 _HELD_AT_IMPORT = {"OPENBLAS_NUM_THREADS": "1", "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
 """While importing: numpy's OpenBLAS starts no thread, and `torch.cuda.is_available()` creates no CUDA state."""
 
@@ -61,12 +63,12 @@ def main() -> None:
     verdict = _trial()
     _release_environment(held)
     verdict |= {"seconds": round(time.monotonic() - started, 3), "missing": missing}
+    gc.collect()
+    gc.freeze()  # a collection in a worker must not copy the pages it shares
     control.send(json.dumps(verdict).encode())
     if not verdict["ready"]:
         return
-    gc.collect()
-    gc.freeze()  # a collection in a worker must not copy the pages it shares
-    worker = _serve(control, os.getppid())
+    worker = _serve(control, os.getppid(), config["workers"])
     run_main.run(command, worker.env)
 
 
@@ -174,66 +176,115 @@ def _has_libuv(torch: Any) -> bool:
     return True
 
 
-# ---- serving -----------------------------------------------------------------------------------------------------
+# ---- workers in reserve --------------------------------------------------------------------------------------------
 
 
-def _serve(control: socket.socket, agent: int) -> Worker:
-    """Fork workers as asked, for ever. Returns in a worker only."""
+class Reserve(NamedTuple):
+    """Processes forked ahead of need, each waiting on its socket for what makes it a worker.
+
+    They are forked twice: their parent is `middle`, which ends as they are released, so that the agent (a child
+    subreaper) becomes their parent and gets their exit status.
+    """
+
+    middle: int
+    pids: list[int]
+    sockets: list[socket.socket]
+    hold: int
+    """Descriptor: `middle` ends when it is closed."""
+
+    def release(self, workers: list[Worker]) -> None:
+        """Let them go as workers of the agent."""
+        for control, worker in zip(self.sockets, workers, strict=True):
+            socket.send_fds(control, [json.dumps(worker.env).encode()], [worker.stdout, worker.stderr])
+            control.close()
+        os.close(self.hold)
+        os.waitpid(self.middle, 0)
+
+
+def _serve(control: socket.socket, agent: int, count: int) -> Worker:
+    """Keep `count` processes in reserve and release them as asked, for ever. Returns in a worker only."""
+    reserve: Reserve | None = None
     while True:
-        data, descriptors, _, _ = socket.recv_fds(control, 1 << 20, 2 * MAX_WORKERS)
-        if not data:
+        # Not while the workers just released start: they want the processors.
+        quiet = reserve is None and not select.select([control], [], [], RESERVE_DELAY)[0]
+        request = None if quiet else socket.recv_fds(control, 1 << 20, 2 * MAX_WORKERS)
+        if request is not None and not request[0]:
             os._exit(0)
-        environments = json.loads(data)["workers"]
-        streams = zip(descriptors[::2], descriptors[1::2], strict=True)
-        wanted = [Worker(env, out, err) for env, (out, err) in zip(environments, streams, strict=True)]
-        sys.stdout.flush()
-        sys.stderr.flush()
-        worker = _fork(wanted, agent, control)
-        if worker is not None:
-            return worker
-        for descriptor in descriptors:
-            os.close(descriptor)
+        if reserve is None:
+            mustered = _muster(count, agent, control)
+            if isinstance(mustered, Worker):
+                return mustered
+            reserve = mustered
+        if request is not None:
+            _release(reserve, json.loads(request[0])["workers"], request[1])
+            control.send(json.dumps({"pids": reserve.pids}).encode())
+            reserve = None
 
 
-def _fork(wanted: list[Worker], agent: int, control: socket.socket) -> Worker | None:
-    """Fork twice, so that the agent (a child subreaper) becomes the workers' parent and gets their exit status."""
-    readable, writable = os.pipe()
+def _release(reserve: Reserve, environments: list[dict[str, str]], descriptors: list[int]) -> None:
+    streams = zip(descriptors[::2], descriptors[1::2], strict=True)
+    reserve.release([Worker(env, out, err) for env, (out, err) in zip(environments, streams, strict=True)])
+    for descriptor in descriptors:
+        os.close(descriptor)
+
+
+def _muster(count: int, agent: int, control: socket.socket) -> Reserve | Worker:
+    """Fork a reserve. In each of its processes this returns a `Worker`, once released."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    pairs = [socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(count)]
+    (answers, answer), (wait, hold) = os.pipe(), os.pipe()
     middle = os.fork()
     if middle == 0:
-        os.close(readable)
-        return _fork_workers(wanted, agent, control, writable)
-    os.close(writable)
-    with os.fdopen(readable, "rb") as answers:
-        pids = answers.read()
-    os.waitpid(middle, 0)  # from here on the workers are the agent's
-    control.send(pids)
-    return None
+        control.close()
+        os.close(answers)
+        os.close(hold)
+        for ours, _ in pairs:
+            ours.close()
+        return _fork_reserve([theirs for _, theirs in pairs], agent, answer, wait)
+    for descriptor in (answer, wait):
+        os.close(descriptor)
+    for _, theirs in pairs:
+        theirs.close()
+    with os.fdopen(answers, "rb") as told:
+        pids: list[int] = json.loads(told.read())
+    return Reserve(middle, pids, [ours for ours, _ in pairs], hold)
 
 
-def _fork_workers(wanted: list[Worker], agent: int, control: socket.socket, writable: int) -> Worker:
+def _fork_reserve(waiting: list[socket.socket], agent: int, answer: int, wait: int) -> Worker:
     middle, pids = os.getpid(), []
-    for worker in wanted:
+    for control in waiting:
         pid = os.fork()
         if pid == 0:
-            os.close(writable)
-            control.close()
-            _settle(worker, wanted, middle, agent)
-            return worker
+            for descriptor in (answer, wait):
+                os.close(descriptor)
+            for other in waiting:
+                if other is not control:
+                    other.close()
+            return _await_release(control, middle, agent)
         pids.append(pid)
-    os.write(writable, json.dumps({"pids": pids}).encode())
+    for control in waiting:
+        control.close()
+    os.write(answer, json.dumps(pids).encode())
+    os.close(answer)
+    os.read(wait, 1)
     os._exit(0)
 
 
-def _settle(worker: Worker, wanted: list[Worker], middle: int, agent: int) -> None:
-    """Own session, own output, and an end with the agent's."""
+def _await_release(control: socket.socket, middle: int, agent: int) -> Worker:
+    """In a process of the reserve: become a worker with its own session and output, that ends with the agent."""
+    data, descriptors, _, _ = socket.recv_fds(control, 1 << 20, 2)
+    if not data:
+        os._exit(0)
+    control.close()
+    worker = Worker(json.loads(data), *descriptors)
     os.setsid()
-    os.dup2(worker.stdout, 1)
-    os.dup2(worker.stderr, 2)
-    for other in wanted:
-        os.close(other.stdout)
-        os.close(other.stderr)
+    for descriptor, standard in ((worker.stdout, 1), (worker.stderr, 2)):
+        os.dup2(descriptor, standard)
+        os.close(descriptor)
     while os.getppid() == middle:
         os.sched_yield()  # the death signal below must mean the agent, not the process between
     run_main.die_with_parent()
     if os.getppid() != agent:
         os._exit(1)
+    return worker
