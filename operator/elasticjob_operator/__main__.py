@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import signal
 import sys
@@ -24,6 +25,9 @@ from elasticjob_operator.settings import Settings, parse
 
 log = logging.getLogger(__name__)
 
+BEAT_SECONDS = 30.0
+DEFINITION = f"{PLURAL}.{GROUP}"
+
 
 class CannotStart(Exception):  # noqa: N818
     """Said to the person who installs the operator."""
@@ -31,15 +35,14 @@ class CannotStart(Exception):  # noqa: N818
 
 async def check_crd(api: KubeApi) -> None:
     """kopf would only wait for a definition that is not there; say so instead."""
-    name = f"{PLURAL}.{GROUP}"
     try:
-        await api.get(CRDS, None, name)
+        await api.get(CRDS, None, DEFINITION)
     except NotFound:
         raise CannotStart(
-            f"the CustomResourceDefinition {name} is not installed: apply crds/elasticjobs.yaml"
+            f"the CustomResourceDefinition {DEFINITION} is not installed: apply crds/elasticjobs.yaml"
         ) from None
     except KubeError as error:
-        raise CannotStart(f"cannot ask the API server for {name}: {error}") from None
+        raise CannotStart(f"cannot ask the API server for {DEFINITION}: {error}") from None
 
 
 @dataclass
@@ -109,8 +112,7 @@ class Operator:
         ringing = asyncio.create_task(handlers.ring(queue.poke, self.settings.watch_namespaces))
         stopped = asyncio.create_task(self.stop.wait())
         tasks: set[asyncio.Task[object]] = {working, ringing, stopped}
-        if election is not None:
-            tasks.add(asyncio.create_task(election.keep()))
+        tasks.add(asyncio.create_task(election.keep() if election is not None else self._beat()))
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
@@ -122,6 +124,13 @@ class Operator:
             await links.close()
         if election is not None:
             await election.release()
+
+    async def _beat(self) -> None:
+        """What renewing the Lease is otherwise: a sign for the probe that the API server answers."""
+        while True:
+            await asyncio.sleep(BEAT_SECONDS)
+            with contextlib.suppress(KubeError):
+                await self.api.get(CRDS, None, DEFINITION)
 
 
 async def run(settings: Settings) -> None:
