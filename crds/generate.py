@@ -101,7 +101,9 @@ def generate(swagger: Path) -> str:
     """The text of elasticjobs.yaml."""
     expander = Expander(json.loads(swagger.read_text())["definitions"])
     crd = expander.filled(yaml.safe_load(SOURCE.read_text()))
-    return HEADER + yaml.dump(crd, Dumper=_Dumper, sort_keys=False, default_flow_style=None, width=120, allow_unicode=True)
+    style: dict[str, Any] = {"sort_keys": False, "default_flow_style": None, "width": 120, "allow_unicode": True}
+    text: str = yaml.dump(crd, Dumper=_Dumper, **style)
+    return HEADER + text
 
 
 if __name__ == "__main__":

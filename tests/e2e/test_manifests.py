@@ -79,6 +79,26 @@ BAD_AT_CREATE: list[tuple[str, list[Change], str]] = [
     ),
     ("own hostname", [("spec.template.spec.hostname", "h")], "remove template.spec.hostname and subdomain"),
     ("own subdomain", [("spec.template.spec.subdomain", "s")], "remove template.spec.hostname and subdomain"),
+    (
+        "a volume of ours",
+        [("spec.template.spec.volumes", [{"name": "elasticjob-shm", "emptyDir": {}}])],
+        "names of containers and volumes must not start with elasticjob-",
+    ),
+    (
+        "a container of ours",
+        [("spec.template.spec.containers.1", {"name": "elasticjob-agent", "image": "x"})],
+        "names of containers and volumes must not start with elasticjob-",
+    ),
+    (
+        "a number as a variable",
+        [("spec.template.spec.containers.0.env", [{"name": "EPOCHS", "value": 3}])],
+        "env[0].value in body must be of type string",
+    ),
+    (
+        "a variable twice",
+        [("spec.template.spec.containers.0.env", [{"name": "A", "value": "1"}, {"name": "A", "value": "2"}])],
+        'env[1]: Duplicate value: {"name":"A"}',
+    ),
     ("unknown field", [("spec.minReplicas", 2)], 'unknown field "spec.minReplicas"'),
     ("unknown pod field", [("spec.template.spec.contianers", [])], 'unknown field "spec.template.spec.contianers"'),
     ("a field of later", [("spec.suspend", True)], 'unknown field "spec.suspend"'),
