@@ -117,8 +117,10 @@ class Actor:
             await self.api.create(resource, self.job.namespace, body)
         except AlreadyExists as error:
             return await self._existing(resource, child, name, str(error))
-        except Refused as error:
-            reason = RefusalReason.QUOTA_EXCEEDED if error.quota else RefusalReason.POD_CREATION_FAILED
+        except (Refused, NotFound) as error:
+            # Not found: its namespace is.
+            quota = isinstance(error, Refused) and error.quota
+            reason = RefusalReason.QUOTA_EXCEEDED if quota else RefusalReason.POD_CREATION_FAILED
             self.memory.refused(child, reason, str(error), self.clock())
             return _Result(name, problem=str(error))
         except KubeError as error:

@@ -15,6 +15,7 @@ AVOIDS = "elasticjob.dev/avoids"
 """Annotation of a worker pod: comma-separated nodes that it was made to stay away from."""
 
 _NO_IMAGE = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "RegistryUnavailable")
+_STUCK = ("CreateContainerConfigError", "CreateContainerError", "RunContainerError", "CrashLoopBackOff")
 
 
 @dataclass(frozen=True)
@@ -61,6 +62,8 @@ class Pod:
     """The scheduler's words when it found no node."""
     image_error: str = ""
     """The kubelet's words when an image cannot be had."""
+    stuck: str = ""
+    """The kubelet's words when a container cannot be started for another reason."""
     disrupted: str = ""
     """Reason of a DisruptionTarget condition: eviction, preemption, taint."""
     avoids: frozenset[str] = frozenset()
@@ -94,6 +97,7 @@ def parse_pod(raw: Raw) -> Pod:
         deleting=moment(raw, "metadata", "deletionTimestamp"),
         unschedulable=_unschedulable(status),
         image_error=next(filter(None, map(_image_error, statuses)), ""),
+        stuck=next(filter(None, map(_stuck, statuses)), ""),
         disrupted=text(_condition(status, "DisruptionTarget", "True") or {}, "reason"),
         avoids=frozenset(filter(None, avoids.split(","))),
         end=_end(raw),
@@ -122,6 +126,13 @@ def _image_error(container: Raw) -> str:
     if text(waiting, "reason") not in _NO_IMAGE:
         return ""
     return f"{text(container, 'image')}: {text(waiting, 'message') or text(waiting, 'reason')}"
+
+
+def _stuck(container: Raw) -> str:
+    waiting = mapping(container, "state", "waiting")
+    if text(waiting, "reason") not in _STUCK:
+        return ""
+    return f"container {text(container, 'name')}: {text(waiting, 'reason')}: {text(waiting, 'message')}"
 
 
 def _end(raw: Raw) -> End | None:

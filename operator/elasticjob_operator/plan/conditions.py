@@ -72,7 +72,9 @@ def _store_trouble(f: Facts) -> str:
         return ""
     if pod.unschedulable:
         return f"the store pod {pod.name} finds no node: {pod.unschedulable}"
-    return f"the store pod's image cannot be had: {pod.image_error}" if pod.image_error else ""
+    if pod.image_error:
+        return f"the store pod's image cannot be had: {pod.image_error}"
+    return f"the store pod {pod.name} does not start: {pod.stuck}" if pod.stuck else ""
 
 
 # ---- Running ---------------------------------------------------------------------------------------------------
@@ -101,7 +103,8 @@ def _blocked(f: Facts) -> Condition | None:
     refusals = _refusals(f)
     scarce = [p for p in f.current if p.unschedulable]
     no_image = [p for p in f.current if p.image_error]
-    usable = len(f.slots) - len(refusals) - len(scarce) - len(no_image)
+    stuck = [p for p in f.current if p.stuck]
+    usable = len(f.slots) - len(refusals) - len(scarce) - len(no_image) - len(stuck)
     store = _store_blocked(f)
     if store is not None:
         return store
@@ -117,6 +120,9 @@ def _blocked(f: Facts) -> Condition | None:
             f"{no_image[0].name}: {no_image[0].image_error}. Correct the image's name, push it, or add "
             "imagePullSecrets to the template; the job goes on by itself once it can be pulled",
         )
+    if stuck:
+        message = f"{stuck[0].name}: {stuck[0].stuck}. The job goes on by itself once that is put right"
+        return condition(False, "PodCreationFailed", message)
     return condition(
         False,
         "Unschedulable",
@@ -176,9 +182,10 @@ def _short(f: Facts, target: int, counted: str) -> Condition:
         why = f"; {scarce[0].name}: {scarce[0].unschedulable}" if scarce else ""
         message = f"{counted}; {', '.join(avoided)} is avoided until its kubelet is heard of again{why}"
         return condition(False, "NodeFault", message)
-    no_image = [p for p in f.current if p.image_error]
-    if no_image:
-        return condition(False, "BelowDesiredAboveMin", f"{counted}; {no_image[0].name}: {no_image[0].image_error}")
+    stuck = [p for p in f.current if p.image_error or p.stuck]
+    if stuck:
+        why = stuck[0].image_error or stuck[0].stuck
+        return condition(False, "BelowDesiredAboveMin", f"{counted}; {stuck[0].name}: {why}")
     reason = "ScalingUp" if f.world.rounds == 0 or _grows(f, target) else "BelowDesiredAboveMin"
     return condition(False, reason, f"{counted}; the others are starting")
 

@@ -97,9 +97,12 @@ def _ended(ctx: Context, pod: Pod) -> bool:
     return pod.end is not None or (pod.deleting is not None and ctx.now > pod.deleting + STUCK_GRACE)
 
 
-def clean(ctx: Context, verdict: Verdict) -> Todo:
-    """Take away what runs; ended pods stay for their logs. The store goes last: agents learn the verdict from it."""
-    patience = verdict.since + LEAVE_GRACE
+def clean(ctx: Context, verdict: Verdict, *, told: bool) -> Todo:
+    """Take away what runs; ended pods stay for their logs. The store goes last: agents learn the verdict from it.
+
+    `told`: the coordinator has declared the end, so agents are about to exit by themselves.
+    """
+    patience = verdict.since + LEAVE_GRACE if told else ctx.now
     running = [p for p in ctx.observed.workers if p.deleting is None and (p.end is None or p.phase == "Running")]
     waited = [p for p in running if p.phase == "Running" and ctx.now < patience]
     todo = Todo(tuple(DeletePod(p.name, p.uid, "the job has ended") for p in running if p not in waited))

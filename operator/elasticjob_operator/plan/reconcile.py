@@ -77,7 +77,7 @@ def plan(observed: Observed, image: str, now: float) -> Plan:
     verdict = ending.judge(ctx, seen, budget)
     if verdict is not None:
         store, workers = _last_store(ctx), _no_more_workers(ctx)
-        todo = ending.clean(ctx, verdict)
+        todo = ending.clean(ctx, verdict, told=seen.outcome is not None)
     elif _names_taken(ctx):
         store, workers = _last_store(ctx), _no_more_workers(ctx)
         todo = Todo(wake=(ctx.now + NAME_WAIT,))

@@ -22,6 +22,8 @@ from elasticjob_operator.plan.context import LEASE_LATE, LEASE_STALE, LOST_GRACE
 UNCHARGED_EXITS = (ExitCode.LEFT, ExitCode.SUPERSEDED, ExitCode.UNAVAILABLE, ExitCode.JOIN_TIMEOUT)
 """The node was told to go, or the job had no place for it: no failure of the pod's own. What a coordinator judged
 (exit code 1) is known by the termination message: any program that breaks may end with 1."""
+SHORTEST_LIFE = 10.0
+"""Seconds from a pod's creation before which it is not replaced, where it ended through no failure of its own."""
 UNCHARGED_OUTCOMES = (Outcome.SUCCEEDED, Outcome.FAILED, Outcome.LEFT, Outcome.SUPERSEDED)
 
 
@@ -75,10 +77,10 @@ def _judge(ctx: Context, index: int, incarnation: int | None, pod: Pod | None) -
         return Create(0)
     if pod is None:
         return _judge_absent(ctx, index, incarnation)
-    if pod.end is not None:
-        return Replace(f"{pod.name} ended: {describe_end(pod)}", charged=is_own_failure(pod))
     if pod.deleting is not None:
         return Replace(f"{pod.name} is being deleted")
+    if pod.end is not None:
+        return _judge_end(ctx, pod)
     if pod.unschedulable and pod.avoids - avoided_names(ctx):
         return Replace(f"{pod.name} no longer needs to avoid {', '.join(sorted(pod.avoids))}")
     return _judge_node(ctx, pod)
@@ -92,6 +94,14 @@ def _judge_absent(ctx: Context, index: int, incarnation: int) -> Keep | Create |
     if refusal.reason is RefusalReason.NAME_TAKEN:
         return Replace(f"the name {name} belongs to a pod of somebody else")
     return Create(incarnation) if ctx.now >= refusal.retry_at else Keep(refusal.retry_at)
+
+
+def _judge_end(ctx: Context, pod: Pod) -> Keep | Replace:
+    """The budget bounds failures; patience bounds other ends: a node may turn pods away as fast as they come."""
+    charged = is_own_failure(pod)
+    if not charged and ctx.now < pod.created + SHORTEST_LIFE:
+        return Keep(pod.created + SHORTEST_LIFE)
+    return Replace(f"{pod.name} ended: {describe_end(pod)}", charged)
 
 
 def _judge_node(ctx: Context, pod: Pod) -> Keep | Replace:
@@ -181,7 +191,7 @@ def plan_workers(ctx: Context, slots: tuple[Slot, ...]) -> Workers:
             name = worker_pod(ctx.job.name, slot.index, new)
             todo += Todo(actions=(CreateWorker(name, slot.index, new, away),), notes=_notes(slot, name))
             facts.append(PodFact(slot.index, new, name, PodState.STARTING))
-        elif slot.pod is not None:
+        elif slot.pod is not None and slot.pod.end is None:
             facts.append(fact_of(slot.pod))
     current = {(index, incarnation) for index, incarnation in enumerate(incarnations[: ctx.spec.target])}
     going, leaving = _remove(ctx, current)
@@ -210,7 +220,7 @@ def fact_of(pod: Pod) -> PodFact:
     """What the coordinator must know of a pod that has not ended."""
     if pod.deleting is not None:
         state = PodState.DRAINING
-    elif pod.unschedulable or pod.image_error:
+    elif pod.unschedulable or pod.image_error or pod.stuck:
         state = PodState.UNSCHEDULABLE
     else:
         state = PodState.RUNNING if pod.running else PodState.STARTING

@@ -254,6 +254,10 @@ NO_IMAGE: dict[str, Any] = {
     "phase": "Pending",
     "container": {"state": {"waiting": {"reason": "ImagePullBackOff", "message": "not found"}}},
 }
+NO_CONFIG: dict[str, Any] = {
+    "phase": "Pending",
+    "container": {"state": {"waiting": {"reason": "CreateContainerConfigError", "message": 'configmap "x" not found'}}},
+}
 TWO = (worker(0), worker(1))
 
 
@@ -268,6 +272,10 @@ TWO = (worker(0), worker(1))
         ),
         (
             "no image", (worker(0), worker(1, **NO_IMAGE)), gathering(worker(0)), {}, "ImagePullFailed",
+            "BelowDesiredAboveMin", "Pending",
+        ),
+        (
+            "no config", (worker(0), worker(1, **NO_CONFIG)), gathering(worker(0)), {}, "PodCreationFailed",
             "BelowDesiredAboveMin", "Pending",
         ),
         (

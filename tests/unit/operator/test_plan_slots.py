@@ -127,6 +127,15 @@ def test_of_ended_pods_the_newest_of_each_slot_stays_for_its_log() -> None:
     assert [a.name for a in p.actions if isinstance(a, DeletePod)] == ["bert-0-0"]
 
 
+def test_a_node_that_turns_pods_away_does_not_make_it_spin() -> None:
+    turned_away = worker(0, phase="Failed", container={"state": {}}, created=NOW - 2)
+    observed = steady(workers=(turned_away, OTHER), told=report(OTHER))
+    early = run(observed)
+    assert early.actions == ()
+    assert early.requeue_after == pytest.approx(8.0)
+    assert run(observed, NOW + 8).actions == (CreateWorker("bert-0-1", 0, 1),)
+
+
 # ---- lost nodes ------------------------------------------------------------------------------------------------
 
 
