@@ -32,7 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         from elasticjob.store.service import main as store
 
         return store(words[1:])
-    return _parsed(words)
+    return _parsed(words[:1] if words == ["agent", "--"] else words)
 
 
 def _parsed(words: Sequence[str]) -> int:

@@ -38,7 +38,6 @@ def _run(command: Sequence[str], early: Sequence[str]) -> int:
     except UsageError as error:
         print(f"elasticjob agent: {error}", file=sys.stderr)
         return ExitCode.USAGE
-    os.set_inheritable(0, False)
     try:
         return asyncio.run(Agent(config, read_command(command, torchrun_python(command[0])), early).run())
     except Exception as error:

@@ -33,6 +33,9 @@ FLUSH_TIMEOUT = 5.0
 """Seconds that a slow reader of the agent's output may hold up its end."""
 
 
+CLOSE_TIMEOUT = 15.0
+
+
 class Agent:
     """One agent, from its first breath to its exit code: `await Agent(config, command).run()`."""
 
@@ -40,7 +43,7 @@ class Agent:
         """`signals`: names of those that arrived before the loop ran."""
         self._config = config
         self._command = command
-        self._early = tuple(signals)
+        self._early = signals  # may grow until `_start` takes over the handlers
         self._tasks: set[asyncio.Task[None]] = set()
         self._answer: asyncio.TimerHandle | None = None
         self._stores: list[StoreServer] = []
@@ -58,9 +61,9 @@ class Agent:
             await self._start(Path(scratch))
             try:
                 exit_ = await self._finished
+                self._write(exit_)
             finally:
-                await self._close()
-            self._write(exit_)
+                await asyncio.wait_for(self._close(), CLOSE_TIMEOUT)
         logging.getLogger("elasticjob").removeHandler(handler)
         for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT):
             self._loop.remove_signal_handler(number)

@@ -49,6 +49,7 @@ class Node:
         self._jitter = jitter
         self._link: Link | None = None
         self._newest = 0
+        self._trouble = ""
 
     def send(self, message: FromNode) -> None:
         """Send on the open link. Without one nothing is sent: the next greeting carries the state."""
@@ -64,7 +65,9 @@ class Node:
                 started, backoff = time.monotonic(), FIRST_BACKOFF
             except (OSError, LinkError, StaleStoreError) as error:
                 why = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-                log.debug("no link: %s", why)
+                if why != self._trouble:
+                    self._trouble = why
+                    log.info("no link to the store yet: %s", why)
             if not self._had_round() and time.monotonic() - started > self._join_timeout:
                 raise GaveUp(why)
             await asyncio.sleep(backoff * (0.5 + self._jitter() / 2))
@@ -77,6 +80,7 @@ class Node:
             if link.welcome.incarnation < self._newest:
                 raise StaleStoreError(f"store {link.welcome.incarnation} is older than {self._newest}")
             self._newest = link.welcome.incarnation
+            self._trouble = ""
             log.info("joined (store %d)", self._newest)
             for message in self._greeting():
                 link.send(message)

@@ -1,0 +1,51 @@
+"""The command line's help and errors."""
+
+from __future__ import annotations
+
+import pytest
+
+from elasticjob import __version__
+from elasticjob.cli import main
+from elasticjob.contract.names import Env
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["version"]) == 0
+    assert capsys.readouterr().out.strip() == __version__
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ([], "the following arguments are required: COMMAND"),
+        (["nothing"], "invalid choice: 'nothing'"),
+        (["run"], "the following arguments are required: manifest"),
+        (["agent"], "write the command after `--`, for instance: elasticjob agent -- python train.py"),
+        (["agent", "--"], "write the command after `--`"),
+    ],
+)
+def test_wrong_words_exit_64(words: list[str], sentence: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(words)
+    assert caught.value.code == 64
+    assert sentence in capsys.readouterr().err
+
+
+def test_help_shows_examples(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(["--help"])
+    assert caught.value.code == 0
+    assert "elasticjob agent -- python train.py" in capsys.readouterr().out
+
+
+def test_an_agent_without_its_environment_says_what_is_missing(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv(Env.STORE_ENDPOINT, raising=False)
+    assert main(["agent", "--", "true"]) == 64
+    assert "elasticjob agent: ELASTICJOB_STORE_ENDPOINT is not set" in capsys.readouterr().err
+
+
+def test_a_manifest_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "/no/such.yaml"]) == 64
+    assert "elasticjob run: /no/such.yaml: No such file or directory" in capsys.readouterr().err
