@@ -1,7 +1,7 @@
 """`plan(observed, image, now) -> Plan`: what status must say and what must be done, and why. Pure.
 
-Read it top down: `reconcile` here, then `slots` (worker pods), `stores`, `budget` (restarts), `ending`, `world` (the
-training), `conditions`, `status`, `notes` (Events).
+Read it top down: `reconcile`, then `slots` and `workers` (worker pods), `stores`, `budget` (restarts), `ending`,
+`world` (the training), `conditions`, `status`, `notes` (Events).
 """
 
 from elasticjob_operator.plan.reconcile import Plan, StoreAddress, plan

@@ -23,9 +23,10 @@ from elasticjob_operator.plan.budget import Budget, plan_budget
 from elasticjob_operator.plan.conditions import Facts
 from elasticjob_operator.plan.context import Context, Todo
 from elasticjob_operator.plan.notes import notes
-from elasticjob_operator.plan.slots import Workers, judge_slots, plan_workers
+from elasticjob_operator.plan.slots import judge_slots
 from elasticjob_operator.plan.status import minor, next_status, same, told_conditions
 from elasticjob_operator.plan.stores import Store, plan_store
+from elasticjob_operator.plan.workers import Workers, plan_workers
 
 SHORTEST_WAIT = 0.05
 NAME_WAIT = 15.0

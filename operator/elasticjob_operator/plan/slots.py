@@ -1,4 +1,4 @@
-"""Worker pods: what each slot has, what it needs. Level-triggered: an answer depends on what is there now.
+"""Worker pods: what each slot has, and the verdict on it. Level-triggered: it depends on what is there now.
 
 A slot's pod is the one with the incarnation that status names; older ones are dead to the job. A pod that is gone,
 ended, lost or being deleted has a successor at once, under the next incarnation.
@@ -6,18 +6,15 @@ ended, lost or being deleted has a successor at once, under the next incarnation
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from elasticjob.contract.messages import Outcome, PodFact, PodState
+from elasticjob.contract.messages import Outcome
 from elasticjob.contract.names import ExitCode
-from elasticjob_operator.actions import CreateWorker, DeletePod, Note
 from elasticjob_operator.manifests.names import worker_pod
 from elasticjob_operator.model.observed import RefusalReason
 from elasticjob_operator.model.pods import End, Pod
 from elasticjob_operator.model.status import AVOID_SECONDS, AvoidedNode
-from elasticjob_operator.plan.context import LEASE_LATE, LEASE_STALE, LOST_GRACE, Context, Todo
+from elasticjob_operator.plan.context import LEASE_LATE, LOST_GRACE, Context
 
 UNCHARGED_EXITS = (ExitCode.LEFT, ExitCode.SUPERSEDED, ExitCode.UNAVAILABLE, ExitCode.JOIN_TIMEOUT)
 """The node was told to go, or the job had no place for it: no failure of the pod's own. What a coordinator judged
@@ -163,106 +160,3 @@ def still_avoided(ctx: Context) -> tuple[AvoidedNode, ...]:
         for node in ctx.status.avoided
         if ctx.observed.leases.get(node.name, 0.0) <= node.lost_at and ctx.now < node.lost_at + AVOID_SECONDS
     )
-
-
-# ---- what follows ----------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Workers:
-    """The slots' future: what status must say before it is done, and what to do."""
-
-    incarnations: tuple[int, ...]
-    avoided: tuple[AvoidedNode, ...]
-    facts: tuple[PodFact, ...]
-    todo: Todo
-
-
-def plan_workers(ctx: Context, slots: tuple[Slot, ...]) -> Workers:
-    """Carry out the verdicts: every slot's incarnation, the pods to make and the pods to delete."""
-    avoided = _avoided(ctx, slots)
-    away = tuple(sorted(node.name for node in avoided))
-    incarnations = list(ctx.status.incarnations)
-    facts, todo = [], Todo(wake=_wake(ctx, slots, avoided))
-    for slot in slots:
-        new = _next_incarnation(slot)
-        incarnations[slot.index : slot.index + 1] = [_newest(slot, new)]
-        if new is not None:
-            name = worker_pod(ctx.job.name, slot.index, new)
-            todo += Todo(actions=(CreateWorker(name, slot.index, new, away),), notes=_notes(slot, name))
-            facts.append(PodFact(slot.index, new, name, PodState.STARTING))
-        elif slot.pod is not None and slot.pod.end is None:
-            facts.append(fact_of(slot.pod))
-    current = {(index, incarnation) for index, incarnation in enumerate(incarnations[: ctx.spec.target])}
-    going, leaving = _remove(ctx, current)
-    return Workers(tuple(incarnations), avoided, (*facts, *leaving), todo + going)
-
-
-def _next_incarnation(slot: Slot) -> int | None:
-    if isinstance(slot.verdict, Create):
-        return slot.verdict.incarnation
-    if isinstance(slot.verdict, Replace):
-        return (slot.incarnation or 0) + 1
-    return None
-
-
-def _newest(slot: Slot, new: int | None) -> int:
-    return new if new is not None else slot.incarnation or 0
-
-
-def _notes(slot: Slot, name: str) -> tuple[Note, ...]:
-    if not isinstance(slot.verdict, Replace):
-        return ()
-    return (Note("PodReplaced", f"{slot.verdict.why}; {name} takes its place", key=name),)
-
-
-def fact_of(pod: Pod) -> PodFact:
-    """What the coordinator must know of a pod that has not ended."""
-    if pod.deleting is not None:
-        state = PodState.DRAINING
-    elif pod.unschedulable or pod.image_error or pod.stuck:
-        state = PodState.UNSCHEDULABLE
-    else:
-        state = PodState.RUNNING if pod.running else PodState.STARTING
-    return PodFact(pod.index, pod.incarnation, pod.name, state)
-
-
-def _avoided(ctx: Context, slots: tuple[Slot, ...]) -> tuple[AvoidedNode, ...]:
-    kept = {node.name: node for node in still_avoided(ctx)}
-    for slot in slots:
-        if isinstance(slot.verdict, Replace) and slot.verdict.lost_at is not None and slot.pod and slot.pod.node:
-            # Written in whole seconds, and never before the loss.
-            kept[slot.pod.node] = AvoidedNode(slot.pod.node, math.ceil(slot.verdict.lost_at), slot.verdict.why)
-    return tuple(sorted(kept.values(), key=lambda node: node.lost_at)[-32:])
-
-
-def _wake(ctx: Context, slots: tuple[Slot, ...], avoided: Iterable[AvoidedNode]) -> tuple[float, ...]:
-    times = [s.verdict.until for s in slots if isinstance(s.verdict, Keep) and s.verdict.until is not None]
-    # A lease is no doorbell: while a node is avoided, look whether it is back.
-    return (*times, *(ctx.now + 5.0 for _ in avoided))
-
-
-def _remove(ctx: Context, current: set[tuple[int, int]]) -> tuple[Todo, list[PodFact]]:
-    """Delete pods that no slot wants. Of ended ones, the newest of each slot stays for its log."""
-    last_words = {}
-    for pod in sorted(ctx.observed.workers, key=lambda p: p.incarnation):
-        if pod.end is not None:
-            last_words[pod.index] = pod.uid
-    actions, facts, wake = [], [], []
-    for pod in ctx.observed.workers:
-        wanted = (pod.index, pod.incarnation) in current
-        lost = wanted is False and _kubelet_gone(ctx, pod)
-        if pod.deleting is not None:
-            if pod.deleting < ctx.now and lost:
-                actions.append(DeletePod(pod.name, pod.uid, "its node is gone", force=True))
-            wake.append(max(pod.deleting, ctx.now) + 5.0)
-        elif not wanted and last_words.get(pod.index) != pod.uid:
-            actions.append(DeletePod(pod.name, pod.uid, "its slot has a newer pod or is not wanted", force=lost))
-        if pod.index >= ctx.spec.target and pod.end is None:
-            facts.append(replace(fact_of(pod), state=PodState.DRAINING))
-    return Todo(tuple(actions), wake=tuple(wake)), facts
-
-
-def _kubelet_gone(ctx: Context, pod: Pod) -> bool:
-    age = ctx.lease_age(pod.node)
-    return age is not None and age >= LEASE_STALE
