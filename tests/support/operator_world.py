@@ -307,6 +307,12 @@ class World:
         pod["spec"]["nodeName"] = node
         pod["status"] = {"phase": "Pending"}
 
+    def no_room(self, pod: Raw) -> None:
+        """The scheduler finds no node for a pod."""
+        if not pod["spec"].get("nodeName"):
+            told = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "no room"}
+            pod["status"] = {"phase": "Pending", "conditions": [told]}
+
     def run(self, pod: Raw) -> None:
         """The kubelet starts a scheduled pod; its agent or store comes up."""
         if not self._heard(pod) or phase(pod) != "Pending" or "deletionTimestamp" in pod["metadata"]:

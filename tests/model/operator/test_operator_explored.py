@@ -161,10 +161,8 @@ class Run:
             node.cut = False
 
     def no_room(self) -> None:
-        scheduled = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "no room"}
         for pod in self._some(self.workers(), 1):
-            if not pod["spec"].get("nodeName"):
-                pod["status"] = {"phase": "Pending", "conditions": [scheduled]}
+            self.world.no_room(pod)
 
     def evict(self) -> None:
         for pod in self._some(self.workers(), 1):
@@ -261,6 +259,7 @@ class Run:
             for pod in self.workers() + self.stores():
                 for node in self.world.nodes:
                     self.world.schedule(pod, node)
+                self.world.no_room(pod)
                 self.world.run(pod)
                 self.world.reap(pod)
             self.world.settle_agents()
