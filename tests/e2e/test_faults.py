@@ -21,7 +21,7 @@ TWO_TO_THREE = {"minReplicas": 2, "maxReplicas": 3}
 
 def start(submit: Submit, follow: Follow, shared_dir: str, name: str) -> tuple[Job, LogBook]:
     """A job of three nodes that has trained a few steps."""
-    job = submit(digits(name, shared_dir, "--epochs", "60", "--step-delay", "0.05", elasticPolicy=TWO_TO_THREE))
+    job = submit(digits(name, shared_dir, "--epochs", "30", "--step-delay", "0.05", elasticPolicy=TWO_TO_THREE))
     book = follow(job)
     book.wait_step(5, timeout=120)
     job.wait_status(worldSize=3)

@@ -22,7 +22,7 @@ def test_scale_up_and_down_while_training(
 ) -> None:
     job = submit(
         digits(
-            "scaled", shared_dir, "--epochs", "60", "--step-delay", "0.05",
+            "scaled", shared_dir, "--epochs", "30", "--step-delay", "0.05",
             replicas=2, elasticPolicy={"minReplicas": 2, "maxReplicas": 4},
         )
     )  # fmt: skip

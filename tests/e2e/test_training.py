@@ -67,7 +67,15 @@ def test_a_finished_job_keeps_its_pods_for_their_logs_and_frees_the_rest(submit:
     job = submit(manifest("tidy", ["python3", "-c", "print('done')"], replicas=1, preload=[]))
     job.wait("Complete")
     kube.wait_gone("pods", job.namespace, f"{job.selector},elasticjob.dev/role=store", timeout=60)
-    assert [p["status"]["phase"] for p in job.pods()] == ["Succeeded"]
+    kept = kube.wait(
+        "pods",
+        "tidy-0-0",
+        job.namespace,
+        lambda p: p["status"]["phase"] == "Succeeded",
+        timeout=30,
+        what="the pod stays",
+    )
+    assert "[default0]:done" in kube.logs(kept["metadata"]["name"], job.namespace)
     assert {"WorldFormed", "Completed"} <= set(job.events())
 
 

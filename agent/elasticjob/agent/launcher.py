@@ -29,7 +29,6 @@ FORK_TIMEOUT = 30.0
 WITHOUT_LIBUV = str(Path(__file__).with_name("without_libuv"))
 """On PYTHONPATH of workers that start by exec."""
 _BOOT = "import sys; sys.path.insert(0, sys.argv[1]); from elasticjob.agent.warm_process import main; main()"
-_BOOT_COLD = "import sys; sys.path.insert(0, sys.argv[1]); from elasticjob.agent.warm_process import cold; cold()"
 _FIND_LIBUV = """
 import importlib.util, glob, mmap, os
 spec = importlib.util.find_spec("torch")
@@ -94,6 +93,8 @@ class Launcher:
             libuv = await self._libuv_by_file()
         if not libuv:
             self._env.setdefault("USE_LIBUV", "0")
+            before = self._env.get("PYTHONPATH")
+            self._env["PYTHONPATH"] = os.pathsep.join([WITHOUT_LIBUV, *([before] if before else [])])
         return what
 
     async def start(self, workers: Sequence[WorkerStart]) -> list[int]:
@@ -131,17 +132,10 @@ class Launcher:
             raise WarmError("preload is empty")
         return self._command
 
-    def _argv(self) -> Sequence[str]:
-        """The command; through `run_main` where torch must be kept from asking for a libuv that it does not have."""
-        command = self._command
-        if self._env.get("USE_LIBUV") != "0" or isinstance(command, PlainCommand):
-            return command.argv
-        return [command.interpreter, *command.flags, "-c", _BOOT_COLD, CODE_ROOT, json.dumps(_run_main(command))]
-
     def _exec(self, worker: WorkerStart) -> int:
         try:
             process = subprocess.Popen(
-                self._argv(),
+                self._command.argv,
                 env={**self._env, **worker.env},
                 stdin=subprocess.DEVNULL,
                 stdout=worker.stdout,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import ctypes
-import functools
 import gc
 import importlib
 import importlib.machinery
@@ -66,8 +65,6 @@ def run(command: Command, env: dict[str, str]) -> None:
     _do_without_libuv()
     _draw_afresh()
     _forget_launch_directory()
-    if os.environ.get("USE_LIBUV") == "0":
-        _default_to_no_libuv()
     atexit.register(gc.unfreeze)  # shared until the end, collected at the end like anything else
     main = types.ModuleType("__main__")
     main.__dict__["__builtins__"] = __builtins__
@@ -161,16 +158,6 @@ def _draw_afresh() -> None:
 def _forget_launch_directory() -> None:
     if multiprocessing := sys.modules.get("multiprocessing.process"):
         multiprocessing.ORIGINAL_DIR = str(Path.cwd())  # type: ignore[attr-defined]
-
-
-def _default_to_no_libuv() -> None:
-    """torch 2.6 asks for libuv whenever the agent hosts the store, whatever USE_LIBUV says, and fails without it."""
-    try:
-        rendezvous = importlib.import_module("torch.distributed.rendezvous")
-    except ImportError:
-        return
-    if (store := getattr(rendezvous, "TCPStore", None)) is not None:
-        rendezvous.__dict__["TCPStore"] = functools.partial(store, use_libuv=False)
 
 
 def _restore_threads() -> None:

@@ -72,19 +72,6 @@ def main() -> None:
     run_main.run(command, worker.env)
 
 
-def cold() -> None:
-    """Without a warm process: be `python script.py` with what `run_main` does about the environment.
-
-    Arguments: the agent's code, JSON of the command.
-    """
-    code_root, raw = sys.argv[1:3]
-    sys.path.remove(code_root)
-    _forget_ourselves()
-    command = run_main.Command(**json.loads(raw))
-    run_main.prepare_path(command)
-    run_main.run(command, {})
-
-
 def _forget_ourselves() -> None:
     """The user's code may have its own `elasticjob`."""
     for name in [n for n in sys.modules if n.split(".")[0] == "elasticjob"]:
