@@ -316,7 +316,7 @@ def _end_round(state: State, message: EndRound) -> Decision:
         return Decision(state, (Say(WorkersStopped(message.round, state.me.store_port)),))
     if state.phase is Phase.STOPPING or message.round != state.round:
         return Decision(state)
-    stopped = _stop(replace(state, member=MemberState.STOPPED), message.grace_seconds)
+    stopped = _stop(state, message.grace_seconds)
     return Decision(stopped.state, (Log(f"round {message.round} ends: {message.reason}"), *stopped.effects))
 
 

@@ -372,7 +372,9 @@ def _break(state: State, now: float) -> Decision | None:
     lost = [m.pod for m in round_.members.values() if m.lost]
     if lost:
         return _end(state, round_, EndReason.AGENT_LOST, f"{_names(lost)} lost", now)
-    failed = [m.pod for m in round_.members.values() if m.state is MemberState.FAILED]
+    # Told and stopped may arrive together: what was told counts, not only the state it left behind.
+    told = {f.pod for f in round_.failures}
+    failed = [m.pod for m in round_.members.values() if m.state is MemberState.FAILED or m.pod in told]
     if failed:
         return _end(state, round_, EndReason.WORKER_FAILED, f"a worker of {_names(failed)} failed", now)
     going = [state.nodes[b].pod for b in round_.members if departing(state, state.nodes[b])]

@@ -237,3 +237,10 @@ def test_the_announced_state_follows_the_round() -> None:
     states = [play(*events, state=running())[0].member for events in ((), DONE, (BOOM,), (BOOM, AllStopped(1001)))]
     assert states == [MemberState.RUNNING, MemberState.SUCCEEDED, MemberState.FAILED, MemberState.STOPPED]
     assert greeting(State(ME, 1.0)) == (ME,)
+
+
+def test_a_node_that_is_stopping_does_not_say_that_it_has() -> None:
+    state, _ = play(Warm(), Told(START), Launched(R1), Told(END))
+    first = greeting(state)[0]
+    assert isinstance(first, Announce)
+    assert first.membership == Membership(START, MemberState.RUNNING)

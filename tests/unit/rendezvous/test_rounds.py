@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from elasticjob.contract.messages import (
@@ -21,6 +23,8 @@ from elasticjob.contract.messages import (
     WorkersSucceeded,
 )
 from elasticjob.contract.names import RoundId
+from elasticjob.rendezvous import rounds
+from elasticjob.rendezvous.state import NodeSaid
 from support.rounds import SETTINGS, Job, member_of, pods
 
 FAILURE = Failure(FailureClass.KILLED, "j-0-0", 1.0)
@@ -127,6 +131,19 @@ def test_a_failed_worker_ends_the_round_and_is_charged_once() -> None:
     assert job.start_of(0).restarts == 1
     (ended,) = job.report.ended
     assert (ended.reason, ended.charged, ended.failure and ended.failure.rank) == (EndReason.WORKER_FAILED, True, 1)
+
+
+def test_a_failure_told_together_with_the_stop_is_a_failure() -> None:
+    job = job_of(0, 1)
+    start = job.start_of(1)
+    said = (WorkersFailed(start.round, replace(FAILURE, pod="j-1-0", rank=1)), WorkersStopped(start.round, 6001))
+    state = job.state
+    for message in said:
+        state = rounds.observe(state, NodeSaid("1.0", message), job.now).state
+    job.state = rounds.settle(state, job.now).state
+    assert job.state.round is not None
+    assert job.state.round.ending is not None
+    assert job.state.round.ending.reason is EndReason.WORKER_FAILED
 
 
 def test_the_next_round_waits_until_nothing_of_the_old_one_runs() -> None:
