@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from cluster import verbs
+from support import processes
 from support.install import SYSTEM
 from support.jobs import Job, digits, kill_worker
 from support.kube import Json, Kube
@@ -16,6 +18,7 @@ from support.logbook import LogBook
 
 Submit = Callable[[Json], Job]
 Follow = Callable[[Job], LogBook]
+LEASE = "elasticjob-operator"
 TWO_TO_THREE = {"minReplicas": 2, "maxReplicas": 3}
 
 
@@ -113,14 +116,31 @@ def test_the_store_pod_is_deleted(submit: Submit, follow: Follow, shared_dir: st
     assert {s.world for s in book.steps} == {3}
 
 
-def test_a_second_operator_does_no_harm(
+def test_two_operators_at_once_do_no_harm(
     submit: Submit, follow: Follow, shared_dir: str, kube: Kube, cluster_dir: Path
 ) -> None:
-    kube.patch("deployments", "elasticjob", {"spec": {"replicas": 2}}, SYSTEM)
+    """The leader freezes until another leads, then wakes and still believes that it does."""
+    job, book = start(submit, follow, shared_dir, "two-operators")
+    frozen = leader(kube)
+    processes.send(frozen, signal.SIGSTOP)
     try:
-        job, book = start(submit, follow, shared_dir, "two-operators")
-        moment = kill_worker(cluster_dir, job, "two-operators-0-0")
-        completes(job, book, restarts=1, moment=moment)
-        assert sorted(p["metadata"]["name"] for p in job.pods()) == [f"two-operators-{i}-0" for i in range(3)]
+        name = frozen["metadata"]["name"]
+        kube.wait(
+            "leases", LEASE, SYSTEM, lambda lease: holder(lease) not in ("", name), timeout=90, what="another leads"
+        )
     finally:
-        kube.patch("deployments", "elasticjob", {"spec": {"replicas": 1}}, SYSTEM)
+        processes.send(frozen, signal.SIGCONT)
+    moment = kill_worker(cluster_dir, job, "two-operators-0-0")
+    completes(job, book, restarts=1, moment=moment)
+    assert sorted(p["metadata"]["name"] for p in job.pods()) == [f"two-operators-{i}-0" for i in range(3)]
+
+
+def leader(kube: Kube) -> Json:
+    """The operator's pod that holds the Lease."""
+    lease = kube.wait("leases", LEASE, SYSTEM, lambda lease: holder(lease) != "", timeout=60, what="somebody leads")
+    return kube.get("pods", holder(lease), SYSTEM)
+
+
+def holder(lease: Json) -> str:
+    """The name of the pod in a Lease."""
+    return str(lease["spec"].get("holderIdentity") or "").partition("_")[0]
