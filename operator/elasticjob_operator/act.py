@@ -90,8 +90,8 @@ class Actor:
             case CreateStoreService(incarnation):
                 body = manifests.store_service_manifest(self.job, self.spec.port, incarnation)
                 return await self._create(SERVICES, "Service/", body)
-            case CreateStore(_, incarnation):
-                pod = manifests.store_pod_manifest(self.job, self.spec, incarnation, self.image)
+            case CreateStore(_, incarnation, avoid):
+                pod = manifests.store_pod_manifest(self.job, self.spec, incarnation, self.image, avoid)
                 return await self._create(PODS, "", pod)
             case CreateWorker(_, slot, incarnation, avoid):
                 pod = manifests.worker_pod_manifest(self.job, self.spec, slot, incarnation, self.image, avoid)

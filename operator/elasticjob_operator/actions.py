@@ -41,6 +41,8 @@ class DeleteService:
 class CreateStore:
     name: str
     incarnation: int
+    avoid: tuple[str, ...] = ()
+    """Nodes that it must not be placed on."""
 
 
 @dataclass(frozen=True)

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from typing import Any
 
 from elasticjob.contract.names import Label, Role
-from elasticjob_operator.kube import JOBS, LEASES, PODS, SECRETS, SERVICES, KubeApi, NotFound, Resource
+from elasticjob_operator.kube import JOBS, LEASES, PODS, SECRETS, SERVICES, KubeApi, NotFound, Refused, Resource
 from elasticjob_operator.manifests import key_secret, nodes_service, store_service
 from elasticjob_operator.memory import JobMemory
 from elasticjob_operator.model.observed import Child, Children, Job, Link, Observed, parse_job
 from elasticjob_operator.model.pods import Pod, parse_pod
 from elasticjob_operator.model.raw import mapping, moment, objects, text
+
+log = logging.getLogger(__name__)
 
 CHILDREN_SECONDS = 60.0
 """Services and the Secret change only when somebody meddles: they are looked at this often, and after each change."""
@@ -98,12 +101,17 @@ def _nodes_in_doubt(
 
 async def _leases(api: KubeApi, nodes: frozenset[str]) -> dict[str, float]:
     names = sorted(nodes)
-    return dict(zip(names, await asyncio.gather(*(_renewed(api, name) for name in names)), strict=True))
+    renewed = await asyncio.gather(*(_renewed(api, name) for name in names))
+    return {name: at for name, at in zip(names, renewed, strict=True) if at is not None}
 
 
-async def _renewed(api: KubeApi, node: str) -> float:
+async def _renewed(api: KubeApi, node: str) -> float | None:
+    """When the kubelet last renewed its lease; 0 where there is none, None where we may not ask."""
     try:
         lease = await api.get(LEASES, NODE_LEASES, node)
     except NotFound:
         return 0.0
+    except Refused as error:
+        log.warning("the lease of %s: %s", node, error)
+        return None
     return moment(mapping(lease, "spec"), "renewTime") or 0.0

@@ -34,3 +34,16 @@ def env_from_secret(name: str, secret: str, key: str) -> dict[str, Any]:
 
 def env_from_field(name: str, path: str) -> dict[str, Any]:
     return {"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}}
+
+
+def keep_away(pod: dict[str, Any], avoid: tuple[str, ...]) -> None:
+    """Keep a pod off some nodes. Required terms are alternatives: each of the template's must keep away by itself."""
+    rule = {"key": "kubernetes.io/hostname", "operator": "NotIn", "values": list(avoid)}
+    affinity = pod["affinity"] = pod.get("affinity") or {}
+    node = affinity["nodeAffinity"] = affinity.get("nodeAffinity") or {}
+    key = "requiredDuringSchedulingIgnoredDuringExecution"
+    required = node[key] = node.get(key) or {}
+    terms = required.get("nodeSelectorTerms") or [{}]
+    required["nodeSelectorTerms"] = [
+        {**term, "matchExpressions": [*(term.get("matchExpressions") or []), rule]} for term in terms
+    ]

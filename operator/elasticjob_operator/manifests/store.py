@@ -6,10 +6,11 @@ from typing import Any
 
 from elasticjob.contract import codec
 from elasticjob.contract.names import Env, Role
-from elasticjob_operator.manifests.common import NOBODY, env, env_from_secret, security_context
+from elasticjob_operator.manifests.common import NOBODY, env, env_from_secret, keep_away, security_context
 from elasticjob_operator.manifests.names import attempt, key_secret, metadata, pod_labels, store_pod
 from elasticjob_operator.manifests.services import NODE_KEY, OPERATOR_KEY
 from elasticjob_operator.model.observed import Job
+from elasticjob_operator.model.pods import AVOIDS
 from elasticjob_operator.model.spec import JobSpec
 
 RESOURCES = {"requests": {"cpu": "50m", "memory": "64Mi"}, "limits": {"memory": "256Mi"}}
@@ -17,18 +18,20 @@ RESOURCES = {"requests": {"cpu": "50m", "memory": "64Mi"}, "limits": {"memory": 
 STATE_DIR = "/var/lib/elasticjob"
 
 
-def store_pod_manifest(job: Job, spec: JobSpec, incarnation: int, image: str) -> dict[str, Any]:
+def store_pod_manifest(
+    job: Job, spec: JobSpec, incarnation: int, image: str, avoid: tuple[str, ...] = ()
+) -> dict[str, Any]:
     """One incarnation of the store. Its container restarts in place; a successor pod has the next incarnation.
 
     No probe: an agent that connects too early tries again sooner than a kubelet would look.
     """
     name = store_pod(job.name, incarnation)
-    return {
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "metadata": metadata(job, name, pod_labels(job, Role.STORE, 0, incarnation)),
-        "spec": _pod_spec(job, spec, incarnation, image),
-    }
+    meta = metadata(job, name, pod_labels(job, Role.STORE, 0, incarnation))
+    pod = _pod_spec(job, spec, incarnation, image)
+    if avoid:
+        meta["annotations"] = {AVOIDS: ",".join(avoid)}
+        keep_away(pod, avoid)
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": pod}
 
 
 def _pod_spec(job: Job, spec: JobSpec, incarnation: int, image: str) -> dict[str, Any]:

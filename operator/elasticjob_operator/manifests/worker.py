@@ -7,7 +7,7 @@ import re
 from typing import Any
 
 from elasticjob.contract.names import Env, Role
-from elasticjob_operator.manifests.common import env, env_from_field, env_from_secret, security_context
+from elasticjob_operator.manifests.common import env, env_from_field, env_from_secret, keep_away, security_context
 from elasticjob_operator.manifests.names import (
     attempt,
     endpoint,
@@ -63,20 +63,7 @@ def _fill_pod(pod: dict[str, Any], job: Job, spec: JobSpec, slot: int, avoid: tu
     pod["terminationGracePeriodSeconds"] = max(least, DEFAULT_GRACE if asked is None else asked)
     pod["volumes"] = [*(pod.get("volumes") or []), {"name": "elasticjob-agent", "emptyDir": {"sizeLimit": "16Mi"}}]
     if avoid:
-        _keep_away(pod, avoid)
-
-
-def _keep_away(pod: dict[str, Any], avoid: tuple[str, ...]) -> None:
-    """Required terms are alternatives: each of the template's must keep away by itself."""
-    rule = {"key": "kubernetes.io/hostname", "operator": "NotIn", "values": list(avoid)}
-    affinity = pod["affinity"] = pod.get("affinity") or {}
-    node = affinity["nodeAffinity"] = affinity.get("nodeAffinity") or {}
-    key = "requiredDuringSchedulingIgnoredDuringExecution"
-    required = node[key] = node.get(key) or {}
-    terms = required.get("nodeSelectorTerms") or [{}]
-    required["nodeSelectorTerms"] = [
-        {**term, "matchExpressions": [*(term.get("matchExpressions") or []), rule]} for term in terms
-    ]
+        keep_away(pod, avoid)
 
 
 def _init_container(image: str) -> dict[str, Any]:

@@ -83,7 +83,8 @@ def plan(observed: Observed, image: str, now: float) -> Plan:
         store, workers = _last_store(ctx), _no_more_workers(ctx)
         todo = Todo(wake=(ctx.now + NAME_WAIT,))
     else:
-        store, workers = plan_store(ctx), plan_workers(ctx, slots)
+        store = plan_store(ctx)
+        workers = plan_workers(ctx, slots, store.lost_node)
         todo = _start(ctx, store, workers)
     facts = Facts(ctx, slots, workers, store, seen, budget, verdict)
     told = told_conditions(facts)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 
 from elasticjob_operator.actions import CreateStore, DeletePod, Note
 from elasticjob_operator.manifests.names import store_pod
 from elasticjob_operator.model.observed import RefusalReason
 from elasticjob_operator.model.pods import Pod
+from elasticjob_operator.model.status import AvoidedNode
 from elasticjob_operator.plan.context import LEASE_LATE, LEASE_STALE, STORE_WORD, Context, Todo
+from elasticjob_operator.plan.slots import avoided_names
 
 
 @dataclass(frozen=True)
@@ -18,6 +21,8 @@ class Store:
     pod: Pod | None
     """The pod of this incarnation that control links go to; None while there is none that could serve."""
     todo: Todo
+    lost_node: AvoidedNode | None = None
+    """The node that was lost with it."""
     lost: str = ""
     """Why the last one is no more, in the plan that names its successor."""
 
@@ -42,7 +47,7 @@ def plan_store(ctx: Context) -> Store:
         store = _create(ctx, current + 1, f"{pod.name} ended: {pod.end.reason} {pod.end.message}".strip())
     else:
         store = _present(ctx, current, pod)
-    return Store(store.incarnation, store.pod, going + store.todo, store.lost)
+    return replace(store, todo=going + store.todo)
 
 
 def _absent(ctx: Context, current: int) -> Store:
@@ -64,7 +69,12 @@ def _present(ctx: Context, current: int, pod: Pod) -> Store:
     gone = age is not None and age >= LEASE_STALE and pod.deleting is not None
     if suspect or gone:
         # Its successor is made once the object is gone: the next plan finds it absent.
-        return Store(current, None, Todo((DeletePod(pod.name, pod.uid, f"{pod.node} is lost", force=True),)))
+        why = f"neither {pod.name} nor the kubelet of {pod.node} is heard of"
+        lost = AvoidedNode(pod.node, math.ceil(ctx.now), why)
+        return Store(current, None, Todo((DeletePod(pod.name, pod.uid, why, force=True),)), lost)
+    if pod.unschedulable and pod.avoids - avoided_names(ctx) and pod.deleting is None:
+        why = f"it no longer needs to avoid {', '.join(sorted(pod.avoids))}"
+        return Store(current, None, Todo((DeletePod(pod.name, pod.uid, why),)))
     watch = not ctx.observed.link.connected or pod.deleting is not None
     serving = pod if pod.running and pod.ip else None
     return Store(current, serving, Todo(wake=(ctx.now + 5.0,) if watch else ()))
@@ -75,4 +85,5 @@ def _create(ctx: Context, incarnation: int, lost: str = "") -> Store:
     notes = [Note("RendezvousStoreCreated", f"store {name} created", key=name)]
     if lost:
         notes.insert(0, Note("StoreLost", f"{lost}; {name} takes its place", key=name, warning=True))
-    return Store(incarnation, None, Todo((CreateStore(name, incarnation),), tuple(notes)), lost)
+    away = tuple(sorted(avoided_names(ctx)))
+    return Store(incarnation, None, Todo((CreateStore(name, incarnation, away),), tuple(notes)), lost=lost)

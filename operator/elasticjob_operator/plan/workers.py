@@ -25,9 +25,12 @@ class Workers:
     todo: Todo
 
 
-def plan_workers(ctx: Context, slots: tuple[Slot, ...]) -> Workers:
-    """Carry out the verdicts: every slot's incarnation, the pods to make and the pods to delete."""
-    avoided = _avoided(ctx, slots)
+def plan_workers(ctx: Context, slots: tuple[Slot, ...], lost_node: AvoidedNode | None) -> Workers:
+    """Carry out the verdicts: every slot's incarnation, the pods to make and the pods to delete.
+
+    `lost_node` was lost with the store.
+    """
+    avoided = _avoided(ctx, slots, lost_node)
     away = tuple(sorted(node.name for node in avoided))
     incarnations = list(ctx.status.incarnations)
     facts, todo = [], Todo(wake=_wake(ctx, slots, avoided))
@@ -74,8 +77,10 @@ def fact_of(pod: Pod) -> PodFact:
     return PodFact(pod.index, pod.incarnation, pod.name, state)
 
 
-def _avoided(ctx: Context, slots: tuple[Slot, ...]) -> tuple[AvoidedNode, ...]:
+def _avoided(ctx: Context, slots: tuple[Slot, ...], lost_node: AvoidedNode | None) -> tuple[AvoidedNode, ...]:
     kept = {node.name: node for node in still_avoided(ctx)}
+    if lost_node is not None:
+        kept[lost_node.name] = lost_node
     for slot in slots:
         if isinstance(slot.verdict, Replace) and slot.verdict.lost_at is not None and slot.pod and slot.pod.node:
             # Written in whole seconds, and never before the loss.

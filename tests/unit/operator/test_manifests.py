@@ -160,6 +160,10 @@ def test_the_store_knows_its_rules_and_both_keys() -> None:
     pod = manifests.store_pod_manifest(built, built.spec, 3, "agent:1")
     assert (pod["metadata"]["name"], pod["spec"]["restartPolicy"]) == ("bert-rdzv-3", "Always")
     assert {name: pod["spec"][name] for name in where} == where
+    assert "affinity" not in pod["spec"]
+    away = manifests.store_pod_manifest(built, built.spec, 3, "agent:1", ("n1",))
+    assert away["metadata"]["annotations"] == {"elasticjob.dev/avoids": "n1"}
+    assert "nodeAffinity" in away["spec"]["affinity"]
     told = env(pod["spec"]["containers"][0])
     settings = codec.parse(Settings, json.loads(told[Env.SETTINGS]))
     assert (settings.min_nodes, settings.target, settings.max_restarts) == (2, 2, 7)

@@ -83,6 +83,15 @@ def test_a_store_has_a_successor_only_once_it_has_surely_ended(
     assert told(p)["rendezvous"]["incarnation"] == int(created)
 
 
+def test_the_successor_of_a_store_lost_with_its_node_stays_away_from_it() -> None:
+    p = run(with_store(store(), lease=NOW - 16.0))
+    assert [n["name"] for n in told(p)["avoidedNodes"]] == ["n1"]
+    lost = replace(with_store(None, lease=NOW - 16.0), job=job(status=told(p)))
+    assert CreateStore("bert-rdzv-1", 1, avoid=("n1",)) in run(lost, NOW + 1).actions
+    waits = replace(lost, stores=(store(avoids="n1", **unschedulable()),), leases={"n1": NOW + 5})
+    assert [type(a) for a in run(waits, NOW + 6).actions] == [DeletePod]
+
+
 def test_a_store_that_was_refused_keeps_its_incarnation() -> None:
     refused = {"bert-rdzv-0": Refusal(RefusalReason.QUOTA_EXCEEDED, "exceeded quota", NOW + 3)}
     observed = replace(with_store(None), refusals=refused)
