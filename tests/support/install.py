@@ -27,7 +27,7 @@ def install(kube: Kube, cluster_dir: Path) -> None:
     helm(cluster_dir, "upgrade", "--install", RELEASE, str(ROOT / "charts/elasticjob"), "--namespace", SYSTEM,
          "--create-namespace")  # fmt: skip
     for pod in kube.list("pods", SYSTEM):
-        kube.delete("pods", pod["metadata"]["name"], SYSTEM, grace=1)
+        kube.delete("pods", pod["metadata"]["name"], SYSTEM)
     kube.wait("deployments", RELEASE, SYSTEM, _ready, timeout=120, what="the operator's Deployment is available")
 
 

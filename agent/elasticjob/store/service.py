@@ -6,6 +6,7 @@ import argparse
 import asyncio
 import logging
 import os
+import resource
 import signal
 import sys
 import time
@@ -91,8 +92,15 @@ def count_start(state_dir: Path | None) -> int:
     return starts
 
 
+def allow_connections() -> None:
+    """A connection is an open file, and the usual limit (1024) is below what a large job needs."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
 async def serve(config: StoreConfig) -> None:
     """Serve until SIGTERM or SIGINT."""
+    allow_connections()
     stop = asyncio.Event()
     for signum in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(signum, stop.set)
