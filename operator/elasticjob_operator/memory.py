@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from elasticjob_operator.model.observed import Children, Refusal, RefusalReason
 
 FIRST_RETRY = 1.0
-LONGEST_RETRY = 60.0
+LONGEST_RETRY = 20.0
 
 
 @dataclass
