@@ -45,5 +45,26 @@ images: venv ## both images as OCI archives under .cache/images, without Docker
 crds: venv ## generate crds/elasticjobs.yaml and the chart's copy of it
 	@$(PY) crds/generate.py "$$(cd tests/cluster/tools && go mod download k8s.io/kubernetes && go list -m -f '{{.Dir}}' k8s.io/kubernetes)/api/openapi-spec/swagger.json"
 
+.PHONY: integration
+integration: venv ## torch as our peer, and real processes on this machine
+	@pytest -q tests/conformance tests/integration --ignore tests/integration/test_cluster.py
+
+.PHONY: cluster-test
+cluster-test: venv cluster ## the cluster itself: its verbs, and that it leaves nothing behind
+	@pytest -q tests/integration/test_cluster.py
+
+.PHONY: e2e
+e2e: venv cluster images ## everything, on the real cluster (it stays up afterwards)
+	@pytest -q tests/e2e
+
 .PHONY: test
-test: lint unit ## all tests
+test: ## all tests, fast ones first
+	@$(MAKE) --no-print-directory lint
+	@$(MAKE) --no-print-directory unit
+	@$(MAKE) --no-print-directory integration
+	@$(MAKE) --no-print-directory cluster-test
+	@$(MAKE) --no-print-directory e2e
+
+.PHONY: demo
+demo: venv ## a cluster, a job, and everything taken away while it trains
+	@$(PY) examples/demo/demo.py
