@@ -23,7 +23,7 @@ venv: .venv/.stamp ## Python environment for tests and local runs (.venv)
 
 .PHONY: lint
 lint: venv ## ruff, mypy --strict, import contracts
-	@ruff check . && ruff format --check . && mypy && lint-imports
+	@ruff check --no-cache . && ruff format --no-cache --check . && mypy && lint-imports
 
 .PHONY: unit
 unit: venv ## tests without cluster or torch

@@ -19,10 +19,10 @@ import yaml  # noqa: E402
 from rich.console import Console  # noqa: E402
 from rich.live import Live  # noqa: E402
 from rich.table import Table  # noqa: E402
-from support.images import build_and_load  # noqa: E402
 from timeline import Deed, Row, Snapshot, rows  # noqa: E402
 
 from cluster import verbs  # noqa: E402
+from support.images import build_and_load  # noqa: E402
 from support.install import install  # noqa: E402
 from support.jobs import Job, kill_worker  # noqa: E402
 from support.kube import ApiError, Json, Kube, is_true  # noqa: E402

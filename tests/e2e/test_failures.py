@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from support.images import renamed
-
 from cluster import verbs
+from support.images import renamed
 from support.jobs import Job, manifest
 from support.kube import Json, condition
 
