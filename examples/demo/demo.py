@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
+from datetime import datetime
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -29,7 +30,8 @@ from support.kube import ApiError, Json, Kube, is_true  # noqa: E402
 from support.logbook import LogBook, Step  # noqa: E402
 
 NAMESPACE = "demo"
-console = Console(highlight=False)
+# In a pipe the table would be squeezed into 80 columns.
+console = Console(highlight=False, width=None if sys.stdout.isatty() else 132)
 
 
 @dataclass
@@ -52,18 +54,16 @@ class Show:
             except (OSError, ApiError, ValueError):
                 time.sleep(0.5)
 
-    def do(self, what: str, deed: Callable[[], object], *, world: int = 0, steps: int = 25) -> None:
-        """Do it, and let training go on for some steps (at `world` workers, where given)."""
-        moment = time.time()
-        self.deeds.append(Deed(moment, what, world))
+    def do(self, what: str, deed: Callable[[], object], *, world: int, steps: int = 25) -> None:
+        """Do it, wait until a new world of this size trains, and let it go on for some steps."""
+        before = self.job.status()["rendezvousRound"]
+        self.deeds.append(Deed(time.time(), what, world))
         console.print(f"[bold red]>>>[/] {what}")
         deed()
-        after = self.book.wait_steps_after(moment, world=world, timeout=180)
+        status = self.job.wait_world(world, after=before, timeout=180)
+        formed = datetime.fromisoformat(status["lastRendezvousTime"]).timestamp()
+        after = self.book.wait_steps_after(formed, world=world, timeout=60)
         self.book.wait_step(after.step + steps, timeout=180)
-
-    def pod_on(self, avoid: str = "") -> str:
-        """A running worker pod, not on the node `avoid`."""
-        return next(p for p in reversed(self.job.running()) if self.job.node_of(p) != avoid)
 
     def table(self) -> Table:
         """The live view."""
@@ -80,7 +80,7 @@ class Show:
 
 
 def act(show: Show) -> None:
-    """The faults, in order; each waits until training has gone on."""
+    """The faults, in order; each waits until training has gone on at full size."""
     job = show.job
     size = int(job.status()["worldSize"])
     victim = job.running()[1]
@@ -89,7 +89,8 @@ def act(show: Show) -> None:
     show.do(f"kubectl delete pod {victim}", lambda: job.kube.delete("pods", victim, NAMESPACE), world=size)
     node = job.node_of(job.running()[-1])
     show.do(f"kill {node} (kubelet, containers, all)", lambda: verbs.kill(node), world=size)
-    show.do(f"bring {node} back", lambda: verbs.restart(node), world=size)
+    console.print(f"    bring {node} back")
+    verbs.restart(node)
     show.do("kubectl scale --replicas=4", lambda: job.kube.scale(job.name, NAMESPACE, 4), world=4)
     show.do("kubectl scale --replicas=2", lambda: job.kube.scale(job.name, NAMESPACE, 2), world=2)
 
@@ -116,7 +117,7 @@ def start(kube: Kube, cluster_dir: Path, manifest: Path) -> Show:
     console.print(f"[bold]kubectl apply -f {manifest.relative_to(ROOT)}[/]")
     job = Job(kube, NAMESPACE, body["metadata"]["name"])
     show = Show(kube, cluster_dir, job, LogBook(kube, NAMESPACE, job.name).__enter__())
-    show.deeds.append(Deed(time.time(), f"kubectl apply -f {manifest.relative_to(ROOT)}"))
+    show.deeds.append(Deed(time.time(), f"kubectl apply -f {manifest.relative_to(ROOT)}", body["spec"]["replicas"]))
     kube.create("elasticjobs", body, NAMESPACE)
     threading.Thread(target=show.watch, daemon=True).start()
     return show
@@ -140,7 +141,7 @@ def report(show: Show, folder: Path) -> list[Row]:
     for number, row in enumerate(told, 1):
         table.add_row(
             str(number), row.deed.what, _seconds(row.next_step), _seconds(row.standstill),
-            _seconds(row.full_size) if row.deed.world else "", "\n".join(row.said[:6]),
+            _seconds(row.full_size), "\n".join(row.said),
         )  # fmt: skip
     console.print(table)
     folder.mkdir(exist_ok=True)

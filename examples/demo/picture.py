@@ -36,6 +36,7 @@ def draw(path: Path, steps: Sequence[Step], rows: Sequence[Row]) -> None:
         loss.annotate(
             f"{number}. {row.deed.what}", (at, 1.0), xycoords=("data", "axes fraction"), xytext=(3, -3),
             textcoords="offset points", rotation=90, va="top", fontsize=8, color="#7f1d1d",
+            bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 1},
         )  # fmt: skip
     figure.suptitle("One elastic job, and what was done to it")
     figure.savefig(path, dpi=110)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from datetime import datetime
 from typing import Any
 
 from support.logbook import Step
 
-TOLD = ("Restarting", "Running", "FullyScaled", "RendezvousReady", "Complete", "Failed")
+TOLD = ("RendezvousReady", "Restarting", "FullyScaled", "Complete", "Failed")
 """Conditions whose changes a reader of the timeline wants to see."""
 
 
@@ -32,16 +32,24 @@ class Snapshot:
 
 @dataclass(frozen=True)
 class Row:
-    """One deed and what followed; seconds are None where no step followed."""
+    """One deed and what followed, in seconds; None where no world formed, or no step followed."""
 
     deed: Deed
     next_step: float | None
-    """From the deed to the first step after training had stood still."""
+    """From the deed to the first step of the next world."""
     standstill: float | None
-    """Between the last step before and the first after."""
+    """Between the last step of the old world and the first of the next."""
     full_size: float | None
     """From the deed to the first step of a world of the wanted size."""
     said: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class _World:
+    """`formed`: when its workers ran, Unix seconds."""
+
+    formed: float
+    size: int
 
 
 def rows(deeds: Sequence[Deed], steps: Sequence[Step], snapshots: Sequence[Snapshot]) -> list[Row]:
@@ -51,29 +59,46 @@ def rows(deeds: Sequence[Deed], steps: Sequence[Step], snapshots: Sequence[Snaps
 
 
 def _row(deed: Deed, end: float, steps: Sequence[Step], snapshots: Sequence[Snapshot]) -> Row:
-    before = [s for s in steps if s.time <= deed.time][-1:]
-    during = [s for s in steps if deed.time < s.time < end]
-    gaps = [(b.time - a.time, b.time - deed.time) for a, b in pairwise([*before, *during])]
-    standstill, next_step = max(gaps, default=(None, None))
-    full = next((s.time - deed.time for s in during if s.world == deed.world), None)
-    return Row(deed, next_step, standstill, full, tuple(_said(deed.time, end, snapshots)))
+    worlds = [w for w in _worlds(snapshots) if deed.time < w.formed < end]
+    first = next((s.time for w in worlds for s in steps if s.time > w.formed), None)
+    full = next((s.time for w in worlds if w.size == deed.world for s in steps if s.time > w.formed), None)
+    before = [s.time for s in steps if first is not None and s.time < worlds[0].formed][-1:]
+    return Row(
+        deed,
+        None if first is None else first - deed.time,
+        None if first is None or not before else first - before[0],
+        None if full is None else full - deed.time,
+        tuple(_said(deed.time, end, snapshots)),
+    )
+
+
+def _worlds(snapshots: Sequence[Snapshot]) -> list[_World]:
+    """Every world that status has told of."""
+    told = ((s.status.get("lastRendezvousTime"), s.status.get("worldSize", 0)) for s in snapshots)
+    return [_World(datetime.fromisoformat(formed).timestamp(), size) for formed, size in dict(told).items() if formed]
 
 
 def _said(start: float, end: float, snapshots: Sequence[Snapshot]) -> list[str]:
-    """Changes of the conditions that matter, in the status' own words."""
+    """What the conditions that matter went through, and the failure that was named."""
     earlier = [s for s in snapshots if s.time <= start]
-    known = _reasons(earlier[-1].status) if earlier else {}
-    said = []
-    for snapshot in snapshots:
-        if not start < snapshot.time < end:
-            continue
-        now = _reasons(snapshot.status)
-        said += [
-            f"{kind}={status} {reason}" for kind, (status, reason) in now.items() if known.get(kind) != (status, reason)
-        ]
-        known = now
-    return said
+    known = earlier[-1].status if earlier else {}
+    reasons: dict[str, list[str]] = {}
+    failure = known.get("lastFailure")
+    for snapshot in (s for s in snapshots if start < s.time < end):
+        before, now = _reasons(known), _reasons(snapshot.status)
+        for kind in TOLD:
+            if kind in now and now[kind] != before.get(kind):
+                reasons.setdefault(kind, []).append(now[kind])
+        known = snapshot.status
+    said = [f"{kind}: {' → '.join(passed)}" for kind, passed in reasons.items()]
+    named = known.get("lastFailure")
+    return said if named == failure or not named else [*said, f"lastFailure: {_tell(named)}"]
 
 
-def _reasons(status: dict[str, Any]) -> dict[str, tuple[str, str]]:
-    return {c["type"]: (c["status"], c["reason"]) for c in status.get("conditions", []) if c["type"] in TOLD}
+def _reasons(status: dict[str, Any]) -> dict[str, str]:
+    return {c["type"]: c["reason"] for c in status.get("conditions", [])}
+
+
+def _tell(failure: dict[str, Any]) -> str:
+    what = failure.get("exception") or failure.get("signal") or f"exit code {failure.get('exitCode')}"
+    return f"rank {failure.get('rank')} in {failure.get('pod')}, {what}"

@@ -96,6 +96,18 @@ class Job:
             "elasticjobs", self.name, self.namespace, reached, timeout=timeout, what=f"{self.name}: {fields}"
         )
 
+    def wait_world(self, size: int, *, after: int, timeout: float) -> Json:
+        """Status once a world of `size` workers has formed after rendezvous round `after`."""
+
+        def reached(job: Json) -> bool:
+            status = job.get("status", {})
+            return bool(status.get("rendezvousRound", 0) > after and status.get("worldSize") == size)
+
+        what = f"{self.name}: a world of {size} after round {after}"
+        job = self.kube.wait("elasticjobs", self.name, self.namespace, reached, timeout=timeout, what=what)
+        status: Json = job["status"]
+        return status
+
     def pods(self, selector: str = "") -> list[Json]:
         """Its worker pods (or those of a selector) that are not being deleted, by index."""
         pods = self.kube.list("pods", self.namespace, selector or self.workers)

@@ -377,10 +377,13 @@ def _break(state: State, now: float) -> Decision | None:
     failed = [m.pod for m in round_.members.values() if m.state is MemberState.FAILED or m.pod in told]
     if failed:
         return _end(state, round_, EndReason.WORKER_FAILED, f"a worker of {_names(failed)} failed", now)
-    going = [state.nodes[b].pod for b in round_.members if departing(state, state.nodes[b])]
+    going = [state.nodes[b] for b in round_.members if departing(state, state.nodes[b])]
     stopped = [m.pod for m in round_.members.values() if m.state is MemberState.STOPPED]
+    if going and not stopped and all(n.slot >= state.settings.target for n in going):
+        return _scale_down(state, round_, now)
     if going or stopped:
-        return _end(state, round_, EndReason.NODE_LEFT, f"{_names(going or stopped)} left", now, planned=True)
+        names = _names([n.pod for n in going] or stopped)
+        return _end(state, round_, EndReason.NODE_LEFT, f"{names} left", now, planned=True)
     return None
 
 
@@ -446,8 +449,7 @@ def _make_room(state: State, now: float) -> Decision | None:
         return None
     room = state.settings.target - len(round_.members)
     if room < 0:
-        message = f"from {len(round_.members)} to {state.settings.target} nodes"
-        return _end(state, round_, EndReason.SCALING_DOWN, message, now, planned=True)
+        return _scale_down(state, round_, now)
     joiners = [n for n in _newcomers(state) if n.boot not in round_.members]
     if not joiners or not room:
         return None if state.joiners_since is None else Decision(replace(state, joiners_since=None))
@@ -457,6 +459,11 @@ def _make_room(state: State, now: float) -> Decision | None:
         return Decision(replace(state, joiners_since=since)) if state.joiners_since is None else None
     message = f"{_names(n.pod for n in joiners[:room])} joins"
     return _end(state, round_, EndReason.SCALING_UP, message, now, planned=True)
+
+
+def _scale_down(state: State, round_: Round, now: float) -> Decision:
+    message = f"from {len(round_.members)} nodes to at most {state.settings.target}"
+    return _end(state, round_, EndReason.SCALING_DOWN, message, now, planned=True)
 
 
 def _newcomers(state: State) -> list[Node]:

@@ -300,6 +300,18 @@ def test_a_draining_pod_leaves_though_its_agent_has_not_said_so() -> None:
     assert job.told_to_end(0, 1, 2)
 
 
+@pytest.mark.parametrize("word", ["drained", "told to leave"])
+def test_a_node_beyond_the_target_that_goes_is_scaling_down(word: str) -> None:
+    job = job_of(0, 1, 2)
+    draining = pods(2, state=PodState.DRAINING) if word == "drained" else pods(2)
+    job.facts(*pods(0, 1), *draining, target=2)
+    if word == "told to leave":
+        job.leave(2)
+    job.stopped(0, 1, 2)
+    assert job.report.ended[0].reason is EndReason.SCALING_DOWN
+    assert job.members == ["j-0-0", "j-1-0"]
+
+
 def test_waiting_nodes_join_only_when_ready_and_together() -> None:
     job = job_of(0, 1, target=4)
     job.facts(*pods(0, 1, 2), *pods(3, state=PodState.STARTING), target=4)
