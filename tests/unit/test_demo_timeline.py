@@ -10,7 +10,7 @@ from support.logbook import Step
 
 sys.path.append(str(Path(__file__).parents[2] / "examples/demo"))
 
-from timeline import Deed, Snapshot, rows  # noqa: E402
+from timeline import Deed, Snapshot, rows
 
 
 def status(formed: str, size: int, **reasons: str) -> dict[str, Any]:
