@@ -15,19 +15,19 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "tests"), str(Path(__file__).parent)]
 
-import picture  # noqa: E402
 import yaml  # noqa: E402
 from rich.console import Console  # noqa: E402
 from rich.live import Live  # noqa: E402
 from rich.table import Table  # noqa: E402
-from timeline import Deed, Row, Snapshot, rows  # noqa: E402
 
+import picture  # noqa: E402
 from cluster import verbs  # noqa: E402
 from support.images import build_and_load  # noqa: E402
 from support.install import install  # noqa: E402
 from support.jobs import Job, kill_worker  # noqa: E402
 from support.kube import ApiError, Json, Kube, is_true  # noqa: E402
 from support.logbook import LogBook, Step  # noqa: E402
+from timeline import Deed, Row, Snapshot, rows  # noqa: E402
 
 NAMESPACE = "demo"
 # In a pipe the table would be squeezed into 80 columns.

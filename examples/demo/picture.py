@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from timeline import Row
-
 from support.logbook import Step
+from timeline import Row
 
 
 def draw(path: Path, steps: Sequence[Step], rows: Sequence[Row]) -> None:

@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
 from typing import Any
 
 from support.logbook import Step
-
-sys.path.append(str(Path(__file__).parents[2] / "examples/demo"))
-
 from timeline import Deed, Snapshot, rows
 
 
