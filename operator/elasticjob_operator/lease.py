@@ -18,10 +18,12 @@ from elasticjob_operator.model.raw import integer, mapping, text, timestamp
 
 log = logging.getLogger(__name__)
 
-DURATION = 15
-RENEW_EVERY = 2.0
-RENEW_DEADLINE = 10.0
-"""A leader that could not renew for this long steps down, well before anybody may take over."""
+DURATION = 6
+"""Seconds. Short, because the leader may have been on the very node whose pods must be replaced, and because two
+leaders at once would be wasteful, never wrong."""
+RENEW_EVERY = 1.0
+RENEW_DEADLINE = 4.0
+"""A leader that could not renew for this long steps down, before anybody may take over."""
 
 
 class LeaseLost(Exception):  # noqa: N818
