@@ -3,48 +3,50 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import secrets
 import signal
 import socket
-import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Coroutine, Mapping
+from collections.abc import Coroutine
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from elasticjob.agent.machine import describe
-from elasticjob.agent.processes import die_with_parent
-from elasticjob.contract import codec
-from elasticjob.contract.messages import Facts, Outcome, PodFact, PodState, Report, RoundEnded
-from elasticjob.contract.names import Env, ExitCode, RoundId
+from elasticjob.contract.messages import EndReason, Facts, Outcome, PodFact, PodState, Report, RoundEnded
+from elasticjob.contract.names import ExitCode, RoundId
+from elasticjob.local.children import Site, ending
 from elasticjob.local.manifest import LocalJob
+from elasticjob.local.screen import Plain, PodView, Screen, View
 from elasticjob.store.link import LinkError, LinkRole, connect
 
 INTERRUPTED = 130
 _SHORT_LIFE = 5.0
 """Seconds: an agent that ends sooner is replaced after a delay that doubles."""
 _MAX_DELAY = 30.0
-_ROOT = Path(__file__).parents[2]
-
-
-def program() -> list[str]:
-    """The command line that runs this very code: the zip archive, or the package's folder."""
-    return [sys.executable, str(_ROOT if _ROOT.is_file() else _ROOT / "elasticjob")]
+_LAST_WORDS = 2.0
+"""Seconds for output that is still on its way when everybody has ended."""
+_LONGEST_LINE = 1 << 20
+"""Bytes of one line of a node's output; a longer one is shown in parts."""
 
 
 class Driver:
-    """One local run: `await Driver(job).run()` is the exit code."""
+    """One local run: `await Driver(job).run()` is the exit code. `kill`, `kill_store` and `scale` work meanwhile."""
 
-    def __init__(self, job: LocalJob) -> None:
+    def __init__(self, job: LocalJob, screen: Screen | None = None) -> None:
         self._job = job
+        self._settings = job.settings
+        self._screen: Screen = screen or Plain()
         self._keys = {role: secrets.token_hex(32) for role in LinkRole}
         self._run_id = str(uuid.uuid4())
         self._pods: dict[int, PodFact] = {}
         self._agents: dict[int, asyncio.subprocess.Process] = {}
+        self._incarnations: dict[int, int] = {}
+        self._kept: set[int] = set()
+        """Slots that somebody keeps a pod in."""
+        self._copies: set[asyncio.Task[None]] = set()
         self._store: asyncio.subprocess.Process | None = None
         self._report: Report | None = None
         self._charged = 0
@@ -62,48 +64,81 @@ class Driver:
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self._interrupted)
         with tempfile.TemporaryDirectory(prefix=f"elasticjob-{self._job.name}-") as scratch:
-            self._scratch = Path(scratch)
-            self._port = _free_port()
+            self._site = Site(self._job, self._run_id, self._keys, _free_port(), Path(scratch))
             self._spawn(self._keep_store())
             self._spawn(self._follow())
-            for slot in range(self._job.settings.target):
+            for slot in range(self._settings.target):
                 self._spawn(self._keep_agent(slot))
             await self._over.wait()
             await self._shut_down()
         return self._conclude()
 
+    # ---- what can be done to a run ---------------------------------------------------------------------------------
+
+    @property
+    def target(self) -> int:
+        """The number of nodes the run should have."""
+        return self._settings.target
+
+    def kill(self, slot: int) -> None:
+        """SIGKILL a node: its agent, and with it all its workers."""
+        agent = self._agents.get(slot)
+        if agent is not None and agent.returncode is None:
+            self._say(f"killing {self._pods[slot].pod}")
+            agent.kill()
+
+    def kill_store(self) -> None:
+        """SIGKILL the store; it is started again."""
+        if self._store is not None and self._store.returncode is None:
+            self._say("killing the store")
+            self._store.kill()
+
+    def scale(self, nodes: int) -> None:
+        """Another number of nodes, kept within minReplicas and maxReplicas. Nodes beyond it leave in good order."""
+        before, low, high = self._settings.target, self._settings.min_nodes, self._settings.max_nodes
+        target = max(low, min(nodes, high))
+        if target != nodes:
+            self._say(f"{nodes} nodes are not within minReplicas, {low}, and maxReplicas, {high}")
+        if target == before or self._draining:
+            return
+        self._say(f"scaling from {before} to {target} nodes")
+        self._settings = replace(self._settings, target=target)
+        self._tell()
+        for slot in set(range(target)) - self._kept:
+            self._spawn(self._keep_agent(slot))
+        for slot in range(target, before):
+            if slot in self._pods:
+                self._agents[slot].terminate()
+
     # ---- processes -------------------------------------------------------------------------------------------------
 
     async def _keep_store(self) -> None:
         """As a pod with restartPolicy Always: the same store again, which knows that it is not the first."""
-        environ = {
-            **os.environ,
-            Env.JOB: self._job.name,
-            Env.RUN_ID: self._run_id,
-            Env.NODE_KEY: self._keys[LinkRole.NODE],
-            Env.OPERATOR_KEY: self._keys[LinkRole.OPERATOR],
-            Env.EXECUTION_ATTEMPT: "1",
-            Env.STORE_INCARNATION: "0",
-            Env.PORT: str(self._port),
-            Env.SETTINGS: codec.dumps(self._job.settings).decode(),
-            Env.STATE_DIR: str(self._scratch),
-        }
-        log = self._scratch / "store.log"
+        log = self._site.scratch / "store.log"
         while not self._over.is_set():
             with log.open("ab") as output:
-                self._store = await _start([*program(), "store"], environ, output.fileno())
+                self._store = await self._site.store(output.fileno())
+            self._show()
             code = await self._store.wait()
             if self._over.is_set():
                 return
             if code == ExitCode.USAGE or self._report is None:
                 self._break(f"the store ended with {code}: {log.read_text()[-2000:].strip()}")
                 return
-            say(f"the store ended ({_ending(code)}); starting it again")
+            self._say(f"the store ended ({ending(code)}); starting it again")
 
     async def _keep_agent(self, slot: int) -> None:
-        """One pod of a slot after the other, each with the next incarnation."""
-        incarnation, delay = 0, 0.25
-        while not (self._over.is_set() or self._draining):
+        self._kept.add(slot)
+        try:
+            await self._one_pod_after_the_other(slot)
+        finally:
+            self._kept.discard(slot)
+
+    async def _one_pod_after_the_other(self, slot: int) -> None:
+        """Each with the next incarnation, while the slot is wanted."""
+        delay = 0.25
+        while not (self._over.is_set() or self._draining or slot >= self._settings.target):
+            incarnation = self._incarnations[slot] = self._incarnations.get(slot, -1) + 1
             pod = f"{self._job.name}-{slot}-{incarnation}"
             started = time.monotonic()
             code = await self._run_agent(slot, incarnation, pod)
@@ -114,39 +149,34 @@ class Driver:
             if code == ExitCode.USAGE:
                 self._break(f"{pod} could not start")
                 return
-            incarnation += 1
             delay = min(2 * delay, _MAX_DELAY) if time.monotonic() - started < _SHORT_LIFE else 0.25
-            if not self._draining:
-                say(f"{pod} ended ({_ending(code)}); {self._job.name}-{slot}-{incarnation} takes its place")
-                await asyncio.sleep(0 if delay == 0.25 else delay)
+            if self._draining:
+                return
+            if slot >= self._settings.target:
+                self._say(f"{pod} ended ({ending(code)})")
+                return
+            self._say(f"{pod} ended ({ending(code)}); {self._job.name}-{slot}-{incarnation + 1} takes its place")
+            await asyncio.sleep(0 if delay == 0.25 else delay)
 
     async def _run_agent(self, slot: int, incarnation: int, pod: str) -> int:
-        job = self._job
-        environ = {
-            **os.environ,
-            "PYTHONUNBUFFERED": "1",
-            **job.env,
-            Env.JOB: job.name,
-            Env.RUN_ID: self._run_id,
-            Env.NODE_KEY: self._keys[LinkRole.NODE],
-            Env.EXECUTION_ATTEMPT: "1",
-            Env.SLOT: str(slot),
-            Env.POD_NAME: pod,
-            Env.POD_IP: "127.0.0.1",
-            Env.POD_INCARNATION: str(incarnation),
-            Env.STORE_ENDPOINT: f"127.0.0.1:{self._port}",
-            Env.NPROC_PER_NODE: str(job.nproc_per_node),
-            Env.PRELOAD: ",".join(job.preload),
-            Env.STOP_GRACE_SECONDS: str(job.settings.stop_grace),
-            Env.JOIN_TIMEOUT_SECONDS: str(job.settings.join_timeout),
-            Env.KEEP_ALIVE: f"{job.settings.keep_alive_interval:g}x{job.settings.keep_alive_max_attempts}",
-            Env.TERMINATION_LOG: str(self._scratch / f"{pod}.json"),
-        }
-        agent = await _start([*program(), "agent", "--", *job.command], environ, None, job.working_dir)
+        output = asyncio.subprocess.PIPE if self._screen.pipes else None
+        agent = await self._site.agent(slot, incarnation, pod, output)
         self._agents[slot] = agent
         self._pods[slot] = PodFact(slot, incarnation, pod, PodState.RUNNING)
         self._tell()
+        if agent.stdout is not None:
+            self._copies.add(asyncio.create_task(self._copy(agent.stdout)))
         return await agent.wait()
+
+    async def _copy(self, output: asyncio.StreamReader) -> None:
+        """A node's output to the screen, line by line."""
+        rest = b""
+        while data := await output.read(1 << 16):
+            *lines, rest = (rest + data).split(b"\n")
+            if len(rest) > _LONGEST_LINE:
+                lines, rest = [*lines, rest], b""
+            for line in lines:
+                self._screen.line(line.decode(errors="replace"))
 
     # ---- the operator's side of the link ---------------------------------------------------------------------------
 
@@ -155,7 +185,7 @@ class Driver:
             try:
                 link = await connect(
                     "127.0.0.1",
-                    self._port,
+                    self._site.port,
                     role=LinkRole.OPERATOR,
                     key=bytes.fromhex(self._keys[LinkRole.OPERATOR]),
                     run_id=self._run_id,
@@ -172,13 +202,15 @@ class Driver:
 
     def _tell(self) -> None:
         """All that an operator would know, in its words."""
+        self._show()
         if self._link_send is None:
             return
         self._sequence += 1
-        pods = tuple(replace(p, state=PodState.DRAINING) if self._draining else p for p in self._pods.values())
-        self._link_send(
-            Facts(1, self._sequence, self._job.settings, self._charged, self._charged_round, pods),
-        )
+        pods = tuple(replace(p, state=PodState.DRAINING) if self._goes(p) else p for p in self._pods.values())
+        self._link_send(Facts(1, self._sequence, self._settings, self._charged, self._charged_round, pods))
+
+    def _goes(self, pod: PodFact) -> bool:
+        return self._draining or pod.slot >= self._settings.target
 
     def _heard(self, report: Report) -> None:
         before, self._report = self._report, report
@@ -186,13 +218,15 @@ class Driver:
         for ended in news:
             self._charged += ended.charged
             self._charged_round = ended.round
-            _say_ended(ended)
+            if ended.reason is not EndReason.SUCCEEDED:
+                self._say(_tell_end(ended))
         if report.formed_at and (before is None or before.formed_at != report.formed_at):
-            say(f"round {report.round} runs: {report.world_size} workers on {report.active} nodes")
+            self._say(f"round {report.round} runs: {report.world_size} workers on {report.active} nodes")
         elif not report.formed_at and report.reason and (before is None or before.reason != report.reason):
-            say(f"{report.phase.value.lower()}: {report.reason}")
+            self._say(f"{report.phase.value.lower()}: {report.reason}")
         if news:
             self._tell()
+        self._show()
         if report.outcome is not None:
             self._over.set()
 
@@ -200,13 +234,13 @@ class Driver:
 
     def _interrupted(self) -> None:
         if self._draining:
-            say("interrupted again: killing")
+            self._say("interrupted again: killing")
             self._over.set()
             for agent in self._alive():
                 agent.kill()
             return
         self._draining = True
-        say("interrupted: the nodes leave; once more kills them")
+        self._say("interrupted: the nodes leave; once more kills them")
         self._tell()
         for agent in self._alive():
             agent.terminate()
@@ -215,6 +249,14 @@ class Driver:
     async def _drained(self) -> None:
         await asyncio.gather(*(agent.wait() for agent in self._agents.values()))
         self._over.set()
+
+    def _say(self, text: str) -> None:
+        self._screen.say(text)
+
+    def _show(self) -> None:
+        pods = tuple(PodView(slot, pod.pod, self._agents[slot].pid) for slot, pod in self._pods.items())
+        store = self._store.pid if self._store else 0
+        self._screen.show(View(self._job.name, self._settings.target, self._charged, store, pods, self._report))
 
     def _break(self, why: str) -> None:
         self._broken = why
@@ -231,15 +273,17 @@ class Driver:
         if not self._ended():
             for agent in self._alive():
                 agent.terminate()
-        grace = self._job.settings.stop_grace + 15
+        grace = self._settings.stop_grace + 15
         waiting = [asyncio.ensure_future(agent.wait()) for agent in self._alive()]
         if waiting and (late := (await asyncio.wait(waiting, timeout=grace))[1]):
-            say(f"{len(late)} agents do not end; killing them")
+            self._say(f"{len(late)} agents do not end; killing them")
         for agent in self._alive():
             agent.kill()
-        for task in tuple(self._tasks):
+        if self._copies:
+            await asyncio.wait(self._copies, timeout=_LAST_WORDS)
+        for task in (*self._tasks, *self._copies):
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*self._tasks, *self._copies, return_exceptions=True)
         if self._store is not None and self._store.returncode is None:
             self._store.terminate()
             await self._store.wait()
@@ -247,16 +291,16 @@ class Driver:
     def _conclude(self) -> int:
         report = self._report
         if report is not None and report.outcome is Outcome.SUCCEEDED:
-            say(f"{self._job.name} succeeded; {self._charged} restarts")
+            self._say(f"{self._job.name} succeeded; {self._charged} restarts")
             return ExitCode.SUCCEEDED
         if report is not None and report.outcome is Outcome.FAILED:
             why = describe(report.failure) + f" on {report.failure.pod}" if report.failure else report.reason
-            say(f"{self._job.name} failed: {why}; {self._charged} restarts")
+            self._say(f"{self._job.name} failed: {why}; {self._charged} restarts")
             return ExitCode.FAILED
         if self._broken:
-            say(f"{self._job.name} failed: {self._broken}")
+            self._say(f"{self._job.name} failed: {self._broken}")
             return ExitCode.FAILED
-        say(f"{self._job.name} was interrupted")
+        self._say(f"{self._job.name} was interrupted")
         return INTERRUPTED
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
@@ -270,38 +314,10 @@ class Driver:
             self._break(f"internal error: {type(error).__name__}: {error}")
 
 
-def say(text: str) -> None:
-    """One status line."""
-    print(f"[job] {text}", file=sys.stderr, flush=True)
-
-
-def _say_ended(ended: RoundEnded) -> None:
-    if ended.reason.value == "Succeeded":
-        return
+def _tell_end(ended: RoundEnded) -> str:
     cause = describe(ended.failure) if ended.failure else ended.message
-    say(f"round {ended.round} ended: {ended.reason.value}: {cause}{' (counts as a restart)' if ended.charged else ''}")
-
-
-def _ending(code: int) -> str:
-    if code < 0:
-        return signal.Signals(-code).name
-    known = {e.value: e.name.lower() for e in ExitCode}
-    return f"exit {code}{', ' + known[code] if code in known else ''}"
-
-
-async def _start(
-    argv: list[str], environ: Mapping[str, str], output: int | None, directory: str | None = None
-) -> asyncio.subprocess.Process:
-    """A process that dies with this one, out of reach of the terminal's Ctrl-C."""
-    return await asyncio.create_subprocess_exec(
-        *argv,
-        env=environ,
-        cwd=directory,
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=output,
-        stderr=output,
-        start_new_session=True,
-        preexec_fn=die_with_parent,
+    return (
+        f"round {ended.round} ended: {ended.reason.value}: {cause}{' (counts as a restart)' if ended.charged else ''}"
     )
 
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from collections.abc import Callable
+from functools import partial
 
 from elasticjob.contract.names import ExitCode
 from elasticjob.local.driver import Driver
-from elasticjob.local.manifest import ManifestError, load, read_job
+from elasticjob.local.manifest import LocalJob, ManifestError, load, read_job
 
 
 def main(path: str, *, nodes: int | None = None) -> int:
@@ -17,4 +19,32 @@ def main(path: str, *, nodes: int | None = None) -> int:
     except ManifestError as error:
         print(f"elasticjob run: {error}", file=sys.stderr)
         return ExitCode.USAGE
-    return asyncio.run(Driver(job).run())
+    return asyncio.run(_run(job))
+
+
+async def _run(job: LocalJob) -> int:
+    """With a live table where somebody looks on, in plain lines elsewhere."""
+    if not (sys.stdin.isatty() and sys.stdout.isatty() and sys.stderr.isatty()):
+        return await Driver(job).run()
+    try:
+        from elasticjob.local.live import LiveTable
+    except ImportError:
+        print("[job] pip install 'elasticjob[cli]' shows a live table here", file=sys.stderr)
+        return await Driver(job).run()
+    screen = LiveTable()
+    driver = Driver(job, screen)
+    try:
+        screen.listen(_keys(driver))
+        return await driver.run()
+    finally:
+        screen.close()
+
+
+def _keys(driver: Driver) -> dict[str, Callable[[], None]]:
+    kills = {str(slot): partial(driver.kill, slot) for slot in range(10)}
+    return {
+        **kills,
+        "s": driver.kill_store,
+        "+": lambda: driver.scale(driver.target + 1),
+        "-": lambda: driver.scale(driver.target - 1),
+    }

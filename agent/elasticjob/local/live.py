@@ -1,0 +1,96 @@
+"""The live table of `elasticjob run` on a terminal, and the keys that do things to the run."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import termios
+import tty
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from elasticjob.contract.messages import NodeReport
+from elasticjob.local.screen import View
+
+_HELP = "0-9 kill that node   s kill the store   + - scale   Ctrl-C leave in good order, twice: at once"
+
+
+class LiveTable:
+    """A `Screen`: output scrolls above, the table stays below. `listen` reads keys until `close`."""
+
+    pipes = True
+
+    def __init__(self, console: Console | None = None) -> None:
+        self._console = console or Console(highlight=False)
+        self._live = Live(console=self._console, auto_refresh=False, transient=True)
+        self._live.start()
+        self._terminal: list[Any] | None = None
+
+    def listen(self, keys: Mapping[str, Callable[[], None]]) -> None:
+        """Call what a key stands for. The terminal is put back by `close`."""
+        self._terminal = termios.tcgetattr(sys.stdin)
+        tty.setcbreak(sys.stdin)
+        asyncio.get_running_loop().add_reader(sys.stdin, self._pressed, keys)
+
+    def _pressed(self, keys: Mapping[str, Callable[[], None]]) -> None:
+        pressed = os.read(sys.stdin.fileno(), 64).decode(errors="replace")
+        if not pressed:
+            asyncio.get_running_loop().remove_reader(sys.stdin)
+        for key in pressed:
+            if key in keys:
+                keys[key]()
+
+    def say(self, text: str) -> None:
+        self._console.print(Text(f"[job] {text}", style="bold"), soft_wrap=True)
+
+    def line(self, text: str) -> None:
+        self._console.print(Text.from_ansi(text), soft_wrap=True)
+
+    def show(self, view: View) -> None:
+        self._live.update(render(view), refresh=True)
+
+    def close(self) -> None:
+        self._live.stop()
+        if self._terminal is not None:
+            asyncio.get_running_loop().remove_reader(sys.stdin)
+            termios.tcsetattr(sys.stdin, termios.TCSADRAIN, self._terminal)
+            self._terminal = None
+
+
+def render(view: View) -> RenderableType:
+    """The table, from what is known."""
+    report = view.report
+    told = {node.pod: node for node in report.nodes} if report else {}
+    table = Table(
+        title=_title(view), title_justify="left", caption=_HELP, caption_justify="left", header_style="dim", box=None
+    )
+    for column in ("node", "pod", "pid", "state"):
+        table.add_column(column)
+    for pod in sorted(view.pods, key=lambda p: p.slot):
+        table.add_row(str(pod.slot), pod.pod, str(pod.pid), _state(told.get(pod.pod)))
+    return Group("", table)
+
+
+def _title(view: View) -> Text:
+    report = view.report
+    if report is None:
+        return Text(f"{view.job}: the store starts", style="bold")
+    phase = report.outcome.value if report.outcome else report.phase.value
+    text = Text(f"{view.job}: {phase}", style="bold")
+    text.append(f"   {report.active} of {view.target} nodes, {report.world_size} workers", style="not bold")
+    text.append(f"   round {report.round or '-'}   restarts {view.restarts}", style="not bold")
+    return text
+
+
+def _state(node: NodeReport | None) -> Text:
+    if node is None:
+        return Text("starts", style="yellow")
+    if node.member:
+        return Text("in the round", style="green")
+    return Text("ready, waits" if node.ready else "imports", style="cyan")
