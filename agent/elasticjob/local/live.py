@@ -67,14 +67,12 @@ def render(view: View) -> RenderableType:
     """The table, from what is known."""
     report = view.report
     told = {node.pod: node for node in report.nodes} if report else {}
-    table = Table(
-        title=_title(view), title_justify="left", caption=_HELP, caption_justify="left", header_style="dim", box=None
-    )
+    table = Table(header_style="dim", box=None)
     for column in ("node", "pod", "pid", "state"):
         table.add_column(column)
     for pod in sorted(view.pods, key=lambda p: p.slot):
         table.add_row(str(pod.slot), pod.pod, str(pod.pid), _state(told.get(pod.pod)))
-    return Group("", table)
+    return Group("", _title(view), table, Text(_HELP, style="dim"))
 
 
 def _title(view: View) -> Text:
