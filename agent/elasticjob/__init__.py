@@ -1,3 +1,28 @@
 """Elastic PyTorch jobs: the agent, the store and what training code imports."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from elasticjob.training.channel import Stopped, on_stop, progress
+
 __version__ = "0.1.0"
+__all__ = ["Stopped", "on_stop", "progress"]
+
+_HOME = {
+    "Stopped": "elasticjob.training.channel",
+    "on_stop": "elasticjob.training.channel",
+    "progress": "elasticjob.training.channel",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import on first use: agent and store never need what training code does."""
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    value = getattr(import_module(_HOME[name]), name)
+    globals()[name] = value
+    return value

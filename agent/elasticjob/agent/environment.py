@@ -1,10 +1,12 @@
-"""The environment of a worker: exactly torchrun's. Pure."""
+"""The environment of a worker: exactly torchrun's, and where to find its agent. Pure."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 
 from elasticjob.contract.messages import StartRound
+from elasticjob.contract.names import Env
 
 
 def worker_env(
@@ -15,6 +17,7 @@ def worker_env(
     role: str,
     run_id: str,
     error_file: str,
+    agent_socket: str,
     base: Mapping[str, str],
 ) -> dict[str, str]:
     """What to add to `base` (the agent's environment without its keys) for one worker of a round."""
@@ -35,14 +38,21 @@ def worker_env(
         "TORCHELASTIC_RUN_ID": run_id,
         "TORCHELASTIC_USE_AGENT_STORE": True,
         "TORCHELASTIC_ERROR_FILE": error_file,
+        Env.AGENT_SOCKET: agent_socket,
+        Env.ROUND: start.round,
     }
     defaults = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}
     return {name: str(value) for name, value in env.items()} | {k: v for k, v in defaults.items() if k not in base}
 
 
-def node_env(base: Mapping[str, str], local_world_size: int) -> dict[str, str]:
-    """What every worker of this node starts from; torchrun too gives several workers one thread each by default."""
+def node_env(base: Mapping[str, str], local_world_size: int, code_root: str) -> dict[str, str]:
+    """What every worker of this node starts from; torchrun too gives several workers one thread each by default.
+
+    `code_root`, where this package is, comes last on PYTHONPATH: scripts can `import elasticjob` in images that know
+    nothing of us.
+    """
     env = dict(base)
+    env["PYTHONPATH"] = os.pathsep.join([*filter(None, [env.get("PYTHONPATH")]), code_root])
     if local_world_size > 1:
         env.setdefault("OMP_NUM_THREADS", "1")
     return env

@@ -15,7 +15,7 @@ from elasticjob.agent import machine
 from elasticjob.agent.command import Command
 from elasticjob.agent.config import AgentConfig
 from elasticjob.agent.environment import node_env
-from elasticjob.agent.launcher import Launcher
+from elasticjob.agent.launcher import CODE_ROOT, Launcher
 from elasticjob.agent.machine import Event, Exit, Launch, Log, Say, State, Stop, WaitForAnswer
 from elasticjob.agent.output import Sink, Stream
 from elasticjob.agent.processes import become_subreaper
@@ -76,7 +76,7 @@ class Agent:
         config = self._config
         helper_out, helper_in = os.pipe()
         self._helper = Stream(helper_out, "[warm]: ", self._stderr)
-        env = node_env(config.env, config.local_world_size)
+        env = node_env(config.env, config.local_world_size, CODE_ROOT)
         self._launcher = Launcher(self._command, env, config.preload, helper_in, config.local_world_size)
         self._workers = Workers(config, self._launcher, scratch, self._stdout, self._stderr)
         self._state = State(me=await self._announcement(), stop_grace=config.stop_grace)
@@ -208,6 +208,7 @@ class Agent:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._launcher.stop_warm()
+        self._workers.ranks.close()
         self._helper.close()
         for store in self._stores:
             await store.close()

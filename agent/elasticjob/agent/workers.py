@@ -17,6 +17,7 @@ from elasticjob.agent.evidence import Evidence, OomCounter, failure_of, read_err
 from elasticjob.agent.launcher import Launcher, StartError, WorkerStart
 from elasticjob.agent.output import Sink, Stream, Tail
 from elasticjob.agent.processes import descendants, kill, reap, signal_group
+from elasticjob.agent.ranks import Ranks
 from elasticjob.contract.messages import Failure, FailureClass, StartRound
 from elasticjob.contract.names import RoundId
 
@@ -33,6 +34,8 @@ class Ended:
     round: RoundId
     local_rank: int
     failure: Failure | None
+    on_plan: bool = False
+    """It stopped at the last step of a round that ends on plan; how it ended after that does not matter."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +59,7 @@ class Workers:
         self._config = config
         self._launcher = launcher
         self._scratch = scratch
+        self.ranks = Ranks(scratch)
         self._sinks = (stdout, stderr)
         self._oom = OomCounter()
         self._running: dict[int, _Worker] = {}
@@ -76,6 +80,7 @@ class Workers:
 
     async def start(self, start: StartRound) -> Failure | None:
         """Start the round's workers; a START_ERROR failure where the command cannot be executed."""
+        self.ranks.begin(start.round)
         workers = [self._prepare(start, local_rank) for local_rank in range(self._config.local_world_size)]
         self._round = tuple(worker for worker, _ in workers)
         try:
@@ -110,6 +115,7 @@ class Workers:
             role=self._config.role,
             run_id=self._config.run_id,
             error_file=worker.error_file,
+            agent_socket=self.ranks.path,
             base=self._config.env,
         )
         return worker, WorkerStart(env, out_write, err_write)
@@ -128,11 +134,16 @@ class Workers:
         for pid, code in codes.items():
             self._launcher.ended(pid)
             if worker := self._running.pop(pid, None):
-                found.append(Ended(worker.round, worker.local_rank, self._judge(worker, code)))
+                found.append(self._judged(worker, code))
             elif not self._started.is_set():
                 self._early[pid] = code  # faster than the answer that names it
         self._changed.set()
         return sorted(found, key=_order)
+
+    def _judged(self, worker: _Worker, code: int) -> Ended:
+        if self.ranks.stopped(worker.local_rank):
+            return Ended(worker.round, worker.local_rank, None, on_plan=True)
+        return Ended(worker.round, worker.local_rank, self._judge(worker, code))
 
     def _judge(self, worker: _Worker, code: int) -> Failure | None:
         for stream in worker.streams:

@@ -64,6 +64,11 @@ class Env:
     """torch's worker role; `default` when unset."""
     TERMINATION_LOG = "ELASTICJOB_TERMINATION_LOG"
     """Where the termination message goes; /dev/termination-log when unset."""
+    # Worker, set by its agent
+    AGENT_SOCKET = "ELASTICJOB_AGENT_SOCKET"
+    """Path of the Unix socket where a worker meets its agent (contract.page)."""
+    ROUND = "ELASTICJOB_ROUND"
+    """The round that a worker was started for."""
     # Store
     PORT = "ELASTICJOB_PORT"
     OPERATOR_KEY = "ELASTICJOB_OPERATOR_KEY"

@@ -63,7 +63,10 @@ START = StartRound(RoundId(1, 0, 3), 1, 3, 2, 6, 2, 6, "10.0.0.1", 4567, 2, 5)
 
 
 def test_a_workers_environment_is_torchruns() -> None:
-    env = worker_env(START, local_rank=1, local_world_size=2, role="default", run_id="uid", error_file="/e", base={})
+    env = worker_env(
+        START, local_rank=1, local_world_size=2, role="default", run_id="uid", error_file="/e",
+        agent_socket="/s", base={},
+    )  # fmt: skip
     assert env == {
         "LOCAL_RANK": "1",
         "RANK": "3",
@@ -81,6 +84,8 @@ def test_a_workers_environment_is_torchruns() -> None:
         "TORCHELASTIC_RUN_ID": "uid",
         "TORCHELASTIC_USE_AGENT_STORE": "True",
         "TORCHELASTIC_ERROR_FILE": "/e",
+        "ELASTICJOB_AGENT_SOCKET": "/s",
+        "ELASTICJOB_ROUND": "1.0.3",
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
     }
 
@@ -91,7 +96,12 @@ def test_a_workers_environment_is_torchruns() -> None:
 def test_several_workers_get_one_thread_each_unless_told(
     base: dict[str, str], workers: int, threads: str | None
 ) -> None:
-    assert node_env(base, workers).get("OMP_NUM_THREADS") == threads
+    assert node_env(base, workers, "/code").get("OMP_NUM_THREADS") == threads
+
+
+@pytest.mark.parametrize(("before", "after"), [({}, "/code"), ({"PYTHONPATH": "/theirs"}, "/theirs:/code")])
+def test_scripts_can_import_us_after_what_is_theirs(before: dict[str, str], after: str) -> None:
+    assert node_env(before, 1, "/code")["PYTHONPATH"] == after
 
 
 text = st.text(max_size=6000)
