@@ -16,6 +16,7 @@ from typing import NoReturn, TypeAlias
 
 from elasticjob.contract.messages import (
     Announce,
+    Closed,
     EndRound,
     Failure,
     Finish,
@@ -245,8 +246,10 @@ def _told(state: State, message: ToNode) -> Decision:
     match message:
         case StartRound():
             return _start(state, message)
-        case Standby(reason):
+        case Standby(reason=reason):
             return Decision(state, (Log(f"waiting: {reason}"),))
+        case Closed(reason):
+            return Decision(state, (Log(f"no round will follow this one: {reason}"),))
         case EndRound():
             return _end_round(state, message)
         case Finish():

@@ -20,6 +20,9 @@ from elasticjob.contract.names import RoundId
 PROTOCOL = 1
 """Version of the control link; peers of different versions do not talk."""
 
+ANY_SLOT = -1
+"""A node that no operator has numbered: under a stock torchrun, say."""
+
 
 class FailureClass(str, Enum):
     """What kind of end a worker met."""
@@ -103,6 +106,7 @@ class Announce:
     """First message on every connection of a node; the same `boot` again is the same node coming back."""
 
     slot: int
+    """`ANY_SLOT`: the coordinator gives it the lowest that is free."""
     incarnation: int
     boot: str
     pod: str
@@ -155,12 +159,28 @@ class Leaving:
     reason: str
 
 
+@dataclass(frozen=True)
+class Close:
+    """No round shall form any more (torch's `set_closed`). Only where no operator decides when the job ends."""
+
+    reason: str
+
+
 # ---- coordinator to node ---------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Standby:
     """Known and not in the round: wait."""
+
+    reason: str
+    redundant: bool = False
+    """The round is full without this node (torch's redundancy list)."""
+
+
+@dataclass(frozen=True)
+class Closed:
+    """No round will form any more; one that runs goes on. Nodes outside it get `Finish`."""
 
     reason: str
 
@@ -347,15 +367,17 @@ class Termination:
 
 # ---- the closed unions and their wire form -----------------------------------------------------------------------
 
-FromNode: TypeAlias = Announce | Ready | WorkersStarted | WorkersFailed | WorkersSucceeded | WorkersStopped | Leaving
-ToNode: TypeAlias = StartRound | Standby | EndRound | Finish
+FromNode: TypeAlias = (
+    Announce | Ready | WorkersStarted | WorkersFailed | WorkersSucceeded | WorkersStopped | Leaving | Close
+)
+ToNode: TypeAlias = StartRound | Standby | EndRound | Closed | Finish
 Message: TypeAlias = FromNode | ToNode | Facts | Report
 
 _TYPES: dict[str, type[Message]] = {
     cls.__name__: cls
     for cls in (
-        Announce, Ready, WorkersStarted, WorkersFailed, WorkersSucceeded, WorkersStopped, Leaving,
-        StartRound, Standby, EndRound, Finish, Facts, Report,
+        Announce, Ready, WorkersStarted, WorkersFailed, WorkersSucceeded, WorkersStopped, Leaving, Close,
+        StartRound, Standby, EndRound, Closed, Finish, Facts, Report,
     )
 }  # fmt: skip
 

@@ -71,6 +71,8 @@ class Env:
     """The round that a worker was started for."""
     # Store
     PORT = "ELASTICJOB_PORT"
+    LISTEN_FD = "ELASTICJOB_LISTEN_FD"
+    """An inherited socket that listens already; instead of `PORT`."""
     OPERATOR_KEY = "ELASTICJOB_OPERATOR_KEY"
     """Hex key that the operator proves on the control link. Only the store pod has it."""
     STORE_INCARNATION = "ELASTICJOB_STORE_INCARNATION"

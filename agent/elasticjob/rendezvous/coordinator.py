@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from elasticjob.contract.messages import (
     Announce,
+    Close,
     Facts,
     Leaving,
     Message,
@@ -95,7 +96,9 @@ class Coordinator:
             if self._nodes.get(boot) is not link:
                 return
             match message:
-                case Ready() | WorkersStarted() | WorkersFailed() | WorkersSucceeded() | WorkersStopped() | Leaving():
+                case Ready() | WorkersStarted() | WorkersFailed() | WorkersSucceeded() | WorkersStopped():
+                    self._submit(NodeSaid(boot, message))
+                case Leaving() | Close():
                     self._submit(NodeSaid(boot, message))
                 case _:
                     self._drop(link, message)

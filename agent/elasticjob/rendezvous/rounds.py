@@ -11,12 +11,16 @@ The I/O around it is `coordinator`. What each state of a member and each end of 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import itertools
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from elasticjob.contract.messages import (
+    ANY_SLOT,
     Announce,
+    Close,
+    Closed,
     EndReason,
     EndRound,
     Facts,
@@ -124,6 +128,8 @@ def observe(state: State, event: Event, now: float) -> Decision:
     if isinstance(event, NodeSaid):
         if isinstance(event.message, Announce):
             return _announced(state, event.boot, event.message, now)
+        if isinstance(event.message, Close):
+            return _close(state, event.message)
         node = state.nodes.get(event.boot)
         return Decision(state) if node is None else Decision(_said(state, node, event.message, now))
     if isinstance(event, NodeGone):
@@ -138,7 +144,7 @@ def observe(state: State, event: Event, now: float) -> Decision:
 
 
 def _announced(state: State, boot: str, announce: Announce, now: float) -> Decision:
-    node = _node(state, boot, announce)
+    node = _node(state, boot, announce, now)
     if state.outcome is not None:
         finish = Finish(state.outcome, state.outcome_reason)
         return Decision(set_node(state, node), (Send(boot, finish),), f"{node.pod} came after the end")
@@ -146,18 +152,34 @@ def _announced(state: State, boot: str, announce: Announce, now: float) -> Decis
         finish = Finish(Outcome.SUPERSEDED, "Superseded", f"a newer pod has slot {node.slot}")
         return Decision(state, (Send(boot, finish),), f"{node.pod} is superseded")
     state = _displace(state, node)
+    told = Decision(state, (Send(boot, Closed(state.closed)),) if state.closed else ())
     if state.recovering_until is not None:
-        return Decision(set_node(state, node), reason=f"{node.pod} announced while recovering")
-    return _placed(state, node, announce, now)
+        return told.then(Decision(set_node(state, node), reason=f"{node.pod} announced while recovering"))
+    return told.then(_placed(state, node, announce, now))
 
 
-def _node(state: State, boot: str, a: Announce) -> Node:
+def _close(state: State, message: Close) -> Decision:
+    """Closed stays closed. Where an operator has spoken, it decides when its job ends."""
+    if state.closed or state.informed:
+        return Decision(state)
+    why = message.reason or "by a node's word"
+    effects = tuple(Send(boot, Closed(why)) for boot in state.nodes)
+    return Decision(replace(state, closed=why), effects, f"closed: {why}")
+
+
+def _node(state: State, boot: str, a: Announce, now: float) -> Node:
     known = state.nodes.get(boot)
+    slot = a.slot if a.slot != ANY_SLOT else known.slot if known else _free_slot(state, now)
     return Node(
-        boot=boot, slot=a.slot, incarnation=a.incarnation, pod=a.pod, address=a.address, store_port=a.store_port,
+        boot=boot, slot=slot, incarnation=a.incarnation, pod=a.pod, address=a.address, store_port=a.store_port,
         local_world_size=a.local_world_size, role=a.role, ready=a.ready, membership=a.membership,
         leaving=known.leaving if known else "", stale=known.stale if known else None,
     )  # fmt: skip
+
+
+def _free_slot(state: State, now: float) -> int:
+    taken = {n.slot for n in state.nodes.values() if not n.lost(now)}
+    return next(slot for slot in itertools.count() if slot not in taken)
 
 
 def _newer_in_slot(other: Node, node: Node) -> bool:
@@ -179,8 +201,15 @@ def _placed(state: State, node: Node, announce: Announce, now: float) -> Decisio
     if last is not None and last.state is not MemberState.STOPPED:
         return _out_of_date(state, node, last.assignment.round)
     state = set_node(state, replace(node, stale=None))
-    why = "a round runs without this node" if state.round else "waiting for more nodes"
-    return Decision(state, (Send(node.boot, Standby(why)),), f"{node.pod} announced")
+    return Decision(state, (Send(node.boot, _standby(state)),), f"{node.pod} announced")
+
+
+def _standby(state: State) -> Standby:
+    if state.round is None:
+        return Standby("waiting for more nodes")
+    if len(state.round.members) >= state.settings.target:
+        return Standby("the round is full without this node", redundant=True)
+    return Standby("a round runs without this node")
 
 
 def _out_of_date(state: State, node: Node, old: RoundId) -> Decision:
@@ -219,7 +248,7 @@ def _said(state: State, node: Node, message: FromNode, now: float) -> State:
         return set_node(state, replace(node, ready=True))
     if isinstance(message, Leaving):
         return set_node(state, replace(node, leaving=message.reason or "told to go"))
-    if isinstance(message, Announce):
+    if isinstance(message, (Announce, Close)):
         return state
     if isinstance(message, WorkersStopped):
         stale = node.stale if node.stale and node.stale > message.round else None
@@ -283,11 +312,12 @@ def _forgotten(state: State, node: Node) -> bool:
 
 
 def _dismiss(state: State, now: float) -> Decision | None:
-    """Nodes that are about to go and in no round may go."""
+    """Nodes in no round that are about to go, or that no round will take, may go."""
     if state.recovering_until is not None or state.outcome is not None:
         return None
     members = state.round.members if state.round else {}
-    going = [n for n in state.nodes.values() if n.gone_at is None and n.boot not in members and departing(state, n)]
+    outside = [n for n in state.nodes.values() if n.gone_at is None and n.boot not in members]
+    going = [n for n in outside if state.closed or departing(state, n)]
     if not going:
         return None
     effects = tuple(Send(n.boot, _farewell(state, n)) for n in going)
@@ -298,6 +328,8 @@ def _dismiss(state: State, now: float) -> Decision | None:
 def _farewell(state: State, node: Node) -> Finish:
     if superseded(state, node):
         return Finish(Outcome.SUPERSEDED, "Superseded", departing(state, node))
+    if state.closed:
+        return Finish(Outcome.LEFT, "RendezvousClosed", state.closed)
     return Finish(Outcome.LEFT, "NodeLeft", departing(state, node))
 
 
@@ -443,7 +475,7 @@ def _ended(
 def _make_room(state: State, now: float) -> Decision | None:
     """A running round ends for a lower target, or for ready joiners; never once a member has succeeded."""
     round_ = state.round
-    if round_ is None or round_.ending is not None or not round_.formed_at:
+    if round_ is None or round_.ending is not None or not round_.formed_at or state.closed:
         return None
     if any(m.state is MemberState.SUCCEEDED for m in round_.members.values()):
         return None
@@ -454,7 +486,7 @@ def _make_room(state: State, now: float) -> Decision | None:
     if not joiners or not room:
         return None if state.joiners_since is None else Decision(replace(state, joiners_since=None))
     since = now if state.joiners_since is None else state.joiners_since
-    patient = now < since + state.settings.scale_up_stabilization
+    patient = now < since + state.settings.scale_up_stabilization and len(joiners) < room
     if patient and (not state.informed or any(awaited(state, ready=True))):
         return Decision(replace(state, joiners_since=since)) if state.joiners_since is None else None
     message = f"{_names(n.pod for n in joiners[:room])} joins"
@@ -473,7 +505,7 @@ def _newcomers(state: State) -> list[Node]:
 
 def _form(state: State, now: float) -> Decision | None:
     """Close a round as soon as everyone who can come has come; the last call is for what nobody knows about."""
-    if state.round is not None or state.outcome is not None or state.recovering_until is not None:
+    if state.round is not None or state.outcome is not None or state.recovering_until is not None or state.closed:
         return None
     pool = candidates(state)
     survivors = any(n.boot in state.last_members for n in pool)
@@ -491,7 +523,7 @@ def _form(state: State, now: float) -> Decision | None:
     return _start(state, pool, "the last call is over") if now >= state.last_call_at else None
 
 
-def _start(state: State, pool: Iterable[Node], why: str) -> Decision:
+def _start(state: State, pool: Sequence[Node], why: str) -> Decision:
     chosen = ranks.choose(pool, state.last_members, state.settings.target)
     round_id = RoundId(state.attempt, state.store, state.n + 1)
     members = ranks.assign(chosen, round_id, restarts=state.charged, max_restarts=state.settings.max_restarts)
@@ -505,6 +537,7 @@ def _start(state: State, pool: Iterable[Node], why: str) -> Decision:
         joiners_since=None,
     )
     effects = tuple(Send(boot, member.assignment) for boot, member in members.items())
+    effects += tuple(Send(n.boot, _standby(state)) for n in pool if n.boot not in members)
     return Decision(state, effects, f"round {round_id} of {len(members)} nodes: {why}")
 
 

@@ -126,6 +126,8 @@ class State:
     outcome: Outcome | None = None
     outcome_reason: str = ""
     failure: Failure | None = None
+    closed: str = ""
+    """Why no round may form any more, by a node's word; empty while one may."""
     epoch: float = 0.0
 
     @property

@@ -39,6 +39,8 @@ def phase(state: State) -> RoundPhase:
 def _reason(state: State) -> str:
     if state.outcome is not None:
         return state.outcome_reason
+    if state.closed and state.round is None:
+        return f"closed: {state.closed}"
     if state.recovering_until is not None:
         return "a new store waits for the nodes of the round that runs"
     if state.round is None:

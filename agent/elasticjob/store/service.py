@@ -8,6 +8,7 @@ import logging
 import os
 import resource
 import signal
+import socket
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -40,6 +41,7 @@ class StoreConfig:
     node_key: bytes
     operator_key: bytes
     state_dir: Path | None = None
+    listen_fd: int | None = None
 
     @classmethod
     def from_environ(cls, environ: Mapping[str, str]) -> StoreConfig:
@@ -55,6 +57,7 @@ class StoreConfig:
             node_key=_key(environ, Env.NODE_KEY),
             operator_key=_key(environ, Env.OPERATOR_KEY),
             state_dir=Path(state_dir) if state_dir else None,
+            listen_fd=_number(environ, Env.LISTEN_FD, "") if environ.get(Env.LISTEN_FD) else None,
         )
 
 
@@ -124,7 +127,8 @@ async def serve(config: StoreConfig) -> None:
         keep_alive=KeepAlive(config.settings.keep_alive_interval, config.settings.keep_alive_max_attempts),
     )
     server = StoreServer(links=gate)
-    port = await server.start(port=config.port)
+    sock = None if config.listen_fd is None else socket.socket(fileno=config.listen_fd)
+    port = await server.start(port=config.port, sock=sock)
     coordinator.start()
     log.info("serving on port %d, incarnation %d, start %d", port, config.incarnation, starts)
     await stop.wait()

@@ -1,0 +1,81 @@
+"""The handler for torchrun's options: `torchrun --rdzv-backend=elasticjob --rdzv-conf=...`."""
+
+from __future__ import annotations
+
+import os
+from datetime import timedelta
+
+from torch.distributed.elastic.events import NodeState, construct_and_record_rdzv_event
+from torch.distributed.elastic.rendezvous.api import RendezvousConnectionError, RendezvousParameters
+from torch.distributed.elastic.rendezvous.dynamic_rendezvous import RendezvousSettings, RendezvousTimeout
+
+from elasticjob.contract.messages import Settings
+from elasticjob.torchrun.handler import ElasticJobRendezvousHandler, Endpoint, check_settings
+from elasticjob.torchrun.stores import HostedStore, is_host, node_key, parse_endpoint, parse_read_timeout
+
+_UNLIMITED = 2**31 - 1
+
+
+def create_handler(params: RendezvousParameters) -> ElasticJobRendezvousHandler:
+    """The handler for torchrun's options. `--rdzv-conf` takes join_timeout, last_call_timeout, close_timeout and
+    heartbeat_timeout, keep_alive_interval and keep_alive_max_attempt, read_timeout, is_host and key.
+
+    As with c10d, the machine that the endpoint names hosts the store, unless one listens there already.
+    """
+    try:
+        settings = read_settings(params)
+        check_settings(settings)
+        host, port = parse_endpoint(params)
+        hosted = _host(params, host, port, settings)
+        endpoint = Endpoint(host, hosted.port if hosted else port, node_key(params), parse_read_timeout(params))
+        return ElasticJobRendezvousHandler(settings, endpoint, params.local_addr, hosted)
+    except Exception as error:
+        construct_and_record_rdzv_event(
+            run_id=params.run_id, message=f"{type(error).__name__}: {error}", node_state=NodeState.FAILED
+        )
+        raise
+
+
+def read_settings(params: RendezvousParameters) -> RendezvousSettings:
+    """Torch's own settings and defaults, but for keep-alive: it is the kernel's, costs nothing, and is 1 s x 3."""
+    return RendezvousSettings(
+        params.run_id,
+        params.min_nodes,
+        params.max_nodes,
+        RendezvousTimeout(
+            *(_seconds(params, f"{name}_timeout") for name in ("join", "last_call", "close", "heartbeat"))
+        ),
+        keep_alive_interval=_seconds(params, "keep_alive_interval") or timedelta(seconds=1),
+        keep_alive_max_attempt=params.get_as_int("keep_alive_max_attempt", 3),
+    )
+
+
+def _seconds(params: RendezvousParameters, name: str) -> timedelta | None:
+    seconds = params.get_as_int(name)
+    return None if seconds is None else timedelta(seconds=seconds)
+
+
+def _host(params: RendezvousParameters, host: str, port: int, settings: RendezvousSettings) -> HostedStore | None:
+    """The store, where it is this process's to host: by `is_host`, else by the endpoint's name, first come."""
+    hosts, asked = is_host(params, host)
+    if not hosts:
+        return None
+    rules = Settings(
+        min_nodes=settings.min_nodes,
+        max_nodes=settings.max_nodes,
+        target=settings.max_nodes,
+        max_restarts=_UNLIMITED,  # torchrun counts its own
+        last_call_timeout=settings.timeout.last_call.total_seconds(),
+        keep_alive_interval=settings.keep_alive_interval.total_seconds(),
+        keep_alive_max_attempts=settings.keep_alive_max_attempt,
+    )
+    try:
+        hosted = HostedStore(params, port, rules)
+    except OSError as error:
+        if asked:
+            raise RendezvousConnectionError(f"cannot host the store on port {port}: {error}") from error
+        return None  # somebody else on this machine hosts it
+    construct_and_record_rdzv_event(
+        run_id=params.run_id, message=f"Process {os.getpid()} hosts the store.", node_state=NodeState.INIT
+    )
+    return hosted

@@ -1,0 +1,312 @@
+"""Torch's `RendezvousHandler` over our control link.
+
+The coordinator decides rounds; torchrun asks `num_nodes_waiting` several times a second and comes back to
+`next_rendezvous` when that is not 0 or its workers have failed. Torch's own dynamic rendezvous has every node rewrite
+one pickled state; here a node is told what it needs, and dead nodes are known by their closed connections.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+import socket
+import time
+import weakref
+from dataclasses import dataclass
+from typing import Any
+
+from torch import distributed as dist
+from torch.distributed.elastic.events import NodeState, construct_and_record_rdzv_event
+from torch.distributed.elastic.rendezvous.api import (
+    RendezvousClosedError,
+    RendezvousConnectionError,
+    RendezvousError,
+    RendezvousGracefulExitError,
+    RendezvousHandler,
+    RendezvousInfo,
+    RendezvousStoreInfo,
+    RendezvousTimeoutError,
+)
+from torch.distributed.elastic.rendezvous.dynamic_rendezvous import RendezvousSettings
+
+from elasticjob.contract.messages import ANY_SLOT, Announce, Outcome, StartRound, Termination
+from elasticjob.contract.names import Env
+from elasticjob.store.link import KeepAlive, Link, LinkRole, connect
+from elasticjob.torchrun import BACKEND
+from elasticjob.torchrun.session import Session
+from elasticjob.torchrun.stores import HostedStore, tcp_store
+
+log = logging.getLogger(__name__)
+
+TAKE_BACK_TIMEOUT = 5.0
+"""Seconds that a join which timed out has to take itself back."""
+_local_ids = itertools.count()
+
+
+@dataclass(frozen=True)
+class NodeDesc:
+    """Who a node is: several handlers of one process differ by `local_id`."""
+
+    addr: str
+    pid: int
+    local_id: int
+
+    def __str__(self) -> str:
+        return f"{self.addr}_{self.pid}_{self.local_id}"
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """Where the coordinator is, and how to prove that one may talk to it."""
+
+    host: str
+    port: int
+    key: bytes
+    read_timeout: int
+
+    async def dial(self, run_id: str, keep_alive: KeepAlive) -> Link:
+        return await connect(
+            self.host, self.port, role=LinkRole.NODE, key=self.key, run_id=run_id, keep_alive=keep_alive
+        )
+
+
+class ElasticJobRendezvousHandler(RendezvousHandler):  # type: ignore[misc]  # torch has no types here
+    """One node. Public methods block, may be called from one thread, and are torch's own."""
+
+    def __init__(
+        self,
+        settings: RendezvousSettings,
+        endpoint: Endpoint,
+        local_addr: str | None = None,
+        hosted: HostedStore | None = None,
+    ) -> None:
+        """`hosted`: the store at `endpoint` if it is a child of this process, to be ended with this handler."""
+        check_settings(settings)
+        self._settings = settings
+        self._endpoint = endpoint
+        self._hosted = hosted
+        self._node = NodeDesc(local_addr or socket.getfqdn(), os.getpid(), next(_local_ids))
+        self._session: Session | None = None
+        self._stores: dict[int, Any] = {}
+        """Process-group stores that this node serves, by port: of the present round and the next."""
+
+    @property
+    def settings(self) -> RendezvousSettings:
+        return self._settings
+
+    @property
+    def use_agent_store(self) -> bool:
+        """Whether workers meet on the store of the round; the variable is torch's way to opt out."""
+        return os.getenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "0") != "1"
+
+    def get_backend(self) -> str:
+        return BACKEND
+
+    def get_run_id(self) -> str:
+        return str(self._settings.run_id)
+
+    # ---- joining ---------------------------------------------------------------------------------------------------
+
+    def next_rendezvous(self) -> RendezvousInfo:
+        """See base class. A node that is redundant in the present round waits for as long as that lasts."""
+        self._record(f"The node '{self._node}' attempts to join the next round of '{self.get_run_id()}'.")
+        try:
+            start, store = self._join()
+            info = RendezvousInfo(store, start.group_rank, start.group_world_size, self._bootstrap(start, store))
+        except Exception as error:
+            self._record(f"{type(error).__name__}: {error}", NodeState.FAILED)
+            raise
+        message = (
+            f"The node '{self._node}' has joined round {start.round} of '{self.get_run_id()}' as rank "
+            f"{start.group_rank} in a world of size {start.group_world_size}."
+        )
+        self._record(message, rank=start.group_rank)
+        return info
+
+    def _join(self) -> tuple[StartRound, Any]:
+        port, session = self._serve(), self._session
+        if session is None:
+            session = self._open(port)
+        else:
+            session.leave_round(port, "torchrun came back to the rendezvous; its log says why")
+        while True:
+            start = self._wait_for_round(session)
+            try:
+                store = self._store_of(start)
+            except RendezvousConnectionError as error:
+                log.warning("round %s: %s", start.round, error)
+                session.leave_round(self._serve(), str(error))
+                continue
+            session.started(start)
+            self._stores = {p: s for p, s in self._stores.items() if p == start.master_port}
+            return start, store
+
+    def _wait_for_round(self, session: Session) -> StartRound:
+        join = self._settings.timeout.join.total_seconds()
+        deadline = time.monotonic() + join
+        with session.changed:
+            while True:
+                if session.finish is not None or (session.closed and session.start is None):
+                    raise self._refusal(session)
+                if session.start is not None:
+                    return session.start
+                if session.redundant:
+                    deadline = time.monotonic() + join
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    break
+                session.changed.wait(None if session.redundant else left)
+        self._take_back(session)
+        raise RendezvousTimeoutError(f"no round took this node within {join:g} s")
+
+    def _take_back(self, session: Session) -> None:
+        """Leave the coordinator in no doubt that this node does not wait any more."""
+        session.take_back()
+        with session.changed:
+            session.changed.wait_for(lambda: session.finish is not None, TAKE_BACK_TIMEOUT)
+        self._end_session()
+
+    def _refusal(self, session: Session) -> RendezvousError:
+        said = session.finish or Termination(Outcome.LEFT, "RendezvousClosed", message=session.closed)
+        redundant = session.redundant
+        self._end_session()
+        if said.outcome is Outcome.ERROR:
+            return RendezvousConnectionError(said.message)
+        why = said.message or said.reason
+        if redundant:
+            return RendezvousGracefulExitError(f"the rendezvous was over before this node was needed: {why}")
+        return RendezvousClosedError(why)
+
+    # ---- the store of a round --------------------------------------------------------------------------------------
+
+    def _serve(self) -> int:
+        """Torch's own server for the next round: it needs no interpreter while torchrun's threads wait in C++."""
+        store = tcp_store(self._node.addr, 0, serve=True, timeout=self._endpoint.read_timeout)
+        self._stores[store.port] = store
+        return int(store.port)
+
+    def _store_of(self, start: StartRound) -> Any:
+        store = self._stores.get(start.master_port) if start.group_rank == 0 else None
+        if store is None:
+            store = tcp_store(start.master_addr, start.master_port, serve=False, timeout=self._endpoint.read_timeout)
+        # Workers use the same store: torchrun's own keys keep out of their way.
+        return dist.PrefixStore(f"torch.rendezvous.{self.get_run_id()}.{start.round}", store)
+
+    def _bootstrap(self, start: StartRound, store: Any) -> RendezvousStoreInfo:
+        if self.use_agent_store:
+            return RendezvousStoreInfo(start.master_addr, start.master_port)
+        return RendezvousStoreInfo.build(start.group_rank, store, local_addr=self._node.addr)
+
+    # ---- while a round runs ----------------------------------------------------------------------------------------
+
+    def num_nodes_waiting(self) -> int:
+        """0, or 1 once the round has to end: for nodes that wait, are lost or told to go, or whose workers failed.
+
+        Nodes that merely wait are the coordinator's to count: it ends a round for them when they are ready.
+        """
+        return int(self._session is not None and self._session.stop)
+
+    def is_closed(self) -> bool:
+        """See base class. Asks the coordinator, where this handler has no link yet."""
+        try:
+            session = self._session or self._open(self._serve())
+            with session.changed:
+                known = session.changed.wait_for(lambda: session.heard or session.finish, self._endpoint.read_timeout)
+            if not known or (session.finish is not None and session.finish.outcome is Outcome.ERROR):
+                raise RendezvousConnectionError(f"no word from {self._endpoint.host}:{self._endpoint.port}")
+            return bool(session.closed or session.finish)
+        except Exception as error:
+            self._record(f"{type(error).__name__}: {error}", NodeState.FAILED)
+            raise
+
+    def set_closed(self) -> None:
+        """See base class. Closed stays closed, also for a store that takes over."""
+        try:
+            self._close()
+        except Exception as error:
+            self._record(f"{type(error).__name__}: {error}", NodeState.FAILED)
+            raise
+
+    def shutdown(self) -> bool:
+        """See base class. False where the others could not be told; other errors than torch's are raised."""
+        try:
+            self._close()
+        except RendezvousError as error:
+            message = f"The node '{self._node}' has failed to shutdown '{self.get_run_id()}': {error}"
+            self._record(message, NodeState.FAILED)
+            log.warning("%s", message)
+            return False
+        except Exception as error:
+            self._record(f"{type(error).__name__}: {error}", NodeState.FAILED)
+            raise
+        finally:
+            self._end_session()
+            self._stores = {}
+            if self._hosted is not None:
+                self._hosted.close()
+        return True
+
+    def _close(self) -> None:
+        session = self._session or self._open(self._serve())
+        session.close_rendezvous(f"{self._node} closed it")
+        deadline = time.monotonic() + self._settings.timeout.close.total_seconds()
+        patience = self._settings.timeout.heartbeat.total_seconds()
+        with session.changed:
+            while not (session.closed or session.finish):
+                now = time.monotonic()
+                if session.down_since is not None and now >= session.down_since + patience:
+                    raise RendezvousConnectionError(f"no store at {self._endpoint.host}:{self._endpoint.port}")
+                if now >= deadline:
+                    raise RendezvousTimeoutError("the coordinator did not close the rendezvous in time")
+                session.changed.wait(min(patience, deadline - now))
+        if session.finish is not None and session.finish.outcome is Outcome.ERROR:
+            raise RendezvousConnectionError(session.finish.message)
+        self._record(f"The node '{self._node}' has closed '{self.get_run_id()}'.", NodeState.SUCCEEDED)
+
+    # ---- the link --------------------------------------------------------------------------------------------------
+
+    def _open(self, store_port: int) -> Session:
+        settings, endpoint = self._settings, self._endpoint
+        keep_alive = KeepAlive(settings.keep_alive_interval.total_seconds(), settings.keep_alive_max_attempt)
+        slot = os.environ.get(Env.SLOT, "")
+        me = Announce(
+            slot=int(slot) if slot.isdigit() else ANY_SLOT,
+            incarnation=int(os.environ.get(Env.POD_INCARNATION) or 0),
+            boot=f"{self._node}_{time.time_ns()}",
+            pod=os.environ.get(Env.POD_NAME) or str(self._node),
+            address=self._node.addr,
+            store_port=store_port,
+            local_world_size=1,
+        )
+        run_id = self.get_run_id()
+        session = Session(lambda: endpoint.dial(run_id, keep_alive), me, connect_timeout=float(endpoint.read_timeout))
+        self._session = session
+        # The thread knows the session, not the handler: a handler that nobody keeps goes, and its stay with it.
+        self._end = weakref.finalize(self, session.end)
+        return session
+
+    def _end_session(self) -> None:
+        if self._session is not None:
+            self._end()
+            self._session = None
+
+    def _record(self, message: str, state: NodeState = NodeState.RUNNING, rank: int | None = None) -> None:
+        log.info("%s", message)
+        construct_and_record_rdzv_event(
+            run_id=self.get_run_id(), message=message, node_state=state, hostname=self._node.addr,
+            pid=self._node.pid, local_id=self._node.local_id, rank=rank,
+        )  # fmt: skip
+
+
+def check_settings(settings: RendezvousSettings) -> None:
+    """ValueError, in torch's words, where a rendezvous cannot be had by these."""
+    if not settings.run_id:
+        raise ValueError("The run id must be a non-empty string.")
+    if settings.min_nodes < 1:
+        raise ValueError(f"The minimum number of nodes ({settings.min_nodes}) must be greater than zero.")
+    if settings.max_nodes < settings.min_nodes:
+        raise ValueError(
+            f"The maximum number of nodes ({settings.max_nodes}) must be greater than or equal to the minimum number"
+            f" of nodes ({settings.min_nodes})."
+        )

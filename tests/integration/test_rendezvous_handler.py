@@ -1,0 +1,339 @@
+"""Our `RendezvousHandler`, several nodes in one process, against a real store and coordinator."""
+
+from __future__ import annotations
+
+import gc
+import os
+import socket
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.torch
+pytest.importorskip("torch")
+
+from torch.distributed.elastic.rendezvous import api, rendezvous_handler_registry  # noqa: E402
+from torch.distributed.elastic.rendezvous.dynamic_rendezvous import RendezvousSettings, RendezvousTimeout  # noqa: E402
+
+from elasticjob.torchrun import create, stores  # noqa: E402
+from elasticjob.torchrun import handler as module  # noqa: E402
+from elasticjob.torchrun.create import create_handler, read_settings  # noqa: E402
+from elasticjob.torchrun.handler import ElasticJobRendezvousHandler  # noqa: E402
+
+Handler = ElasticJobRendezvousHandler
+
+
+def params(run_id: str = "job", nodes: tuple[int, int] = (2, 2), endpoint: str = "localhost:0", **conf: Any) -> Any:
+    return api.RendezvousParameters("elasticjob", endpoint, run_id, *nodes, local_addr="127.0.0.1", **conf)
+
+
+class Nodes:
+    """Handlers of one rendezvous; the first hosts the store."""
+
+    def __init__(self) -> None:
+        self.pool = ThreadPoolExecutor(16)
+        self.handlers: list[Handler] = []
+
+    def add(self, nodes: tuple[int, int] = (2, 2), **conf: Any) -> Handler:
+        endpoint, host = "localhost:0", not self.handlers
+        if self.handlers:
+            endpoint = f"localhost:{self.handlers[0]._endpoint.port}"
+        conf = {"read_timeout": 20, **conf}
+        made: Handler = create_handler(params(nodes=nodes, endpoint=endpoint, is_host=host, **conf))
+        self.handlers.append(made)
+        return made
+
+    def join(self, *handlers: Handler) -> list[Future[Any]]:
+        return [self.pool.submit(handler.next_rendezvous) for handler in handlers]
+
+    def together(self, *handlers: Handler) -> list[Any]:
+        """Each one's `RendezvousInfo` of a round that all of them are in."""
+        return [future.result(30) for future in self.join(*handlers)]
+
+
+@pytest.fixture
+def nodes() -> Iterator[Nodes]:
+    made = Nodes()
+    yield made
+    for handler in reversed(made.handlers):
+        handler._settings = read_settings(params(close_timeout=1, heartbeat_timeout=1))
+        handler.shutdown()
+    made.pool.shutdown(cancel_futures=True)
+
+
+def until(condition: Callable[[], object], what: str) -> None:
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline, f"not so after 30 s: {what}"
+        time.sleep(0.01)
+
+
+# ---- settings and errors
+
+
+def test_torch_finds_the_handler_by_its_entry_point() -> None:
+    handler = rendezvous_handler_registry.create_handler(params(endpoint="localhost:1", is_host=False))
+    assert isinstance(handler, Handler)
+    assert (handler.get_backend(), handler.get_run_id()) == ("elasticjob", "job")
+
+
+def test_settings_have_the_defaults_of_torch_and_can_be_given() -> None:
+    default = read_settings(params())
+    timeouts = [getattr(default.timeout, n).total_seconds() for n in ("join", "last_call", "close", "heartbeat")]
+    assert timeouts == [600, 30, 30, 5]
+    assert (default.keep_alive_interval, default.keep_alive_max_attempt) == (timedelta(seconds=1), 3)
+    given = read_settings(
+        params(join_timeout="9", last_call_timeout=8, keep_alive_interval=7, keep_alive_max_attempt=6)
+    )
+    assert (given.timeout.join, given.timeout.last_call) == (timedelta(seconds=9), timedelta(seconds=8))
+    assert (given.keep_alive_interval, given.keep_alive_max_attempt) == (timedelta(seconds=7), 6)
+
+
+@pytest.mark.parametrize(
+    ("run_id", "low", "high", "message"),
+    [
+        ("", 1, 1, "The run id must be a non-empty string"),
+        ("r", 0, 1, r"The minimum number of nodes \(0\) must be greater than zero"),
+        ("r", 2, 1, r"The maximum number of nodes \(1\) must be greater than or equal"),
+    ],
+)
+def test_wrong_settings_are_refused(run_id: str, low: int, high: int, message: str) -> None:
+    settings = RendezvousSettings(run_id, low, high, RendezvousTimeout(), timedelta(seconds=1), 3)
+    with pytest.raises(ValueError, match=message):
+        Handler(settings, module.Endpoint("localhost", 1, b"k", 1))
+
+
+@pytest.mark.parametrize(
+    ("conf", "message"),
+    [
+        ({"join_timeout": 0}, r"The join timeout .* must be positive"),
+        ({"last_call_timeout": -1}, r"The last_call timeout .* must be positive"),
+        ({"close_timeout": 0}, r"The close timeout .* must be positive"),
+        ({"heartbeat_timeout": 0}, r"The heartbeat timeout .* must be positive"),
+        ({"read_timeout": 0}, "The read timeout must be a positive integer"),
+        ({"key": "no hex"}, "must be hexadecimal"),
+    ],
+)
+def test_a_creation_that_fails_is_recorded_and_raised(
+    monkeypatch: pytest.MonkeyPatch, conf: dict[str, Any], message: str
+) -> None:
+    events = record_events(monkeypatch)
+    with pytest.raises(ValueError, match=message):
+        create_handler(params(is_host=False, **conf))
+    assert [e["node_state"].name for e in events] == ["FAILED"]
+
+
+def record_events(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    events: list[dict[str, Any]] = []
+    for recorder in (module, create):
+        monkeypatch.setattr(recorder, "construct_and_record_rdzv_event", lambda **event: events.append(event))
+    return events
+
+
+def test_a_node_is_known_by_address_process_and_a_counter(nodes: Nodes) -> None:
+    made = list(nodes.pool.map(lambda _: create_handler(params(is_host=False)), range(16)))
+    assert len({h._node.local_id for h in made}) == 16
+    assert {(h._node.addr, h._node.pid) for h in made} == {("127.0.0.1", os.getpid())}
+    unnamed = Handler(read_settings(params()), module.Endpoint("localhost", 1, b"k", 1))
+    assert unnamed._node.addr == socket.getfqdn()
+
+
+# ---- rounds
+
+
+def test_nodes_get_ranks_and_a_store_of_their_own_round(nodes: Nodes) -> None:
+    one, two = nodes.add(), nodes.add()
+    infos = nodes.together(one, two)
+    assert sorted(i.rank for i in infos) == [0, 1]
+    assert {i.world_size for i in infos} == {2}
+    assert len({(i.bootstrap_store_info.master_addr, i.bootstrap_store_info.master_port) for i in infos}) == 1
+    infos[0].store.set("said", "in round 1")
+    assert infos[1].store.get("said") == b"in round 1"
+    again = nodes.together(one, two)
+    assert [i.rank for i in again] == [i.rank for i in infos]
+    assert not again[0].store.check(["said"])
+    assert again[0].bootstrap_store_info.master_port != infos[0].bootstrap_store_info.master_port
+
+
+def test_workers_do_without_the_agents_store_where_torch_says_so(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
+    one, two = nodes.add(), nodes.add()
+    assert one.use_agent_store
+    monkeypatch.setenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
+    assert not one.use_agent_store
+    infos = nodes.together(one, two)
+    ports = {i.bootstrap_store_info.master_port for i in infos}
+    assert len(ports) == 1
+    assert ports.isdisjoint(one._stores.keys() | two._stores.keys())
+
+
+def test_a_node_that_waits_ends_the_round_for_the_others(nodes: Nodes) -> None:
+    one, late = nodes.add((1, 2), last_call_timeout=1), nodes.add((1, 2))
+    [info] = nodes.together(one)
+    assert (info.world_size, one.num_nodes_waiting()) == (1, 0)
+    [joined] = nodes.join(late)
+    until(lambda: one.num_nodes_waiting() == 1, "the joiner is seen")
+    [info] = nodes.together(one)
+    assert (info.rank, info.world_size, joined.result(30).rank) == (0, 2, 1)
+    assert one.num_nodes_waiting() == 0
+
+
+def test_a_redundant_node_waits_beyond_its_time_and_is_swapped_in_without_a_second_round(nodes: Nodes) -> None:
+    one, two, spare = nodes.add(), nodes.add(), nodes.add(join_timeout=1)
+    first = nodes.together(one, two)
+    [waiting] = nodes.join(spare)
+    until(lambda: spare._session and spare._session.redundant, "the spare is told")
+    with pytest.raises(TimeoutError):
+        waiting.result(1.5)
+    assert one.num_nodes_waiting() == two.num_nodes_waiting() == 0
+    lost = (one, two)[[i.rank for i in first].index(1)]
+    stays = one if lost is two else two
+    lost._end_session()
+    until(lambda: stays.num_nodes_waiting() == 1, "the loss is seen")
+    [info] = nodes.together(stays)
+    assert (info.rank, info.world_size, waiting.result(30).rank) == (0, 2, 1)
+    assert stays.num_nodes_waiting() == 0
+
+
+def test_a_join_that_times_out_takes_itself_back(nodes: Nodes) -> None:
+    impatient, one = nodes.add(join_timeout=1), nodes.add(join_timeout=60)
+    with pytest.raises(api.RendezvousTimeoutError):
+        impatient.next_rendezvous()
+    [waiting] = nodes.join(one)
+    with pytest.raises(TimeoutError):
+        waiting.result(0.5)  # nobody to be in a round with
+    [info] = nodes.together(impatient)
+    assert {info.rank, waiting.result(30).rank} == {0, 1}
+
+
+def test_a_store_of_a_round_that_cannot_be_reached_ends_the_round(
+    nodes: Nodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, two = nodes.add(), nodes.add()
+    real, failed = stores.tcp_store, list[int]()
+
+    def unreachable_once(host: str, port: int, *, serve: bool, timeout: float) -> Any:
+        if not serve and not failed:
+            failed.append(port)
+            raise api.RendezvousConnectionError("its node is gone")
+        return real(host, port, serve=serve, timeout=timeout)
+
+    monkeypatch.setattr(module, "tcp_store", unreachable_once)
+    joining = nodes.join(one, two)
+    until(lambda: any(h.num_nodes_waiting() for h in (one, two)), "the round ends")
+    leader = one if one.num_nodes_waiting() else two
+    first = joining[(one, two).index(leader)].result(30)
+    [info] = nodes.together(leader)
+    other = joining[1 - (one, two).index(leader)].result(30)
+    assert {info.rank, other.rank} == {0, 1}
+    assert info.bootstrap_store_info.master_port != first.bootstrap_store_info.master_port
+
+
+# ---- the end
+
+
+def test_closed_is_closed_for_everybody(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
+    one, two, spare, late = (nodes.add() for _ in range(4))
+    nodes.together(one, two)
+    [waiting] = nodes.join(spare)
+    until(lambda: spare._session and spare._session.redundant, "the spare is told")
+    assert not two.is_closed()
+    events = record_events(monkeypatch)
+    one.set_closed()
+    assert [e["node_state"].name for e in events] == ["SUCCEEDED"]
+    with pytest.raises(api.RendezvousGracefulExitError):
+        waiting.result(30)
+    until(two.is_closed, "others are told")
+    assert two.num_nodes_waiting() == 0  # the round that runs goes on
+    for node in (two, late):
+        with pytest.raises(api.RendezvousClosedError):
+            node.next_rendezvous()
+    assert late.is_closed()
+
+
+def test_shutdown_is_true_once_the_others_know(nodes: Nodes) -> None:
+    one, two = nodes.add(), nodes.add()
+    nodes.together(one, two)
+    assert two.shutdown()
+    assert one.is_closed()
+    assert one.shutdown()
+    assert one.shutdown() is False  # its store is gone with it
+
+
+def test_a_lost_store_is_logged_and_never_raised_while_a_round_runs(nodes: Nodes) -> None:
+    one, two = nodes.add((1, 2), heartbeat_timeout=1), nodes.add((1, 2), heartbeat_timeout=1)
+    nodes.together(one, two)
+    one._hosted.close()  # type: ignore[union-attr]
+    until(lambda: two._session and two._session.down_since, "the loss is seen")
+    assert (one.num_nodes_waiting(), two.num_nodes_waiting()) == (0, 0)
+    assert two.shutdown() is False
+
+
+def test_errors_that_are_not_the_rendezvous_own_are_raised(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
+    one = nodes.add()
+
+    def broken() -> None:
+        raise OSError("no disk")
+
+    monkeypatch.setattr(one, "_close", broken)
+    with pytest.raises(OSError, match="no disk"):
+        one.shutdown()
+    nodes.handlers.clear()
+
+
+def test_nothing_keeps_a_dropped_handler(nodes: Nodes) -> None:
+    one, two = nodes.add((1, 2)), nodes.add((1, 2))
+    nodes.together(one, two)
+    thread, known = two._session._thread, weakref.ref(two)  # type: ignore[union-attr]
+    nodes.handlers.remove(two)
+    del two
+    gc.collect()
+    assert known() is None
+    thread.join(30)
+    assert not thread.is_alive()
+    until(lambda: one.num_nodes_waiting() == 1, "the node is known to be gone")
+
+
+def test_a_store_that_does_not_answer_is_a_connection_error() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    handler = create_handler(params(endpoint=f"127.0.0.1:{port}", is_host=False, read_timeout=1))
+    with pytest.raises(api.RendezvousConnectionError):
+        handler.next_rendezvous()
+    with pytest.raises(api.RendezvousConnectionError):
+        handler.is_closed()
+    assert handler.num_nodes_waiting() == 0
+
+
+def test_a_wrong_key_is_refused_at_once(nodes: Nodes) -> None:
+    nodes.add()
+    with pytest.raises(api.RendezvousConnectionError, match=r"proof|prove|key"):
+        nodes.add(key="00" * 32, read_timeout=60).next_rendezvous()
+
+
+def test_only_an_inferred_host_lets_another_one_host(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
+    events = record_events(monkeypatch)
+    port = nodes.add()._endpoint.port
+    assert [e["node_state"].name for e in events] == ["INIT"]
+    inferred = create_handler(params(endpoint=f"localhost:{port}"))
+    assert inferred._hosted is None
+    with pytest.raises(api.RendezvousConnectionError):
+        create_handler(params(endpoint=f"localhost:{port}", is_host=True))
+
+
+def test_events_say_who_joined_with_which_rank(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
+    one = nodes.add((1, 1))
+    events = record_events(monkeypatch)
+    nodes.together(one)
+    assert [(e["node_state"].name, e["rank"]) for e in events] == [("RUNNING", None), ("RUNNING", 0)]
+    assert {(e["hostname"], e["pid"], e["local_id"]) for e in events} == {
+        ("127.0.0.1", os.getpid(), one._node.local_id)
+    }
+    one.set_closed()
+    with pytest.raises(api.RendezvousClosedError):
+        one.next_rendezvous()
+    assert [e["node_state"].name for e in events[2:]] == ["SUCCEEDED", "RUNNING", "FAILED"]

@@ -1,0 +1,100 @@
+"""Who is in a round, who stands by, and what is closed. `Job` is the driver of test_rounds.py."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from elasticjob.contract.messages import ANY_SLOT, Announce, Close, Closed, Outcome, RoundPhase, Standby
+from elasticjob.rendezvous.state import NodeGone, NodeSaid
+from support.rounds import SETTINGS, Job, boot, pods
+
+
+def job_of(*slots: int, target: int) -> Job:
+    """A round of these slots runs, and no operator has spoken."""
+    job = Job(replace(SETTINGS, max_nodes=target, target=target))
+    job.running(*slots)
+    return job
+
+
+def test_a_spare_is_swapped_in_without_a_second_round() -> None:
+    job = Job(replace(SETTINGS, max_nodes=3, target=3))
+    job.announce(0, 1, 2)
+    job.started(0, 1, 2)
+    job.announce(3)
+    assert job.last(3) == Standby("the round is full without this node", redundant=True)
+    job.gone(1)
+    job.later(1)
+    job.stopped(0, 2)
+    assert job.members == ["j-0-0", "j-2-0", "j-3-0"]
+    job.started(0, 2, 3)
+    job.announce(1, inc=1)
+    job.later(60)
+    assert (job.phase(), job.report.rounds) == (RoundPhase.RUNNING, 2)
+    assert job.last(1, inc=1) == Standby("the round is full without this node", redundant=True)
+
+
+def test_who_is_left_out_of_a_round_is_told_that_it_is_full() -> None:
+    job = Job(replace(SETTINGS, min_nodes=1, max_nodes=1, target=1))
+    job.announce(1)
+    job.announce(0)
+    assert job.last(0) == Standby("the round is full without this node", redundant=True)
+
+
+def test_the_window_ends_at_once_when_the_round_is_full() -> None:
+    job = job_of(0, 1, target=3)
+    job.announce(2)
+    assert job.phase() is RoundPhase.ENDING
+
+
+def test_roles_have_ranks_of_their_own_among_heterogeneous_nodes() -> None:
+    job = Job(replace(SETTINGS, target=3, max_nodes=3))
+    for slot, role, workers in ((0, "trainer", 2), (1, "reader", 1), (2, "trainer", 3)):
+        announce = Announce(slot, 0, boot(slot), f"j-{slot}-0", "10.0.0.1", 5000, workers, role=role)
+        job.decide(NodeSaid(boot(slot), announce))
+    starts = [job.start_of(slot) for slot in range(3)]
+    assert [(s.rank, s.world_size) for s in starts] == [(0, 6), (2, 6), (3, 6)]
+    assert [(s.role_rank, s.role_world_size) for s in starts] == [(0, 5), (0, 1), (2, 5)]
+
+
+# ---- nodes that no operator numbers or ends: under a stock torchrun
+
+
+def any_slot(job: Job, name: str) -> str:
+    job.decide(NodeSaid(name, Announce(ANY_SLOT, 0, name, name, "10.0.0.1", 5000, 1, ready=True)))
+    return name
+
+
+def test_a_node_without_a_slot_gets_the_lowest_free_one_and_keeps_it() -> None:
+    job = Job(replace(SETTINGS, min_nodes=1, max_nodes=2, target=2))
+    one, two = any_slot(job, "one"), any_slot(job, "two")
+    any_slot(job, one)
+    assert {n.boot: n.slot for n in job.state.nodes.values()} == {one: 0, two: 1}
+    job.decide(NodeGone(one))
+    job.later(1)
+    any_slot(job, "three")
+    assert {n.boot: n.slot for n in job.state.nodes.values()} == {two: 1, "three": 0}
+
+
+def test_closed_stays_closed_and_lets_the_running_round_go_on() -> None:
+    job = job_of(0, 1, target=3)
+    job.say(1, Close("done"))
+    job.say(0, Close("said again"))
+    assert [job.last(slot) for slot in (0, 1)] == [Closed("done"), Closed("done")]
+    assert job.phase() is RoundPhase.RUNNING
+    job.announce(2)
+    finish = job.finished(2)
+    assert finish is not None
+    assert (finish.outcome, finish.reason, finish.message) == (Outcome.LEFT, "RendezvousClosed", "done")
+    job.fail(0)
+    job.stopped(0, 1)
+    assert [f.reason for f in (job.finished(0), job.finished(1)) if f] == ["RendezvousClosed"] * 2
+    assert job.report.reason == "closed: done"
+
+
+def test_a_node_cannot_close_what_an_operator_runs() -> None:
+    job = job_of(0, 1, target=2)
+    job.facts(*pods(0, 1))
+    job.say(1, Close("done"))
+    job.fail(0)
+    job.stopped(0, 1)
+    assert job.start_of(1).round.n == 2
