@@ -65,6 +65,7 @@ def run(command: Command, env: dict[str, str]) -> None:
     _do_without_libuv()
     _draw_afresh()
     _forget_launch_directory()
+    importlib.invalidate_caches()  # directories of sys.path may have come since
     atexit.register(gc.unfreeze)  # shared until the end, collected at the end like anything else
     main = types.ModuleType("__main__")
     main.__dict__["__builtins__"] = __builtins__
@@ -163,7 +164,8 @@ def _forget_launch_directory() -> None:
 def _restore_threads() -> None:
     """OpenBLAS was imported with one thread; give it what a new process would have."""
     asked = os.environ.get("OPENBLAS_NUM_THREADS") or os.environ.get("OMP_NUM_THREADS") or ""
-    count = int(asked) if asked.isdigit() else len(os.sched_getaffinity(0))
+    processors = len(os.sched_getaffinity(0))
+    count = min(int(asked), processors) if asked.isdigit() else processors
     if count <= 1:
         return
     for path in _loaded_libraries("openblas"):

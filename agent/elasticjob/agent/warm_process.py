@@ -25,6 +25,7 @@ import select
 import signal
 import socket
 import sys
+import threading
 import time
 from typing import Any, NamedTuple
 
@@ -60,7 +61,7 @@ def main() -> None:
     held = _hold_environment()
     started = time.monotonic()
     missing = _preload(config["preload"])
-    verdict = _trial()
+    verdict = _threads() or _trial()
     _release_environment(held)
     verdict |= {"seconds": round(time.monotonic() - started, 3), "missing": missing}
     gc.collect()
@@ -101,6 +102,16 @@ def _preload(modules: list[str]) -> list[str]:
         except BaseException as error:
             missing.append(f"{name}: {type(error).__name__}: {error}")
     return missing
+
+
+def _threads() -> dict[str, Any] | None:
+    """A fork has none of its parent's other threads, and whatever they held locked stays locked."""
+    count = len(list(os.scandir("/proc/self/task"))) - 1
+    if not count:
+        return None
+    names = ", ".join(sorted({t.name for t in threading.enumerate() if t is not threading.main_thread()}))
+    why = f"importing the preloaded modules started {count} thread(s){f': {names}' if names else ''}"
+    return {"ready": False, "why": why}
 
 
 # ---- the trial ---------------------------------------------------------------------------------------------------
