@@ -73,6 +73,7 @@ class Trainer:
         self.step = self.epoch = self.seen = 0
         self.restore()
         self.model = DistributedDataParallel(self.bare) if self.distributed else self.bare
+        self.total = torch.zeros((), device=self.device)
 
     @property
     def file(self) -> Path | None:
@@ -137,9 +138,12 @@ class Trainer:
 
     def mean(self, value: Tensor) -> float:
         """The mean over all processes."""
+        # Always in the same tensor: one that Python drops while gloo still holds it makes gloo's thread take Python's
+        # lock, and torch 2.6 can wait for that thread for ever, with the lock in hand, when the model is dropped.
+        self.total.copy_(value)
         if self.distributed:
-            dist.all_reduce(value)
-        return float(value.item()) / self.world
+            dist.all_reduce(self.total)
+        return float(self.total.item()) / self.world
 
     def accuracy(self) -> float:
         """The share of test images that are recognised."""

@@ -435,6 +435,8 @@ print("\\n".join(sorted(read)))
 """)
     said = await asyncio.to_thread(subprocess.check_output, [sys.executable, str(tmp_path / "script.py")], text=True)
     start = StartRound(RoundId(1, 0, 1), 0, 1, 0, 1, 0, 1, "127.0.0.1", 1, 0, 0)
-    ours = worker_env(start, local_rank=0, local_world_size=1, role="r", run_id="i", error_file="e", base={})
+    ours = worker_env(
+        start, local_rank=0, local_world_size=1, role="r", run_id="i", error_file="e", agent_socket="s", base={}
+    )
     assert "HOME" in (names := set(said.split()))
     assert not names & set(ours)
