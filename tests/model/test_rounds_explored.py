@@ -1,8 +1,9 @@
 """Rounds around small models of agents and their links: random interleavings, checked at every step.
 
 The model agent does what the real one must: it runs what it is told, stops what it is told to stop, reconnects, says
-what it runs. Moves: workers start, fail, succeed, stop late; agents crash, blip, come back, leave; pods are replaced;
-the target changes; the store is replaced; messages to a closed link are lost; the clock runs.
+what it runs. Its workers step together, as collectives make them, and stand still where a planned end holds them.
+Moves: workers start, step, fail, succeed, stop late; agents crash, blip, come back, leave; pods are replaced; the
+target changes; the store is replaced; messages to a closed link are lost; the clock runs.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from elasticjob.contract.messages import (
     Membership,
     MemberState,
     Outcome,
+    PlanEnd,
     PodFact,
     PodState,
     Ready,
@@ -34,6 +36,7 @@ from elasticjob.contract.messages import (
     Settings,
     Standby,
     StartRound,
+    StepReport,
     ToNode,
     WorkersFailed,
     WorkersStarted,
@@ -45,6 +48,7 @@ from elasticjob.rendezvous import rounds, view
 from elasticjob.rendezvous.state import Event, FactsArrived, NodeGone, NodeSaid, State, Tick, new_state
 
 MIN, MAX, BUDGET = 2, 4, 6
+HOLD_TIMEOUT = 3.0
 LIVE = (MemberState.STARTING, MemberState.RUNNING)
 
 
@@ -60,6 +64,14 @@ class Agent:
     start: StartRound | None = None
     state: MemberState = MemberState.STOPPED
     stopping: bool = False
+    step: int = 0
+    reports: bool = True
+    """Whether its script calls `progress`."""
+    held_until: float | None = None
+    held_at: int | None = None
+    last_step: int | None = None
+    stopped_at: int | None = None
+    """Where its workers stopped on plan."""
     ended: Outcome | None = None
     outbox: deque[FromNode] = field(default_factory=deque)
     inbox: deque[ToNode] = field(default_factory=deque)
@@ -92,19 +104,38 @@ class Agent:
         if self.connected:
             self.outbox.append(message)
 
-    def hear(self, message: ToNode) -> None:
+    def hear(self, message: ToNode, now: float) -> None:
         match message:
             case StartRound():
                 assert self.start is None or message.round > self.start.round, "an old round came back"
                 assert self.state is MemberState.STOPPED, f"{self.pod} still runs {self.start}"
                 self.start, self.state = message, MemberState.STARTING
+                self.step, self.held_until, self.last_step, self.stopped_at = 0, None, None, None
+            case PlanEnd() if self.start and message.round == self.start.round and self.last_step is None:
+                self.answer(now)
+            case EndRound(last_step=int(step)) if self.start and message.round == self.start.round:
+                if self.state is MemberState.RUNNING and self.last_step is None:
+                    self.last_step, self.stopping = step, self.held_until is None or now >= self.held_until
             case EndRound() if self.start and message.round == self.start.round:
                 self.stopping = True
             case Finish():
                 self.ended, self.connected = message.outcome, False
                 self.state = MemberState.STOPPED
-            case EndRound() | Standby():
+            case PlanEnd() | EndRound() | Standby():
                 pass
+
+    def answer(self, now: float) -> None:
+        """What the real agent says at once: the step at which its workers stand still at the latest."""
+        assert self.start is not None
+        able = self.reports and not self.stopping and self.state in (MemberState.RUNNING, MemberState.SUCCEEDED)
+        self.held_until, step = (now + HOLD_TIMEOUT, self.step + 1) if able else (None, None)
+        self.held_at = step
+        if self.state is not MemberState.STOPPED:
+            self.tell(StepReport(self.start.round, step))
+
+    def may_step(self, now: float) -> bool:
+        held = self.held_until is not None and now < self.held_until and self.step == self.held_at
+        return self.state is MemberState.RUNNING and not held and self.step != self.last_step
 
     def stop(self) -> None:
         assert self.start is not None
@@ -129,6 +160,9 @@ class World:
         self.charges_seen: set[RoundId] = set()
         self.formed: set[RoundId] = set()
         self.kind_to_workers = False
+        self.scripts_report = self.random.random() < 0.8
+        self.stopped_on_plan = 0
+        self.last_steps: dict[RoundId, int] = {}
         self.state: State = self._new_store(recovering=False)
 
     def _new_store(self, *, recovering: bool) -> State:
@@ -154,9 +188,13 @@ class World:
         if agent.outbox:
             moves += [lambda: self.deliver_from(agent)] * 3
         if agent.inbox:
-            moves += [lambda: agent.hear(agent.inbox.popleft())] * 3
+            moves += [lambda: agent.hear(agent.inbox.popleft(), self.now)] * 3
         if not agent.ready:
             moves.append(lambda: self.warm(agent))
+        if agent.may_step(self.now) and self.peers_allow(agent):
+            moves += [lambda: self.step(agent)] * 3
+        if agent.state is MemberState.RUNNING and agent.step == agent.last_step:
+            moves += [lambda: self.stop_on_plan(agent)] * 3
         if agent.stopping or agent.state is MemberState.FAILED:
             moves.append(agent.stop)
         elif agent.state is MemberState.STARTING:
@@ -169,6 +207,24 @@ class World:
             if agent.state in LIVE and not agent.stopping and self.random.random() < 0.1:
                 moves.append(lambda: self.fail(agent))
         return moves
+
+    def peers_allow(self, agent: Agent) -> bool:
+        """A step needs every rank of the round: nobody gets further ahead than one."""
+        assert agent.start is not None
+        peers = [a for a in self.agents.values() if a.start is not None and a.start.round == agent.start.round]
+        ahead = (p.step > agent.step or (p.state is MemberState.RUNNING and p.step == agent.step) for p in peers)
+        return all(ahead)
+
+    def step(self, agent: Agent) -> None:
+        agent.step += 1
+
+    def stop_on_plan(self, agent: Agent) -> None:
+        assert agent.start is not None
+        agent.stopped_at = agent.step
+        peers = [a for a in self.agents.values() if a.start is not None and a.start.round == agent.start.round]
+        assert {p.stopped_at for p in peers} <= {agent.step, None}, "workers stopped at different steps"
+        self.stopped_on_plan += 1
+        agent.stop()
 
     def tick(self) -> None:
         due = rounds.deadline(self.state, self.now)
@@ -183,7 +239,7 @@ class World:
                 wanted = slot < self.target
                 if wanted and (agent is None or agent.ended is not None):
                     self.last_incarnation[slot] += 1
-                    self.agents[slot] = Agent(slot, self.last_incarnation[slot])
+                    self.agents[slot] = Agent(slot, self.last_incarnation[slot], reports=self.scripts_report)
         for ended in view.report(self.state, self.now).ended:
             if self.charged_round is None or ended.round > self.charged_round:
                 self.charged += ended.charged
@@ -247,12 +303,25 @@ class World:
         decision = rounds.decide(self.state, event, self.now)
         self.state = decision.state
         for send in decision.effects:
+            self.check_last_step(send.message)
             for agent in self.agents.values():
                 if agent.boot == send.boot and agent.connected:
                     agent.inbox.append(send.message)
         self.check()
 
     # ---- oracles
+    def check_last_step(self, message: ToNode) -> None:
+        """One last step for all of a round, which every worker can still reach and none is past."""
+        if not isinstance(message, EndRound) or message.last_step is None:
+            return
+        assert self.last_steps.setdefault(message.round, message.last_step) == message.last_step, "two last steps"
+        for agent in self.living():
+            node = self.state.nodes.get(agent.boot)
+            here = agent.start is not None and agent.start.round == message.round and node is not None
+            held = agent.held_until is not None and self.now < agent.held_until
+            if here and held and agent.last_step is None:
+                assert agent.step <= message.last_step, f"{agent.pod} is past the last step"
+
     def check(self) -> None:
         state = self.state
         if state.round is not None:
@@ -292,8 +361,9 @@ def test_the_exploration_gets_everywhere() -> None:
             reached |= {report.phase.value, *(e.reason.value for e in report.ended)}
             if world.state.round and world.state.round.ending:
                 reached.add(world.state.round.ending.reason.value)
+            reached |= {"stopped on plan"} if world.stopped_on_plan else set()
             reached |= {"restored"} if world.state.round and world.state.round.id.store < world.incarnation else set()
-    assert reached >= {p.value for p in RoundPhase} | {e.value for e in EndReason} | {"restored"}
+    assert reached >= {p.value for p in RoundPhase} | {e.value for e in EndReason} | {"restored", "stopped on plan"}
 
 
 def run(world: World, steps: int) -> None:

@@ -16,6 +16,7 @@ from elasticjob.contract.messages import (
     Leaving,
     Membership,
     MemberState,
+    PlanEnd,
     PodFact,
     PodState,
     Ready,
@@ -129,7 +130,7 @@ class Job:
         return messages[-1] if messages else None
 
     def told_to_end(self, *slots: int) -> bool:
-        return all(isinstance(self.last(s), EndRound) for s in slots)
+        return all(isinstance(self.last(s), EndRound | PlanEnd) for s in slots)
 
     def finished(self, slot: int, inc: int = 0) -> Finish | None:
         last = self.last(slot, inc)

@@ -25,9 +25,11 @@ from elasticjob.contract.messages import (
     Membership,
     MemberState,
     Outcome,
+    PlanEnd,
     Ready,
     Standby,
     StartRound,
+    StepReport,
     Termination,
     ToNode,
     WorkersFailed,
@@ -67,6 +69,10 @@ class State:
     """Whether workers of `assignment` were asked for: not before the node is warm."""
     live: frozenset[int] = frozenset()
     """Local ranks that run."""
+    last_step: int | None = None
+    """Where the workers of `assignment` were told to stop by themselves."""
+    stopped_there: bool = False
+    """Whether one of them did."""
     failure: Failure | None = None
     """The first of `assignment`'s failures here."""
     following: StartRound | Finish | None = None
@@ -109,6 +115,23 @@ class WorkerEnded:
     round: RoundId
     local_rank: int
     failure: Failure | None = None
+    on_plan: bool = False
+    """It stopped at the last step of a planned end."""
+
+
+@dataclass(frozen=True)
+class Held:
+    """No worker of the round passes its next report; the latest step that this may be. None: they do not report."""
+
+    round: RoundId
+    step: int | None
+
+
+@dataclass(frozen=True)
+class TooLate:
+    """Workers of the round may be past the last step: they were held for too long."""
+
+    round: RoundId
 
 
 @dataclass(frozen=True)
@@ -137,7 +160,9 @@ class StoreUnreachable:
     why: str
 
 
-Event: TypeAlias = Told | Warm | Launched | WorkerEnded | AllStopped | Signalled | LeaveUnanswered | StoreUnreachable
+Event: TypeAlias = (
+    Told | Warm | Launched | WorkerEnded | Held | TooLate | AllStopped | Signalled | LeaveUnanswered | StoreUnreachable
+)
 
 
 # ---- effects -------------------------------------------------------------------------------------------------------
@@ -155,6 +180,21 @@ class Launch:
     """Start the round's workers; ends in `Launched` or `WorkerEnded`."""
 
     start: StartRound
+
+
+@dataclass(frozen=True)
+class Hold:
+    """Let no worker of the round pass its next report; ends in `Held`."""
+
+    round: RoundId
+
+
+@dataclass(frozen=True)
+class StopAt:
+    """Let the workers go on to this step and end there by themselves; `TooLate` where that cannot be."""
+
+    round: RoundId
+    step: int
 
 
 @dataclass(frozen=True)
@@ -186,7 +226,7 @@ class Exit:
     termination: Termination
 
 
-Effect: TypeAlias = Say | Launch | Stop | WaitForAnswer | Log | Exit
+Effect: TypeAlias = Say | Launch | Hold | StopAt | Stop | WaitForAnswer | Log | Exit
 
 
 @dataclass(frozen=True)
@@ -229,6 +269,10 @@ def decide(state: State, event: Event) -> Decision:
             return _launched(state, round_id)
         case WorkerEnded():
             return _ended(state, event)
+        case Held(round_id, step):
+            return _held(state, round_id, step)
+        case TooLate(round_id):
+            return _too_late(state, round_id)
         case AllStopped(store_port):
             return _all_stopped(state, store_port)
         case Signalled(name):
@@ -250,6 +294,8 @@ def _told(state: State, message: ToNode) -> Decision:
             return Decision(state, (Log(f"waiting: {reason}"),))
         case Closed(reason):
             return Decision(state, (Log(f"no round will follow this one: {reason}"),))
+        case PlanEnd():
+            return _plan_end(state, message)
         case EndRound():
             return _end_round(state, message)
         case Finish():
@@ -259,7 +305,7 @@ def _told(state: State, message: ToNode) -> Decision:
 
 
 def _answers(message: ToNode) -> bool:
-    return isinstance(message, (EndRound, Finish))
+    return isinstance(message, (PlanEnd, EndRound, Finish))
 
 
 def _start(state: State, start: StartRound) -> Decision:
@@ -274,6 +320,8 @@ def _start(state: State, start: StartRound) -> Decision:
         assignment=start,
         member=MemberState.STARTING,
         failure=None,
+        last_step=None,
+        stopped_there=False,
         launched=False,
         live=frozenset(range(state.me.local_world_size)),
     )
@@ -302,7 +350,8 @@ def _launched(state: State, round_id: RoundId) -> Decision:
 def _ended(state: State, event: WorkerEnded) -> Decision:
     if event.round != state.round or state.phase not in (Phase.STARTING, Phase.RUNNING):
         return Decision(state)
-    state = replace(state, live=state.live - {event.local_rank})
+    there = state.stopped_there or event.on_plan
+    state = replace(state, live=state.live - {event.local_rank}, stopped_there=there)
     if event.failure:
         state = replace(state, member=MemberState.FAILED, failure=event.failure)
         stopped = _stop(state, state.stop_grace)
@@ -310,8 +359,33 @@ def _ended(state: State, event: WorkerEnded) -> Decision:
         return Decision(stopped.state, (said, Log(describe(event.failure)), *stopped.effects))
     if state.live:
         return Decision(state)
+    if state.stopped_there:
+        return _stop(state, state.stop_grace)
     state = replace(state, phase=Phase.SUCCEEDED, member=MemberState.SUCCEEDED)
     return Decision(state, (Say(WorkersSucceeded(event.round)), Log("workers are done; waiting for the other nodes")))
+
+
+def _plan_end(state: State, message: PlanEnd) -> Decision:
+    """Ask the workers where they are; those that are done still know how far they came."""
+    if state.phase in (Phase.RUNNING, Phase.SUCCEEDED) and message.round == state.round:
+        known = state.last_step is not None
+        return Decision(state) if known else Decision(state, (Hold(message.round),))
+    if state.phase is Phase.IDLE:
+        return Decision(state, (Say(WorkersStopped(message.round, state.me.store_port)),))
+    return Decision(state, (Say(StepReport(message.round, None)),))
+
+
+def _held(state: State, round_id: RoundId, step: int | None) -> Decision:
+    if round_id != state.round or state.phase not in (Phase.RUNNING, Phase.SUCCEEDED):
+        return Decision(state)
+    return Decision(state, (Say(StepReport(round_id, step)),))
+
+
+def _too_late(state: State, round_id: RoundId) -> Decision:
+    if round_id != state.round or state.phase is not Phase.RUNNING:
+        return Decision(state)
+    stopped = _stop(state, state.stop_grace)
+    return Decision(stopped.state, (Log("the workers may be past the last step"), *stopped.effects))
 
 
 def _end_round(state: State, message: EndRound) -> Decision:
@@ -319,8 +393,18 @@ def _end_round(state: State, message: EndRound) -> Decision:
         return Decision(state, (Say(WorkersStopped(message.round, state.me.store_port)),))
     if state.phase is Phase.STOPPING or message.round != state.round:
         return Decision(state)
+    if message.last_step is not None:
+        return _end_at(state, message, message.last_step)
     stopped = _stop(state, message.grace_seconds)
     return Decision(stopped.state, (Log(f"round {message.round} ends: {message.reason}"), *stopped.effects))
+
+
+def _end_at(state: State, message: EndRound, step: int) -> Decision:
+    """Workers that are done stay done: they may have been the last ones."""
+    if state.phase is not Phase.RUNNING or state.last_step is not None:
+        return Decision(state)
+    log = Log(f"round {message.round} ends after step {step}: {message.reason}")
+    return Decision(replace(state, last_step=step), (log, StopAt(message.round, step)))
 
 
 def _stop(state: State, grace: float) -> Decision:

@@ -101,6 +101,11 @@ class Ranks:
         self._set_limit(step)
         return True
 
+    def release(self) -> None:
+        """Let held workers go on: they are told to stop in another way."""
+        if self._limit == HOLD:
+            self._set_limit(NO_LIMIT)
+
     def close(self) -> None:
         self._forget()
         self._set_limit(NO_LIMIT)

@@ -16,13 +16,13 @@ from elasticjob.agent.command import Command
 from elasticjob.agent.config import AgentConfig
 from elasticjob.agent.environment import node_env
 from elasticjob.agent.launcher import CODE_ROOT, Launcher
-from elasticjob.agent.machine import Event, Exit, Launch, Log, Say, State, Stop, WaitForAnswer
+from elasticjob.agent.machine import Event, Exit, Hold, Launch, Log, Say, State, Stop, StopAt, WaitForAnswer
 from elasticjob.agent.output import Sink, Stream
 from elasticjob.agent.processes import become_subreaper
 from elasticjob.agent.termination import write_termination
 from elasticjob.agent.workers import Workers
 from elasticjob.contract.messages import Announce, StartRound
-from elasticjob.contract.names import ExitCode
+from elasticjob.contract.names import ExitCode, RoundId
 from elasticjob.rendezvous.node import GaveUp, Node
 from elasticjob.store.link import KeepAlive, Link, LinkRole, connect
 from elasticjob.store.server import StoreServer
@@ -141,6 +141,11 @@ class Agent:
             case Launch(start):
                 self._workers.expect_start()
                 self._spawn(self._launch(start))
+            case Hold(round_id):
+                self._spawn(self._hold(round_id))
+            case StopAt(round_id, step):
+                if not self._workers.ranks.stop_at(step):
+                    self._dispatch(machine.TooLate(round_id))
             case Stop(grace):
                 self._stop(grace)
             case WaitForAnswer(seconds):
@@ -186,6 +191,9 @@ class Agent:
         while len(self._stores) > 1:
             await self._stores.pop(0).close()
 
+    async def _hold(self, round_id: RoundId) -> None:
+        self._dispatch(machine.Held(round_id, await self._workers.ranks.hold(self._config.local_world_size)))
+
     def _stop(self, grace: float) -> None:
         if self._workers.stopping:
             self._workers.hurry()
@@ -198,7 +206,7 @@ class Agent:
 
     def _reap(self) -> None:
         for ended in self._workers.reap():
-            self._dispatch(machine.WorkerEnded(ended.round, ended.local_rank, ended.failure))
+            self._dispatch(machine.WorkerEnded(ended.round, ended.local_rank, ended.failure, ended.on_plan))
 
     # ---- the end -------------------------------------------------------------------------------------------------
 

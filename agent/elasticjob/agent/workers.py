@@ -169,6 +169,7 @@ class Workers:
         """SIGTERM, `grace` seconds, SIGKILL; then whatever else the workers left running. None is left after this."""
         self.stopping, self._hurried = True, False
         await self._started.wait()
+        self.ranks.release()
         ending = dict(self._running)
         for pid in ending if grace > 0 else ():
             signal_group(pid, signal.SIGTERM)

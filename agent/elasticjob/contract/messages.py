@@ -1,7 +1,8 @@
 """Messages on the control link, and the termination message. All frozen, all JSON objects tagged by `type`.
 
-    node ──► coordinator   Announce, Ready, WorkersStarted, WorkersFailed, WorkersSucceeded, WorkersStopped, Leaving
-    coordinator ──► node   StartRound, Standby, EndRound, Finish
+    node ──► coordinator   Announce, Ready, WorkersStarted, WorkersFailed, WorkersSucceeded, WorkersStopped, Leaving,
+                           StepReport, Close
+    coordinator ──► node   StartRound, Standby, PlanEnd, EndRound, Closed, Finish
     operator ──► coordinator   Facts
     coordinator ──► operator   Report
 
@@ -166,6 +167,15 @@ class Close:
     reason: str
 
 
+@dataclass(frozen=True)
+class StepReport:
+    """The answer to `PlanEnd`. Workers of this node stand still after their next step, until a last one is named."""
+
+    round: RoundId
+    step: int | None
+    """The latest step that any of them may have done by then; None where not all of them report their steps."""
+
+
 # ---- coordinator to node ---------------------------------------------------------------------------------------
 
 
@@ -186,8 +196,18 @@ class Closed:
 
 
 @dataclass(frozen=True)
+class PlanEnd:
+    """The round is to end at a step that all agree on: answer `StepReport`, at once, and hold the workers there."""
+
+    round: RoundId
+    reason: str
+
+
+@dataclass(frozen=True)
 class EndRound:
     """Stop the workers of `round`: SIGTERM, `grace_seconds`, SIGKILL; answer `WorkersStopped`.
+
+    With `last_step` they stop by themselves there; another `EndRound` without it follows for those that do not.
 
     Keep the process-group store of the round up until `Finish` or the next `StartRound`.
     """
@@ -196,6 +216,7 @@ class EndRound:
     grace_seconds: float
     reason: str
     planned: bool = False
+    last_step: int | None = None
 
 
 @dataclass(frozen=True)
@@ -222,6 +243,8 @@ class Settings:
     join_timeout: float = 600.0
     last_call_timeout: float = 30.0
     stop_grace: float = 1.0
+    graceful_shutdown: float = 120.0
+    """How long a planned end may take, from its announcement to the last worker's end, before workers are killed."""
     keep_alive_interval: float = 1.0
     keep_alive_max_attempts: int = 3
     scale_up_stabilization: float = 30.0
@@ -368,16 +391,16 @@ class Termination:
 # ---- the closed unions and their wire form -----------------------------------------------------------------------
 
 FromNode: TypeAlias = (
-    Announce | Ready | WorkersStarted | WorkersFailed | WorkersSucceeded | WorkersStopped | Leaving | Close
+    Announce | Ready | WorkersStarted | WorkersFailed | WorkersSucceeded | WorkersStopped | Leaving | Close | StepReport
 )
-ToNode: TypeAlias = StartRound | Standby | EndRound | Closed | Finish
+ToNode: TypeAlias = StartRound | Standby | PlanEnd | EndRound | Closed | Finish
 Message: TypeAlias = FromNode | ToNode | Facts | Report
 
 _TYPES: dict[str, type[Message]] = {
     cls.__name__: cls
     for cls in (
-        Announce, Ready, WorkersStarted, WorkersFailed, WorkersSucceeded, WorkersStopped, Leaving, Close,
-        StartRound, Standby, EndRound, Closed, Finish, Facts, Report,
+        Announce, Ready, WorkersStarted, WorkersFailed, WorkersSucceeded, WorkersStopped, Leaving, Close, StepReport,
+        StartRound, Standby, PlanEnd, EndRound, Closed, Finish, Facts, Report,
     )
 }  # fmt: skip
 

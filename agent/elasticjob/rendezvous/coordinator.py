@@ -16,6 +16,7 @@ from elasticjob.contract.messages import (
     Message,
     Ready,
     Report,
+    StepReport,
     WorkersFailed,
     WorkersStarted,
     WorkersStopped,
@@ -98,7 +99,7 @@ class Coordinator:
             match message:
                 case Ready() | WorkersStarted() | WorkersFailed() | WorkersSucceeded() | WorkersStopped():
                     self._submit(NodeSaid(boot, message))
-                case Leaving() | Close():
+                case Leaving() | Close() | StepReport():
                     self._submit(NodeSaid(boot, message))
                 case _:
                     self._drop(link, message)

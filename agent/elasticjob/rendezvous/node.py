@@ -8,7 +8,7 @@ import random
 import time
 from collections.abc import Awaitable, Callable, Sequence
 
-from elasticjob.contract.messages import Closed, EndRound, Finish, FromNode, Standby, StartRound, ToNode
+from elasticjob.contract.messages import Closed, EndRound, Finish, FromNode, PlanEnd, Standby, StartRound, ToNode
 from elasticjob.store.link import Link, LinkError
 
 log = logging.getLogger(__name__)
@@ -94,7 +94,7 @@ class Node:
 
     async def _listen(self, link: Link) -> None:
         while (message := await link.receive()) is not None:
-            if isinstance(message, (StartRound, Standby, EndRound, Closed, Finish)):
+            if isinstance(message, (StartRound, Standby, PlanEnd, EndRound, Closed, Finish)):
                 self._hear(message)
             else:
                 log.warning("ignored %s: not for a node", type(message).__name__)

@@ -31,9 +31,11 @@ from elasticjob.contract.messages import (
     Leaving,
     MemberState,
     Outcome,
+    PlanEnd,
     Ready,
     RoundEnded,
     Standby,
+    StepReport,
     WorkersFailed,
     WorkersStarted,
     WorkersStopped,
@@ -41,7 +43,7 @@ from elasticjob.contract.messages import (
 )
 from elasticjob.contract.names import RoundId
 from elasticjob.policy import root_cause
-from elasticjob.rendezvous import ranks, recovery
+from elasticjob.rendezvous import planned, ranks, recovery
 from elasticjob.rendezvous.state import (
     BLIP_GRACE,
     STOP_TIMEOUT,
@@ -52,6 +54,7 @@ from elasticjob.rendezvous.state import (
     Node,
     NodeGone,
     NodeSaid,
+    Plan,
     Round,
     Send,
     State,
@@ -107,7 +110,8 @@ def deadline(state: State, now: float) -> float | None:
         if state.joiners_since is not None:
             times.append(state.joiners_since + state.settings.scale_up_stabilization)
         if state.round is not None and state.round.ending is not None:
-            times.append(_stop_deadline(state, state.round.ending))
+            plan = planned.deadline(state.round, state.settings.graceful_shutdown)
+            times.append(plan if plan is not None else _stop_deadline(state, state.round.ending))
     return min((t for t in times if t > now), default=None)
 
 
@@ -227,7 +231,7 @@ def _back_in_round(state: State, node: Node, round_: Round, member: Member, now:
         state = replace(state, round=_with_member_state(round_, node.boot, last.state, state.epoch + now))
         if round_.ending is None or last.state is MemberState.STOPPED:
             return Decision(state, reason=f"{node.pod} is back")
-        end = EndRound(round_.id, state.settings.stop_grace, round_.ending.message, round_.ending.planned)
+        end = _word_of_end(state, round_, round_.ending)
         return Decision(state, (Send(node.boot, end),), f"{node.pod} is back in a round that ends")
     if round_.ending is not None:
         stopped = replace(member, state=MemberState.STOPPED)
@@ -250,6 +254,8 @@ def _said(state: State, node: Node, message: FromNode, now: float) -> State:
         return set_node(state, replace(node, leaving=message.reason or "told to go"))
     if isinstance(message, (Announce, Close)):
         return state
+    if isinstance(message, StepReport):
+        return _reported(state, node, message)
     if isinstance(message, WorkersStopped):
         stale = node.stale if node.stale and node.stale > message.round else None
         state = set_node(state, replace(node, store_port=message.store_port, stale=stale))
@@ -289,6 +295,13 @@ def _said_of_round(
     if _LATER[reached] > _LATER[member.state]:
         round_ = _with_member_state(round_, node.boot, reached, state.epoch + now)
     return replace(state, round=round_)
+
+
+def _reported(state: State, node: Node, report: StepReport) -> State:
+    round_ = state.round
+    if round_ is None or report.round != round_.id or node.boot not in round_.members:
+        return state
+    return replace(state, round=planned.reported(round_, node.boot, report))
 
 
 def _informed(state: State, facts: Facts) -> State:
@@ -364,7 +377,8 @@ def _lose(state: State, now: float) -> Decision | None:
     round_ = state.round
     if round_ is None:
         return None
-    late = round_.ending is not None and now >= _stop_deadline(state, round_.ending)
+    stopping = round_.ending is not None and round_.ending.plan is None
+    late = stopping and round_.ending is not None and now >= _stop_deadline(state, round_.ending)
     lost = [b for b, m in round_.members.items() if not m.accounted and (late or _dead(state, b, now))]
     if not lost:
         return None
@@ -387,7 +401,7 @@ def _dead(state: State, boot: str, now: float) -> bool:
 def _succeed(state: State, now: float) -> Decision | None:
     """Success is declared once every member has reported it."""
     round_ = state.round
-    if round_ is None or round_.ending is not None:
+    if round_ is None or (round_.ending is not None and round_.ending.plan is None):
         return None
     if not all(m.state is MemberState.SUCCEEDED and not m.lost for m in round_.members.values()):
         return None
@@ -415,8 +429,22 @@ def _break(state: State, now: float) -> Decision | None:
         return _scale_down(state, round_, now)
     if going or stopped:
         names = _names([n.pod for n in going] or stopped)
-        return _end(state, round_, EndReason.NODE_LEFT, f"{names} left", now, planned=True)
+        return _end(state, round_, EndReason.NODE_LEFT, f"{names} left", now, on_plan=True)
     return None
+
+
+def _agree(state: State, now: float) -> Decision | None:
+    """A planned end comes to its last step, or does not come about: then everybody stops at once."""
+    round_ = state.round
+    if round_ is None or round_.ending is None or all(m.accounted for m in round_.members.values()):
+        return None
+    verdict = planned.judge(round_, state.settings.graceful_shutdown, now)
+    if verdict is None:
+        return None
+    plan = round_.ending.plan if verdict.last_step is not None else None
+    plan = plan and replace(plan, last_step=verdict.last_step)
+    ending = replace(round_.ending, plan=plan, since=round_.ending.since if plan else now)
+    return _tell_end(state, replace(round_, ending=ending), ending, verdict.reason)
 
 
 def _conclude(state: State, now: float) -> Decision | None:
@@ -490,12 +518,12 @@ def _make_room(state: State, now: float) -> Decision | None:
     if patient and (not state.informed or any(awaited(state, ready=True))):
         return Decision(replace(state, joiners_since=since)) if state.joiners_since is None else None
     message = f"{_names(n.pod for n in joiners[:room])} joins"
-    return _end(state, round_, EndReason.SCALING_UP, message, now, planned=True)
+    return _end(state, round_, EndReason.SCALING_UP, message, now, on_plan=True)
 
 
 def _scale_down(state: State, round_: Round, now: float) -> Decision:
     message = f"from {len(round_.members)} nodes to at most {state.settings.target}"
-    return _end(state, round_, EndReason.SCALING_DOWN, message, now, planned=True)
+    return _end(state, round_, EndReason.SCALING_DOWN, message, now, on_plan=True)
 
 
 def _newcomers(state: State) -> list[Node]:
@@ -542,13 +570,27 @@ def _start(state: State, pool: Sequence[Node], why: str) -> Decision:
 
 
 def _end(
-    state: State, round_: Round, reason: EndReason, message: str, now: float, *, planned: bool = False
+    state: State, round_: Round, reason: EndReason, message: str, now: float, *, on_plan: bool = False
 ) -> Decision:
-    """Begin a round's end: everybody in it is told at once."""
-    end = EndRound(round_.id, state.settings.stop_grace, message, planned)
-    effects = tuple(Send(b, end) for b, m in round_.members.items() if not m.accounted)
-    round_ = replace(round_, ending=Ending(reason, message, now, planned))
-    return Decision(replace(state, round=round_), effects, f"round {round_.id} ends ({reason.value}): {message}")
+    """Begin a round's end: everybody in it is told at once. On plan they are asked for their steps first."""
+    ending = Ending(reason, message, now, on_plan, Plan() if on_plan and planned.possible(round_) else None)
+    return _tell_end(
+        state, replace(round_, ending=ending), ending, f"round {round_.id} ends ({reason.value}): {message}"
+    )
+
+
+def _tell_end(state: State, round_: Round, ending: Ending, why: str) -> Decision:
+    word = _word_of_end(state, round_, ending)
+    effects = tuple(Send(b, word) for b, m in round_.members.items() if not m.accounted)
+    return Decision(replace(state, round=round_), effects, why)
+
+
+def _word_of_end(state: State, round_: Round, ending: Ending) -> PlanEnd | EndRound:
+    """What a member has to be told now."""
+    last_step = ending.plan.last_step if ending.plan else None
+    if ending.plan is not None and last_step is None:
+        return PlanEnd(round_.id, ending.message)
+    return EndRound(round_.id, state.settings.stop_grace, ending.message, ending.planned, last_step)
 
 
 def _declare(state: State, outcome: Outcome, reason: str, failure: Failure | None) -> Decision:
@@ -565,5 +607,5 @@ def _names(pods: Iterable[str]) -> str:
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
-RULES: tuple[Rule, ...] = (_recover, _lose, _succeed, _break, _conclude, _dismiss, _make_room, _form)
+RULES: tuple[Rule, ...] = (_recover, _lose, _succeed, _break, _agree, _conclude, _dismiss, _make_room, _form)
 """In order: what is known to be over is settled before anything new begins."""

@@ -76,13 +76,24 @@ class Member:
 
 
 @dataclass(frozen=True)
+class Plan:
+    """Where a round is to stop; `last_step` is None while members are asked for theirs (see `planned`)."""
+
+    steps: Mapping[str, int | None] = field(default_factory=dict)
+    """What members answered, by boot id."""
+    last_step: int | None = None
+
+
+@dataclass(frozen=True)
 class Ending:
-    """A round that is being stopped."""
+    """A round that is being stopped: at once, or on a plan."""
 
     reason: EndReason
     message: str
     since: float
     planned: bool = False
+    plan: Plan | None = None
+    """None once members are told to stop at once."""
 
 
 @dataclass(frozen=True)

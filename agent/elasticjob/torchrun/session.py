@@ -12,7 +12,20 @@ import time
 from collections.abc import Awaitable, Callable
 
 from elasticjob.agent import machine
-from elasticjob.agent.machine import Effect, Event, Exit, Launch, Log, Phase, Say, State, Stop, WaitForAnswer
+from elasticjob.agent.machine import (
+    Effect,
+    Event,
+    Exit,
+    Hold,
+    Launch,
+    Log,
+    Phase,
+    Say,
+    State,
+    Stop,
+    StopAt,
+    WaitForAnswer,
+)
 from elasticjob.contract.messages import (
     Announce,
     Close,
@@ -181,6 +194,10 @@ class Session:
                 self._node.send(message)
             case Launch(start):
                 self.start, self.stop, self.redundant = start, False, False
+            case Hold(round_id):
+                self._dispatch(machine.Held(round_id, None))  # torchrun's workers report to nobody
+            case StopAt(round_id):
+                self._dispatch(machine.TooLate(round_id))
             case Stop():
                 self.stop = True
             case WaitForAnswer(seconds):

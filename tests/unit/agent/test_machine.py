@@ -12,6 +12,8 @@ from elasticjob.agent.machine import (
     Effect,
     Event,
     Exit,
+    Held,
+    Hold,
     Launch,
     Launched,
     LeaveUnanswered,
@@ -21,8 +23,10 @@ from elasticjob.agent.machine import (
     Signalled,
     State,
     Stop,
+    StopAt,
     StoreUnreachable,
     Told,
+    TooLate,
     WaitForAnswer,
     Warm,
     WorkerEnded,
@@ -39,9 +43,11 @@ from elasticjob.contract.messages import (
     Membership,
     MemberState,
     Outcome,
+    PlanEnd,
     Ready,
     Standby,
     StartRound,
+    StepReport,
     WorkersFailed,
     WorkersStarted,
     WorkersStopped,
@@ -62,6 +68,8 @@ END = EndRound(R1, 0.5, "why")
 FAILURE = Failure(FailureClass.USER_ERROR, "job-0-0", 1.0, rank=1, exit_code=1, exception="ValueError", message="bad")
 BOOM = WorkerEnded(R1, 1, FAILURE)
 DONE = (WorkerEnded(R1, 0), WorkerEnded(R1, 1))
+PLAN, LAST = PlanEnd(R1, "why"), EndRound(R1, 0.5, "why", planned=True, last_step=7)
+STOPPED_ON_PLAN = (WorkerEnded(R1, 0, on_plan=True), WorkerEnded(R1, 1, on_plan=True))
 SUCCEEDED = Finish(Outcome.SUCCEEDED, "AllAgentsSucceeded")
 
 
@@ -121,6 +129,64 @@ def test_an_ended_round_is_stopped_with_its_own_grace_and_another_may_follow() -
 def test_finished_workers_run_again_when_the_round_ends_otherwise() -> None:
     _, acts = play(*DONE, Told(END), AllStopped(1001), Told(AGAIN), state=running())
     assert acts[2:] == [[Stop(0.5)], [Say(WorkersStopped(R1, 1001))], [Launch(AGAIN)]]
+
+
+def test_a_planned_end() -> None:
+    _, acts = play(Told(PLAN), Held(R1, 7), Told(LAST), *STOPPED_ON_PLAN, AllStopped(1001), state=running())
+    assert acts == [
+        [Hold(R1)],
+        [Say(StepReport(R1, 7))],
+        [StopAt(R1, 7)],
+        [],
+        [Stop(1.0)],
+        [Say(WorkersStopped(R1, 1001))],
+    ]
+
+
+def test_a_question_asked_again_is_answered_again_until_the_last_step_is_known() -> None:
+    assert play(Told(PLAN), Held(R1, 7), Told(PLAN), state=running())[1][2] == [Hold(R1)]
+    assert play(Told(LAST), Told(PLAN), Told(LAST), state=running())[1][1:] == [[], []]
+
+
+@pytest.mark.parametrize(
+    ("before", "expected"),
+    [
+        ((Warm(), Told(START)), [Say(StepReport(R1, None))]),
+        ((Warm(), Told(START), Launched(R1), *DONE), [Hold(R1)]),
+        ((Warm(), Told(START), Launched(R1), Told(END)), [Say(StepReport(R1, None))]),
+        ((Warm(), Told(START), Launched(R1), Told(END), AllStopped(1001)), [Say(WorkersStopped(R1, 1001))]),
+    ],
+    ids=["starting", "succeeded", "stopping", "stopped"],
+)
+def test_who_can_be_asked_for_its_steps(before: tuple[Event, ...], expected: list[Effect]) -> None:
+    assert last(*before, Told(PLAN)) == expected
+
+
+def test_workers_that_may_be_past_the_last_step_are_stopped() -> None:
+    assert last(Told(PLAN), Held(R1, 7), Told(LAST), TooLate(R1), state=running()) == [Stop(1.0)]
+
+
+def test_a_plan_that_does_not_come_about_ends_as_any_round() -> None:
+    assert last(Told(PLAN), Held(R1, 7), Told(LAST), Told(END), state=running()) == [Stop(0.5)]
+
+
+def test_a_failure_on_the_way_to_the_last_step_is_a_failure() -> None:
+    acts = last(Told(PLAN), Told(LAST), WorkerEnded(R1, 0, on_plan=True), BOOM, state=running())
+    assert acts == [Say(WorkersFailed(R1, FAILURE)), Stop(1.0)]
+
+
+def test_workers_done_before_the_last_step_have_succeeded() -> None:
+    assert last(Told(PLAN), Told(LAST), *DONE, state=running()) == [Say(WorkersSucceeded(R1))]
+    assert last(*DONE, Told(LAST), state=running()) == []
+
+
+def test_a_node_with_workers_that_stopped_on_plan_has_not_succeeded() -> None:
+    assert last(Told(LAST), STOPPED_ON_PLAN[0], DONE[1], state=running()) == [Stop(1.0)]
+
+
+def test_leaving_waits_for_the_plan() -> None:
+    _, acts = play(Signalled("SIGTERM"), Told(PLAN), LeaveUnanswered(), state=running())
+    assert acts[1:] == [[Hold(R1)], []]
 
 
 def test_a_round_that_ends_before_the_imports_are_done_never_starts() -> None:

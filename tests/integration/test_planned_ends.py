@@ -1,0 +1,58 @@
+"""Rounds that end on plan: nodes leave, join and are scaled away, and no step is lost or done twice."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import sys
+from pathlib import Path
+
+from support.local_run import LocalRun, manifest
+
+REPORTS = """
+import os, sys, time
+import elasticjob
+
+folder, rank = sys.argv[1], os.environ["RANK"]
+saved = os.path.join(folder, "saved")
+step = int(open(saved).read()) if os.path.exists(saved) else 0
+
+def save():
+    if rank == "0":
+        with open(saved, "w") as file:
+            file.write(str(step))
+
+elasticjob.on_stop(save)
+while not os.path.exists(os.path.join(folder, "done")):
+    step += 1
+    print("did", step, "rank", rank, "of", os.environ["WORLD_SIZE"], "agent", os.getppid(), flush=True)
+    elasticjob.progress(step)
+    time.sleep(0.01)
+"""
+
+
+def reporting(folder: Path, **spec: object) -> dict[str, object]:
+    (folder / "script.py").write_text(REPORTS)
+    return manifest([sys.executable, str(folder / "script.py"), str(folder)], **spec)
+
+
+def steps_of(text: str, rank: int) -> list[int]:
+    return [int(step) for step in re.findall(rf"did (\d+) rank {rank} ", text)]
+
+
+def test_a_node_told_to_go_and_the_one_that_takes_its_place_lose_no_step(tmp_path: Path) -> None:
+    job = reporting(tmp_path, replicas=3, elasticPolicy={"minReplicas": 2, "maxReplicas": 3})
+    with LocalRun(job, tmp_path) as run:
+        agent = int(run.wait_for(r"did \d+ rank 2 of 3 agent (\d+)")[1])
+        os.kill(agent, signal.SIGTERM)
+        run.wait_for("done: Left")
+        run.wait_for(r"did \d+ rank 1 of 2")
+        run.wait_for(r"did \d+ rank 2 of 3")
+        (tmp_path / "done").touch()
+        assert run.exit_code() == 0
+    for rank in (0, 1):
+        steps = steps_of(run.text, rank)
+        assert steps == list(range(1, len(steps) + 1))
+    assert len(re.findall(r"toy-0-0: round \S+ ends after step \d+", run.text)) == 2
+    assert "toy succeeded; 0 restarts" in run.text
