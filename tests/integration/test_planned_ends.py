@@ -7,6 +7,7 @@ import re
 import signal
 import sys
 from pathlib import Path
+from typing import Any
 
 from support.local_run import LocalRun, manifest
 
@@ -32,7 +33,7 @@ while not os.path.exists(os.path.join(folder, "done")):
 """
 
 
-def reporting(folder: Path, **spec: object) -> dict[str, object]:
+def reporting(folder: Path, **spec: Any) -> dict[str, object]:
     (folder / "script.py").write_text(REPORTS)
     return manifest([sys.executable, str(folder / "script.py"), str(folder)], **spec)
 
