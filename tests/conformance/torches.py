@@ -1,0 +1,86 @@
+#!/usr/bin/env python3
+"""Run the conformance tests on other torch versions: PyPI's (`2.6.0`), or a Debian suite's (`trixie`; needs root).
+
+Each is installed into a temporary folder (up to 8 GB, a few minutes), which is removed afterwards. Prints one row of
+docs/conformance.md for each.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+TOOLS = ["pytest", "pytest-asyncio", "pytest-timeout", "hypothesis"]
+DEBIAN = ["python3", "python3-numpy", "python3-torch"]
+LIMITS = ["--timeout=60", "--maxfail=5", "-p", "no:cacheprovider"]
+SHOWN = "import sys, torch; print(torch.__version__, '|', sys.version.split()[0])"
+
+
+def on_pypi(version: str, folder: Path) -> tuple[list[str], Path, dict[str, str]]:
+    """(Python with this torch, the repository as it sees it, environment)."""
+    python = folder / "venv/bin/python"
+    cache = ["--cache-dir", str(folder / "cache")]
+    _run("uv", "venv", "-q", "--python", "3.11", str(folder / "venv"), *cache)
+    _run("uv", "pip", "install", "-q", "--python", str(python), *cache, f"torch=={version}", "numpy<2", *TOOLS)
+    shutil.rmtree(folder / "cache")
+    return [str(python)], REPOSITORY, {}
+
+
+def on_debian(suite: str, folder: Path) -> tuple[list[str], Path, dict[str, str]]:
+    """The same in a root of its own, where only Debian's packages are."""
+    root = folder / "root"
+    options = ["--aptopt=Acquire::Check-Valid-Until false", "--variant=minbase", f"--include={','.join(DEBIAN)}"]
+    _run("mmdebstrap", "--quiet", "--format=directory", *options, suite, str(root))
+    version = subprocess.run(
+        ["chroot", root, "python3", "-c", "import sys; print('%d.%d' % sys.version_info[:2])"],
+        check=True, capture_output=True, text=True,
+    ).stdout.strip()  # fmt: skip
+    _run("uv", "pip", "install", "-q", "--target", str(root / "tools"), "--python-version", version, *TOOLS)
+    for part in ("agent", "tests", "pyproject.toml"):
+        _run("cp", "-r", "--parents", part, str(root / "srv"), cwd=REPOSITORY)
+    command = ["unshare", "--mount", "--pid", "--fork", f"--mount-proc={root}/proc", "chroot", str(root), "env", "-C"]
+    return [*command, "/srv", "PYTHONPATH=/tools", "python3"], Path("/srv"), {"HOME": "/root"}
+
+
+def row(name: str) -> tuple[str, bool]:
+    """Install, test, remove; one line of the table, and whether all passed."""
+    with tempfile.TemporaryDirectory(prefix="torch-") as folder:
+        install = on_pypi if name[0].isdigit() else on_debian
+        python, repository, environ = install(name, Path(folder))
+        environ = {**os.environ, **environ}
+        shown = subprocess.run([*python, "-c", SHOWN], capture_output=True, text=True, env=environ, check=False)
+        where = str(repository / "tests/conformance")
+        command = [*python, "-m", "pytest", "-q", where, *LIMITS]
+        ran = subprocess.run(command, capture_output=True, text=True, env=environ, cwd=folder, check=False)
+        output = (shown.stderr if shown.returncode else "") + ran.stdout + ran.stderr
+        if ran.returncode:
+            print(output[-6000:], file=sys.stderr)
+        counts = re.findall(r"\d+ (?:passed|failed|skipped|errors?)", ran.stdout.strip().rpartition("\n")[2])
+        said = shown.stdout.strip() or "does not import"
+        return f"| {name} | {said} | {', '.join(counts) or 'no test ran'} |", ran.returncode == 0
+
+
+def _run(*command: str, cwd: Path | None = None) -> None:
+    subprocess.run(command, check=True, cwd=cwd)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("torch", nargs="+", help="a version on PyPI, or a Debian suite")
+    well = True
+    for name in parser.parse_args().torch:
+        line, passed = row(name)
+        print(line, flush=True)
+        well = well and passed
+    return 0 if well else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
