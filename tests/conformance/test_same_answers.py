@@ -29,11 +29,11 @@ REQUESTS = {
         st.builds(lambda k, n: wire.request(Op.ADD, [k], number=n), KEY, st.integers(-1000, 1000)),
         st.builds(lambda ks: wire.request(Op.CHECK, ks), st.lists(KEY, min_size=1, max_size=3)),
         st.builds(lambda k: wire.request(Op.DELETE, [k]), KEY),
-        st.builds(lambda n: wire.request(Op.PING, number=n), st.integers(0, 2**32 - 1)),
         st.builds(lambda ks, v: wire.request(Op.MULTI_SET, ks, [v] * len(ks)), st.lists(KEY, max_size=3), VALUE),
         st.just(wire.request(Op.CANCEL_WAIT)),
     ),
     "queues": st.one_of(
+        st.builds(lambda n: wire.request(Op.PING, number=n), st.integers(0, 2**32 - 1)),
         st.builds(lambda k, v: wire.request(Op.QUEUE_PUSH, [k], [v]), QUEUE, VALUE),
         st.builds(lambda k: wire.request(Op.QUEUE_POP, [k]), QUEUE),
         st.builds(lambda k: wire.request(Op.QUEUE_LEN, [k]), QUEUE),
@@ -44,7 +44,8 @@ REQUESTS = {
         st.builds(lambda k, v: wire.request(Op.SET, [k], [v]), KEY, VALUE),
     ),
 }
-END = wire.request(Op.PING, number=0xE0D)
+MARK = 0x0E0D0E0D0E0D0E0D
+END = wire.request(Op.ADD, [b"/end"], number=MARK)
 
 
 @pytest.fixture(scope="module", params=[True, False], ids=["libuv", "threads"])
@@ -59,12 +60,12 @@ def master(request: pytest.FixtureRequest) -> Any:
 
 async def answers(port: int, requests: bytes) -> bytes:
     """Everything that a server says to these requests; both ends of its keys are forgotten first and last."""
-    forget = b"".join(wire.request(Op.DELETE, [key]) for key in (b"/a", b"/b", b"/c", b"/log"))
+    forget = b"".join(wire.request(Op.DELETE, [key]) for key in (b"/a", b"/b", b"/c", b"/log", b"/end"))
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(HELLO + forget + requests + END)
-    said = await asyncio.wait_for(reader.readuntil(wire.u32(0xE0D)), 20)
+    said = await asyncio.wait_for(reader.readuntil(wire.i64(MARK)), 20)
     writer.close()
-    return said[32:]
+    return said[40:]
 
 
 async def compare(master: Any, requests: list[bytes], queues: list[bytes]) -> None:

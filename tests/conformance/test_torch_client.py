@@ -51,8 +51,10 @@ def serving() -> Iterator[int]:
         [sys.executable, "-c", SERVER], stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": str(agent)}
     ) as process:
         assert process.stdout is not None
-        yield int(process.stdout.readline())
-        process.kill()
+        try:
+            yield int(process.stdout.readline())
+        finally:
+            process.kill()
 
 
 @pytest.fixture(scope="module", params=[True, False] if LIBUV else [False], ids=lambda uv: "libuv" if uv else "plain")
@@ -128,6 +130,7 @@ def test_compare_set(store: Any) -> None:
     assert store.compare_set("cs", "first", "second") == b"second"
 
 
+@pytest.mark.skipif(not hasattr(dist.TCPStore, "check"), reason="this torch has no check")
 def test_check_and_delete(store: Any) -> None:
     store.set("here", "")
     assert store.check(["here"])
@@ -228,5 +231,6 @@ def test_a_process_group_meets_on_it(libuv: bool) -> None:
             )
             for rank in range(2)
         ]
-        assert [rank.communicate(timeout=90)[0] for rank in ranks] == [b"3.0\n", b"3.0\n"]
+        # Some gloo writes a line of its own first.
+        assert [rank.communicate(timeout=90)[0].split()[-1] for rank in ranks] == [b"3.0", b"3.0"]
         assert [rank.returncode for rank in ranks] == [0, 0]

@@ -99,8 +99,10 @@ async def test_a_closed_link_ends_the_round_of_the_others(peers: Peers) -> None:
     nodes[1].close()
     assert "j-1-0 lost" in (await heard(nodes[0], EndRound)).reason
     nodes[0].send(WorkersStopped(start.round, 6000))
+    asks = (await heard(operator, Report, lambda r: r.asks > 0)).asks
+    operator.send(Facts(1, 2, SETTINGS, 0, None, pods, only_store=asks))
     assert (await heard(nodes[0], StartRound)).world_size == 1
-    report = await heard(operator, Report, lambda r: bool(r.ended))
+    report = await heard(operator, Report, lambda r: bool(r.ended) and not r.asks)
     assert (report.ended[0].reason, report.lost_nodes) == (EndReason.AGENT_LOST, ("j-1-0",))
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
 
 import pytest
@@ -106,6 +106,8 @@ class Agent:
 
     def hear(self, message: ToNode, now: float) -> None:
         match message:
+            case StartRound() if self.start and message.round == self.start.round:
+                pass  # said again after a reconnect
             case StartRound():
                 assert self.start is None or message.round > self.start.round, "an old round came back"
                 assert self.state is MemberState.STOPPED, f"{self.pod} still runs {self.start}"
@@ -250,7 +252,9 @@ class World:
         )
         self.sequence += 1
         settings = Settings(MIN, MAX, self.target, max_restarts=BUDGET)
-        self.decide(FactsArrived(Facts(1, self.sequence, settings, self.charged, self.charged_round, pods)))
+        facts = Facts(1, self.sequence, settings, self.charged, self.charged_round, pods)
+        asks = view.report(self.state, self.now).asks
+        self.decide(FactsArrived(replace(facts, only_store=asks)))
         for agent in self.living():
             if agent.slot >= self.target:
                 self.sigterm(agent)

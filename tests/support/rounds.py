@@ -50,6 +50,8 @@ class Job:
         self.told: dict[str, list[ToNode]] = defaultdict(list)
         self.reasons: list[str] = []
         self.sequence = 0
+        self.operator = False
+        """Whether one is here, and says that this is the only store when it is asked."""
         self.decide(Tick())
 
     def decide(self, event: Event) -> None:
@@ -58,6 +60,8 @@ class Job:
         self.reasons.append(decision.reason)
         for send in decision.effects:
             self.told[send.boot].append(send.message)
+        if self.operator and self.report.asks and self.state.facts.only_store != self.report.asks:
+            self.answer()
 
     def later(self, seconds: float) -> None:
         """Let the clock run, with every tick that falls due on the way."""
@@ -69,8 +73,15 @@ class Job:
         self.decide(Tick())
 
     # ---- the operator
+    def answer(self, asks: float | None = None) -> None:
+        """Say "you are the only store" to the last question, or to another one."""
+        self.sequence += 1
+        facts = replace(self.state.facts, lease=1, sequence=self.sequence, only_store=asks or self.report.asks)
+        self.decide(FactsArrived(facts))
+
     def facts(self, *pods: PodFact, charged: int = 0, charged_round: RoundId | None = None, **settings: int) -> None:
         self.sequence += 1
+        self.operator = True
         rules = replace(self.state.settings, **settings)
         self.decide(FactsArrived(Facts(1, self.sequence, rules, charged, charged_round, pods)))
 

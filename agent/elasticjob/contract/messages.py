@@ -176,6 +176,13 @@ class StepReport:
     """The latest step that any of them may have done by then; None where not all of them report their steps."""
 
 
+@dataclass(frozen=True)
+class NewerStore:
+    """Said instead of an `Announce` to a store that is older than one already heard of: it closes itself."""
+
+    incarnation: int
+
+
 # ---- coordinator to node ---------------------------------------------------------------------------------------
 
 
@@ -295,6 +302,8 @@ class Facts:
     charged_round: RoundId | None
     """The last ended round that status has taken into account: reports up to it need not be kept."""
     pods: tuple[PodFact, ...] = ()
+    only_store: float = 0.0
+    """The `Report.asks` that this answers: who is told this is the job's only store."""
 
 
 class RoundPhase(str, Enum):
@@ -372,6 +381,8 @@ class Report:
     """Pods whose link is gone while `Facts` still call them running."""
     active: int = 0
     """Nodes in the running round."""
+    asks: float = 0.0
+    """When this coordinator asked whether it is the job's only store; 0: it does not ask."""
 
 
 # ---- termination message ---------------------------------------------------------------------------------------
@@ -391,7 +402,16 @@ class Termination:
 # ---- the closed unions and their wire form -----------------------------------------------------------------------
 
 FromNode: TypeAlias = (
-    Announce | Ready | WorkersStarted | WorkersFailed | WorkersSucceeded | WorkersStopped | Leaving | Close | StepReport
+    Announce
+    | Ready
+    | WorkersStarted
+    | WorkersFailed
+    | WorkersSucceeded
+    | WorkersStopped
+    | Leaving
+    | Close
+    | StepReport
+    | NewerStore
 )
 ToNode: TypeAlias = StartRound | Standby | PlanEnd | EndRound | Closed | Finish
 Message: TypeAlias = FromNode | ToNode | Facts | Report
@@ -400,7 +420,7 @@ _TYPES: dict[str, type[Message]] = {
     cls.__name__: cls
     for cls in (
         Announce, Ready, WorkersStarted, WorkersFailed, WorkersSucceeded, WorkersStopped, Leaving, Close, StepReport,
-        StartRound, Standby, PlanEnd, EndRound, Closed, Finish, Facts, Report,
+        NewerStore, StartRound, Standby, PlanEnd, EndRound, Closed, Finish, Facts, Report,
     )
 }  # fmt: skip
 

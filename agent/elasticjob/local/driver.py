@@ -207,7 +207,8 @@ class Driver:
             return
         self._sequence += 1
         pods = tuple(replace(p, state=PodState.DRAINING) if self._goes(p) else p for p in self._pods.values())
-        self._link_send(Facts(1, self._sequence, self._settings, self._charged, self._charged_round, pods))
+        facts = Facts(1, self._sequence, self._settings, self._charged, self._charged_round, pods)
+        self._link_send(replace(facts, only_store=self._report.asks if self._report else 0.0))
 
     def _goes(self, pod: PodFact) -> bool:
         return self._draining or pod.slot >= self._settings.target
@@ -224,7 +225,7 @@ class Driver:
             self._say(f"round {report.round} runs: {report.world_size} workers on {report.active} nodes")
         elif not report.formed_at and report.reason and (before is None or before.reason != report.reason):
             self._say(f"{report.phase.value.lower()}: {report.reason}")
-        if news:
+        if news or report.asks:
             self._tell()
         self._show()
         if report.outcome is not None:

@@ -14,6 +14,7 @@ from elasticjob.contract.messages import (
     Facts,
     Leaving,
     Message,
+    NewerStore,
     Ready,
     Report,
     StepReport,
@@ -23,7 +24,7 @@ from elasticjob.contract.messages import (
     WorkersSucceeded,
 )
 from elasticjob.rendezvous import rounds, view
-from elasticjob.rendezvous.state import Event, FactsArrived, NodeGone, NodeSaid, State, Tick
+from elasticjob.rendezvous.state import Event, FactsArrived, NewerStoreHeard, NodeGone, NodeSaid, State, Tick
 from elasticjob.store.link import Link, LinkError, LinkRole
 
 log = logging.getLogger(__name__)
@@ -36,6 +37,8 @@ class Coordinator:
     state: State
     dropped: int = 0
     """Messages that a peer had no business to send."""
+    superseded: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set once a newer store has been heard of: whoever serves this one closes it."""
     _nodes: dict[str, Link] = field(default_factory=dict)
     _operators: list[Link] = field(default_factory=list)
     _events: deque[Event] = field(default_factory=deque)
@@ -75,6 +78,9 @@ class Coordinator:
 
     async def _serve_node(self, link: Link) -> None:
         first = await link.receive()
+        if isinstance(first, NewerStore):
+            self._submit(NewerStoreHeard(first.incarnation))
+            return
         if not isinstance(first, Announce):
             self._drop(link, first)
             return
@@ -129,6 +135,8 @@ class Coordinator:
                 link.send(effect.message)
         self._tell_operators(now)
         self._set_timer(now)
+        if self.state.newer_store is not None:
+            self.superseded.set()
 
     def _tell_operators(self, now: float) -> None:
         report = view.report(self.state, now)

@@ -8,7 +8,17 @@ import random
 import time
 from collections.abc import Awaitable, Callable, Sequence
 
-from elasticjob.contract.messages import Closed, EndRound, Finish, FromNode, PlanEnd, Standby, StartRound, ToNode
+from elasticjob.contract.messages import (
+    Closed,
+    EndRound,
+    Finish,
+    FromNode,
+    NewerStore,
+    PlanEnd,
+    Standby,
+    StartRound,
+    ToNode,
+)
 from elasticjob.store.link import Link, LinkError
 
 log = logging.getLogger(__name__)
@@ -78,6 +88,7 @@ class Node:
         link = await self._dial()
         try:
             if link.welcome.incarnation < self._newest:
+                link.send(NewerStore(self._newest))
                 raise StaleStoreError(f"store {link.welcome.incarnation} is older than {self._newest}")
             self._newest = link.welcome.incarnation
             self._trouble = ""

@@ -17,7 +17,7 @@ from elasticjob.contract.messages import (
     WorkersSucceeded,
 )
 from elasticjob.contract.names import RoundId
-from elasticjob.rendezvous.state import Member, Node, Round, State
+from elasticjob.rendezvous.state import LastRound, Member, Node, Round, State
 
 _GOING_ON = (MemberState.STARTING, MemberState.RUNNING, MemberState.SUCCEEDED)
 
@@ -58,6 +58,17 @@ def judge(state: State, now: float) -> Verdict | None:
     return Verdict(
         _restored(state, newest, found, 0.0), whole=False, reason=f"{size - len(found)} of {size} nodes are missing"
     )
+
+
+def last(state: State) -> LastRound:
+    """The newest round that a node here was in, where nobody runs any; without one the past stays unknown."""
+    past = [n for n in state.nodes.values() if n.gone_at is None and n.membership is not None]
+    if not past:
+        return state.last
+    newest = max(_round_of(n) for n in past)
+    members = _members(state, newest)
+    size = max((m.assignment.group_world_size for m in members.values()), default=1)
+    return LastRound(newest, size, frozenset(members))
 
 
 def _running(node: Node) -> bool:

@@ -30,6 +30,7 @@ from elasticjob.contract.messages import (
     FromNode,
     Leaving,
     MemberState,
+    NewerStore,
     Outcome,
     PlanEnd,
     Ready,
@@ -43,7 +44,7 @@ from elasticjob.contract.messages import (
 )
 from elasticjob.contract.names import RoundId
 from elasticjob.policy import root_cause
-from elasticjob.rendezvous import planned, ranks, recovery
+from elasticjob.rendezvous import only_store, planned, ranks, recovery
 from elasticjob.rendezvous.state import (
     BLIP_GRACE,
     STOP_TIMEOUT,
@@ -51,6 +52,7 @@ from elasticjob.rendezvous.state import (
     Event,
     FactsArrived,
     Member,
+    NewerStoreHeard,
     Node,
     NodeGone,
     NodeSaid,
@@ -93,19 +95,24 @@ def decide(state: State, event: Event, now: float) -> Decision:
 
 
 def settle(state: State, now: float) -> Decision:
-    """Apply the rules until none applies."""
+    """Apply the rules until none applies; none does in a store that is closed."""
     decision = Decision(state)
-    while True:
+    while state.newer_store is None:
         step = next((s for rule in RULES if (s := rule(decision.state, now)) is not None), None)
         if step is None:
-            return decision
+            break
         decision = decision.then(step)
+    return decision
 
 
 def deadline(state: State, now: float) -> float | None:
     """When the next `Tick` is due if nothing happens before; None: never."""
+    if state.newer_store is not None:
+        return None
     times = [n.gone_at + BLIP_GRACE for n in state.nodes.values() if n.gone_at is not None]
     if state.outcome is None:
+        if state.asked_at is not None:
+            times.append(state.asked_at + only_store.WORD_HOLDS)
         times += [t for t in (state.last_call_at, state.recovering_until) if t is not None]
         if state.joiners_since is not None:
             times.append(state.joiners_since + state.settings.scale_up_stabilization)
@@ -129,6 +136,10 @@ def _stop_deadline(state: State, ending: Ending) -> float:
 
 def observe(state: State, event: Event, now: float) -> Decision:
     """Take one event into the state, without acting on what follows from it."""
+    if state.newer_store is not None:
+        return Decision(state)
+    if isinstance(event, NewerStoreHeard):
+        return _newer_store(state, event.incarnation)
     if isinstance(event, NodeSaid):
         if isinstance(event.message, Announce):
             return _announced(state, event.boot, event.message, now)
@@ -145,6 +156,13 @@ def observe(state: State, event: Event, now: float) -> Decision:
         return Decision(_informed(state, event.facts))
     _: Tick = event
     return Decision(state)
+
+
+def _newer_store(state: State, incarnation: int) -> Decision:
+    """This store was given up: whatever it still knows, another one decides."""
+    if incarnation <= state.store:
+        return Decision(state)
+    return Decision(replace(state, newer_store=incarnation), reason=f"closed: store {incarnation} has taken over")
 
 
 def _announced(state: State, boot: str, announce: Announce, now: float) -> Decision:
@@ -229,8 +247,11 @@ def _back_in_round(state: State, node: Node, round_: Round, member: Member, now:
     last = node.membership
     if last is not None and last.assignment.round == round_.id:
         state = replace(state, round=_with_member_state(round_, node.boot, last.state, state.epoch + now))
-        if round_.ending is None or last.state is MemberState.STOPPED:
+        if last.state is MemberState.STOPPED:
             return Decision(state, reason=f"{node.pod} is back")
+        if round_.ending is None:
+            # Said again: a node that was cut off has frozen its workers and waits for just this.
+            return Decision(state, (Send(node.boot, member.assignment),), f"{node.pod} is back")
         end = _word_of_end(state, round_, round_.ending)
         return Decision(state, (Send(node.boot, end),), f"{node.pod} is back in a round that ends")
     if round_.ending is not None:
@@ -252,11 +273,12 @@ def _said(state: State, node: Node, message: FromNode, now: float) -> State:
         return set_node(state, replace(node, ready=True))
     if isinstance(message, Leaving):
         return set_node(state, replace(node, leaving=message.reason or "told to go"))
-    if isinstance(message, (Announce, Close)):
+    if isinstance(message, (Announce, Close, NewerStore)):
         return state
     if isinstance(message, StepReport):
         return _reported(state, node, message)
     if isinstance(message, WorkersStopped):
+        state = only_store.stopped(state, node, message)
         stale = node.stale if node.stale and node.stale > message.round else None
         state = set_node(state, replace(node, store_port=message.store_port, stale=stale))
     return _said_of_round(state, node, message, now)
@@ -311,7 +333,7 @@ def _informed(state: State, facts: Facts) -> State:
     seen = facts.charged_round
     pods = {p.slot: p for p in facts.pods}
     ended = tuple(e for e in state.ended if seen is None or e.round > seen)
-    state = replace(state, facts=facts, informed=True, pods=pods, ended=ended)
+    state = only_store.heard(replace(state, facts=facts, informed=True, pods=pods, ended=ended), facts)
     return replace(state, nodes={b: n for b, n in state.nodes.items() if not _forgotten(state, n)})
 
 
@@ -358,7 +380,7 @@ def _recover(state: State, now: float) -> Decision | None:
         if node.membership is not None and node.membership.state is not MemberState.STOPPED:
             decision = decision.then(_out_of_date(decision.state, node, node.membership.assignment.round))
     if verdict.round is None:
-        return decision
+        return replace(decision, state=replace(decision.state, last=recovery.last(decision.state)))
     state = replace(
         decision.state,
         round=verdict.round,
@@ -368,7 +390,8 @@ def _recover(state: State, now: float) -> Decision | None:
     )
     decision = replace(decision, state=state)
     if verdict.whole:
-        return decision
+        told = tuple(Send(boot, member.assignment) for boot, member in verdict.round.members.items())
+        return replace(decision, effects=decision.effects + told)
     return decision.then(_end(state, verdict.round, EndReason.AGENT_LOST, verdict.reason, now))
 
 
@@ -455,7 +478,7 @@ def _conclude(state: State, now: float) -> Decision | None:
     ended = _cause(state, round_, round_.ending, now)
     spent = ended.charged and state.charged >= state.settings.max_restarts
     ended = replace(ended, charged=ended.charged and not spent)
-    state = replace(state, round=None, joiners_since=None, ended=(*state.ended, ended))
+    state = replace(state, round=None, joiners_since=None, ended=(*state.ended, ended), last=only_store.ended(round_))
     if spent:
         return _declare(state, Outcome.FAILED, "MaxRestartsExceeded", ended.failure)
     return Decision(state, reason=f"round {round_.id} ended: {ended.message}")
@@ -539,19 +562,24 @@ def _form(state: State, now: float) -> Decision | None:
     survivors = any(n.boot in state.last_members for n in pool)
     ready = [n for n in pool if n.ready]
     if survivors and len(ready) >= state.settings.min_nodes:
-        return _start(state, ready, "with who is left")
+        return _start(state, ready, "with who is left", now)
     if len(pool) < state.settings.min_nodes:
-        return None if state.last_call_at is None else Decision(replace(state, last_call_at=None))
+        idle = state.last_call_at is None and state.asked_at is None
+        return None if idle else Decision(replace(state, last_call_at=None, asked_at=None))
     if len(pool) >= state.settings.target:
-        return _start(state, pool, "everyone is here")
+        return _start(state, pool, "everyone is here", now)
     if state.informed and not any(awaited(state, ready=False)):
-        return _start(state, pool, "everyone who can come is here")
+        return _start(state, pool, "everyone who can come is here", now)
     if state.last_call_at is None:
         return Decision(replace(state, last_call_at=now + state.settings.last_call_timeout), reason="last call")
-    return _start(state, pool, "the last call is over") if now >= state.last_call_at else None
+    return _start(state, pool, "the last call is over", now) if now >= state.last_call_at else None
 
 
-def _start(state: State, pool: Sequence[Node], why: str) -> Decision:
+def _start(state: State, pool: Sequence[Node], why: str, now: float) -> Decision | None:
+    if only_store.needs_word(state, now):
+        asking = only_store.ask(state, now)
+        missing = f"{only_store.missing(state)} of {state.last.size} nodes are missing"
+        return None if asking is None else Decision(asking, reason=missing)
     chosen = ranks.choose(pool, state.last_members, state.settings.target)
     round_id = RoundId(state.attempt, state.store, state.n + 1)
     members = ranks.assign(chosen, round_id, restarts=state.charged, max_restarts=state.settings.max_restarts)
@@ -563,6 +591,8 @@ def _start(state: State, pool: Sequence[Node], why: str) -> Decision:
         last_members=tuple(members),
         last_call_at=None,
         joiners_since=None,
+        asked_at=None,
+        word_until=None,
     )
     effects = tuple(Send(boot, member.assignment) for boot, member in members.items())
     effects += tuple(Send(n.boot, _standby(state)) for n in pool if n.boot not in members)

@@ -111,6 +111,27 @@ class Round:
     def world_size(self) -> int:
         return sum(m.local_world_size for m in self.members.values())
 
+    @property
+    def size(self) -> int:
+        """Nodes that the round was formed of, also those that a successor store did not find."""
+        return max(m.assignment.group_world_size for m in self.members.values())
+
+
+@dataclass(frozen=True)
+class LastRound:
+    """The last round that is over here, for `only_store`."""
+
+    id: RoundId | None
+    size: int
+    """Nodes that it was formed of."""
+    stopped: frozenset[str]
+    """Boot ids of those who said that nothing of it runs any more."""
+
+
+NOTHING_BEFORE = LastRound(None, 0, frozenset())
+UNKNOWN_PAST = LastRound(None, 1, frozenset())
+"""Somebody may run something."""
+
 
 @dataclass(frozen=True)
 class State:
@@ -133,6 +154,15 @@ class State:
     last_call_at: float | None = None
     joiners_since: float | None = None
     recovering_until: float | None = None
+    successor: bool = False
+    """Whether another store, or another start of this one, was here before."""
+    last: LastRound = NOTHING_BEFORE
+    asked_at: float | None = None
+    """When the operator was asked whether this is the only store; None: it is not asked."""
+    word_until: float | None = None
+    """Until when its answer holds."""
+    newer_store: int | None = None
+    """A higher incarnation that was heard of: this store is closed."""
     ended: tuple[RoundEnded, ...] = ()
     outcome: Outcome | None = None
     outcome_reason: str = ""
@@ -165,7 +195,8 @@ def new_state(
     """A coordinator's state at its start; `recovering` for every store but an execution's first."""
     facts = Facts(lease=-1, sequence=-1, settings=settings, charged=0, charged_round=None)
     until = now + RECOVERY_TIMEOUT if recovering else None
-    return State(attempt, store, facts, n=n, recovering_until=until, epoch=epoch)
+    last = UNKNOWN_PAST if recovering else NOTHING_BEFORE
+    return State(attempt, store, facts, n=n, recovering_until=until, successor=recovering, last=last, epoch=epoch)
 
 
 # ---- events and effects ----------------------------------------------------------------------------------------
@@ -196,7 +227,14 @@ class Tick:
     """The deadline that `rounds.deadline` named has come."""
 
 
-Event: TypeAlias = NodeSaid | NodeGone | FactsArrived | Tick
+@dataclass(frozen=True)
+class NewerStoreHeard:
+    """A node that has spoken with a store of a higher incarnation came to this one."""
+
+    incarnation: int
+
+
+Event: TypeAlias = NodeSaid | NodeGone | FactsArrived | NewerStoreHeard | Tick
 
 
 @dataclass(frozen=True)

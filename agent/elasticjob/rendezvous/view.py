@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from elasticjob.contract.messages import NodeReport, PodState, Report, RoundPhase
+from elasticjob.rendezvous import only_store
 from elasticjob.rendezvous.state import Node, State, candidates, fact_of
 
 
@@ -23,6 +24,7 @@ def report(state: State, now: float) -> Report:
         failure=state.failure,
         lost_nodes=tuple(n.pod for n in state.nodes.values() if n.lost(now) and _called_running(state, n)),
         active=len(round_.members) if round_ else 0,
+        asks=only_store.asks(state),
     )
 
 
@@ -43,6 +45,8 @@ def _reason(state: State) -> str:
         return f"closed: {state.closed}"
     if state.recovering_until is not None:
         return "a new store waits for the nodes of the round that runs"
+    if state.round is None and state.asked_at is not None:
+        return f"{only_store.missing(state)} of {state.last.size} nodes are missing: is there another store?"
     if state.round is None:
         return f"{len(candidates(state))} of at least {state.settings.min_nodes} nodes are here"
     if state.round.ending is not None:

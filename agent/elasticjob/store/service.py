@@ -102,7 +102,7 @@ def allow_connections() -> None:
 
 
 async def serve(config: StoreConfig) -> None:
-    """Serve until SIGTERM or SIGINT."""
+    """Serve until SIGTERM or SIGINT; closed from when a newer store is heard of."""
     allow_connections()
     stop = asyncio.Event()
     for signum in (signal.SIGTERM, signal.SIGINT):
@@ -131,9 +131,13 @@ async def serve(config: StoreConfig) -> None:
     port = await server.start(port=config.port, sock=sock)
     coordinator.start()
     log.info("serving on port %d, incarnation %d, start %d", port, config.incarnation, starts)
-    await stop.wait()
+    ends = [asyncio.ensure_future(event.wait()) for event in (stop, coordinator.superseded)]
+    await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
     coordinator.stop()
     await server.close()
+    # Ending would only bring it back, in a container that restarts in place.
+    await stop.wait()
+    ends[1].cancel()
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -176,6 +176,9 @@ def _link_facts(f: Facts) -> LinkFacts:
         charged=f.budget.counted,
         charged_round=f.budget.charged_round,
         pods=f.workers.facts,
+        # Words go to the store of this incarnation alone, and it is asked for in the same breath: no other may form
+        # a round that it needs this for.
+        only_store=f.ctx.report.asks if f.ctx.report else 0.0,
     )
 
 

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from elasticjob.contract.messages import Announce, Message, Ready, Report, RoundPhase, Standby, ToNode
+from elasticjob.contract.messages import Announce, Message, NewerStore, Ready, Report, RoundPhase, Standby, ToNode
 from elasticjob.rendezvous.node import GaveUp, Node
 from elasticjob.store.link import Link, LinkRefused, Welcome
 
@@ -83,10 +83,10 @@ async def test_the_delay_doubles_to_a_second_and_starts_again_after_a_link(slept
     assert slept == [0.05, 0.1, 0.2, 0.4, 0.8, 1.0, 0.05, 0.1]
 
 
-async def test_an_older_store_is_not_talked_to(slept: list[float]) -> None:
+async def test_an_older_store_hears_of_the_newest_and_nothing_else(slept: list[float]) -> None:
     old = FakeLink(1)
     await run([FakeLink(2), old, FakeLink(2)])
-    assert old.sent == []
+    assert old.sent == [NewerStore(2)]
     assert old.closed
 
 

@@ -306,6 +306,15 @@ def test_running_and_fully_scaled(
     assert (conditions(p)["Running"][1], conditions(p)["FullyScaled"][1], told(p)["phase"]) == (running, scaled, phase)
 
 
+def test_only_the_present_store_is_told_that_it_is_the_only_one() -> None:
+    p = run(steady(told=report(worker(0), worker(1), asks=12.5)))
+    assert p.facts is not None
+    assert p.facts.only_store == 12.5
+    p = run(steady(told=report(worker(0), worker(1), asks=12.5, incarnation=1)))
+    assert p.facts is not None
+    assert p.facts.only_store == 0.0
+
+
 def test_more_replicas_than_fit_train_with_what_there_is() -> None:
     pods = (*TWO, worker(2, **unschedulable("0/3 nodes are available: 3 Insufficient cpu.")))
     observed = replace(

@@ -461,7 +461,7 @@ def restarted(before: Job, **states: MemberState) -> Job:
 def test_a_round_whose_ranks_are_all_there_is_restored() -> None:
     job = restarted(job_of(0, 1), n0=MemberState.RUNNING, n1=MemberState.SUCCEEDED)
     assert job.report.round == RoundId(1, 0, 1)
-    assert job.told == {}
+    assert [m.round for told in job.told.values() for m in told if isinstance(m, StartRound)] == [RoundId(1, 0, 1)] * 2
     job.say(0, WorkersFailed(RoundId(1, 0, 1), FAILURE))
     job.say(0, WorkersStopped(RoundId(1, 0, 1), 6000))
     job.say(1, WorkersStopped(RoundId(1, 0, 1), 6001))
