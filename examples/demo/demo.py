@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
+import os
 import sys
 import threading
 import time
@@ -22,12 +24,14 @@ from rich.table import Table  # noqa: E402
 
 import picture  # noqa: E402
 from cluster import verbs  # noqa: E402
+from cluster.kind import docker_answers  # noqa: E402
+from local import play as local_play  # noqa: E402
 from support.images import build_and_load  # noqa: E402
 from support.install import install  # noqa: E402
 from support.jobs import Job, kill_worker  # noqa: E402
 from support.kube import ApiError, Json, Kube, is_true  # noqa: E402
 from support.logbook import LogBook, Step  # noqa: E402
-from timeline import Deed, Row, Snapshot, rows  # noqa: E402
+from timeline import Deed, Snapshot, rows  # noqa: E402
 
 NAMESPACE = "demo"
 # In a pipe the table would be squeezed into 80 columns.
@@ -132,9 +136,9 @@ def clean_checkpoints(body: Json) -> None:
                 checkpoint.unlink()
 
 
-def report(show: Show, folder: Path) -> list[Row]:
+def report(deeds: list[Deed], steps: list[Step], snapshots: list[Snapshot], folder: Path) -> None:
     """The timeline on screen, as JSON, and as a picture."""
-    told = rows(show.deeds, show.book.steps, show.snapshots)
+    told = rows(deeds, steps, snapshots)
     table = Table(title="What happened, what the status said, how long until the next training step")
     for column in ("", "deed", "next step", "stood still", "full size", "status said"):
         table.add_column(column, overflow="fold")
@@ -146,10 +150,8 @@ def report(show: Show, folder: Path) -> list[Row]:
     console.print(table)
     folder.mkdir(exist_ok=True)
     (folder / "timeline.json").write_text(json.dumps([asdict(r) for r in told], indent=1))
-    steps: list[Step] = show.book.steps
     picture.draw(folder / "loss.png", steps, told)
     console.print(f"picture: {folder / 'loss.png'}   figures: {folder / 'timeline.json'}")
-    return told
 
 
 def _seconds(value: float | None) -> str:
@@ -171,12 +173,29 @@ def play(show: Show) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--manifest", type=Path, default=ROOT / "examples/digits.yaml", help="the job to play with")
+    parser.add_argument("--local", action="store_true", help="without a cluster: processes of this machine")
     options = parser.parse_args()
+    local = options.local
+    if not local and os.geteuid() != 0 and not docker_answers():
+        console.print("[bold]no root and no Docker here, so no cluster: the same job as processes of this machine[/]")
+        local = True
+    return without_cluster(options.manifest) if local else on_cluster(options.manifest)
+
+
+def without_cluster(manifest: Path) -> int:
+    begin = time.monotonic()
+    stage, code = asyncio.run(local_play(manifest, console))
+    report(stage.deeds, stage.steps, stage.snapshots, ROOT / ".demo")
+    console.print(f"[bold]{'Complete' if code == 0 else 'not complete'}[/] after {time.monotonic() - begin:.0f} s")
+    return code
+
+
+def on_cluster(manifest: Path) -> int:
     begin = time.monotonic()
     kube, cluster_dir = prepare()
-    show = start(kube, cluster_dir, options.manifest.resolve())
+    show = start(kube, cluster_dir, manifest.resolve())
     play(show)
-    report(show, ROOT / ".demo")
+    report(show.deeds, show.book.steps, show.snapshots, ROOT / ".demo")
     final = show.job.read()
     took = time.monotonic() - begin
     console.print(f"[bold green]Complete[/] after {took:.0f} s; restarts counted: {final['status'].get('restarts')}")

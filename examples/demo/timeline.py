@@ -74,8 +74,12 @@ def _row(deed: Deed, end: float, steps: Sequence[Step], snapshots: Sequence[Snap
 
 def _worlds(snapshots: Sequence[Snapshot]) -> list[_World]:
     """Every world that status has told of."""
-    told = ((s.status.get("lastRendezvousTime"), s.status.get("worldSize", 0)) for s in snapshots)
-    return [_World(datetime.fromisoformat(formed).timestamp(), size) for formed, size in dict(told).items() if formed]
+    sizes: dict[str, int] = {}
+    for snapshot in snapshots:
+        # The size is 0 again once the round ends, while the time stays.
+        if formed := snapshot.status.get("lastRendezvousTime"):
+            sizes[formed] = max(sizes.get(formed, 0), snapshot.status.get("worldSize", 0))
+    return [_World(datetime.fromisoformat(formed).timestamp(), size) for formed, size in sizes.items()]
 
 
 def _said(start: float, end: float, snapshots: Sequence[Snapshot]) -> list[str]:

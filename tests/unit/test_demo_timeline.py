@@ -19,6 +19,7 @@ def test_a_row_tells_the_gap_the_way_back_and_the_words() -> None:
         Snapshot(5, status("05", 3, FullyScaled="AtDesiredReplicas")),
         Snapshot(10.4, status("10.4", 2, FullyScaled="BelowDesiredAboveMin", Restarting="PodEvicted")),
         Snapshot(13.8, status("13.8", 3, FullyScaled="AtDesiredReplicas", Restarting="WorldFormed")),
+        Snapshot(15, status("13.8", 0, FullyScaled="AtDesiredReplicas", Restarting="WorldFormed")),
     ]
     (row,) = rows([Deed(10.0, "delete", 3)], steps, snapshots)
     assert (round(row.next_step or 0, 3), round(row.standstill or 0, 3), row.full_size) == (0.5, 0.4, 4.0)
