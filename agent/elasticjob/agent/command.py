@@ -56,6 +56,8 @@ class PlainCommand:
     argv: tuple[str, ...]
     why: str
     """Why no warm process can run it."""
+    starts_python: bool = True
+    """Whether Python that it may start could be warm."""
 
 
 Command: TypeAlias = PythonCommand | PlainCommand
@@ -90,13 +92,13 @@ def _read_python(argv: Sequence[str]) -> Command:
         if not option and plain:
             continue
         if option not in _FLAGS_WITH_VALUE | {"m", "c"} or not (attached or rest):
-            return PlainCommand(tuple(argv), f"no warm process for the interpreter flag {word}")
+            return PlainCommand(tuple(argv), f"no warm process for the interpreter flag {word}", False)
         value = attached or rest.pop(0)
         if option in _FLAGS_WITH_VALUE:
             flags += [f"-{option}", value]
             continue
         return PythonCommand(argv[0], tuple(flags), Mode.MODULE if option == "m" else Mode.CODE, value, tuple(rest))
-    return PlainCommand(tuple(argv), "it names no script")
+    return PlainCommand(tuple(argv), "it names no script", False)
 
 
 def _read_torchrun(argv: Sequence[str], options: Sequence[str], python: str, flags: tuple[str, ...]) -> Command:
@@ -111,7 +113,7 @@ def _read_torchrun(argv: Sequence[str], options: Sequence[str], python: str, fla
         if not _TORCHRUN_SWITCHES.match(word):
             rest[:1] = []  # an option's value
     if not rest:
-        return PlainCommand(tuple(argv), "it names no script")
+        return PlainCommand(tuple(argv), "it names no script", False)
     if no_python:
         return PlainCommand(tuple(rest), "torchrun --no-python")
     mode = Mode.MODULE if module else Mode.SCRIPT

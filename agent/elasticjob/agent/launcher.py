@@ -14,8 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from elasticjob.agent.command import Command, PlainCommand, PythonCommand
+from elasticjob.agent.callers import Allowed, Caller
+from elasticjob.agent.command import Command, PythonCommand
 from elasticjob.agent.processes import descendants, die_with_parent, kill
+from elasticjob.agent.shims import CannotForkError, Shims, likely_python
 
 log = logging.getLogger(__name__)
 
@@ -61,15 +63,31 @@ class Launcher:
     """`prepare` once, then `start` as often as wanted. `env` is what all workers have in common."""
 
     def __init__(
-        self, command: Command, env: Mapping[str, str], preload: Sequence[str], output: int, workers: int = 1
+        self,
+        command: Command,
+        env: Mapping[str, str],
+        preload: Sequence[str],
+        output: int,
+        workers: int = 1,
+        scratch: Path | None = None,
     ) -> None:
-        """`workers`: how many each `start` asks for; `output`: where the warm process writes (a descriptor)."""
+        """`workers`: how many each `start` asks for; `output`: where the warm process writes (a descriptor).
+
+        `scratch`: a directory; without it, Python that the command starts is not warm.
+        """
         self.workers = workers
         self._command = command
         self._env = dict(env)
         self._preload = tuple(preload)
         self._output = output
+        self._scratch = scratch
         self._warm: WarmProcess | None = None
+        self._shims: Shims | None = None
+
+    @property
+    def stand_ins(self) -> bool:
+        """Whether processes run that are no descendants of the workers, but that these have started."""
+        return self._shims is not None and self._shims.alive
 
     @property
     def warm_pid(self) -> int | None:
@@ -79,9 +97,10 @@ class Launcher:
     async def prepare(self) -> str:
         """Make ready to start workers. Returns what is ready, for people."""
         libuv: bool | None = None
+        interpreter, command = "", None
         try:
-            command = self._warmable()
-            self._warm = WarmProcess(command, self._env, self._preload, self._output, self.workers)
+            interpreter, flags, command = self._warmable()
+            self._warm = WarmProcess(interpreter, flags, command, self._env, self._preload, self._output, self.workers)
             verdict = await self._warm.ready()
             libuv, what = verdict["libuv"], f"warm after {verdict['seconds']:.1f} s"
             if verdict["missing"]:
@@ -95,6 +114,8 @@ class Launcher:
             self._env.setdefault("USE_LIBUV", "0")
             before = self._env.get("PYTHONPATH")
             self._env["PYTHONPATH"] = os.pathsep.join([WITHOUT_LIBUV, *([before] if before else [])])
+        if self._warm is not None and command is None:
+            what = self._make_shims(interpreter, what)
         return what
 
     async def start(self, workers: Sequence[WorkerStart]) -> list[int]:
@@ -102,18 +123,22 @@ class Launcher:
 
         `StartError` where the command cannot be executed: then none runs.
         """
-        additions = [{**self._libuv_env(), **worker.env} for worker in workers]
-        if self._warm is not None:
+        if self._warm is not None and self._shims is None:
+            wanted: list[dict[str, Any]] = [
+                {"env": {**self._libuv_env(), **worker.env}, "descriptors": [1, 2]} for worker in workers
+            ]
             try:
-                return await self._warm.fork(additions, [d for w in workers for d in (w.stdout, w.stderr)])
+                return await self._warm.fork(wanted, [d for w in workers for d in (w.stdout, w.stderr)])
             except WarmError as error:
                 log.warning("workers start by exec: %s", error)
                 self.stop_warm()
                 kill(descendants(os.getpid()))  # it may have started some of them
         return [self._exec(worker) for worker in workers]
 
-    def ended(self, pid: int) -> None:
-        """A child of this process was reaped; it may have been the warm process."""
+    def ended(self, pid: int, code: int) -> None:
+        """A child of this process was reaped; it may have been the warm process, or what a shim stands for."""
+        if self._shims is not None:
+            self._shims.ended(pid, code)
         if self._warm is not None and pid == self._warm.pid:
             self._warm.lost()
 
@@ -122,15 +147,60 @@ class Launcher:
             self._warm.close()
             self._warm = None
 
+    def close(self) -> None:
+        """Start nothing any more."""
+        self.stop_warm()
+        if self._shims is not None:
+            self._shims.close()
+
     def _libuv_env(self) -> dict[str, str]:
         return {"USE_LIBUV": self._env["USE_LIBUV"]} if "USE_LIBUV" in self._env else {}
 
-    def _warmable(self) -> PythonCommand:
-        if isinstance(self._command, PlainCommand):
-            raise WarmError(self._command.why)
+    def _warmable(self) -> tuple[str, tuple[str, ...], PythonCommand | None]:
+        """Interpreter and flags of the warm process; and what it runs, None: what shims ask for."""
+        command = self._command
         if not self._preload:
             raise WarmError("preload is empty")
-        return self._command
+        if isinstance(command, PythonCommand):
+            return command.interpreter, command.flags, command
+        python = likely_python(command.argv, self._env) if self._scratch and command.starts_python else None
+        if python is None:
+            raise WarmError(command.why)
+        return python, (), None
+
+    def _make_shims(self, interpreter: str, ready: str) -> str:
+        """Let what the command starts find them. Returns what is ready, for people."""
+        assert self._scratch is not None  # noqa: S101
+        try:
+            self._shims = Shims(self._scratch / "bin", interpreter, dict(self._env), self._fork_for)
+        except OSError as error:
+            self.stop_warm()
+            return f"workers start by exec: no shims for Python: {error}"
+        self._env["PATH"] = os.pathsep.join([str(self._shims.folder), self._env.get("PATH", os.defpath)])
+        return f"{interpreter} in {self._command.argv[0]} is {ready}"
+
+    async def _fork_for(
+        self, caller: Caller, allowed: Allowed, descriptors: Sequence[int], numbers: Sequence[int]
+    ) -> int:
+        """A process in the place of one that runs a shim."""
+        if self._warm is None:
+            raise CannotForkError("the warm process is gone")
+        place = {
+            "command": _run_main(allowed.command),
+            "executable": allowed.executable,
+            "env": {**caller.env, **self._libuv_env()},
+            "directory": caller.directory,
+            "umask": caller.umask,
+            "ignored": caller.ignored,
+            "limits": caller.limits,
+            "unbuffered": "-u" in allowed.command.flags or bool(caller.env.get("PYTHONUNBUFFERED")),
+        }
+        try:
+            (pid,) = await self._warm.fork([{"env": {}, "descriptors": list(numbers), "place": place}], descriptors)
+        except WarmError as error:
+            self.stop_warm()
+            raise CannotForkError(str(error)) from None
+        return pid
 
     def _exec(self, worker: WorkerStart) -> int:
         try:
@@ -180,14 +250,22 @@ class WarmProcess:
     """The agent's side of `warm_process`."""
 
     def __init__(
-        self, command: PythonCommand, env: Mapping[str, str], preload: Sequence[str], output: int, workers: int
+        self,
+        interpreter: str,
+        flags: Sequence[str],
+        command: PythonCommand | None,
+        env: Mapping[str, str],
+        preload: Sequence[str],
+        output: int,
+        workers: int,
     ) -> None:
-        if command.mode.value == "script" and not Path(command.target).is_file():
+        """`command`: what its workers run; None: what each is told."""
+        if command and command.mode.value == "script" and not Path(command.target).is_file():
             raise WarmError(f"{command.target} is not a file")
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
-        config = {"preload": list(preload), "command": _run_main(command), "workers": workers}
-        argv = [command.interpreter, *command.flags, "-c", _BOOT, CODE_ROOT, str(theirs.fileno()), json.dumps(config)]
+        config = {"preload": list(preload), "command": command and _run_main(command), "workers": workers}
+        argv = [interpreter, *flags, "-c", _BOOT, CODE_ROOT, str(theirs.fileno()), json.dumps(config)]
         try:
             process = subprocess.Popen(
                 argv,
@@ -201,7 +279,7 @@ class WarmProcess:
             )
         except (OSError, subprocess.SubprocessError) as error:
             ours.close()
-            raise WarmError(f"{command.interpreter}: {error}") from None
+            raise WarmError(f"{interpreter}: {error}") from None
         finally:
             theirs.close()
         process.returncode = 0
@@ -209,6 +287,7 @@ class WarmProcess:
         self._socket = ours
         self._loop = asyncio.get_running_loop()
         self._alive = True
+        self._turn = asyncio.Lock()
 
     async def ready(self) -> dict[str, Any]:
         """Wait for the imports and the trial; `WarmError` where workers must start by exec."""
@@ -217,14 +296,15 @@ class WarmProcess:
             raise WarmError(verdict["why"])
         return verdict
 
-    async def fork(self, environments: list[dict[str, str]], descriptors: list[int]) -> list[int]:
-        """One worker for each environment; two descriptors each. `WarmError` where the process is gone."""
-        request = json.dumps({"workers": environments}).encode()
-        try:
-            socket.send_fds(self._socket, [request], descriptors)
-        except OSError as error:
-            raise WarmError(f"the warm process does not take requests: {error}") from None
-        pids: list[int] = (await self._answer(FORK_TIMEOUT))["pids"]
+    async def fork(self, workers: Sequence[Mapping[str, Any]], descriptors: Sequence[int]) -> list[int]:
+        """Their process ids; see `warm_process`. `WarmError` where the process is gone."""
+        request = json.dumps({"workers": workers}).encode()
+        async with self._turn:
+            try:
+                socket.send_fds(self._socket, [request], descriptors)
+            except OSError as error:
+                raise WarmError(f"the warm process does not take requests: {error}") from None
+            pids: list[int] = (await self._answer(FORK_TIMEOUT))["pids"]
         return pids
 
     def lost(self) -> None:

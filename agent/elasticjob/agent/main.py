@@ -26,6 +26,7 @@ def _run(command: Sequence[str], early: Sequence[str]) -> int:
     import contextlib
     import traceback
 
+    from elasticjob.agent.callers import torchrun_python
     from elasticjob.agent.command import read_command
     from elasticjob.agent.config import UsageError, read_config
     from elasticjob.agent.runner import Agent
@@ -47,18 +48,3 @@ def _run(command: Sequence[str], early: Sequence[str]) -> int:
         with contextlib.suppress(OSError):
             write_termination(config.termination_log, Termination(Outcome.ERROR, "AgentBroke", message=message))
         return ExitCode.INTERNAL
-
-
-def torchrun_python(program: str) -> str:
-    """The interpreter in the first line of the `torchrun` program, `python3` where that cannot be read."""
-    import shutil
-
-    path = shutil.which(program)
-    try:
-        with open(path or program, "rb") as file:
-            first = file.readline(512).decode(errors="replace").split()
-    except OSError:
-        return "python3"
-    if not first or not first[0].startswith("#!") or "python" not in first[-1]:
-        return "python3"
-    return first[-1] if first[0].endswith("/env") else first[0][2:]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import ctypes
 import gc
 import importlib
@@ -13,6 +14,7 @@ import json
 import linecache
 import os
 import random
+import resource
 import signal
 import sys
 import threading
@@ -38,6 +40,22 @@ class Command(NamedTuple):
     args: tuple[str, ...]
     argv: tuple[str, ...]
     """The whole command line, for sys.orig_argv."""
+
+
+class Place(NamedTuple):
+    """A process of another, that a worker takes the place of."""
+
+    command: dict[str, Any]
+    """Fields of `Command`."""
+    executable: str
+    env: dict[str, str]
+    directory: str
+    umask: int
+    ignored: list[int]
+    """Signals."""
+    limits: list[tuple[int, int, int]]
+    """(resource, soft, hard)."""
+    unbuffered: bool
 
 
 def die_with_parent() -> None:
@@ -84,6 +102,42 @@ def run(command: Command, env: dict[str, str]) -> None:
         sys.exit(1)
 
 
+def take(place: Place) -> Command:
+    """Be in the directory, with the environment, limits and streams, that a new process there would have."""
+    command = Command(**place.command)
+    os.chdir(place.directory)
+    os.umask(place.umask)
+    for number, soft, hard in place.limits:
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(number, (soft, hard))
+    for number in place.ignored:
+        with contextlib.suppress(OSError):
+            signal.signal(number, signal.SIG_IGN)
+    os.environ.clear()
+    os.environ.update(place.env)
+    sys.executable = place.executable
+    if not keeps_path():
+        sys.path.insert(0, "")
+    prepare_path(command)
+    _open_streams(place.unbuffered)
+    return command
+
+
+def _open_streams(unbuffered: bool) -> None:
+    """As Python does at its start; those of this process were opened on other files."""
+    for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
+        before, direct = getattr(sys, name), unbuffered and mode == "w"
+        stream: Any = None
+        with contextlib.suppress(OSError):  # closed
+            file: Any = open(number, f"{mode}b", 0 if direct else -1, closefd=False)  # noqa: SIM115
+            (file if direct else file.raw).name = f"<{name}>"
+            lines = not direct and (number == 2 or file.isatty())
+            stream = io.TextIOWrapper(file, before.encoding, before.errors, "\n", lines, direct)
+            stream.mode = mode
+        setattr(sys, name, stream)
+        setattr(sys, f"__{name}__", stream)
+
+
 def _do_without_libuv() -> None:
     """The agent found that this torch has none: see `without_libuv`."""
     rendezvous = sys.modules.get(sitecustomize.MODULE)
@@ -91,9 +145,14 @@ def _do_without_libuv() -> None:
         sitecustomize.tell(rendezvous)
 
 
+def keeps_path() -> bool:
+    """Whether Python puts nothing of the command on sys.path."""
+    return bool(sys.flags.isolated or getattr(sys.flags, "safe_path", False))
+
+
 def prepare_path(command: Command) -> None:
     """Make sys.path[0] what Python would make it; `python -c`, as this process was started, put the empty string."""
-    if sys.flags.isolated or getattr(sys.flags, "safe_path", False):
+    if keeps_path():
         return
     match command.mode:
         case "module":
@@ -136,7 +195,7 @@ def _run_script(path: str, main: types.ModuleType) -> None:
             source = file.read()
     except OSError as error:
         print(
-            f"{sys.executable}: can't open file {absolute!r}: [Errno {error.errno}] {error.strerror}", file=sys.stderr
+            f"{sys.orig_argv[0]}: can't open file {absolute!r}: [Errno {error.errno}] {error.strerror}", file=sys.stderr
         )
         sys.exit(2)
     exec(compile(source, absolute, "exec", dont_inherit=True), main.__dict__)  # noqa: S102

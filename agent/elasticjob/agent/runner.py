@@ -77,7 +77,7 @@ class Agent:
         helper_out, helper_in = os.pipe()
         self._helper = Stream(helper_out, "[warm]: ", self._stderr)
         env = node_env(config.env, config.local_world_size, CODE_ROOT)
-        self._launcher = Launcher(self._command, env, config.preload, helper_in, config.local_world_size)
+        self._launcher = Launcher(self._command, env, config.preload, helper_in, config.local_world_size, scratch)
         self._workers = Workers(config, self._launcher, scratch, self._stdout, self._stderr)
         self._state = State(me=await self._announcement(), stop_grace=config.stop_grace)
         self._node = Node(
@@ -215,7 +215,7 @@ class Agent:
         for task in tuple(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        self._launcher.stop_warm()
+        self._launcher.close()
         self._workers.ranks.close()
         self._helper.close()
         for store in self._stores:

@@ -1,10 +1,12 @@
 """The warm process: imports what training scripts import, once, and forks workers that run the user's command.
 
 It runs under the interpreter of the user's command, which may be another than the agent's, and never touches a GPU.
-The control socket is a SOCK_SEQPACKET pair with the agent. The agent sends, with two descriptors a worker
-(stdout, stderr):
+The control socket is a SOCK_SEQPACKET pair with the agent. The agent sends, with the descriptors of all workers:
 
-    {"workers": [{"NAME": "value", ...}, ...]}      environment to add, one object a worker
+    {"workers": [{"env": {"NAME": "value", ...}, "descriptors": [1, 2]}, ...]}
+
+(environment to add, and which descriptor each becomes). Without a command of its own, this process is told one with
+each worker, which stands for another process then (`run_main.Place`): `"place": {...}`.
 
 and gets `{"pids": [...]}` once the workers are its own children. Before that, once, after the imports:
 
@@ -17,6 +19,7 @@ Its end of file ends this process.
 
 from __future__ import annotations
 
+import fcntl
 import gc
 import importlib
 import json
@@ -31,7 +34,8 @@ from typing import Any, NamedTuple
 
 from elasticjob.agent import run_main
 
-MAX_WORKERS = 64
+MAX_DESCRIPTORS = 250
+"""Of one message; the kernel's limit is 253."""
 TRIAL_DEADLINE = 20.0
 """Seconds: the trial takes milliseconds, but four nodes may be importing on two cores."""
 RESERVE_DELAY = 2.0
@@ -44,8 +48,10 @@ class Worker(NamedTuple):
     """What a fork needs to become a worker."""
 
     env: dict[str, str]
-    stdout: int
-    stderr: int
+    descriptors: list[int]
+    """What those that come with it become."""
+    place: dict[str, Any] | None = None
+    """Fields of `run_main.Place`."""
 
 
 def main() -> None:
@@ -54,8 +60,11 @@ def main() -> None:
     sys.path.remove(code_root)
     _forget_ourselves()
     config = json.loads(raw)
-    command = run_main.Command(**config["command"])
-    run_main.prepare_path(command)
+    command = config["command"] and run_main.Command(**config["command"])
+    if command:
+        run_main.prepare_path(command)
+    elif not run_main.keeps_path():
+        del sys.path[0]  # the empty string of `-c`
     run_main.show_command(["elasticjob-warm"])
     control = socket.socket(fileno=int(descriptor))
     held = _hold_environment()
@@ -69,7 +78,9 @@ def main() -> None:
     control.send(json.dumps(verdict).encode())
     if not verdict["ready"]:
         return
-    worker = _serve(control, os.getppid(), config["workers"])
+    worker = _serve(control, os.getppid(), config["workers"], 1 if command is None else config["workers"])
+    if worker.place is not None:
+        command = run_main.take(run_main.Place(**worker.place))
     run_main.run(command, worker.env)
 
 
@@ -190,40 +201,37 @@ class Reserve(NamedTuple):
     hold: int
     """Descriptor: `middle` ends when it is closed."""
 
-    def release(self, workers: list[Worker]) -> None:
-        """Let them go as workers of the agent."""
+    def release(self, workers: list[dict[str, Any]], descriptors: list[int]) -> None:
+        """Let them go as workers of the agent (fields of `Worker`, and the descriptors of all)."""
         for control, worker in zip(self.sockets, workers, strict=True):
-            socket.send_fds(control, [json.dumps(worker.env).encode()], [worker.stdout, worker.stderr])
+            count = len(worker["descriptors"])
+            socket.send_fds(control, [json.dumps(worker).encode()], descriptors[:count])
+            descriptors = descriptors[count:]
             control.close()
         os.close(self.hold)
         os.waitpid(self.middle, 0)
 
 
-def _serve(control: socket.socket, agent: int, count: int) -> Worker:
-    """Keep `count` processes in reserve and release them as asked, for ever. Returns in a worker only."""
-    reserve: Reserve | None = None
+def _serve(control: socket.socket, agent: int, count: int, size: int) -> Worker:
+    """Keep `count` processes in reserve, released `size` at a time as asked, for ever. Returns in a worker only."""
+    reserves: list[Reserve] = []
     while True:
         # Not while the workers just released start: they want the processors.
-        quiet = reserve is None and not select.select([control], [], [], RESERVE_DELAY)[0]
-        request = None if quiet else socket.recv_fds(control, 1 << 20, 2 * MAX_WORKERS)
+        quiet = len(reserves) < count // size and not select.select([control], [], [], RESERVE_DELAY)[0]
+        request = None if quiet else socket.recv_fds(control, 1 << 20, MAX_DESCRIPTORS)
         if request is not None and not request[0]:
             os._exit(0)
-        if reserve is None:
-            mustered = _muster(count, agent, control)
+        if quiet or not reserves:
+            mustered = _muster(size, agent, control)
             if isinstance(mustered, Worker):
                 return mustered
-            reserve = mustered
+            reserves.append(mustered)
         if request is not None:
-            _release(reserve, json.loads(request[0])["workers"], request[1])
+            reserve = reserves.pop()
+            reserve.release(json.loads(request[0])["workers"], request[1])
+            for descriptor in request[1]:
+                os.close(descriptor)
             control.send(json.dumps({"pids": reserve.pids}).encode())
-            reserve = None
-
-
-def _release(reserve: Reserve, environments: list[dict[str, str]], descriptors: list[int]) -> None:
-    streams = zip(descriptors[::2], descriptors[1::2], strict=True)
-    reserve.release([Worker(env, out, err) for env, (out, err) in zip(environments, streams, strict=True)])
-    for descriptor in descriptors:
-        os.close(descriptor)
 
 
 def _muster(count: int, agent: int, control: socket.socket) -> Reserve | Worker:
@@ -271,18 +279,30 @@ def _fork_reserve(waiting: list[socket.socket], agent: int, answer: int, wait: i
 
 def _await_release(control: socket.socket, middle: int, agent: int) -> Worker:
     """In a process of the reserve: become a worker with its own session and output, that ends with the agent."""
-    data, descriptors, _, _ = socket.recv_fds(control, 1 << 20, 2)
+    data, descriptors, _, _ = socket.recv_fds(control, 1 << 20, MAX_DESCRIPTORS)
     if not data:
         os._exit(0)
     control.close()
-    worker = Worker(json.loads(data), *descriptors)
+    worker = Worker(**json.loads(data))
     os.setsid()
-    for descriptor, standard in ((worker.stdout, 1), (worker.stderr, 2)):
-        os.dup2(descriptor, standard)
-        os.close(descriptor)
+    _place(descriptors, worker.descriptors)
+    if worker.place is not None:
+        for closed in {0, 1, 2}.difference(worker.descriptors):
+            os.close(closed)
     while os.getppid() == middle:
         os.sched_yield()  # the death signal below must mean the agent, not the process between
     run_main.die_with_parent()
     if os.getppid() != agent:
         os._exit(1)
     return worker
+
+
+def _place(descriptors: list[int], numbers: list[int]) -> None:
+    """Give descriptors these numbers, whichever they have."""
+    above = max([*descriptors, *numbers]) + 1
+    for descriptor in descriptors:
+        fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, above)
+        os.close(descriptor)
+    for moved, number in enumerate(numbers, above):
+        os.dup2(moved, number)
+        os.close(moved)

@@ -132,7 +132,7 @@ class Workers:
         self._early = {}
         found: list[Ended] = []
         for pid, code in codes.items():
-            self._launcher.ended(pid)
+            self._launcher.ended(pid, code)
             if worker := self._running.pop(pid, None):
                 found.append(self._judged(worker, code))
             elif not self._started.is_set():
@@ -173,7 +173,7 @@ class Workers:
         ending = dict(self._running)
         for pid in ending if grace > 0 else ():
             signal_group(pid, signal.SIGTERM)
-        await self._until(lambda: not self._running or self._hurried, grace)
+        await self._until(lambda: self._hurried or not (self._running or self._launcher.stand_ins), grace)
         for pid in ending:
             signal_group(pid, signal.SIGKILL)
         if not await self._until(self._kill_rest, KILL_TIMEOUT):
