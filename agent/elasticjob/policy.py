@@ -7,38 +7,66 @@ from collections.abc import Iterable
 
 from elasticjob.contract.messages import Failure, FailureClass
 
-_COLLECTIVE = re.compile(
-    r"DistBackendError|DistNetworkError|DistStoreError|"
-    r"gloo|Gloo|NCCL (error|watchdog|communicator)|ncclRemoteError|ncclSystemError|"
-    r"Connection closed by peer|Connection reset by peer|Connection refused|Broken pipe|"
-    r"Socket Timeout|ProcessGroup\w+ .*(timed? ?out|abort)|collective operation timeout"
+_DEVICE = re.compile(
+    r"uncorrectable ECC error|uncorrectable NVLink error|hardware stack error|GPU is lost|fallen off the bus|"
+    r"CUDA error: (system not yet initialized|Invalid access of peer GPU memory)"
+)
+"""What CUDA says of a GPU that needs a reset or another machine. A failed assertion or a wrong address is not that."""
+
+_TORCH_ERRORS = frozenset({"DistBackendError", "DistNetworkError", "DistStoreError", "DistError"})
+_OWN_NCCL = re.compile(r"ncclUnhandledCudaError|ncclInvalidUsage|ncclInvalidArgument|Duplicate GPU")
+"""NCCL refuses what this very worker did."""
+_ECHO = re.compile(
+    r"gloo/\S+\.cc:\d+\] (Connection|Timed out|Socket|Read|Write|recv|send|Application timeout)|"
+    r"Gloo connectFullMesh failed|Connection closed by peer|Connection reset by peer|"
+    r"ncclRemoteError|ncclSystemError|NCCL communicator (was aborted|encountered error)|"
+    r"remote process exited or there was a network error|"
+    r"collective operation timeout|taking the entire process down|"
+    r"client socket has (timed out|failed)|Did the remote server shutdown or crash|"
+    r"wait timeout after \d+ms"
 )
 """What torch and its backends say when a peer is gone: an effect of somebody else's failure."""
 
-_NOT_PYTHON = {"SIGKILL": FailureClass.KILLED, "SIGTERM": FailureClass.KILLED, "SIGINT": FailureClass.KILLED}
-
+_FROM_OUTSIDE = ("SIGKILL", "SIGTERM", "SIGINT", "SIGHUP")
+_BY_KERNEL = re.compile(r"killed by signal: Killed")
+"""A data loader's worker was the one that the kernel chose."""
 _START_EXITS = (126, 127)
 """A shell's codes for a command that cannot be executed or does not exist."""
+_NO_PROGRAM = re.compile(r"can't open file|No module named \S+$|: command not found")
 
 
-def classify(exit_code: int | None, signal: str, exception: str, message: str) -> FailureClass:
+def classify(
+    exit_code: int | None, signal: str, exception: str, message: str, *, oom_killed: bool = False
+) -> FailureClass:
     """The class of one worker's end, from its exit code or signal name and what it said last.
 
-    A crash (SIGSEGV, SIGABRT ...) is the user's code, except where NCCL's watchdog aborts for a lost peer.
+    `oom_killed`: the kernel has killed for memory in this container since the last such end. A crash (SIGSEGV,
+    SIGABRT ...) is the user's code, except where NCCL's watchdog aborts for a lost peer. Texts of network errors
+    count only in the words of torch: a script may talk to other hosts than its peers.
     """
-    if _COLLECTIVE.search(f"{exception}: {message}"):
+    if oom_killed and (signal == "SIGKILL" or _BY_KERNEL.search(message)):
+        return FailureClass.OOM_KILLED
+    if signal in _FROM_OUTSIDE:
+        return FailureClass.KILLED
+    if _DEVICE.search(message):
+        return FailureClass.DEVICE_UNHEALTHY
+    if _is_echo(exception, message):
         return FailureClass.COLLECTIVE_FAILED
-    if signal:
-        return _NOT_PYTHON.get(signal, FailureClass.USER_ERROR)
-    if exit_code in _START_EXITS and not exception:
+    if not exception and not signal and (exit_code in _START_EXITS or (exit_code == 2 and _NO_PROGRAM.search(message))):
         return FailureClass.START_ERROR
     return FailureClass.USER_ERROR
+
+
+def _is_echo(exception: str, message: str) -> bool:
+    if exception in _TORCH_ERRORS:
+        return not _OWN_NCCL.search(message)
+    return exception in ("", "RuntimeError") and _ECHO.search(message) is not None
 
 
 def root_cause(failures: Iterable[Failure]) -> Failure | None:
     """The failure to blame: the first in order of arrival that is not the echo of another; None without failures.
 
-    Arrival order, because clocks of different hosts do not compare.
+    Arrival order, because clocks of different hosts do not compare; a node tells its own in order of time.
     """
     ordered = tuple(failures)
     own = (f for f in ordered if f.kind is not FailureClass.COLLECTIVE_FAILED)

@@ -13,6 +13,7 @@ from elasticjob_operator.memory import JobMemory
 from elasticjob_operator.model.observed import Child, Children, Job, Link, Observed, parse_job
 from elasticjob_operator.model.pods import Pod, parse_pod
 from elasticjob_operator.model.raw import mapping, moment, objects, text
+from elasticjob_operator.model.status import LOST
 
 log = logging.getLogger(__name__)
 
@@ -89,7 +90,7 @@ def _nodes_in_doubt(
     job: Job, workers: tuple[Pod, ...], stores: tuple[Pod, ...], link: Link, now: float
 ) -> frozenset[str]:
     """Nodes of which something was not heard that should have been."""
-    doubt = {node.name for node in job.status.avoided}
+    doubt = {node.name for node in job.status.avoided if node.reason == LOST}
     doubt |= {p.node for p in (*workers, *stores) if p.deleting is not None and p.deleting < now}
     if link.connected and link.report is not None:
         here = {node.pod for node in link.report.nodes}

@@ -5,13 +5,12 @@ from __future__ import annotations
 import os
 import re
 import signal
-import sys
 from pathlib import Path
 
 import pytest
 
 from support.local_run import LocalRun, manifest
-from support.worker_scripts import DDP
+from support.worker_scripts import DDP, script
 
 WAIT_FOR_FILE = """
 import os, sys, time
@@ -19,11 +18,6 @@ print("started", os.environ["RANK"], os.getpid(), flush=True)
 while not os.path.exists(sys.argv[1]):
     time.sleep(0.01)
 """
-
-
-def script(folder: Path, text: str, name: str = "script.py") -> list[str]:
-    (folder / name).write_text(text)
-    return [sys.executable, str(folder / name)]
 
 
 def test_every_worker_gets_its_ranks_and_the_job_succeeds(tmp_path: Path) -> None:
@@ -41,6 +35,28 @@ def test_a_script_that_raises_uses_up_the_restarts_and_names_the_cause(tmp_path:
         assert run.exit_code() == 1
     assert "toy failed: rank 1 died: ValueError: bad batch (exit 1, UserError) on toy-1-0; 1 restarts" in run.text
     assert "toy-0-0: round 1.0.2 formed" in run.text
+
+
+def test_the_cause_is_found_though_its_process_outlives_the_echo(tmp_path: Path) -> None:
+    """Rank 1 fails first and takes its time to end; rank 0 sees the broken collective and ends at once."""
+    text = """
+import atexit, os, sys, time
+failed = os.path.join(sys.argv[1], "failed")
+if os.environ["RANK"] == "1":
+    atexit.register(time.sleep, 60)
+    atexit.register(lambda: open(failed, "w"))
+    raise ValueError("bad batch")
+while not os.path.exists(failed):
+    time.sleep(0.01)
+time.sleep(0.1)
+raise RuntimeError("[/gloo/transport/tcp/pair.cc:561] Connection closed by peer [127.0.0.1]:1")
+"""
+    job = manifest(
+        [*script(tmp_path, text), str(tmp_path)], replicas=2, preload=["json"], failurePolicy={"maxRestarts": 0}
+    )
+    with LocalRun(job, tmp_path) as run:
+        assert run.exit_code() == 1
+    assert "toy failed: rank 1 died: ValueError: bad batch" in run.text
 
 
 def test_a_worker_killed_restarts_in_place_and_counts_once(tmp_path: Path) -> None:

@@ -177,6 +177,7 @@ class Store:
     here: dict[str, tuple[int, int]] = field(default_factory=dict)
     """Pods whose agents are connected: slot and incarnation."""
     lost: set[str] = field(default_factory=set)
+    unfit: dict[str, Failure] = field(default_factory=dict)
     ended: list[RoundEnded] = field(default_factory=list)
     outcome: Outcome | None = None
     failure: Failure | None = None
@@ -230,6 +231,7 @@ class Store:
             outcome=self.outcome,
             failure=self.failure,
             lost_nodes=tuple(sorted(self.lost & calls_running)),
+            unfit=tuple(self.unfit.values()),
             active=len(self.members),
         )
 
@@ -346,6 +348,16 @@ class World:
                 store.lost.add(name)
                 if name in store.members:
                     store.end(EndReason.AGENT_LOST, self.api.now)
+
+    def unfit(self, pod: Raw) -> None:
+        """The agent of a pod says that its node must not train, and leaves. It may take its time to end."""
+        name = pod["metadata"]["name"]
+        for store in self.serving():
+            if name in store.here:
+                store.unfit[name] = Failure(FailureClass.DEVICE_UNHEALTHY, name, self.api.now, message="GPU is lost")
+                if name in store.members:
+                    store.end(EndReason.NODE_LEFT, self.api.now)
+                del store.here[name]
 
     def finish(self, pod: Raw, exit_code: int, reason: str = "Error", said: Termination | None = None) -> None:
         """A container ends, and its kubelet says so."""

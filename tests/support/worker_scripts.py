@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+
 DDP = """
 import os, sys, time
 import torch
@@ -29,3 +32,9 @@ while not stop.item():
 dist.destroy_process_group()
 """
 """Trains until the file named by its argument exists; prints its first and fifth step of each round."""
+
+
+def script(folder: Path, text: str, name: str = "script.py") -> list[str]:
+    """The command that runs `text` as a file of `folder`."""
+    (folder / name).write_text(text)
+    return [sys.executable, str(folder / name)]

@@ -36,6 +36,7 @@ class AgentConfig:
     host: str
     port: int
     local_world_size: int
+    gpus: int
     role: str
     preload: tuple[str, ...]
     stop_grace: float
@@ -62,6 +63,7 @@ def read_config(env: Mapping[str, str]) -> AgentConfig:
         host=host,
         port=port,
         local_world_size=max(1, _parse(env, Env.NPROC_PER_NODE, _count, "1")),
+        gpus=_parse(env, Env.GPUS, _count, "0"),
         role=env.get(Env.ROLE) or "default",
         preload=tuple(m.strip() for m in env.get(Env.PRELOAD, DEFAULT_PRELOAD).split(",") if m.strip()),
         stop_grace=_parse(env, Env.STOP_GRACE_SECONDS, _seconds, "1"),

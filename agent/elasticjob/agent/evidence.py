@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from elasticjob.contract.messages import Failure, FailureClass
+from elasticjob.contract.messages import Failure
 from elasticjob.policy import classify
 
 MAX_MESSAGE = 1024
@@ -27,6 +27,7 @@ class Evidence:
     """Type name and text."""
     lines: Sequence[str] = ()
     oom_killed: bool = False
+    """Whether the kernel has killed for memory here, and no other worker's end accounts for it."""
 
 
 def failure_of(evidence: Evidence, pod: str) -> Failure:
@@ -34,9 +35,8 @@ def failure_of(evidence: Evidence, pod: str) -> Failure:
     name = signal_name(-evidence.code) if evidence.code < 0 else ""
     exception, message = evidence.exception or ("", "\n".join(evidence.lines)[-MAX_MESSAGE:])
     exit_code = evidence.code if evidence.code > 0 else None
-    kind = FailureClass.OOM_KILLED if evidence.oom_killed else classify(exit_code, name, exception, message)
     return Failure(
-        kind=kind,
+        kind=classify(exit_code, name, exception, message, oom_killed=evidence.oom_killed),
         pod=pod,
         time=evidence.time,
         rank=evidence.rank,
@@ -70,21 +70,35 @@ def read_error_file(path: str) -> tuple[str, str, float] | None:
     return (name, rest, written) if name.isidentifier() else ("", text, written)
 
 
+OOM_FILES = ("/sys/fs/cgroup/memory.events", "/sys/fs/cgroup/memory/memory.oom_control")
+"""Of cgroup v2 and v1; a container sees its own cgroup there. Both count kills in a line `oom_kill N`."""
+
+
 class OomCounter:
-    """How often the kernel killed in this container's memory cgroup (v1 kills one process of it, v2 counts too)."""
+    """Processes that the kernel killed for memory in this container, each to account for one worker's end.
 
-    _FILES = ("/sys/fs/cgroup/memory.events", "/sys/fs/cgroup/memory/memory.oom_control")
+    v1 kills one process; v2 may kill the whole container (then nobody asks here, and the pod says OOMKilled).
+    """
 
-    def __init__(self) -> None:
-        self._last = self._count()
+    def __init__(self, files: Sequence[str] = OOM_FILES) -> None:
+        self._files = files
+        self._seen = self._count()
 
-    def rose(self) -> bool:
-        """Whether it rose since the last call."""
-        before, self._last = self._last, self._count()
-        return self._last > before
+    @property
+    def unclaimed(self) -> bool:
+        """Whether a kill is not accounted for yet."""
+        return self._count() > self._seen
+
+    def claim(self) -> None:
+        """One of them is."""
+        self._seen += 1
+
+    def forget(self) -> None:
+        """What was killed so far has nothing to do with what ends from now on."""
+        self._seen = self._count()
 
     def _count(self) -> int:
-        for path in self._FILES:
+        for path in self._files:
             try:
                 words = Path(path).read_text().split()
                 return int(words[words.index("oom_kill") + 1])

@@ -19,6 +19,7 @@ from elasticjob.contract.messages import (
     Closed,
     EndRound,
     Failure,
+    FailureClass,
     Finish,
     FromNode,
     Leaving,
@@ -78,6 +79,8 @@ class State:
     following: StartRound | Finish | None = None
     """What to do once no worker is left."""
     leaving: str = ""
+    unfit: Failure | None = None
+    """Why this node is not fit to train; it is leaving then."""
     answered: bool = False
     """Whether the coordinator has reacted to our leaving."""
 
@@ -110,7 +113,8 @@ class Launched:
 
 @dataclass(frozen=True)
 class WorkerEnded:
-    """A worker of the round ended (or could not be started: then with all its siblings). No failure: exit 0."""
+    """A worker of the round ended (or could not be started: then with all its siblings). No failure: exit 0, or
+    ended by a stop."""
 
     round: RoundId
     local_rank: int
@@ -139,6 +143,15 @@ class AllStopped:
     """No process of any worker is left, and a fresh store listens on `store_port`."""
 
     store_port: int
+    unfit: Failure | None = None
+    """Some are left all the same: stuck in the kernel, and abandoned."""
+
+
+@dataclass(frozen=True)
+class Unfit:
+    """A health check failed: this node must not train."""
+
+    failure: Failure
 
 
 @dataclass(frozen=True)
@@ -161,7 +174,17 @@ class StoreUnreachable:
 
 
 Event: TypeAlias = (
-    Told | Warm | Launched | WorkerEnded | Held | TooLate | AllStopped | Signalled | LeaveUnanswered | StoreUnreachable
+    Told
+    | Warm
+    | Launched
+    | WorkerEnded
+    | Held
+    | TooLate
+    | AllStopped
+    | Unfit
+    | Signalled
+    | LeaveUnanswered
+    | StoreUnreachable
 )
 
 
@@ -205,6 +228,11 @@ class Stop:
 
 
 @dataclass(frozen=True)
+class CheckHealth:
+    """See whether this node is fit; nobody waits for it. Ends in `Unfit` where it is not."""
+
+
+@dataclass(frozen=True)
 class WaitForAnswer:
     """After `seconds`: `LeaveUnanswered`."""
 
@@ -226,7 +254,7 @@ class Exit:
     termination: Termination
 
 
-Effect: TypeAlias = Say | Launch | Hold | StopAt | Stop | WaitForAnswer | Log | Exit
+Effect: TypeAlias = Say | Launch | Hold | StopAt | Stop | CheckHealth | WaitForAnswer | Log | Exit
 
 
 @dataclass(frozen=True)
@@ -249,7 +277,7 @@ def greeting(state: State) -> tuple[FromNode, ...]:
     if state.assignment and state.phase is Phase.IDLE:
         said.append(WorkersStopped(state.assignment.round, state.me.store_port))
     if state.leaving:
-        said.append(Leaving(state.leaving))
+        said.append(Leaving(state.leaving, state.unfit))
     return tuple(said)
 
 
@@ -273,8 +301,10 @@ def decide(state: State, event: Event) -> Decision:
             return _held(state, round_id, step)
         case TooLate(round_id):
             return _too_late(state, round_id)
-        case AllStopped(store_port):
-            return _all_stopped(state, store_port)
+        case AllStopped():
+            return _all_stopped(state, event)
+        case Unfit(failure):
+            return _unfit(state, failure)
         case Signalled(name):
             return _signalled(state, name)
         case LeaveUnanswered():
@@ -348,15 +378,23 @@ def _launched(state: State, round_id: RoundId) -> Decision:
 
 
 def _ended(state: State, event: WorkerEnded) -> Decision:
-    if event.round != state.round or state.phase not in (Phase.STARTING, Phase.RUNNING):
+    if event.round != state.round:
+        return Decision(state)
+    if state.phase is Phase.STOPPING and event.failure:
+        return _failed_before(state, event.round, event.failure)
+    if state.phase not in (Phase.STARTING, Phase.RUNNING):
         return Decision(state)
     there = state.stopped_there or event.on_plan
     state = replace(state, live=state.live - {event.local_rank}, stopped_there=there)
     if event.failure:
         state = replace(state, member=MemberState.FAILED, failure=event.failure)
         stopped = _stop(state, state.stop_grace)
-        said = Say(WorkersFailed(event.round, event.failure))
-        return Decision(stopped.state, (said, Log(describe(event.failure)), *stopped.effects))
+        said = (Say(WorkersFailed(event.round, event.failure)), Log(describe(event.failure)))
+        done = Decision(stopped.state, (*said, *stopped.effects, CheckHealth()))
+        if event.failure.kind is not FailureClass.DEVICE_UNHEALTHY:
+            return done
+        unfit = _unfit(done.state, event.failure)
+        return Decision(unfit.state, done.effects + unfit.effects)
     if state.live:
         return Decision(state)
     if state.stopped_there:
@@ -388,6 +426,22 @@ def _too_late(state: State, round_id: RoundId) -> Decision:
     return Decision(stopped.state, (Log("the workers may be past the last step"), *stopped.effects))
 
 
+def _failed_before(state: State, round_id: RoundId, failure: Failure) -> Decision:
+    """A worker had failed before it was stopped, and took its time to end: it may be the cause of what others saw."""
+    if state.failure is None or state.failure.kind is FailureClass.COLLECTIVE_FAILED:
+        state = replace(state, failure=failure)
+    return Decision(state, (Say(WorkersFailed(round_id, failure)), Log(describe(failure))))
+
+
+def _unfit(state: State, failure: Failure) -> Decision:
+    """Leave, and ask for a successor on another machine; a node that is told to go goes anyway."""
+    if state.leaving:
+        return Decision(state)
+    state = replace(state, leaving=f"{failure.kind.value}: {failure.message}", unfit=failure)
+    leaving = (Log(f"not fit to train: {failure.message}"), Say(Leaving(state.leaving, failure)))
+    return Decision(state, (*leaving, WaitForAnswer(max(1.0, state.stop_grace))))
+
+
 def _end_round(state: State, message: EndRound) -> Decision:
     if state.phase is Phase.IDLE or (state.round is not None and message.round > state.round):
         return Decision(state, (Say(WorkersStopped(message.round, state.me.store_port)),))
@@ -396,7 +450,8 @@ def _end_round(state: State, message: EndRound) -> Decision:
     if message.last_step is not None:
         return _end_at(state, message, message.last_step)
     stopped = _stop(state, message.grace_seconds)
-    return Decision(stopped.state, (Log(f"round {message.round} ends: {message.reason}"), *stopped.effects))
+    check = () if message.planned else (CheckHealth(),)
+    return Decision(stopped.state, (Log(f"round {message.round} ends: {message.reason}"), *stopped.effects, *check))
 
 
 def _end_at(state: State, message: EndRound, step: int) -> Decision:
@@ -413,10 +468,15 @@ def _stop(state: State, grace: float) -> Decision:
     return Decision(replace(state, phase=Phase.STOPPING), (Stop(grace),))
 
 
-def _all_stopped(state: State, store_port: int) -> Decision:
+def _all_stopped(state: State, event: AllStopped) -> Decision:
     if state.phase is not Phase.STOPPING:
         return Decision(state)
-    following = state.following
+    if event.unfit is not None and not state.leaving:
+        # Before the coordinator hears that nothing runs here: it must not take this node into the next round.
+        unfit = _unfit(state, event.unfit)
+        stopped = _all_stopped(replace(unfit.state, answered=True), event)
+        return Decision(stopped.state, unfit.effects + stopped.effects)
+    following, store_port = state.following, event.store_port
     state = replace(
         state,
         phase=Phase.IDLE,
@@ -427,7 +487,7 @@ def _all_stopped(state: State, store_port: int) -> Decision:
     )
     if isinstance(following, Finish):
         return _exit(state, following)
-    if isinstance(following, StartRound):
+    if isinstance(following, StartRound) and state.unfit is None:
         return _start(state, following)
     said = (Say(WorkersStopped(state.round, store_port)),) if state.round else ()
     if not state.leaving:
@@ -464,7 +524,7 @@ def _finish(state: State, finish: Finish) -> Decision:
 
 
 def _exit(state: State, finish: Finish) -> Decision:
-    failure = state.failure if finish.outcome is not Outcome.SUCCEEDED else None
+    failure = (state.unfit or state.failure) if finish.outcome is not Outcome.SUCCEEDED else None
     termination = Termination(finish.outcome, finish.reason, state.round, finish.message, failure)
     why = f" ({finish.reason})" if finish.reason != finish.outcome.value else ""
     log = Log(f"done: {finish.outcome.value}{why}{': ' + finish.message if finish.message else ''}")
@@ -493,6 +553,8 @@ def describe(failure: Failure) -> str:
     """One line for people: `rank 3 died: ValueError: bad batch (exit 1, UserError)`."""
     who = "the node" if failure.rank is None else f"rank {failure.rank}"
     said = failure.message.splitlines()[-1] if failure.message else ""
+    if failure.kind in (FailureClass.DEVICE_UNHEALTHY, FailureClass.HANG):
+        return f"{who}: {said} ({failure.kind.value})"
     if failure.exit_code is None and not failure.signal:
         return f"{who} did not start: {said} ({failure.kind.value})"
     end = failure.signal or f"exit {failure.exit_code}"

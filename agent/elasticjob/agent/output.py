@@ -24,6 +24,8 @@ TAIL_WIDTH = 400
 
 _EXCEPTION = re.compile(rb"([A-Za-z_][\w.]*)(?:: (.*))?$")
 _TRACEBACK = b"Traceback (most recent call last):"
+_RANK = re.compile(rb"\[rank\d+\]: ?")
+"""torch puts this before each line of a traceback, once a process group exists."""
 
 
 class Sink:
@@ -85,6 +87,8 @@ class Tail:
 
     def feed(self, line: bytes) -> None:
         self.lines.append(line[: 4 * TAIL_WIDTH].decode(errors="replace")[:TAIL_WIDTH])
+        if rank := _RANK.match(line):
+            line = line[rank.end() :]
         if line.endswith(_TRACEBACK):
             self._in_traceback = True
         elif self._in_traceback and line and not line.startswith((b" ", b"\t")):

@@ -7,6 +7,7 @@ import logging
 import os
 import signal
 import tempfile
+import time
 from collections.abc import Coroutine, Sequence
 from pathlib import Path
 from typing import NoReturn
@@ -15,13 +16,26 @@ from elasticjob.agent import machine
 from elasticjob.agent.command import Command
 from elasticjob.agent.config import AgentConfig
 from elasticjob.agent.environment import node_env
+from elasticjob.agent.health import Health
 from elasticjob.agent.launcher import CODE_ROOT, Launcher
-from elasticjob.agent.machine import Event, Exit, Hold, Launch, Log, Say, State, Stop, StopAt, WaitForAnswer
+from elasticjob.agent.machine import (
+    CheckHealth,
+    Event,
+    Exit,
+    Hold,
+    Launch,
+    Log,
+    Say,
+    State,
+    Stop,
+    StopAt,
+    WaitForAnswer,
+)
 from elasticjob.agent.output import Sink, Stream
 from elasticjob.agent.processes import become_subreaper
 from elasticjob.agent.termination import write_termination
 from elasticjob.agent.workers import Workers
-from elasticjob.contract.messages import Announce, StartRound
+from elasticjob.contract.messages import Announce, Failure, FailureClass, StartRound
 from elasticjob.contract.names import ExitCode, RoundId
 from elasticjob.rendezvous.node import GaveUp, Node
 from elasticjob.store.link import KeepAlive, Link, LinkRole, connect
@@ -44,7 +58,7 @@ class Agent:
         self._config = config
         self._command = command
         self._early = signals  # may grow until `_start` takes over the handlers
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[object]] = set()
         self._answer: asyncio.TimerHandle | None = None
         self._stores: list[StoreServer] = []
 
@@ -79,6 +93,7 @@ class Agent:
         env = node_env(config.env, config.local_world_size, CODE_ROOT)
         self._launcher = Launcher(self._command, env, config.preload, helper_in, config.local_world_size, scratch)
         self._workers = Workers(config, self._launcher, scratch, self._stdout, self._stderr)
+        self._health = Health(str(scratch), config.gpus, env, self._workers.spared)
         self._state = State(me=await self._announcement(), stop_grace=config.stop_grace)
         self._node = Node(
             self._dial,
@@ -148,6 +163,8 @@ class Agent:
                     self._dispatch(machine.TooLate(round_id))
             case Stop(grace):
                 self._stop(grace)
+            case CheckHealth():
+                self._spawn(self._check_health())
             case WaitForAnswer(seconds):
                 if self._answer:
                     self._answer.cancel()
@@ -157,12 +174,12 @@ class Agent:
             case _ as never:
                 _assert_never(never)
 
-    def _spawn(self, work: Coroutine[None, None, None]) -> None:
+    def _spawn(self, work: Coroutine[None, None, object]) -> None:
         task = self._loop.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._done)
 
-    def _done(self, task: asyncio.Task[None]) -> None:
+    def _done(self, task: asyncio.Task[object]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) and not self._finished.done():
             self._finished.set_exception(error)
@@ -176,10 +193,18 @@ class Agent:
             self._dispatch(machine.StoreUnreachable(str(error)))
 
     async def _prepare(self, helper_in: int) -> None:
-        what = await self._launcher.prepare()
+        what, fit = await asyncio.gather(self._launcher.prepare(), self._check_health())
         os.close(helper_in)
         log.info("%s", what)
-        self._dispatch(machine.Warm())
+        if fit:
+            self._dispatch(machine.Warm())
+
+    async def _check_health(self) -> bool:
+        trouble = await self._health.trouble()
+        if trouble:
+            failure = Failure(FailureClass.DEVICE_UNHEALTHY, self._config.pod, time.time(), message=trouble[:1024])
+            self._dispatch(machine.Unfit(failure))
+        return not trouble
 
     async def _launch(self, start: StartRound) -> None:
         failure = await self._workers.start(start)
@@ -201,8 +226,8 @@ class Agent:
             self._spawn(self._stopped(grace))
 
     async def _stopped(self, grace: float) -> None:
-        await self._workers.stop(grace)
-        self._dispatch(machine.AllStopped(await self._fresh_store()))
+        stuck = await self._workers.stop(grace)
+        self._dispatch(machine.AllStopped(await self._fresh_store(), stuck))
 
     def _reap(self) -> None:
         for ended in self._workers.reap():

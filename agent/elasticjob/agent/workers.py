@@ -23,13 +23,15 @@ from elasticjob.contract.names import RoundId
 
 log = logging.getLogger(__name__)
 
-KILL_TIMEOUT = 5.0
-"""Seconds after SIGKILL until a process that is stuck in the kernel is given up."""
+KILL_TIMEOUT = 10.0
+"""Seconds after SIGKILL until a process that is stuck in the kernel is given up: freeing memory takes some."""
+FILE_CLOCK = 0.02
+"""Seconds by which the time of a file may be behind the clock."""
 
 
 @dataclass(frozen=True)
 class Ended:
-    """A worker that ended by itself; no failure: exit 0."""
+    """A worker that ended; no failure: exit 0, or ended by a stop."""
 
     round: RoundId
     local_rank: int
@@ -69,7 +71,14 @@ class Workers:
         self._started.set()
         self._changed = asyncio.Event()
         self._hurried = False
-        self.stopping = False
+        self._stopping_since: float | None = None
+        """Unix seconds."""
+        self.spared: set[int] = set()
+        """Children of the agent that are no workers."""
+
+    @property
+    def stopping(self) -> bool:
+        return self._stopping_since is not None
 
     # ---- start -----------------------------------------------------------------------------------------------------
 
@@ -77,6 +86,7 @@ class Workers:
         """`start` follows: a `stop` from now on waits for it."""
         self._started.clear()
         self._early = {}
+        self._oom.forget()
 
     async def start(self, start: StartRound) -> Failure | None:
         """Start the round's workers; a START_ERROR failure where the command cannot be executed."""
@@ -152,6 +162,8 @@ class Workers:
             return None
         out, err = worker.tails
         recorded = read_error_file(worker.error_file)
+        if self._stopping_since is not None and not (recorded and recorded[2] < self._stopping_since - FILE_CLOCK):
+            return None
         exception = recorded[:2] if recorded else err.exception if code > 0 else None
         evidence = Evidence(
             rank=worker.rank,
@@ -159,15 +171,21 @@ class Workers:
             time=recorded[2] if recorded else time.time(),
             exception=exception,
             lines=err.lines or out.lines,
-            oom_killed=code == -signal.SIGKILL and self._oom.rose(),
+            oom_killed=self._oom.unclaimed,
         )
-        return failure_of(evidence, self._config.pod)
+        failure = failure_of(evidence, self._config.pod)
+        if failure.kind is FailureClass.OOM_KILLED:
+            self._oom.claim()
+        return failure
 
     # ---- stop ------------------------------------------------------------------------------------------------------
 
-    async def stop(self, grace: float) -> None:
-        """SIGTERM, `grace` seconds, SIGKILL; then whatever else the workers left running. None is left after this."""
-        self.stopping, self._hurried = True, False
+    async def stop(self, grace: float) -> Failure | None:
+        """SIGTERM, `grace` seconds, SIGKILL; then whatever else the workers left running.
+
+        None is left after this, but for those that even SIGKILL does not end: a failure of this node then.
+        """
+        self._stopping_since, self._hurried = time.time(), False
         await self._started.wait()
         self.ranks.release()
         ending = dict(self._running)
@@ -176,12 +194,20 @@ class Workers:
         await self._until(lambda: self._hurried or not (self._running or self._launcher.stand_ins), grace)
         for pid in ending:
             signal_group(pid, signal.SIGKILL)
-        if not await self._until(self._kill_rest, KILL_TIMEOUT):
-            log.warning("processes stuck in the kernel are abandoned: %s", sorted(self._left()))
+        ended = await self._until(self._kill_rest, KILL_TIMEOUT)
         for worker in self._round:
             worker.close()
         self._round = ()
-        self.stopping = False
+        self._stopping_since = None
+        return None if ended else self._abandon()
+
+    def _abandon(self) -> Failure | None:
+        """Nobody waits for them again, here or at the agent's end; what they hold of GPU and memory is lost."""
+        stuck = sorted(self._left() | set(self._running))
+        self.spared.update(stuck)
+        self._running = {}
+        message = f"processes stuck in the kernel, {KILL_TIMEOUT:g} s after SIGKILL: {', '.join(map(str, stuck))}"
+        return Failure(FailureClass.DEVICE_UNHEALTHY, self._config.pod, time.time(), message=message)
 
     def hurry(self) -> None:
         """Do not wait for the grace of a `stop` under way."""
@@ -190,7 +216,7 @@ class Workers:
 
     def _left(self) -> set[int]:
         warm = self._launcher.warm_pid
-        return descendants(os.getpid(), without=() if warm is None else (warm,))
+        return descendants(os.getpid(), without=self.spared if warm is None else {warm, *self.spared})
 
     def _kill_rest(self) -> bool:
         left = self._left()

@@ -26,14 +26,25 @@ ANY_SLOT = -1
 
 
 class FailureClass(str, Enum):
-    """What kind of end a worker met."""
+    """What kind of end a worker, or its whole node, met."""
 
     USER_ERROR = "UserError"
+    """The program's own: an exception, an exit code, a crash."""
     OOM_KILLED = "OOMKilled"
+    """By the kernel, at the container's memory limit."""
     KILLED = "Killed"
+    """By a signal from outside."""
     COLLECTIVE_FAILED = "CollectiveFailed"
-    START_ERROR = "StartError"
+    """The echo of a peer's failure; the cause only where no other is known."""
+    HANG = "Hang"
+    """No progress within the deadline."""
     NODE_LOST = "NodeLost"
+    PREEMPTED = "Preempted"
+    """Kubernetes took the pod: preemption, eviction, drain, a node that shuts down."""
+    START_ERROR = "StartError"
+    """The command could not be executed."""
+    DEVICE_UNHEALTHY = "DeviceUnhealthy"
+    """The node is not fit to train: its GPU, memory, disk or clock, or a worker stuck in its kernel."""
 
 
 @dataclass(frozen=True)
@@ -155,9 +166,11 @@ class WorkersStopped:
 
 @dataclass(frozen=True)
 class Leaving:
-    """Told to go. The node waits for `EndRound` (if it is a member), stops its workers, then gets `Finish`."""
+    """Told to go, or not fit. The node waits for `EndRound` (if a member), stops its workers, then gets `Finish`."""
 
     reason: str
+    failure: Failure | None = None
+    """Why this node is not fit to train: it asks for a successor on another machine."""
 
 
 @dataclass(frozen=True)
@@ -379,6 +392,8 @@ class Report:
     """The root cause of a FAILED outcome."""
     lost_nodes: tuple[str, ...] = ()
     """Pods whose link is gone while `Facts` still call them running."""
+    unfit: tuple[Failure, ...] = ()
+    """One of each pod that asked to be replaced on another machine and that `Facts` still list."""
     active: int = 0
     """Nodes in the running round."""
     asks: float = 0.0

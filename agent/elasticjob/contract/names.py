@@ -54,6 +54,8 @@ class Env:
     """host:port of the job's store."""
     NPROC_PER_NODE = "ELASTICJOB_NPROC_PER_NODE"
     """A number: the operator has resolved `auto`."""
+    GPUS = "ELASTICJOB_GPUS"
+    """How many NVIDIA GPUs the trainer asked for; none when unset. They must be there and healthy."""
     PRELOAD = "ELASTICJOB_PRELOAD"
     """Comma-separated modules for the warm process; empty: no warm process."""
     STOP_GRACE_SECONDS = "ELASTICJOB_STOP_GRACE_SECONDS"

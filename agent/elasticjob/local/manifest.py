@@ -33,6 +33,7 @@ class LocalJob:
     env: Mapping[str, str]
     """What the trainer container adds to the environment."""
     working_dir: str | None = None
+    gpus: int = 0
 
 
 def load(path: str) -> Any:
@@ -76,6 +77,7 @@ def read_job(raw: Any, *, nodes: int | None = None) -> LocalJob:
         command=command,
         env=env,
         working_dir=directory.text() if directory.present else None,
+        gpus=_gpus(container),
     )
 
 
@@ -186,9 +188,12 @@ def _settings(spec: _Field, nodes: int | None) -> Settings:
 def _nproc(field: _Field, container: _Field) -> int:
     """`auto` and `gpu`: the GPUs the trainer asks for, or 1; `cpu`: 1, as in a cluster."""
     if field.value in (None, "auto", "gpu", "cpu"):
-        asked = container.get("resources").get("limits").get(_GPU)
-        count = str(asked.value) if asked.present and field.value != "cpu" else "1"
-        return int(count) if count.isdigit() and int(count) > 0 else 1
+        return 1 if field.value == "cpu" else max(1, _gpus(container))
     if isinstance(field.value, str) and field.value.isdigit():
         return _Field(int(field.value), field.path).integer(1, 64)
     return field.integer(1, 64)
+
+
+def _gpus(container: _Field) -> int:
+    asked = str(container.get("resources").get("limits").get(_GPU).value)
+    return int(asked) if asked.isdigit() else 0

@@ -272,6 +272,8 @@ def _said(state: State, node: Node, message: FromNode, now: float) -> State:
     if isinstance(message, Ready):
         return set_node(state, replace(node, ready=True))
     if isinstance(message, Leaving):
+        if message.failure is not None:
+            state = replace(state, unfit={**state.unfit, node.pod: message.failure})
         return set_node(state, replace(node, leaving=message.reason or "told to go"))
     if isinstance(message, (Announce, Close, NewerStore)):
         return state
@@ -333,7 +335,9 @@ def _informed(state: State, facts: Facts) -> State:
     seen = facts.charged_round
     pods = {p.slot: p for p in facts.pods}
     ended = tuple(e for e in state.ended if seen is None or e.round > seen)
-    state = only_store.heard(replace(state, facts=facts, informed=True, pods=pods, ended=ended), facts)
+    unfit = {pod: failure for pod, failure in state.unfit.items() if any(p.pod == pod for p in facts.pods)}
+    state = replace(state, facts=facts, informed=True, pods=pods, ended=ended, unfit=unfit)
+    state = only_store.heard(state, facts)
     return replace(state, nodes={b: n for b, n in state.nodes.items() if not _forgotten(state, n)})
 
 
@@ -499,7 +503,9 @@ def _cause(state: State, round_: Round, ending: Ending, now: float) -> RoundEnde
         message = f"{_names(lost)} lost" if lost else ending.message
         return _ended(state, round_, EndReason.AGENT_LOST, message, now, lost=lost)
     if left and ending.reason is not EndReason.SCALING_DOWN:
-        return _ended(state, round_, EndReason.NODE_LEFT, f"{_names(left)} left", now, lost=left)
+        unfit = next((state.unfit[pod] for pod in left if pod in state.unfit), None)
+        message = f"{unfit.pod} is not fit: {unfit.message}" if unfit else f"{_names(left)} left"
+        return _ended(state, round_, EndReason.NODE_LEFT, message, now, failure=unfit, lost=left)
     return _ended(state, round_, ending.reason, ending.message, now)
 
 

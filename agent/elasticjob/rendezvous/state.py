@@ -164,6 +164,8 @@ class State:
     newer_store: int | None = None
     """A higher incarnation that was heard of: this store is closed."""
     ended: tuple[RoundEnded, ...] = ()
+    unfit: Mapping[str, Failure] = field(default_factory=dict)
+    """By pod: nodes that asked to be replaced on another machine, also after they have left."""
     outcome: Outcome | None = None
     outcome_reason: str = ""
     failure: Failure | None = None

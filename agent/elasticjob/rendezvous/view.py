@@ -23,6 +23,7 @@ def report(state: State, now: float) -> Report:
         outcome=state.outcome,
         failure=state.failure,
         lost_nodes=tuple(n.pod for n in state.nodes.values() if n.lost(now) and _called_running(state, n)),
+        unfit=tuple(state.unfit.values()),
         active=len(round_.members) if round_ else 0,
         asks=only_store.asks(state),
     )

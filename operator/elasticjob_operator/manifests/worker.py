@@ -116,6 +116,7 @@ def _agent_env(job: Job, spec: JobSpec, slot: int, incarnation: int, more: dict[
         Env.POD_INCARNATION: incarnation,
         Env.STORE_ENDPOINT: endpoint(job, spec.port),
         Env.NPROC_PER_NODE: spec.nproc_per_node,
+        Env.GPUS: spec.gpus,
         Env.PRELOAD: ",".join(spec.preload),
         Env.STOP_GRACE_SECONDS: spec.stop_grace,
         Env.JOIN_TIMEOUT_SECONDS: spec.join_timeout,

@@ -11,6 +11,7 @@ from elasticjob.contract.names import DEFAULT_PORT
 from elasticjob_operator.model.raw import Raw, at, integer, mapping, objects, quantity, sequence, text
 
 DEFAULT_PRELOAD = ("torch", "torch._dynamo")
+GPU = "nvidia.com/gpu"
 TRAINER = "trainer"
 """A container of this name is the trainer; without one, the first container is."""
 
@@ -45,6 +46,8 @@ class JobSpec:
     keep_alive_interval: int = 1
     keep_alive_attempts: int = 3
     store: StoreSpec = StoreSpec()
+    gpus: int = 0
+    """NVIDIA's, that the trainer asks for."""
     preload: tuple[str, ...] = DEFAULT_PRELOAD
     stop_grace: int = 1
     max_restarts: int = 3
@@ -71,12 +74,14 @@ def parse_spec(raw: Raw) -> JobSpec:
     template = mapping(raw, "template")
     rendezvous = mapping(raw, "rendezvous")
     preload = at(raw, "preload")
+    trainer = trainer_of(mapping(template, "spec"))
     return JobSpec(
         target=target,
         min_replicas=low,
         max_replicas=high,
-        nproc_per_node=_nproc(at(raw, "nprocPerNode"), trainer_of(mapping(template, "spec"))),
+        nproc_per_node=_nproc(at(raw, "nprocPerNode"), trainer),
         template=template,
+        gpus=int(quantity(_asked(trainer).get(GPU))),
         port=integer(rendezvous, "port", default=DEFAULT_PORT),
         join_timeout=integer(rendezvous, "joinTimeoutSeconds", default=600),
         last_call_timeout=integer(rendezvous, "lastCallTimeoutSeconds", default=30),

@@ -6,11 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
+from elasticjob.contract.messages import FailureClass
 from elasticjob.contract.names import RoundId
 from elasticjob_operator.model.raw import Raw, at, integer, mapping, moment, objects, text
 
 AVOID_SECONDS = 86400.0
-"""A lost node is avoided this long at most; less when its kubelet is heard of again."""
+"""A node is avoided this long; a lost one less, when its kubelet is heard of again."""
+UNFIT = FailureClass.DEVICE_UNHEALTHY.value
+LOST = FailureClass.NODE_LOST.value
 
 
 class ConditionType(str, Enum):
@@ -43,11 +46,18 @@ class Condition:
 
 @dataclass(frozen=True)
 class AvoidedNode:
-    """A node that new pods must not be placed on: its agent was lost, and its kubelet has not been heard of since."""
+    """A node that new pods must not be placed on: it was lost and its kubelet has not been heard of since, or it is
+    not fit to train."""
 
     name: str
-    lost_at: float
+    since: float
     why: str
+    reason: str = LOST
+    """`LOST` or `UNFIT`."""
+
+    @property
+    def until(self) -> float:
+        return self.since + AVOID_SECONDS
 
 
 @dataclass(frozen=True)
@@ -117,7 +127,8 @@ def _round(written: str) -> RoundId | None:
 
 def _avoided(raw: Raw) -> AvoidedNode:
     until = moment(raw, "until") or 0.0
-    return AvoidedNode(text(raw, "name"), until - AVOID_SECONDS, text(raw, "why"))
+    reason = UNFIT if text(raw, "reason") == UNFIT else LOST
+    return AvoidedNode(text(raw, "name"), until - AVOID_SECONDS, text(raw, "why"), reason)
 
 
 def _conditions(raw: Raw) -> dict[ConditionType, Condition]:

@@ -31,7 +31,9 @@ class Budget:
     counted: int
     charged_round: RoundId | None
     failed: tuple[dict[str, Any], ...] = ()
-    """New failures, oldest first."""
+    """New failures that are charged, oldest first."""
+    untold: tuple[dict[str, Any], ...] = ()
+    """New ones that are not."""
     exhausted: bool = False
     """A failure came that the budget could not pay: the job has failed."""
     last: RoundEnded | None = None
@@ -47,9 +49,10 @@ class Budget:
 
 
 def plan_budget(ctx: Context, slots: Iterable[Slot]) -> Budget:
-    """Take every new ended round and every newly failed pod into account."""
-    status = ctx.status
-    budget = Budget(status.restarts, status.restarts_counted, status.charged_round)
+    """Take every new ended round and every newly failed pod into account; what is not charged is told all the same."""
+    status, slots = ctx.status, tuple(slots)
+    untold = tuple(record for slot in slots if (record := failures.uncharged(slot, ctx.now)))
+    budget = Budget(status.restarts, status.restarts_counted, status.charged_round, untold=untold)
     for ended in _new_rounds(ctx):
         budget = _charge_round(ctx, budget, ended)
     for slot in slots:

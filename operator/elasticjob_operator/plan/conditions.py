@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from elasticjob.contract.messages import EndReason
+from elasticjob.contract.messages import EndReason, FailureClass
 from elasticjob_operator.model.observed import Refusal
 from elasticjob_operator.model.pods import Pod
-from elasticjob_operator.model.status import Condition, ConditionType
+from elasticjob_operator.model.raw import timestamp
+from elasticjob_operator.model.status import LOST, UNFIT, AvoidedNode, Condition, ConditionType
 from elasticjob_operator.plan.budget import Budget
 from elasticjob_operator.plan.context import LOST_GRACE, Context
 from elasticjob_operator.plan.ending import Verdict
@@ -181,14 +182,20 @@ def _short(f: Facts, target: int, counted: str) -> Condition:
         return condition(False, "InsufficientCapacity", f"{counted}; {scarce[0].name}: {scarce[0].unschedulable}")
     if avoided:
         why = f"; {scarce[0].name}: {scarce[0].unschedulable}" if scarce else ""
-        message = f"{counted}; {', '.join(avoided)} is avoided until its kubelet is heard of again{why}"
-        return condition(False, "NodeFault", message)
+        told = "; ".join(map(_avoided, f.workers.avoided))
+        return condition(False, "NodeFault", f"{counted}; {told}{why}")
     stuck = [p for p in f.current if p.image_error or p.stuck]
     if stuck:
         why = stuck[0].image_error or stuck[0].stuck
         return condition(False, "BelowDesiredAboveMin", f"{counted}; {stuck[0].name}: {why}")
     reason = "ScalingUp" if f.world.rounds == 0 or _grows(f, target) else "BelowDesiredAboveMin"
     return condition(False, reason, f"{counted}; the others are starting")
+
+
+def _avoided(node: AvoidedNode) -> str:
+    if node.reason == UNFIT:
+        return f"{node.name} is avoided until {timestamp(node.until)}: {node.why}"
+    return f"{node.name} is avoided until its kubelet is heard of again"
 
 
 def _grows(f: Facts, target: int) -> bool:
@@ -205,6 +212,8 @@ _CAUSES = {
     EndReason.AGENT_LOST: "AgentLost",
     EndReason.NODE_LEFT: "PodEvicted",
 }
+_REASONS = {FailureClass.HANG: "HangDetected", FailureClass.DEVICE_UNHEALTHY: "DeviceUnhealthy"}
+"""What has a reason of its own, by the class of its cause."""
 
 
 def restarting(f: Facts) -> Condition | None:
@@ -223,7 +232,10 @@ def restarting(f: Facts) -> Condition | None:
     if cause is None or f.budget.last is None:
         return before
     lost = any(isinstance(s.verdict, Replace) and s.verdict.lost_at is not None for s in f.slots)
-    reason = "NodeLost" if cause == "AgentLost" and (lost or f.workers.avoided) else cause
+    avoided = any(node.reason == LOST for node in f.workers.avoided)
+    reason = "NodeLost" if cause == "AgentLost" and (lost or avoided) else cause
+    if f.budget.last.failure is not None:
+        reason = _REASONS.get(f.budget.last.failure.kind, reason)
     return condition(True, reason, f"{f.budget.last.message}; the workers are started again")
 
 

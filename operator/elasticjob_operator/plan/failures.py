@@ -7,7 +7,7 @@ from typing import Any
 from elasticjob.contract.messages import Failure, FailureClass
 from elasticjob_operator.model.pods import Pod
 from elasticjob_operator.model.raw import timestamp
-from elasticjob_operator.plan.slots import describe_end
+from elasticjob_operator.plan.slots import Replace, Slot, describe_end
 
 MESSAGE_LENGTH = 1024
 
@@ -47,6 +47,42 @@ def from_pod(pod: Pod, now: float) -> dict[str, Any]:
         **{"class": kind.value},
         message=(end.termination.message if end.termination else end.message) or f"the pod ended: {describe_end(pod)}",
     )
+
+
+def uncharged(slot: Slot, now: float) -> dict[str, Any] | None:
+    """What Kubernetes, or its node, did to a pod that is replaced; None where a person or the job itself did it."""
+    pod, verdict = slot.pod, slot.verdict
+    if pod is None or not isinstance(verdict, Replace) or verdict.charged:
+        return None
+    if verdict.unfit is not None:
+        return from_worker(verdict.unfit, pod.node)
+    if verdict.lost_at is not None:
+        return _of_pod(pod, verdict.lost_at, FailureClass.NODE_LOST, "NodeLost", verdict.why)
+    reason = pod.disrupted or (pod.end.reason if pod.end else "")
+    kind = _FATES.get(reason) or (FailureClass.PREEMPTED if pod.disrupted else None)
+    if kind is None and pod.end is not None and pod.end.exit_code is None:
+        kind = FailureClass.START_ERROR
+    if kind is None:
+        return None
+    at = (pod.end.time if pod.end else 0.0) or now
+    return _of_pod(pod, at, kind, reason, (pod.end.message if pod.end else "") or verdict.why)
+
+
+_FATES = {
+    "Evicted": FailureClass.PREEMPTED,
+    "Preempting": FailureClass.PREEMPTED,
+    "Terminated": FailureClass.PREEMPTED,
+    "NodeShutdown": FailureClass.PREEMPTED,
+    "DeletionByPodGC": FailureClass.NODE_LOST,
+    "NodeLost": FailureClass.NODE_LOST,
+}
+"""By reasons of kubelets (status.reason: eviction, room made for a critical pod, a node that shuts down) and of
+DisruptionTarget conditions; one of any other reason means that the pod was taken too."""
+
+
+def _of_pod(pod: Pod, at: float, kind: FailureClass, reason: str, message: str) -> dict[str, Any]:
+    known = {"time": timestamp(at), "pod": pod.name, "node": pod.node, "class": kind.value}
+    return _record(**known, reason=reason, message=message)
 
 
 def tell(record: dict[str, Any]) -> str:

@@ -25,7 +25,7 @@ def _world(f: Facts) -> tuple[Note, ...]:
 
 def _was_charged(f: Facts) -> bool:
     restarted = f.ctx.status.conditions.get(ConditionType.RESTARTING)
-    return restarted is not None and restarted.true and restarted.reason == "WorkerFailed"
+    return restarted is not None and restarted.true and restarted.reason in ("WorkerFailed", "HangDetected")
 
 
 def _scale(f: Facts, told: dict[ConditionType, Condition]) -> tuple[Note, ...]:
@@ -41,11 +41,11 @@ def _scale(f: Facts, told: dict[ConditionType, Condition]) -> tuple[Note, ...]:
 
 
 def _nodes(f: Facts) -> tuple[Note, ...]:
-    known = {(node.name, node.lost_at) for node in f.ctx.status.avoided}
+    known = {(node.name, node.since) for node in f.ctx.status.avoided}
     return tuple(
-        Note("NodeLost", f"{node.why}; new pods stay away from {node.name}", f"{node.name}/{node.lost_at:.0f}", True)
+        Note(node.reason, f"{node.why}; new pods stay away from {node.name}", f"{node.name}/{node.since:.0f}", True)
         for node in f.workers.avoided
-        if (node.name, node.lost_at) not in known
+        if (node.name, node.since) not in known
     )
 
 

@@ -23,7 +23,7 @@ from elasticjob_operator.plan.budget import Budget, plan_budget
 from elasticjob_operator.plan.conditions import Facts
 from elasticjob_operator.plan.context import Context, Todo
 from elasticjob_operator.plan.notes import notes
-from elasticjob_operator.plan.slots import judge_slots
+from elasticjob_operator.plan.slots import judge_slots, still_avoided
 from elasticjob_operator.plan.status import minor, next_status, same, told_conditions
 from elasticjob_operator.plan.stores import Store, plan_store
 from elasticjob_operator.plan.workers import Workers, plan_workers
@@ -162,7 +162,7 @@ def _last_store(ctx: Context) -> Store:
 
 
 def _no_more_workers(ctx: Context) -> Workers:
-    return Workers(ctx.status.incarnations, (), (), Todo())
+    return Workers(ctx.status.incarnations, still_avoided(ctx), (), Todo())
 
 
 # ---- the store -------------------------------------------------------------------------------------------------

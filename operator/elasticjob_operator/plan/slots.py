@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from elasticjob.contract.messages import Outcome
+from elasticjob.contract.messages import Failure, FailureClass, Outcome
 from elasticjob.contract.names import ExitCode
 from elasticjob_operator.manifests.names import worker_pod
 from elasticjob_operator.model.observed import RefusalReason
 from elasticjob_operator.model.pods import End, Pod
-from elasticjob_operator.model.status import AVOID_SECONDS, AvoidedNode
+from elasticjob_operator.model.status import UNFIT, AvoidedNode
 from elasticjob_operator.plan.context import LEASE_LATE, LOST_GRACE, Context
 
 UNCHARGED_EXITS = (ExitCode.LEFT, ExitCode.SUPERSEDED, ExitCode.UNAVAILABLE, ExitCode.JOIN_TIMEOUT)
@@ -46,6 +46,8 @@ class Replace:
     charged: bool = False
     lost_at: float | None = None
     """When its node was lost with it."""
+    unfit: Failure | None = None
+    """Why its node must not train."""
 
 
 @dataclass(frozen=True)
@@ -74,6 +76,8 @@ def _judge(ctx: Context, index: int, incarnation: int | None, pod: Pod | None) -
         return Create(0)
     if pod is None:
         return _judge_absent(ctx, index, incarnation)
+    if (unfit := _unfit(ctx, pod)) is not None:
+        return Replace(f"{pod.name} on {pod.node} is not fit to train: {unfit.message}", unfit=unfit)
     if pod.deleting is not None:
         return Replace(f"{pod.name} is being deleted")
     if pod.end is not None:
@@ -81,6 +85,13 @@ def _judge(ctx: Context, index: int, incarnation: int | None, pod: Pod | None) -
     if pod.unschedulable and pod.avoids - avoided_names(ctx):
         return Replace(f"{pod.name} no longer needs to avoid {', '.join(sorted(pod.avoids))}")
     return _judge_node(ctx, pod)
+
+
+def _unfit(ctx: Context, pod: Pod) -> Failure | None:
+    """Its agent asked for a successor on another node: by the coordinator, or in its last words."""
+    told = next((f for f in (ctx.report.unfit if ctx.report else ()) if f.pod == pod.name), None)
+    said = pod.end.termination.failure if pod.end and pod.end.outcome is Outcome.LEFT and pod.end.termination else None
+    return told or (said if said is not None and said.kind is FailureClass.DEVICE_UNHEALTHY else None)
 
 
 def _judge_absent(ctx: Context, index: int, incarnation: int) -> Keep | Create | Replace:
@@ -105,7 +116,7 @@ def _judge_node(ctx: Context, pod: Pod) -> Keep | Replace:
     """A pod that Kubernetes calls fine may be on a node that is gone."""
     link = ctx.observed.link
     if pod.node in avoided_names(ctx) and not pod.running:
-        return Replace(f"{pod.name} was to start on {pod.node}, which is lost")
+        return Replace(f"{pod.name} was to start on {pod.node}, which is avoided")
     since = link.lost.get(pod.name)
     if link.connected and since is not None:
         if ctx.now >= since + LOST_GRACE:
@@ -154,9 +165,9 @@ def avoided_names(ctx: Context) -> frozenset[str]:
 
 
 def still_avoided(ctx: Context) -> tuple[AvoidedNode, ...]:
-    """A node is avoided until its kubelet has renewed its lease after the loss."""
+    """A lost node is avoided until its kubelet has renewed its lease after the loss, one that is not fit for a day."""
     return tuple(
         node
         for node in ctx.status.avoided
-        if ctx.observed.leases.get(node.name, 0.0) <= node.lost_at and ctx.now < node.lost_at + AVOID_SECONDS
+        if ctx.now < node.until and (node.reason == UNFIT or ctx.observed.leases.get(node.name, 0.0) <= node.since)
     )

@@ -9,7 +9,7 @@ from typing import Any
 from elasticjob.contract.names import Label, Role
 from elasticjob_operator.manifests.names import endpoint
 from elasticjob_operator.model.raw import objects, timestamp
-from elasticjob_operator.model.status import AVOID_SECONDS, Condition, ConditionType
+from elasticjob_operator.model.status import Condition, ConditionType
 from elasticjob_operator.plan import conditions
 from elasticjob_operator.plan.budget import RECENT
 from elasticjob_operator.plan.conditions import Facts
@@ -84,7 +84,7 @@ def _counts(f: Facts) -> dict[str, int]:
 
 def _avoided(f: Facts) -> list[dict[str, str]]:
     return [
-        {"name": node.name, "until": timestamp(node.lost_at + AVOID_SECONDS), "why": node.why}
+        {"name": node.name, "until": timestamp(node.until), "why": node.why, "reason": node.reason}
         for node in f.workers.avoided
     ]
 
@@ -106,7 +106,7 @@ def _times(f: Facts, told: dict[ConditionType, Condition]) -> dict[str, str]:
 
 
 def _failures(f: Facts) -> dict[str, Any]:
-    new = list(f.budget.failed)
+    new = [*f.budget.untold, *f.budget.failed]
     cause = f.verdict.failure if f.verdict else None
     if cause is not None and cause not in new and cause != f.ctx.status.raw.get("lastFailure"):
         new.append(cause)

@@ -10,7 +10,7 @@ from elasticjob.contract.messages import PodFact, PodState
 from elasticjob_operator.actions import CreateWorker, DeletePod, Note
 from elasticjob_operator.manifests.names import worker_pod
 from elasticjob_operator.model.pods import Pod
-from elasticjob_operator.model.status import AvoidedNode
+from elasticjob_operator.model.status import LOST, UNFIT, AvoidedNode
 from elasticjob_operator.plan.context import LEASE_STALE, Context, Todo
 from elasticjob_operator.plan.slots import Create, Keep, Replace, Slot, still_avoided
 
@@ -78,20 +78,30 @@ def fact_of(pod: Pod) -> PodFact:
 
 
 def _avoided(ctx: Context, slots: tuple[Slot, ...], lost_node: AvoidedNode | None) -> tuple[AvoidedNode, ...]:
+    new = [lost_node, *(_avoided_by(slot, ctx.now) for slot in slots)]
     kept = {node.name: node for node in still_avoided(ctx)}
-    if lost_node is not None:
-        kept[lost_node.name] = lost_node
-    for slot in slots:
-        if isinstance(slot.verdict, Replace) and slot.verdict.lost_at is not None and slot.pod and slot.pod.node:
-            # Written in whole seconds, and never before the loss.
-            kept[slot.pod.node] = AvoidedNode(slot.pod.node, math.ceil(slot.verdict.lost_at), slot.verdict.why)
-    return tuple(sorted(kept.values(), key=lambda node: node.lost_at)[-32:])
+    for node in filter(None, new):
+        # A lost kubelet may be back soon; that does not make its node fit.
+        if node.reason == UNFIT or node.name not in kept or kept[node.name].reason == LOST:
+            kept[node.name] = node
+    return tuple(sorted(kept.values(), key=lambda node: node.since)[-32:])
+
+
+def _avoided_by(slot: Slot, now: float) -> AvoidedNode | None:
+    """Times are written in whole seconds, and never before the loss."""
+    if not isinstance(slot.verdict, Replace) or slot.pod is None or not slot.pod.node:
+        return None
+    if slot.verdict.unfit is not None:
+        return AvoidedNode(slot.pod.node, math.ceil(now), slot.verdict.why, UNFIT)
+    if slot.verdict.lost_at is not None:
+        return AvoidedNode(slot.pod.node, math.ceil(slot.verdict.lost_at), slot.verdict.why)
+    return None
 
 
 def _wake(ctx: Context, slots: tuple[Slot, ...], avoided: Iterable[AvoidedNode]) -> tuple[float, ...]:
     times = [s.verdict.until for s in slots if isinstance(s.verdict, Keep) and s.verdict.until is not None]
-    # A lease is no doorbell: while a node is avoided, look whether it is back.
-    return (*times, *(ctx.now + 5.0 for _ in avoided))
+    # A lease is no doorbell: while a lost node is avoided, look whether it is back.
+    return (*times, *(ctx.now + 5.0 for node in avoided if node.reason == LOST))
 
 
 def _remove(ctx: Context, current: set[tuple[int, int]]) -> tuple[Todo, list[PodFact]]:

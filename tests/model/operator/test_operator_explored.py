@@ -57,6 +57,8 @@ class Run:
         self.controller = self._controller()
         self.restarts = 0
         self.ended = ""
+        self.unfit_node = ""
+        self.avoided = False
         self.names: dict[str, str] = {}
         self.counts: Counter[str] = Counter()
         self._foreign()
@@ -144,6 +146,14 @@ class Run:
                 if pod["metadata"]["name"] in store.here:
                     self.world.finish(pod, code, "Completed", Termination(store.outcome, "said"))
 
+    def not_fit(self) -> None:
+        """One node's health checks fail, for whichever agent runs them there."""
+        for pod in self._some(self.workers(), 1):
+            node = pod["spec"].get("nodeName", "")
+            if phase(pod) == "Running" and self.unfit_node in ("", node):
+                self.unfit_node = node
+                self.world.unfit(pod)
+
     def delete_pod(self) -> None:
         for pod in self._some(self.workers() + self.stores(), 1):
             self.world.delete(pod, force=self.random.random() < 0.3)
@@ -190,6 +200,7 @@ class Run:
         (30, look), (5, look_and_crash), (2, restart_operator), (15, tick), (12, place), (12, start), (14, join),
         (8, reap), (12, form), (3, worker_fails), (1, agent_breaks), (1, succeed), (4, exit_agents), (2, delete_pod),
         (1, cut), (2, heal), (2, no_room), (1, evict), (2, scale), (1, quota), (1, silence), (1, meddle),
+        (1, not_fit),
     )  # fmt: skip
 
     # -- running
@@ -230,6 +241,10 @@ class Run:
         for verb, plural, name in calls:
             if verb == "create" and name.startswith("bert-rdzv-") and plural == "pods":
                 assert not [s for s in stores if s != name and s in self.names], f"{name} made while {stores} was there"
+        named = [n for n in status.get("avoidedNodes", []) if n["reason"] == "DeviceUnhealthy"]
+        assert {n["name"] for n in named} <= {self.unfit_node}, "avoids a node that is fit"
+        assert named or not self.avoided, "a node that is not fit was forgotten"
+        self.avoided = bool(named)
         self._check_end(calls, status)
 
     def _current(self, pod: dict[str, Any], status: dict[str, Any]) -> bool:

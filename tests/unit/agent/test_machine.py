@@ -9,6 +9,7 @@ import pytest
 from elasticjob.agent.machine import (
     LEAVE_TIMEOUT,
     AllStopped,
+    CheckHealth,
     Effect,
     Event,
     Exit,
@@ -27,6 +28,7 @@ from elasticjob.agent.machine import (
     StoreUnreachable,
     Told,
     TooLate,
+    Unfit,
     WaitForAnswer,
     Warm,
     WorkerEnded,
@@ -74,13 +76,13 @@ SUCCEEDED = Finish(Outcome.SUCCEEDED, "AllAgentsSucceeded")
 
 
 def play(*events: Event, state: State | None = None) -> tuple[State, list[list[Effect]]]:
-    """The state after the events, and the effects of each, without log lines."""
+    """The state after the events, and the effects of each, without log lines and health checks."""
     state = state or State(ME, stop_grace=1.0)
     acts: list[list[Effect]] = []
     for event in events:
         decision = decide(state, event)
         state = decision.state
-        acts.append([e for e in decision.effects if not isinstance(e, Log)])
+        acts.append([e for e in decision.effects if not isinstance(e, (Log, CheckHealth))])
     return state, acts
 
 
@@ -110,7 +112,7 @@ def test_a_round_waits_for_the_imports() -> None:
 
 
 def test_the_first_failure_is_told_at_once_and_the_rest_is_stopped() -> None:
-    other = WorkerEnded(R1, 0, replace(FAILURE, rank=0))
+    other = WorkerEnded(R1, 0)
     state, acts = play(BOOM, other, AllStopped(1001), state=running())
     assert acts == [
         [Say(WorkersFailed(R1, FAILURE)), Stop(1.0)],
@@ -310,3 +312,60 @@ def test_a_node_that_is_stopping_does_not_say_that_it_has() -> None:
     first = greeting(state)[0]
     assert isinstance(first, Announce)
     assert first.membership == Membership(START, MemberState.RUNNING)
+
+
+# ---- a node that is not fit ------------------------------------------------------------------------------------------
+
+BROKEN = Failure(FailureClass.DEVICE_UNHEALTHY, "job-0-0", 2.0, message="GPU 1 is lost")
+UNFIT = Say(Leaving("DeviceUnhealthy: GPU 1 is lost", BROKEN))
+
+
+@pytest.mark.parametrize(
+    ("event", "checked"),
+    [(BOOM, True), (Told(END), True), (Told(replace(END, planned=True)), False), (Signalled("SIGTERM"), False)],
+)
+def test_a_failure_here_or_elsewhere_is_followed_by_a_look_at_this_node(event: Event, checked: bool) -> None:
+    assert (CheckHealth() in decide(running(), event).effects) is checked
+
+
+def test_a_node_that_is_not_fit_leaves_and_its_last_words_say_why() -> None:
+    left = Finish(Outcome.LEFT, "NodeLeft")
+    _, acts = play(Unfit(BROKEN), Unfit(BROKEN), Told(END), AllStopped(1001), Told(left), state=running())
+    assert acts[:4] == [
+        [UNFIT, WaitForAnswer(1.0)],
+        [],
+        [Stop(0.5)],
+        [Say(WorkersStopped(R1, 1001)), WaitForAnswer(LEAVE_TIMEOUT)],
+    ]
+    (exit_,) = (e for e in acts[4] if isinstance(e, Exit))
+    assert (exit_.code, exit_.termination.failure) == (ExitCode.LEFT, BROKEN)
+
+
+def test_a_node_that_is_not_fit_at_its_start_never_gets_ready() -> None:
+    state, acts = play(Told(START), Unfit(BROKEN), Told(END), AllStopped(1001))
+    assert acts[1] == [UNFIT, WaitForAnswer(1.0)]
+    assert greeting(state)[-1] == Leaving("DeviceUnhealthy: GPU 1 is lost", BROKEN)
+    assert not state.warm
+
+
+def test_a_worker_that_died_of_its_device_takes_the_node_along() -> None:
+    died = replace(BROKEN, rank=1, exit_code=1, exception="AcceleratorError", message="uncorrectable ECC error")
+    _, (effects,) = play(WorkerEnded(R1, 1, died), state=running())
+    reason = "DeviceUnhealthy: uncorrectable ECC error"
+    assert effects == [Say(WorkersFailed(R1, died)), Stop(1.0), Say(Leaving(reason, died)), WaitForAnswer(1.0)]
+
+
+def test_a_node_with_a_worker_stuck_in_the_kernel_says_so_before_it_says_that_it_has_stopped() -> None:
+    stuck = AllStopped(1001, BROKEN)
+    _, acts = play(Told(END), stuck, Told(Finish(Outcome.LEFT, "NodeLeft")), state=running())
+    assert acts[1] == [UNFIT, WaitForAnswer(1.0), Say(WorkersStopped(R1, 1001)), WaitForAnswer(LEAVE_TIMEOUT)]
+    assert exits(acts[2]) == [ExitCode.LEFT]
+    _, acts = play(Told(AGAIN), stuck, state=running())
+    assert not [e for e in acts[1] if isinstance(e, Launch)]
+
+
+def test_a_worker_that_had_failed_before_the_stop_is_told_of_too() -> None:
+    echo = replace(FAILURE, kind=FailureClass.COLLECTIVE_FAILED, rank=0)
+    state, acts = play(WorkerEnded(R1, 0, echo), BOOM, AllStopped(1001), state=running())
+    assert acts[1] == [Say(WorkersFailed(R1, FAILURE))]
+    assert state.failure == FAILURE

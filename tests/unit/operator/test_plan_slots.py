@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from elasticjob.contract.messages import Outcome, PodState
+from elasticjob.contract.messages import FailureClass, Outcome, PodState, Report
 from elasticjob_operator.actions import (
     CreateNodesService,
     CreateSecret,
@@ -17,17 +17,20 @@ from elasticjob_operator.actions import (
     DeletePod,
 )
 from elasticjob_operator.model.observed import Child, Children, Observed, Refusal, RefusalReason
-from elasticjob_operator.model.pods import Pod
+from elasticjob_operator.model.pods import Pod, parse_pod
 from elasticjob_operator.plan import Plan, plan
 from support.operator_build import (
     IMAGE,
     NOW,
+    Raw,
     declared,
     elastic,
     ended,
+    failure,
     gathering,
     job,
     link,
+    raw_pod,
     report,
     status,
     steady,
@@ -149,7 +152,9 @@ def test_a_lost_agent_gets_a_moment_then_its_node_is_avoided() -> None:
         CreateWorker("bert-0-1", 0, 1, avoid=("n1",)),
         DeletePod("bert-0-0", "uid-bert-0-0", "its slot has a newer pod or is not wanted"),
     )
-    assert [n["name"] for n in told(late)["avoidedNodes"]] == ["n1"]
+    assert [(n["name"], n["reason"]) for n in told(late)["avoidedNodes"]] == [("n1", "NodeLost")]
+    lost = told(late)["lastFailure"]
+    assert (lost["class"], lost["node"], lost["pod"]) == ("NodeLost", "n1", "bert-0-0")
     assert told(late)["restarts"] == 0
 
 
@@ -165,6 +170,79 @@ def avoiding(lease: float | None, pod: Pod) -> Observed:
 
 
 WAITS = unschedulable()
+UNFIT = failure("bert-0-0", kind=FailureClass.DEVICE_UNHEALTHY, rank=None, exit_code=None, message="GPU 1 is lost")
+SAID_UNFIT = worker(0, **ended(143, said=declared(Outcome.LEFT, UNFIT)))
+
+
+@pytest.mark.parametrize(
+    ("pod", "told_by"),
+    [
+        (worker(0), report(OTHER, unfit=(UNFIT,))),
+        (worker(0, deleting=NOW + 30), report(OTHER, unfit=(UNFIT,))),
+        (SAID_UNFIT, report(OTHER)),
+        (worker(0, **ended(143, said=declared(Outcome.LEFT, UNFIT)), created=NOW - 1), gathering()),
+    ],
+    ids=["still runs", "is being deleted", "has ended", "ended at its start"],
+)
+def test_a_node_that_is_not_fit_is_replaced_elsewhere_at_once_and_not_charged(pod: Pod, told_by: Report) -> None:
+    p = run(steady(workers=(pod, worker(1, node="n2")), told=told_by))
+    assert CreateWorker("bert-0-1", 0, 1, avoid=("n1",)) in p.actions
+    assert [a.name for a in p.actions if isinstance(a, DeletePod)] == ([] if pod.deleting or pod.end else ["bert-0-0"])
+    status_ = told(p)
+    (avoided,) = status_["avoidedNodes"]
+    assert (avoided["name"], avoided["reason"]) == ("n1", "DeviceUnhealthy")
+    assert (status_["restarts"], status_["lastFailure"]["class"], status_["lastFailure"]["node"]) == (
+        0, "DeviceUnhealthy", "n1",
+    )  # fmt: skip
+    assert "DeviceUnhealthy" in [n.reason for n in p.notes]
+
+
+@pytest.mark.parametrize(("later", "avoided"), [(3600.0, True), (86390.0, True), (86410.0, False)])
+def test_a_node_that_is_not_fit_is_avoided_for_a_day_whatever_its_kubelet_says(later: float, avoided: bool) -> None:
+    entry = {"name": "n1", "until": "2027-01-16T08:00:00Z", "why": "GPU 1 is lost", "reason": "DeviceUnhealthy"}
+    pod = worker(0, 1, avoids="n1", **WAITS)
+    observed = steady(workers=(pod, worker(1, node="n2")), avoidedNodes=[entry], podIncarnations="1,0")
+    p = run(replace(observed, leases={"n1": NOW + later}), NOW + later)
+    assert ([a.name for a in p.actions if isinstance(a, CreateWorker)] == []) is avoided
+    if avoided:
+        fault = next(c for c in told(p)["conditions"] if c["type"] == "FullyScaled")
+        assert fault["reason"] == "NodeFault"
+        assert "n1 is avoided until 2027-01-16T08:00:00Z: GPU 1 is lost" in fault["message"]
+
+
+DRAINED = {"type": "DisruptionTarget", "status": "True", "reason": "EvictionByEvictionAPI"}
+TAKEN = {"type": "DisruptionTarget", "status": "True", "reason": "PreemptionByScheduler"}
+COLLECTED = {"type": "DisruptionTarget", "status": "True", "reason": "DeletionByPodGC"}
+
+
+def taken_by_kubelet(reason: str) -> Raw:
+    raw = raw_pod(0, phase="Failed", container={"state": {}})
+    raw["status"] |= {"reason": reason, "message": "The node was low on resource: memory."}
+    return raw
+
+
+@pytest.mark.parametrize(
+    ("pod", "kind", "reason"),
+    [
+        (worker(0, deleting=NOW + 30, conditions=[DRAINED]), "Preempted", "EvictionByEvictionAPI"),
+        (worker(0, deleting=NOW + 30, conditions=[TAKEN]), "Preempted", "PreemptionByScheduler"),
+        (worker(0, **ended(143), conditions=[TAKEN]), "Preempted", "PreemptionByScheduler"),
+        (worker(0, deleting=NOW + 30, conditions=[COLLECTED]), "NodeLost", "DeletionByPodGC"),
+        (parse_pod(taken_by_kubelet("Evicted")), "Preempted", "Evicted"),
+        (parse_pod(taken_by_kubelet("Terminated")), "Preempted", "Terminated"),
+        (parse_pod(taken_by_kubelet("OutOfcpu")), "StartError", "OutOfcpu"),
+        (worker(0, **ended(137, "OOMKilled")), "OOMKilled", "OOMKilled"),
+        (worker(0, deleting=NOW + 30), None, None),
+        (worker(0, **ended(143, said=declared(Outcome.LEFT))), None, None),
+    ],
+    ids=lambda v: v.name if isinstance(v, Pod) else str(v),
+)
+def test_what_kubernetes_did_to_a_pod_is_told_in_its_own_words(pod: Pod, kind: str | None, reason: str | None) -> None:
+    status_ = told(run(steady(workers=(pod, OTHER), told=report(OTHER))))
+    failed = status_.get("lastFailure", {})
+    assert (failed.get("class"), failed.get("reason")) == (kind, reason)
+    assert status_["restarts"] == int(kind == "OOMKilled")
+    assert status_.get("recentFailures", []) == ([failed] if failed else [])
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from elasticjob.contract.messages import (
     EndRound,
     Failure,
     FailureClass,
+    Leaving,
     MemberState,
     Outcome,
     PodState,
@@ -292,6 +293,31 @@ def test_a_collective_that_a_leaving_node_broke_is_not_charged() -> None:
     job.fail(0, FailureClass.COLLECTIVE_FAILED)
     job.stopped(0, 1, 2)
     assert job.report.ended[0].reason is EndReason.NODE_LEFT
+
+
+def test_a_node_that_is_not_fit_leaves_uncharged_whatever_its_workers_died_of() -> None:
+    job = job_of(0, 1, 2)
+    broken = Failure(FailureClass.DEVICE_UNHEALTHY, "j-1-0", 1.0, message="GPU 0 is lost")
+    job.fail(1)
+    job.say(1, Leaving("DeviceUnhealthy: GPU 0 is lost", broken))
+    job.stopped(0, 1, 2)
+    (ended,) = job.report.ended
+    assert (ended.reason, ended.charged, ended.failure, ended.lost) == (EndReason.NODE_LEFT, False, broken, ("j-1-0",))
+    assert job.finished(1) is not None
+    assert job.members == ["j-0-0", "j-2-0"]
+    assert job.report.unfit == (broken,)
+    job.facts(*pods(0, 2), *pods(1, inc=1, state=PodState.STARTING))
+    assert not job.report.unfit
+
+
+def test_a_failure_before_its_stop_told_late_is_the_cause_of_an_echo_told_first() -> None:
+    job = job_of(0, 1)
+    job.fail(0, FailureClass.COLLECTIVE_FAILED)
+    job.fail(1)
+    job.stopped(0, 1)
+    (ended,) = job.report.ended
+    assert ended.failure is not None
+    assert (ended.failure.pod, ended.failure.kind) == ("j-1-0", FailureClass.USER_ERROR)
 
 
 def test_a_draining_pod_leaves_though_its_agent_has_not_said_so() -> None:
