@@ -46,7 +46,7 @@ def classify(
     """
     if oom_killed and (signal == "SIGKILL" or _BY_KERNEL.search(message)):
         return FailureClass.OOM_KILLED
-    if signal in _FROM_OUTSIDE:
+    if signal in _FROM_OUTSIDE and not exception:
         return FailureClass.KILLED
     if _DEVICE.search(message):
         return FailureClass.DEVICE_UNHEALTHY

@@ -36,6 +36,8 @@ ENDS: list[tuple[str, int | None, str, str, str, FailureClass]] = [
     ("no memory for NCCL", 1, "", "DistBackendError", NCCL + "ncclUnhandledCudaError: Call to CUDA function", USER),
     ("killed", None, "SIGKILL", "", "", KILLED),
     ("killed after gloo greeted", None, "SIGKILL", "", CONNECTED, KILLED),
+    ("raised, and killed while it ended", None, "SIGKILL", "ValueError", "bad batch", USER),
+    ("saw a peer go, and was killed", None, "SIGTERM", "RuntimeError", GLOO + "pair.cc:561] Connection closed", ECHO),
     ("terminated", None, "SIGTERM", "", "", KILLED),
     ("gloo: peer gone", 1, "", "RuntimeError", GLOO + "pair.cc:561] Connection closed by peer [10.0.0.2]:34225.", ECHO),
     ("gloo: reset", 1, "", "RuntimeError", GLOO + "pair.cc:534] Read error [10.0.0.2]:1: Connection reset", ECHO),

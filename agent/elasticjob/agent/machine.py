@@ -428,6 +428,8 @@ def _too_late(state: State, round_id: RoundId) -> Decision:
 
 def _failed_before(state: State, round_id: RoundId, failure: Failure) -> Decision:
     """A worker had failed before it was stopped, and took its time to end: it may be the cause of what others saw."""
+    if failure.kind is FailureClass.COLLECTIVE_FAILED:
+        return Decision(state)
     if state.failure is None or state.failure.kind is FailureClass.COLLECTIVE_FAILED:
         state = replace(state, failure=failure)
     return Decision(state, (Say(WorkersFailed(round_id, failure)), Log(describe(failure))))

@@ -162,8 +162,10 @@ class Workers:
             return None
         out, err = worker.tails
         recorded = read_error_file(worker.error_file)
-        if self._stopping_since is not None and not (recorded and recorded[2] < self._stopping_since - FILE_CLOCK):
-            return None
+        if self._stopping_since is not None:
+            if not (recorded and recorded[2] < self._stopping_since - FILE_CLOCK):
+                return None
+            code = 1  # the signal was ours
         exception = recorded[:2] if recorded else err.exception if code > 0 else None
         evidence = Evidence(
             rank=worker.rank,
