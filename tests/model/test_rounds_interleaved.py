@@ -1,0 +1,135 @@
+"""Every interleaving of small jobs around one fault, or two with `--deep`; and seeded bugs that must be found."""
+
+from __future__ import annotations
+
+import itertools
+import pickle
+from collections import deque
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from elasticjob.contract.messages import Facts, WorkersStopped
+from elasticjob.rendezvous import rounds
+from elasticjob.rendezvous.state import Node, State
+from support.rounds_invariants import broken, left_out_for_ever
+from support.rounds_world import FAULTS, Move, World, calm, faults, running, step
+
+STATES, DEEP_STATES = 900, 20_000
+"""Different worlds looked at around each fault."""
+
+
+def explore(start: World, kinds: tuple[str, ...], budget: int, states: int) -> str:
+    """Breadth first over all moves, with at most `budget` faults; the first trace that breaks something, or empty."""
+    queue: deque[tuple[World, int, tuple[Move, ...]]] = deque([(start, budget, ())])
+    seen: set[bytes] = set()
+    while queue and len(seen) < states:
+        world, left, trace = queue.popleft()
+        for move in itertools.chain(faults(world, kinds) if left else (), calm(world)):
+            try:
+                after = step(world, move)
+                wrong = broken(world, move, after)
+            except AssertionError as error:
+                wrong = str(error)
+            if wrong:
+                return f"{wrong}: {' '.join(map(str, (*trace, move)))}"
+            key = pickle.dumps((after, left))
+            if key not in seen:
+                seen.add(key)
+                queue.append((after, left - (move in set(faults(world, kinds))), (*trace, move)))
+    # Those that are still to be looked at are the deepest: from a sample of them the job must get to its end.
+    for world, _, trace in list(queue)[:: max(1, len(queue) // 25)]:
+        if wrong := left_out_for_ever(world):
+            return f"{wrong}: {' '.join(map(str, trace))}"
+    return ""
+
+
+@pytest.mark.parametrize("kind", FAULTS)
+def test_every_interleaving_around_one_fault(kind: str, deep: bool) -> None:
+    assert not explore(running(), (kind,), 1, DEEP_STATES if deep else STATES)
+
+
+TELLING = [("fail", "cut"), ("blip", "second-store"), ("succeed", "restart-store"), ("crash", "operator-away")]
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """All pairs of faults with `--deep`."""
+    if "pair" in metafunc.fixturenames:
+        deep = metafunc.config.getoption("--deep", default=False)
+        metafunc.parametrize("pair", list(itertools.combinations(FAULTS, 2)) if deep else TELLING, ids="+".join)
+
+
+def test_every_interleaving_around_two_faults(pair: tuple[str, str], deep: bool) -> None:
+    assert not explore(running(), pair, 2, DEEP_STATES if deep else STATES)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(4, 8), st.lists(st.tuples(st.booleans(), st.integers(0, 10_000)), max_size=60))
+def test_large_jobs(size: int, choices: list[tuple[bool, int]]) -> None:
+    """Whatever happens to many nodes: nothing is broken on the way, and the job ends once nothing happens any more."""
+    world, trace = running(size), list[Move]()
+    for fault, choice in choices:
+        moves = list(faults(world) if fault and choice % 3 == 0 else calm(world)) or list(calm(world))
+        if not moves:
+            break
+        move = moves[choice % len(moves)]
+        after = step(world, move)
+        trace.append(move)
+        assert not broken(world, move, after), trace
+        world = after
+    assert not left_out_for_ever(world, 4000), trace
+
+
+# ---- the explorer is worth something only if it finds what is wrong
+
+
+def _not_waiting_for_all(state: State, now: float) -> rounds.Decision | None:
+    """A new round as soon as most members of the old one have stopped."""
+    if state.round is not None and state.round.ending is not None:
+        members = {b: replace(m, lost=True) for b, m in state.round.members.items()}
+        state = replace(state, round=replace(state.round, members=members))
+    return _conclude(state, now)
+
+
+_conclude = rounds._conclude
+
+
+def _old_words_count(state: State, node: Node, message: WorkersStopped, now: float) -> State:
+    """Words are taken to be on the present round, whatever they say."""
+    if state.round is not None:
+        message = replace(message, round=state.round.id)
+    return _said_of_round(state, node, message, now)
+
+
+_said_of_round = rounds._said_of_round
+
+
+def _charged_again(state: State, facts: Facts) -> State:
+    """What status has taken in is told again: here, as another round."""
+    return replace(_informed(state, facts), ended=tuple(replace(e, round=e.round._replace(n=e.round.n + 100))
+                                                         for e in state.ended if e.charged))  # fmt: skip
+
+
+_informed = rounds._informed
+
+
+def _with_rule(number: int, rule: rounds.Rule) -> tuple[rounds.Rule, ...]:
+    return (*rounds.RULES[:number], rule, *rounds.RULES[number + 1 :])
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "kinds", "found"),
+    [
+        ("RULES", _with_rule(rounds.RULES.index(_conclude), _not_waiting_for_all), ("fail",), "still runs"),
+        ("_said_of_round", _old_words_count, ("late",), "old_words_have_no_effect"),
+        ("_informed", _charged_again, ("fail",), "a_charge_is_counted_once"),
+    ],
+)
+def test_a_seeded_bug_is_found(
+    name: str, value: object, kinds: tuple[str, ...], found: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start = running()
+    monkeypatch.setattr(rounds, name, value)
+    assert found in explore(start, kinds, 1, 5000)

@@ -1,0 +1,398 @@
+"""Small models of agents, links, an operator and up to two stores around the real rules: a world to explore.
+
+Everything is frozen data: `moves(world)` names what may happen next, `step(world, move)` is the world afterwards, and
+the same move does the same always. What must hold is in `rounds_invariants`.
+
+The model agent does what the real one must: it runs what it is told, stops what it is told to stop, reconnects, says
+what it runs, freezes when it is cut off, and tells an older store of a newer one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from elasticjob.contract.messages import (
+    Announce,
+    EndRound,
+    Facts,
+    Failure,
+    FailureClass,
+    Finish,
+    FromNode,
+    Leaving,
+    Membership,
+    MemberState,
+    Outcome,
+    PlanEnd,
+    PodFact,
+    PodState,
+    Ready,
+    Settings,
+    StartRound,
+    StepReport,
+    ToNode,
+    WorkersFailed,
+    WorkersStarted,
+    WorkersStopped,
+    WorkersSucceeded,
+)
+from elasticjob.contract.names import RoundId
+from elasticjob.rendezvous import rounds, view
+from elasticjob.rendezvous.state import Event, FactsArrived, NewerStoreHeard, NodeGone, NodeSaid, State, Tick, new_state
+
+MIN, BUDGET = 2, 6
+Move = tuple[str, int]
+"""What, and the slot or store that it happens to."""
+
+AGENT_FAULTS = ("crash", "blip", "fail", "sigterm", "cut", "pause", "late", "succeed")
+FAULTS = (*AGENT_FAULTS, "restart-store", "second-store", "target", "operator-away")
+
+
+@dataclass(frozen=True)
+class Agent:
+    slot: int
+    incarnation: int
+    ready: bool = False
+    store: int | None = None
+    """The store it is connected to."""
+    newest: int = 0
+    leaving: bool = False
+    start: StartRound | None = None
+    state: MemberState = MemberState.STOPPED
+    stopping: bool = False
+    ended: Outcome | None = None
+    cut: bool = False
+    frozen: bool = False
+    paused: bool = False
+    outbox: tuple[FromNode, ...] = ()
+    inbox: tuple[ToNode, ...] = ()
+    past: FromNode | None = None
+    """The last word on a round before the present one."""
+
+    @property
+    def boot(self) -> str:
+        return f"{self.slot}.{self.incarnation}"
+
+    @property
+    def pod(self) -> str:
+        return f"j-{self.slot}-{self.incarnation}"
+
+    @property
+    def busy(self) -> bool:
+        return self.ended is None and self.state is not MemberState.STOPPED
+
+
+@dataclass(frozen=True)
+class Store:
+    incarnation: int
+    state: State
+
+
+@dataclass(frozen=True)
+class World:
+    size: int
+    """Slots."""
+    stores: tuple[Store, ...]
+    agents: tuple[Agent, ...]
+    now: float = 0.0
+    target: int = 3
+    away: bool = False
+    sequence: int = 0
+    charged: int = 0
+    charged_round: RoundId | None = None
+    counted: tuple[RoundId, ...] = ()
+    """Rounds that were charged, in the order in which the operator took them in."""
+    declared: Outcome | None = None
+
+    def agent(self, slot: int) -> Agent:
+        return next(a for a in self.agents if a.slot == slot)
+
+
+def settings(world: World) -> Settings:
+    return Settings(MIN, world.size, world.target, max_restarts=BUDGET)
+
+
+def begin(size: int = 3) -> World:
+    world = World(size, (), (), target=size)
+    first = Store(0, new_state(settings(world), attempt=1, store=0, now=0.0))
+    return replace(world, stores=(first,), agents=tuple(Agent(slot, 0) for slot in range(size)))
+
+
+def running(size: int = 3) -> World:
+    """All nodes train in their second round, the operator knows it."""
+    world = _settled(begin(size))
+    return _settled(step(world, ("fail", size - 1)))
+
+
+def _settled(world: World) -> World:
+    """Nothing more to say or to do, but for what the clock brings."""
+    while moves := [m for m in calm(world) if m[0] != "tick"]:
+        world = step(world, moves[0])
+    return world
+
+
+# ---- what may happen
+
+
+def calm(world: World) -> Iterator[Move]:
+    """Everything that is no fault: messages, work, clocks, the operator, and the end of what has befallen the world."""
+    for a in world.agents:
+        yield from ((move, a.slot) for move in _agent_moves(world, a))
+    if world.away:
+        yield "operator-back", 0
+    elif _news(world):
+        yield "reconcile", 0
+    if len(world.stores) > 1:
+        yield "old-store-dies", 0
+    if any(rounds.deadline(s.state, world.now) is not None for s in world.stores):
+        yield "tick", 0
+
+
+def _agent_moves(world: World, a: Agent) -> Iterator[str]:
+    if a.ended is not None:
+        return
+    if a.paused:
+        yield "resume"
+        return
+    if a.cut:
+        yield "heal"
+    elif a.store is None:
+        yield from ("connect", "connect-old")[: len(world.stores)]
+    if a.outbox:
+        yield "up"
+    if a.inbox:
+        yield "down"
+    if not a.ready:
+        yield "warm"
+    if a.stopping or a.state is MemberState.FAILED or (a.state is MemberState.STARTING and not a.frozen):
+        yield "work"
+
+
+def faults(world: World, kinds: tuple[str, ...] = FAULTS) -> Iterator[Move]:
+    for a in world.agents:
+        yield from ((move, a.slot) for move in kinds if move in AGENT_FAULTS and _may(world, a, move))
+    if "restart-store" in kinds:
+        yield "restart-store", 0
+    if "second-store" in kinds and len(world.stores) == 1:
+        yield "second-store", 0
+    if "target" in kinds:
+        yield "target", MIN if world.target > MIN else world.size
+    if "operator-away" in kinds and not world.away:
+        yield "operator-away", 0
+
+
+def _may(world: World, a: Agent, move: str) -> bool:
+    if a.ended is not None or a.paused:
+        return False
+    match move:
+        case "blip" | "cut":
+            return a.store is not None
+        case "sigterm":
+            return not a.leaving
+        case "fail":
+            return a.state in (MemberState.STARTING, MemberState.RUNNING) and not (a.stopping or a.frozen)
+        case "succeed":
+            return a.state is MemberState.RUNNING and not (a.stopping or a.frozen)
+        case "late":
+            return a.past is not None and a.store is not None
+        case _:
+            return True
+
+
+# ---- what it does
+
+
+def step(world: World, move: Move) -> World:
+    name, slot = move
+    match name:
+        case "tick":
+            due = [d for s in world.stores if (d := rounds.deadline(s.state, world.now)) is not None]
+            world = replace(world, now=min(due))
+            for store in world.stores:
+                world = _decide(world, store.incarnation, Tick())
+            return world
+        case "reconcile":
+            return _reconcile(world)
+        case "operator-away" | "operator-back":
+            return replace(world, away=name == "operator-away")
+        case "target":
+            return replace(world, target=slot)
+        case "restart-store":
+            last = world.stores[-1]
+            return _with_store(_hang_up(world, last.incarnation), world.stores[:-1], last)
+        case "second-store":
+            return _with_store(world, world.stores, world.stores[-1])
+        case "old-store-dies":
+            return replace(_hang_up(world, world.stores[0].incarnation), stores=world.stores[1:])
+        case _:
+            return _agent_step(world, world.agent(slot), name)
+
+
+def _with_store(world: World, kept: tuple[Store, ...], last: Store) -> World:
+    """A successor; in the model every start of a store has an incarnation of its own."""
+    state = new_state(settings(world), attempt=1, store=last.incarnation + 1, now=world.now, recovering=True)
+    return replace(world, stores=(*kept, Store(last.incarnation + 1, state)))
+
+
+def _hang_up(world: World, incarnation: int) -> World:
+    gone = (replace(a, store=None, outbox=(), inbox=()) if a.store == incarnation else a for a in world.agents)
+    return replace(world, agents=tuple(gone))
+
+
+def _agent_step(world: World, a: Agent, name: str) -> World:
+    match name:
+        case "connect" | "connect-old":
+            return _connect(world, a, world.stores[-1 if name == "connect" else 0])
+        case "up":
+            assert a.store is not None
+            world = _put(world, replace(a, outbox=a.outbox[1:]))
+            return _decide(world, a.store, NodeSaid(a.boot, a.outbox[0]))
+        case "down":
+            return _put(world, hear(replace(a, inbox=a.inbox[1:]), a.inbox[0]))
+        case "warm":
+            return _put(world, tell(replace(a, ready=True), Ready()))
+        case "work":
+            return _put(world, _work(a))
+        case "succeed":
+            assert a.start is not None
+            return _put(world, tell(replace(a, state=MemberState.SUCCEEDED), WorkersSucceeded(a.start.round)))
+        case "fail":
+            assert a.start is not None
+            failure = Failure(FailureClass.KILLED, a.pod, world.now, rank=a.start.rank)
+            return _put(world, tell(replace(a, state=MemberState.FAILED), WorkersFailed(a.start.round, failure)))
+        case "sigterm":
+            return _put(world, tell(replace(a, leaving=True), Leaving("SIGTERM")))
+        case "late":
+            assert a.store is not None
+            assert a.past is not None
+            return _decide(world, a.store, NodeSaid(a.boot, a.past))
+        case "pause" | "resume":
+            return _put(world, replace(a, paused=name == "pause"))
+        case "heal":
+            return _put(world, replace(a, cut=False))
+        case _:
+            return _cut(world, a, name)
+
+
+def _cut(world: World, a: Agent, name: str) -> World:
+    """crash, blip, cut: the store notices that the link is gone."""
+    store, a = a.store, replace(a, store=None, outbox=(), inbox=())
+    if name == "crash":
+        a = replace(a, ended=Outcome.ERROR, state=MemberState.STOPPED)
+    if name == "cut":
+        a = replace(a, cut=True, frozen=a.busy)
+    world = _put(world, a)
+    return world if store is None else _decide(world, store, NodeGone(a.boot))
+
+
+def _connect(world: World, a: Agent, store: Store) -> World:
+    if store.state.newer_store is not None:
+        return world  # it does not listen any more
+    if store.incarnation < a.newest:
+        return _decide(world, store.incarnation, NewerStoreHeard(a.newest))
+    membership = Membership(a.start, a.state) if a.start else None
+    said: list[FromNode] = [Announce(a.slot, a.incarnation, a.boot, a.pod, "ip", 1, 1, "default", a.ready, membership)]
+    if a.start and a.state is MemberState.STOPPED:
+        said.append(WorkersStopped(a.start.round, 1))
+    if a.leaving:
+        said.append(Leaving("SIGTERM"))
+    return _put(world, replace(a, store=store.incarnation, newest=store.incarnation, outbox=tuple(said), inbox=()))
+
+
+def tell(a: Agent, message: FromNode) -> Agent:
+    return a if a.store is None else replace(a, outbox=(*a.outbox, message))
+
+
+def hear(a: Agent, message: ToNode) -> Agent:
+    match message:
+        case StartRound() if a.start is not None and message.round <= a.start.round:
+            return replace(a, frozen=a.frozen and message.round != a.start.round)  # said again after a reconnect
+        case StartRound():
+            assert a.state is MemberState.STOPPED, f"{a.pod} still runs {a.start} and is told {message.round}"
+            past = WorkersStopped(a.start.round, 1) if a.start else None
+            return replace(a, start=message, state=MemberState.STARTING, past=past, frozen=False)
+        case EndRound() if a.start and message.round == a.start.round and a.state is not MemberState.STOPPED:
+            return replace(a, stopping=True)
+        case EndRound() if a.state is MemberState.STOPPED:
+            return tell(a, WorkersStopped(message.round, 1))
+        case PlanEnd():
+            return tell(a, StepReport(message.round, None))
+        case Finish():
+            return replace(a, ended=message.outcome, state=MemberState.STOPPED, store=None, outbox=(), inbox=())
+        case _:
+            return a
+
+
+def _work(a: Agent) -> Agent:
+    """Workers that were told to stop have stopped; those that start run; what failed ends its siblings."""
+    assert a.start is not None
+    if a.state is MemberState.STARTING and not a.stopping:
+        return tell(replace(a, state=MemberState.RUNNING), WorkersStarted(a.start.round))
+    a = replace(a, state=MemberState.STOPPED, stopping=False, frozen=False)
+    return tell(a, WorkersStopped(a.start.round, 1)) if a.start else a
+
+
+def _put(world: World, agent: Agent) -> World:
+    return replace(world, agents=tuple(agent if a.slot == agent.slot else a for a in world.agents))
+
+
+def _decide(world: World, incarnation: int, event: Event) -> World:
+    store = next(s for s in world.stores if s.incarnation == incarnation)
+    decision = rounds.decide(store.state, event, world.now)
+    stores = tuple(Store(incarnation, decision.state) if s is store else s for s in world.stores)
+    told = {a.boot: a for a in world.agents if a.store == incarnation}
+    for send in decision.effects:
+        if (a := told.get(send.boot)) is not None:
+            told[send.boot] = replace(a, inbox=(*a.inbox, send.message))
+    world = replace(world, stores=stores, agents=tuple(told.get(a.boot, a) for a in world.agents))
+    if world.declared is None and decision.state.outcome is not None:
+        world = replace(world, declared=decision.state.outcome)
+    return _hang_up(world, incarnation) if decision.state.newer_store is not None else world
+
+
+# ---- the operator
+
+
+def _facts(world: World) -> Facts:
+    """For the newest store: the one that status names."""
+    pods = tuple(
+        PodFact(a.slot, a.incarnation, a.pod, PodState.DRAINING if a.leaving else PodState.RUNNING)
+        for a in world.agents
+        if a.ended is None
+    )
+    asks = view.report(world.stores[-1].state, world.now).asks
+    facts = Facts(1, world.sequence, settings(world), world.charged, world.charged_round, pods)
+    return replace(facts, only_store=asks)
+
+
+def _news(world: World) -> bool:
+    if world.declared is not None:
+        return False
+    known = world.stores[-1].state.facts
+    unsaid = _facts(world) != replace(known, lease=1, sequence=world.sequence)
+    missing = any(a.ended is not None and a.slot < world.target for a in world.agents)
+    surplus = any(a.ended is None and not a.leaving and a.slot >= world.target for a in world.agents)
+    return unsaid or missing or surplus or bool(_uncounted(world))
+
+
+def _uncounted(world: World) -> list[tuple[RoundId, bool]]:
+    ended = view.report(world.stores[-1].state, world.now).ended
+    seen = world.charged_round
+    return [(e.round, e.charged) for e in ended if seen is None or e.round > seen]
+
+
+def _reconcile(world: World) -> World:
+    """Takes the report in, replaces pods that have ended, says what it knows, ends pods beyond the target."""
+    for round_id, charged in _uncounted(world):
+        counted = (*world.counted, round_id) if charged else world.counted
+        world = replace(world, charged=world.charged + charged, charged_round=round_id, counted=counted)
+    for a in world.agents:
+        if a.ended is not None and a.slot < world.target:
+            world = _put(world, Agent(a.slot, a.incarnation + 1))
+    world = replace(world, sequence=world.sequence + 1)
+    world = _decide(world, world.stores[-1].incarnation, FactsArrived(_facts(world)))
+    for a in world.agents:
+        if a.ended is None and not a.leaving and a.slot >= world.target:
+            world = _put(world, tell(replace(a, leaving=True), Leaving("SIGTERM")))
+    return world
