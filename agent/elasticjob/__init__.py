@@ -6,11 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from elasticjob.training.channel import Stopped, on_stop, progress
+    from elasticjob.training.state import State
 
 __version__ = "0.1.0"
-__all__ = ["Stopped", "on_stop", "progress"]
+__all__ = ["State", "Stopped", "on_stop", "progress"]
 
 _HOME = {
+    "State": "elasticjob.training.state",
     "Stopped": "elasticjob.training.channel",
     "on_stop": "elasticjob.training.channel",
     "progress": "elasticjob.training.channel",

@@ -40,6 +40,7 @@ from elasticjob.contract.names import ExitCode, RoundId
 from elasticjob.rendezvous.node import GaveUp, Node
 from elasticjob.store.link import KeepAlive, Link, LinkRole, connect
 from elasticjob.store.server import StoreServer
+from elasticjob.training import block
 
 log = logging.getLogger(__name__)
 
@@ -75,6 +76,8 @@ class Agent:
             await self._start(Path(scratch))
             try:
                 exit_ = await self._finished
+                if exit_.code is ExitCode.LEFT:
+                    await self._save_state()
                 self._write(exit_)
             finally:
                 await asyncio.wait_for(self._close(), CLOSE_TIMEOUT)
@@ -232,6 +235,14 @@ class Agent:
     def _reap(self) -> None:
         for ended in self._workers.reap():
             self._dispatch(machine.WorkerEnded(ended.round, ended.local_rank, ended.failure, ended.on_plan))
+
+    async def _save_state(self) -> None:
+        """This node goes, and with it the copy that `elasticjob.State` keeps here: save it where the script says."""
+        try:
+            if path := await asyncio.to_thread(block.save_where_it_says, self._workers.ranks.memory):
+                log.info("training state saved to %s", path)
+        except (OSError, ValueError) as error:
+            log.warning("training state not saved: %s", error)
 
     # ---- the end -------------------------------------------------------------------------------------------------
 

@@ -1,0 +1,60 @@
+"""A training loop that loses no step when nodes come and go: `elasticjob.State` and `elasticjob.progress`."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+import elasticjob
+
+
+def main() -> None:
+    options = read_options()
+    dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
+    device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if torch.cuda.is_available() else torch.device("cpu")
+    torch.manual_seed(0)
+    model = DistributedDataParallel(
+        torch.nn.Sequential(torch.nn.Linear(16, 64), torch.nn.Tanh(), torch.nn.Linear(64, 1)).to(device)
+    )
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+
+    state = elasticjob.State(model=model, optimizer=optimizer, step=0, path=options.path)
+    state.sync()  # the newest state of any node that was here before, or of `path`
+    while state.step < options.steps:
+        inputs = batch(state.step).to(device)
+        optimizer.zero_grad()
+        loss = torch.nn.functional.mse_loss(model(inputs), inputs.sin().sum(1, keepdim=True))
+        loss.backward()
+        optimizer.step()
+        state.step += 1
+        said = f"step={state.step} loss={loss.item():.4f} world={dist.get_world_size()} rank={dist.get_rank()}"
+        print(f"{said} time={time.time():.4f}", flush=True)
+        if state.step % options.commit_every == 0:
+            state.commit()  # a crash loses only the steps since
+        elasticjob.progress(state.step)  # planned ends commit and stop here, on all ranks after the same step
+        time.sleep(options.step_delay)
+    dist.destroy_process_group()
+
+
+def batch(step: int) -> torch.Tensor:
+    """This rank's part of a step's data: another at each step, the same whenever the step is done."""
+    generator = torch.Generator().manual_seed(1000 * step + dist.get_rank())
+    return torch.randn(32, 16, generator=generator)
+
+
+def read_options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--steps", type=int, default=2000)
+    parser.add_argument("--commit-every", type=int, default=20, help="steps between copies in memory")
+    parser.add_argument("--path", help="file for the state of a node that is told to go")
+    parser.add_argument("--step-delay", type=float, default=0.0, help="seconds of pretended work at each step")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()
