@@ -173,3 +173,41 @@ def _child_with(word: str) -> int:
         if words[-1] == word.encode() and grandparent == os.getpid():
             return int(path.parent.name)
     raise AssertionError(f"no process {word}")
+
+
+GOT = """
+import os, signal, sys
+def stop(number, frame):
+    print("got", number, flush=True)
+    sys.exit(0)
+for number in (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT):
+    signal.signal(number, stop)
+print("agent", os.getppid(), flush=True)
+while True:
+    signal.pause()
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGQUIT])
+def test_a_signal_to_an_agent_reaches_its_workers_as_the_same(number: signal.Signals, tmp_path: Path) -> None:
+    with LocalRun(manifest(script(tmp_path, GOT)), tmp_path) as run:
+        os.kill(int(run.wait_for(r"agent (\d+)")[1]), number)
+        run.wait_for(f"got {number.value}$")
+        run.wait_for("exit 143, left")
+        run.signal(signal.SIGINT)
+
+
+def test_torchruns_log_options(tmp_path: Path) -> None:
+    path = script(tmp_path, "import sys; print('hello'); print('x' * 9, file=sys.stderr); sys.stderr.write('half')")[1]
+    options = ["--log-dir", str(tmp_path / "logs"), "--redirects", "0:2", "-t", "1:1", "--local-ranks-filter=1"]
+    template = ["--log-line-prefix-template", "${role_name}/${local_rank}: ", "--role", "trainer"]
+    command = [sys.executable, "-m", "torch.distributed.run", *options, *template, path]
+    with LocalRun(manifest(command, nprocPerNode=2), tmp_path) as run:
+        assert run.exit_code() == 0
+    kept = {str(p.relative_to(tmp_path / "logs")): p.read_text() for p in (tmp_path / "logs").rglob("*.log")}
+    assert kept == {"toy-0-0/1.0.1/0/stderr.log": "xxxxxxxxx\nhalf", "toy-0-0/1.0.1/1/stdout.log": "hello\n"}
+    assert sorted(line for line in run.lines if "trainer/" in line) == [
+        "trainer/1: half",
+        "trainer/1: hello",
+        "trainer/1: xxxxxxxxx",
+    ]

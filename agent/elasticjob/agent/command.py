@@ -25,6 +25,9 @@ _TORCHRUN_SWITCHES = re.compile(
 """Options of torchrun that do not take the next word."""
 
 
+_SHORT = {"-r": "redirects", "-t": "tee", "-m": "module"}
+
+
 class Mode(str, Enum):
     """How Python finds the program: a file, `-m` or `-c`."""
 
@@ -101,17 +104,37 @@ def _read_python(argv: Sequence[str]) -> Command:
     return PlainCommand(tuple(argv), "it names no script", False)
 
 
-def _read_torchrun(argv: Sequence[str], options: Sequence[str], python: str, flags: tuple[str, ...]) -> Command:
-    """The program behind torchrun's own options, all of which this agent answers for."""
-    rest, module, no_python = list(options), False, False
+def torchrun_options(argv: Sequence[str]) -> dict[str, str]:
+    """Torchrun's options with a value in a command, by their long names; {} where it is another's."""
+    name = argv[0].rsplit("/", 1)[-1]
+    if name == "torchrun":
+        return _split_torchrun(argv[1:])[0]
+    command = _read_python(argv) if _PYTHON.match(name) else None
+    if isinstance(command, PythonCommand) and command.mode is Mode.MODULE and command.target in _TORCHRUN_MODULES:
+        return _split_torchrun(command.args)[0]
+    return {}
+
+
+def _split_torchrun(words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
+    """Options (switches have no value), and what follows them."""
+    rest, options = list(words), dict[str, str]()
     while rest and rest[0].startswith("-"):
         word = rest.pop(0)
-        module |= word in ("-m", "--module")
-        no_python |= word in ("--no-python", "--no_python")
         if word == "--":
             break
-        if not _TORCHRUN_SWITCHES.match(word):
-            rest[:1] = []  # an option's value
+        option, attached, value = word.partition("=")
+        if word[:2] in ("-r", "-t") and len(word) > 2:
+            option, value = word[:2], word[2:]
+        elif not attached and not _TORCHRUN_SWITCHES.match(word):
+            value = rest.pop(0) if rest else ""
+        options[_SHORT.get(option, option.lstrip("-").replace("_", "-"))] = value
+    return options, rest
+
+
+def _read_torchrun(argv: Sequence[str], words: Sequence[str], python: str, flags: tuple[str, ...]) -> Command:
+    """The program behind torchrun's own options, all of which this agent answers for."""
+    options, rest = _split_torchrun(words)
+    module, no_python = "module" in options, "no-python" in options
     if not rest:
         return PlainCommand(tuple(argv), "it names no script", False)
     if no_python:

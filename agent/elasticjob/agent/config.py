@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import binascii
 import math
+import tempfile
 import uuid
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TypeVar
 
+from elasticjob.agent.logs import PREFIX, LogOptions, read_ranks, read_streams
 from elasticjob.contract.names import DEFAULT_PORT, Env
 
 T = TypeVar("T")
@@ -46,10 +49,16 @@ class AgentConfig:
     termination_log: str
     boot: str
     env: Mapping[str, str]
+    logs: LogOptions = field(default_factory=LogOptions)
 
 
-def read_config(env: Mapping[str, str]) -> AgentConfig:
-    """Parse `Env.*`; `UsageError` names the variable that is missing or wrong."""
+def read_config(env: Mapping[str, str], options: Mapping[str, str] | None = None) -> AgentConfig:
+    """Parse `Env.*`; `UsageError` names the variable that is missing or wrong.
+
+    `options`: torchrun's, by their long names; as for torchrun, PET_<NAME> gives one that is not there.
+    """
+    pet = {name: value for name, value in env.items() if name.startswith("PET_")}
+    pet |= {f"PET_{name.replace('-', '_').upper()}": value for name, value in (options or {}).items()}
     host, port = _parse(env, Env.STORE_ENDPOINT, _endpoint)
     interval, attempts = _parse(env, Env.KEEP_ALIVE, _keep_alive, "1x3")
     return AgentConfig(
@@ -64,7 +73,7 @@ def read_config(env: Mapping[str, str]) -> AgentConfig:
         port=port,
         local_world_size=max(1, _parse(env, Env.NPROC_PER_NODE, _count, "1")),
         gpus=_parse(env, Env.GPUS, _count, "0"),
-        role=env.get(Env.ROLE) or "default",
+        role=env.get(Env.ROLE) or pet.get("PET_ROLE") or "default",
         preload=tuple(m.strip() for m in env.get(Env.PRELOAD, DEFAULT_PRELOAD).split(",") if m.strip()),
         stop_grace=_parse(env, Env.STOP_GRACE_SECONDS, _seconds, "1"),
         join_timeout=_parse(env, Env.JOIN_TIMEOUT_SECONDS, _seconds, "600"),
@@ -73,6 +82,13 @@ def read_config(env: Mapping[str, str]) -> AgentConfig:
         termination_log=env.get(Env.TERMINATION_LOG) or TERMINATION_LOG,
         boot=uuid.uuid4().hex,
         env={name: value for name, value in env.items() if name not in _SECRETS},
+        logs=LogOptions(
+            directory=pet.get("PET_LOG_DIR") or str(Path(tempfile.gettempdir(), "elasticjob-logs")),
+            redirects=_parse(pet, "PET_REDIRECTS", read_streams, "0"),
+            tee=_parse(pet, "PET_TEE", read_streams, "0"),
+            ranks=_parse(pet, "PET_LOCAL_RANKS_FILTER", read_ranks, ""),
+            prefix=pet.get("PET_LOG_LINE_PREFIX_TEMPLATE") or PREFIX,
+        ),
     )
 
 

@@ -5,8 +5,11 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from types import FrameType
+
+SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT"
+"""Torchrun's own, and what an image's STOPSIGNAL may be; TORCHELASTIC_SIGNALS_TO_HANDLE names others."""
 
 
 def main(command: Sequence[str]) -> int:
@@ -16,18 +19,28 @@ def main(command: Sequence[str]) -> int:
     def remember(number: int, _frame: FrameType | None) -> None:
         early.append(signal.Signals(number).name)
 
-    for number in (signal.SIGTERM, signal.SIGINT):
+    handled = [s for s in signals(os.environ) if signal.getsignal(s) is not signal.SIG_IGN]  # as under nohup
+    for number in handled:
         signal.signal(number, remember)
-    return _run(command, early)
+    return _run(command, early, handled)
 
 
-def _run(command: Sequence[str], early: Sequence[str]) -> int:
+def signals(env: Mapping[str, str]) -> list[signal.Signals]:
+    """Those on which an agent leaves, and which its workers get."""
+    names = env.get("TORCHELASTIC_SIGNALS_TO_HANDLE", SIGNALS).split(",")
+    return [number for number in signal.Signals if number.name in names and number not in _NOT_CAUGHT]
+
+
+_NOT_CAUGHT = (signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD)
+
+
+def _run(command: Sequence[str], early: Sequence[str], handled: Sequence[signal.Signals]) -> int:
     import asyncio
     import contextlib
     import traceback
 
     from elasticjob.agent.callers import torchrun_python
-    from elasticjob.agent.command import read_command
+    from elasticjob.agent.command import read_command, torchrun_options
     from elasticjob.agent.config import UsageError, read_config
     from elasticjob.agent.runner import Agent
     from elasticjob.agent.termination import write_termination
@@ -35,12 +48,13 @@ def _run(command: Sequence[str], early: Sequence[str]) -> int:
     from elasticjob.contract.names import ExitCode
 
     try:
-        config = read_config(os.environ)
+        config = read_config(os.environ, torchrun_options(command))
     except UsageError as error:
         print(f"elasticjob agent: {error}", file=sys.stderr)
         return ExitCode.USAGE
     try:
-        return asyncio.run(Agent(config, read_command(command, torchrun_python(command[0])), early).run())
+        program = read_command(command, torchrun_python(command[0]))
+        return asyncio.run(Agent(config, program, early, handled).run())
     except Exception as error:
         # Python's own exit code for this would be 1: what a job that failed ends with.
         traceback.print_exc()

@@ -18,6 +18,8 @@ MAX_LINE = 1 << 20
 """Bytes; a longer line is cut in pieces."""
 MAX_PENDING = 4 << 20
 """Bytes waiting to be written; above it nothing is read."""
+FILE_TIMEOUT = 1.0
+"""Seconds that a slow disk may hold up the end of a worker's log file."""
 TAIL_LINES = 20
 TAIL_WIDTH = 400
 """Characters kept of each of the last lines."""
@@ -77,6 +79,14 @@ class Sink:
                 resume()
 
 
+class FileSink(Sink):
+    """A log file, closed once all is written."""
+
+    def _write(self) -> None:
+        super()._write()
+        os.close(self._descriptor)
+
+
 class Tail:
     """The last lines of one worker, and the exception its last traceback ended with."""
 
@@ -101,10 +111,19 @@ class Tail:
 class Stream:
     """One pipe of a worker, read by the event loop."""
 
-    def __init__(self, descriptor: int, prefix: str, sink: Sink, tail: Tail | None = None) -> None:
+    def __init__(
+        self,
+        descriptor: int,
+        prefix: str,
+        sink: Sink | None,
+        tail: Tail | None = None,
+        file: FileSink | None = None,
+    ) -> None:
+        """`sink` gets prefixed lines, `file` the bytes as they are."""
         self._descriptor = descriptor
         self._prefix = prefix.encode()
         self._sink = sink
+        self._file = file
         self._tail = tail
         self._partial = b""
         self._open = True
@@ -123,9 +142,10 @@ class Stream:
         self._end()
 
     def _readable(self) -> None:
-        if self._sink.full:
+        full = next((sink for sink in (self._sink, self._file) if sink is not None and sink.full), None)
+        if full is not None:
             self._loop.remove_reader(self._descriptor)
-            self._sink.when_free(self._resume)
+            full.when_free(self._resume)
         else:
             self._read()
 
@@ -153,9 +173,16 @@ class Stream:
         self._loop.remove_reader(self._descriptor)
         os.close(self._descriptor)
         if self._partial:
-            self._take(b"\n")
+            self._take_lines(b"\n")
+        if self._file is not None:
+            self._file.close(FILE_TIMEOUT)
 
     def _take(self, data: bytes) -> None:
+        if self._file is not None:
+            self._file.put(data)
+        self._take_lines(data)
+
+    def _take_lines(self, data: bytes) -> None:
         whole, newline, self._partial = (self._partial + data).rpartition(b"\n")
         if not newline and len(self._partial) > MAX_LINE:
             whole, self._partial = self._partial, b""
@@ -165,4 +192,5 @@ class Stream:
         if self._tail is not None:
             for line in lines[-4 * TAIL_LINES :]:
                 self._tail.feed(line)
-        self._sink.put(b"".join(b"%s%s\n" % (self._prefix, line) for line in lines))
+        if self._sink is not None:
+            self._sink.put(b"".join(b"%s%s\n" % (self._prefix, line) for line in lines))

@@ -54,11 +54,18 @@ CLOSE_TIMEOUT = 15.0
 class Agent:
     """One agent, from its first breath to its exit code: `await Agent(config, command).run()`."""
 
-    def __init__(self, config: AgentConfig, command: Command, signals: Sequence[str] = ()) -> None:
-        """`signals`: names of those that arrived before the loop ran."""
+    def __init__(
+        self,
+        config: AgentConfig,
+        command: Command,
+        early: Sequence[str] = (),
+        signals: Sequence[signal.Signals] = (signal.SIGTERM, signal.SIGINT),
+    ) -> None:
+        """`signals` on which it leaves; `early`: names of those that arrived before the loop ran."""
         self._config = config
         self._command = command
-        self._early = signals  # may grow until `_start` takes over the handlers
+        self._signals = signals
+        self._early = early  # may grow until `_start` takes over the handlers
         self._tasks: set[asyncio.Task[object]] = set()
         self._answer: asyncio.TimerHandle | None = None
         self._stores: list[StoreServer] = []
@@ -82,7 +89,7 @@ class Agent:
             finally:
                 await asyncio.wait_for(self._close(), CLOSE_TIMEOUT)
         logging.getLogger("elasticjob").removeHandler(handler)
-        for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT):
+        for number in (signal.SIGCHLD, *self._signals):
             self._loop.remove_signal_handler(number)
             signal.signal(number, signal.SIG_IGN)  # what is left is to exit
         self._stdout.close(FLUSH_TIMEOUT)
@@ -106,7 +113,7 @@ class Agent:
             join_timeout=config.join_timeout,
         )
         self._loop.add_signal_handler(signal.SIGCHLD, self._reap)
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in self._signals:
             self._loop.add_signal_handler(number, self._dispatch, machine.Signalled(number.name))
         for name in self._early:
             self._dispatch(machine.Signalled(name))
@@ -229,7 +236,8 @@ class Agent:
             self._spawn(self._stopped(grace))
 
     async def _stopped(self, grace: float) -> None:
-        stuck = await self._workers.stop(grace)
+        leaving = self._state.leaving
+        stuck = await self._workers.stop(grace, signal.Signals[leaving] if leaving else signal.SIGTERM)
         self._dispatch(machine.AllStopped(await self._fresh_store(), stuck))
 
     def _reap(self) -> None:

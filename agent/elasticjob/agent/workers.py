@@ -6,6 +6,7 @@ import asyncio
 import logging
 import os
 import signal
+import socket
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,7 +16,8 @@ from elasticjob.agent.config import AgentConfig
 from elasticjob.agent.environment import worker_env
 from elasticjob.agent.evidence import Evidence, OomCounter, failure_of, read_error_file
 from elasticjob.agent.launcher import Launcher, StartError, WorkerStart
-from elasticjob.agent.output import Sink, Stream, Tail
+from elasticjob.agent.logs import STDERR, STDOUT
+from elasticjob.agent.output import FileSink, Sink, Stream, Tail
 from elasticjob.agent.processes import descendants, kill, reap, signal_group
 from elasticjob.agent.ranks import Ranks
 from elasticjob.contract.messages import Failure, FailureClass, StartRound
@@ -110,12 +112,11 @@ class Workers:
         rank = start.rank + local_rank
         directory = self._scratch / f"{start.round}-{local_rank}"
         directory.mkdir(exist_ok=True)
-        prefix = f"[{self._config.role}{rank}]:"
         (out_read, out_write), (err_read, err_write) = os.pipe(), os.pipe()
         tails = (Tail(), Tail())
         streams = (
-            Stream(out_read, prefix, self._sinks[0], tails[0]),
-            Stream(err_read, prefix, self._sinks[1], tails[1]),
+            self._stream(start.round, local_rank, rank, STDOUT, out_read, tails[0]),
+            self._stream(start.round, local_rank, rank, STDERR, err_read, tails[1]),
         )
         worker = _Worker(start.round, local_rank, rank, str(directory / "error.json"), streams, tails)
         env = worker_env(
@@ -129,6 +130,20 @@ class Workers:
             base=self._config.env,
         )
         return worker, WorkerStart(env, out_write, err_write)
+
+    def _stream(self, round_id: RoundId, local_rank: int, rank: int, kind: int, descriptor: int, tail: Tail) -> Stream:
+        config, logs = self._config, self._config.logs
+        prefix = logs.line_prefix(role=config.role, local_rank=local_rank, rank=rank, hostname=socket.gethostname())
+        sink = self._sinks[kind == STDERR] if logs.shown(local_rank, kind) else None
+        file = None
+        if logs.kept(local_rank, kind):
+            path = logs.file(config.pod, str(round_id), local_rank, kind)
+            try:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                file = FileSink(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644))
+            except OSError as error:
+                log.warning("no log file: %s", error)
+        return Stream(descriptor, prefix, sink, tail, file)
 
     def _not_started(self, start: StartRound, why: str) -> Failure:
         return Failure(FailureClass.START_ERROR, self._config.pod, time.time(), rank=start.rank, message=why[:1024])
@@ -182,8 +197,8 @@ class Workers:
 
     # ---- stop ------------------------------------------------------------------------------------------------------
 
-    async def stop(self, grace: float) -> Failure | None:
-        """SIGTERM, `grace` seconds, SIGKILL; then whatever else the workers left running.
+    async def stop(self, grace: float, first: signal.Signals = signal.SIGTERM) -> Failure | None:
+        """The `first` signal, `grace` seconds, SIGKILL; then whatever else the workers left running.
 
         None is left after this, but for those that even SIGKILL does not end: a failure of this node then.
         """
@@ -192,7 +207,7 @@ class Workers:
         self.ranks.release()
         ending = dict(self._running)
         for pid in ending if grace > 0 else ():
-            signal_group(pid, signal.SIGTERM)
+            signal_group(pid, first)
         await self._until(lambda: self._hurried or not (self._running or self._launcher.stand_ins), grace)
         for pid in ending:
             signal_group(pid, signal.SIGKILL)

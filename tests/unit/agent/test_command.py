@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from elasticjob.agent.command import Mode, PlainCommand, PythonCommand, read_command
+from elasticjob.agent.command import Mode, PlainCommand, PythonCommand, read_command, torchrun_options
 
 S, M, C = Mode.SCRIPT, Mode.MODULE, Mode.CODE
 
@@ -55,6 +55,23 @@ def test_anything_else_is_started_by_exec_as_it_is(line: str) -> None:
     assert isinstance(command, PlainCommand)
     assert command.argv == tuple(line.split())
     assert command.why
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        (
+            "torchrun --log-dir /l -r3 --tee=0:1,1:2 -m t --role x",
+            {"log-dir": "/l", "redirects": "3", "tee": "0:1,1:2"},
+        ),
+        ("torchrun --log_dir /l -r 1 -t 2 --standalone t.py --role x", {"log-dir": "/l", "redirects": "1", "tee": "2"}),
+        ("python -u -m torch.distributed.run --role x t.py", {"role": "x"}),
+        ("python t.py --role x", {}),
+        ("bash -c torchrun", {}),
+    ],
+)
+def test_torchruns_options(line: str, expected: dict[str, str]) -> None:
+    assert {n: v for n, v in torchrun_options(line.split()).items() if v} == expected
 
 
 @pytest.mark.parametrize("line", ["python -Bu t.py a", "python -W error -m pkg a", "python -c pass -x"])

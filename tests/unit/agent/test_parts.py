@@ -14,6 +14,8 @@ from hypothesis import strategies as st
 from elasticjob.agent.config import UsageError, read_config
 from elasticjob.agent.environment import node_env, worker_env
 from elasticjob.agent.evidence import Evidence, failure_of, read_error_file
+from elasticjob.agent.logs import STDERR, STDOUT, LogOptions, read_ranks, read_streams
+from elasticjob.agent.main import signals
 from elasticjob.agent.output import MAX_LINE, MAX_PENDING, Sink, Stream, Tail
 from elasticjob.agent.termination import MAX_BYTES, termination_json
 from elasticjob.contract import codec
@@ -121,6 +123,42 @@ def test_a_termination_message_fits_and_keeps_outcome_round_and_rank(
     assert back.failure.rank == 7
 
 
+def test_logs_are_configured_as_torchruns() -> None:
+    assert read_config(ENV).logs.prefix == "[${role_name}${rank}]:"
+    env = {**ENV, "PET_REDIRECTS": "0:1,1:2", "PET_TEE": "3", "PET_ROLE": "trainer"}
+    config = read_config(env, {"tee": "1:3", "local-ranks-filter": "1", "log-dir": "/l"})
+    assert (config.role, config.logs.directory, config.logs.tee) == ("trainer", "/l", {1: 3})
+    for change in ({"PET_TEE": "4"}, {"PET_REDIRECTS": "0:x"}, {"PET_LOCAL_RANKS_FILTER": "a"}):
+        with pytest.raises(UsageError, match=next(iter(change))):
+            read_config({**ENV, **change})
+
+
+@pytest.mark.parametrize(
+    ("redirects", "tee", "ranks", "shown", "kept"),
+    [
+        ("0", "0", "", {(0, 1), (0, 2), (1, 1), (1, 2)}, set()),
+        ("3", "0", "", set(), {(0, 1), (0, 2), (1, 1), (1, 2)}),
+        ("1", "0", "", {(0, 2), (1, 2)}, {(0, 1), (1, 1)}),
+        ("0", "3", "1", {(1, 1), (1, 2)}, {(0, 1), (0, 2), (1, 1), (1, 2)}),
+        ("0:3", "1:2", "", {(1, 1), (1, 2)}, {(0, 1), (0, 2), (1, 2)}),
+        ("3", "0:1", "", {(0, 1)}, {(0, 1), (0, 2), (1, 1), (1, 2)}),
+    ],
+)
+def test_redirects_tee_and_the_filter_of_ranks(
+    redirects: str, tee: str, ranks: str, shown: set[tuple[int, int]], kept: set[tuple[int, int]]
+) -> None:
+    logs = LogOptions("/l", read_streams(redirects), read_streams(tee), read_ranks(ranks), "${hostname}:${rank}: $x")
+    every = [(rank, stream) for rank in (0, 1) for stream in (STDOUT, STDERR)]
+    assert {worker for worker in every if logs.shown(*worker)} == shown
+    assert {worker for worker in every if logs.kept(*worker)} == kept
+    assert logs.line_prefix(role="r", local_rank=0, rank=3, hostname="n") == "n:3: $x"
+
+
+def test_signals_on_which_an_agent_leaves() -> None:
+    assert [s.name for s in signals({})] == ["SIGHUP", "SIGINT", "SIGQUIT", "SIGTERM"]
+    assert [s.name for s in signals({"TORCHELASTIC_SIGNALS_TO_HANDLE": "SIGUSR2,SIGKILL,none"})] == ["SIGUSR2"]
+
+
 TRACEBACK = ["Traceback (most recent call last):", '  File "x.py", line 1, in <module>', "    f()"]
 
 
@@ -174,11 +212,12 @@ def test_a_failure_from_what_is_left_of_a_worker() -> None:
 async def test_output_is_prefixed_line_by_line_and_long_lines_are_cut() -> None:
     (out, into), (read, write) = os.pipe(), os.pipe()
     tail = Tail()
-    stream = Stream(out, "[default3]:", Sink(write), tail)
+    sink = Sink(write)
+    stream = Stream(out, "[default3]:", sink, tail)
     reader = asyncio.get_running_loop().run_in_executor(None, _read_all, read)
     await asyncio.to_thread(_write_all, into, b"one\ntwo\n" + b"x" * (MAX_LINE + 10) + b"\nlast")
     stream.close()
-    stream._sink.close(10)
+    sink.close(10)
     os.close(write)
     lines = (await reader).split(b"\n")
     assert lines[:2] == [b"[default3]:one", b"[default3]:two"]
@@ -191,7 +230,8 @@ async def test_output_is_prefixed_line_by_line_and_long_lines_are_cut() -> None:
 async def test_a_slow_reader_stops_the_worker_and_not_the_loop() -> None:
     (out, into), (read, write) = os.pipe(), os.pipe()
     os.set_blocking(into, False)
-    stream = Stream(out, "", Sink(write))
+    sink = Sink(write)
+    stream = Stream(out, "", sink)
     sent, stuck = 0, 0
     while stuck < 100:  # nobody reads: the pipes and the pending bytes fill
         try:
@@ -205,7 +245,7 @@ async def test_a_slow_reader_stops_the_worker_and_not_the_loop() -> None:
     os.set_blocking(into, True)
     await asyncio.to_thread(_write_all, into, b"end\n")
     stream.close()
-    await asyncio.to_thread(stream._sink.close, 10)
+    await asyncio.to_thread(sink.close, 10)
     os.close(write)
     assert len(await reader) == sent + 4
 

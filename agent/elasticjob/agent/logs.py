@@ -1,0 +1,69 @@
+"""Where workers' output goes: the console, files, or both; torchrun's options of the same names. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from string import Template
+
+NOTHING, STDOUT, STDERR, BOTH = range(4)
+"""torch's `Std`: a stream's bit in `redirects` and `tee`."""
+PREFIX = "[${role_name}${rank}]:"
+
+
+@dataclass(frozen=True)
+class LogOptions:
+    """`redirects` and `tee` by local rank, else that of None. As torchrun's, but that lines always have a prefix."""
+
+    directory: str = ""
+    redirects: Mapping[int | None, int] = field(default_factory=dict)
+    """Streams that go to files only."""
+    tee: Mapping[int | None, int] = field(default_factory=dict)
+    """Streams that go to files too."""
+    ranks: frozenset[int] | None = None
+    """Local ranks that are shown on the console; None: all."""
+    prefix: str = PREFIX
+
+    def shown(self, local_rank: int, stream: int) -> bool:
+        """Whether a worker's STDOUT or STDERR goes to the console."""
+        redirected = _of(self.redirects, local_rank) & stream and not _of(self.tee, local_rank) & stream
+        return not redirected and (self.ranks is None or local_rank in self.ranks)
+
+    def kept(self, local_rank: int, stream: int) -> bool:
+        """Whether it goes to a file."""
+        return bool((_of(self.redirects, local_rank) | _of(self.tee, local_rank)) & stream)
+
+    def file(self, pod: str, round_id: str, local_rank: int, stream: int) -> Path:
+        """Whose name no other pod, round or worker has."""
+        return Path(self.directory, pod, round_id, str(local_rank), "stdout.log" if stream == STDOUT else "stderr.log")
+
+    def line_prefix(self, *, role: str, local_rank: int, rank: int, hostname: str) -> str:
+        names = {"role_name": role, "local_rank": local_rank, "rank": rank, "hostname": hostname}
+        return Template(self.prefix).safe_substitute(names)
+
+
+def _of(streams: Mapping[int | None, int], local_rank: int) -> int:
+    return streams.get(local_rank, streams.get(None, NOTHING))
+
+
+def read_streams(text: str) -> dict[int | None, int]:
+    """`3` for all local ranks, or `0:1,1:2`; ValueError says what is wanted."""
+    try:
+        if ":" not in text:
+            found: dict[int | None, int] = {None: int(text)}
+        else:
+            found = {int(rank): int(value) for rank, value in (item.split(":") for item in text.split(","))}
+    except ValueError:
+        found = {None: -1}
+    if not all(NOTHING <= value <= BOTH for value in found.values()):
+        raise ValueError("want 0 (none), 1 (stdout), 2 (stderr), 3 (both), or LOCAL_RANK:NUMBER,...")
+    return found
+
+
+def read_ranks(text: str) -> frozenset[int] | None:
+    """`0,3`; empty: all."""
+    try:
+        return frozenset(int(word) for word in text.split(",")) if text else None
+    except ValueError:
+        raise ValueError("want local ranks: 0,3") from None
