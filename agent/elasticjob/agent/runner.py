@@ -236,8 +236,8 @@ class Agent:
             self._spawn(self._stopped(grace))
 
     async def _stopped(self, grace: float) -> None:
-        leaving = self._state.leaving
-        stuck = await self._workers.stop(grace, signal.Signals[leaving] if leaving else signal.SIGTERM)
+        first = signal.Signals.__members__.get(self._state.leaving, signal.SIGTERM)
+        stuck = await self._workers.stop(grace, first)
         self._dispatch(machine.AllStopped(await self._fresh_store(), stuck))
 
     def _reap(self) -> None:
