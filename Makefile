@@ -68,3 +68,11 @@ test: ## all tests, fast ones first
 .PHONY: demo
 demo: venv ## a cluster, a job, and everything taken away while it trains
 	@$(PY) examples/demo/demo.py
+
+.PHONY: bench
+bench: venv ## ours against stock torchrun on this machine: docs/benchmarks.md (ROWS=name,... REPEAT=n; 20 minutes)
+	@$(PY) -m benchmarks $(if $(ROWS),--rows $(ROWS)) $(if $(REPEAT),--repeat $(REPEAT))
+
+.PHONY: bench-rows
+bench-rows: venv ## the rows of `make bench`, and how long each takes
+	@$(PY) -m benchmarks --list

@@ -1,0 +1,50 @@
+"""Four nodes at once, at least 2 and at most 8, until the first step; and what no launcher can do without."""
+
+from __future__ import annotations
+
+import os
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+from benchmarks.recovery import START, measures, sides
+from benchmarks.row import BEST, OURS, SHIPPED, Row, Sample
+from benchmarks.side import Side, Size
+
+NODES = 4
+
+
+def cold_start(side: Side) -> Sample:
+    began = side.start(NODES)
+    if not side.output.wait(lambda: bool(side.output.steps(world=NODES)), START, side.dead):
+        return Sample(None, f"no step within {START:g} s")
+    first = side.output.steps(world=NODES)[0]
+    parts = {}
+    for name, what in (("until the script begins", "begun"), ("until torch is imported", "imported")):
+        parts[name] = max(s.time for s in side.output.said if s.what == what and s.time < first.time) - began
+    return Sample(first.time - began, parts=parts)
+
+
+def floor(_: Path) -> Sample:
+    """CPU seconds of the imports of one node, times the nodes, over the cores."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    subprocess.run([sys.executable, "-c", "import torch, torch._dynamo"], check=True)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    used = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return Sample(used * NODES / len(os.sched_getaffinity(0)), parts={"CPU seconds of one": used})
+
+
+ROWS = [
+    Row(
+        "cold-start",
+        "cold start of 4 nodes, min 2, max 8, until the first step",
+        "s",
+        None,
+        {**measures(cold_start, sides(Size(2, 8))), "floor (imports alone)": floor},
+        {OURS: 5, SHIPPED: 3, BEST: 5, "floor (imports alone)": 5},
+        200,
+        note="Ours must be within 1 s of the floor: CPU seconds of the imports, divided by the cores. "
+        "Our operator expects four pods, as it would with `replicas: 4`.",
+    )
+]

@@ -1,0 +1,81 @@
+"""Memory, the time until the store serves, and what wakes up while nothing happens."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from benchmarks.ours import Ours
+from benchmarks.recovery import START
+from benchmarks.rendezvous import Empty, memory
+from benchmarks.row import OURS, Row, Sample
+from benchmarks.side import Size
+
+IDLE = 60.0
+
+
+def store_memory(nodes: int) -> Row:
+    def measure(folder: Path) -> Sample:
+        with Empty(folder, Size(nodes, nodes)) as store:
+            return Sample(store.crowd()["store MiB"])
+
+    want = 40 if nodes == 4 else 150
+    return Row(
+        f"store-memory-{nodes}", f"store's memory with {nodes} nodes", "MiB", want, {OURS: measure}, {OURS: 3}, 10
+    )
+
+
+def exec_to_serving(folder: Path) -> Sample:
+    """From exec of the store to the operator's link being proven."""
+    with Ours(folder) as side:
+        began = side.start(0)
+        side.serving()
+        return Sample(side.reports[0][0] - began)
+
+
+def exec_to_joined(folder: Path) -> Sample:
+    """From exec of an agent to its announcement at a store that serves; its torch is not there yet."""
+    with Ours(folder, Size(1, 1)) as side:
+        side.start(0)
+        side.serving()
+        began = side.add(0)
+        here = lambda: any(report.nodes for _, report in side.reports)  # noqa: E731
+        if not side.output.wait(here, 30, side.dead):
+            return Sample(None, "not within 30 s")
+        return Sample(next(at for at, report in side.reports if report.nodes) - began)
+
+
+def idle(folder: Path) -> Sample:
+    """One agent and the store beside a worker that trains, for a minute: wake-ups of the agent's main thread that
+    its worker's output did not cause. The worker is stopped after its first steps, so that it says nothing."""
+    with Ours(folder, Size(1, 1)) as side:
+        side.start(1)
+        if not side.runs(1, START):
+            return Sample(None, f"did not train within {START:g} s")
+        (folder / "stuck-0").touch()
+        time.sleep(2.0 + 3.0)  # the last step, and the reserve that is forked after two quiet seconds
+        assert side.store is not None
+        agent, store = side.agents[0].pid, side.store.pid
+        before = {pid: switches(pid) for pid in (agent, store)}
+        time.sleep(IDLE)
+        woken = {pid: switches(pid) - before[pid] for pid in (agent, store)}
+        parts = {"store": woken[store] * 60 / IDLE, "agent MiB": memory(agent), "store MiB": memory(store)}
+        return Sample(woken[agent] * 60 / IDLE, parts=parts)
+
+
+def switches(pid: int) -> int:
+    """How often the threads of a process have slept and been woken."""
+    total = 0
+    for status in Path(f"/proc/{pid}/task").glob("*/status"):
+        lines = status.read_text().splitlines()
+        total += sum(int(line.split()[1]) for line in lines if line.startswith("voluntary_ctxt_switches"))
+    return total
+
+
+ROWS = [
+    store_memory(4),
+    store_memory(1024),
+    Row("store-serving", "store: from exec to serving", "s", 0.3, {OURS: exec_to_serving}, {OURS: 5}, 5),
+    Row("agent-joined", "agent: from exec to joined", "s", 0.2, {OURS: exec_to_joined}, {OURS: 5}, 10),
+    Row("idle", "agent: wake-ups in an idle minute", "", 0, {OURS: idle}, {OURS: 1}, 75),
+]

@@ -1,0 +1,226 @@
+"""Our side: a store and agents as in a cluster, with this process in the operator's place."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from concurrent.futures import Future
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from benchmarks.output import spawn
+from benchmarks.side import TRAIN, Side, Size, kill, kill_session
+from elasticjob.contract import codec
+from elasticjob.contract.messages import Facts, Outcome, PodFact, PodState, Report, Settings
+from elasticjob.contract.names import Env, RoundId
+from elasticjob.store.link import LinkError, LinkRole, connect
+
+PROGRAM = [sys.executable, str(Path(__file__).parents[1] / "agent" / "elasticjob")]
+_STAMP = re.compile(r"^(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3}) \[store\] (.*)")
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port: int = probe.getsockname()[1]
+        return port
+
+
+class Ours(Side):
+    """Nodes `bench-SLOT-INCARNATION`. Nobody replaces a node that goes: the benchmark says when one comes."""
+
+    name = "ours"
+
+    def __init__(self, folder: Path, size: Size = Size(), *, nproc: int = 1, **settings: Any) -> None:  # noqa: B008
+        super().__init__(folder, size)
+        self.settings = Settings(size.low, size.high, size.high, max_restarts=1000, **settings)
+        self.nproc = nproc
+        self.port = free_port()
+        self.agents: dict[int, subprocess.Popen[bytes]] = {}
+        self.store: subprocess.Popen[bytes] | None = None
+        self.reports: list[tuple[float, Report]] = []
+        self._keys = {role: secrets.token_hex(32) for role in LinkRole}
+        self._run_id = str(uuid.uuid4())
+        self._pods: dict[int, PodFact] = {}
+        self._sequence = 0
+        self._charged: RoundId | None = None
+        self._link: Any = None
+        self._following: Future[None] | None = None
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._thread.start()
+
+    # ---- what rows ask for
+
+    def start(self, nodes: int) -> float:
+        moment = time.time()
+        self.start_store()
+        for slot in range(nodes):
+            self._pods[slot] = self._fact(slot)
+        self._following = asyncio.run_coroutine_threadsafe(self._follow(), self._loop)
+        for slot in range(nodes):
+            self._start_agent(slot)
+        return moment
+
+    def expect(self, nodes: int) -> None:
+        """What the operator says of pods that somebody else starts."""
+        self._pods |= {slot: self._fact(slot) for slot in range(nodes)}
+
+    def serving(self) -> None:
+        """Wait until the store has said its first word to the operator."""
+        if not self.output.wait(lambda: bool(self.reports), 30):
+            raise RuntimeError(f"the store does not serve:\n{self.output.tail()}")
+
+    def add(self, slot: int) -> float:
+        moment = time.time()
+        before = self._pods.get(slot)
+        self._pods[slot] = self._fact(slot, before.incarnation + 1 if before else 0)
+        self._tell()
+        self._start_agent(slot)
+        return moment
+
+    def lose(self, slot: int) -> float:
+        agent = self.agents.pop(slot)
+        moment = time.time()
+        agent.kill()  # the kernel kills its workers with it
+        self._remove(slot)
+        return moment
+
+    def tell(self, slot: int) -> float:
+        moment = time.time()
+        self.agents[slot].send_signal(signal.SIGTERM)
+        self._pods[slot] = replace(self._pods[slot], state=PodState.DRAINING)
+        self._tell()
+        return moment
+
+    def kill_store(self) -> float:
+        assert self.store is not None
+        moment = kill(self.store.pid)
+        self.store.wait()
+        self.start_store()
+        return moment
+
+    def dead(self) -> bool:
+        return bool(self.reports and self.reports[-1][1].outcome is Outcome.FAILED)
+
+    def marks(self, since: float) -> dict[str, float]:
+        """From the store's log, and from its report on when all workers had been started."""
+        told = [(_unix(m[1]), m[2]) for line in list(self.output.lines) if (m := _STAMP.match(line.text))]
+        ends = [t for t, text in told if t >= since - 0.001 and re.search(r"round \S+ ends \(", text)]
+        forms = [t for t, text in told if t >= since - 0.001 and re.search(r"round \S+ of \d+ nodes", text)]
+        formed = [line.time for line in list(self.output.lines) if line.time > since and " formed: node" in line.text]
+        found = {"detect": ends[:1], "stop": forms[-1:], "rendezvous": [max(formed)] if formed else []}
+        return {name: times[0] for name, times in found.items() if times}
+
+    def close(self) -> None:
+        if self._following is not None:
+            self._following.cancel()
+        self._loop.call_soon_threadsafe(self._loop.call_soon, self._loop.stop)
+        self._thread.join(5)
+        self._loop.close()
+        for agent in self.agents.values():
+            kill_session(agent.pid)
+            agent.wait()
+        if self.store is not None:
+            self.store.kill()
+            self.store.wait()
+
+    # ---- processes
+
+    def start_store(self) -> None:
+        environ = {
+            **os.environ,
+            Env.JOB: "bench",
+            Env.RUN_ID: self._run_id,
+            Env.NODE_KEY: self._keys[LinkRole.NODE],
+            Env.OPERATOR_KEY: self._keys[LinkRole.OPERATOR],
+            Env.EXECUTION_ATTEMPT: "1",
+            Env.STORE_INCARNATION: "0",
+            Env.PORT: str(self.port),
+            Env.SETTINGS: codec.dumps(self.settings).decode(),
+            Env.STATE_DIR: str(self.folder),
+        }
+        self.store = spawn([*PROGRAM, "store"], environ, self.output, "store", str(self.folder))
+
+    def agent_environ(self, slot: int) -> dict[str, str]:
+        """What the operator puts into a worker pod."""
+        fact, settings = self._pods.get(slot, self._fact(slot)), self.settings
+        return {
+            Env.JOB: "bench",
+            Env.RUN_ID: self._run_id,
+            Env.NODE_KEY: self._keys[LinkRole.NODE],
+            Env.EXECUTION_ATTEMPT: "1",
+            Env.SLOT: str(slot),
+            Env.POD_NAME: fact.pod,
+            Env.POD_IP: "127.0.0.1",
+            Env.POD_INCARNATION: str(fact.incarnation),
+            Env.STORE_ENDPOINT: f"127.0.0.1:{self.port}",
+            Env.NPROC_PER_NODE: str(self.nproc),
+            Env.KEEP_ALIVE: f"{settings.keep_alive_interval:g}x{settings.keep_alive_max_attempts}",
+            Env.STOP_GRACE_SECONDS: str(settings.stop_grace),
+            Env.TERMINATION_LOG: str(self.folder / f"{fact.pod}.json"),
+        }
+
+    def _start_agent(self, slot: int) -> None:
+        environ = {**os.environ, "PYTHONUNBUFFERED": "1", "GLOO_SOCKET_IFNAME": "lo", **self.agent_environ(slot)}
+        argv = [*PROGRAM, "agent", "--", sys.executable, TRAIN, str(self.folder)]
+        self.agents[slot] = spawn(argv, environ, self.output, f"node {slot}", str(self.folder))
+
+    # ---- the operator's part
+
+    def _fact(self, slot: int, incarnation: int = 0) -> PodFact:
+        return PodFact(slot, incarnation, f"bench-{slot}-{incarnation}", PodState.RUNNING)
+
+    def _remove(self, slot: int) -> None:
+        """The pod is gone: said a while later, as an operator would who sees it by watching."""
+        pods = {s: p for s, p in self._pods.items() if s != slot}
+        self._loop.call_soon_threadsafe(self._loop.call_later, 1.0, self._replace_pods, pods)
+
+    def _replace_pods(self, pods: dict[int, PodFact]) -> None:
+        self._pods = pods
+        self._send()
+
+    def _tell(self) -> None:
+        self._loop.call_soon_threadsafe(self._send)
+
+    def _send(self) -> None:
+        if self._link is not None:
+            self._sequence += 1
+            pods = tuple(self._pods.values())
+            self._link.send(Facts(1, self._sequence, self.settings, 0, self._charged, pods))
+
+    async def _follow(self) -> None:
+        key = bytes.fromhex(self._keys[LinkRole.OPERATOR])
+        while True:
+            try:
+                link = await connect("127.0.0.1", self.port, role=LinkRole.OPERATOR, key=key, run_id=self._run_id)
+            except (OSError, LinkError):
+                await asyncio.sleep(0.02)
+                continue
+            self._link = link
+            self._send()
+            while (message := await link.receive()) is not None:
+                if isinstance(message, Report):
+                    self._heard(message)
+            self._link = None
+
+    def _heard(self, report: Report) -> None:
+        self.reports.append((time.time(), report))
+        newest = max((e.round for e in report.ended), default=self._charged)
+        if newest != self._charged:
+            self._charged = newest
+            self._send()
+
+
+def _unix(stamp: str) -> float:
+    return datetime.strptime(stamp, "%Y-%m-%d %H:%M:%S,%f").timestamp()

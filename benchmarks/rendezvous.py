@@ -1,0 +1,85 @@
+"""Rendezvous of N simulated nodes on one store: ours over control links, stock's dynamic rendezvous in threads."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from benchmarks.ours import Ours
+from benchmarks.row import OURS, SHIPPED, Row, Sample
+from benchmarks.side import Size
+
+LIMIT = {8: None, 32: None, 64: None, 128: 0.1, 1024: 0.5, 4096: 2.5}
+"""Nodes → seconds that ours must reach."""
+STOCK_LARGEST = 128
+CAP = 60.0
+
+
+class Empty(Ours):
+    """A store that expects `size.high` nodes, and none is started."""
+
+    def crowd(self, *, quiet: float = 0.0) -> dict[str, float]:
+        """Figures of `benchmarks.crowd`, and the store's memory afterwards in MiB."""
+        self.expect(self.size.high)
+        self.start(0)
+        self.serving()
+        environ = {**os.environ, **self.agent_environ(0), "BENCH_QUIET_SECONDS": str(quiet)}
+        argv = [sys.executable, "-m", "benchmarks.crowd", str(self.size.high)]
+        done = subprocess.run(argv, env=environ, capture_output=True, text=True, timeout=CAP + quiet, check=False)
+        if done.returncode:
+            raise RuntimeError(done.stderr.strip()[-300:])
+        assert self.store is not None
+        figures: dict[str, float] = json.loads(done.stdout)
+        return figures | {"store MiB": memory(self.store.pid)}
+
+
+def memory(pid: int) -> float:
+    """Resident memory of a process at its largest, MiB."""
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith("VmHWM:"):
+            return int(line.split()[1]) / 1024
+    raise ValueError(f"no VmHWM of {pid}")
+
+
+def ours(nodes: int, what: str) -> Callable[[Path], Sample]:
+    def measure(folder: Path) -> Sample:
+        with Empty(folder, Size(nodes, nodes)) as store:
+            figures = store.crowd()
+        return Sample(figures.pop(what), parts=figures)
+
+    return measure
+
+
+def stock(nodes: int, what: str) -> Callable[[Path], Sample]:
+    def measure(folder: Path) -> Sample:
+        argv = [sys.executable, "-m", "benchmarks.stock_crowd", str(nodes), what]
+        try:
+            done = subprocess.run(argv, capture_output=True, text=True, timeout=CAP, check=False)
+        except subprocess.TimeoutExpired:
+            return Sample(None, f"not within {CAP:g} s")
+        if done.returncode:
+            return Sample(None, done.stderr.strip()[-300:])
+        figures: dict[str, float] = json.loads(done.stdout)
+        return Sample(figures.pop(what), parts=figures)
+
+    return measure
+
+
+def _rows() -> list[Row]:
+    rows = []
+    for what, title in (("rendezvous", "rendezvous of {} nodes"), ("again", "re-rendezvous of {} running nodes")):
+        for nodes, want in LIMIT.items():
+            sides = {OURS: ours(nodes, what)}
+            if nodes <= (STOCK_LARGEST if what == "rendezvous" else 64):
+                sides[SHIPPED] = stock(nodes, what)
+            name = f"{what}-{nodes}"
+            repeat = {OURS: 5 if nodes < 1024 else 3, SHIPPED: 3}
+            rows.append(Row(name, title.format(nodes), "s", want, sides, repeat, 12 + nodes / 40))
+    return rows
+
+
+ROWS = _rows()

@@ -1,0 +1,148 @@
+"""The other side: stock torchrun with its c10d backend, as shipped or with the best settings a user can choose."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+
+from benchmarks.ours import free_port
+from benchmarks.output import Output, spawn
+from benchmarks.side import TRAIN, Side, Size, kill, kill_session
+
+_STAMP = re.compile(r"[IWE](\d{4} \d\d:\d\d:\d\d\.\d{6}) .*?\] (.*)")
+_MARKS = {
+    "detect": re.compile(r"will restart worker group|Received \w+ death signal"),
+    "stop": re.compile(r"Rendezvous'ing worker group"),
+    "rendezvous": re.compile(r"Rendezvous complete for workers"),
+}
+_STORE = """
+import sys, time
+from datetime import timedelta
+from torch.distributed import TCPStore
+store = TCPStore("127.0.0.1", int(sys.argv[1]), None, True, timedelta(seconds=60), wait_for_workers=False)
+print("serving", flush=True)
+while True:
+    time.sleep(3600)
+"""
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """What a user can set."""
+
+    arguments: tuple[str, ...] = ()
+    conf: Mapping[str, str] = field(default_factory=dict)
+    environ: Mapping[str, str] = field(default_factory=dict)
+
+
+SHIPPED = Tuning()
+BEST = Tuning(
+    arguments=("--monitor-interval=0.1",),
+    conf={"last_call_timeout": "1", "keep_alive_interval": "1", "keep_alive_max_attempt": "2"},
+    environ={"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"},
+)
+
+
+class Torchrun(Side):
+    """The first node hosts the store, unless it is asked to be apart."""
+
+    def __init__(self, folder: Path, size: Size, tuning: Tuning, *, apart: bool = False) -> None:
+        super().__init__(folder, size)
+        self.name = "torchrun" if tuning is SHIPPED else "torchrun, best settings"
+        self._tuning = tuning
+        self._apart = apart
+        self._port = free_port()
+        self._store: subprocess.Popen[bytes] | None = None
+        self.nodes: dict[int, subprocess.Popen[bytes]] = {}
+
+    def start(self, nodes: int) -> float:
+        if self._apart:
+            self._start_store()
+        moment = time.time()
+        for slot in range(nodes):
+            self.add(slot)
+        return moment
+
+    def add(self, slot: int) -> float:
+        moment = time.time()
+        conf = dict(self._tuning.conf)
+        if self._apart:
+            conf["is_host"] = "0"
+        argv = [
+            sys.executable, "-m", "torch.distributed.run",
+            f"--nnodes={self.size.low}:{self.size.high}", "--nproc-per-node=1", "--max-restarts=100",
+            "--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{self._port}", "--rdzv-id=bench",
+            "--local-addr=127.0.0.1", *self._tuning.arguments,
+            *([f"--rdzv-conf={','.join(f'{k}={v}' for k, v in conf.items())}"] if conf else []),
+            TRAIN, str(self.folder),
+        ]  # fmt: skip
+        environ = {**os.environ, "LOGLEVEL": "INFO", "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+        environ |= {"PYTHONUNBUFFERED": "1", **self._tuning.environ}
+        self.nodes[slot] = spawn(argv, environ, self.output, f"node {slot}", str(self.folder))
+        return moment
+
+    def lose(self, slot: int) -> float:
+        node = self.nodes.pop(slot)
+        moment = time.time()
+        kill_session(node.pid)
+        node.wait()
+        return moment
+
+    def tell(self, slot: int) -> float:
+        moment = time.time()
+        self.nodes[slot].send_signal(signal.SIGTERM)
+        return moment
+
+    def kill_store(self) -> float:
+        assert self._store is not None
+        moment = kill(self._store.pid)
+        self._store.wait()
+        self._start_store()
+        return moment
+
+    def dead(self) -> bool:
+        return bool(self.nodes) and all(node.poll() is not None for node in self.nodes.values())
+
+    def marks(self, since: float) -> dict[str, float]:
+        """From torchrun's log: the first to notice, the last to stop and to be told its rank."""
+        found: dict[str, list[float]] = {name: [] for name in _MARKS}
+        for line in list(self.output.lines):
+            if line.time >= since and (stamp := _STAMP.search(line.text)):
+                for name, pattern in _MARKS.items():
+                    if pattern.search(stamp[2]):
+                        found[name].append(_unix(stamp[1], line.time))
+        picked = {"detect": min, "stop": max, "rendezvous": max}
+        return {name: picked[name](times) for name, times in found.items() if times}
+
+    def close(self) -> None:
+        for node in self.nodes.values():
+            kill_session(node.pid)
+            node.wait()
+        if self._store is not None:
+            self._store.kill()
+            self._store.wait()
+
+    def _start_store(self) -> None:
+        self._store = torch_store(self._port, self.output, self.folder)
+
+
+def torch_store(port: int, output: Output, folder: Path) -> subprocess.Popen[bytes]:
+    """torch's own TCPStore server in a process; returns once it serves."""
+    before = len(output.lines)
+    store = spawn([sys.executable, "-c", _STORE, str(port)], dict(os.environ), output, "store", str(folder))
+    output.wait(lambda: any(line.text == "serving" for line in output.lines[before:]), 60)
+    return store
+
+
+def _unix(stamp: str, near: float) -> float:
+    """torch's log has no year."""
+    year = datetime.fromtimestamp(near).year
+    return datetime.strptime(f"{year}{stamp}", "%Y%m%d %H:%M:%S.%f").timestamp()
