@@ -76,3 +76,12 @@ bench: venv ## ours against stock torchrun on this machine: docs/benchmarks.md (
 .PHONY: bench-rows
 bench-rows: venv ## the rows of `make bench`, and how long each takes
 	@$(PY) -m benchmarks --list
+
+.PHONY: bench-cluster
+bench-cluster: venv cluster ## the rows that need the real cluster (ROWS=name,... REPEAT=n)
+	@PYTHONPATH=tests $(PY) -m benchmarks.in_cluster $(if $(ROWS),--rows $(ROWS)) $(if $(REPEAT),--repeat $(REPEAT))
+
+.PHONY: soak
+soak: venv ## one fault a minute of every kind on the cluster (MINUTES=20 EVERY=60 SEED=1; LOCAL=1: without it)
+	@PYTHONPATH=tests $(PY) -m benchmarks.soak --minutes $(or $(MINUTES),20) --every $(or $(EVERY),60) \
+		--seed $(or $(SEED),1) $(if $(LOCAL),--local)

@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 import uuid
+from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from datetime import datetime
@@ -41,8 +42,17 @@ class Ours(Side):
 
     name = "ours"
 
-    def __init__(self, folder: Path, size: Size = Size(), *, nproc: int = 1, **settings: Any) -> None:  # noqa: B008
+    def __init__(
+        self,
+        folder: Path,
+        size: Size = Size(),  # noqa: B008
+        *,
+        nproc: int = 1,
+        command: Sequence[str] = (),
+        **settings: Any,
+    ) -> None:
         super().__init__(folder, size)
+        self._command = list(command) or [sys.executable, TRAIN, str(folder)]
         self.settings = Settings(size.low, size.high, size.high, max_restarts=1000, **settings)
         self.nproc = nproc
         self.port = free_port()
@@ -101,6 +111,16 @@ class Ours(Side):
         self.agents[slot].send_signal(signal.SIGTERM)
         self._pods[slot] = replace(self._pods[slot], state=PodState.DRAINING)
         self._tell()
+        return moment
+
+    def scale(self, target: int) -> float:
+        """As `kubectl scale`: tell the store, start the nodes that are missing; those beyond the target leave."""
+        moment = time.time()
+        self.settings = replace(self.settings, target=target)
+        self._tell()
+        for slot in range(target):
+            if slot not in self.agents or self.agents[slot].poll() is not None:
+                self.add(slot)
         return moment
 
     def kill_store(self) -> float:
@@ -173,7 +193,7 @@ class Ours(Side):
 
     def _start_agent(self, slot: int) -> None:
         environ = {**os.environ, "PYTHONUNBUFFERED": "1", "GLOO_SOCKET_IFNAME": "lo", **self.agent_environ(slot)}
-        argv = [*PROGRAM, "agent", "--", sys.executable, TRAIN, str(self.folder)]
+        argv = [*PROGRAM, "agent", "--", *self._command]
         self.agents[slot] = spawn(argv, environ, self.output, f"node {slot}", str(self.folder))
 
     # ---- the operator's part
@@ -183,12 +203,13 @@ class Ours(Side):
 
     def _remove(self, slot: int) -> None:
         """The pod is gone: said a while later, as an operator would who sees it by watching."""
-        pods = {s: p for s, p in self._pods.items() if s != slot}
-        self._loop.call_soon_threadsafe(self._loop.call_later, 1.0, self._replace_pods, pods)
+        gone = self._pods[slot]
+        self._loop.call_soon_threadsafe(self._loop.call_later, 1.0, self._forget, gone)
 
-    def _replace_pods(self, pods: dict[int, PodFact]) -> None:
-        self._pods = pods
-        self._send()
+    def _forget(self, gone: PodFact) -> None:
+        if (fact := self._pods.get(gone.slot)) and fact.incarnation == gone.incarnation:
+            self._pods = {s: p for s, p in self._pods.items() if s != gone.slot}
+            self._send()
 
     def _tell(self) -> None:
         self._loop.call_soon_threadsafe(self._send)

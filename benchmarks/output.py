@@ -10,6 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import IO
 
+from elasticjob.agent.processes import die_with_parent
+
 _SAID = re.compile(r"(begun|imported|step=(\d+)) rank=(\d+) world=(\d+) pid=(\d+) at=([\d.]+)")
 
 
@@ -99,7 +101,7 @@ def spawn(argv: list[str], env: dict[str, str], output: Output, who: str, folder
     """A process in its own session whose output is collected."""
     process = subprocess.Popen(
         argv, env=env, cwd=folder, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        start_new_session=True,
+        start_new_session=True, preexec_fn=die_with_parent,
     )  # fmt: skip
     assert process.stdout is not None
     output.follow(who, process.stdout)

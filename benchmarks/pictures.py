@@ -20,6 +20,7 @@ def draw(found: Sequence[Mapping[str, Any]], folder: Path) -> list[str]:
     import matplotlib as mpl
 
     mpl.use("Agg")
+    found = [f for f in found if "sides" in f]
     drawn = []
     if bars := [(f["row"], side, m) for f in found for side, m in f["sides"].items() if "first step" in m["parts"]]:
         _recovery(bars, folder / "recovery.png")

@@ -73,7 +73,7 @@ ROWS = [
         0.3,
         measures(store_killed, _sides()),
         {OURS: 5, SHIPPED: 3, BEST: 3},
-        190,
+        150,
         note="Torchrun has its store in a process of its own here, started again on the same port.",
     ),
     Row(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -143,15 +142,16 @@ def kill_worker(cluster: Path, job: Job, pod: str) -> float:
     Workers are the children of the pod's first process that lead a session of their own.
     """
     script = (
-        "import os,signal\n"
+        "import os,signal,time\n"
         "def stat(p):\n"
         "    return open(f'/proc/{p}/stat').read().rpartition(')')[2].split()\n"
         "own=[int(p) for p in os.listdir('/proc') if p.isdigit()]\n"
         "workers=[p for p in own if p!=1 and stat(p)[1]=='1' and int(stat(p)[3])==p and p!=os.getpid()]\n"
         "os.kill(max(workers),signal.SIGKILL)\n"
+        "print(time.time())\n"
     )
-    kubectl(cluster, "exec", "-n", job.namespace, pod, "-c", "trainer", "--", "python3", "-c", script)
-    return time.time()
+    said = kubectl(cluster, "exec", "-n", job.namespace, pod, "-c", "trainer", "--", "python3", "-c", script)
+    return float(said)
 
 
 def diagnosis(kube: Kube, namespace: str, system: str) -> str:

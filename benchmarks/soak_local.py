@@ -1,0 +1,142 @@
+"""A soak without a cluster: a store and agents as processes; lost nodes come back at once with the next incarnation."""
+
+from __future__ import annotations
+
+import random
+import re
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from benchmarks.goodput import Deed, Step
+from benchmarks.ours import Ours
+from benchmarks.side import Size, kill
+from elasticjob.agent.processes import descendants
+
+TRAIN = Path(__file__).parents[1] / "examples/digits/train.py"
+_STEP = re.compile(r"\bstep=(\d+) epoch=.*\brank=0 world=(\d+) time=([\d.]+)")
+
+
+class LocalStage:
+    """`Stage` on this machine."""
+
+    name = "local"
+
+    def __init__(self, nodes: int) -> None:
+        self._nodes = nodes
+        self._folder = Path(tempfile.mkdtemp(prefix="elasticjob-soak-"))
+        self._side: Ours | None = None
+        self._doing: dict[str, Callable[[random.Random], str]] = {
+            "worker killed": self._worker,
+            "node killed": self._agent,
+            "node told to go": self._told,
+            "store killed": self._store,
+            "store and worker killed": self._store_and_worker,
+            "scale": self._scale,
+        }
+        self.kinds: Sequence[str] = tuple(self._doing)
+
+    @property
+    def side(self) -> Ours:
+        assert self._side is not None
+        return self._side
+
+    def start(self, epochs: int) -> None:
+        from benchmarks.soak import STEP_DELAY
+
+        command = [
+            sys.executable, str(TRAIN), "--checkpoint", str(self._folder / "checkpoint"), "--epochs", str(epochs),
+            "--step-delay", str(STEP_DELAY),
+        ]  # fmt: skip
+        self._side = Ours(self._folder, Size(1, self._nodes), command=command, scale_up_stabilization=5.0)
+        self._side.start(self._nodes)
+        if not self._side.output.wait(lambda: len(self.steps()) > 10, 180):
+            raise RuntimeError(f"does not train:\n{self._side.output.tail()}")
+
+    def steps(self) -> list[Step]:
+        found = (_STEP.search(line.text) for line in list(self.side.output.lines))
+        return [Step(float(m[3]), int(m[1]), int(m[2])) for m in found if m]
+
+    def do(self, kind: str, rng: random.Random) -> Deed:
+        moment = time.time()
+        what = self._doing[kind](rng)
+        return Deed(moment, kind, what, self.side.settings.target)
+
+    def over(self) -> bool:
+        return bool(self.side.reports and self.side.reports[-1][1].outcome is not None)
+
+    def finish(self, timeout: float) -> str:
+        if not self.side.output.wait(self.over, timeout):
+            return f"still runs:\n{self.side.output.tail(40)}"
+        outcome = self.side.reports[-1][1].outcome
+        assert outcome is not None
+        return "Complete" if outcome.value == "Succeeded" else outcome.value
+
+    def close(self) -> None:
+        if self._side is not None:
+            (self._folder.parent / "elasticjob-soak-last.log").write_text(
+                "\n".join(f"{line.time:.3f} {line.who}: {line.text}" for line in self._side.output.lines)
+            )
+            self._side.close()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    # ---- faults
+
+    def _victim(self, rng: random.Random) -> int:
+        return rng.randrange(self.side.settings.target)
+
+    def _worker(self, rng: random.Random) -> str:
+        running = {slot: found for slot in self.side.agents if (found := self._workers(slot))}
+        if not running:
+            return "none ran"
+        slot = rng.choice(sorted(running))
+        for pid in running[slot]:
+            kill(pid)
+        return f"of node {slot}"
+
+    def _workers(self, slot: int) -> list[int]:
+        agent = self.side.agents[slot].pid
+        return [pid for pid in descendants(agent) if _parent(pid) == agent and not _is_warm(pid)]
+
+    def _agent(self, rng: random.Random) -> str:
+        slot = self._victim(rng)
+        self.side.lose(slot)
+        self.side.add(slot)
+        return f"node {slot}"
+
+    def _told(self, rng: random.Random) -> str:
+        slot = self._victim(rng)
+        self.side.tell(slot)
+        self.side.agents[slot].wait(60)
+        self.side.add(slot)
+        return f"node {slot}"
+
+    def _store(self, _: random.Random) -> str:
+        self.side.kill_store()
+        return "and started again"
+
+    def _store_and_worker(self, rng: random.Random) -> str:
+        self.side.kill_store()
+        return self._worker(rng)
+
+    def _scale(self, _: random.Random) -> str:
+        target = self._nodes - 1 if self.side.settings.target == self._nodes else self._nodes
+        self.side.scale(target)
+        return f"to {target}"
+
+
+def _parent(pid: int) -> int:
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    except OSError:
+        return 0
+
+
+def _is_warm(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().startswith(b"elasticjob-warm")
+    except OSError:
+        return True

@@ -1,0 +1,40 @@
+"""What benchmarks read from a script's output."""
+
+from __future__ import annotations
+
+import os
+
+from benchmarks.output import Output
+from benchmarks.row import Sample, middle
+
+
+def heard(text: str) -> Output:
+    read, write = os.pipe()
+    output = Output()
+    output.follow("node", os.fdopen(read, "rb"))
+    os.write(write, text.encode())
+    os.close(write)
+    lines = text.count("\n")
+    assert output.wait(lambda: len(output.lines) == lines, 10)
+    return output
+
+
+def test_steps_are_found_behind_a_launchers_prefix() -> None:
+    output = heard(
+        "[default0]:step=7 rank=0 world=4 pid=12 at=1.500000\nnoise\nimported rank=1 world=4 pid=13 at=1.0\n"
+    )
+    [step] = output.steps()
+    assert (step.step, step.world, step.pid, step.time) == (7, 4, 12, 1.5)
+    assert output.pids() == {12, 13}
+
+
+def test_steps_of_the_old_world_can_be_left_out() -> None:
+    output = heard("step=7 rank=0 world=4 pid=12 at=1.5\nstep=1 rank=0 world=3 pid=22 at=2.5\n")
+    assert [s.pid for s in output.steps(besides=frozenset({12}), world=3, after=2.0)] == [22]
+    assert output.pid_of(0) == 22
+
+
+def test_a_sample_that_never_came_counts_as_the_slowest() -> None:
+    never, fast, slow = Sample(None, "never"), Sample(1.0), Sample(2.0)
+    assert middle([never, fast, slow]) == 2.0
+    assert middle([never, never, fast]) is None
