@@ -6,9 +6,11 @@ that this one forks (data loaders, say) report nothing.
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 import socket
+import sys
 from collections.abc import Callable
 from contextlib import suppress
 from time import monotonic_ns
@@ -69,9 +71,20 @@ def _hold(words: memoryview, step: int) -> None:
             for save in _callbacks:
                 save()
             words[Word.STOPPED] = 1
+            atexit.register(_end_at_once)
             raise Stopped(0)
         if _socket is None or not _socket.recv(1):
             return  # the agent is gone, and this process with it
+
+
+def _end_at_once() -> None:
+    """The script's `finally` and atexit are done after this; to take torch apart as well takes Python seconds."""
+    atexit.unregister(_end_at_once)
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError, AttributeError):
+            stream.flush()
+    os._exit(0)
 
 
 def _open() -> None:

@@ -106,6 +106,34 @@ async def test_workers_save_and_stop_at_the_first_report_of_the_last_step_or_a_l
     assert ranks.stopped(1)
 
 
+CLEANS_UP = """
+import atexit, sys
+import elasticjob
+class Part:
+    def __del__(self):
+        print("taken apart")
+part = Part()
+atexit.register(print, "and out")
+elasticjob.progress(0)
+print("waits", flush=True)
+sys.stdin.readline()
+try:
+    elasticjob.progress(1)
+finally:
+    print("cleaned up", end=" ")
+"""
+
+
+async def test_a_worker_that_stops_runs_its_own_clean_up_and_no_more(ranks: Ranks) -> None:
+    worker = await script(CLEANS_UP, path=ranks.path)
+    assert await worker.heard() == "waits"
+    assert await ranks.hold(1) == 1
+    assert ranks.stop_at(1)
+    worker.go_on()
+    assert [await worker.heard(), await worker.heard()] == ["cleaned up and out", ""]
+    assert await worker.end() == 0
+
+
 async def test_a_held_worker_waits_for_the_last_step_to_be_named(ranks: Ranks) -> None:
     worker = await script(COUNT, 3, 1, path=ranks.path)
     assert await worker.heard() == "passed 3"
