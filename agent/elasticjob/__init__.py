@@ -5,13 +5,17 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from elasticjob.local.launch import RunResult, WorkerState, launch
     from elasticjob.training.channel import Stopped, on_stop, progress
     from elasticjob.training.state import State
 
 __version__ = "0.1.0"
-__all__ = ["State", "Stopped", "on_stop", "progress"]
+__all__ = ["RunResult", "State", "Stopped", "WorkerState", "launch", "on_stop", "progress"]
 
 _HOME = {
+    "RunResult": "elasticjob.local.launch",
+    "WorkerState": "elasticjob.local.launch",
+    "launch": "elasticjob.local.launch",
     "State": "elasticjob.training.state",
     "Stopped": "elasticjob.training.channel",
     "on_stop": "elasticjob.training.channel",

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from elasticjob.agent.machine import describe
-from elasticjob.contract.messages import EndReason, Facts, Outcome, PodFact, PodState, Report, RoundEnded
+from elasticjob.contract.messages import EndReason, Facts, Failure, Outcome, PodFact, PodState, Report, RoundEnded
 from elasticjob.contract.names import ExitCode, RoundId
 from elasticjob.local.children import Site, ending
 from elasticjob.local.manifest import LocalJob
@@ -72,6 +72,11 @@ class Driver:
             await self._over.wait()
             await self._shut_down()
         return self._conclude()
+
+    @property
+    def failure(self) -> Failure | None:
+        """The root cause of a run that failed."""
+        return self._report.failure if self._report is not None else None
 
     # ---- what can be done to a run ---------------------------------------------------------------------------------
 

@@ -1,0 +1,44 @@
+"""A worker's environment is the one that the torchrun of the torch at hand gives it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from support.local_run import LocalRun, manifest
+
+SCRIPT = """
+import json, os, pathlib, sys
+pathlib.Path(sys.argv[1], os.environ["RANK"]).write_text(json.dumps(dict(os.environ)))
+"""
+WHERE = {"MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_ERROR_FILE"}
+"""Other values each time."""
+OF_TORCHRUN = {"TORCHELASTIC_SIGNALS_TO_HANDLE"}
+"""An option of its own, that newer ones leave in their environment."""
+
+
+@pytest.mark.torch
+@pytest.mark.timeout(180)
+def test_environment_of_torchrun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONUNBUFFERED", "1")
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    for name in ("theirs", "ours"):
+        (tmp_path / name).mkdir()
+    torchrun = [sys.executable, "-m", "torch.distributed.run"]
+    options = ["--standalone", "--nproc-per-node", "2", "--max-restarts", "3"]
+    subprocess.run([*torchrun, *options, str(script), str(tmp_path / "theirs")], check=True, capture_output=True)
+    command = [*torchrun, *options, str(script), str(tmp_path / "ours")]
+    with LocalRun(manifest(command, nprocPerNode=2, failurePolicy={"maxRestarts": 3}), tmp_path) as run:
+        assert run.exit_code(100) == 0
+    for rank in ("0", "1"):
+        theirs, ours = (json.loads((tmp_path / name / rank).read_text()) for name in ("theirs", "ours"))
+        added = {name for name in ours.keys() - theirs.keys() if not name.startswith("ELASTICJOB_")}
+        assert added <= {"PYTHONPATH", "USE_LIBUV"}
+        assert theirs.keys() - ours.keys() <= OF_TORCHRUN
+        other = {name for name in theirs.keys() & ours.keys() if theirs[name] != ours[name]} - WHERE
+        assert not other, {name: (theirs[name], ours[name]) for name in other}

@@ -1,0 +1,94 @@
+"""`elasticjob.launch`: functions and programs as workers, and what they return."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import elasticjob
+from elasticjob import WorkerState
+from elasticjob.local.manifest import ManifestError
+
+ROOT = str(Path(elasticjob.__file__).parents[1])
+
+
+def run(folder: Path, text: str) -> str:
+    """What a program that launches prints."""
+    (folder / "program.py").write_text(text)
+    env = {**os.environ, "PYTHONPATH": ROOT}
+    done = subprocess.run([sys.executable, "program.py"], cwd=folder, env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_return_values_by_global_rank(tmp_path: Path) -> None:
+    said = run(
+        tmp_path,
+        """
+import os, elasticjob
+def train(base):
+    return base + 10 * int(os.environ["RANK"]), os.environ["WORLD_SIZE"]
+if __name__ == "__main__":
+    result = elasticjob.launch(train, 5, nproc_per_node=2, nodes=2, preload=["json"])
+    print(result.state.value, result.is_failed(), sorted(result.return_values.items()), result.failures)
+""",
+    )
+    values = [(0, (5, "4")), (1, (15, "4")), (2, (25, "4")), (3, (35, "4"))]
+    assert said.splitlines()[-1] == f"SUCCEEDED False {values} {{}}"
+
+
+def test_a_failure_has_the_root_causes_rank_and_no_values(tmp_path: Path) -> None:
+    said = run(
+        tmp_path,
+        """
+import os, time, elasticjob
+def train():
+    if os.environ["RANK"] == "1":
+        raise ValueError("bad batch")
+    time.sleep(60)
+if __name__ == "__main__":
+    result = elasticjob.launch(train, nproc_per_node=2, max_restarts=0, preload=["json"])
+    (rank, failure), = result.failures.items()
+    print(result.state.value, result.is_failed(), result.return_values, rank, failure.exception, failure.message)
+""",
+    )
+    assert said.splitlines()[-1] == "FAILED True {} 1 ValueError bad batch"
+
+
+def test_values_are_those_of_the_round_that_succeeded(tmp_path: Path) -> None:
+    """A rank that returned before another failed runs again."""
+    said = run(
+        tmp_path,
+        """
+import os, elasticjob
+def train():
+    restarts = os.environ["TORCHELASTIC_RESTART_COUNT"]
+    if os.environ["RANK"] == "1" and restarts == "0":
+        raise SystemExit(1)
+    return restarts
+if __name__ == "__main__":
+    print(elasticjob.launch(train, nproc_per_node=2, preload=["json"]).return_values)
+""",
+    )
+    assert said.splitlines()[-1] in ("{0: '1', 1: '1'}", "{1: '1', 0: '1'}")
+
+
+def test_a_program_has_no_return_values(tmp_path: Path) -> None:
+    result = elasticjob.launch(sys.executable, "-c", "print(1)", preload=["json"])
+    assert (result.state, result.return_values) == (WorkerState.SUCCEEDED, {})
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_numbers_that_make_no_sense() -> None:
+    with pytest.raises(ManifestError, match="minReplicas: 3 is more than maxReplicas, 2"):
+        elasticjob.launch("true", nodes=2, min_nodes=3)
+
+
+@pytest.mark.parametrize("state", list(WorkerState))
+def test_worker_states_that_run(state: WorkerState) -> None:
+    assert WorkerState.is_running(state) == (state.value in ("HEALTHY", "UNHEALTHY"))
