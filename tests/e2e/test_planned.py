@@ -1,0 +1,68 @@
+"""Planned ends on the real cluster: scaling and evictions lose no step of a script that uses elasticjob.State."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+
+from support.jobs import Job, kubectl, manifest
+from support.kube import Json
+from support.logbook import LogBook
+
+Submit = Callable[[Json], Job]
+Follow = Callable[[Job], LogBook]
+EXAMPLE = Path(__file__).parents[2] / "examples" / "state" / "train.py"
+
+
+def stateful(name: str, **spec: object) -> Json:
+    """The example as text: images know nothing of it, nor of `elasticjob`, which the agent brings along."""
+    command = ["python3", "-c", EXAMPLE.read_text(), "--step-delay=0.05", "--steps=1000000"]
+    policy = {"minReplicas": 2, "maxReplicas": 4, "scaleUpStabilizationSeconds": 0}
+    return manifest(name, command, elasticPolicy=policy, **spec)
+
+
+def assert_none_lost(book: LogBook, pod: str) -> None:
+    """A pod that was there all the time did every step once."""
+    steps = [s.step for s in book.steps if s.pod == pod]
+    assert steps == list(range(steps[0], steps[0] + len(steps)))
+
+
+def standstill(book: LogBook, pod: str, world: int, moment: float) -> float:
+    """Seconds between the last step of the old world and the first of a world of that size, in one pod."""
+    steps = [s for s in book.steps if s.pod == pod]
+    return next(b.time - a.time for a, b in pairwise(steps) if b.time > moment and b.world == world != a.world)
+
+
+def test_scaling_loses_no_step(
+    submit: Submit, follow: Follow, cluster_dir: Path, namespace: str, record_property: Callable[[str, object], None]
+) -> None:
+    job = submit(stateful("planned", replicas=3))
+    book = follow(job)
+    book.wait_step(20, timeout=120)
+    for nodes in (4, 2, 3):
+        moment = time.time()
+        kubectl(cluster_dir, "scale", "-n", namespace, "elasticjob/planned", f"--replicas={nodes}")
+        book.wait_steps_after(moment, world=nodes, timeout=120)
+        job.wait_status(worldSize=nodes)
+        record_property(f"standstill to {nodes} nodes", round(standstill(book, "planned-0-0", nodes, moment), 3))
+    for pod in ("planned-0-0", "planned-1-0"):
+        assert_none_lost(book, pod)
+    assert job.status()["restarts"] == 0
+
+
+def test_a_pod_told_to_go_loses_no_step(
+    submit: Submit, follow: Follow, cluster_dir: Path, namespace: str, record_property: Callable[[str, object], None]
+) -> None:
+    job = submit(stateful("leaving", replicas=3))
+    book = follow(job)
+    book.wait_step(20, timeout=120)
+    moment = time.time()
+    kubectl(cluster_dir, "delete", "pod", "-n", namespace, "leaving-2-0", "--wait=false")
+    book.wait_steps_after(moment, world=2, timeout=60)
+    record_property("standstill", round(standstill(book, "leaving-0-0", 2, moment), 3))
+    book.wait_steps_after(moment, world=3, timeout=120)
+    for pod in ("leaving-0-0", "leaving-1-0"):
+        assert_none_lost(book, pod)
+    assert job.status()["restarts"] == 0
