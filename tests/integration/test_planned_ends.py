@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from support.local_run import LocalRun, manifest
+from support.terminal import Terminal
 
 REPORTS = """
 import os, sys, time
@@ -57,3 +58,19 @@ def test_a_node_told_to_go_and_the_one_that_takes_its_place_lose_no_step(tmp_pat
         assert steps == list(range(1, len(steps) + 1))
     assert len(re.findall(r"toy-0-0: round \S+ ends after step \d+", run.text)) == 2
     assert "toy succeeded; 0 restarts" in run.text
+
+
+def test_scaling_up_and_down_loses_no_step(tmp_path: Path) -> None:
+    policy = {"minReplicas": 1, "maxReplicas": 3, "scaleUpStabilizationSeconds": 0}
+    with Terminal(tmp_path, reporting(tmp_path, replicas=2, elasticPolicy=policy)) as terminal:
+        terminal.wait_for(r"did \d+ rank 0 of 2 ")
+        terminal.press("+")
+        terminal.wait_for(r"did \d+ rank 0 of 3 ")
+        for _ in range(2):
+            terminal.press("-")
+        terminal.wait_for(r"did \d+ rank 0 of 1 ")
+        (tmp_path / "done").touch()
+        terminal.wait_for("toy succeeded; 0 restarts")
+        assert terminal.exit_code() == 0
+    steps = steps_of(terminal.screen, 0)
+    assert steps == list(range(1, len(steps) + 1))
