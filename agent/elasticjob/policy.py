@@ -35,6 +35,10 @@ _START_EXITS = (126, 127)
 _NO_PROGRAM = re.compile(r"can't open file|No module named \S+$|: command not found")
 
 
+HANG_GRACE = 0.3
+"""Seconds from SIGTERM to SIGKILL at most where a worker hangs: its peers have nothing left to save."""
+
+
 def classify(
     exit_code: int | None, signal: str, exception: str, message: str, *, oom_killed: bool = False
 ) -> FailureClass:
@@ -66,8 +70,16 @@ def _is_echo(exception: str, message: str) -> bool:
 def root_cause(failures: Iterable[Failure]) -> Failure | None:
     """The failure to blame: the first in order of arrival that is not the echo of another; None without failures.
 
-    Arrival order, because clocks of different hosts do not compare; a node tells its own in order of time.
+    Arrival order, because clocks of different hosts do not compare; a node tells its own in order of time. Of a hang
+    every node tells: the worker to blame is the farthest behind, and rather one that does not wait for others.
     """
     ordered = tuple(failures)
     own = (f for f in ordered if f.kind is not FailureClass.COLLECTIVE_FAILED)
-    return next(own, ordered[0] if ordered else None)
+    cause = next(own, ordered[0] if ordered else None)
+    if cause is None or cause.kind is not FailureClass.HANG:
+        return cause
+    return min((f for f in ordered if f.kind is FailureClass.HANG), key=_behind)
+
+
+def _behind(hang: Failure) -> tuple[bool, int, bool]:
+    return (hang.step is None, hang.step or 0, hang.waiting)

@@ -55,6 +55,13 @@ BAD_AT_CREATE: list[tuple[str, list[Change], str]] = [
     ("too much to preload", [("spec.preload", ["m"] * 33)], "spec.preload: Too many: 33: must have at most 32 items"),
     ("a file to preload", [("spec.preload", ["train.py,x"])], "preload must list modules by their import names"),
     ("negative budget", [("spec.failurePolicy.maxRestarts", -1)], "maxRestarts in body should be greater than"),
+    ("impatience", [("spec.hangPolicy", {"progressTimeoutSeconds": 5})], "should be greater than or equal to 10"),
+    ("a policy without a time", [("spec.hangPolicy", {"action": "FailJob"})], "progressTimeoutSeconds: Required value"),
+    (
+        "another action for a hang",
+        [("spec.hangPolicy", {"progressTimeoutSeconds": 60, "action": "Event"})],
+        'spec.hangPolicy.action: Unsupported value: "Event"',
+    ),
     (
         "endless grace",
         [("spec.stopGraceSeconds", 4000)],
@@ -135,6 +142,7 @@ GOOD_AT_CHANGE: list[tuple[str, dict[str, Any], list[Change]]] = [
     ("both ends", GOOD, [("spec.elasticPolicy", {"minReplicas": 1, "maxReplicas": 1}), ("spec.replicas", 1)]),
     ("budget and grace", GOOD, [("spec.failurePolicy.maxRestarts", 9), ("spec.stopGraceSeconds", 5)]),
     ("a fixed job made elastic", FIXED, [("spec.elasticPolicy", {"minReplicas": 1, "maxReplicas": 8})]),
+    ("hangs are looked for", GOOD, [("spec.hangPolicy", {"progressTimeoutSeconds": 60})]),
     ("replicas left to max", GOOD, [("spec.replicas", ABSENT)]),
 ]
 

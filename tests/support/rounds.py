@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import replace
+from typing import Any
 
 from elasticjob.contract.messages import (
     Announce,
@@ -79,7 +80,7 @@ class Job:
         facts = replace(self.state.facts, lease=1, sequence=self.sequence, only_store=asks or self.report.asks)
         self.decide(FactsArrived(facts))
 
-    def facts(self, *pods: PodFact, charged: int = 0, charged_round: RoundId | None = None, **settings: int) -> None:
+    def facts(self, *pods: PodFact, charged: int = 0, charged_round: RoundId | None = None, **settings: Any) -> None:
         self.sequence += 1
         self.operator = True
         rules = replace(self.state.settings, **settings)

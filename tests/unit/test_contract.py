@@ -1,6 +1,7 @@
 """Messages survive the wire, and nothing else gets through it."""
 
 import json
+from typing import Any
 
 import pytest
 
@@ -65,7 +66,7 @@ def test_a_newer_peer_may_say_more() -> None:
         ({"max_restarts": -1}, "negative"),
     ],
 )
-def test_settings_that_cannot_be_are_refused(settings: dict[str, int], complaint: str) -> None:
+def test_settings_that_cannot_be_are_refused(settings: dict[str, Any], complaint: str) -> None:
     with pytest.raises(ValueError, match=complaint):
         m.Settings(**({"min_nodes": 2, "max_nodes": 4, "target": 3} | settings))
 

@@ -18,6 +18,7 @@ def worker_env(
     run_id: str,
     error_file: str,
     agent_socket: str,
+    stacks: str = "",
     base: Mapping[str, str],
 ) -> dict[str, str]:
     """What to add to `base` (the agent's environment without its keys) for one worker of a round."""
@@ -41,6 +42,8 @@ def worker_env(
         Env.AGENT_SOCKET: agent_socket,
         Env.ROUND: start.round,
     }
+    if start.progress_timeout > 0:
+        env[Env.STACKS] = stacks
     defaults = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}
     return {name: str(value) for name, value in env.items()} | {k: v for k, v in defaults.items() if k not in base}
 

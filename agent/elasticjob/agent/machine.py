@@ -39,6 +39,7 @@ from elasticjob.contract.messages import (
     WorkersSucceeded,
 )
 from elasticjob.contract.names import ExitCode, RoundId
+from elasticjob.policy import HANG_GRACE
 
 LEAVE_TIMEOUT = 10.0
 """Seconds that a leaving node whose workers have ended waits for the coordinator's `Finish`."""
@@ -148,6 +149,21 @@ class AllStopped:
 
 
 @dataclass(frozen=True)
+class Stalled:
+    """Workers of the round that made steps have made none for its progress timeout."""
+
+    round: RoundId
+
+
+@dataclass(frozen=True)
+class Stood:
+    """Where the worker of this node that is farthest behind stood when the round was ended for a hang."""
+
+    round: RoundId
+    failure: Failure
+
+
+@dataclass(frozen=True)
 class Unfit:
     """A health check failed: this node must not train."""
 
@@ -181,6 +197,8 @@ Event: TypeAlias = (
     | Held
     | TooLate
     | AllStopped
+    | Stalled
+    | Stood
     | Unfit
     | Signalled
     | LeaveUnanswered
@@ -225,6 +243,8 @@ class Stop:
     """SIGTERM, `grace` seconds, SIGKILL to every worker and its descendants; ends in `AllStopped`. 0: only SIGKILL."""
 
     grace: float
+    stacks: bool = False
+    """Before that, ask the workers where they stand; ends in `Stood`."""
 
 
 @dataclass(frozen=True)
@@ -303,6 +323,10 @@ def decide(state: State, event: Event) -> Decision:
             return _too_late(state, round_id)
         case AllStopped():
             return _all_stopped(state, event)
+        case Stalled(round_id):
+            return _stalled(state, round_id)
+        case Stood(round_id, failure):
+            return _failed_before(state, round_id, failure)
         case Unfit(failure):
             return _unfit(state, failure)
         case Signalled(name):
@@ -428,6 +452,8 @@ def _too_late(state: State, round_id: RoundId) -> Decision:
 
 def _failed_before(state: State, round_id: RoundId, failure: Failure) -> Decision:
     """A worker had failed before it was stopped, and took its time to end: it may be the cause of what others saw."""
+    if round_id != state.round or state.phase is not Phase.STOPPING:
+        return Decision(state)
     if failure.kind is FailureClass.COLLECTIVE_FAILED:
         return Decision(state)
     if state.failure is None or state.failure.kind is FailureClass.COLLECTIVE_FAILED:
@@ -451,7 +477,7 @@ def _end_round(state: State, message: EndRound) -> Decision:
         return Decision(state)
     if message.last_step is not None:
         return _end_at(state, message, message.last_step)
-    stopped = _stop(state, message.grace_seconds)
+    stopped = _stop(state, message.grace_seconds, stacks=message.stacks)
     check = () if message.planned else (CheckHealth(),)
     return Decision(stopped.state, (Log(f"round {message.round} ends: {message.reason}"), *stopped.effects, *check))
 
@@ -464,10 +490,18 @@ def _end_at(state: State, message: EndRound, step: int) -> Decision:
     return Decision(replace(state, last_step=step), (log, StopAt(message.round, step)))
 
 
-def _stop(state: State, grace: float) -> Decision:
+def _stop(state: State, grace: float, *, stacks: bool = False) -> Decision:
     if state.phase is Phase.STOPPING:
         return Decision(state)
-    return Decision(replace(state, phase=Phase.STOPPING), (Stop(grace),))
+    return Decision(replace(state, phase=Phase.STOPPING), (Stop(grace, stacks),))
+
+
+def _stalled(state: State, round_id: RoundId) -> Decision:
+    """The coordinator hears of it with where the workers stand; all others are asked then."""
+    if round_id != state.round or state.phase is not Phase.RUNNING:
+        return Decision(state)
+    stopped = _stop(replace(state, member=MemberState.FAILED), min(state.stop_grace, HANG_GRACE), stacks=True)
+    return Decision(stopped.state, (Log("no progress; the workers are asked where they stand"), *stopped.effects))
 
 
 def _all_stopped(state: State, event: AllStopped) -> Decision:
@@ -556,7 +590,7 @@ def describe(failure: Failure) -> str:
     who = "the node" if failure.rank is None else f"rank {failure.rank}"
     said = failure.message.splitlines()[-1] if failure.message else ""
     if failure.kind in (FailureClass.DEVICE_UNHEALTHY, FailureClass.HANG):
-        return f"{who}: {said} ({failure.kind.value})"
+        return f"{who}: {failure.message.partition(chr(10))[0]} ({failure.kind.value})"
     if failure.exit_code is None and not failure.signal:
         return f"{who} did not start: {said} ({failure.kind.value})"
     end = failure.signal or f"exit {failure.exit_code}"

@@ -76,6 +76,18 @@ class Ranks:
         found = ((rank, r.words[Word.STEP], r.words[Word.TIME]) for rank, r in sorted(self._ranks.items()))
         return tuple(Progress(rank, step, time / 1e9) for rank, step, time in found if step != NO_STEP)
 
+    def signs(self) -> tuple[Progress, ...]:
+        """The last sign of life of every worker that gave one: its latest report, else its optimizers' last step."""
+        reported = {report.local_rank: report for report in self.progress()}
+        for rank, r in sorted(self._ranks.items()):
+            if rank not in reported and (pulses := r.words[Word.PULSES]) > 0:
+                reported[rank] = Progress(rank, pulses, r.words[Word.PULSE_TIME] / 1e9)
+        return tuple(reported.values())
+
+    def process(self, local_rank: int) -> int | None:
+        """The process that is this rank, which may have been started by the worker; None before it has met us."""
+        return self._ranks[local_rank].pid or None if local_rank in self._ranks else None
+
     def stopped(self, local_rank: int) -> bool:
         """Whether this worker said that it stopped at the last step, with everything saved."""
         return local_rank in self._ranks and self._ranks[local_rank].words[Word.STOPPED] == 1

@@ -82,6 +82,7 @@ def run(command: Command, env: dict[str, str]) -> None:
     _restore_threads()
     _do_without_libuv()
     _draw_afresh()
+    _report_steps()
     _forget_launch_directory()
     importlib.invalidate_caches()  # directories of sys.path may have come since
     atexit.register(gc.unfreeze)  # shared until the end, collected at the end like anything else
@@ -136,6 +137,17 @@ def _open_streams(unbuffered: bool) -> None:
             stream.mode = mode
         setattr(sys, name, stream)
         setattr(sys, f"__{name}__", stream)
+
+
+def _report_steps() -> None:
+    """Where somebody looks for hangs, every step of an optimizer is a sign of life."""
+    optimizer = sys.modules.get("torch.optim.optimizer")
+    if optimizer is None or "ELASTICJOB_STACKS" not in os.environ:
+        return
+    with contextlib.suppress(ImportError):  # the user's code may have its own `elasticjob`
+        from elasticjob.training.channel import pulse
+
+        optimizer.register_optimizer_step_post_hook(lambda *_: pulse())
 
 
 def _do_without_libuv() -> None:

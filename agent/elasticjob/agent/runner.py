@@ -16,6 +16,7 @@ from elasticjob.agent import machine
 from elasticjob.agent.command import Command
 from elasticjob.agent.config import AgentConfig
 from elasticjob.agent.environment import node_env
+from elasticjob.agent.hang import Watch
 from elasticjob.agent.health import Health
 from elasticjob.agent.launcher import CODE_ROOT, Launcher
 from elasticjob.agent.machine import (
@@ -103,6 +104,7 @@ class Agent:
         env = node_env(config.env, config.local_world_size, CODE_ROOT)
         self._launcher = Launcher(self._command, env, config.preload, helper_in, config.local_world_size, scratch)
         self._workers = Workers(config, self._launcher, scratch, self._stdout, self._stderr)
+        self._watch = Watch(self._workers.signs, self._stalled)
         self._health = Health(str(scratch), config.gpus, env, self._workers.spared)
         self._state = State(me=await self._announcement(), stop_grace=config.stop_grace)
         self._node = Node(
@@ -171,8 +173,8 @@ class Agent:
             case StopAt(round_id, step):
                 if not self._workers.ranks.stop_at(step):
                     self._dispatch(machine.TooLate(round_id))
-            case Stop(grace):
-                self._stop(grace)
+            case Stop(grace, stacks):
+                self._stop(grace, stacks)
             case CheckHealth():
                 self._spawn(self._check_health())
             case WaitForAnswer(seconds):
@@ -221,6 +223,7 @@ class Agent:
         if failure is not None:
             self._dispatch(machine.WorkerEnded(start.round, 0, failure))
             return
+        self._watch.start(start.progress_timeout)
         self._dispatch(machine.Launched(start.round))
         self._reap()
         while len(self._stores) > 1:
@@ -229,15 +232,26 @@ class Agent:
     async def _hold(self, round_id: RoundId) -> None:
         self._dispatch(machine.Held(round_id, await self._workers.ranks.hold(self._config.local_world_size)))
 
-    def _stop(self, grace: float) -> None:
+    def _stalled(self) -> None:
+        if self._state.round is not None:
+            self._dispatch(machine.Stalled(self._state.round))
+
+    def _stop(self, grace: float, stacks: bool) -> None:
+        self._watch.stop()
         if self._workers.stopping:
             self._workers.hurry()
         else:
-            self._spawn(self._stopped(grace))
+            self._spawn(self._stopped(grace, stacks))
 
-    async def _stopped(self, grace: float) -> None:
+    async def _stopped(self, grace: float, stacks: bool) -> None:
+        round_id = self._state.round
         first = signal.Signals.__members__.get(self._state.leaving, signal.SIGTERM)
-        stuck = await self._workers.stop(grace, first)
+
+        def stood(failure: Failure) -> None:
+            if round_id is not None:
+                self._dispatch(machine.Stood(round_id, failure))
+
+        stuck = await self._workers.stop(grace, first, stood if stacks else None)
         self._dispatch(machine.AllStopped(await self._fresh_store(), stuck))
 
     def _reap(self) -> None:

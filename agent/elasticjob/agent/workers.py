@@ -15,11 +15,12 @@ from pathlib import Path
 from elasticjob.agent.config import AgentConfig
 from elasticjob.agent.environment import worker_env
 from elasticjob.agent.evidence import Evidence, OomCounter, failure_of, read_error_file
+from elasticjob.agent.hang import Standing, farthest_behind, take_stacks
 from elasticjob.agent.launcher import Launcher, StartError, WorkerStart
 from elasticjob.agent.logs import STDERR, STDOUT
 from elasticjob.agent.output import FileSink, Sink, Stream, Tail
 from elasticjob.agent.processes import descendants, kill, reap, signal_group
-from elasticjob.agent.ranks import Ranks
+from elasticjob.agent.ranks import Progress, Ranks
 from elasticjob.contract.messages import Failure, FailureClass, StartRound
 from elasticjob.contract.names import RoundId
 
@@ -48,6 +49,7 @@ class _Worker:
     local_rank: int
     rank: int
     error_file: str
+    stacks_file: str
     streams: tuple[Stream, Stream]
     tails: tuple[Tail, Tail]
 
@@ -118,7 +120,8 @@ class Workers:
             self._stream(start.round, local_rank, rank, STDOUT, out_read, tails[0]),
             self._stream(start.round, local_rank, rank, STDERR, err_read, tails[1]),
         )
-        worker = _Worker(start.round, local_rank, rank, str(directory / "error.json"), streams, tails)
+        files = (str(directory / "error.json"), str(directory / "stacks"))
+        worker = _Worker(start.round, local_rank, rank, *files, streams, tails)
         env = worker_env(
             start,
             local_rank=local_rank,
@@ -127,6 +130,7 @@ class Workers:
             run_id=self._config.run_id,
             error_file=worker.error_file,
             agent_socket=self.ranks.path,
+            stacks=worker.stacks_file,
             base=self._config.env,
         )
         return worker, WorkerStart(env, out_write, err_write)
@@ -197,13 +201,38 @@ class Workers:
 
     # ---- stop ------------------------------------------------------------------------------------------------------
 
-    async def stop(self, grace: float, first: signal.Signals = signal.SIGTERM) -> Failure | None:
+    def signs(self) -> tuple[Progress, ...]:
+        """The last sign of life of every worker that runs and has given one."""
+        running = {worker.local_rank for worker in self._running.values()}
+        return tuple(sign for sign in self.ranks.signs() if sign.local_rank in running)
+
+    async def _stand(self) -> Failure | None:
+        """Log the stacks of all workers; the failure of the one that is farthest behind, if any ever made a step."""
+        signs, now = {sign.local_rank: sign for sign in self.signs()}, time.monotonic()
+        running = {self.ranks.process(worker.local_rank) or pid: worker for pid, worker in self._running.items()}
+        stacks = await take_stacks({pid: worker.stacks_file for pid, worker in running.items()})
+        standing = []
+        for pid, worker in running.items():
+            sign = signs.get(worker.local_rank)
+            age = now - sign.time if sign else 0.0
+            standing.append(Standing(worker.rank, sign.step if sign else None, age, stacks[pid]))
+            said = stacks[pid].rstrip() or "(no answer)"
+            log.info("rank %d, %.1f s after step %s:\n%s", worker.rank, age, sign.step if sign else "-", said)
+        behind = farthest_behind(standing)
+        return behind.failure(self._config.pod, time.time()) if behind else None
+
+    async def stop(
+        self, grace: float, first: signal.Signals = signal.SIGTERM, stood: Callable[[Failure], None] | None = None
+    ) -> Failure | None:
         """The `first` signal, `grace` seconds, SIGKILL; then whatever else the workers left running.
 
         None is left after this, but for those that even SIGKILL does not end: a failure of this node then.
+        `stood`: ask them first where they stand, and tell it.
         """
         self._stopping_since, self._hurried = time.time(), False
         await self._started.wait()
+        if stood is not None and (failure := await self._stand()) is not None:
+            stood(failure)
         self.ranks.release()
         ending = dict(self._running)
         for pid in ending if grace > 0 else ():

@@ -62,6 +62,10 @@ class Failure:
     """The exception's type name, empty if none is known."""
     message: str = ""
     """The exception's message, or the worker's last log lines. At most 1024 characters."""
+    step: int | None = None
+    """Of a hang: the last step that the worker reported."""
+    waiting: bool = False
+    """Of a hang: it looks as if the worker only waits for others."""
 
 
 class Outcome(str, Enum):
@@ -93,6 +97,8 @@ class StartRound:
     restarts: int
     """Failures charged so far: TORCHELASTIC_RESTART_COUNT."""
     max_restarts: int
+    progress_timeout: float = 0.0
+    """Seconds without a step, after the first, that make a hang; 0: nobody looks."""
 
 
 class MemberState(str, Enum):
@@ -237,6 +243,8 @@ class EndRound:
     reason: str
     planned: bool = False
     last_step: int | None = None
+    stacks: bool = False
+    """A worker hangs: say first where those of this node stand."""
 
 
 @dataclass(frozen=True)
@@ -268,6 +276,9 @@ class Settings:
     keep_alive_interval: float = 1.0
     keep_alive_max_attempts: int = 3
     scale_up_stabilization: float = 30.0
+    progress_timeout: float = 0.0
+    """Of rounds to come; 0: hangs are not looked for."""
+    hang_fails_job: bool = False
 
     def __post_init__(self) -> None:
         if self.min_nodes < 1:

@@ -71,6 +71,8 @@ class Env:
     """Path of the Unix socket where a worker meets its agent (contract.page)."""
     ROUND = "ELASTICJOB_ROUND"
     """The round that a worker was started for."""
+    STACKS = "ELASTICJOB_STACKS"
+    """Where a worker writes the stacks of its threads when it is asked; unset where nobody looks for hangs."""
     # Store
     PORT = "ELASTICJOB_PORT"
     LISTEN_FD = "ELASTICJOB_LISTEN_FD"
@@ -82,6 +84,10 @@ class Env:
     """A directory that outlives the store's container (an emptyDir); unset: this store starts once."""
     SETTINGS = "ELASTICJOB_SETTINGS"
     """JSON of `messages.Settings`: what holds until the operator's first `Facts`."""
+
+
+STACKS_SIGNAL = 57
+"""A worker that gets it writes the stacks of all its threads to `Env.STACKS`: a real-time signal that nobody uses."""
 
 
 class ExitCode(IntEnum):

@@ -27,6 +27,11 @@ class Word(IntEnum):
     STOPPED = 3
     """Worker: 1 once it has stopped at LIMIT and saved what it wanted to save; whatever follows is its end."""
 
+    PULSES = 4
+    """Worker: steps of its optimizers so far, for scripts that report none themselves."""
+    PULSE_TIME = 5
+    """Worker: when the last of them was, as TIME."""
+
 
 NO_STEP = -1
 NO_LIMIT = (1 << 63) - 1

@@ -182,6 +182,8 @@ def _settings(spec: _Field, nodes: int | None) -> Settings:
         keep_alive_interval=rendezvous.get("keepAliveIntervalSeconds").seconds(1, 300, 1),
         keep_alive_max_attempts=rendezvous.get("keepAliveMaxAttempts").integer(1, 100, 3),
         scale_up_stabilization=policy.get("scaleUpStabilizationSeconds").seconds(0, 3600, 30),
+        progress_timeout=spec.get("hangPolicy").get("progressTimeoutSeconds").seconds(1, 86400, 0),
+        hang_fails_job=spec.get("hangPolicy").get("action").value == "FailJob",
     )
 
 

@@ -21,7 +21,9 @@ def choose(pool: Iterable[Node], last_members: Sequence[str], target: int) -> li
     return sorted(worth[:target], key=lambda n: (place.get(n.boot, newcomer), n.slot))
 
 
-def assign(nodes: Sequence[Node], round_id: RoundId, *, restarts: int, max_restarts: int) -> Mapping[str, Member]:
+def assign(
+    nodes: Sequence[Node], round_id: RoundId, *, restarts: int, max_restarts: int, progress_timeout: float = 0.0
+) -> Mapping[str, Member]:
     """Ranks as torch gives them: workers of a node are consecutive, group rank by group rank; role ranks likewise.
 
     The round's store is the one that the node of group rank 0 announced.
@@ -45,6 +47,7 @@ def assign(nodes: Sequence[Node], round_id: RoundId, *, restarts: int, max_resta
             master_port=nodes[0].store_port,
             restarts=restarts,
             max_restarts=max_restarts,
+            progress_timeout=progress_timeout,
         )
         members[node.boot] = Member(start, node.pod, node.local_world_size)
         next_rank += node.local_world_size

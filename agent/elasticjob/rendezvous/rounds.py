@@ -43,7 +43,7 @@ from elasticjob.contract.messages import (
     WorkersSucceeded,
 )
 from elasticjob.contract.names import RoundId
-from elasticjob.policy import root_cause
+from elasticjob.policy import HANG_GRACE, root_cause
 from elasticjob.rendezvous import only_store, planned, ranks, recovery
 from elasticjob.rendezvous.state import (
     BLIP_GRACE,
@@ -449,7 +449,8 @@ def _break(state: State, now: float) -> Decision | None:
     told = {f.pod for f in round_.failures}
     failed = [m.pod for m in round_.members.values() if m.state is MemberState.FAILED or m.pod in told]
     if failed:
-        return _end(state, round_, EndReason.WORKER_FAILED, f"a worker of {_names(failed)} failed", now)
+        what = "makes no progress" if _hangs(round_) else "failed"
+        return _end(state, round_, EndReason.WORKER_FAILED, f"a worker of {_names(failed)} {what}", now)
     going = [state.nodes[b] for b in round_.members if departing(state, state.nodes[b])]
     stopped = [m.pod for m in round_.members.values() if m.state is MemberState.STOPPED]
     if going and not stopped and all(n.slot >= state.settings.target for n in going):
@@ -458,6 +459,10 @@ def _break(state: State, now: float) -> Decision | None:
         names = _names([n.pod for n in going] or stopped)
         return _end(state, round_, EndReason.NODE_LEFT, f"{names} left", now, on_plan=True)
     return None
+
+
+def _hangs(round_: Round) -> bool:
+    return any(f.kind is FailureClass.HANG for f in round_.failures)
 
 
 def _agree(state: State, now: float) -> Decision | None:
@@ -480,11 +485,13 @@ def _conclude(state: State, now: float) -> Decision | None:
     if round_ is None or round_.ending is None or not all(m.accounted for m in round_.members.values()):
         return None
     ended = _cause(state, round_, round_.ending, now)
-    spent = ended.charged and state.charged >= state.settings.max_restarts
+    hang = ended.failure is not None and ended.failure.kind is FailureClass.HANG
+    fatal = hang and ended.charged and state.settings.hang_fails_job
+    spent = fatal or (ended.charged and state.charged >= state.settings.max_restarts)
     ended = replace(ended, charged=ended.charged and not spent)
     state = replace(state, round=None, joiners_since=None, ended=(*state.ended, ended), last=only_store.ended(round_))
     if spent:
-        return _declare(state, Outcome.FAILED, "MaxRestartsExceeded", ended.failure)
+        return _declare(state, Outcome.FAILED, "HangDetected" if fatal else "MaxRestartsExceeded", ended.failure)
     return Decision(state, reason=f"round {round_.id} ended: {ended.message}")
 
 
@@ -510,6 +517,8 @@ def _cause(state: State, round_: Round, ending: Ending, now: float) -> RoundEnde
 
 
 def _tell(failure: Failure) -> str:
+    if failure.kind is FailureClass.HANG:
+        return f"rank {failure.rank} in {failure.pod}: {failure.message.partition(chr(10))[0]}"
     what = failure.exception or failure.signal or f"exit code {failure.exit_code}"
     where = failure.pod if failure.rank is None else f"rank {failure.rank} in {failure.pod}"
     return f"{where} failed: {what}"
@@ -588,7 +597,13 @@ def _start(state: State, pool: Sequence[Node], why: str, now: float) -> Decision
         return None if asking is None else Decision(asking, reason=missing)
     chosen = ranks.choose(pool, state.last_members, state.settings.target)
     round_id = RoundId(state.attempt, state.store, state.n + 1)
-    members = ranks.assign(chosen, round_id, restarts=state.charged, max_restarts=state.settings.max_restarts)
+    members = ranks.assign(
+        chosen,
+        round_id,
+        restarts=state.charged,
+        max_restarts=state.settings.max_restarts,
+        progress_timeout=state.settings.progress_timeout,
+    )
     state = replace(
         state,
         round=Round(round_id, members),
@@ -626,7 +641,9 @@ def _word_of_end(state: State, round_: Round, ending: Ending) -> PlanEnd | EndRo
     last_step = ending.plan.last_step if ending.plan else None
     if ending.plan is not None and last_step is None:
         return PlanEnd(round_.id, ending.message)
-    return EndRound(round_.id, state.settings.stop_grace, ending.message, ending.planned, last_step)
+    hang, grace = _hangs(round_), state.settings.stop_grace
+    grace = min(grace, HANG_GRACE) if hang else grace
+    return EndRound(round_.id, grace, ending.message, ending.planned, last_step, stacks=hang)
 
 
 def _declare(state: State, outcome: Outcome, reason: str, failure: Failure | None) -> Decision:

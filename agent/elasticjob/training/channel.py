@@ -15,10 +15,11 @@ from collections.abc import Callable
 from contextlib import suppress
 from time import monotonic_ns
 
-from elasticjob.contract.names import Env
+from elasticjob.contract.names import STACKS_SIGNAL, Env
 from elasticjob.contract.page import HOLD, Word, open_page
 
 _STEP, _TIME, _LIMIT = int(Word.STEP), int(Word.TIME), int(Word.LIMIT)
+_PULSES, _PULSE_TIME = int(Word.PULSES), int(Word.PULSE_TIME)
 _TIMEOUT = 5.0
 """Seconds that the first call waits for an agent that is busy."""
 _MAX_DESCRIPTORS = 8
@@ -50,6 +51,16 @@ def progress(step: int) -> None:
     words[_TIME] = monotonic_ns()
     if step >= words[_LIMIT]:
         _hold(words, step)
+
+
+def pulse() -> None:
+    """A sign of life where the script reports no steps: an optimizer has made one."""
+    if not _opened:
+        _open()
+    words = _words
+    if words is not None:
+        words[_PULSES] += 1
+        words[_PULSE_TIME] = monotonic_ns()
 
 
 def on_stop(save: Callable[[], object]) -> None:
@@ -107,10 +118,21 @@ def _open() -> None:
                 os.set_inheritable(descriptor, False)
             _words, _socket, _memory = open_page(page), meeting, tuple(memory)
             os.close(page)
+            _show_stacks()
             return
     except (OSError, ValueError):
         pass  # another round's environment, or no agent any more
     meeting.close()
+
+
+def _show_stacks() -> None:
+    """Write the stacks of all threads when the agent asks, also where Python hangs in a call into C."""
+    if path := os.environ.get(Env.STACKS):
+        import faulthandler
+
+        with suppress(OSError, ValueError):
+            file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+            faulthandler.register(STACKS_SIGNAL, file=file, all_threads=True)
 
 
 def _forget() -> None:

@@ -51,6 +51,9 @@ class JobSpec:
     preload: tuple[str, ...] = DEFAULT_PRELOAD
     stop_grace: int = 1
     max_restarts: int = 3
+    progress_timeout: int = 0
+    """0: hangs are not looked for."""
+    hang_fails_job: bool = False
 
     @property
     def settings(self) -> Settings:
@@ -65,6 +68,8 @@ class JobSpec:
             stop_grace=float(self.stop_grace),
             keep_alive_interval=float(self.keep_alive_interval),
             keep_alive_max_attempts=self.keep_alive_attempts,
+            progress_timeout=float(self.progress_timeout),
+            hang_fails_job=self.hang_fails_job,
         )
 
 
@@ -91,6 +96,8 @@ def parse_spec(raw: Raw) -> JobSpec:
         preload=tuple(str(m) for m in preload) if isinstance(preload, list) else DEFAULT_PRELOAD,
         stop_grace=integer(raw, "stopGraceSeconds", default=1),
         max_restarts=max(0, integer(raw, "failurePolicy", "maxRestarts", default=3)),
+        progress_timeout=max(0, integer(raw, "hangPolicy", "progressTimeoutSeconds")),
+        hang_fails_job=text(raw, "hangPolicy", "action") == "FailJob",
     )
 
 

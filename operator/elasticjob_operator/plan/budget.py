@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from elasticjob.contract.messages import RoundEnded
+from elasticjob.contract.messages import FailureClass, RoundEnded
 from elasticjob.contract.names import RoundId
 from elasticjob_operator.actions import Note
 from elasticjob_operator.model.raw import moment
@@ -75,7 +75,8 @@ def _charge_round(ctx: Context, budget: Budget, ended: RoundEnded) -> Budget:
         return budget
     node = next((p.node for p in ctx.observed.workers if p.name == ended.failure.pod), "")
     record = failures.from_worker(ended.failure, node)
-    note = Note("WorkerFailed", failures.tell(record), key=str(ended.round), warning=True)
+    reason = "HangDetected" if ended.failure.kind is FailureClass.HANG else "WorkerFailed"
+    note = Note(reason, failures.tell(record), key=str(ended.round), warning=True)
     return budget.charge(ctx.spec.max_restarts, record, note)
 
 

@@ -21,11 +21,15 @@ def from_worker(failure: Failure, node: str) -> dict[str, Any]:
         rank=failure.rank,
         exitCode=failure.exit_code,
         signal=failure.signal,
-        reason=failure.exception or failure.signal or "Error",
+        reason=failure.exception or failure.signal or _NAMED.get(failure.kind, "Error"),
         **{"class": failure.kind.value},
         exception=failure.exception,
         message=failure.message,
     )
+
+
+_NAMED = {FailureClass.HANG: "HangDetected", FailureClass.DEVICE_UNHEALTHY: "DeviceUnhealthy"}
+"""Failures that leave neither an exception nor a signal."""
 
 
 def from_pod(pod: Pod, now: float) -> dict[str, Any]:

@@ -22,7 +22,9 @@ from elasticjob.agent.machine import (
     Phase,
     Say,
     Signalled,
+    Stalled,
     State,
+    Stood,
     Stop,
     StopAt,
     StoreUnreachable,
@@ -56,6 +58,7 @@ from elasticjob.contract.messages import (
     WorkersSucceeded,
 )
 from elasticjob.contract.names import ExitCode, RoundId
+from elasticjob.policy import HANG_GRACE
 
 ME = Announce(0, 0, "boot", "job-0-0", "10.0.0.1", 1000, local_world_size=2)
 R1, R2 = RoundId(1, 0, 1), RoundId(1, 0, 2)
@@ -369,3 +372,26 @@ def test_a_worker_that_had_failed_before_the_stop_is_told_of_too() -> None:
     state, acts = play(WorkerEnded(R1, 0, echo), BOOM, WorkerEnded(R1, 0, echo), state=running())
     assert acts[1:] == [[Say(WorkersFailed(R1, FAILURE))], []]
     assert state.failure == FAILURE
+
+
+# ---- hangs -----------------------------------------------------------------------------------------------------------
+
+HUNG = Failure(FailureClass.HANG, "job-0-0", 2.0, rank=0, message="no progress", step=6)
+
+
+def test_a_hang_here_asks_where_the_workers_stand_before_they_are_stopped() -> None:
+    state, acts = play(Stalled(R1), Stood(R1, HUNG), AllStopped(1001), state=running())
+    assert acts == [[Stop(HANG_GRACE, stacks=True)], [Say(WorkersFailed(R1, HUNG))], [Say(WorkersStopped(R1, 1001))]]
+    assert state.failure == HUNG
+
+
+def test_a_hang_elsewhere_asks_the_workers_here_too() -> None:
+    end = replace(END, stacks=True, grace_seconds=HANG_GRACE)
+    _, acts = play(Told(end), Stood(R1, HUNG), AllStopped(1001), state=running())
+    assert acts[:2] == [[Stop(HANG_GRACE, stacks=True)], [Say(WorkersFailed(R1, HUNG))]]
+
+
+@pytest.mark.parametrize("event", [Stalled(R2), Stood(R2, HUNG), Stood(R1, HUNG)])
+def test_a_hang_of_another_round_changes_nothing(event: Event) -> None:
+    before = running()
+    assert play(event, state=before) == (before, [[]])

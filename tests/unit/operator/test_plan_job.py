@@ -386,3 +386,22 @@ def test_status_of_a_newer_operator_is_kept() -> None:
     p = run(steady(goodput={"percent": 99}, conditions=[{"type": "Novel", "status": "True"}]))
     assert told(p)["goodput"] == {"percent": 99}
     assert {"type": "Novel", "status": "True"} in told(p)["conditions"]
+
+
+def test_a_hang_is_told_as_what_it_is() -> None:
+    hung = failure(kind=FailureClass.HANG, exit_code=None, exception="", message="no progress for 60.0 s", step=6)
+    ended = round_ended(1, failure=hung, message="rank 0 in bert-0-0: no progress for 60.0 s")
+    observed = steady(told=gathering(worker(0), worker(1), rounds=1, ended=(ended,)), rendezvousRound=1)
+    p = run(observed)
+    status_ = told(p)
+    assert (status_["lastFailure"]["class"], status_["lastFailure"]["reason"]) == ("Hang", "HangDetected")
+    assert {c["type"]: c["reason"] for c in status_["conditions"]}["Restarting"] == "HangDetected"
+    assert [n.reason for n in p.notes if n.warning] == ["HangDetected"]
+    fatal = replace(observed, job=job(status=status(rendezvousRound=1), hangPolicy=POLICY))
+    told_by = replace(fatal.link.report or report(), outcome=Outcome.FAILED, failure=hung, ended=())
+    verdict = run(replace(fatal, link=link(told_by)))
+    failed = next(c for c in told(verdict)["conditions"] if c["type"] == "FailureTarget")
+    assert (failed["reason"], "training stood still" in failed["message"]) == ("FailurePolicyRule", True)
+
+
+POLICY = {"progressTimeoutSeconds": 60, "action": "FailJob"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -24,6 +25,7 @@ from elasticjob.contract.messages import (
     WorkersSucceeded,
 )
 from elasticjob.contract.names import RoundId
+from elasticjob.policy import HANG_GRACE
 from elasticjob.rendezvous import rounds
 from elasticjob.rendezvous.state import NodeSaid
 from support.rounds import SETTINGS, Job, member_of, pods
@@ -31,10 +33,10 @@ from support.rounds import SETTINGS, Job, member_of, pods
 FAILURE = Failure(FailureClass.KILLED, "j-0-0", 1.0)
 
 
-def job_of(*slots: int, target: int = 0, max_restarts: int = 3) -> Job:
+def job_of(*slots: int, target: int = 0, max_restarts: int = 3, **settings: Any) -> Job:
     """A job whose round of these slots runs, with an operator that knows their pods."""
     job = Job()
-    job.facts(*pods(*slots), target=target or len(slots), max_restarts=max_restarts)
+    job.facts(*pods(*slots), target=target or len(slots), max_restarts=max_restarts, **settings)
     job.running(*slots)
     return job
 
@@ -318,6 +320,46 @@ def test_a_failure_before_its_stop_told_late_is_the_cause_of_an_echo_told_first(
     (ended,) = job.report.ended
     assert ended.failure is not None
     assert (ended.failure.pod, ended.failure.kind) == ("j-1-0", FailureClass.USER_ERROR)
+
+
+def hang(job: Job, slot: int, step: int, *, waiting: bool) -> None:
+    start = job.start_of(slot)
+    told = Failure(FailureClass.HANG, f"j-{slot}-0", 1.0, rank=start.rank, message="m", step=step, waiting=waiting)
+    job.say(slot, WorkersFailed(start.round, told))
+
+
+def test_a_hang_ends_the_round_with_everybodys_stacks_and_blames_who_is_farthest_behind() -> None:
+    job = job_of(0, 1, 2)
+    hang(job, 0, 7, waiting=True)
+    for slot in (1, 2):
+        end = job.last(slot)
+        assert isinstance(end, EndRound)
+        assert (end.stacks, end.grace_seconds) == (True, HANG_GRACE)
+        hang(job, slot, 7 - slot % 2, waiting=slot == 2)
+    job.stopped(0, 1, 2)
+    (ended,) = job.report.ended
+    assert (ended.reason, ended.charged) == (EndReason.WORKER_FAILED, True)
+    assert ended.failure is not None
+    assert (ended.failure.pod, ended.failure.step) == ("j-1-0", 6)
+    assert job.start_of(0).round.n == 2
+
+
+def test_a_hang_may_end_the_job() -> None:
+    job = job_of(0, 1, hang_fails_job=True)
+    hang(job, 0, 7, waiting=False)
+    job.stopped(0, 1)
+    assert job.report.outcome is Outcome.FAILED
+    assert job.report.failure is not None
+    assert job.report.failure.kind is FailureClass.HANG
+
+
+def test_the_progress_timeout_holds_from_the_next_round_on() -> None:
+    job = job_of(0, 1)
+    job.facts(*pods(0, 1), progress_timeout=30.0)
+    assert job.start_of(0).progress_timeout == 0.0
+    job.fail(1)
+    job.stopped(0, 1)
+    assert job.start_of(0).progress_timeout == 30.0
 
 
 def test_a_draining_pod_leaves_though_its_agent_has_not_said_so() -> None:

@@ -1,0 +1,99 @@
+"""A node whose health check fails is left alone: its pod says so, and is replaced on another node."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from cluster import verbs
+from support.jobs import Job, manifest
+from support.kube import Json, condition
+
+Submit = Callable[[Json], Job]
+SICK = "node2"
+NODES = ("node1", SICK, "node3")
+SCRIPT = "import os, time; print('trains on', os.environ['NODE'], flush=True); time.sleep(3600)"
+
+
+@pytest.fixture
+def gpus() -> Iterator[Callable[[str], None]]:
+    """Give a node one GPU; none is left afterwards."""
+    touched: set[str] = set()
+
+    def give(node: str) -> None:
+        touched.add(node)
+        verbs.gpus(node, 1)
+
+    yield give
+    for node in touched:
+        verbs.gpus(node, 0)
+
+
+def sick_gpu(directory: str) -> Json:
+    """Two nodes of one GPU; nvidia-smi is a script in a directory that all nodes share, and knows where it runs."""
+    program = Path(directory) / "nvidia-smi"
+    program.write_text(
+        "#!/bin/sh\n"
+        f'if [ "$NODE" = {SICK} ] && [ -e /tools/sick ]; then\n'
+        '    echo "Unable to determine the device handle for GPU0: GPU is lost."\n'
+        "else\n"
+        '    echo "0, 0, No, No"\n'
+        "fi\n"
+    )
+    program.chmod(0o755)
+    body = manifest(
+        "sick-gpu", ["python3", "-c", SCRIPT], replicas=2, preload=[],
+        resources={"limits": {"nvidia.com/gpu": 1}, "requests": {"cpu": "50m", "memory": "128Mi"}},
+        volumes=[{"name": "tools", "hostPath": {"path": directory}}],
+        mounts=[{"name": "tools", "mountPath": "/tools"}],
+    )  # fmt: skip
+    container = body["spec"]["template"]["spec"]["containers"][0]
+    container["env"] = [
+        {"name": "NODE", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}},
+        {"name": "PATH", "value": "/tools:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"},
+    ]
+    return body
+
+
+def test_a_node_whose_gpu_is_lost_is_avoided(submit: Submit, gpus: Callable[[str], None], shared_dir: str) -> None:
+    (Path(shared_dir) / "sick").touch()
+    gpus("node1")
+    gpus(SICK)
+    job = submit(sick_gpu(shared_dir))
+    fault = condition(job.wait("FullyScaled", status="False", reason="NodeFault"), "FullyScaled")
+    assert "GPU is lost" in fault["message"]
+    gpus("node3")
+    job.wait_status(worldSize=2)
+    assert {job.node_of(pod) for pod in job.running()} == {"node1", "node3"}
+    status = job.status()
+    (avoided,) = status["avoidedNodes"]
+    assert (avoided["name"], avoided["reason"]) == (SICK, "DeviceUnhealthy")
+    assert (status["lastFailure"]["class"], status["lastFailure"]["node"]) == ("DeviceUnhealthy", SICK)
+    assert status["restarts"] == 0
+    assert "DeviceUnhealthy" in job.events()
+
+
+def test_a_gpu_that_is_lost_under_a_worker_takes_its_node_out(
+    submit: Submit, gpus: Callable[[str], None], shared_dir: str
+) -> None:
+    """All nodes train; then a worker fails where its GPU is gone, and no other node has one to spare."""
+    for node in NODES:
+        gpus(node)
+    body = sick_gpu(shared_dir)
+    body["spec"] |= {"replicas": 3, "elasticPolicy": {"minReplicas": 2, "maxReplicas": 3}}
+    fails = (
+        "import os, pathlib, time\n"
+        f"while not (os.environ['NODE'] == '{SICK}' and pathlib.Path('/tools/sick').exists()): time.sleep(0.05)\n"
+        "raise RuntimeError('CUDA error: unspecified launch failure')\n"
+    )
+    body["spec"]["template"]["spec"]["containers"][0]["command"] = ["python3", "-c", fails]
+    job = submit(body)
+    job.wait_status(worldSize=3)
+    (Path(shared_dir) / "sick").touch()
+    fault = job.wait("FullyScaled", status="False", reason="NodeFault")
+    job.wait_status(worldSize=2)
+    (avoided,) = fault["status"]["avoidedNodes"]
+    assert (avoided["name"], avoided["reason"]) == (SICK, "DeviceUnhealthy")
+    assert SICK not in {job.node_of(pod) for pod in job.running()}

@@ -1,0 +1,80 @@
+"""Ranks that stand still, with real torch and gloo: they are named, all stacks are kept, and training goes on."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+from pathlib import Path
+
+import pytest
+
+from support.local_run import LocalRun, manifest
+from support.worker_scripts import script
+
+TIMEOUT = 10
+"""As small as a job may ask for: on a busy machine a worker takes seconds to end after its last step."""
+
+HANGS = """
+import os, signal, sys, threading, time
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+def stands_still():
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    time.sleep(3600)
+
+dist.init_process_group("gloo")
+model = DistributedDataParallel(torch.nn.Linear(10, 10))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+rank, restart, steps = dist.get_rank(), os.environ["TORCHELASTIC_RESTART_COUNT"], 0
+stop = torch.zeros(1)
+threading.Thread(target=threading.Event().wait, daemon=True, name="idle").start()
+while not stop.item():
+    model(torch.randn(4, 10)).sum().backward()
+    optimizer.step()
+    steps += 1
+    if rank == 0:
+        stop.fill_(float(os.path.exists(sys.argv[1])))
+    dist.broadcast(stop, 0)
+    if steps == 5:
+        print(f"step 5 rank {rank} pid {os.getpid()} restart {restart} at {time.time():.3f}", flush=True)
+    if steps == 6 and rank == 1 and restart == "0":
+        stands_still()
+    time.sleep(0.005)
+dist.destroy_process_group()
+"""
+"""Rank 1 of the first round sleeps for ever after its sixth step and ignores SIGTERM."""
+
+
+@pytest.mark.torch
+@pytest.mark.timeout(300)
+def test_a_rank_that_sleeps_for_ever_and_one_that_is_stopped(tmp_path: Path) -> None:
+    done = tmp_path / "done"
+    job = manifest(
+        [*script(tmp_path, HANGS), str(done)],
+        replicas=2,
+        preload=["torch", "torch._dynamo"],
+        hangPolicy={"progressTimeoutSeconds": TIMEOUT},
+    )
+    with LocalRun(job, tmp_path) as run:
+        run.wait_for(r"step 5 rank 1 pid \d+ restart 0", 200)
+        cause = run.wait_for(r"round 1.0.1 ended: WorkerFailed: rank (\d): (.*) \(Hang\) \(counts as a restart\)", 60)
+        assert cause[1] == "1"
+        assert re.search(r"no progress for [\d.]+ s after step 6: stands in stands_still \(.*script.py:\d+\)", cause[2])
+
+        stopped = int(run.wait_for(r"step 5 rank 0 pid (\d+) restart 1")[1])
+        os.kill(stopped, signal.SIGSTOP)
+        cause = run.wait_for(r"round 1.0.2 ended: WorkerFailed: rank (\d): (.*) \(Hang\) \(counts as a restart\)", 60)
+        assert cause[1] == "0"
+        assert "and does not answer" in cause[2]
+
+        run.wait_for(r"step 5 rank \d pid \d+ restart 2")
+        done.touch()
+        assert run.exit_code() == 0, run.text
+    assert "toy succeeded; 2 restarts" in run.text
+    assert "workers start by exec" not in run.text
+    stacks = re.findall(r"\[agent\] (toy-\d)-0: rank (\d), [\d.]+ s after step \d+:", run.text)
+    assert sorted(stacks) == [("toy-0", "0"), ("toy-0", "0"), ("toy-1", "1"), ("toy-1", "1")]
+    assert run.text.count("in wait") >= 1, "threads beside the main one are shown too"
