@@ -19,7 +19,7 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "state" / "train.py"
 def stateful(name: str, **spec: object) -> Json:
     """The example as text: images know nothing of it, nor of `elasticjob`, which the agent brings along."""
     command = ["python3", "-c", EXAMPLE.read_text(), "--step-delay=0.05", "--steps=1000000"]
-    policy = {"minReplicas": 2, "maxReplicas": 4, "scaleUpStabilizationSeconds": 0}
+    policy = {"minReplicas": 2, "maxReplicas": 4}
     return manifest(name, command, elasticPolicy=policy, **spec)
 
 

@@ -25,9 +25,6 @@ from elasticjob_operator.model.spec import JobSpec, trainer_of
 AGENT_DIR = "/elasticjob"
 AGENT = f"{AGENT_DIR}/agent.pyz"
 SHARED_MEMORY = "/dev/shm"  # noqa: S108
-LEAVE_SECONDS = 5
-"""What an agent needs beyond the stop grace to leave in good order."""
-DEFAULT_GRACE = 30
 _INIT_RESOURCES = {"requests": {"cpu": "10m", "memory": "16Mi"}, "limits": {"cpu": "500m", "memory": "64Mi"}}
 _PYTHON = re.compile(r"python[0-9.]*")
 
@@ -58,9 +55,7 @@ def _fill_pod(pod: dict[str, Any], job: Job, spec: JobSpec, slot: int, avoid: tu
     pod["subdomain"] = nodes_service(job.name)
     pod["enableServiceLinks"] = False
     pod.setdefault("automountServiceAccountToken", False)
-    least = spec.stop_grace + LEAVE_SECONDS
-    asked = pod.get("terminationGracePeriodSeconds")
-    pod["terminationGracePeriodSeconds"] = max(least, DEFAULT_GRACE if asked is None else asked)
+    pod["terminationGracePeriodSeconds"] = spec.termination_grace
     pod["volumes"] = [*(pod.get("volumes") or []), {"name": "elasticjob-agent", "emptyDir": {"sizeLimit": "16Mi"}}]
     if avoid:
         keep_away(pod, avoid)

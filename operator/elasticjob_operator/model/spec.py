@@ -13,6 +13,10 @@ from elasticjob_operator.model.raw import Raw, at, integer, mapping, objects, qu
 DEFAULT_PRELOAD = ("torch", "torch._dynamo")
 GPU = "nvidia.com/gpu"
 TRAINER = "trainer"
+LEAVE_SECONDS = 5
+"""What an agent needs beyond its workers' end to leave in good order."""
+DEFAULT_GRACE = 30
+"""Kubernetes' own."""
 """A container of this name is the trainer; without one, the first container is."""
 
 
@@ -56,6 +60,12 @@ class JobSpec:
     hang_fails_job: bool = False
 
     @property
+    def termination_grace(self) -> int:
+        """What the kubelet gives a pod: what the template asks for, and never less than the agent needs."""
+        asked = integer(self.template, "spec", "terminationGracePeriodSeconds", default=DEFAULT_GRACE)
+        return max(self.stop_grace + LEAVE_SECONDS, asked)
+
+    @property
     def settings(self) -> Settings:
         """The rules a coordinator works by."""
         return Settings(
@@ -66,6 +76,7 @@ class JobSpec:
             join_timeout=float(self.join_timeout),
             last_call_timeout=float(self.last_call_timeout),
             stop_grace=float(self.stop_grace),
+            graceful_shutdown=float(self.termination_grace - self.stop_grace - LEAVE_SECONDS),
             keep_alive_interval=float(self.keep_alive_interval),
             keep_alive_max_attempts=self.keep_alive_attempts,
             progress_timeout=float(self.progress_timeout),

@@ -47,6 +47,16 @@ def test_defaults() -> None:
     assert parse_spec({"template": container(), "preload": []}).preload == ()
 
 
+@pytest.mark.parametrize(("asked", "stop_grace", "planned"), [(None, 1, 24), (600, 1, 594), (0, 1, 0), (None, 40, 0)])
+def test_a_planned_end_takes_no_longer_than_the_kubelet_gives_a_pod(
+    asked: int | None, stop_grace: int, planned: int
+) -> None:
+    template = container()
+    template["spec"]["terminationGracePeriodSeconds"] = asked
+    spec = parse_spec({"template": template, "stopGraceSeconds": stop_grace})
+    assert spec.settings.graceful_shutdown == planned
+
+
 @pytest.mark.parametrize(
     ("written", "value"), [("500m", 0.5), ("4", 4.0), (2, 2.0), ("2Gi", 2.0**31), ("x", 0.0), (None, 0.0), (True, 0.0)]
 )
