@@ -96,13 +96,23 @@ def decide(state: State, event: Event, now: float) -> Decision:
 
 def settle(state: State, now: float) -> Decision:
     """Apply the rules until none applies; none does in a store that is closed."""
-    decision = Decision(state)
+    decision = Decision(_formed(state, now))
     while state.newer_store is None:
         step = next((s for rule in RULES if (s := rule(decision.state, now)) is not None), None)
         if step is None:
             break
         decision = decision.then(step)
     return decision
+
+
+def _formed(state: State, now: float) -> State:
+    """A round is formed once nobody is starting; asked once for all that arrived together, not at each word."""
+    round_ = state.round
+    if round_ is None or round_.formed_at or round_.ending is not None:
+        return state
+    if any(m.state is MemberState.STARTING for m in round_.members.values()):
+        return state
+    return replace(state, round=replace(round_, formed_at=state.epoch + now))
 
 
 def deadline(state: State, now: float) -> float | None:
@@ -170,10 +180,11 @@ def _announced(state: State, boot: str, announce: Announce, now: float) -> Decis
     if state.outcome is not None:
         finish = Finish(state.outcome, state.outcome_reason)
         return Decision(set_node(state, node), (Send(boot, finish),), f"{node.pod} came after the end")
-    if superseded(state, node) or any(_newer_in_slot(n, node) for n in state.nodes.values()):
+    others = [n for n in state.nodes.values() if n.slot == node.slot and n.boot != boot]
+    if superseded(state, node) or any(n.incarnation > node.incarnation for n in others):
         finish = Finish(Outcome.SUPERSEDED, "Superseded", f"a newer pod has slot {node.slot}")
         return Decision(state, (Send(boot, finish),), f"{node.pod} is superseded")
-    state = _displace(state, node)
+    state = _displace(state, others)
     told = Decision(state, (Send(boot, Closed(state.closed)),) if state.closed else ())
     if state.recovering_until is not None:
         return told.then(Decision(set_node(state, node), reason=f"{node.pod} announced while recovering"))
@@ -204,14 +215,11 @@ def _free_slot(state: State, now: float) -> int:
     return next(slot for slot in itertools.count() if slot not in taken)
 
 
-def _newer_in_slot(other: Node, node: Node) -> bool:
-    return other.slot == node.slot and other.incarnation > node.incarnation
-
-
-def _displace(state: State, node: Node) -> State:
+def _displace(state: State, others: Sequence[Node]) -> State:
     """A slot has one node: whoever had it under another boot id is dead to the job."""
-    kept = {b: n for b, n in state.nodes.items() if n.slot != node.slot or b == node.boot}
-    return replace(state, nodes=kept)
+    if not others:
+        return state
+    return replace(state, nodes={b: n for b, n in state.nodes.items() if n not in others})
 
 
 def _placed(state: State, node: Node, announce: Announce, now: float) -> Decision:
@@ -246,7 +254,7 @@ def _back_in_round(state: State, node: Node, round_: Round, member: Member, now:
     state = set_node(state, node)
     last = node.membership
     if last is not None and last.assignment.round == round_.id:
-        state = replace(state, round=_with_member_state(round_, node.boot, last.state, state.epoch + now))
+        state = replace(state, round=_with_member_state(round_, node.boot, last.state))
         if last.state is MemberState.STOPPED:
             return Decision(state, reason=f"{node.pod} is back")
         if round_.ending is None:
@@ -260,12 +268,8 @@ def _back_in_round(state: State, node: Node, round_: Round, member: Member, now:
     return Decision(state, (Send(node.boot, member.assignment),), f"{node.pod} is back and did not hear of its round")
 
 
-def _with_member_state(round_: Round, boot: str, reached: MemberState, now: float) -> Round:
-    """Move a member's state; the round is formed once nobody is starting."""
-    round_ = set_member(round_, boot, replace(round_.members[boot], state=reached))
-    if not round_.formed_at and all(m.state is not MemberState.STARTING for m in round_.members.values()):
-        return replace(round_, formed_at=now)
-    return round_
+def _with_member_state(round_: Round, boot: str, reached: MemberState) -> Round:
+    return set_member(round_, boot, replace(round_.members[boot], state=reached))
 
 
 def _said(state: State, node: Node, message: FromNode, now: float) -> State:
@@ -317,7 +321,7 @@ def _said_of_round(
         round_ = replace(round_, failures=(*round_.failures, message.failure))
     reached = _REACHED[type(message)]
     if _LATER[reached] > _LATER[member.state]:
-        round_ = _with_member_state(round_, node.boot, reached, state.epoch + now)
+        round_ = _with_member_state(round_, node.boot, reached)
     return replace(state, round=round_)
 
 
