@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from support.local_run import LocalRun, manifest
+from support.processes import child_with
 from support.worker_scripts import DDP, script
 
 WAIT_FOR_FILE = """
@@ -149,7 +150,7 @@ def test_training_survives_the_death_of_a_worker_an_agent_and_the_store(tmp_path
         os.kill(worker, signal.SIGKILL)
         worker = int(run.wait_for(step.format(2, 3, 1))[1])
 
-        store = _child_with("store")
+        store = child_with("store")
         os.kill(store, signal.SIGKILL)
         run.wait_for("the store ended .SIGKILL")
         agent = int(Path(f"/proc/{worker}/stat").read_text().rpartition(")")[2].split()[1])
@@ -160,20 +161,6 @@ def test_training_survives_the_death_of_a_worker_an_agent_and_the_store(tmp_path
         assert run.exit_code() == 0
     assert "toy succeeded; 1 restarts" in run.text
     assert "workers start by exec" not in run.text
-
-
-def _child_with(word: str) -> int:
-    """The grandchild of this test whose command line ends with `word`."""
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            words = path.read_bytes().rstrip(b"\0").split(b"\0")
-            parent = int((path.parent / "stat").read_text().rpartition(")")[2].split()[1])
-            grandparent = int(Path(f"/proc/{parent}/stat").read_text().rpartition(")")[2].split()[1])
-        except (OSError, ValueError):
-            continue
-        if words[-1] == word.encode() and grandparent == os.getpid():
-            return int(path.parent.name)
-    raise AssertionError(f"no process {word}")
 
 
 GOT = """

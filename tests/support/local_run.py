@@ -30,14 +30,19 @@ def manifest(command: Sequence[str], *, name: str = "toy", **spec: object) -> di
 class LocalRun:
     """A context manager; output lines are kept, and `wait_for` looks through those not yet looked at."""
 
-    def __init__(self, job: dict[str, object], folder: Path, *args: str) -> None:
+    def __init__(self, job: dict[str, object], folder: Path, *args: str, within: Sequence[str] = ()) -> None:
+        """`within`: a command that starts the one that follows it in its own place."""
         path = folder / "job.yaml"
         path.write_text(yaml.safe_dump(job))
         self.lines: list[str] = []
         self._seen = 0
         self._more = threading.Condition()
         self._process = subprocess.Popen(
-            [*PROGRAM, "run", str(path), *args], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=folder
+            [*within, *PROGRAM, "run", str(path), *args],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            cwd=folder,
         )
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
@@ -56,6 +61,10 @@ class LocalRun:
     @property
     def text(self) -> str:
         return "\n".join(self.lines)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
 
     def signal(self, number: int) -> None:
         self._process.send_signal(number)

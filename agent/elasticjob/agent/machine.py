@@ -84,6 +84,8 @@ class State:
     """Why this node is not fit to train; it is leaving then."""
     answered: bool = False
     """Whether the coordinator has reacted to our leaving."""
+    frozen: bool = False
+    """The workers stand still until the coordinator says that their round goes on, or has ended."""
 
     @property
     def round(self) -> RoundId | None:
@@ -178,6 +180,11 @@ class Signalled:
 
 
 @dataclass(frozen=True)
+class CutOff:
+    """Neither the coordinator nor anybody else of the round was heard of for the keep-alive time."""
+
+
+@dataclass(frozen=True)
 class LeaveUnanswered:
     """The time is over that was asked for by `WaitForAnswer`."""
 
@@ -200,6 +207,7 @@ Event: TypeAlias = (
     | Stalled
     | Stood
     | Unfit
+    | CutOff
     | Signalled
     | LeaveUnanswered
     | StoreUnreachable
@@ -253,6 +261,13 @@ class CheckHealth:
 
 
 @dataclass(frozen=True)
+class Freeze:
+    """Stop every process of the workers where it is; not `on`: let them go on."""
+
+    on: bool
+
+
+@dataclass(frozen=True)
 class WaitForAnswer:
     """After `seconds`: `LeaveUnanswered`."""
 
@@ -274,7 +289,7 @@ class Exit:
     termination: Termination
 
 
-Effect: TypeAlias = Say | Launch | Hold | StopAt | Stop | CheckHealth | WaitForAnswer | Log | Exit
+Effect: TypeAlias = Say | Launch | Hold | StopAt | Stop | Freeze | CheckHealth | WaitForAnswer | Log | Exit
 
 
 @dataclass(frozen=True)
@@ -329,6 +344,8 @@ def decide(state: State, event: Event) -> Decision:
             return _failed_before(state, round_id, failure)
         case Unfit(failure):
             return _unfit(state, failure)
+        case CutOff():
+            return _cut_off(state)
         case Signalled(name):
             return _signalled(state, name)
         case LeaveUnanswered():
@@ -363,6 +380,9 @@ def _answers(message: ToNode) -> bool:
 
 
 def _start(state: State, start: StartRound) -> Decision:
+    if state.frozen and start.round == state.round:
+        thawed = replace(state, frozen=False)
+        return Decision(thawed, (Log(f"round {start.round} goes on"), Freeze(False)))
     if state.round is not None and start.round <= state.round:
         return Decision(state)  # said again after a reconnect
     if state.phase is not Phase.IDLE:
@@ -398,7 +418,16 @@ def _warm(state: State) -> Decision:
 def _launched(state: State, round_id: RoundId) -> Decision:
     if state.phase is not Phase.STARTING or round_id != state.round:
         return Decision(state)
-    return Decision(replace(state, phase=Phase.RUNNING, member=MemberState.RUNNING), (Say(WorkersStarted(round_id)),))
+    running = replace(state, phase=Phase.RUNNING, member=MemberState.RUNNING)
+    return Decision(running, (Say(WorkersStarted(round_id)), *((Freeze(True),) if state.frozen else ())))
+
+
+def _cut_off(state: State) -> Decision:
+    """The others may have gone on without this node: its workers must not write over what they do (a checkpoint)."""
+    if state.frozen or state.phase not in (Phase.STARTING, Phase.RUNNING):
+        return Decision(state)
+    log = Log("cut off from the store and from all other nodes: the workers are frozen")
+    return Decision(replace(state, frozen=True), (Freeze(True), log))
 
 
 def _ended(state: State, event: WorkerEnded) -> Decision:
@@ -493,12 +522,14 @@ def _end_at(state: State, message: EndRound, step: int) -> Decision:
 def _stop(state: State, grace: float, *, stacks: bool = False) -> Decision:
     if state.phase is Phase.STOPPING:
         return Decision(state)
-    return Decision(replace(state, phase=Phase.STOPPING), (Stop(grace, stacks),))
+    # What is frozen ends as it stands: no handler of its SIGTERM may write anything.
+    how = Stop(0.0) if state.frozen else Stop(grace, stacks)
+    return Decision(replace(state, phase=Phase.STOPPING), (how,))
 
 
 def _stalled(state: State, round_id: RoundId) -> Decision:
     """The coordinator hears of it with where the workers stand; all others are asked then."""
-    if round_id != state.round or state.phase is not Phase.RUNNING:
+    if round_id != state.round or state.phase is not Phase.RUNNING or state.frozen:
         return Decision(state)
     stopped = _stop(replace(state, member=MemberState.FAILED), min(state.stop_grace, HANG_GRACE), stacks=True)
     return Decision(stopped.state, (Log("no progress; the workers are asked where they stand"), *stopped.effects))
@@ -520,6 +551,7 @@ def _all_stopped(state: State, event: AllStopped) -> Decision:
         me=replace(state.me, store_port=store_port),
         live=frozenset(),
         following=None,
+        frozen=False,
     )
     if isinstance(following, Finish):
         return _exit(state, following)

@@ -57,8 +57,13 @@ def descendants(root: int, *, without: Iterable[int] = ()) -> set[int]:
 def kill(pids: Iterable[int]) -> None:
     """SIGKILL each; those already gone are none of our business."""
     for pid in pids:
-        with suppress(ProcessLookupError, PermissionError):
-            os.kill(pid, signal.SIGKILL)
+        signal_one(pid, signal.SIGKILL)
+
+
+def signal_one(pid: int, number: signal.Signals) -> None:
+    """Signal a process; nothing where it is gone."""
+    with suppress(ProcessLookupError, PermissionError):
+        os.kill(pid, number)
 
 
 def _children(pid: int) -> list[int]:

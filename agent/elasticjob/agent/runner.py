@@ -15,6 +15,7 @@ from typing import NoReturn
 from elasticjob.agent import machine
 from elasticjob.agent.command import Command
 from elasticjob.agent.config import AgentConfig
+from elasticjob.agent.contact import Contact
 from elasticjob.agent.environment import node_env
 from elasticjob.agent.hang import Watch
 from elasticjob.agent.health import Health
@@ -23,6 +24,7 @@ from elasticjob.agent.machine import (
     CheckHealth,
     Event,
     Exit,
+    Freeze,
     Hold,
     Launch,
     Log,
@@ -70,6 +72,8 @@ class Agent:
         self._tasks: set[asyncio.Task[object]] = set()
         self._answer: asyncio.TimerHandle | None = None
         self._stores: list[StoreServer] = []
+        self._keep_alive = KeepAlive(config.keep_alive_interval, config.keep_alive_attempts)
+        self._contact = Contact(config.run_id, config.key, self._keep_alive, lambda: self._dispatch(machine.CutOff()))
 
     async def run(self) -> ExitCode:
         """Join, work, leave. The termination message is written when this returns."""
@@ -113,6 +117,7 @@ class Agent:
             lambda message: self._dispatch(machine.Told(message)),
             had_round=lambda: self._state.assignment is not None,
             join_timeout=config.join_timeout,
+            linked=self._contact.coordinator,
         )
         self._loop.add_signal_handler(signal.SIGCHLD, self._reap)
         for number in self._signals:
@@ -137,15 +142,15 @@ class Agent:
 
     async def _dial(self) -> Link:
         config = self._config
-        keep_alive = KeepAlive(config.keep_alive_interval, config.keep_alive_attempts)
         return await connect(
-            config.host, config.port, role=LinkRole.NODE, key=config.key, run_id=config.run_id, keep_alive=keep_alive
-        )
+            config.host, config.port, role=LinkRole.NODE, key=config.key, run_id=config.run_id,
+            keep_alive=self._keep_alive,
+        )  # fmt: skip
 
     async def _fresh_store(self) -> int:
         """Bind the store of the next round. The last one stays up: peers that still stop may use it."""
         loopback = self._config.address.startswith("127.")
-        store = StoreServer()
+        store = StoreServer(links=self._contact.gate())
         host = "127.0.0.1" if loopback else "::" if ":" in self._config.address else "0.0.0.0"  # noqa: S104
         port = await store.start(host)
         self._stores.append(store)
@@ -166,6 +171,7 @@ class Agent:
             case Log(text):
                 log.info("%s", text)
             case Launch(start):
+                self._contact.hold(start)
                 self._workers.expect_start()
                 self._spawn(self._launch(start))
             case Hold(round_id):
@@ -174,7 +180,10 @@ class Agent:
                 if not self._workers.ranks.stop_at(step):
                     self._dispatch(machine.TooLate(round_id))
             case Stop(grace, stacks):
+                self._contact.let_go()
                 self._stop(grace, stacks)
+            case Freeze(on):
+                self._workers.freeze(on)
             case CheckHealth():
                 self._spawn(self._check_health())
             case WaitForAnswer(seconds):
@@ -269,6 +278,7 @@ class Agent:
     # ---- the end -------------------------------------------------------------------------------------------------
 
     async def _close(self) -> None:
+        self._contact.let_go()
         await self._workers.stop(0.0)
         for task in tuple(self._tasks):
             task.cancel()

@@ -19,7 +19,7 @@ from elasticjob.agent.hang import Standing, farthest_behind, take_stacks
 from elasticjob.agent.launcher import Launcher, StartError, WorkerStart
 from elasticjob.agent.logs import STDERR, STDOUT
 from elasticjob.agent.output import FileSink, Sink, Stream, Tail
-from elasticjob.agent.processes import descendants, kill, reap, signal_group
+from elasticjob.agent.processes import descendants, kill, reap, signal_group, signal_one
 from elasticjob.agent.ranks import Progress, Ranks
 from elasticjob.contract.messages import Failure, FailureClass, StartRound
 from elasticjob.contract.names import RoundId
@@ -198,6 +198,14 @@ class Workers:
         if failure.kind is FailureClass.OOM_KILLED:
             self._oom.claim()
         return failure
+
+    def freeze(self, on: bool) -> None:
+        """Stop every process of the workers where it is, those too that they start meanwhile; or let them go on."""
+        done = set[int]()
+        while left := self._left() - done:
+            for pid in left:
+                signal_one(pid, signal.SIGSTOP if on else signal.SIGCONT)
+            done |= left
 
     # ---- stop ------------------------------------------------------------------------------------------------------
 

@@ -38,7 +38,8 @@ class StaleStoreError(Exception):
 
 class Node:
     """One node at the coordinator. `dial` opens a link, `greeting` is what is said first on each,
-    `hear` takes what the coordinator says, `had_round` tells whether this node must never give up.
+    `hear` takes what the coordinator says, `had_round` tells whether this node must never give up. `linked` is told
+    that the link came up, or was lost, and then whether nothing but keep-alive noticed.
     """
 
     def __init__(
@@ -49,6 +50,7 @@ class Node:
         *,
         had_round: Callable[[], bool],
         join_timeout: float,
+        linked: Callable[[bool, bool], None] = lambda up, silent: None,
         jitter: Callable[[], float] = random.random,
     ) -> None:
         self._dial = dial
@@ -56,6 +58,7 @@ class Node:
         self._hear = hear
         self._had_round = had_round
         self._join_timeout = join_timeout
+        self._linked = linked
         self._jitter = jitter
         self._link: Link | None = None
         self._newest = 0
@@ -96,10 +99,13 @@ class Node:
             for message in self._greeting():
                 link.send(message)
             self._link = link
+            self._linked(True, False)
             await self._listen(link)
         finally:
-            self._link = None
             link.close()
+            if self._link is not None:
+                self._link = None
+                self._linked(False, link.silent)
         log.info("lost the store; reconnecting")
         return "connection closed"
 

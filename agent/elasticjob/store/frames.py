@@ -37,6 +37,8 @@ class Frames(asyncio.Protocol):
         self._frames: deque[bytes] = deque()
         self._waiting: asyncio.Future[None] | None = None
         self._closed = False
+        self.silent = False
+        """Whether the connection ended because nothing was heard any more; else the peer's kernel closed it, or we."""
         self.error: LinkError | None = None
         self._paused = False
         self._unread = 0
@@ -77,6 +79,7 @@ class Frames(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._closed = True
+        self.silent = isinstance(exc, OSError) and not isinstance(exc, ConnectionError)
         self._wake()
 
     def _wake(self) -> None:

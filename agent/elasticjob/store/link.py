@@ -95,6 +95,11 @@ class Link:
         self._frames = frames
         frames.limit = FRAME_LIMIT[role]
 
+    @property
+    def silent(self) -> bool:
+        """Whether the link was lost because the peer vanished without a word."""
+        return self._frames.silent
+
     def send(self, message: Message) -> None:
         """Buffer a message for the peer; dropped when the link is closed. Never blocks.
 

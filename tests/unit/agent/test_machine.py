@@ -10,9 +10,11 @@ from elasticjob.agent.machine import (
     LEAVE_TIMEOUT,
     AllStopped,
     CheckHealth,
+    CutOff,
     Effect,
     Event,
     Exit,
+    Freeze,
     Held,
     Hold,
     Launch,
@@ -52,6 +54,7 @@ from elasticjob.contract.messages import (
     Standby,
     StartRound,
     StepReport,
+    ToNode,
     WorkersFailed,
     WorkersStarted,
     WorkersStopped,
@@ -395,3 +398,40 @@ def test_a_hang_elsewhere_asks_the_workers_here_too() -> None:
 def test_a_hang_of_another_round_changes_nothing(event: Event) -> None:
     before = running()
     assert play(event, state=before) == (before, [[]])
+
+
+# ---- cut off
+
+
+@pytest.mark.parametrize(
+    ("word", "acts"),
+    [
+        (START, [Freeze(False)]),
+        (END, [Stop(0.0)]),
+        (AGAIN, [Stop(0.0)]),
+        (SUCCEEDED, [Stop(0.0)]),
+    ],
+    ids=["the round goes on", "it has ended", "another one began", "the job is over"],
+)
+def test_a_node_cut_off_freezes_its_workers_until_the_coordinator_says_what_became_of_their_round(
+    word: ToNode, acts: list[Effect]
+) -> None:
+    state, frozen = play(CutOff(), CutOff(), state=running())
+    assert frozen == [[Freeze(True)], []]
+    assert play(Stalled(R1), state=state)[1] == [[]]  # of course they do not make a step
+    assert play(Told(word), state=state)[1] == [acts]
+
+
+def test_frozen_workers_get_no_chance_to_write_when_their_node_is_told_to_go() -> None:
+    state, _ = play(CutOff(), Signalled("SIGTERM"), state=running())
+    assert play(LeaveUnanswered(), state=state)[1] == [[Stop(0.0)]]
+
+
+def test_workers_that_start_while_the_node_is_cut_off_are_frozen_at_once() -> None:
+    _, acts = play(Warm(), Told(START), CutOff(), Launched(R1))
+    assert acts[2:] == [[Freeze(True)], [Say(WorkersStarted(R1)), Freeze(True)]]
+
+
+def test_a_node_without_workers_has_nothing_to_freeze() -> None:
+    assert play(CutOff())[1] == [[]]
+    assert play(*DONE, CutOff(), state=running())[1][-1] == []

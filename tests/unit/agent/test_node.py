@@ -22,6 +22,7 @@ class FakeLink:
         self.welcome = Welcome("run", 1, incarnation)
         self.sent: list[Message] = []
         self.closed = False
+        self.silent = False
         self._lines = list(lines)
 
     def send(self, message: Message) -> None:
