@@ -199,3 +199,12 @@ def test_torchruns_log_options(tmp_path: Path) -> None:
         "trainer/1: hello",
         "trainer/1: xxxxxxxxx",
     ]
+
+
+def test_torchs_events_where_they_are_asked_for(tmp_path: Path) -> None:
+    path = script(tmp_path, "print('hello')")[1]
+    command = [sys.executable, "-m", "torch.distributed.run", "--event-log-handler", "console", path]
+    with LocalRun(manifest(command), tmp_path) as run:
+        assert run.exit_code() == 0
+    events = re.findall(r'"name": "(torchelastic.worker.status.\w+)", "source": "(\w+)"', run.text)
+    assert events == [("torchelastic.worker.status.SUCCEEDED", source) for source in ("WORKER", "AGENT")]

@@ -50,6 +50,8 @@ class AgentConfig:
     boot: str
     env: Mapping[str, str]
     logs: LogOptions = field(default_factory=LogOptions)
+    event_log_handler: str = "null"
+    """torch's `null` or `console`."""
 
 
 def read_config(env: Mapping[str, str], options: Mapping[str, str] | None = None) -> AgentConfig:
@@ -82,6 +84,7 @@ def read_config(env: Mapping[str, str], options: Mapping[str, str] | None = None
         termination_log=env.get(Env.TERMINATION_LOG) or TERMINATION_LOG,
         boot=uuid.uuid4().hex,
         env={name: value for name, value in env.items() if name not in _SECRETS},
+        event_log_handler=pet.get("PET_EVENT_LOG_HANDLER", "null"),
         logs=LogOptions(
             directory=pet.get("PET_LOG_DIR") or str(Path(tempfile.gettempdir(), "elasticjob-logs")),
             redirects=_parse(pet, "PET_REDIRECTS", read_streams, "0"),

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import os
 import signal
+import socket
 import tempfile
 import time
 from collections.abc import Coroutine, Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from elasticjob.agent import machine
+from elasticjob.agent import endpoint, machine, telemetry
 from elasticjob.agent.command import Command
 from elasticjob.agent.config import AgentConfig
 from elasticjob.agent.contact import Contact
@@ -91,6 +93,7 @@ class Agent:
                 if exit_.code is ExitCode.LEFT:
                     await self._save_state()
                 self._write(exit_)
+                self._record(exit_)
             finally:
                 await asyncio.wait_for(self._close(), CLOSE_TIMEOUT)
         logging.getLogger("elasticjob").removeHandler(handler)
@@ -111,6 +114,12 @@ class Agent:
         self._watch = Watch(self._workers.signs, self._stalled)
         self._health = Health(str(scratch), config.gpus, env, self._workers.spared)
         self._state = State(me=await self._announcement(), stop_grace=config.stop_grace)
+        self._tally = telemetry.Tally(self._loop.time(), self._loop.time())
+        self._endpoint = await endpoint.serve(
+            config.env,
+            lambda: telemetry.health(self._tally, self._state, self._loop.time()),
+            lambda: telemetry.metrics(self._tally, self._state, self._loop.time()),
+        )
         self._node = Node(
             self._dial,
             lambda: machine.greeting(self._state),
@@ -160,6 +169,7 @@ class Agent:
 
     def _dispatch(self, event: Event) -> None:
         decision = machine.decide(self._state, event)
+        self._tally = telemetry.count(self._tally, self._state, decision.state, self._loop.time())
         self._state = decision.state
         for effect in decision.effects:
             self._do(effect)
@@ -284,10 +294,23 @@ class Agent:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._launcher.close()
+        if self._endpoint is not None:
+            self._endpoint.close()
         self._workers.ranks.close()
         self._helper.close()
         for store in self._stores:
             await store.close()
+
+    def _record(self, exit_: Exit) -> None:
+        """torch's events, as its `console` handler writes them."""
+        config = self._config
+        if config.event_log_handler != "console":
+            return
+        name = self._command.argv[0].rsplit("/", 1)[-1]
+        names = telemetry.Names(config.run_id, config.role, socket.gethostname(), name)
+        seconds = self._loop.time() - self._tally.began
+        for event in telemetry.final_events(names, self._state, exit_.termination.outcome, seconds):
+            self._stderr.put(json.dumps(event).encode() + b"\n")
 
     def _write(self, exit_: Exit) -> None:
         try:
