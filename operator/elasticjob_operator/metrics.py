@@ -38,6 +38,10 @@ def count_change(before: Status, after: Status) -> None:
     formed = moment(after, "lastRendezvousTime")
     if formed is not None and formed != moment(before, "lastRendezvousTime"):
         _count_round(before, formed)
+    for record in objects(after, "recentFailures"):
+        if record not in objects(before, "recentFailures"):
+            for phase, seconds in mapping(record, "recoverySeconds").items():
+                recovery_seconds.labels(phase).observe(seconds)
     _count_scaled(before, after)
 
 

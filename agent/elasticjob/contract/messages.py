@@ -368,6 +368,21 @@ class RoundEnded:
 
 
 @dataclass(frozen=True)
+class Recovery:
+    """Seconds, phase by phase, from a fault to the workers of the next round."""
+
+    pods: tuple[str, ...]
+    """Whose failure or loss it was."""
+    detect: float
+    """Until all were told; clocks of two hosts are compared here."""
+    stop: float
+    """Until nothing of the old round ran any more."""
+    rendezvous: float
+    start: float
+    """Until the workers of the next round had all started."""
+
+
+@dataclass(frozen=True)
 class NodeReport:
     """One connected node."""
 
@@ -407,6 +422,8 @@ class Report:
     """One of each pod that asked to be replaced on another machine and that `Facts` still list."""
     active: int = 0
     """Nodes in the running round."""
+    recovery: Recovery | None = None
+    """From the last fault, once it is over."""
     asks: float = 0.0
     """When this coordinator asked whether it is the job's only store; 0: it does not ask."""
 

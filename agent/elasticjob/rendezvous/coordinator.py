@@ -23,7 +23,7 @@ from elasticjob.contract.messages import (
     WorkersStopped,
     WorkersSucceeded,
 )
-from elasticjob.rendezvous import rounds, view
+from elasticjob.rendezvous import outage, rounds, view
 from elasticjob.rendezvous.state import Event, FactsArrived, NewerStoreHeard, NodeGone, NodeSaid, State, Tick
 from elasticjob.store.link import Link, LinkError, LinkRole
 
@@ -45,6 +45,7 @@ class Coordinator:
     _timer: asyncio.TimerHandle | None = None
     _scheduled: bool = False
     _last_report: Report | None = None
+    _outage: outage.Outage | None = None
 
     def start(self) -> None:
         """Begin to keep time (needs the running loop)."""
@@ -66,7 +67,7 @@ class Coordinator:
 
     async def _serve_operator(self, link: Link) -> None:
         self._operators.append(link)
-        link.send(view.report(self.state, time.monotonic()))
+        link.send(self._report(time.monotonic()))
         try:
             while (message := await link.receive()) is not None:
                 if isinstance(message, Facts):
@@ -127,6 +128,7 @@ class Coordinator:
         while self._events:
             decision = decision.then(rounds.observe(decision.state, self._events.popleft(), now))
         decision = decision.then(rounds.settle(decision.state, now))
+        self._outage = outage.follow(self._outage, self.state, decision.state, now)
         self.state = decision.state
         if decision.reason:
             log.info("%s", decision.reason)
@@ -138,8 +140,11 @@ class Coordinator:
         if self.state.newer_store is not None:
             self.superseded.set()
 
+    def _report(self, now: float) -> Report:
+        return view.report(self.state, now, self._outage.recovery if self._outage else None)
+
     def _tell_operators(self, now: float) -> None:
-        report = view.report(self.state, now)
+        report = self._report(now)
         if report == self._last_report:
             return
         self._last_report = report

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from elasticjob.contract.messages import NodeReport, PodState, Report, RoundPhase
+from elasticjob.contract.messages import NodeReport, PodState, Recovery, Report, RoundPhase
 from elasticjob.rendezvous import only_store
 from elasticjob.rendezvous.state import Node, State, candidates, fact_of
 
 
-def report(state: State, now: float) -> Report:
+def report(state: State, now: float, recovery: Recovery | None = None) -> Report:
     """Everything the operator needs to write status; equal states give equal reports."""
     round_ = state.round
     return Report(
@@ -25,6 +25,7 @@ def report(state: State, now: float) -> Report:
         lost_nodes=tuple(n.pod for n in state.nodes.values() if n.lost(now) and _called_running(state, n)),
         unfit=tuple(state.unfit.values()),
         active=len(round_.members) if round_ else 0,
+        recovery=recovery,
         asks=only_store.asks(state),
     )
 

@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from elasticjob.contract.messages import Recovery
 from elasticjob.contract.names import Label, Role
 from elasticjob_operator.manifests.names import endpoint
 from elasticjob_operator.model.raw import objects, timestamp
@@ -110,10 +111,23 @@ def _failures(f: Facts) -> dict[str, Any]:
     cause = f.verdict.failure if f.verdict else None
     if cause is not None and cause not in new and cause != f.ctx.status.raw.get("lastFailure"):
         new.append(cause)
-    if not new:
-        return {}
-    recent = [*objects(f.ctx.status.raw, "recentFailures"), *new]
-    return {"lastFailure": new[-1], "recentFailures": recent[-RECENT:]}
+    known = [dict(record) for record in objects(f.ctx.status.raw, "recentFailures")]
+    recent = _with_recovery([*known, *new][-RECENT:], f.ctx.report.recovery if f.ctx.report else None)
+    told = {"recentFailures": recent} if recent != known else {}
+    return told | ({"lastFailure": new[-1]} if new else {})
+
+
+def _with_recovery(recent: list[dict[str, Any]], recovery: Recovery | None) -> list[dict[str, Any]]:
+    """`recent` with the phases of the last recovery beside the last failure of a pod that it was from."""
+    if recovery is None:
+        return recent
+    phases = {name: round(getattr(recovery, name), 3) for name in ("detect", "stop", "rendezvous", "start")}
+    for i, record in reversed([*enumerate(recent)]):
+        if record.get("pod") in recovery.pods:
+            if "recoverySeconds" not in record:
+                recent[i] = record | {"recoverySeconds": phases}
+            break
+    return recent
 
 
 # ---- conditions ------------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from elasticjob.contract.messages import EndReason, FailureClass, Outcome, Report, RoundPhase
+from elasticjob.contract.messages import EndReason, FailureClass, Outcome, Recovery, Report, RoundPhase
 from elasticjob.contract.names import RoundId
 from elasticjob_operator.actions import CreateStore, DeletePod, DeleteService, PointStoreService
 from elasticjob_operator.model.observed import Link, Observed, Refusal, RefusalReason
@@ -405,3 +405,22 @@ def test_a_hang_is_told_as_what_it_is() -> None:
 
 
 POLICY = {"progressTimeoutSeconds": 60, "action": "FailJob"}
+
+
+def test_how_long_a_recovery_took_is_told_beside_its_failure_once() -> None:
+    recovery = Recovery(("bert-0-0",), detect=0.0012345, stop=0.02, rendezvous=0.001, start=0.06)
+    before = {"time": "2027-01-15T07:59:00Z", "pod": "bert-1-0", "class": "Killed"}
+    failed = before | {"pod": "bert-0-0"}
+    observed = steady(
+        told=report(worker(0), worker(1), recovery=recovery), recentFailures=[before, failed], lastFailure=failed
+    )
+    status_ = told(run(observed))
+    phases = {"detect": 0.001, "stop": 0.02, "rendezvous": 0.001, "start": 0.06}
+    assert status_["recentFailures"] == [before, failed | {"recoverySeconds": phases}]
+    assert status_["lastFailure"] == failed
+    later = replace(
+        observed,
+        job=job(status=status_),
+        link=link(replace(observed.link.report or report(), recovery=replace(recovery, stop=9.0))),
+    )
+    assert run(later).status is None
