@@ -13,7 +13,6 @@ from support.local_run import LocalRun, manifest
 from support.worker_scripts import script
 
 TIMEOUT = 10
-"""As small as a job may ask for: on a busy machine a worker takes seconds to end after its last step."""
 
 HANGS = """
 import os, signal, sys, threading, time

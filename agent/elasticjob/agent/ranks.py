@@ -77,12 +77,15 @@ class Ranks:
         return tuple(Progress(rank, step, time / 1e9) for rank, step, time in found if step != NO_STEP)
 
     def signs(self) -> tuple[Progress, ...]:
-        """The last sign of life of every worker that gave one: its latest report, else its optimizers' last step."""
+        """The last sign of life of every worker that gave one: its latest report, else its optimizers' last step.
+
+        Whose program is over is no longer asked for signs.
+        """
         reported = {report.local_rank: report for report in self.progress()}
         for rank, r in sorted(self._ranks.items()):
             if rank not in reported and (pulses := r.words[Word.PULSES]) > 0:
                 reported[rank] = Progress(rank, pulses, r.words[Word.PULSE_TIME] / 1e9)
-        return tuple(reported.values())
+        return tuple(sign for rank, sign in reported.items() if not self._ranks[rank].words[Word.ENDING])
 
     def process(self, local_rank: int) -> int | None:
         """The process that is this rank, which may have been started by the worker; None before it has met us."""

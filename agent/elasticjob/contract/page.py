@@ -31,6 +31,8 @@ class Word(IntEnum):
     """Worker: steps of its optimizers so far, for scripts that report none themselves."""
     PULSE_TIME = 5
     """Worker: when the last of them was, as TIME."""
+    ENDING = 6
+    """Worker: 1 once its program is over and Python cleans up, which may take its time."""
 
 
 NO_STEP = -1

@@ -133,6 +133,12 @@ def _show_stacks() -> None:
         with suppress(OSError, ValueError):
             file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
             faulthandler.register(STACKS_SIGNAL, file=file, all_threads=True)
+            atexit.register(_end)
+
+
+def _end() -> None:
+    if _words is not None:
+        _words[Word.ENDING] = 1
 
 
 def _forget() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
+import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from elasticjob.contract.names import Env, RoundId
 ROUND = RoundId(1, 0, 1)
 COUNT = """
 import sys
+import time
 import elasticjob
 elasticjob.on_stop(lambda: print("saved", flush=True))
 for step in range(int(sys.argv[1]), 1000, int(sys.argv[2])):
@@ -218,3 +220,28 @@ async def until(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(20):
         while not condition():  # noqa: ASYNC110
             await asyncio.sleep(0.005)
+
+
+SIGNS = """
+import atexit, os, sys
+os.environ["ELASTICJOB_STACKS"] = sys.argv[1]
+atexit.register(lambda: (print("ending", flush=True), sys.stdin.readline()))
+from elasticjob.training.channel import pulse
+pulse()
+pulse()
+print("trains", flush=True)
+sys.stdin.readline()
+"""
+
+
+async def test_steps_of_an_optimizer_are_signs_of_life_until_the_program_is_over(ranks: Ranks, tmp_path: Path) -> None:
+    worker = await script(SIGNS, tmp_path / "stacks", path=ranks.path)
+    assert await worker.heard() == "trains"
+    (sign,) = ranks.signs()
+    assert (sign.local_rank, sign.step) == (0, 2)
+    assert 0 <= time.monotonic() - sign.time < 20
+    assert ranks.progress() == (), "nothing that a round could be ended by"
+    worker.go_on()
+    assert await worker.heard() == "ending"
+    assert ranks.signs() == ()
+    assert await worker.end() == 0
