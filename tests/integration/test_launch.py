@@ -79,9 +79,10 @@ if __name__ == "__main__":
 
 
 def test_a_program_has_no_return_values(tmp_path: Path) -> None:
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     result = elasticjob.launch(sys.executable, "-c", "print(1)", preload=["json"])
     assert (result.state, result.return_values) == (WorkerState.SUCCEEDED, {})
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert signal.signal(signal.SIGINT, before) is signal.default_int_handler
 
 
 def test_numbers_that_make_no_sense() -> None:
