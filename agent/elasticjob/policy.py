@@ -14,6 +14,8 @@ _DEVICE = re.compile(
 """What CUDA says of a GPU that needs a reset or another machine. A failed assertion or a wrong address is not that."""
 
 _TORCH_ERRORS = frozenset({"DistBackendError", "DistNetworkError", "DistStoreError", "DistError"})
+_RENDEZVOUS_ERRORS = frozenset({"RendezvousTimeoutError", "RendezvousConnectionError", "RendezvousClosedError"})
+"""A torchrun's, that misses its peers."""
 _OWN_NCCL = re.compile(r"ncclUnhandledCudaError|ncclInvalidUsage|ncclInvalidArgument|Duplicate GPU")
 """NCCL refuses what this very worker did."""
 _ECHO = re.compile(
@@ -62,6 +64,8 @@ def classify(
 
 
 def _is_echo(exception: str, message: str) -> bool:
+    if exception in _RENDEZVOUS_ERRORS:
+        return True
     if exception in _TORCH_ERRORS:
         return not _OWN_NCCL.search(message)
     return exception in ("", "RuntimeError") and _ECHO.search(message) is not None

@@ -52,6 +52,7 @@ BAD_AT_CREATE: list[tuple[str, list[Change], str]] = [
     ("privileged port", [("spec.rendezvous.port", 80)], "port in body should be greater than or equal to 1024"),
     ("no such port", [("spec.rendezvous.port", 70000)], "port in body should be less than or equal to 65535"),
     ("no keep-alive", [("spec.rendezvous.keepAliveIntervalSeconds", 0)], "should be greater than or equal to 1"),
+    ("another backend", [("spec.rendezvous.backend", "etcd")], 'supported values: "elasticjob", "c10d"'),
     ("too much to preload", [("spec.preload", ["m"] * 33)], "spec.preload: Too many: 33: must have at most 32 items"),
     ("a file to preload", [("spec.preload", ["train.py,x"])], "preload must list modules by their import names"),
     ("negative budget", [("spec.failurePolicy.maxRestarts", -1)], "maxRestarts in body should be greater than"),

@@ -79,6 +79,14 @@ def read_command(argv: Sequence[str], torchrun_python: str = "python3") -> Comma
     return command
 
 
+def read_own_agent(argv: Sequence[str], torchrun_python: str = "python3") -> Command:
+    """What to run once on a node whose command runs an agent of its own: a torchrun, if it is one, starts warm."""
+    name = argv[0].rsplit("/", 1)[-1]
+    if name == "torchrun":
+        return PythonCommand(torchrun_python, ("-u",), Mode.MODULE, _TORCHRUN_MODULES[0], tuple(argv[1:]))
+    return _read_python(argv) if _PYTHON.match(name) else PlainCommand(tuple(argv), f"{name} is not Python")
+
+
 def _read_python(argv: Sequence[str]) -> Command:
     """Python's own command line: flags may be joined (`-Bu`); `-m`, `-c` and value flags may have theirs attached."""
     flags: list[str] = []

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from elasticjob.agent.logs import PREFIX, LogOptions, read_ranks, read_streams
-from elasticjob.contract.names import DEFAULT_PORT, Env
+from elasticjob.contract.names import DEFAULT_PORT, Backend, Env
 
 T = TypeVar("T")
 
@@ -41,6 +41,7 @@ class AgentConfig:
     local_world_size: int
     gpus: int
     role: str
+    backend: Backend
     preload: tuple[str, ...]
     stop_grace: float
     join_timeout: float
@@ -53,14 +54,29 @@ class AgentConfig:
     event_log_handler: str = "null"
     """torch's `null` or `console`."""
 
+    @property
+    def processes(self) -> int:
+        """How many processes this agent starts: its workers, or one torchrun that starts them."""
+        return 1 if self.backend is Backend.C10D else self.local_world_size
+
+    @property
+    def endpoint(self) -> str:
+        """host:port of the job's store."""
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
 
 def read_config(env: Mapping[str, str], options: Mapping[str, str] | None = None) -> AgentConfig:
     """Parse `Env.*`; `UsageError` names the variable that is missing or wrong.
 
-    `options`: torchrun's, by their long names; as for torchrun, PET_<NAME> gives one that is not there.
+    `options`: torchrun's, by their long names; as for torchrun, PET_<NAME> gives one that is not there. With c10d they
+    are for the torchrun that the agent starts.
     """
+    backend = _parse(env, Env.RENDEZVOUS_BACKEND, Backend, Backend.ELASTICJOB.value)
     pet = {name: value for name, value in env.items() if name.startswith("PET_")}
     pet |= {f"PET_{name.replace('-', '_').upper()}": value for name, value in (options or {}).items()}
+    prefix = pet.get("PET_LOG_LINE_PREFIX_TEMPLATE") or PREFIX
+    if backend is Backend.C10D:
+        pet, prefix = {}, f"[{env.get(Env.POD_NAME)}]:"
     host, port = _parse(env, Env.STORE_ENDPOINT, _endpoint)
     interval, attempts = _parse(env, Env.KEEP_ALIVE, _keep_alive, "1x3")
     return AgentConfig(
@@ -76,6 +92,7 @@ def read_config(env: Mapping[str, str], options: Mapping[str, str] | None = None
         local_world_size=max(1, _parse(env, Env.NPROC_PER_NODE, _count, "1")),
         gpus=_parse(env, Env.GPUS, _count, "0"),
         role=env.get(Env.ROLE) or pet.get("PET_ROLE") or "default",
+        backend=backend,
         preload=tuple(m.strip() for m in env.get(Env.PRELOAD, DEFAULT_PRELOAD).split(",") if m.strip()),
         stop_grace=_parse(env, Env.STOP_GRACE_SECONDS, _seconds, "1"),
         join_timeout=_parse(env, Env.JOIN_TIMEOUT_SECONDS, _seconds, "600"),
@@ -90,7 +107,7 @@ def read_config(env: Mapping[str, str], options: Mapping[str, str] | None = None
             redirects=_parse(pet, "PET_REDIRECTS", read_streams, "0"),
             tee=_parse(pet, "PET_TEE", read_streams, "0"),
             ranks=_parse(pet, "PET_LOCAL_RANKS_FILTER", read_ranks, ""),
-            prefix=pet.get("PET_LOG_LINE_PREFIX_TEMPLATE") or PREFIX,
+            prefix=prefix,
         ),
     )
 

@@ -48,6 +48,39 @@ def worker_env(
     return {name: str(value) for name, value in env.items()} | {k: v for k, v in defaults.items() if k not in base}
 
 
+def torchrun_env(
+    start: StartRound,
+    *,
+    local_world_size: int,
+    role: str,
+    address: str,
+    endpoint: str,
+    run_id: str,
+    join_timeout: float,
+    error_file: str,
+) -> dict[str, str]:
+    """What makes a stock torchrun one node of a round, whatever its own options leave open.
+
+    Every round is a rendezvous of its own, of exactly its nodes: no last call, and no key of an older round. A worker
+    that fails ends its torchrun, and the coordinator decides what follows: there is one budget, the job's.
+    """
+    env = {
+        "PET_NNODES": f"{start.group_world_size}:{start.group_world_size}",
+        "PET_NPROC_PER_NODE": local_world_size,
+        "PET_ROLE": role,
+        "PET_RDZV_BACKEND": "c10d",
+        "PET_RDZV_ENDPOINT": endpoint,
+        "PET_RDZV_ID": f"{run_id}.{start.round}",
+        "PET_RDZV_CONF": f"is_host=0,join_timeout={max(1, round(join_timeout))}",
+        "PET_MAX_RESTARTS": 0,
+        "PET_LOCAL_ADDR": address,
+        # Otherwise workers meet on the store of the rendezvous, where a restart finds the keys of the last one.
+        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": 1,
+        "TORCHELASTIC_ERROR_FILE": error_file,
+    }
+    return {name: str(value) for name, value in env.items()}
+
+
 def node_env(base: Mapping[str, str], local_world_size: int, code_root: str) -> dict[str, str]:
     """What every worker of this node starts from; torchrun too gives several workers one thread each by default.
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -68,6 +69,20 @@ def read_error_file(path: str) -> tuple[str, str, float] | None:
         return None
     name, _, rest = text.partition(": ")
     return (name, rest, written) if name.isidentifier() else ("", text, written)
+
+
+def read_torchrun_report(lines: Iterable[str]) -> tuple[int, int] | None:
+    """(global rank, exit code) of the worker that a torchrun names as its root cause in its last lines."""
+    lines = list(lines)
+    for start in range(len(lines) - 1, -1, -1):
+        if lines[start].startswith("Root Cause (first observed failure):"):
+            report = "\n".join(lines[start:])
+            rank, code = (
+                re.search(r"^ +rank +: (\d+)", report, re.M),
+                re.search(r"^ +exitcode +: (-?\d+)", report, re.M),
+            )
+            return (int(rank[1]), int(code[1])) if rank and code else None
+    return None
 
 
 OOM_FILES = ("/sys/fs/cgroup/memory.events", "/sys/fs/cgroup/memory/memory.oom_control")

@@ -64,6 +64,8 @@ class State:
     """What is announced, but for `ready` and `membership`; its store port is the one of the next round."""
     stop_grace: float
     phase: Phase = Phase.IDLE
+    processes: int | None = None
+    """How many workers are this agent's own to start; None: all that it announces."""
     warm: bool = False
     assignment: StartRound | None = None
     member: MemberState = MemberState.STOPPED
@@ -397,7 +399,7 @@ def _start(state: State, start: StartRound) -> Decision:
         last_step=None,
         stopped_there=False,
         launched=False,
-        live=frozenset(range(state.me.local_world_size)),
+        live=frozenset(range(state.processes or state.me.local_world_size)),
     )
     formed = Log(
         f"round {start.round} formed: node {start.group_rank} of {start.group_world_size},"

@@ -40,12 +40,12 @@ def _run(command: Sequence[str], early: Sequence[str], handled: Sequence[signal.
     import traceback
 
     from elasticjob.agent.callers import torchrun_python
-    from elasticjob.agent.command import read_command, torchrun_options
+    from elasticjob.agent.command import read_command, read_own_agent, torchrun_options
     from elasticjob.agent.config import UsageError, read_config
     from elasticjob.agent.runner import Agent
     from elasticjob.agent.termination import write_termination
     from elasticjob.contract.messages import Outcome, Termination
-    from elasticjob.contract.names import ExitCode
+    from elasticjob.contract.names import Backend, ExitCode
 
     try:
         config = read_config(os.environ, torchrun_options(command))
@@ -53,7 +53,8 @@ def _run(command: Sequence[str], early: Sequence[str], handled: Sequence[signal.
         print(f"elasticjob agent: {error}", file=sys.stderr)
         return ExitCode.USAGE
     try:
-        program = read_command(command, torchrun_python(command[0]))
+        read = read_own_agent if config.backend is Backend.C10D else read_command
+        program = read(command, torchrun_python(command[0]))
         return asyncio.run(Agent(config, program, early, handled).run())
     except Exception as error:
         # Python's own exit code for this would be 1: what a job that failed ends with.

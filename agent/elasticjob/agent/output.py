@@ -25,6 +25,10 @@ TAIL_WIDTH = 400
 """Characters kept of each of the last lines."""
 
 _EXCEPTION = re.compile(rb"([A-Za-z_][\w.]*)(?:: (.*))?$")
+TORCHRUN_FAILED = "ChildFailedError"
+"""Torchrun's exception, which follows that of its worker and says nothing of its own."""
+_RANK = re.compile(rb"\[rank\d+\]: ?")
+"""What torch puts before each line of an uncaught exception, once a process group exists."""
 _TRACEBACK = b"Traceback (most recent call last):"
 _RANK = re.compile(rb"\[rank\d+\]: ?")
 """torch puts this before each line of a traceback, once a process group exists."""
@@ -96,6 +100,8 @@ class Tail:
         self._in_traceback = False
 
     def feed(self, line: bytes) -> None:
+        if match := _RANK.match(line):
+            line = line[match.end() :]
         self.lines.append(line[: 4 * TAIL_WIDTH].decode(errors="replace")[:TAIL_WIDTH])
         if rank := _RANK.match(line):
             line = line[rank.end() :]
@@ -105,7 +111,9 @@ class Tail:
             self._in_traceback = False
             if match := _EXCEPTION.match(line):
                 name, text = match.group(1).decode(), (match.group(2) or b"").decode(errors="replace")
-                self.exception = (name.rsplit(".", 1)[-1], text)
+                name = name.rsplit(".", 1)[-1]
+                if name != TORCHRUN_FAILED:
+                    self.exception = (name, text)
 
 
 class Stream:

@@ -109,11 +109,11 @@ class Agent:
         helper_out, helper_in = os.pipe()
         self._helper = Stream(helper_out, "[warm]: ", self._stderr)
         env = node_env(config.env, config.local_world_size, CODE_ROOT)
-        self._launcher = Launcher(self._command, env, config.preload, helper_in, config.local_world_size, scratch)
+        self._launcher = Launcher(self._command, env, config.preload, helper_in, config.processes, scratch)
         self._workers = Workers(config, self._launcher, scratch, self._stdout, self._stderr)
         self._watch = Watch(self._workers.signs, self._stalled)
         self._health = Health(str(scratch), config.gpus, env, self._workers.spared)
-        self._state = State(me=await self._announcement(), stop_grace=config.stop_grace)
+        self._state = State(me=await self._announcement(), stop_grace=config.stop_grace, processes=config.processes)
         self._tally = telemetry.Tally(self._loop.time(), self._loop.time())
         self._endpoint = await endpoint.serve(
             config.env,

@@ -13,16 +13,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from elasticjob.agent.config import AgentConfig
-from elasticjob.agent.environment import worker_env
-from elasticjob.agent.evidence import Evidence, OomCounter, failure_of, read_error_file
+from elasticjob.agent.environment import torchrun_env, worker_env
+from elasticjob.agent.evidence import Evidence, OomCounter, failure_of, read_error_file, read_torchrun_report
 from elasticjob.agent.hang import Standing, farthest_behind, take_stacks
 from elasticjob.agent.launcher import Launcher, StartError, WorkerStart
 from elasticjob.agent.logs import STDERR, STDOUT
-from elasticjob.agent.output import FileSink, Sink, Stream, Tail
+from elasticjob.agent.output import TORCHRUN_FAILED, FileSink, Sink, Stream, Tail
 from elasticjob.agent.processes import descendants, kill, reap, signal_group, signal_one
 from elasticjob.agent.ranks import Progress, Ranks
 from elasticjob.contract.messages import Failure, FailureClass, StartRound
-from elasticjob.contract.names import RoundId
+from elasticjob.contract.names import Backend, RoundId
 
 log = logging.getLogger(__name__)
 
@@ -95,7 +95,7 @@ class Workers:
     async def start(self, start: StartRound) -> Failure | None:
         """Start the round's workers; a START_ERROR failure where the command cannot be executed."""
         self.ranks.begin(start.round)
-        workers = [self._prepare(start, local_rank) for local_rank in range(self._config.local_world_size)]
+        workers = [self._prepare(start, local_rank) for local_rank in range(self._config.processes)]
         self._round = tuple(worker for worker, _ in workers)
         try:
             pids = await self._launcher.start([wanted for _, wanted in workers])
@@ -122,9 +122,14 @@ class Workers:
         )
         files = (str(directory / "error.json"), str(directory / "stacks"))
         worker = _Worker(start.round, local_rank, rank, *files, streams, tails)
-        env = worker_env(
+        own_agent = self._config.backend is Backend.C10D
+        env = self._torchrun_env(start, worker) if own_agent else self._worker_env(start, worker)
+        return worker, WorkerStart(env, out_write, err_write)
+
+    def _worker_env(self, start: StartRound, worker: _Worker) -> dict[str, str]:
+        return worker_env(
             start,
-            local_rank=local_rank,
+            local_rank=worker.local_rank,
             local_world_size=self._config.local_world_size,
             role=self._config.role,
             run_id=self._config.run_id,
@@ -133,7 +138,18 @@ class Workers:
             stacks=worker.stacks_file,
             base=self._config.env,
         )
-        return worker, WorkerStart(env, out_write, err_write)
+
+    def _torchrun_env(self, start: StartRound, worker: _Worker) -> dict[str, str]:
+        return torchrun_env(
+            start,
+            local_world_size=self._config.local_world_size,
+            role=self._config.role,
+            address=self._config.address,
+            endpoint=self._config.endpoint,
+            run_id=self._config.run_id,
+            join_timeout=self._config.join_timeout,
+            error_file=worker.error_file,
+        )
 
     def _stream(self, round_id: RoundId, local_rank: int, rank: int, kind: int, descriptor: int, tail: Tail) -> Stream:
         config, logs = self._config, self._config.logs
@@ -180,14 +196,19 @@ class Workers:
         if code == 0:
             return None
         out, err = worker.tails
+        rank = worker.rank
+        if self._config.backend is Backend.C10D:
+            rank, code = read_torchrun_report(err.lines) or (rank, code)
         recorded = read_error_file(worker.error_file)
+        if recorded is not None and recorded[0] == TORCHRUN_FAILED:
+            recorded = None
         if self._stopping_since is not None:
             if not (recorded and recorded[2] < self._stopping_since - FILE_CLOCK):
                 return None
             code = 1  # the signal was ours
         exception = recorded[:2] if recorded else err.exception if code > 0 else None
         evidence = Evidence(
-            rank=worker.rank,
+            rank=rank,
             code=code,
             time=recorded[2] if recorded else time.time(),
             exception=exception,

@@ -25,11 +25,24 @@ class Label:
     EXECUTION_ATTEMPT = f"{GROUP}/execution-attempt"
 
 
+WORKER_ROLE = f"{GROUP}/worker-role"
+"""Annotation of the pod template: torch's name for what its workers do (ROLE_NAME); `default` without it."""
+
+
 class Role(str, Enum):
     """Values of `Label.ROLE`."""
 
     WORKER = "worker"
     STORE = "store"
+
+
+class Backend(str, Enum):
+    """Values of `spec.rendezvous.backend`: who forms the process groups of a round."""
+
+    ELASTICJOB = "elasticjob"
+    """Our agents, from the ranks that the coordinator gave."""
+    C10D = "c10d"
+    """A stock torchrun that the command runs on each node, on the job's store."""
 
 
 class Env:
@@ -56,6 +69,8 @@ class Env:
     """A number: the operator has resolved `auto`."""
     GPUS = "ELASTICJOB_GPUS"
     """How many NVIDIA GPUs the trainer asked for; none when unset. They must be there and healthy."""
+    RENDEZVOUS_BACKEND = "ELASTICJOB_RENDEZVOUS_BACKEND"
+    """A `Backend`; elasticjob when unset."""
     PRELOAD = "ELASTICJOB_PRELOAD"
     """Comma-separated modules for the warm process; empty: no warm process."""
     STOP_GRACE_SECONDS = "ELASTICJOB_STOP_GRACE_SECONDS"

@@ -68,6 +68,8 @@ class Site:
             Env.STORE_ENDPOINT: f"127.0.0.1:{self.port}",
             Env.NPROC_PER_NODE: str(job.nproc_per_node),
             Env.GPUS: str(job.gpus),
+            Env.ROLE: job.role,
+            Env.RENDEZVOUS_BACKEND: job.backend.value,
             Env.PRELOAD: ",".join(job.preload),
             Env.STOP_GRACE_SECONDS: str(job.settings.stop_grace),
             Env.JOIN_TIMEOUT_SECONDS: str(job.settings.join_timeout),

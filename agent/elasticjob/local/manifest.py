@@ -6,11 +6,14 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from elasticjob.contract.messages import Settings
-from elasticjob.contract.names import GROUP, KIND, VERSION
+from elasticjob.contract.names import GROUP, KIND, VERSION, WORKER_ROLE, Backend
+
+E = TypeVar("E", bound=Enum)
 
 _NAME = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?$")
 _VARIABLE = re.compile(r"\$(\$|\(([^()]*)\))")
@@ -28,6 +31,9 @@ class LocalJob:
     name: str
     settings: Settings
     nproc_per_node: int
+    backend: Backend
+    role: str
+    """torch's; empty: `default`."""
     preload: tuple[str, ...]
     command: tuple[str, ...]
     env: Mapping[str, str]
@@ -68,11 +74,14 @@ def read_job(raw: Any, *, nodes: int | None = None) -> LocalJob:
     command = tuple(_expand(word, env) for word in (*container.get("command").texts(), *container.get("args").texts()))
     if not container.get("command").texts():
         raise container.get("command").wrong("is required, for instance [python, train.py]")
+    role = spec.get("template").get("metadata").get("annotations").get(WORKER_ROLE)
     directory = container.get("workingDir")
     return LocalJob(
         name=name,
         settings=_settings(spec, nodes),
         nproc_per_node=_nproc(spec.get("nprocPerNode"), container),
+        backend=spec.get("rendezvous").get("backend").choice(Backend, Backend.ELASTICJOB),
+        role=role.text() if role.present else "",
         preload=spec.get("preload").texts(("torch", "torch._dynamo")),
         command=command,
         env=env,
@@ -114,6 +123,14 @@ class _Field:
 
     def texts(self, default: tuple[str, ...] = ()) -> tuple[str, ...]:
         return tuple(item.text() for item in self.items()) if self.present else default
+
+    def choice(self, kind: type[E], default: E) -> E:
+        if not self.present:
+            return default
+        try:
+            return kind(self.value)
+        except ValueError:
+            raise self.wrong(f"want {' or '.join(e.value for e in kind)}, got {self.value!r}") from None
 
     def integer(self, low: int, high: int, default: int | None = None) -> int:
         if not self.present and default is not None:

@@ -6,7 +6,7 @@ import copy
 import re
 from typing import Any
 
-from elasticjob.contract.names import Env, Role
+from elasticjob.contract.names import WORKER_ROLE, Env, Role
 from elasticjob_operator.manifests.common import env, env_from_field, env_from_secret, keep_away, security_context
 from elasticjob_operator.manifests.names import (
     attempt,
@@ -20,6 +20,7 @@ from elasticjob_operator.manifests.names import (
 from elasticjob_operator.manifests.services import NODE_KEY
 from elasticjob_operator.model.observed import Job
 from elasticjob_operator.model.pods import AVOIDS
+from elasticjob_operator.model.raw import text
 from elasticjob_operator.model.spec import JobSpec, trainer_of
 
 AGENT_DIR = "/elasticjob"
@@ -112,6 +113,8 @@ def _agent_env(job: Job, spec: JobSpec, slot: int, incarnation: int, more: dict[
         Env.STORE_ENDPOINT: endpoint(job, spec.port),
         Env.NPROC_PER_NODE: spec.nproc_per_node,
         Env.GPUS: spec.gpus,
+        Env.ROLE: text(spec.template, "metadata", "annotations", WORKER_ROLE),
+        Env.RENDEZVOUS_BACKEND: spec.backend.value,
         Env.PRELOAD: ",".join(spec.preload),
         Env.STOP_GRACE_SECONDS: spec.stop_grace,
         Env.JOIN_TIMEOUT_SECONDS: spec.join_timeout,

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from elasticjob.contract.messages import Settings
-from elasticjob.contract.names import DEFAULT_PORT
+from elasticjob.contract.names import DEFAULT_PORT, Backend
 from elasticjob_operator.model.raw import Raw, at, integer, mapping, objects, quantity, sequence, text
 
 DEFAULT_PRELOAD = ("torch", "torch._dynamo")
@@ -44,6 +44,7 @@ class JobSpec:
     max_replicas: int
     nproc_per_node: int
     template: Raw
+    backend: Backend = Backend.ELASTICJOB
     port: int = DEFAULT_PORT
     join_timeout: int = 600
     last_call_timeout: int = 30
@@ -98,6 +99,7 @@ def parse_spec(raw: Raw) -> JobSpec:
         nproc_per_node=_nproc(at(raw, "nprocPerNode"), trainer),
         template=template,
         gpus=int(quantity(_asked(trainer).get(GPU))),
+        backend=Backend.C10D if text(rendezvous, "backend") == Backend.C10D.value else Backend.ELASTICJOB,
         port=integer(rendezvous, "port", default=DEFAULT_PORT),
         join_timeout=integer(rendezvous, "joinTimeoutSeconds", default=600),
         last_call_timeout=integer(rendezvous, "lastCallTimeoutSeconds", default=30),

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from elasticjob.agent.command import Mode, PlainCommand, PythonCommand, read_command, torchrun_options
+from elasticjob.agent.command import (
+    Mode,
+    PlainCommand,
+    PythonCommand,
+    read_command,
+    read_own_agent,
+    torchrun_options,
+)
 
 S, M, C = Mode.SCRIPT, Mode.MODULE, Mode.CODE
 
@@ -78,3 +85,19 @@ def test_torchruns_options(line: str, expected: dict[str, str]) -> None:
 def test_argv_gives_the_command_line_back(line: str) -> None:
     command = read_command(line.split(), "PY")
     assert command.argv == tuple(line.split())
+
+
+RUN = "torch.distributed.run"
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("torchrun -r3 t.py a", PythonCommand("PY", ("-u",), M, RUN, ("-r3", "t.py", "a"))),
+        ("python -m torch.distributed.run t.py", PythonCommand("python", (), M, RUN, ("t.py",))),
+        ("python launch.py", PythonCommand("python", (), S, "launch.py")),
+        ("bash run.sh", PlainCommand(("bash", "run.sh"), "bash is not Python")),
+    ],
+)
+def test_an_agent_of_the_images_own_runs_as_it_is(line: str, expected: object) -> None:
+    assert read_own_agent(line.split(), "PY") == expected

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from elasticjob.contract.names import Backend
 from elasticjob.local.manifest import ManifestError, read_job
 from support.local_run import manifest
 
@@ -64,6 +65,13 @@ def test_the_trainer_container_is_run_with_kubernetes_expansion() -> None:
     assert local.nproc_per_node == 2
 
 
+def test_backend_and_role() -> None:
+    assert (read_job(job()).backend, read_job(job()).role) == (Backend.ELASTICJOB, "")
+    raw = job(rendezvous={"backend": "c10d"})
+    raw["spec"]["template"]["metadata"] = {"annotations": {"elasticjob.dev/worker-role": "trainer"}}
+    assert (read_job(raw).backend, read_job(raw).role) == (Backend.C10D, "trainer")
+
+
 @pytest.mark.parametrize(
     ("raw", "sentence"),
     [
@@ -79,6 +87,7 @@ def test_the_trainer_container_is_run_with_kubernetes_expansion() -> None:
         (job(elasticPolicy={"minReplicas": 3}), "spec.elasticPolicy.maxReplicas: is required"),
         (job(nprocPerNode=0), "spec.nprocPerNode: want a whole number from 1 to 64, got 0"),
         (job(preload="torch"), "spec.preload: want a list, got 'torch'"),
+        (job(rendezvous={"backend": "etcd"}), "spec.rendezvous.backend: want elasticjob or c10d, got 'etcd'"),
         (job(stopGraceSeconds=-1), "spec.stopGraceSeconds: want seconds from 0 to 3600, got -1"),
         (job(failurePolicy={"maxRestarts": -1}), "spec.failurePolicy.maxRestarts: want a whole number"),
         (

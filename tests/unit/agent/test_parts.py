@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elasticjob.agent.config import UsageError, read_config
-from elasticjob.agent.environment import node_env, worker_env
-from elasticjob.agent.evidence import Evidence, failure_of, read_error_file
+from elasticjob.agent.environment import node_env, torchrun_env, worker_env
+from elasticjob.agent.evidence import Evidence, failure_of, read_error_file, read_torchrun_report
 from elasticjob.agent.logs import STDERR, STDOUT, LogOptions, read_ranks, read_streams
 from elasticjob.agent.main import signals
 from elasticjob.agent.output import MAX_LINE, MAX_PENDING, Sink, Stream, Tail
@@ -51,6 +52,7 @@ def test_configuration_has_the_documented_defaults_and_keeps_the_key_from_the_wo
         ({Env.NODE_KEY: "secret"}, "ELASTICJOB_NODE_KEY=...: want hex digits"),
         ({Env.KEEP_ALIVE: "1"}, "ELASTICJOB_KEEP_ALIVE=1: want INTERVALxATTEMPTS"),
         ({Env.STOP_GRACE_SECONDS: "nan"}, "want seconds, 0 or more"),
+        ({Env.RENDEZVOUS_BACKEND: "etcd"}, "ELASTICJOB_RENDEZVOUS_BACKEND=etcd"),
         ({Env.STORE_ENDPOINT: "host:port"}, "ELASTICJOB_STORE_ENDPOINT=host:port: want a whole number"),
     ],
 )
@@ -104,6 +106,35 @@ def test_several_workers_get_one_thread_each_unless_told(
 @pytest.mark.parametrize(("before", "after"), [({}, "/code"), ({"PYTHONPATH": "/theirs"}, "/theirs:/code")])
 def test_scripts_can_import_us_after_what_is_theirs(before: dict[str, str], after: str) -> None:
     assert node_env(before, 1, "/code")["PYTHONPATH"] == after
+
+
+def test_a_torchrun_is_told_its_round_and_nothing_of_ranks() -> None:
+    env = torchrun_env(
+        START, local_world_size=2, role="default", address="10.0.0.7", endpoint="job-rdzv:29400", run_id="uid", join_timeout=600.0,
+        error_file="/e",
+    )  # fmt: skip
+    assert env == {
+        "PET_NNODES": "3:3",
+        "PET_NPROC_PER_NODE": "2",
+        "PET_ROLE": "default",
+        "PET_RDZV_BACKEND": "c10d",
+        "PET_RDZV_ENDPOINT": "job-rdzv:29400",
+        "PET_RDZV_ID": "uid.1.0.3",
+        "PET_RDZV_CONF": "is_host=0,join_timeout=600",
+        "PET_MAX_RESTARTS": "0",
+        "PET_LOCAL_ADDR": "10.0.0.7",
+        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
+        "TORCHELASTIC_ERROR_FILE": "/e",
+    }
+
+
+def test_with_c10d_one_process_stands_for_all_workers_of_a_node() -> None:
+    config = read_config({**ENV, Env.NPROC_PER_NODE: "4"})
+    assert (config.processes, config.local_world_size) == (4, 4)
+    c10d = {**ENV, Env.NPROC_PER_NODE: "4", Env.RENDEZVOUS_BACKEND: "c10d", "PET_TEE": "3"}
+    config = read_config(c10d, {"redirects": "3"})
+    assert config.logs == replace(read_config(ENV).logs, prefix="[job-2-1]:")
+    assert (config.processes, config.local_world_size, config.endpoint) == (1, 4, "job-rdzv:29400")
 
 
 text = st.text(max_size=6000)
@@ -170,6 +201,8 @@ TRACEBACK = ["Traceback (most recent call last):", '  File "x.py", line 1, in <m
         ([*TRACEBACK, "KeyboardInterrupt"], ("KeyboardInterrupt", "")),
         ([*TRACEBACK, "KeyError: 1", "", "During ...:", "", *TRACEBACK, "OSError: x", "later"], ("OSError", "x")),
         (["ValueError: printed without a traceback"], None),
+        ([f"[rank3]: {line}" for line in (*TRACEBACK, "ValueError: bad")], ("ValueError", "bad")),
+        ([*TRACEBACK, "OSError: x", *TRACEBACK, "torch.errors.ChildFailedError: ", "===="], ("OSError", "x")),
     ],
 )
 def test_the_last_exception_of_standard_error(lines: list[str], expected: tuple[str, str] | None) -> None:
@@ -194,6 +227,24 @@ def test_torchs_error_file(tmp_path: Path, content: str, expected: tuple[str, st
     path.write_text(content)
     found = read_error_file(str(path))
     assert (found[:2] if found else None) == expected
+
+
+REPORT = """Failures:
+[1]:
+  rank      : 1 (local_rank: 1)
+  exitcode  : -15 (pid: 8)  (SIGTERM)
+Root Cause (first observed failure):
+[0]:
+  time      : 2026-11-21_15:09:32
+  rank      : 7 (local_rank: 0)
+  exitcode  : -9 (pid: 9)  (SIGKILL)
+  error_file: <N/A>
+=====""".splitlines()
+
+
+@pytest.mark.parametrize(("lines", "expected"), [(REPORT, (7, -9)), (REPORT[:4], None), (REPORT[:7], None), ([], None)])
+def test_the_root_cause_in_torchruns_report(lines: list[str], expected: tuple[int, int] | None) -> None:
+    assert read_torchrun_report(lines) == expected
 
 
 def test_a_failure_from_what_is_left_of_a_worker() -> None:

@@ -85,6 +85,14 @@ def test_the_agent_is_told_what_it_needs_and_its_key_stays_in_the_secret() -> No
     assert Env.OPERATOR_KEY not in told
 
 
+def test_the_agent_is_told_its_role_and_whose_agents_form_the_groups() -> None:
+    told = env(trainer(worker()))
+    assert (told[Env.ROLE], told[Env.RENDEZVOUS_BACKEND]) == ("", "elasticjob")
+    annotated = template() | {"metadata": {"annotations": {"elasticjob.dev/worker-role": "reader"}}}
+    told = env(trainer(worker(annotated, rendezvous={"backend": "c10d"})))
+    assert (told[Env.ROLE], told[Env.RENDEZVOUS_BACKEND]) == ("reader", "c10d")
+
+
 @pytest.mark.parametrize(
     ("asked", "stop_grace", "becomes"), [(None, 1, 30), (3, 1, 6), (60, 1, 60), (None, 40, 45), (0, 0, 5)]
 )
