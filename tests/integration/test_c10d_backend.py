@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from support.local_run import LocalRun, manifest
-from support.torchrun import script
+from support.torchrun import WORKER, script
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(300)]
 pytest.importorskip("torch")
@@ -41,3 +41,27 @@ def test_a_worker_of_a_stock_torchrun_is_killed_and_the_job_recovers_each_time(t
         (tmp_path / "done").touch()
         assert run.exit_code() == 0
     assert "toy succeeded; 2 restarts" in run.text
+
+
+def test_a_lost_node_is_not_counted_and_a_worker_that_raises_is_named(tmp_path: Path) -> None:
+    raises = WORKER + "if os.environ['RANK'] == '1': raise ValueError('bad batch')\n"
+    (tmp_path / "raises.py").write_text(raises)
+    job = manifest(
+        [TORCHRUN, str(tmp_path / "raises.py"), str(tmp_path / "done")],
+        elasticPolicy={"minReplicas": 1, "maxReplicas": 2},
+        failurePolicy={"maxRestarts": 0},
+        **SPEC,
+    )
+    with LocalRun(job, tmp_path) as run:
+        ranks = trains(run, 4, 4)
+        os.kill(parent(parent(ranks["3"])), signal.SIGKILL)
+        run.wait_for(r"round 1.0.1 ended: AgentLost: toy-\d-0 lost$")
+        run.wait_for("round 1.0.2 runs")
+        (tmp_path / "done").touch()
+        assert run.exit_code(120) == 1
+    assert "toy failed: rank 1 died: ValueError: bad batch (exit 1, UserError)" in run.text
+    assert "; 0 restarts" in run.text
+
+
+def parent(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])

@@ -130,7 +130,7 @@ def test_a_creation_that_fails_is_recorded_and_raised(
 
 def record_events(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     events: list[dict[str, Any]] = []
-    for recorder in (module, create):
+    for recorder in (module, create, stores):
         monkeypatch.setattr(recorder, "construct_and_record_rdzv_event", lambda **event: events.append(event))
     return events
 

@@ -84,7 +84,10 @@ def read_own_agent(argv: Sequence[str], torchrun_python: str = "python3") -> Com
     name = argv[0].rsplit("/", 1)[-1]
     if name == "torchrun":
         return PythonCommand(torchrun_python, ("-u",), Mode.MODULE, _TORCHRUN_MODULES[0], tuple(argv[1:]))
-    return _read_python(argv) if _PYTHON.match(name) else PlainCommand(tuple(argv), f"{name} is not Python")
+    if _PYTHON.match(name):
+        return _read_python(argv)
+    # A torchrun that it starts must find no shim in its place.
+    return PlainCommand(tuple(argv), f"{name} is not Python", starts_python=False)
 
 
 def _read_python(argv: Sequence[str]) -> Command:

@@ -152,9 +152,8 @@ def _report_steps() -> None:
 
 def _do_without_libuv() -> None:
     """The agent found that this torch has none: see `without_libuv`."""
-    rendezvous = sys.modules.get(sitecustomize.MODULE)
-    if os.environ.get("USE_LIBUV") == "0" and rendezvous is not None:
-        sitecustomize.tell(rendezvous)
+    if os.environ.get("USE_LIBUV") == "0":
+        sitecustomize.install()
 
 
 def keeps_path() -> bool:

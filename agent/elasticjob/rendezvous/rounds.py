@@ -237,6 +237,8 @@ def _placed(state: State, node: Node, announce: Announce, now: float) -> Decisio
 def _standby(state: State) -> Standby:
     if state.round is None:
         return Standby("waiting for more nodes")
+    if state.round.ending is not None:
+        return Standby("waiting for the next round")
     if len(state.round.members) >= state.settings.target:
         return Standby("the round is full without this node", redundant=True)
     return Standby("a round runs without this node")

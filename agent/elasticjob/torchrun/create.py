@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import os
 from datetime import timedelta
 
 from torch.distributed.elastic.events import NodeState, construct_and_record_rdzv_event
-from torch.distributed.elastic.rendezvous.api import RendezvousConnectionError, RendezvousParameters
+from torch.distributed.elastic.rendezvous.api import RendezvousParameters
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import RendezvousSettings, RendezvousTimeout
 
 from elasticjob.contract.messages import Settings
 from elasticjob.torchrun.handler import ElasticJobRendezvousHandler, Endpoint, check_settings
-from elasticjob.torchrun.stores import HostedStore, is_host, node_key, parse_endpoint, parse_read_timeout
+from elasticjob.torchrun.stores import host_store, node_key, parse_endpoint, parse_read_timeout
 
 _UNLIMITED = 2**31 - 1
 
@@ -26,7 +25,7 @@ def create_handler(params: RendezvousParameters) -> ElasticJobRendezvousHandler:
         settings = read_settings(params)
         check_settings(settings)
         host, port = parse_endpoint(params)
-        hosted = _host(params, host, port, settings)
+        hosted = host_store(params, host, port, _rules(settings))
         endpoint = Endpoint(host, hosted.port if hosted else port, node_key(params), parse_read_timeout(params))
         return ElasticJobRendezvousHandler(settings, endpoint, params.local_addr, hosted)
     except Exception as error:
@@ -55,27 +54,14 @@ def _seconds(params: RendezvousParameters, name: str) -> timedelta | None:
     return None if seconds is None else timedelta(seconds=seconds)
 
 
-def _host(params: RendezvousParameters, host: str, port: int, settings: RendezvousSettings) -> HostedStore | None:
-    """The store, where it is this process's to host: by `is_host`, else by the endpoint's name, first come."""
-    hosts, asked = is_host(params, host)
-    if not hosts:
-        return None
-    rules = Settings(
+def _rules(settings: RendezvousSettings) -> Settings:
+    """What a coordinator hosted here works by; torchrun counts restarts itself."""
+    return Settings(
         min_nodes=settings.min_nodes,
         max_nodes=settings.max_nodes,
         target=settings.max_nodes,
-        max_restarts=_UNLIMITED,  # torchrun counts its own
+        max_restarts=_UNLIMITED,
         last_call_timeout=settings.timeout.last_call.total_seconds(),
         keep_alive_interval=settings.keep_alive_interval.total_seconds(),
         keep_alive_max_attempts=settings.keep_alive_max_attempt,
     )
-    try:
-        hosted = HostedStore(params, port, rules)
-    except OSError as error:
-        if asked:
-            raise RendezvousConnectionError(f"cannot host the store on port {port}: {error}") from error
-        return None  # somebody else on this machine hosts it
-    construct_and_record_rdzv_event(
-        run_id=params.run_id, message=f"Process {os.getpid()} hosts the store.", node_state=NodeState.INIT
-    )
-    return hosted

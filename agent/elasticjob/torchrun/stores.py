@@ -14,6 +14,7 @@ from datetime import timedelta
 from typing import Any
 
 from torch import distributed as dist
+from torch.distributed.elastic.events import NodeState, construct_and_record_rdzv_event
 from torch.distributed.elastic.rendezvous.api import RendezvousConnectionError, RendezvousParameters
 from torch.distributed.elastic.rendezvous.utils import _matches_machine_hostname, parse_rendezvous_endpoint
 
@@ -39,12 +40,6 @@ def parse_read_timeout(params: RendezvousParameters) -> int:
     if read_timeout is None or read_timeout <= 0:
         raise ValueError("The read timeout must be a positive integer.")
     return int(read_timeout)
-
-
-def is_host(params: RendezvousParameters, host: str) -> tuple[bool, bool]:
-    """Whether this process should host the store at the endpoint, and whether `is_host` says so explicitly."""
-    asked = params.get_as_bool("is_host")
-    return (_matches_machine_hostname(host), False) if asked is None else (asked, True)
 
 
 def tcp_store(host: str, port: int, *, serve: bool, timeout: float) -> Any:
@@ -95,6 +90,25 @@ class HostedStore:
                 preexec_fn=die_with_parent,
             )
         self.close = weakref.finalize(self, _end, self._process)
+
+
+def host_store(params: RendezvousParameters, host: str, port: int, settings: Settings) -> HostedStore | None:
+    """The store at the endpoint, where it is this process's to host: by `is_host`, else by the host's name, first come.
+
+    RendezvousConnectionError where `is_host` says so and the port is taken.
+    """
+    asked = params.get_as_bool("is_host")
+    if not (_matches_machine_hostname(host) if asked is None else asked):
+        return None
+    try:
+        hosted = HostedStore(params, port, settings)
+    except OSError as error:
+        if asked:
+            raise RendezvousConnectionError(f"cannot host the store on port {port}: {error}") from error
+        return None  # somebody else on this machine hosts it
+    message = f"Process {os.getpid()} hosts the store."
+    construct_and_record_rdzv_event(run_id=params.run_id, message=message, node_state=NodeState.INIT)
+    return hosted
 
 
 _NOT_INHERITED = (Env.STATE_DIR, Env.STORE_INCARNATION, Env.EXECUTION_ATTEMPT)

@@ -96,7 +96,7 @@ RUN = "torch.distributed.run"
         ("torchrun -r3 t.py a", PythonCommand("PY", ("-u",), M, RUN, ("-r3", "t.py", "a"))),
         ("python -m torch.distributed.run t.py", PythonCommand("python", (), M, RUN, ("t.py",))),
         ("python launch.py", PythonCommand("python", (), S, "launch.py")),
-        ("bash run.sh", PlainCommand(("bash", "run.sh"), "bash is not Python")),
+        ("bash run.sh", PlainCommand(("bash", "run.sh"), "bash is not Python", starts_python=False)),
     ],
 )
 def test_an_agent_of_the_images_own_runs_as_it_is(line: str, expected: object) -> None:

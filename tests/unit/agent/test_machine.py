@@ -435,3 +435,11 @@ def test_workers_that_start_while_the_node_is_cut_off_are_frozen_at_once() -> No
 def test_a_node_without_workers_has_nothing_to_freeze() -> None:
     assert play(CutOff())[1] == [[]]
     assert play(*DONE, CutOff(), state=running())[1][-1] == []
+
+
+def test_a_process_that_stands_for_all_workers_of_the_node_ends_for_all() -> None:
+    state = replace(State(replace(ME, local_world_size=4), 1.0, processes=1), warm=True)
+    state = decide(state, Told(START)).state
+    assert state.live == {0}
+    state = decide(decide(state, Launched(START.round)).state, WorkerEnded(START.round, 0)).state
+    assert state.phase is Phase.SUCCEEDED

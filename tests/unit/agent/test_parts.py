@@ -110,8 +110,8 @@ def test_scripts_can_import_us_after_what_is_theirs(before: dict[str, str], afte
 
 def test_a_torchrun_is_told_its_round_and_nothing_of_ranks() -> None:
     env = torchrun_env(
-        START, local_world_size=2, role="default", address="10.0.0.7", endpoint="job-rdzv:29400", run_id="uid", join_timeout=600.0,
-        error_file="/e",
+        START, local_world_size=2, role="default", address="10.0.0.7", endpoint="job-rdzv:29400", run_id="uid",
+        join_timeout=600.0, error_file="/e",
     )  # fmt: skip
     assert env == {
         "PET_NNODES": "3:3",

@@ -8,17 +8,19 @@ import sys
 from pathlib import Path
 
 from elasticjob.agent.launcher import WITHOUT_LIBUV
+from elasticjob.agent.without_libuv.sitecustomize import MODULES
 
 
 def test_torch_is_told_and_what_is_hidden_is_loaded(tmp_path: Path) -> None:
-    package = tmp_path / "torch" / "distributed"
-    package.mkdir(parents=True)
-    (tmp_path / "torch" / "__init__.py").touch()
-    (package / "__init__.py").touch()
-    (package / "rendezvous.py").write_text("def TCPStore(host, use_libuv=True):\n    return host, use_libuv\n")
+    for name in MODULES:
+        path = tmp_path.joinpath(*name.split(".")).with_suffix(".py")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        for parent in path.relative_to(tmp_path).parents[:-1]:
+            (tmp_path / parent / "__init__.py").touch()
+        path.write_text("def TCPStore(host, use_libuv=True):\n    return host, use_libuv\n")
     (tmp_path / "sitecustomize.py").write_text("print('hidden')\n")
-    script = "import torch.distributed.rendezvous as r; print(r.TCPStore('h'), r.TCPStore('h', use_libuv=True))"
+    script = "\n".join(f"import {m} as m; print(m.TCPStore('h'), m.TCPStore('h', use_libuv=True))" for m in MODULES)
     env = {**os.environ, "PYTHONPATH": os.pathsep.join([WITHOUT_LIBUV, str(tmp_path)])}
     done = subprocess.run([sys.executable, "-c", script], env=env, capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines() == ["hidden", "('h', False) ('h', True)"]
+    assert done.stdout.splitlines() == ["hidden", *["('h', False) ('h', True)"] * 2]
     assert done.stderr == ""

@@ -1,8 +1,8 @@
 """On PYTHONPATH of workers whose torch was built without libuv.
 
-Where the agent hosts the store, such a torch asks for libuv all the same (USE_LIBUV is not read on that way) and fails.
-So its store is told otherwise, once it has been imported. Python loads a module of this name at its start; the one
-that this hides is loaded too.
+Where the agent hosts the store, and in torchrun's own rendezvous, such a torch asks for libuv all the same (USE_LIBUV
+is not read on that way) and fails. So its stores are told otherwise, once they have been imported. Python loads a
+module of this name at its start; the one that this hides is loaded too.
 """
 
 from __future__ import annotations
@@ -16,24 +16,35 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-MODULE = "torch.distributed.rendezvous"
+MODULES = ("torch.distributed.rendezvous", "torch.distributed.elastic.rendezvous.c10d_rendezvous_backend")
 
 
-def tell(rendezvous: ModuleType) -> None:
-    """Let torch's environment rendezvous make its stores without libuv."""
-    store = getattr(rendezvous, "TCPStore", None)
+def install() -> None:
+    """Let torch make its stores without libuv, in modules that are imported already and that will be."""
+    sys.meta_path.insert(0, _Finder())
+    for name in MODULES:
+        if (module := sys.modules.get(name)) is not None:
+            _tell(module)
+
+
+def _tell(module: ModuleType) -> None:
+    store = getattr(module, "TCPStore", None)
     if store is not None:
-        rendezvous.TCPStore = functools.partial(store, use_libuv=False)  # type: ignore[attr-defined]
+        module.TCPStore = functools.partial(store, use_libuv=False)  # type: ignore[attr-defined]
 
 
 class _Finder(MetaPathFinder):
-    """Finds the one module as everyone else would, and lets it be told."""
+    """Finds these modules as everyone else would, and lets them be told."""
+
+    def __init__(self) -> None:
+        self._finding = ""
 
     def find_spec(self, name: str, path: Any = None, target: ModuleType | None = None) -> ModuleSpec | None:
-        if name != MODULE:
+        if name not in MODULES or name == self._finding:
             return None
-        sys.meta_path.remove(self)
+        self._finding = name
         spec = importlib.util.find_spec(name)
+        self._finding = ""
         if spec is not None and spec.loader is not None:
             spec.loader = _Loader(spec.loader)
         return spec
@@ -48,7 +59,7 @@ class _Loader(Loader):
 
     def exec_module(self, module: ModuleType) -> None:
         self._inner.exec_module(module)
-        tell(module)
+        _tell(module)
 
 
 def _load_hidden() -> None:
@@ -62,5 +73,5 @@ def _load_hidden() -> None:
 
 
 if __name__ == "sitecustomize":
-    sys.meta_path.insert(0, _Finder())
+    install()
     _load_hidden()

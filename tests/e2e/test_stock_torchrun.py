@@ -1,0 +1,65 @@
+"""An image that runs stock torchrun itself (`rendezvous.backend: c10d`): its workers are killed, again and again."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from support.jobs import Job, digits, kubectl
+from support.kube import Json
+from support.logbook import LogBook
+
+Submit = Callable[[Json], Job]
+Follow = Callable[[Job], LogBook]
+KILLS = 20
+KILL = """
+import os, signal
+def ppid(p):
+    return int(open(f"/proc/{p}/stat").read().rpartition(")")[2].split()[1])
+def words(p):
+    return open(f"/proc/{p}/cmdline", "rb").read().split(b"\\0")
+def is_worker(p):
+    try:
+        # A worker is torchrun's child, torchrun is the agent's, and the agent is the container's first process.
+        return b"/app/train.py" in words(p) and ppid(p) > 1 and ppid(ppid(p)) == 1
+    except (OSError, ValueError):
+        return False
+[worker] = [p for p in map(int, filter(str.isdigit, os.listdir("/proc"))) if is_worker(p)]
+os.kill(worker, signal.SIGKILL)
+"""
+
+
+@pytest.mark.timeout(1500)
+def test_a_killed_worker_is_recovered_from_every_time(
+    submit: Submit, follow: Follow, shared_dir: str, cluster_dir: Path
+) -> None:
+    raw = digits(
+        "stock-torchrun", shared_dir, "--epochs", "100000", "--step-delay", "0.05",
+        replicas=3, rendezvous={"backend": "c10d"}, failurePolicy={"maxRestarts": KILLS},
+    )  # fmt: skip
+    command = raw["spec"]["template"]["spec"]["containers"][0]["command"]
+    command[:1] = ["python3", "-m", "torch.distributed.run"]
+    job = submit(raw)
+    book = follow(job)
+    book.wait_step(5, timeout=240)
+    seconds = []
+    for kill in range(KILLS):
+        round_ = job.wait_status(worldSize=3)["status"]["rendezvousRound"]
+        pod = f"{job.name}-{kill % 3}-0"
+        kubectl(cluster_dir, "exec", "-n", job.namespace, pod, "-c", "trainer", "--", "python3", "-c", KILL)
+        moment = time.time()
+        job.wait_world(3, after=round_, timeout=120)
+        # Steps that were on their way when the worker died come within moments, those of the new world after imports.
+        step = book.wait_steps_after(moment + 1.0, world=3, timeout=120)
+        seconds.append(step.time - moment)
+    print(json.dumps({"kills": KILLS, "median": statistics.median(seconds), "seconds": seconds}))
+    status = job.status()
+    assert status["restartsCountTowardsMax"] == KILLS
+    failure = status["lastFailure"]
+    assert (failure["signal"], failure["class"]) == ("SIGKILL", "Killed")
+    assert status["podIncarnations"] == "0,0,0"

@@ -1,0 +1,206 @@
+"""One contract for every `RendezvousBackend`: ours on our store, ours in a file, and torch's own on our store."""
+
+from __future__ import annotations
+
+import socket
+from base64 import b64encode
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.torch
+pytest.importorskip("torch")
+
+from torch.distributed.elastic.rendezvous import api, c10d_rendezvous_backend, dynamic_rendezvous  # noqa: E402
+
+from elasticjob.torchrun import backend as module  # noqa: E402
+from elasticjob.torchrun import stores  # noqa: E402
+from elasticjob.torchrun.backend import NULL_SENTINEL, FileCell  # noqa: E402
+
+create_backend: Any = module.create_backend
+
+Make = Callable[[], Any]
+"""Makes one more node's backend of the same rendezvous, and the store for its process groups."""
+
+
+def params(endpoint: str, run_id: str = "job", **conf: Any) -> Any:
+    return api.RendezvousParameters("elasticjob", endpoint, run_id, 2, 2, local_addr="127.0.0.1", **conf)
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port: int = free.getsockname()[1]
+        return port
+
+
+@pytest.fixture(params=["store", "file", "torch"])
+def make(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Make]:
+    if request.param == "file":
+        yield lambda: create_backend(params(str(tmp_path / "state"), store_type=" FILE "))
+        return
+    host, _ = create_backend(params(f"localhost:{free_port()}"))
+    port = host._cell._hosted.port
+    if request.param == "store":
+        yield lambda: create_backend(params(f"localhost:{port}", is_host=False))
+        return
+
+    def torchs() -> Any:
+        store = stores.tcp_store("localhost", port, serve=False, timeout=20)
+        return c10d_rendezvous_backend.C10dRendezvousBackend(store, "job"), store
+
+    yield torchs
+    del host
+
+
+def test_there_is_no_state_before_one_is_set(make: Make) -> None:
+    assert make()[0].get_state() is None
+
+
+def test_without_a_token_only_the_first_state_is_set(make: Make) -> None:
+    (one, _), (two, _) = make(), make()
+    state, token, done = one.set_state(b"first")
+    assert (state, done) == (b"first", True)
+    assert two.get_state() == (b"first", token)
+    assert two.set_state(b"second") == (b"first", token, False)
+
+
+def test_with_the_present_token_the_state_is_replaced(make: Make) -> None:
+    (one, _), (two, _) = make(), make()
+    _, token, _ = one.set_state(b"first, and the longer one")
+    state, newer, done = two.set_state(b"second", token)
+    assert (state, done) == (b"second", True)
+    assert newer != token
+    assert one.get_state() == (b"second", newer)
+
+
+def test_with_an_older_token_the_present_state_is_answered(make: Make) -> None:
+    (one, _), (two, _) = make(), make()
+    _, old, _ = one.set_state(b"first")
+    _, new, _ = one.set_state(b"second", old)
+    assert two.set_state(b"third", old) == (b"second", new, False)
+    assert two.get_state() == (b"second", new)
+
+
+def test_a_token_of_another_kind_only_reads(make: Make) -> None:
+    backend, _ = make()
+    assert backend.set_state(b"x", 7) is None
+    _, token, _ = backend.set_state(b"first")
+    assert backend.set_state(b"second", 7) == (b"first", token, False)
+
+
+def test_of_many_at_once_one_wins(make: Make) -> None:
+    made = [make()[0] for _ in range(4)]
+    with ThreadPoolExecutor(4) as pool:
+        results = list(pool.map(lambda i: made[i].set_state(b"by %d" % i), range(4)))
+    assert [done for _, _, done in results].count(True) == 1
+    assert len({(state, token) for state, token, _ in results}) == 1
+
+
+def test_torchs_dynamic_rendezvous_runs_on_it(make: Make) -> None:
+    """Two nodes meet, share a store, meet again, and one closes it for both."""
+    timeout = dynamic_rendezvous.RendezvousTimeout(join=timedelta(seconds=60), last_call=timedelta(seconds=1))
+    nodes = []
+    for _ in range(2):
+        backend, store = make()
+        handler = dynamic_rendezvous.DynamicRendezvousHandler.from_backend("job", store, backend, 2, 2, None, timeout)
+        nodes.append(handler)
+    with ThreadPoolExecutor(2) as pool:
+        for _ in range(2):
+            infos = list(pool.map(lambda node: node.next_rendezvous(), nodes))
+            assert sorted(info.rank for info in infos) == [0, 1]
+            infos[0].store.set("said", "by one")
+            assert infos[1].store.get("said") == b"by one"
+        assert all(pool.map(lambda node: node.shutdown(), nodes))
+    with pytest.raises(api.RendezvousClosedError):
+        nodes[0].next_rendezvous()
+
+
+# ---- what is ours
+
+
+def test_nodes_with_torchs_backend_and_with_ours_meet() -> None:
+    ours, store = create_backend(params(f"localhost:{free_port()}"))
+    theirs = c10d_rendezvous_backend.C10dRendezvousBackend(store, "job")
+    _, token, done = theirs.set_state(b"theirs")
+    assert done
+    assert ours.get_state() == (b"theirs", token)
+    assert ours.set_state(b"ours", token)[2]
+    assert theirs.get_state()[0] == b"ours"
+    assert store.get("torch.rendezvous.job") == b64encode(b"ours")
+    assert NULL_SENTINEL.decode() == c10d_rendezvous_backend.C10dRendezvousBackend._NULL_SENTINEL
+
+
+def test_a_corrupt_state_is_said_to_be_one(tmp_path: Path) -> None:
+    backend, _ = create_backend(params(str(tmp_path / "state"), store_type="file"))
+    (tmp_path / "state").write_text("no base64!")
+    with pytest.raises(api.RendezvousStateError):
+        backend.get_state()
+
+
+def test_a_file_is_as_long_as_its_state(tmp_path: Path) -> None:
+    cell = FileCell(tmp_path / "state")
+    assert cell.compare_set(b"", b"a long value") == b"a long value"
+    assert cell.compare_set(b"wrong", b"x") == b"a long value"
+    assert cell.compare_set(b"a long value", b"b") == cell.get() == b"b"
+
+
+def test_a_temporary_file_is_this_users_alone() -> None:
+    backend, _ = create_backend(params("", store_type="file"))
+    path = backend._cell._path
+    try:
+        assert path.stat().st_mode & 0o777 == 0o600
+        assert backend.set_state(b"x")[2]
+    finally:
+        path.unlink()
+        Path(f"{path}.keys").unlink(missing_ok=True)
+
+
+def test_a_lost_store_is_a_connection_error() -> None:
+    backend, _ = create_backend(params(f"localhost:{free_port()}", read_timeout=2))
+    backend._cell._hosted.close()
+    with pytest.raises(api.RendezvousConnectionError):
+        backend.get_state()
+
+
+@pytest.mark.parametrize(
+    ("made", "error", "message"),
+    [
+        (lambda: params("localhost:1", ""), ValueError, "The run id must be a non-empty string"),
+        (lambda: params("localhost:1", store_type="etcd"), ValueError, "Invalid store type 'etcd' given"),
+        (lambda: params("localhost:1", read_timeout=0), ValueError, "read timeout must be a positive integer"),
+        (lambda: params("localhost:x"), ValueError, "port"),
+        (
+            lambda: params(f"localhost:{free_port()}", is_host=False, read_timeout=1),
+            api.RendezvousConnectionError,
+            "no store at localhost",
+        ),
+        (lambda: params("/no/such/folder/state", store_type="file"), api.RendezvousConnectionError, "No such file"),
+    ],
+)
+def test_a_creation_that_fails_is_recorded_and_raised(
+    made: Callable[[], Any], error: type[Exception], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events: list[dict[str, Any]] = []
+    monkeypatch.setattr(module, "construct_and_record_rdzv_event", lambda **event: events.append(event))
+    with pytest.raises(error, match=message):
+        create_backend(made())
+    assert [e["node_state"].name for e in events] == ["FAILED"]
+
+
+def test_the_port_is_torchs_unless_the_endpoint_has_one() -> None:
+    assert stores.parse_endpoint(params("somewhere")) == ("somewhere", 29400)
+    assert stores.parse_endpoint(params("somewhere:123")) == ("somewhere", 123)
+
+
+def test_only_an_inferred_host_is_tried_again_as_a_client() -> None:
+    port = free_port()
+    host, _ = create_backend(params(f"localhost:{port}"))
+    assert host._cell._hosted is not None
+    client, _ = create_backend(params(f"localhost:{port}"))
+    assert client._cell._hosted is None
+    with pytest.raises(api.RendezvousConnectionError, match="cannot host"):
+        create_backend(params(f"localhost:{port}", is_host=True))
