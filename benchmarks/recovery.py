@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -15,6 +16,8 @@ from benchmarks.stock import Torchrun
 
 START = 120.0
 """Seconds that a job may take to train at all."""
+DEADLINE = 10.0
+"""Seconds without a step that count as a hang."""
 Fault = Callable[[Side], float]
 """Does it; the moment (Unix seconds)."""
 
@@ -89,13 +92,29 @@ def collective_stuck(side: Side) -> Sample:
     """Rank 3 makes no step, so that all others wait in a collective; then rank 1 dies. Rank 3 never moves again."""
 
     def fault(s: Side) -> float:
-        stuck = s.folder / "stuck-3"
-        stuck.touch()
-        s.output.quiet(0.5)
-        stuck.rename(s.folder / "was-stuck-3")  # the next rank 3 is well
+        stop_for_ever(s, 3)
         return s.kill_worker(1)
 
     return recovery(side, fault, before=4, after=4, cap=30)
+
+
+def rank_hangs(side: Side) -> Sample:
+    """Rank 2 makes no step any more; from the last step to the first of the new world, less the deadline."""
+    sample = recovery(side, lambda s: stop_for_ever(s, 2), before=4, after=4, cap=40, from_last_step=True)
+    return (
+        sample if sample.value is None else Sample(sample.value - DEADLINE, parts={"from the last step": sample.value})
+    )
+
+
+def stop_for_ever(side: Side, rank: int) -> float:
+    """The rank stops after its step, and all others in their next collective; the moment."""
+    stuck, moment = side.folder / f"stuck-{rank}", time.time()
+    stuck.touch()
+    if not side.output.wait(lambda: any(s.what == "stopped" for s in side.output.said), 30):
+        raise RuntimeError(f"rank {rank} did not stop")
+    side.output.quiet(0.5)
+    stuck.rename(side.folder / f"was-stuck-{rank}")  # the next one of this rank is well
+    return moment
 
 
 def measures(
@@ -122,4 +141,13 @@ ROWS = [
     _row("node-told", "node told to go (SIGTERM), 4 → 3", 0.5, node_told, 200),
     _row("node-joins", "node joins, 3 → 4: the others stand still", 0.3, node_joins, 150),
     _row("collective-stuck", "worker killed while the others wait in a collective", 0.35, collective_stuck, 45, False),
+    Row(
+        "rank-hangs",
+        f"one rank hangs: beyond the deadline of {DEADLINE:g} s",
+        "s",
+        1.0,
+        measures(rank_hangs, {**sides(), OURS: lambda folder: Ours(folder, progress_timeout=DEADLINE)}),
+        {OURS: 3, SHIPPED: 1, BEST: 1},
+        150,
+    ),
 ]

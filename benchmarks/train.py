@@ -43,4 +43,6 @@ while True:
         say(f"step={step}")
     time.sleep(0.01)  # as a device would compute: it leaves the processors to whoever recovers
     if os.path.exists(stuck):  # noqa: PTH110
-        signal.pause()
+        say("stopped")
+        while True:
+            signal.pause()  # it returns after a signal that asks for stacks
