@@ -70,7 +70,7 @@ demo: venv ## a cluster, a job, and everything taken away while it trains
 	@$(PY) examples/demo/demo.py
 
 .PHONY: bench
-bench: venv ## ours against stock torchrun on this machine: docs/benchmarks.md (ROWS=name,... REPEAT=n; 20 minutes)
+bench: venv ## ours against stock torchrun on this machine: docs/benchmarks.md (ROWS=name,... REPEAT=n; half an hour)
 	@$(PY) -m benchmarks $(if $(ROWS),--rows $(ROWS)) $(if $(REPEAT),--repeat $(REPEAT))
 
 .PHONY: bench-rows
