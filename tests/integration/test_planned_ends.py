@@ -26,6 +26,12 @@ def save():
             file.write(str(step))
 
 elasticjob.on_stop(save)
+elasticjob.progress(step)
+# As collectives would: nobody takes a step before everybody has begun.
+mine = os.path.join(folder, os.environ["ELASTICJOB_ROUND"] + "-rank-")
+open(mine + rank, "w").close()
+while not all(os.path.exists(mine + str(other)) for other in range(int(os.environ["WORLD_SIZE"]))):
+    time.sleep(0.005)
 while not os.path.exists(os.path.join(folder, "done")):
     step += 1
     print("did", step, "rank", rank, "of", os.environ["WORLD_SIZE"], "agent", os.getppid(), flush=True)
