@@ -88,7 +88,7 @@ class _Client(asyncio.Protocol):
         self._transport: asyncio.Transport
         self._waiter: Waiter | None = None
         self._timer: asyncio.TimerHandle | None = None
-        """Runs while the client has not said what it is, and while it leaves its answers unread."""
+        """Runs while the client has not said what it is, has sent half a request, or leaves its answers unread."""
         self._valid = False
         self._reading = True
         self._answered = 0
@@ -136,6 +136,7 @@ class _Client(asyncio.Protocol):
             self._serve()
             if self._held or self._reader.pending:
                 self._hold()
+                self._expect_the_rest()
         except WireError as error:
             self._drop(error.reason, str(error))
 
@@ -168,6 +169,14 @@ class _Client(asyncio.Protocol):
         pending = 0 if self._transport.is_closing() else self._reader.pending
         self._store.take(pending - self._held)
         self._held = pending
+
+    def _expect_the_rest(self) -> None:
+        """Who stops in the middle of a request holds memory that others need."""
+        if not self._valid or self in self._server.full or self._transport.is_closing():
+            return
+        self._stop_timer()
+        if self._held:
+            self._start_timer(self._server.limits.stall, "half-sent", "does not send the rest of its request")
 
     # ---- requests
 

@@ -67,7 +67,7 @@ class Limits:
     backlog: int = 128 * MIB
     """Answers waiting for all such clients together."""
     stall: float = 30.0
-    """Seconds that a client may leave it at that."""
+    """Seconds that a client may leave it at that, or be silent in the middle of a request."""
 
 
 class WireError(Exception):

@@ -76,6 +76,55 @@ async def test_a_silent_connection_is_dropped(start: Start) -> None:
     assert server.counters.dropped["silent"] == 1
 
 
+async def test_a_client_that_stops_in_the_middle_of_a_request_is_dropped(start: Start) -> None:
+    server, port = await start(stall=0.2)
+    good = await StoreClient.connect("127.0.0.1", port)
+    used = server.storage.used
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(HELLO + wire.request(Op.SET, [b"/k"], [b"x" * 5000])[:-1])
+    assert await closed(reader)
+    writer.close()
+    assert dict(server.counters.dropped) == {"half-sent": 1}
+    assert server.storage.used == used
+    assert await good.num_keys() == 0
+    good.close()
+
+
+async def test_a_request_that_comes_in_pieces_is_not_half_sent(start: Start) -> None:
+    server, port = await start()
+    good = await StoreClient.connect("127.0.0.1", port)
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    request = wire.request(Op.SET, [b"/k"], [b"x" * 50]) + wire.request(Op.GETNUMKEYS)
+    writer.write(HELLO + request[:20])
+    while not server.storage.used:
+        await good.num_keys()
+    writer.write(request[20:])
+    assert await asyncio.wait_for(reader.readexactly(8), 10) == wire.i64(1)
+    assert all(client._timer is None for client in server.clients)
+    writer.close()
+    good.close()
+
+
+@pytest.mark.parametrize(
+    ("request_", "reason"),
+    [
+        (wire.request(Op.GET, [b"k" * 11]), "key-too-long"),
+        (wire.request(Op.CHECK, [b"k"] * 4), "too-many-keys"),
+        (wire.request(Op.MULTI_SET, [b"k"] * 3, [b"v" * 90] * 3), "request-too-long"),
+    ],
+)
+async def test_sizes_of_keys_and_requests_are_bounded(start: Start, request_: bytes, reason: str) -> None:
+    server, port = await start(key=10, count=3, request=200)
+    good = await StoreClient.connect("127.0.0.1", port)
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(HELLO + request_[:-1])
+    assert await closed(reader)
+    writer.close()
+    assert dict(server.counters.dropped) == {reason: 1}
+    assert await good.num_keys() == 0
+    good.close()
+
+
 def deaf(port: int, data: bytes) -> socket.socket:
     """A client that asks and never reads."""
     sock = socket.socket()
