@@ -61,11 +61,16 @@ def test_a_node_that_joins_is_taken_in_without_a_charge(tmp_path: Path, port: in
             assert [host.exit_code(), joiner.exit_code()] == [0, 0]
 
 
-def test_a_worker_that_keeps_failing_ends_every_node(tmp_path: Path, port: int) -> None:
-    (tmp_path / "fails.py").write_text(
-        "import os, time\nif os.environ['RANK'] == '1': raise SystemExit(3)\ntime.sleep(99)"
-    )
-    common = [*arguments(port, "2", "--max-restarts=1"), str(tmp_path / "fails.py")]
-    with Torchrun(*common) as one, Torchrun(*common) as two:
+@pytest.mark.parametrize("host_fails", [True, False])
+def test_a_worker_that_keeps_failing_ends_every_node(tmp_path: Path, port: int, host_fails: bool) -> None:
+    """Also when the node that gives up takes the store with it."""
+    fails = "import os, sys, time\nif sys.argv[1] == 'fails': raise SystemExit(3)\ntime.sleep(99)"
+    (tmp_path / "fails.py").write_text(fails)
+
+    def node(*, host: bool, word: str) -> Torchrun:
+        options = arguments(port, "2", "--max-restarts=1", f"--rdzv-conf=is_host={int(host)}")
+        return Torchrun(*options, str(tmp_path / "fails.py"), word)
+
+    with node(host=host_fails, word="fails") as one, node(host=not host_fails, word="stays") as two:
         assert [one.exit_code(90), two.exit_code(90)] == [1, 1]
-        assert "RendezvousClosedError" in one.text + two.text
+        assert "RendezvousClosedError" in two.text

@@ -205,7 +205,7 @@ class ElasticJobRendezvousHandler(RendezvousHandler):  # type: ignore[misc]  # t
 
         Nodes that merely wait are the coordinator's to count: it ends a round for them when they are ready.
         """
-        return int(self._session is not None and self._session.stop)
+        return int(self._session is not None and (self._session.stop or self._session.orphaned))
 
     def is_closed(self) -> bool:
         """See base class. Asks the coordinator, where this handler has no link yet."""

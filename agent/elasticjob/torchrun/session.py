@@ -43,6 +43,8 @@ from elasticjob.store.link import Link, LinkRefused
 
 log = logging.getLogger(__name__)
 
+ORPHANED_AFTER = 1.0
+"""Seconds: a link that only blinked is back by then."""
 CLOSE_TIMEOUT = 5.0
 """Seconds that the thread has to say good-bye."""
 
@@ -80,6 +82,12 @@ class Session:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name=f"elasticjob-{me.pod}", daemon=True)
         self._thread.start()
+
+    @property
+    def orphaned(self) -> bool:
+        """Closed, and whoever hosted the store has gone since: nobody is left to say that the round has ended."""
+        down = self.down_since
+        return bool(self.closed) and down is not None and time.monotonic() > down + ORPHANED_AFTER
 
     # ---- for the caller's thread -----------------------------------------------------------------------------------
 
