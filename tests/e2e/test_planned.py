@@ -31,8 +31,13 @@ def assert_none_lost(book: LogBook, pod: str) -> None:
 
 def standstill(book: LogBook, pod: str, world: int, moment: float) -> float:
     """Seconds between the last step of the old world and the first of a world of that size, in one pod."""
-    steps = [s for s in book.steps if s.pod == pod]
-    return next(b.time - a.time for a, b in pairwise(steps) if b.time > moment and b.world == world != a.world)
+
+    def gaps() -> list[float]:
+        steps = [s for s in book.steps if s.pod == pod]
+        return [b.time - a.time for a, b in pairwise(steps) if b.time > moment and b.world == world != a.world]
+
+    book.wait(lambda: bool(gaps()), timeout=60, what=f"a step of {pod} in a world of {world}")
+    return gaps()[0]
 
 
 def test_scaling_loses_no_step(
