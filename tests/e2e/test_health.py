@@ -58,8 +58,9 @@ def sick_gpu(directory: str) -> Json:
 
 
 def places(job: Job) -> set[str]:
-    """Nodes on which pods run that are to stay."""
-    return {pod["spec"].get("nodeName", "") for pod in job.pods() if pod["status"].get("phase") == "Running"}
+    """Nodes with a pod that is to stay; the kubelet may not have called it Running yet."""
+    alive = [pod for pod in job.pods() if pod["status"].get("phase") in ("Pending", "Running")]
+    return {pod["spec"]["nodeName"] for pod in alive if "nodeName" in pod["spec"]}
 
 
 def test_a_node_whose_gpu_is_lost_is_avoided(submit: Submit, gpus: Callable[[str], None], shared_dir: str) -> None:
