@@ -86,7 +86,12 @@ def _status(report: Report, said: dict[str, Any]) -> dict[str, Any]:
         status["conditions"].append({"type": "Restarting", "reason": reason})
     if said.get("failure"):
         failure = said["failure"]
-        status["lastFailure"] = {"rank": failure.rank, "pod": failure.pod, "signal": failure.signal}
+        status["lastFailure"] = {
+            "class": failure.kind.value,
+            "rank": failure.rank,
+            "pod": failure.pod,
+            "signal": failure.signal,
+        }
     return status
 
 

@@ -104,5 +104,7 @@ def _reasons(status: dict[str, Any]) -> dict[str, str]:
 
 
 def _tell(failure: dict[str, Any]) -> str:
+    if failure.get("rank") is None:
+        return f"{failure.get('pod')}, {failure.get('class')}"
     what = failure.get("exception") or failure.get("signal") or f"exit code {failure.get('exitCode')}"
-    return f"rank {failure.get('rank')} in {failure.get('pod')}, {what}"
+    return f"rank {failure['rank']} in {failure.get('pod')}, {what}"
