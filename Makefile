@@ -61,8 +61,8 @@ e2e: venv cluster images ## everything, on the real cluster (it stays up afterwa
 test: ## all tests, fast ones first
 	@$(MAKE) --no-print-directory lint
 	@$(MAKE) --no-print-directory unit
-	@$(MAKE) --no-print-directory integration
 	@$(MAKE) --no-print-directory cluster-test
+	@$(MAKE) --no-print-directory integration
 	@$(MAKE) --no-print-directory e2e
 
 .PHONY: demo
