@@ -6,13 +6,15 @@ import itertools
 import pickle
 from collections import deque
 from dataclasses import replace
+from types import ModuleType
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from elasticjob.contract.messages import Facts, WorkersStopped
-from elasticjob.rendezvous import rounds
+from elasticjob.rendezvous import ending, events, rounds
+from elasticjob.rendezvous.decision import Decision, Rule
 from elasticjob.rendezvous.state import Node, State
 from support.rounds_invariants import broken, left_out_for_ever
 from support.rounds_world import FAULTS, Move, World, calm, faults, running, step
@@ -85,7 +87,7 @@ def test_large_jobs(size: int, choices: list[tuple[bool, int]]) -> None:
 # ---- the explorer is worth something only if it finds what is wrong
 
 
-def _not_waiting_for_all(state: State, now: float) -> rounds.Decision | None:
+def _not_waiting_for_all(state: State, now: float) -> Decision | None:
     """A new round as soon as most members of the old one have stopped."""
     if state.round is not None and state.round.ending is not None:
         members = {b: replace(m, lost=True) for b, m in state.round.members.items()}
@@ -93,7 +95,7 @@ def _not_waiting_for_all(state: State, now: float) -> rounds.Decision | None:
     return _conclude(state, now)
 
 
-_conclude = rounds._conclude
+_conclude = ending.conclude
 
 
 def _old_words_count(state: State, node: Node, message: WorkersStopped, now: float) -> State:
@@ -103,7 +105,7 @@ def _old_words_count(state: State, node: Node, message: WorkersStopped, now: flo
     return _said_of_round(state, node, message, now)
 
 
-_said_of_round = rounds._said_of_round
+_said_of_round = events._said_of_round
 
 
 def _charged_again(state: State, facts: Facts) -> State:
@@ -112,24 +114,24 @@ def _charged_again(state: State, facts: Facts) -> State:
                                                          for e in state.ended if e.charged))  # fmt: skip
 
 
-_informed = rounds._informed
+_informed = events._informed
 
 
-def _with_rule(number: int, rule: rounds.Rule) -> tuple[rounds.Rule, ...]:
+def _with_rule(number: int, rule: Rule) -> tuple[Rule, ...]:
     return (*rounds.RULES[:number], rule, *rounds.RULES[number + 1 :])
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "kinds", "found"),
+    ("module", "name", "value", "kinds", "found"),
     [
-        ("RULES", _with_rule(rounds.RULES.index(_conclude), _not_waiting_for_all), ("fail",), "still runs"),
-        ("_said_of_round", _old_words_count, ("late",), "old_words_have_no_effect"),
-        ("_informed", _charged_again, ("fail",), "a_charge_is_counted_once"),
+        (rounds, "RULES", _with_rule(rounds.RULES.index(_conclude), _not_waiting_for_all), ("fail",), "still runs"),
+        (events, "_said_of_round", _old_words_count, ("late",), "old_words_have_no_effect"),
+        (events, "_informed", _charged_again, ("fail",), "a_charge_is_counted_once"),
     ],
 )
 def test_a_seeded_bug_is_found(
-    name: str, value: object, kinds: tuple[str, ...], found: str, monkeypatch: pytest.MonkeyPatch
+    module: ModuleType, name: str, value: object, kinds: tuple[str, ...], found: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     start = running()
-    monkeypatch.setattr(rounds, name, value)
+    monkeypatch.setattr(module, name, value)
     assert found in explore(start, kinds, 1, 5000)

@@ -23,7 +23,8 @@ from elasticjob.contract.messages import (
     WorkersStopped,
     WorkersSucceeded,
 )
-from elasticjob.rendezvous import outage, rounds, view
+from elasticjob.rendezvous import events, outage, rounds, view
+from elasticjob.rendezvous.decision import Decision
 from elasticjob.rendezvous.state import Event, FactsArrived, NewerStoreHeard, NodeGone, NodeSaid, State, Tick
 from elasticjob.store.link import Link, LinkError, LinkRole
 
@@ -124,9 +125,9 @@ class Coordinator:
     def _run(self) -> None:
         self._scheduled = False
         now = time.monotonic()
-        decision = rounds.Decision(self.state)
+        decision = Decision(self.state)
         while self._events:
-            decision = decision.then(rounds.observe(decision.state, self._events.popleft(), now))
+            decision = decision.then(events.observe(decision.state, self._events.popleft(), now))
         decision = decision.then(rounds.settle(decision.state, now))
         self._outage = outage.follow(self._outage, self.state, decision.state, now)
         self.state = decision.state

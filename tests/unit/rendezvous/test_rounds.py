@@ -26,7 +26,7 @@ from elasticjob.contract.messages import (
 )
 from elasticjob.contract.names import RoundId
 from elasticjob.policy import HANG_GRACE
-from elasticjob.rendezvous import rounds
+from elasticjob.rendezvous import events, rounds
 from elasticjob.rendezvous.state import NodeSaid
 from support.rounds import SETTINGS, Job, member_of, pods
 
@@ -142,7 +142,7 @@ def test_a_failure_told_together_with_the_stop_is_a_failure() -> None:
     said = (WorkersFailed(start.round, replace(FAILURE, pod="j-1-0", rank=1)), WorkersStopped(start.round, 6001))
     state = job.state
     for message in said:
-        state = rounds.observe(state, NodeSaid("1.0", message), job.now).state
+        state = events.observe(state, NodeSaid("1.0", message), job.now).state
     job.state = rounds.settle(state, job.now).state
     assert job.state.round is not None
     assert job.state.round.ending is not None

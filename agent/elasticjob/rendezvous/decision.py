@@ -1,0 +1,33 @@
+"""What became of an event: a new state, what to tell whom, and a reason for people."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from elasticjob.rendezvous.state import Send, State
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What became of an event. `reason` is for people; empty when nothing changed."""
+
+    state: State
+    effects: tuple[Send, ...] = ()
+    reason: str = ""
+
+    def then(self, other: Decision) -> Decision:
+        """This decision followed by one made on its state."""
+        reason = "; ".join(r for r in (self.reason, other.reason) if r)
+        return Decision(other.state, self.effects + other.effects, reason)
+
+
+Rule: TypeAlias = Callable[[State, float], "Decision | None"]
+"""None where it does not apply. The float is the coordinator's monotonic clock, in seconds."""
+
+
+def names(pods: Iterable[str]) -> str:
+    """Pod names for people: a few, then a count."""
+    listed = list(pods)
+    return ", ".join(listed[:3]) + (f" and {len(listed) - 3} more" if len(listed) > 3 else "")
