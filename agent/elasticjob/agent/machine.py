@@ -11,11 +11,40 @@ The link may be lost at any time: what a node says first on a new one is `greeti
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from enum import Enum
-from typing import NoReturn, TypeAlias
 
+from elasticjob.agent.effects import (
+    CheckHealth,
+    Effect,
+    Exit,
+    Freeze,
+    Hold,
+    Launch,
+    Log,
+    Say,
+    Stop,
+    StopAt,
+    WaitForAnswer,
+)
+from elasticjob.agent.events import (
+    AllStopped,
+    CutOff,
+    Event,
+    Held,
+    Launched,
+    LeaveUnanswered,
+    Signalled,
+    Stalled,
+    Stood,
+    StoreUnreachable,
+    Told,
+    TooLate,
+    Unfit,
+    Warm,
+    WorkerEnded,
+)
+from elasticjob.agent.outcomes import assert_never, describe, exit_code
+from elasticjob.agent.state import Phase, State
 from elasticjob.contract.messages import (
-    Announce,
     Closed,
     EndRound,
     Failure,
@@ -38,260 +67,11 @@ from elasticjob.contract.messages import (
     WorkersStopped,
     WorkersSucceeded,
 )
-from elasticjob.contract.names import ExitCode, RoundId
+from elasticjob.contract.names import RoundId
 from elasticjob.policy import HANG_GRACE
 
 LEAVE_TIMEOUT = 10.0
 """Seconds that a leaving node whose workers have ended waits for the coordinator's `Finish`."""
-
-
-class Phase(str, Enum):
-    """Where an agent stands."""
-
-    IDLE = "idle"
-    STARTING = "starting"
-    RUNNING = "running"
-    SUCCEEDED = "succeeded"
-    STOPPING = "stopping"
-    FINISHED = "finished"
-
-
-@dataclass(frozen=True)
-class State:
-    """An agent. `assignment` is the last round it was in, running or over, `member` what became of it there."""
-
-    me: Announce
-    """What is announced, but for `ready` and `membership`; its store port is the one of the next round."""
-    stop_grace: float
-    phase: Phase = Phase.IDLE
-    processes: int | None = None
-    """How many workers are this agent's own to start; None: all that it announces."""
-    warm: bool = False
-    assignment: StartRound | None = None
-    member: MemberState = MemberState.STOPPED
-    launched: bool = False
-    """Whether workers of `assignment` were asked for: not before the node is warm."""
-    live: frozenset[int] = frozenset()
-    """Local ranks that run."""
-    last_step: int | None = None
-    """Where the workers of `assignment` were told to stop by themselves."""
-    stopped_there: bool = False
-    """Whether one of them did."""
-    failure: Failure | None = None
-    """The first of `assignment`'s failures here."""
-    following: StartRound | Finish | None = None
-    """What to do once no worker is left."""
-    leaving: str = ""
-    unfit: Failure | None = None
-    """Why this node is not fit to train; it is leaving then."""
-    answered: bool = False
-    """Whether the coordinator has reacted to our leaving."""
-    frozen: bool = False
-    """The workers stand still until the coordinator says that their round goes on, or has ended."""
-
-    @property
-    def round(self) -> RoundId | None:
-        return self.assignment.round if self.assignment else None
-
-
-# ---- events --------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Told:
-    """The coordinator said something."""
-
-    message: ToNode
-
-
-@dataclass(frozen=True)
-class Warm:
-    """Workers can be started at once from now on."""
-
-
-@dataclass(frozen=True)
-class Launched:
-    """The round's workers run."""
-
-    round: RoundId
-
-
-@dataclass(frozen=True)
-class WorkerEnded:
-    """A worker of the round ended (or could not be started: then with all its siblings). No failure: exit 0, or
-    ended by a stop."""
-
-    round: RoundId
-    local_rank: int
-    failure: Failure | None = None
-    on_plan: bool = False
-    """It stopped at the last step of a planned end."""
-
-
-@dataclass(frozen=True)
-class Held:
-    """No worker of the round passes its next report; the latest step that this may be. None: they do not report."""
-
-    round: RoundId
-    step: int | None
-
-
-@dataclass(frozen=True)
-class TooLate:
-    """Workers of the round may be past the last step: they were held for too long."""
-
-    round: RoundId
-
-
-@dataclass(frozen=True)
-class AllStopped:
-    """No process of any worker is left, and a fresh store listens on `store_port`."""
-
-    store_port: int
-    unfit: Failure | None = None
-    """Some are left all the same: stuck in the kernel, and abandoned."""
-
-
-@dataclass(frozen=True)
-class Stalled:
-    """Workers of the round that made steps have made none for its progress timeout."""
-
-    round: RoundId
-
-
-@dataclass(frozen=True)
-class Stood:
-    """Where the worker of this node that is farthest behind stood when the round was ended for a hang."""
-
-    round: RoundId
-    failure: Failure
-
-
-@dataclass(frozen=True)
-class Unfit:
-    """A health check failed: this node must not train."""
-
-    failure: Failure
-
-
-@dataclass(frozen=True)
-class Signalled:
-    """SIGTERM or SIGINT to the agent."""
-
-    name: str
-
-
-@dataclass(frozen=True)
-class CutOff:
-    """Neither the coordinator nor anybody else of the round was heard of for the keep-alive time."""
-
-
-@dataclass(frozen=True)
-class LeaveUnanswered:
-    """The time is over that was asked for by `WaitForAnswer`."""
-
-
-@dataclass(frozen=True)
-class StoreUnreachable:
-    """The link gave up: never a round, and no coordinator within the join timeout."""
-
-    why: str
-
-
-Event: TypeAlias = (
-    Told
-    | Warm
-    | Launched
-    | WorkerEnded
-    | Held
-    | TooLate
-    | AllStopped
-    | Stalled
-    | Stood
-    | Unfit
-    | CutOff
-    | Signalled
-    | LeaveUnanswered
-    | StoreUnreachable
-)
-
-
-# ---- effects -------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Say:
-    """Send to the coordinator, if it is there; `greeting` says it again otherwise."""
-
-    message: FromNode
-
-
-@dataclass(frozen=True)
-class Launch:
-    """Start the round's workers; ends in `Launched` or `WorkerEnded`."""
-
-    start: StartRound
-
-
-@dataclass(frozen=True)
-class Hold:
-    """Let no worker of the round pass its next report; ends in `Held`."""
-
-    round: RoundId
-
-
-@dataclass(frozen=True)
-class StopAt:
-    """Let the workers go on to this step and end there by themselves; `TooLate` where that cannot be."""
-
-    round: RoundId
-    step: int
-
-
-@dataclass(frozen=True)
-class Stop:
-    """SIGTERM, `grace` seconds, SIGKILL to every worker and its descendants; ends in `AllStopped`. 0: only SIGKILL."""
-
-    grace: float
-    stacks: bool = False
-    """Before that, ask the workers where they stand; ends in `Stood`."""
-
-
-@dataclass(frozen=True)
-class CheckHealth:
-    """See whether this node is fit; nobody waits for it. Ends in `Unfit` where it is not."""
-
-
-@dataclass(frozen=True)
-class Freeze:
-    """Stop every process of the workers where it is; not `on`: let them go on."""
-
-    on: bool
-
-
-@dataclass(frozen=True)
-class WaitForAnswer:
-    """After `seconds`: `LeaveUnanswered`."""
-
-    seconds: float
-
-
-@dataclass(frozen=True)
-class Log:
-    """A line for people."""
-
-    text: str
-
-
-@dataclass(frozen=True)
-class Exit:
-    """Write the termination message and end. No worker is left."""
-
-    code: ExitCode
-    termination: Termination
-
-
-Effect: TypeAlias = Say | Launch | Hold | StopAt | Stop | Freeze | CheckHealth | WaitForAnswer | Log | Exit
 
 
 @dataclass(frozen=True)
@@ -300,9 +80,6 @@ class Decision:
 
     state: State
     effects: tuple[Effect, ...] = field(default=())
-
-
-# ---- what a node says first on a new connection --------------------------------------------------------------------
 
 
 def greeting(state: State) -> tuple[FromNode, ...]:
@@ -316,9 +93,6 @@ def greeting(state: State) -> tuple[FromNode, ...]:
     if state.leaving:
         said.append(Leaving(state.leaving, state.unfit))
     return tuple(said)
-
-
-# ---- decisions -----------------------------------------------------------------------------------------------------
 
 
 def decide(state: State, event: Event) -> Decision:
@@ -356,7 +130,7 @@ def decide(state: State, event: Event) -> Decision:
             outcome = Finish(Outcome.ERROR, "StoreUnreachable", why)
             return _finish(state, outcome)
         case _ as never:
-            return _assert_never(never)
+            return assert_never(never)
 
 
 def _told(state: State, message: ToNode) -> Decision:
@@ -374,7 +148,7 @@ def _told(state: State, message: ToNode) -> Decision:
         case Finish():
             return _finish(state, message)
         case _ as never:
-            return _assert_never(never)
+            return assert_never(never)
 
 
 def _answers(message: ToNode) -> bool:
@@ -599,39 +373,3 @@ def _exit(state: State, finish: Finish) -> Decision:
     why = f" ({finish.reason})" if finish.reason != finish.outcome.value else ""
     log = Log(f"done: {finish.outcome.value}{why}{': ' + finish.message if finish.message else ''}")
     return Decision(replace(state, phase=Phase.FINISHED), (log, Exit(exit_code(finish), termination)))
-
-
-def exit_code(finish: Finish) -> ExitCode:
-    """The agent's exit code for an outcome."""
-    match finish.outcome:
-        case Outcome.SUCCEEDED:
-            return ExitCode.SUCCEEDED
-        case Outcome.FAILED:
-            return ExitCode.FAILED
-        case Outcome.LEFT:
-            return ExitCode.LEFT
-        case Outcome.SUPERSEDED:
-            return ExitCode.SUPERSEDED
-        case Outcome.ERROR:
-            special = {"StoreUnreachable": ExitCode.UNAVAILABLE, "JoinTimeout": ExitCode.JOIN_TIMEOUT}
-            return special.get(finish.reason, ExitCode.INTERNAL)
-        case _ as never:
-            return _assert_never(never)
-
-
-def describe(failure: Failure) -> str:
-    """One line for people: `rank 3 died: ValueError: bad batch (exit 1, UserError)`."""
-    who = "the node" if failure.rank is None else f"rank {failure.rank}"
-    said = failure.message.splitlines()[-1] if failure.message else ""
-    if failure.kind in (FailureClass.DEVICE_UNHEALTHY, FailureClass.HANG):
-        return f"{who}: {failure.message.partition(chr(10))[0]} ({failure.kind.value})"
-    if failure.exit_code is None and not failure.signal:
-        return f"{who} did not start: {said} ({failure.kind.value})"
-    end = failure.signal or f"exit {failure.exit_code}"
-    if failure.exception:
-        return f"{who} died: {failure.exception}: {said} ({end}, {failure.kind.value})"
-    return f"{who} died: {end} ({failure.kind.value}){f'; its last line: {said}' if said else ''}"
-
-
-def _assert_never(value: NoReturn) -> NoReturn:
-    raise AssertionError(f"not handled: {value!r}")

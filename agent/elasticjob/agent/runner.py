@@ -12,32 +12,33 @@ import tempfile
 import time
 from collections.abc import Coroutine, Sequence
 from pathlib import Path
-from typing import NoReturn
 
-from elasticjob.agent import endpoint, machine, telemetry
+from elasticjob.agent import endpoint, events, machine, telemetry
 from elasticjob.agent.command import Command
 from elasticjob.agent.config import AgentConfig
 from elasticjob.agent.contact import Contact
-from elasticjob.agent.environment import node_env
-from elasticjob.agent.hang import Watch
-from elasticjob.agent.health import Health
-from elasticjob.agent.launcher import CODE_ROOT, Launcher
-from elasticjob.agent.machine import (
+from elasticjob.agent.effects import (
     CheckHealth,
-    Event,
+    Effect,
     Exit,
     Freeze,
     Hold,
     Launch,
     Log,
     Say,
-    State,
     Stop,
     StopAt,
     WaitForAnswer,
 )
+from elasticjob.agent.environment import node_env
+from elasticjob.agent.events import Event
+from elasticjob.agent.hang import Watch
+from elasticjob.agent.health import Health
+from elasticjob.agent.launcher import CODE_ROOT, Launcher
+from elasticjob.agent.outcomes import assert_never
 from elasticjob.agent.output import Sink, Stream
 from elasticjob.agent.processes import become_subreaper
+from elasticjob.agent.state import State
 from elasticjob.agent.termination import write_termination
 from elasticjob.agent.workers import Workers
 from elasticjob.contract.messages import Announce, Failure, FailureClass, StartRound
@@ -75,7 +76,7 @@ class Agent:
         self._answer: asyncio.TimerHandle | None = None
         self._stores: list[StoreServer] = []
         self._keep_alive = KeepAlive(config.keep_alive_interval, config.keep_alive_attempts)
-        self._contact = Contact(config.run_id, config.key, self._keep_alive, lambda: self._dispatch(machine.CutOff()))
+        self._contact = Contact(config.run_id, config.key, self._keep_alive, lambda: self._dispatch(events.CutOff()))
 
     async def run(self) -> ExitCode:
         """Join, work, leave. The termination message is written when this returns."""
@@ -123,16 +124,16 @@ class Agent:
         self._node = Node(
             self._dial,
             lambda: machine.greeting(self._state),
-            lambda message: self._dispatch(machine.Told(message)),
+            lambda message: self._dispatch(events.Told(message)),
             had_round=lambda: self._state.assignment is not None,
             join_timeout=config.join_timeout,
             linked=self._contact.coordinator,
         )
         self._loop.add_signal_handler(signal.SIGCHLD, self._reap)
         for number in self._signals:
-            self._loop.add_signal_handler(number, self._dispatch, machine.Signalled(number.name))
+            self._loop.add_signal_handler(number, self._dispatch, events.Signalled(number.name))
         for name in self._early:
-            self._dispatch(machine.Signalled(name))
+            self._dispatch(events.Signalled(name))
         self._spawn(self._connect())
         self._spawn(self._prepare(helper_in))
 
@@ -174,7 +175,7 @@ class Agent:
         for effect in decision.effects:
             self._do(effect)
 
-    def _do(self, effect: machine.Effect) -> None:
+    def _do(self, effect: Effect) -> None:
         match effect:
             case Say(message):
                 self._node.send(message)
@@ -188,7 +189,7 @@ class Agent:
                 self._spawn(self._hold(round_id))
             case StopAt(round_id, step):
                 if not self._workers.ranks.stop_at(step):
-                    self._dispatch(machine.TooLate(round_id))
+                    self._dispatch(events.TooLate(round_id))
             case Stop(grace, stacks):
                 self._contact.let_go()
                 self._stop(grace, stacks)
@@ -199,11 +200,11 @@ class Agent:
             case WaitForAnswer(seconds):
                 if self._answer:
                     self._answer.cancel()
-                self._answer = self._loop.call_later(seconds, self._dispatch, machine.LeaveUnanswered())
+                self._answer = self._loop.call_later(seconds, self._dispatch, events.LeaveUnanswered())
             case Exit():
                 self._finished.set_result(effect)
             case _ as never:
-                _assert_never(never)
+                assert_never(never)
 
     def _spawn(self, work: Coroutine[None, None, object]) -> None:
         task = self._loop.create_task(work)
@@ -221,39 +222,39 @@ class Agent:
         try:
             await self._node.run()
         except GaveUp as error:
-            self._dispatch(machine.StoreUnreachable(str(error)))
+            self._dispatch(events.StoreUnreachable(str(error)))
 
     async def _prepare(self, helper_in: int) -> None:
         what, fit = await asyncio.gather(self._launcher.prepare(), self._check_health())
         os.close(helper_in)
         log.info("%s", what)
         if fit:
-            self._dispatch(machine.Warm())
+            self._dispatch(events.Warm())
 
     async def _check_health(self) -> bool:
         trouble = await self._health.trouble()
         if trouble:
             failure = Failure(FailureClass.DEVICE_UNHEALTHY, self._config.pod, time.time(), message=trouble[:1024])
-            self._dispatch(machine.Unfit(failure))
+            self._dispatch(events.Unfit(failure))
         return not trouble
 
     async def _launch(self, start: StartRound) -> None:
         failure = await self._workers.start(start)
         if failure is not None:
-            self._dispatch(machine.WorkerEnded(start.round, 0, failure))
+            self._dispatch(events.WorkerEnded(start.round, 0, failure))
             return
         self._watch.start(start.progress_timeout)
-        self._dispatch(machine.Launched(start.round))
+        self._dispatch(events.Launched(start.round))
         self._reap()
         while len(self._stores) > 1:
             await self._stores.pop(0).close()
 
     async def _hold(self, round_id: RoundId) -> None:
-        self._dispatch(machine.Held(round_id, await self._workers.ranks.hold(self._config.local_world_size)))
+        self._dispatch(events.Held(round_id, await self._workers.ranks.hold(self._config.local_world_size)))
 
     def _stalled(self) -> None:
         if self._state.round is not None:
-            self._dispatch(machine.Stalled(self._state.round))
+            self._dispatch(events.Stalled(self._state.round))
 
     def _stop(self, grace: float, stacks: bool) -> None:
         self._watch.stop()
@@ -268,14 +269,14 @@ class Agent:
 
         def stood(failure: Failure) -> None:
             if round_id is not None:
-                self._dispatch(machine.Stood(round_id, failure))
+                self._dispatch(events.Stood(round_id, failure))
 
         stuck = await self._workers.stop(grace, first, stood if stacks else None)
-        self._dispatch(machine.AllStopped(await self._fresh_store(), stuck))
+        self._dispatch(events.AllStopped(await self._fresh_store(), stuck))
 
     def _reap(self) -> None:
         for ended in self._workers.reap():
-            self._dispatch(machine.WorkerEnded(ended.round, ended.local_rank, ended.failure, ended.on_plan))
+            self._dispatch(events.WorkerEnded(ended.round, ended.local_rank, ended.failure, ended.on_plan))
 
     async def _save_state(self) -> None:
         """This node goes, and with it the copy that `elasticjob.State` keeps here: save it where the script says."""
@@ -340,7 +341,3 @@ def _scratch() -> str | None:
         except FileNotFoundError:
             continue
     return None
-
-
-def _assert_never(value: NoReturn) -> NoReturn:
-    raise AssertionError(f"not handled: {value!r}")

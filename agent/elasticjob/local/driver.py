@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from elasticjob.agent.machine import describe
+from elasticjob.agent.outcomes import describe
 from elasticjob.contract.messages import EndReason, Facts, Failure, Outcome, PodFact, PodState, Report, RoundEnded
 from elasticjob.contract.names import ExitCode, RoundId
 from elasticjob.local.children import Site, ending

@@ -11,21 +11,10 @@ import threading
 import time
 from collections.abc import Awaitable, Callable
 
-from elasticjob.agent import machine
-from elasticjob.agent.machine import (
-    Effect,
-    Event,
-    Exit,
-    Hold,
-    Launch,
-    Log,
-    Phase,
-    Say,
-    State,
-    Stop,
-    StopAt,
-    WaitForAnswer,
-)
+from elasticjob.agent import events, machine
+from elasticjob.agent.effects import Effect, Exit, Hold, Launch, Log, Say, Stop, StopAt, WaitForAnswer
+from elasticjob.agent.events import Event
+from elasticjob.agent.state import Phase, State
 from elasticjob.contract.messages import (
     Announce,
     Close,
@@ -93,7 +82,7 @@ class Session:
 
     def started(self, start: StartRound) -> None:
         """The caller's workers of the round are about to run."""
-        self._soon(self._dispatch, machine.Launched(start.round))
+        self._soon(self._dispatch, events.Launched(start.round))
 
     def leave_round(self, store_port: int, why: str) -> None:
         """No worker of the last round is left; `store_port` is the one for the next. `why` if it did not end for all.
@@ -106,7 +95,7 @@ class Session:
 
     def take_back(self) -> None:
         """Give up a join; `finish` is set once the coordinator knows."""
-        self._soon(self._dispatch, machine.Signalled("JoinTimeout"))
+        self._soon(self._dispatch, events.Signalled("JoinTimeout"))
 
     def close_rendezvous(self, why: str) -> None:
         """Ask for the end of all rounds; `closed` is set once that is so."""
@@ -136,8 +125,8 @@ class Session:
         except asyncio.CancelledError:
             pass
         except GaveUp as error:
-            self._dispatch(machine.StoreUnreachable(str(error)))
-            self._dispatch(machine.AllStopped(0))  # nobody will hear the caller say so
+            self._dispatch(events.StoreUnreachable(str(error)))
+            self._dispatch(events.AllStopped(0))  # nobody will hear the caller say so
         finally:
             self._loop.run_until_complete(asyncio.sleep(0))  # closed links hand over what they still hold
             self._loop.close()
@@ -168,7 +157,7 @@ class Session:
                 self.closed = message.reason
             if isinstance(message, Standby):
                 self.redundant = message.redundant
-            self._dispatch(machine.Told(message))
+            self._dispatch(events.Told(message))
             self.changed.notify_all()
 
     def _leave_round(self, store_port: int, why: str, left: threading.Event) -> None:
@@ -177,11 +166,11 @@ class Session:
             if round_ is not None and self._state.phase in (Phase.STARTING, Phase.RUNNING):
                 # The caller knows that its workers failed, not whether that was the cause or an effect.
                 failure = Failure(FailureClass.COLLECTIVE_FAILED, self._state.me.pod, time.time(), message=why)
-                self._dispatch(machine.WorkerEnded(round_, 0, failure))
+                self._dispatch(events.WorkerEnded(round_, 0, failure))
             self.start = None
             if self._state.phase is Phase.STOPPING:
                 self.stop = False
-                self._dispatch(machine.AllStopped(store_port))
+                self._dispatch(events.AllStopped(store_port))
         left.set()
 
     def _close_rendezvous(self, why: str) -> None:
@@ -203,13 +192,13 @@ class Session:
             case Launch(start):
                 self.start, self.stop, self.redundant = start, False, False
             case Hold(round_id):
-                self._dispatch(machine.Held(round_id, None))  # torchrun's workers report to nobody
+                self._dispatch(events.Held(round_id, None))  # torchrun's workers report to nobody
             case StopAt(round_id):
-                self._dispatch(machine.TooLate(round_id))
+                self._dispatch(events.TooLate(round_id))
             case Stop():
                 self.stop = True
             case WaitForAnswer(seconds):
-                self._loop.call_later(seconds, self._dispatch, machine.LeaveUnanswered())
+                self._loop.call_later(seconds, self._dispatch, events.LeaveUnanswered())
             case Log(text):
                 log.info("%s", text)
             case Exit():

@@ -6,39 +6,38 @@ from dataclasses import replace
 
 import pytest
 
-from elasticjob.agent.machine import (
-    LEAVE_TIMEOUT,
-    AllStopped,
+from elasticjob.agent.effects import (
     CheckHealth,
-    CutOff,
     Effect,
-    Event,
     Exit,
     Freeze,
-    Held,
     Hold,
     Launch,
-    Launched,
-    LeaveUnanswered,
     Log,
-    Phase,
     Say,
-    Signalled,
-    Stalled,
-    State,
-    Stood,
     Stop,
     StopAt,
+    WaitForAnswer,
+)
+from elasticjob.agent.events import (
+    AllStopped,
+    CutOff,
+    Event,
+    Held,
+    Launched,
+    LeaveUnanswered,
+    Signalled,
+    Stalled,
+    Stood,
     StoreUnreachable,
     Told,
     TooLate,
     Unfit,
-    WaitForAnswer,
     Warm,
     WorkerEnded,
-    decide,
-    greeting,
 )
+from elasticjob.agent.machine import LEAVE_TIMEOUT, decide, greeting
+from elasticjob.agent.state import Phase, State
 from elasticjob.contract.messages import (
     Announce,
     EndRound,

@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 
 from elasticjob.agent import endpoint
-from elasticjob.agent.machine import Phase, State
+from elasticjob.agent.state import Phase, State
 from elasticjob.agent.telemetry import Names, Tally, count, final_events, health, metrics
 from elasticjob.contract.messages import Announce, Failure, FailureClass, Outcome, StartRound
 from elasticjob.contract.names import RoundId
