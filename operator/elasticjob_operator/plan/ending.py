@@ -107,13 +107,18 @@ def clean(ctx: Context, verdict: Verdict, *, told: bool) -> Todo:
     """
     patience = verdict.since + LEAVE_GRACE if told else ctx.now
     running = [p for p in ctx.observed.workers if p.deleting is None and (p.end is None or p.phase == "Running")]
-    waited = [p for p in running if p.phase == "Running" and ctx.now < patience]
+    waited = [p for p in running if ctx.now < patience and _may_end_by_itself(p)]
     todo = Todo(tuple(DeletePod(p.name, p.uid, "the job has ended") for p in running if p not in waited))
     if waited:
         todo += Todo(wake=(patience,))
     if not over(ctx):
         return todo + Todo(wake=(ctx.now + 5.0,))
     return todo + _take_down_store(ctx)
+
+
+def _may_end_by_itself(pod: Pod) -> bool:
+    """Its agent runs, or will in a moment: the kubelet may be slower to say so than a short job is to end."""
+    return bool(pod.node) and not pod.image_error and not pod.stuck
 
 
 def _take_down_store(ctx: Context) -> Todo:

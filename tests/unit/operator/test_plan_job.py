@@ -220,6 +220,13 @@ def test_what_does_not_end_by_itself_is_deleted() -> None:
     assert [a.name for a in run(observed, NOW + 6).actions if isinstance(a, DeletePod)] == ["bert-1-0"]
 
 
+def test_a_pod_that_the_kubelet_has_not_called_running_may_have_done_its_part() -> None:
+    observed = steady(workers=(DONE[0], worker(1, phase="Pending", node="n1")), conditions=[MET])
+    assert run(observed).actions == ()
+    homeless = steady(workers=(DONE[0], worker(1, phase="Pending", node="")), conditions=[MET])
+    assert [a.name for a in run(homeless).actions if isinstance(a, DeletePod)] == ["bert-1-0"]
+
+
 def test_a_pod_stuck_on_a_dead_node_does_not_hold_the_end() -> None:
     observed = steady(workers=(DONE[0], worker(1, deleting=NOW - 40)), conditions=[MET])
     assert "Complete" in conditions(run(observed))
