@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Callable
 from pathlib import Path
 
@@ -63,7 +64,7 @@ def test_finished_ranks_run_again_when_another_fails(submit: Submit, shared_dir:
 
 
 def test_an_image_that_does_not_exist_yet(submit: Submit, tmp_path: Path) -> None:
-    image = "elasticjob-late:0.1.0"
+    image = f"elasticjob-late:{uuid.uuid4().hex[:8]}"  # the nodes keep the one of an earlier run
     job = submit(manifest("late", ["python3", "-c", "print('here')"], image=image, replicas=1, preload=[]))
     waiting = condition(job.wait("Running", status="False", reason="ImagePullFailed"), "Running")
     assert image in waiting["message"]
