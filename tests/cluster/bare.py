@@ -24,6 +24,8 @@ LOCK = Path("/run/elasticjob-cluster.lock")
 """One cluster per machine: names and addresses are the machine's. The file says whose state folder it is."""
 READY_WITHIN = 90.0
 """Seconds that a part may take; in practice all of them together take a tenth."""
+JOIN_WITHIN = 30.0
+"""Seconds that a node may take to be Ready before it is started once more; in practice 2."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +95,7 @@ class BareCluster:
         for machine in machines:
             machine.start_proxy()
         with stage(f"{len(nodes)} nodes Ready"):
-            until("the nodes", lambda: self.nodes_problem(nodes), READY_WITHIN)
+            self.await_nodes(machines)
         with stage("DNS and default ServiceAccount"):
             until("DNS", dns.problem, READY_WITHIN)
             account = "/api/v1/namespaces/default/serviceaccounts/default"
@@ -102,6 +104,20 @@ class BareCluster:
         layout.bin.mkdir()
         for name in ("kubectl", "helm"):
             (layout.bin / name).symlink_to(programs.path(name))
+
+    def await_nodes(self, machines: list[Machine]) -> None:
+        """Returns when all are Ready; a node whose programs end or hang is started once more, as systemd would."""
+        nodes = [machine.node for machine in machines]
+        try:
+            until("the nodes", lambda: self.nodes_problem(nodes), JOIN_WITHIN)
+        except ClusterError as error:
+            say(str(error))
+            for machine in machines:
+                if self.nodes_problem([machine.node]) is not None:
+                    machine.tell_logs()
+                    machine.stop()
+                    machine.start()
+            until("the nodes", lambda: self.nodes_problem(nodes), READY_WITHIN)
 
     def repair(self, settings: Settings) -> None:
         """An `up` on a running cluster: starts again what is missing on its nodes."""

@@ -9,6 +9,7 @@ from typing import Any
 
 from . import cgroups, network, processes, shims
 from .build import Programs
+from .console import say
 from .control_plane import proxy_flags
 from .errors import ClusterError
 from .layout import DNS_DOMAIN, DNS_SERVICE, Layout, Node
@@ -19,6 +20,7 @@ from .waiting import until
 
 UNUSED_SNAPSHOTTERS = ("aufs", "btrfs", "devmapper", "zfs")
 PARTS = ("containerd", "kube-proxy", "kubelet")
+LOG_LINES = 30
 
 
 @dataclass(frozen=True)
@@ -92,6 +94,14 @@ class Machine:
             f"--node-ip={self.node.address}",
         ]
         self.launch("kubelet", [self.programs.path("kubelet"), *flags])
+
+    def tell_logs(self) -> None:
+        """The last lines of its programs, and which of them do not run."""
+        say(f"{self.node.name}: not running: {' '.join(self.missing()) or 'none'}")
+        for part in PARTS:
+            log = self.layout.log / f"{self.node.name}-{part}.log"
+            for line in log.read_text(errors="replace").splitlines()[-LOG_LINES:] if log.exists() else ():
+                say(f"{self.node.name} {part}: {line[:300]}")
 
     def kill(self) -> None:
         """Everything on the node dies at once by SIGKILL; the kernel then closes its sockets."""
