@@ -20,6 +20,7 @@ from benchmarks.goodput import Deed, Step, summary
 from benchmarks.run import RESULTS, end_in_order
 
 STEP_DELAY = 0.1
+"""Seconds that the example sleeps in each step."""
 STEP = 0.13
 """Seconds that a step takes, about: it decides how many there are."""
 STEPS_PER_EPOCH = 15
@@ -32,8 +33,8 @@ class Stage(Protocol):
     name: str
     kinds: Sequence[str]
 
-    def start(self, epochs: int) -> None:
-        """Start the job and wait for its first steps."""
+    def start(self, arguments: Sequence[str]) -> None:
+        """Start the digits example with these arguments and wait for its first steps."""
 
     def do(self, kind: str, rng: random.Random) -> Deed:
         """One fault; what must be back afterwards."""
@@ -53,7 +54,7 @@ def run(stage: Stage, minutes: float, every: float, seed: int) -> dict[str, obje
     """Do faults until the time is over, wait for the end; the figures."""
     rng = random.Random(seed)
     epochs = max(2, round(minutes * 60 / STEP / STEPS_PER_EPOCH))
-    stage.start(epochs)
+    stage.start(("--epochs", str(epochs), "--step-delay", str(STEP_DELAY)))
     deeds: list[Deed] = []
     begin = time.monotonic()
     order = itertools.cycle(rng.sample(list(stage.kinds), len(stage.kinds)))
@@ -93,7 +94,7 @@ def main() -> int:
 
 def _stage(local: bool) -> Stage:
     if local:
-        from benchmarks.soak_local import LocalStage
+        from benchmarks.soak_local import LocalStage  # the other one's imports need the cluster's tools
 
         return LocalStage(NODES)
     from benchmarks.soak_cluster import ClusterStage

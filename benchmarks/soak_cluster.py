@@ -52,12 +52,9 @@ class ClusterStage:
         assert self._book is not None
         return self._book
 
-    def start(self, epochs: int) -> None:
-        from benchmarks.soak import STEP_DELAY
-
+    def start(self, arguments: Sequence[str]) -> None:
         fresh_namespace(self._kube)
         policy = {"minReplicas": 1, "maxReplicas": self._nodes, "scaleUpStabilizationSeconds": 5}
-        arguments = ("--epochs", str(epochs), "--step-delay", str(STEP_DELAY))
         body = digits(self._job.name, str(self._checkpoints), *arguments, elasticPolicy=policy)
         body["spec"]["failurePolicy"] = {"maxRestarts": 10000}
         self._book = LogBook(self._kube, NAMESPACE, self._job.name).__enter__()

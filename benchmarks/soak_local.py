@@ -44,13 +44,8 @@ class LocalStage:
         assert self._side is not None
         return self._side
 
-    def start(self, epochs: int) -> None:
-        from benchmarks.soak import STEP_DELAY
-
-        command = [
-            sys.executable, str(TRAIN), "--checkpoint", str(self._folder / "checkpoint"), "--epochs", str(epochs),
-            "--step-delay", str(STEP_DELAY),
-        ]  # fmt: skip
+    def start(self, arguments: Sequence[str]) -> None:
+        command = [sys.executable, str(TRAIN), "--checkpoint", str(self._folder / "checkpoint"), *arguments]
         self._side = Ours(self._folder, Size(1, self._nodes), command=command, scale_up_stabilization=5.0)
         self._side.start(self._nodes)
         if not self._side.output.wait(lambda: len(self.steps()) > 10, 180):
