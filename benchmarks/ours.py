@@ -24,7 +24,7 @@ from benchmarks.output import spawn
 from benchmarks.side import TRAIN, Side, Size, kill, kill_session
 from elasticjob.contract import codec
 from elasticjob.contract.messages import Facts, Outcome, PodFact, PodState, Report, Settings
-from elasticjob.contract.names import Env, RoundId
+from elasticjob.contract.names import Backend, Env, RoundId
 from elasticjob.store.link import LinkError, LinkRole, connect
 
 PROGRAM = [sys.executable, str(Path(__file__).parents[1] / "agent" / "elasticjob")]
@@ -49,12 +49,14 @@ class Ours(Side):
         *,
         nproc: int = 1,
         command: Sequence[str] = (),
+        backend: Backend = Backend.ELASTICJOB,
         **settings: Any,
     ) -> None:
         super().__init__(folder, size)
         self._command = list(command) or [sys.executable, TRAIN, str(folder)]
         self.settings = Settings(size.low, size.high, size.high, max_restarts=1000, **settings)
         self.nproc = nproc
+        self._backend = backend
         self.port = free_port()
         self.agents: dict[int, subprocess.Popen[bytes]] = {}
         self.store: subprocess.Popen[bytes] | None = None
@@ -186,6 +188,7 @@ class Ours(Side):
             Env.POD_INCARNATION: str(fact.incarnation),
             Env.STORE_ENDPOINT: f"127.0.0.1:{self.port}",
             Env.NPROC_PER_NODE: str(self.nproc),
+            Env.RENDEZVOUS_BACKEND: self._backend.value,
             Env.KEEP_ALIVE: f"{settings.keep_alive_interval:g}x{settings.keep_alive_max_attempts}",
             Env.STOP_GRACE_SECONDS: str(settings.stop_grace),
             Env.TERMINATION_LOG: str(self.folder / f"{fact.pod}.json"),

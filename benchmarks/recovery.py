@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -9,10 +10,11 @@ from pathlib import Path
 from benchmarks.ours import Ours
 from benchmarks.output import Said
 from benchmarks.row import BEST, OURS, SHIPPED, Row, Sample
-from benchmarks.side import Side, Size
+from benchmarks.side import TRAIN, Side, Size
 from benchmarks.stock import BEST as TUNED
 from benchmarks.stock import SHIPPED as PLAIN
 from benchmarks.stock import Torchrun
+from elasticjob.contract.names import Backend
 
 START = 120.0
 """Seconds that a job may take to train at all."""
@@ -130,8 +132,28 @@ def measures(
     return {name: measure(make) for name, make in made.items()}
 
 
-def _row(name: str, title: str, want: float, how: Callable[[Side], Sample], seconds: float, stock: bool = True) -> Row:
-    made = {name: make for name, make in sides().items() if stock or name == OURS}
+def reports_steps(folder: Path) -> Side:
+    """Ours, with a script that calls `elasticjob.progress(step)`."""
+    return Ours(folder, command=[sys.executable, TRAIN, str(folder), "progress"])
+
+
+def own_torchrun(folder: Path) -> Side:
+    """Ours, with a pod whose command must run its own torchrun (`rendezvous.backend: c10d`)."""
+    command = [str(Path(sys.executable).with_name("torchrun")), TRAIN, str(folder)]
+    return Ours(folder, command=command, backend=Backend.C10D)
+
+
+def _row(
+    name: str,
+    title: str,
+    want: float,
+    how: Callable[[Side], Sample],
+    seconds: float,
+    ours: Callable[[Path], Side] | None = None,
+    stock: bool = True,
+) -> Row:
+    """`ours`: our side where it is not the plain one. `stock`: whether torchrun is measured."""
+    made = {name: make for name, make in sides().items() if stock or name == OURS} | ({OURS: ours} if ours else {})
     return Row(name, title, "s", want, measures(how, made), {OURS: 5, BEST: 3, SHIPPED: 3}, seconds)
 
 
@@ -140,7 +162,10 @@ ROWS = [
     _row("node-lost", "node lost at once (agent and worker SIGKILLed), 4 → 3", 1.0, node_lost, 240),
     _row("node-told", "node told to go (SIGTERM), 4 → 3", 0.5, node_told, 200),
     _row("node-joins", "node joins, 3 → 4: the others stand still", 0.3, node_joins, 150),
-    _row("collective-stuck", "worker killed while the others wait in a collective", 0.35, collective_stuck, 45, False),
+    _row("collective-stuck", "worker killed, the others wait in a collective", 0.35, collective_stuck, 45, None, False),
+    _row("told-progress", "node told to go, the script reports its steps", 0.5, node_told, 40, reports_steps, False),
+    _row("joins-progress", "node joins, the script reports its steps", 0.3, node_joins, 60, reports_steps, False),
+    _row("own-torchrun", "worker of a pod's own torchrun killed (c10d)", 6.0, worker_killed, 60, own_torchrun, False),
     Row(
         "rank-hangs",
         f"one rank hangs: beyond the deadline of {DEADLINE:g} s",

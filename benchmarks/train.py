@@ -1,7 +1,7 @@
 """The script that both sides run, unmodified: DDP over gloo with AdamW on a small network.
 
 Prints when its first line ran, when torch was imported, and each of its steps (rank 0: all, others: the first three).
-A file `stuck-RANK` in the folder of its argument makes that rank stop for ever.
+A file `stuck-RANK` in the folder of its argument makes that rank stop for ever. A second argument: reports steps.
 """
 
 import os
@@ -31,6 +31,10 @@ dist.init_process_group("gloo")
 network = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 64), nn.ReLU(), nn.Linear(64, 10))
 model = DistributedDataParallel(network)
 optimizer = torch.optim.AdamW(model.parameters())
+if sys.argv[2:]:
+    from elasticjob import progress
+else:
+    progress = abs
 stuck = os.path.join(sys.argv[1], f"stuck-{RANK}")  # noqa: PTH118
 step = 0
 while True:
@@ -39,6 +43,7 @@ while True:
     loss.backward()
     optimizer.step()
     step += 1
+    progress(step)
     if RANK == "0" or step <= 3:
         say(f"step={step}")
     time.sleep(0.01)  # as a device would compute: it leaves the processors to whoever recovers
