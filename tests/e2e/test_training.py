@@ -63,6 +63,14 @@ def test_logs_of_each_worker_are_there(submit: Submit, kube: Kube, namespace: st
         assert f"[default{rank}]:i am {rank} of 4" in logs[f"hello-{rank // 2}-0"]
 
 
+def test_status_says_why_workers_start_by_exec(submit: Submit) -> None:
+    flag = "--check-hash-based-pycs"
+    job = submit(manifest("plain", ["python3", flag, "default", "-c", "import time; time.sleep(5)"], replicas=2))
+    job.wait("Complete")
+    assert job.status()["warmFork"] == f"off on 2 of 2 nodes: no warm process for the interpreter flag {flag}"
+    assert job.events().count("WarmForkOff") == 1
+
+
 def test_a_finished_job_keeps_its_pods_for_their_logs_and_frees_the_rest(submit: Submit, kube: Kube) -> None:
     job = submit(manifest("tidy", ["python3", "-c", "print('done')"], replicas=1, preload=[]))
     job.wait("Complete")

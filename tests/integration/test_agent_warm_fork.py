@@ -185,9 +185,16 @@ async def test_a_command_line(words: list[str], tmp_path: Path, monkeypatch: pyt
     if words == ["nothing.py"]:
         warm = Launcher(read_command([sys.executable, *words]), os.environ, PRELOAD, 2)
         assert await warm.prepare() == "workers start by exec: nothing.py is not a file"
+        assert warm.warm_off == "nothing.py is not a file"
         return
     forked, plain = await both_ways([sys.executable, *words], tmp_path)
     assert forked == plain
+
+
+async def test_a_warm_process_that_nobody_wants_is_no_news() -> None:
+    unwanted = Launcher(read_command([sys.executable, "train.py"]), os.environ, (), 2)
+    assert await unwanted.prepare() == "workers start by exec: preload is empty"
+    assert unwanted.warm_off == ""
 
 
 PYTHON_VARIABLES = {
@@ -415,6 +422,7 @@ torch.ones(1 << 22).exp().sum()
     warm = Launcher(read_command([sys.executable, str(tmp_path / "script.py")]), os.environ, ("bad",), 2)
     assert "workers start by exec: " in (what := await warm.prepare())
     assert "hung in its first parallel operation" in what or "thread(s)" in what
+    assert what.endswith(f": {warm.warm_off}")
     assert (await fork(warm, tmp_path))[0] == (0, "ran\n", "")
 
 

@@ -23,6 +23,9 @@ class Told:
 class Warm:
     """Workers can be started at once from now on."""
 
+    off: str = ""
+    """Why they start by exec, where the user did not ask for it."""
+
 
 @dataclass(frozen=True)
 class Launched:

@@ -81,6 +81,8 @@ class Launcher:
         self._preload = tuple(preload)
         self._output = output
         self._scratch = scratch
+        self.warm_off = ""
+        """Why there is no warm process, where the user did not ask for none; at most 256 characters."""
         self._warm: WarmProcess | None = None
         self._shims: Shims | None = None
 
@@ -106,8 +108,7 @@ class Launcher:
             if verdict["missing"]:
                 what += f" (not imported: {'; '.join(verdict['missing'])})"
         except WarmError as error:
-            self.stop_warm()
-            what = f"workers start by exec: {error}"
+            what = self._cold(str(error))
         if libuv is None:
             libuv = await self._libuv_by_file()
         if not libuv:
@@ -130,8 +131,7 @@ class Launcher:
             try:
                 return await self._warm.fork(wanted, [d for w in workers for d in (w.stdout, w.stderr)])
             except WarmError as error:
-                log.warning("workers start by exec: %s", error)
-                self.stop_warm()
+                log.warning("%s", self._cold(str(error)))
                 kill(descendants(os.getpid()))  # it may have started some of them
         return [self._exec(worker) for worker in workers]
 
@@ -141,6 +141,12 @@ class Launcher:
             self._shims.ended(pid, code)
         if self._warm is not None and pid == self._warm.pid:
             self._warm.lost()
+
+    def _cold(self, why: str) -> str:
+        """From now on workers start by exec. Returns it for people."""
+        self.stop_warm()
+        self.warm_off = why[:256] if self._preload else ""
+        return f"workers start by exec: {why}"
 
     def stop_warm(self) -> None:
         if self._warm is not None:
@@ -174,8 +180,7 @@ class Launcher:
         try:
             self._shims = Shims(self._scratch / "bin", interpreter, dict(self._env), self._fork_for)
         except OSError as error:
-            self.stop_warm()
-            return f"workers start by exec: no shims for Python: {error}"
+            return self._cold(f"no shims for Python: {error}")
         self._env["PATH"] = os.pathsep.join([str(self._shims.folder), self._env.get("PATH", os.defpath)])
         return f"{interpreter} in {self._command.argv[0]} is {ready}"
 
@@ -198,7 +203,7 @@ class Launcher:
         try:
             (pid,) = await self._warm.fork([{"env": {}, "descriptors": list(numbers), "place": place}], descriptors)
         except WarmError as error:
-            self.stop_warm()
+            self._cold(str(error))
             raise CannotForkError(str(error)) from None
         return pid
 

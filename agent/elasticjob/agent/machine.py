@@ -102,8 +102,8 @@ def decide(state: State, event: Event) -> Decision:
     match event:
         case Told(message):
             return _told(replace(state, answered=state.answered or _answers(message)), message)
-        case Warm():
-            return _warm(state)
+        case Warm(off):
+            return _warm(state, off)
         case Launched(round_id):
             return _launched(state, round_id)
         case WorkerEnded():
@@ -184,11 +184,11 @@ def _start(state: State, start: StartRound) -> Decision:
     return Decision(replace(state, launched=True), (formed, Launch(start)))
 
 
-def _warm(state: State) -> Decision:
-    state = replace(state, warm=True)
+def _warm(state: State, off: str) -> Decision:
+    state = replace(state, warm=True, me=replace(state.me, warm_off=off))
     if state.phase is Phase.STARTING and state.assignment and not state.launched:
-        return Decision(replace(state, launched=True), (Say(Ready()), Launch(state.assignment)))
-    return Decision(state, (Say(Ready()),))
+        return Decision(replace(state, launched=True), (Say(Ready(off)), Launch(state.assignment)))
+    return Decision(state, (Say(Ready(off)),))
 
 
 def _launched(state: State, round_id: RoundId) -> Decision:

@@ -229,7 +229,7 @@ class Agent:
         os.close(helper_in)
         log.info("%s", what)
         if fit:
-            self._dispatch(events.Warm())
+            self._dispatch(events.Warm(self._launcher.warm_off))
 
     async def _check_health(self) -> bool:
         trouble = await self._health.trouble()
@@ -240,6 +240,8 @@ class Agent:
 
     async def _launch(self, start: StartRound) -> None:
         failure = await self._workers.start(start)
+        if self._launcher.warm_off != self._state.me.warm_off:
+            self._dispatch(events.Warm(self._launcher.warm_off))
         if failure is not None:
             self._dispatch(events.WorkerEnded(start.round, 0, failure))
             return

@@ -135,11 +135,16 @@ class Announce:
     role: str = "default"
     ready: bool = False
     membership: Membership | None = None
+    warm_off: str = ""
+    """Why its workers start by exec; empty: they are forked from a warm process, or the user wants none."""
 
 
 @dataclass(frozen=True)
 class Ready:
-    """Warm and healthy: this node could start workers at once."""
+    """Warm and healthy: this node could start workers at once. Said again when the warm process is lost."""
+
+    warm_off: str = ""
+    """As in `Announce`."""
 
 
 @dataclass(frozen=True)
@@ -426,6 +431,10 @@ class Report:
     """From the last fault, once it is over."""
     asks: float = 0.0
     """When this coordinator asked whether it is the job's only store; 0: it does not ask."""
+    warm_off: str = ""
+    """Why workers of the round start by exec, by the word of the first node that says so; empty: none does."""
+    warm_off_nodes: int = 0
+    """Members that say so."""
 
 
 # ---- termination message ---------------------------------------------------------------------------------------

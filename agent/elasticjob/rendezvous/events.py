@@ -112,7 +112,7 @@ def _node(state: State, boot: str, a: Announce, now: float) -> Node:
     return Node(
         boot=boot, slot=slot, incarnation=a.incarnation, pod=a.pod, address=a.address, store_port=a.store_port,
         local_world_size=a.local_world_size, role=a.role, ready=a.ready, membership=a.membership,
-        leaving=known.leaving if known else "", stale=known.stale if known else None,
+        leaving=known.leaving if known else "", stale=known.stale if known else None, warm_off=a.warm_off,
     )  # fmt: skip
 
 
@@ -182,7 +182,7 @@ def _with_member_state(round_: Round, boot: str, reached: MemberState) -> Round:
 
 def _said(state: State, node: Node, message: FromNode, now: float) -> State:
     if isinstance(message, Ready):
-        return set_node(state, replace(node, ready=True))
+        return set_node(state, replace(node, ready=True, warm_off=message.warm_off))
     if isinstance(message, Leaving):
         if message.failure is not None:
             state = replace(state, unfit={**state.unfit, node.pod: message.failure})

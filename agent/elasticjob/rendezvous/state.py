@@ -54,6 +54,8 @@ class Node:
     """What became of its last round; kept and read only while recovering."""
     failure: Failure | None = None
     """Its failure in that round, if it told one while recovering."""
+    warm_off: str = ""
+    """Why its workers start by exec, if they do and nobody asked for it."""
 
     def lost(self, now: float) -> bool:
         return self.gone_at is not None and now >= self.gone_at + BLIP_GRACE

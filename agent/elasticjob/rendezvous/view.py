@@ -10,6 +10,7 @@ from elasticjob.rendezvous.state import Node, State, candidates, fact_of
 def report(state: State, now: float, recovery: Recovery | None = None) -> Report:
     """Everything the operator needs to write status; equal states give equal reports."""
     round_ = state.round
+    warm_off = _warm_off(state)
     return Report(
         incarnation=state.store,
         phase=phase(state),
@@ -27,7 +28,15 @@ def report(state: State, now: float, recovery: Recovery | None = None) -> Report
         active=len(round_.members) if round_ else 0,
         recovery=recovery,
         asks=only_store.asks(state),
+        warm_off=next(iter(warm_off), ""),
+        warm_off_nodes=len(warm_off),
     )
+
+
+def _warm_off(state: State) -> list[str]:
+    """Of the members whose workers start by exec, why, in order of group rank."""
+    members = (state.nodes.get(boot) for boot in state.round.members) if state.round else ()
+    return [node.warm_off for node in members if node and node.warm_off]
 
 
 def phase(state: State) -> RoundPhase:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from elasticjob_operator.actions import Note
+from elasticjob_operator.model.raw import text
 from elasticjob_operator.model.status import Condition, ConditionType
 from elasticjob_operator.plan.conditions import Facts
 
 
 def notes(f: Facts, told: dict[ConditionType, Condition]) -> tuple[Note, ...]:
     """Events beyond those of single pods and failures. Keys name the happening, so that a retry tells it once."""
-    return (*_world(f), *_scale(f, told), *_nodes(f), *_capacity(f, told))
+    return (*_world(f), *_warm_fork(f), *_scale(f, told), *_nodes(f), *_capacity(f, told))
 
 
 def _world(f: Facts) -> tuple[Note, ...]:
@@ -21,6 +22,15 @@ def _world(f: Facts) -> tuple[Note, ...]:
         return (formed,)
     restarted = Note("RestartedInPlace", f"restart {f.budget.restarts}: {what}", key=str(f.world.rounds))
     return (formed, restarted)
+
+
+def _warm_fork(f: Facts) -> tuple[Note, ...]:
+    """Told of each reason once: the Event has its name from it."""
+    reason, known = (said.partition(": ")[2] for said in (f.world.warm_fork, text(f.ctx.status.raw, "warmFork")))
+    if reason in ("", known):
+        return ()
+    message = f"workers start by exec, which is slower at every restart: {reason}"
+    return (Note("WarmForkOff", message, key=reason, warning=True),)
 
 
 def _was_charged(f: Facts) -> bool:

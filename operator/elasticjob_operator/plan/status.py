@@ -33,6 +33,7 @@ def next_status(f: Facts, told: dict[ConditionType, Condition], image: str) -> d
         "rendezvous": _rendezvous(f),
         "podIncarnations": ",".join(map(str, f.workers.incarnations)),
         "runtimeImage": ctx.status.runtime_image or image,
+        "warmFork": f.world.warm_fork or None,
         "avoidedNodes": _avoided(f),
         "conditions": _written(f, told),
         **_times(f, told),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from elasticjob.contract.messages import Outcome, Report, RoundPhase
-from elasticjob_operator.model.raw import integer
+from elasticjob_operator.model.raw import integer, text
 from elasticjob_operator.model.status import ConditionType
 from elasticjob_operator.plan.context import Context
 
@@ -30,6 +30,8 @@ class World:
     outcome: Outcome | None
     reason: str
     """The coordinator's own words; empty while it cannot be asked."""
+    warm_fork: str = ""
+    """What status says of it: nothing while all is well."""
 
 
 def look(ctx: Context) -> World:
@@ -53,7 +55,14 @@ def look(ctx: Context) -> World:
         fresh=fresh,
         outcome=_outcome(ctx, report),
         reason=report.reason,
+        warm_fork=_warm_fork(report) if formed else text(ctx.status.raw, "warmFork"),
     )
+
+
+def _warm_fork(report: Report) -> str:
+    if not report.warm_off:
+        return ""
+    return f"off on {report.warm_off_nodes} of {report.active} nodes: {report.warm_off}"
 
 
 def _remembered(ctx: Context, report: Report | None) -> World:
@@ -71,6 +80,7 @@ def _remembered(ctx: Context, report: Report | None) -> World:
         fresh=False,
         outcome=_outcome(ctx, report),
         reason=report.reason if report else "",
+        warm_fork=text(raw, "warmFork"),
     )
 
 

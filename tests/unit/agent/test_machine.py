@@ -116,6 +116,14 @@ def test_a_round_waits_for_the_imports() -> None:
     assert play(Told(START), Warm())[1] == [[], [Say(Ready()), Launch(START)]]
 
 
+def test_why_workers_start_by_exec_is_told_at_once_and_on_every_new_link() -> None:
+    state, acts = play(Warm("bash is not Python"), state=State(ME, stop_grace=1.0))
+    assert acts == [[Say(Ready("bash is not Python"))]]
+    assert greeting(state) == (replace(ME, ready=True, warm_off="bash is not Python"),)
+    # The warm process was lost at a launch: the workers run all the same.
+    assert last(Warm("it ended"), state=running()) == [Say(Ready("it ended"))]
+
+
 def test_the_first_failure_is_told_at_once_and_the_rest_is_stopped() -> None:
     other = WorkerEnded(R1, 0)
     state, acts = play(BOOM, other, AllStopped(1001), state=running())

@@ -414,6 +414,21 @@ def test_a_hang_is_told_as_what_it_is() -> None:
 POLICY = {"progressTimeoutSeconds": 60, "action": "FailJob"}
 
 
+def test_why_there_is_no_warm_fork_is_told_once_a_reason() -> None:
+    off = replace(report(worker(0), worker(1)), warm_off="a forked process hung: so", warm_off_nodes=1)
+    first = run(steady(told=off))
+    assert told(first)["warmFork"] == "off on 1 of 2 nodes: a forked process hung: so"
+    (note,) = [n for n in first.notes if n.warning]
+    assert (note.reason, note.key) == ("WarmForkOff", "a forked process hung: so")
+    known = told(first)
+    for_all = run(replace(steady(told=replace(off, warm_off_nodes=2)), job=job(status=known)))
+    assert told(for_all)["warmFork"].startswith("off on 2 of 2 nodes: ")
+    assert [n.reason for n in for_all.notes if n.warning] == []
+    silent = replace(steady(), job=job(status=known), link=Link(since=NOW))
+    assert "warmFork" in (run(silent).status or known)
+    assert "warmFork" not in told(run(replace(steady(), job=job(status=known))))
+
+
 def test_how_long_a_recovery_took_is_told_beside_its_failure_once() -> None:
     recovery = Recovery(("bert-0-0",), detect=0.0012345, stop=0.02, rendezvous=0.001, start=0.06)
     before = {"time": "2027-01-15T07:59:00Z", "pod": "bert-1-0", "class": "Killed"}

@@ -16,6 +16,7 @@ from elasticjob.contract.messages import (
     MemberState,
     Outcome,
     PodState,
+    Ready,
     RoundPhase,
     Settings,
     Standby,
@@ -360,6 +361,14 @@ def test_the_progress_timeout_holds_from_the_next_round_on() -> None:
     job.fail(1)
     job.stopped(0, 1)
     assert job.start_of(0).progress_timeout == 30.0
+
+
+def test_the_report_says_whose_workers_start_by_exec_and_why() -> None:
+    job = job_of(0, 1, 2)
+    assert (job.report.warm_off, job.report.warm_off_nodes) == ("", 0)
+    for slot in (1, 2):
+        job.say(slot, Ready(f"why {slot}"))
+    assert (job.report.warm_off, job.report.warm_off_nodes) == ("why 1", 2)
 
 
 def test_a_draining_pod_leaves_though_its_agent_has_not_said_so() -> None:
