@@ -60,8 +60,8 @@ BAD_AT_CREATE: list[tuple[str, list[Change], str]] = [
     ("a policy without a time", [("spec.hangPolicy", {"action": "FailJob"})], "progressTimeoutSeconds: Required value"),
     (
         "another action for a hang",
-        [("spec.hangPolicy", {"progressTimeoutSeconds": 60, "action": "Event"})],
-        'spec.hangPolicy.action: Unsupported value: "Event"',
+        [("spec.hangPolicy", {"progressTimeoutSeconds": 60, "action": "Ignore"})],
+        'spec.hangPolicy.action: Unsupported value: "Ignore"',
     ),
     (
         "endless grace",

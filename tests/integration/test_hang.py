@@ -47,6 +47,43 @@ dist.destroy_process_group()
 """Rank 1 of the first round sleeps for ever after its sixth step and ignores SIGTERM."""
 
 
+PAUSES = """
+import os, sys, time
+import elasticjob
+
+folder, rank, step = sys.argv[1], os.environ["RANK"], 0
+
+def waits_for(name):
+    while not os.path.exists(os.path.join(folder, name)):
+        time.sleep(0.01)
+
+for step in range(1, 12):
+    if rank == "1" and step in (5, 9):
+        waits_for(f"after-{step}")
+    while rank == "0" and not os.path.exists(os.path.join(folder, f"step-{step}")):
+        time.sleep(0.01)  # as in a collective
+    open(os.path.join(folder, f"step-{step}"), "w").close()
+    elasticjob.progress(step)
+waits_for("done")
+"""
+
+
+@pytest.mark.timeout(120)
+def test_a_standstill_that_is_only_told(tmp_path: Path) -> None:
+    policy = {"progressTimeoutSeconds": 2, "action": "Event"}
+    with LocalRun(manifest([*script(tmp_path, PAUSES), str(tmp_path)], replicas=2, hangPolicy=policy), tmp_path) as run:
+        for step in (5, 9):
+            told = run.wait_for(r"\[job\] rank 1: (no progress for .*) \(Hang\) on toy-1-0; nothing is restarted")
+            assert re.search(rf"after step {step - 1}: stands in waits_for", told[1])
+            (tmp_path / f"after-{step}").touch()
+        (tmp_path / "done").touch()
+        assert run.exit_code() == 0
+    assert "toy succeeded; 0 restarts" in run.text
+    stacks = re.findall(r"\[agent\] toy-\d-0: rank (\d), [\d.]+ s after step (\d+):", run.text)
+    assert {("0", "4"), ("1", "4"), ("0", "8"), ("1", "8")} <= set(stacks)
+    assert len(re.findall(r"round \S+ runs", run.text)) == 1
+
+
 @pytest.mark.torch
 @pytest.mark.timeout(300)
 def test_a_rank_that_sleeps_for_ever_and_one_that_is_stopped(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ SETTINGS = m.Settings(min_nodes=2, max_nodes=4, target=3)
         m.Announce(0, 0, "b", "bert-0-0", "10.0.0.1", 4000, 2, membership=m.Membership(START, m.MemberState.RUNNING)),
         m.Ready(),
         m.WorkersFailed(ROUND, FAILURE),
+        m.WorkersStalled(ROUND, FAILURE),
         START,
         m.EndRound(ROUND, 1.0, "because"),
         m.Finish(m.Outcome.FAILED, "MaxRestartsExceeded"),

@@ -52,6 +52,13 @@ class Stop:
 
 
 @dataclass(frozen=True)
+class Look:
+    """Ask the workers of the round where they stand, and let them be; ends in `Stood`."""
+
+    round: RoundId
+
+
+@dataclass(frozen=True)
 class CheckHealth:
     """See whether this node is fit; nobody waits for it. Ends in `Unfit` where it is not."""
 
@@ -85,4 +92,4 @@ class Exit:
     termination: Termination
 
 
-Effect: TypeAlias = Say | Launch | Hold | StopAt | Stop | Freeze | CheckHealth | WaitForAnswer | Log | Exit
+Effect: TypeAlias = Say | Launch | Hold | StopAt | Stop | Look | Freeze | CheckHealth | WaitForAnswer | Log | Exit

@@ -79,7 +79,7 @@ class Stalled:
 
 @dataclass(frozen=True)
 class Stood:
-    """Where the worker of this node that is farthest behind stood when the round was ended for a hang."""
+    """Where the worker of this node that is farthest behind stood when all were asked for a hang."""
 
     round: RoundId
     failure: Failure

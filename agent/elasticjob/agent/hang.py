@@ -37,11 +37,14 @@ class Watch:
         """`signs`: the last sign of life of every running worker that has given one."""
         self._signs = signs
         self._stalled = stalled
+        self._again = False
+        self._told: float | None = None
         self._timer: asyncio.TimerHandle | None = None
 
-    def start(self, timeout: float) -> None:
-        """Watch a round that has begun; 0: do not."""
+    def start(self, timeout: float, *, again: bool = False) -> None:
+        """Watch a round that has begun; 0: do not. `again`: go on after a standstill, for one after new progress."""
         self.stop()
+        self._again, self._told = again, None
         if timeout > 0:
             self._wait(timeout, timeout)
 
@@ -56,11 +59,16 @@ class Watch:
     def _look(self, timeout: float) -> None:
         now = time.monotonic()
         # Who gives the first sign after this look cannot be late before the next one.
-        left = min((sign.time for sign in self._signs()), default=now) + timeout - now
+        oldest = min((sign.time for sign in self._signs()), default=now)
+        left = oldest + timeout - now
         if left > 0:
             self._wait(left, timeout)
-        else:
-            self._timer = None
+            return
+        self._timer = None
+        if self._again:
+            self._wait(timeout, timeout)  # nobody who makes progress from now on is late before
+        if oldest != self._told:
+            self._told = oldest
             self._stalled()
 
 

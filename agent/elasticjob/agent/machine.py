@@ -20,6 +20,7 @@ from elasticjob.agent.effects import (
     Hold,
     Launch,
     Log,
+    Look,
     Say,
     Stop,
     StopAt,
@@ -63,6 +64,7 @@ from elasticjob.contract.messages import (
     Termination,
     ToNode,
     WorkersFailed,
+    WorkersStalled,
     WorkersStarted,
     WorkersStopped,
     WorkersSucceeded,
@@ -88,6 +90,8 @@ def greeting(state: State) -> tuple[FromNode, ...]:
     said: list[FromNode] = [replace(state.me, ready=state.warm, membership=membership)]
     if state.assignment and state.failure:
         said.append(WorkersFailed(state.assignment.round, state.failure))
+    if state.assignment and state.stalled and state.phase is Phase.RUNNING:
+        said.append(WorkersStalled(state.assignment.round, state.stalled))
     if state.assignment and state.phase is Phase.IDLE:
         said.append(WorkersStopped(state.assignment.round, state.me.store_port))
     if state.leaving:
@@ -117,7 +121,7 @@ def decide(state: State, event: Event) -> Decision:
         case Stalled(round_id):
             return _stalled(state, round_id)
         case Stood(round_id, failure):
-            return _failed_before(state, round_id, failure)
+            return _stood(state, round_id, failure)
         case Unfit(failure):
             return _unfit(state, failure)
         case CutOff():
@@ -170,6 +174,7 @@ def _start(state: State, start: StartRound) -> Decision:
         assignment=start,
         member=MemberState.STARTING,
         failure=None,
+        stalled=None,
         last_step=None,
         stopped_there=False,
         launched=False,
@@ -304,11 +309,26 @@ def _stop(state: State, grace: float, *, stacks: bool = False) -> Decision:
 
 
 def _stalled(state: State, round_id: RoundId) -> Decision:
-    """The coordinator hears of it with where the workers stand; all others are asked then."""
+    """The coordinator hears of it with where the workers stand; if it ends the round, all others are asked then."""
     if round_id != state.round or state.phase is not Phase.RUNNING or state.frozen:
         return Decision(state)
+    if _only_tells(state):
+        return Decision(state, (Log("no progress; the workers are asked where they stand"), Look(round_id)))
     stopped = _stop(replace(state, member=MemberState.FAILED), min(state.stop_grace, HANG_GRACE), stacks=True)
     return Decision(stopped.state, (Log("no progress; the workers are asked where they stand"), *stopped.effects))
+
+
+def _only_tells(state: State) -> bool:
+    return state.assignment is not None and not state.assignment.hang_ends_round
+
+
+def _stood(state: State, round_id: RoundId, failure: Failure) -> Decision:
+    if not _only_tells(state):
+        return _failed_before(state, round_id, failure)
+    if round_id != state.round or state.phase is not Phase.RUNNING:
+        return Decision(state)
+    told = (Say(WorkersStalled(round_id, failure)), Log(f"{describe(failure)}; nothing is restarted"))
+    return Decision(replace(state, stalled=failure), told)
 
 
 def _all_stopped(state: State, event: AllStopped) -> Decision:

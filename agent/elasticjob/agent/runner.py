@@ -25,6 +25,7 @@ from elasticjob.agent.effects import (
     Hold,
     Launch,
     Log,
+    Look,
     Say,
     Stop,
     StopAt,
@@ -193,6 +194,8 @@ class Agent:
             case Stop(grace, stacks):
                 self._contact.let_go()
                 self._stop(grace, stacks)
+            case Look(round_id):
+                self._spawn(self._look(round_id))
             case Freeze(on):
                 self._workers.freeze(on)
             case CheckHealth():
@@ -245,7 +248,7 @@ class Agent:
         if failure is not None:
             self._dispatch(events.WorkerEnded(start.round, 0, failure))
             return
-        self._watch.start(start.progress_timeout)
+        self._watch.start(start.progress_timeout, again=not start.hang_ends_round)
         self._dispatch(events.Launched(start.round))
         self._reap()
         while len(self._stores) > 1:
@@ -257,6 +260,10 @@ class Agent:
     def _stalled(self) -> None:
         if self._state.round is not None:
             self._dispatch(events.Stalled(self._state.round))
+
+    async def _look(self, round_id: RoundId) -> None:
+        if (failure := await self._workers.stand()) is not None:
+            self._dispatch(events.Stood(round_id, failure))
 
     def _stop(self, grace: float, stacks: bool) -> None:
         self._watch.stop()

@@ -49,6 +49,8 @@ class State:
     """Whether one of them did."""
     failure: Failure | None = None
     """The first of `assignment`'s failures here."""
+    stalled: Failure | None = None
+    """The last standstill of `assignment`'s workers here, where that ends nothing."""
     following: StartRound | Finish | None = None
     """What to do once no worker is left."""
     leaving: str = ""

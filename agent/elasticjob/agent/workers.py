@@ -235,7 +235,7 @@ class Workers:
         running = {worker.local_rank for worker in self._running.values()}
         return tuple(sign for sign in self.ranks.signs() if sign.local_rank in running)
 
-    async def _stand(self) -> Failure | None:
+    async def stand(self) -> Failure | None:
         """Log the stacks of all workers; the failure of the one that is farthest behind, if any ever made a step."""
         signs, now = {sign.local_rank: sign for sign in self.signs()}, time.monotonic()
         running = {self.ranks.process(worker.local_rank) or pid: worker for pid, worker in self._running.items()}
@@ -260,7 +260,7 @@ class Workers:
         """
         self._stopping_since, self._hurried = time.time(), False
         await self._started.wait()
-        if stood is not None and (failure := await self._stand()) is not None:
+        if stood is not None and (failure := await self.stand()) is not None:
             stood(failure)
         self.ranks.release()
         ending = dict(self._running)

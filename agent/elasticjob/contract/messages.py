@@ -1,7 +1,7 @@
 """Messages on the control link, and the termination message. All frozen, all JSON objects tagged by `type`.
 
     node ──► coordinator   Announce, Ready, WorkersStarted, WorkersFailed, WorkersSucceeded, WorkersStopped, Leaving,
-                           StepReport, Close
+                           WorkersStalled, StepReport, Close
     coordinator ──► node   StartRound, Standby, PlanEnd, EndRound, Closed, Finish
     operator ──► coordinator   Facts
     coordinator ──► operator   Report
@@ -99,6 +99,8 @@ class StartRound:
     max_restarts: int
     progress_timeout: float = 0.0
     """Seconds without a step, after the first, that make a hang; 0: nobody looks."""
+    hang_ends_round: bool = True
+    """False: it is told, and nothing else."""
 
 
 class MemberState(str, Enum):
@@ -155,6 +157,14 @@ class WorkersStarted:
 @dataclass(frozen=True)
 class WorkersFailed:
     """Sent at the first failure; `WorkersStopped` follows once no local worker is left."""
+
+    round: RoundId
+    failure: Failure
+
+
+@dataclass(frozen=True)
+class WorkersStalled:
+    """The workers hang, and are let be. Said once for each standstill: again only after they made progress."""
 
     round: RoundId
     failure: Failure
@@ -264,6 +274,15 @@ class Finish:
 # ---- operator and coordinator ----------------------------------------------------------------------------------
 
 
+class HangAction(str, Enum):
+    """What follows when training stands still."""
+
+    RESTART_GROUP = "RestartGroup"
+    FAIL_JOB = "FailJob"
+    EVENT = "Event"
+    """It is told, and nothing else."""
+
+
 @dataclass(frozen=True)
 class Settings:
     """The rules a coordinator works by; in the store's environment at its start, then in every `Facts`."""
@@ -283,7 +302,8 @@ class Settings:
     scale_up_stabilization: float = 30.0
     progress_timeout: float = 0.0
     """Of rounds to come; 0: hangs are not looked for."""
-    hang_fails_job: bool = False
+    hang_action: HangAction = HangAction.RESTART_GROUP
+    """`EVENT` holds for rounds to come, as the timeout does."""
 
     def __post_init__(self) -> None:
         if self.min_nodes < 1:
@@ -435,6 +455,8 @@ class Report:
     """Why workers of the round start by exec, by the word of the first node that says so; empty: none does."""
     warm_off_nodes: int = 0
     """Members that say so."""
+    standstill: Failure | None = None
+    """The worker to name for the last standstill of the round, where that ends nothing."""
 
 
 # ---- termination message ---------------------------------------------------------------------------------------
@@ -458,6 +480,7 @@ FromNode: TypeAlias = (
     | Ready
     | WorkersStarted
     | WorkersFailed
+    | WorkersStalled
     | WorkersSucceeded
     | WorkersStopped
     | Leaving
@@ -472,7 +495,7 @@ _TYPES: dict[str, type[Message]] = {
     cls.__name__: cls
     for cls in (
         Announce, Ready, WorkersStarted, WorkersFailed, WorkersSucceeded, WorkersStopped, Leaving, Close, StepReport,
-        NewerStore, StartRound, Standby, PlanEnd, EndRound, Closed, Finish, Facts, Report,
+        NewerStore, WorkersStalled, StartRound, Standby, PlanEnd, EndRound, Closed, Finish, Facts, Report,
     )
 }  # fmt: skip
 

@@ -230,6 +230,8 @@ class Driver:
             self._say(f"round {report.round} runs: {report.world_size} workers on {report.active} nodes")
         elif not report.formed_at and report.reason and (before is None or before.reason != report.reason):
             self._say(f"{report.phase.value.lower()}: {report.reason}")
+        if report.standstill is not None and (before is None or before.standstill != report.standstill):
+            self._say(f"{describe(report.standstill)} on {report.standstill.pod}; nothing is restarted")
         if news or report.asks:
             self._tell()
         self._show()

@@ -10,7 +10,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, TypeVar
 
-from elasticjob.contract.messages import Settings
+from elasticjob.contract.messages import HangAction, Settings
 from elasticjob.contract.names import GROUP, KIND, VERSION, WORKER_ROLE, Backend
 
 E = TypeVar("E", bound=Enum)
@@ -200,7 +200,7 @@ def _settings(spec: _Field, nodes: int | None) -> Settings:
         keep_alive_max_attempts=rendezvous.get("keepAliveMaxAttempts").integer(1, 100, 3),
         scale_up_stabilization=policy.get("scaleUpStabilizationSeconds").seconds(0, 3600, 30),
         progress_timeout=spec.get("hangPolicy").get("progressTimeoutSeconds").seconds(1, 86400, 0),
-        hang_fails_job=spec.get("hangPolicy").get("action").value == "FailJob",
+        hang_action=spec.get("hangPolicy").get("action").choice(HangAction, HangAction.RESTART_GROUP),
     )
 
 

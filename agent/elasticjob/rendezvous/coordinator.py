@@ -19,6 +19,7 @@ from elasticjob.contract.messages import (
     Report,
     StepReport,
     WorkersFailed,
+    WorkersStalled,
     WorkersStarted,
     WorkersStopped,
     WorkersSucceeded,
@@ -107,7 +108,7 @@ class Coordinator:
             match message:
                 case Ready() | WorkersStarted() | WorkersFailed() | WorkersSucceeded() | WorkersStopped():
                     self._submit(NodeSaid(boot, message))
-                case Leaving() | Close() | StepReport():
+                case Leaving() | Close() | StepReport() | WorkersStalled():
                     self._submit(NodeSaid(boot, message))
                 case _:
                     self._drop(link, message)

@@ -10,6 +10,7 @@ from elasticjob.contract.messages import (
     Failure,
     FailureClass,
     Finish,
+    HangAction,
     MemberState,
     Outcome,
     PlanEnd,
@@ -118,7 +119,7 @@ def conclude(state: State, now: float) -> Decision | None:
         return None
     ended = _cause(state, round_, round_.ending, now)
     hang = ended.failure is not None and ended.failure.kind is FailureClass.HANG
-    fatal = hang and ended.charged and state.settings.hang_fails_job
+    fatal = hang and ended.charged and state.settings.hang_action is HangAction.FAIL_JOB
     spent = fatal or (ended.charged and state.charged >= state.settings.max_restarts)
     ended = replace(ended, charged=ended.charged and not spent)
     state = replace(state, round=None, joiners_since=None, ended=(*state.ended, ended), last=only_store.ended(round_))

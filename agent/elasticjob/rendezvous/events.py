@@ -23,12 +23,13 @@ from elasticjob.contract.messages import (
     Standby,
     StepReport,
     WorkersFailed,
+    WorkersStalled,
     WorkersStarted,
     WorkersStopped,
     WorkersSucceeded,
 )
 from elasticjob.contract.names import RoundId
-from elasticjob.rendezvous import only_store, planned, recovery
+from elasticjob.rendezvous import only_store, planned, recovery, standstill
 from elasticjob.rendezvous.decision import Decision
 from elasticjob.rendezvous.ending import word_of_end
 from elasticjob.rendezvous.state import (
@@ -191,6 +192,8 @@ def _said(state: State, node: Node, message: FromNode, now: float) -> State:
         return state
     if isinstance(message, StepReport):
         return _reported(state, node, message)
+    if isinstance(message, WorkersStalled):
+        return standstill.heard(state, node, message, now)
     if isinstance(message, WorkersStopped):
         state = only_store.stopped(state, node, message)
         stale = node.stale if node.stale and node.stale > message.round else None

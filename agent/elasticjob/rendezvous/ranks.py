@@ -22,7 +22,13 @@ def choose(pool: Iterable[Node], last_members: Sequence[str], target: int) -> li
 
 
 def assign(
-    nodes: Sequence[Node], round_id: RoundId, *, restarts: int, max_restarts: int, progress_timeout: float = 0.0
+    nodes: Sequence[Node],
+    round_id: RoundId,
+    *,
+    restarts: int,
+    max_restarts: int,
+    progress_timeout: float = 0.0,
+    hang_ends_round: bool = True,
 ) -> Mapping[str, Member]:
     """Ranks as torch gives them: workers of a node are consecutive, group rank by group rank; role ranks likewise.
 
@@ -48,6 +54,7 @@ def assign(
             restarts=restarts,
             max_restarts=max_restarts,
             progress_timeout=progress_timeout,
+            hang_ends_round=hang_ends_round,
         )
         members[node.boot] = Member(start, node.pod, node.local_world_size)
         next_rank += node.local_world_size

@@ -18,11 +18,12 @@ from dataclasses import replace
 from elasticjob.contract.messages import (
     EndReason,
     Finish,
+    HangAction,
     MemberState,
     Outcome,
 )
 from elasticjob.contract.names import RoundId
-from elasticjob.rendezvous import only_store, planned, ranks, recovery
+from elasticjob.rendezvous import only_store, planned, ranks, recovery, standstill
 from elasticjob.rendezvous.decision import Decision, Rule, names
 from elasticjob.rendezvous.ending import agree, conclude, end, end_broken, lose, scale_down, stop_deadline, succeed
 from elasticjob.rendezvous.events import observe, out_of_date, standby
@@ -75,7 +76,7 @@ def deadline(state: State, now: float) -> float | None:
     if state.outcome is None:
         if state.asked_at is not None:
             times.append(state.asked_at + only_store.WORD_HOLDS)
-        times += [t for t in (state.last_call_at, state.recovering_until) if t is not None]
+        times += [t for t in (state.last_call_at, state.recovering_until, standstill.deadline(state)) if t is not None]
         if state.joiners_since is not None:
             times.append(state.joiners_since + state.settings.scale_up_stabilization)
         if state.round is not None and state.round.ending is not None:
@@ -193,6 +194,7 @@ def _start(state: State, pool: Sequence[Node], why: str, now: float) -> Decision
         restarts=state.charged,
         max_restarts=state.settings.max_restarts,
         progress_timeout=state.settings.progress_timeout,
+        hang_ends_round=state.settings.hang_action is not HangAction.EVENT,
     )
     state = replace(
         state,
@@ -210,5 +212,7 @@ def _start(state: State, pool: Sequence[Node], why: str, now: float) -> Decision
     return Decision(state, effects, f"round {round_id} of {len(members)} nodes: {why}")
 
 
-RULES: tuple[Rule, ...] = (_recover, lose, succeed, end_broken, agree, conclude, _dismiss, _make_room, _form)
+RULES: tuple[Rule, ...] = (
+    _recover, lose, succeed, end_broken, agree, conclude, standstill.tell, _dismiss, _make_room, _form,
+)  # fmt: skip
 """In order: what is known to be over is settled before anything new begins."""

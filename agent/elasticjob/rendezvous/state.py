@@ -108,6 +108,14 @@ class Round:
     ending: Ending | None = None
     failures: tuple[Failure, ...] = ()
     """In order of arrival."""
+    stalled: Mapping[str, Failure] = field(default_factory=dict)
+    """The last standstill that each node told of, by boot id, where a hang ends nothing."""
+    stalling: tuple[str, ...] = ()
+    """Boot ids of those who have told of the present one, until it is known whom to name."""
+    stalled_since: float = 0.0
+    """When the first of them did."""
+    standstill: Failure | None = None
+    """The worker to name for the last one."""
 
     @property
     def world_size(self) -> int:

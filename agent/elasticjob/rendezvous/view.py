@@ -30,6 +30,7 @@ def report(state: State, now: float, recovery: Recovery | None = None) -> Report
         asks=only_store.asks(state),
         warm_off=next(iter(warm_off), ""),
         warm_off_nodes=len(warm_off),
+        standstill=round_.standstill if round_ else None,
     )
 
 

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
-from elasticjob.contract.messages import Settings
+from elasticjob.contract.messages import HangAction, Settings
 from elasticjob.contract.names import DEFAULT_PORT, Backend
 from elasticjob_operator.model.raw import Raw, at, integer, mapping, objects, quantity, sequence, text
 
@@ -58,7 +58,7 @@ class JobSpec:
     max_restarts: int = 3
     progress_timeout: int = 0
     """0: hangs are not looked for."""
-    hang_fails_job: bool = False
+    hang_action: HangAction = HangAction.RESTART_GROUP
 
     @property
     def termination_grace(self) -> int:
@@ -81,7 +81,7 @@ class JobSpec:
             keep_alive_interval=float(self.keep_alive_interval),
             keep_alive_max_attempts=self.keep_alive_attempts,
             progress_timeout=float(self.progress_timeout),
-            hang_fails_job=self.hang_fails_job,
+            hang_action=self.hang_action,
         )
 
 
@@ -110,7 +110,7 @@ def parse_spec(raw: Raw) -> JobSpec:
         stop_grace=integer(raw, "stopGraceSeconds", default=1),
         max_restarts=max(0, integer(raw, "failurePolicy", "maxRestarts", default=3)),
         progress_timeout=max(0, integer(raw, "hangPolicy", "progressTimeoutSeconds")),
-        hang_fails_job=text(raw, "hangPolicy", "action") == "FailJob",
+        hang_action=_hang_action(text(raw, "hangPolicy", "action")),
     )
 
 
@@ -149,6 +149,10 @@ def _nproc(value: Any, trainer: Raw) -> int:
 
 def _asked(container: Raw) -> dict[str, Any]:
     return {**mapping(container, "resources", "requests"), **mapping(container, "resources", "limits")}
+
+
+def _hang_action(value: str) -> HangAction:
+    return next((action for action in HangAction if action.value == value), HangAction.RESTART_GROUP)
 
 
 def _store(raw: Raw) -> StoreSpec:

@@ -14,7 +14,7 @@ from typing import Any
 from elasticjob.contract.messages import FailureClass, RoundEnded
 from elasticjob.contract.names import RoundId
 from elasticjob_operator.actions import Note
-from elasticjob_operator.model.raw import moment
+from elasticjob_operator.model.raw import moment, objects
 from elasticjob_operator.plan import failures
 from elasticjob_operator.plan.context import Context
 from elasticjob_operator.plan.slots import Replace, Slot
@@ -53,6 +53,7 @@ def plan_budget(ctx: Context, slots: Iterable[Slot]) -> Budget:
     status, slots = ctx.status, tuple(slots)
     untold = tuple(record for slot in slots if (record := failures.uncharged(slot, ctx.now)))
     budget = Budget(status.restarts, status.restarts_counted, status.charged_round, untold=untold)
+    budget = _tell_standstill(ctx, budget)
     for ended in _new_rounds(ctx):
         budget = _charge_round(ctx, budget, ended)
     for slot in slots:
@@ -61,6 +62,24 @@ def plan_budget(ctx: Context, slots: Iterable[Slot]) -> Budget:
             note = Note("WorkerFailed", failures.tell(record), key=slot.pod.name, warning=True)
             budget = budget.charge(ctx.spec.max_restarts, record, note)
     return budget
+
+
+def _tell_standstill(ctx: Context, budget: Budget) -> Budget:
+    """A hang that ends nothing: told once for each standstill, whatever else came after it."""
+    hang = ctx.report.standstill if ctx.report else None
+    if hang is None:
+        return budget
+    record = failures.from_worker(hang, _node_of(ctx, hang.pod))
+    name = ("time", "pod", "class")
+    if any(all(known.get(n) == record[n] for n in name) for known in objects(ctx.status.raw, "recentFailures")):
+        return budget
+    message = f"{failures.tell(record)}; nothing is restarted: hangPolicy.action is Event"
+    note = Note("HangDetected", message, key=f"{hang.pod}/{hang.time:.3f}", warning=True)
+    return replace(budget, untold=(*budget.untold, record), notes=(*budget.notes, note))
+
+
+def _node_of(ctx: Context, pod: str) -> str:
+    return next((p.node for p in ctx.observed.workers if p.name == pod), "")
 
 
 def _new_rounds(ctx: Context) -> list[RoundEnded]:
@@ -73,8 +92,7 @@ def _charge_round(ctx: Context, budget: Budget, ended: RoundEnded) -> Budget:
     budget = replace(budget, charged_round=ended.round, last=ended)
     if not ended.charged or ended.failure is None:
         return budget
-    node = next((p.node for p in ctx.observed.workers if p.name == ended.failure.pod), "")
-    record = failures.from_worker(ended.failure, node)
+    record = failures.from_worker(ended.failure, _node_of(ctx, ended.failure.pod))
     reason = "HangDetected" if ended.failure.kind is FailureClass.HANG else "WorkerFailed"
     note = Note(reason, failures.tell(record), key=str(ended.round), warning=True)
     return budget.charge(ctx.spec.max_restarts, record, note)

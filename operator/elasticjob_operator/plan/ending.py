@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from elasticjob.contract.messages import FailureClass, Outcome
+from elasticjob.contract.messages import FailureClass, HangAction, Outcome
 from elasticjob_operator.actions import DeletePod, DeleteService, Note
 from elasticjob_operator.manifests.names import nodes_service, store_service
 from elasticjob_operator.model.pods import Pod
@@ -66,7 +66,7 @@ _VERDICTS = (
 def _failed(ctx: Context, budget: Budget) -> Verdict:
     record = _root_cause(ctx, budget)
     told = f"; last: {failures.tell(record)}" if record else ""
-    if ctx.spec.hang_fails_job and record and record.get("class") == FailureClass.HANG.value:
+    if ctx.spec.hang_action is HangAction.FAIL_JOB and record and record.get("class") == FailureClass.HANG.value:
         message = f"hangPolicy.action is FailJob, and training stood still{told}"
         return Verdict(False, "FailurePolicyRule", message, ctx.now, record)
     limit = ctx.spec.max_restarts

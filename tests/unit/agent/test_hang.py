@@ -142,6 +142,28 @@ async def test_a_watch_that_is_off_or_stopped_looks_at_nothing(timeout: float) -
     assert signs.looks == 0
 
 
+async def test_a_standstill_is_told_again_only_after_progress() -> None:
+    signs, told = Signs(), list[int]()
+
+    def stalled() -> None:
+        told.append(signs.looks)
+        signs.stalled.set()
+
+    watch = Watch(signs.look, stalled)
+    signs.signs = [Progress(0, 5, time.monotonic())]
+    watch.start(0.02, again=True)
+    await asyncio.wait_for(signs.stalled.wait(), 10)
+    for _ in range(3):
+        signs.looked.clear()
+        await asyncio.wait_for(signs.looked.wait(), 10)
+    assert told == [signs.looks - 3], "it looks on, and tells nothing new"
+    signs.stalled.clear()
+    signs.signs = [Progress(0, 6, time.monotonic())]
+    await asyncio.wait_for(signs.stalled.wait(), 10)
+    assert len(told) == 2
+    watch.stop()
+
+
 # ---- stacks of real processes ----------------------------------------------------------------------------------------
 
 LISTENS = f"""

@@ -14,6 +14,7 @@ from elasticjob.agent.effects import (
     Hold,
     Launch,
     Log,
+    Look,
     Say,
     Stop,
     StopAt,
@@ -55,6 +56,7 @@ from elasticjob.contract.messages import (
     StepReport,
     ToNode,
     WorkersFailed,
+    WorkersStalled,
     WorkersStarted,
     WorkersStopped,
     WorkersSucceeded,
@@ -405,6 +407,23 @@ def test_a_hang_elsewhere_asks_the_workers_here_too() -> None:
 def test_a_hang_of_another_round_changes_nothing(event: Event) -> None:
     before = running()
     assert play(event, state=before) == (before, [[]])
+
+
+TOLD_ONLY = replace(START, hang_ends_round=False)
+
+
+def only_told() -> State:
+    return play(Warm(), Told(TOLD_ONLY), Launched(R1))[0]
+
+
+def test_a_hang_that_ends_nothing_is_told_with_where_the_workers_stand() -> None:
+    state, acts = play(Stalled(R1), Stood(R1, HUNG), state=only_told())
+    assert acts == [[Look(R1)], [Say(WorkersStalled(R1, HUNG))]]
+    assert (state.phase, state.member, state.failure) == (Phase.RUNNING, MemberState.RUNNING, None)
+    assert greeting(state)[1:] == (WorkersStalled(R1, HUNG),)
+    ended, acts = play(Told(END), Stood(R1, HUNG), state=state)
+    assert acts == [[Stop(0.5)], []], "it was asked before the round ended, for nobody to blame"
+    assert greeting(play(AllStopped(1001), state=ended)[0])[1:] == (WorkersStopped(R1, 1001),)
 
 
 # ---- cut off

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from elasticjob.contract.messages import EndReason, FailureClass, Outcome, Recovery, Report, RoundPhase
+from elasticjob.contract.messages import EndReason, FailureClass, HangAction, Outcome, Recovery, Report, RoundPhase
 from elasticjob.contract.names import RoundId
 from elasticjob_operator.actions import CreateStore, DeletePod, DeleteService, PointStoreService
 from elasticjob_operator.model.observed import Link, Observed, Refusal, RefusalReason
@@ -412,6 +412,28 @@ def test_a_hang_is_told_as_what_it_is() -> None:
 
 
 POLICY = {"progressTimeoutSeconds": 60, "action": "FailJob"}
+
+
+def test_a_hang_that_ends_nothing_is_told_once_and_not_charged() -> None:
+    hung = failure(kind=FailureClass.HANG, exit_code=None, exception="", message="no progress for 60.0 s", step=6)
+    observed = replace(
+        steady(told=replace(report(worker(0), worker(1)), standstill=hung)),
+        job=job(status=status(), hangPolicy={"progressTimeoutSeconds": 60, "action": "Event"}),
+    )
+    p = run(observed)
+    status_ = told(p)
+    assert p.facts is not None
+    assert p.facts.settings.hang_action is HangAction.EVENT
+    assert (status_["lastFailure"]["class"], status_["lastFailure"]["pod"]) == ("Hang", "bert-0-0")
+    assert (status_["restarts"], status_["restartsCountTowardsMax"], p.actions) == (0, 0, ())
+    assert (status_["phase"], "Restarting" in {c["type"] for c in status_["conditions"]}) == ("Running", False)
+    assert [n.reason for n in p.notes if n.warning] == ["HangDetected"]
+    # Another failure was told since; and what is known of this one has grown.
+    known = {**status_, "recentFailures": [{**status_["lastFailure"], "recoverySeconds": {}}, {"pod": "bert-1-0"}]}
+    again = run(replace(observed, job=job(status={**known, "lastFailure": {"pod": "bert-1-0"}})))
+    assert (again.notes, again.status) == ((), None)
+    later = replace(report(worker(0), worker(1)), standstill=replace(hung, time=hung.time + 61))
+    assert [n.reason for n in run(replace(observed, job=job(status=known), link=link(later))).notes] == ["HangDetected"]
 
 
 def test_why_there_is_no_warm_fork_is_told_once_a_reason() -> None:

@@ -12,6 +12,7 @@ from elasticjob.contract.messages import (
     EndRound,
     Failure,
     FailureClass,
+    HangAction,
     Leaving,
     MemberState,
     Outcome,
@@ -22,12 +23,14 @@ from elasticjob.contract.messages import (
     Standby,
     StartRound,
     WorkersFailed,
+    WorkersStalled,
     WorkersStopped,
     WorkersSucceeded,
 )
 from elasticjob.contract.names import RoundId
 from elasticjob.policy import HANG_GRACE
 from elasticjob.rendezvous import events, rounds
+from elasticjob.rendezvous.standstill import SETTLE
 from elasticjob.rendezvous.state import NodeSaid
 from support.rounds import SETTINGS, Job, member_of, pods
 
@@ -346,12 +349,52 @@ def test_a_hang_ends_the_round_with_everybodys_stacks_and_blames_who_is_farthest
 
 
 def test_a_hang_may_end_the_job() -> None:
-    job = job_of(0, 1, hang_fails_job=True)
+    job = job_of(0, 1, hang_action=HangAction.FAIL_JOB)
     hang(job, 0, 7, waiting=False)
     job.stopped(0, 1)
     assert job.report.outcome is Outcome.FAILED
     assert job.report.failure is not None
     assert job.report.failure.kind is FailureClass.HANG
+
+
+def stall(job: Job, slot: int, step: int, *, waiting: bool = False) -> None:
+    start = job.start_of(slot)
+    told = Failure(FailureClass.HANG, f"j-{slot}-0", job.now, rank=start.rank, message="m", step=step, waiting=waiting)
+    job.say(slot, WorkersStalled(start.round, told))
+
+
+def test_a_hang_may_be_told_and_end_nothing() -> None:
+    job = job_of(0, 1, 2, hang_action=HangAction.EVENT)
+    assert not job.start_of(0).hang_ends_round
+    before = dict(job.told)
+    for slot in (0, 1, 2):
+        assert job.report.standstill is None, "not before all have told where they stand"
+        stall(job, slot, 7, waiting=slot != 1)
+    assert job.report.standstill is not None
+    assert job.report.standstill.pod == "j-1-0"
+    assert (job.told, job.report.ended, job.phase()) == (before, (), RoundPhase.RUNNING)
+    assert rounds.deadline(job.state, job.now) is None
+    job.fail(0)
+    job.stopped(0, 1, 2)
+    job.started(0, 1, 2)
+    assert job.report.standstill is None, "that was another round"
+
+
+def test_a_standstill_that_not_all_tell_of_is_told_a_moment_later_and_the_next_one_anew() -> None:
+    job = job_of(0, 1, 2, hang_action=HangAction.EVENT)
+    stall(job, 0, 7, waiting=True)
+    first = job.state.round and job.state.round.stalled["0.0"]
+    job.later(SETTLE)
+    assert job.report.standstill == first
+    assert first is not None
+    job.say(0, WorkersStalled(job.start_of(0).round, first))  # its link was away for a moment
+    assert rounds.deadline(job.state, job.now) is None
+    job.later(20)
+    stall(job, 2, 9)
+    stall(job, 0, 9, waiting=True)
+    job.later(SETTLE)
+    assert job.report.standstill is not None
+    assert (job.report.standstill.pod, job.report.standstill.step) == ("j-2-0", 9)
 
 
 def test_the_progress_timeout_holds_from_the_next_round_on() -> None:
