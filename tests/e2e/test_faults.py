@@ -73,6 +73,22 @@ def test_a_pod_is_deleted(submit: Submit, follow: Follow, shared_dir: str, kube:
     completes(job, book, restarts=0, moment=moment)
 
 
+def test_a_spare_takes_the_place_of_a_deleted_pod(submit: Submit, follow: Follow, shared_dir: str, kube: Kube) -> None:
+    policy = {"minReplicas": 2, "maxReplicas": 2, "spares": 1}
+    job = submit(digits("spared", shared_dir, "--epochs", "30", "--step-delay", "0.05", elasticPolicy=policy))
+    book = follow(job)
+    book.wait_step(5, timeout=120)
+    before = job.wait_status(worldSize=2, standby=1, ready=3)["status"]
+    victim = book.steps[0].pod
+    kube.delete("pods", victim, job.namespace)
+    moment = time.time()
+    job.wait_world(2, after=before["rendezvousRound"], timeout=60)
+    job.wait_status(worldSize=2, standby=1, ready=3)
+    assert job.status()["rendezvousRound"] == before["rendezvousRound"] + 1
+    completes(job, book, restarts=0, moment=moment)
+    assert {s.world for s in book.steps} == {2}
+
+
 def test_a_node_is_killed(submit: Submit, follow: Follow, shared_dir: str, kube: Kube, operator_dies: bool) -> None:
     job, book = start(submit, follow, shared_dir, "node-killed")
     victim = job.node_of("node-killed-2-0")

@@ -111,6 +111,26 @@ def test_a_node_told_to_go_leaves_and_is_replaced_without_a_charge(tmp_path: Pat
     assert "toy succeeded; 0 restarts" in run.text
 
 
+def test_a_spare_takes_the_place_of_a_lost_node_in_one_round(tmp_path: Path) -> None:
+    done = tmp_path / "done"
+    agent = WAIT_FOR_FILE.replace("os.getpid()", "os.getppid()")
+    policy = {"minReplicas": 2, "maxReplicas": 3, "spares": 1}
+    with LocalRun(manifest([*script(tmp_path, agent), str(done)], replicas=3, elasticPolicy=policy), tmp_path) as run:
+        started = [run.wait_for(r"started (\d) (\d+)") for _ in range(3)]
+        members = set(re.findall(r"toy-(\d)-0: round 1.0.1 formed", run.text))
+        (spare,) = {"0", "1", "2", "3"} - members
+        while not re.search(rf"toy-{spare}-0: workers start by exec", run.text):
+            run.wait_for("")
+        os.kill(next(int(m[2]) for m in started if m[1] == "1"), signal.SIGKILL)
+        run.wait_for("round 1.0.2 runs: 3 workers on 3 nodes")
+        run.wait_for(r"toy-\d-1: waiting: the round is full without this node")
+        done.touch()
+        assert run.exit_code() == 0
+    assert f"toy-{spare}-0: round 1.0.2 formed" in run.text
+    assert "round 1.0.3" not in run.text
+    assert "toy succeeded; 0 restarts" in run.text
+
+
 def test_an_interrupt_drains_and_leaves_nothing_behind(tmp_path: Path) -> None:
     with LocalRun(manifest([*script(tmp_path, WAIT_FOR_FILE), "never"], replicas=2), tmp_path) as run:
         pids = [int(run.wait_for(r"started \d (\d+)")[1]) for _ in range(2)]

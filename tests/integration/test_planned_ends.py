@@ -9,6 +9,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from support.local_run import LocalRun, manifest
 from support.terminal import Terminal
 
@@ -66,8 +68,9 @@ def test_a_node_told_to_go_and_the_one_that_takes_its_place_lose_no_step(tmp_pat
     assert "toy succeeded; 0 restarts" in run.text
 
 
-def test_scaling_up_and_down_loses_no_step(tmp_path: Path) -> None:
-    policy = {"minReplicas": 1, "maxReplicas": 3, "scaleUpStabilizationSeconds": 0}
+@pytest.mark.parametrize("spares", [0, 1])
+def test_scaling_up_and_down_loses_no_step(tmp_path: Path, spares: int) -> None:
+    policy = {"minReplicas": 1, "maxReplicas": 3, "scaleUpStabilizationSeconds": 0, "spares": spares}
     with Terminal(tmp_path, reporting(tmp_path, replicas=2, elasticPolicy=policy)) as terminal:
         terminal.wait_for(r"did \d+ rank 0 of 2 ")
         terminal.press("+")

@@ -53,6 +53,11 @@ def test_every_interleaving_around_one_fault(kind: str, deep: bool) -> None:
     assert not explore(running(), (kind,), 1, DEEP_STATES if deep else STATES)
 
 
+@pytest.mark.parametrize("kind", ["crash", "sigterm", "target", "blip"])
+def test_every_interleaving_around_one_fault_with_a_spare(kind: str, deep: bool) -> None:
+    assert not explore(running(4, spares=1), (kind,), 1, DEEP_STATES if deep else STATES)
+
+
 TELLING = [("fail", "cut"), ("blip", "second-store"), ("succeed", "restart-store"), ("crash", "operator-away")]
 
 
@@ -68,10 +73,10 @@ def test_every_interleaving_around_two_faults(pair: tuple[str, str], deep: bool)
 
 
 @settings(max_examples=40, deadline=None)
-@given(st.integers(4, 8), st.lists(st.tuples(st.booleans(), st.integers(0, 10_000)), max_size=60))
-def test_large_jobs(size: int, choices: list[tuple[bool, int]]) -> None:
+@given(st.integers(4, 8), st.integers(0, 2), st.lists(st.tuples(st.booleans(), st.integers(0, 10_000)), max_size=60))
+def test_large_jobs(size: int, spares: int, choices: list[tuple[bool, int]]) -> None:
     """Whatever happens to many nodes: nothing is broken on the way, and the job ends once nothing happens any more."""
-    world, trace = running(size), list[Move]()
+    world, trace = running(size, spares), list[Move]()
     for fault, choice in choices:
         moves = list(faults(world) if fault and choice % 3 == 0 else calm(world)) or list(calm(world))
         if not moves:

@@ -165,7 +165,7 @@ def _merged(old: Mapping[str, Any], new: Mapping[str, Any]) -> Raw:
 
 @dataclass
 class Store:
-    """The coordinator in a store pod, much simplified: rounds of all nodes that are here."""
+    """The coordinator in a store pod, much simplified: rounds of the nodes that are here, up to the target."""
 
     pod: str
     incarnation: int
@@ -199,10 +199,20 @@ class Store:
         return (self.facts.charged if self.facts else 0) + sum(e.charged for e in self.ended)
 
     def form(self, now: float, minimum: int) -> None:
-        """Start a round of everybody who is here."""
+        """Start a round of everybody who is here and has a place in it."""
         if self.outcome is None and not self.members and len(self.here) >= minimum:
             self.n += 1
-            self.members, self.formed_at = tuple(sorted(self.here)), now
+            self.members, self.formed_at = tuple(sorted(self.here))[: self.target], now
+
+    @property
+    def target(self) -> int:
+        return self.facts.settings.target if self.facts else 0
+
+    @property
+    def short(self) -> bool:
+        """Whether another round would have other members, or another number of them."""
+        gone = set(self.members) - set(self.here)
+        return bool(self.members) and (bool(gone) or len(self.members) != min(self.target, len(self.here)))
 
     def end(self, reason: EndReason, now: float, failed: str = "") -> None:
         """End the round; a failure is charged while the budget lasts, and ends the job after that."""

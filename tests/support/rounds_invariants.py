@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from elasticjob.contract.messages import MemberState
 from elasticjob.contract.names import RoundId
+from elasticjob.rendezvous.state import candidates
 from support.rounds_world import BUDGET, MIN, Move, World, calm, faults, step
 
 Invariant = Callable[[World, Move, World], bool]
@@ -39,7 +40,18 @@ def old_words_have_no_effect(before: World, move: Move, after: World) -> bool:
 
 def between_min_and_max(_: World, __: Move, after: World) -> bool:
     formed = [s.state.round for s in after.stores if s.state.round and s.state.round.id.store == s.incarnation]
-    return all(MIN <= len(r.members) <= after.size for r in formed)
+    return all(MIN <= len(r.members) <= after.size - after.spares for r in formed)
+
+
+def spares_take_the_places_of_the_lost(before: World, _: Move, after: World) -> bool:
+    """No round forms with fewer nodes than it should have while somebody who is ready for it stands by."""
+    known = {s.state.round.id for s in before.stores if s.state.round}
+    for state in (s.state for s in after.stores if s.state.round and s.state.round.id not in known):
+        assert state.round is not None
+        free = [n for n in candidates(state) if n.ready and n.boot not in state.round.members]
+        if len(state.round.members) < state.settings.target and free and state.round.id.store == state.store:
+            return False
+    return True
 
 
 def closed_stays_closed(before: World, _: Move, after: World) -> bool:
@@ -68,6 +80,7 @@ INVARIANTS: tuple[Invariant, ...] = (
     no_rank_twice,
     old_words_have_no_effect,
     between_min_and_max,
+    spares_take_the_places_of_the_lost,
     closed_stays_closed,
     an_outcome_is_never_undone,
     a_charge_is_counted_once,

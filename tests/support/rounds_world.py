@@ -92,7 +92,7 @@ class Store:
 @dataclass(frozen=True)
 class World:
     size: int
-    """Slots."""
+    """Slots, with those of spares."""
     stores: tuple[Store, ...]
     agents: tuple[Agent, ...]
     now: float = 0.0
@@ -104,25 +104,26 @@ class World:
     counted: tuple[RoundId, ...] = ()
     """Rounds that were charged, in the order in which the operator took them in."""
     declared: Outcome | None = None
+    spares: int = 0
 
     def agent(self, slot: int) -> Agent:
         return next(a for a in self.agents if a.slot == slot)
 
 
 def settings(world: World) -> Settings:
-    return Settings(MIN, world.size, world.target, max_restarts=BUDGET)
+    return Settings(MIN, world.size - world.spares, world.target, spares=world.spares, max_restarts=BUDGET)
 
 
-def begin(size: int = 3) -> World:
-    world = World(size, (), (), target=size)
+def begin(size: int = 3, spares: int = 0) -> World:
+    world = World(size, (), (), target=size - spares, spares=spares)
     first = Store(0, new_state(settings(world), attempt=1, store=0, now=0.0))
     return replace(world, stores=(first,), agents=tuple(Agent(slot, 0) for slot in range(size)))
 
 
-def running(size: int = 3) -> World:
-    """All nodes train in their second round, the operator knows it."""
-    world = _settled(begin(size))
-    return _settled(step(world, ("fail", size - 1)))
+def running(size: int = 3, spares: int = 0) -> World:
+    """All nodes (but for spares) train in their second round, the operator knows it."""
+    world = _settled(begin(size, spares))
+    return _settled(step(world, ("fail", size - spares - 1)))
 
 
 def _settled(world: World) -> World:
@@ -177,7 +178,7 @@ def faults(world: World, kinds: tuple[str, ...] = FAULTS) -> Iterator[Move]:
     if "second-store" in kinds and len(world.stores) == 1:
         yield "second-store", 0
     if "target" in kinds:
-        yield "target", MIN if world.target > MIN else world.size
+        yield "target", MIN if world.target > MIN else world.size - world.spares
     if "operator-away" in kinds and not world.away:
         yield "operator-away", 0
 
@@ -371,8 +372,9 @@ def _news(world: World) -> bool:
         return False
     known = world.stores[-1].state.facts
     unsaid = _facts(world) != replace(known, lease=1, sequence=world.sequence)
-    missing = any(a.ended is not None and a.slot < world.target for a in world.agents)
-    surplus = any(a.ended is None and not a.leaving and a.slot >= world.target for a in world.agents)
+    slots = world.target + world.spares
+    missing = any(a.ended is not None and a.slot < slots for a in world.agents)
+    surplus = any(a.ended is None and not a.leaving and a.slot >= slots for a in world.agents)
     return unsaid or missing or surplus or bool(_uncounted(world))
 
 
@@ -388,11 +390,11 @@ def _reconcile(world: World) -> World:
         counted = (*world.counted, round_id) if charged else world.counted
         world = replace(world, charged=world.charged + charged, charged_round=round_id, counted=counted)
     for a in world.agents:
-        if a.ended is not None and a.slot < world.target:
+        if a.ended is not None and a.slot < world.target + world.spares:
             world = _put(world, Agent(a.slot, a.incarnation + 1))
     world = replace(world, sequence=world.sequence + 1)
     world = _decide(world, world.stores[-1].incarnation, FactsArrived(_facts(world)))
     for a in world.agents:
-        if a.ended is None and not a.leaving and a.slot >= world.target:
+        if a.ended is None and not a.leaving and a.slot >= world.target + world.spares:
             world = _put(world, tell(replace(a, leaving=True), Leaving("SIGTERM")))
     return world

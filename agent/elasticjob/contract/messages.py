@@ -291,6 +291,8 @@ class Settings:
     max_nodes: int
     target: int
     """How many nodes the round should have now (replicas, within min and max)."""
+    spares: int = 0
+    """Nodes beyond the target that stand by, ready to take the place of one that is lost."""
     max_restarts: int = 3
     join_timeout: float = 600.0
     last_call_timeout: float = 30.0
@@ -314,6 +316,13 @@ class Settings:
             raise ValueError(f"target ({self.target}) must be within {self.min_nodes} and {self.max_nodes}")
         if self.max_restarts < 0:
             raise ValueError(f"max_restarts ({self.max_restarts}) must not be negative")
+        if self.spares < 0:
+            raise ValueError(f"spares ({self.spares}) must not be negative")
+
+    @property
+    def slots(self) -> int:
+        """How many slots have a pod. Any of their nodes may be in the round, any may stand by."""
+        return self.target + self.spares
 
 
 class PodState(str, Enum):

@@ -67,7 +67,7 @@ class Driver:
             self._site = Site(self._job, self._run_id, self._keys, _free_port(), Path(scratch))
             self._spawn(self._keep_store())
             self._spawn(self._follow())
-            for slot in range(self._settings.target):
+            for slot in range(self._settings.slots):
                 self._spawn(self._keep_agent(slot))
             await self._over.wait()
             await self._shut_down()
@@ -99,8 +99,10 @@ class Driver:
             self._store.kill()
 
     def scale(self, nodes: int) -> None:
-        """Another number of nodes, kept within minReplicas and maxReplicas. Nodes beyond it leave in good order."""
+        """Another number of nodes, kept within minReplicas and maxReplicas; spares come on top of it. Nodes beyond it
+        leave in good order."""
         before, low, high = self._settings.target, self._settings.min_nodes, self._settings.max_nodes
+        slots = self._settings.slots
         target = max(low, min(nodes, high))
         if target != nodes:
             self._say(f"{nodes} nodes are not within minReplicas, {low}, and maxReplicas, {high}")
@@ -109,9 +111,9 @@ class Driver:
         self._say(f"scaling from {before} to {target} nodes")
         self._settings = replace(self._settings, target=target)
         self._tell()
-        for slot in set(range(target)) - self._kept:
+        for slot in set(range(self._settings.slots)) - self._kept:
             self._spawn(self._keep_agent(slot))
-        for slot in range(target, before):
+        for slot in range(self._settings.slots, slots):
             if slot in self._pods:
                 self._agents[slot].terminate()
 
@@ -142,7 +144,7 @@ class Driver:
     async def _one_pod_after_the_other(self, slot: int) -> None:
         """Each with the next incarnation, while the slot is wanted."""
         delay = 0.25
-        while not (self._over.is_set() or self._draining or slot >= self._settings.target):
+        while not (self._over.is_set() or self._draining or slot >= self._settings.slots):
             incarnation = self._incarnations[slot] = self._incarnations.get(slot, -1) + 1
             pod = f"{self._job.name}-{slot}-{incarnation}"
             started = time.monotonic()
@@ -157,7 +159,7 @@ class Driver:
             delay = min(2 * delay, _MAX_DELAY) if time.monotonic() - started < _SHORT_LIFE else 0.25
             if self._draining:
                 return
-            if slot >= self._settings.target:
+            if slot >= self._settings.slots:
                 self._say(f"{pod} ended ({ending(code)})")
                 return
             self._say(f"{pod} ended ({ending(code)}); {self._job.name}-{slot}-{incarnation + 1} takes its place")
@@ -216,7 +218,7 @@ class Driver:
         self._link_send(replace(facts, only_store=self._report.asks if self._report else 0.0))
 
     def _goes(self, pod: PodFact) -> bool:
-        return self._draining or pod.slot >= self._settings.target
+        return self._draining or pod.slot >= self._settings.slots
 
     def _heard(self, report: Report) -> None:
         before, self._report = self._report, report

@@ -192,6 +192,7 @@ def _settings(spec: _Field, nodes: int | None) -> Settings:
         min_nodes=low,
         max_nodes=high,
         target=target,
+        spares=policy.get("spares").integer(0, 64, 0),
         max_restarts=spec.get("failurePolicy").get("maxRestarts").integer(0, 10000, 3),
         join_timeout=rendezvous.get("joinTimeoutSeconds").seconds(10, 86400, 600),
         last_call_timeout=rendezvous.get("lastCallTimeoutSeconds").seconds(0, 3600, 30),

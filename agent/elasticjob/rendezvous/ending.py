@@ -85,7 +85,7 @@ def end_broken(state: State, now: float) -> Decision | None:
         return end(state, round_, EndReason.WORKER_FAILED, f"a worker of {names(failed)} {what}", now)
     going = [state.nodes[b] for b in round_.members if departing(state, state.nodes[b])]
     stopped = [m.pod for m in round_.members.values() if m.state is MemberState.STOPPED]
-    if going and not stopped and all(n.slot >= state.settings.target for n in going):
+    if going and not stopped and all(n.slot >= state.settings.slots for n in going):
         return scale_down(state, round_, now)
     if going or stopped:
         who = names([n.pod for n in going] or stopped)
@@ -95,6 +95,9 @@ def end_broken(state: State, now: float) -> Decision | None:
 
 def scale_down(state: State, round_: Round, now: float) -> Decision:
     message = f"from {len(round_.members)} nodes to at most {state.settings.target}"
+    if len(round_.members) <= state.settings.target:
+        unwanted = [m.pod for b, m in round_.members.items() if state.nodes[b].slot >= state.settings.slots]
+        message = f"{names(unwanted)} is not wanted any more"
     return end(state, round_, EndReason.SCALING_DOWN, message, now, on_plan=True)
 
 

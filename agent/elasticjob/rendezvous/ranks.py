@@ -9,15 +9,15 @@ from elasticjob.contract.names import RoundId
 from elasticjob.rendezvous.state import Member, Node
 
 
-def choose(pool: Iterable[Node], last_members: Sequence[str], target: int) -> list[Node]:
-    """At most `target` nodes in order of group rank.
+def choose(pool: Iterable[Node], last_members: Sequence[str], target: int, slots: int) -> list[Node]:
+    """At most `target` nodes in order of group rank; the others stand by.
 
-    Slots beyond the target go first when there are too many; then nodes of the last round are preferred to new ones.
+    Slots from `slots` on go first when there are too many; then nodes of the last round are preferred to new ones.
     Who stays keeps its place, so rank 0 (and its checkpoint) stays where it was.
     """
     place = {boot: i for i, boot in enumerate(last_members)}
     newcomer = len(place)
-    worth = sorted(pool, key=lambda n: (n.slot >= target, n.boot not in place, n.slot))
+    worth = sorted(pool, key=lambda n: (n.slot >= slots, n.boot not in place, n.slot))
     return sorted(worth[:target], key=lambda n: (place.get(n.boot, newcomer), n.slot))
 
 

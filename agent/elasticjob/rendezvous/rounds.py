@@ -156,8 +156,8 @@ def _make_room(state: State, now: float) -> Decision | None:
 
 
 def _newcomers(state: State) -> list[Node]:
-    """Warm nodes that the job wants: one beyond the target is about to be told to go."""
-    return [n for n in candidates(state) if n.ready and n.slot < state.settings.target]
+    """Warm nodes that the job wants: one beyond target and spares is about to be told to go."""
+    return [n for n in candidates(state) if n.ready and n.slot < state.settings.slots]
 
 
 def _form(state: State, now: float) -> Decision | None:
@@ -186,7 +186,7 @@ def _start(state: State, pool: Sequence[Node], why: str, now: float) -> Decision
         asking = only_store.ask(state, now)
         missing = f"{only_store.missing(state)} of {state.last.size} nodes are missing"
         return None if asking is None else Decision(asking, reason=missing)
-    chosen = ranks.choose(pool, state.last_members, state.settings.target)
+    chosen = ranks.choose(pool, state.last_members, state.settings.target, state.settings.slots)
     round_id = RoundId(state.attempt, state.store, state.n + 1)
     members = ranks.assign(
         chosen,

@@ -295,11 +295,11 @@ def _eligible(state: State, node: Node) -> bool:
 
 
 def awaited(state: State, *, ready: bool) -> Iterator[PodFact]:
-    """Pods within the target that should come and have not announced themselves (with `ready`: or are not warm)."""
+    """Pods that the job wants, that should come and have not announced themselves (with `ready`: or are not warm)."""
     here = {(n.slot, n.incarnation) for n in state.nodes.values() if n.gone_at is None and (n.ready or not ready)}
     for pod in state.facts.pods:
         coming = pod.state in (PodState.STARTING, PodState.RUNNING)
-        if coming and pod.slot < state.settings.target and (pod.slot, pod.incarnation) not in here:
+        if coming and pod.slot < state.settings.slots and (pod.slot, pod.incarnation) not in here:
             yield pod
 
 

@@ -44,6 +44,8 @@ class JobSpec:
     max_replicas: int
     nproc_per_node: int
     template: Raw
+    spares: int = 0
+    """Nodes beyond the target that stand by."""
     backend: Backend = Backend.ELASTICJOB
     port: int = DEFAULT_PORT
     join_timeout: int = 600
@@ -73,6 +75,7 @@ class JobSpec:
             min_nodes=self.min_replicas,
             max_nodes=self.max_replicas,
             target=self.target,
+            spares=self.spares,
             max_restarts=self.max_restarts,
             join_timeout=float(self.join_timeout),
             last_call_timeout=float(self.last_call_timeout),
@@ -96,6 +99,7 @@ def parse_spec(raw: Raw) -> JobSpec:
         target=target,
         min_replicas=low,
         max_replicas=high,
+        spares=max(0, integer(raw, "elasticPolicy", "spares")),
         nproc_per_node=_nproc(at(raw, "nprocPerNode"), trainer),
         template=template,
         gpus=int(quantity(_asked(trainer).get(GPU))),

@@ -161,15 +161,17 @@ def _refusals(f: Facts) -> list[Refusal]:
 
 
 def fully_scaled(f: Facts) -> Condition:
-    """Whether as many nodes train as the job should have."""
+    """Whether as many nodes train as the job should have. Spares are told of, and never waited for."""
     target = f.ctx.spec.target
     if f.verdict is not None:
         return condition(False, "Finished", "the job has ended")
-    extra = [p for p in f.ctx.observed.workers if p.index >= target and p.end is None]
+    spares = f.ctx.spec.spares
+    extra = [p for p in f.ctx.observed.workers if p.index >= target + spares and p.end is None]
     if extra or f.world.active > target:
         return condition(False, "ScalingDown", f"down to {_count(target, 'node')}; {len(extra)} still to go")
     if f.world.formed and f.world.active == target:
-        return condition(True, "AtDesiredReplicas", f"all {_count(target, 'node')} train")
+        told = f"; spares that stand by: {f.world.standby} of {spares}" if spares else ""
+        return condition(True, "AtDesiredReplicas", f"all {_count(target, 'node')} train{told}")
     return _short(f, target, f"{f.world.active} of {_count(target, 'node')} train")
 
 

@@ -63,7 +63,7 @@ def judge_slots(ctx: Context) -> tuple[Slot, ...]:
     """A verdict for each slot that the job should have."""
     pods = {(p.index, p.incarnation): p for p in ctx.observed.workers}
     slots = []
-    for index in range(ctx.spec.target):
+    for index in range(ctx.spec.settings.slots):
         known = ctx.status.incarnations
         incarnation = known[index] if index < len(known) else None
         pod = None if incarnation is None else pods.get((index, incarnation))

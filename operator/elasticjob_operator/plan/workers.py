@@ -43,7 +43,7 @@ def plan_workers(ctx: Context, slots: tuple[Slot, ...], lost_node: AvoidedNode |
             facts.append(PodFact(slot.index, new, name, PodState.STARTING))
         elif slot.pod is not None and slot.pod.end is None:
             facts.append(fact_of(slot.pod))
-    current = {(index, incarnation) for index, incarnation in enumerate(incarnations[: ctx.spec.target])}
+    current = {(index, incarnation) for index, incarnation in enumerate(incarnations[: ctx.spec.settings.slots])}
     going, leaving = _remove(ctx, current)
     return Workers(tuple(incarnations), avoided, (*facts, *leaving), todo + going)
 
@@ -120,7 +120,7 @@ def _remove(ctx: Context, current: set[tuple[int, int]]) -> tuple[Todo, list[Pod
             wake.append(max(pod.deleting, ctx.now) + 5.0)
         elif not wanted and last_words.get(pod.index) != pod.uid:
             actions.append(DeletePod(pod.name, pod.uid, "its slot has a newer pod or is not wanted", force=lost))
-        if pod.index >= ctx.spec.target and pod.end is None:
+        if pod.index >= ctx.spec.settings.slots and pod.end is None:
             facts.append(replace(fact_of(pod), state=PodState.DRAINING))
     return Todo(tuple(actions), wake=tuple(wake)), facts
 

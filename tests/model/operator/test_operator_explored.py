@@ -51,7 +51,10 @@ class Run:
         self.random = Random(seed)
         self.loop = loop
         self.api = Api(1_800_000_000.0)
-        self.api.put(JOBS, raw_job(**elastic(LOW, HIGH, 3), failurePolicy={"maxRestarts": 3}))
+        self.spares = seed % 3
+        body = raw_job(**elastic(LOW, HIGH, 3), failurePolicy={"maxRestarts": 3})
+        body["spec"]["elasticPolicy"]["spares"] = self.spares
+        self.api.put(JOBS, body)
         self.world = World(self.api, {name: Node(name) for name in ("n1", "n2", "n3")})
         self.links = Links(self.api, self.world.stores)
         self.controller = self._controller()
@@ -231,7 +234,7 @@ class Run:
             assert self.names.setdefault(name, uid) == uid, f"the name {name} was used twice"
         live = [p for p in self.workers() if phase(p) in ("Pending", "Running")]
         wanted = [p for p in live if "deletionTimestamp" not in p["metadata"] and self._current(p, status)]
-        assert len(wanted) <= HIGH, "more live pods than the maximum"
+        assert len(wanted) <= HIGH + self.spares, "more live pods than the maximum"
         assert status.get("restarts", 0) >= self.restarts, "restarts went down"
         self.restarts = status.get("restarts", 0)
         assert self.restarts <= self.world.failures, "charged more than failed"
@@ -281,7 +284,7 @@ class Run:
             for pod in self.workers():
                 self.world.connect(pod)
             for store in self.world.serving():
-                if store.members and set(store.members) != set(store.here):
+                if store.short:
                     store.end(EndReason.SCALING_UP, self.api.now)
                 store.form(self.api.now, LOW)
             self.exit_all()
@@ -304,9 +307,9 @@ class Run:
             return
         target = self.api.objects[JOBS, "bert"]["spec"]["replicas"]
         running = [p for p in self.workers() if phase(p) == "Running" and "deletionTimestamp" not in p["metadata"]]
-        assert sorted(number(p, Label.POD_INDEX) for p in running) == list(range(target))
+        assert sorted(number(p, Label.POD_INDEX) for p in running) == list(range(target + self.spares))
         assert told["Running"] == told["FullyScaled"] == told["RendezvousReady"] == "True"
-        assert job_status(self.api)["active"] == target
+        assert (job_status(self.api)["active"], job_status(self.api)["standby"]) == (target, self.spares)
 
 
 @pytest.mark.parametrize("first", range(0, RUNS, 10))

@@ -46,6 +46,12 @@ def test_replicas(spec: dict[str, Any], nodes: int | None, expected: tuple[int, 
     assert (settings.min_nodes, settings.max_nodes, settings.target) == expected
 
 
+def test_spares() -> None:
+    assert read_job(job(elasticPolicy={**ELASTIC, "spares": 2})).settings.slots == 6
+    with pytest.raises(ManifestError, match=r"elasticPolicy\.spares: want a whole number from 0 to 64, got 65"):
+        read_job(job(elasticPolicy={**ELASTIC, "spares": 65}))
+
+
 def test_the_trainer_container_is_run_with_kubernetes_expansion() -> None:
     raw = job()
     raw["spec"]["template"]["spec"]["containers"] = [

@@ -301,6 +301,71 @@ def test_scale_up_again_never_reuses_a_name() -> None:
     assert (told(p)["phase"], [c["reason"] for c in told(p)["conditions"]][2]) == ("Scaling", "ScalingUp")
 
 
+# ---- spares
+
+
+def spared(*, low: int = 1, replicas: int = 2, spares: int = 1) -> Raw:
+    fields = elastic(low, 4, replicas)
+    fields["elasticPolicy"]["spares"] = spares
+    return fields
+
+
+def scaled(p: Plan) -> tuple[str, str, str]:
+    found = next(c for c in told(p)["conditions"] if c["type"] == "FullyScaled")
+    return found["status"], found["reason"], found["message"]
+
+
+def with_spare(*pods: Pod, active: int = 2, **status_more: Any) -> Observed:
+    """Two of the pods train, the others stand by."""
+    nodes = report(*pods).nodes
+    nodes = tuple(replace(n, member=i < active) for i, n in enumerate(nodes))
+    told_by = report(*pods, nodes=nodes, active=active, world_size=active)
+    observed = steady(workers=pods, told=told_by)
+    return replace(observed, job=job(status=status(**status_more), **spared()))
+
+
+def test_spares_come_on_top_of_the_target_and_lower_slots_first() -> None:
+    p = run(Observed(job(**spared(spares=2))))
+    assert [a.slot for a in p.actions if isinstance(a, CreateWorker)] == [0, 1, 2, 3]
+    assert (told(p)["targetReplicas"], told(p)["podIncarnations"]) == (2, "0,0,0,0")
+
+
+def test_a_job_is_fully_scaled_with_its_spares_and_without_them() -> None:
+    pods = (worker(0), worker(1), worker(2))
+    p = run(with_spare(*pods, podIncarnations="0,0,0"))
+    assert scaled(p) == ("True", "AtDesiredReplicas", "all 2 nodes train; spares that stand by: 1 of 1")
+    assert [told(p)[n] for n in ("replicas", "active", "ready", "standby")] == [3, 2, 3, 1]
+    assert p.facts is not None
+    assert (p.facts.settings.target, p.facts.settings.spares, len(p.facts.pods)) == (2, 1, 3)
+    scarce = with_spare(worker(0), worker(1), podIncarnations="0,0,0")
+    p = run(replace(scarce, workers=(*scarce.workers, worker(2, **unschedulable()))))
+    assert scaled(p) == ("True", "AtDesiredReplicas", "all 2 nodes train; spares that stand by: 0 of 1")
+    assert (told(p)["phase"], [n.reason for n in p.notes if n.warning]) == ("Running", [])
+
+
+def test_a_lost_pod_whose_place_a_spare_took_has_a_successor_that_is_not_missing() -> None:
+    p = run(with_spare(worker(0), worker(2), podIncarnations="0,0,0"))
+    assert p.actions == (CreateWorker("bert-1-1", 1, 1),)
+    assert (told(p)["podIncarnations"], told(p)["restarts"], scaled(p)[0]) == ("0,1,0", 0, "True")
+
+
+def test_a_spare_counts_where_others_find_no_place() -> None:
+    pods = (worker(0), worker(1, **unschedulable()), worker(2))
+    observed = replace(with_spare(*pods, podIncarnations="0,0,0"), link=link(gathering(pods[0], pods[2])))
+    waiting = run(replace(observed, job=job(status=status(podIncarnations="0,0,0"), **spared(low=2))))
+    assert {c["type"]: c["reason"] for c in told(waiting)["conditions"]}["Running"] == "WaitingForMinReplicas"
+
+
+def test_fewer_spares_are_the_highest_slots_less() -> None:
+    pods = (worker(0), worker(1), worker(2))
+    observed = with_spare(*pods, podIncarnations="0,0,0")
+    p = run(replace(observed, job=job(status=status(podIncarnations="0,0,0"), **elastic(1, 4, 2))))
+    assert [a.name for a in p.actions if isinstance(a, DeletePod)] == ["bert-2-0"]
+    assert p.facts is not None
+    assert {f.pod: f.state for f in p.facts.pods}["bert-2-0"] is PodState.DRAINING
+    assert scaled(p)[1] == "ScalingDown"
+
+
 @pytest.mark.parametrize(("asked", "target"), [(None, 4), (1, 2), (9, 4), (3, 3)])
 def test_the_target_stays_within_the_policy(asked: int | None, target: int) -> None:
     fields = elastic(2, 4, asked)

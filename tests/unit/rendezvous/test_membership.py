@@ -4,7 +4,17 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from elasticjob.contract.messages import ANY_SLOT, Announce, Close, Closed, Outcome, RoundPhase, Standby
+from elasticjob.contract.messages import (
+    ANY_SLOT,
+    Announce,
+    Close,
+    Closed,
+    EndReason,
+    Outcome,
+    PodState,
+    RoundPhase,
+    Standby,
+)
 from elasticjob.rendezvous.state import NodeGone, NodeSaid
 from support.rounds import SETTINGS, Job, boot, pods
 
@@ -31,6 +41,92 @@ def test_a_spare_is_swapped_in_without_a_second_round() -> None:
     job.later(60)
     assert (job.phase(), job.report.rounds) == (RoundPhase.RUNNING, 2)
     assert job.last(1, inc=1) == Standby("the round is full without this node", redundant=True)
+
+
+SPARED = replace(SETTINGS, min_nodes=2, max_nodes=3, target=3, spares=1)
+
+
+def spared(*here: int) -> Job:
+    """An operator keeps three nodes and a spare; a round of the first three of those that are here runs."""
+    job = Job(SPARED)
+    job.facts(*pods(0, 1, 2, 3))
+    job.announce(*here)
+    job.started(*here[:3])
+    return job
+
+
+def lose(job: Job, slot: int, *stay: int) -> None:
+    job.gone(slot)
+    job.later(1)
+    job.stopped(*stay)
+
+
+def test_a_round_begins_without_its_spares_and_with_one_where_a_node_finds_no_place() -> None:
+    assert spared(0, 1, 2).members == ["j-0-0", "j-1-0", "j-2-0"]
+    job = Job(SPARED)
+    job.facts(*pods(0, 1), *pods(2, state=PodState.UNSCHEDULABLE), *pods(3, state=PodState.STARTING))
+    job.announce(0, 1)
+    assert job.members == []
+    job.announce(3)
+    assert job.members == ["j-0-0", "j-1-0", "j-3-0"]
+
+
+def test_a_spare_keeps_the_place_it_took_and_who_comes_back_stands_by() -> None:
+    job = spared(0, 1, 2, 3)
+    assert job.last(3) == Standby("the round is full without this node", redundant=True)
+    lose(job, 1, 0, 2)
+    assert job.members == ["j-0-0", "j-2-0", "j-3-0"]
+    job.started(0, 2, 3)
+    job.facts(*pods(0, 2, 3), *pods(1, inc=1))
+    job.announce(1, inc=1)
+    job.later(60)
+    assert job.last(1, inc=1) == Standby("the round is full without this node", redundant=True)
+    assert (job.phase(), job.report.rounds) == (RoundPhase.RUNNING, 2)
+    job.fail(0)
+    job.stopped(0, 2, 3)
+    assert job.members == ["j-0-0", "j-2-0", "j-3-0"]
+
+
+def test_a_spare_that_is_not_ready_when_a_node_is_lost_joins_at_once_when_it_is() -> None:
+    job = spared(0, 1, 2)
+    job.announce(3, ready=False)
+    lose(job, 1, 0, 2)
+    assert job.members == ["j-0-0", "j-2-0"]
+    job.started(0, 2)
+    job.ready(3)
+    assert job.phase() is RoundPhase.ENDING
+    job.stopped(0, 2)
+    assert job.members == ["j-0-0", "j-2-0", "j-3-0"]
+
+
+def test_a_spare_that_trains_and_is_told_to_go_has_left() -> None:
+    job = spared(0, 1, 3, 2)
+    job.leave(3)
+    job.stopped(0, 1, 3)
+    assert job.report.ended[-1].reason is EndReason.NODE_LEFT
+    assert job.members == ["j-0-0", "j-1-0", "j-2-0"]
+
+
+def test_a_lower_target_keeps_a_spare_of_those_that_are_there() -> None:
+    job = spared(0, 1, 2, 3)
+    job.facts(*pods(0, 1, 2), *pods(3, state=PodState.DRAINING), target=2)
+    job.stopped(0, 1, 2)
+    assert job.members == ["j-0-0", "j-1-0"]
+    assert job.last(2) == Standby("the round is full without this node", redundant=True)
+    assert job.finished(3) is not None
+
+
+def test_a_spare_takes_the_place_of_a_member_that_is_one_too_many() -> None:
+    job = spared(0, 1, 2, 3)
+    lose(job, 1, 0, 2)
+    job.started(0, 2, 3)
+    job.facts(*pods(0, 2, 3), *pods(1, inc=1))
+    job.announce(1, inc=1)
+    job.facts(*pods(0, 2), *pods(1, inc=1), *pods(3, state=PodState.DRAINING), spares=0)
+    job.stopped(0, 2, 3)
+    assert job.members == ["j-0-0", "j-2-0", "j-1-1"]
+    ended = job.report.ended[-1]
+    assert (ended.reason, ended.message) == (EndReason.SCALING_DOWN, "j-3-0 is not wanted any more")
 
 
 def test_who_is_left_out_of_a_round_is_told_that_it_is_full() -> None:
