@@ -58,6 +58,8 @@ class JobSpec:
     preload: tuple[str, ...] = DEFAULT_PRELOAD
     stop_grace: int = 1
     max_restarts: int = 3
+    avoid_node: int = 86400
+    """How long a machine that is not fit is avoided."""
     progress_timeout: int = 0
     """0: hangs are not looked for."""
     hang_action: HangAction = HangAction.RESTART_GROUP
@@ -113,6 +115,7 @@ def parse_spec(raw: Raw) -> JobSpec:
         preload=tuple(str(m) for m in preload) if isinstance(preload, list) else DEFAULT_PRELOAD,
         stop_grace=integer(raw, "stopGraceSeconds", default=1),
         max_restarts=max(0, integer(raw, "failurePolicy", "maxRestarts", default=3)),
+        avoid_node=max(0, integer(raw, "failurePolicy", "avoidNodeSeconds", default=86400)),
         progress_timeout=max(0, integer(raw, "hangPolicy", "progressTimeoutSeconds")),
         hang_action=_hang_action(text(raw, "hangPolicy", "action")),
     )

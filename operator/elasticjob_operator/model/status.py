@@ -10,8 +10,8 @@ from elasticjob.contract.messages import FailureClass
 from elasticjob.contract.names import RoundId
 from elasticjob_operator.model.raw import Raw, at, integer, mapping, moment, objects, text
 
-AVOID_SECONDS = 86400.0
-"""A node is avoided this long; a lost one less, when its kubelet is heard of again."""
+LOST_SECONDS = 86400.0
+"""A lost node is avoided this long at most: its kubelet is heard of again, or Kubernetes knows by then."""
 UNFIT = FailureClass.DEVICE_UNHEALTHY.value
 LOST = FailureClass.NODE_LOST.value
 
@@ -54,10 +54,12 @@ class AvoidedNode:
     why: str
     reason: str = LOST
     """`LOST` or `UNFIT`."""
+    seconds: float = LOST_SECONDS
+    """How long it is avoided at most."""
 
     @property
     def until(self) -> float:
-        return self.since + AVOID_SECONDS
+        return self.since + self.seconds
 
 
 @dataclass(frozen=True)
@@ -127,8 +129,9 @@ def _round(written: str) -> RoundId | None:
 
 def _avoided(raw: Raw) -> AvoidedNode:
     until = moment(raw, "until") or 0.0
+    since = moment(raw, "since") or until - LOST_SECONDS
     reason = UNFIT if text(raw, "reason") == UNFIT else LOST
-    return AvoidedNode(text(raw, "name"), until - AVOID_SECONDS, text(raw, "why"), reason)
+    return AvoidedNode(text(raw, "name"), since, text(raw, "why"), reason, until - since)
 
 
 def _conditions(raw: Raw) -> dict[ConditionType, Condition]:

@@ -165,7 +165,8 @@ def avoided_names(ctx: Context) -> frozenset[str]:
 
 
 def still_avoided(ctx: Context) -> tuple[AvoidedNode, ...]:
-    """A lost node is avoided until its kubelet has renewed its lease after the loss, one that is not fit for a day."""
+    """A lost node is avoided until its kubelet has renewed its lease after the loss, one that is not fit for
+    failurePolicy.avoidNodeSeconds."""
     return tuple(
         node
         for node in ctx.status.avoided

@@ -86,7 +86,13 @@ def _counts(f: Facts) -> dict[str, int]:
 
 def _avoided(f: Facts) -> list[dict[str, str]]:
     return [
-        {"name": node.name, "until": timestamp(node.until), "why": node.why, "reason": node.reason}
+        {
+            "name": node.name,
+            "since": timestamp(node.since),
+            "until": timestamp(node.until),
+            "why": node.why,
+            "reason": node.reason,
+        }
         for node in f.workers.avoided
     ]
 

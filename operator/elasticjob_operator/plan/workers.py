@@ -78,7 +78,7 @@ def fact_of(pod: Pod) -> PodFact:
 
 
 def _avoided(ctx: Context, slots: tuple[Slot, ...], lost_node: AvoidedNode | None) -> tuple[AvoidedNode, ...]:
-    new = [lost_node, *(_avoided_by(slot, ctx.now) for slot in slots)]
+    new = [lost_node, *(_avoided_by(ctx, slot) for slot in slots)]
     kept = {node.name: node for node in still_avoided(ctx)}
     for node in filter(None, new):
         # A lost kubelet may be back soon; that does not make its node fit.
@@ -87,12 +87,12 @@ def _avoided(ctx: Context, slots: tuple[Slot, ...], lost_node: AvoidedNode | Non
     return tuple(sorted(kept.values(), key=lambda node: node.since)[-32:])
 
 
-def _avoided_by(slot: Slot, now: float) -> AvoidedNode | None:
+def _avoided_by(ctx: Context, slot: Slot) -> AvoidedNode | None:
     """Times are written in whole seconds, and never before the loss."""
     if not isinstance(slot.verdict, Replace) or slot.pod is None or not slot.pod.node:
         return None
     if slot.verdict.unfit is not None:
-        return AvoidedNode(slot.pod.node, math.ceil(now), slot.verdict.why, UNFIT)
+        return AvoidedNode(slot.pod.node, math.ceil(ctx.now), slot.verdict.why, UNFIT, ctx.spec.avoid_node)
     if slot.verdict.lost_at is not None:
         return AvoidedNode(slot.pod.node, math.ceil(slot.verdict.lost_at), slot.verdict.why)
     return None

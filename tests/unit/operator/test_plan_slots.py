@@ -210,6 +210,18 @@ def test_a_node_that_is_not_fit_is_avoided_for_a_day_whatever_its_kubelet_says(l
         assert "n1 is avoided until 2027-01-16T08:00:00Z: GPU 1 is lost" in fault["message"]
 
 
+def test_how_long_a_node_that_is_not_fit_is_avoided_is_the_users_to_say() -> None:
+    observed = steady(workers=(worker(0), worker(1, node="n2")), told=report(OTHER, unfit=(UNFIT,)))
+    impatient = replace(observed, job=job(status=status(), failurePolicy={"avoidNodeSeconds": 600}))
+    (avoided,) = told(run(impatient))["avoidedNodes"]
+    assert (avoided["since"], avoided["until"]) == ("2027-01-15T08:00:00Z", "2027-01-15T08:10:00Z")
+    pod = worker(0, 1, avoids="n1", **WAITS)
+    # A change does not touch what is avoided already.
+    later = steady(workers=(pod, worker(1, node="n2")), avoidedNodes=[avoided], podIncarnations="1,0")
+    assert run(later, NOW + 599).actions == ()
+    assert run(later, NOW + 601).actions[0] == CreateWorker("bert-0-2", 0, 2)
+
+
 DRAINED = {"type": "DisruptionTarget", "status": "True", "reason": "EvictionByEvictionAPI"}
 TAKEN = {"type": "DisruptionTarget", "status": "True", "reason": "PreemptionByScheduler"}
 COLLECTED = {"type": "DisruptionTarget", "status": "True", "reason": "DeletionByPodGC"}
