@@ -41,6 +41,7 @@ BAD_AT_CREATE: list[tuple[str, list[Change], str]] = [
     ("name of a store", [("metadata.name", "bert-rdzv")], "metadata.name must not end in -rdzv"),
     ("min above max", [("spec.elasticPolicy.minReplicas", 5)], "minReplicas is above maxReplicas: swap them"),
     ("an avoided node is back at once", [("spec.failurePolicy.avoidNodeSeconds", 5)], "greater than or equal to 60"),
+    ("endless save", [("spec.elasticPolicy.gracefulShutdownSeconds", 3601)], "should be less than or equal to 3600"),
     ("negative spares", [("spec.elasticPolicy.spares", -1)], "spares in body should be greater than or equal to 0"),
     ("too many spares", [("spec.elasticPolicy.spares", 65)], "spares in body should be less than or equal to 64"),
     ("replicas below min", [("spec.replicas", 1)], "replicas is below elasticPolicy.minReplicas: raise replicas"),

@@ -197,6 +197,7 @@ def _settings(spec: _Field, nodes: int | None) -> Settings:
         join_timeout=rendezvous.get("joinTimeoutSeconds").seconds(10, 86400, 600),
         last_call_timeout=rendezvous.get("lastCallTimeoutSeconds").seconds(0, 3600, 30),
         stop_grace=spec.get("stopGraceSeconds").seconds(0, 3600, 1),
+        graceful_shutdown=policy.get("gracefulShutdownSeconds").seconds(0, 3600, 120),
         keep_alive_interval=rendezvous.get("keepAliveIntervalSeconds").seconds(1, 300, 1),
         keep_alive_max_attempts=rendezvous.get("keepAliveMaxAttempts").integer(1, 100, 3),
         scale_up_stabilization=policy.get("scaleUpStabilizationSeconds").seconds(0, 3600, 30),

@@ -57,6 +57,8 @@ class JobSpec:
     """NVIDIA's, that the trainer asks for."""
     preload: tuple[str, ...] = DEFAULT_PRELOAD
     stop_grace: int = 1
+    graceful_shutdown: int | None = None
+    """How long a planned end may take; None: what the template's grace leaves."""
     max_restarts: int = 3
     avoid_node: int = 86400
     """How long a machine that is not fit is avoided."""
@@ -66,13 +68,16 @@ class JobSpec:
 
     @property
     def termination_grace(self) -> int:
-        """What the kubelet gives a pod: what the template asks for, and never less than the agent needs."""
+        """What the kubelet gives a pod: what the template asks for, and never less than the agent may need."""
         asked = integer(self.template, "spec", "terminationGracePeriodSeconds", default=DEFAULT_GRACE)
-        return max(self.stop_grace + LEAVE_SECONDS, asked)
+        return max((self.graceful_shutdown or 0) + self.stop_grace + LEAVE_SECONDS, asked)
 
     @property
     def settings(self) -> Settings:
         """The rules a coordinator works by."""
+        planned = self.graceful_shutdown
+        if planned is None:
+            planned = self.termination_grace - self.stop_grace - LEAVE_SECONDS
         return Settings(
             min_nodes=self.min_replicas,
             max_nodes=self.max_replicas,
@@ -82,7 +87,7 @@ class JobSpec:
             join_timeout=float(self.join_timeout),
             last_call_timeout=float(self.last_call_timeout),
             stop_grace=float(self.stop_grace),
-            graceful_shutdown=float(self.termination_grace - self.stop_grace - LEAVE_SECONDS),
+            graceful_shutdown=float(planned),
             keep_alive_interval=float(self.keep_alive_interval),
             keep_alive_max_attempts=self.keep_alive_attempts,
             progress_timeout=float(self.progress_timeout),
@@ -114,6 +119,7 @@ def parse_spec(raw: Raw) -> JobSpec:
         store=_store(mapping(rendezvous, "store")),
         preload=tuple(str(m) for m in preload) if isinstance(preload, list) else DEFAULT_PRELOAD,
         stop_grace=integer(raw, "stopGraceSeconds", default=1),
+        graceful_shutdown=_graceful_shutdown(mapping(raw, "elasticPolicy")),
         max_restarts=max(0, integer(raw, "failurePolicy", "maxRestarts", default=3)),
         avoid_node=max(0, integer(raw, "failurePolicy", "avoidNodeSeconds", default=86400)),
         progress_timeout=max(0, integer(raw, "hangPolicy", "progressTimeoutSeconds")),
@@ -156,6 +162,10 @@ def _nproc(value: Any, trainer: Raw) -> int:
 
 def _asked(container: Raw) -> dict[str, Any]:
     return {**mapping(container, "resources", "requests"), **mapping(container, "resources", "limits")}
+
+
+def _graceful_shutdown(policy: Raw) -> int | None:
+    return max(0, integer(policy, "gracefulShutdownSeconds", default=120)) if policy else None
 
 
 def _hang_action(value: str) -> HangAction:

@@ -50,6 +50,11 @@ class Context:
         renewed = self.observed.leases.get(node)
         return None if renewed is None else self.now - renewed
 
+    def kubelet_gone(self, node: str) -> bool:
+        """Whether Kubernetes itself would call the node gone: nobody there ends a pod, or counts its grace."""
+        age = self.lease_age(node)
+        return age is not None and age >= LEASE_STALE
+
 
 @dataclass(frozen=True)
 class Todo:

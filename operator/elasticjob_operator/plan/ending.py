@@ -97,7 +97,8 @@ def over(ctx: Context) -> bool:
 
 
 def _ended(ctx: Context, pod: Pod) -> bool:
-    return pod.end is not None or (pod.deleting is not None and ctx.now > pod.deleting + STUCK_GRACE)
+    stuck = pod.deleting is not None and (ctx.now > pod.deleting + STUCK_GRACE or ctx.kubelet_gone(pod.node))
+    return pod.end is not None or stuck
 
 
 def clean(ctx: Context, verdict: Verdict, *, told: bool) -> Todo:

@@ -11,7 +11,7 @@ from elasticjob_operator.actions import CreateWorker, DeletePod, Note
 from elasticjob_operator.manifests.names import worker_pod
 from elasticjob_operator.model.pods import Pod
 from elasticjob_operator.model.status import LOST, UNFIT, AvoidedNode
-from elasticjob_operator.plan.context import LEASE_STALE, Context, Todo
+from elasticjob_operator.plan.context import Context, Todo
 from elasticjob_operator.plan.slots import Create, Keep, Replace, Slot, still_avoided
 
 
@@ -113,9 +113,9 @@ def _remove(ctx: Context, current: set[tuple[int, int]]) -> tuple[Todo, list[Pod
     actions, facts, wake = [], [], []
     for pod in ctx.observed.workers:
         wanted = (pod.index, pod.incarnation) in current
-        lost = wanted is False and _kubelet_gone(ctx, pod)
+        lost = wanted is False and ctx.kubelet_gone(pod.node)
         if pod.deleting is not None:
-            if pod.deleting < ctx.now and lost:
+            if lost:
                 actions.append(DeletePod(pod.name, pod.uid, "its node is gone", force=True))
             wake.append(max(pod.deleting, ctx.now) + 5.0)
         elif not wanted and last_words.get(pod.index) != pod.uid:
@@ -123,8 +123,3 @@ def _remove(ctx: Context, current: set[tuple[int, int]]) -> tuple[Todo, list[Pod
         if pod.index >= ctx.spec.settings.slots and pod.end is None:
             facts.append(replace(fact_of(pod), state=PodState.DRAINING))
     return Todo(tuple(actions), wake=tuple(wake)), facts
-
-
-def _kubelet_gone(ctx: Context, pod: Pod) -> bool:
-    age = ctx.lease_age(pod.node)
-    return age is not None and age >= LEASE_STALE

@@ -46,6 +46,11 @@ def test_replicas(spec: dict[str, Any], nodes: int | None, expected: tuple[int, 
     assert (settings.min_nodes, settings.max_nodes, settings.target) == expected
 
 
+def test_a_planned_end_has_its_time() -> None:
+    assert read_job(job(elasticPolicy={**ELASTIC, "gracefulShutdownSeconds": 7})).settings.graceful_shutdown == 7
+    assert read_job(job()).settings.graceful_shutdown == 120
+
+
 def test_spares() -> None:
     assert read_job(job(elasticPolicy={**ELASTIC, "spares": 2})).settings.slots == 6
     with pytest.raises(ManifestError, match=r"elasticPolicy\.spares: want a whole number from 0 to 64, got 65"):

@@ -58,6 +58,21 @@ def test_a_planned_end_takes_no_longer_than_the_kubelet_gives_a_pod(
 
 
 @pytest.mark.parametrize(
+    ("policy", "asked", "planned", "grace"),
+    [({}, None, 120, 126), ({}, 600, 120, 600), ({"gracefulShutdownSeconds": 0}, None, 0, 30),
+     ({"gracefulShutdownSeconds": 300}, 30, 300, 306)],
+)  # fmt: skip
+def test_the_kubelet_gives_a_pod_longer_than_a_planned_end_may_take(
+    policy: dict[str, int], asked: int | None, planned: int, grace: int
+) -> None:
+    template = container()
+    template["spec"]["terminationGracePeriodSeconds"] = asked
+    elastic = {"minReplicas": 1, "maxReplicas": 2, **policy}
+    spec = parse_spec({"template": template, "elasticPolicy": elastic})
+    assert (spec.settings.graceful_shutdown, spec.termination_grace) == (planned, grace)
+
+
+@pytest.mark.parametrize(
     ("written", "value"), [("500m", 0.5), ("4", 4.0), (2, 2.0), ("2Gi", 2.0**31), ("x", 0.0), (None, 0.0), (True, 0.0)]
 )
 def test_quantities(written: Any, value: float) -> None:

@@ -230,6 +230,9 @@ def test_a_pod_that_the_kubelet_has_not_called_running_may_have_done_its_part() 
 def test_a_pod_stuck_on_a_dead_node_does_not_hold_the_end() -> None:
     observed = steady(workers=(DONE[0], worker(1, deleting=NOW - 40)), conditions=[MET])
     assert "Complete" in conditions(run(observed))
+    silent = steady(workers=(DONE[0], worker(1, deleting=NOW + 100, node="n9")), conditions=[MET])
+    for age, ends in ((20.0, False), (41.0, True)):
+        assert ("Complete" in conditions(run(replace(silent, leases={"n9": NOW - age})))) is ends
 
 
 @pytest.mark.parametrize("kind", ["Complete", "Failed"])

@@ -281,8 +281,11 @@ def test_a_pod_that_a_new_store_never_heard_is_lost_when_its_kubelet_is_silent_t
 
 
 @pytest.mark.parametrize(("age", "forced"), [(20.0, False), (41.0, True)])
-def test_a_pod_stuck_terminating_is_forced_only_when_its_kubelet_is_gone(age: float, forced: bool) -> None:
-    stuck = worker(0, 0, deleting=NOW - 1, node="n9")
+@pytest.mark.parametrize("grace_left", [-1, 100])
+def test_a_pod_stuck_terminating_is_forced_only_when_its_kubelet_is_gone(
+    age: float, forced: bool, grace_left: int
+) -> None:
+    stuck = worker(0, 0, deleting=NOW + grace_left, node="n9")
     observed = replace(steady(workers=(stuck, worker(0, 1), OTHER), podIncarnations="1,0"), leases={"n9": NOW - age})
     assert [a.force for a in run(observed).actions if isinstance(a, DeletePod)] == ([True] if forced else [])
 
