@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from elasticjob.agent.logs import PREFIX, LogOptions, read_ranks, read_streams
+from elasticjob.agent.pace import WINDOW
 from elasticjob.contract.names import DEFAULT_PORT, Backend, Env
 
 T = TypeVar("T")
@@ -51,6 +52,7 @@ class AgentConfig:
     boot: str
     env: Mapping[str, str]
     logs: LogOptions = field(default_factory=LogOptions)
+    pace_window: float = WINDOW
     event_log_handler: str = "null"
     """torch's `null` or `console`."""
 
@@ -101,6 +103,7 @@ def read_config(env: Mapping[str, str], options: Mapping[str, str] | None = None
         termination_log=env.get(Env.TERMINATION_LOG) or TERMINATION_LOG,
         boot=uuid.uuid4().hex,
         env={name: value for name, value in env.items() if name not in _SECRETS},
+        pace_window=_parse(env, Env.PACE_WINDOW_SECONDS, _seconds, str(WINDOW)),
         event_log_handler=pet.get("PET_EVENT_LOG_HANDLER", "null"),
         logs=LogOptions(
             directory=pet.get("PET_LOG_DIR") or str(Path(tempfile.gettempdir(), "elasticjob-logs")),

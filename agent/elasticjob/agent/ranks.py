@@ -36,6 +36,8 @@ class Progress:
     local_rank: int
     step: int
     time: float
+    own: float = 0.0
+    """Seconds so far in which it waited for no other rank; 0 where nobody knows."""
 
 
 @dataclass
@@ -73,8 +75,12 @@ class Ranks:
 
     def progress(self) -> tuple[Progress, ...]:
         """The latest report of every worker of the round that made one, by local rank."""
-        found = ((rank, r.words[Word.STEP], r.words[Word.TIME]) for rank, r in sorted(self._ranks.items()))
-        return tuple(Progress(rank, step, time / 1e9) for rank, step, time in found if step != NO_STEP)
+        found = ((rank, r.words) for rank, r in sorted(self._ranks.items()))
+        return tuple(
+            Progress(rank, step, words[Word.TIME] / 1e9, words[Word.OWN] / 1e9)
+            for rank, words in found
+            if (step := words[Word.STEP]) != NO_STEP
+        )
 
     def signs(self) -> tuple[Progress, ...]:
         """The last sign of life of every worker that gave one: its latest report, else its optimizers' last step.
@@ -84,7 +90,7 @@ class Ranks:
         reported = {report.local_rank: report for report in self.progress()}
         for rank, r in sorted(self._ranks.items()):
             if rank not in reported and (pulses := r.words[Word.PULSES]) > 0:
-                reported[rank] = Progress(rank, pulses, r.words[Word.PULSE_TIME] / 1e9)
+                reported[rank] = Progress(rank, pulses, r.words[Word.PULSE_TIME] / 1e9, r.words[Word.OWN] / 1e9)
         return tuple(sign for rank, sign in reported.items() if not self._ranks[rank].words[Word.ENDING])
 
     def process(self, local_rank: int) -> int | None:

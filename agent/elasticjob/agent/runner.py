@@ -38,11 +38,12 @@ from elasticjob.agent.health import Health
 from elasticjob.agent.launcher import CODE_ROOT, Launcher
 from elasticjob.agent.outcomes import assert_never
 from elasticjob.agent.output import Sink, Stream
+from elasticjob.agent.pace import Pace
 from elasticjob.agent.processes import become_subreaper
 from elasticjob.agent.state import State
 from elasticjob.agent.termination import write_termination
 from elasticjob.agent.workers import Workers
-from elasticjob.contract.messages import Announce, Failure, FailureClass, StartRound
+from elasticjob.contract.messages import Announce, Failure, FailureClass, StartRound, StepTimes
 from elasticjob.contract.names import ExitCode, RoundId
 from elasticjob.rendezvous.node import GaveUp, Node
 from elasticjob.store.link import KeepAlive, Link, LinkRole, connect
@@ -114,6 +115,7 @@ class Agent:
         self._launcher = Launcher(self._command, env, config.preload, helper_in, config.processes, scratch)
         self._workers = Workers(config, self._launcher, scratch, self._stdout, self._stderr)
         self._watch = Watch(self._workers.signs, self._stalled)
+        self._pace = Pace(self._workers.signs, self._took, config.pace_window)
         self._health = Health(str(scratch), config.gpus, env, self._workers.spared)
         self._state = State(me=await self._announcement(), stop_grace=config.stop_grace, processes=config.processes)
         self._tally = telemetry.Tally(self._loop.time(), self._loop.time())
@@ -249,6 +251,7 @@ class Agent:
             self._dispatch(events.WorkerEnded(start.round, 0, failure))
             return
         self._watch.start(start.progress_timeout, again=not start.hang_ends_round)
+        self._pace.start(self._config.processes)
         self._dispatch(events.Launched(start.round))
         self._reap()
         while len(self._stores) > 1:
@@ -265,8 +268,13 @@ class Agent:
         if (failure := await self._workers.stand()) is not None:
             self._dispatch(events.Stood(round_id, failure))
 
+    def _took(self, whole: float, own: tuple[float, ...]) -> None:
+        if self._state.round is not None:
+            self._node.send(StepTimes(self._state.round, whole, own))
+
     def _stop(self, grace: float, stacks: bool) -> None:
         self._watch.stop()
+        self._pace.stop()
         if self._workers.stopping:
             self._workers.hurry()
         else:

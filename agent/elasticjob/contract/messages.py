@@ -1,7 +1,7 @@
 """Messages on the control link, and the termination message. All frozen, all JSON objects tagged by `type`.
 
     node ──► coordinator   Announce, Ready, WorkersStarted, WorkersFailed, WorkersSucceeded, WorkersStopped, Leaving,
-                           WorkersStalled, StepReport, Close
+                           WorkersStalled, StepReport, StepTimes, Close
     coordinator ──► node   StartRound, Standby, PlanEnd, EndRound, Closed, Finish
     operator ──► coordinator   Facts
     coordinator ──► operator   Report
@@ -211,6 +211,16 @@ class StepReport:
 
 
 @dataclass(frozen=True)
+class StepTimes:
+    """How long a step of the round took in the last minute or so; seconds, on average."""
+
+    round: RoundId
+    whole: float
+    own: tuple[float, ...]
+    """By local rank: the part of it in which the worker waited for no other rank."""
+
+
+@dataclass(frozen=True)
 class NewerStore:
     """Said instead of an `Announce` to a store that is older than one already heard of: it closes itself."""
 
@@ -417,6 +427,19 @@ class Recovery:
 
 
 @dataclass(frozen=True)
+class Straggler:
+    """A rank that the others wait for in every step, as it was when it was named. Seconds a step."""
+
+    rank: int
+    pod: str
+    own: float
+    """In which it waits for nobody."""
+    median: float
+    """The same of the other ranks."""
+    time: float
+
+
+@dataclass(frozen=True)
 class NodeReport:
     """One connected node."""
 
@@ -466,6 +489,8 @@ class Report:
     """Members that say so."""
     standstill: Failure | None = None
     """The worker to name for the last standstill of the round, where that ends nothing."""
+    straggler: Straggler | None = None
+    """Of the running round."""
 
 
 # ---- termination message ---------------------------------------------------------------------------------------
@@ -495,6 +520,7 @@ FromNode: TypeAlias = (
     | Leaving
     | Close
     | StepReport
+    | StepTimes
     | NewerStore
 )
 ToNode: TypeAlias = StartRound | Standby | PlanEnd | EndRound | Closed | Finish
@@ -504,7 +530,7 @@ _TYPES: dict[str, type[Message]] = {
     cls.__name__: cls
     for cls in (
         Announce, Ready, WorkersStarted, WorkersFailed, WorkersSucceeded, WorkersStopped, Leaving, Close, StepReport,
-        NewerStore, WorkersStalled, StartRound, Standby, PlanEnd, EndRound, Closed, Finish, Facts, Report,
+        NewerStore, WorkersStalled, StepTimes, StartRound, Standby, PlanEnd, EndRound, Closed, Finish, Facts, Report,
     )
 }  # fmt: skip
 

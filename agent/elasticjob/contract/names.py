@@ -81,6 +81,8 @@ class Env:
     """torch's worker role; `default` when unset."""
     TERMINATION_LOG = "ELASTICJOB_TERMINATION_LOG"
     """Where the termination message goes; /dev/termination-log when unset."""
+    PACE_WINDOW_SECONDS = "ELASTICJOB_PACE_WINDOW_SECONDS"
+    """For tests: how often an agent looks at how long steps take; `pace.WINDOW` when unset."""
     # Worker, set by its agent
     AGENT_SOCKET = "ELASTICJOB_AGENT_SOCKET"
     """Path of the Unix socket where a worker meets its agent (contract.page)."""

@@ -33,6 +33,8 @@ class Word(IntEnum):
     """Worker: when the last of them was, as TIME."""
     ENDING = 6
     """Worker: 1 once its program is over and Python cleans up, which may take its time."""
+    OWN = 7
+    """Worker: nanoseconds so far in which it waited for no other rank (training.own_time); 0 where nobody knows."""
 
 
 NO_STEP = -1

@@ -15,7 +15,17 @@ from pathlib import Path
 from typing import Any
 
 from elasticjob.agent.outcomes import describe
-from elasticjob.contract.messages import EndReason, Facts, Failure, Outcome, PodFact, PodState, Report, RoundEnded
+from elasticjob.contract.messages import (
+    EndReason,
+    Facts,
+    Failure,
+    Outcome,
+    PodFact,
+    PodState,
+    Report,
+    RoundEnded,
+    Straggler,
+)
 from elasticjob.contract.names import ExitCode, RoundId
 from elasticjob.local.children import Site, ending
 from elasticjob.local.manifest import LocalJob
@@ -234,6 +244,8 @@ class Driver:
             self._say(f"{report.phase.value.lower()}: {report.reason}")
         if report.standstill is not None and (before is None or before.standstill != report.standstill):
             self._say(f"{describe(report.standstill)} on {report.standstill.pod}; nothing is restarted")
+        if before is not None and before.round == report.round and before.straggler != report.straggler:
+            self._say(_tell_straggler(report.straggler))
         if news or report.asks:
             self._tell()
         self._show()
@@ -329,6 +341,13 @@ def _tell_end(ended: RoundEnded) -> str:
     return (
         f"round {ended.round} ended: {ended.reason.value}: {cause}{' (counts as a restart)' if ended.charged else ''}"
     )
+
+
+def _tell_straggler(slow: Straggler | None) -> str:
+    if slow is None:
+        return "all ranks keep up again"
+    times = f"{1000 * slow.own:.0f} ms of its own, {1000 * slow.median:.0f} ms in the other ranks"
+    return f"rank {slow.rank} on {slow.pod} holds up every step: {times}"
 
 
 def _free_port() -> int:

@@ -15,7 +15,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from elasticjob.contract.messages import NodeReport
+from elasticjob.contract.messages import NodeReport, Straggler
 from elasticjob.local.screen import View
 
 _HELP = "0-9 kill that node   s kill the store   + - scale   Ctrl-C leave in good order, twice: at once"
@@ -67,11 +67,12 @@ def render(view: View) -> RenderableType:
     """The table, from what is known."""
     report = view.report
     told = {node.pod: node for node in report.nodes} if report else {}
+    slow = report.straggler if report else None
     table = Table(header_style="dim", box=None)
     for column in ("node", "pod", "pid", "state"):
         table.add_column(column)
     for pod in sorted(view.pods, key=lambda p: p.slot):
-        table.add_row(str(pod.slot), pod.pod, str(pod.pid), _state(told.get(pod.pod)))
+        table.add_row(str(pod.slot), pod.pod, str(pod.pid), _state(told.get(pod.pod), slow))
     return Group("", _title(view), table, Text(_HELP, style="dim"))
 
 
@@ -86,9 +87,11 @@ def _title(view: View) -> Text:
     return text
 
 
-def _state(node: NodeReport | None) -> Text:
+def _state(node: NodeReport | None, slow: Straggler | None) -> Text:
     if node is None:
         return Text("starts", style="yellow")
+    if node.member and slow is not None and slow.pod == node.pod:
+        return Text(f"in the round; rank {slow.rank} is slow", style="yellow")
     if node.member:
         return Text("in the round", style="green")
     return Text("ready, waits" if node.ready else "imports", style="cyan")

@@ -18,13 +18,14 @@ from elasticjob.contract.messages import (
     Ready,
     Report,
     StepReport,
+    StepTimes,
     WorkersFailed,
     WorkersStalled,
     WorkersStarted,
     WorkersStopped,
     WorkersSucceeded,
 )
-from elasticjob.rendezvous import events, outage, rounds, view
+from elasticjob.rendezvous import events, outage, rounds, stragglers, view
 from elasticjob.rendezvous.decision import Decision
 from elasticjob.rendezvous.state import Event, FactsArrived, NewerStoreHeard, NodeGone, NodeSaid, State, Tick
 from elasticjob.store.link import Link, LinkError, LinkRole
@@ -48,6 +49,7 @@ class Coordinator:
     _scheduled: bool = False
     _last_report: Report | None = None
     _outage: outage.Outage | None = None
+    _pace: stragglers.Pace = field(default_factory=stragglers.Pace)
 
     def start(self) -> None:
         """Begin to keep time (needs the running loop)."""
@@ -110,12 +112,21 @@ class Coordinator:
                     self._submit(NodeSaid(boot, message))
                 case Leaving() | Close() | StepReport() | WorkersStalled():
                     self._submit(NodeSaid(boot, message))
+                case StepTimes():
+                    self._take_times(boot, message)
                 case _:
                     self._drop(link, message)
 
     def _drop(self, link: Link, message: Message | None) -> None:
         self.dropped += message is not None
         log.warning("dropped %s from %s: not for it to say", type(message).__name__, link.peer)
+
+    def _take_times(self, boot: str, times: StepTimes) -> None:
+        """Beside the rules, which do not depend on it: every node says this again and again."""
+        now, named = time.monotonic(), self._pace.named
+        self._pace = stragglers.follow(self._pace, self.state, boot, times, now)
+        if self._pace.named != named:
+            self._tell_operators(now)
 
     def _submit(self, event: Event) -> None:
         self._events.append(event)
@@ -143,7 +154,8 @@ class Coordinator:
             self.superseded.set()
 
     def _report(self, now: float) -> Report:
-        return view.report(self.state, now, self._outage.recovery if self._outage else None)
+        recovery = self._outage.recovery if self._outage else None
+        return view.report(self.state, now, recovery, stragglers.named(self._pace, self.state))
 
     def _tell_operators(self, now: float) -> None:
         report = self._report(now)

@@ -22,6 +22,7 @@ from elasticjob.contract.messages import (
     Ready,
     Standby,
     StepReport,
+    StepTimes,
     WorkersFailed,
     WorkersStalled,
     WorkersStarted,
@@ -188,7 +189,7 @@ def _said(state: State, node: Node, message: FromNode, now: float) -> State:
         if message.failure is not None:
             state = replace(state, unfit={**state.unfit, node.pod: message.failure})
         return set_node(state, replace(node, leaving=message.reason or "told to go"))
-    if isinstance(message, (Announce, Close, NewerStore)):
+    if isinstance(message, (Announce, Close, NewerStore, StepTimes)):
         return state
     if isinstance(message, StepReport):
         return _reported(state, node, message)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from elasticjob.contract.messages import NodeReport, PodState, Recovery, Report, RoundPhase
+from elasticjob.contract.messages import NodeReport, PodState, Recovery, Report, RoundPhase, Straggler
 from elasticjob.rendezvous import only_store
 from elasticjob.rendezvous.state import Node, State, candidates, fact_of
 
 
-def report(state: State, now: float, recovery: Recovery | None = None) -> Report:
+def report(state: State, now: float, recovery: Recovery | None = None, straggler: Straggler | None = None) -> Report:
     """Everything the operator needs to write status; equal states give equal reports."""
     round_ = state.round
     warm_off = _warm_off(state)
@@ -31,6 +31,7 @@ def report(state: State, now: float, recovery: Recovery | None = None) -> Report
         warm_off=next(iter(warm_off), ""),
         warm_off_nodes=len(warm_off),
         standstill=round_.standstill if round_ else None,
+        straggler=straggler,
     )
 
 

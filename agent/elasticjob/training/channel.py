@@ -17,6 +17,7 @@ from time import monotonic_ns
 
 from elasticjob.contract.names import STACKS_SIGNAL, Env
 from elasticjob.contract.page import HOLD, Word, open_page
+from elasticjob.training import own_time
 
 _STEP, _TIME, _LIMIT = int(Word.STEP), int(Word.TIME), int(Word.LIMIT)
 _PULSES, _PULSE_TIME = int(Word.PULSES), int(Word.PULSE_TIME)
@@ -118,6 +119,7 @@ def _open() -> None:
                 os.set_inheritable(descriptor, False)
             _words, _socket, _memory = open_page(page), meeting, tuple(memory)
             os.close(page)
+            own_time.measure(_words)
             _show_stacks()
             return
     except (OSError, ValueError):
@@ -147,6 +149,7 @@ def _forget() -> None:
     if _words is None:
         return
     _opened, _words = True, None
+    own_time.forget()
     if _socket is not None:
         _socket.close()
         _socket = None

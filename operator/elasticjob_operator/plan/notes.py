@@ -5,12 +5,13 @@ from __future__ import annotations
 from elasticjob_operator.actions import Note
 from elasticjob_operator.model.raw import text
 from elasticjob_operator.model.status import Condition, ConditionType
+from elasticjob_operator.plan import stragglers
 from elasticjob_operator.plan.conditions import Facts
 
 
 def notes(f: Facts, told: dict[ConditionType, Condition]) -> tuple[Note, ...]:
     """Events beyond those of single pods and failures. Keys name the happening, so that a retry tells it once."""
-    return (*_world(f), *_warm_fork(f), *_scale(f, told), *_nodes(f), *_capacity(f, told))
+    return (*_world(f), *_warm_fork(f), *_scale(f, told), *_nodes(f), *_capacity(f, told), *stragglers.note(f))
 
 
 def _world(f: Facts) -> tuple[Note, ...]:

@@ -11,7 +11,7 @@ from elasticjob.contract.names import Label, Role
 from elasticjob_operator.manifests.names import endpoint
 from elasticjob_operator.model.raw import objects, timestamp
 from elasticjob_operator.model.status import Condition, ConditionType
-from elasticjob_operator.plan import conditions
+from elasticjob_operator.plan import conditions, stragglers
 from elasticjob_operator.plan.budget import RECENT
 from elasticjob_operator.plan.conditions import Facts
 from elasticjob_operator.plan.ending import over
@@ -35,6 +35,7 @@ def next_status(f: Facts, told: dict[ConditionType, Condition], image: str) -> d
         "runtimeImage": ctx.status.runtime_image or image,
         "warmFork": f.world.warm_fork or None,
         "avoidedNodes": _avoided(f),
+        "straggler": stragglers.record(f),
         "conditions": _written(f, told),
         **_times(f, told),
         **_failures(f),

@@ -1,0 +1,44 @@
+"""The rank that all others wait for, as status and an Event tell it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from elasticjob.contract.messages import RoundPhase
+from elasticjob_operator.actions import Note
+from elasticjob_operator.model.raw import integer, mapping, text, timestamp
+from elasticjob_operator.plan.conditions import Facts
+
+
+def record(f: Facts) -> dict[str, Any] | None:
+    """`status.straggler`; None while a round runs in which nobody is one. It stays while nobody can be asked."""
+    if f.verdict is not None or not f.world.formed:
+        return None
+    report = f.ctx.report
+    if report is None or report.phase is RoundPhase.RECOVERING:
+        return dict(mapping(f.ctx.status.raw, "straggler")) or None
+    slow = report.straggler
+    if slow is None:
+        return None
+    told = {
+        "rank": slow.rank,
+        "pod": slow.pod,
+        "node": next((pod.node for pod in f.ctx.observed.workers if pod.name == slow.pod), ""),
+        "stepSeconds": round(slow.own, 4),
+        "medianSeconds": round(slow.median, 4),
+        "time": timestamp(slow.time),
+    }
+    return {name: value for name, value in told.items() if value != ""}
+
+
+def note(f: Facts) -> tuple[Note, ...]:
+    """Told once, when it is named."""
+    now, before = record(f), mapping(f.ctx.status.raw, "straggler")
+    if now is None or (now["time"], now["rank"]) == (text(before, "time"), integer(before, "rank", default=-1)):
+        return ()
+    where = f" on {now['node']}" if "node" in now else ""
+    message = (
+        f"rank {now['rank']} in {now['pod']}{where} holds up every step: {now['stepSeconds']:g} s of its own, "
+        f"{now['medianSeconds']:g} s in the other ranks"
+    )
+    return (Note("Straggler", message, key=f"{now['time']}/{now['rank']}", warning=True),)

@@ -1,0 +1,125 @@
+"""A rank that is slow by itself is told from those that wait for it, with real torch and gloo."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from elasticjob.contract.names import Env
+from support.local_run import LocalRun, manifest
+from support.worker_scripts import script
+
+TRAINS = """
+import os, pathlib, sys, time
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+import elasticjob
+
+folder = pathlib.Path(sys.argv[1])
+dist.init_process_group("gloo")
+model = DistributedDataParallel(torch.nn.Linear(10, 10))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+slow, stop, step = folder / f"slow-{dist.get_rank()}", torch.zeros(1), 0
+
+def load():
+    time.sleep(0.08 if slow.exists() else 0.03)
+    return torch.randn(4, 10)
+
+while not stop.item():
+    optimizer.zero_grad()
+    model(load()).sum().backward()
+    optimizer.step()
+    step += 1
+    if dist.get_rank() == 0:
+        stop.fill_(float((folder / "done").exists()))
+    dist.broadcast(stop, 0)
+    elasticjob.progress(step)
+dist.destroy_process_group()
+"""
+"""Where the file `slow-<rank>` is, that rank takes 50 ms longer to load its data."""
+
+
+@pytest.mark.torch
+@pytest.mark.timeout(300)
+def test_the_slow_rank_is_named_and_nobody_once_all_keep_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(Env.PACE_WINDOW_SECONDS, "1")
+    job = manifest([*script(tmp_path, TRAINS), str(tmp_path)], replicas=2, preload=["torch", "torch._dynamo"])
+    (tmp_path / "slow-1").touch()
+    with LocalRun(job, tmp_path) as run:
+        named = run.wait_for(r"rank (\d) on (\S+) holds up every step: (\d+) ms of its own, (\d+) ms", 120)
+        assert named.group(1, 2) == ("1", "toy-1-0")
+        assert int(named[3]) >= 60, "80 ms, less one of five steps or more that the window cut"
+        (tmp_path / "slow-1").unlink()
+        run.wait_for("all ranks keep up again")
+        (tmp_path / "slow-0").touch()
+        named = run.wait_for(r"rank (\d) on (\S+) holds up every step")
+        assert named.group(1, 2) == ("0", "toy-0-0")
+        (tmp_path / "done").touch()
+        assert run.exit_code() == 0, run.text
+    assert "toy succeeded; 0 restarts" in run.text
+
+
+OWN = """
+import os, sys, time
+import torch
+from torch.utils.checkpoint import checkpoint
+from elasticjob.contract.page import Word
+from elasticjob.training import own_time
+
+words = memoryview(bytearray(4096)).cast("q")
+own_time.measure(words)
+
+class Waits(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+    @staticmethod
+    def backward(ctx, grad):
+        time.sleep(0.2)
+        return grad
+
+def step(layer=Waits.apply):
+    x = torch.ones(3, requires_grad=True)
+    y = checkpoint(layer, checkpoint(layer, x, use_reentrant=True), use_reentrant=True)
+    y.sum().backward()
+    return x.grad
+
+def own():
+    return words[Word.OWN] / 1e9
+
+def elapsed():
+    return time.monotonic() - began
+
+began = time.monotonic()
+assert step().tolist() == [1, 1, 1]
+assert own() == 0, "nobody saw what came before the first pass"
+time.sleep(0.05)
+torch.autograd.backward(torch.ones(1, requires_grad=True))
+first = own()
+assert 0.05 <= first <= elapsed() - 0.4, "two layers slept in a pass"
+step()
+assert first < own() <= elapsed() - 0.8, "two layers slept in each of two passes"
+second = own()
+if os.fork() == 0:
+    step()
+    os._exit(0)
+os.wait()
+assert own() == second, "a child's passes"
+try:
+    torch.ones(1).backward()
+except RuntimeError:
+    pass
+assert own() > second
+print("done")
+"""
+"""Every layer takes 0.2 s in its backward pass, and reentrant checkpoints run passes within passes."""
+
+
+@pytest.mark.torch
+def test_only_what_lies_between_backward_passes_is_a_ranks_own() -> None:
+    done = subprocess.run([sys.executable, "-c", OWN], capture_output=True, text=True, timeout=120, check=False)
+    assert done.stdout == "done\n", done.stderr
