@@ -24,6 +24,7 @@ from elasticjob.contract.messages import (
     RoundPhase,
     Settings,
     StartRound,
+    StepTimes,
     WorkersStarted,
     WorkersStopped,
     WorkersSucceeded,
@@ -119,6 +120,24 @@ async def test_what_is_not_for_a_peer_to_say_is_dropped_and_counted(peers: Peers
     assert (await heard(node, Finish)).outcome is Outcome.LEFT
     assert peers.coordinator.dropped == 3
     assert not peers.coordinator.state.informed
+
+
+async def test_the_times_of_steps_reach_the_operator_as_a_slow_rank(peers: Peers) -> None:
+    operator = await peers.link(LinkRole.OPERATOR)
+    alone = Settings(min_nodes=1, max_nodes=2, target=1)
+    operator.send(Facts(1, 1, alone, 0, None, (PodFact(0, 0, "j-0-0", PodState.RUNNING),)))
+    node = await peers.link()
+    node.send(Announce(0, 0, "boot-0", "j-0-0", "127.0.0.1", 5000, 2, ready=True))
+    start = await heard(node, StartRound)
+    node.send(WorkersStarted(start.round))
+    for _ in range(2):
+        node.send(StepTimes(start.round, 0.1, (0.02, 0.08)))
+    slow = (await heard(operator, Report, lambda r: r.straggler is not None)).straggler
+    assert slow is not None
+    assert (slow.rank, slow.pod, slow.own, slow.median) == (1, "j-0-0", 0.08, 0.02)
+    node.send(Leaving("told to go"))
+    node.send(WorkersStopped(start.round, 6000))
+    assert (await heard(operator, Report, lambda r: r.round is None)).straggler is None
 
 
 async def test_a_node_that_comes_back_over_a_new_link_has_not_gone(peers: Peers) -> None:

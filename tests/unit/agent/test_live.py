@@ -1,0 +1,33 @@
+"""What the table of a local run says of its nodes."""
+
+from __future__ import annotations
+
+from rich.console import Console
+
+from elasticjob.contract.messages import NodeReport, Report, RoundPhase, Straggler
+from elasticjob.contract.names import RoundId
+from elasticjob.local.live import render
+from elasticjob.local.screen import PodView, View
+
+NODES = (
+    NodeReport(0, 0, "toy-0-0", True, True),
+    NodeReport(1, 0, "toy-1-0", True, True),
+    NodeReport(2, 0, "toy-2-0", True, False),
+    NodeReport(3, 0, "toy-3-0", False, False),
+)
+
+
+def states(straggler: Straggler | None) -> list[str]:
+    report = Report(0, RoundPhase.RUNNING, "", RoundId(1, 0, 1), 1, 2, 1.0, NODES, active=2, straggler=straggler)
+    pods = tuple(PodView(slot, f"toy-{slot}-0", 100 + slot) for slot in range(5))
+    console = Console(width=110)
+    with console.capture() as screen:
+        console.print(render(View("toy", 5, 0, 99, pods, report)))
+    rows = [line for line in screen.get().splitlines() if "toy-" in line]
+    return [row.split(maxsplit=3)[3].strip() for row in rows]
+
+
+def test_where_each_node_stands_and_which_is_slow() -> None:
+    assert states(None) == ["in the round", "in the round", "ready, waits", "imports", "starts"]
+    slow = states(Straggler(1, "toy-1-0", 0.08, 0.03, 1.0))
+    assert slow == ["in the round", "in the round; rank 1 is slow", "ready, waits", "imports", "starts"]
