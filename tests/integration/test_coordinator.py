@@ -130,6 +130,7 @@ async def test_the_times_of_steps_reach_the_operator_as_a_slow_rank(peers: Peers
     node.send(Announce(0, 0, "boot-0", "j-0-0", "127.0.0.1", 5000, 2, ready=True))
     start = await heard(node, StartRound)
     node.send(WorkersStarted(start.round))
+    await heard(operator, Report, lambda r: r.formed_at > 0)
     for _ in range(2):
         node.send(StepTimes(start.round, 0.1, (0.02, 0.08)))
     slow = (await heard(operator, Report, lambda r: r.straggler is not None)).straggler

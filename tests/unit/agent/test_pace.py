@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from elasticjob.agent.pace import MIN_STEPS, Pace, between, made
+from elasticjob.agent.pace import Pace, between, made
 from elasticjob.agent.ranks import Progress
 
 BEFORE = (Progress(0, 100, 50.0, 3.0), Progress(1, 100, 50.0, 9.0))
@@ -63,7 +63,7 @@ def one(step: int, own: float) -> tuple[Progress, ...]:
 
 
 async def test_the_first_steps_are_not_counted_and_a_window_lasts_until_there_are_enough() -> None:
-    few = one(1 + MIN_STEPS - 1, 11.0)
+    few = one(5, 11.0)
     told = await Script((), one(1, 10.0), one(1, 10.0), few, one(9, 14.0), one(25, 16.0)).play()
     assert told == [(1.0, (0.5,)), (1.0, (0.125,))]
 
