@@ -149,7 +149,6 @@ def _forget() -> None:
     if _words is None:
         return
     _opened, _words = True, None
-    own_time.forget()
     if _socket is not None:
         _socket.close()
         _socket = None

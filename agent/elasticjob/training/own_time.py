@@ -8,6 +8,7 @@ rank's own. A rank that waits for others there as well looks as slow as they are
 from __future__ import annotations
 
 import functools
+import os
 import sys
 from time import monotonic_ns
 from typing import Any
@@ -51,7 +52,10 @@ def measure(words: memoryview) -> None:
     autograd.backward = measured  # type: ignore[attr-defined]  # what Tensor.backward calls
 
 
-def forget() -> None:
+def _forget() -> None:
     """In a process forked from the one that is the rank."""
     global _words
     _words = None
+
+
+os.register_at_fork(after_in_child=_forget)
