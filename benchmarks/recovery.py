@@ -74,7 +74,7 @@ def phases(side: Side, moment: float, old: frozenset[int], first: Said) -> dict[
 
 
 def worker_killed(side: Side) -> Sample:
-    return recovery(side, lambda s: s.kill_worker(1), before=4, after=4, cap=25)
+    return recovery(side, lambda s: s.kill_worker(1), before=4, after=4, cap=45)
 
 
 def node_lost(side: Side) -> Sample:
@@ -158,7 +158,7 @@ def _row(
 
 
 ROWS = [
-    _row("worker-killed", "worker killed, all nodes stay", 0.3, worker_killed, 160),
+    _row("worker-killed", "worker killed, all nodes stay", 0.3, worker_killed, 220),
     _row("node-lost", "node lost at once (agent and worker SIGKILLed), 4 → 3", 1.0, node_lost, 240),
     _row("node-told", "node told to go (SIGTERM), 4 → 3", 0.5, node_told, 200),
     _row("node-joins", "node joins, 3 → 4: the others stand still", 0.3, node_joins, 150),
