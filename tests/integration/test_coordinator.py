@@ -107,6 +107,16 @@ async def test_a_closed_link_ends_the_round_of_the_others(peers: Peers) -> None:
     assert (report.ended[0].reason, report.lost_nodes) == (EndReason.AGENT_LOST, ("j-1-0",))
 
 
+async def test_an_end_that_only_the_operator_knows_of_reaches_who_is_still_here(peers: Peers) -> None:
+    node = await peers.node(0)
+    operator = await peers.link(LinkRole.OPERATOR)
+    await heard(operator, Report, lambda r: bool(r.nodes))
+    operator.send(Facts(1, 1, SETTINGS, 0, None, finish=Finish(Outcome.SUCCEEDED, "AllAgentsSucceeded")))
+    assert await heard(node, Finish) == Finish(Outcome.SUCCEEDED, "AllAgentsSucceeded")
+    assert (await heard(operator, Report, lambda r: r.outcome is not None)).phase is RoundPhase.FINISHED
+    assert (await heard(await peers.node(1), Finish)).outcome is Outcome.SUCCEEDED
+
+
 async def test_what_is_not_for_a_peer_to_say_is_dropped_and_counted(peers: Peers) -> None:
     stranger = await peers.link()
     stranger.send(Leaving("never announced"))

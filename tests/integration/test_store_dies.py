@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,9 @@ import pytest
 from elasticjob.contract.names import Env
 from support.local_run import LocalRun, manifest
 from support.processes import child_with, environ_of, state_of
+
+OUTAGE = float(os.environ.get("ELASTICJOB_OUTAGE_SECONDS", "5"))
+"""For how long the store is away."""
 
 STEPS = """
 import itertools, os, sys, time
@@ -62,6 +65,27 @@ def joined(run: LocalRun) -> None:
 
 def steps_of(text: str, pid: int) -> list[int]:
     return [int(step) for step in re.findall(rf"step (\d+) rank \d pid {pid}$", text, re.MULTILINE)]
+
+
+def stands_still(pid: int) -> None:
+    """A signal is sent before the process has heard of it."""
+    deadline = time.monotonic() + 10
+    while state_of(pid) != "T":
+        assert time.monotonic() < deadline, f"{pid} is {state_of(pid)}"
+
+
+def store_has_noticed() -> None:
+    """No connection to the store is left on its side: of what heals before, the round goes on."""
+    store, deadline = child_with("store"), time.monotonic() + 30
+    port = f":{int(environ_of(store)[Env.PORT]):04X}"
+    established = "01"
+    while True:
+        tables = (Path(f"/proc/{store}/net/{table}").read_text().splitlines()[1:] for table in ("tcp", "tcp6"))
+        sockets = [line.split() for table in tables for line in table]
+        left = [s for s in sockets if s[1].endswith(port) and s[3] == established]
+        if not left:
+            return
+        assert time.monotonic() < deadline, left
 
 
 def recovers_from_a_dead_worker(run: LocalRun, folder: Path) -> None:
@@ -115,18 +139,53 @@ def taken(port: int) -> Iterator[None]:
         thread.join()
 
 
-def test_a_store_that_is_away_for_a_while_is_not_noticed_and_the_next_failure_recovers(tmp_path: Path) -> None:
+@contextlib.contextmanager
+def gone(run: LocalRun) -> Iterator[None]:
+    """It is started again and again, and cannot serve."""
+    with taken(kill_store()):
+        run.wait_for("the store ended")
+        yield
+    joined(run)
+
+
+@contextlib.contextmanager
+def stopped(run: LocalRun) -> Iterator[None]:
+    """Its connections stay, and nobody answers."""
+    store = child_with("store")
+    os.kill(store, signal.SIGSTOP)
+    yield
+    os.kill(store, signal.SIGCONT)
+
+
+@pytest.mark.parametrize("away", [gone, stopped])
+def test_a_store_that_is_away_for_a_while_is_not_noticed_and_the_next_failure_recovers(
+    away: Callable[[LocalRun], contextlib.AbstractContextManager[None]], tmp_path: Path
+) -> None:
     with LocalRun(job(tmp_path), tmp_path) as run:
         joined(run)
         run.wait_for("runs: 2 workers on 2 nodes")
         before = workers(run)
-        with taken(kill_store()):
-            for _ in range(5):  # it is started again and again, and cannot serve
-                run.wait_for("the store ended")
-            assert workers(run) == before
-        joined(run)
+        with away(run):
+            end = time.monotonic() + OUTAGE
+            while time.monotonic() < end:
+                assert workers(run) == before
         assert "cut off" not in run.text
         recovers_from_a_dead_worker(run, tmp_path)
+
+
+def test_a_worker_that_dies_right_after_the_store_did_so_twice_is_restarted_and_counted_once(tmp_path: Path) -> None:
+    with LocalRun(job(tmp_path), tmp_path) as run:
+        joined(run)
+        run.wait_for("runs: 2 workers on 2 nodes")
+        kill_store()
+        joined(run)
+        with taken(kill_store()):
+            os.kill(workers(run)["1"], signal.SIGKILL)
+            run.wait_for("rank 1 died: SIGKILL")
+        run.wait_for(r"round 1\.0\.2000001 runs: 2 workers on 2 nodes")
+        (tmp_path / "done").touch()
+        assert run.exit_code() == 0
+        assert "toy succeeded; 1 restarts" in run.text
 
 
 @pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("iptables"), reason="needs root and iptables")
@@ -142,7 +201,9 @@ def test_nodes_that_are_cut_off_freeze_their_workers_and_end_them_when_told(tmp_
         subprocess.run([*packets, "-A", "INPUT", "-p", "tcp", "-j", "DROP"], check=True)
         for _ in range(2):
             run.wait_for("cut off from the store and from all other nodes: the workers are frozen")
-        assert [state_of(pid) for pid in before.values()] == ["T", "T"]
+        for pid in before.values():
+            stands_still(pid)
+        store_has_noticed()
         subprocess.run([*packets, "-F", "INPUT"], check=True)
         run.wait_for(r"round 1.0.2 runs: 2 workers on 2 nodes")
         after = workers(run)

@@ -17,7 +17,7 @@ from elasticjob.rendezvous import ending, events, rounds
 from elasticjob.rendezvous.decision import Decision, Rule
 from elasticjob.rendezvous.state import Node, State
 from support.rounds_invariants import broken, left_out_for_ever
-from support.rounds_world import FAULTS, Move, World, calm, faults, running, step
+from support.rounds_world import FAULTS, Move, World, calm, faults, finishing, running, step
 
 STATES, DEEP_STATES = 900, 20_000
 """Different worlds looked at around each fault."""
@@ -70,6 +70,11 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 def test_every_interleaving_around_two_faults(pair: tuple[str, str], deep: bool) -> None:
     assert not explore(running(), pair, 2, DEEP_STATES if deep else STATES)
+
+
+@pytest.mark.parametrize("kinds", [("restart-store",), ("second-store", "cut"), ("restart-store", "operator-away")])
+def test_every_interleaving_around_a_success_while_the_store_dies(kinds: tuple[str, ...], deep: bool) -> None:
+    assert not explore(finishing(), kinds, len(kinds), DEEP_STATES if deep else 2 * STATES)
 
 
 @settings(max_examples=40, deadline=None)

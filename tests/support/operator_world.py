@@ -192,6 +192,7 @@ class Store:
             self.acknowledged += sum(e.charged for e in self.ended if e.round <= seen)
             self.ended = [e for e in self.ended if e.round > seen]
         self.max_restarts = facts.settings.max_restarts
+        self.outcome = self.outcome or (facts.finish.outcome if facts.finish else None)
 
     @property
     def charged(self) -> int:

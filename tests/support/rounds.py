@@ -80,11 +80,18 @@ class Job:
         facts = replace(self.state.facts, lease=1, sequence=self.sequence, only_store=asks or self.report.asks)
         self.decide(FactsArrived(facts))
 
-    def facts(self, *pods: PodFact, charged: int = 0, charged_round: RoundId | None = None, **settings: Any) -> None:
+    def facts(
+        self,
+        *pods: PodFact,
+        charged: int = 0,
+        charged_round: RoundId | None = None,
+        finish: Finish | None = None,
+        **settings: Any,
+    ) -> None:
         self.sequence += 1
         self.operator = True
         rules = replace(self.state.settings, **settings)
-        self.decide(FactsArrived(Facts(1, self.sequence, rules, charged, charged_round, pods)))
+        self.decide(FactsArrived(Facts(1, self.sequence, rules, charged, charged_round, pods, finish=finish)))
 
     # ---- nodes
     def announce(
@@ -167,3 +174,11 @@ def pods(*slots: int, state: PodState = PodState.RUNNING, inc: int = 0) -> tuple
 
 def member_of(start: StartRound, state: MemberState = MemberState.RUNNING) -> Membership:
     return Membership(start, state)
+
+
+def job_of(*slots: int, target: int = 0, max_restarts: int = 3, **settings: Any) -> Job:
+    """A job whose round of these slots runs, with an operator that knows their pods."""
+    job = Job()
+    job.facts(*pods(*slots), target=target or len(slots), max_restarts=max_restarts, **settings)
+    job.running(*slots)
+    return job

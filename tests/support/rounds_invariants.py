@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from elasticjob.contract.messages import MemberState
+from elasticjob.contract.messages import MemberState, Outcome
 from elasticjob.contract.names import RoundId
 from elasticjob.rendezvous.state import candidates
 from support.rounds_world import BUDGET, MIN, Move, World, calm, faults, step
@@ -71,6 +71,15 @@ def an_outcome_is_never_undone(before: World, _: Move, after: World) -> bool:
     return kept and held
 
 
+def success_that_a_node_was_told_holds(before: World, _: Move, after: World) -> bool:
+    """Its termination message is there for everybody to read: nobody runs again, and no store calls it a failure."""
+    if all(a.ended is not Outcome.SUCCEEDED for a in before.agents):
+        return True
+    started = {a.boot: a.start for a in before.agents}
+    failed = any(s.state.outcome is Outcome.FAILED for s in after.stores)
+    return not failed and all(a.start == started.get(a.boot) for a in after.agents)
+
+
 def a_charge_is_counted_once(before: World, _: Move, after: World) -> bool:
     return len(set(after.counted)) == len(after.counted) == after.charged and before.charged <= after.charged <= BUDGET
 
@@ -83,6 +92,7 @@ INVARIANTS: tuple[Invariant, ...] = (
     spares_take_the_places_of_the_lost,
     closed_stays_closed,
     an_outcome_is_never_undone,
+    success_that_a_node_was_told_holds,
     a_charge_is_counted_once,
 )
 

@@ -126,6 +126,14 @@ def running(size: int = 3, spares: int = 0) -> World:
     return _settled(step(world, ("fail", size - spares - 1)))
 
 
+def finishing(size: int = 3) -> World:
+    """Everybody's workers are done, the store has declared success, and one node has been told."""
+    world = running(size)
+    for slot in range(size):
+        world = step(step(world, ("succeed", slot)), ("up", slot))
+    return step(world, ("down", 0))
+
+
 def _settled(world: World) -> World:
     """Nothing more to say or to do, but for what the clock brings."""
     while moves := [m for m in calm(world) if m[0] != "tick"]:
@@ -367,10 +375,17 @@ def _facts(world: World) -> Facts:
     return replace(facts, only_store=asks)
 
 
+def proof(world: World) -> Outcome | None:
+    """How the job has ended, by the termination message of a pod."""
+    said = {a.ended for a in world.agents}
+    return next((o for o in (Outcome.SUCCEEDED, Outcome.FAILED) if o in said), None)
+
+
 def _news(world: World) -> bool:
-    if world.declared is not None:
-        return False
-    known = world.stores[-1].state.facts
+    newest = world.stores[-1].state
+    if newest.outcome is not None or proof(world) is not None:
+        return newest.outcome is None
+    known = newest.facts
     unsaid = _facts(world) != replace(known, lease=1, sequence=world.sequence)
     slots = world.target + world.spares
     missing = any(a.ended is not None and a.slot < slots for a in world.agents)
@@ -385,7 +400,12 @@ def _uncounted(world: World) -> list[tuple[RoundId, bool]]:
 
 
 def _reconcile(world: World) -> World:
-    """Takes the report in, replaces pods that have ended, says what it knows, ends pods beyond the target."""
+    """Tells a store of an end that it does not know of. Else takes the report in, replaces pods that have ended, says
+    what it knows, ends pods beyond the target."""
+    if (outcome := proof(world)) is not None:
+        world = replace(world, sequence=world.sequence + 1)
+        end = replace(_facts(world), pods=(), finish=Finish(outcome, "by a termination message"))
+        return _decide(world, world.stores[-1].incarnation, FactsArrived(end))
     for round_id, charged in _uncounted(world):
         counted = (*world.counted, round_id) if charged else world.counted
         world = replace(world, charged=world.charged + charged, charged_round=round_id, counted=counted)

@@ -26,6 +26,7 @@ SETTINGS = m.Settings(min_nodes=2, max_nodes=4, target=3)
         m.EndRound(ROUND, 1.0, "because"),
         m.Finish(m.Outcome.FAILED, "MaxRestartsExceeded"),
         m.Facts(1, 2, SETTINGS, 0, ROUND, (m.PodFact(0, 0, "bert-0-0", m.PodState.RUNNING),)),
+        m.Facts(1, 3, SETTINGS, 0, ROUND, finish=m.Finish(m.Outcome.SUCCEEDED, "AllAgentsSucceeded")),
         m.Report(0, m.RoundPhase.RUNNING, "formed", ROUND, 1, 4, 2.0),
     ],
     ids=lambda message: type(message).__name__,

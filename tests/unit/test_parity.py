@@ -1,22 +1,38 @@
-"""docs/parity.md names tests that exist, and every row names one."""
+"""Tables in docs/ name tests that exist, and every row names one; the explorer is told of in full."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
 
+import pytest
+
+from support import rounds_invariants, rounds_world
+
 REPOSITORY = Path(__file__).resolve().parents[2]
-ROWS = [line for line in (REPOSITORY / "docs/parity.md").read_text().splitlines() if line.startswith("| ")]
 NAMED = re.compile(r"`([\w/]+\.py)::(test_\w+)`")
+TABLES = ("docs/parity.md", "docs/store-dies.md")
 
 
-def test_every_row_has_what_it_is_about_where_it_is_and_a_test() -> None:
-    assert [row for row in ROWS if row.count(" | ") != 2] == []
-    headers = [row for row in ROWS if row.endswith("| test |")]
-    assert [row for row in ROWS if not NAMED.search(row)] == headers
+def rows(path: str) -> list[str]:
+    return [line for line in (REPOSITORY / path).read_text().splitlines() if line.startswith("| ")]
 
 
-def test_the_tests_that_parity_names_exist() -> None:
-    named = {match.groups() for row in ROWS for match in NAMED.finditer(row)}
+@pytest.mark.parametrize("path", TABLES)
+def test_every_row_has_what_it_is_about_where_it_is_and_a_test(path: str) -> None:
+    assert [row for row in rows(path) if row.count(" | ") != 2] == []
+    headers = [row for row in rows(path) if row.endswith("| test |")]
+    assert [row for row in rows(path) if not NAMED.search(row)] == headers
+
+
+@pytest.mark.parametrize("path", TABLES)
+def test_the_tests_that_a_table_names_exist(path: str) -> None:
+    named = {match.groups() for row in rows(path) for match in NAMED.finditer(row)}
     found = {path: (REPOSITORY / "tests" / path).read_text() for path, _ in named}
     assert [f"{path}::{name}" for path, name in sorted(named) if not re.search(rf"def {name}\(", found[path])] == []
+
+
+def test_every_move_and_invariant_of_the_explorer_is_told_of() -> None:
+    told = set(re.findall(r"`([\w-]+)`", (REPOSITORY / "docs/store-dies.md").read_text()))
+    names = {*rounds_world.FAULTS, *(invariant.__name__ for invariant in rounds_invariants.INVARIANTS)}
+    assert names - told == set()

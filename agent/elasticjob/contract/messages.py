@@ -372,6 +372,8 @@ class Facts:
     pods: tuple[PodFact, ...] = ()
     only_store: float = 0.0
     """The `Report.asks` that this answers: who is told this is the job's only store."""
+    finish: Finish | None = None
+    """How the job has ended, by status: a coordinator that came after the end was declared cannot know."""
 
 
 class RoundPhase(str, Enum):

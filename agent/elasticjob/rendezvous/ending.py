@@ -208,7 +208,19 @@ def stop_deadline(state: State, ending: Ending) -> float:
 
 def _declare(state: State, outcome: Outcome, reason: str, failure: Failure | None) -> Decision:
     """The job's end, told to everybody now and to whoever asks later; never undone."""
-    state = replace(state, outcome=outcome, outcome_reason=reason, failure=failure)
-    message = _tell(failure) if failure else ""
-    effects = tuple(Send(boot, Finish(outcome, reason, message)) for boot in state.nodes)
-    return Decision(state, effects, f"{outcome.value}: {reason}")
+    finish = Finish(outcome, reason, _tell(failure) if failure else "")
+    return _finish(replace(state, failure=failure), finish, f"{outcome.value}: {reason}")
+
+
+def believe(state: State, now: float) -> Decision | None:
+    """An end that the operator knows of: another store declared it, as the termination message of a node tells."""
+    finish = state.facts.finish
+    if finish is None or state.outcome is not None:
+        return None
+    state = replace(state, round=None, recovering_until=None)
+    return _finish(state, finish, f"{finish.outcome.value}, by the operator's word: {finish.reason}")
+
+
+def _finish(state: State, finish: Finish, why: str) -> Decision:
+    state = replace(state, outcome=finish.outcome, outcome_reason=finish.reason)
+    return Decision(state, tuple(Send(boot, finish) for boot in state.nodes), why)

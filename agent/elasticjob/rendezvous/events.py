@@ -34,6 +34,7 @@ from elasticjob.rendezvous import only_store, planned, recovery, standstill
 from elasticjob.rendezvous.decision import Decision
 from elasticjob.rendezvous.ending import word_of_end
 from elasticjob.rendezvous.state import (
+    RECOVERY_TIMEOUT,
     Event,
     FactsArrived,
     Member,
@@ -95,6 +96,8 @@ def _announced(state: State, boot: str, announce: Announce, now: float) -> Decis
     state = _displace(state, others)
     told = Decision(state, (Send(boot, Closed(state.closed)),) if state.closed else ())
     if state.recovering_until is not None:
+        if not state.nodes:
+            state = replace(state, recovering_until=now + RECOVERY_TIMEOUT)
         return told.then(Decision(set_node(state, node), reason=f"{node.pod} announced while recovering"))
     return told.then(_placed(state, node, announce, now))
 

@@ -1,7 +1,8 @@
 """What a successor store makes of the round it finds. Pure.
 
 Nodes train on while their store is away, and say what they run when they announce themselves again. The newest round
-that anybody still runs is restored if all its ranks are there, and ended if one is missing or has ended.
+that anybody still runs is restored if all its ranks are there, and ended if one is missing or has ended. Where all who
+are here have succeeded, nobody runs again before the operator has spoken.
 """
 
 from __future__ import annotations
@@ -51,7 +52,10 @@ def judge(state: State, now: float) -> Verdict | None:
     if newest is not None and len(found) == size:
         whole = all(m.state in _GOING_ON for m in found.values())
         return Verdict(_restored(state, newest, found, state.epoch + now), whole, f"round {newest} found whole")
-    if now < state.recovering_until and not _all_here(state):
+    if (now < state.recovering_until or not state.nodes) and not _all_here(state):
+        return None
+    if found and not state.informed and all(m.state is MemberState.SUCCEEDED for m in found.values()):
+        # The missing ones may have been told that all have succeeded. The operator knows; nobody loses by waiting.
         return None
     if newest is None:
         return Verdict(None, whole=True, reason="no round to restore")

@@ -25,7 +25,17 @@ from elasticjob.contract.messages import (
 from elasticjob.contract.names import RoundId
 from elasticjob.rendezvous import only_store, planned, ranks, recovery, standstill
 from elasticjob.rendezvous.decision import Decision, Rule, names
-from elasticjob.rendezvous.ending import agree, conclude, end, end_broken, lose, scale_down, stop_deadline, succeed
+from elasticjob.rendezvous.ending import (
+    agree,
+    believe,
+    conclude,
+    end,
+    end_broken,
+    lose,
+    scale_down,
+    stop_deadline,
+    succeed,
+)
 from elasticjob.rendezvous.events import observe, out_of_date, standby
 from elasticjob.rendezvous.state import (
     BLIP_GRACE,
@@ -213,6 +223,6 @@ def _start(state: State, pool: Sequence[Node], why: str, now: float) -> Decision
 
 
 RULES: tuple[Rule, ...] = (
-    _recover, lose, succeed, end_broken, agree, conclude, standstill.tell, _dismiss, _make_room, _form,
+    believe, _recover, lose, succeed, end_broken, agree, conclude, standstill.tell, _dismiss, _make_room, _form,
 )  # fmt: skip
 """In order: what is known to be over is settled before anything new begins."""

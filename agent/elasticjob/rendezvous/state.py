@@ -26,7 +26,7 @@ from elasticjob.contract.names import RoundId
 BLIP_GRACE = 0.25
 """Seconds that a node whose link closed has to come back: a blip is not a death."""
 RECOVERY_TIMEOUT = 10.0
-"""Seconds that a successor store waits for the nodes of a round it does not know."""
+"""Seconds from the first node's announcement that a successor store waits for the others of a round."""
 STOP_TIMEOUT = 30.0
 """Seconds beyond the stop grace after which a member that does not report its workers' end counts as lost."""
 

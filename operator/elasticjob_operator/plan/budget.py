@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from elasticjob.contract.messages import FailureClass, RoundEnded
+from elasticjob.contract.messages import Failure, FailureClass, RoundEnded
 from elasticjob.contract.names import RoundId
 from elasticjob_operator.actions import Note
 from elasticjob_operator.model.raw import moment, objects
@@ -55,7 +55,7 @@ def plan_budget(ctx: Context, slots: Iterable[Slot]) -> Budget:
     budget = Budget(status.restarts, status.restarts_counted, status.charged_round, untold=untold)
     budget = _tell_standstill(ctx, budget)
     for ended in _new_rounds(ctx):
-        budget = _charge_round(ctx, budget, ended)
+        budget = _charge_round(ctx, budget, ended, slots)
     for slot in slots:
         if isinstance(slot.verdict, Replace) and slot.verdict.charged and slot.pod and not _covered(ctx, slot):
             record = failures.from_pod(slot.pod, ctx.now)
@@ -88,14 +88,30 @@ def _new_rounds(ctx: Context) -> list[RoundEnded]:
     return sorted((e for e in ended if seen is None or e.round > seen), key=lambda e: e.round)
 
 
-def _charge_round(ctx: Context, budget: Budget, ended: RoundEnded) -> Budget:
+def _charge_round(ctx: Context, budget: Budget, ended: RoundEnded, slots: tuple[Slot, ...]) -> Budget:
     budget = replace(budget, charged_round=ended.round, last=ended)
-    if not ended.charged or ended.failure is None:
+    if not ended.charged or ended.failure is None or _excused(ended.failure, slots):
         return budget
     record = failures.from_worker(ended.failure, _node_of(ctx, ended.failure.pod))
     reason = "HangDetected" if ended.failure.kind is FailureClass.HANG else "WorkerFailed"
     note = Note(reason, failures.tell(record), key=str(ended.round), warning=True)
     return budget.charge(ctx.spec.max_restarts, record, note)
+
+
+def _excused(failure: Failure, slots: tuple[Slot, ...]) -> bool:
+    """What Kubernetes knows of pods by now withdraws a charge that is not persisted yet: a kill is excused where its
+    pod was being taken away, the echo of a peer's end where any pod was. What a worker did itself is not.
+
+    Only pods that have no successor yet: one that hangs on a dead node does not excuse what happens later.
+    """
+    taken = {s.pod.name for s in slots if s.pod and (s.pod.disrupted or s.pod.deleting is not None or _lost(s))}
+    if failure.kind is FailureClass.COLLECTIVE_FAILED:
+        return bool(taken)
+    return failure.kind is FailureClass.KILLED and failure.pod in taken
+
+
+def _lost(slot: Slot) -> bool:
+    return isinstance(slot.verdict, Replace) and slot.verdict.lost_at is not None
 
 
 def _covered(ctx: Context, slot: Slot) -> bool:

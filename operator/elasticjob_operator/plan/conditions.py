@@ -60,7 +60,13 @@ def rendezvous_ready(f: Facts) -> Condition:
     if f.store.incarnation and not (f.store.pod is not None and same_store):
         trouble = _store_trouble(f) or f"store incarnation {f.store.incarnation} is starting"
         return condition(False, "StoreRescheduled", f"{trouble}; training goes on meanwhile")
-    message = f.store.lost or "the store cannot be reached; training goes on, but failures are not repaired meanwhile"
+    if f.store.lost:
+        return condition(False, "StoreLost", f.store.lost)
+    since = timestamp(link.since)
+    message = (
+        f"the store has not been heard of since {since}: counts are those of then, and whether workers failed or were "
+        "restarted since is not known. Training goes on without a store; failures are repaired once one serves"
+    )
     return condition(False, "StoreLost", message)
 
 

@@ -5,7 +5,7 @@ Terminal is final: from the verdict on no pod is made, and nothing that happens 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from elasticjob.contract.messages import FailureClass, HangAction, Outcome
@@ -42,10 +42,19 @@ def judge(ctx: Context, world: World, budget: Budget) -> Verdict | None:
     if given is not None:
         return given
     if world.outcome is Outcome.SUCCEEDED:
-        return Verdict(True, "AllAgentsSucceeded", "every worker of the last round exited with 0", ctx.now)
+        message = f"every worker of the last round exited with 0{_by_whom(world)}"
+        return Verdict(True, "AllAgentsSucceeded", message, ctx.now)
     if world.outcome is Outcome.FAILED or budget.exhausted:
-        return _failed(ctx, budget)
+        failed = _failed(ctx, budget)
+        return replace(failed, message=failed.message + _by_whom(world))
     return None
+
+
+def _by_whom(world: World) -> str:
+    """What is not known where the store cannot be asked."""
+    if not world.witness:
+        return ""
+    return f" (by the word of {world.witness}: restarts that only the store knew of are not counted)"
 
 
 def given_before(ctx: Context) -> Verdict | None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from elasticjob.contract.messages import Facts as LinkFacts
+from elasticjob.contract.messages import Finish, Outcome
 from elasticjob_operator.actions import (
     Action,
     CreateNodesService,
@@ -97,7 +98,7 @@ def plan(observed: Observed, image: str, now: float) -> Plan:
     return Plan(
         status=None if same(status, ctx.status.raw) else status,
         minor=not todo.actions and minor(status, ctx.status.raw),
-        facts=None if verdict else _link_facts(facts),
+        facts=_link_facts(facts),
         store=_address(ctx, store),
         actions=todo.actions,
         notes=told_notes,
@@ -179,7 +180,14 @@ def _link_facts(f: Facts) -> LinkFacts:
         # Words go to the store of this incarnation alone, and it is asked for in the same breath: no other may form
         # a round that it needs this for.
         only_store=f.ctx.report.asks if f.ctx.report else 0.0,
+        finish=_finish(f.verdict) if f.verdict else None,
     )
+
+
+def _finish(verdict: ending.Verdict) -> Finish:
+    """For a coordinator that did not declare the job's end, or died since: nobody who is still here may run again."""
+    outcome = Outcome.SUCCEEDED if verdict.succeeded else Outcome.FAILED
+    return Finish(outcome, verdict.reason, verdict.message[:1024])
 
 
 def _address(ctx: Context, store: Store) -> StoreAddress | None:

@@ -28,6 +28,8 @@ class World:
     fresh: bool
     """Whether the newest one is new to status."""
     outcome: Outcome | None
+    witness: str
+    """The pod whose termination message tells the outcome; empty where the coordinator tells it."""
     reason: str
     """The coordinator's own words; empty while it cannot be asked."""
     warm_fork: str = ""
@@ -44,6 +46,7 @@ def look(ctx: Context) -> World:
     restored = report.round is not None and report.round.store != report.incarnation and ctx.status.rounds > 0
     fresh = not restored and report.formed_at > ctx.status.last_rendezvous + 0.001
     rounds = ctx.status.rounds
+    outcome, witness = _outcome(ctx, report)
     return World(
         formed=formed,
         active=report.active if formed else 0,
@@ -53,7 +56,8 @@ def look(ctx: Context) -> World:
         rounds=max(rounds + 1, report.rounds) if fresh else rounds,
         formed_at=report.formed_at if fresh else ctx.status.last_rendezvous,
         fresh=fresh,
-        outcome=_outcome(ctx, report),
+        outcome=outcome,
+        witness=witness,
         reason=report.reason,
         warm_fork=_warm_fork(report) if formed else text(ctx.status.raw, "warmFork"),
     )
@@ -69,6 +73,7 @@ def _remembered(ctx: Context, report: Report | None) -> World:
     raw = ctx.status.raw
     live = sum(pod.running for pod in ctx.observed.workers)
     formed = ctx.status.is_true(ConditionType.RUNNING) and live > 0
+    outcome, witness = _outcome(ctx, report)
     return World(
         formed=formed,
         active=min(integer(raw, "active"), live) if formed else 0,
@@ -78,15 +83,16 @@ def _remembered(ctx: Context, report: Report | None) -> World:
         rounds=ctx.status.rounds,
         formed_at=ctx.status.last_rendezvous,
         fresh=False,
-        outcome=_outcome(ctx, report),
+        outcome=outcome,
+        witness=witness,
         reason=report.reason if report else "",
         warm_fork=text(raw, "warmFork"),
     )
 
 
-def _outcome(ctx: Context, report: Report | None) -> Outcome | None:
-    """Declared by the coordinator, or proved by the termination message of one pod."""
+def _outcome(ctx: Context, report: Report | None) -> tuple[Outcome | None, str]:
+    """Declared by the coordinator, or proved by the termination message of one pod; and which one."""
     if report is not None and report.outcome is not None:
-        return report.outcome
-    declared = {pod.end.outcome for pod in ctx.observed.workers if pod.end is not None}
-    return next((o for o in (Outcome.SUCCEEDED, Outcome.FAILED) if o in declared), None)
+        return report.outcome, ""
+    said = {pod.end.outcome: pod.name for pod in ctx.observed.workers if pod.end is not None}
+    return next(((o, said[o]) for o in (Outcome.SUCCEEDED, Outcome.FAILED) if o in said), (None, ""))

@@ -95,3 +95,13 @@ async def test_an_older_store_hears_of_the_newest_and_nothing_else(slept: list[f
 async def test_without_a_round_it_gives_up_and_says_why(slept: list[float], error: Exception) -> None:
     with pytest.raises(GaveUp, match="no"):
         await run([error, FakeLink(0)], had_round=False)
+
+
+async def test_who_had_a_round_looks_for_the_store_for_as_long_as_it_takes(slept: list[float]) -> None:
+    """A minute, and every second of it; then it says the same as ever."""
+    away = [ConnectionRefusedError() for _ in range(70)]
+    back = FakeLink(1)
+    await run([FakeLink(0), *away, back])
+    assert sum(slept) > 60
+    assert max(slept) == 1.0
+    assert back.sent == [ANNOUNCE, Ready()]

@@ -9,10 +9,12 @@ import pytest
 
 from elasticjob.contract.messages import EndReason, FailureClass, HangAction, Outcome, Recovery, Report, RoundPhase
 from elasticjob.contract.names import RoundId
+from elasticjob.rendezvous.only_store import WORD_HOLDS
 from elasticjob_operator.actions import CreateStore, DeletePod, DeleteService, PointStoreService
 from elasticjob_operator.model.observed import Link, Observed, Refusal, RefusalReason
 from elasticjob_operator.model.pods import Pod
 from elasticjob_operator.plan import Plan, plan
+from elasticjob_operator.plan.context import LEASE_LATE
 from support.operator_build import (
     CHILDREN,
     IMAGE,
@@ -83,6 +85,14 @@ def test_a_store_has_a_successor_only_once_it_has_surely_ended(
     assert told(p)["rendezvous"]["incarnation"] == int(created)
 
 
+def test_a_store_is_given_up_only_after_the_operators_word_to_it_has_run_out() -> None:
+    """The word was asked for while the link was up, so it has run out that long after its loss."""
+    silent = LEASE_LATE + WORD_HOLDS
+    for seconds, given_up in ((WORD_HOLDS - 0.1, False), (WORD_HOLDS, True)):
+        p = run(with_store(store(), Link(False, NOW - seconds), NOW - silent))
+        assert [type(a) for a in p.actions] == ([DeletePod] if given_up else [])
+
+
 def test_the_successor_of_a_store_lost_with_its_node_stays_away_from_it() -> None:
     p = run(with_store(store(), lease=NOW - 16.0))
     assert [n["name"] for n in told(p)["avoidedNodes"]] == ["n1"]
@@ -113,6 +123,17 @@ def test_rendezvous_ready(name: str, pod: Pod | None, seen: Link, expected: tupl
     assert conditions(run(with_store(pod, seen)))["RendezvousReady"] == expected
 
 
+def test_status_says_what_is_not_known_while_the_store_cannot_be_asked() -> None:
+    trains: dict[str, Any] = {"active": 2, "worldSize": 2, "rendezvousRound": 4, "restarts": 1}
+    before = [condition("RendezvousReady"), condition("Running")]
+    p = run(replace(steady(conditions=before, **trains), link=Link(False, NOW - 60)))
+    status_ = told(p)
+    assert {name: status_[name] for name in trains} == trains
+    (says,) = [c["message"] for c in status_["conditions"] if c["type"] == "RendezvousReady"]
+    assert "not been heard of since 2027-01-15T07:59:00Z" in says
+    assert "restarted since is not known" in says
+
+
 # ---- restarts --------------------------------------------------------------------------------------------------
 
 
@@ -141,6 +162,38 @@ def test_each_ended_round_is_charged_once(
     assert (status_["restarts"], status_["chargedRound"]) == (restarts, charged_round)
     assert p.facts is not None
     assert (p.facts.charged, p.facts.charged_round) == (restarts, RoundId.parse(charged_round))
+
+
+TAKEN: dict[str, Any] = {
+    "conditions": [{"type": "DisruptionTarget", "status": "True", "reason": "EvictionByEvictionAPI"}]
+}
+
+
+PAST = (worker(0, deleting=NOW - 60),)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "pods", "charged"),
+    [
+        ("killed as its pod was evicted", FailureClass.KILLED, (worker(0, **TAKEN), worker(1)), False),
+        ("killed as its pod was deleted", FailureClass.KILLED, (worker(0, deleting=NOW + 30), worker(1)), False),
+        ("killed as another pod was evicted", FailureClass.KILLED, (worker(0), worker(1, **TAKEN)), True),
+        ("a peer of its was evicted", FailureClass.COLLECTIVE_FAILED, (worker(0), worker(1, **TAKEN)), False),
+        ("nobody was taken away", FailureClass.COLLECTIVE_FAILED, (worker(0), worker(1)), True),
+        ("a pod of the past is stuck", FailureClass.COLLECTIVE_FAILED, (*PAST, worker(0, 1), worker(1)), True),
+        ("it failed by itself", FailureClass.USER_ERROR, (worker(0, **TAKEN), worker(1)), True),
+    ],
+    ids=lambda v: v if isinstance(v, str) and " " in v else "",
+)
+def test_a_charge_is_withdrawn_if_a_pod_fact_excuses_it_before_it_is_persisted(
+    name: str, kind: FailureClass, pods: tuple[Pod, ...], charged: bool
+) -> None:
+    now = f"{pods[-2].incarnation},0"
+    p = run(replace(after(round_ended(1, failure=failure(kind=kind)), podIncarnations=now), workers=pods))
+    status_ = told(p)
+    assert (status_["restarts"], status_["chargedRound"]) == (int(charged), "1.0.1")
+    assert p.facts is not None
+    assert (p.facts.charged, p.facts.charged_round) == (int(charged), RoundId(1, 0, 1))
 
 
 def test_the_root_cause_is_told_in_full() -> None:
@@ -193,6 +246,37 @@ def test_one_termination_message_proves_success_while_the_store_is_away() -> Non
     assert conditions(p)["SuccessCriteriaMet"] == ("True", "AllAgentsSucceeded")
     assert p.actions == ()
     assert told(p)["restarts"] == 0
+
+
+@pytest.mark.parametrize("outcome", [Outcome.SUCCEEDED, Outcome.FAILED])
+def test_pods_are_enough_to_finish_a_job_whose_store_was_never_heard(outcome: Outcome) -> None:
+    won = outcome is Outcome.SUCCEEDED
+    cause = None if won else failure(rank=1, message="loss is nan")
+    end = ended(0 if won else 1, "Completed" if won else "Error", declared(outcome, cause))
+    pods = (worker(0, **end), worker(1, **end))
+    p = run(replace(steady(workers=pods), link=Link(False, NOW - 60), stores=()))
+    kind, reason = ("Complete", "AllAgentsSucceeded") if won else ("Failed", "MaxRestartsExceeded")
+    assert conditions(p)[kind] == ("True", reason)
+    assert told(p).get("lastFailure", {}).get("message") == (None if won else "loss is nan")
+    (says,) = [c["message"] for c in told(p)["conditions"] if c["type"] == kind]
+    assert "restarts that only the store knew of are not counted" in says
+    assert not [a for a in p.actions if isinstance(a, CreateStore)]
+
+
+def test_a_store_that_does_not_know_of_the_end_is_told() -> None:
+    pods = (worker(0, **ended(0, "Completed", WON)), worker(1))
+    restarted = gathering(worker(1), phase=RoundPhase.RECOVERING)
+    p = run(steady(workers=pods, told=restarted))
+    assert p.facts is not None
+    assert p.facts.finish is not None
+    assert (p.facts.finish.outcome, p.facts.finish.reason) == (Outcome.SUCCEEDED, "AllAgentsSucceeded")
+    assert p.facts.pods == ()
+    again = run(steady(workers=(worker(1),), told=restarted, conditions=[MET]))
+    assert again.facts is not None
+    assert again.facts.finish is not None
+    going_on = run(steady(told=restarted))
+    assert going_on.facts is not None
+    assert going_on.facts.finish is None
 
 
 MET = condition("SuccessCriteriaMet", reason="AllAgentsSucceeded", at=NOW - 5)

@@ -16,7 +16,7 @@ from elasticjob_operator.actions import (
     CreateWorker,
     DeletePod,
 )
-from elasticjob_operator.model.observed import Child, Children, Observed, Refusal, RefusalReason
+from elasticjob_operator.model.observed import Child, Children, Link, Observed, Refusal, RefusalReason
 from elasticjob_operator.model.pods import Pod, parse_pod
 from elasticjob_operator.plan import Plan, plan
 from support.operator_build import (
@@ -106,6 +106,14 @@ def test_a_pod_that_is_no_more_has_a_successor_at_once(
     assert p.facts is not None
     assert [(f.pod, f.state) for f in p.facts.pods] == [("bert-0-1", PodState.STARTING), ("bert-1-0", PodState.RUNNING)]
     assert p.facts.charged == int(charged)
+
+
+def test_a_pod_that_vanished_while_nobody_looked_is_replaced_and_not_charged() -> None:
+    """Operator and store were both down: nothing tells of it but its absence."""
+    p = run(replace(steady(workers=(OTHER,)), stores=(), link=Link(connected=False, since=NOW)))
+    assert CreateWorker("bert-0-1", 0, 1) in p.actions
+    status_ = told(p)
+    assert (status_["restarts"], status_.get("lastFailure")) == (0, None)
 
 
 def test_pods_that_fail_together_are_charged_once() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
@@ -25,24 +24,15 @@ from elasticjob.contract.messages import (
     WorkersFailed,
     WorkersStalled,
     WorkersStopped,
-    WorkersSucceeded,
 )
 from elasticjob.contract.names import RoundId
 from elasticjob.policy import HANG_GRACE
 from elasticjob.rendezvous import events, rounds
 from elasticjob.rendezvous.standstill import SETTLE
 from elasticjob.rendezvous.state import NodeSaid
-from support.rounds import SETTINGS, Job, member_of, pods
+from support.rounds import SETTINGS, Job, job_of, member_of, pods
 
 FAILURE = Failure(FailureClass.KILLED, "j-0-0", 1.0)
-
-
-def job_of(*slots: int, target: int = 0, max_restarts: int = 3, **settings: Any) -> Job:
-    """A job whose round of these slots runs, with an operator that knows their pods."""
-    job = Job()
-    job.facts(*pods(*slots), target=target or len(slots), max_restarts=max_restarts, **settings)
-    job.running(*slots)
-    return job
 
 
 # ---- a round forms
@@ -566,62 +556,28 @@ def test_older_words_of_an_operator_are_dropped() -> None:
     assert job.state.settings.target == 2
 
 
-# ---- a successor store
+# ---- a round's own store
 
 
-def restarted(before: Job, **states: MemberState) -> Job:
-    """A successor store, and the nodes of `before` announcing what they run."""
-    job = Job(before.state.settings, store=1, recovering=True)
-    for name, state in states.items():
-        slot = int(name[1:])
-        job.announce(slot, membership=member_of(before.start_of(slot), state))
-    return job
+def test_a_leaving_node_is_let_go_only_when_all_members_have_stopped() -> None:
+    job = job_of(0, 1, 2)
+    job.leave(0)
+    job.stopped(0)
+    job.later(5)
+    job.stopped(1)
+    assert job.finished(0) is None
+    job.stopped(2)
+    assert job.finished(0) is not None
 
 
-def test_a_round_whose_ranks_are_all_there_is_restored() -> None:
-    job = restarted(job_of(0, 1), n0=MemberState.RUNNING, n1=MemberState.SUCCEEDED)
-    assert job.report.round == RoundId(1, 0, 1)
-    assert [m.round for told in job.told.values() for m in told if isinstance(m, StartRound)] == [RoundId(1, 0, 1)] * 2
-    job.say(0, WorkersFailed(RoundId(1, 0, 1), FAILURE))
-    job.say(0, WorkersStopped(RoundId(1, 0, 1), 6000))
-    job.say(1, WorkersStopped(RoundId(1, 0, 1), 6001))
-    assert job.start_of(0).round == RoundId(1, 1, 1)
-
-
-def test_a_missing_member_ends_a_restored_round() -> None:
-    job = restarted(job_of(0, 1, 2), n0=MemberState.RUNNING, n1=MemberState.RUNNING)
-    assert job.phase() is RoundPhase.RECOVERING
-    job.facts(*pods(0, 1), target=2)
-    assert job.phase() is RoundPhase.ENDING
-    assert job.told_to_end(0, 1)
-
-
-def test_without_a_word_of_the_operator_recovery_ends_by_itself() -> None:
-    job = restarted(job_of(0, 1, 2), n0=MemberState.RUNNING, n1=MemberState.RUNNING)
-    job.later(10)
-    assert job.told_to_end(0, 1)
-
-
-def test_what_is_said_while_a_store_recovers_counts() -> None:
-    job = restarted(job_of(0, 1), n0=MemberState.RUNNING)
-    job.say(0, WorkersSucceeded(RoundId(1, 0, 1)))
-    job.announce(1, membership=member_of(job_of(0, 1).start_of(1), MemberState.SUCCEEDED))
-    assert job.report.outcome is Outcome.SUCCEEDED
-
-
-def test_a_successor_gives_out_no_round_before_everybody_has_announced() -> None:
-    job = Job(SETTINGS, store=1, recovering=True)
-    job.announce(0, 1, 2, 3)
-    assert job.members == []
-    job.facts(*pods(0, 1, 2, 3))
-    assert len(job.members) == 4
-
-
-@pytest.mark.parametrize("phase", list(MemberState))
-def test_a_successor_always_gets_to_a_new_round_or_keeps_the_old(phase: MemberState) -> None:
-    job = restarted(job_of(0, 1), n0=MemberState.RUNNING, n1=phase)
-    job.facts(*pods(0, 1), target=2)
-    if job.phase() is RoundPhase.ENDING:
-        job.say(0, WorkersStopped(RoundId(1, 0, 1), 6000))
-        job.say(1, WorkersStopped(RoundId(1, 0, 1), 6001))
-    assert job.phase() is RoundPhase.RUNNING
+def test_no_round_meets_where_an_older_one_met() -> None:
+    job = job_of(0, 1)
+    met = [(job.start_of(0).master_addr, job.start_of(0).master_port)]
+    for port in (7001, 7002):
+        round_id = job.start_of(0).round
+        job.fail(1)
+        for slot in (0, 1):
+            job.say(slot, WorkersStopped(round_id, port + slot))
+        job.started(0, 1)
+        met.append((job.start_of(0).master_addr, job.start_of(0).master_port))
+    assert met == [("10.0.0.0", 5000), ("10.0.0.0", 7001), ("10.0.0.0", 7002)]

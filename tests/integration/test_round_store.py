@@ -1,0 +1,72 @@
+"""The store of a round, on the agent of its rank 0: it is there until all have stopped, and gone with the round."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from support.local_run import LocalRun, manifest
+
+SCRIPT = """
+import os, signal, socket, time
+where = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+
+def stop(number, frame):
+    if os.environ["RANK"] == "1":  # the others have long stopped
+        end = time.monotonic() + 1
+        while time.monotonic() < end:
+            socket.create_connection(where, 1).close()
+            time.sleep(0.01)
+        print("the store was there to the end", flush=True)
+    os._exit(0)
+
+signal.signal(signal.SIGTERM, stop)
+print("rank", os.environ["RANK"], "agent", os.getppid(), "pid", os.getpid(), "port", where[1], flush=True)
+while True:
+    signal.pause()
+"""
+
+
+def job(folder: Path) -> dict[str, Any]:
+    (folder / "script.py").write_text(SCRIPT)
+    elastic = {"minReplicas": 1, "maxReplicas": 2}
+    command = [sys.executable, str(folder / "script.py")]
+    return manifest(command, replicas=2, elasticPolicy=elastic, stopGraceSeconds=10)
+
+
+def started(run: LocalRun) -> dict[str, int]:
+    """What rank 0 says of itself, once both ranks have begun."""
+    told = [run.wait_for(r"^\[default\d\]:rank (\d) agent (\d+) pid (\d+) port (\d+)") for _ in range(2)]
+    first = next(match for match in told if match[1] == "0")
+    return {"agent": int(first[2]), "pid": int(first[3]), "port": int(first[4])}
+
+
+def serves(port: int) -> bool:
+    with contextlib.suppress(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", port), 10).close()
+        return True
+    return False
+
+
+def test_an_agent_that_leaves_keeps_the_store_of_its_round_up_until_all_members_have_stopped(tmp_path: Path) -> None:
+    with LocalRun(job(tmp_path), tmp_path) as run:
+        os.kill(started(run)["agent"], signal.SIGTERM)
+        run.wait_for("the store was there to the end")
+
+
+def test_a_round_has_a_store_of_its_own_that_goes_with_it(tmp_path: Path) -> None:
+    with LocalRun(job(tmp_path), tmp_path) as run:
+        first = started(run)
+        os.kill(first["pid"], signal.SIGKILL)
+        second = started(run)
+        assert (second["agent"], second["port"] == first["port"]) == (first["agent"], False)
+        assert serves(second["port"])
+        deadline = time.monotonic() + 30
+        while serves(first["port"]):
+            assert time.monotonic() < deadline, "it is still there"
