@@ -72,6 +72,25 @@ def test_references_are_inlined() -> None:
     assert made == {"items": [{"type": "object", "properties": want, "nullable": True}]}
 
 
+def test_the_schema_has_no_words_that_a_server_does_not_know() -> None:
+    """A comma in an unquoted text makes a field of what follows it."""
+    known = {
+        "type", "format", "description", "properties", "items", "required", "additionalProperties", "default", "enum",
+        "minimum", "maximum", "minLength", "maxLength", "minItems", "maxItems", "maxProperties", "pattern", "nullable",
+        "anyOf", "oneOf",
+    }  # fmt: skip
+
+    def check(node: dict[str, Any], at: str) -> None:
+        assert {key for key in node if not key.startswith("x-kubernetes-")} <= known, at
+        for name, child in node.get("properties", {}).items():
+            check(child, f"{at}.{name}")
+        for inner in ("items", "additionalProperties"):
+            if isinstance(node.get(inner), dict):
+                check(node[inner], f"{at}.{inner}")
+
+    check(CRD, "")
+
+
 def test_every_map_key_of_the_pod_schema_has_a_value() -> None:
     def check(node: Any) -> None:
         for key in node.get("x-kubernetes-list-map-keys", ()):
