@@ -23,6 +23,7 @@ from elasticjob.contract.messages import (
     Report,
     RoundPhase,
     Settings,
+    Standby,
     StartRound,
     StepTimes,
     WorkersStarted,
@@ -105,6 +106,18 @@ async def test_a_closed_link_ends_the_round_of_the_others(peers: Peers) -> None:
     assert (await heard(nodes[0], StartRound)).world_size == 1
     report = await heard(operator, Report, lambda r: bool(r.ended) and not r.asks)
     assert (report.ended[0].reason, report.lost_nodes) == (EndReason.AGENT_LOST, ("j-1-0",))
+
+
+async def test_reports_of_changes_that_follow_each_other_are_one(peers: Peers, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("elasticjob.rendezvous.coordinator.REPORT_PACE", 3600.0)
+    operator = await peers.link(LinkRole.OPERATOR)
+    node = await peers.node(0)
+    await heard(operator, Report, lambda r: bool(r.nodes))
+    node.send(Leaving("done"))
+    assert (await heard(node, Finish)).outcome is Outcome.LEFT
+    await heard(await peers.node(1), Standby)
+    peers.coordinator._rested()
+    assert [n.slot for n in (await heard(operator, Report)).nodes] == [1]
 
 
 async def test_what_is_not_for_a_peer_to_say_is_dropped_and_counted(peers: Peers) -> None:
