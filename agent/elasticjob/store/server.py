@@ -91,6 +91,8 @@ class _Client(asyncio.Protocol):
         """Runs while the client has not said what it is, has sent half a request, or leaves its answers unread."""
         self._valid = False
         self._reading = True
+        self._answers: list[bytes] = []
+        """Of this turn, to be written together."""
         self._answered = 0
         """Bytes in this turn."""
         self._held = 0
@@ -142,23 +144,29 @@ class _Client(asyncio.Protocol):
 
     def _serve(self) -> None:
         """Serve what has arrived. A client with much more to ask, or that does not read, is not read from."""
+        if self._transport.is_closing():
+            return
+        try:
+            more = self not in self._server.full and self._serve_some()
+        finally:
+            self._flush()
+        if self._transport.is_closing():
+            return
+        full = self in self._server.full
+        self._read(not (more or full))
+        if more and not full:
+            asyncio.get_running_loop().call_soon(self._take_turn)
+
+    def _serve_some(self) -> bool:
+        """Whether there may be more that has arrived."""
         self._answered = 0
         for _ in range(_TURN_REQUESTS):
-            if self._transport.is_closing():
-                return
-            if self in self._server.full:
-                self._read(False)
-                return
+            request = self._reader.next()
+            if request is None or self._take(request):
+                return False
             if self._answered > _TURN_BYTES:
                 break
-            request = self._reader.next()
-            if request is None:
-                self._read(True)
-                return
-            if self._take(request):
-                return
-        self._read(False)
-        asyncio.get_running_loop().call_soon(self._take_turn)
+        return True
 
     def _read(self, on: bool) -> None:
         if on != self._reading:
@@ -257,7 +265,12 @@ class _Client(asyncio.Protocol):
 
     def _write(self, data: bytes) -> None:
         self._answered += len(data)
-        self._transport.write(data)
+        self._answers.append(data)
+
+    def _flush(self) -> None:
+        if self._answers:
+            answers, self._answers = self._answers, []
+            self._transport.write(b"".join(answers))
 
     def _write_all(self, items: list[bytes], head: bytes = b"") -> None:
         size = sum(map(len, items)) + 8 * len(items)
@@ -274,7 +287,9 @@ class _Client(asyncio.Protocol):
 
     def _stop_waiting(self) -> None:
         self._waiter = None
-        self._transport.write(_STOP_WAITING)
+        self._write(_STOP_WAITING)
+        # Another client's turn, or after what this one was answered before.
+        self._flush()
 
     def _forget_wait(self) -> None:
         if self._waiter is not None:

@@ -248,6 +248,25 @@ async def test_a_wait_ends_when_all_its_keys_exist(start: Start) -> None:
     two.close()
 
 
+async def test_requests_sent_ahead_are_answered_in_order_up_to_a_bad_one(start: Start) -> None:
+    _, port = await start()
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    ahead = [
+        HELLO,
+        wire.request(Op.SET, [b"a"], [b"1"]),
+        wire.request(Op.GET, [b"a"]),
+        wire.request(Op.WAIT, [b"b"]),  # its own next request ends this wait
+        wire.request(Op.SET, [b"b"], [b"2"]),
+        wire.request(Op.GET, [b"b"]),
+        HELLO,
+        wire.request(Op.GET, [b"a"]),
+    ]
+    writer.write(b"".join(ahead))
+    answers = await asyncio.wait_for(reader.read(), 10)
+    writer.close()
+    assert answers == wire.sized(b"1") + b"\0" + wire.sized(b"2")
+
+
 async def test_a_client_that_goes_while_it_waits_leaves_nothing_behind(start: Start) -> None:
     server, port = await start()
     one = await StoreClient.connect("127.0.0.1", port)
