@@ -11,8 +11,9 @@ from typing import cast
 
 from elasticjob.store.answers import Answers
 from elasticjob.store.link import KeepAlive, LinkGate, accept
+from elasticjob.store.reader import RequestReader
 from elasticjob.store.storage import Storage
-from elasticjob.store.wire import MAGIC, Limits, Op, Request, RequestReader, WireError
+from elasticjob.store.wire import MAGIC, Limits, Op, Request, WireError
 
 log = logging.getLogger(__name__)
 
