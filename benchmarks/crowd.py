@@ -13,6 +13,7 @@ import struct
 import sys
 import time
 from dataclasses import dataclass
+from pathlib import Path
 
 from elasticjob.agent.config import AgentConfig, read_config
 from elasticjob.contract.messages import (
@@ -42,6 +43,11 @@ def moved(sock: socket.socket) -> int:
     return sum(_BYTES.unpack_from(info, _BYTES_AT))
 
 
+def processor(pid: int) -> float:
+    """Seconds that all threads of a process have computed: tells more than time on a machine that others use."""
+    return sum(int(task.read_text().split()[0]) for task in Path(f"/proc/{pid}/task").glob("*/schedstat")) / 1e9
+
+
 @dataclass
 class SimulatedNode:
     """One node without workers: it says what an agent says."""
@@ -66,7 +72,8 @@ class SimulatedNode:
             message = await self.link.receive()
             self.messages += 1
             if message is None:
-                raise ConnectionError(f"node {self.slot} lost its link")
+                how = "by keep-alive" if self.link.silent else "closed"
+                raise ConnectionError(f"node {self.slot} lost its link: {how}")
             if isinstance(message, EndRound):
                 self.say(WorkersStopped(message.round, 20000 + self.slot))
             if isinstance(message, StartRound):
@@ -133,7 +140,10 @@ async def main() -> None:
     crowd = Crowd(read_config(os.environ))
     connecting = await crowd.connect(count)
     _, before = crowd.counted()
+    store = int(os.environ["BENCH_STORE_PID"])
+    began = processor(store)
     joining = await crowd.join()
+    joined = processor(store)
     messages, told = crowd.counted()
     figures = {
         "connect": connecting,
@@ -141,6 +151,7 @@ async def main() -> None:
         "messages per node": messages / count,
         "bytes per node": (told - before) / count,
         "handshake bytes per node": before / count,
+        "store's processor seconds": joined - began,
     }
     again = await crowd.again()
     later, bytes_later = crowd.counted()
@@ -148,6 +159,7 @@ async def main() -> None:
         "again": again,
         "messages per node, again": (later - messages) / count,
         "bytes per node, again": (bytes_later - told) / count,
+        "store's processor seconds, again with starts": processor(store) - joined,
     }
     assert {n.start.rank for n in crowd.nodes if n.start} == set(range(count)), "ranks are not 0 to N - 1"
     quiet = time.monotonic()

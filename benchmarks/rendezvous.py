@@ -26,12 +26,17 @@ class Empty(Ours):
         self.expect(self.size.high)
         self.start(0)
         self.serving()
-        environ = {**os.environ, **self.agent_environ(0), "BENCH_QUIET_SECONDS": str(quiet)}
+        assert self.store is not None
+        environ = {
+            **os.environ,
+            **self.agent_environ(0),
+            "BENCH_QUIET_SECONDS": str(quiet),
+            "BENCH_STORE_PID": str(self.store.pid),
+        }
         argv = [sys.executable, "-m", "benchmarks.crowd", str(self.size.high)]
         done = subprocess.run(argv, env=environ, capture_output=True, text=True, timeout=CAP + quiet, check=False)
         if done.returncode:
             raise RuntimeError(done.stderr.strip()[-300:])
-        assert self.store is not None
         figures: dict[str, float] = json.loads(done.stdout)
         return figures | {"store MiB": memory(self.store.pid)}
 

@@ -6,10 +6,11 @@ import selectors
 import socket
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from datetime import timedelta
 from pathlib import Path
 
+from benchmarks.crowd import processor
 from benchmarks.ours import Ours, free_port
 from benchmarks.output import Output
 from benchmarks.row import OURS, Row, Sample
@@ -25,19 +26,21 @@ BATCH = 100
 
 
 @contextmanager
-def our_server(folder: Path) -> Iterator[int]:
+def our_server(folder: Path) -> Iterator[tuple[int, int]]:
+    """Its port and process, as `torch_server`."""
     with Ours(folder) as side:
         side.start(0)
         side.serving()
-        yield side.port
+        assert side.store is not None
+        yield side.port, side.store.pid
 
 
 @contextmanager
-def torch_server(folder: Path) -> Iterator[int]:
+def torch_server(folder: Path) -> Iterator[tuple[int, int]]:
     port = free_port()
     process = torch_store(port, Output(), folder)
     try:
-        yield port
+        yield port, process.pid
     finally:
         process.kill()
         process.wait()
@@ -83,10 +86,13 @@ def many_connections(port: int) -> float:
 
 
 def _row(name: str, title: str, want: float, count: Callable[[int], float]) -> Row:
-    def measure(serve: Callable[[Path], object]) -> Callable[[Path], Sample]:
+    def measure(serve: Callable[[Path], AbstractContextManager[tuple[int, int]]]) -> Callable[[Path], Sample]:
         def once(folder: Path) -> Sample:
-            with serve(folder) as port:  # type: ignore[attr-defined]
-                return Sample(count(port))
+            with serve(folder) as (port, pid):
+                before = processor(pid)
+                rate = count(port)
+                used = processor(pid) - before
+            return Sample(rate, parts={"server's processor, microseconds each": used / (rate * SECONDS) * 1e6})
 
         return once
 

@@ -23,6 +23,7 @@ from elasticjob.contract.messages import (
     Report,
     RoundPhase,
     Settings,
+    Standby,
     StartRound,
     StepTimes,
     WorkersStarted,
@@ -115,6 +116,18 @@ async def test_an_end_that_only_the_operator_knows_of_reaches_who_is_still_here(
     assert await heard(node, Finish) == Finish(Outcome.SUCCEEDED, "AllAgentsSucceeded")
     assert (await heard(operator, Report, lambda r: r.outcome is not None)).phase is RoundPhase.FINISHED
     assert (await heard(await peers.node(1), Finish)).outcome is Outcome.SUCCEEDED
+
+
+async def test_reports_of_changes_that_follow_each_other_are_one(peers: Peers, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("elasticjob.rendezvous.coordinator.REPORT_PACE", 3600.0)
+    operator = await peers.link(LinkRole.OPERATOR)
+    node = await peers.node(0)
+    await heard(operator, Report, lambda r: bool(r.nodes))
+    node.send(Leaving("done"))
+    assert (await heard(node, Finish)).outcome is Outcome.LEFT
+    await heard(await peers.node(1), Standby)
+    peers.coordinator._rested()
+    assert [n.slot for n in (await heard(operator, Report)).nodes] == [1]
 
 
 async def test_what_is_not_for_a_peer_to_say_is_dropped_and_counted(peers: Peers) -> None:

@@ -19,21 +19,32 @@ from elasticjob.contract.names import RoundId
 T = TypeVar("T")
 
 
+_PLAIN = frozenset((str, int, float, bool, type(None)))
+_EXACT = frozenset((str, int, bool))
+"""Types of which every value that JSON has is one of ours (a float may not be finite)."""
+
+
 class MessageError(ValueError):
     """A message that does not have the agreed shape."""
 
 
 def dump(value: object) -> Any:
     """A dataclass, enum, RoundId, tuple or plain value as plain JSON data."""
-    if isinstance(value, RoundId):
+    kind = type(value)
+    if kind in _PLAIN:
+        return value
+    if kind is RoundId:
         return str(value)
     if isinstance(value, Enum):
         return value.value
-    if is_dataclass(value) and not isinstance(value, type):
-        return {f.name: dump(getattr(value, f.name)) for f in fields(value)}
     if isinstance(value, tuple):
         return [dump(item) for item in value]
-    return value
+    return {name: dump(getattr(value, name)) for name in _names(kind)} if is_dataclass(kind) else value
+
+
+@cache
+def _names(cls: type) -> tuple[str, ...]:
+    return tuple(f.name for f in fields(cls))
 
 
 def dumps(value: object) -> bytes:
@@ -76,7 +87,9 @@ def _dataclass(cls: Any, data: Any, path: str) -> Any:
     known = {}
     for field in _shape(cls):
         if field.name in data:
-            known[field.name] = _value(field.kind, data[field.name], f"{path}.{field.name}")
+            raw = data[field.name]
+            exact = type(raw) is field.kind and field.kind in _EXACT
+            known[field.name] = raw if exact else _value(field.kind, raw, f"{path}.{field.name}")
         elif field.required:
             raise MessageError(f"{path}.{field.name}: missing")
     try:

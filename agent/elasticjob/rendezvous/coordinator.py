@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import deque
 from dataclasses import dataclass, field
 
 from elasticjob.contract.messages import (
@@ -25,12 +24,15 @@ from elasticjob.contract.messages import (
     WorkersStopped,
     WorkersSucceeded,
 )
-from elasticjob.rendezvous import events, outage, rounds, stragglers, view
-from elasticjob.rendezvous.decision import Decision
+from elasticjob.rendezvous import outage, rounds, stragglers, view
 from elasticjob.rendezvous.state import Event, FactsArrived, NewerStoreHeard, NodeGone, NodeSaid, State, Tick
 from elasticjob.store.link import Link, LinkError, LinkRole
 
 log = logging.getLogger(__name__)
+
+REPORT_PACE = 0.0001
+"""Seconds between two reports for each node in them: what one costs grows with its length, and all together they stay
+a small part of the processor, here and at the operator, however fast nodes come and go."""
 
 
 @dataclass
@@ -44,10 +46,12 @@ class Coordinator:
     """Set once a newer store has been heard of: whoever serves this one closes it."""
     _nodes: dict[str, Link] = field(default_factory=dict)
     _operators: list[Link] = field(default_factory=list)
-    _events: deque[Event] = field(default_factory=deque)
+    _events: list[Event] = field(default_factory=list)
     _timer: asyncio.TimerHandle | None = None
     _scheduled: bool = False
     _last_report: Report | None = None
+    _resting: asyncio.TimerHandle | None = None
+    """Runs until the next report may be sent."""
     _outage: outage.Outage | None = None
     _pace: stragglers.Pace = field(default_factory=stragglers.Pace)
 
@@ -56,8 +60,9 @@ class Coordinator:
         self._submit(Tick())
 
     def stop(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
+        for timer in (self._timer, self._resting):
+            if timer is not None:
+                timer.cancel()
 
     async def serve(self, link: Link) -> None:
         """Talk to one peer until its link closes."""
@@ -137,10 +142,8 @@ class Coordinator:
     def _run(self) -> None:
         self._scheduled = False
         now = time.monotonic()
-        decision = Decision(self.state)
-        while self._events:
-            decision = decision.then(events.observe(decision.state, self._events.popleft(), now))
-        decision = decision.then(rounds.settle(decision.state, now))
+        events, self._events = self._events, []
+        decision = rounds.decide_together(self.state, events, now)
         self._outage = outage.follow(self._outage, self.state, decision.state, now)
         self.state = decision.state
         if decision.reason:
@@ -158,12 +161,20 @@ class Coordinator:
         return view.report(self.state, now, recovery, stragglers.named(self._pace, self.state))
 
     def _tell_operators(self, now: float) -> None:
+        """The first change at once, those that follow it together."""
+        if self._resting is not None:
+            return
         report = self._report(now)
         if report == self._last_report:
             return
         self._last_report = report
         for link in self._operators:
             link.send(report)
+        self._resting = asyncio.get_running_loop().call_later(REPORT_PACE * len(report.nodes), self._rested)
+
+    def _rested(self) -> None:
+        self._resting = None
+        self._tell_operators(time.monotonic())
 
     def _set_timer(self, now: float) -> None:
         if self._timer is not None:

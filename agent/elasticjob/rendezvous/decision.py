@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -29,5 +29,13 @@ Rule: TypeAlias = Callable[[State, float], "Decision | None"]
 
 def names(pods: Iterable[str]) -> str:
     """Pod names for people: a few, then a count."""
-    listed = list(pods)
-    return ", ".join(listed[:3]) + (f" and {len(listed) - 3} more" if len(listed) > 3 else "")
+    return _few(list(pods), 3, ", ")
+
+
+def several(reasons: Sequence[str]) -> str:
+    """Reasons for what happened at the same time: some, then a count."""
+    return _few(reasons, 10, "; ")
+
+
+def _few(listed: Sequence[str], most: int, separator: str) -> str:
+    return separator.join(listed[:most]) + (f" and {len(listed) - most} more" if len(listed) > most else "")

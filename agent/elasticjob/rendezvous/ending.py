@@ -38,7 +38,9 @@ def lose(state: State, now: float) -> Decision | None:
         return None
     stopping = round_.ending is not None and round_.ending.plan is None
     late = stopping and round_.ending is not None and now >= stop_deadline(state, round_.ending)
-    lost = [b for b, m in round_.members.items() if not m.accounted and (late or _dead(state, b, now))]
+    linked = {b for b, n in state.nodes.items() if n.gone_at is None}
+    suspects = round_.members if late else [b for b in round_.members if b not in linked]
+    lost = {b: None for b in suspects if not round_.members[b].accounted and (late or _dead(state, b, now))}
     if not lost:
         return None
     members = {b: replace(m, lost=True) if b in lost else m for b, m in round_.members.items()}
@@ -83,7 +85,8 @@ def end_broken(state: State, now: float) -> Decision | None:
     if failed:
         what = "makes no progress" if _hangs(round_) else "failed"
         return end(state, round_, EndReason.WORKER_FAILED, f"a worker of {names(failed)} {what}", now)
-    going = [state.nodes[b] for b in round_.members if departing(state, state.nodes[b])]
+    about_to_go = {b for b, n in state.nodes.items() if departing(state, n)}
+    going = [state.nodes[b] for b in round_.members if b in about_to_go]
     stopped = [m.pod for m in round_.members.values() if m.state is MemberState.STOPPED]
     if going and not stopped and all(n.slot >= state.settings.slots for n in going):
         return scale_down(state, round_, now)
@@ -135,10 +138,12 @@ def _cause(state: State, round_: Round, ending: Ending, now: float) -> RoundEnde
     """The root cause. A broken collective is never one while a member is lost or leaving, or the end was planned;
     nor is what happened on a node that went."""
     lost = tuple(m.pod for m in round_.members.values() if m.lost)
+    gone = {*lost}
     left = tuple(
-        n.pod for b in round_.members if (n := state.nodes.get(b)) and n.pod not in lost and departing(state, n)
+        n.pod for b in round_.members if (n := state.nodes.get(b)) and n.pod not in gone and departing(state, n)
     )
-    root = root_cause(f for f in round_.failures if f.pod not in lost + left)
+    gone |= {*left}
+    root = root_cause(f for f in round_.failures if f.pod not in gone)
     echo = root is not None and root.kind is FailureClass.COLLECTIVE_FAILED
     if root is not None and not (echo and (lost or left or ending.reason is not EndReason.WORKER_FAILED)):
         return _ended(state, round_, EndReason.WORKER_FAILED, _tell(root), now, failure=root)

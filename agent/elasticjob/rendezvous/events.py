@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
 from dataclasses import replace
 
 from elasticjob.contract.messages import (
@@ -47,6 +46,7 @@ from elasticjob.rendezvous.state import (
     State,
     Tick,
     fact_of,
+    rival,
     set_member,
     set_node,
     superseded,
@@ -89,11 +89,11 @@ def _announced(state: State, boot: str, announce: Announce, now: float) -> Decis
     if state.outcome is not None:
         finish = Finish(state.outcome, state.outcome_reason)
         return Decision(set_node(state, node), (Send(boot, finish),), f"{node.pod} came after the end")
-    others = [n for n in state.nodes.values() if n.slot == node.slot and n.boot != boot]
-    if superseded(state, node) or any(n.incarnation > node.incarnation for n in others):
+    other = rival(state, node)
+    if superseded(state, node) or (other is not None and other.incarnation > node.incarnation):
         finish = Finish(Outcome.SUPERSEDED, "Superseded", f"a newer pod has slot {node.slot}")
         return Decision(state, (Send(boot, finish),), f"{node.pod} is superseded")
-    state = _displace(state, others)
+    state = _displace(state, other)
     told = Decision(state, (Send(boot, Closed(state.closed)),) if state.closed else ())
     if state.recovering_until is not None:
         if not state.nodes:
@@ -126,11 +126,13 @@ def _free_slot(state: State, now: float) -> int:
     return next(slot for slot in itertools.count() if slot not in taken)
 
 
-def _displace(state: State, others: Sequence[Node]) -> State:
+def _displace(state: State, other: Node | None) -> State:
     """A slot has one node: whoever had it under another boot id is dead to the job."""
-    if not others:
+    if other is None:
         return state
-    return replace(state, nodes={b: n for b, n in state.nodes.items() if n not in others})
+    nodes = dict(state.nodes)
+    del nodes[other.boot]
+    return replace(state, nodes=nodes)
 
 
 def _placed(state: State, node: Node, announce: Announce, now: float) -> Decision:

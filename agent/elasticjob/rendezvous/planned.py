@@ -12,6 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from elasticjob.contract.messages import MemberState, StepReport
+from elasticjob.rendezvous.overlay import put
 from elasticjob.rendezvous.state import Round
 
 ASK_TIMEOUT = 1.0
@@ -37,7 +38,7 @@ def reported(round_: Round, boot: str, report: StepReport) -> Round:
     ending = round_.ending
     if ending is None or ending.plan is None or ending.plan.last_step is not None:
         return round_
-    steps = {**ending.plan.steps, boot: report.step}
+    steps = put(ending.plan.steps, boot, report.step)
     return replace(round_, ending=replace(ending, plan=replace(ending.plan, steps=steps)))
 
 

@@ -12,7 +12,7 @@ end of a round means: contract.messages.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from elasticjob.contract.messages import (
@@ -24,7 +24,7 @@ from elasticjob.contract.messages import (
 )
 from elasticjob.contract.names import RoundId
 from elasticjob.rendezvous import only_store, planned, ranks, recovery, standstill
-from elasticjob.rendezvous.decision import Decision, Rule, names
+from elasticjob.rendezvous.decision import Decision, Rule, names, several
 from elasticjob.rendezvous.ending import (
     agree,
     believe,
@@ -53,8 +53,19 @@ from elasticjob.rendezvous.state import (
 
 def decide(state: State, event: Event, now: float) -> Decision:
     """Take one event in and do what follows from it. `now` is the coordinator's monotonic clock, in seconds."""
-    seen = observe(state, event, now)
-    return seen.then(settle(seen.state, now))
+    return decide_together(state, (event,), now)
+
+
+def decide_together(state: State, events: Iterable[Event], now: float) -> Decision:
+    """Take in events that arrived together, in order, then do what follows from them all."""
+    effects: list[Send] = []
+    reasons: list[str] = []
+    for event in events:
+        seen = observe(state, event, now)
+        state = seen.state
+        effects += seen.effects
+        reasons += [seen.reason] if seen.reason else []
+    return Decision(state, tuple(effects), several(reasons)).then(settle(state, now))
 
 
 def settle(state: State, now: float) -> Decision:
@@ -99,13 +110,14 @@ def _dismiss(state: State, now: float) -> Decision | None:
     """Nodes in no round that are about to go, or that no round will take, may go."""
     if state.recovering_until is not None or state.outcome is not None:
         return None
-    members = state.round.members if state.round else {}
+    members = state.round.members.keys() if state.round else ()
     outside = [n for n in state.nodes.values() if n.gone_at is None and n.boot not in members]
     going = [n for n in outside if state.closed or departing(state, n)]
     if not going:
         return None
     effects = tuple(Send(n.boot, _farewell(state, n)) for n in going)
-    nodes = {b: n for b, n in state.nodes.items() if n not in going}
+    told = {n.boot for n in going}
+    nodes = {b: n for b, n in state.nodes.items() if b not in told}
     return Decision(replace(state, nodes=nodes), effects, f"{names(n.pod for n in going)} may go")
 
 
@@ -175,7 +187,7 @@ def _form(state: State, now: float) -> Decision | None:
     if state.round is not None or state.outcome is not None or state.recovering_until is not None or state.closed:
         return None
     pool = candidates(state)
-    survivors = any(n.boot in state.last_members for n in pool)
+    survivors = not {n.boot for n in pool}.isdisjoint(state.last_members)
     ready = [n for n in pool if n.ready]
     if survivors and len(ready) >= state.settings.min_nodes:
         return _start(state, ready, "with who is left", now)

@@ -22,6 +22,7 @@ from elasticjob.contract.messages import (
     ToNode,
 )
 from elasticjob.contract.names import RoundId
+from elasticjob.rendezvous.overlay import put
 
 BLIP_GRACE = 0.25
 """Seconds that a node whose link closed has to come back: a blip is not a death."""
@@ -155,6 +156,8 @@ class State:
     pods: Mapping[int, PodFact] = field(default_factory=dict)
     """`facts.pods` by slot."""
     nodes: Mapping[str, Node] = field(default_factory=dict)
+    slots: Mapping[int, str] = field(default_factory=dict)
+    """Who was the last to announce itself with a slot, by boot id; it may have left `nodes` since."""
     round: Round | None = None
     n: int = 0
     """Number of the last round formed or restored."""
@@ -265,6 +268,12 @@ def fact_of(state: State, slot: int) -> PodFact | None:
     return state.pods.get(slot)
 
 
+def rival(state: State, node: Node) -> Node | None:
+    """Another node that has this one's slot: until the job's end there is one at most."""
+    other = state.nodes.get(state.slots.get(node.slot, ""))
+    return other if other is not None and other.slot == node.slot and other.boot != node.boot else None
+
+
 def superseded(state: State, node: Node) -> bool:
     """A newer pod has this node's slot, whatever still runs here."""
     fact = fact_of(state, node.slot)
@@ -275,12 +284,12 @@ def departing(state: State, node: Node) -> str:
     """Why this node is about to go, by its own word or Kubernetes'; empty while it stays."""
     if node.leaving:
         return node.leaving
-    if superseded(state, node):
-        return "a newer pod has its slot"
     fact = fact_of(state, node.slot)
-    if fact is not None and fact.state is PodState.DRAINING and fact.incarnation == node.incarnation:
-        return "its pod is being deleted"
-    return ""
+    if fact is None or fact.incarnation < node.incarnation:
+        return ""
+    if fact.incarnation > node.incarnation:
+        return "a newer pod has its slot"
+    return "its pod is being deleted" if fact.state is PodState.DRAINING else ""
 
 
 def candidates(state: State) -> list[Node]:
@@ -304,8 +313,9 @@ def awaited(state: State, *, ready: bool) -> Iterator[PodFact]:
 
 
 def set_node(state: State, node: Node) -> State:
-    return replace(state, nodes={**state.nodes, node.boot: node})
+    slots = state.slots if state.slots.get(node.slot) == node.boot else put(state.slots, node.slot, node.boot)
+    return replace(state, nodes=put(state.nodes, node.boot, node), slots=slots)
 
 
 def set_member(round_: Round, boot: str, member: Member) -> Round:
-    return replace(round_, members={**round_.members, boot: member})
+    return replace(round_, members=put(round_.members, boot, member))

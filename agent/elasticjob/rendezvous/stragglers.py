@@ -8,6 +8,7 @@ from statistics import median
 
 from elasticjob.contract.messages import StepTimes, Straggler
 from elasticjob.contract.names import RoundId
+from elasticjob.rendezvous.overlay import put
 from elasticjob.rendezvous.state import Round, State
 
 LEAST_SHARE = 0.1
@@ -34,7 +35,7 @@ def follow(pace: Pace, state: State, boot: str, times: StepTimes, now: float) ->
         return pace
     if pace.round != round_.id:
         pace = Pace(round_.id)
-    told = {**pace.told, boot: times}
+    told = put(pace.told, boot, times)
     if len(told) < len(round_.members):
         return replace(pace, told=told)
     found = slowest(round_, told, state.epoch + now)

@@ -9,14 +9,14 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import cast
 
+from elasticjob.store.answers import Answers
 from elasticjob.store.link import KeepAlive, LinkGate, accept
-from elasticjob.store.storage import Storage, Waiter
-from elasticjob.store.wire import MAGIC, Limits, Op, Request, RequestReader, WireError, i64, sized, u32
+from elasticjob.store.reader import RequestReader
+from elasticjob.store.storage import Storage
+from elasticjob.store.wire import MAGIC, Limits, Op, Request, WireError
 
 log = logging.getLogger(__name__)
 
-_READY, _NOT_READY = b"\0", b"\1"
-_STOP_WAITING, _WAIT_CANCELED = b"\0", b"\1"
 _BACKLOG = 4096
 _TURN_REQUESTS, _TURN_BYTES = 256, 1024 * 1024
 """What one client is served before the others have their turn."""
@@ -86,13 +86,12 @@ class _Client(asyncio.Protocol):
         self._store = server.storage
         self._reader = RequestReader(server.limits)
         self._transport: asyncio.Transport
-        self._waiter: Waiter | None = None
         self._timer: asyncio.TimerHandle | None = None
         """Runs while the client has not said what it is, has sent half a request, or leaves its answers unread."""
         self._valid = False
         self._reading = True
-        self._answered = 0
-        """Bytes in this turn."""
+        # A wait ends in another client's turn, or in this one after what it was answered before.
+        self._answers = Answers(self._store, server.limits.reply, self._flush)
         self._held = 0
         """Bytes of unfinished requests, counted as the store's memory."""
 
@@ -142,23 +141,28 @@ class _Client(asyncio.Protocol):
 
     def _serve(self) -> None:
         """Serve what has arrived. A client with much more to ask, or that does not read, is not read from."""
-        self._answered = 0
+        if self._transport.is_closing():
+            return
+        try:
+            more = self._serve_some()
+        finally:
+            self._flush()
+        if self._transport.is_closing():
+            return
+        full = self in self._server.full
+        self._read(not (more or full))
+        if more and not full:
+            asyncio.get_running_loop().call_soon(self._take_turn)
+
+    def _serve_some(self) -> bool:
+        """Whether there may be more that has arrived."""
         for _ in range(_TURN_REQUESTS):
-            if self._transport.is_closing():
-                return
-            if self in self._server.full:
-                self._read(False)
-                return
-            if self._answered > _TURN_BYTES:
+            if self._answers.size > _TURN_BYTES or self in self._server.full:
                 break
             request = self._reader.next()
-            if request is None:
-                self._read(True)
-                return
-            if self._take(request):
-                return
-        self._read(False)
-        asyncio.get_running_loop().call_soon(self._take_turn)
+            if request is None or self._take(request):
+                return False
+        return True
 
     def _read(self, on: bool) -> None:
         if on != self._reading:
@@ -184,7 +188,7 @@ class _Client(asyncio.Protocol):
         """True when the connection has become a link."""
         if self._valid:
             self._server.counters.requests += 1
-            self._answer(request)
+            self._answers.to(request)
             return False
         if request.op is Op.LINK and self._server.links is not None:
             self._become_link(self._server.links, request.number)
@@ -202,84 +206,9 @@ class _Client(asyncio.Protocol):
         self._valid = True
         self._stop_timer()
 
-    def _answer(self, request: Request) -> None:
-        op, store, write = request.op, self._store, self._write
-        match op:
-            case Op.SET:
-                store.set(request.keys[0], request.values[0])
-            case Op.GET:
-                write(sized(store.get(request.keys[0])))
-            case Op.ADD:
-                write(i64(store.add(request.keys[0], request.number)))
-            case Op.CHECK:
-                write(_READY if store.check(request.keys) else _NOT_READY)
-            case Op.WAIT:
-                self._forget_wait()
-                self._wait(store.wait(request.keys, self._stop_waiting))
-            case Op.COMPARE_SET:
-                write(sized(store.compare_set(request.keys[0], *request.values)))
-            case Op.APPEND:
-                store.append(request.keys[0], request.values[0])
-            case Op.MULTI_GET:
-                self._write_all([store.get(key) for key in request.keys])
-            case Op.MULTI_SET:
-                for key, value in zip(request.keys, request.values, strict=True):
-                    store.set(key, value)
-            case _:
-                self._answer_rare(request)
-
-    def _answer_rare(self, request: Request) -> None:
-        store, write = self._store, self._write
-        match request.op:
-            case Op.GETNUMKEYS:
-                write(i64(len(store)))
-            case Op.DELETE:
-                write(i64(store.delete(request.keys[0])))
-            case Op.CANCEL_WAIT:
-                self._forget_wait()
-                write(_WAIT_CANCELED)
-            case Op.PING:
-                write(u32(request.number))
-            case Op.QUEUE_PUSH:
-                store.push(request.keys[0], request.values[0])
-            case Op.QUEUE_POP:
-                length, value = store.pop(request.keys[0])
-                write(i64(length) + (sized(value) if length else b""))
-            case Op.QUEUE_LEN:
-                write(i64(store.length(request.keys[0])))
-            case Op.LIST_KEYS:
-                self._write_all(list(store.keys()), i64(len(store)))
-            case Op.BARRIER:
-                self._forget_wait()
-                self._wait(store.barrier(request.keys[0], request.number, self._stop_waiting))
-            case _:
-                raise WireError("out-of-place", f"{request.op.name} has no place here")
-
-    def _write(self, data: bytes) -> None:
-        self._answered += len(data)
-        self._transport.write(data)
-
-    def _write_all(self, items: list[bytes], head: bytes = b"") -> None:
-        size = sum(map(len, items)) + 8 * len(items)
-        if size > self._server.limits.reply:
-            raise WireError(
-                "answer-too-long", f"asks for {size} bytes at once; {self._server.limits.reply} are allowed"
-            )
-        self._write(head + b"".join(map(sized, items)))
-
-    def _wait(self, waiter: Waiter | None) -> None:
-        self._waiter = waiter
-        if waiter is None:
-            self._write(_STOP_WAITING)
-
-    def _stop_waiting(self) -> None:
-        self._waiter = None
-        self._transport.write(_STOP_WAITING)
-
-    def _forget_wait(self) -> None:
-        if self._waiter is not None:
-            self._store.forget(self._waiter)
-            self._waiter = None
+    def _flush(self) -> None:
+        if answers := self._answers.take():
+            self._transport.write(answers)
 
     # ---- ends
 
@@ -310,7 +239,7 @@ class _Client(asyncio.Protocol):
 
     def _let_go(self) -> None:
         self._stop_timer()
-        self._forget_wait()
+        self._answers.forget_wait()
         self._store.take(-self._held)
         self._held = 0
         self._server.clients.discard(self)

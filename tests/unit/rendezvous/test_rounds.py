@@ -27,7 +27,7 @@ from elasticjob.contract.messages import (
 )
 from elasticjob.contract.names import RoundId
 from elasticjob.policy import HANG_GRACE
-from elasticjob.rendezvous import events, rounds
+from elasticjob.rendezvous import rounds
 from elasticjob.rendezvous.standstill import SETTLE
 from elasticjob.rendezvous.state import NodeSaid
 from support.rounds import SETTINGS, Job, job_of, member_of, pods
@@ -134,10 +134,7 @@ def test_a_failure_told_together_with_the_stop_is_a_failure() -> None:
     job = job_of(0, 1)
     start = job.start_of(1)
     said = (WorkersFailed(start.round, replace(FAILURE, pod="j-1-0", rank=1)), WorkersStopped(start.round, 6001))
-    state = job.state
-    for message in said:
-        state = events.observe(state, NodeSaid("1.0", message), job.now).state
-    job.state = rounds.settle(state, job.now).state
+    job.state = rounds.decide_together(job.state, [NodeSaid("1.0", message) for message in said], job.now).state
     assert job.state.round is not None
     assert job.state.round.ending is not None
     assert job.state.round.ending.reason is EndReason.WORKER_FAILED

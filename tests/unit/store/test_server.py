@@ -153,19 +153,22 @@ async def test_a_slow_reader_is_dropped(
     good.close()
 
 
-async def test_answers_wait_for_their_reader(start: Start) -> None:
+@pytest.mark.parametrize("waits", [False, True])
+async def test_answers_wait_for_their_reader(start: Start, waits: bool) -> None:
     """A client with many big questions costs one buffer of memory, and gets every answer once it reads."""
     server, port = await start(write_buffer=100_000)
     good = await StoreClient.connect("127.0.0.1", port)
     await good.set("big", b"x" * 1_000_000)
     await good.num_keys()  # SET has no answer: now it has arrived
-    with deaf(port, wire.request(Op.GET, [b"/big"]) * 30) as sock:
+    ended = [wire.request(Op.WAIT, [b"%d" % n]) + wire.request(Op.SET, [b"%d" % n], [b""]) for n in range(30)]
+    question, size = wire.request(Op.GET, [b"/big"]), 1_000_008 + waits
+    with deaf(port, b"".join((wait if waits else b"") + question for wait in ended)) as sock:
         while not server.full:
             await good.add("n", 1)
         (client,) = server.full
         assert client._transport.get_write_buffer_size() < 2_000_000
         reader, writer = await asyncio.open_connection(sock=sock)
-        assert len(await asyncio.wait_for(reader.readexactly(30 * 1_000_008), 20)) == 30 * 1_000_008
+        assert len(await asyncio.wait_for(reader.readexactly(30 * size), 20)) == 30 * size
         writer.close()
     assert not server.counters.dropped
     good.close()
@@ -246,6 +249,25 @@ async def test_a_wait_ends_when_all_its_keys_exist(start: Start) -> None:
     await waiting
     one.close()
     two.close()
+
+
+async def test_requests_sent_ahead_are_answered_in_order_up_to_a_bad_one(start: Start) -> None:
+    _, port = await start()
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    ahead = [
+        HELLO,
+        wire.request(Op.SET, [b"a"], [b"1"]),
+        wire.request(Op.GET, [b"a"]),
+        wire.request(Op.WAIT, [b"b"]),  # its own next request ends this wait
+        wire.request(Op.SET, [b"b"], [b"2"]),
+        wire.request(Op.GET, [b"b"]),
+        HELLO,
+        wire.request(Op.GET, [b"a"]),
+    ]
+    writer.write(b"".join(ahead))
+    answers = await asyncio.wait_for(reader.read(), 10)
+    writer.close()
+    assert answers == wire.sized(b"1") + b"\0" + wire.sized(b"2")
 
 
 async def test_a_client_that_goes_while_it_waits_leaves_nothing_behind(start: Start) -> None:

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elasticjob.store import wire
-from elasticjob.store.wire import Limits, Op, Request, RequestReader, WireError
+from elasticjob.store.reader import RequestReader
+from elasticjob.store.wire import Limits, Op, Request, WireError
 
 LIMITS = Limits(key=100, value=1000, count=10)
 KEY, VALUE = st.binary(max_size=20), st.binary(max_size=50)
