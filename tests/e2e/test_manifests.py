@@ -267,5 +267,5 @@ def test_defaults_are_written_into_the_job(tools: Tools) -> None:
     spec = json.loads(done.stdout)["spec"]
     assert spec["nprocPerNode"] == "auto"
     assert spec["preload"] == ["torch", "torch._dynamo"]
-    assert spec["failurePolicy"] == {"maxRestarts": 3}
+    assert spec["failurePolicy"] == {"maxRestarts": 3, "avoidNodeSeconds": 86400}
     assert spec["rendezvous"]["port"] == 29400
