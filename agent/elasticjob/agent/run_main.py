@@ -75,9 +75,8 @@ def show_command(words: Sequence[str]) -> None:
         )
 
 
-def run(command: Command, env: dict[str, str]) -> None:
+def run(command: Command) -> None:
     """Run the user's program as `__main__`; ends as Python would (returns, SystemExit, or a signal)."""
-    os.environ.update(env)
     show_command(command.argv)
     _restore_threads()
     _do_without_libuv()

@@ -21,27 +21,21 @@ from __future__ import annotations
 
 import fcntl
 import gc
-import importlib
 import json
 import os
 import select
-import signal
 import socket
 import sys
-import threading
 import time
 from typing import Any, NamedTuple
 
-from elasticjob.agent import run_main
+from elasticjob.agent import run_main, trial
+from elasticjob.agent.learning import Birth, Learning, Report, study, tell_at_first_step
 
 MAX_DESCRIPTORS = 250
 """Of one message; the kernel's limit is 253."""
-TRIAL_DEADLINE = 20.0
-"""Seconds: the trial takes milliseconds, but four nodes may be importing on two cores."""
 RESERVE_DELAY = 2.0
 """Seconds of quiet before workers are forked ahead of need."""
-_HELD_AT_IMPORT = {"OPENBLAS_NUM_THREADS": "1", "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
-"""While importing: numpy's OpenBLAS starts no thread, and `torch.cuda.is_available()` creates no CUDA state."""
 
 
 class Worker(NamedTuple):
@@ -52,6 +46,8 @@ class Worker(NamedTuple):
     """What those that come with it become."""
     place: dict[str, Any] | None = None
     """Fields of `run_main.Place`."""
+    channel: int | None = None
+    """Descriptor: where it may tell what it has imported."""
 
 
 def main() -> None:
@@ -67,122 +63,35 @@ def main() -> None:
         del sys.path[0]  # the empty string of `-c`
     run_main.show_command(["elasticjob-warm"])
     control = socket.socket(fileno=int(descriptor))
-    held = _hold_environment()
     started = time.monotonic()
-    missing = _preload(config["preload"])
-    verdict = _threads() or _trial()
-    _release_environment(held)
+    with trial.import_environment():
+        missing = trial.preload(config["preload"])
+        verdict = trial.threads() or trial.trial()
     verdict |= {"seconds": round(time.monotonic() - started, 3), "missing": missing}
-    gc.collect()
-    gc.freeze()  # a collection in a worker must not copy the pages it shares
+    birth = Birth(frozenset(sys.modules), dict(os.environ))
+    _settle()
     control.send(json.dumps(verdict).encode())
     if not verdict["ready"]:
         return
-    worker = _serve(control, os.getppid(), config["workers"], 1 if command is None else config["workers"])
+    size = 1 if command is None else config["workers"]
+    worker = _serve(control, os.getppid(), config["workers"], size, Learning(birth))
     if worker.place is not None:
         command = run_main.take(run_main.Place(**worker.place))
-    run_main.run(command, worker.env)
+    os.environ.update(worker.env)
+    if worker.channel is not None:
+        tell_at_first_step(worker.channel, birth)
+    run_main.run(command)
+
+
+def _settle() -> None:
+    gc.collect()
+    gc.freeze()  # a collection in a worker must not copy the pages it shares
 
 
 def _forget_ourselves() -> None:
     """The user's code may have its own `elasticjob`."""
     for name in [n for n in sys.modules if n.split(".")[0] == "elasticjob"]:
         del sys.modules[name]
-
-
-def _hold_environment() -> dict[str, str | None]:
-    held = {name: os.environ.get(name) for name in _HELD_AT_IMPORT}
-    os.environ.update(_HELD_AT_IMPORT)
-    return held
-
-
-def _release_environment(held: dict[str, str | None]) -> None:
-    for name, value in held.items():
-        if value is None:
-            os.environ.pop(name, None)
-        else:
-            os.environ[name] = value
-
-
-def _preload(modules: list[str]) -> list[str]:
-    """Import what can be imported; what cannot is the script's business."""
-    missing = []
-    for name in modules:
-        try:
-            importlib.import_module(name)
-        except BaseException as error:
-            missing.append(f"{name}: {type(error).__name__}: {error}")
-    return missing
-
-
-def _threads() -> dict[str, Any] | None:
-    """A fork has none of its parent's other threads, and whatever they held locked stays locked."""
-    count = len(list(os.scandir("/proc/self/task"))) - 1
-    if not count:
-        return None
-    names = ", ".join(sorted({t.name for t in threading.enumerate() if t is not threading.main_thread()}))
-    why = f"importing the preloaded modules started {count} thread(s){f': {names}' if names else ''}"
-    return {"ready": False, "why": why}
-
-
-# ---- the trial ---------------------------------------------------------------------------------------------------
-
-
-def _trial() -> dict[str, Any]:
-    """Fork once and compute in parallel: an OpenMP region entered before the fork would hang there for ever."""
-    readable, writable = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        _try(writable)
-    os.close(writable)
-    heard, _, _ = select.select([readable], [], [], TRIAL_DEADLINE)
-    answer = os.read(readable, 4096) if heard else b""
-    os.close(readable)
-    if not answer:
-        os.kill(pid, signal.SIGKILL)
-    os.waitpid(pid, 0)
-    if not heard:
-        return {"ready": False, "why": f"a forked process hung in its first parallel operation ({TRIAL_DEADLINE} s)"}
-    if not answer:
-        return {"ready": False, "why": "a forked process died in its first parallel operation"}
-    result: dict[str, Any] = json.loads(answer)
-    return result
-
-
-def _try(writable: int) -> None:
-    """In the trial fork: compute, answer, end."""
-    try:
-        null = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(null, 1)
-        os.dup2(null, 2)
-        torch = sys.modules.get("torch")
-        result = {"ready": True, "libuv": None} if torch is None else _try_torch(torch)
-    except BaseException as error:
-        result = {"ready": False, "why": f"{type(error).__name__}: {error}"[:1000]}
-    os.write(writable, json.dumps(result).encode())
-    os._exit(0)
-
-
-def _try_torch(torch: Any) -> dict[str, Any]:
-    if torch.cuda._is_in_bad_fork():
-        return {"ready": False, "why": "importing the preloaded modules initialized CUDA"}
-    ones = torch.ones(512, 512, requires_grad=True)
-    (ones @ ones).relu().sum().backward()
-    torch.ones(1 << 20).sum().item()
-    return {"ready": True, "libuv": _has_libuv(torch)}
-
-
-def _has_libuv(torch: Any) -> bool:
-    """Whether torch's TCPStore client accepts its own default: some distributions build without libuv."""
-    if not torch.distributed.is_available():
-        return True
-    from datetime import timedelta
-
-    try:
-        torch.distributed.TCPStore("127.0.0.1", 1, None, False, timedelta(milliseconds=1), use_libuv=True)
-    except Exception as error:
-        return "libuv" not in str(error)
-    return True
 
 
 # ---- workers in reserve --------------------------------------------------------------------------------------------
@@ -201,48 +110,105 @@ class Reserve(NamedTuple):
     hold: int
     """Descriptor: `middle` ends when it is closed."""
 
-    def release(self, workers: list[dict[str, Any]], descriptors: list[int]) -> None:
-        """Let them go as workers of the agent (fields of `Worker`, and the descriptors of all)."""
+    def release(self, workers: list[dict[str, Any]], descriptors: list[int], *, tell: bool) -> socket.socket | None:
+        """Let them go as workers of the agent (fields of `Worker`, and the descriptors of all).
+
+        `tell`: one of them may tell what it has imported, into the socket that this returns.
+        """
+        kept = self.sockets[0] if tell else None
         for control, worker in zip(self.sockets, workers, strict=True):
-            count = len(worker["descriptors"])
-            socket.send_fds(control, [json.dumps(worker).encode()], descriptors[:count])
-            descriptors = descriptors[count:]
+            numbers = worker["descriptors"]
+            channel = max([2, *numbers]) + 1 if control is kept else None
+            told = json.dumps({**worker, "channel": channel}).encode()
+            socket.send_fds(control, [told], descriptors[: len(numbers)])
+            descriptors = descriptors[len(numbers) :]
+            if control is not kept:
+                control.close()
+        self._end()
+        return kept
+
+    def dismiss(self) -> None:
+        """They are not needed."""
+        for control in self.sockets:
             control.close()
+        self._end()
+
+    def forget(self) -> None:
+        """In another process than the one that releases them."""
+        for control in self.sockets:
+            control.close()
+        os.close(self.hold)
+
+    def _end(self) -> None:
         os.close(self.hold)
         os.waitpid(self.middle, 0)
 
 
-def _serve(control: socket.socket, agent: int, count: int, size: int) -> Worker:
+def _serve(control: socket.socket, agent: int, count: int, size: int, learning: Learning) -> Worker:
     """Keep `count` processes in reserve, released `size` at a time as asked, for ever. Returns in a worker only."""
     reserves: list[Reserve] = []
     while True:
         # Not while the workers just released start: they want the processors.
-        quiet = len(reserves) < count // size and not select.select([control], [], [], RESERVE_DELAY)[0]
-        request = None if quiet else socket.recv_fds(control, 1 << 20, MAX_DESCRIPTORS)
+        patience = RESERVE_DELAY if len(reserves) < count // size else None
+        heard = select.select([control, *learning.sockets], [], [], patience)[0]
+        for said in heard:
+            if learning.graduated(said):
+                for reserve in reserves:
+                    reserve.dismiss()
+                learning.hand_over()
+            if (report := learning.hear(said)) and (answer := learning.fork_student()):
+                for reserve in reserves:
+                    reserve.forget()
+                _succeed(answer, report, learning.birth)
+                reserves, heard = [], []
+                break
+        request = socket.recv_fds(control, 1 << 20, MAX_DESCRIPTORS) if control in heard else None
         if request is not None and not request[0]:
             os._exit(0)
-        if quiet or not reserves:
-            mustered = _muster(size, agent, control)
+        if not heard or (request is not None and not reserves):
+            mustered = _muster(size, agent, [control, *learning.sockets], reserves)
             if isinstance(mustered, Worker):
                 return mustered
             reserves.append(mustered)
         if request is not None:
             reserve = reserves.pop()
-            reserve.release(json.loads(request[0])["workers"], request[1])
+            tells = reserve.release(json.loads(request[0])["workers"], request[1], tell=learning.wanted)
+            if tells is not None:
+                learning.listen(tells)
             for descriptor in request[1]:
                 os.close(descriptor)
             control.send(json.dumps({"pids": reserve.pids}).encode())
 
 
-def _muster(count: int, agent: int, control: socket.socket) -> Reserve | Worker:
-    """Fork a reserve. In each of its processes this returns a `Worker`, once released."""
+def _succeed(answer: socket.socket, report: Report, birth: Birth) -> None:
+    """In the student: learn, then be the warm process. Ends where that is not to be."""
+    run_main.die_with_parent()
+    try:
+        verdict = study(report, birth)
+        _settle()
+    except BaseException as error:
+        verdict = {"ready": False, "why": f"{type(error).__name__}: {error}"[:1000]}
+    answer.send(json.dumps(verdict).encode())
+    if not verdict["ready"] or not answer.recv(1):
+        os._exit(0)
+    answer.close()
+
+
+def _muster(count: int, agent: int, ours_alone: list[socket.socket], others: list[Reserve]) -> Reserve | Worker:
+    """Fork a reserve. In each of its processes this returns a `Worker`, once released.
+
+    What `ours_alone` and the other reserves have open stays in this process.
+    """
     sys.stdout.flush()
     sys.stderr.flush()
     pairs = [socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(count)]
     (answers, answer), (wait, hold) = os.pipe(), os.pipe()
     middle = os.fork()
     if middle == 0:
-        control.close()
+        for held in ours_alone:
+            held.close()
+        for reserve in others:
+            reserve.forget()
         os.close(answers)
         os.close(hold)
         for ours, _ in pairs:
@@ -282,10 +248,14 @@ def _await_release(control: socket.socket, middle: int, agent: int) -> Worker:
     data, descriptors, _, _ = socket.recv_fds(control, 1 << 20, MAX_DESCRIPTORS)
     if not data:
         os._exit(0)
-    control.close()
     worker = Worker(**json.loads(data))
     os.setsid()
-    _place(descriptors, worker.descriptors)
+    if worker.channel is None:
+        control.close()
+        _place(descriptors, worker.descriptors)
+    else:
+        _place([*descriptors, control.detach()], [*worker.descriptors, worker.channel])
+        os.set_inheritable(worker.channel, False)
     if worker.place is not None:
         for closed in {0, 1, 2}.difference(worker.descriptors):
             os.close(closed)
