@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -16,7 +17,7 @@ import pytest
 
 from elasticjob.agent.command import read_command
 from elasticjob.agent.launcher import Launcher, WorkerStart
-from elasticjob.agent.processes import become_subreaper, reap
+from elasticjob.agent.processes import become_subreaper, descendants, reap
 from elasticjob.agent.shims import likely_python
 from support.local_run import LocalRun, manifest
 
@@ -60,9 +61,28 @@ class Agent:
         code = await self.end(await self.start())
         return code, (self._folder / "out").read_text(), (self._folder / "err").read_text()
 
+    async def run_from_reserve(self) -> list[str]:
+        """What the workers print that were all forked ahead of need."""
+        warm = self._launcher.warm_pid
+        assert warm is not None
+        deadline = time.monotonic() + 60
+        while (reserves := len(descendants(warm))) < 2 * self._launcher.workers:
+            assert time.monotonic() < deadline, reserves
+            await asyncio.sleep(0.05)
+        outputs = [self._folder / f"{rank}.out" for rank in range(self._launcher.workers)]
+        files = [path.open("wb") for path in outputs]
+        wanted = [WorkerStart({"RANK": str(i)}, file.fileno(), 2) for i, file in enumerate(files)]
+        for pid in await self._launcher.start(wanted):
+            await self.end(pid)
+        for file in files:
+            file.close()
+        return [path.read_text() for path in outputs]
+
 
 @asynccontextmanager
-async def agent(text: str, folder: Path, env: Mapping[str, str], shell: str = "bash") -> AsyncIterator[Agent]:
+async def agent(
+    text: str, folder: Path, env: Mapping[str, str], shell: str = "bash", workers: int = 1
+) -> AsyncIterator[Agent]:
     """An agent whose command is a shell with this text."""
     (folder / "marker.py").write_text("")
     scratch = folder / "scratch"
@@ -70,9 +90,8 @@ async def agent(text: str, folder: Path, env: Mapping[str, str], shell: str = "b
     become_subreaper()
     loop = asyncio.get_running_loop()
     with (folder / "warm.log").open("wb") as log:
-        launcher = Launcher(
-            read_command([shell, "-c", text]), {**env, "PYTHONPATH": str(folder)}, ["marker"], log.fileno(), 1, scratch
-        )
+        command, env = read_command([shell, "-c", text]), {**env, "PYTHONPATH": str(folder)}
+        launcher = Launcher(command, env, ["marker"], log.fileno(), workers, scratch)
         agent = Agent(launcher, folder)
         loop.add_signal_handler(signal.SIGCHLD, agent.reaped)
         try:
@@ -215,6 +234,18 @@ async def test_a_process_does_not_outlive_its_shim(tmp_path: Path, env: dict[str
         assert pid != shim
         os.kill(shim, signal.SIGKILL)
         assert await ours.end(pid) == -signal.SIGKILL
+
+
+async def test_workers_start_beside_each_other(tmp_path: Path, env: dict[str, str]) -> None:
+    (tmp_path / "script.py").write_text(f"""
+import os, time
+open(os.environ["RANK"] + ".started", "w").close()
+while not (os.path.exists("0.started") and os.path.exists("1.started")):
+    time.sleep(0.01)
+{MARK}
+""")
+    async with agent(f"cd {tmp_path} && python script.py", tmp_path, env, workers=2) as ours:
+        assert await ours.run_from_reserve() == ["warm\n"] * 2
 
 
 async def test_without_its_agent_a_shim_is_the_program(tmp_path: Path, env: dict[str, str]) -> None:

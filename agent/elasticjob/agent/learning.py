@@ -72,7 +72,7 @@ def tell_at_first_step(channel: int, birth: Birth) -> None:
 
     def tell(*_: object) -> None:
         nonlocal told
-        if compiling() or told:
+        if told or compiling():
             return
         told = True
         with suppress(Exception):
