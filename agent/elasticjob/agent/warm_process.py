@@ -14,7 +14,7 @@ and gets `{"pids": [...]}` once the workers are its own children. Before that, o
 
 (`libuv`: whether torch has it, null where torch is not preloaded.)
 
-Its end of file ends this process.
+Its end of file ends this process. What the first workers import, this process may learn: see `learning`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ import time
 from typing import Any, NamedTuple
 
 from elasticjob.agent import run_main, trial
-from elasticjob.agent.learning import Birth, Learning, Report, study, tell_at_first_step
+from elasticjob.agent.learning import Birth, Learning, Report, tell_at_first_step
+from elasticjob.agent.student import study
 
 MAX_DESCRIPTORS = 250
 """Of one message; the kernel's limit is 253."""

@@ -16,10 +16,10 @@ from elasticjob.agent.launcher import CODE_ROOT
 STUDY = """
 import json, os, sys
 sys.path[:0] = [sys.argv[1]]
-from elasticjob.agent import learning, trial
-learning.WORTH, learning.DEADLINE, trial.TRIAL_DEADLINE = float(sys.argv[2]), int(sys.argv[4]), 0.5
+from elasticjob.agent import learning, student, trial
+student.WORTH, student.DEADLINE, trial.TRIAL_DEADLINE = float(sys.argv[2]), int(sys.argv[4]), 0.5
 birth = learning.Birth(frozenset(sys.modules), dict(os.environ))
-verdict = learning.study(learning.Report(*json.loads(sys.argv[3])), birth)
+verdict = student.study(learning.Report(*json.loads(sys.argv[3])), birth)
 print(json.dumps([verdict, sorted(name for name in sys.modules if name not in birth.modules)]))
 """
 
