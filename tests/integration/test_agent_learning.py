@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from elasticjob.agent.command import read_command
-from elasticjob.agent.launcher import Launcher, WorkerStart
 from elasticjob.agent.processes import become_subreaper, descendants
+from elasticjob.agent.start.command import read_command
+from elasticjob.agent.start.launcher import Launcher, WorkerStart
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(300)]
 

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from elasticjob.agent.command import read_command
 from elasticjob.agent.environment import worker_env
-from elasticjob.agent.launcher import Launcher, WorkerStart
 from elasticjob.agent.processes import become_subreaper
+from elasticjob.agent.start.command import read_command
+from elasticjob.agent.start.launcher import Launcher, WorkerStart
 from elasticjob.contract.messages import StartRound
 from elasticjob.contract.names import RoundId
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from elasticjob.agent.evidence import Evidence, OomCounter, failure_of
+from elasticjob.agent.watch.evidence import Evidence, OomCounter, failure_of
 from elasticjob.contract.messages import Failure, FailureClass
 from elasticjob.policy import classify, root_cause
 

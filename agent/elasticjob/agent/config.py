@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
-from elasticjob.agent.logs import PREFIX, LogOptions, read_ranks, read_streams
-from elasticjob.agent.pace import WINDOW
+from elasticjob.agent.tell.logs import PREFIX, LogOptions, read_ranks, read_streams
+from elasticjob.agent.watch.pace import WINDOW
 from elasticjob.contract.names import DEFAULT_PORT, Backend, Env
 
 T = TypeVar("T")

@@ -39,11 +39,11 @@ def _run(command: Sequence[str], early: Sequence[str], handled: Sequence[signal.
     import contextlib
     import traceback
 
-    from elasticjob.agent.callers import torchrun_python
-    from elasticjob.agent.command import read_command, read_own_agent, torchrun_options
     from elasticjob.agent.config import UsageError, read_config
     from elasticjob.agent.runner import Agent
-    from elasticjob.agent.termination import write_termination
+    from elasticjob.agent.start.callers import torchrun_python
+    from elasticjob.agent.start.command import read_command, read_own_agent, torchrun_options
+    from elasticjob.agent.tell.termination import write_termination
     from elasticjob.contract.messages import Outcome, Termination
     from elasticjob.contract.names import Backend, ExitCode
 

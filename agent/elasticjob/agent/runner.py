@@ -13,11 +13,11 @@ import time
 from collections.abc import Coroutine, Sequence
 from pathlib import Path
 
-from elasticjob.agent import endpoint, events, machine, telemetry
-from elasticjob.agent.command import Command
 from elasticjob.agent.config import AgentConfig
-from elasticjob.agent.contact import Contact
-from elasticjob.agent.effects import (
+from elasticjob.agent.environment import node_env
+from elasticjob.agent.machine import decide as machine
+from elasticjob.agent.machine import events
+from elasticjob.agent.machine.effects import (
     CheckHealth,
     Effect,
     Exit,
@@ -31,17 +31,19 @@ from elasticjob.agent.effects import (
     StopAt,
     WaitForAnswer,
 )
-from elasticjob.agent.environment import node_env
-from elasticjob.agent.events import Event
-from elasticjob.agent.hang import Watch
-from elasticjob.agent.health import Health
-from elasticjob.agent.launcher import CODE_ROOT, Launcher
-from elasticjob.agent.outcomes import assert_never
-from elasticjob.agent.output import Sink, Stream
-from elasticjob.agent.pace import Pace
+from elasticjob.agent.machine.events import Event
+from elasticjob.agent.machine.outcomes import assert_never
+from elasticjob.agent.machine.state import State
 from elasticjob.agent.processes import become_subreaper
-from elasticjob.agent.state import State
-from elasticjob.agent.termination import write_termination
+from elasticjob.agent.start.command import Command
+from elasticjob.agent.start.launcher import CODE_ROOT, Launcher
+from elasticjob.agent.tell import endpoint, telemetry
+from elasticjob.agent.tell.output import Sink, Stream
+from elasticjob.agent.tell.termination import write_termination
+from elasticjob.agent.watch.contact import Contact
+from elasticjob.agent.watch.hang import Watch
+from elasticjob.agent.watch.health import Health
+from elasticjob.agent.watch.pace import Pace
 from elasticjob.agent.workers import Workers
 from elasticjob.contract.messages import Announce, Failure, FailureClass, StartRound, StepTimes
 from elasticjob.contract.names import ExitCode, RoundId

@@ -14,13 +14,13 @@ from pathlib import Path
 
 from elasticjob.agent.config import AgentConfig
 from elasticjob.agent.environment import torchrun_env, worker_env
-from elasticjob.agent.evidence import Evidence, OomCounter, failure_of, read_error_file, read_torchrun_report
-from elasticjob.agent.hang import Standing, farthest_behind, take_stacks
-from elasticjob.agent.launcher import Launcher, StartError, WorkerStart
-from elasticjob.agent.logs import STDERR, STDOUT
-from elasticjob.agent.output import TORCHRUN_FAILED, FileSink, Sink, Stream, Tail
 from elasticjob.agent.processes import descendants, kill, reap, signal_group, signal_one
-from elasticjob.agent.ranks import Progress, Ranks
+from elasticjob.agent.start.launcher import Launcher, StartError, WorkerStart
+from elasticjob.agent.tell.logs import STDERR, STDOUT
+from elasticjob.agent.tell.output import TORCHRUN_FAILED, FileSink, Sink, Stream, Tail
+from elasticjob.agent.watch.evidence import Evidence, OomCounter, failure_of, read_error_file, read_torchrun_report
+from elasticjob.agent.watch.hang import Standing, farthest_behind, take_stacks
+from elasticjob.agent.watch.ranks import Progress, Ranks
 from elasticjob.contract.messages import Failure, FailureClass, StartRound
 from elasticjob.contract.names import Backend, RoundId
 

@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from elasticjob.agent.outcomes import describe
+from elasticjob.agent.machine.outcomes import describe
 from elasticjob.contract.messages import (
     EndReason,
     Facts,

@@ -11,10 +11,11 @@ import threading
 import time
 from collections.abc import Awaitable, Callable
 
-from elasticjob.agent import events, machine
-from elasticjob.agent.effects import Effect, Exit, Hold, Launch, Log, Say, Stop, StopAt, WaitForAnswer
-from elasticjob.agent.events import Event
-from elasticjob.agent.state import Phase, State
+from elasticjob.agent.machine import decide as machine
+from elasticjob.agent.machine import events
+from elasticjob.agent.machine.effects import Effect, Exit, Hold, Launch, Log, Say, Stop, StopAt, WaitForAnswer
+from elasticjob.agent.machine.events import Event
+from elasticjob.agent.machine.state import Phase, State
 from elasticjob.contract.messages import (
     Announce,
     Close,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from elasticjob.agent.command import (
+from elasticjob.agent.start.command import (
     Mode,
     PlainCommand,
     PythonCommand,

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from elasticjob.agent.contact import Contact
+from elasticjob.agent.watch.contact import Contact
 from elasticjob.contract.messages import StartRound
 from elasticjob.contract.names import RoundId
 from elasticjob.store.client import StoreClient

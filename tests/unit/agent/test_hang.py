@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from elasticjob.agent.hang import Standing, Watch, farthest_behind, take_stacks
-from elasticjob.agent.ranks import Progress
+from elasticjob.agent.watch.hang import Standing, Watch, farthest_behind, take_stacks
+from elasticjob.agent.watch.ranks import Progress
 from elasticjob.contract.messages import Failure, FailureClass
 from elasticjob.contract.names import STACKS_SIGNAL
 from elasticjob.policy import root_cause

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from elasticjob.agent import health
-from elasticjob.agent.health import Gpus, Health, KernelLog
+from elasticjob.agent.watch import health
+from elasticjob.agent.watch.health import Gpus, Health, KernelLog
 
 FINE = "0, 0, No, No\n1, 0, No, No\n"
 

@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from elasticjob.agent.effects import (
+from elasticjob.agent.machine.decide import LEAVE_TIMEOUT, decide, greeting
+from elasticjob.agent.machine.effects import (
     CheckHealth,
     Effect,
     Exit,
@@ -20,7 +21,7 @@ from elasticjob.agent.effects import (
     StopAt,
     WaitForAnswer,
 )
-from elasticjob.agent.events import (
+from elasticjob.agent.machine.events import (
     AllStopped,
     CutOff,
     Event,
@@ -37,8 +38,7 @@ from elasticjob.agent.events import (
     Warm,
     WorkerEnded,
 )
-from elasticjob.agent.machine import LEAVE_TIMEOUT, decide, greeting
-from elasticjob.agent.state import Phase, State
+from elasticjob.agent.machine.state import Phase, State
 from elasticjob.contract.messages import (
     Announce,
     EndRound,

@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from elasticjob.agent.pace import Pace, between, made
-from elasticjob.agent.ranks import Progress
+from elasticjob.agent.watch.pace import Pace, between, made
+from elasticjob.agent.watch.ranks import Progress
 
 BEFORE = (Progress(0, 100, 50.0, 3.0), Progress(1, 100, 50.0, 9.0))
 

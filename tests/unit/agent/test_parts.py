@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 
 from elasticjob.agent.config import UsageError, read_config
 from elasticjob.agent.environment import node_env, torchrun_env, worker_env
-from elasticjob.agent.evidence import Evidence, failure_of, read_error_file, read_torchrun_report
-from elasticjob.agent.logs import STDERR, STDOUT, LogOptions, read_ranks, read_streams
 from elasticjob.agent.main import signals
-from elasticjob.agent.output import MAX_LINE, MAX_PENDING, Sink, Stream, Tail
-from elasticjob.agent.termination import MAX_BYTES, termination_json
+from elasticjob.agent.tell.logs import STDERR, STDOUT, LogOptions, read_ranks, read_streams
+from elasticjob.agent.tell.output import MAX_LINE, MAX_PENDING, Sink, Stream, Tail
+from elasticjob.agent.tell.termination import MAX_BYTES, termination_json
+from elasticjob.agent.watch.evidence import Evidence, failure_of, read_error_file, read_torchrun_report
 from elasticjob.contract import codec
 from elasticjob.contract.messages import Failure, FailureClass, Outcome, StartRound, Termination
 from elasticjob.contract.names import Env, RoundId

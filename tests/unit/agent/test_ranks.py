@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from elasticjob.agent import ranks as ranks_module
-from elasticjob.agent.launcher import CODE_ROOT
-from elasticjob.agent.ranks import Ranks
+from elasticjob.agent.start.launcher import CODE_ROOT
+from elasticjob.agent.watch import ranks as ranks_module
+from elasticjob.agent.watch.ranks import Ranks
 from elasticjob.contract.names import Env, RoundId
 
 ROUND = RoundId(1, 0, 1)

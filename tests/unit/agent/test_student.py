@@ -11,12 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from elasticjob.agent.launcher import CODE_ROOT
+from elasticjob.agent.start.launcher import CODE_ROOT
 
 STUDY = """
 import json, os, sys
 sys.path[:0] = [sys.argv[1]]
-from elasticjob.agent import learning, student, trial
+from elasticjob.agent.warm import learning
+from elasticjob.agent.warm import student
+from elasticjob.agent.warm import trial
 student.WORTH, student.DEADLINE, trial.TRIAL_DEADLINE = float(sys.argv[2]), int(sys.argv[4]), 0.5
 birth = learning.Birth(frozenset(sys.modules), dict(os.environ))
 verdict = student.study(learning.Report(*json.loads(sys.argv[3])), birth)

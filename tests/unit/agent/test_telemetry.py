@@ -9,9 +9,9 @@ from dataclasses import replace
 
 import pytest
 
-from elasticjob.agent import endpoint
-from elasticjob.agent.state import Phase, State
-from elasticjob.agent.telemetry import Names, Tally, count, final_events, health, metrics
+from elasticjob.agent.machine.state import Phase, State
+from elasticjob.agent.tell import endpoint
+from elasticjob.agent.tell.telemetry import Names, Tally, count, final_events, health, metrics
 from elasticjob.contract.messages import Announce, Failure, FailureClass, Outcome, StartRound
 from elasticjob.contract.names import RoundId
 

@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from elasticjob.agent.ranks import Progress
+from elasticjob.agent.watch.ranks import Progress
 from elasticjob.contract.messages import Failure, FailureClass
 from elasticjob.contract.names import STACKS_SIGNAL
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from elasticjob.agent.command import PlainCommand, PythonCommand, read_command
+from elasticjob.agent.start.command import PlainCommand, PythonCommand, read_command
 
 _AT_IMPORT = (
     *("PYTHON", "LD_", "LANG", "LC_", "GLIBC_", "MALLOC_", "OMP_", "KMP_", "GOMP_", "MKL_", "OPENBLAS_", "NUMEXPR_"),

@@ -13,8 +13,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from elasticjob.agent import trial
-from elasticjob.agent.learning import Birth, Report
+from elasticjob.agent.warm import trial
+from elasticjob.agent.warm.learning import Birth, Report
 
 WORTH = 0.3
 """CPU seconds of imports from which on they are worth a second process."""

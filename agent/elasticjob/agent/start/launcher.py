@@ -14,23 +14,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from elasticjob.agent.callers import Allowed, Caller
-from elasticjob.agent.command import Command, PythonCommand
 from elasticjob.agent.processes import descendants, die_with_parent, kill
-from elasticjob.agent.shims import CannotForkError, Shims, likely_python
+from elasticjob.agent.start.callers import Allowed, Caller
+from elasticjob.agent.start.command import Command, PythonCommand
+from elasticjob.agent.start.shims import CannotForkError, Shims, likely_python
 
 log = logging.getLogger(__name__)
 
-CODE_ROOT = str(Path(__file__).parents[2])
+CODE_ROOT = str(Path(__file__).parents[3])
 """Where this package is imported from: a directory, or the zip archive of the agent."""
 
 IMPORT_TIMEOUT = 600.0
 """Seconds: an image on a slow network disk may need minutes for its imports."""
 FORK_TIMEOUT = 30.0
 
-WITHOUT_LIBUV = str(Path(__file__).with_name("without_libuv"))
+WITHOUT_LIBUV = str(Path(__file__).parents[1] / "without_libuv")
 """On PYTHONPATH of workers that start by exec."""
-_BOOT = "import sys; sys.path.insert(0, sys.argv[1]); from elasticjob.agent.warm_process import main; main()"
+_BOOT = "import sys; sys.path.insert(0, sys.argv[1]); from elasticjob.agent.warm.warm_process import main; main()"
 _FIND_LIBUV = """
 import importlib.util, glob, mmap, os
 spec = importlib.util.find_spec("torch")

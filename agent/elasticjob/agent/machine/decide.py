@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from elasticjob.agent.effects import (
+from elasticjob.agent.machine.effects import (
     CheckHealth,
     Effect,
     Exit,
@@ -26,7 +26,7 @@ from elasticjob.agent.effects import (
     StopAt,
     WaitForAnswer,
 )
-from elasticjob.agent.events import (
+from elasticjob.agent.machine.events import (
     AllStopped,
     CutOff,
     Event,
@@ -43,8 +43,8 @@ from elasticjob.agent.events import (
     Warm,
     WorkerEnded,
 )
-from elasticjob.agent.outcomes import assert_never, describe, exit_code
-from elasticjob.agent.state import Phase, State
+from elasticjob.agent.machine.outcomes import assert_never, describe, exit_code
+from elasticjob.agent.machine.state import Phase, State
 from elasticjob.contract.messages import (
     Closed,
     EndRound,

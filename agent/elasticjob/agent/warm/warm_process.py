@@ -29,9 +29,9 @@ import sys
 import time
 from typing import Any, NamedTuple
 
-from elasticjob.agent import run_main, trial
-from elasticjob.agent.learning import Birth, Learning, Report, tell_at_first_step
-from elasticjob.agent.student import study
+from elasticjob.agent.warm import run_main, trial
+from elasticjob.agent.warm.learning import Birth, Learning, Report, tell_at_first_step
+from elasticjob.agent.warm.student import study
 
 MAX_DESCRIPTORS = 250
 """Of one message; the kernel's limit is 253."""

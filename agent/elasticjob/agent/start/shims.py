@@ -16,7 +16,16 @@ from contextlib import suppress
 from importlib.resources import files
 from pathlib import Path
 
-from elasticjob.agent.callers import Allowed, Caller, Refused, Warmth, judge, read_caller, standing, torchrun_python
+from elasticjob.agent.start.callers import (
+    Allowed,
+    Caller,
+    Refused,
+    Warmth,
+    judge,
+    read_caller,
+    standing,
+    torchrun_python,
+)
 
 log = logging.getLogger(__name__)
 
@@ -82,7 +91,7 @@ class Shims:
     def _write(self, interpreter: str) -> None:
         """One for every name that a shell would find."""
         self.folder.mkdir()
-        text = f"#!{sys.executable} -IS\n{files('elasticjob.agent').joinpath('shim.py').read_text()}"
+        text = f"#!{sys.executable} -IS\n{files('elasticjob.agent.start').joinpath('shim.py').read_text()}"
         version = f"python{Path(interpreter).resolve().name.removeprefix('python')}"
         for name in {"python", "python3", "torchrun", version, Path(interpreter).name}:
             if shutil.which(name, path=self._path) and (name == "torchrun" or _PYTHONS.match(name)):

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from elasticjob.agent.state import State
+from elasticjob.agent.machine.state import State
 from elasticjob.contract.messages import Failure, Outcome
 
 _PREFIX = "elasticjob_agent"

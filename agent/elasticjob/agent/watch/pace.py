@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 
-from elasticjob.agent.ranks import Progress
+from elasticjob.agent.watch.ranks import Progress
 
 WINDOW = 60.0
 """Seconds between looks: a slow rank is news for people, and nobody should be woken more often for it."""

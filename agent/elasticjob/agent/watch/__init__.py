@@ -1,0 +1,1 @@
+"""Whether workers make progress, and whether this node is fit and in touch with the others."""
