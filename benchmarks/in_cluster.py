@@ -68,6 +68,20 @@ class Trial:
         finally:
             verbs.restart(node)
 
+    def node_cut(self) -> dict[str, float]:
+        node = self.job.node_of(self.job.running()[-1])
+        try:
+            return self._broken(lambda: verbs.cut(node), "node-cut")
+        finally:
+            verbs.heal(node)
+
+    def spare(self) -> dict[str, float]:
+        """A pod deleted while a spare stands by."""
+        self.kube.patch("elasticjobs", self.job.name, {"spec": {"elasticPolicy": {"spares": 1}}}, NAMESPACE)
+        self.job.wait_status(worldSize=NODES, standby=1, ready=NODES + 1, timeout=120)
+        pod = self.job.running()[1]
+        return self._broken(lambda: self.kube.delete("pods", pod, NAMESPACE), "spare")
+
     def store_deleted(self) -> dict[str, float]:
         selector = f"{self.job.selector},elasticjob.dev/role=store"
         pods = [pod["metadata"]["name"] for pod in self.job.pods(selector)]
@@ -153,7 +167,9 @@ DEEDS: dict[str, Callable[[Trial], dict[str, float]]] = {
     "scale-up": Trial.scaled_up,
     "scale-down": Trial.scaled_down,
     "node-killed": Trial.node_killed,
+    "node-cut": Trial.node_cut,
     "operator-deleted": Trial.operator_deleted,
+    "spare": Trial.spare,
 }
 WANTED: dict[str, tuple[str, float | None]] = {
     "apply": ("apply until the first step (must reach: floor + 3 s)", None),
@@ -168,6 +184,10 @@ WANTED: dict[str, tuple[str, float | None]] = {
     "scale-down-full": ("scale 4 → 3: first step of the smaller world", None),
     "node-killed": ("node killed: first step", 1.0),
     "node-killed-full": ("node killed: full size (must reach: floor + 4 s)", None),
+    "node-cut": ("node cut off: first step", 3.5),
+    "node-cut-full": ("node cut off: full size", None),
+    "spare": ("pod deleted, a spare stands by: first step", 0.7),
+    "spare-full": ("pod deleted, a spare stands by: full size", 1.0),
     "operator-deleted": ("operator deleted: longest pause between steps", 0.3),
 }
 """Rows: title, and seconds that ours must reach."""
