@@ -24,7 +24,7 @@ from benchmarks.stage import NAMESPACE, fresh_namespace, operator_pods, prepare
 from cluster import verbs
 from support.install import SYSTEM
 from support.jobs import Job, digits, kill_worker
-from support.kube import Kube
+from support.kube import Json, Kube
 from support.logbook import LogBook, Step
 
 NODES = 3
@@ -62,14 +62,13 @@ class Trial:
         return self._broken(lambda: self.kube.delete("pods", pod, NAMESPACE), "pod-deleted")
 
     def node_killed(self) -> dict[str, float]:
-        node = self.job.node_of(self.job.running()[-1])
-        try:
-            return self._broken(lambda: verbs.kill(node), "node-killed")
-        finally:
-            verbs.restart(node)
+        return self._node_killed(self._node(with_store=False), "node-killed")
+
+    def store_node_killed(self) -> dict[str, float]:
+        return self._node_killed(self._node(with_store=True), "store-node-killed")
 
     def node_cut(self) -> dict[str, float]:
-        node = self.job.node_of(self.job.running()[-1])
+        node = self._node(with_store=False)
         try:
             return self._broken(lambda: verbs.cut(node), "node-cut")
         finally:
@@ -83,8 +82,7 @@ class Trial:
         return self._broken(lambda: self.kube.delete("pods", pod, NAMESPACE), "spare")
 
     def store_deleted(self) -> dict[str, float]:
-        selector = f"{self.job.selector},elasticjob.dev/role=store"
-        pods = [pod["metadata"]["name"] for pod in self.job.pods(selector)]
+        pods = [pod["metadata"]["name"] for pod in self._stores()]
         return self._unnoticed(pods, NAMESPACE, "store-deleted")
 
     def operator_deleted(self) -> dict[str, float]:
@@ -97,6 +95,20 @@ class Trial:
         return self._scaled(NODES, "scale-down")
 
     # ---- how each kind is measured
+
+    def _stores(self) -> list[Json]:
+        return self.job.pods(f"{self.job.selector},elasticjob.dev/role=store")
+
+    def _node(self, *, with_store: bool) -> str:
+        """A node with a worker, and with or without the job's store."""
+        stores = {pod["spec"]["nodeName"] for pod in self._stores()}
+        return next(n for n in map(self.job.node_of, self.job.running()) if (n in stores) is with_store)
+
+    def _node_killed(self, node: str, name: str) -> dict[str, float]:
+        try:
+            return self._broken(lambda: verbs.kill(node), name)
+        finally:
+            verbs.restart(node)
 
     def _broken(self, deed: Callable[[], object], name: str) -> dict[str, float]:
         """Until the first step of the next round, and until the first at full size."""
@@ -168,6 +180,7 @@ DEEDS: dict[str, Callable[[Trial], dict[str, float]]] = {
     "scale-down": Trial.scaled_down,
     "node-killed": Trial.node_killed,
     "node-cut": Trial.node_cut,
+    "store-node-killed": Trial.store_node_killed,
     "operator-deleted": Trial.operator_deleted,
     "spare": Trial.spare,
 }
@@ -186,6 +199,8 @@ WANTED: dict[str, tuple[str, float | None]] = {
     "node-killed-full": ("node killed: full size (must reach: floor + 4 s)", None),
     "node-cut": ("node cut off: first step", 3.5),
     "node-cut-full": ("node cut off: full size", None),
+    "store-node-killed": ("node killed that has the store: first step", 1.0),
+    "store-node-killed-full": ("node killed that has the store: full size (must reach: floor + 4 s)", None),
     "spare": ("pod deleted, a spare stands by: first step", 0.7),
     "spare-full": ("pod deleted, a spare stands by: full size", 1.0),
     "operator-deleted": ("operator deleted: longest pause between steps", 0.3),

@@ -54,7 +54,7 @@ class ClusterStage:
 
     def start(self, arguments: Sequence[str]) -> None:
         fresh_namespace(self._kube)
-        policy = {"minReplicas": 1, "maxReplicas": self._nodes, "scaleUpStabilizationSeconds": 5}
+        policy = {"minReplicas": 1, "maxReplicas": self._nodes}
         body = digits(self._job.name, str(self._checkpoints), *arguments, elasticPolicy=policy)
         body["spec"]["failurePolicy"] = {"maxRestarts": 10000}
         self._book = LogBook(self._kube, NAMESPACE, self._job.name).__enter__()
