@@ -100,9 +100,10 @@ class Trial:
         return self.job.pods(f"{self.job.selector},elasticjob.dev/role=store")
 
     def _node(self, *, with_store: bool) -> str:
-        """A node with a worker, and with or without the job's store."""
+        """A node with one worker (two lost at once would be fewer than the job needs), with or without its store."""
         stores = {pod["spec"]["nodeName"] for pod in self._stores()}
-        return next(n for n in map(self.job.node_of, self.job.running()) if (n in stores) is with_store)
+        nodes = [self.job.node_of(pod) for pod in self.job.running()]
+        return next(node for node in nodes if (node in stores) is with_store and nodes.count(node) == 1)
 
     def _node_killed(self, node: str, name: str) -> dict[str, float]:
         try:
