@@ -97,7 +97,7 @@ class Trial:
     # ---- how each kind is measured
 
     def _stores(self) -> list[Json]:
-        return self.job.pods(f"{self.job.selector},elasticjob.dev/role=store")
+        return self.job.pods(self.job.stores)
 
     def _node(self, *, with_store: bool) -> str:
         """A node with one worker (two lost at once would be fewer than the job needs), with or without its store."""

@@ -103,9 +103,9 @@ def collective_stuck(side: Side) -> Sample:
 def rank_hangs(side: Side) -> Sample:
     """Rank 2 makes no step any more; from the last step to the first of the new world, less the deadline."""
     sample = recovery(side, lambda s: stop_for_ever(s, 2), before=4, after=4, cap=40, from_last_step=True)
-    return (
-        sample if sample.value is None else Sample(sample.value - DEADLINE, parts={"from the last step": sample.value})
-    )
+    if sample.value is None:
+        return sample
+    return Sample(sample.value - DEADLINE, parts={"from the last step": sample.value})
 
 
 def stop_for_ever(side: Side, rank: int) -> float:

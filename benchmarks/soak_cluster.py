@@ -126,8 +126,7 @@ class ClusterStage:
         return f"{node}, healed after {AWAY:g} s"
 
     def _store(self, _: random.Random) -> str:
-        selector = f"{self._job.selector},elasticjob.dev/role=store"
-        pods = [pod["metadata"]["name"] for pod in self._job.pods(selector)]
+        pods = [pod["metadata"]["name"] for pod in self._job.pods(self._job.stores)]
         for pod in pods:
             self._kube.delete("pods", pod, NAMESPACE)
         return ", ".join(pods)

@@ -74,7 +74,7 @@ def test_status_says_why_workers_start_by_exec(submit: Submit) -> None:
 def test_a_finished_job_keeps_its_pods_for_their_logs_and_frees_the_rest(submit: Submit, kube: Kube) -> None:
     job = submit(manifest("tidy", ["python3", "-c", "print('done')"], replicas=1, preload=[]))
     job.wait("Complete")
-    kube.wait_gone("pods", job.namespace, f"{job.selector},elasticjob.dev/role=store", timeout=60)
+    kube.wait_gone("pods", job.namespace, job.stores, timeout=60)
     kept = kube.wait(
         "pods",
         "tidy-0-0",

@@ -63,6 +63,10 @@ class Job:
     def workers(self) -> str:
         return f"{self.selector},elasticjob.dev/role=worker"
 
+    @property
+    def stores(self) -> str:
+        return f"{self.selector},elasticjob.dev/role=store"
+
     def read(self) -> Json:
         return self.kube.get("elasticjobs", self.name, self.namespace)
 

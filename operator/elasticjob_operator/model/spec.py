@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Any
+from enum import Enum
+from typing import Any, TypeVar
 
 from elasticjob.contract.messages import HangAction, Settings
 from elasticjob.contract.names import DEFAULT_PORT, Backend
 from elasticjob_operator.model.raw import Raw, at, integer, mapping, objects, quantity, sequence, text
+
+E = TypeVar("E", bound=Enum)
 
 DEFAULT_PRELOAD = ("torch", "torch._dynamo")
 GPU = "nvidia.com/gpu"
@@ -110,7 +113,7 @@ def parse_spec(raw: Raw) -> JobSpec:
         nproc_per_node=_nproc(at(raw, "nprocPerNode"), trainer),
         template=template,
         gpus=int(quantity(_asked(trainer).get(GPU))),
-        backend=Backend.C10D if text(rendezvous, "backend") == Backend.C10D.value else Backend.ELASTICJOB,
+        backend=_choice(text(rendezvous, "backend"), Backend.ELASTICJOB),
         port=integer(rendezvous, "port", default=DEFAULT_PORT),
         join_timeout=integer(rendezvous, "joinTimeoutSeconds", default=600),
         last_call_timeout=integer(rendezvous, "lastCallTimeoutSeconds", default=30),
@@ -123,7 +126,7 @@ def parse_spec(raw: Raw) -> JobSpec:
         max_restarts=max(0, integer(raw, "failurePolicy", "maxRestarts", default=3)),
         avoid_node=max(0, integer(raw, "failurePolicy", "avoidNodeSeconds", default=86400)),
         progress_timeout=max(0, integer(raw, "hangPolicy", "progressTimeoutSeconds")),
-        hang_action=_hang_action(text(raw, "hangPolicy", "action")),
+        hang_action=_choice(text(raw, "hangPolicy", "action"), HangAction.RESTART_GROUP),
     )
 
 
@@ -168,8 +171,9 @@ def _graceful_shutdown(policy: Raw) -> int | None:
     return max(0, integer(policy, "gracefulShutdownSeconds", default=120)) if policy else None
 
 
-def _hang_action(value: str) -> HangAction:
-    return next((action for action in HangAction if action.value == value), HangAction.RESTART_GROUP)
+def _choice(value: str, default: E) -> E:
+    """The member of the default's enum that has this value."""
+    return next((member for member in type(default) if member.value == value), default)
 
 
 def _store(raw: Raw) -> StoreSpec:

@@ -69,17 +69,13 @@ def _tell_standstill(ctx: Context, budget: Budget) -> Budget:
     hang = ctx.report.standstill if ctx.report else None
     if hang is None:
         return budget
-    record = failures.from_worker(hang, _node_of(ctx, hang.pod))
+    record = failures.from_worker(hang, ctx.node_of(hang.pod))
     name = ("time", "pod", "class")
     if any(all(known.get(n) == record[n] for n in name) for known in objects(ctx.status.raw, "recentFailures")):
         return budget
     message = f"{failures.tell(record)}; nothing is restarted: hangPolicy.action is Event"
     note = Note("HangDetected", message, key=f"{hang.pod}/{hang.time:.3f}", warning=True)
     return replace(budget, untold=(*budget.untold, record), notes=(*budget.notes, note))
-
-
-def _node_of(ctx: Context, pod: str) -> str:
-    return next((p.node for p in ctx.observed.workers if p.name == pod), "")
 
 
 def _new_rounds(ctx: Context) -> list[RoundEnded]:
@@ -92,7 +88,7 @@ def _charge_round(ctx: Context, budget: Budget, ended: RoundEnded, slots: tuple[
     budget = replace(budget, charged_round=ended.round, last=ended)
     if not ended.charged or ended.failure is None or _excused(ended.failure, slots):
         return budget
-    record = failures.from_worker(ended.failure, _node_of(ctx, ended.failure.pod))
+    record = failures.from_worker(ended.failure, ctx.node_of(ended.failure.pod))
     reason = "HangDetected" if ended.failure.kind is FailureClass.HANG else "WorkerFailed"
     note = Note(reason, failures.tell(record), key=str(ended.round), warning=True)
     return budget.charge(ctx.spec.max_restarts, record, note)

@@ -50,6 +50,10 @@ class Context:
         renewed = self.observed.leases.get(node)
         return None if renewed is None else self.now - renewed
 
+    def node_of(self, pod: str) -> str:
+        """Where a worker pod of this name is; empty where there is none, or no place for it yet."""
+        return next((p.node for p in self.observed.workers if p.name == pod), "")
+
     def kubelet_gone(self, node: str) -> bool:
         """Whether Kubernetes itself would call the node gone: nobody there ends a pod, or counts its grace."""
         age = self.lease_age(node)

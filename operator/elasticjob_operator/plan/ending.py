@@ -94,8 +94,7 @@ def _root_cause(ctx: Context, budget: Budget) -> dict[str, Any] | None:
     said = [p.end.termination.failure for p in ctx.observed.workers if p.end and p.end.termination]
     known = next(filter(None, [ctx.report.failure if ctx.report else None, *said]), None)
     if known is not None:
-        node = next((p.node for p in ctx.observed.workers if p.name == known.pod), "")
-        return failures.from_worker(known, node)
+        return failures.from_worker(known, ctx.node_of(known.pod))
     last = ctx.status.raw.get("lastFailure")
     return dict(last) if isinstance(last, dict) else None
 

@@ -10,7 +10,7 @@ from elasticjob_operator.manifests.names import store_pod
 from elasticjob_operator.model.observed import RefusalReason
 from elasticjob_operator.model.pods import Pod
 from elasticjob_operator.model.status import AvoidedNode
-from elasticjob_operator.plan.context import LEASE_LATE, LEASE_STALE, STORE_WORD, Context, Todo
+from elasticjob_operator.plan.context import LEASE_LATE, STORE_WORD, Context, Todo
 from elasticjob_operator.plan.slots import avoided_names
 
 
@@ -66,7 +66,7 @@ def _present(ctx: Context, current: int, pod: Pod) -> Store:
     silent = 0.0 if ctx.observed.link.connected else ctx.now - ctx.observed.link.since
     age = ctx.lease_age(pod.node) if pod.node else None
     suspect = age is not None and silent >= STORE_WORD and age >= LEASE_LATE
-    gone = age is not None and age >= LEASE_STALE and pod.deleting is not None
+    gone = pod.deleting is not None and ctx.kubelet_gone(pod.node)
     if suspect or gone:
         # Its successor is made once the object is gone: the next plan finds it absent.
         why = f"neither {pod.name} nor the kubelet of {pod.node} is heard of"

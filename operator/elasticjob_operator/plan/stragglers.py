@@ -23,7 +23,7 @@ def record(f: Facts) -> dict[str, Any] | None:
     told = {
         "rank": slow.rank,
         "pod": slow.pod,
-        "node": next((pod.node for pod in f.ctx.observed.workers if pod.name == slow.pod), ""),
+        "node": f.ctx.node_of(slow.pod),
         "stepSeconds": round(slow.own, 4),
         "medianSeconds": round(slow.median, 4),
         "time": timestamp(slow.time),

@@ -43,13 +43,10 @@ class Pace:
 
     def _look(self, before: Sequence[Progress], workers: int) -> None:
         after = self._signs()
-        if len(after) == workers and made(before, after) >= MIN_STEPS:
-            if (times := between(before, after)) is not None:
-                self._tell(*times)
-            before = after
-        elif len(after) == workers and made(before, after) < 0:
-            before = after
-        self._wait(before, workers)
+        steps = made(before, after) if len(after) == workers else 0
+        if steps >= MIN_STEPS and (times := between(before, after)) is not None:
+            self._tell(*times)
+        self._wait(before if 0 <= steps < MIN_STEPS else after, workers)
 
 
 def made(before: Sequence[Progress], after: Sequence[Progress]) -> int:
