@@ -63,10 +63,8 @@ class Agent:
 
     async def run_from_reserve(self) -> list[str]:
         """What the workers print that were all forked ahead of need."""
-        warm = self._launcher.warm_pid
-        assert warm is not None
         deadline = time.monotonic() + 60
-        while (reserves := len(descendants(warm))) < 2 * self._launcher.workers:
+        while len(reserves := reserve(self._launcher)) < self._launcher.workers:
             assert time.monotonic() < deadline, reserves
             await asyncio.sleep(0.05)
         outputs = [self._folder / f"{rank}.out" for rank in range(self._launcher.workers)]
@@ -77,6 +75,12 @@ class Agent:
         for file in files:
             file.close()
         return [path.read_text() for path in outputs]
+
+
+def reserve(launcher: Launcher) -> set[int]:
+    """Processes that wait to become workers."""
+    ours = descendants(os.getpid())
+    return {pid for pid in ours - launcher.not_reserved(ours) if pid != launcher.warm_pid}
 
 
 @asynccontextmanager

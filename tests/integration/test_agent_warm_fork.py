@@ -7,14 +7,15 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Sequence
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 
 from elasticjob.agent.environment import worker_env
-from elasticjob.agent.processes import become_subreaper
+from elasticjob.agent.processes import become_subreaper, descendants
 from elasticjob.agent.start.command import read_command
 from elasticjob.agent.start.launcher import Launcher, WorkerStart
 from elasticjob.contract.messages import StartRound
@@ -53,6 +54,13 @@ async def fork(launcher: Launcher, folder: Path) -> list[tuple[int, str, str]]:
         for file in pair:
             file.close()
     return [(code, out.read_text(), err.read_text()) for code, (out, err) in zip(codes, names, strict=True)]
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.05)
 
 
 async def both_ways(argv: Sequence[str], folder: Path, preload: Sequence[str] = PRELOAD) -> tuple[object, object]:
@@ -278,6 +286,23 @@ async def test_workers_are_our_children_in_sessions_of_their_own_and_die_with_us
         (code, out, err), *_ = await fork(warm, tmp_path)
     assert (code, err) == (0, "")
     assert out.split() == [str(os.getpid()), "True", str(int(signal.SIGKILL)), str(path)]
+
+
+async def test_what_waits_to_be_a_worker_is_told_from_one(tmp_path: Path) -> None:
+    path = tmp_path / "script.py"
+    path.write_text("import signal; print('here', flush=True); signal.pause()")
+    async with launcher([sys.executable, str(path)], tmp_path) as warm:
+        await until(lambda: not warm.not_reserved(descendants(os.getpid())))  # an earlier test's have ended
+        read, write = os.pipe()
+        (pid,) = await warm.start([WorkerStart({}, write, 2)])
+        os.close(write)
+        assert await asyncio.to_thread(os.read, read, 5) == b"here\n"
+        assert warm.not_reserved(descendants(os.getpid())) == {pid}
+        await until(lambda: bool(descendants(os.getpid()) - {pid, warm.warm_pid}))
+        assert warm.not_reserved(descendants(os.getpid())) == {pid}
+        os.kill(pid, signal.SIGKILL)
+        await asyncio.to_thread(os.waitpid, pid, 0)
+        os.close(read)
 
 
 async def test_an_exception_is_left_in_torchs_error_file(tmp_path: Path) -> None:

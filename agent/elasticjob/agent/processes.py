@@ -51,7 +51,12 @@ def descendants(root: int, *, without: Iterable[int] = ()) -> set[int]:
             if child not in excluded and child not in found:
                 found.add(child)
                 todo.append(child)
-    return {pid for pid in found if not _is_zombie(pid)}
+    return {pid for pid in found if _state(pid) not in "ZX"}
+
+
+def outside_session(pids: Iterable[int], leader: int) -> set[int]:
+    """Those that are in another session than the leader's."""
+    return {pid for pid in pids if _stat(pid)[3:4] != [str(leader)]}
 
 
 def kill(pids: Iterable[int]) -> None:
@@ -74,8 +79,13 @@ def _children(pid: int) -> list[int]:
     return found
 
 
-def _is_zombie(pid: int) -> bool:
+def _state(pid: int) -> str:
+    return (_stat(pid) or ["X"])[0]
+
+
+def _stat(pid: int) -> list[str]:
+    """Fields of proc(5)'s stat from the third, the state, on; none where the process is gone."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
-        return True
+        return []

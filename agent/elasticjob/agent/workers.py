@@ -278,7 +278,7 @@ class Workers:
 
     def _abandon(self) -> Failure | None:
         """Nobody waits for them again, here or at the agent's end; what they hold of GPU and memory is lost."""
-        stuck = sorted(self._left() | set(self._running))
+        stuck = sorted(self._left())
         self.spared.update(stuck)
         self._running = {}
         message = f"processes stuck in the kernel, {KILL_TIMEOUT:g} s after SIGKILL: {', '.join(map(str, stuck))}"
@@ -290,13 +290,14 @@ class Workers:
         self._changed.set()
 
     def _left(self) -> set[int]:
-        warm = self._launcher.warm_pid
-        return descendants(os.getpid(), without=self.spared if warm is None else {warm, *self.spared})
+        """What the round's workers are or have left, until it is reaped."""
+        left = descendants(os.getpid(), without=self.spared)
+        return self._launcher.not_reserved(left) | set(self._running)
 
     def _kill_rest(self) -> bool:
         left = self._left()
         kill(left)
-        return not left and not self._running
+        return not left
 
     async def _until(self, condition: Callable[[], bool], seconds: float) -> bool:
         """Wait for a condition that changes when children end."""

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from elasticjob.agent.processes import descendants, die_with_parent, kill
+from elasticjob.agent.processes import descendants, die_with_parent, kill, outside_session
 from elasticjob.agent.start.callers import Allowed, Caller
 from elasticjob.agent.start.command import Command, PythonCommand
 from elasticjob.agent.start.shims import CannotForkError, Shims, likely_python
@@ -93,8 +93,12 @@ class Launcher:
 
     @property
     def warm_pid(self) -> int | None:
-        """The warm process: not a worker's descendant, and not to be killed with them."""
+        """The warm process."""
         return self._warm.pid if self._warm else None
+
+    def not_reserved(self, pids: set[int]) -> set[int]:
+        """Those that are neither the warm process nor held ready by it: a worker has a session of its own."""
+        return outside_session(pids, self._warm.pid) if self._warm else pids
 
     async def prepare(self) -> str:
         """Make ready to start workers. Returns what is ready, for people."""

@@ -75,12 +75,24 @@ def show_command(words: Sequence[str]) -> None:
         )
 
 
-def run(command: Command) -> None:
-    """Run the user's program as `__main__`; ends as Python would (returns, SystemExit, or a signal)."""
-    show_command(command.argv)
+def prepare() -> None:
+    """All that need not wait for what the worker will be; after this the process forks no other worker.
+
+    A fork's first look at a page costs a fault, so what `run` repeats it finds quicker.
+    """
+    show_command(["elasticjob-reserve"])
     _restore_threads()
-    _do_without_libuv()
     _draw_afresh()
+    importlib.invalidate_caches()
+
+
+def run(command: Command) -> None:
+    """Run the user's program as `__main__`; ends as Python would (returns, SystemExit, or a signal).
+
+    In a process that has called `prepare`.
+    """
+    show_command(command.argv)
+    _do_without_libuv()
     _report_steps()
     _forget_launch_directory()
     importlib.invalidate_caches()  # directories of sys.path may have come since

@@ -101,15 +101,12 @@ def _forget_ourselves() -> None:
 class Reserve(NamedTuple):
     """Processes forked ahead of need, each waiting on its socket for what makes it a worker.
 
-    They are forked twice: their parent is `middle`, which ends as they are released, so that the agent (a child
-    subreaper) becomes their parent and gets their exit status.
+    They are children of the agent (a child subreaper), which gets their exit status, and in the session of this
+    process, by which the agent tells them from workers.
     """
 
-    middle: int
     pids: list[int]
     sockets: list[socket.socket]
-    hold: int
-    """Descriptor: `middle` ends when it is closed."""
 
     def release(self, workers: list[dict[str, Any]], descriptors: list[int], *, tell: bool) -> socket.socket | None:
         """Let them go as workers of the agent (fields of `Worker`, and the descriptors of all).
@@ -125,24 +122,12 @@ class Reserve(NamedTuple):
             descriptors = descriptors[len(numbers) :]
             if control is not kept:
                 control.close()
-        self._end()
         return kept
 
     def dismiss(self) -> None:
-        """They are not needed."""
+        """They are not needed, or not this process's to release: who holds no socket of theirs any more has no say."""
         for control in self.sockets:
             control.close()
-        self._end()
-
-    def forget(self) -> None:
-        """In another process than the one that releases them."""
-        for control in self.sockets:
-            control.close()
-        os.close(self.hold)
-
-    def _end(self) -> None:
-        os.close(self.hold)
-        os.waitpid(self.middle, 0)
 
 
 def _serve(control: socket.socket, agent: int, count: int, size: int, learning: Learning) -> Worker:
@@ -159,7 +144,7 @@ def _serve(control: socket.socket, agent: int, count: int, size: int, learning: 
                 learning.hand_over()
             if (report := learning.hear(said)) and (answer := learning.fork_student()):
                 for reserve in reserves:
-                    reserve.forget()
+                    reserve.dismiss()
                 _succeed(answer, report, learning.birth)
                 reserves, heard = [], []
                 break
@@ -198,59 +183,58 @@ def _succeed(answer: socket.socket, report: Report, birth: Birth) -> None:
 def _muster(count: int, agent: int, ours_alone: list[socket.socket], others: list[Reserve]) -> Reserve | Worker:
     """Fork a reserve. In each of its processes this returns a `Worker`, once released.
 
-    What `ours_alone` and the other reserves have open stays in this process.
+    What `ours_alone` and the other reserves have open stays in this process. They are forked by a process that ends
+    here and now: so they are the agent's before they are workers, and nothing is left to end when they are wanted.
     """
     sys.stdout.flush()
     sys.stderr.flush()
     pairs = [socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(count)]
-    (answers, answer), (wait, hold) = os.pipe(), os.pipe()
-    middle = os.fork()
-    if middle == 0:
+    answers, answer = os.pipe()
+    between = os.fork()
+    if between == 0:
         for held in ours_alone:
             held.close()
         for reserve in others:
-            reserve.forget()
+            reserve.dismiss()
         os.close(answers)
-        os.close(hold)
         for ours, _ in pairs:
             ours.close()
-        return _fork_reserve([theirs for _, theirs in pairs], agent, answer, wait)
-    for descriptor in (answer, wait):
-        os.close(descriptor)
+        return _fork_reserve([theirs for _, theirs in pairs], agent, answer)
+    os.close(answer)
     for _, theirs in pairs:
         theirs.close()
     with os.fdopen(answers, "rb") as told:
         pids: list[int] = json.loads(told.read())
-    return Reserve(middle, pids, [ours for ours, _ in pairs], hold)
+    os.waitpid(between, 0)
+    return Reserve(pids, [ours for ours, _ in pairs])
 
 
-def _fork_reserve(waiting: list[socket.socket], agent: int, answer: int, wait: int) -> Worker:
-    middle, pids = os.getpid(), []
+def _fork_reserve(waiting: list[socket.socket], agent: int, answer: int) -> Worker:
+    pids = []
     for control in waiting:
         pid = os.fork()
         if pid == 0:
-            for descriptor in (answer, wait):
-                os.close(descriptor)
+            os.close(answer)
             for other in waiting:
                 if other is not control:
                     other.close()
-            return _await_release(control, middle, agent)
+            return _await_release(control, agent)
         pids.append(pid)
-    for control in waiting:
-        control.close()
     os.write(answer, json.dumps(pids).encode())
-    os.close(answer)
-    os.read(wait, 1)
     os._exit(0)
 
 
-def _await_release(control: socket.socket, middle: int, agent: int) -> Worker:
+def _await_release(control: socket.socket, agent: int) -> Worker:
     """In a process of the reserve: become a worker with its own session and output, that ends with the agent."""
+    run_main.prepare()
     data, descriptors, _, _ = socket.recv_fds(control, 1 << 20, MAX_DESCRIPTORS)
     if not data:
         os._exit(0)
     worker = Worker(**json.loads(data))
     os.setsid()
+    run_main.die_with_parent()
+    if os.getppid() != agent:
+        os._exit(1)
     if worker.channel is None:
         control.close()
         _place(descriptors, worker.descriptors)
@@ -260,11 +244,6 @@ def _await_release(control: socket.socket, middle: int, agent: int) -> Worker:
     if worker.place is not None:
         for closed in {0, 1, 2}.difference(worker.descriptors):
             os.close(closed)
-    while os.getppid() == middle:
-        os.sched_yield()  # the death signal below must mean the agent, not the process between
-    run_main.die_with_parent()
-    if os.getppid() != agent:
-        os._exit(1)
     return worker
 
 
