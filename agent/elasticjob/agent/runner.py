@@ -118,6 +118,7 @@ class Agent:
         self._workers = Workers(config, self._launcher, scratch, self._stdout, self._stderr)
         self._watch = Watch(self._workers.signs, self._stalled)
         self._pace = Pace(self._workers.signs, self._took, config.pace_window)
+        self._workers.ranks.met = lambda: self._pace.start(config.processes)
         self._health = Health(str(scratch), config.gpus, env, self._workers.spared)
         self._state = State(me=await self._announcement(), stop_grace=config.stop_grace, processes=config.processes)
         self._tally = telemetry.Tally(self._loop.time(), self._loop.time())
@@ -188,6 +189,7 @@ class Agent:
                 log.info("%s", text)
             case Launch(start):
                 self._contact.hold(start)
+                self._pace.stop()
                 self._workers.expect_start()
                 self._spawn(self._launch(start))
             case Hold(round_id):
@@ -253,7 +255,6 @@ class Agent:
             self._dispatch(events.WorkerEnded(start.round, 0, failure))
             return
         self._watch.start(start.progress_timeout, again=not start.hang_ends_round)
-        self._pace.start(self._config.processes)
         self._dispatch(events.Launched(start.round))
         self._reap()
         while len(self._stores) > 1:

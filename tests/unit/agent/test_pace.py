@@ -53,6 +53,7 @@ class Script:
 
     async def play(self) -> list[tuple[float, tuple[float, ...]]]:
         self.pace.start(1)
+        self.pace.start(1)  # as for another worker: one window at a time
         await asyncio.wait_for(self.over.wait(), 20)
         self.pace.stop()
         return self.told

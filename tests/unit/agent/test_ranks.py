@@ -79,7 +79,8 @@ def steps(ranks: Ranks) -> dict[int, int]:
 
 
 async def test_the_agent_sees_each_workers_latest_step_and_its_time(ranks: Ranks) -> None:
-    before = asyncio.get_running_loop().time()
+    before, met = asyncio.get_running_loop().time(), list[None]()
+    ranks.met = lambda: met.append(None)
     workers = [await script(COUNT, 5 + rank, 10, path=ranks.path, local_rank=rank) for rank in range(2)]
     assert [await w.heard() for w in workers] == ["passed 5", "passed 6"]
     assert steps(ranks) == {0: 5, 1: 6}
@@ -87,6 +88,7 @@ async def test_the_agent_sees_each_workers_latest_step_and_its_time(ranks: Ranks
     workers[1].go_on()
     assert await workers[1].heard() == "passed 16"
     assert steps(ranks) == {0: 5, 1: 16}
+    assert len(met) == 2
     for worker in workers:
         await worker.end()
 

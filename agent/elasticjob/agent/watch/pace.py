@@ -29,9 +29,9 @@ class Pace:
         self._timer: asyncio.TimerHandle | None = None
 
     def start(self, workers: int) -> None:
-        """A round has begun with this many workers here."""
-        self.stop()
-        self._wait((), workers)
+        """One of this many workers of a round here has come to report; where none does, nobody is woken."""
+        if self._timer is None:
+            self._wait((), workers)
 
     def stop(self) -> None:
         if self._timer is not None:

@@ -11,6 +11,7 @@ import logging
 import os
 import socket
 import struct
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -56,6 +57,8 @@ class Ranks:
 
     def __init__(self, folder: Path) -> None:
         self.path = str(folder / "agent.sock")
+        self.met: Callable[[], None] = lambda: None
+        """Called when a worker has come to report here."""
         self.memory = tuple(os.memfd_create(f"elasticjob-{i}", os.MFD_CLOEXEC) for i in range(MEMORIES))
         self._round: RoundId | None = None
         self._ranks: dict[int, _Rank] = {}
@@ -179,6 +182,7 @@ class Ranks:
             return
         rank.peer, rank.pid = peer, pid
         self._loop.add_reader(peer, self._hang_up, rank)
+        self.met()
 
     def _rank(self, local_rank: int) -> _Rank:
         if local_rank not in self._ranks:
