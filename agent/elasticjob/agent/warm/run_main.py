@@ -243,7 +243,10 @@ def _forget_launch_directory() -> None:
 
 
 def _restore_threads() -> None:
-    """OpenBLAS was imported with one thread; give it what a new process would have."""
+    """OpenBLAS was imported with one thread; give it what a new process would have.
+
+    Its threads, at most 63, spin for 20 ms of the processor when they start: the reason to do it ahead of need.
+    """
     asked = os.environ.get("OPENBLAS_NUM_THREADS") or os.environ.get("OMP_NUM_THREADS") or ""
     processors = len(os.sched_getaffinity(0))
     count = min(int(asked), processors) if asked.isdigit() else processors
