@@ -102,6 +102,25 @@ async def test_without_nvidia_smi_gpus_are_not_looked_at(tmp_path: Path) -> None
     assert await Health(str(tmp_path), 8, {"PATH": str(tmp_path)}, set()).trouble() == ""
 
 
+async def test_gpus_are_tried_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    broken = "print('GPU 3 does not compute: an uncorrectable memory error')"
+    monkeypatch.setattr(health, "_COMPUTE", broken)
+    spared: set[int] = set()
+    node = Health(str(tmp_path), 4, {"PATH": str(tmp_path)}, spared)
+    assert await node.trouble() == "GPU 3 does not compute: an uncorrectable memory error"
+    assert await node.trouble() == ""
+    assert spared == set()
+
+
+async def test_gpus_that_cannot_be_tried_are_fit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "elasticjob")
+    monkeypatch.setattr(health, "CUDA", "libabsent.so")
+    assert await Health(str(tmp_path), 1, {"PATH": str(tmp_path)}, set()).trouble() == ""
+    assert "GPUs were not tried: libabsent.so: " in caplog.text
+
+
 async def test_a_check_that_hangs_is_a_finding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     read, write = os.pipe()
     monkeypatch.setattr(health, "disk", lambda _: os.read(read, 1).decode())

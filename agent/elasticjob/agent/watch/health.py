@@ -11,10 +11,11 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -28,11 +29,18 @@ ROOM = 1 << 20
 OLDEST = 1_735_689_600.0
 """Unix seconds: no clock that was ever set says less (2025)."""
 KERNEL_LOG = "/dev/kmsg"
+CUDA = "libcuda.so.1"
 
 _QUERY = ("index", "ecc.errors.uncorrected.volatile.total", "remapped_rows.pending", "remapped_rows.failure")
 _GPU_TROUBLE = re.compile(r"(GPU is lost|Unable to determine the device handle|No devices were found|has failed)[^\n]*")
 _FATAL_XID = re.compile(rb"NVRM: Xid \(([^)]*)\): (48|62|64|74|79|92|95|119|120|140|143)\b[^\n\x00]*")
 """Memory errors that were not contained, links, a GPU that fell off its bus or whose firmware hangs."""
+
+_CODE_ROOT = str(Path(__file__).parents[3])
+_COMPUTE = (
+    "import sys; sys.path.insert(0, sys.argv[1]); "
+    "from elasticjob.agent.watch.gpu_compute import main; main(sys.argv[2])"
+)
 
 
 # ---- what is asked of the machine ----------------------------------------------------------------------------------
@@ -142,12 +150,14 @@ class Health:
     """The checks of one node, off the event loop: a disk or a driver that hangs must not stop the agent."""
 
     def __init__(self, directory: str, gpus: int, env: Mapping[str, str], spared: set[int]) -> None:
-        """`spared`: where the process id of nvidia-smi is kept while it runs: it is no worker."""
+        """`spared`: where the process ids of its programs are kept while they run: they are no workers."""
         self._directory = directory
         self._gpus = Gpus(gpus)
         self._env = env
         self._spared = spared
         self._log = KernelLog() if gpus else None
+        self._tried = not gpus
+        """Whether the GPUs have computed; once is enough, since later their memory may be the workers'."""
 
     async def trouble(self, deadline: float = DEADLINE) -> str:
         """What is wrong; empty where this node is fit."""
@@ -180,6 +190,7 @@ class Health:
             lambda: disk(self._directory),
             lambda: self._log.fatal() if self._log else "",
             self._ask_gpus,
+            self._try_gpus,
         )
         return next(filter(None, (check() for check in checks)), "")
 
@@ -187,7 +198,22 @@ class Health:
         program = shutil.which("nvidia-smi", path=self._env.get("PATH"))
         if not self._gpus.wanted or program is None:
             return ""
-        argv = [program, f"--query-gpu={','.join(_QUERY)}", "--format=csv,noheader,nounits"]
+        said = self._run([program, f"--query-gpu={','.join(_QUERY)}", "--format=csv,noheader,nounits"])
+        return self._gpus.judge(said)
+
+    def _try_gpus(self) -> str:
+        if self._tried:
+            return ""
+        self._tried = True
+        said = self._run([sys.executable, "-c", _COMPUTE, _CODE_ROOT, CUDA]).strip()
+        if said.startswith("GPU "):
+            return said
+        if said:
+            log.info("%s", said)
+        return ""
+
+    def _run(self, argv: Sequence[str]) -> str:
+        """All that a program prints."""
         process = subprocess.Popen(
             argv,
             env=self._env,
@@ -201,4 +227,4 @@ class Health:
         with process.stdout as output:  # type: ignore[union-attr]  # a pipe, as asked for
             said = output.read()
         self._spared.discard(process.pid)
-        return self._gpus.judge(said.decode(errors="replace"))
+        return said.decode(errors="replace")
