@@ -18,15 +18,18 @@ Submit = Callable[[Json], Job]
 Follow = Callable[[Job], LogBook]
 KILLS = 20
 KILL = """
-import os, signal
+import os, signal, sys
 def ppid(p):
     return int(open(f"/proc/{p}/stat").read().rpartition(")")[2].split()[1])
 def words(p):
     return open(f"/proc/{p}/cmdline", "rb").read().split(b"\\0")
 def is_worker(p):
     try:
-        # A worker is torchrun's child, torchrun is the agent's, and the agent is the container's first process.
-        return b"/app/train.py" in words(p) and ppid(p) > 1 and ppid(ppid(p)) == 1
+        # A worker is two processes: torchrun's child, and the fork that it stands for, a child of the agent's as
+        # torchrun is. The agent is the container's first process.
+        if b"/app/train.py" not in words(p) or b"torch.distributed.run" in words(p) or p == os.getpid():
+            return False
+        return ppid(p) == 1 if sys.argv[1] == "fork" else ppid(p) > 1 and ppid(ppid(p)) == 1
     except (OSError, ValueError):
         return False
 [worker] = [p for p in map(int, filter(str.isdigit, os.listdir("/proc"))) if is_worker(p)]
@@ -51,10 +54,11 @@ def test_a_killed_worker_is_recovered_from_every_time(
     for kill in range(KILLS):
         round_ = job.wait_status(worldSize=3)["status"]["rendezvousRound"]
         pod = f"{job.name}-{kill % 3}-0"
-        kubectl(cluster_dir, "exec", "-n", job.namespace, pod, "-c", "trainer", "--", "python3", "-c", KILL)
+        which = ("child", "fork")[kill % 2]
+        kubectl(cluster_dir, "exec", "-n", job.namespace, pod, "-c", "trainer", "--", "python3", "-c", KILL, which)
         moment = time.time()
         job.wait_world(3, after=round_, timeout=120)
-        # Steps that were on their way when the worker died come within moments, those of the new world after imports.
+        # Steps that were on their way when the worker died come within moments, later ones are of the new world.
         step = book.wait_steps_after(moment + 1.0, world=3, timeout=120)
         seconds.append(step.time - moment)
     print(json.dumps({"kills": KILLS, "median": statistics.median(seconds), "seconds": seconds}))

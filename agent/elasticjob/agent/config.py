@@ -62,6 +62,11 @@ class AgentConfig:
         return 1 if self.backend is Backend.C10D else self.local_world_size
 
     @property
+    def torchruns_workers(self) -> int:
+        """How many workers that torchrun starts; 0 where there is none."""
+        return self.local_world_size if self.backend is Backend.C10D else 0
+
+    @property
     def endpoint(self) -> str:
         """host:port of the job's store."""
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"

@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 
 from elasticjob.contract.messages import StartRound
-from elasticjob.contract.names import Env
+from elasticjob.contract.names import Env, RoundId
 
 
 def worker_env(
@@ -48,6 +48,11 @@ def worker_env(
     return {name: str(value) for name, value in env.items()} | {k: v for k, v in defaults.items() if k not in base}
 
 
+def rendezvous_id(run_id: str, round_id: RoundId) -> str:
+    """What a torchrun calls the rendezvous of a round, and its workers TORCHELASTIC_RUN_ID."""
+    return f"{run_id}.{round_id}"
+
+
 def torchrun_env(
     start: StartRound,
     *,
@@ -58,6 +63,7 @@ def torchrun_env(
     run_id: str,
     join_timeout: float,
     error_file: str,
+    base: Mapping[str, str],
 ) -> dict[str, str]:
     """What makes a stock torchrun one node of a round, whatever its own options leave open.
 
@@ -70,7 +76,7 @@ def torchrun_env(
         "PET_ROLE": role,
         "PET_RDZV_BACKEND": "c10d",
         "PET_RDZV_ENDPOINT": endpoint,
-        "PET_RDZV_ID": f"{run_id}.{start.round}",
+        "PET_RDZV_ID": rendezvous_id(run_id, start.round),
         "PET_RDZV_CONF": f"is_host=0,join_timeout={max(1, round(join_timeout))}",
         "PET_MAX_RESTARTS": 0,
         "PET_LOCAL_ADDR": address,
@@ -78,7 +84,9 @@ def torchrun_env(
         "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": 1,
         "TORCHELASTIC_ERROR_FILE": error_file,
     }
-    return {name: str(value) for name, value in env.items()}
+    # Older ones look after their workers every 5 s.
+    defaults = {"PET_MONITOR_INTERVAL": "0.1"}
+    return {name: str(value) for name, value in env.items()} | {k: v for k, v in defaults.items() if k not in base}
 
 
 def node_env(base: Mapping[str, str], local_world_size: int, code_root: str) -> dict[str, str]:

@@ -114,7 +114,9 @@ class Agent:
         helper_out, helper_in = os.pipe()
         self._helper = Stream(helper_out, "[warm]: ", self._stderr)
         env = node_env(config.env, config.local_world_size, CODE_ROOT)
-        self._launcher = Launcher(self._command, env, config.preload, helper_in, config.processes, scratch)
+        self._launcher = Launcher(
+            self._command, env, config.preload, helper_in, config.processes, scratch, config.torchruns_workers
+        )
         self._workers = Workers(config, self._launcher, scratch, self._stdout, self._stderr)
         self._watch = Watch(self._workers.signs, self._stalled)
         self._pace = Pace(self._workers.signs, self._took, config.pace_window)

@@ -8,12 +8,12 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from elasticjob.agent.config import AgentConfig
-from elasticjob.agent.environment import torchrun_env, worker_env
+from elasticjob.agent.environment import rendezvous_id, torchrun_env, worker_env
 from elasticjob.agent.processes import descendants, kill, reap, signal_group, signal_one
 from elasticjob.agent.start.launcher import Launcher, StartError, WorkerStart
 from elasticjob.agent.tell.logs import STDERR, STDOUT
@@ -149,6 +149,7 @@ class Workers:
             run_id=self._config.run_id,
             join_timeout=self._config.join_timeout,
             error_file=worker.error_file,
+            base=self._config.env,
         )
 
     def _stream(self, round_id: RoundId, local_rank: int, rank: int, kind: int, descriptor: int, tail: Tail) -> Stream:
@@ -177,9 +178,11 @@ class Workers:
         self._early = {}
         found: list[Ended] = []
         for pid, code in codes.items():
-            self._launcher.ended(pid, code)
+            of_torchrun = self._launcher.ended(pid, code)
             if worker := self._running.pop(pid, None):
                 found.append(self._judged(worker, code))
+            elif of_torchrun is not None:
+                found += self._judged_before_torchrun(of_torchrun, code)
             elif not self._started.is_set():
                 self._early[pid] = code  # faster than the answer that names it
         self._changed.set()
@@ -189,6 +192,22 @@ class Workers:
         if self.ranks.stopped(worker.local_rank):
             return Ended(worker.round, worker.local_rank, None, on_plan=True)
         return Ended(worker.round, worker.local_rank, self._judge(worker, code))
+
+    def _judged_before_torchrun(self, env: Mapping[str, str], code: int) -> list[Ended]:
+        """A worker's failure, if its torchrun will not start it again: that may be long in saying so.
+
+        It gives those that are stuck in a collective 30 s to end. What it stops itself is not to blame.
+        """
+        if code in (0, -signal.SIGTERM) or env.get("TORCHELASTIC_MAX_RESTARTS") != "0":
+            return []
+        ended = []
+        for torchrun in self._running.values():
+            if env.get("TORCHELASTIC_RUN_ID") != rendezvous_id(self._config.run_id, torchrun.round):
+                continue  # of a round that has ended, or of another torchrun
+            worker = replace(torchrun, rank=int(env["RANK"]), error_file=env.get("TORCHELASTIC_ERROR_FILE", ""))
+            if failure := self._judge(worker, code):
+                ended.append(Ended(worker.round, worker.local_rank, failure))
+        return ended
 
     def _judge(self, worker: _Worker, code: int) -> Failure | None:
         for stream in worker.streams:

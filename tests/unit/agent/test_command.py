@@ -8,6 +8,7 @@ from elasticjob.agent.start.command import (
     Mode,
     PlainCommand,
     PythonCommand,
+    is_torchrun,
     read_command,
     read_own_agent,
     torchrun_options,
@@ -96,8 +97,11 @@ RUN = "torch.distributed.run"
         ("torchrun -r3 t.py a", PythonCommand("PY", ("-u",), M, RUN, ("-r3", "t.py", "a"))),
         ("python -m torch.distributed.run t.py", PythonCommand("python", (), M, RUN, ("t.py",))),
         ("python launch.py", PythonCommand("python", (), S, "launch.py")),
-        ("bash run.sh", PlainCommand(("bash", "run.sh"), "bash is not Python", starts_python=False)),
+        ("bash run.sh", PlainCommand(("bash", "run.sh"), "bash is not Python")),
     ],
 )
 def test_an_agent_of_the_images_own_runs_as_it_is(line: str, expected: object) -> None:
-    assert read_own_agent(line.split(), "PY") == expected
+    command = read_own_agent(line.split(), "PY")
+    assert command == expected
+    if isinstance(command, PythonCommand):
+        assert is_torchrun(command) == (RUN in command.argv)

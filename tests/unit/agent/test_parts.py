@@ -108,12 +108,15 @@ def test_scripts_can_import_us_after_what_is_theirs(before: dict[str, str], afte
     assert node_env(before, 1, "/code")["PYTHONPATH"] == after
 
 
-def test_a_torchrun_is_told_its_round_and_nothing_of_ranks() -> None:
-    env = torchrun_env(
+def torchruns(base: dict[str, str]) -> dict[str, str]:
+    return torchrun_env(
         START, local_world_size=2, role="default", address="10.0.0.7", endpoint="job-rdzv:29400", run_id="uid",
-        join_timeout=600.0, error_file="/e",
+        join_timeout=600.0, error_file="/e", base=base,
     )  # fmt: skip
-    assert env == {
+
+
+def test_a_torchrun_is_told_its_round_and_nothing_of_ranks() -> None:
+    assert torchruns({}) == {
         "PET_NNODES": "3:3",
         "PET_NPROC_PER_NODE": "2",
         "PET_ROLE": "default",
@@ -125,16 +128,21 @@ def test_a_torchrun_is_told_its_round_and_nothing_of_ranks() -> None:
         "PET_LOCAL_ADDR": "10.0.0.7",
         "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
         "TORCHELASTIC_ERROR_FILE": "/e",
+        "PET_MONITOR_INTERVAL": "0.1",
     }
 
 
 def test_with_c10d_one_process_stands_for_all_workers_of_a_node() -> None:
     config = read_config({**ENV, Env.NPROC_PER_NODE: "4"})
-    assert (config.processes, config.local_world_size) == (4, 4)
+    assert (config.processes, config.local_world_size, config.torchruns_workers) == (4, 4, 0)
     c10d = {**ENV, Env.NPROC_PER_NODE: "4", Env.RENDEZVOUS_BACKEND: "c10d", "PET_TEE": "3"}
     config = read_config(c10d, {"redirects": "3"})
     assert config.logs == replace(read_config(ENV).logs, prefix="[job-2-1]:")
-    assert (config.processes, config.local_world_size, config.endpoint) == (1, 4, "job-rdzv:29400")
+    assert (config.processes, config.torchruns_workers, config.endpoint) == (1, 4, "job-rdzv:29400")
+
+
+def test_a_torchruns_monitor_interval_is_the_users() -> None:
+    assert "PET_MONITOR_INTERVAL" not in torchruns({"PET_MONITOR_INTERVAL": "2"})
 
 
 text = st.text(max_size=6000)

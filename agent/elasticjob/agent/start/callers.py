@@ -5,27 +5,30 @@ from __future__ import annotations
 import os
 import resource
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from elasticjob.agent.start.command import PlainCommand, PythonCommand, read_command
+from elasticjob.agent.start.command import Command, PlainCommand, PythonCommand, read_command
 
 _AT_IMPORT = (
     *("PYTHON", "LD_", "LANG", "LC_", "GLIBC_", "MALLOC_", "OMP_", "KMP_", "GOMP_", "MKL_", "OPENBLAS_", "NUMEXPR_"),
     *("TORCH_", "TORCHDYNAMO_", "TORCHINDUCTOR_", "PYTORCH_"),
 )
 """Variables that are read once, when the interpreter starts or a library is loaded."""
-_ANY_TIME = ("TORCH_NCCL_",)
+_ANY_TIME = ("TORCH_NCCL_", "TORCH_ELASTIC_", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE")
+"""Of those, what torch reads where it uses it: torchrun has them, and its workers."""
+PYTHON_EXEC = "PYTHON_EXEC"
+"""The variable that names torchrun the interpreter of its workers."""
 LIMITS = tuple(sorted(name for name in dir(resource) if name.startswith("RLIMIT_")))
 
 
 @dataclass(frozen=True)
 class Caller:
-    """A process at the moment of its exec. `env` and `program` are the operating system's bytes, decoded."""
+    """A process at the moment of its exec. Texts are the operating system's bytes, decoded."""
 
-    name: str
-    args: tuple[str, ...]
+    program: tuple[str, ...]
+    """What it asked for."""
     env: Mapping[str, str]
     directory: str
     umask: int
@@ -35,6 +38,8 @@ class Caller:
     """(resource, soft, hard)."""
     standing: tuple[object, ...]
     """What no process can take over from another: users, processors, memory policy, root and namespaces."""
+    of_torchrun: bool = False
+    """Whether it is a worker of a torchrun."""
 
 
 @dataclass(frozen=True)
@@ -63,10 +68,14 @@ class Allowed:
     executable: str
 
 
-def judge(caller: Caller, warmth: Warmth, torchrun_python: str) -> Allowed | Refused:
+def judge(
+    caller: Caller,
+    warmth: Warmth,
+    torchrun_python: str,
+    read: Callable[[Sequence[str], str], Command] = read_command,
+) -> Allowed | Refused:
     """What to run in a fork, or why it takes an exec. `torchrun_python`: the interpreter of its `torchrun`."""
-    given = (caller.name, *caller.args)
-    command = read_command(given, torchrun_python)
+    command = read(caller.program, torchrun_python)
     if isinstance(command, PlainCommand):
         return Refused(command.argv, command.why)
     path = shutil.which(command.interpreter, path=caller.env.get("PATH"))
@@ -95,23 +104,29 @@ def _same(path: str, other: str) -> bool:
 # ---- reading /proc -------------------------------------------------------------------------------------------------
 
 
-def read_caller(pid: int) -> Caller:
-    """OSError or ValueError where it is gone. Its command line is `INTERPRETER -IS SHIM ARGUMENTS...`."""
+def read_caller(pid: int, workers_python: tuple[str, str]) -> Caller:
+    """OSError or ValueError where it is gone. Its command line is `INTERPRETER -IS SHIM ARGUMENTS...`.
+
+    `workers_python`: the shim that torchrun is told of as PYTHON_EXEC, and the interpreter that it stands for.
+    """
     proc = Path(f"/proc/{pid}")
     _, _, shim, *args = _words(proc / "cmdline")
     folder, _, name = shim.rpartition("/")
     env = dict(word.split("=", 1) for word in _words(proc / "environ") if "=" in word)
+    of_torchrun = shim == workers_python[0]
+    if env.get(PYTHON_EXEC) == workers_python[0]:
+        del env[PYTHON_EXEC]
     env["PATH"] = os.pathsep.join(entry for entry in env.get("PATH", "").split(os.pathsep) if entry != folder)
     status = _status(proc)
     return Caller(
-        name,
-        tuple(args),
+        (workers_python[1] if of_torchrun else name, *args),
         env,
         os.readlink(proc / "cwd"),  # noqa: PTH115
         int(status["Umask"], 8),
         _signals(int(status["SigIgn"], 16)),
         tuple((number, *resource.prlimit(pid, number)) for number in (getattr(resource, name) for name in LIMITS)),
         standing(pid),
+        of_torchrun,
     )
 
 

@@ -74,7 +74,7 @@ def read_command(argv: Sequence[str], torchrun_python: str = "python3") -> Comma
     if not _PYTHON.match(name):
         return PlainCommand(tuple(argv), f"{name} is not Python")
     command = _read_python(argv)
-    if isinstance(command, PythonCommand) and command.mode is Mode.MODULE and command.target in _TORCHRUN_MODULES:
+    if isinstance(command, PythonCommand) and is_torchrun(command):
         return _read_torchrun(argv, command.args, command.interpreter, (*command.flags, "-u"))
     return command
 
@@ -86,8 +86,12 @@ def read_own_agent(argv: Sequence[str], torchrun_python: str = "python3") -> Com
         return PythonCommand(torchrun_python, ("-u",), Mode.MODULE, _TORCHRUN_MODULES[0], tuple(argv[1:]))
     if _PYTHON.match(name):
         return _read_python(argv)
-    # A torchrun that it starts must find no shim in its place.
-    return PlainCommand(tuple(argv), f"{name} is not Python", starts_python=False)
+    return PlainCommand(tuple(argv), f"{name} is not Python")
+
+
+def is_torchrun(command: PythonCommand) -> bool:
+    """Whether it runs torchrun itself."""
+    return command.mode is Mode.MODULE and command.target in _TORCHRUN_MODULES
 
 
 def _read_python(argv: Sequence[str]) -> Command:
@@ -121,7 +125,7 @@ def torchrun_options(argv: Sequence[str]) -> dict[str, str]:
     if name == "torchrun":
         return _split_torchrun(argv[1:])[0]
     command = _read_python(argv) if _PYTHON.match(name) else None
-    if isinstance(command, PythonCommand) and command.mode is Mode.MODULE and command.target in _TORCHRUN_MODULES:
+    if isinstance(command, PythonCommand) and is_torchrun(command):
         return _split_torchrun(command.args)[0]
     return {}
 

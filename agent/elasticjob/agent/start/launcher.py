@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from elasticjob.agent.processes import descendants, die_with_parent, kill, outside_session
-from elasticjob.agent.start.callers import Allowed, Caller
-from elasticjob.agent.start.command import Command, PythonCommand
+from elasticjob.agent.start.callers import PYTHON_EXEC, Allowed, Caller
+from elasticjob.agent.start.command import Command, PythonCommand, is_torchrun
 from elasticjob.agent.start.shims import CannotForkError, Shims, likely_python
 
 log = logging.getLogger(__name__)
@@ -24,6 +24,8 @@ log = logging.getLogger(__name__)
 CODE_ROOT = str(Path(__file__).parents[3])
 """Where this package is imported from: a directory, or the zip archive of the agent."""
 
+_TORCHRUN = ("torch.distributed.launcher.api",)
+"""What torchrun imports, but for the module that is torchrun."""
 IMPORT_TIMEOUT = 600.0
 """Seconds: an image on a slow network disk may need minutes for its imports."""
 FORK_TIMEOUT = 30.0
@@ -70,12 +72,15 @@ class Launcher:
         output: int,
         workers: int = 1,
         scratch: Path | None = None,
+        torchruns_workers: int = 0,
     ) -> None:
         """`workers`: how many each `start` asks for; `output`: where the warm process writes (a descriptor).
 
-        `scratch`: a directory; without it, Python that the command starts is not warm.
+        `scratch`: a directory; without it, Python that the command starts is not warm. `torchruns_workers`: how many
+        a torchrun of the command's own will start, where it has an agent of its own.
         """
         self.workers = workers
+        self._torchruns_workers = torchruns_workers
         self._command = command
         self._env = dict(env)
         self._preload = tuple(preload)
@@ -106,7 +111,11 @@ class Launcher:
         interpreter, command = "", None
         try:
             interpreter, flags, command = self._warmable()
-            self._warm = WarmProcess(interpreter, flags, command, self._env, self._preload, self._output, self.workers)
+            preload = [*self._preload, *(_TORCHRUN if self._torchruns_workers else ())]
+            self._warm = WarmProcess(
+                interpreter, flags, command, self._env, preload, self._output,
+                self.workers + self._torchruns_workers, self.workers if command else 1,
+            )  # fmt: skip
             verdict = await self._warm.ready()
             libuv, what = verdict["libuv"], f"warm after {verdict['seconds']:.1f} s"
             if verdict["missing"]:
@@ -120,7 +129,11 @@ class Launcher:
             before = self._env.get("PYTHONPATH")
             self._env["PYTHONPATH"] = os.pathsep.join([WITHOUT_LIBUV, *([before] if before else [])])
         if self._warm is not None and command is None:
-            what = self._make_shims(interpreter, what)
+            what = self._make_shims(interpreter, f"{interpreter} in {self._command.argv[0]} is {what}")
+            if self._shims is not None:
+                self._env["PATH"] = os.pathsep.join([str(self._shims.folder), self._env.get("PATH", os.defpath)])
+        elif self._warm is not None and command is not None and self._torchruns_workers and is_torchrun(command):
+            what = self._warm_torchruns_workers(command, what)
         return what
 
     async def start(self, workers: Sequence[WorkerStart]) -> list[int]:
@@ -128,10 +141,12 @@ class Launcher:
 
         `StartError` where the command cannot be executed: then none runs.
         """
-        if self._warm is not None and self._shims is None:
-            wanted: list[dict[str, Any]] = [
-                {"env": {**self._libuv_env(), **worker.env}, "descriptors": [1, 2]} for worker in workers
-            ]
+        if self._warm is not None and isinstance(command := self._command, PythonCommand):
+            common = {
+                **(self._env if is_torchrun(command) else self._libuv_env()),
+                **self._workers_python(command, self._env),
+            }
+            wanted: list[dict[str, Any]] = [{"env": {**common, **w.env}, "descriptors": [1, 2]} for w in workers]
             try:
                 return await self._warm.fork(wanted, [d for w in workers for d in (w.stdout, w.stderr)])
             except WarmError as error:
@@ -139,12 +154,14 @@ class Launcher:
                 kill(descendants(os.getpid()))  # it may have started some of them
         return [self._exec(worker) for worker in workers]
 
-    def ended(self, pid: int, code: int) -> None:
-        """A child of this process was reaped; it may have been the warm process, or what a shim stands for."""
-        if self._shims is not None:
-            self._shims.ended(pid, code)
+    def ended(self, pid: int, code: int) -> Mapping[str, str] | None:
+        """A child of this process was reaped; it may have been the warm process, or what a shim stands for.
+
+        Its environment, if it was a worker of a torchrun.
+        """
         if self._warm is not None and pid == self._warm.pid:
             self._warm.lost()
+        return self._shims.ended(pid, code) if self._shims is not None else None
 
     def _cold(self, why: str) -> str:
         """From now on workers start by exec. Returns it for people."""
@@ -166,6 +183,15 @@ class Launcher:
     def _libuv_env(self) -> dict[str, str]:
         return {"USE_LIBUV": self._env["USE_LIBUV"]} if "USE_LIBUV" in self._env else {}
 
+    def _workers_python(self, command: PythonCommand, env: Mapping[str, str]) -> dict[str, str]:
+        """For a torchrun, the shim that its workers are to run, unless the user has named it something else.
+
+        Only for one that runs warm: then it has the interpreter that the shim stands for.
+        """
+        if self._shims is None or PYTHON_EXEC in env or not is_torchrun(command):
+            return {}
+        return {PYTHON_EXEC: self._shims.workers_python}
+
     def _warmable(self) -> tuple[str, tuple[str, ...], PythonCommand | None]:
         """Interpreter and flags of the warm process; and what it runs, None: what shims ask for."""
         command = self._command
@@ -178,15 +204,24 @@ class Launcher:
             raise WarmError(command.why)
         return python, (), None
 
+    def _warm_torchruns_workers(self, command: PythonCommand, ready: str) -> str:
+        """Returns what is ready, for people."""
+        if set(command.flags) - {"-u"}:
+            return f"{ready}; torchrun's workers start by exec: they do not get its flags, {' '.join(command.flags)}"
+        interpreter = shutil.which(command.interpreter, path=self._env.get("PATH")) or command.interpreter
+        return self._make_shims(interpreter, f"{ready}, for torchrun and its workers")
+
     def _make_shims(self, interpreter: str, ready: str) -> str:
-        """Let what the command starts find them. Returns what is ready, for people."""
+        """Returns what is ready, for people."""
         assert self._scratch is not None  # noqa: S101
+        own_agent = self._torchruns_workers > 0
         try:
-            self._shims = Shims(self._scratch / "bin", interpreter, dict(self._env), self._fork_for)
+            self._shims = Shims(
+                self._scratch / "bin", interpreter, dict(self._env), self._fork_for, own_agent=own_agent
+            )
         except OSError as error:
             return self._cold(f"no shims for Python: {error}")
-        self._env["PATH"] = os.pathsep.join([str(self._shims.folder), self._env.get("PATH", os.defpath)])
-        return f"{interpreter} in {self._command.argv[0]} is {ready}"
+        return ready
 
     async def _fork_for(
         self, caller: Caller, allowed: Allowed, descriptors: Sequence[int], numbers: Sequence[int]
@@ -197,7 +232,7 @@ class Launcher:
         place = {
             "command": _run_main(allowed.command),
             "executable": allowed.executable,
-            "env": {**caller.env, **self._libuv_env()},
+            "env": {**caller.env, **self._libuv_env(), **self._workers_python(allowed.command, caller.env)},
             "directory": caller.directory,
             "umask": caller.umask,
             "ignored": caller.ignored,
@@ -266,14 +301,23 @@ class WarmProcess:
         env: Mapping[str, str],
         preload: Sequence[str],
         output: int,
-        workers: int,
+        reserve: int,
+        at_once: int,
     ) -> None:
-        """`command`: what its workers run; None: what each is told."""
+        """`command`: what its workers run that are not told anything else.
+
+        `reserve`: how many workers are forked ahead of need; `at_once`: how many each `fork` is for.
+        """
         if command and command.mode.value == "script" and not Path(command.target).is_file():
             raise WarmError(f"{command.target} is not a file")
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
-        config = {"preload": list(preload), "command": command and _run_main(command), "workers": workers}
+        config = {
+            "preload": list(preload),
+            "command": command and _run_main(command),
+            "reserve": reserve,
+            "at_once": at_once,
+        }
         argv = [interpreter, *flags, "-c", _BOOT, CODE_ROOT, str(theirs.fileno()), json.dumps(config)]
         try:
             process = subprocess.Popen(

@@ -26,6 +26,7 @@ from elasticjob.agent.start.callers import (
     standing,
     torchrun_python,
 )
+from elasticjob.agent.start.command import read_command, read_own_agent
 
 log = logging.getLogger(__name__)
 
@@ -52,19 +53,30 @@ def likely_python(words: Sequence[str], env: Mapping[str, str]) -> str | None:
 class Shims:
     """A folder of shims, and who runs them. `folder` is to be first on PATH of what the user's command is."""
 
-    def __init__(self, folder: Path, interpreter: str, env: Mapping[str, str], fork: Fork) -> None:
-        """OSError where programs in `folder` cannot be executed."""
+    def __init__(
+        self, folder: Path, interpreter: str, env: Mapping[str, str], fork: Fork, *, own_agent: bool = False
+    ) -> None:
+        """OSError where programs in `folder` cannot be executed.
+
+        `own_agent`: `torchrun` is torchrun itself, and not this agent with its script.
+        """
         self.folder = folder
+        self.workers_python = str(folder / "workers" / Path(interpreter).name)
+        """The shim for torchrun's PYTHON_EXEC: it stands for the interpreter, wherever that is."""
+        self._interpreter = interpreter
+        self._read = read_own_agent if own_agent else read_command
         self._path = env.get("PATH")
         self._warmth = Warmth(interpreter, env, standing(os.getpid()))
         self._fork = fork
         self._peers: dict[int, socket.socket] = {}
         """The shim that each forked process's end is to be told to."""
+        self._of_torchrun: dict[int, Mapping[str, str]] = {}
+        """The environment of those that are workers of a torchrun."""
         self._ended: dict[int, int] = {}
         self._pending = 0
         self._loop = asyncio.get_running_loop()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._write(interpreter)
+        self._write()
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
         self._listener.bind(str(folder / "agent"))
         self._listener.listen(64)
@@ -75,12 +87,13 @@ class Shims:
         """Whether a process runs that a shim stands for."""
         return bool(self._peers)
 
-    def ended(self, pid: int, code: int) -> None:
-        """A child of the agent was reaped."""
+    def ended(self, pid: int, code: int) -> Mapping[str, str] | None:
+        """A child of the agent was reaped; its environment, if it was a worker of a torchrun."""
         if peer := self._peers.pop(pid, None):
             self._tell(peer, b"ended", b"%d" % code)
         elif self._pending:
             self._ended[pid] = code  # faster than the answer that names it
+        return self._of_torchrun.pop(pid, None)
 
     def close(self) -> None:
         self._loop.remove_reader(self._listener)
@@ -88,16 +101,19 @@ class Shims:
         for task in self._tasks:
             task.cancel()
 
-    def _write(self, interpreter: str) -> None:
-        """One for every name that a shell would find."""
-        self.folder.mkdir()
+    def _write(self) -> None:
+        """One for every name that a shell would find, and torchrun's."""
+        workers = Path(self.workers_python)
+        workers.parent.mkdir(parents=True)
+        (workers.parent / "agent").symlink_to("../agent")
         text = f"#!{sys.executable} -IS\n{files('elasticjob.agent.start').joinpath('shim.py').read_text()}"
-        version = f"python{Path(interpreter).resolve().name.removeprefix('python')}"
-        for name in {"python", "python3", "torchrun", version, Path(interpreter).name}:
-            if shutil.which(name, path=self._path) and (name == "torchrun" or _PYTHONS.match(name)):
-                (self.folder / name).write_text(text)
-                (self.folder / name).chmod(0o755)
-        if len(sys.executable) > 120 or not any(os.access(path, os.X_OK) for path in self.folder.iterdir()):
+        version = f"python{Path(self._interpreter).resolve().name.removeprefix('python')}"
+        names = {"python", "python3", "torchrun", version, workers.name}
+        found = [n for n in names if shutil.which(n, path=self._path) and (n == "torchrun" or _PYTHONS.match(n))]
+        for path in (*(self.folder / name for name in found), workers):
+            path.write_text(text)
+            path.chmod(0o755)
+        if len(sys.executable) > 120 or not os.access(workers, os.X_OK):
             raise PermissionError(f"programs in {self.folder} cannot be executed")
 
     # ---- one shim ------------------------------------------------------------------------------------------------
@@ -117,28 +133,32 @@ class Shims:
     async def _stand_in(self, peer: socket.socket) -> None:
         """From the shim's descriptors to its process; then its signals, until it is gone."""
         descriptors: list[int] = []
+        program: tuple[str, ...] = ()
         self._pending += 1
         try:
             numbers, descriptors = await self._offered(peer)
-            caller = read_caller(_pid(peer))
-            verdict = judge(caller, self._warmth, torchrun_python(_find(caller, "torchrun")))
+            caller = read_caller(_pid(peer), (self.workers_python, self._interpreter))
+            program = caller.program
+            verdict = judge(caller, self._warmth, torchrun_python(_find(caller, "torchrun")), self._read)
             if isinstance(verdict, Refused):
-                log.info("%s starts by exec: %s", caller.name, verdict.why)
+                log.info("%s starts by exec: %s", program[0], verdict.why)
                 self._tell(peer, b"exec", *map(os.fsencode, verdict.program))
                 return
             pid = await self._fork(caller, verdict, descriptors, numbers)
         except (OSError, ValueError, KeyError, CannotForkError) as error:
             log.info("python starts by exec: %s", error)
-            self._tell(peer, b"exec")
+            self._tell(peer, b"exec", *map(os.fsencode, program))
             return
         finally:
             self._pending -= 1
             for descriptor in descriptors:
                 os.close(descriptor)
         self._peers[pid] = peer
+        if caller.of_torchrun:
+            self._of_torchrun[pid] = caller.env
         if (code := self._ended.pop(pid, None)) is not None:
             self.ended(pid, code)
-        await self._relay(pid, peer)
+        await self._relay(pid, peer, group=caller.of_torchrun)
 
     async def _offered(self, peer: socket.socket) -> tuple[list[int], list[int]]:
         await _readable(peer)
@@ -150,8 +170,11 @@ class Shims:
             raise ValueError("a shim's descriptors did not come")
         return numbers, descriptors
 
-    async def _relay(self, pid: int, peer: socket.socket) -> None:
-        """Pass signals on; a shim that is killed takes its process with it."""
+    async def _relay(self, pid: int, peer: socket.socket, *, group: bool) -> None:
+        """Pass signals on; a shim that is killed takes its process with it.
+
+        `group`: to all of its process group, as torchrun signals its workers; each process here leads one.
+        """
         while self._peers.get(pid) is peer:
             try:
                 data = await self._loop.sock_recv(peer, 64)
@@ -159,7 +182,7 @@ class Shims:
                 data = b""
             for number in data or bytes((signal.SIGKILL,)):
                 if self._peers.get(pid) is peer:  # not yet reaped: the number is still its own
-                    os.kill(pid, number)
+                    _send(pid, number, group=group and bool(data))
             if not data:
                 return
 
@@ -173,6 +196,13 @@ class Shims:
 
 def _find(caller: Caller, name: str) -> str:
     return shutil.which(name, path=caller.env.get("PATH")) or name
+
+
+def _send(pid: int, number: int, *, group: bool) -> None:
+    try:
+        (os.killpg if group else os.kill)(pid, number)
+    except ProcessLookupError:  # just forked, it leads no group yet
+        os.kill(pid, number)
 
 
 def _pid(peer: socket.socket) -> int:

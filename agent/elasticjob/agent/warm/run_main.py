@@ -293,9 +293,14 @@ def _write_error_file(error: BaseException) -> None:
 
 def _end_by_interrupt() -> None:
     """Python ends by the signal itself, after its clean-up, so that the parent sees it."""
+    clean_up()
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+def clean_up() -> None:
+    """What Python does at its end before it takes itself apart."""
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
     sys.stdout.flush()
     sys.stderr.flush()
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-    os.kill(os.getpid(), signal.SIGINT)

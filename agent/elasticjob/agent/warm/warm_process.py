@@ -5,8 +5,8 @@ The control socket is a SOCK_SEQPACKET pair with the agent. The agent sends, wit
 
     {"workers": [{"env": {"NAME": "value", ...}, "descriptors": [1, 2]}, ...]}
 
-(environment to add, and which descriptor each becomes). Without a command of its own, this process is told one with
-each worker, which stands for another process then (`run_main.Place`): `"place": {...}`.
+(environment to add, for a torchrun all of it; and which descriptor each becomes). A worker that stands for another
+process is told its command, too (`run_main.Place`): `"place": {...}`; without a command of this process, each is.
 
 and gets `{"pids": [...]}` once the workers are its own children. Before that, once, after the imports:
 
@@ -29,7 +29,7 @@ import sys
 import time
 from typing import Any, NamedTuple
 
-from elasticjob.agent.warm import run_main, trial
+from elasticjob.agent.warm import own_torchrun, run_main, trial
 from elasticjob.agent.warm.learning import Birth, Learning, Report, tell_at_first_step
 from elasticjob.agent.warm.student import study
 
@@ -74,14 +74,17 @@ def main() -> None:
     control.send(json.dumps(verdict).encode())
     if not verdict["ready"]:
         return
-    size = 1 if command is None else config["workers"]
-    worker = _serve(control, os.getppid(), config["workers"], size, Learning(birth))
+    worker = _serve(control, os.getppid(), config["reserve"], config["at_once"], Learning(birth))
     if worker.place is not None:
+        if command and not run_main.keeps_path():
+            del sys.path[0]
         command = run_main.take(run_main.Place(**worker.place))
+    elif own_torchrun.is_torchrun(command):
+        os.environ.clear()  # it is told all of its own: its workers must not get what imports here have set
     os.environ.update(worker.env)
     if worker.channel is not None:
         tell_at_first_step(worker.channel, birth)
-    run_main.run(command)
+    (own_torchrun if own_torchrun.is_torchrun(command) else run_main).run(command)
 
 
 def _settle() -> None:
