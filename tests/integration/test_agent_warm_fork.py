@@ -74,6 +74,8 @@ async def both_ways(argv: Sequence[str], folder: Path, preload: Sequence[str] = 
     return forked, (plain.returncode, plain.stdout, plain.stderr)
 
 
+LEFT_OPEN = "import os, sys\nfile = os.fdopen(os.dup(2), 'w')\nfile.write('left open')\nprint('x')\n"
+
 PROGRAMS = {
     "arguments and paths": "import sys; print(sys.argv, sys.path[0], sys.orig_argv, sys.executable, sys.flags)",
     "main module": """
@@ -95,6 +97,11 @@ print(inspect.getsource(f), inspect.getfile(f))
     "own excepthook": "import sys\nsys.excepthook = lambda *a: print('hook', a[1])\nraise ValueError('bad')",
     "atexit and output that is not flushed": "import atexit\natexit.register(print, 'bye')\nprint('x')",
     "atexit after an exception": "import atexit\natexit.register(print, 'bye')\nraise ValueError",
+    "output and a file left open, after an exception": LEFT_OPEN + "raise ValueError",
+    "output and a file left open, and an exit code": LEFT_OPEN + "sys.exit(3)",
+    "output and a file left open, and an interrupt": LEFT_OPEN + "os.kill(os.getpid(), 2)",
+    "threads are waited for after an exception": "import threading, time\n"
+    "threading.Thread(target=lambda: (threading.main_thread().join(), print('late'))).start()\nraise ValueError",
     "threads are waited for": """
 import threading, time
 threading.Thread(target=lambda: (threading.main_thread().join(), print("late"))).start()

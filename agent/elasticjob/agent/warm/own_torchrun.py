@@ -5,7 +5,9 @@ from __future__ import annotations
 import inspect
 import os
 import sys
+from contextlib import suppress
 from types import FrameType
+from typing import NoReturn
 
 from elasticjob.agent.warm import run_main
 
@@ -17,18 +19,12 @@ def is_torchrun(command: run_main.Command) -> bool:
     return command.mode == "module" and command.target in _MODULES
 
 
-def run(command: run_main.Command) -> None:
-    """Run it as `run_main` does, but leave without taking Python apart: in a fork that takes seconds. Never returns."""
+def run(command: run_main.Command) -> NoReturn:
+    """Run it as `run_main` does, but leave at once also where it succeeds."""
     _name_frames()
-    code: object = None
-    try:
+    with suppress(SystemExit):
         run_main.run(command)
-    except SystemExit as end:
-        code = end.code
-    if not isinstance(code, (int, type(None))):
-        print(code, file=sys.stderr)
-    run_main.clean_up()
-    os._exit(code & 0xFF if isinstance(code, int) else int(code is not None))
+    run_main.end_at_once(0)
 
 
 def _name_frames() -> None:
