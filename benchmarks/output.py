@@ -12,7 +12,7 @@ from typing import IO
 
 from elasticjob.agent.processes import die_with_parent
 
-_SAID = re.compile(r"(begun|imported|stopped|step=(\d+)) rank=(\d+) world=(\d+) pid=(\d+) at=([\d.]+)")
+_SAID = re.compile(r"(begun|imported|raising|stopped|step=(\d+)) rank=(\d+) world=(\d+) pid=(\d+) at=([\d.]+)")
 
 
 @dataclass(frozen=True)

@@ -77,6 +77,18 @@ def worker_killed(side: Side) -> Sample:
     return recovery(side, lambda s: s.kill_worker(1), before=4, after=4, cap=45)
 
 
+def worker_raises(side: Side) -> Sample:
+    """An exception, from the moment before it is raised."""
+
+    def fault(s: Side) -> float:
+        (s.folder / "raise-1").touch()
+        if not s.output.wait(lambda: any(said.what == "raising" for said in s.output.said), 30):
+            raise RuntimeError("rank 1 did not raise")
+        return next(said.time for said in s.output.said if said.what == "raising")
+
+    return recovery(side, fault, before=4, after=4, cap=45)
+
+
 def node_lost(side: Side) -> Sample:
     return recovery(side, lambda s: s.lose(3), before=4, after=3, cap=75)
 
@@ -159,6 +171,7 @@ def _row(
 
 ROWS = [
     _row("worker-killed", "worker killed, all nodes stay", 0.3, worker_killed, 220),
+    _row("worker-raises", "worker raises an exception, all nodes stay", 0.35, worker_raises, 220),
     _row("node-lost", "node lost at once (agent and worker SIGKILLed), 4 → 3", 1.0, node_lost, 240),
     _row("node-told", "node told to go (SIGTERM), 4 → 3", 0.5, node_told, 200),
     _row("node-joins", "node joins, 3 → 4: the others stand still", 0.3, node_joins, 150),

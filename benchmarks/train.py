@@ -1,7 +1,8 @@
 """The script that both sides run, unmodified: DDP over gloo with AdamW on a small network.
 
 Prints when its first line ran, when torch was imported, and each of its steps (rank 0: all, others: the first three).
-A file `stuck-RANK` in the folder of its argument makes that rank stop for ever. A second argument: reports steps.
+A file `stuck-RANK` in the folder of its argument makes that rank stop for ever, `raise-RANK` raise an exception.
+A second argument: reports steps.
 """
 
 import os
@@ -33,7 +34,7 @@ model = DistributedDataParallel(network)
 optimizer = torch.optim.AdamW(model.parameters())
 if reports := bool(sys.argv[2:]):
     from elasticjob import progress
-stuck = os.path.join(sys.argv[1], f"stuck-{RANK}")  # noqa: PTH118
+stuck, raising = (os.path.join(sys.argv[1], f"{what}-{RANK}") for what in ("stuck", "raise"))  # noqa: PTH118
 step = 0
 while True:
     optimizer.zero_grad()
@@ -46,6 +47,10 @@ while True:
     if RANK == "0" or step <= 3:
         say(f"step={step}")
     time.sleep(0.01)  # as a device would compute: it leaves the processors to whoever recovers
+    if os.path.exists(raising):  # noqa: PTH110
+        os.unlink(raising)  # noqa: PTH108
+        say("raising")
+        raise RuntimeError("as asked")
     if os.path.exists(stuck):  # noqa: PTH110
         say("stopped")
         while True:
