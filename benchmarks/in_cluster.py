@@ -68,11 +68,10 @@ class Trial:
         return self._node_killed(self._node(with_store=True), "store-node-killed")
 
     def node_cut(self) -> dict[str, float]:
-        node = self._node(with_store=False)
-        try:
-            return self._broken(lambda: verbs.cut(node), "node-cut")
-        finally:
-            verbs.heal(node)
+        return self._node_cut(self._node(with_store=False), "node-cut")
+
+    def store_node_cut(self) -> dict[str, float]:
+        return self._node_cut(self._node(with_store=True), "store-node-cut")
 
     def spare(self) -> dict[str, float]:
         """A pod deleted while a spare stands by."""
@@ -110,6 +109,12 @@ class Trial:
             return self._broken(lambda: verbs.kill(node), name)
         finally:
             verbs.restart(node)
+
+    def _node_cut(self, node: str, name: str) -> dict[str, float]:
+        try:
+            return self._broken(lambda: verbs.cut(node), name)
+        finally:
+            verbs.heal(node)
 
     def _broken(self, deed: Callable[[], object], name: str) -> dict[str, float]:
         """Until the first step of the next round, and until the first at full size."""
@@ -182,6 +187,7 @@ DEEDS: dict[str, Callable[[Trial], dict[str, float]]] = {
     "node-killed": Trial.node_killed,
     "node-cut": Trial.node_cut,
     "store-node-killed": Trial.store_node_killed,
+    "store-node-cut": Trial.store_node_cut,
     "operator-deleted": Trial.operator_deleted,
     "spare": Trial.spare,
 }
@@ -202,6 +208,8 @@ WANTED: dict[str, tuple[str, float | None]] = {
     "node-cut-full": ("node cut off: full size", None),
     "store-node-killed": ("node killed that has the store: first step", 1.0),
     "store-node-killed-full": ("node killed that has the store: full size (must reach: floor + 4 s)", None),
+    "store-node-cut": ("node cut off that has the store: first step", 3.5),
+    "store-node-cut-full": ("node cut off that has the store: full size", None),
     "spare": ("pod deleted, a spare stands by: first step", 0.7),
     "spare-full": ("pod deleted, a spare stands by: full size", 1.0),
     "operator-deleted": ("operator deleted: longest pause between steps", 0.3),

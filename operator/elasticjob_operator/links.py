@@ -35,6 +35,8 @@ class Wire(Protocol):
 
     welcome: Welcome
 
+    @property
+    def silent(self) -> bool: ...
     def send(self, message: Message) -> None: ...
     async def receive(self) -> Message | None: ...
     def close(self) -> None: ...
@@ -92,12 +94,13 @@ class Links:
 
     def point(self, key: Key, address: StoreAddress | None, secret: bytes) -> None:
         """Have a link to `address`; None: there is no store that could serve now. Reports of the last store stay."""
-        job = self._jobs.setdefault(key, _Job(view=LinkView(since=self._clock())))
+        now = self._clock()
+        job = self._jobs.setdefault(key, _Job(view=LinkView(since=now)))
         if job.address == address:
             return
         self._stop(job)
         job.address, job.key = address, secret
-        job.view = replace(job.view, connected=False, since=self._clock(), lost={})
+        job.view = replace(job.view, connected=False, since=now, lost={})
         if address is not None:
             job.task = asyncio.get_running_loop().create_task(self._keep(key, job, address))
 
@@ -170,7 +173,8 @@ class Links:
         finally:
             wire.close()
             job.wire = None
-            job.view = replace(job.view, connected=False, since=self._clock(), lost={})
+            since = self._clock() - (_patience(job) if wire.silent else 0.0)
+            job.view = replace(job.view, connected=False, since=since, lost={})
             self._poke(key)
 
     def _take(self, key: Key, job: _Job, report: Report) -> None:
@@ -178,8 +182,16 @@ class Links:
         now = self._clock()
         since = job.view.since if job.view.connected else now
         lost = {pod: job.view.lost.get(pod, now) for pod in report.lost_nodes}
-        job.view = LinkView(connected=True, since=since, report=report, lost=lost)
+        known = job.view.report
+        before = known if known is not None and known.incarnation < report.incarnation else job.view.before
+        job.view = LinkView(connected=True, since=since, report=report, lost=lost, before=before)
         self._poke(key)
+
+
+def _patience(job: _Job) -> float:
+    """Seconds after which keep-alive gives a silent peer up."""
+    interval, attempts = job.address.keep_alive if job.address else (0.0, 0)
+    return interval * attempts
 
 
 def _is_other(welcome: Welcome, address: StoreAddress) -> bool:

@@ -1,4 +1,4 @@
-"""What the operator remembers of a job between two looks. All of it may be lost: it only saves work and noise."""
+"""What the operator remembers of a job between two looks. All of it may be lost: it only saves work, noise and time."""
 
 from __future__ import annotations
 
@@ -32,6 +32,9 @@ class JobMemory:
     def skipped(self, child: str, message: str, now: float) -> None:
         """A child was not tried, because something it needs was refused."""
         self.refusals.setdefault(child, Refusal(RefusalReason.POD_CREATION_FAILED, message, now + FIRST_RETRY))
+
+    older_store_at: float | None = None
+    """When a store that has a successor was last seen; or, until there is one, when this process first looked."""
 
     def made(self, child: str) -> None:
         """A child may exist now: from here on, its absence means that it is gone."""

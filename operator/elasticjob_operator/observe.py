@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 CHILDREN_SECONDS = 60.0
 """Services and the Secret change only when somebody meddles: they are looked at this often, and after each change."""
 NODE_LEASES = "kube-node-lease"
-DOUBT_SECONDS = 5.0
+DOUBT_SECONDS = 2.0
 """Silence of a store after which its node is asked for."""
 
 
@@ -38,6 +38,8 @@ async def observe(api: KubeApi, raw: dict[str, Any], memory: JobMemory, link: Li
     pods, children = await asyncio.gather(_pods(api, job), _children(api, job, memory, now))
     workers = tuple(pod for role, pod in pods if role == Role.WORKER.value)
     stores = tuple(pod for role, pod in pods if role == Role.STORE.value)
+    if memory.older_store_at is None or any(_has_successor(job, pod) for pod in stores):
+        memory.older_store_at = now
     return Observed(
         job=job,
         workers=workers,
@@ -45,6 +47,7 @@ async def observe(api: KubeApi, raw: dict[str, Any], memory: JobMemory, link: Li
         children=children,
         refusals=dict(memory.refusals),
         link=link,
+        older_store_at=memory.older_store_at,
         leases=await _leases(api, _nodes_in_doubt(job, workers, stores, link, now)),
     )
 
@@ -54,6 +57,10 @@ async def _pods(api: KubeApi, job: Job) -> list[tuple[str, Pod]]:
     listed = await api.list(PODS, job.namespace, f"{Label.JOB_UID}={job.uid}")
     owned = [(text(raw, "metadata", "labels", Label.ROLE), parse_pod(raw)) for raw in listed if is_owned(raw, job.uid)]
     return sorted(owned, key=lambda found: (found[1].index, found[1].incarnation))
+
+
+def _has_successor(job: Job, store: Pod) -> bool:
+    return store.end is None and store.incarnation < (job.status.store_incarnation or 0)
 
 
 def is_owned(raw: dict[str, Any], uid: str) -> bool:

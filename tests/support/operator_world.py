@@ -181,6 +181,7 @@ class Store:
     ended: list[RoundEnded] = field(default_factory=list)
     outcome: Outcome | None = None
     failure: Failure | None = None
+    asks: float = 0.0
     acknowledged: int = 0
     """Charged rounds that the operator said it has persisted."""
 
@@ -244,6 +245,7 @@ class Store:
             lost_nodes=tuple(sorted(self.lost & calls_running)),
             unfit=tuple(self.unfit.values()),
             active=len(self.members),
+            asks=self.asks,
         )
 
 
@@ -274,6 +276,10 @@ class Links:
     def tell(self, key: object, facts: Facts) -> None:
         store = self._store()
         if store is not None:
+            if facts.only_store and facts.only_store == store.asks:
+                older = [p for p in self.api.pods(Role.STORE) if number(p, Label.RESTART_ATTEMPT) < store.incarnation]
+                assert all(phase(p) == "Failed" for p in older), "called the only store beside an older one"
+                store.asks = 0.0
             store.hear(facts)
 
     def forget(self, key: object) -> None:
@@ -334,6 +340,7 @@ class World:
         pod["status"] = {"phase": "Running", "podIP": "10.0.0.1", "containerStatuses": [state]}
         name = pod["metadata"]["name"]
         if role(pod) is Role.STORE:
+            pod["status"]["conditions"] = [{"type": "Ready", "status": "True"}]
             self.stores[name] = Store(name, number(pod, Label.RESTART_ATTEMPT), 3)
 
     def connect(self, pod: Raw) -> None:

@@ -28,6 +28,7 @@ from elasticjob.contract.messages import (
     PodFact,
     PodState,
     Ready,
+    Report,
     Settings,
     StartRound,
     StepReport,
@@ -40,6 +41,7 @@ from elasticjob.contract.messages import (
 from elasticjob.contract.names import RoundId
 from elasticjob.rendezvous import rounds, view
 from elasticjob.rendezvous.state import Event, FactsArrived, NewerStoreHeard, NodeGone, NodeSaid, State, Tick, new_state
+from elasticjob_operator.plan import stores
 
 MIN, BUDGET = 2, 6
 Move = tuple[str, int]
@@ -105,6 +107,12 @@ class World:
     """Rounds that were charged, in the order in which the operator took them in."""
     declared: Outcome | None = None
     spares: int = 0
+    before: Report | None = None
+    """What the operator last heard of the store before the newest."""
+    coming: frozenset[str] = frozenset()
+    """Boot ids of those who were not with the newest store when the older one died: what it knows is not all."""
+    on_lost_node: int = -1
+    """The slot whose pod was lost with the store, as the operator sees it."""
 
     def agent(self, slot: int) -> Agent:
         return next(a for a in self.agents if a.slot == slot)
@@ -134,9 +142,22 @@ def finishing(size: int = 3) -> World:
     return step(world, ("down", 0))
 
 
-def _settled(world: World) -> World:
+def parted(size: int, there: tuple[int, ...], *, by_word: bool) -> World:
+    """The operator has given a store up that lives on, and `there` are with its successor. `by_word`: the others were
+    told to go on without them before, and do."""
+    world = running(size)
+    for slot in there:
+        world = step(world, ("cut", slot))
+    world = _settled(step(world, ("tick", 0)), but=("tick", "heal")) if by_word else world
+    world = step(world, ("second-store", -1))
+    for slot in there:
+        world = step(step(world, ("heal", slot)), ("connect", slot))
+    return world
+
+
+def _settled(world: World, but: tuple[str, ...] = ("tick",)) -> World:
     """Nothing more to say or to do, but for what the clock brings."""
-    while moves := [m for m in calm(world) if m[0] != "tick"]:
+    while moves := [m for m in calm(world) if m[0] not in but]:
         world = step(world, moves[0])
     return world
 
@@ -184,7 +205,7 @@ def faults(world: World, kinds: tuple[str, ...] = FAULTS) -> Iterator[Move]:
     if "restart-store" in kinds:
         yield "restart-store", 0
     if "second-store" in kinds and len(world.stores) == 1:
-        yield "second-store", 0
+        yield from (("second-store", slot) for slot in (-1, world.size - 1))
     if "target" in kinds:
         yield "target", MIN if world.target > MIN else world.size - world.spares
     if "operator-away" in kinds and not world.away:
@@ -231,9 +252,11 @@ def step(world: World, move: Move) -> World:
             last = world.stores[-1]
             return _with_store(_hang_up(world, last.incarnation), world.stores[:-1], last)
         case "second-store":
-            return _with_store(world, world.stores, world.stores[-1])
+            return _with_store(_given_up(world, slot), world.stores, world.stores[-1])
         case "old-store-dies":
-            return replace(_hang_up(world, world.stores[0].incarnation), stores=world.stores[1:])
+            newest = world.stores[-1].incarnation
+            coming = frozenset(a.boot for a in world.agents if a.store != newest)
+            return replace(_hang_up(world, world.stores[0].incarnation), stores=world.stores[1:], coming=coming)
         case _:
             return _agent_step(world, world.agent(slot), name)
 
@@ -242,6 +265,11 @@ def _with_store(world: World, kept: tuple[Store, ...], last: Store) -> World:
     """A successor; in the model every start of a store has an incarnation of its own."""
     state = new_state(settings(world), attempt=1, store=last.incarnation + 1, now=world.now, recovering=True)
     return replace(world, stores=(*kept, Store(last.incarnation + 1, state)))
+
+
+def _given_up(world: World, slot: int) -> World:
+    """The operator hears nothing more of the newest store, whatever that still does (`links`, `plan.stores`)."""
+    return replace(world, before=view.report(world.stores[-1].state, world.now), on_lost_node=slot)
 
 
 def _hang_up(world: World, incarnation: int) -> World:
@@ -365,14 +393,26 @@ def _decide(world: World, incarnation: int, event: Event) -> World:
 
 def _facts(world: World) -> Facts:
     """For the newest store: the one that status names."""
-    pods = tuple(
-        PodFact(a.slot, a.incarnation, a.pod, PodState.DRAINING if a.leaving else PodState.RUNNING)
-        for a in world.agents
-        if a.ended is None
-    )
-    asks = view.report(world.stores[-1].state, world.now).asks
+    pods = tuple(PodFact(a.slot, a.incarnation, a.pod, _pod_state(world, a)) for a in world.agents if a.ended is None)
+    report = view.report(world.stores[-1].state, world.now)
     facts = Facts(1, world.sequence, settings(world), world.charged, world.charged_round, pods)
-    return replace(facts, only_store=asks)
+    return replace(facts, only_store=stores.only_store(report, world.before, older=_older(world)))
+
+
+def _older(world: World) -> bool:
+    """An older store lives, or a node that trains is still on its way from one. (The operator gives them time.)"""
+    coming = (a for a in world.agents if a.boot in world.coming and a.busy and not a.cut)
+    return len(world.stores) > 1 or any(a.store is None or _announces(a) for a in coming)
+
+
+def _announces(a: Agent) -> bool:
+    return any(isinstance(message, Announce) for message in a.outbox)
+
+
+def _pod_state(world: World, a: Agent) -> PodState:
+    if a.leaving:
+        return PodState.DRAINING
+    return PodState.LOST if (a.slot, a.incarnation) == (world.on_lost_node, 0) else PodState.RUNNING
 
 
 def proof(world: World) -> Outcome | None:

@@ -345,6 +345,8 @@ class PodState(str, Enum):
     """Being deleted or evicted: must not be taken into a round."""
     UNSCHEDULABLE = "unschedulable"
     """Pending without a node, or its image cannot be had: nobody should wait for it."""
+    LOST = "lost"
+    """Running for all that Kubernetes knows, on a node that nobody hears of: it comes at once or not at all."""
 
 
 @dataclass(frozen=True)
@@ -485,6 +487,8 @@ class Report:
     """From the last fault, once it is over."""
     asks: float = 0.0
     """When this coordinator asked whether it is the job's only store; 0: it does not ask."""
+    half: RoundId | None = None
+    """The last round, where it asks because just half of that is missing."""
     warm_off: str = ""
     """Why workers of the round start by exec, by the word of the first node that says so; empty: none does."""
     warm_off_nodes: int = 0

@@ -128,7 +128,8 @@ def conclude(state: State, now: float) -> Decision | None:
     fatal = hang and ended.charged and state.settings.hang_action is HangAction.FAIL_JOB
     spent = fatal or (ended.charged and state.charged >= state.settings.max_restarts)
     ended = replace(ended, charged=ended.charged and not spent)
-    state = replace(state, round=None, joiners_since=None, ended=(*state.ended, ended), last=only_store.ended(round_))
+    state = only_store.ended(state, round_)
+    state = replace(state, round=None, joiners_since=None, ended=(*state.ended, ended))
     if spent:
         return _declare(state, Outcome.FAILED, "HangDetected" if fatal else "MaxRestartsExceeded", ended.failure)
     return Decision(state, reason=f"round {round_.id} ended: {ended.message}")

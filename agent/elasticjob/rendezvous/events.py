@@ -70,6 +70,7 @@ def observe(state: State, event: Event, now: float) -> Decision:
         node = state.nodes.get(event.boot)
         if node is None:
             return Decision(state)
+        state = only_store.gone(state, event.boot)
         return Decision(set_node(state, replace(node, gone_at=now)), reason=f"link of {node.pod} closed")
     if isinstance(event, FactsArrived):
         return Decision(_informed(state, event.facts))
@@ -144,6 +145,7 @@ def _placed(state: State, node: Node, announce: Announce, now: float) -> Decisio
     if last is not None and last.state is not MemberState.STOPPED:
         return out_of_date(state, node, last.assignment.round)
     state = set_node(state, replace(node, stale=None))
+    state = only_store.stopped(state, node.boot, last.assignment.round) if last is not None else state
     return Decision(state, (Send(node.boot, standby(state)),), f"{node.pod} announced")
 
 
@@ -201,7 +203,7 @@ def _said(state: State, node: Node, message: FromNode, now: float) -> State:
     if isinstance(message, WorkersStalled):
         return standstill.heard(state, node, message, now)
     if isinstance(message, WorkersStopped):
-        state = only_store.stopped(state, node, message)
+        state = only_store.stopped(state, node.boot, message.round)
         stale = node.stale if node.stale and node.stale > message.round else None
         state = set_node(state, replace(node, store_port=message.store_port, stale=stale))
     return _said_of_round(state, node, message, now)

@@ -18,7 +18,7 @@ from elasticjob.contract.messages import (
     WorkersSucceeded,
 )
 from elasticjob.contract.names import RoundId
-from elasticjob.rendezvous.state import LastRound, Member, Node, Round, State
+from elasticjob.rendezvous.state import LOST_TIMEOUT, RECOVERY_TIMEOUT, LastRound, Member, Node, Round, State
 
 _GOING_ON = (MemberState.STARTING, MemberState.RUNNING, MemberState.SUCCEEDED)
 
@@ -52,7 +52,7 @@ def judge(state: State, now: float) -> Verdict | None:
     if newest is not None and len(found) == size:
         whole = all(m.state in _GOING_ON for m in found.values())
         return Verdict(_restored(state, newest, found, state.epoch + now), whole, f"round {newest} found whole")
-    if (now < state.recovering_until or not state.nodes) and not _all_here(state):
+    if (now < state.recovering_until or not state.nodes) and not _all_here(state, now):
         return None
     if found and not state.informed and all(m.state is MemberState.SUCCEEDED for m in found.values()):
         # The missing ones may have been told that all have succeeded. The operator knows; nobody loses by waiting.
@@ -101,9 +101,19 @@ def _restored(state: State, round_id: RoundId, members: dict[str, Member], now: 
     return Round(round_id, members, formed_at=now if started else 0.0, failures=failures)
 
 
-def _all_here(state: State) -> bool:
-    """Every pod that Kubernetes calls running has announced itself."""
+def deadline(state: State) -> float | None:
+    """When nobody waits any more for pods whose node is lost."""
+    if state.recovering_until is None or not any(p.state is PodState.LOST for p in state.pods.values()):
+        return None
+    return state.recovering_until - RECOVERY_TIMEOUT + LOST_TIMEOUT
+
+
+def _all_here(state: State, now: float) -> bool:
+    """Every pod that Kubernetes calls running has announced itself, but for those whose node is lost."""
     if not state.informed:
         return False
+    until = deadline(state)
+    patient = until is not None and (now < until or not state.nodes)
+    awaited = (PodState.RUNNING, PodState.LOST) if patient else (PodState.RUNNING,)
     here = {(n.slot, n.incarnation) for n in state.nodes.values() if n.gone_at is None}
-    return all((p.slot, p.incarnation) in here for p in state.pods.values() if p.state is PodState.RUNNING)
+    return all((p.slot, p.incarnation) in here for p in state.pods.values() if p.state in awaited)

@@ -97,7 +97,8 @@ def deadline(state: State, now: float) -> float | None:
     if state.outcome is None:
         if state.asked_at is not None:
             times.append(state.asked_at + only_store.WORD_HOLDS)
-        times += [t for t in (state.last_call_at, state.recovering_until, standstill.deadline(state)) if t is not None]
+        waits = (state.last_call_at, state.recovering_until, recovery.deadline(state), standstill.deadline(state))
+        times += [t for t in waits if t is not None]
         if state.joiners_since is not None:
             times.append(state.joiners_since + state.settings.scale_up_stabilization)
         if state.round is not None and state.round.ending is not None:
@@ -206,8 +207,7 @@ def _form(state: State, now: float) -> Decision | None:
 def _start(state: State, pool: Sequence[Node], why: str, now: float) -> Decision | None:
     if only_store.needs_word(state, now):
         asking = only_store.ask(state, now)
-        missing = f"{only_store.missing(state)} of {state.last.size} nodes are missing"
-        return None if asking is None else Decision(asking, reason=missing)
+        return None if asking is None else Decision(asking, reason=only_store.words(state))
     chosen = ranks.choose(pool, state.last_members, state.settings.target, state.settings.slots)
     round_id = RoundId(state.attempt, state.store, state.n + 1)
     members = ranks.assign(

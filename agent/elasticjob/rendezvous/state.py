@@ -28,6 +28,8 @@ BLIP_GRACE = 0.25
 """Seconds that a node whose link closed has to come back: a blip is not a death."""
 RECOVERY_TIMEOUT = 10.0
 """Seconds from the first node's announcement that a successor store waits for the others of a round."""
+LOST_TIMEOUT = 1.0
+"""The same for those whose node is lost: all lost their store together, and look for another once a second."""
 STOP_TIMEOUT = 30.0
 """Seconds beyond the stop grace after which a member that does not report its workers' end counts as lost."""
 
@@ -136,7 +138,19 @@ class LastRound:
     size: int
     """Nodes that it was formed of."""
     stopped: frozenset[str]
-    """Boot ids of those who said that nothing of it runs any more."""
+    """Boot ids of those who said that nothing of it runs any more, and are here."""
+    away: frozenset[str] = frozenset()
+    """Boot ids of those who said so and are not."""
+
+    @property
+    def missing(self) -> int:
+        """Nodes of which nobody knows what they run."""
+        return self.size - len(self.stopped)
+
+    @property
+    def short(self) -> bool:
+        """Half or more are missing."""
+        return self.missing > 0 and 2 * self.missing >= self.size
 
 
 NOTHING_BEFORE = LastRound(None, 0, frozenset())
@@ -170,6 +184,9 @@ class State:
     successor: bool = False
     """Whether another store, or another start of this one, was here before."""
     last: LastRound = NOTHING_BEFORE
+    """The last one that ran whole."""
+    tried: tuple[LastRound, ...] = ()
+    """Those since then: not all of their nodes may have heard of them."""
     asked_at: float | None = None
     """When the operator was asked whether this is the only store; None: it is not asked."""
     word_until: float | None = None

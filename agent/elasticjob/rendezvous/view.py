@@ -28,6 +28,7 @@ def report(state: State, now: float, recovery: Recovery | None = None, straggler
         active=len(round_.members) if round_ else 0,
         recovery=recovery,
         asks=only_store.asks(state),
+        half=only_store.half(state),
         warm_off=next(iter(warm_off), ""),
         warm_off_nodes=len(warm_off),
         standstill=round_.standstill if round_ else None,
@@ -59,7 +60,7 @@ def _reason(state: State) -> str:
     if state.recovering_until is not None:
         return "a new store waits for the nodes of the round that runs"
     if state.round is None and state.asked_at is not None:
-        return f"{only_store.missing(state)} of {state.last.size} nodes are missing: is there another store?"
+        return f"{only_store.words(state)}: is there another store?"
     if state.round is None:
         return f"{len(candidates(state))} of at least {state.settings.min_nodes} nodes are here"
     if state.round.ending is not None:
@@ -74,4 +75,4 @@ def _node(state: State, node: Node) -> NodeReport:
 
 def _called_running(state: State, node: Node) -> bool:
     fact = fact_of(state, node.slot)
-    return fact is not None and fact.incarnation == node.incarnation and fact.state is PodState.RUNNING
+    return fact is not None and fact.incarnation == node.incarnation and fact.state in (PodState.RUNNING, PodState.LOST)

@@ -33,6 +33,8 @@ __all__ = ["KeepAlive", "Link", "LinkError", "LinkGate", "LinkRefused", "LinkRol
 
 log = logging.getLogger(__name__)
 
+CONNECT_TIMEOUT = 1.5
+"""Seconds for a connection to come about: one that began to go to a dead store's address never does, the next will."""
 HANDSHAKE_TIMEOUT = 10.0
 """Seconds that a peer has to prove itself."""
 
@@ -153,8 +155,20 @@ async def connect(
         raise TimeoutError(f"no link to {host}:{port} within {timeout:g} s") from None
 
 
+async def _open(host: str, port: int) -> tuple[asyncio.Transport, Frames]:
+    """To the first address that answers; looking the name up takes the time that it takes."""
+    loop = asyncio.get_running_loop()
+    error: Exception = OSError(f"{host} has no address")
+    for *_, address in await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM):
+        try:
+            return await asyncio.wait_for(loop.create_connection(Frames, *address[:2]), CONNECT_TIMEOUT)
+        except (OSError, asyncio.TimeoutError) as failed:
+            error = failed
+    raise error
+
+
 async def _connect(host: str, port: int, role: LinkRole, key: bytes, run_id: str, keep_alive: KeepAlive) -> Link:
-    transport, frames = await asyncio.get_running_loop().create_connection(Frames, host, port)
+    transport, frames = await _open(host, port)
     try:
         keep_alive.apply(transport.get_extra_info("socket"))
         # Its first message may come together with the last frame of the handshake.

@@ -90,10 +90,12 @@ class Link:
 
     connected: bool = False
     since: float = 0.0
-    """When it was connected, or lost, or first tried."""
+    """When it was connected, or the peer last heard of, or first tried."""
     report: Report | None = None
     lost: Mapping[str, float] = field(default_factory=dict)
     """Pods that the coordinator has lost, and since when."""
+    before: Report | None = None
+    """The last report of the store before this one; None where this operator had none."""
 
 
 @dataclass(frozen=True)
@@ -105,5 +107,7 @@ class Observed:
     refusals: Mapping[str, Refusal] = field(default_factory=dict)
     """By name for pods, by `Kind/name` for the rest."""
     link: Link = Link()
+    older_store_at: float = 0.0
+    """When a store that has a successor was last there, as far as this operator can know."""
     leases: Mapping[str, float] = field(default_factory=dict)
     """By node, when its kubelet last renewed its lease; 0 where it has none. Only of nodes in doubt."""

@@ -17,8 +17,11 @@ LEASE_LATE = 15.0
 """Seconds without a renewal of its lease (it does so every 10) that make a kubelet suspect, with a second sign."""
 LEASE_STALE = 40.0
 """Seconds after which Kubernetes itself calls the node gone."""
-STORE_WORD = 10.0
-"""Seconds of silence after which a store on a suspect node may have a successor."""
+STORE_SILENT = 2.0
+"""Seconds of silence after which a store has a successor, with one more sign at most. A container that is started
+again in place is back by then, or its kubelet has said that it is not ready."""
+COME_OVER = 4.0
+"""Seconds after the end of a store in which its nodes find the next one: what they try first may be the old one."""
 
 
 @dataclass(frozen=True)

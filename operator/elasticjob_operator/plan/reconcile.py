@@ -26,7 +26,7 @@ from elasticjob_operator.plan.context import Context, Todo
 from elasticjob_operator.plan.notes import notes
 from elasticjob_operator.plan.slots import judge_slots, still_avoided
 from elasticjob_operator.plan.status import minor, next_status, same, told_conditions
-from elasticjob_operator.plan.stores import Store, plan_store
+from elasticjob_operator.plan.stores import Store, plan_store, word
 from elasticjob_operator.plan.workers import Workers, plan_workers
 
 SHORTEST_WAIT = 0.05
@@ -177,9 +177,7 @@ def _link_facts(f: Facts) -> LinkFacts:
         charged=f.budget.counted,
         charged_round=f.budget.charged_round,
         pods=f.workers.facts,
-        # Words go to the store of this incarnation alone, and it is asked for in the same breath: no other may form
-        # a round that it needs this for.
-        only_store=f.ctx.report.asks if f.ctx.report else 0.0,
+        only_store=word(f.ctx),
         finish=_finish(f.verdict) if f.verdict else None,
     )
 

@@ -6,14 +6,15 @@ ended, lost or being deleted has a successor at once, under the next incarnation
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
-from elasticjob.contract.messages import Failure, FailureClass, Outcome
+from elasticjob.contract.messages import Failure, FailureClass, Outcome, RoundPhase
 from elasticjob.contract.names import ExitCode
 from elasticjob_operator.manifests.names import worker_pod
 from elasticjob_operator.model.observed import RefusalReason
 from elasticjob_operator.model.pods import End, Pod
-from elasticjob_operator.model.status import UNFIT, AvoidedNode
+from elasticjob_operator.model.status import LOST, UNFIT, AvoidedNode
 from elasticjob_operator.plan.context import LEASE_LATE, LOST_GRACE, Context
 
 UNCHARGED_EXITS = (ExitCode.LEFT, ExitCode.SUPERSEDED, ExitCode.UNAVAILABLE, ExitCode.JOIN_TIMEOUT)
@@ -126,6 +127,8 @@ def _judge_node(ctx: Context, pod: Pod) -> Keep | Replace:
         age = ctx.lease_age(pod.node)
         if age is not None and age >= LEASE_LATE:
             return Replace(f"neither {pod.name} nor the kubelet of {pod.node} is heard of", lost_at=ctx.now)
+        if _others_came(ctx) and is_lost(pod.node, still_avoided(ctx)) and ctx.now >= link.since + LOST_GRACE:
+            return Replace(f"{pod.name} is not heard of since {pod.node} was lost", lost_at=ctx.now)
         return Keep(ctx.now + LOST_GRACE)
     return Keep()
 
@@ -136,6 +139,11 @@ def unheard(ctx: Context) -> tuple[Pod, ...]:
         return ()
     here = {node.pod for node in ctx.report.nodes}
     return tuple(p for p in ctx.observed.workers if p.running and p.name not in here)
+
+
+def _others_came(ctx: Context) -> bool:
+    """The store knows what became of the last round: who lives is at no other store."""
+    return ctx.report is not None and bool(ctx.report.nodes) and ctx.report.phase is not RoundPhase.RECOVERING
 
 
 def is_own_failure(pod: Pod) -> bool:
@@ -162,6 +170,11 @@ def describe_end(pod: Pod) -> str:
 def avoided_names(ctx: Context) -> frozenset[str]:
     """Nodes that are avoided now, by what status and leases say."""
     return frozenset(node.name for node in still_avoided(ctx))
+
+
+def is_lost(node: str, avoided: Iterable[AvoidedNode]) -> bool:
+    """Whether it is one of those that nobody has heard of since."""
+    return any(n.name == node and n.reason == LOST for n in avoided)
 
 
 def still_avoided(ctx: Context) -> tuple[AvoidedNode, ...]:

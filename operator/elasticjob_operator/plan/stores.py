@@ -1,16 +1,19 @@
-"""The store pod: exactly one at a time. A successor comes only after the old one has surely ended."""
+"""The store pod. A silent one has a successor soon, for whom it is nothing worse than a restart if it lived after all:
+who is not told to be the only store gives no round to half of the nodes or fewer. That word waits until the old one has
+surely ended, or can have no world."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
 
+from elasticjob.contract.messages import Report
 from elasticjob_operator.actions import CreateStore, DeletePod, Note
 from elasticjob_operator.manifests.names import store_pod
 from elasticjob_operator.model.observed import RefusalReason
 from elasticjob_operator.model.pods import Pod
 from elasticjob_operator.model.status import AvoidedNode
-from elasticjob_operator.plan.context import LEASE_LATE, STORE_WORD, Context, Todo
+from elasticjob_operator.plan.context import COME_OVER, LEASE_LATE, STORE_SILENT, Context, Todo
 from elasticjob_operator.plan.slots import avoided_names
 
 
@@ -30,16 +33,15 @@ class Store:
 def plan_store(ctx: Context) -> Store:
     """Which incarnation should serve, and what to do for it.
 
-    A pod that is being deleted is waited for: the kubelet takes it from the API only once its container has ended.
-    A store that nobody hears of for 10 s, on a node whose kubelet is silent as well, is given up: its object is
-    deleted by force. Nodes that could still reach it are cut off like itself, and obey the higher incarnation.
+    A pod that is being deleted in good order is waited for. A store that is silent is given up: its successor has the
+    name, the Service and all links from now on, and the old pod is deleted like any other. Its kubelet takes it from
+    the API only once its container has ended.
     """
     current = ctx.status.store_incarnation
     if current is None:
         return _create(ctx, 0)
     pod = next((p for p in ctx.observed.stores if p.incarnation == current), None)
-    older = [p for p in ctx.observed.stores if p.incarnation < current and p.deleting is None]
-    going = Todo(tuple(DeletePod(p.name, p.uid, "a newer store serves") for p in older))
+    going = _end_older(ctx, current)
     if pod is None:
         store = _absent(ctx, current)
     elif pod.end is not None:
@@ -48,6 +50,48 @@ def plan_store(ctx: Context) -> Store:
     else:
         store = _present(ctx, current, pod)
     return replace(store, todo=going + store.todo)
+
+
+def only_store(report: Report, before: Report | None, *, older: bool) -> float:
+    """The question of the present store, if it is to hear that it is the job's only one; else 0.
+
+    True once no older store is left, nor a node that is on its way from one. An older store may have a world of more
+    than half of the last round; of half of it only by our word. A store whose last report (`before`) names a round has
+    used what words it had, or let them go, and gets no more: where just half of that is here, the others can form none.
+    """
+    if not older:
+        return report.asks
+    if before is None or before.round is None or before.incarnation + 1 != report.incarnation:
+        return 0.0
+    return report.asks if report.half is not None and before.round <= report.half else 0.0
+
+
+def word(ctx: Context) -> float:
+    """What the present store is told (`Facts.only_store`)."""
+    if ctx.report is None:
+        return 0.0
+    return only_store(ctx.report, ctx.observed.link.before, older=ctx.now < ctx.observed.older_store_at + COME_OVER)
+
+
+def _asks_in_vain(ctx: Context) -> bool:
+    return ctx.report is not None and ctx.report.asks > 0 and not word(ctx)
+
+
+def _end_older(ctx: Context, current: int) -> Todo:
+    """Stores that have a successor. One whose kubelet is silent is gone by force after a time: our last word to it has
+    run out then, and nodes that could still reach it are cut off like itself, and obey the higher incarnation."""
+    older = [p for p in ctx.observed.stores if p.incarnation < current]
+    newer = [p.created for p in ctx.observed.stores if p.incarnation == current]
+    actions, wake = [], []
+    for pod in older:
+        late = (ctx.lease_age(pod.node) or 0.0) >= LEASE_LATE
+        if pod.end is None and late and newer and ctx.now >= newer[0] + LEASE_LATE:
+            why = f"neither {pod.name} nor the kubelet of {pod.node} is heard of"
+            actions.append(DeletePod(pod.name, pod.uid, why, force=True))
+        elif pod.deleting is None:
+            actions.append(DeletePod(pod.name, pod.uid, "a newer store serves"))
+        wake.append(ctx.now + 5.0)
+    return Todo(tuple(actions), wake=tuple(wake))
 
 
 def _absent(ctx: Context, current: int) -> Store:
@@ -64,26 +108,40 @@ def _absent(ctx: Context, current: int) -> Store:
 
 def _present(ctx: Context, current: int, pod: Pod) -> Store:
     silent = 0.0 if ctx.observed.link.connected else ctx.now - ctx.observed.link.since
-    age = ctx.lease_age(pod.node) if pod.node else None
-    suspect = age is not None and silent >= STORE_WORD and age >= LEASE_LATE
-    gone = pod.deleting is not None and ctx.kubelet_gone(pod.node)
-    if suspect or gone:
-        # Its successor is made once the object is gone: the next plan finds it absent.
-        why = f"neither {pod.name} nor the kubelet of {pod.node} is heard of"
-        lost = AvoidedNode(pod.node, math.ceil(ctx.now), why)
-        return Store(current, None, Todo((DeletePod(pod.name, pod.uid, why, force=True),)), lost)
+    if _given_up(ctx, pod, silent):
+        return _succeed(ctx, current, pod)
     if pod.unschedulable and pod.avoids - avoided_names(ctx) and pod.deleting is None:
         why = f"it no longer needs to avoid {', '.join(sorted(pod.avoids))}"
         return Store(current, None, Todo((DeletePod(pod.name, pod.uid, why),)))
-    watch = not ctx.observed.link.connected or pod.deleting is not None
+    wake: tuple[float, ...] = (ctx.observed.older_store_at + COME_OVER,) if _asks_in_vain(ctx) else ()
+    if not ctx.observed.link.connected or pod.deleting is not None:
+        wake += (ctx.now + (STORE_SILENT - silent if silent < STORE_SILENT else 5.0),)
     serving = pod if pod.running and pod.ip else None
-    return Store(current, serving, Todo(wake=(ctx.now + 5.0,) if watch else ()))
+    return Store(current, serving, Todo(wake=wake))
 
 
-def _create(ctx: Context, incarnation: int, lost: str = "") -> Store:
+def _given_up(ctx: Context, pod: Pod, silent: float) -> bool:
+    """A store that we have heard needs no other sign: it may be silent to nobody but us, but then little is lost. One
+    that we have not may have no way to us: it would have one successor after the other."""
+    heard = ctx.report is not None and pod.running and pod.ready
+    late = bool(pod.node) and (ctx.lease_age(pod.node) or 0.0) >= LEASE_LATE
+    gone = pod.deleting is not None and ctx.kubelet_gone(pod.node)
+    return gone or (silent >= STORE_SILENT and (heard or late))
+
+
+def _succeed(ctx: Context, current: int, pod: Pod) -> Store:
+    """Status names the successor before anything is done: a word to the old one is never given after this."""
+    why = f"{pod.name} is silent"
+    lost = AvoidedNode(pod.node, math.ceil(ctx.now), f"{why}, which was there")
+    store = _create(ctx, current + 1, why, lost)
+    return replace(store, todo=store.todo + Todo((DeletePod(pod.name, pod.uid, why),) if pod.deleting is None else ()))
+
+
+def _create(ctx: Context, incarnation: int, lost: str = "", lost_node: AvoidedNode | None = None) -> Store:
     name = store_pod(ctx.job.name, incarnation)
     notes = [Note("RendezvousStoreCreated", f"store {name} created", key=name)]
     if lost:
         notes.insert(0, Note("StoreLost", f"{lost}; {name} takes its place", key=name, warning=True))
-    away = tuple(sorted(avoided_names(ctx)))
-    return Store(incarnation, None, Todo((CreateStore(name, incarnation, away),), tuple(notes)), lost=lost)
+    away = tuple(sorted(avoided_names(ctx) | ({lost_node.name} if lost_node else set())))
+    todo = Todo((CreateStore(name, incarnation, away),), tuple(notes))
+    return Store(incarnation, None, todo, lost_node, lost=lost)

@@ -12,7 +12,7 @@ from elasticjob_operator.manifests.names import worker_pod
 from elasticjob_operator.model.pods import Pod
 from elasticjob_operator.model.status import LOST, UNFIT, AvoidedNode
 from elasticjob_operator.plan.context import Context, Todo
-from elasticjob_operator.plan.slots import Create, Keep, Replace, Slot, still_avoided
+from elasticjob_operator.plan.slots import Create, Keep, Replace, Slot, is_lost, still_avoided
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ def plan_workers(ctx: Context, slots: tuple[Slot, ...], lost_node: AvoidedNode |
             todo += Todo(actions=(CreateWorker(name, slot.index, new, away),), notes=_notes(slot, name))
             facts.append(PodFact(slot.index, new, name, PodState.STARTING))
         elif slot.pod is not None and slot.pod.end is None:
-            facts.append(fact_of(slot.pod))
+            facts.append(_on_lost_node(fact_of(slot.pod), slot.pod.node, avoided))
     current = {(index, incarnation) for index, incarnation in enumerate(incarnations[: ctx.spec.settings.slots])}
     going, leaving = _remove(ctx, current)
     return Workers(tuple(incarnations), avoided, (*facts, *leaving), todo + going)
@@ -75,6 +75,12 @@ def fact_of(pod: Pod) -> PodFact:
     else:
         state = PodState.RUNNING if pod.running else PodState.STARTING
     return PodFact(pod.index, pod.incarnation, pod.name, state)
+
+
+def _on_lost_node(fact: PodFact, node: str, avoided: Iterable[AvoidedNode]) -> PodFact:
+    """The API server calls a pod running for as long as nobody says otherwise."""
+    lost = fact.state is PodState.RUNNING and is_lost(node, avoided)
+    return replace(fact, state=PodState.LOST) if lost else fact
 
 
 def _avoided(ctx: Context, slots: tuple[Slot, ...], lost_node: AvoidedNode | None) -> tuple[AvoidedNode, ...]:

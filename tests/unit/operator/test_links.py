@@ -28,6 +28,7 @@ class FakeWire:
         self.said: list[Message] = []
         self.inbox: asyncio.Queue[Message | None] = asyncio.Queue()
         self.closed = False
+        self.silent = False
 
     def send(self, message: Message) -> None:
         self.said.append(message)
@@ -136,6 +137,27 @@ async def test_a_new_store_gets_a_new_link_and_the_old_one_is_closed(stores: Sto
     await stores.until(lambda: newer.said)
     stores.links.point(KEY, None, b"")
     assert newer.closed
+
+
+async def test_a_peer_that_vanished_was_last_heard_of_when_keep_alive_began_to_wait(stores: Stores) -> None:
+    wire = await connected(stores, gathering())
+    stores.now, wire.silent = 110.0, True
+    wire.inbox.put_nowait(None)
+    await stores.until(lambda: not stores.links.view(KEY).connected)
+    assert stores.links.view(KEY).since == 107.0
+
+
+async def test_what_the_store_before_said_last_is_known_while_its_successor_serves(stores: Stores) -> None:
+    last = report(worker(0))
+    await connected(stores, last)
+    newer = FakeWire(incarnation=1)
+    stores.wires.append(newer)
+    stores.links.point(KEY, replace(ADDRESS, pod="bert-rdzv-1", incarnation=1), b"k")
+    assert stores.links.view(KEY).before is None
+    for said in (gathering(incarnation=1), gathering(worker(0), incarnation=1)):
+        newer.inbox.put_nowait(said)
+        await stores.until(lambda said=said: stores.links.view(KEY).report == said)
+        assert stores.links.view(KEY).before == last
 
 
 async def test_a_store_of_another_incarnation_is_not_listened_to(stores: Stores) -> None:

@@ -7,14 +7,23 @@ from typing import Any
 
 import pytest
 
-from elasticjob.contract.messages import EndReason, FailureClass, HangAction, Outcome, Recovery, Report, RoundPhase
+from elasticjob.contract.messages import (
+    EndReason,
+    FailureClass,
+    HangAction,
+    Outcome,
+    PodState,
+    Recovery,
+    Report,
+    RoundPhase,
+)
 from elasticjob.contract.names import RoundId
 from elasticjob.rendezvous.only_store import WORD_HOLDS
-from elasticjob_operator.actions import CreateStore, DeletePod, DeleteService, PointStoreService
+from elasticjob_operator.actions import CreateStore, CreateWorker, DeletePod, DeleteService, PointStoreService
 from elasticjob_operator.model.observed import Link, Observed, Refusal, RefusalReason
 from elasticjob_operator.model.pods import Pod
 from elasticjob_operator.plan import Plan, plan
-from elasticjob_operator.plan.context import LEASE_LATE
+from elasticjob_operator.plan.context import COME_OVER, LEASE_LATE, LOST_GRACE, STORE_SILENT
 from support.operator_build import (
     CHILDREN,
     IMAGE,
@@ -62,44 +71,124 @@ def with_store(pod: Pod | None, down: Link = DOWN, lease: float | None = None) -
 
 
 @pytest.mark.parametrize(
-    ("name", "pod", "lease_age", "created", "forced"),
+    ("name", "pod", "lease_age", "created", "deleted"),
     [
-        ("gone", None, None, True, None),
-        ("failed", store(phase="Failed", container={"state": {}}), None, True, False),
-        ("being deleted", store(deleting=NOW + 5), None, False, None),
-        ("container restarts in place", store(container={"state": {"terminated": {"exitCode": 1}}}), None, False, None),
-        ("silent, kubelet speaks", store(), 5.0, False, None),
-        ("silent like its kubelet", store(), 16.0, False, True),
-        ("deleted on a node that is gone", store(deleting=NOW - 9), 41.0, False, True),
+        ("gone", None, None, True, False),
+        ("failed", store(phase="Failed", container={"state": {}}), None, True, True),
+        ("being deleted", store(deleting=NOW + 5), None, False, False),
+        (
+            "container restarts in place",
+            store(container={"state": {"terminated": {"exitCode": 1}}}),
+            None,
+            False,
+            False,
+        ),
+        ("never heard, kubelet speaks", store(), 5.0, False, False),
+        ("never heard, like its kubelet", store(), 16.0, True, True),
+        ("deleted on a node that is gone", store(deleting=NOW - 9), 41.0, True, False),
     ],
     ids=lambda v: v if isinstance(v, str) else "",
 )
-def test_a_store_has_a_successor_only_once_it_has_surely_ended(
-    name: str, pod: Pod | None, lease_age: float | None, created: bool, forced: bool | None
+def test_when_a_store_that_this_operator_never_heard_has_a_successor(
+    name: str, pod: Pod | None, lease_age: float | None, created: bool, deleted: bool
 ) -> None:
     p = run(with_store(pod, lease=None if lease_age is None else NOW - lease_age))
-    assert [a for a in p.actions if isinstance(a, CreateStore)] == ([CreateStore("bert-rdzv-1", 1)] if created else [])
-    assert [a.force for a in p.actions if isinstance(a, DeletePod)] == ([] if forced is None else [forced])
+    away = () if lease_age is None else ("n1",)
+    made = [CreateStore("bert-rdzv-1", 1, away)] if created else []
+    assert [a for a in p.actions if isinstance(a, CreateStore)] == made
+    assert [a.force for a in p.actions if isinstance(a, DeletePod)] == [False] * deleted
     points = [a for a in p.actions if isinstance(a, PointStoreService)]
     assert points == ([PointStoreService("r", 1)] if created else [])
     assert told(p)["rendezvous"]["incarnation"] == int(created)
 
 
-def test_a_store_is_given_up_only_after_the_operators_word_to_it_has_run_out() -> None:
-    """The word was asked for while the link was up, so it has run out that long after its loss."""
-    silent = LEASE_LATE + WORD_HOLDS
-    for seconds, given_up in ((WORD_HOLDS - 0.1, False), (WORD_HOLDS, True)):
-        p = run(with_store(store(), Link(False, NOW - seconds), NOW - silent))
-        assert [type(a) for a in p.actions] == ([DeletePod] if given_up else [])
+HEARD = report(worker(0), worker(1))
+
+
+@pytest.mark.parametrize(
+    ("name", "pod", "silent", "heard", "created"),
+    [
+        ("a blip", store(), STORE_SILENT - 0.1, HEARD, False),
+        ("silent", store(), STORE_SILENT, HEARD, True),
+        ("another one was heard", store(), STORE_SILENT, replace(HEARD, incarnation=7), False),
+        ("its kubelet sees to it", store(conditions=[{"type": "Ready", "status": "False"}]), 60.0, HEARD, False),
+    ],
+    ids=lambda v: v if isinstance(v, str) else "",
+)
+def test_a_store_that_falls_silent_has_a_successor_soon(
+    name: str, pod: Pod, silent: float, heard: Report, created: bool
+) -> None:
+    if name.startswith("its"):
+        pod = replace(pod, ready=False)
+    p = run(with_store(pod, Link(False, NOW - silent, heard)))
+    assert [a for a in p.actions if isinstance(a, CreateStore)] == [CreateStore("bert-rdzv-1", 1, ("n1",))] * created
+    assert [a.force for a in p.actions if isinstance(a, DeletePod)] == [False] * created
+    assert (p.store is None) is created
+    assert p.requeue_after is not None
+
+
+def test_no_word_goes_to_a_store_that_is_given_up() -> None:
+    asks = replace(gathering(worker(0), asks=12.5), reason="")
+    p = run(with_store(store(), Link(False, NOW - 3, asks)))
+    assert (p.store, told(p)["rendezvous"]["incarnation"]) == (None, 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "lease_age", "age", "forced"),
+    [
+        ("its kubelet will end it", 5.0, 60.0, False),
+        ("its kubelet is silent", LEASE_LATE, LEASE_LATE, True),
+        ("a word to it may still hold", LEASE_LATE, WORD_HOLDS, False),
+    ],
+    ids=lambda v: v if isinstance(v, str) else "",
+)
+def test_an_older_store_is_gone_by_force_only_once_its_word_and_its_kubelet_are_out_of_date(
+    name: str, lease_age: float, age: float, forced: bool
+) -> None:
+    observed = with_store(store(deleting=NOW - 1), link(report(incarnation=1)), NOW - lease_age)
+    stores = (*observed.stores, store(1, node="n2", created=NOW - age))
+    observed = replace(observed, stores=stores, job=job(status=status(rendezvous={"incarnation": 1})))
+    deleted = [a for a in run(observed).actions if isinstance(a, DeletePod) and "rdzv" in a.name]
+    assert [(a.name, a.force) for a in deleted] == [("bert-rdzv-0", True)] * forced
 
 
 def test_the_successor_of_a_store_lost_with_its_node_stays_away_from_it() -> None:
-    p = run(with_store(store(), lease=NOW - 16.0))
+    p = run(with_store(store(), Link(False, NOW - 3, HEARD)))
     assert [n["name"] for n in told(p)["avoidedNodes"]] == ["n1"]
-    lost = replace(with_store(None, lease=NOW - 16.0), job=job(status=told(p)))
-    assert CreateStore("bert-rdzv-1", 1, avoid=("n1",)) in run(lost, NOW + 1).actions
-    waits = replace(lost, stores=(store(avoids="n1", **unschedulable()),), leases={"n1": NOW + 5})
-    assert [type(a) for a in run(waits, NOW + 6).actions] == [DeletePod]
+    waits = with_store(store(1, avoids="n1", **unschedulable()), lease=NOW + 5)
+    waits = replace(waits, job=job(status=told(p)))
+    assert [a.name for a in run(waits, NOW + 6).actions if isinstance(a, DeletePod)] == ["bert-rdzv-1"]
+
+
+def test_pods_on_the_node_of_a_lost_store_are_not_waited_for() -> None:
+    observed = with_store(store(), Link(False, NOW - 3, HEARD))
+    p = run(replace(observed, workers=(worker(0), worker(1, node="n2"))))
+    assert p.facts is not None
+    assert [f.state for f in p.facts.pods] == [PodState.LOST, PodState.RUNNING]
+
+
+@pytest.mark.parametrize(
+    ("name", "heard", "since", "replaced"),
+    [
+        ("the others came", report(worker(1), incarnation=1), NOW - LOST_GRACE, True),
+        ("they came just now", report(worker(1), incarnation=1), NOW - 1, False),
+        ("nobody came", gathering(incarnation=1), NOW - 9, False),
+        ("it still recovers", gathering(worker(1), incarnation=1, phase=RoundPhase.RECOVERING), NOW - 9, False),
+    ],
+    ids=lambda v: v if isinstance(v, str) else "",
+)
+def test_a_pod_lost_with_the_store_has_a_successor_once_the_others_are_at_the_new_store(
+    name: str, heard: Report, since: float, replaced: bool
+) -> None:
+    avoided = [{"name": "n1", "until": "2027-01-16T08:00:00Z", "why": "silent"}]
+    lost = status(rendezvous={"incarnation": 1}, avoidedNodes=avoided)
+    observed = steady(workers=(worker(0), worker(1, node="n2")))
+    observed = replace(
+        observed, job=job(status=lost), stores=(store(1, node="n2"),), link=link(heard, since=since),
+        leases={"n1": NOW - 9},
+    )  # fmt: skip
+    made = [a.name for a in run(observed).actions if isinstance(a, CreateWorker)]
+    assert made == ["bert-0-1"] * replaced
 
 
 def test_a_store_that_was_refused_keeps_its_incarnation() -> None:
@@ -401,12 +490,42 @@ def test_running_and_fully_scaled(
 
 
 def test_only_the_present_store_is_told_that_it_is_the_only_one() -> None:
-    p = run(steady(told=report(worker(0), worker(1), asks=12.5)))
+    assert word(steady(told=report(*TWO, asks=12.5))) == 12.5
+    assert word(steady(told=report(*TWO, asks=12.5, incarnation=1))) == 0.0
+
+
+R1, R2 = RoundId(1, 0, 1), RoundId(1, 0, 2)
+ASKS = gathering(worker(0), incarnation=1, asks=12.5)
+HALF = replace(ASKS, half=R1)
+
+
+@pytest.mark.parametrize(
+    ("name", "asks", "before", "older_at", "given"),
+    [
+        ("the old one has ended, its nodes have come", ASKS, None, NOW - COME_OVER, True),
+        ("they may be on their way", ASKS, None, NOW - COME_OVER + 0.1, False),
+        ("more than half is missing", ASKS, HEARD, NOW, False),
+        ("half is here of the round that the old one had", HALF, HEARD, NOW, True),
+        ("the old one was not heard", HALF, None, NOW, False),
+        ("the old one had a newer round", HALF, replace(HEARD, round=R2), NOW, False),
+        ("the old one may have had a word", HALF, replace(HEARD, round=None, asks=11.0), NOW, False),
+        ("it was not the one before", replace(HALF, incarnation=2), HEARD, NOW, False),
+    ],
+    ids=lambda v: v if isinstance(v, str) else "",
+)
+def test_a_successor_is_told_so_once_no_older_store_can_have_a_world(
+    name: str, asks: Report, before: Report | None, older_at: float, given: bool
+) -> None:
+    present = job(status=status(rendezvous={"incarnation": asks.incarnation}))
+    observed = replace(steady(), job=present, link=replace(link(asks), before=before), older_store_at=older_at)
+    assert word(observed) == (12.5 if given else 0.0)
+    assert run(observed).requeue_after is not None or given
+
+
+def word(observed: Observed) -> float:
+    p = run(observed)
     assert p.facts is not None
-    assert p.facts.only_store == 12.5
-    p = run(steady(told=report(worker(0), worker(1), asks=12.5, incarnation=1)))
-    assert p.facts is not None
-    assert p.facts.only_store == 0.0
+    return p.facts.only_store
 
 
 def test_more_replicas_than_fit_train_with_what_there_is() -> None:

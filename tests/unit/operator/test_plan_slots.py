@@ -167,7 +167,7 @@ def test_a_lost_agent_gets_a_moment_then_its_node_is_avoided() -> None:
 
 
 def test_a_report_of_a_store_that_cannot_be_asked_loses_nobody() -> None:
-    lost = replace(steady(), link=replace(link(report(OTHER), bert_0_0=NOW - 60), connected=False))
+    lost = replace(steady(), link=replace(link(report(OTHER), since=NOW - 1, bert_0_0=NOW - 60), connected=False))
     assert run(lost).actions == ()
 
 

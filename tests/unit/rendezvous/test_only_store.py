@@ -58,6 +58,44 @@ def test_who_said_that_it_stopped_is_not_missing() -> None:
     assert job.members == ["j-0-0", "j-1-0", "j-2-0"]
 
 
+def test_who_stopped_and_went_away_is_missing_again() -> None:
+    """Another store may have it run something by now."""
+    job = halved()
+    job.gone(1)
+    assert job.state.last.missing == 3
+    job.announce(1, membership=member_of(job.start_of(1), MemberState.STOPPED))
+    assert job.state.last.missing == 2
+
+
+def test_a_round_that_never_ran_whole_is_not_the_last() -> None:
+    """Who vanished before it began may have heard nothing of it, and count for another store as one of the last."""
+    job = Job(Settings(min_nodes=2, max_nodes=5, target=5))
+    job.facts(*pods(0, 1, 2, 3, 4))
+    job.running(0, 1, 2, 3, 4)
+    job.operator = False
+    for slot in (3, 4):
+        job.gone(slot)
+    job.later(0.3)
+    job.stopped(0, 1, 2)
+    assert len(job.members) == 3
+    job.started(0, 1)
+    job.gone(2)
+    job.later(0.3)
+    job.stopped(0, 1)
+    assert job.members == []
+    assert job.report.reason == "3 of 5 nodes are missing: is there another store?"
+    assert job.report.half is None
+    job.answer()
+    assert job.members == ["j-0-0", "j-1-0"]
+
+
+def test_a_question_says_of_which_round_just_half_is_missing() -> None:
+    job = halved()
+    assert job.report.half == job.start_of(0).round
+    job.gone(1)
+    assert job.report.half is None
+
+
 def test_nodes_that_left_in_good_order_are_not_missing() -> None:
     job = Job(SETTINGS)
     job.facts(*pods(0, 1, 2, 3))

@@ -12,6 +12,7 @@ from elasticjob.contract.messages import (
     Finish,
     MemberState,
     Outcome,
+    PodState,
     RoundPhase,
     StartRound,
     WorkersFailed,
@@ -19,7 +20,7 @@ from elasticjob.contract.messages import (
     WorkersSucceeded,
 )
 from elasticjob.contract.names import RoundId
-from elasticjob.rendezvous.state import Tick
+from elasticjob.rendezvous.state import LOST_TIMEOUT, Tick
 from support.rounds import SETTINGS, Job, job_of, member_of, pods
 
 FAILURE = Failure(FailureClass.KILLED, "j-0-0", 1.0)
@@ -50,6 +51,28 @@ def test_a_missing_member_ends_a_restored_round() -> None:
     job.facts(*pods(0, 1), target=2)
     assert job.phase() is RoundPhase.ENDING
     assert job.told_to_end(0, 1)
+
+
+def test_pods_whose_node_is_lost_are_waited_for_as_long_as_a_reconnect_takes() -> None:
+    facts = (*pods(0, 1), *pods(2, state=PodState.LOST))
+    job = restarted(job_of(0, 1, 2))
+    job.facts(*facts, target=3)
+    job.later(60)
+    assert job.phase() is RoundPhase.RECOVERING
+    before = job_of(0, 1, 2)
+    for slot in (0, 1):
+        job.announce(slot, membership=member_of(before.start_of(slot)))
+    job.later(LOST_TIMEOUT - 0.1)
+    assert job.phase() is RoundPhase.RECOVERING
+    job.later(0.1)
+    assert job.told_to_end(0, 1)
+
+
+def test_a_pod_whose_node_is_lost_and_that_comes_belongs_to_its_round() -> None:
+    job = restarted(job_of(0, 1, 2), n0=MemberState.RUNNING, n1=MemberState.RUNNING)
+    job.facts(*pods(0, 1), *pods(2, state=PodState.LOST), target=3)
+    job.announce(2, membership=member_of(job_of(0, 1, 2).start_of(2)))
+    assert (job.phase(), job.report.round) == (RoundPhase.RUNNING, RoundId(1, 0, 1))
 
 
 def test_without_a_word_of_the_operator_recovery_ends_by_itself() -> None:

@@ -6,11 +6,13 @@ import asyncio
 import socket
 import struct
 from collections.abc import AsyncIterator
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 
 import pytest
 
 from elasticjob.contract.messages import PROTOCOL, Leaving, Ready, Standby
+from elasticjob.store import link as link_module
 from elasticjob.store import wire
 from elasticjob.store.link import KeepAlive, Link, LinkError, LinkGate, LinkRefused, LinkRole, Welcome, connect
 from elasticjob.store.server import StoreServer
@@ -179,6 +181,21 @@ async def test_a_changed_welcome_is_refused() -> None:
         await connect("127.0.0.1", proxy.sockets[0].getsockname()[1], role=LinkRole.NODE, key=NODE, run_id="run-1")
     proxy.close()
     await server.close()
+
+
+async def test_a_connection_that_nobody_takes_is_given_up_long_before_the_handshake(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As to the address of a dead store: a new one goes to its successor."""
+    monkeypatch.setattr(link_module, "CONNECT_TIMEOUT", 0.05)
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as deaf, ExitStack() as queue:
+        address = deaf.getsockname()
+        for _ in range(2):
+            sock = queue.enter_context(socket.socket())
+            sock.setblocking(False)
+            sock.connect_ex(address)
+        with pytest.raises((TimeoutError, asyncio.TimeoutError)):
+            await connect(*address, role=LinkRole.NODE, key=NODE, run_id="run-1", timeout=3600)
 
 
 async def test_keep_alive_is_the_kernels(peer: Peer) -> None:
