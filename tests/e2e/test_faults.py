@@ -132,6 +132,25 @@ def test_the_store_pod_is_deleted(submit: Submit, follow: Follow, shared_dir: st
     assert {s.world for s in book.steps} == {3}
 
 
+def test_the_node_that_has_the_store_is_cut_off_and_healed(
+    submit: Submit, follow: Follow, shared_dir: str, kube: Kube
+) -> None:
+    """The old store lives on until its kubelet is back."""
+    job, book = start(submit, follow, shared_dir, "store-cut")
+    victim = job.node_of("store-cut-rdzv-0")
+    try:
+        verbs.cut(victim)
+        moment = time.time()
+        job.wait("RendezvousReady", status="False", timeout=60)
+        job.wait("RendezvousReady", timeout=60)
+        book.wait_steps_after(time.time(), timeout=60)
+    finally:
+        verbs.heal(victim)
+    completes(job, book, restarts=0, moment=moment)
+    assert job.status()["rendezvous"]["incarnation"] == 1
+    assert kube.find("pods", "store-cut-rdzv-0", job.namespace) is None
+
+
 def test_two_operators_at_once_do_no_harm(
     submit: Submit, follow: Follow, shared_dir: str, kube: Kube, cluster_dir: Path
 ) -> None:

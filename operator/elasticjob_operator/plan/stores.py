@@ -132,7 +132,7 @@ def _given_up(ctx: Context, pod: Pod, silent: float) -> bool:
 def _succeed(ctx: Context, current: int, pod: Pod) -> Store:
     """Status names the successor before anything is done: a word to the old one is never given after this."""
     why = f"{pod.name} is silent"
-    lost = AvoidedNode(pod.node, math.ceil(ctx.now), f"{why}, which was there")
+    lost = AvoidedNode(pod.node, math.ceil(ctx.now), f"{pod.name}, which was there, is silent")
     store = _create(ctx, current + 1, why, lost)
     return replace(store, todo=store.todo + Todo((DeletePod(pod.name, pod.uid, why),) if pod.deleting is None else ()))
 
