@@ -115,9 +115,15 @@ def _present(ctx: Context, current: int, pod: Pod) -> Store:
         return Store(current, None, Todo((DeletePod(pod.name, pod.uid, why),)))
     wake: tuple[float, ...] = (ctx.observed.older_store_at + COME_OVER,) if _asks_in_vain(ctx) else ()
     if not ctx.observed.link.connected or pod.deleting is not None:
-        wake += (ctx.now + (STORE_SILENT - silent if silent < STORE_SILENT else 5.0),)
+        wake += (ctx.now + _patience(ctx, pod, silent),)
     serving = pod if pod.running and pod.ip else None
     return Store(current, serving, Todo(wake=wake))
+
+
+def _patience(ctx: Context, pod: Pod, silent: float) -> float:
+    """Seconds until it may be given up; a lease is no doorbell."""
+    left = STORE_SILENT - silent if silent < STORE_SILENT else LEASE_LATE - (ctx.lease_age(pod.node) or 0.0)
+    return left if 0.0 < left < 5.0 else 5.0
 
 
 def _given_up(ctx: Context, pod: Pod, silent: float) -> bool:

@@ -127,6 +127,14 @@ def test_a_store_that_falls_silent_has_a_successor_soon(
     assert p.requeue_after is not None
 
 
+@pytest.mark.parametrize(("silent", "lease_age", "after"), [(0.5, None, 1.5), (9.0, 4.0, 5.0), (9.0, 12.0, 3.0)])
+def test_a_silent_store_is_looked_at_when_it_may_be_given_up(
+    silent: float, lease_age: float | None, after: float
+) -> None:
+    lease = None if lease_age is None else NOW - lease_age
+    assert run(with_store(store(), Link(False, NOW - silent), lease)).requeue_after == pytest.approx(after)
+
+
 def test_no_word_goes_to_a_store_that_is_given_up() -> None:
     asks = replace(gathering(worker(0), asks=12.5), reason="")
     p = run(with_store(store(), Link(False, NOW - 3, asks)))
