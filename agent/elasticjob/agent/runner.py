@@ -36,7 +36,8 @@ from elasticjob.agent.machine.outcomes import assert_never
 from elasticjob.agent.machine.state import State
 from elasticjob.agent.processes import become_subreaper
 from elasticjob.agent.start.command import Command
-from elasticjob.agent.start.launcher import CODE_ROOT, Launcher
+from elasticjob.agent.start.launcher import Launcher
+from elasticjob.agent.start.warm import CODE_ROOT
 from elasticjob.agent.tell import endpoint, telemetry
 from elasticjob.agent.tell.output import Sink, Stream
 from elasticjob.agent.tell.termination import write_termination

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from elasticjob.agent.start.launcher import CODE_ROOT
+from elasticjob.agent.start.warm import CODE_ROOT
 from elasticjob.agent.watch import ranks as ranks_module
 from elasticjob.agent.watch.ranks import Ranks
 from elasticjob.contract.names import Env, RoundId

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from elasticjob.agent.start.launcher import CODE_ROOT
+from elasticjob.agent.start.warm import CODE_ROOT
 
 STUDY = """
 import json, os, sys

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from elasticjob.agent.start.launcher import WITHOUT_LIBUV
+from elasticjob.agent.start.libuv import WITHOUT_LIBUV
 from elasticjob.agent.without_libuv.sitecustomize import MODULES
 
 

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
-import json
 import logging
 import os
 import shutil
-import socket
 import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,35 +14,14 @@ from typing import Any
 from elasticjob.agent.processes import descendants, die_with_parent, kill, outside_session
 from elasticjob.agent.start.callers import PYTHON_EXEC, Allowed, Caller
 from elasticjob.agent.start.command import Command, PythonCommand, is_torchrun
+from elasticjob.agent.start.libuv import WITHOUT_LIBUV, has_libuv
 from elasticjob.agent.start.shims import CannotForkError, Shims, likely_python
+from elasticjob.agent.start.warm import WarmError, WarmProcess, run_main
 
 log = logging.getLogger(__name__)
 
-CODE_ROOT = str(Path(__file__).parents[3])
-"""Where this package is imported from: a directory, or the zip archive of the agent."""
-
 _TORCHRUN = ("torch.distributed.launcher.api",)
 """What torchrun imports, but for the module that is torchrun."""
-IMPORT_TIMEOUT = 600.0
-"""Seconds: an image on a slow network disk may need minutes for its imports."""
-FORK_TIMEOUT = 30.0
-
-WITHOUT_LIBUV = str(Path(__file__).parents[1] / "without_libuv")
-"""On PYTHONPATH of workers that start by exec."""
-_BOOT = "import sys; sys.path.insert(0, sys.argv[1]); from elasticjob.agent.warm.warm_process import main; main()"
-_FIND_LIBUV = """
-import importlib.util, glob, mmap, os
-spec = importlib.util.find_spec("torch")
-for root in (spec.submodule_search_locations if spec else ()):
-    for path in glob.glob(os.path.join(root, "lib", "libtorch_cpu.so")):
-        with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as data:
-            print("libuv" if data.rfind(b"uv_tcp_init") >= 0 else "none")
-"""
-"""Without importing torch: its library, which the workers read anyway, names libuv's functions if it has them."""
-
-
-class WarmError(Exception):
-    """The warm process cannot be used; the message says why."""
 
 
 class StartError(Exception):
@@ -123,7 +99,8 @@ class Launcher:
         except WarmError as error:
             what = self._cold(str(error))
         if libuv is None:
-            libuv = await self._libuv_by_file()
+            python = self._command.interpreter if isinstance(self._command, PythonCommand) else "python3"
+            libuv = await has_libuv(python, self._env)
         if not libuv:
             self._env.setdefault("USE_LIBUV", "0")
             before = self._env.get("PYTHONPATH")
@@ -230,7 +207,7 @@ class Launcher:
         if self._warm is None:
             raise CannotForkError("the warm process is gone")
         place = {
-            "command": _run_main(allowed.command),
+            "command": run_main(allowed.command),
             "executable": allowed.executable,
             "env": {**caller.env, **self._libuv_env(), **self._workers_python(allowed.command, caller.env)},
             "directory": caller.directory,
@@ -261,122 +238,3 @@ class Launcher:
             raise StartError(f"{self._command.argv[0]}: {error}") from None
         process.returncode = 0  # the agent reaps; Popen must not
         return process.pid
-
-    async def _libuv_by_file(self) -> bool:
-        """Whether the torch of the command's interpreter has libuv; True where there is no torch to ask."""
-        if "USE_LIBUV" in self._env:
-            return True
-        python = self._command.interpreter if isinstance(self._command, PythonCommand) else "python3"
-        if (path := shutil.which(python, path=self._env.get("PATH"))) is None:
-            return True
-        asked = asyncio.get_running_loop().run_in_executor(None, _ask, [path, "-c", _FIND_LIBUV], self._env)
-        return "none" not in await asked
-
-
-def _ask(argv: Sequence[str], env: Mapping[str, str]) -> str:
-    """Standard output of a short program, read to its end: its exit status may go to the agent's reaper."""
-    read, write = os.pipe()
-    with os.fdopen(read) as answer:
-        process = subprocess.Popen(
-            argv, env=env, stdin=subprocess.DEVNULL, stdout=write, stderr=subprocess.DEVNULL, start_new_session=True
-        )
-        process.returncode = 0
-        os.close(write)
-        return answer.read()
-
-
-def _run_main(command: PythonCommand) -> dict[str, object]:
-    """Fields of `run_main.Command`."""
-    return {"mode": command.mode.value, "target": command.target, "args": command.args, "argv": command.argv}
-
-
-class WarmProcess:
-    """The agent's side of `warm_process`."""
-
-    def __init__(
-        self,
-        interpreter: str,
-        flags: Sequence[str],
-        command: PythonCommand | None,
-        env: Mapping[str, str],
-        preload: Sequence[str],
-        output: int,
-        reserve: int,
-        at_once: int,
-    ) -> None:
-        """`command`: what its workers run that are not told anything else.
-
-        `reserve`: how many workers are forked ahead of need; `at_once`: how many each `fork` is for.
-        """
-        if command and command.mode.value == "script" and not Path(command.target).is_file():
-            raise WarmError(f"{command.target} is not a file")
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        ours.setblocking(False)
-        config = {
-            "preload": list(preload),
-            "command": command and _run_main(command),
-            "reserve": reserve,
-            "at_once": at_once,
-        }
-        argv = [interpreter, *flags, "-c", _BOOT, CODE_ROOT, str(theirs.fileno()), json.dumps(config)]
-        try:
-            process = subprocess.Popen(
-                argv,
-                env=dict(env),
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                pass_fds=(theirs.fileno(),),
-                start_new_session=True,
-                preexec_fn=die_with_parent,
-            )
-        except (OSError, subprocess.SubprocessError) as error:
-            ours.close()
-            raise WarmError(f"{interpreter}: {error}") from None
-        finally:
-            theirs.close()
-        process.returncode = 0
-        self.pid = process.pid
-        self._socket = ours
-        self._loop = asyncio.get_running_loop()
-        self._alive = True
-        self._turn = asyncio.Lock()
-
-    async def ready(self) -> dict[str, Any]:
-        """Wait for the imports and the trial; `WarmError` where workers must start by exec."""
-        verdict = await self._answer(IMPORT_TIMEOUT)
-        if not verdict["ready"]:
-            raise WarmError(verdict["why"])
-        return verdict
-
-    async def fork(self, workers: Sequence[Mapping[str, Any]], descriptors: Sequence[int]) -> list[int]:
-        """Their process ids; see `warm_process`. `WarmError` where the process is gone."""
-        request = json.dumps({"workers": workers}).encode()
-        async with self._turn:
-            try:
-                socket.send_fds(self._socket, [request], descriptors)
-            except OSError as error:
-                raise WarmError(f"the warm process does not take requests: {error}") from None
-            pids: list[int] = (await self._answer(FORK_TIMEOUT))["pids"]
-        return pids
-
-    def lost(self) -> None:
-        """It has ended; whoever waits for it learns it from the socket."""
-        self._alive = False
-
-    def close(self) -> None:
-        self._socket.close()
-        if self._alive:
-            kill([self.pid])
-
-    async def _answer(self, timeout: float) -> dict[str, Any]:
-        try:
-            data = await asyncio.wait_for(self._loop.sock_recv(self._socket, 1 << 16), timeout)
-        except asyncio.TimeoutError:
-            raise WarmError(f"the warm process did not answer within {timeout:g} s") from None
-        except OSError as error:
-            raise WarmError(f"the warm process is gone: {error}") from None
-        if not data:
-            raise WarmError("the warm process ended")
-        answer: dict[str, Any] = json.loads(data)
-        return answer
