@@ -70,8 +70,9 @@ def ended(state: State, round_: Round) -> State:
     over = LastRound(round_.id, round_.size, stopped & here, stopped - here)
     if round_.formed_at or state.last.id is None:
         return replace(state, last=over, tried=())
-    lost = {b for b, m in round_.members.items() if m.lost}
-    last, *tried = (replace(r, stopped=r.stopped - lost) for r in (state.last, *state.tried))
+    lost = frozenset(b for b, m in round_.members.items() if m.lost)
+    before = (replace(r, stopped=r.stopped - lost, away=r.away | r.stopped & lost) for r in (state.last, *state.tried))
+    last, *tried = before
     return replace(state, last=last, tried=(*tried, over))
 
 

@@ -64,15 +64,14 @@ def judge(state: State, now: float) -> Verdict | None:
     )
 
 
-def last(state: State) -> LastRound:
-    """The newest round that a node here was in, where nobody runs any; without one the past stays unknown."""
-    past = [n for n in state.nodes.values() if n.gone_at is None and n.membership is not None]
-    if not past:
-        return state.last
-    newest = max(_round_of(n) for n in past)
-    members = _members(state, newest)
-    size = max((m.assignment.group_world_size for m in members.values()), default=1)
-    return LastRound(newest, size, frozenset(members))
+def past(state: State) -> State:
+    """With the newest round that a node here was in, where nobody runs any; without one the past stays unknown."""
+    rounds = [_round_of(n) for n in state.nodes.values() if n.gone_at is None and n.membership is not None]
+    if not rounds:
+        return state
+    members = _members(state, max(rounds))
+    size = max(m.assignment.group_world_size for m in members.values())
+    return replace(state, last=LastRound(max(rounds), size, frozenset(members)), last_members=tuple(members))
 
 
 def _running(node: Node) -> bool:

@@ -142,7 +142,7 @@ def _recover(state: State, now: float) -> Decision | None:
         if node.membership is not None and node.membership.state is not MemberState.STOPPED:
             decision = decision.then(out_of_date(decision.state, node, node.membership.assignment.round))
     if verdict.round is None:
-        return replace(decision, state=replace(decision.state, last=recovery.last(decision.state)))
+        return replace(decision, state=recovery.past(decision.state))
     state = replace(
         decision.state,
         round=verdict.round,

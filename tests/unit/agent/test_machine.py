@@ -299,21 +299,22 @@ def test_no_store_within_the_join_timeout() -> None:
 
 
 @pytest.mark.parametrize(
-    ("events", "said"),
+    ("events", "member", "said"),
     [
-        ((), ()),
-        ((BOOM,), (WorkersFailed(R1, FAILURE),)),
-        ((BOOM, AllStopped(1001)), (WorkersFailed(R1, FAILURE), WorkersStopped(R1, 1001))),
-        ((Signalled("SIGTERM"),), (Leaving("SIGTERM"),)),
+        ((), MemberState.RUNNING, ()),
+        ((BOOM,), MemberState.FAILED, (WorkersFailed(R1, FAILURE),)),
+        ((BOOM, AllStopped(1001)), MemberState.FAILED, (WorkersFailed(R1, FAILURE), WorkersStopped(R1, 1001))),
+        ((Told(EndRound(R1, 1.0, "x")), AllStopped(1001)), MemberState.STOPPED, (WorkersStopped(R1, 1001),)),
+        ((Signalled("SIGTERM"),), MemberState.RUNNING, (Leaving("SIGTERM"),)),
     ],
 )
 def test_a_greeting_repeats_what_a_broken_link_may_have_lost(
-    events: tuple[Event, ...], said: tuple[object, ...]
+    events: tuple[Event, ...], member: MemberState, said: tuple[object, ...]
 ) -> None:
     state = play(*events, state=running())[0]
     announce, *rest = greeting(state)
     assert tuple(rest) == said
-    assert announce == replace(state.me, ready=True, membership=Membership(START, state.member))
+    assert announce == replace(state.me, ready=True, membership=Membership(START, member))
 
 
 def test_the_announced_state_follows_the_round() -> None:

@@ -130,6 +130,31 @@ def test_a_failure_while_the_store_was_away_is_the_cause_and_is_charged_once() -
     assert job.start_of(0).restarts == 1
 
 
+def test_a_failure_of_which_nothing_runs_any_more_is_charged_once() -> None:
+    """Greetings of nodes that have failed or stopped while no store was there."""
+    before = job_of(0, 1)
+    round_id = before.start_of(0).round
+    job = Job(before.state.settings, store=1, recovering=True)
+    job.facts(*pods(0, 1), target=2)
+    job.announce(1, membership=member_of(before.start_of(1), MemberState.STOPPED))
+    job.announce(0, membership=member_of(before.start_of(0), MemberState.FAILED))
+    job.say(0, WorkersFailed(round_id, FAILURE))
+    for slot in (0, 1):
+        job.say(slot, WorkersStopped(round_id, 6000 + slot))
+    assert [(e.round, e.charged, e.failure) for e in job.report.ended] == [(round_id, True, FAILURE)]
+    assert job.start_of(0).restarts == 1
+
+
+def test_where_nothing_runs_any_more_the_others_do_not_wait_for_a_node_that_is_not_warm() -> None:
+    before = job_of(0, 1, 2)
+    job = Job(before.state.settings, store=1, recovering=True)
+    job.facts(*pods(0, 1), *pods(2, inc=1), target=3)
+    for slot in (0, 1):
+        job.announce(slot, membership=member_of(before.start_of(slot), MemberState.STOPPED))
+    job.announce(2, inc=1, ready=False)
+    assert job.start_of(0).world_size == 2
+
+
 def test_a_failure_that_is_told_before_the_last_node_is_back_is_the_cause() -> None:
     before = job_of(0, 1)
     job = restarted(before, n1=MemberState.FAILED)

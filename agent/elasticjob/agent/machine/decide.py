@@ -86,7 +86,9 @@ class Decision:
 
 def greeting(state: State) -> tuple[FromNode, ...]:
     """Announcement, then what a broken connection may have swallowed."""
-    membership = Membership(state.assignment, state.member) if state.assignment else None
+    # Who has failed says so before it says that it has stopped: a coordinator that knows neither must hear both.
+    member = MemberState.FAILED if state.failure and state.phase is Phase.IDLE else state.member
+    membership = Membership(state.assignment, member) if state.assignment else None
     said: list[FromNode] = [replace(state.me, ready=state.warm, membership=membership)]
     if state.assignment and state.failure:
         said.append(WorkersFailed(state.assignment.round, state.failure))
