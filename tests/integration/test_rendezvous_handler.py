@@ -255,11 +255,11 @@ def test_closed_is_closed_for_everybody(nodes: Nodes, monkeypatch: pytest.Monkey
     assert late.is_closed()
 
 
-def test_shutdown_is_true_once_the_others_know(nodes: Nodes) -> None:
+def test_shutdown_is_true_once_the_others_are_told(nodes: Nodes) -> None:
     one, two = nodes.add(), nodes.add()
     nodes.together(one, two)
     assert two.shutdown()
-    assert one.is_closed()
+    until(one.is_closed, "the other is told")
     assert one.shutdown()
     assert one.shutdown() is False  # its store is gone with it
 
