@@ -297,13 +297,13 @@ async def test_workers_are_our_children_in_sessions_of_their_own_and_die_with_us
 
 async def test_what_waits_to_be_a_worker_is_told_from_one(tmp_path: Path) -> None:
     path = tmp_path / "script.py"
-    path.write_text("import signal; print('here', flush=True); signal.pause()")
+    path.write_text("import os, signal; os.write(1, b'here'); signal.pause()")
     async with launcher([sys.executable, str(path)], tmp_path) as warm:
         await until(lambda: not warm.not_reserved(descendants(os.getpid())))  # an earlier test's have ended
         read, write = os.pipe()
         (pid,) = await warm.start([WorkerStart({}, write, 2)])
         os.close(write)
-        assert await asyncio.to_thread(os.read, read, 5) == b"here\n"
+        assert await asyncio.to_thread(os.read, read, 5) == b"here"
         assert warm.not_reserved(descendants(os.getpid())) == {pid}
         await until(lambda: bool(descendants(os.getpid()) - {pid, warm.warm_pid}))
         assert warm.not_reserved(descendants(os.getpid())) == {pid}

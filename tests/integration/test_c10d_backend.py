@@ -23,6 +23,11 @@ pytest.importorskip("torch")
 TORCHRUN = str(Path(sys.executable).with_name("torchrun"))
 MODULE = [sys.executable, "-m", "torch.distributed.run"]
 SPEC: dict[str, Any] = {"rendezvous": {"backend": "c10d"}, "preload": ["torch", "torch._dynamo"], "nprocPerNode": 2}
+WORD = """
+import os
+print(f"a word from {os.environ['RANK']} {mark}\\n", end="")
+"""
+"""In one write: torchrun's workers are not buffered, and share a pipe."""
 MARK = "import sys\nmark = 'warm' if 'torch' in sys.modules else 'cold'\n"
 
 
@@ -79,9 +84,8 @@ while True:
     assert "Unable to shutdown process" not in run.text
 
 
-SAYS = f"""{MARK}
-import json, os, pathlib
-print("a word from", os.environ["RANK"], mark)
+SAYS = f"""{MARK}{WORD}
+import json, pathlib
 what = {{
     "environment": dict(os.environ), "argv": sys.argv, "executable": sys.executable, "path": sys.path,
     "cwd": os.getcwd(), "name": __name__, "file": __file__,
@@ -141,7 +145,7 @@ OTHERWISE = {
 
 @pytest.mark.parametrize("command", OTHERWISE.values(), ids=OTHERWISE.keys())
 def test_what_no_fork_can_stand_for_starts_by_exec(command: list[str], tmp_path: Path) -> None:
-    (tmp_path / "says.py").write_text(f"{MARK}\nimport os\nprint('a word from', os.environ['RANK'], mark)")
+    (tmp_path / "says.py").write_text(f"{MARK}\n{WORD}")
     job: Any = manifest(command, **SPEC)
     path = os.pathsep.join([str(Path(TORCHRUN).parent), os.environ["PATH"]])
     job["spec"]["template"]["spec"]["containers"][0]["env"] = [{"name": "PATH", "value": path}]
