@@ -27,7 +27,7 @@ while not stop.item():
     if steps in (1, 5):
         restart = os.environ["TORCHELASTIC_RESTART_COUNT"]
         said = f"step {steps} rank {rank} of {world} pid {os.getpid()} restart {restart}"
-        print(f"{said} at {time.time():.4f}\n", end="", flush=True)
+        print(f"{said} at {time.time():.4f}\\n", end="", flush=True)
     time.sleep(0.005)
 dist.destroy_process_group()
 """
