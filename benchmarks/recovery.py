@@ -20,6 +20,8 @@ START = 120.0
 """Seconds that a job may take to train at all."""
 DEADLINE = 10.0
 """Seconds without a step that count as a hang."""
+SETTLED = 3.0
+"""Seconds that a job has trained when something happens to it: few break in the moment in which they start."""
 Fault = Callable[[Side], float]
 """Does it; the moment (Unix seconds)."""
 
@@ -40,6 +42,7 @@ def recovery(side: Side, fault: Fault, *, before: int, after: int, cap: float, f
     side.start(before)
     if not side.runs(before, START):
         return Sample(None, f"did not train within {START:g} s")
+    time.sleep(SETTLED)
     old = side.output.pids()
     moment = fault(side)
 
