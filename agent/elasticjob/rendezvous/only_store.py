@@ -1,9 +1,9 @@
 """Two stores at once must not make two worlds: when a round needs the operator's word "you are the only store". Pure.
 
 A store that was cut off, or that was taken for dead, sees nodes vanish that train on with its successor. So a round
-from which half of the last one is missing waits for the word. It is asked for when it is needed, and holds for as long
-after the asking as the operator waits in silence before it gives a store up: an answer that was long on its way is
-none. A successor that finds nothing of the past needs it too. A store that no operator ever spoke to goes without.
+from which half of the last one is missing waits for the word. It is asked for when it is needed, and holds for a time
+after the asking: an answer that was long on its way is none. A successor that finds nothing of the past needs it too.
+A store that no operator ever spoke to goes without.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from elasticjob.contract.names import RoundId
 from elasticjob.rendezvous.state import LastRound, Round, State
 
 WORD_HOLDS = 10.0
-"""Seconds after the asking. The operator gives a store up (`plan.stores`) after no less."""
+"""Seconds after the asking. The operator takes who may have the word for gone (`plan.stores`) after no less."""
 
 
 def shortest(state: State) -> LastRound:

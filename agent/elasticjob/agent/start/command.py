@@ -12,7 +12,7 @@ from enum import Enum
 from typing import TypeAlias
 
 _PYTHON = re.compile(r"(python|pypy)(\d(\.\d+)?)?$")
-_TORCHRUN_MODULES = ("torch.distributed.run", "torch.distributed.launch")
+TORCHRUN_MODULES = ("torch.distributed.run", "torch.distributed.launch")
 
 _FLAGS = frozenset("bBdEIOPqsSu")
 """Interpreter flags that the warm process gets too."""
@@ -83,7 +83,7 @@ def read_own_agent(argv: Sequence[str], torchrun_python: str = "python3") -> Com
     """What to run once on a node whose command runs an agent of its own: a torchrun, if it is one, starts warm."""
     name = argv[0].rsplit("/", 1)[-1]
     if name == "torchrun":
-        return PythonCommand(torchrun_python, ("-u",), Mode.MODULE, _TORCHRUN_MODULES[0], tuple(argv[1:]))
+        return PythonCommand(torchrun_python, ("-u",), Mode.MODULE, TORCHRUN_MODULES[0], tuple(argv[1:]))
     if _PYTHON.match(name):
         return _read_python(argv)
     return PlainCommand(tuple(argv), f"{name} is not Python")
@@ -91,7 +91,7 @@ def read_own_agent(argv: Sequence[str], torchrun_python: str = "python3") -> Com
 
 def is_torchrun(command: PythonCommand) -> bool:
     """Whether it runs torchrun itself."""
-    return command.mode is Mode.MODULE and command.target in _TORCHRUN_MODULES
+    return command.mode is Mode.MODULE and command.target in TORCHRUN_MODULES
 
 
 def _read_python(argv: Sequence[str]) -> Command:

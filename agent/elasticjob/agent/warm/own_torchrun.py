@@ -9,14 +9,13 @@ from contextlib import suppress
 from types import FrameType
 from typing import NoReturn
 
+from elasticjob.agent.start.command import TORCHRUN_MODULES
 from elasticjob.agent.warm import run_main
-
-_MODULES = ("torch.distributed.run", "torch.distributed.launch")
 
 
 def is_torchrun(command: run_main.Command) -> bool:
     """Whether it is torchrun itself, and not a script."""
-    return command.mode == "module" and command.target in _MODULES
+    return command.mode == "module" and command.target in TORCHRUN_MODULES
 
 
 def run(command: run_main.Command) -> NoReturn:

@@ -19,6 +19,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from elasticjob.agent.start.warm import CODE_ROOT
+
 log = logging.getLogger(__name__)
 
 DEADLINE = 60.0
@@ -36,7 +38,6 @@ _GPU_TROUBLE = re.compile(r"(GPU is lost|Unable to determine the device handle|N
 _FATAL_XID = re.compile(rb"NVRM: Xid \(([^)]*)\): (48|62|64|74|79|92|95|119|120|140|143)\b[^\n\x00]*")
 """Memory errors that were not contained, links, a GPU that fell off its bus or whose firmware hangs."""
 
-_CODE_ROOT = str(Path(__file__).parents[3])
 _COMPUTE = (
     "import sys; sys.path.insert(0, sys.argv[1]); "
     "from elasticjob.agent.watch.gpu_compute import main; main(sys.argv[2])"
@@ -205,7 +206,7 @@ class Health:
         if self._tried:
             return ""
         self._tried = True
-        said = self._run([sys.executable, "-c", _COMPUTE, _CODE_ROOT, CUDA]).strip()
+        said = self._run([sys.executable, "-c", _COMPUTE, CODE_ROOT, CUDA]).strip()
         if said.startswith("GPU "):
             return said
         if said:
