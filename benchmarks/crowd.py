@@ -27,8 +27,8 @@ from elasticjob.contract.messages import (
     WorkersStarted,
     WorkersStopped,
 )
-from elasticjob.store.link import Link, LinkRole, connect
-from elasticjob.store.service import allow_connections
+from elasticjob.control_link.link import Link, LinkRole, connect
+from elasticjob.store_pod.main import allow_connections
 
 AT_ONCE = 256
 """Connections being made at a time: the server's backlog is not what is measured."""

@@ -25,7 +25,7 @@ from benchmarks.side import TRAIN, Side, Size, kill, kill_session
 from elasticjob.contract import codec
 from elasticjob.contract.messages import Facts, Outcome, PodFact, PodState, Report, Settings
 from elasticjob.contract.names import Backend, Env, RoundId
-from elasticjob.store.link import LinkError, LinkRole, connect
+from elasticjob.control_link.link import LinkError, LinkRole, connect
 
 PROGRAM = [sys.executable, str(Path(__file__).parents[1] / "agent" / "elasticjob")]
 _STAMP = re.compile(r"^(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3}) \[store\] (.*)")

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from elasticjob.local.launch import RunResult, WorkerState, launch
-    from elasticjob.training.channel import Stopped, on_stop, progress
+    from elasticjob.training.progress_channel import Stopped, on_stop, progress
     from elasticjob.training.state import State
 
 __version__ = "0.1.0"
@@ -17,9 +17,9 @@ _HOME = {
     "WorkerState": "elasticjob.local.launch",
     "launch": "elasticjob.local.launch",
     "State": "elasticjob.training.state",
-    "Stopped": "elasticjob.training.channel",
-    "on_stop": "elasticjob.training.channel",
-    "progress": "elasticjob.training.channel",
+    "Stopped": "elasticjob.training.progress_channel",
+    "on_stop": "elasticjob.training.progress_channel",
+    "progress": "elasticjob.training.progress_channel",
 }
 
 

@@ -29,7 +29,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         return agent(words[2:])
     if words[:1] == ["store"]:
-        from elasticjob.store.service import main as store
+        from elasticjob.store_pod.main import main as store
 
         return store(words[1:])
     return _parsed(words[:1] if words == ["agent", "--"] else words)

@@ -18,7 +18,7 @@ from typing import Any
 from rich.console import Console
 
 from elasticjob.contract.messages import EndReason, Report
-from elasticjob.local.driver import Driver
+from elasticjob.local.local_run import Driver
 from elasticjob.local.manifest import LocalJob, load, read_job
 from elasticjob.local.screen import View
 from support.logbook import Step

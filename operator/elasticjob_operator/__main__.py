@@ -13,15 +13,15 @@ from dataclasses import dataclass
 import prometheus_client
 
 from elasticjob.contract.names import GROUP, PLURAL
-from elasticjob_operator import handlers, health, keys, logs, metrics
+from elasticjob_operator import handlers, keys, logs, metrics, probes
 from elasticjob_operator.controller import Controller
 from elasticjob_operator.events import Recorder
 from elasticjob_operator.kube import CRDS, KubeApi, KubeError, NotFound
 from elasticjob_operator.kube.client import KubeClient, NoCluster, connect
 from elasticjob_operator.lease import Election, LeaseLost
-from elasticjob_operator.links import Key, Links
-from elasticjob_operator.queue import Queue
 from elasticjob_operator.settings import Settings, parse
+from elasticjob_operator.store_links import Key, Links
+from elasticjob_operator.workqueue import Queue
 
 log = logging.getLogger(__name__)
 
@@ -57,9 +57,9 @@ class Operator:
         """Until `stop`; an exception where the process must end at once."""
         loop = asyncio.get_running_loop()
         queue: Queue[Key] | None = None
-        probes = None
+        runner = None
         if self.settings.health_port:
-            probes = await health.serve(
+            runner = await probes.serve(
                 self.settings.health_port,
                 lambda: queue.oldest_wait() if queue else 0.0,
                 lambda: loop.time() - self.api.last_good,
@@ -72,8 +72,8 @@ class Operator:
             queue, links = await self._assemble(election)
             await self._work(queue, links, election)
         finally:
-            if probes is not None:
-                await probes.cleanup()
+            if runner is not None:
+                await runner.cleanup()
 
     def _election(self) -> Election | None:
         s = self.settings

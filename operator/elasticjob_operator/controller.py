@@ -9,18 +9,18 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from elasticjob_operator import metrics
-from elasticjob_operator.act import Actor
+from elasticjob_operator.action_executor import Actor
 from elasticjob_operator.actions import CreateStore, CreateWorker, Note
 from elasticjob_operator.events import Recorder
+from elasticjob_operator.job_memory import JobMemory
 from elasticjob_operator.keys import JobKeys
 from elasticjob_operator.kube import JOBS, Conflict, KubeApi, NotFound
-from elasticjob_operator.links import Key, Links
 from elasticjob_operator.manifests.services import OPERATOR_KEY
-from elasticjob_operator.memory import JobMemory
 from elasticjob_operator.model.observed import Observed
 from elasticjob_operator.model.raw import text
 from elasticjob_operator.observe import fetch_job, observe
 from elasticjob_operator.plan import Plan, plan
+from elasticjob_operator.store_links import Key, Links
 
 log = logging.getLogger(__name__)
 

@@ -7,9 +7,9 @@ import logging
 from typing import Any
 
 from elasticjob.contract.names import Label, Role
+from elasticjob_operator.job_memory import JobMemory
 from elasticjob_operator.kube import JOBS, LEASES, PODS, SECRETS, SERVICES, KubeApi, NotFound, Refused, Resource
 from elasticjob_operator.manifests import key_secret, nodes_service, store_service
-from elasticjob_operator.memory import JobMemory
 from elasticjob_operator.model.observed import Child, Children, Job, Link, Observed, parse_job
 from elasticjob_operator.model.pods import Pod, parse_pod
 from elasticjob_operator.model.raw import mapping, moment, objects, text

@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 
 from elasticjob.agent.processes import become_subreaper, descendants, reap
-from elasticjob.agent.start.command import read_command
-from elasticjob.agent.start.launcher import Launcher, WorkerStart
-from elasticjob.agent.start.shims import likely_python
+from elasticjob.agent.start_workers.command import read_command
+from elasticjob.agent.start_workers.launcher import Launcher, WorkerStart
+from elasticjob.agent.start_workers.shim_server import likely_python
 from support.local_run import LocalRun, manifest
 
 SCRIPT = """

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from elasticjob.agent.start.warm import CODE_ROOT
+from elasticjob.code_root import CODE_ROOT
 from support.local_run import LocalRun, manifest
 from support.torchrun import WORKER, script
 

@@ -30,10 +30,10 @@ from elasticjob.contract.messages import (
     WorkersStopped,
     WorkersSucceeded,
 )
-from elasticjob.rendezvous.coordinator import Coordinator
+from elasticjob.control_link.link import Link, LinkGate, LinkRole, Welcome, connect
 from elasticjob.rendezvous.state import new_state
-from elasticjob.store.link import Link, LinkGate, LinkRole, Welcome, connect
 from elasticjob.store.server import StoreServer
+from elasticjob.store_pod.coordinator import Coordinator
 
 KEYS = {LinkRole.NODE: b"n" * 32, LinkRole.OPERATOR: b"o" * 32}
 SETTINGS = Settings(min_nodes=1, max_nodes=2, target=2)
@@ -60,7 +60,7 @@ class Peers:
 async def peers() -> AsyncIterator[Peers]:
     now = asyncio.get_running_loop().time()
     coordinator = Coordinator(new_state(SETTINGS, attempt=1, store=0, now=now))
-    server = StoreServer(links=LinkGate(Welcome("r", 1, 0), KEYS, coordinator.serve))
+    server = StoreServer(links=LinkGate(Welcome("r", 1, 0), KEYS, coordinator.serve).accept)
     port = await server.start("127.0.0.1")
     coordinator.start()
     yield Peers(port, coordinator)
@@ -119,7 +119,7 @@ async def test_an_end_that_only_the_operator_knows_of_reaches_who_is_still_here(
 
 
 async def test_reports_of_changes_that_follow_each_other_are_one(peers: Peers, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("elasticjob.rendezvous.coordinator.REPORT_PACE", 3600.0)
+    monkeypatch.setattr("elasticjob.store_pod.coordinator.REPORT_PACE", 3600.0)
     operator = await peers.link(LinkRole.OPERATOR)
     node = await peers.node(0)
     await heard(operator, Report, lambda r: bool(r.nodes))

@@ -10,14 +10,14 @@ from dataclasses import dataclass
 import pytest
 
 from elasticjob.contract.messages import Announce, Facts, PodFact, PodState, RoundPhase, Settings, StartRound
-from elasticjob.rendezvous.coordinator import Coordinator
+from elasticjob.control_link.link import Link, LinkGate, LinkRole, Welcome, connect
 from elasticjob.rendezvous.state import new_state
-from elasticjob.store.link import Link, LinkGate, LinkRole, Welcome, connect
 from elasticjob.store.server import StoreServer
+from elasticjob.store_pod.coordinator import Coordinator
 from elasticjob_operator.keys import JobKeys
-from elasticjob_operator.links import Links
 from elasticjob_operator.manifests.services import NODE_KEY, OPERATOR_KEY
 from elasticjob_operator.plan import StoreAddress
+from elasticjob_operator.store_links import Links
 
 KEY = ("ns", "bert")
 RULES = Settings(min_nodes=1, max_nodes=2, target=1)
@@ -42,7 +42,7 @@ async def start_store(port: int = 0) -> Store:
     coordinator = Coordinator(new_state(RULES, attempt=1, store=0, now=time.monotonic()))
     roles = {LinkRole.NODE: NODE_KEY, LinkRole.OPERATOR: OPERATOR_KEY}
     keys = {role: KEYS.derive(name, "uid", 1) for role, name in roles.items()}
-    server = StoreServer(links=LinkGate(Welcome("uid", 1, 0), keys, coordinator.serve))
+    server = StoreServer(links=LinkGate(Welcome("uid", 1, 0), keys, coordinator.serve).accept)
     store = Store(server, coordinator)
     store.port = await server.start("127.0.0.1", port)
     coordinator.start()

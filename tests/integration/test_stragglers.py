@@ -67,7 +67,7 @@ OWN = """
 import mmap, os, time
 import torch
 from torch.utils.checkpoint import checkpoint
-from elasticjob.contract.page import Word
+from elasticjob.contract.progress_page import Word
 from elasticjob.training import own_time
 
 words = memoryview(mmap.mmap(-1, 4096)).cast("q")

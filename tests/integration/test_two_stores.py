@@ -13,8 +13,8 @@ import pytest
 from elasticjob.contract import codec
 from elasticjob.contract.messages import Announce, FromNode, NewerStore, Settings, Standby, ToNode
 from elasticjob.contract.names import Env
-from elasticjob.rendezvous.node import Node
-from elasticjob.store.link import Link, LinkRole, connect
+from elasticjob.control_link.link import Link, LinkRole, connect
+from elasticjob.control_link.node_client import Node
 
 PROGRAM = [sys.executable, str(Path(__file__).parents[2] / "agent" / "elasticjob"), "store"]
 KEY = b"n" * 32

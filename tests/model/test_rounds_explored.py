@@ -8,7 +8,7 @@ from types import ModuleType
 import pytest
 
 from elasticjob.contract.messages import EndReason, Report, RoundPhase
-from elasticjob.rendezvous import view
+from elasticjob.rendezvous.report import build_report
 from elasticjob.rendezvous.state import RECOVERY_TIMEOUT
 from elasticjob_operator.plan import stores
 from support import rounds_world
@@ -113,7 +113,7 @@ def test_the_exploration_gets_everywhere() -> None:
         for _ in range(STEPS):
             world = next_world(world, random)
             for store in world.stores:
-                report = view.report(store.state, world.now)
+                report = build_report(store.state, world.now)
                 reached |= {report.phase.value, *(e.reason.value for e in report.ended)}
                 reached |= {"asked"} if report.asks else set()
                 reached |= {"closed"} if store.state.newer_store is not None else set()

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from elasticjob.contract.messages import Facts, WorkersStopped
-from elasticjob.rendezvous import ending, events, rounds
+from elasticjob.rendezvous import apply_event, round_end, rounds
 from elasticjob.rendezvous.decision import Decision, Rule
 from elasticjob.rendezvous.state import Node, State
 from support.rounds_invariants import broken, left_out_for_ever
@@ -105,7 +105,7 @@ def _not_waiting_for_all(state: State, now: float) -> Decision | None:
     return _conclude(state, now)
 
 
-_conclude = ending.conclude
+_conclude = round_end.conclude
 
 
 def _old_words_count(state: State, node: Node, message: WorkersStopped, now: float) -> State:
@@ -115,7 +115,7 @@ def _old_words_count(state: State, node: Node, message: WorkersStopped, now: flo
     return _said_of_round(state, node, message, now)
 
 
-_said_of_round = events._said_of_round
+_said_of_round = apply_event._said_of_round
 
 
 def _charged_again(state: State, facts: Facts) -> State:
@@ -124,7 +124,7 @@ def _charged_again(state: State, facts: Facts) -> State:
                                                          for e in state.ended if e.charged))  # fmt: skip
 
 
-_informed = events._informed
+_informed = apply_event._informed
 
 
 def _with_rule(number: int, rule: Rule) -> tuple[Rule, ...]:
@@ -135,8 +135,8 @@ def _with_rule(number: int, rule: Rule) -> tuple[Rule, ...]:
     ("module", "name", "value", "kinds", "found"),
     [
         (rounds, "RULES", _with_rule(rounds.RULES.index(_conclude), _not_waiting_for_all), ("fail",), "still runs"),
-        (events, "_said_of_round", _old_words_count, ("late",), "old_words_have_no_effect"),
-        (events, "_informed", _charged_again, ("fail",), "a_charge_is_counted_once"),
+        (apply_event, "_said_of_round", _old_words_count, ("late",), "old_words_have_no_effect"),
+        (apply_event, "_informed", _charged_again, ("fail",), "a_charge_is_counted_once"),
     ],
 )
 def test_a_seeded_bug_is_found(

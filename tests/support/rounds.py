@@ -32,7 +32,8 @@ from elasticjob.contract.messages import (
     WorkersSucceeded,
 )
 from elasticjob.contract.names import RoundId
-from elasticjob.rendezvous import rounds, view
+from elasticjob.rendezvous import rounds
+from elasticjob.rendezvous.report import build_report, round_phase
 from elasticjob.rendezvous.state import Event, FactsArrived, NodeGone, NodeSaid, State, Tick, new_state
 
 SETTINGS = Settings(min_nodes=2, max_nodes=4, target=4, max_restarts=3)
@@ -161,11 +162,11 @@ class Job:
         return [m.pod for m in self.state.round.members.values()] if self.state.round else []
 
     def phase(self) -> RoundPhase:
-        return view.phase(self.state)
+        return round_phase(self.state)
 
     @property
     def report(self) -> Report:
-        return view.report(self.state, self.now)
+        return build_report(self.state, self.now)
 
 
 def pods(*slots: int, state: PodState = PodState.RUNNING, inc: int = 0) -> tuple[PodFact, ...]:

@@ -39,7 +39,8 @@ from elasticjob.contract.messages import (
     WorkersSucceeded,
 )
 from elasticjob.contract.names import RoundId
-from elasticjob.rendezvous import rounds, view
+from elasticjob.rendezvous import rounds
+from elasticjob.rendezvous.report import build_report
 from elasticjob.rendezvous.state import Event, FactsArrived, NewerStoreHeard, NodeGone, NodeSaid, State, Tick, new_state
 from elasticjob_operator.plan import stores
 
@@ -269,7 +270,7 @@ def _with_store(world: World, kept: tuple[Store, ...], last: Store) -> World:
 
 def _given_up(world: World, slot: int) -> World:
     """The operator hears nothing more of the newest store, whatever that still does (`links`, `plan.stores`)."""
-    return replace(world, before=view.report(world.stores[-1].state, world.now), on_lost_node=slot)
+    return replace(world, before=build_report(world.stores[-1].state, world.now), on_lost_node=slot)
 
 
 def _hang_up(world: World, incarnation: int) -> World:
@@ -394,7 +395,7 @@ def _decide(world: World, incarnation: int, event: Event) -> World:
 def _facts(world: World) -> Facts:
     """For the newest store: the one that status names."""
     pods = tuple(PodFact(a.slot, a.incarnation, a.pod, _pod_state(world, a)) for a in world.agents if a.ended is None)
-    report = view.report(world.stores[-1].state, world.now)
+    report = build_report(world.stores[-1].state, world.now)
     facts = Facts(1, world.sequence, settings(world), world.charged, world.charged_round, pods)
     return replace(facts, only_store=stores.only_store(report, world.before, older=_older(world)))
 
@@ -434,7 +435,7 @@ def _news(world: World) -> bool:
 
 
 def _uncounted(world: World) -> list[tuple[RoundId, bool]]:
-    ended = view.report(world.stores[-1].state, world.now).ended
+    ended = build_report(world.stores[-1].state, world.now).ended
     seen = world.charged_round
     return [(e.round, e.charged) for e in ended if seen is None or e.round > seen]
 

@@ -11,7 +11,7 @@ from support import rounds_invariants, rounds_world
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 NAMED = re.compile(r"`([\w/]+\.py)::(test_\w+)`")
-TABLES = ("docs/parity.md", "docs/store-dies.md")
+TABLES = ("docs/parity.md", "docs/store-loss.md")
 
 
 def rows(path: str) -> list[str]:
@@ -33,6 +33,6 @@ def test_the_tests_that_a_table_names_exist(path: str) -> None:
 
 
 def test_every_move_and_invariant_of_the_explorer_is_told_of() -> None:
-    told = set(re.findall(r"`([\w-]+)`", (REPOSITORY / "docs/store-dies.md").read_text()))
+    told = set(re.findall(r"`([\w-]+)`", (REPOSITORY / "docs/store-loss.md").read_text()))
     names = {*rounds_world.FAULTS, *(invariant.__name__ for invariant in rounds_invariants.INVARIANTS)}
     assert names - told == set()

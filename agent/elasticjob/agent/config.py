@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
-from elasticjob.agent.tell.logs import PREFIX, LogOptions, read_ranks, read_streams
-from elasticjob.agent.watch.pace import WINDOW
+from elasticjob.agent.monitoring.step_times import WINDOW
+from elasticjob.agent.reporting.log_options import PREFIX, LogOptions, read_ranks, read_streams
 from elasticjob.contract.names import DEFAULT_PORT, Backend, Env
 
 T = TypeVar("T")

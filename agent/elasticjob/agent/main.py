@@ -40,10 +40,10 @@ def _run(command: Sequence[str], early: Sequence[str], handled: Sequence[signal.
     import traceback
 
     from elasticjob.agent.config import UsageError, read_config
+    from elasticjob.agent.reporting.termination_message import write_termination
     from elasticjob.agent.runner import Agent
-    from elasticjob.agent.start.callers import torchrun_python
-    from elasticjob.agent.start.command import read_command, read_own_agent, torchrun_options
-    from elasticjob.agent.tell.termination import write_termination
+    from elasticjob.agent.start_workers.command import read_command, read_own_agent, torchrun_options
+    from elasticjob.agent.start_workers.shim_callers import torchrun_python
     from elasticjob.contract.messages import Outcome, Termination
     from elasticjob.contract.names import Backend, ExitCode
 

@@ -14,7 +14,6 @@ from collections.abc import Coroutine, Sequence
 from pathlib import Path
 
 from elasticjob.agent.config import AgentConfig
-from elasticjob.agent.environment import node_env
 from elasticjob.agent.machine import decide as machine
 from elasticjob.agent.machine import events
 from elasticjob.agent.machine.effects import (
@@ -34,24 +33,26 @@ from elasticjob.agent.machine.effects import (
 from elasticjob.agent.machine.events import Event
 from elasticjob.agent.machine.outcomes import assert_never
 from elasticjob.agent.machine.state import State
+from elasticjob.agent.monitoring.hangs import Watch
+from elasticjob.agent.monitoring.node_health import Health
+from elasticjob.agent.monitoring.reachability import Contact
+from elasticjob.agent.monitoring.step_times import Pace
 from elasticjob.agent.processes import become_subreaper
-from elasticjob.agent.start.command import Command
-from elasticjob.agent.start.launcher import Launcher
-from elasticjob.agent.start.warm import CODE_ROOT
-from elasticjob.agent.tell import endpoint, telemetry
-from elasticjob.agent.tell.output import Sink, Stream
-from elasticjob.agent.tell.termination import write_termination
-from elasticjob.agent.watch.contact import Contact
-from elasticjob.agent.watch.hang import Watch
-from elasticjob.agent.watch.health import Health
-from elasticjob.agent.watch.pace import Pace
+from elasticjob.agent.reporting import health_endpoint, telemetry
+from elasticjob.agent.reporting.termination_message import write_termination
+from elasticjob.agent.reporting.worker_output import Sink, Stream
+from elasticjob.agent.start_workers.command import Command
+from elasticjob.agent.start_workers.launcher import Launcher
+from elasticjob.agent.worker_environment import node_env
 from elasticjob.agent.workers import Workers
+from elasticjob.code_root import CODE_ROOT
 from elasticjob.contract.messages import Announce, Failure, FailureClass, StartRound, StepTimes
 from elasticjob.contract.names import ExitCode, RoundId
-from elasticjob.rendezvous.node import GaveUp, Node
-from elasticjob.store.link import KeepAlive, Link, LinkRole, connect
+from elasticjob.control_link.link import Link, LinkRole, connect
+from elasticjob.control_link.node_client import GaveUp, Node
+from elasticjob.keep_alive import KeepAlive
 from elasticjob.store.server import StoreServer
-from elasticjob.training import block
+from elasticjob.training import state_block
 
 log = logging.getLogger(__name__)
 
@@ -125,7 +126,7 @@ class Agent:
         self._health = Health(str(scratch), config.gpus, env, self._workers.spared)
         self._state = State(me=await self._announcement(), stop_grace=config.stop_grace, processes=config.processes)
         self._tally = telemetry.Tally(self._loop.time(), self._loop.time())
-        self._endpoint = await endpoint.serve(
+        self._endpoint = await health_endpoint.serve(
             config.env,
             lambda: telemetry.health(self._tally, self._state, self._loop.time()),
             lambda: telemetry.metrics(self._tally, self._state, self._loop.time()),
@@ -169,7 +170,7 @@ class Agent:
     async def _fresh_store(self) -> int:
         """Bind the store of the next round. The last one stays up: peers that still stop may use it."""
         loopback = self._config.address.startswith("127.")
-        store = StoreServer(links=self._contact.gate())
+        store = StoreServer(links=self._contact.gate().accept)
         host = "127.0.0.1" if loopback else "::" if ":" in self._config.address else "0.0.0.0"  # noqa: S104
         port = await store.start(host)
         self._stores.append(store)
@@ -304,7 +305,7 @@ class Agent:
     async def _save_state(self) -> None:
         """This node goes, and with it the copy that `elasticjob.State` keeps here: save it where the script says."""
         try:
-            if path := await asyncio.to_thread(block.save_where_it_says, self._workers.ranks.memory):
+            if path := await asyncio.to_thread(state_block.save_where_it_says, self._workers.ranks.memory):
                 log.info("training state saved to %s", path)
         except (OSError, ValueError) as error:
             log.warning("training state not saved: %s", error)

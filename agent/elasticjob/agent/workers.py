@@ -13,14 +13,20 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from elasticjob.agent.config import AgentConfig
-from elasticjob.agent.environment import rendezvous_id, torchrun_env, worker_env
+from elasticjob.agent.monitoring.hangs import Standing, farthest_behind, take_stacks
+from elasticjob.agent.monitoring.worker_exits import (
+    Evidence,
+    OomCounter,
+    failure_of,
+    read_error_file,
+    read_torchrun_report,
+)
+from elasticjob.agent.monitoring.worker_progress import Progress, Ranks
 from elasticjob.agent.processes import descendants, kill, reap, signal_group, signal_one
-from elasticjob.agent.start.launcher import Launcher, StartError, WorkerStart
-from elasticjob.agent.tell.logs import STDERR, STDOUT
-from elasticjob.agent.tell.output import TORCHRUN_FAILED, FileSink, Sink, Stream, Tail
-from elasticjob.agent.watch.evidence import Evidence, OomCounter, failure_of, read_error_file, read_torchrun_report
-from elasticjob.agent.watch.hang import Standing, farthest_behind, take_stacks
-from elasticjob.agent.watch.ranks import Progress, Ranks
+from elasticjob.agent.reporting.log_options import STDERR, STDOUT
+from elasticjob.agent.reporting.worker_output import TORCHRUN_FAILED, FileSink, Sink, Stream, Tail
+from elasticjob.agent.start_workers.launcher import Launcher, StartError, WorkerStart
+from elasticjob.agent.worker_environment import rendezvous_id, torchrun_env, worker_env
 from elasticjob.contract.messages import Failure, FailureClass, StartRound
 from elasticjob.contract.names import Backend, RoundId
 

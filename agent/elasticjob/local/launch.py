@@ -20,8 +20,8 @@ from typing import Any
 
 from elasticjob.contract.messages import Failure
 from elasticjob.contract.names import GROUP, KIND, VERSION, ExitCode, RoundId
-from elasticjob.local.driver import Driver
-from elasticjob.local.entry import CALL, VALUE
+from elasticjob.local.launch_entry import CALL, VALUE
+from elasticjob.local.local_run import Driver
 from elasticjob.local.manifest import read_job
 
 
@@ -108,7 +108,7 @@ def _call(function: Callable[..., Any], args: tuple[Any, ...], folder: Path) -> 
     with (folder / CALL).open("wb") as file:
         pickle.dump(preparation, file)
         pickle.dump((function, args), file)
-    return [sys.executable, "-m", "elasticjob.local.entry", str(folder)]
+    return [sys.executable, "-m", "elasticjob.local.launch_entry", str(folder)]
 
 
 def _result(code: int, driver: Driver, folder: Path) -> RunResult:

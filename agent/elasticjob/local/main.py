@@ -8,7 +8,7 @@ from collections.abc import Callable
 from functools import partial
 
 from elasticjob.contract.names import ExitCode
-from elasticjob.local.driver import Driver
+from elasticjob.local.local_run import Driver
 from elasticjob.local.manifest import LocalJob, ManifestError, load, read_job
 
 
@@ -27,7 +27,7 @@ async def _run(job: LocalJob) -> int:
     if not (sys.stdin.isatty() and sys.stdout.isatty() and sys.stderr.isatty()):
         return await Driver(job).run()
     try:
-        from elasticjob.local.live import LiveTable
+        from elasticjob.local.live_table import LiveTable
     except ImportError:
         print("[job] pip install 'elasticjob[cli]' shows a live table here", file=sys.stderr)
         return await Driver(job).run()

@@ -23,9 +23,10 @@ from elasticjob.contract.messages import (
     Outcome,
 )
 from elasticjob.contract.names import RoundId
-from elasticjob.rendezvous import only_store, planned, ranks, recovery, standstill
+from elasticjob.rendezvous import confirmation, planned_end, rank_assignment, stalls, store_recovery
+from elasticjob.rendezvous.apply_event import observe, out_of_date, standby
 from elasticjob.rendezvous.decision import Decision, Rule, names, several
-from elasticjob.rendezvous.ending import (
+from elasticjob.rendezvous.round_end import (
     agree,
     believe,
     conclude,
@@ -36,7 +37,6 @@ from elasticjob.rendezvous.ending import (
     stop_deadline,
     succeed,
 )
-from elasticjob.rendezvous.events import observe, out_of_date, standby
 from elasticjob.rendezvous.state import (
     BLIP_GRACE,
     Event,
@@ -96,13 +96,13 @@ def deadline(state: State, now: float) -> float | None:
     times = [n.gone_at + BLIP_GRACE for n in state.nodes.values() if n.gone_at is not None]
     if state.outcome is None:
         if state.asked_at is not None:
-            times.append(state.asked_at + only_store.WORD_HOLDS)
-        waits = (state.last_call_at, state.recovering_until, recovery.deadline(state), standstill.deadline(state))
+            times.append(state.asked_at + confirmation.WORD_HOLDS)
+        waits = (state.last_call_at, state.recovering_until, store_recovery.deadline(state), stalls.deadline(state))
         times += [t for t in waits if t is not None]
         if state.joiners_since is not None:
             times.append(state.joiners_since + state.settings.scale_up_stabilization)
         if state.round is not None and state.round.ending is not None:
-            plan = planned.deadline(state.round, state.settings.graceful_shutdown)
+            plan = planned_end.deadline(state.round, state.settings.graceful_shutdown)
             times.append(plan if plan is not None else stop_deadline(state, state.round.ending))
     return min((t for t in times if t > now), default=None)
 
@@ -132,7 +132,7 @@ def _farewell(state: State, node: Node) -> Finish:
 
 def _recover(state: State, now: float) -> Decision | None:
     """A successor store restores the round it finds, ends it, or finds none."""
-    verdict = recovery.judge(state, now)
+    verdict = store_recovery.judge(state, now)
     if verdict is None:
         return None
     state = replace(state, recovering_until=None)
@@ -142,7 +142,7 @@ def _recover(state: State, now: float) -> Decision | None:
         if node.membership is not None and node.membership.state is not MemberState.STOPPED:
             decision = decision.then(out_of_date(decision.state, node, node.membership.assignment.round))
     if verdict.round is None:
-        return replace(decision, state=recovery.past(decision.state))
+        return replace(decision, state=store_recovery.past(decision.state))
     state = replace(
         decision.state,
         round=verdict.round,
@@ -205,12 +205,12 @@ def _form(state: State, now: float) -> Decision | None:
 
 
 def _start(state: State, pool: Sequence[Node], why: str, now: float) -> Decision | None:
-    if only_store.needs_word(state, now):
-        asking = only_store.ask(state, now)
-        return None if asking is None else Decision(asking, reason=only_store.words(state))
-    chosen = ranks.choose(pool, state.last_members, state.settings.target, state.settings.slots)
+    if confirmation.needs_word(state, now):
+        asking = confirmation.ask(state, now)
+        return None if asking is None else Decision(asking, reason=confirmation.words(state))
+    chosen = rank_assignment.choose(pool, state.last_members, state.settings.target, state.settings.slots)
     round_id = RoundId(state.attempt, state.store, state.n + 1)
-    members = ranks.assign(
+    members = rank_assignment.assign(
         chosen,
         round_id,
         restarts=state.charged,
@@ -235,6 +235,6 @@ def _start(state: State, pool: Sequence[Node], why: str, now: float) -> Decision
 
 
 RULES: tuple[Rule, ...] = (
-    believe, _recover, lose, succeed, end_broken, agree, conclude, standstill.tell, _dismiss, _make_room, _form,
+    believe, _recover, lose, succeed, end_broken, agree, conclude, stalls.tell, _dismiss, _make_room, _form,
 )  # fmt: skip
 """In order: what is known to be over is settled before anything new begins."""

@@ -22,7 +22,7 @@ from elasticjob.contract.messages import (
     ToNode,
 )
 from elasticjob.contract.names import RoundId
-from elasticjob.rendezvous.overlay import put
+from elasticjob.rendezvous.persistent_map import put
 
 BLIP_GRACE = 0.25
 """Seconds that a node whose link closed has to come back: a blip is not a death."""

@@ -8,7 +8,7 @@ from statistics import median
 
 from elasticjob.contract.messages import StepTimes, Straggler
 from elasticjob.contract.names import RoundId
-from elasticjob.rendezvous.overlay import put
+from elasticjob.rendezvous.persistent_map import put
 from elasticjob.rendezvous.state import Round, State
 
 LEAST_SHARE = 0.1

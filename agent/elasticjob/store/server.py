@@ -6,16 +6,22 @@ import asyncio
 import logging
 import socket
 from collections import Counter
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
-from typing import cast
+from typing import TypeAlias, cast
 
-from elasticjob.store.answers import Answers
-from elasticjob.store.link import KeepAlive, LinkGate, accept
+from elasticjob.keep_alive import KeepAlive
+from elasticjob.store.executor import Answers
 from elasticjob.store.reader import RequestReader
 from elasticjob.store.storage import Storage
 from elasticjob.store.wire import MAGIC, Limits, Op, Request, WireError
 
 log = logging.getLogger(__name__)
+
+Drop: TypeAlias = Callable[[str, str, str], None]
+"""Counts and logs a dropped peer: (reason, peer, message)."""
+TakeOver: TypeAlias = Callable[[asyncio.Transport, int, bytes, Drop], Coroutine[None, None, None]]
+"""Serves a connection that opened with Op.LINK: (transport, the client's number, bytes that followed, drop)."""
 
 _BACKLOG = 4096
 _TURN_REQUESTS, _TURN_BYTES = 256, 1024 * 1024
@@ -38,7 +44,7 @@ class Counters:
 class StoreServer:
     """Serves one store's keys in the running event loop. Without `links` the link operation is refused."""
 
-    def __init__(self, *, limits: Limits = Limits(), links: LinkGate | None = None) -> None:  # noqa: B008
+    def __init__(self, *, limits: Limits = Limits(), links: TakeOver | None = None) -> None:  # noqa: B008
         self.limits = limits
         self.links = links
         self.counters = Counters()
@@ -212,10 +218,10 @@ class _Client(asyncio.Protocol):
 
     # ---- ends
 
-    def _become_link(self, gate: LinkGate, protocol: int) -> None:
+    def _become_link(self, take_over: TakeOver, number: int) -> None:
         rest = self._reader.rest()
         self._let_go()
-        task = asyncio.ensure_future(accept(gate, self._transport, protocol, rest, self._server.drop))
+        task = asyncio.ensure_future(take_over(self._transport, number, rest, self._server.drop))
         self._server.tasks.add(task)
         task.add_done_callback(self._server.tasks.discard)
 

@@ -32,7 +32,8 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import RendezvousSe
 
 from elasticjob.contract.messages import ANY_SLOT, Announce, Outcome, StartRound, Termination
 from elasticjob.contract.names import Env
-from elasticjob.store.link import KeepAlive, Link, LinkRole, connect
+from elasticjob.control_link.link import Link, LinkRole, connect
+from elasticjob.keep_alive import KeepAlive
 from elasticjob.torchrun import BACKEND
 from elasticjob.torchrun.session import Session
 from elasticjob.torchrun.stores import HostedStore, tcp_store

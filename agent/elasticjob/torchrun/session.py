@@ -28,8 +28,8 @@ from elasticjob.contract.messages import (
     Termination,
     ToNode,
 )
-from elasticjob.rendezvous.node import GaveUp, Node
-from elasticjob.store.link import Link, LinkRefused
+from elasticjob.control_link.link import Link, LinkRefused
+from elasticjob.control_link.node_client import GaveUp, Node
 
 log = logging.getLogger(__name__)
 

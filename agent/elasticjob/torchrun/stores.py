@@ -8,7 +8,6 @@ import os
 import secrets
 import socket
 import subprocess
-import sys
 import weakref
 from datetime import timedelta
 from typing import Any
@@ -19,10 +18,10 @@ from torch.distributed.elastic.rendezvous.api import RendezvousConnectionError, 
 from torch.distributed.elastic.rendezvous.utils import _matches_machine_hostname, parse_rendezvous_endpoint
 
 from elasticjob.agent.processes import die_with_parent
+from elasticjob.code_root import program
 from elasticjob.contract import codec
 from elasticjob.contract.messages import Settings
 from elasticjob.contract.names import DEFAULT_PORT, Env
-from elasticjob.local.children import program
 
 READ_TIMEOUT = 60
 """Seconds that an operation on a store may take, unless `read_timeout` says otherwise."""
@@ -82,7 +81,7 @@ class HostedStore:
                 Env.LISTEN_FD: str(listening.fileno()),
             }
             self._process = subprocess.Popen(
-                [sys.executable, *program()[1:], "store"],
+                [*program(), "store"],
                 env={name: value for name, value in environ.items() if name not in _NOT_INHERITED},
                 stdin=subprocess.DEVNULL,
                 pass_fds=(listening.fileno(),),

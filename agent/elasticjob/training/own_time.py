@@ -13,7 +13,7 @@ import sys
 from time import monotonic_ns
 from typing import Any
 
-from elasticjob.contract.page import Word
+from elasticjob.contract.progress_page import Word
 
 _OWN = int(Word.OWN)
 

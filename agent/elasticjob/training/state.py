@@ -9,9 +9,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from elasticjob.training import block, channel
-from elasticjob.training.block import ALIGN, START, Head
-from elasticjob.training.tree import Packed, unpack
+from elasticjob.training import progress_channel, state_block
+from elasticjob.training.state_block import ALIGN, START, Head
+from elasticjob.training.state_tree import Packed, unpack
 
 _PIECE = 64 << 20
 """Bytes broadcast at a time: what a GPU must have to spare."""
@@ -37,10 +37,10 @@ class State:
         self._values = ("step", *(name for name in parts if name not in self._objects))
         self.__dict__.update(parts, step=step)
         self._keeper = int(os.environ.get("LOCAL_RANK", "0")) == 0
-        shared = channel.node_memory()
+        shared = progress_channel.node_memory()
         self._shared = shared or _own_memory()
         self._memory = self._shared if self._keeper else _own_memory()
-        channel.on_stop(self.commit)
+        progress_channel.on_stop(self.commit)
 
     def commit(self) -> None:
         """Keep a copy of everything as it is now: a crash from here on loses only what came after."""
@@ -51,18 +51,18 @@ class State:
         data = _data_after(len(text))
         memory = self._older()
         whole = Head(self.step, len(text), data + packed.size)
-        view = block.begin(memory, whole.size)
+        view = state_block.begin(memory, whole.size)
         view[START : START + len(text)] = text
         packed.write(view, data)
-        block.finish(memory, whole)
+        state_block.finish(memory, whole)
 
     def sync(self) -> None:
         """Bring every rank, also those that joined, to the newest state: of a node's memory, else of `path`.
 
         Call it once the process group exists, before the first step. Where nothing is found nothing changes.
         """
-        index, kept = block.newest(self._shared)
-        saved = block.head_of_file(self.path) if self.path else block.ABSENT
+        index, kept = state_block.newest(self._shared)
+        saved = state_block.head_of_file(self.path) if self.path else state_block.ABSENT
         offers = _gather([kept.step, kept.text, kept.size, saved.step, saved.text, saved.size])
         in_memory = max(offer[0] for offer in offers) >= 0
         column = 0 if in_memory else 3
@@ -76,7 +76,7 @@ class State:
                 self._give(self._shared[index] if in_memory else None, whole, source)
             else:
                 self._take(whole, source)
-        channel.progress(self.step)
+        progress_channel.progress(self.step)
 
     def save(self) -> None:
         """Commit, and write `path` now (rank 0): a checkpoint by hand."""
@@ -84,7 +84,7 @@ class State:
             raise ValueError("State(path=...) says where to save")
         self.commit()
         if _rank() == 0:
-            block.save(self._shared[block.newest(self._shared)[0]], self.path)
+            state_block.save(self._shared[state_block.newest(self._shared)[0]], self.path)
 
     # ---- between objects and trees -----------------------------------------------------------------------------------
 
@@ -93,7 +93,7 @@ class State:
         return {"objects": objects, "values": {name: getattr(self, name) for name in self._values}}
 
     def _load(self, descriptor: int) -> None:
-        whole, text, view = block.read(descriptor)
+        whole, text, view = state_block.read(descriptor)
         tree = unpack(text["tree"], view, _data_after(whole.text))
         for name, part in self._objects.items():
             _restore(part, tree["objects"][name])
@@ -101,7 +101,7 @@ class State:
 
     def _older(self) -> int:
         """Where to write: the newest stays whole until there is a newer one."""
-        index, _ = block.newest(self._memory)
+        index, _ = state_block.newest(self._memory)
         return self._memory[1 - index]
 
     # ---- between ranks -----------------------------------------------------------------------------------------------
@@ -109,7 +109,7 @@ class State:
     def _give(self, memory: int | None, whole: Head, source: int) -> None:
         descriptor = os.open(self.path or "", os.O_RDONLY) if memory is None else memory
         try:
-            _, _, view = block.read(descriptor)
+            _, _, view = state_block.read(descriptor)
             for piece in _pieces(view, whole) if _distributed() else ():
                 dist.broadcast(piece.to(_device()), source)
             self._load(descriptor)
@@ -119,13 +119,13 @@ class State:
 
     def _take(self, whole: Head, source: int) -> None:
         memory = self._older()
-        view = block.begin(memory, whole.size)
+        view = state_block.begin(memory, whole.size)
         for piece in _pieces(view, whole):
             staged = piece if _device().type == "cpu" else torch.empty_like(piece, device=_device())
             dist.broadcast(staged, source)
             if staged is not piece:
                 piece.copy_(staged)
-        block.finish(memory, whole)
+        state_block.finish(memory, whole)
         self._load(memory)
 
 

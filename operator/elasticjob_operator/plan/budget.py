@@ -17,7 +17,7 @@ from elasticjob_operator.actions import Note
 from elasticjob_operator.model.raw import moment, objects
 from elasticjob_operator.plan import failures
 from elasticjob_operator.plan.context import Context
-from elasticjob_operator.plan.slots import Replace, Slot
+from elasticjob_operator.plan.pod_decisions import Replace, Slot
 
 RECENT = 10
 """How many failures status keeps."""

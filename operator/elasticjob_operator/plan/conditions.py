@@ -11,8 +11,8 @@ from elasticjob_operator.model.raw import timestamp
 from elasticjob_operator.model.status import LOST, UNFIT, AvoidedNode, Condition, ConditionType
 from elasticjob_operator.plan.budget import Budget
 from elasticjob_operator.plan.context import LOST_GRACE, Context
-from elasticjob_operator.plan.ending import Verdict
-from elasticjob_operator.plan.slots import Replace, Slot
+from elasticjob_operator.plan.job_end import Verdict
+from elasticjob_operator.plan.pod_decisions import Replace, Slot
 from elasticjob_operator.plan.stores import Store
 from elasticjob_operator.plan.workers import Workers
 from elasticjob_operator.plan.world import World

@@ -7,7 +7,7 @@ from typing import Any
 from elasticjob.contract.messages import Failure, FailureClass
 from elasticjob_operator.model.pods import Pod
 from elasticjob_operator.model.raw import timestamp
-from elasticjob_operator.plan.slots import Replace, Slot, describe_end
+from elasticjob_operator.plan.pod_decisions import Replace, Slot, describe_end
 
 MESSAGE_LENGTH = 1024
 

@@ -19,12 +19,12 @@ from elasticjob_operator.actions import (
 from elasticjob_operator.model.observed import Job, Observed
 from elasticjob_operator.model.raw import timestamp
 from elasticjob_operator.model.status import Condition, ConditionType
-from elasticjob_operator.plan import ending, world
+from elasticjob_operator.plan import job_end, world
 from elasticjob_operator.plan.budget import Budget, plan_budget
 from elasticjob_operator.plan.conditions import Facts
 from elasticjob_operator.plan.context import Context, Todo
-from elasticjob_operator.plan.notes import notes
-from elasticjob_operator.plan.slots import judge_slots, still_avoided
+from elasticjob_operator.plan.event_records import notes
+from elasticjob_operator.plan.pod_decisions import judge_slots, still_avoided
 from elasticjob_operator.plan.status import minor, next_status, same, told_conditions
 from elasticjob_operator.plan.stores import Store, plan_store, word
 from elasticjob_operator.plan.workers import Workers, plan_workers
@@ -73,13 +73,13 @@ def plan(observed: Observed, image: str, now: float) -> Plan:
         return _invalid(job, now)
     ctx = Context(observed, job.spec, now)
     slots = judge_slots(ctx)
-    told_before = ending.given_before(ctx)
+    told_before = job_end.given_before(ctx)
     budget = _frozen(ctx) if told_before else plan_budget(ctx, slots)
     seen = world.look(ctx)
-    verdict = ending.judge(ctx, seen, budget)
+    verdict = job_end.judge(ctx, seen, budget)
     if verdict is not None:
         store, workers = _last_store(ctx), _no_more_workers(ctx)
-        todo = ending.clean(ctx, verdict, told=seen.outcome is not None)
+        todo = job_end.clean(ctx, verdict, told=seen.outcome is not None)
     elif _names_taken(ctx):
         store, workers = _last_store(ctx), _no_more_workers(ctx)
         todo = Todo(wake=(ctx.now + NAME_WAIT,))
@@ -93,7 +93,7 @@ def plan(observed: Observed, image: str, now: float) -> Plan:
     if verdict is None:
         told_notes += notes(facts, told)
     elif told_before is None:
-        told_notes += (ending.note(verdict),)
+        told_notes += (job_end.note(verdict),)
     status = next_status(facts, told, image)
     return Plan(
         status=None if same(status, ctx.status.raw) else status,
@@ -182,7 +182,7 @@ def _link_facts(f: Facts) -> LinkFacts:
     )
 
 
-def _finish(verdict: ending.Verdict) -> Finish:
+def _finish(verdict: job_end.Verdict) -> Finish:
     """For a coordinator that did not declare the job's end, or died since: nobody who is still here may run again."""
     outcome = Outcome.SUCCEEDED if verdict.succeeded else Outcome.FAILED
     return Finish(outcome, verdict.reason, verdict.message[:1024])

@@ -14,7 +14,7 @@ from elasticjob_operator.model.status import Condition, ConditionType
 from elasticjob_operator.plan import conditions, stragglers
 from elasticjob_operator.plan.budget import RECENT
 from elasticjob_operator.plan.conditions import Facts
-from elasticjob_operator.plan.ending import over
+from elasticjob_operator.plan.job_end import over
 
 
 def next_status(f: Facts, told: dict[ConditionType, Condition], image: str) -> dict[str, Any]:

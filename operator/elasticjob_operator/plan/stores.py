@@ -14,7 +14,7 @@ from elasticjob_operator.model.observed import RefusalReason
 from elasticjob_operator.model.pods import Pod
 from elasticjob_operator.model.status import AvoidedNode
 from elasticjob_operator.plan.context import COME_OVER, LEASE_LATE, STORE_SILENT, Context, Todo
-from elasticjob_operator.plan.slots import avoided_names
+from elasticjob_operator.plan.pod_decisions import avoided_names
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from elasticjob_operator.manifests.names import worker_pod
 from elasticjob_operator.model.pods import Pod
 from elasticjob_operator.model.status import LOST, UNFIT, AvoidedNode
 from elasticjob_operator.plan.context import Context, Todo
-from elasticjob_operator.plan.slots import Create, Keep, Replace, Slot, is_lost, still_avoided
+from elasticjob_operator.plan.pod_decisions import Create, Keep, Replace, Slot, is_lost, still_avoided
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from elasticjob.agent.start.command import (
+from elasticjob.agent.start_workers.command import (
     Mode,
     PlainCommand,
     PythonCommand,

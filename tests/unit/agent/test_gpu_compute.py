@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from elasticjob.agent.watch import gpu_compute
-from elasticjob.agent.watch.gpu_compute import BLOCKS, THREADS, Driver, DriverError, judge, look
+from elasticjob.agent.monitoring import gpu_compute
+from elasticjob.agent.monitoring.gpu_compute import BLOCKS, THREADS, Driver, DriverError, judge, look
 
 BLOCK = struct.pack(f"{THREADS}I", *range(1, THREADS + 1))
 RIGHT = BLOCK * BLOCKS

@@ -6,7 +6,7 @@ from rich.console import Console
 
 from elasticjob.contract.messages import NodeReport, Report, RoundPhase, Straggler
 from elasticjob.contract.names import RoundId
-from elasticjob.local.live import render
+from elasticjob.local.live_table import render
 from elasticjob.local.screen import PodView, View
 
 NODES = (

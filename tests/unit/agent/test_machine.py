@@ -62,7 +62,7 @@ from elasticjob.contract.messages import (
     WorkersSucceeded,
 )
 from elasticjob.contract.names import ExitCode, RoundId
-from elasticjob.policy import HANG_GRACE
+from elasticjob.diagnosis import HANG_GRACE
 
 ME = Announce(0, 0, "boot", "job-0-0", "10.0.0.1", 1000, local_world_size=2)
 R1, R2 = RoundId(1, 0, 1), RoundId(1, 0, 2)

@@ -13,12 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elasticjob.agent.config import UsageError, read_config
-from elasticjob.agent.environment import node_env, torchrun_env, worker_env
 from elasticjob.agent.main import signals
-from elasticjob.agent.tell.logs import STDERR, STDOUT, LogOptions, read_ranks, read_streams
-from elasticjob.agent.tell.output import MAX_LINE, MAX_PENDING, Sink, Stream, Tail
-from elasticjob.agent.tell.termination import MAX_BYTES, termination_json
-from elasticjob.agent.watch.evidence import Evidence, failure_of, read_error_file, read_torchrun_report
+from elasticjob.agent.monitoring.worker_exits import Evidence, failure_of, read_error_file, read_torchrun_report
+from elasticjob.agent.reporting.log_options import STDERR, STDOUT, LogOptions, read_ranks, read_streams
+from elasticjob.agent.reporting.termination_message import MAX_BYTES, termination_json
+from elasticjob.agent.reporting.worker_output import MAX_LINE, MAX_PENDING, Sink, Stream, Tail
+from elasticjob.agent.worker_environment import node_env, torchrun_env, worker_env
 from elasticjob.contract import codec
 from elasticjob.contract.messages import Failure, FailureClass, Outcome, StartRound, Termination
 from elasticjob.contract.names import Env, RoundId

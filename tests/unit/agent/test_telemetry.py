@@ -10,8 +10,8 @@ from dataclasses import replace
 import pytest
 
 from elasticjob.agent.machine.state import Phase, State
-from elasticjob.agent.tell import endpoint
-from elasticjob.agent.tell.telemetry import Names, Tally, count, final_events, health, metrics
+from elasticjob.agent.reporting import health_endpoint
+from elasticjob.agent.reporting.telemetry import Names, Tally, count, final_events, health, metrics
 from elasticjob.contract.messages import Announce, Failure, FailureClass, Outcome, StartRound
 from elasticjob.contract.names import RoundId
 
@@ -84,8 +84,8 @@ async def test_the_health_endpoint() -> None:
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
     tally = Tally(1.0, 1.0)
-    server = await endpoint.serve(
-        {endpoint.PORT: str(port)}, lambda: health(tally, RUNNING, 3.0), lambda: metrics(tally, RUNNING, 3.0)
+    server = await health_endpoint.serve(
+        {health_endpoint.PORT: str(port)}, lambda: health(tally, RUNNING, 3.0), lambda: metrics(tally, RUNNING, 3.0)
     )
     assert server is not None
     try:
@@ -97,7 +97,7 @@ async def test_the_health_endpoint() -> None:
 
 @pytest.mark.parametrize("port", ["", "x", "99999999"])
 async def test_no_health_endpoint(port: str) -> None:
-    assert await endpoint.serve({endpoint.PORT: port}, str, str) is None
+    assert await health_endpoint.serve({health_endpoint.PORT: port}, str, str) is None
 
 
 async def _get(port: int, path: str) -> str:

@@ -7,8 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from elasticjob.agent.start.libuv import WITHOUT_LIBUV
-from elasticjob.agent.without_libuv.sitecustomize import MODULES
+from elasticjob.agent.start_workers.libuv import WITHOUT_LIBUV
+from elasticjob.agent.start_workers.without_libuv.sitecustomize import MODULES
 
 
 def test_torch_is_told_and_what_is_hidden_is_loaded(tmp_path: Path) -> None:

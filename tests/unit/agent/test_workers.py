@@ -11,9 +11,9 @@ import pytest
 
 from elasticjob.agent import workers as workers_module
 from elasticjob.agent.config import AgentConfig, read_config
-from elasticjob.agent.start.command import read_command
-from elasticjob.agent.start.launcher import Launcher
-from elasticjob.agent.tell.output import Sink
+from elasticjob.agent.reporting.worker_output import Sink
+from elasticjob.agent.start_workers.command import read_command
+from elasticjob.agent.start_workers.launcher import Launcher
 from elasticjob.agent.workers import Workers
 from elasticjob.contract.messages import FailureClass, StartRound
 from elasticjob.contract.names import Env, RoundId

@@ -18,7 +18,7 @@ from elasticjob.contract.messages import (
     RoundPhase,
 )
 from elasticjob.contract.names import RoundId
-from elasticjob.rendezvous.only_store import WORD_HOLDS
+from elasticjob.rendezvous.confirmation import WORD_HOLDS
 from elasticjob_operator.actions import CreateStore, CreateWorker, DeletePod, DeleteService, PointStoreService
 from elasticjob_operator.model.observed import Link, Observed, Refusal, RefusalReason
 from elasticjob_operator.model.pods import Pod

@@ -26,9 +26,9 @@ from elasticjob.contract.messages import (
     WorkersStopped,
 )
 from elasticjob.contract.names import RoundId
-from elasticjob.policy import HANG_GRACE
+from elasticjob.diagnosis import HANG_GRACE
 from elasticjob.rendezvous import rounds
-from elasticjob.rendezvous.standstill import SETTLE
+from elasticjob.rendezvous.stalls import SETTLE
 from elasticjob.rendezvous.state import NodeSaid
 from support.rounds import SETTINGS, Job, job_of, member_of, pods
 

@@ -70,7 +70,7 @@ from elasticjob.contract.messages import (
     WorkersSucceeded,
 )
 from elasticjob.contract.names import RoundId
-from elasticjob.policy import HANG_GRACE
+from elasticjob.diagnosis import HANG_GRACE
 
 LEAVE_TIMEOUT = 10.0
 """Seconds that a leaving node whose workers have ended waits for the coordinator's `Finish`."""

@@ -1,0 +1,96 @@
+"""The processes of a local run: how a store and an agent are started."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from elasticjob.agent.processes import die_with_parent
+from elasticjob.code_root import program
+from elasticjob.contract import codec
+from elasticjob.contract.names import Env, ExitCode
+from elasticjob.control_link.link import LinkRole
+from elasticjob.local.manifest import LocalJob
+
+
+@dataclass(frozen=True)
+class Site:
+    """What all processes of one run share. Keys in hex; `scratch` is a folder of the run's own."""
+
+    job: LocalJob
+    run_id: str
+    keys: Mapping[LinkRole, str]
+    port: int
+    scratch: Path
+
+    async def store(self, output: int) -> asyncio.subprocess.Process:
+        """The job's store, writing to the descriptor `output`."""
+        environ = {
+            **os.environ,
+            Env.JOB: self.job.name,
+            Env.RUN_ID: self.run_id,
+            Env.NODE_KEY: self.keys[LinkRole.NODE],
+            Env.OPERATOR_KEY: self.keys[LinkRole.OPERATOR],
+            Env.EXECUTION_ATTEMPT: "1",
+            Env.STORE_INCARNATION: "0",
+            Env.PORT: str(self.port),
+            Env.SETTINGS: codec.dumps(self.job.settings).decode(),
+            Env.STATE_DIR: str(self.scratch),
+        }
+        return await _start([*program(), "store"], environ, output)
+
+    async def agent(self, slot: int, incarnation: int, pod: str, output: int | None) -> asyncio.subprocess.Process:
+        """A node's agent. `output`: a descriptor, subprocess.PIPE, or None for our own."""
+        job = self.job
+        environ = {
+            **os.environ,
+            "PYTHONUNBUFFERED": "1",
+            **job.env,
+            Env.JOB: job.name,
+            Env.RUN_ID: self.run_id,
+            Env.NODE_KEY: self.keys[LinkRole.NODE],
+            Env.EXECUTION_ATTEMPT: "1",
+            Env.SLOT: str(slot),
+            Env.POD_NAME: pod,
+            Env.POD_IP: "127.0.0.1",
+            Env.POD_INCARNATION: str(incarnation),
+            Env.STORE_ENDPOINT: f"127.0.0.1:{self.port}",
+            Env.NPROC_PER_NODE: str(job.nproc_per_node),
+            Env.GPUS: str(job.gpus),
+            Env.ROLE: job.role,
+            Env.RENDEZVOUS_BACKEND: job.backend.value,
+            Env.PRELOAD: ",".join(job.preload),
+            Env.STOP_GRACE_SECONDS: str(job.settings.stop_grace),
+            Env.JOIN_TIMEOUT_SECONDS: str(job.settings.join_timeout),
+            Env.KEEP_ALIVE: f"{job.settings.keep_alive_interval:g}x{job.settings.keep_alive_max_attempts}",
+            Env.TERMINATION_LOG: str(self.scratch / f"{pod}.json"),
+        }
+        return await _start([*program(), "agent", "--", *job.command], environ, output, job.working_dir)
+
+
+def ending(code: int) -> str:
+    """A process's return code for people."""
+    if code < 0:
+        return signal.Signals(-code).name
+    known = {e.value: e.name.lower() for e in ExitCode}
+    return f"exit {code}{', ' + known[code] if code in known else ''}"
+
+
+async def _start(
+    argv: list[str], environ: Mapping[str, str], output: int | None, directory: str | None = None
+) -> asyncio.subprocess.Process:
+    """A process that dies with this one, out of reach of the terminal's Ctrl-C."""
+    return await asyncio.create_subprocess_exec(
+        *argv,
+        env=environ,
+        cwd=directory,
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=output,
+        stderr=asyncio.subprocess.STDOUT if output == asyncio.subprocess.PIPE else output,
+        start_new_session=True,
+        preexec_fn=die_with_parent,
+    )

@@ -1,0 +1,170 @@
+"""Carry out actions. What the API server answers is remembered for the next look; nothing is decided here."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, assert_never
+
+from elasticjob_operator import manifests
+from elasticjob_operator.actions import (
+    Action,
+    CreateNodesService,
+    CreateSecret,
+    CreateStore,
+    CreateStoreService,
+    CreateWorker,
+    DeletePod,
+    DeleteService,
+    PointStoreService,
+)
+from elasticjob_operator.job_memory import JobMemory
+from elasticjob_operator.keys import JobKeys
+from elasticjob_operator.kube import (
+    PODS,
+    SECRETS,
+    SERVICES,
+    AlreadyExists,
+    Conflict,
+    KubeApi,
+    KubeError,
+    NotFound,
+    Refused,
+    Resource,
+)
+from elasticjob_operator.manifests.names import attempt
+from elasticjob_operator.manifests.services import store_selector
+from elasticjob_operator.model.observed import Job, RefusalReason
+from elasticjob_operator.model.spec import JobSpec
+from elasticjob_operator.observe import is_owned
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class Actor:
+    """Carries out one plan's actions for one job."""
+
+    api: KubeApi
+    keys: JobKeys
+    job: Job
+    spec: JobSpec
+    image: str
+    memory: JobMemory
+    clock: Callable[[], float]
+    """Unix seconds."""
+
+    async def carry_out(self, actions: Iterable[Action]) -> list[str]:
+        """What pods need first, then pods, then deletions. Names of the pods that were made."""
+        ordered = list(actions)
+        basics = [a for a in ordered if isinstance(a, (CreateSecret, CreateNodesService, CreateStoreService))]
+        stores = [a for a in ordered if isinstance(a, (CreateStore, PointStoreService))]
+        workers = [a for a in ordered if isinstance(a, CreateWorker)]
+        removals = [a for a in ordered if isinstance(a, (DeletePod, DeleteService))]
+        made: list[str] = []
+        problem = ""
+        for stage in (basics, stores, workers):
+            if problem:
+                self._skip(stage, problem)
+                continue
+            results = await asyncio.gather(*(self._do(action) for action in stage))
+            made += [r.name for r in results if r.made]
+            problem = next((r.problem for r in results if r.problem), "")
+        await asyncio.gather(*(self._do(action) for action in removals))
+        return made
+
+    def _skip(self, actions: Iterable[Action], problem: str) -> None:
+        for action in actions:
+            if isinstance(action, (CreateStore, CreateWorker)):
+                self.memory.skipped(action.name, problem, self.clock())
+
+    async def _do(self, action: Action) -> _Result:
+        match action:
+            case CreateSecret():
+                keys = self.keys.of_job(self.job.uid, attempt(self.job))
+                return await self._create(SECRETS, "Secret/", manifests.secret_manifest(self.job, keys))
+            case CreateNodesService():
+                return await self._create(SERVICES, "Service/", manifests.nodes_service_manifest(self.job))
+            case CreateStoreService(incarnation):
+                body = manifests.store_service_manifest(self.job, self.spec.port, incarnation)
+                return await self._create(SERVICES, "Service/", body)
+            case CreateStore(_, incarnation, avoid):
+                pod = manifests.store_pod_manifest(self.job, self.spec, incarnation, self.image, avoid)
+                return await self._create(PODS, "", pod)
+            case CreateWorker(_, slot, incarnation, avoid):
+                pod = manifests.worker_pod_manifest(self.job, self.spec, slot, incarnation, self.image, avoid)
+                return await self._create(PODS, "", pod)
+            case PointStoreService(uid, incarnation):
+                return await self._point(uid, incarnation)
+            case DeletePod(name, uid, why, force):
+                log.info("%s/%s: deleting pod %s: %s", self.job.namespace, self.job.name, name, why)
+                return await self._delete(PODS, name, uid, grace=0 if force else None)
+            case DeleteService(name, uid):
+                self.memory.children = None
+                return await self._delete(SERVICES, name, uid)
+            case _:
+                assert_never(action)
+
+    async def _create(self, resource: Resource, kind: str, body: dict[str, Any]) -> _Result:
+        """Make a child. A refusal is remembered, so that its absence is not taken for a loss."""
+        name = body["metadata"]["name"]
+        child = kind + name
+        if resource is not PODS:
+            self.memory.children = None
+        try:
+            await self.api.create(resource, self.job.namespace, body)
+        except AlreadyExists as error:
+            return await self._existing(resource, child, name, str(error))
+        except (Refused, NotFound) as error:
+            # Not found: its namespace is.
+            quota = isinstance(error, Refused) and error.quota
+            reason = RefusalReason.QUOTA_EXCEEDED if quota else RefusalReason.POD_CREATION_FAILED
+            self.memory.refused(child, reason, str(error), self.clock())
+            return _Result(name, problem=str(error))
+        except KubeError as error:
+            self.memory.made(child)
+            return _Result(name, problem=str(error))
+        self.memory.made(child)
+        return _Result(name, made=True)
+
+    async def _existing(self, resource: Resource, child: str, name: str, message: str) -> _Result:
+        """The name is there: by an earlier try of ours whose answer was lost, or by somebody else."""
+        try:
+            found = await self.api.get(resource, self.job.namespace, name)
+        except KubeError as error:
+            self.memory.made(child)
+            return _Result(name, problem=str(error))
+        if is_owned(found, self.job.uid):
+            self.memory.made(child)
+            return _Result(name, made=True)
+        self.memory.refused(child, RefusalReason.NAME_TAKEN, f"{message}: it is not this job's", self.clock())
+        return _Result(name, problem=message)
+
+    async def _point(self, uid: str, incarnation: int) -> _Result:
+        self.memory.children = None
+        name = manifests.store_service(self.job.name)
+        body = {"metadata": {"uid": uid}, "spec": {"selector": store_selector(self.job, incarnation)}}
+        try:
+            await self.api.patch(SERVICES, self.job.namespace, name, body)
+        except KubeError as error:
+            return _Result(name, problem=str(error))
+        return _Result(name)
+
+    async def _delete(self, resource: Resource, name: str, uid: str, grace: int | None = None) -> _Result:
+        try:
+            await self.api.delete(resource, self.job.namespace, name, uid=uid, grace=grace)
+        except (NotFound, Conflict):
+            return _Result(name)
+        except KubeError as error:
+            log.warning("%s/%s: %s", self.job.namespace, self.job.name, error)
+            return _Result(name, problem=str(error))
+        return _Result(name)
+
+
+@dataclass(frozen=True)
+class _Result:
+    name: str
+    made: bool = False
+    problem: str = ""

@@ -1,0 +1,482 @@
+"""Workers forked from the warm process behave as those started by `python`: the same programs, both ways."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from elasticjob.agent.processes import become_subreaper, descendants
+from elasticjob.agent.start_workers.command import read_command
+from elasticjob.agent.start_workers.launcher import Launcher, WorkerStart
+from elasticjob.agent.worker_environment import worker_env
+from elasticjob.contract.messages import StartRound
+from elasticjob.contract.names import RoundId
+
+PRELOAD = ("json", "random", "multiprocessing")
+
+
+@asynccontextmanager
+async def launcher(
+    argv: Sequence[str], folder: Path, preload: Sequence[str] = PRELOAD, workers: int = 1
+) -> AsyncIterator[Launcher]:
+    """A launcher that is warm."""
+    become_subreaper()
+    with (folder / "warm.log").open("wb") as log:
+        launcher = Launcher(read_command(argv), {**os.environ, "BASE": "1"}, preload, log.fileno(), workers)
+        what = await launcher.prepare()
+        assert what.startswith("warm after"), (what, (folder / "warm.log").read_text())
+        warm_pid = launcher.warm_pid
+        assert warm_pid is not None
+        try:
+            yield launcher
+        finally:
+            launcher.stop_warm()
+            await asyncio.to_thread(os.waitpid, warm_pid, 0)
+
+
+async def fork(launcher: Launcher, folder: Path) -> list[tuple[int, str, str]]:
+    """(exit code, stdout, stderr) of each worker."""
+    names = [(folder / f"{i}.out", folder / f"{i}.err") for i in range(launcher.workers)]
+    files = [(out.open("wb"), err.open("wb")) for out, err in names]
+    env = {"WORKER": "yes", "TORCHELASTIC_ERROR_FILE": str(folder / "error.json")}
+    pids = await launcher.start([WorkerStart(env, out.fileno(), err.fileno()) for out, err in files])
+    codes = [os.waitstatus_to_exitcode((await asyncio.to_thread(os.waitpid, pid, 0))[1]) for pid in pids]
+    for pair in files:
+        for file in pair:
+            file.close()
+    return [(code, out.read_text(), err.read_text()) for code, (out, err) in zip(codes, names, strict=True)]
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.05)
+
+
+async def both_ways(argv: Sequence[str], folder: Path, preload: Sequence[str] = PRELOAD) -> tuple[object, object]:
+    """What a program does when forked, and when started by exec."""
+    async with launcher(argv, folder, preload) as warm:
+        forked = (await fork(warm, folder))[0]
+    env = {**os.environ, "BASE": "1", "WORKER": "yes", "TORCHELASTIC_ERROR_FILE": str(folder / "other.json")}
+    plain = await asyncio.to_thread(
+        subprocess.run, argv, env=env, capture_output=True, text=True, stdin=subprocess.DEVNULL
+    )
+    return forked, (plain.returncode, plain.stdout, plain.stderr)
+
+
+LEFT_OPEN = "import os, sys\nfile = os.fdopen(os.dup(2), 'w')\nfile.write('left open')\nprint('x')\n"
+
+PROGRAMS = {
+    "arguments and paths": "import sys; print(sys.argv, sys.path[0], sys.orig_argv, sys.executable, sys.flags)",
+    "main module": """
+import __main__, inspect, sys
+print(__name__, __file__, __spec__, __cached__, __package__, type(__loader__).__name__)
+print(__main__ is sys.modules[__name__])
+print(sorted(vars()))
+def f(): pass
+print(inspect.getsource(f), inspect.getfile(f))
+""",
+    "annotations are not postponed": "def f(x: 1 + 1): pass\nprint(f.__annotations__)",
+    "environment": "import os; print(os.environ['BASE'], os.environ['WORKER'], 'OPENBLAS_NUM_THREADS' in os.environ)",
+    "exit code": "import sys; sys.exit(7)",
+    "exit message": "import sys; sys.exit('gone')",
+    "no exit code": "raise SystemExit",
+    "exception": "def f():\n    raise ValueError('bad')\nf()",
+    "chained exception": "try:\n    1 / 0\nexcept Exception as e:\n    raise KeyError('x') from e",
+    "syntax error": "def f(:\n    pass",
+    "own excepthook": "import sys\nsys.excepthook = lambda *a: print('hook', a[1])\nraise ValueError('bad')",
+    "atexit and output that is not flushed": "import atexit\natexit.register(print, 'bye')\nprint('x')",
+    "atexit after an exception": "import atexit\natexit.register(print, 'bye')\nraise ValueError",
+    "output and a file left open, after an exception": LEFT_OPEN + "raise ValueError",
+    "output and a file left open, and an exit code": LEFT_OPEN + "sys.exit(3)",
+    "output and a file left open, and an interrupt": LEFT_OPEN + "os.kill(os.getpid(), 2)",
+    "threads are waited for after an exception": "import threading, time\n"
+    "threading.Thread(target=lambda: (threading.main_thread().join(), print('late'))).start()\nraise ValueError",
+    "threads are waited for": """
+import threading, time
+threading.Thread(target=lambda: (threading.main_thread().join(), print("late"))).start()
+""",
+    "interrupt": "import os, signal, atexit\natexit.register(print, 'bye')\nos.kill(os.getpid(), signal.SIGINT)",
+    "signal": "import os, signal\nos.kill(os.getpid(), signal.SIGTERM)",
+    "signal handlers": "import signal\nprint([str(signal.getsignal(s))[:40] for s in sorted(signal.valid_signals())])",
+    "signal mask": "import signal\nprint(signal.pthread_sigmask(signal.SIG_BLOCK, []))",
+    "stdin": "import sys; print(repr(sys.stdin.read()), sys.stdin.isatty())",
+    "output": "import sys\nprint([(s.line_buffering, s.write_through, s.errors) for s in (sys.stdout, sys.stderr)])",
+    "descriptors": "import os\nprint(sorted(int(n) for n in os.listdir('/proc/self/fd'))[:3], os.fstat(0).st_rdev)",
+    "stack depth": "import traceback\ntraceback.print_stack(limit=1)",
+    "multiprocessing": """
+import multiprocessing as mp, sys
+def work(x): return x * 2
+if __name__ == "__main__":
+    for method in ("fork", "spawn", "forkserver"):
+        with mp.get_context(method).Pool(1) as pool:
+            print(method, pool.map(work, [1, 2]))
+""",
+    "pickle of a class in main": """
+import pickle
+class A: pass
+print(type(pickle.loads(pickle.dumps(A()))).__module__)
+""",
+    "crash": "import ctypes, resource\nresource.setrlimit(resource.RLIMIT_CORE, (0, 0))\nctypes.string_at(0)",
+    "core dumps": """
+import ctypes, resource
+print(resource.getrlimit(resource.RLIMIT_CORE), ctypes.CDLL(None).prctl(3), open("/proc/self/coredump_filter").read())
+""",
+    "resource limits": """
+import resource
+print({name: resource.getrlimit(getattr(resource, name)) for name in dir(resource) if name.startswith("RLIMIT_")})
+""",
+    "settings of the interpreter": """
+import gc, os, sys, threading
+print(sys.getrecursionlimit(), sys.getswitchinterval(), gc.get_threshold(), gc.isenabled(), sys.warnoptions)
+print(threading.active_count(), threading.current_thread() is threading.main_thread(), os.umask(0))
+print(sys.gettrace(), sys.getprofile(), sys.excepthook is sys.__excepthook__)
+""",
+    "a subprocess of the same interpreter": """
+import subprocess, sys
+print(subprocess.check_output([sys.executable, "-c", "import sys; print(sys.argv, sys.flags)"], text=True))
+""",
+    "a debugger": "import sys\nprint('before', flush=True)\nbreakpoint()\nprint('after')",
+    "a tracer": """
+import sys
+def f(x):
+    return x
+seen = []
+sys.settrace(lambda frame, event, arg: seen.append((event, frame.f_code.co_name)))
+f(1)
+sys.settrace(None)
+print(seen)
+""",
+    "dataclass in main": "import dataclasses\n@dataclasses.dataclass\nclass A:\n    x: 'int' = 1\nprint(A())",
+}
+
+
+@pytest.mark.parametrize("text", PROGRAMS.values(), ids=PROGRAMS.keys())
+async def test_a_script(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "script.py"
+    path.write_text(text)
+    forked, plain = await both_ways([sys.executable, str(path), "--lr", "1"], tmp_path)
+    assert forked == plain
+
+
+MODULE_LINES = {
+    "a module": ["-m", "pkg.train", "a"],
+    "relative imports": ["-m", "pkg.relative"],
+    "a debugger": ["-m", "pdb", "-c", "continue", "pkg/train.py", "a"],
+    "a profiler": ["-m", "cProfile", "-o", "/dev/null", "-m", "pkg.train", "a"],
+    "coverage of the standard library": ["-m", "trace", "--listfuncs", "pkg/train.py", "a"],
+    "a package": ["-m", "pkg", "a"],
+    "no such module": ["-m", "pkg.nothing"],
+    "code": ["-c", "import sys; print(sys.argv, sys.path[0], sorted(vars()), __name__)", "a"],
+    "unbuffered": ["-u", "-c", "import sys; print(sys.stdout.write_through, sys.flags)"],
+    "optimized": ["-O", "-c", "assert False; print(sys.flags) if 0 else print(__debug__)"],
+    "warnings are errors": ["-W", "error", "-c", "import warnings; warnings.warn('x')"],
+    "isolated": ["-I", "-c", "import sys; print(sys.path, sys.flags)"],
+    "relative script": ["pkg/train.py", "a"],
+    "no such file": ["nothing.py"],
+}
+
+
+@pytest.mark.parametrize("words", MODULE_LINES.values(), ids=MODULE_LINES.keys())
+async def test_a_command_line(words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = tmp_path / "pkg"
+    package.mkdir()
+    show = "import sys; print(sys.argv, sys.path[0], __name__, __package__, __file__, __spec__ and __spec__.name)"
+    for name in ("__main__", "train"):
+        (package / f"{name}.py").write_text(show)
+    (package / "__init__.py").write_text("")
+    (package / "relative.py").write_text("from . import train\nfrom .train import sys\nprint(train.__name__, sys.argv)")
+    monkeypatch.chdir(tmp_path)
+    if words == ["nothing.py"]:
+        warm = Launcher(read_command([sys.executable, *words]), os.environ, PRELOAD, 2)
+        assert await warm.prepare() == "workers start by exec: nothing.py is not a file"
+        assert warm.warm_off == "nothing.py is not a file"
+        return
+    forked, plain = await both_ways([sys.executable, *words], tmp_path)
+    assert forked == plain
+
+
+async def test_a_warm_process_that_nobody_wants_is_no_news() -> None:
+    unwanted = Launcher(read_command([sys.executable, "train.py"]), os.environ, (), 2)
+    assert await unwanted.prepare() == "workers start by exec: preload is empty"
+    assert unwanted.warm_off == ""
+
+
+PYTHON_VARIABLES = {
+    "PYTHONHASHSEED": "7",
+    "PYTHONIOENCODING": "latin-1:replace",
+    "PYTHONWARNINGS": "error::UserWarning",
+    "PYTHONOPTIMIZE": "1",
+    "PYTHONDONTWRITEBYTECODE": "1",
+    "PYTHONUNBUFFERED": "1",
+    "PYTHONFAULTHANDLER": "1",
+    "PYTHONUTF8": "1",
+    "PYTHONSAFEPATH": "1",
+    "PYTHONTRACEMALLOC": "1",
+    "PYTHONNOUSERSITE": "1",
+    "PYTHONASYNCIODEBUG": "1",
+    "PYTHONINTMAXSTRDIGITS": "5000",
+}
+
+
+async def test_python_variables_mean_what_they_mean_to_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "script.py"
+    path.write_text("""
+import asyncio, faulthandler, os, sys, tracemalloc, warnings
+print(sys.flags, sys.path, hash("x"), sys.stdout.encoding, sys.stdout.errors, sys.stdout.write_through)
+print(__debug__, faulthandler.is_enabled(), tracemalloc.is_tracing(), sys.getfilesystemencoding(), sys.warnoptions)
+print([f[:1] + f[2:3] for f in warnings.filters], sys.dont_write_bytecode, asyncio.new_event_loop().get_debug())
+print({name: value for name, value in sorted(os.environ.items()) if name.startswith("PYTHON")})
+""")
+    for name, value in PYTHON_VARIABLES.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "extra"))
+    forked, plain = await both_ways([sys.executable, str(path)], tmp_path)
+    assert forked == plain
+
+
+async def test_a_directory_of_the_path_may_come_after_the_imports(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "script.py").write_text("import late; print(late.__file__)")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "extra"))
+    async with launcher([sys.executable, str(tmp_path / "script.py")], tmp_path) as warm:
+        (tmp_path / "extra").mkdir()
+        (tmp_path / "extra" / "late.py").write_text("")
+        assert (await fork(warm, tmp_path))[0] == (0, f"{tmp_path / 'extra' / 'late.py'}\n", "")
+
+
+async def test_a_changed_script_is_read_afresh(tmp_path: Path) -> None:
+    path = tmp_path / "script.py"
+    path.write_text("print(1)")
+    async with launcher([sys.executable, str(path)], tmp_path) as warm:
+        assert (await fork(warm, tmp_path))[0] == (0, "1\n", "")
+        path.write_text("print(2)")
+        assert (await fork(warm, tmp_path))[0] == (0, "2\n", "")
+
+
+async def test_a_symbolic_link_to_a_script_imports_from_where_it_points(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "real" / "script.py").write_text("import neighbour, sys; print(__file__, sys.path[0])")
+    (tmp_path / "real" / "neighbour.py").write_text("")
+    (tmp_path / "script.py").symlink_to("real/script.py")
+    forked, plain = await both_ways([sys.executable, str(tmp_path / "script.py")], tmp_path)
+    assert forked == plain
+
+
+async def test_draws_differ_between_workers_and_from_one_fork_to_the_next(tmp_path: Path) -> None:
+    path = tmp_path / "script.py"
+    path.write_text("import random, numpy, uuid; print(random.random(), numpy.random.rand(), uuid.uuid4())")
+    async with launcher([sys.executable, str(path)], tmp_path, ("random", "numpy"), 3) as warm:
+        said = [out for _ in range(2) for _, out, _ in await fork(warm, tmp_path)]
+    draws = [line for out in said for line in out.split()]
+    assert len(draws) == len(set(draws)) == 18
+
+
+async def test_workers_are_our_children_in_sessions_of_their_own_and_die_with_us(tmp_path: Path) -> None:
+    path = tmp_path / "script.py"
+    path.write_text(
+        "import os, ctypes; n = ctypes.c_int(); ctypes.CDLL(None).prctl(2, ctypes.byref(n))\n"
+        "print(os.getppid(), os.getsid(0) == os.getpid(), n.value, open('/proc/self/cmdline').read().split(chr(0))[1])"
+    )
+    async with launcher([sys.executable, str(path)], tmp_path, workers=2) as warm:
+        (code, out, err), *_ = await fork(warm, tmp_path)
+    assert (code, err) == (0, "")
+    assert out.split() == [str(os.getpid()), "True", str(int(signal.SIGKILL)), str(path)]
+
+
+async def test_what_waits_to_be_a_worker_is_told_from_one(tmp_path: Path) -> None:
+    path = tmp_path / "script.py"
+    path.write_text("import os, signal; os.write(1, b'here'); signal.pause()")
+    async with launcher([sys.executable, str(path)], tmp_path) as warm:
+        await until(lambda: not warm.not_reserved(descendants(os.getpid())))  # an earlier test's have ended
+        read, write = os.pipe()
+        (pid,) = await warm.start([WorkerStart({}, write, 2)])
+        os.close(write)
+        assert await asyncio.to_thread(os.read, read, 5) == b"here"
+        assert warm.not_reserved(descendants(os.getpid())) == {pid}
+        await until(lambda: bool(descendants(os.getpid()) - {pid, warm.warm_pid}))
+        assert warm.not_reserved(descendants(os.getpid())) == {pid}
+        os.kill(pid, signal.SIGKILL)
+        await asyncio.to_thread(os.waitpid, pid, 0)
+        os.close(read)
+
+
+async def test_an_exception_is_left_in_torchs_error_file(tmp_path: Path) -> None:
+    path = tmp_path / "script.py"
+    path.write_text("raise ValueError('bad batch')")
+    async with launcher([sys.executable, str(path)], tmp_path) as warm:
+        await fork(warm, tmp_path)
+    assert '"ValueError: bad batch"' in (tmp_path / "error.json").read_text()
+
+
+@pytest.mark.parametrize(
+    ("module", "why"),
+    [
+        ("import os\nos.register_at_fork(after_in_child=lambda: os._exit(3))", "died in its first parallel operation"),
+        ("import os\nos._exit(3)", "the warm process ended"),
+        (
+            "import threading\nthreading.Thread(target=threading.Event().wait, name='writer', daemon=True).start()",
+            "started 1 thread(s): writer",
+        ),
+        (
+            "import os, threading, sys\nframe = sys._getframe()\n"
+            "while frame and 'TRIAL_DEADLINE' not in frame.f_globals: frame = frame.f_back\n"
+            "frame.f_globals['TRIAL_DEADLINE'] = 0.1\n"
+            "os.register_at_fork(after_in_child=threading.Event().wait)",
+            "hung in its first parallel operation",
+        ),
+    ],
+    ids=["dies in a fork", "dies", "has threads", "hangs in a fork"],
+)
+async def test_a_warm_process_that_cannot_be_trusted_is_not_used(tmp_path: Path, module: str, why: str) -> None:
+    (tmp_path / "bad.py").write_text(module)
+    (tmp_path / "script.py").write_text("print('ran')")
+    warm = Launcher(read_command([sys.executable, str(tmp_path / "script.py")]), os.environ, ("bad",), 2)
+    assert why in await warm.prepare()
+    assert (await fork(warm, tmp_path))[0] == (0, "ran\n", "")
+
+
+async def test_a_warm_process_that_dies_later_is_replaced_by_exec(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text("print('ran')")
+    warm = Launcher(read_command([sys.executable, str(tmp_path / "script.py")]), os.environ, PRELOAD, 2)
+    assert "warm" in await warm.prepare()
+    assert warm.warm_pid is not None
+    os.kill(warm.warm_pid, signal.SIGKILL)
+    assert (await fork(warm, tmp_path))[0] == (0, "ran\n", "")
+
+
+OPENBLAS_THREADS = """
+import ctypes, numpy
+maps = open("/proc/self/maps").read().split()
+for path in {word for word in maps if "openblas" in word and word.startswith("/")}:
+    library = ctypes.CDLL(path)
+    for suffix in ("", "64_"):
+        for prefix in ("", "scipy_"):
+            if function := getattr(library, f"{prefix}openblas_get_num_threads{suffix}", None):
+                print(function())
+print(float((numpy.ones((500, 500)) @ numpy.ones((500, 500))).sum()))
+"""
+
+
+@pytest.mark.parametrize("env", [{}, {"OMP_NUM_THREADS": "1"}, {"OPENBLAS_NUM_THREADS": "3"}], ids=str)
+async def test_numpy_computes_with_as_many_threads(
+    env: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "script.py"
+    path.write_text(OPENBLAS_THREADS)
+    for name, value in env.items():
+        monkeypatch.setenv(name, value)
+    forked, plain = await both_ways([sys.executable, str(path)], tmp_path, ("numpy",))
+    assert forked == plain
+
+
+@pytest.mark.parametrize("words", [["script.py"], ["-m", "coverage", "run", "-p", "script.py"]], ids=["start", "run"])
+async def test_coverage_is_measured(words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Started by a command, or by a variable at the start of the interpreter (that is: of the warm process)."""
+    coverage = pytest.importorskip("coverage")
+    (tmp_path / "script.py").write_text("def f(x):\n    if x:\n        return 1\n    return 2\nf(1)\n")
+    (tmp_path / "rc").write_text(f"[run]\nparallel=true\ndata_file={tmp_path}/.coverage\ninclude={tmp_path}/script.py")
+    monkeypatch.chdir(tmp_path)
+    if words[0] != "-m":
+        (tmp_path / "sitecustomize.py").write_text("import coverage; coverage.process_startup()")
+        monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+        monkeypatch.setenv("COVERAGE_PROCESS_START", str(tmp_path / "rc"))
+    async with launcher([sys.executable, *words], tmp_path, workers=2) as warm:
+        assert [code for code, _, _ in await fork(warm, tmp_path)] == [0, 0]
+    files = [entry.path for entry in os.scandir(tmp_path) if entry.name.startswith(".coverage.")]
+    data = coverage.CoverageData(str(tmp_path / "all"))
+    for file in files:
+        part = coverage.CoverageData(file)
+        part.read()
+        data.update(part)
+    assert len(files) >= 2
+    assert sorted(data.lines(str(tmp_path / "script.py"))) == [1, 2, 3, 5]
+
+
+@pytest.mark.torch
+@pytest.mark.timeout(300)
+async def test_torch_in_forked_workers(tmp_path: Path) -> None:
+    """Draws differ, threads are those of a new process, backward and data loaders work, CUDA is untouched, and the
+    memory of the imports is the warm process's."""
+    path = tmp_path / "script.py"
+    path.write_text(r"""
+import numpy, re, sys, torch
+from torch.utils.data import DataLoader
+class Squares(torch.utils.data.Dataset):
+    def __len__(self):
+        return 4
+    def __getitem__(self, index):
+        return index * index
+if __name__ == "__main__":
+    private = sum(map(int, re.findall(r"Private_\w+: +([0-9]+)", open("/proc/self/smaps_rollup").read())))
+    x = torch.ones(300, 300, requires_grad=True); (x @ x).sum().backward()
+    print(torch.rand(1).item(), numpy.random.rand(), private)
+    print(torch.cuda._is_in_bad_fork(), torch.cuda.is_initialized(), torch.get_num_threads())
+    for method in sys.argv[1:]:
+        loader = DataLoader(Squares(), batch_size=2, num_workers=1, multiprocessing_context=method)
+        print([batch.tolist() for batch in loader])
+""")
+    argv = [sys.executable, str(path), "fork", "spawn"]
+    async with launcher(argv, tmp_path, ("torch", "torch._dynamo"), 2) as warm:
+        answers = [answer for _ in range(2) for answer in await fork(warm, tmp_path)]
+    assert {(code, err) for code, _, err in answers} == {(0, "")}
+    forked = [out.split("\n", 1) for _, out, _ in answers]
+    plain = (await asyncio.to_thread(subprocess.check_output, argv, text=True)).split("\n", 1)
+    assert len({draw for first, _ in forked for draw in first.split()[:2]}) == 8
+    assert {rest for _, rest in forked} == {plain[1]}
+    assert max(int(first.split()[2]) for first, _ in forked) < int(plain[0].split()[2]) / 2
+
+
+@pytest.mark.torch
+@pytest.mark.timeout(300)
+async def test_a_parallel_region_in_the_warm_process_is_found_out(tmp_path: Path) -> None:
+    (tmp_path / "bad.py").write_text("""
+import sys, torch
+frame = sys._getframe()
+while "TRIAL_DEADLINE" not in frame.f_globals:
+    frame = frame.f_back
+frame.f_globals["TRIAL_DEADLINE"] = 3.0
+torch.set_num_threads(2)
+torch.ones(1 << 22).exp().sum()
+""")
+    (tmp_path / "script.py").write_text("print('ran')")
+    warm = Launcher(read_command([sys.executable, str(tmp_path / "script.py")]), os.environ, ("bad",), 2)
+    assert "workers start by exec: " in (what := await warm.prepare())
+    assert "hung in its first parallel operation" in what or "thread(s)" in what
+    assert what.endswith(f": {warm.warm_off}")
+    assert (await fork(warm, tmp_path))[0] == (0, "ran\n", "")
+
+
+@pytest.mark.torch
+@pytest.mark.timeout(300)
+async def test_the_default_imports_read_nothing_that_differs_between_workers(tmp_path: Path) -> None:
+    """A fork has the values that were there at the import."""
+    (tmp_path / "script.py").write_text("""
+import os
+read = set()
+class Recorded(type(os.environ)):
+    def __getitem__(self, name):
+        read.add(name)
+        return super().__getitem__(name)
+os.environ.__class__ = Recorded
+import torch, torch._dynamo
+print("\\n".join(sorted(read)))
+""")
+    said = await asyncio.to_thread(subprocess.check_output, [sys.executable, str(tmp_path / "script.py")], text=True)
+    start = StartRound(RoundId(1, 0, 1), 0, 1, 0, 1, 0, 1, "127.0.0.1", 1, 0, 0)
+    ours = worker_env(
+        start, local_rank=0, local_world_size=1, role="r", run_id="i", error_file="e", agent_socket="s", base={}
+    )
+    assert "HOME" in (names := set(said.split()))
+    assert not names & set(ours)

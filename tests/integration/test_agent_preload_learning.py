@@ -1,0 +1,122 @@
+"""Imports of the first workers are learned: later ones begin with them, and nothing else changes."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from elasticjob.agent.processes import become_subreaper, descendants
+from elasticjob.agent.start_workers.command import read_command
+from elasticjob.agent.start_workers.launcher import Launcher, WorkerStart
+
+pytestmark = [pytest.mark.torch, pytest.mark.timeout(300)]
+
+SCRIPT = """
+import os, sys
+born = [name in sys.modules for name in ("torch", "heavy", "mine")]
+import torch, heavy, mine
+x = torch.ones(300, 300, requires_grad=True)
+optimizer = torch.optim.SGD([x], lr=0.1)
+for _ in range(2):
+    (x @ x).sum().backward()
+    optimizer.step()
+print(born, mine.SAID, torch.cuda._is_in_bad_fork(), os.getppid() == int(os.environ["AGENT"]))
+"""
+BUSY = "import time\nend = time.process_time() + 0.5\nwhile time.process_time() < end: pass\n"
+
+
+@asynccontextmanager
+async def warm(folder: Path, monkeypatch: pytest.MonkeyPatch, heavy: str) -> AsyncIterator[Launcher]:
+    """Of a script that imports a library `heavy`, and `mine` from beside it."""
+    (folder / "site-packages").mkdir()
+    (folder / "site-packages" / "heavy.py").write_text(heavy)
+    (folder / "mine.py").write_text("SAID = 'first'")
+    (folder / "script.py").write_text(SCRIPT)
+    monkeypatch.setenv("PYTHONPATH", str(folder / "site-packages"))
+    monkeypatch.setenv("AGENT", str(os.getpid()))
+    become_subreaper()
+    with (folder / "warm.log").open("wb") as log:
+        command = read_command([sys.executable, str(folder / "script.py")])
+        launcher = Launcher(command, os.environ, ("torch",), log.fileno(), 2)
+        assert (await launcher.prepare()).startswith("warm after")
+        pid = launcher.warm_pid
+        assert pid is not None
+        try:
+            yield launcher
+        finally:
+            launcher.stop_warm()
+            await asyncio.to_thread(os.waitpid, pid, 0)
+            await all_gone()
+
+
+async def all_gone() -> None:
+    """No process is left; what was in reserve ends by itself."""
+    deadline = time.monotonic() + 30
+    while left := descendants(os.getpid()):
+        assert time.monotonic() < deadline, left
+        await asyncio.sleep(0.05)
+
+
+async def run(launcher: Launcher, folder: Path) -> list[str]:
+    """What its workers print."""
+    outputs = [folder / f"{rank}.out" for rank in range(2)]
+    files = [path.open("wb") for path in outputs]
+    pids = await launcher.start([WorkerStart({"RANK": str(i)}, f.fileno(), 2) for i, f in enumerate(files)])
+    codes = [os.waitstatus_to_exitcode((await asyncio.to_thread(os.waitpid, pid, 0))[1]) for pid in pids]
+    for file in files:
+        file.close()
+    assert codes == [0, 0]
+    return [path.read_text().strip() for path in outputs]
+
+
+async def said(folder: Path) -> str:
+    """What the warm process says of what it has learned."""
+    deadline = time.monotonic() + 120
+    while "learned" not in (text := (folder / "warm.log").read_text()):
+        assert time.monotonic() < deadline, text
+        await asyncio.sleep(0.05)
+    return text
+
+
+async def test_libraries_are_learned_and_what_the_user_may_change_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with warm(tmp_path, monkeypatch, BUSY) as launcher:
+        assert await run(launcher, tmp_path) == ["[True, False, False] first False True"] * 2
+        assert "imports of the last workers are learned" in await said(tmp_path)
+        (tmp_path / "mine.py").write_text("SAID = 'changed'")
+        for _ in range(2):
+            assert await run(launcher, tmp_path) == ["[True, True, False] changed False True"] * 2
+        assert launcher.warm_pid is not None
+        student = max(descendants(launcher.warm_pid), key=lambda pid: len(descendants(pid)))
+        os.kill(student, signal.SIGKILL)
+        assert await run(launcher, tmp_path) == ["[False, False, False] changed False True"] * 2
+
+
+@pytest.mark.parametrize(
+    ("heavy", "why"),
+    [
+        ("import os\nif 'RANK' not in os.environ: os._exit(3)", "the process that tried ended with 3"),
+        (
+            f"{BUSY}import threading\n"
+            "threading.Thread(target=threading.Event().wait, name='writer', daemon=True).start()",
+            "started 1 thread(s): writer",
+        ),
+    ],
+    ids=["dies", "has threads"],
+)
+async def test_what_cannot_be_trusted_is_not_learned(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, heavy: str, why: str
+) -> None:
+    async with warm(tmp_path, monkeypatch, heavy) as launcher:
+        for _ in range(2):
+            assert await run(launcher, tmp_path) == ["[True, False, False] first False True"] * 2
+            assert why in await said(tmp_path)

@@ -1,0 +1,104 @@
+"""When a node is cut off: real links on loopback, a kernel that is told for how long to wait."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
+
+import pytest
+
+from elasticjob.agent.monitoring.reachability import Contact
+from elasticjob.contract.messages import StartRound
+from elasticjob.contract.names import RoundId
+from elasticjob.keep_alive import KeepAlive
+from elasticjob.store.client import StoreClient
+from elasticjob.store.server import StoreServer
+
+KEY = b"k" * 32
+SHORT = KeepAlive(interval=0.05, max_attempts=1)
+
+
+class Pair:
+    """The host of a round's store, and another node of the round."""
+
+    def __init__(self) -> None:
+        self.cut: asyncio.Queue[str] = asyncio.Queue()
+        self.host = Contact("run", KEY, SHORT, lambda: self.cut.put_nowait("host"))
+        self.other = Contact("run", KEY, SHORT, lambda: self.cut.put_nowait("other"))
+        self.server = StoreServer(links=self.host.gate().accept)
+
+    async def meet(self) -> None:
+        port = await self.server.start("127.0.0.1")
+        start = StartRound(RoundId(1, 0, 1), 0, 2, 0, 2, 0, 2, "127.0.0.1", port, 0, 3)
+        self.host.hold(start)
+        self.other.hold(replace(start, group_rank=1))
+        self.client = await StoreClient.connect("127.0.0.1", port)
+        await self.until(lambda: bool(self.host._here))
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        while not condition():
+            await asyncio.wait_for(self.client.num_keys(), 10)
+
+    def nobody_counts_down(self) -> bool:
+        return self.host._timer is None and self.other._timer is None and self.cut.empty()
+
+
+@pytest.fixture
+async def pair() -> AsyncIterator[Pair]:
+    pair = Pair()
+    await pair.meet()
+    yield pair
+    pair.host.let_go()
+    pair.other.let_go()
+    pair.client.close()
+    await pair.server.close()
+
+
+async def test_if_only_the_coordinator_is_silent_the_nodes_go_on(pair: Pair) -> None:
+    pair.host.coordinator(False, True)
+    pair.other.coordinator(False, True)
+    assert pair.nobody_counts_down()
+
+
+async def test_if_only_the_other_nodes_are_gone_the_node_goes_on(pair: Pair) -> None:
+    pair.other.let_go()
+    await pair.until(lambda: not (pair.host._here))
+    assert pair.nobody_counts_down()
+
+
+async def test_a_host_whom_nobody_reaches_is_cut_off(pair: Pair) -> None:
+    pair.host.coordinator(False, False)
+    pair.other.let_go()
+    assert await asyncio.wait_for(pair.cut.get(), 10) == "host"
+
+
+async def test_a_node_that_reaches_neither_store_is_cut_off(pair: Pair) -> None:
+    pair.other.coordinator(False, False)
+    await pair.server.close()
+    assert await asyncio.wait_for(pair.cut.get(), 10) == "other"
+
+
+async def test_a_coordinator_that_is_back_in_time_is_no_cut(pair: Pair) -> None:
+    pair.host.coordinator(False, False)
+    pair.other.let_go()
+    await pair.until(lambda: not (pair.host._here))
+    assert pair.host._timer is not None
+    pair.host.coordinator(True, False)
+    assert pair.nobody_counts_down()
+
+
+async def test_a_round_of_one_node_is_never_cut_off(pair: Pair) -> None:
+    pair.host.hold(StartRound(RoundId(1, 0, 2), 0, 1, 0, 1, 0, 1, "127.0.0.1", 1, 0, 3))
+    pair.other.let_go()
+    pair.host.coordinator(False, True)
+    assert pair.nobody_counts_down()
+
+
+async def test_who_does_not_have_the_key_is_nobody(pair: Pair) -> None:
+    stranger = Contact("run", b"x" * 32, SHORT, lambda: None)
+    port = pair.server._server.sockets[0].getsockname()[1] if pair.server._server else 0
+    stranger.hold(StartRound(RoundId(1, 0, 1), 1, 2, 1, 2, 1, 2, "127.0.0.1", port, 0, 3))
+    await pair.until(lambda: pair.server.counters.dropped["refused-link"] > 0)
+    assert len(pair.host._here) == 1
+    stranger.let_go()

@@ -1,0 +1,242 @@
+"""Links: who may talk, what a bad peer gets, and that an end is noticed at once."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import struct
+from collections.abc import AsyncIterator
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+
+import pytest
+
+from elasticjob.contract.messages import PROTOCOL, Leaving, Ready, Standby
+from elasticjob.control_link import link as link_module
+from elasticjob.control_link.link import Link, LinkError, LinkGate, LinkRefused, LinkRole, Welcome, connect
+from elasticjob.keep_alive import KeepAlive
+from elasticjob.store import wire
+from elasticjob.store.server import StoreServer
+from elasticjob.store.wire import Op
+
+NODE, OPERATOR = b"n" * 32, b"o" * 32
+WELCOME = Welcome("run-1", 2, 3)
+
+
+@dataclass
+class Peer:
+    """A served gate, and the links that came through it."""
+
+    server: StoreServer
+    port: int = 0
+    links: asyncio.Queue[Link] = field(default_factory=asyncio.Queue)
+    ends: asyncio.Queue[str] = field(default_factory=asyncio.Queue)
+
+    async def serve(self, link: Link) -> None:
+        self.links.put_nowait(link)
+        try:
+            while (message := await link.receive()) is not None:
+                link.send(Standby(type(message).__name__))
+            self.ends.put_nowait("closed")
+        except LinkError as error:
+            self.ends.put_nowait(str(error))
+
+
+@pytest.fixture
+async def peer() -> AsyncIterator[Peer]:
+    server = StoreServer()
+    peer = Peer(server)
+    server.links = LinkGate(WELCOME, {LinkRole.NODE: NODE, LinkRole.OPERATOR: OPERATOR}, peer.serve).accept
+    peer.port = await server.start("127.0.0.1")
+    yield peer
+    await server.close()
+
+
+async def test_messages_go_both_ways(peer: Peer) -> None:
+    link = await connect("127.0.0.1", peer.port, role=LinkRole.NODE, key=NODE, run_id="run-1")
+    assert link.welcome == WELCOME
+    link.send(Ready())
+    link.send(Leaving("x"))
+    assert [await link.receive(), await link.receive()] == [Standby("Ready"), Standby("Leaving")]
+    assert (await peer.links.get()).role is LinkRole.NODE
+    link.close()
+    assert await peer.ends.get() == "closed"
+
+
+@pytest.mark.parametrize(
+    ("role", "key", "run_id", "complaint"),
+    [
+        (LinkRole.NODE, OPERATOR, "run-1", "wrong key for a node"),
+        (LinkRole.OPERATOR, NODE, "run-1", "wrong key for a operator"),
+        (LinkRole.NODE, NODE, "run-2", "this store serves 'run-1'"),
+    ],
+)
+async def test_who_cannot_prove_itself_is_refused(
+    peer: Peer, role: LinkRole, key: bytes, run_id: str, complaint: str
+) -> None:
+    with pytest.raises(LinkRefused, match=complaint):
+        await connect("127.0.0.1", peer.port, role=role, key=key, run_id=run_id)
+    assert peer.server.counters.dropped["refused-link"] == 1
+    assert peer.links.empty()
+
+
+async def test_a_store_that_does_not_have_the_key_is_refused() -> None:
+    async def impostor(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readexactly(5)
+        for frame in (b'{"nonce":"00"}', b'{"proof":"00","welcome":{"run_id":"run-1","attempt":1,"incarnation":0}}'):
+            writer.write(struct.pack("!I", len(frame)) + frame)
+        await reader.read()
+        writer.close()
+
+    server = await asyncio.start_server(impostor, "127.0.0.1")
+    port = server.sockets[0].getsockname()[1]
+    with pytest.raises(LinkRefused, match="did not prove"):
+        await connect("127.0.0.1", port, role=LinkRole.NODE, key=NODE, run_id="run-1")
+    server.close()
+
+
+async def test_another_version_is_refused(peer: Peer) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", peer.port)
+    writer.write(wire.request(Op.LINK, number=PROTOCOL + 1))
+    assert b"speaks version" in await asyncio.wait_for(reader.read(), 5)
+    writer.close()
+
+
+@pytest.mark.parametrize(
+    ("frame", "complaint"),
+    [
+        (struct.pack("!I", 2**20 + 1), "are allowed"),
+        (struct.pack("!I", 3) + b"abc", "not JSON"),
+        (struct.pack("!I", 2) + b"[]", "want an object"),
+    ],
+)
+async def test_a_bad_frame_ends_the_link(peer: Peer, frame: bytes, complaint: str) -> None:
+    link = await connect("127.0.0.1", peer.port, role=LinkRole.NODE, key=NODE, run_id="run-1")
+    link._frames.transport.write(frame)
+    assert complaint in await asyncio.wait_for(peer.ends.get(), 5)
+    assert await asyncio.wait_for(link.receive(), 5) is None
+
+
+async def test_an_end_is_noticed_by_who_only_listens(peer: Peer) -> None:
+    link = await connect("127.0.0.1", peer.port, role=LinkRole.OPERATOR, key=OPERATOR, run_id="run-1")
+    listening = asyncio.ensure_future(link.receive())
+    (await peer.links.get()).close()
+    assert await asyncio.wait_for(listening, 5) is None
+
+
+async def test_a_big_first_message_may_follow_the_handshake_at_once() -> None:
+    big = Standby("x" * 100_000)
+
+    async def greet(link: Link) -> None:
+        link.send(big)
+        await link.receive()
+
+    server = StoreServer(links=LinkGate(WELCOME, {LinkRole.NODE: NODE}, greet).accept)
+    port = await server.start("127.0.0.1")
+    link = await connect("127.0.0.1", port, role=LinkRole.NODE, key=NODE, run_id="run-1")
+    assert await asyncio.wait_for(link.receive(), 5) == big
+    await server.close()
+    assert await asyncio.wait_for(link.receive(), 5) is None
+
+
+async def test_who_does_not_read_its_messages_is_dropped(peer: Peer) -> None:
+    link = await connect("127.0.0.1", peer.port, role=LinkRole.NODE, key=NODE, run_id="run-1")
+    link._frames.transport.pause_reading()
+    served = await peer.links.get()
+    while not served._frames.transport.is_closing():
+        served.send(Standby("x" * 500_000))
+    assert await asyncio.wait_for(peer.ends.get(), 5) == "does not read what it is sent"
+    link.close()
+
+
+async def test_a_message_over_the_limit_is_not_sent(peer: Peer) -> None:
+    link = await connect("127.0.0.1", peer.port, role=LinkRole.NODE, key=NODE, run_id="run-1")
+    link.send(Leaving("x" * 2**20))
+    with pytest.raises(LinkError, match="are allowed"):
+        await link.receive()
+    assert await asyncio.wait_for(peer.ends.get(), 5) == "closed"
+
+
+async def test_a_changed_welcome_is_refused() -> None:
+    """The server's proof covers who it says it is."""
+    gate = LinkGate(WELCOME, {LinkRole.NODE: NODE}, lambda link: asyncio.sleep(0))
+    server = StoreServer(links=gate.accept)
+    port = await server.start("127.0.0.1")
+
+    async def between(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        to_reader, to_writer = await asyncio.open_connection("127.0.0.1", port)
+
+        async def back() -> None:
+            while data := await to_reader.read(65536):
+                writer.write(data.replace(b'"incarnation":3', b'"incarnation":4'))
+            writer.close()
+
+        answers = asyncio.ensure_future(back())
+        while data := await reader.read(65536):
+            to_writer.write(data)
+        to_writer.close()
+        await answers
+
+    proxy = await asyncio.start_server(between, "127.0.0.1")
+    with pytest.raises(LinkRefused, match="did not prove"):
+        await connect("127.0.0.1", proxy.sockets[0].getsockname()[1], role=LinkRole.NODE, key=NODE, run_id="run-1")
+    proxy.close()
+    await server.close()
+
+
+async def test_a_connection_that_nobody_takes_is_given_up_long_before_the_handshake(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As to the address of a dead store: a new one goes to its successor."""
+    monkeypatch.setattr(link_module, "CONNECT_TIMEOUT", 0.05)
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as deaf, ExitStack() as queue:
+        address = deaf.getsockname()
+        for _ in range(2):
+            sock = queue.enter_context(socket.socket())
+            sock.setblocking(False)
+            sock.connect_ex(address)
+        with pytest.raises((TimeoutError, asyncio.TimeoutError)):
+            await connect(*address, role=LinkRole.NODE, key=NODE, run_id="run-1", timeout=3600)
+
+
+async def test_keep_alive_is_the_kernels(peer: Peer) -> None:
+    keep_alive = KeepAlive(interval=2, max_attempts=4)
+    peer.server.links = LinkGate(WELCOME, {LinkRole.NODE: NODE}, peer.serve, keep_alive).accept
+    link = await connect("127.0.0.1", peer.port, role=LinkRole.NODE, key=NODE, run_id="run-1", keep_alive=keep_alive)
+    for side in (link, await peer.links.get()):
+        sock = side._frames.transport.get_extra_info("socket")
+        tcp = [
+            sock.getsockopt(socket.IPPROTO_TCP, option)
+            for option in (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT, socket.TCP_USER_TIMEOUT)
+        ]
+        assert tcp == [2, 2, 4, 8000]
+        assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+        assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+    link.close()
+
+
+async def test_a_proof_cannot_be_used_again(peer: Peer) -> None:
+    """What one client sent opens no second link: the server's nonce is new."""
+    sent = bytearray()
+    reader, writer = await asyncio.open_connection("127.0.0.1", peer.port)
+
+    async def relay(source: asyncio.StreamReader, target: asyncio.StreamWriter, keep: bool) -> None:
+        while data := await source.read(65536):
+            if keep:
+                sent.extend(data)
+            target.write(data)
+        target.close()
+
+    async def between(client_reader: asyncio.StreamReader, client_writer: asyncio.StreamWriter) -> None:
+        await asyncio.gather(relay(client_reader, writer, True), relay(reader, client_writer, False))
+
+    proxy = await asyncio.start_server(between, "127.0.0.1")
+    port = proxy.sockets[0].getsockname()[1]
+    link = await connect("127.0.0.1", port, role=LinkRole.NODE, key=NODE, run_id="run-1")
+    link.close()
+    await peer.ends.get()
+    proxy.close()
+    again_reader, again_writer = await asyncio.open_connection("127.0.0.1", peer.port)
+    again_writer.write(sent)
+    assert b"wrong key" in await asyncio.wait_for(again_reader.read(), 5)
+    again_writer.close()

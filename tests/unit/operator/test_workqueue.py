@@ -1,0 +1,116 @@
+"""The keyed queue, on a clock that stands still unless told otherwise."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from elasticjob_operator.workqueue import FIRST_BACKOFF, LONGEST_BACKOFF, Queue, Schedule
+
+
+def schedule() -> Schedule[str]:
+    return Schedule(jitter=lambda: 1.0)
+
+
+def test_many_doorbells_are_one_look() -> None:
+    s = schedule()
+    for _ in range(100):
+        s.poke("a", 0.0)
+    assert (len(s), s.take(0.0), s.take(0.0)) == (1, "a", None)
+
+
+def test_a_key_that_runs_is_looked_at_again_afterwards_and_never_twice_at_once() -> None:
+    s = schedule()
+    s.poke("a", 0.0)
+    assert s.take(0.0) == "a"
+    s.poke("a", 0.0)
+    s.poke("b", 0.0)
+    assert (s.take(0.0), s.take(0.0), s.next_due()) == ("b", None, None)
+    s.done("a", 1.0)
+    assert s.take(1.0) == "a"
+
+
+def test_the_earlier_time_wins() -> None:
+    s = schedule()
+    s.poke("a", 9.0)
+    s.poke("a", 3.0)
+    s.poke("a", 5.0)
+    assert (s.next_due(), s.take(2.9), s.take(3.0)) == (3.0, None, "a")
+    s.done("a", 3.0)
+    assert s.next_due() is None
+
+
+def test_the_longest_waiting_goes_first() -> None:
+    s = schedule()
+    for key, at in (("c", 3.0), ("a", 1.0), ("b", 2.0)):
+        s.poke(key, at)
+    assert [s.take(5.0) for _ in range(3)] == ["a", "b", "c"]
+    assert s.oldest_wait(5.0) == 0.0
+
+
+def test_failures_back_off_until_one_look_succeeds() -> None:
+    s, now, waits = schedule(), 0.0, []
+    s.poke("a", now)
+    for _ in range(10):
+        assert s.take(now) == "a"
+        s.done("a", now, failed=True)
+        due = s.next_due()
+        assert due is not None
+        waits.append(due - now)
+        now = due
+    assert waits[:3] == [FIRST_BACKOFF, FIRST_BACKOFF * 2, FIRST_BACKOFF * 4]
+    assert waits[-1] == LONGEST_BACKOFF
+    s.take(now)
+    s.done("a", now, again_after=7.0)
+    assert s.next_due() == now + 7.0
+    s.take(now + 7.0)
+    s.done("a", now + 7.0, failed=True)
+    assert s.next_due() == now + 7.0 + FIRST_BACKOFF
+
+
+def test_a_doorbell_cuts_a_backoff_short() -> None:
+    s = schedule()
+    s.poke("a", 0.0)
+    s.take(0.0)
+    s.done("a", 0.0, failed=True)
+    s.poke("a", 0.1)
+    assert s.next_due() == 0.1
+
+
+def test_a_forgotten_key_is_not_looked_at() -> None:
+    s = schedule()
+    s.poke("a", 0.0)
+    s.forget("a")
+    assert (s.take(0.0), len(s)) == (None, 0)
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+async def test_workers_share_the_keys_and_one_bad_key_harms_no_other(workers: int) -> None:
+    looked: list[str] = []
+    at_once: list[int] = []
+    running: set[str] = set()
+    finished = asyncio.Event()
+
+    async def look(key: str) -> float | None:
+        assert key not in running
+        running.add(key)
+        at_once.append(len(running))
+        await asyncio.sleep(0)
+        running.discard(key)
+        looked.append(key)
+        if set(looked) == {"a", "b", "c", "bad"}:
+            finished.set()
+        if key == "bad":
+            raise RuntimeError("broken")
+        return None
+
+    queue: Queue[str] = Queue(look)
+    for key in ("bad", "a", "b", "c"):
+        queue.poke(key)
+    work = asyncio.create_task(queue.run(workers))
+    await asyncio.wait_for(finished.wait(), 5.0)
+    work.cancel()
+    await asyncio.gather(work, return_exceptions=True)
+    assert max(at_once) <= workers
+    assert len(queue) >= 1, "the bad key comes again later"

@@ -1,0 +1,114 @@
+"""What ends of workers mean, from real evidence: exit codes, signals, the kernel's counters, what torch says."""
+
+from __future__ import annotations
+
+from itertools import permutations
+from pathlib import Path
+
+import pytest
+
+from elasticjob.agent.monitoring.worker_exits import Evidence, OomCounter, failure_of
+from elasticjob.contract.messages import Failure, FailureClass
+from elasticjob.diagnosis import classify, root_cause
+
+USER, OOM, KILLED = FailureClass.USER_ERROR, FailureClass.OOM_KILLED, FailureClass.KILLED
+ECHO, START, DEVICE = FailureClass.COLLECTIVE_FAILED, FailureClass.START_ERROR, FailureClass.DEVICE_UNHEALTHY
+
+GLOO = "[/pytorch/third_party/gloo/gloo/transport/tcp/"
+NCCL = "NCCL error in: /pytorch/torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp:3356, "
+WATCHDOG = (
+    "[rank1]:[E ProcessGroupNCCL.cpp:632] [Rank 1] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=7)"
+)
+CONNECTED = "[Gloo] Rank 0 is connected to 3 peer ranks. Expected number of connected peer ranks is : 3"
+DATA_LOADER = "DataLoader worker (pid 71) is killed by signal: Killed. "
+
+ENDS: list[tuple[str, int | None, str, str, str, FailureClass]] = [
+    ("an exception", 1, "", "ValueError", "bad batch", USER),
+    ("an exit code", 3, "", "", "giving up", USER),
+    ("a crash", None, "SIGSEGV", "", "", USER),
+    ("a failed assertion in C", None, "SIGABRT", "", "double free or corruption (out)", USER),
+    ("CUDA out of memory", 1, "", "OutOfMemoryError", "CUDA out of memory. Tried to allocate 20.00 MiB.", USER),
+    ("an assertion on the device", 1, "", "AcceleratorError", "CUDA error: device-side assert triggered", USER),
+    ("another host is down", 1, "", "ConnectionRefusedError", "[Errno 111] Connection refused", USER),
+    ("a pipe of its own", 1, "", "BrokenPipeError", "[Errno 32] Broken pipe", USER),
+    ("gloo greeted last", 3, "", "", CONNECTED, USER),
+    ("ranks share a device", 1, "", "DistBackendError", NCCL + "ncclInvalidUsage ... Duplicate GPU detected", USER),
+    ("no memory for NCCL", 1, "", "DistBackendError", NCCL + "ncclUnhandledCudaError: Call to CUDA function", USER),
+    ("killed", None, "SIGKILL", "", "", KILLED),
+    ("killed after gloo greeted", None, "SIGKILL", "", CONNECTED, KILLED),
+    ("raised, and killed while it ended", None, "SIGKILL", "ValueError", "bad batch", USER),
+    ("saw a peer go, and was killed", None, "SIGTERM", "RuntimeError", GLOO + "pair.cc:561] Connection closed", ECHO),
+    ("terminated", None, "SIGTERM", "", "", KILLED),
+    ("gloo: peer gone", 1, "", "RuntimeError", GLOO + "pair.cc:561] Connection closed by peer [10.0.0.2]:34225.", ECHO),
+    ("gloo: reset", 1, "", "RuntimeError", GLOO + "pair.cc:534] Read error [10.0.0.2]:1: Connection reset", ECHO),
+    ("gloo: timeout", 1, "", "RuntimeError", GLOO + "unbound_buffer.cc:78] Timed out waiting 4000ms for recv", ECHO),
+    ("gloo: no mesh", 1, "", "RuntimeError", "Gloo connectFullMesh failed with [x] timed out connecting", ECHO),
+    ("NCCL: peer gone", 1, "", "DistBackendError", NCCL + "ncclRemoteError: A call failed possibly due to", ECHO),
+    ("NCCL: aborted", 1, "", "DistBackendError", "NCCL communicator was aborted on rank 1. ", ECHO),
+    ("NCCL: watchdog", None, "SIGABRT", "", WATCHDOG, ECHO),
+    ("the round's store is gone", 1, "", "DistNetworkError", "Failed to recv, got 0 bytes.", ECHO),
+    ("the round's store never came", 1, "", "DistStoreError", "wait timeout after 300000ms, keys: /x", ECHO),
+    ("no such program", 127, "", "", "bash: trian: command not found", START),
+    ("not executable", 126, "", "", "", START),
+    ("no such script", 2, "", "", "python3: can't open file '/app/trian.py': [Errno 2] No such file", START),
+    ("wrong flags", 2, "", "", "train.py: error: unrecognized arguments: --lrr", USER),
+    ("memory errors", 1, "", "AcceleratorError", "CUDA error: uncorrectable ECC error encountered", DEVICE),
+    ("NVLink", 1, "", "AcceleratorError", "CUDA error: uncorrectable NVLink error detected", DEVICE),
+    ("no fabric manager", 1, "", "RuntimeError", "CUDA error: system not yet initialized", DEVICE),
+    ("within NCCL", 1, "", "DistBackendError", NCCL + "Cuda failure 'uncorrectable ECC error encountered'", DEVICE),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "code", "signal", "exception", "said", "kind"), ENDS, ids=[e[0] for e in ENDS])
+def test_the_class_of_an_end(
+    name: str, code: int | None, signal: str, exception: str, said: str, kind: FailureClass
+) -> None:
+    assert classify(code, signal, exception, said) is kind
+
+
+@pytest.mark.parametrize(
+    ("code", "exception", "kind"),
+    [(-9, None, OOM), (1, ("RuntimeError", DATA_LOADER), OOM), (1, ("ValueError", "bad"), USER), (-15, None, KILLED)],
+    ids=["killed", "its data loader killed", "raised", "terminated"],
+)
+def test_what_the_kernel_killed_for_memory(code: int, exception: tuple[str, str] | None, kind: FailureClass) -> None:
+    assert failure_of(Evidence(0, code, 1.0, exception, oom_killed=True), "pod").kind is kind
+
+
+V1 = "oom_kill_disable 0\nunder_oom 0\noom_kill {}\n"
+V2 = "low 0\nhigh 0\nmax 12\noom {0}\noom_kill {0}\noom_group_kill 0\n"
+
+
+@pytest.mark.parametrize("events", [V1, V2], ids=["v1", "v2"])
+def test_each_kill_accounts_for_one_end(tmp_path: Path, events: str) -> None:
+    file = tmp_path / "events"
+    file.write_text(events.format(4))
+    counter = OomCounter([str(tmp_path / "absent"), str(file)])
+    assert not counter.unclaimed
+    file.write_text(events.format(6))
+    claimed = 0
+    while counter.unclaimed:
+        counter.claim()
+        claimed += 1
+    assert claimed == 2
+    file.write_text(events.format(7))
+    counter.forget()
+    assert not counter.unclaimed
+
+
+def test_without_the_kernels_counter_nothing_is_called_out_of_memory(tmp_path: Path) -> None:
+    assert not OomCounter([str(tmp_path / "absent")]).unclaimed
+
+
+def failure(kind: FailureClass, pod: str) -> Failure:
+    return Failure(kind, pod, 1.0, rank=0)
+
+
+def test_the_cause_is_the_first_that_is_no_echo() -> None:
+    echoes = (failure(ECHO, "a"), failure(ECHO, "b"))
+    own = failure(KILLED, "c")
+    for order in permutations((*echoes, own)):
+        assert root_cause(order) == own
+    assert root_cause((own, failure(USER, "d"))) == own
+    assert root_cause(echoes) == echoes[0]
+    assert root_cause(()) is None
