@@ -21,14 +21,14 @@ from elasticjob.contract.messages import (
     EndRound,
     Failure,
     FailureClass,
-    FromNode,
+    NodeToCoordinator,
     StartRound,
     WorkersFailed,
     WorkersStarted,
     WorkersStopped,
 )
-from elasticjob.control_link.link import Link, LinkRole, connect
-from elasticjob.store_pod.main import allow_connections
+from elasticjob.control_link.link import ControlLink, LinkRole, connect
+from elasticjob.store_pod.main import raise_open_file_limit
 
 AT_ONCE = 256
 """Connections being made at a time: the server's backlog is not what is measured."""
@@ -52,18 +52,18 @@ def processor(pid: int) -> float:
 class SimulatedNode:
     """One node without workers: it says what an agent says."""
 
-    slot: int
-    link: Link
+    index: int
+    link: ControlLink
     messages: int = 0
     start: StartRound | None = None
 
-    def say(self, message: FromNode) -> None:
+    def say(self, message: NodeToCoordinator) -> None:
         self.messages += 1
         self.link.send(message)
 
     def announce(self) -> None:
-        name = f"node-{self.slot}"
-        self.say(Announce(self.slot, 0, name, name, "127.0.0.1", 20000 + self.slot, 1, ready=True))
+        name = f"node-{self.index}"
+        self.say(Announce(self.index, 0, name, name, "127.0.0.1", 20000 + self.index, 1, ready=True))
 
     async def until_ranked(self) -> None:
         """Answer as an agent would, until a new round is assigned."""
@@ -72,10 +72,10 @@ class SimulatedNode:
             message = await self.link.receive()
             self.messages += 1
             if message is None:
-                how = "by keep-alive" if self.link.silent else "closed"
-                raise ConnectionError(f"node {self.slot} lost its link: {how}")
+                how = "by keep-alive" if self.link.lost_by_keep_alive else "closed"
+                raise ConnectionError(f"node {self.index} lost its link: {how}")
             if isinstance(message, EndRound):
-                self.say(WorkersStopped(message.round, 20000 + self.slot))
+                self.say(WorkersStopped(message.round, 20000 + self.index))
             if isinstance(message, StartRound):
                 self.start = message
 
@@ -94,16 +94,16 @@ class Crowd:
     async def connect(self, count: int) -> float:
         gate = asyncio.Semaphore(AT_ONCE)
 
-        async def one(slot: int) -> SimulatedNode:
+        async def one(index: int) -> SimulatedNode:
             config = self._config
             async with gate:
                 link = await connect(
                     config.host, config.port, role=LinkRole.NODE, key=config.key, run_id=config.run_id, timeout=60
                 )
-            return SimulatedNode(slot, link)
+            return SimulatedNode(index, link)
 
         began = time.monotonic()
-        self.nodes = list(await asyncio.gather(*(one(slot) for slot in range(count))))
+        self.nodes = list(await asyncio.gather(*(one(index) for index in range(count))))
         return time.monotonic() - began
 
     async def join(self) -> float:
@@ -136,7 +136,7 @@ class Crowd:
 
 async def main() -> None:
     count = int(sys.argv[1])
-    allow_connections()
+    raise_open_file_limit()
     crowd = Crowd(read_config(os.environ))
     connecting = await crowd.connect(count)
     _, before = crowd.counted()

@@ -23,7 +23,7 @@ from typing import Any
 from benchmarks.output import spawn
 from benchmarks.side import TRAIN, Side, Size, kill, kill_session
 from elasticjob.contract import codec
-from elasticjob.contract.messages import Facts, Outcome, PodFact, PodState, Report, Settings
+from elasticjob.contract.messages import ExpectedPod, OperatorView, Outcome, PodState, Report, RoundSettings
 from elasticjob.contract.names import Backend, Env, RoundId
 from elasticjob.control_link.link import LinkError, LinkRole, connect
 
@@ -54,7 +54,7 @@ class Ours(Side):
     ) -> None:
         super().__init__(folder, size)
         self._command = list(command) or [sys.executable, TRAIN, str(folder)]
-        self.settings = Settings(size.low, size.high, size.high, max_restarts=1000, **settings)
+        self.settings = RoundSettings(size.low, size.high, size.high, max_restarts=1000, **settings)
         self.nproc = nproc
         self._backend = backend
         self.port = free_port()
@@ -63,7 +63,7 @@ class Ours(Side):
         self.reports: list[tuple[float, Report]] = []
         self._keys = {role: secrets.token_hex(32) for role in LinkRole}
         self._run_id = str(uuid.uuid4())
-        self._pods: dict[int, PodFact] = {}
+        self._pods: dict[int, ExpectedPod] = {}
         self._sequence = 0
         self._charged: RoundId | None = None
         self._link: Any = None
@@ -77,41 +77,41 @@ class Ours(Side):
     def start(self, nodes: int) -> float:
         moment = time.time()
         self.start_store()
-        for slot in range(nodes):
-            self._pods[slot] = self._fact(slot)
+        for index in range(nodes):
+            self._pods[index] = self._fact(index)
         self._following = asyncio.run_coroutine_threadsafe(self._follow(), self._loop)
-        for slot in range(nodes):
-            self._start_agent(slot)
+        for index in range(nodes):
+            self._start_agent(index)
         return moment
 
     def expect(self, nodes: int) -> None:
         """What the operator says of pods that somebody else starts."""
-        self._pods |= {slot: self._fact(slot) for slot in range(nodes)}
+        self._pods |= {index: self._fact(index) for index in range(nodes)}
 
     def serving(self) -> None:
         """Wait until the store has said its first word to the operator."""
         if not self.output.wait(lambda: bool(self.reports), 30):
             raise RuntimeError(f"the store does not serve:\n{self.output.tail()}")
 
-    def add(self, slot: int) -> float:
+    def add(self, index: int) -> float:
         moment = time.time()
-        before = self._pods.get(slot)
-        self._pods[slot] = self._fact(slot, before.incarnation + 1 if before else 0)
+        before = self._pods.get(index)
+        self._pods[index] = self._fact(index, before.incarnation + 1 if before else 0)
         self._tell()
-        self._start_agent(slot)
+        self._start_agent(index)
         return moment
 
-    def lose(self, slot: int) -> float:
-        agent = self.agents.pop(slot)
+    def lose(self, index: int) -> float:
+        agent = self.agents.pop(index)
         moment = time.time()
         agent.kill()  # the kernel kills its workers with it
-        self._remove(slot)
+        self._remove(index)
         return moment
 
-    def tell(self, slot: int) -> float:
+    def tell(self, index: int) -> float:
         moment = time.time()
-        self.agents[slot].send_signal(signal.SIGTERM)
-        self._pods[slot] = replace(self._pods[slot], state=PodState.DRAINING)
+        self.agents[index].send_signal(signal.SIGTERM)
+        self._pods[index] = replace(self._pods[index], state=PodState.DRAINING)
         self._tell()
         return moment
 
@@ -120,9 +120,9 @@ class Ours(Side):
         moment = time.time()
         self.settings = replace(self.settings, target=target)
         self._tell()
-        for slot in range(target):
-            if slot not in self.agents or self.agents[slot].poll() is not None:
-                self.add(slot)
+        for index in range(target):
+            if index not in self.agents or self.agents[index].poll() is not None:
+                self.add(index)
         return moment
 
     def kill_store(self) -> float:
@@ -174,18 +174,18 @@ class Ours(Side):
         }
         self.store = spawn([*PROGRAM, "store"], environ, self.output, "store", str(self.folder))
 
-    def agent_environ(self, slot: int) -> dict[str, str]:
+    def agent_environ(self, index: int) -> dict[str, str]:
         """What the operator puts into a worker pod."""
-        fact, settings = self._pods.get(slot, self._fact(slot)), self.settings
+        fact, settings = self._pods.get(index, self._fact(index)), self.settings
         return {
             Env.JOB: "bench",
             Env.RUN_ID: self._run_id,
             Env.NODE_KEY: self._keys[LinkRole.NODE],
             Env.EXECUTION_ATTEMPT: "1",
-            Env.SLOT: str(slot),
+            Env.INDEX: str(index),
             Env.POD_NAME: fact.pod,
             Env.POD_IP: "127.0.0.1",
-            Env.POD_INCARNATION: str(fact.incarnation),
+            Env.INCARNATION: str(fact.incarnation),
             Env.STORE_ENDPOINT: f"127.0.0.1:{self.port}",
             Env.NPROC_PER_NODE: str(self.nproc),
             Env.RENDEZVOUS_BACKEND: self._backend.value,
@@ -194,24 +194,24 @@ class Ours(Side):
             Env.TERMINATION_LOG: str(self.folder / f"{fact.pod}.json"),
         }
 
-    def _start_agent(self, slot: int) -> None:
-        environ = {**os.environ, "PYTHONUNBUFFERED": "1", "GLOO_SOCKET_IFNAME": "lo", **self.agent_environ(slot)}
+    def _start_agent(self, index: int) -> None:
+        environ = {**os.environ, "PYTHONUNBUFFERED": "1", "GLOO_SOCKET_IFNAME": "lo", **self.agent_environ(index)}
         argv = [*PROGRAM, "agent", "--", *self._command]
-        self.agents[slot] = spawn(argv, environ, self.output, f"node {slot}", str(self.folder))
+        self.agents[index] = spawn(argv, environ, self.output, f"node {index}", str(self.folder))
 
     # ---- the operator's part
 
-    def _fact(self, slot: int, incarnation: int = 0) -> PodFact:
-        return PodFact(slot, incarnation, f"bench-{slot}-{incarnation}", PodState.RUNNING)
+    def _fact(self, index: int, incarnation: int = 0) -> ExpectedPod:
+        return ExpectedPod(index, incarnation, f"bench-{index}-{incarnation}", PodState.RUNNING)
 
-    def _remove(self, slot: int) -> None:
+    def _remove(self, index: int) -> None:
         """The pod is gone: said a while later, as an operator would who sees it by watching."""
-        gone = self._pods[slot]
+        gone = self._pods[index]
         self._loop.call_soon_threadsafe(self._loop.call_later, 1.0, self._forget, gone)
 
-    def _forget(self, gone: PodFact) -> None:
-        if (fact := self._pods.get(gone.slot)) and fact.incarnation == gone.incarnation:
-            self._pods = {s: p for s, p in self._pods.items() if s != gone.slot}
+    def _forget(self, gone: ExpectedPod) -> None:
+        if (fact := self._pods.get(gone.index)) and fact.incarnation == gone.incarnation:
+            self._pods = {s: p for s, p in self._pods.items() if s != gone.index}
             self._send()
 
     def _tell(self) -> None:
@@ -221,7 +221,7 @@ class Ours(Side):
         if self._link is not None:
             self._sequence += 1
             pods = tuple(self._pods.values())
-            self._link.send(Facts(1, self._sequence, self.settings, 0, self._charged, pods))
+            self._link.send(OperatorView(1, self._sequence, self.settings, 0, self._charged, pods))
 
     async def _follow(self) -> None:
         key = bytes.fromhex(self._keys[LinkRole.OPERATOR])
@@ -240,7 +240,7 @@ class Ours(Side):
 
     def _heard(self, report: Report) -> None:
         self.reports.append((time.time(), report))
-        newest = max((e.round for e in report.ended), default=self._charged)
+        newest = max((e.round for e in report.ended_rounds), default=self._charged)
         if newest != self._charged:
             self._charged = newest
             self._send()

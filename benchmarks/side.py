@@ -44,15 +44,15 @@ class Side(ABC):
         """Start the store, if there is one apart, and this many nodes; the moment before the first."""
 
     @abstractmethod
-    def add(self, slot: int) -> float:
+    def add(self, index: int) -> float:
         """Start one more node; the moment before."""
 
     @abstractmethod
-    def lose(self, slot: int) -> float:
+    def lose(self, index: int) -> float:
         """SIGKILL a node's agent and worker together; the moment."""
 
     @abstractmethod
-    def tell(self, slot: int) -> float:
+    def tell(self, index: int) -> float:
         """SIGTERM to a node's agent; the moment."""
 
     @abstractmethod

@@ -84,30 +84,30 @@ class LocalStage:
         return rng.randrange(self.side.settings.target)
 
     def _worker(self, rng: random.Random) -> str:
-        running = {slot: found for slot in self.side.agents if (found := self._workers(slot))}
+        running = {index: found for index in self.side.agents if (found := self._workers(index))}
         if not running:
             return "none ran"
-        slot = rng.choice(sorted(running))
-        for pid in running[slot]:
+        index = rng.choice(sorted(running))
+        for pid in running[index]:
             kill(pid)
-        return f"of node {slot}"
+        return f"of node {index}"
 
-    def _workers(self, slot: int) -> list[int]:
-        agent = self.side.agents[slot].pid
+    def _workers(self, index: int) -> list[int]:
+        agent = self.side.agents[index].pid
         return [pid for pid in descendants(agent) if _parent(pid) == agent and not _is_warm(pid)]
 
     def _agent(self, rng: random.Random) -> str:
-        slot = self._victim(rng)
-        self.side.lose(slot)
-        self.side.add(slot)
-        return f"node {slot}"
+        index = self._victim(rng)
+        self.side.lose(index)
+        self.side.add(index)
+        return f"node {index}"
 
     def _told(self, rng: random.Random) -> str:
-        slot = self._victim(rng)
-        self.side.tell(slot)
-        self.side.agents[slot].wait(60)
-        self.side.add(slot)
-        return f"node {slot}"
+        index = self._victim(rng)
+        self.side.tell(index)
+        self.side.agents[index].wait(60)
+        self.side.add(index)
+        return f"node {index}"
 
     def _store(self, _: random.Random) -> str:
         self.side.kill_store()

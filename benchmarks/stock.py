@@ -67,11 +67,11 @@ class Torchrun(Side):
         if self._apart:
             self._start_store()
         moment = time.time()
-        for slot in range(nodes):
-            self.add(slot)
+        for index in range(nodes):
+            self.add(index)
         return moment
 
-    def add(self, slot: int) -> float:
+    def add(self, index: int) -> float:
         moment = time.time()
         conf = dict(self._tuning.conf)
         if self._apart:
@@ -86,19 +86,19 @@ class Torchrun(Side):
         ]  # fmt: skip
         environ = {**os.environ, "LOGLEVEL": "INFO", "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
         environ |= {"PYTHONUNBUFFERED": "1", **self._tuning.environ}
-        self.nodes[slot] = spawn(argv, environ, self.output, f"node {slot}", str(self.folder))
+        self.nodes[index] = spawn(argv, environ, self.output, f"node {index}", str(self.folder))
         return moment
 
-    def lose(self, slot: int) -> float:
-        node = self.nodes.pop(slot)
+    def lose(self, index: int) -> float:
+        node = self.nodes.pop(index)
         moment = time.time()
         kill_session(node.pid)
         node.wait()
         return moment
 
-    def tell(self, slot: int) -> float:
+    def tell(self, index: int) -> float:
         moment = time.time()
-        self.nodes[slot].send_signal(signal.SIGTERM)
+        self.nodes[index].send_signal(signal.SIGTERM)
         return moment
 
     def kill_store(self) -> float:

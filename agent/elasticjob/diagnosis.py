@@ -86,4 +86,4 @@ def root_cause(failures: Iterable[Failure]) -> Failure | None:
 
 
 def _behind(hang: Failure) -> tuple[bool, int, bool]:
-    return (hang.step is None, hang.step or 0, hang.waiting)
+    return (hang.step is None, hang.step or 0, hang.waits_for_peers)

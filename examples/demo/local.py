@@ -18,9 +18,9 @@ from typing import Any
 from rich.console import Console
 
 from elasticjob.contract.messages import EndReason, Report
-from elasticjob.local.local_run import Driver
-from elasticjob.local.manifest import LocalJob, load, read_job
-from elasticjob.local.screen import View
+from elasticjob.local.local_run import LocalRun
+from elasticjob.local.manifest import LocalJob, load_manifest, parse_local_job
+from elasticjob.local.screen import RunView
 from support.logbook import Step
 from timeline import Deed, Snapshot
 
@@ -36,23 +36,23 @@ class Stage:
     """The `Screen` of the run, which remembers steps and statuses for the timeline."""
 
     console: Console
-    pipes: bool = True
+    captures_output: bool = True
     steps: list[Step] = field(default_factory=list)
     snapshots: list[Snapshot] = field(default_factory=list)
     deeds: list[Deed] = field(default_factory=list)
-    view: View | None = None
+    view: RunView | None = None
     said: dict[str, Any] = field(default_factory=dict)
     _news: asyncio.Event = field(default_factory=asyncio.Event)
 
-    def say(self, text: str) -> None:
+    def print_status(self, text: str) -> None:
         self.console.print(f"    {text}", markup=False, soft_wrap=True)
 
-    def line(self, text: str) -> None:
+    def print_output(self, text: str) -> None:
         if found := _STEP.search(text):
             self.steps.append(Step(float(found[4]), "", int(found[1]), float(found[2]), int(found[3])))
             self._news.set()
 
-    def show(self, view: View) -> None:
+    def show(self, view: RunView) -> None:
         self.view = view
         if view.report is not None:
             self._remember(view.report)
@@ -63,7 +63,7 @@ class Stage:
         """Nothing to put back."""
 
     def _remember(self, report: Report) -> None:
-        ended = [e for e in report.ended if e.reason in FAULTS]
+        ended = [e for e in report.ended_rounds if e.reason in FAULTS]
         if ended:
             last = ended[-1]
             self.said = {"ended": last.reason.value, "failure": last.failure or self.said.get("failure")}
@@ -97,7 +97,7 @@ def _status(report: Report, said: dict[str, Any]) -> dict[str, Any]:
 
 def read(manifest: Path, checkpoints: str) -> LocalJob:
     """The example's manifest with this checkout's script in the place of the image's."""
-    job = read_job(load(str(manifest)))
+    job = parse_local_job(load_manifest(str(manifest)))
     words = [w for w in job.command[2:] if not w.startswith("--checkpoint=")]
     return replace(job, command=(sys.executable, str(SCRIPT), *words, f"--checkpoint={checkpoints}"))
 
@@ -106,7 +106,7 @@ async def play(manifest: Path, console: Console) -> tuple[Stage, int]:
     """Run the job, do the deeds; what was seen, and the job's exit code."""
     with tempfile.TemporaryDirectory() as checkpoints:
         job, stage = read(manifest, checkpoints), Stage(console)
-        driver = Driver(job, stage)
+        driver = LocalRun(job, stage)
         size = job.settings.target
         stage.deeds.append(Deed(time.time(), f"elasticjob run {manifest.name}", size))
         run = asyncio.create_task(driver.run())
@@ -119,7 +119,7 @@ async def play(manifest: Path, console: Console) -> tuple[Stage, int]:
     return stage, code
 
 
-async def _act(stage: Stage, driver: Driver, size: int) -> None:
+async def _act(stage: Stage, driver: LocalRun, size: int) -> None:
     await stage.until(lambda: len(stage.steps) >= 25 * size)
     await _do(stage, "SIGKILL a worker process of node 1", lambda: _kill_worker(stage, 1), size)
     await _do(stage, "SIGKILL node 2, agent and worker", lambda: driver.kill(2), size)
@@ -147,10 +147,10 @@ def _size(stage: Stage) -> int:
     return stage.view.report.world_size if stage.view and stage.view.report else 0
 
 
-def _kill_worker(stage: Stage, slot: int) -> None:
+def _kill_worker(stage: Stage, index: int) -> None:
     """SIGKILL the newest child of a node's agent that leads a session: that is a worker."""
     assert stage.view is not None
-    agent = next(p.pid for p in stage.view.pods if p.slot == slot)
+    agent = next(p.pid for p in stage.view.pods if p.index == index)
     children = [int(c) for c in Path(f"/proc/{agent}/task/{agent}/children").read_text().split()]
     workers = [c for c in children if os.getsid(c) == c]
     os.kill(max(workers), signal.SIGKILL)

@@ -17,11 +17,11 @@ from elasticjob_operator import handlers, keys, logs, metrics, probes
 from elasticjob_operator.controller import Controller
 from elasticjob_operator.events import Recorder
 from elasticjob_operator.kube import CRDS, KubeApi, KubeError, NotFound
-from elasticjob_operator.kube.client import KubeClient, NoCluster, connect
+from elasticjob_operator.kube.client import KubeClient, NoCluster, connect_cluster
 from elasticjob_operator.lease import Election, LeaseLost
-from elasticjob_operator.settings import Settings, parse
-from elasticjob_operator.store_links import Key, Links
-from elasticjob_operator.workqueue import Queue
+from elasticjob_operator.settings import OperatorSettings, parse_settings
+from elasticjob_operator.store_links import JobKey, StoreLinks
+from elasticjob_operator.workqueue import WorkQueue
 
 log = logging.getLogger(__name__)
 
@@ -49,20 +49,20 @@ async def check_crd(api: KubeApi) -> None:
 class Operator:
     """The parts of a running operator."""
 
-    settings: Settings
+    settings: OperatorSettings
     api: KubeClient
     stop: asyncio.Event
 
     async def run(self) -> None:
         """Until `stop`; an exception where the process must end at once."""
         loop = asyncio.get_running_loop()
-        queue: Queue[Key] | None = None
+        queue: WorkQueue[JobKey] | None = None
         runner = None
         if self.settings.health_port:
-            runner = await probes.serve(
+            runner = await probes.serve_probes(
                 self.settings.health_port,
                 lambda: queue.oldest_wait() if queue else 0.0,
-                lambda: loop.time() - self.api.last_good,
+                lambda: loop.time() - self.api.last_success,
             )
         try:
             await check_crd(self.api)
@@ -81,7 +81,7 @@ class Operator:
 
     async def _led(self, election: Election) -> bool:
         """Whether this process leads; False when it was told to stop first."""
-        leading, stopped = asyncio.create_task(election.lead()), asyncio.create_task(self.stop.wait())
+        leading, stopped = asyncio.create_task(election.acquire()), asyncio.create_task(self.stop.wait())
         await asyncio.wait((leading, stopped), return_when=asyncio.FIRST_COMPLETED)
         stopped.cancel()
         if leading.done():
@@ -90,29 +90,29 @@ class Operator:
         leading.cancel()
         return False
 
-    async def _assemble(self, election: Election | None) -> tuple[Queue[Key], Links]:
+    async def _assemble(self, election: Election | None) -> tuple[WorkQueue[JobKey], StoreLinks]:
         s = self.settings
         try:
-            job_keys = await keys.load(self.api, s.namespace, s.master_secret)
+            job_keys = await keys.load_keys(self.api, s.namespace, s.master_secret)
         except (KubeError, ValueError) as error:
             raise CannotStart(f"no master key: {error}") from None
 
-        async def look(key: Key) -> float | None:
+        async def look(key: JobKey) -> float | None:
             metrics.queue_depth.set(len(queue))
-            return await controller.look(key)
+            return await controller.reconcile(key)
 
-        queue: Queue[Key] = Queue(look)
-        links = Links(queue.poke, lambda: election.generation if election else 0)
+        queue: WorkQueue[JobKey] = WorkQueue(look)
+        links = StoreLinks(queue.enqueue, lambda: election.generation if election else 0)
         recorder = Recorder(self.api, s.identity)
         controller = Controller(self.api, job_keys, links, recorder, s.image, s.resync_seconds)
         return queue, links
 
-    async def _work(self, queue: Queue[Key], links: Links, election: Election | None) -> None:
+    async def _work(self, queue: WorkQueue[JobKey], links: StoreLinks, election: Election | None) -> None:
         working = asyncio.create_task(queue.run(self.settings.workers))
-        ringing = asyncio.create_task(handlers.ring(queue.poke, self.settings.watch_namespaces))
+        ringing = asyncio.create_task(handlers.watch_events(queue.enqueue, self.settings.watch_namespaces))
         stopped = asyncio.create_task(self.stop.wait())
         tasks: set[asyncio.Task[object]] = {working, ringing, stopped}
-        tasks.add(asyncio.create_task(election.keep() if election is not None else self._beat()))
+        tasks.add(asyncio.create_task(election.renew() if election is not None else self._beat()))
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
@@ -133,13 +133,13 @@ class Operator:
                 await self.api.get(CRDS, None, DEFINITION)
 
 
-async def run(settings: Settings) -> None:
+async def run(settings: OperatorSettings) -> None:
     """Run the operator in this process until SIGTERM or SIGINT."""
     stop = asyncio.Event()
     for signum in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(signum, stop.set)
     try:
-        api = await connect(rate=settings.qps, burst=settings.burst)
+        api = await connect_cluster(rate=settings.qps, burst=settings.burst)
     except NoCluster as error:
         raise CannotStart(f"no cluster: {error}. Set KUBECONFIG, or run in a pod") from None
     if settings.metrics_port:
@@ -152,7 +152,7 @@ async def run(settings: Settings) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point."""
-    settings = parse(argv)
+    settings = parse_settings(argv)
     logs.configure(settings.log_level, settings.log_format)
     try:
         asyncio.run(run(settings))

@@ -18,7 +18,7 @@ from elasticjob_operator.actions import (
     CreateWorker,
     DeletePod,
     DeleteService,
-    PointStoreService,
+    UpdateStoreService,
 )
 from elasticjob_operator.job_memory import JobMemory
 from elasticjob_operator.keys import JobKeys
@@ -44,7 +44,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass
-class Actor:
+class ActionExecutor:
     """Carries out one plan's actions for one job."""
 
     api: KubeApi
@@ -60,7 +60,7 @@ class Actor:
         """What pods need first, then pods, then deletions. Names of the pods that were made."""
         ordered = list(actions)
         basics = [a for a in ordered if isinstance(a, (CreateSecret, CreateNodesService, CreateStoreService))]
-        stores = [a for a in ordered if isinstance(a, (CreateStore, PointStoreService))]
+        stores = [a for a in ordered if isinstance(a, (CreateStore, UpdateStoreService))]
         workers = [a for a in ordered if isinstance(a, CreateWorker)]
         removals = [a for a in ordered if isinstance(a, (DeletePod, DeleteService))]
         made: list[str] = []
@@ -78,7 +78,7 @@ class Actor:
     def _skip(self, actions: Iterable[Action], problem: str) -> None:
         for action in actions:
             if isinstance(action, (CreateStore, CreateWorker)):
-                self.memory.skipped(action.name, problem, self.clock())
+                self.memory.record_skipped(action.name, problem, self.clock())
 
     async def _do(self, action: Action) -> _Result:
         match action:
@@ -93,10 +93,10 @@ class Actor:
             case CreateStore(_, incarnation, avoid):
                 pod = manifests.store_pod_manifest(self.job, self.spec, incarnation, self.image, avoid)
                 return await self._create(PODS, "", pod)
-            case CreateWorker(_, slot, incarnation, avoid):
-                pod = manifests.worker_pod_manifest(self.job, self.spec, slot, incarnation, self.image, avoid)
+            case CreateWorker(_, index, incarnation, avoid):
+                pod = manifests.worker_pod_manifest(self.job, self.spec, index, incarnation, self.image, avoid)
                 return await self._create(PODS, "", pod)
-            case PointStoreService(uid, incarnation):
+            case UpdateStoreService(uid, incarnation):
                 return await self._point(uid, incarnation)
             case DeletePod(name, uid, why, force):
                 log.info("%s/%s: deleting pod %s: %s", self.job.namespace, self.job.name, name, why)
@@ -121,12 +121,12 @@ class Actor:
             # Not found: its namespace is.
             quota = isinstance(error, Refused) and error.quota
             reason = RefusalReason.QUOTA_EXCEEDED if quota else RefusalReason.POD_CREATION_FAILED
-            self.memory.refused(child, reason, str(error), self.clock())
+            self.memory.record_refusal(child, reason, str(error), self.clock())
             return _Result(name, problem=str(error))
         except KubeError as error:
-            self.memory.made(child)
+            self.memory.record_created(child)
             return _Result(name, problem=str(error))
-        self.memory.made(child)
+        self.memory.record_created(child)
         return _Result(name, made=True)
 
     async def _existing(self, resource: Resource, child: str, name: str, message: str) -> _Result:
@@ -134,12 +134,12 @@ class Actor:
         try:
             found = await self.api.get(resource, self.job.namespace, name)
         except KubeError as error:
-            self.memory.made(child)
+            self.memory.record_created(child)
             return _Result(name, problem=str(error))
         if is_owned(found, self.job.uid):
-            self.memory.made(child)
+            self.memory.record_created(child)
             return _Result(name, made=True)
-        self.memory.refused(child, RefusalReason.NAME_TAKEN, f"{message}: it is not this job's", self.clock())
+        self.memory.record_refusal(child, RefusalReason.NAME_TAKEN, f"{message}: it is not this job's", self.clock())
         return _Result(name, problem=message)
 
     async def _point(self, uid: str, incarnation: int) -> _Result:

@@ -24,7 +24,7 @@ class CreateStoreService:
 
 
 @dataclass(frozen=True)
-class PointStoreService:
+class UpdateStoreService:
     """Make the store's Service select another incarnation."""
 
     uid: str
@@ -48,7 +48,7 @@ class CreateStore:
 @dataclass(frozen=True)
 class CreateWorker:
     name: str
-    slot: int
+    index: int
     incarnation: int
     avoid: tuple[str, ...] = ()
     """Nodes that it must not be placed on."""
@@ -68,7 +68,7 @@ Action: TypeAlias = (
     CreateSecret
     | CreateNodesService
     | CreateStoreService
-    | PointStoreService
+    | UpdateStoreService
     | DeleteService
     | CreateStore
     | CreateWorker
@@ -77,7 +77,7 @@ Action: TypeAlias = (
 
 
 @dataclass(frozen=True)
-class Note:
+class EventRecord:
     """An Event. Its name is made from `reason` and `key`: the same happening told twice is one Event."""
 
     reason: str

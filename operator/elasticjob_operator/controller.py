@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from elasticjob_operator import metrics
-from elasticjob_operator.action_executor import Actor
-from elasticjob_operator.actions import CreateStore, CreateWorker, Note
+from elasticjob_operator.action_executor import ActionExecutor
+from elasticjob_operator.actions import CreateStore, CreateWorker, EventRecord
 from elasticjob_operator.events import Recorder
 from elasticjob_operator.job_memory import JobMemory
 from elasticjob_operator.keys import JobKeys
@@ -20,7 +20,7 @@ from elasticjob_operator.model.observed import Observed
 from elasticjob_operator.model.raw import text
 from elasticjob_operator.observe import fetch_job, observe
 from elasticjob_operator.plan import Plan, plan
-from elasticjob_operator.store_links import Key, Links
+from elasticjob_operator.store_links import JobKey, StoreLinks
 
 log = logging.getLogger(__name__)
 
@@ -34,20 +34,20 @@ class Controller:
 
     api: KubeApi
     keys: JobKeys
-    links: Links
+    links: StoreLinks
     recorder: Recorder
     image: str
     resync: float = 300.0
     clock: Callable[[], float] = time.time
-    _memories: dict[Key, JobMemory] = field(default_factory=dict)
-    _phases: dict[Key, str] = field(default_factory=dict)
+    _memories: dict[JobKey, JobMemory] = field(default_factory=dict)
+    _phases: dict[JobKey, str] = field(default_factory=dict)
 
-    async def look(self, key: Key) -> float | None:
+    async def reconcile(self, key: JobKey) -> float | None:
         """Bring one job nearer to what it should be. Seconds until the next look; None: the job is gone."""
         with metrics.reconcile_seconds.time(), metrics.reconcile_errors.count_exceptions():
             return await self._look(key)
 
-    async def _look(self, key: Key) -> float | None:
+    async def _look(self, key: JobKey) -> float | None:
         raw = await fetch_job(self.api, *key)
         if raw is None:
             self._forget(key)
@@ -89,28 +89,28 @@ class Controller:
         await self.api.update(JOBS, raw["metadata"]["namespace"], {**raw, "status": dict(status)}, "status")
         metrics.count_change(raw.get("status") or {}, status)
 
-    def _speak(self, key: Key, observed: Observed, decided: Plan) -> None:
+    def _speak(self, key: JobKey, observed: Observed, decided: Plan) -> None:
         """Only after the status write: what the store hears of charges must be persisted."""
-        address = decided.store
+        address = decided.store_address
         uid = observed.job.uid
         secret = self.keys.derive(OPERATOR_KEY, uid, address.attempt) if address else b""
-        self.links.point(key, address, secret)
-        if decided.facts is not None:
-            self.links.tell(key, decided.facts)
+        self.links.set_address(key, address, secret)
+        if decided.operator_view is not None:
+            self.links.set_view(key, decided.operator_view)
 
     async def _act(self, observed: Observed, decided: Plan, memory: JobMemory) -> None:
         job, now = observed.job, self.clock()
         made: list[str] = []
         if decided.actions and job.spec is not None:
             image = job.status.runtime_image or self.image
-            actor = Actor(self.api, self.keys, job, job.spec, image, memory, self.clock)
+            actor = ActionExecutor(self.api, self.keys, job, job.spec, image, memory, self.clock)
             made = await actor.carry_out(decided.actions)
         wanted = {a.name for a in decided.actions if isinstance(a, (CreateWorker, CreateStore))}
-        for note in (*decided.notes, *_creations(decided, made, memory)):
+        for note in (*decided.event_records, *_creations(decided, made, memory)):
             if note.key not in wanted or note.key in made:
                 await self.recorder.record(job, note, now)
 
-    def _memory(self, key: Key, uid: str) -> JobMemory:
+    def _memory(self, key: JobKey, uid: str) -> JobMemory:
         """A job of the same name with another uid is another job."""
         memory = self._memories.get(key)
         if memory is None or memory.uid != uid:
@@ -119,12 +119,12 @@ class Controller:
             memory = self._memories[key] = JobMemory(uid)
         return memory
 
-    def _forget(self, key: Key) -> None:
+    def _forget(self, key: JobKey) -> None:
         self._memories.pop(key, None)
         self.links.forget(key)
         self._show_phase(key, "")
 
-    def _show_phase(self, key: Key, phase: str) -> None:
+    def _show_phase(self, key: JobKey, phase: str) -> None:
         before = self._phases.pop(key, "")
         if phase:
             self._phases[key] = phase
@@ -135,7 +135,7 @@ class Controller:
                 metrics.jobs.labels(phase).inc()
 
 
-def _creations(decided: Plan, made: list[str], memory: JobMemory) -> tuple[Note, ...]:
+def _creations(decided: Plan, made: list[str], memory: JobMemory) -> tuple[EventRecord, ...]:
     """One Event for all pods that were made, one for those that were not."""
     workers = [a.name for a in decided.actions if isinstance(a, CreateWorker)]
     done = [name for name in workers if name in made]
@@ -143,8 +143,10 @@ def _creations(decided: Plan, made: list[str], memory: JobMemory) -> tuple[Note,
     notes = []
     if done:
         message = f"created {', '.join(done[:5])}" + (f" and {len(done) - 5} more" if len(done) > 5 else "")
-        notes.append(Note("SuccessfulCreatePod", message, key="created " + ",".join(done)))
+        notes.append(EventRecord("SuccessfulCreatePod", message, key="created " + ",".join(done)))
     if failed:
         refusal = memory.refusals[failed[0]]
-        notes.append(Note("FailedCreatePod", refusal.message, key=refusal.reason.value, warning=True, repeats=True))
+        notes.append(
+            EventRecord("FailedCreatePod", refusal.message, key=refusal.reason.value, warning=True, repeats=True)
+        )
     return tuple(notes)

@@ -7,7 +7,7 @@ import logging
 from typing import Any
 
 from elasticjob.contract.names import GROUP, KIND, VERSION
-from elasticjob_operator.actions import Note
+from elasticjob_operator.actions import EventRecord
 from elasticjob_operator.kube import EVENTS, AlreadyExists, KubeApi, KubeError
 from elasticjob_operator.model.observed import Job
 from elasticjob_operator.model.raw import timestamp
@@ -27,7 +27,7 @@ class Recorder:
         self._identity = identity
         self._counts: dict[str, int] = {}
 
-    async def record(self, job: Job, note: Note, now: float) -> None:
+    async def record(self, job: Job, note: EventRecord, now: float) -> None:
         """Tell one happening."""
         level = logging.WARNING if note.warning else logging.INFO
         log.log(level, "%s/%s: %s: %s", job.namespace, job.name, note.reason, note.message)
@@ -52,7 +52,7 @@ class Recorder:
             log.warning("%s/%s: Event %s: %s", job.namespace, job.name, name, error)
 
 
-def event(job: Job, note: Note, identity: str, now: float) -> dict[str, Any]:
+def event(job: Job, note: EventRecord, identity: str, now: float) -> dict[str, Any]:
     """The Event as the core API wants it."""
     digest = hashlib.sha256(f"{job.uid}|{note.reason}|{note.key}".encode()).hexdigest()[:16]
     when = timestamp(now)

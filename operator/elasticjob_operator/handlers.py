@@ -13,14 +13,14 @@ import kopf
 from elasticjob.contract.names import GROUP, PLURAL, VERSION, Label
 from elasticjob_operator.model.raw import text
 
-Key: TypeAlias = tuple[str, str]
+JobKey: TypeAlias = tuple[str, str]
 """Namespace and name of a job."""
 
 WATCH_SECONDS = 600
 REQUEST_SECONDS = 30
 
 
-def registry(poke: Callable[[Key], None]) -> kopf.OperatorRegistry:
+def event_registry(poke: Callable[[JobKey], None]) -> kopf.OperatorRegistry:
     """Handlers that ring for `poke(namespace, name)`."""
     handlers = kopf.OperatorRegistry()
 
@@ -39,7 +39,7 @@ def registry(poke: Callable[[Key], None]) -> kopf.OperatorRegistry:
     return handlers
 
 
-def settings() -> kopf.OperatorSettings:
+def kopf_settings() -> kopf.OperatorSettings:
     """No scanning, no peering, no Events, no annotations of kopf's own."""
     chosen = kopf.OperatorSettings()
     chosen.scanning.disabled = True
@@ -57,7 +57,7 @@ class WatchEnded(Exception):  # noqa: N818
     """kopf gave up; the process must start anew."""
 
 
-async def ring(poke: Callable[[Key], None], namespaces: tuple[str, ...]) -> None:
+async def watch_events(poke: Callable[[JobKey], None], namespaces: tuple[str, ...]) -> None:
     """Watch until cancelled; `WatchEnded` when kopf cannot go on.
 
     kopf has a thread and a loop to itself: it takes its loop's signals and stray tasks for its own, and waits seconds
@@ -91,10 +91,10 @@ async def ring(poke: Callable[[Key], None], namespaces: tuple[str, ...]) -> None
         stop.set()
 
 
-async def _watch(poke: Callable[[Key], None], namespaces: tuple[str, ...], stop: threading.Event) -> None:
+async def _watch(poke: Callable[[JobKey], None], namespaces: tuple[str, ...], stop: threading.Event) -> None:
     await kopf.operator(
-        registry=registry(poke),
-        settings=settings(),
+        registry=event_registry(poke),
+        settings=kopf_settings(),
         standalone=True,
         clusterwide=not namespaces,
         namespaces=namespaces,

@@ -30,7 +30,7 @@ class JobKeys:
         return {role: self.derive(role, uid, attempt).hex() for role in (NODE_KEY, OPERATOR_KEY)}
 
 
-async def load(api: KubeApi, namespace: str, name: str) -> JobKeys:
+async def load_keys(api: KubeApi, namespace: str, name: str) -> JobKeys:
     """The master key of Secret `name`; made where there is none. ValueError where the Secret has no usable key."""
     try:
         found = await api.get(SECRETS, namespace, name)

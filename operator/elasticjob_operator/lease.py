@@ -31,14 +31,14 @@ class LeaseLost(Exception):  # noqa: N818
 
 
 @dataclass(frozen=True)
-class Seen:
+class ObservedLease:
     """A record as a candidate saw it, and since when it has not changed (its own clock)."""
 
     record: Mapping[str, Any]
     since: float
 
 
-def may_take(seen: Seen, me: str, now: float) -> bool:
+def may_acquire(seen: ObservedLease, me: str, now: float) -> bool:
     """Whether the Lease is free: released, expired before our eyes, or ours."""
     holder = text(seen.record, "holderIdentity")
     return holder in ("", me) or now >= seen.since + integer(seen.record, "leaseDurationSeconds", default=DURATION)
@@ -68,9 +68,9 @@ class Election:
     generation: int = 0
     """Number of the present leadership; grows with every change of holder."""
     _lease: dict[str, Any] = field(default_factory=dict)
-    _seen: Seen = Seen({}, 0.0)
+    _seen: ObservedLease = ObservedLease({}, 0.0)
 
-    async def lead(self) -> None:
+    async def acquire(self) -> None:
         """Wait until this process is the leader."""
         told = ""
         while not await self._try():
@@ -81,7 +81,7 @@ class Election:
             await self.sleep(RENEW_EVERY)
         log.info("leading, generation %d", self.generation)
 
-    async def keep(self) -> None:
+    async def renew(self) -> None:
         """Renew until that fails; `LeaseLost` then."""
         renewed = self.clock()
         while True:
@@ -110,8 +110,8 @@ class Election:
             lease = await self._read()
             record = mapping(lease, "spec")
             if record != self._seen.record:
-                self._seen = Seen(record, self.clock())
-            if not may_take(self._seen, self.me, self.clock()):
+                self._seen = ObservedLease(record, self.clock())
+            if not may_acquire(self._seen, self.me, self.clock()):
                 return False
             self._lease = await self._write(lease, next_record(record, self.me, self.wall()))
         except (AlreadyExists, Conflict):
@@ -119,7 +119,7 @@ class Election:
         except KubeError as error:
             log.warning("Lease: %s", error)
             return False
-        self._seen = Seen(mapping(self._lease, "spec"), self.clock())
+        self._seen = ObservedLease(mapping(self._lease, "spec"), self.clock())
         self.generation = integer(self._seen.record, "leaseTransitions")
         return True
 

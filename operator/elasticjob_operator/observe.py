@@ -10,10 +10,10 @@ from elasticjob.contract.names import Label, Role
 from elasticjob_operator.job_memory import JobMemory
 from elasticjob_operator.kube import JOBS, LEASES, PODS, SECRETS, SERVICES, KubeApi, NotFound, Refused, Resource
 from elasticjob_operator.manifests import key_secret, nodes_service, store_service
-from elasticjob_operator.model.observed import Child, Children, Job, Link, Observed, parse_job
+from elasticjob_operator.model.observed import Child, Children, Job, LinkView, Observed, parse_job
 from elasticjob_operator.model.pods import Pod, parse_pod
 from elasticjob_operator.model.raw import mapping, moment, objects, text
-from elasticjob_operator.model.status import LOST
+from elasticjob_operator.model.status import NODE_LOST
 
 log = logging.getLogger(__name__)
 
@@ -32,7 +32,7 @@ async def fetch_job(api: KubeApi, namespace: str, name: str) -> dict[str, Any] |
         return None
 
 
-async def observe(api: KubeApi, raw: dict[str, Any], memory: JobMemory, link: Link, now: float) -> Observed:
+async def observe(api: KubeApi, raw: dict[str, Any], memory: JobMemory, link: LinkView, now: float) -> Observed:
     """Everything that `plan` wants to know of this job; `now` is Unix seconds."""
     job = parse_job(raw)
     pods, children = await asyncio.gather(_pods(api, job), _children(api, job, memory, now))
@@ -88,16 +88,16 @@ async def _child(api: KubeApi, resource: Resource, job: Job, name: str) -> Child
     if text(raw, "metadata", "deletionTimestamp"):
         # Its name is free in a moment; until then it is nobody's.
         return Child(text(raw, "metadata", "uid"), ours=False)
-    selected = text(raw, "spec", "selector", Label.RESTART_ATTEMPT)
+    selected = text(raw, "spec", "selector", Label.INCARNATION)
     incarnation = int(selected) if selected.isascii() and selected.isdigit() else None
     return Child(text(raw, "metadata", "uid"), is_owned(raw, job.uid), incarnation)
 
 
 def _nodes_in_doubt(
-    job: Job, workers: tuple[Pod, ...], stores: tuple[Pod, ...], link: Link, now: float
+    job: Job, workers: tuple[Pod, ...], stores: tuple[Pod, ...], link: LinkView, now: float
 ) -> frozenset[str]:
     """Nodes of which something was not heard that should have been."""
-    doubt = {node.name for node in job.status.avoided if node.reason == LOST}
+    doubt = {node.name for node in job.status.avoided if node.reason == NODE_LOST}
     doubt |= {p.node for p in (*workers, *stores) if p.deleting is not None and p.deleting < now}
     if link.connected and link.report is not None:
         here = {node.pod for node in link.report.nodes}

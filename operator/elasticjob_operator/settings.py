@@ -14,7 +14,7 @@ DEFAULT_IMAGE = f"elasticjob:{VERSION}"
 
 
 @dataclass(frozen=True)
-class Settings:
+class OperatorSettings:
     image: str
     """Holds agent and store; jobs keep the one they started with."""
     namespace: str
@@ -36,14 +36,14 @@ class Settings:
     resync_seconds: float = 300.0
 
 
-def parse(argv: Sequence[str] | None, environ: Mapping[str, str] = os.environ) -> Settings:
+def parse_settings(argv: Sequence[str] | None, environ: Mapping[str, str] = os.environ) -> OperatorSettings:
     """Read flags and environment; exits with a message that names what is wrong."""
     parser = _parser(environ)
     options = parser.parse_args(argv)
     for name in ("qps", "burst", "workers", "resync_seconds"):
         if getattr(options, name) <= 0:
             parser.error(f"--{name.replace('_', '-')} must be more than 0")
-    return Settings(
+    return OperatorSettings(
         image=options.image,
         namespace=options.namespace,
         identity=f"{environ.get('POD_NAME') or 'local'}_{uuid.uuid4().hex[:8]}",
@@ -80,10 +80,10 @@ def _parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
     add(
         "--master-secret",
         "ELASTICJOB_MASTER_SECRET",
-        Settings.master_secret,
+        OperatorSettings.master_secret,
         "Secret of the master key; made if absent",
     )
-    add("--lease-name", "ELASTICJOB_LEASE_NAME", Settings.lease_name, "Lease that picks the leader")
+    add("--lease-name", "ELASTICJOB_LEASE_NAME", OperatorSettings.lease_name, "Lease that picks the leader")
     parser.add_argument("--no-leader-election", action="store_true", help="for a single process on a test cluster")
     levels = ["DEBUG", "INFO", "WARNING", "ERROR"]
     add("--log-level", "LOG_LEVEL", "INFO", "how much is logged", type=str.upper, choices=levels)

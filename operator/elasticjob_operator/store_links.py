@@ -15,15 +15,15 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 from typing import Protocol, TypeAlias
 
-from elasticjob.contract.messages import Facts, Message, Report
+from elasticjob.contract.messages import Message, OperatorView, Report
 from elasticjob.control_link.link import LinkError, LinkRole, Welcome, connect
 from elasticjob.keep_alive import KeepAlive
-from elasticjob_operator.model.observed import Link as LinkView
+from elasticjob_operator.model.observed import LinkView as LinkView
 from elasticjob_operator.plan import StoreAddress
 
 log = logging.getLogger(__name__)
 
-Key: TypeAlias = tuple[str, str]
+JobKey: TypeAlias = tuple[str, str]
 """Namespace and name of a job."""
 
 FIRST_BACKOFF = 0.1
@@ -31,22 +31,22 @@ LONGEST_BACKOFF = 5.0
 CONNECT_TIMEOUT = 3.0
 
 
-class Wire(Protocol):
+class LinkConnection(Protocol):
     """The part of `elasticjob.control_link.link.Link` that is used here."""
 
     welcome: Welcome
 
     @property
-    def silent(self) -> bool: ...
+    def lost_by_keep_alive(self) -> bool: ...
     def send(self, message: Message) -> None: ...
     async def receive(self) -> Message | None: ...
     def close(self) -> None: ...
 
 
-Connect: TypeAlias = Callable[[StoreAddress, bytes], Awaitable[Wire]]
+ConnectStore: TypeAlias = Callable[[StoreAddress, bytes], Awaitable[LinkConnection]]
 
 
-async def connect_store(address: StoreAddress, key: bytes) -> Wire:
+async def connect_store(address: StoreAddress, key: bytes) -> LinkConnection:
     """Open a link as the operator."""
     interval, attempts = address.keep_alive
     return await connect(
@@ -65,35 +65,35 @@ class _Job:
     address: StoreAddress | None = None
     key: bytes = b""
     view: LinkView = field(default_factory=LinkView)
-    facts: Facts | None = None
-    wire: Wire | None = None
+    facts: OperatorView | None = None
+    wire: LinkConnection | None = None
     task: asyncio.Task[None] | None = None
 
 
-class Links:
+class StoreLinks:
     """One link per job. `generation` is the Lease's; of two operators, the newer one's words hold."""
 
     def __init__(
         self,
-        poke: Callable[[Key], None],
+        poke: Callable[[JobKey], None],
         generation: Callable[[], int],
-        connect: Connect = connect_store,
+        connect: ConnectStore = connect_store,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._poke = poke
         self._generation = generation
         self._connect = connect
         self._clock = clock
-        self._jobs: dict[Key, _Job] = {}
+        self._jobs: dict[JobKey, _Job] = {}
         # Grows over restarts of this process too, where there is no Lease to count them.
         self._sequence = int(clock() * 1000)
 
-    def view(self, key: Key) -> LinkView:
+    def view(self, key: JobKey) -> LinkView:
         """What is known by the job's link; a job without one was heard of just now."""
         job = self._jobs.get(key)
         return job.view if job else LinkView(since=self._clock())
 
-    def point(self, key: Key, address: StoreAddress | None, secret: bytes) -> None:
+    def set_address(self, key: JobKey, address: StoreAddress | None, secret: bytes) -> None:
         """Have a link to `address`; None: there is no store that could serve now. Reports of the last store stay."""
         now = self._clock()
         job = self._jobs.setdefault(key, _Job(view=LinkView(since=now)))
@@ -101,11 +101,11 @@ class Links:
             return
         self._stop(job)
         job.address, job.key = address, secret
-        job.view = replace(job.view, connected=False, since=now, lost={})
+        job.view = replace(job.view, connected=False, since=now, lost_pods={})
         if address is not None:
             job.task = asyncio.get_running_loop().create_task(self._keep(key, job, address))
 
-    def tell(self, key: Key, facts: Facts) -> None:
+    def set_view(self, key: JobKey, facts: OperatorView) -> None:
         """Say `facts` to the job's store, now and whenever the link comes back; nothing is said twice in a row."""
         job = self._jobs.get(key)
         if job is None or facts == job.facts:
@@ -113,7 +113,7 @@ class Links:
         job.facts = facts
         self._say(job)
 
-    def forget(self, key: Key) -> None:
+    def forget(self, key: JobKey) -> None:
         """The job is gone."""
         job = self._jobs.pop(key, None)
         if job is not None:
@@ -140,7 +140,7 @@ class Links:
             self._sequence += 1
             job.wire.send(replace(job.facts, lease=self._generation(), sequence=self._sequence))
 
-    async def _keep(self, key: Key, job: _Job, address: StoreAddress) -> None:
+    async def _keep(self, key: JobKey, job: _Job, address: StoreAddress) -> None:
         backoff = FIRST_BACKOFF
         while True:
             try:
@@ -162,7 +162,7 @@ class Links:
                 continue
             await self._listen(key, job, wire)
 
-    async def _listen(self, key: Key, job: _Job, wire: Wire) -> None:
+    async def _listen(self, key: JobKey, job: _Job, wire: LinkConnection) -> None:
         job.wire = wire
         self._say(job)
         try:
@@ -174,18 +174,18 @@ class Links:
         finally:
             wire.close()
             job.wire = None
-            since = self._clock() - (_patience(job) if wire.silent else 0.0)
-            job.view = replace(job.view, connected=False, since=since, lost={})
+            since = self._clock() - (_patience(job) if wire.lost_by_keep_alive else 0.0)
+            job.view = replace(job.view, connected=False, since=since, lost_pods={})
             self._poke(key)
 
-    def _take(self, key: Key, job: _Job, report: Report) -> None:
+    def _take(self, key: JobKey, job: _Job, report: Report) -> None:
         """The store counts as connected with its first report."""
         now = self._clock()
         since = job.view.since if job.view.connected else now
-        lost = {pod: job.view.lost.get(pod, now) for pod in report.lost_nodes}
+        lost = {pod: job.view.lost_pods.get(pod, now) for pod in report.lost_pods}
         known = job.view.report
-        before = known if known is not None and known.incarnation < report.incarnation else job.view.before
-        job.view = LinkView(connected=True, since=since, report=report, lost=lost, before=before)
+        before = known if known is not None and known.incarnation < report.incarnation else job.view.previous_report
+        job.view = LinkView(connected=True, since=since, report=report, lost_pods=lost, previous_report=before)
         self._poke(key)
 
 

@@ -35,7 +35,7 @@ class Schedule(Generic[K]):
     def __len__(self) -> int:
         return len(self._due)
 
-    def poke(self, key: K, at: float) -> None:
+    def enqueue(self, key: K, at: float) -> None:
         """Have `key` looked at, at `at` or before. While it is being looked at, it is looked at again after that."""
         if key in self._due and self._due[key] <= at:
             return
@@ -67,7 +67,7 @@ class Schedule(Generic[K]):
         else:
             self._failures.pop(key, None)
         if again_after is not None:
-            self.poke(key, now + again_after)
+            self.enqueue(key, now + again_after)
         if key in self._due:
             self._count += 1
             heapq.heappush(self._heap, (self._due[key], self._count, key))
@@ -90,7 +90,7 @@ class Schedule(Generic[K]):
             heapq.heappop(self._heap)
 
 
-class Queue(Generic[K]):
+class WorkQueue(Generic[K]):
     """Workers that look at due keys. `look` returns after how many seconds to look again, or None."""
 
     def __init__(
@@ -104,9 +104,9 @@ class Queue(Generic[K]):
     def __len__(self) -> int:
         return len(self._schedule)
 
-    def poke(self, key: K, after: float = 0.0) -> None:
+    def enqueue(self, key: K, after: float = 0.0) -> None:
         """Have `key` looked at within `after` seconds."""
-        self._schedule.poke(key, self._clock() + after)
+        self._schedule.enqueue(key, self._clock() + after)
         self._event.set()
 
     def forget(self, key: K) -> None:

@@ -230,7 +230,7 @@ def test_an_operator_of_one_namespace_beside_another(kube: Kube, tools: Tools, s
     assert "No resources found" in left.output
 
 
-@pytest.mark.parametrize("name", ["RANK", "MASTER_ADDR", "PET_NNODES", "ELASTICJOB_SLOT"])
+@pytest.mark.parametrize("name", ["RANK", "MASTER_ADDR", "PET_NNODES", "ELASTICJOB_INDEX"])
 def test_a_variable_of_ours_in_a_template_is_refused(kube: Kube, tools: Tools, name: str) -> None:
     body = manifest("own-env", ["python3", "-c", "pass"])
     body["spec"]["template"]["spec"]["containers"][0]["env"] = [{"name": "MINE", "value": "1"}]

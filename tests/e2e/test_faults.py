@@ -59,7 +59,7 @@ def test_a_worker_is_killed(
     completes(job, book, restarts=1, moment=moment)
     failure = job.status()["lastFailure"]
     assert (failure["pod"], failure["signal"], failure["class"]) == ("worker-killed-1-0", "SIGKILL", "Killed")
-    assert job.status()["podIncarnations"] == "0,0,0"
+    assert job.status()["incarnations"] == "0,0,0"
 
 
 def test_a_pod_is_deleted(submit: Submit, follow: Follow, shared_dir: str, kube: Kube, operator_dies: bool) -> None:

@@ -66,4 +66,4 @@ def test_a_killed_worker_is_recovered_from_every_time(
     assert status["restartsCountTowardsMax"] == KILLS
     failure = status["lastFailure"]
     assert (failure["signal"], failure["class"]) == ("SIGKILL", "Killed")
-    assert status["podIncarnations"] == "0,0,0"
+    assert status["incarnations"] == "0,0,0"

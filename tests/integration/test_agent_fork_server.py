@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from elasticjob.agent.processes import become_subreaper, descendants
-from elasticjob.agent.start_workers.command import read_command
+from elasticjob.agent.start_workers.command import parse_command
 from elasticjob.agent.start_workers.launcher import Launcher, WorkerStart
 from elasticjob.agent.worker_environment import worker_env
 from elasticjob.contract.messages import StartRound
@@ -31,15 +31,15 @@ async def launcher(
     """A launcher that is warm."""
     become_subreaper()
     with (folder / "warm.log").open("wb") as log:
-        launcher = Launcher(read_command(argv), {**os.environ, "BASE": "1"}, preload, log.fileno(), workers)
+        launcher = Launcher(parse_command(argv), {**os.environ, "BASE": "1"}, preload, log.fileno(), workers)
         what = await launcher.prepare()
         assert what.startswith("warm after"), (what, (folder / "warm.log").read_text())
-        warm_pid = launcher.warm_pid
+        warm_pid = launcher.fork_server_pid
         assert warm_pid is not None
         try:
             yield launcher
         finally:
-            launcher.stop_warm()
+            launcher.stop_fork_server()
             await asyncio.to_thread(os.waitpid, warm_pid, 0)
 
 
@@ -198,18 +198,18 @@ async def test_a_command_line(words: list[str], tmp_path: Path, monkeypatch: pyt
     (package / "relative.py").write_text("from . import train\nfrom .train import sys\nprint(train.__name__, sys.argv)")
     monkeypatch.chdir(tmp_path)
     if words == ["nothing.py"]:
-        warm = Launcher(read_command([sys.executable, *words]), os.environ, PRELOAD, 2)
+        warm = Launcher(parse_command([sys.executable, *words]), os.environ, PRELOAD, 2)
         assert await warm.prepare() == "workers start by exec: nothing.py is not a file"
-        assert warm.warm_off == "nothing.py is not a file"
+        assert warm.fork_disabled_reason == "nothing.py is not a file"
         return
     forked, plain = await both_ways([sys.executable, *words], tmp_path)
     assert forked == plain
 
 
 async def test_a_warm_process_that_nobody_wants_is_no_news() -> None:
-    unwanted = Launcher(read_command([sys.executable, "train.py"]), os.environ, (), 2)
+    unwanted = Launcher(parse_command([sys.executable, "train.py"]), os.environ, (), 2)
     assert await unwanted.prepare() == "workers start by exec: preload is empty"
-    assert unwanted.warm_off == ""
+    assert unwanted.fork_disabled_reason == ""
 
 
 PYTHON_VARIABLES = {
@@ -299,14 +299,14 @@ async def test_what_waits_to_be_a_worker_is_told_from_one(tmp_path: Path) -> Non
     path = tmp_path / "script.py"
     path.write_text("import os, signal; os.write(1, b'here'); signal.pause()")
     async with launcher([sys.executable, str(path)], tmp_path) as warm:
-        await until(lambda: not warm.not_reserved(descendants(os.getpid())))  # an earlier test's have ended
+        await until(lambda: not warm.without_preforked(descendants(os.getpid())))  # an earlier test's have ended
         read, write = os.pipe()
         (pid,) = await warm.start([WorkerStart({}, write, 2)])
         os.close(write)
         assert await asyncio.to_thread(os.read, read, 5) == b"here"
-        assert warm.not_reserved(descendants(os.getpid())) == {pid}
-        await until(lambda: bool(descendants(os.getpid()) - {pid, warm.warm_pid}))
-        assert warm.not_reserved(descendants(os.getpid())) == {pid}
+        assert warm.without_preforked(descendants(os.getpid())) == {pid}
+        await until(lambda: bool(descendants(os.getpid()) - {pid, warm.fork_server_pid}))
+        assert warm.without_preforked(descendants(os.getpid())) == {pid}
         os.kill(pid, signal.SIGKILL)
         await asyncio.to_thread(os.waitpid, pid, 0)
         os.close(read)
@@ -342,17 +342,17 @@ async def test_an_exception_is_left_in_torchs_error_file(tmp_path: Path) -> None
 async def test_a_warm_process_that_cannot_be_trusted_is_not_used(tmp_path: Path, module: str, why: str) -> None:
     (tmp_path / "bad.py").write_text(module)
     (tmp_path / "script.py").write_text("print('ran')")
-    warm = Launcher(read_command([sys.executable, str(tmp_path / "script.py")]), os.environ, ("bad",), 2)
+    warm = Launcher(parse_command([sys.executable, str(tmp_path / "script.py")]), os.environ, ("bad",), 2)
     assert why in await warm.prepare()
     assert (await fork(warm, tmp_path))[0] == (0, "ran\n", "")
 
 
 async def test_a_warm_process_that_dies_later_is_replaced_by_exec(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text("print('ran')")
-    warm = Launcher(read_command([sys.executable, str(tmp_path / "script.py")]), os.environ, PRELOAD, 2)
+    warm = Launcher(parse_command([sys.executable, str(tmp_path / "script.py")]), os.environ, PRELOAD, 2)
     assert "warm" in await warm.prepare()
-    assert warm.warm_pid is not None
-    os.kill(warm.warm_pid, signal.SIGKILL)
+    assert warm.fork_server_pid is not None
+    os.kill(warm.fork_server_pid, signal.SIGKILL)
     assert (await fork(warm, tmp_path))[0] == (0, "ran\n", "")
 
 
@@ -451,10 +451,10 @@ torch.set_num_threads(2)
 torch.ones(1 << 22).exp().sum()
 """)
     (tmp_path / "script.py").write_text("print('ran')")
-    warm = Launcher(read_command([sys.executable, str(tmp_path / "script.py")]), os.environ, ("bad",), 2)
+    warm = Launcher(parse_command([sys.executable, str(tmp_path / "script.py")]), os.environ, ("bad",), 2)
     assert "workers start by exec: " in (what := await warm.prepare())
     assert "hung in its first parallel operation" in what or "thread(s)" in what
-    assert what.endswith(f": {warm.warm_off}")
+    assert what.endswith(f": {warm.fork_disabled_reason}")
     assert (await fork(warm, tmp_path))[0] == (0, "ran\n", "")
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from elasticjob.agent.processes import become_subreaper, descendants
-from elasticjob.agent.start_workers.command import read_command
+from elasticjob.agent.start_workers.command import parse_command
 from elasticjob.agent.start_workers.launcher import Launcher, WorkerStart
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(300)]
@@ -44,15 +44,15 @@ async def warm(folder: Path, monkeypatch: pytest.MonkeyPatch, heavy: str) -> Asy
     monkeypatch.setenv("AGENT", str(os.getpid()))
     become_subreaper()
     with (folder / "warm.log").open("wb") as log:
-        command = read_command([sys.executable, str(folder / "script.py")])
+        command = parse_command([sys.executable, str(folder / "script.py")])
         launcher = Launcher(command, os.environ, ("torch",), log.fileno(), 2)
         assert (await launcher.prepare()).startswith("warm after")
-        pid = launcher.warm_pid
+        pid = launcher.fork_server_pid
         assert pid is not None
         try:
             yield launcher
         finally:
-            launcher.stop_warm()
+            launcher.stop_fork_server()
             await asyncio.to_thread(os.waitpid, pid, 0)
             await all_gone()
 
@@ -95,8 +95,8 @@ async def test_libraries_are_learned_and_what_the_user_may_change_is_not(
         (tmp_path / "mine.py").write_text("SAID = 'changed'")
         for _ in range(2):
             assert await run(launcher, tmp_path) == ["[True, True, False] changed False True"] * 2
-        assert launcher.warm_pid is not None
-        student = max(descendants(launcher.warm_pid), key=lambda pid: len(descendants(pid)))
+        assert launcher.fork_server_pid is not None
+        student = max(descendants(launcher.fork_server_pid), key=lambda pid: len(descendants(pid)))
         os.kill(student, signal.SIGKILL)
         assert await run(launcher, tmp_path) == ["[False, False, False] changed False True"] * 2
 

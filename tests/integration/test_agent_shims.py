@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from elasticjob.agent.processes import become_subreaper, descendants, reap
-from elasticjob.agent.start_workers.command import read_command
+from elasticjob.agent.start_workers.command import parse_command
 from elasticjob.agent.start_workers.launcher import Launcher, WorkerStart
 from elasticjob.agent.start_workers.shim_server import likely_python
 from support.local_run import LocalRun, manifest
@@ -42,7 +42,7 @@ class Agent:
 
     def reaped(self) -> None:
         for pid, code in reap():
-            self._launcher.ended(pid, code)
+            self._launcher.child_ended(pid, code)
             self._ends[pid] = code
         self._changed.set()
 
@@ -80,7 +80,7 @@ class Agent:
 def reserve(launcher: Launcher) -> set[int]:
     """Processes that wait to become workers."""
     ours = descendants(os.getpid())
-    return {pid for pid in ours - launcher.not_reserved(ours) if pid != launcher.warm_pid}
+    return {pid for pid in ours - launcher.without_preforked(ours) if pid != launcher.fork_server_pid}
 
 
 @asynccontextmanager
@@ -94,14 +94,14 @@ async def agent(
     become_subreaper()
     loop = asyncio.get_running_loop()
     with (folder / "warm.log").open("wb") as log:
-        command, env = read_command([shell, "-c", text]), {**env, "PYTHONPATH": str(folder)}
+        command, env = parse_command([shell, "-c", text]), {**env, "PYTHONPATH": str(folder)}
         launcher = Launcher(command, env, ["marker"], log.fileno(), workers, scratch)
         agent = Agent(launcher, folder)
         loop.add_signal_handler(signal.SIGCHLD, agent.reaped)
         try:
             what = await launcher.prepare()
             assert f" in {shell} is warm after" in what, (what, (folder / "warm.log").read_text())
-            warm = launcher.warm_pid
+            warm = launcher.fork_server_pid
             yield agent
             launcher.close()
             if warm is not None:

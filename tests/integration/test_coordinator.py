@@ -12,17 +12,17 @@ from elasticjob.contract.messages import (
     Announce,
     EndReason,
     EndRound,
-    Facts,
+    ExpectedPod,
     Finish,
     Leaving,
     Message,
+    OperatorView,
     Outcome,
-    PodFact,
     PodState,
     Ready,
     Report,
     RoundPhase,
-    Settings,
+    RoundSettings,
     Standby,
     StartRound,
     StepTimes,
@@ -30,13 +30,13 @@ from elasticjob.contract.messages import (
     WorkersStopped,
     WorkersSucceeded,
 )
-from elasticjob.control_link.link import Link, LinkGate, LinkRole, Welcome, connect
-from elasticjob.rendezvous.state import new_state
+from elasticjob.control_link.link import ControlLink, LinkGate, LinkRole, Welcome, connect
+from elasticjob.rendezvous.state import initial_state
 from elasticjob.store.server import StoreServer
 from elasticjob.store_pod.coordinator import Coordinator
 
 KEYS = {LinkRole.NODE: b"n" * 32, LinkRole.OPERATOR: b"o" * 32}
-SETTINGS = Settings(min_nodes=1, max_nodes=2, target=2)
+SETTINGS = RoundSettings(min_nodes=1, max_nodes=2, target=2)
 M = TypeVar("M", bound=Message)
 
 
@@ -47,19 +47,19 @@ class Peers:
         self.port = port
         self.coordinator = coordinator
 
-    async def link(self, role: LinkRole = LinkRole.NODE) -> Link:
+    async def link(self, role: LinkRole = LinkRole.NODE) -> ControlLink:
         return await connect("127.0.0.1", self.port, role=role, key=KEYS[role], run_id="r")
 
-    async def node(self, slot: int) -> Link:
+    async def node(self, index: int) -> ControlLink:
         link = await self.link()
-        link.send(Announce(slot, 0, f"boot-{slot}", f"j-{slot}-0", "127.0.0.1", 5000 + slot, 1, ready=True))
+        link.send(Announce(index, 0, f"agent_id-{index}", f"j-{index}-0", "127.0.0.1", 5000 + index, 1, ready=True))
         return link
 
 
 @pytest.fixture
 async def peers() -> AsyncIterator[Peers]:
     now = asyncio.get_running_loop().time()
-    coordinator = Coordinator(new_state(SETTINGS, attempt=1, store=0, now=now))
+    coordinator = Coordinator(initial_state(SETTINGS, attempt=1, store=0, now=now))
     server = StoreServer(links=LinkGate(Welcome("r", 1, 0), KEYS, coordinator.serve).accept)
     port = await server.start("127.0.0.1")
     coordinator.start()
@@ -68,7 +68,7 @@ async def peers() -> AsyncIterator[Peers]:
     await server.close()
 
 
-async def heard(link: Link, kind: type[M], until: Callable[[M], bool] = lambda _: True) -> M:
+async def heard(link: ControlLink, kind: type[M], until: Callable[[M], bool] = lambda _: True) -> M:
     """The next message of a kind that is as wanted."""
     while True:
         message = await asyncio.wait_for(link.receive(), 10)
@@ -79,7 +79,7 @@ async def heard(link: Link, kind: type[M], until: Callable[[M], bool] = lambda _
 
 async def test_a_job_from_first_announcement_to_success(peers: Peers) -> None:
     operator = await peers.link(LinkRole.OPERATOR)
-    nodes = [await peers.node(slot) for slot in range(2)]
+    nodes = [await peers.node(index) for index in range(2)]
     starts = [await heard(node, StartRound) for node in nodes]
     assert [s.rank for s in starts] == [0, 1]
     for node, start in zip(nodes, starts, strict=True):
@@ -94,25 +94,25 @@ async def test_a_job_from_first_announcement_to_success(peers: Peers) -> None:
 
 async def test_a_closed_link_ends_the_round_of_the_others(peers: Peers) -> None:
     operator = await peers.link(LinkRole.OPERATOR)
-    nodes = [await peers.node(slot) for slot in range(2)]
+    nodes = [await peers.node(index) for index in range(2)]
     start = await heard(nodes[0], StartRound)
-    pods = tuple(PodFact(s, 0, f"j-{s}-0", PodState.RUNNING) for s in range(2))
-    operator.send(Facts(1, 1, SETTINGS, 0, None, pods))
+    pods = tuple(ExpectedPod(s, 0, f"j-{s}-0", PodState.RUNNING) for s in range(2))
+    operator.send(OperatorView(1, 1, SETTINGS, 0, None, pods))
     nodes[1].close()
     assert "j-1-0 lost" in (await heard(nodes[0], EndRound)).reason
     nodes[0].send(WorkersStopped(start.round, 6000))
-    asks = (await heard(operator, Report, lambda r: r.asks > 0)).asks
-    operator.send(Facts(1, 2, SETTINGS, 0, None, pods, only_store=asks))
+    asks = (await heard(operator, Report, lambda r: r.confirmation_request > 0)).confirmation_request
+    operator.send(OperatorView(1, 2, SETTINGS, 0, None, pods, confirmed_request=asks))
     assert (await heard(nodes[0], StartRound)).world_size == 1
-    report = await heard(operator, Report, lambda r: bool(r.ended) and not r.asks)
-    assert (report.ended[0].reason, report.lost_nodes) == (EndReason.AGENT_LOST, ("j-1-0",))
+    report = await heard(operator, Report, lambda r: bool(r.ended_rounds) and not r.confirmation_request)
+    assert (report.ended_rounds[0].reason, report.lost_pods) == (EndReason.AGENT_LOST, ("j-1-0",))
 
 
 async def test_an_end_that_only_the_operator_knows_of_reaches_who_is_still_here(peers: Peers) -> None:
     node = await peers.node(0)
     operator = await peers.link(LinkRole.OPERATOR)
     await heard(operator, Report, lambda r: bool(r.nodes))
-    operator.send(Facts(1, 1, SETTINGS, 0, None, finish=Finish(Outcome.SUCCEEDED, "AllAgentsSucceeded")))
+    operator.send(OperatorView(1, 1, SETTINGS, 0, None, finish=Finish(Outcome.SUCCEEDED, "AllAgentsSucceeded")))
     assert await heard(node, Finish) == Finish(Outcome.SUCCEEDED, "AllAgentsSucceeded")
     assert (await heard(operator, Report, lambda r: r.outcome is not None)).phase is RoundPhase.FINISHED
     assert (await heard(await peers.node(1), Finish)).outcome is Outcome.SUCCEEDED
@@ -127,7 +127,7 @@ async def test_reports_of_changes_that_follow_each_other_are_one(peers: Peers, m
     assert (await heard(node, Finish)).outcome is Outcome.LEFT
     await heard(await peers.node(1), Standby)
     peers.coordinator._rested()
-    assert [n.slot for n in (await heard(operator, Report)).nodes] == [1]
+    assert [n.index for n in (await heard(operator, Report)).nodes] == [1]
 
 
 async def test_what_is_not_for_a_peer_to_say_is_dropped_and_counted(peers: Peers) -> None:
@@ -135,22 +135,22 @@ async def test_what_is_not_for_a_peer_to_say_is_dropped_and_counted(peers: Peers
     stranger.send(Leaving("never announced"))
     assert await asyncio.wait_for(stranger.receive(), 10) is None
     node = await peers.node(0)
-    node.send(Facts(99, 1, SETTINGS, 0, None, ()))
+    node.send(OperatorView(99, 1, SETTINGS, 0, None, ()))
     operator = await peers.link(LinkRole.OPERATOR)
     operator.send(Ready())
     await heard(operator, Report, lambda r: bool(r.nodes))
     node.send(Leaving("done"))
     assert (await heard(node, Finish)).outcome is Outcome.LEFT
     assert peers.coordinator.dropped == 3
-    assert not peers.coordinator.state.informed
+    assert not peers.coordinator.state.operator_seen
 
 
 async def test_the_times_of_steps_reach_the_operator_as_a_slow_rank(peers: Peers) -> None:
     operator = await peers.link(LinkRole.OPERATOR)
-    alone = Settings(min_nodes=1, max_nodes=2, target=1)
-    operator.send(Facts(1, 1, alone, 0, None, (PodFact(0, 0, "j-0-0", PodState.RUNNING),)))
+    alone = RoundSettings(min_nodes=1, max_nodes=2, target=1)
+    operator.send(OperatorView(1, 1, alone, 0, None, (ExpectedPod(0, 0, "j-0-0", PodState.RUNNING),)))
     node = await peers.link()
-    node.send(Announce(0, 0, "boot-0", "j-0-0", "127.0.0.1", 5000, 2, ready=True))
+    node.send(Announce(0, 0, "agent_id-0", "j-0-0", "127.0.0.1", 5000, 2, ready=True))
     start = await heard(node, StartRound)
     node.send(WorkersStarted(start.round))
     await heard(operator, Report, lambda r: r.formed_at > 0)
@@ -158,7 +158,7 @@ async def test_the_times_of_steps_reach_the_operator_as_a_slow_rank(peers: Peers
         node.send(StepTimes(start.round, 0.1, (0.02, 0.08)))
     slow = (await heard(operator, Report, lambda r: r.straggler is not None)).straggler
     assert slow is not None
-    assert (slow.rank, slow.pod, slow.own, slow.median) == (1, "j-0-0", 0.08, 0.02)
+    assert (slow.rank, slow.pod, slow.own_seconds, slow.median_seconds) == (1, "j-0-0", 0.08, 0.02)
     node.send(Leaving("told to go"))
     node.send(WorkersStopped(start.round, 6000))
     assert (await heard(operator, Report, lambda r: r.round is None)).straggler is None

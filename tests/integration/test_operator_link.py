@@ -9,20 +9,28 @@ from dataclasses import dataclass
 
 import pytest
 
-from elasticjob.contract.messages import Announce, Facts, PodFact, PodState, RoundPhase, Settings, StartRound
-from elasticjob.control_link.link import Link, LinkGate, LinkRole, Welcome, connect
-from elasticjob.rendezvous.state import new_state
+from elasticjob.contract.messages import (
+    Announce,
+    ExpectedPod,
+    OperatorView,
+    PodState,
+    RoundPhase,
+    RoundSettings,
+    StartRound,
+)
+from elasticjob.control_link.link import ControlLink, LinkGate, LinkRole, Welcome, connect
+from elasticjob.rendezvous.state import initial_state
 from elasticjob.store.server import StoreServer
 from elasticjob.store_pod.coordinator import Coordinator
 from elasticjob_operator.keys import JobKeys
 from elasticjob_operator.manifests.services import NODE_KEY, OPERATOR_KEY
 from elasticjob_operator.plan import StoreAddress
-from elasticjob_operator.store_links import Links
+from elasticjob_operator.store_links import StoreLinks
 
 KEY = ("ns", "bert")
-RULES = Settings(min_nodes=1, max_nodes=2, target=1)
+RULES = RoundSettings(min_nodes=1, max_nodes=2, target=1)
 KEYS = JobKeys(b"m" * 32)
-POD = PodFact(0, 0, "bert-0-0", PodState.RUNNING)
+POD = ExpectedPod(0, 0, "bert-0-0", PodState.RUNNING)
 
 
 @dataclass
@@ -39,7 +47,7 @@ class Store:
 
 
 async def start_store(port: int = 0) -> Store:
-    coordinator = Coordinator(new_state(RULES, attempt=1, store=0, now=time.monotonic()))
+    coordinator = Coordinator(initial_state(RULES, attempt=1, store=0, now=time.monotonic()))
     roles = {LinkRole.NODE: NODE_KEY, LinkRole.OPERATOR: OPERATOR_KEY}
     keys = {role: KEYS.derive(name, "uid", 1) for role, name in roles.items()}
     server = StoreServer(links=LinkGate(Welcome("uid", 1, 0), keys, coordinator.serve).accept)
@@ -58,8 +66,8 @@ async def store() -> AsyncIterator[Store]:
 
 
 @pytest.fixture
-async def links() -> AsyncIterator[Links]:
-    made = Links(lambda key: None, lambda: 3)
+async def links() -> AsyncIterator[StoreLinks]:
+    made = StoreLinks(lambda key: None, lambda: 3)
     yield made
     await made.close()
 
@@ -71,18 +79,18 @@ async def until(met: Callable[[], bool]) -> None:
         await asyncio.sleep(0.01)
 
 
-async def announce(port: int) -> Link:
+async def announce(port: int) -> ControlLink:
     """A node that joins."""
     key = KEYS.derive(NODE_KEY, "uid", 1)
     node = await connect("127.0.0.1", port, role=LinkRole.NODE, key=key, run_id="uid")
-    node.send(Announce(0, 0, "boot", "bert-0-0", "127.0.0.1", 1, 1))
+    node.send(Announce(0, 0, "agent_id", "bert-0-0", "127.0.0.1", 1, 1))
     return node
 
 
-async def test_facts_reach_the_coordinator_and_reports_reach_the_operator(store: Store, links: Links) -> None:
-    links.point(KEY, store.address, KEYS.derive(OPERATOR_KEY, "uid", 1))
+async def test_facts_reach_the_coordinator_and_reports_reach_the_operator(store: Store, links: StoreLinks) -> None:
+    links.set_address(KEY, store.address, KEYS.derive(OPERATOR_KEY, "uid", 1))
     await until(lambda: links.view(KEY).connected)
-    links.tell(KEY, Facts(0, 0, RULES, charged=2, charged_round=None, pods=(POD,)))
+    links.set_view(KEY, OperatorView(0, 0, RULES, charged=2, charged_round=None, pods=(POD,)))
     node = await announce(store.port)
     told = await node.receive()
     while not isinstance(told, StartRound):
@@ -90,26 +98,26 @@ async def test_facts_reach_the_coordinator_and_reports_reach_the_operator(store:
     assert told.restarts == 2
     await until(lambda: (r := links.view(KEY).report) is not None and r.phase is RoundPhase.RUNNING)
     node.close()
-    await until(lambda: "bert-0-0" in links.view(KEY).lost)
-    assert store.coordinator.state.facts.lease == 3
+    await until(lambda: "bert-0-0" in links.view(KEY).lost_pods)
+    assert store.coordinator.state.operator_view.lease == 3
 
 
-async def test_a_store_that_comes_back_hears_everything_again(links: Links) -> None:
+async def test_a_store_that_comes_back_hears_everything_again(links: StoreLinks) -> None:
     first = await start_store()
-    links.point(KEY, first.address, KEYS.derive(OPERATOR_KEY, "uid", 1))
-    links.tell(KEY, Facts(0, 0, RULES, charged=1, charged_round=None, pods=(POD,)))
-    await until(lambda: first.coordinator.state.informed)
+    links.set_address(KEY, first.address, KEYS.derive(OPERATOR_KEY, "uid", 1))
+    links.set_view(KEY, OperatorView(0, 0, RULES, charged=1, charged_round=None, pods=(POD,)))
+    await until(lambda: first.coordinator.state.operator_seen)
     first.coordinator.stop()
     await first.server.close()
     await until(lambda: not links.view(KEY).connected)
     second = await start_store(first.port)
-    await until(lambda: second.coordinator.state.informed)
-    assert second.coordinator.state.facts.charged == 1
+    await until(lambda: second.coordinator.state.operator_seen)
+    assert second.coordinator.state.operator_view.charged == 1
     second.coordinator.stop()
     await second.server.close()
 
 
-async def test_a_wrong_key_gets_nowhere(store: Store, links: Links) -> None:
-    links.point(KEY, store.address, KEYS.derive(NODE_KEY, "uid", 1))
+async def test_a_wrong_key_gets_nowhere(store: Store, links: StoreLinks) -> None:
+    links.set_address(KEY, store.address, KEYS.derive(NODE_KEY, "uid", 1))
     await until(lambda: sum(store.server.counters.dropped.values()) > 0)
     assert links.view(KEY).connected is False

@@ -105,7 +105,7 @@ def test_settings_have_the_defaults_of_torch_and_can_be_given() -> None:
 def test_wrong_settings_are_refused(run_id: str, low: int, high: int, message: str) -> None:
     settings = RendezvousSettings(run_id, low, high, RendezvousTimeout(), timedelta(seconds=1), 3)
     with pytest.raises(ValueError, match=message):
-        Handler(settings, module.Endpoint("localhost", 1, b"k", 1))
+        Handler(settings, module.StoreEndpoint("localhost", 1, b"k", 1))
 
 
 @pytest.mark.parametrize(
@@ -139,7 +139,7 @@ def test_a_node_is_known_by_address_process_and_a_counter(nodes: Nodes) -> None:
     made = list(nodes.pool.map(lambda _: create_handler(params(is_host=False)), range(16)))
     assert len({h._node.local_id for h in made}) == 16
     assert {(h._node.addr, h._node.pid) for h in made} == {("127.0.0.1", os.getpid())}
-    unnamed = Handler(read_settings(params()), module.Endpoint("localhost", 1, b"k", 1))
+    unnamed = Handler(read_settings(params()), module.StoreEndpoint("localhost", 1, b"k", 1))
     assert unnamed._node.addr == socket.getfqdn()
 
 

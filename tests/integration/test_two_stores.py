@@ -11,10 +11,17 @@ from pathlib import Path
 import pytest
 
 from elasticjob.contract import codec
-from elasticjob.contract.messages import Announce, FromNode, NewerStore, Settings, Standby, ToNode
+from elasticjob.contract.messages import (
+    Announce,
+    CoordinatorToNode,
+    NewerStore,
+    NodeToCoordinator,
+    RoundSettings,
+    Standby,
+)
 from elasticjob.contract.names import Env
-from elasticjob.control_link.link import Link, LinkRole, connect
-from elasticjob.control_link.node_client import Node
+from elasticjob.control_link.link import ControlLink, LinkRole, connect
+from elasticjob.control_link.node_client import NodeClient
 
 PROGRAM = [sys.executable, str(Path(__file__).parents[2] / "agent" / "elasticjob"), "store"]
 KEY = b"n" * 32
@@ -34,7 +41,7 @@ async def start_store() -> AsyncIterator[StartStore]:
             Env.OPERATOR_KEY: "bb" * 32,
             Env.STORE_INCARNATION: str(incarnation),
             Env.PORT: "0",
-            Env.SETTINGS: codec.dumps(Settings(1, 2, 2)).decode(),
+            Env.SETTINGS: codec.dumps(RoundSettings(1, 2, 2)).decode(),
         }
         process = await asyncio.create_subprocess_exec(*PROGRAM, env=environ, stderr=asyncio.subprocess.PIPE)
         started.append(process)
@@ -58,7 +65,7 @@ async def said(process: asyncio.subprocess.Process, what: str) -> str:
             return line
 
 
-async def dial(port: int) -> Link:
+async def dial(port: int) -> ControlLink:
     return await connect("127.0.0.1", port, role=LinkRole.NODE, key=KEY, run_id="run")
 
 
@@ -69,19 +76,19 @@ async def test_a_store_closes_itself_when_a_node_knows_a_newer_one(start_store: 
     bystander = await dial(old_port)
     bystander.send(Announce(1, 0, "other", "j-1-0", "127.0.0.1", 1, 1))
     assert isinstance(await bystander.receive(), Standby)
-    heard: asyncio.Queue[ToNode] = asyncio.Queue()
-    links: list[Link] = []
+    heard: asyncio.Queue[CoordinatorToNode] = asyncio.Queue()
+    links: list[ControlLink] = []
 
-    async def next_store() -> Link:
+    async def next_store() -> ControlLink:
         links.append(await dial(ports.pop(0)))
         return links[-1]
 
-    def greeting() -> tuple[FromNode, ...]:
+    def greeting() -> tuple[NodeToCoordinator, ...]:
         if len(links) == 1:  # away from the newer one, as the network would have it
             asyncio.get_running_loop().call_soon(links[0].close)
-        return (Announce(0, 0, "boot", "j-0-0", "127.0.0.1", 1, 1),)
+        return (Announce(0, 0, "agent_id", "j-0-0", "127.0.0.1", 1, 1),)
 
-    node = Node(next_store, greeting, heard.put_nowait, had_round=lambda: True, join_timeout=1.0)
+    node = NodeClient(next_store, greeting, heard.put_nowait, had_round=lambda: True, join_timeout=1.0)
     running = asyncio.ensure_future(node.run())
     await said(older, "closed: store 1 has taken over")
     assert await asyncio.wait_for(bystander.receive(), 10) is None

@@ -76,12 +76,12 @@ def test_a_store_that_was_given_up_and_lives_makes_no_second_world(
 
 def _word_at_once(report: Report, before: Report | None, *, older: bool) -> float:
     """A successor is the only store from its first moment on."""
-    return report.asks
+    return report.confirmation_request
 
 
 def _half_is_enough(report: Report, before: Report | None, *, older: bool) -> float:
     """... if half is here, whatever the old store was told."""
-    return report.asks if report.half or not older else 0.0
+    return report.confirmation_request if report.half_missing_round or not older else 0.0
 
 
 def _nobody_on_the_way(world: World) -> bool:
@@ -92,8 +92,8 @@ def _nobody_on_the_way(world: World) -> bool:
 @pytest.mark.parametrize(
     ("module", "name", "wrong", "start"),
     [
-        (stores, "only_store", _word_at_once, PARTED[0]),
-        (stores, "only_store", _half_is_enough, PARTED[2]),
+        (stores, "confirmable_request", _word_at_once, PARTED[0]),
+        (stores, "confirmable_request", _half_is_enough, PARTED[2]),
         (rounds_world, "_older", _nobody_on_the_way, PARTED[0]),
     ],
 )
@@ -114,10 +114,10 @@ def test_the_exploration_gets_everywhere() -> None:
             world = next_world(world, random)
             for store in world.stores:
                 report = build_report(store.state, world.now)
-                reached |= {report.phase.value, *(e.reason.value for e in report.ended)}
-                reached |= {"asked"} if report.asks else set()
+                reached |= {report.phase.value, *(e.reason.value for e in report.ended_rounds)}
+                reached |= {"asked"} if report.confirmation_request else set()
                 reached |= {"closed"} if store.state.newer_store is not None else set()
-                restored = store.state.round and store.state.round.id.store < store.incarnation
+                restored = store.state.round and store.state.round.id.store_incarnation < store.incarnation
                 reached |= {"restored"} if restored else set()
             reached |= {"frozen" for a in world.agents if a.frozen}
     wanted = {p.value for p in RoundPhase} | {e.value for e in EndReason} | {"restored", "asked", "closed", "frozen"}

@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from elasticjob.contract.messages import Facts, WorkersStopped
+from elasticjob.contract.messages import OperatorView, WorkersStopped
 from elasticjob.rendezvous import apply_event, round_end, rounds
-from elasticjob.rendezvous.decision import Decision, Rule
-from elasticjob.rendezvous.state import Node, State
+from elasticjob.rendezvous.decision import RoundDecision, Rule
+from elasticjob.rendezvous.state import CoordinatorState, Node
 from support.rounds_invariants import broken, left_out_for_ever
 from support.rounds_world import FAULTS, Move, World, calm, faults, finishing, running, step
 
@@ -97,7 +97,7 @@ def test_large_jobs(size: int, spares: int, choices: list[tuple[bool, int]]) -> 
 # ---- the explorer is worth something only if it finds what is wrong
 
 
-def _not_waiting_for_all(state: State, now: float) -> Decision | None:
+def _not_waiting_for_all(state: CoordinatorState, now: float) -> RoundDecision | None:
     """A new round as soon as most members of the old one have stopped."""
     if state.round is not None and state.round.ending is not None:
         members = {b: replace(m, lost=True) for b, m in state.round.members.items()}
@@ -105,10 +105,10 @@ def _not_waiting_for_all(state: State, now: float) -> Decision | None:
     return _conclude(state, now)
 
 
-_conclude = round_end.conclude
+_conclude = round_end.conclude_round
 
 
-def _old_words_count(state: State, node: Node, message: WorkersStopped, now: float) -> State:
+def _old_words_count(state: CoordinatorState, node: Node, message: WorkersStopped, now: float) -> CoordinatorState:
     """Words are taken to be on the present round, whatever they say."""
     if state.round is not None:
         message = replace(message, round=state.round.id)
@@ -118,10 +118,14 @@ def _old_words_count(state: State, node: Node, message: WorkersStopped, now: flo
 _said_of_round = apply_event._said_of_round
 
 
-def _charged_again(state: State, facts: Facts) -> State:
+def _charged_again(state: CoordinatorState, facts: OperatorView) -> CoordinatorState:
     """What status has taken in is told again: here, as another round."""
-    return replace(_informed(state, facts), ended=tuple(replace(e, round=e.round._replace(n=e.round.n + 100))
-                                                         for e in state.ended if e.charged))  # fmt: skip
+    return replace(
+        _informed(state, facts),
+        ended_rounds=tuple(
+            replace(e, round=e.round._replace(number=e.round.number + 100)) for e in state.ended_rounds if e.charged
+        ),
+    )
 
 
 _informed = apply_event._informed

@@ -19,8 +19,8 @@ from elasticjob.contract.messages import (
     Termination,
 )
 from elasticjob.contract.names import Label, Role, RoundId
-from elasticjob_operator.model.observed import Child, Children, Job, Link, Observed, parse_job
-from elasticjob_operator.model.pods import AVOIDS, Pod, parse_pod
+from elasticjob_operator.model.observed import Child, Children, Job, LinkView, Observed, parse_job
+from elasticjob_operator.model.pods import AVOIDED_NODES, Pod, parse_pod
 from elasticjob_operator.model.raw import timestamp
 
 NOW = 1_800_000_000.0
@@ -58,7 +58,7 @@ def elastic(low: int, high: int, replicas: int | None = None) -> Raw:
 def status(**more: Any) -> Raw:
     """Status of a job of two nodes that has been started."""
     return {
-        "podIncarnations": "0,0",
+        "incarnations": "0,0",
         "rendezvous": {"endpoint": "bert-rdzv.ns.svc:29400", "incarnation": 0},
         "targetReplicas": 2,
         "executionAttempts": 1,
@@ -81,14 +81,14 @@ def raw_pod(index: int, incarnation: int = 0, *, role: Role = Role.WORKER, node:
         "namespace": "ns", "name": name, "uid": f"uid-{name}",
         "creationTimestamp": timestamp(more.get("created", NOW - 60)),
         "labels": {
-            Label.JOB_NAME: "bert", Label.JOB_UID: UID, Label.ROLE: role.value, Label.POD_INDEX: str(index),
-            Label.RESTART_ATTEMPT: str(incarnation),
+            Label.JOB_NAME: "bert", Label.JOB_UID: UID, Label.ROLE: role.value, Label.INDEX: str(index),
+            Label.INCARNATION: str(incarnation),
         },
     }  # fmt: skip
     if "deleting" in more:
         meta["deletionTimestamp"] = timestamp(more["deleting"])
     if "avoids" in more:
-        meta["annotations"] = {AVOIDS: more["avoids"]}
+        meta["annotations"] = {AVOIDED_NODES: more["avoids"]}
     phase = more.get("phase", "Running")
     container = {"name": "main", "image": "user:1", "state": {"running": {}}} | more.get("container", {})
     return {
@@ -158,8 +158,10 @@ def gathering(*pods: Pod, **more: Any) -> Report:
     return replace(report(*pods), **(none | more))
 
 
-def link(told: Report | None = None, *, since: float = NOW - 20, **lost: float) -> Link:
-    return Link(connected=True, since=since, report=told, lost={n.replace("_", "-"): at for n, at in lost.items()})
+def link(told: Report | None = None, *, since: float = NOW - 20, **lost: float) -> LinkView:
+    return LinkView(
+        connected=True, since=since, report=told, lost_pods={n.replace("_", "-"): at for n, at in lost.items()}
+    )
 
 
 def steady(*, workers: tuple[Pod, ...] | None = None, told: Report | None = None, **status_more: Any) -> Observed:

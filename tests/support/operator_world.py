@@ -14,10 +14,10 @@ from typing import Any
 from elasticjob.contract import codec
 from elasticjob.contract.messages import (
     EndReason,
-    Facts,
     Failure,
     FailureClass,
     NodeReport,
+    OperatorView,
     Outcome,
     PodState,
     Report,
@@ -36,7 +36,7 @@ from elasticjob_operator.kube import (
     Refused,
     Resource,
 )
-from elasticjob_operator.model.observed import Link
+from elasticjob_operator.model.observed import LinkView
 from elasticjob_operator.model.raw import timestamp
 from elasticjob_operator.plan import StoreAddress
 
@@ -170,12 +170,12 @@ class Store:
     pod: str
     incarnation: int
     max_restarts: int
-    facts: Facts | None = None
+    facts: OperatorView | None = None
     n: int = 0
     members: tuple[str, ...] = ()
     formed_at: float = 0.0
     here: dict[str, tuple[int, int]] = field(default_factory=dict)
-    """Pods whose agents are connected: slot and incarnation."""
+    """Pods whose agents are connected: index and incarnation."""
     lost: set[str] = field(default_factory=set)
     unfit: dict[str, Failure] = field(default_factory=dict)
     ended: list[RoundEnded] = field(default_factory=list)
@@ -185,7 +185,7 @@ class Store:
     acknowledged: int = 0
     """Charged rounds that the operator said it has persisted."""
 
-    def hear(self, facts: Facts) -> None:
+    def hear(self, facts: OperatorView) -> None:
         """The operator's word: ended rounds that it has taken into account are let go."""
         self.facts = facts
         seen = facts.charged_round
@@ -239,18 +239,18 @@ class Store:
             world_size=len(self.members),
             formed_at=self.formed_at,
             nodes=tuple(NodeReport(*self.here[p], p, True, p in self.members) for p in sorted(self.here)),
-            ended=tuple(self.ended),
+            ended_rounds=tuple(self.ended),
             outcome=self.outcome,
             failure=self.failure,
-            lost_nodes=tuple(sorted(self.lost & calls_running)),
-            unfit=tuple(self.unfit.values()),
+            lost_pods=tuple(sorted(self.lost & calls_running)),
+            unhealthy=tuple(self.unfit.values()),
             active=len(self.members),
-            asks=self.asks,
+            confirmation_request=self.asks,
         )
 
 
 @dataclass
-class Links:
+class FakeStoreLinks:
     """The operator's links. `up`: whether it reaches stores at all."""
 
     api: Api
@@ -261,23 +261,23 @@ class Links:
     known: Report | None = None
     lost: dict[str, float] = field(default_factory=dict)
 
-    def view(self, key: object) -> Link:
+    def view(self, key: object) -> LinkView:
         store = self._store()
         if store is None:
-            return Link(False, self.since, self.known)
+            return LinkView(False, self.since, self.known)
         self.known = store.report()
-        self.lost = {pod: self.lost.get(pod, self.api.now) for pod in self.known.lost_nodes}
-        return Link(True, self.since, self.known, dict(self.lost))
+        self.lost = {pod: self.lost.get(pod, self.api.now) for pod in self.known.lost_pods}
+        return LinkView(True, self.since, self.known, dict(self.lost))
 
-    def point(self, key: object, address: StoreAddress | None, secret: bytes) -> None:
+    def set_address(self, key: object, address: StoreAddress | None, secret: bytes) -> None:
         if address != self.address:
             self.address, self.since, self.lost = address, self.api.now, {}
 
-    def tell(self, key: object, facts: Facts) -> None:
+    def set_view(self, key: object, facts: OperatorView) -> None:
         store = self._store()
         if store is not None:
-            if facts.only_store and facts.only_store == store.asks:
-                older = [p for p in self.api.pods(Role.STORE) if number(p, Label.RESTART_ATTEMPT) < store.incarnation]
+            if facts.confirmed_request and facts.confirmed_request == store.asks:
+                older = [p for p in self.api.pods(Role.STORE) if number(p, Label.INCARNATION) < store.incarnation]
                 assert all(phase(p) == "Failed" for p in older), "called the only store beside an older one"
                 store.asks = 0.0
             store.hear(facts)
@@ -341,14 +341,14 @@ class World:
         name = pod["metadata"]["name"]
         if role(pod) is Role.STORE:
             pod["status"]["conditions"] = [{"type": "Ready", "status": "True"}]
-            self.stores[name] = Store(name, number(pod, Label.RESTART_ATTEMPT), 3)
+            self.stores[name] = Store(name, number(pod, Label.INCARNATION), 3)
 
     def connect(self, pod: Raw) -> None:
         """A running agent reaches the store."""
         for store in self.serving():
             if phase(pod) == "Running" and not self.nodes[pod["spec"]["nodeName"]].cut and store.outcome is None:
-                place = (number(pod, Label.POD_INDEX), number(pod, Label.RESTART_ATTEMPT))
-                facts = {f.slot: f.incarnation for f in store.facts.pods} if store.facts else {}
+                place = (number(pod, Label.INDEX), number(pod, Label.INCARNATION))
+                facts = {f.index: f.incarnation for f in store.facts.pods} if store.facts else {}
                 if facts.get(place[0]) == place[1] and "deletionTimestamp" not in pod["metadata"]:
                     store.here[pod["metadata"]["name"]] = place
                     store.lost.discard(pod["metadata"]["name"])
@@ -446,6 +446,6 @@ def conditions(api: Api) -> dict[str, str]:
     return {c["type"]: c["status"] for c in job_status(api).get("conditions", [])}
 
 
-def reset(links: Links) -> Links:
+def reset(links: FakeStoreLinks) -> FakeStoreLinks:
     """What a new process knows of its links."""
     return replace(links, address=None, since=links.api.now, known=None, lost={})

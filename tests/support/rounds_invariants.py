@@ -33,13 +33,15 @@ def no_rank_twice(_: World, __: Move, after: World) -> bool:
 def old_words_have_no_effect(before: World, move: Move, after: World) -> bool:
     if move[0] != "late":
         return True
-    return [(s.state.round, s.state.outcome, s.state.ended) for s in before.stores] == [
-        (s.state.round, s.state.outcome, s.state.ended) for s in after.stores
+    return [(s.state.round, s.state.outcome, s.state.ended_rounds) for s in before.stores] == [
+        (s.state.round, s.state.outcome, s.state.ended_rounds) for s in after.stores
     ]
 
 
 def between_min_and_max(_: World, __: Move, after: World) -> bool:
-    formed = [s.state.round for s in after.stores if s.state.round and s.state.round.id.store == s.incarnation]
+    formed = [
+        s.state.round for s in after.stores if s.state.round and s.state.round.id.store_incarnation == s.incarnation
+    ]
     return all(MIN <= len(r.members) <= after.size - after.spares for r in formed)
 
 
@@ -48,8 +50,12 @@ def spares_take_the_places_of_the_lost(before: World, _: Move, after: World) -> 
     known = {s.state.round.id for s in before.stores if s.state.round}
     for state in (s.state for s in after.stores if s.state.round and s.state.round.id not in known):
         assert state.round is not None
-        free = [n for n in candidates(state) if n.ready and n.boot not in state.round.members]
-        if len(state.round.members) < state.settings.target and free and state.round.id.store == state.store:
+        free = [n for n in candidates(state) if n.ready and n.agent_id not in state.round.members]
+        if (
+            len(state.round.members) < state.settings.target
+            and free
+            and state.round.id.store_incarnation == state.store_incarnation
+        ):
             return False
     return True
 
@@ -75,9 +81,9 @@ def success_that_a_node_was_told_holds(before: World, _: Move, after: World) -> 
     """Its termination message is there for everybody to read: nobody runs again, and no store calls it a failure."""
     if all(a.ended is not Outcome.SUCCEEDED for a in before.agents):
         return True
-    started = {a.boot: a.start for a in before.agents}
+    started = {a.agent_id: a.start for a in before.agents}
     failed = any(s.state.outcome is Outcome.FAILED for s in after.stores)
-    return not failed and all(a.start == started.get(a.boot) for a in after.agents)
+    return not failed and all(a.start == started.get(a.agent_id) for a in after.agents)
 
 
 def a_charge_is_counted_once(before: World, _: Move, after: World) -> bool:

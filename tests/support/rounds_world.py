@@ -14,25 +14,25 @@ from dataclasses import dataclass, replace
 
 from elasticjob.contract.messages import (
     Announce,
+    CoordinatorToNode,
     EndRound,
-    Facts,
+    ExpectedPod,
     Failure,
     FailureClass,
     Finish,
-    FromNode,
+    LastMembership,
     Leaving,
-    Membership,
     MemberState,
+    NodeToCoordinator,
+    OperatorView,
     Outcome,
     PlanEnd,
-    PodFact,
     PodState,
     Ready,
     Report,
-    Settings,
+    RoundSettings,
     StartRound,
     StepReport,
-    ToNode,
     WorkersFailed,
     WorkersStarted,
     WorkersStopped,
@@ -41,12 +41,21 @@ from elasticjob.contract.messages import (
 from elasticjob.contract.names import RoundId
 from elasticjob.rendezvous import rounds
 from elasticjob.rendezvous.report import build_report
-from elasticjob.rendezvous.state import Event, FactsArrived, NewerStoreHeard, NodeGone, NodeSaid, State, Tick, new_state
+from elasticjob.rendezvous.state import (
+    CoordinatorEvent,
+    CoordinatorState,
+    NewerStoreSeen,
+    NodeDisconnected,
+    NodeMessage,
+    OperatorViewReceived,
+    Tick,
+    initial_state,
+)
 from elasticjob_operator.plan import stores
 
 MIN, BUDGET = 2, 6
 Move = tuple[str, int]
-"""What, and the slot or store that it happens to."""
+"""What, and the index or store that it happens to."""
 
 AGENT_FAULTS = ("crash", "blip", "fail", "sigterm", "cut", "pause", "late", "succeed")
 FAULTS = (*AGENT_FAULTS, "restart-store", "second-store", "target", "operator-away")
@@ -54,7 +63,7 @@ FAULTS = (*AGENT_FAULTS, "restart-store", "second-store", "target", "operator-aw
 
 @dataclass(frozen=True)
 class Agent:
-    slot: int
+    index: int
     incarnation: int
     ready: bool = False
     store: int | None = None
@@ -68,18 +77,18 @@ class Agent:
     cut: bool = False
     frozen: bool = False
     paused: bool = False
-    outbox: tuple[FromNode, ...] = ()
-    inbox: tuple[ToNode, ...] = ()
-    past: FromNode | None = None
+    outbox: tuple[NodeToCoordinator, ...] = ()
+    inbox: tuple[CoordinatorToNode, ...] = ()
+    past: NodeToCoordinator | None = None
     """The last word on a round before the present one."""
 
     @property
-    def boot(self) -> str:
-        return f"{self.slot}.{self.incarnation}"
+    def agent_id(self) -> str:
+        return f"{self.index}.{self.incarnation}"
 
     @property
     def pod(self) -> str:
-        return f"j-{self.slot}-{self.incarnation}"
+        return f"j-{self.index}-{self.incarnation}"
 
     @property
     def busy(self) -> bool:
@@ -89,7 +98,7 @@ class Agent:
 @dataclass(frozen=True)
 class Store:
     incarnation: int
-    state: State
+    state: CoordinatorState
 
 
 @dataclass(frozen=True)
@@ -113,20 +122,20 @@ class World:
     coming: frozenset[str] = frozenset()
     """Boot ids of those who were not with the newest store when the older one died: what it knows is not all."""
     on_lost_node: int = -1
-    """The slot whose pod was lost with the store, as the operator sees it."""
+    """The index whose pod was lost with the store, as the operator sees it."""
 
-    def agent(self, slot: int) -> Agent:
-        return next(a for a in self.agents if a.slot == slot)
+    def agent(self, index: int) -> Agent:
+        return next(a for a in self.agents if a.index == index)
 
 
-def settings(world: World) -> Settings:
-    return Settings(MIN, world.size - world.spares, world.target, spares=world.spares, max_restarts=BUDGET)
+def settings(world: World) -> RoundSettings:
+    return RoundSettings(MIN, world.size - world.spares, world.target, spares=world.spares, max_restarts=BUDGET)
 
 
 def begin(size: int = 3, spares: int = 0) -> World:
     world = World(size, (), (), target=size - spares, spares=spares)
-    first = Store(0, new_state(settings(world), attempt=1, store=0, now=0.0))
-    return replace(world, stores=(first,), agents=tuple(Agent(slot, 0) for slot in range(size)))
+    first = Store(0, initial_state(settings(world), attempt=1, store=0, now=0.0))
+    return replace(world, stores=(first,), agents=tuple(Agent(index, 0) for index in range(size)))
 
 
 def running(size: int = 3, spares: int = 0) -> World:
@@ -138,8 +147,8 @@ def running(size: int = 3, spares: int = 0) -> World:
 def finishing(size: int = 3) -> World:
     """Everybody's workers are done, the store has declared success, and one node has been told."""
     world = running(size)
-    for slot in range(size):
-        world = step(step(world, ("succeed", slot)), ("up", slot))
+    for index in range(size):
+        world = step(step(world, ("succeed", index)), ("up", index))
     return step(world, ("down", 0))
 
 
@@ -147,12 +156,12 @@ def parted(size: int, there: tuple[int, ...], *, by_word: bool) -> World:
     """The operator has given a store up that lives on, and `there` are with its successor. `by_word`: the others were
     told to go on without them before, and do."""
     world = running(size)
-    for slot in there:
-        world = step(world, ("cut", slot))
+    for index in there:
+        world = step(world, ("cut", index))
     world = _settled(step(world, ("tick", 0)), but=("tick", "heal")) if by_word else world
     world = step(world, ("second-store", -1))
-    for slot in there:
-        world = step(step(world, ("heal", slot)), ("connect", slot))
+    for index in there:
+        world = step(step(world, ("heal", index)), ("connect", index))
     return world
 
 
@@ -169,14 +178,14 @@ def _settled(world: World, but: tuple[str, ...] = ("tick",)) -> World:
 def calm(world: World) -> Iterator[Move]:
     """Everything that is no fault: messages, work, clocks, the operator, and the end of what has befallen the world."""
     for a in world.agents:
-        yield from ((move, a.slot) for move in _agent_moves(world, a))
+        yield from ((move, a.index) for move in _agent_moves(world, a))
     if world.away:
         yield "operator-back", 0
     elif _news(world):
         yield "reconcile", 0
     if len(world.stores) > 1:
         yield "old-store-dies", 0
-    if any(rounds.deadline(s.state, world.now) is not None for s in world.stores):
+    if any(rounds.next_deadline(s.state, world.now) is not None for s in world.stores):
         yield "tick", 0
 
 
@@ -202,11 +211,11 @@ def _agent_moves(world: World, a: Agent) -> Iterator[str]:
 
 def faults(world: World, kinds: tuple[str, ...] = FAULTS) -> Iterator[Move]:
     for a in world.agents:
-        yield from ((move, a.slot) for move in kinds if move in AGENT_FAULTS and _may(world, a, move))
+        yield from ((move, a.index) for move in kinds if move in AGENT_FAULTS and _may(world, a, move))
     if "restart-store" in kinds:
         yield "restart-store", 0
     if "second-store" in kinds and len(world.stores) == 1:
-        yield from (("second-store", slot) for slot in (-1, world.size - 1))
+        yield from (("second-store", index) for index in (-1, world.size - 1))
     if "target" in kinds:
         yield "target", MIN if world.target > MIN else world.size - world.spares
     if "operator-away" in kinds and not world.away:
@@ -235,10 +244,10 @@ def _may(world: World, a: Agent, move: str) -> bool:
 
 
 def step(world: World, move: Move) -> World:
-    name, slot = move
+    name, index = move
     match name:
         case "tick":
-            due = [d for s in world.stores if (d := rounds.deadline(s.state, world.now)) is not None]
+            due = [d for s in world.stores if (d := rounds.next_deadline(s.state, world.now)) is not None]
             world = replace(world, now=min(due))
             for store in world.stores:
                 world = _decide(world, store.incarnation, Tick())
@@ -248,29 +257,29 @@ def step(world: World, move: Move) -> World:
         case "operator-away" | "operator-back":
             return replace(world, away=name == "operator-away")
         case "target":
-            return replace(world, target=slot)
+            return replace(world, target=index)
         case "restart-store":
             last = world.stores[-1]
             return _with_store(_hang_up(world, last.incarnation), world.stores[:-1], last)
         case "second-store":
-            return _with_store(_given_up(world, slot), world.stores, world.stores[-1])
+            return _with_store(_given_up(world, index), world.stores, world.stores[-1])
         case "old-store-dies":
             newest = world.stores[-1].incarnation
-            coming = frozenset(a.boot for a in world.agents if a.store != newest)
+            coming = frozenset(a.agent_id for a in world.agents if a.store != newest)
             return replace(_hang_up(world, world.stores[0].incarnation), stores=world.stores[1:], coming=coming)
         case _:
-            return _agent_step(world, world.agent(slot), name)
+            return _agent_step(world, world.agent(index), name)
 
 
 def _with_store(world: World, kept: tuple[Store, ...], last: Store) -> World:
     """A successor; in the model every start of a store has an incarnation of its own."""
-    state = new_state(settings(world), attempt=1, store=last.incarnation + 1, now=world.now, recovering=True)
+    state = initial_state(settings(world), attempt=1, store=last.incarnation + 1, now=world.now, recovering=True)
     return replace(world, stores=(*kept, Store(last.incarnation + 1, state)))
 
 
-def _given_up(world: World, slot: int) -> World:
+def _given_up(world: World, index: int) -> World:
     """The operator hears nothing more of the newest store, whatever that still does (`links`, `plan.stores`)."""
-    return replace(world, before=build_report(world.stores[-1].state, world.now), on_lost_node=slot)
+    return replace(world, before=build_report(world.stores[-1].state, world.now), on_lost_node=index)
 
 
 def _hang_up(world: World, incarnation: int) -> World:
@@ -285,7 +294,7 @@ def _agent_step(world: World, a: Agent, name: str) -> World:
         case "up":
             assert a.store is not None
             world = _put(world, replace(a, outbox=a.outbox[1:]))
-            return _decide(world, a.store, NodeSaid(a.boot, a.outbox[0]))
+            return _decide(world, a.store, NodeMessage(a.agent_id, a.outbox[0]))
         case "down":
             return _put(world, hear(replace(a, inbox=a.inbox[1:]), a.inbox[0]))
         case "warm":
@@ -304,7 +313,7 @@ def _agent_step(world: World, a: Agent, name: str) -> World:
         case "late":
             assert a.store is not None
             assert a.past is not None
-            return _decide(world, a.store, NodeSaid(a.boot, a.past))
+            return _decide(world, a.store, NodeMessage(a.agent_id, a.past))
         case "pause" | "resume":
             return _put(world, replace(a, paused=name == "pause"))
         case "heal":
@@ -321,16 +330,18 @@ def _cut(world: World, a: Agent, name: str) -> World:
     if name == "cut":
         a = replace(a, cut=True, frozen=a.busy)
     world = _put(world, a)
-    return world if store is None else _decide(world, store, NodeGone(a.boot))
+    return world if store is None else _decide(world, store, NodeDisconnected(a.agent_id))
 
 
 def _connect(world: World, a: Agent, store: Store) -> World:
     if store.state.newer_store is not None:
         return world  # it does not listen any more
     if store.incarnation < a.newest:
-        return _decide(world, store.incarnation, NewerStoreHeard(a.newest))
-    membership = Membership(a.start, a.state) if a.start else None
-    said: list[FromNode] = [Announce(a.slot, a.incarnation, a.boot, a.pod, "ip", 1, 1, "default", a.ready, membership)]
+        return _decide(world, store.incarnation, NewerStoreSeen(a.newest))
+    membership = LastMembership(a.start, a.state) if a.start else None
+    said: list[NodeToCoordinator] = [
+        Announce(a.index, a.incarnation, a.agent_id, a.pod, "ip", 1, 1, "default", a.ready, membership)
+    ]
     if a.start and a.state is MemberState.STOPPED:
         said.append(WorkersStopped(a.start.round, 1))
     if a.leaving:
@@ -338,11 +349,11 @@ def _connect(world: World, a: Agent, store: Store) -> World:
     return _put(world, replace(a, store=store.incarnation, newest=store.incarnation, outbox=tuple(said), inbox=()))
 
 
-def tell(a: Agent, message: FromNode) -> Agent:
+def tell(a: Agent, message: NodeToCoordinator) -> Agent:
     return a if a.store is None else replace(a, outbox=(*a.outbox, message))
 
 
-def hear(a: Agent, message: ToNode) -> Agent:
+def hear(a: Agent, message: CoordinatorToNode) -> Agent:
     match message:
         case StartRound() if a.start is not None and message.round <= a.start.round:
             return replace(a, frozen=a.frozen and message.round != a.start.round)  # said again after a reconnect
@@ -372,18 +383,18 @@ def _work(a: Agent) -> Agent:
 
 
 def _put(world: World, agent: Agent) -> World:
-    return replace(world, agents=tuple(agent if a.slot == agent.slot else a for a in world.agents))
+    return replace(world, agents=tuple(agent if a.index == agent.index else a for a in world.agents))
 
 
-def _decide(world: World, incarnation: int, event: Event) -> World:
+def _decide(world: World, incarnation: int, event: CoordinatorEvent) -> World:
     store = next(s for s in world.stores if s.incarnation == incarnation)
     decision = rounds.decide(store.state, event, world.now)
     stores = tuple(Store(incarnation, decision.state) if s is store else s for s in world.stores)
-    told = {a.boot: a for a in world.agents if a.store == incarnation}
+    told = {a.agent_id: a for a in world.agents if a.store == incarnation}
     for send in decision.effects:
-        if (a := told.get(send.boot)) is not None:
-            told[send.boot] = replace(a, inbox=(*a.inbox, send.message))
-    world = replace(world, stores=stores, agents=tuple(told.get(a.boot, a) for a in world.agents))
+        if (a := told.get(send.agent_id)) is not None:
+            told[send.agent_id] = replace(a, inbox=(*a.inbox, send.message))
+    world = replace(world, stores=stores, agents=tuple(told.get(a.agent_id, a) for a in world.agents))
     if world.declared is None and decision.state.outcome is not None:
         world = replace(world, declared=decision.state.outcome)
     return _hang_up(world, incarnation) if decision.state.newer_store is not None else world
@@ -392,17 +403,19 @@ def _decide(world: World, incarnation: int, event: Event) -> World:
 # ---- the operator
 
 
-def _facts(world: World) -> Facts:
+def _facts(world: World) -> OperatorView:
     """For the newest store: the one that status names."""
-    pods = tuple(PodFact(a.slot, a.incarnation, a.pod, _pod_state(world, a)) for a in world.agents if a.ended is None)
+    pods = tuple(
+        ExpectedPod(a.index, a.incarnation, a.pod, _pod_state(world, a)) for a in world.agents if a.ended is None
+    )
     report = build_report(world.stores[-1].state, world.now)
-    facts = Facts(1, world.sequence, settings(world), world.charged, world.charged_round, pods)
-    return replace(facts, only_store=stores.only_store(report, world.before, older=_older(world)))
+    facts = OperatorView(1, world.sequence, settings(world), world.charged, world.charged_round, pods)
+    return replace(facts, confirmed_request=stores.confirmable_request(report, world.before, older=_older(world)))
 
 
 def _older(world: World) -> bool:
     """An older store lives, or a node that trains is still on its way from one. (The operator gives them time.)"""
-    coming = (a for a in world.agents if a.boot in world.coming and a.busy and not a.cut)
+    coming = (a for a in world.agents if a.agent_id in world.coming and a.busy and not a.cut)
     return len(world.stores) > 1 or any(a.store is None or _announces(a) for a in coming)
 
 
@@ -413,7 +426,7 @@ def _announces(a: Agent) -> bool:
 def _pod_state(world: World, a: Agent) -> PodState:
     if a.leaving:
         return PodState.DRAINING
-    return PodState.LOST if (a.slot, a.incarnation) == (world.on_lost_node, 0) else PodState.RUNNING
+    return PodState.LOST if (a.index, a.incarnation) == (world.on_lost_node, 0) else PodState.RUNNING
 
 
 def proof(world: World) -> Outcome | None:
@@ -426,16 +439,16 @@ def _news(world: World) -> bool:
     newest = world.stores[-1].state
     if newest.outcome is not None or proof(world) is not None:
         return newest.outcome is None
-    known = newest.facts
+    known = newest.operator_view
     unsaid = _facts(world) != replace(known, lease=1, sequence=world.sequence)
-    slots = world.target + world.spares
-    missing = any(a.ended is not None and a.slot < slots for a in world.agents)
-    surplus = any(a.ended is None and not a.leaving and a.slot >= slots for a in world.agents)
+    indices = world.target + world.spares
+    missing = any(a.ended is not None and a.index < indices for a in world.agents)
+    surplus = any(a.ended is None and not a.leaving and a.index >= indices for a in world.agents)
     return unsaid or missing or surplus or bool(_uncounted(world))
 
 
 def _uncounted(world: World) -> list[tuple[RoundId, bool]]:
-    ended = build_report(world.stores[-1].state, world.now).ended
+    ended = build_report(world.stores[-1].state, world.now).ended_rounds
     seen = world.charged_round
     return [(e.round, e.charged) for e in ended if seen is None or e.round > seen]
 
@@ -446,16 +459,16 @@ def _reconcile(world: World) -> World:
     if (outcome := proof(world)) is not None:
         world = replace(world, sequence=world.sequence + 1)
         end = replace(_facts(world), pods=(), finish=Finish(outcome, "by a termination message"))
-        return _decide(world, world.stores[-1].incarnation, FactsArrived(end))
+        return _decide(world, world.stores[-1].incarnation, OperatorViewReceived(end))
     for round_id, charged in _uncounted(world):
         counted = (*world.counted, round_id) if charged else world.counted
         world = replace(world, charged=world.charged + charged, charged_round=round_id, counted=counted)
     for a in world.agents:
-        if a.ended is not None and a.slot < world.target + world.spares:
-            world = _put(world, Agent(a.slot, a.incarnation + 1))
+        if a.ended is not None and a.index < world.target + world.spares:
+            world = _put(world, Agent(a.index, a.incarnation + 1))
     world = replace(world, sequence=world.sequence + 1)
-    world = _decide(world, world.stores[-1].incarnation, FactsArrived(_facts(world)))
+    world = _decide(world, world.stores[-1].incarnation, OperatorViewReceived(_facts(world)))
     for a in world.agents:
-        if a.ended is None and not a.leaving and a.slot >= world.target + world.spares:
+        if a.ended is None and not a.leaving and a.index >= world.target + world.spares:
             world = _put(world, tell(replace(a, leaving=True), Leaving("SIGTERM")))
     return world

@@ -12,21 +12,23 @@ from elasticjob.contract.names import RoundId
 ROUND = RoundId(1, 0, 7)
 START = m.StartRound(ROUND, 0, 2, 0, 4, 0, 4, "10.0.0.1", 4000, 0, 3)
 FAILURE = m.Failure(m.FailureClass.KILLED, "bert-0-0", 1.5, rank=3, signal="SIGKILL")
-SETTINGS = m.Settings(min_nodes=2, max_nodes=4, target=3)
+SETTINGS = m.RoundSettings(min_nodes=2, max_nodes=4, target=3)
 
 
 @pytest.mark.parametrize(
     "message",
     [
-        m.Announce(0, 0, "b", "bert-0-0", "10.0.0.1", 4000, 2, membership=m.Membership(START, m.MemberState.RUNNING)),
+        m.Announce(
+            0, 0, "b", "bert-0-0", "10.0.0.1", 4000, 2, membership=m.LastMembership(START, m.MemberState.RUNNING)
+        ),
         m.Ready(),
         m.WorkersFailed(ROUND, FAILURE),
         m.WorkersStalled(ROUND, FAILURE),
         START,
         m.EndRound(ROUND, 1.0, "because"),
         m.Finish(m.Outcome.FAILED, "MaxRestartsExceeded"),
-        m.Facts(1, 2, SETTINGS, 0, ROUND, (m.PodFact(0, 0, "bert-0-0", m.PodState.RUNNING),)),
-        m.Facts(1, 3, SETTINGS, 0, ROUND, finish=m.Finish(m.Outcome.SUCCEEDED, "AllAgentsSucceeded")),
+        m.OperatorView(1, 2, SETTINGS, 0, ROUND, (m.ExpectedPod(0, 0, "bert-0-0", m.PodState.RUNNING),)),
+        m.OperatorView(1, 3, SETTINGS, 0, ROUND, finish=m.Finish(m.Outcome.SUCCEEDED, "AllAgentsSucceeded")),
         m.Report(0, m.RoundPhase.RUNNING, "formed", ROUND, 1, 4, 2.0),
     ],
     ids=lambda message: type(message).__name__,
@@ -70,7 +72,7 @@ def test_a_newer_peer_may_say_more() -> None:
 )
 def test_settings_that_cannot_be_are_refused(settings: dict[str, Any], complaint: str) -> None:
     with pytest.raises(ValueError, match=complaint):
-        m.Settings(**({"min_nodes": 2, "max_nodes": 4, "target": 3} | settings))
+        m.RoundSettings(**({"min_nodes": 2, "max_nodes": 4, "target": 3} | settings))
 
 
 def test_round_ids_are_ordered_by_attempt_then_store_then_count() -> None:

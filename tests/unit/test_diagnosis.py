@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from elasticjob.agent.monitoring.worker_exits import Evidence, OomCounter, failure_of
+from elasticjob.agent.monitoring.worker_exits import OomCounter, WorkerExit, failure_of
 from elasticjob.contract.messages import Failure, FailureClass
 from elasticjob.diagnosis import classify, root_cause
 
@@ -72,7 +72,7 @@ def test_the_class_of_an_end(
     ids=["killed", "its data loader killed", "raised", "terminated"],
 )
 def test_what_the_kernel_killed_for_memory(code: int, exception: tuple[str, str] | None, kind: FailureClass) -> None:
-    assert failure_of(Evidence(0, code, 1.0, exception, oom_killed=True), "pod").kind is kind
+    assert failure_of(WorkerExit(0, code, 1.0, exception, oom_killed=True), "pod").kind is kind
 
 
 V1 = "oom_kill_disable 0\nunder_oom 0\noom_kill {}\n"
@@ -92,7 +92,7 @@ def test_each_kill_accounts_for_one_end(tmp_path: Path, events: str) -> None:
         claimed += 1
     assert claimed == 2
     file.write_text(events.format(7))
-    counter.forget()
+    counter.reset()
     assert not counter.unclaimed
 
 

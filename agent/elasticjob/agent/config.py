@@ -33,7 +33,7 @@ class AgentConfig:
     job: str
     run_id: str
     key: bytes
-    slot: int
+    index: int
     incarnation: int
     pod: str
     address: str
@@ -49,7 +49,7 @@ class AgentConfig:
     keep_alive_interval: float
     keep_alive_attempts: int
     termination_log: str
-    boot: str
+    agent_id: str
     env: Mapping[str, str]
     logs: LogOptions = field(default_factory=LogOptions)
     pace_window: float = WINDOW
@@ -90,8 +90,8 @@ def read_config(env: Mapping[str, str], options: Mapping[str, str] | None = None
         job=env.get(Env.JOB, ""),
         run_id=_parse(env, Env.RUN_ID, _text),
         key=_parse(env, Env.NODE_KEY, _hex),
-        slot=_parse(env, Env.SLOT, _count),
-        incarnation=_parse(env, Env.POD_INCARNATION, _count, "0"),
+        index=_parse(env, Env.INDEX, _count),
+        incarnation=_parse(env, Env.INCARNATION, _count, "0"),
         pod=_parse(env, Env.POD_NAME, _text),
         address=_parse(env, Env.POD_IP, _text),
         host=host,
@@ -106,9 +106,9 @@ def read_config(env: Mapping[str, str], options: Mapping[str, str] | None = None
         keep_alive_interval=interval,
         keep_alive_attempts=attempts,
         termination_log=env.get(Env.TERMINATION_LOG) or TERMINATION_LOG,
-        boot=uuid.uuid4().hex,
+        agent_id=uuid.uuid4().hex,
         env={name: value for name, value in env.items() if name not in _SECRETS},
-        pace_window=_parse(env, Env.PACE_WINDOW_SECONDS, _seconds, str(WINDOW)),
+        pace_window=_parse(env, Env.STEP_TIME_WINDOW_SECONDS, _seconds, str(WINDOW)),
         event_log_handler=pet.get("PET_EVENT_LOG_HANDLER", "null"),
         logs=LogOptions(
             directory=pet.get("PET_LOG_DIR") or str(Path(tempfile.gettempdir(), "elasticjob-logs")),

@@ -42,8 +42,8 @@ def _run(command: Sequence[str], early: Sequence[str], handled: Sequence[signal.
     from elasticjob.agent.config import UsageError, read_config
     from elasticjob.agent.reporting.termination_message import write_termination
     from elasticjob.agent.runner import Agent
-    from elasticjob.agent.start_workers.command import read_command, read_own_agent, torchrun_options
-    from elasticjob.agent.start_workers.shim_callers import torchrun_python
+    from elasticjob.agent.start_workers.command import parse_command, parse_own_agent_command, torchrun_options
+    from elasticjob.agent.start_workers.shim_callers import torchrun_interpreter
     from elasticjob.contract.messages import Outcome, Termination
     from elasticjob.contract.names import Backend, ExitCode
 
@@ -53,8 +53,8 @@ def _run(command: Sequence[str], early: Sequence[str], handled: Sequence[signal.
         print(f"elasticjob agent: {error}", file=sys.stderr)
         return ExitCode.USAGE
     try:
-        read = read_own_agent if config.backend is Backend.C10D else read_command
-        program = read(command, torchrun_python(command[0]))
+        read = parse_own_agent_command if config.backend is Backend.C10D else parse_command
+        program = read(command, torchrun_interpreter(command[0]))
         return asyncio.run(Agent(config, program, early, handled).run())
     except Exception as error:
         # Python's own exit code for this would be 1: what a job that failed ends with.

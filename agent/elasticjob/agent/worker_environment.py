@@ -43,7 +43,7 @@ def worker_env(
         Env.ROUND: start.round,
     }
     if start.progress_timeout > 0:
-        env[Env.STACKS] = stacks
+        env[Env.STACK_DUMP_FILE] = stacks
     defaults = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}
     return {name: str(value) for name, value in env.items()} | {k: v for k, v in defaults.items() if k not in base}
 

@@ -13,18 +13,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from elasticjob.agent.config import AgentConfig
-from elasticjob.agent.monitoring.hangs import Standing, farthest_behind, take_stacks
+from elasticjob.agent.monitoring.hangs import StackDump, dump_stacks, farthest_behind
 from elasticjob.agent.monitoring.worker_exits import (
-    Evidence,
     OomCounter,
+    WorkerExit,
     failure_of,
     read_error_file,
     read_torchrun_report,
 )
-from elasticjob.agent.monitoring.worker_progress import Progress, Ranks
+from elasticjob.agent.monitoring.worker_progress import ProgressReport, WorkerProgress
 from elasticjob.agent.processes import descendants, kill, reap, signal_group, signal_one
 from elasticjob.agent.reporting.log_options import STDERR, STDOUT
-from elasticjob.agent.reporting.worker_output import TORCHRUN_FAILED, FileSink, Sink, Stream, Tail
+from elasticjob.agent.reporting.worker_output import TORCHRUN_FAILED, FileSink, OutputSink, Tail, WorkerPipe
 from elasticjob.agent.start_workers.launcher import Launcher, StartError, WorkerStart
 from elasticjob.agent.worker_environment import rendezvous_id, torchrun_env, worker_env
 from elasticjob.contract.messages import Failure, FailureClass, StartRound
@@ -39,7 +39,7 @@ FILE_CLOCK = 0.02
 
 
 @dataclass(frozen=True)
-class Ended:
+class EndedWorker:
     """A worker that ended; no failure: exit 0, or ended by a stop."""
 
     round: RoundId
@@ -56,7 +56,7 @@ class _Worker:
     rank: int
     error_file: str
     stacks_file: str
-    streams: tuple[Stream, Stream]
+    streams: tuple[WorkerPipe, WorkerPipe]
     tails: tuple[Tail, Tail]
 
     def close(self) -> None:
@@ -64,14 +64,16 @@ class _Worker:
             stream.close()
 
 
-class Workers:
+class WorkerGroup:
     """All workers of the running round; at most one round's at a time."""
 
-    def __init__(self, config: AgentConfig, launcher: Launcher, scratch: Path, stdout: Sink, stderr: Sink) -> None:
+    def __init__(
+        self, config: AgentConfig, launcher: Launcher, scratch: Path, stdout: OutputSink, stderr: OutputSink
+    ) -> None:
         self._config = config
         self._launcher = launcher
         self._scratch = scratch
-        self.ranks = Ranks(scratch)
+        self.progress = WorkerProgress(scratch)
         self._sinks = (stdout, stderr)
         self._oom = OomCounter()
         self._running: dict[int, _Worker] = {}
@@ -83,7 +85,7 @@ class Workers:
         self._hurried = False
         self._stopping_since: float | None = None
         """Unix seconds."""
-        self.spared: set[int] = set()
+        self.non_workers: set[int] = set()
         """Children of the agent that are no workers."""
 
     @property
@@ -96,11 +98,11 @@ class Workers:
         """`start` follows: a `stop` from now on waits for it."""
         self._started.clear()
         self._early = {}
-        self._oom.forget()
+        self._oom.reset()
 
     async def start(self, start: StartRound) -> Failure | None:
         """Start the round's workers; a START_ERROR failure where the command cannot be executed."""
-        self.ranks.begin(start.round)
+        self.progress.begin_round(start.round)
         workers = [self._prepare(start, local_rank) for local_rank in range(self._config.processes)]
         self._round = tuple(worker for worker, _ in workers)
         try:
@@ -140,7 +142,7 @@ class Workers:
             role=self._config.role,
             run_id=self._config.run_id,
             error_file=worker.error_file,
-            agent_socket=self.ranks.path,
+            agent_socket=self.progress.path,
             stacks=worker.stacks_file,
             base=self._config.env,
         )
@@ -158,7 +160,9 @@ class Workers:
             base=self._config.env,
         )
 
-    def _stream(self, round_id: RoundId, local_rank: int, rank: int, kind: int, descriptor: int, tail: Tail) -> Stream:
+    def _stream(
+        self, round_id: RoundId, local_rank: int, rank: int, kind: int, descriptor: int, tail: Tail
+    ) -> WorkerPipe:
         config, logs = self._config, self._config.logs
         prefix = logs.line_prefix(role=config.role, local_rank=local_rank, rank=rank, hostname=socket.gethostname())
         sink = self._sinks[kind == STDERR] if logs.shown(local_rank, kind) else None
@@ -170,21 +174,21 @@ class Workers:
                 file = FileSink(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644))
             except OSError as error:
                 log.warning("no log file: %s", error)
-        return Stream(descriptor, prefix, sink, tail, file)
+        return WorkerPipe(descriptor, prefix, sink, tail, file)
 
     def _not_started(self, start: StartRound, why: str) -> Failure:
         return Failure(FailureClass.START_ERROR, self._config.pod, time.time(), rank=start.rank, message=why[:1024])
 
     # ---- watch -----------------------------------------------------------------------------------------------------
 
-    def reap(self) -> list[Ended]:
+    def reap(self) -> list[EndedWorker]:
         """Collect every child that has ended; the workers among them, the one to blame first of those that failed."""
         ended = reap()
         codes = self._early | dict(ended)
         self._early = {}
-        found: list[Ended] = []
+        found: list[EndedWorker] = []
         for pid, code in codes.items():
-            of_torchrun = self._launcher.ended(pid, code)
+            of_torchrun = self._launcher.child_ended(pid, code)
             if worker := self._running.pop(pid, None):
                 found.append(self._judged(worker, code))
             elif of_torchrun is not None:
@@ -194,12 +198,12 @@ class Workers:
         self._changed.set()
         return sorted(found, key=_order)
 
-    def _judged(self, worker: _Worker, code: int) -> Ended:
-        if self.ranks.stopped(worker.local_rank):
-            return Ended(worker.round, worker.local_rank, None, on_plan=True)
-        return Ended(worker.round, worker.local_rank, self._judge(worker, code))
+    def _judged(self, worker: _Worker, code: int) -> EndedWorker:
+        if self.progress.stopped(worker.local_rank):
+            return EndedWorker(worker.round, worker.local_rank, None, on_plan=True)
+        return EndedWorker(worker.round, worker.local_rank, self._judge(worker, code))
 
-    def _judged_before_torchrun(self, env: Mapping[str, str], code: int) -> list[Ended]:
+    def _judged_before_torchrun(self, env: Mapping[str, str], code: int) -> list[EndedWorker]:
         """A worker's failure, if its torchrun will not start it again: that may be long in saying so.
 
         It gives those that are stuck in a collective 30 s to end. What it stops itself is not to blame.
@@ -212,7 +216,7 @@ class Workers:
                 continue  # of a round that has ended, or of another torchrun
             worker = replace(torchrun, rank=int(env["RANK"]), error_file=env.get("TORCHELASTIC_ERROR_FILE", ""))
             if failure := self._judge(worker, code):
-                ended.append(Ended(worker.round, worker.local_rank, failure))
+                ended.append(EndedWorker(worker.round, worker.local_rank, failure))
         return ended
 
     def _judge(self, worker: _Worker, code: int) -> Failure | None:
@@ -232,7 +236,7 @@ class Workers:
                 return None
             code = 1  # the signal was ours
         exception = recorded[:2] if recorded else err.exception if code > 0 else None
-        evidence = Evidence(
+        evidence = WorkerExit(
             rank=rank,
             code=code,
             time=recorded[2] if recorded else time.time(),
@@ -255,21 +259,21 @@ class Workers:
 
     # ---- stop ------------------------------------------------------------------------------------------------------
 
-    def signs(self) -> tuple[Progress, ...]:
+    def heartbeats(self) -> tuple[ProgressReport, ...]:
         """The last sign of life of every worker that runs and has given one."""
         running = {worker.local_rank for worker in self._running.values()}
-        return tuple(sign for sign in self.ranks.signs() if sign.local_rank in running)
+        return tuple(sign for sign in self.progress.heartbeats() if sign.local_rank in running)
 
-    async def stand(self) -> Failure | None:
+    async def dump_stacks(self) -> Failure | None:
         """Log the stacks of all workers; the failure of the one that is farthest behind, if any ever made a step."""
-        signs, now = {sign.local_rank: sign for sign in self.signs()}, time.monotonic()
-        running = {self.ranks.process(worker.local_rank) or pid: worker for pid, worker in self._running.items()}
-        stacks = await take_stacks({pid: worker.stacks_file for pid, worker in running.items()})
+        signs, now = {sign.local_rank: sign for sign in self.heartbeats()}, time.monotonic()
+        running = {self.progress.process(worker.local_rank) or pid: worker for pid, worker in self._running.items()}
+        stacks = await dump_stacks({pid: worker.stacks_file for pid, worker in running.items()})
         standing = []
         for pid, worker in running.items():
             sign = signs.get(worker.local_rank)
             age = now - sign.time if sign else 0.0
-            standing.append(Standing(worker.rank, sign.step if sign else None, age, stacks[pid]))
+            standing.append(StackDump(worker.rank, sign.step if sign else None, age, stacks[pid]))
             said = stacks[pid].rstrip() or "(no answer)"
             log.info("rank %d, %.1f s after step %s:\n%s", worker.rank, age, sign.step if sign else "-", said)
         behind = farthest_behind(standing)
@@ -285,13 +289,13 @@ class Workers:
         """
         self._stopping_since, self._hurried = time.time(), False
         await self._started.wait()
-        if stood is not None and (failure := await self.stand()) is not None:
+        if stood is not None and (failure := await self.dump_stacks()) is not None:
             stood(failure)
-        self.ranks.release()
+        self.progress.release()
         ending = dict(self._running)
         for pid in ending if grace > 0 else ():
             signal_group(pid, first)
-        await self._until(lambda: self._hurried or not (self._running or self._launcher.stand_ins), grace)
+        await self._until(lambda: self._hurried or not (self._running or self._launcher.has_shim_processes), grace)
         for pid in ending:
             signal_group(pid, signal.SIGKILL)
         ended = await self._until(self._kill_rest, KILL_TIMEOUT)
@@ -304,20 +308,20 @@ class Workers:
     def _abandon(self) -> Failure | None:
         """Nobody waits for them again, here or at the agent's end; what they hold of GPU and memory is lost."""
         stuck = sorted(self._left())
-        self.spared.update(stuck)
+        self.non_workers.update(stuck)
         self._running = {}
         message = f"processes stuck in the kernel, {KILL_TIMEOUT:g} s after SIGKILL: {', '.join(map(str, stuck))}"
         return Failure(FailureClass.DEVICE_UNHEALTHY, self._config.pod, time.time(), message=message)
 
-    def hurry(self) -> None:
+    def skip_grace(self) -> None:
         """Do not wait for the grace of a `stop` under way."""
         self._hurried = True
         self._changed.set()
 
     def _left(self) -> set[int]:
         """What the round's workers are or have left, until it is reaped."""
-        left = descendants(os.getpid(), without=self.spared)
-        return self._launcher.not_reserved(left) | set(self._running)
+        left = descendants(os.getpid(), without=self.non_workers)
+        return self._launcher.without_preforked(left) | set(self._running)
 
     def _kill_rest(self) -> bool:
         left = self._left()
@@ -337,7 +341,7 @@ class Workers:
         return True
 
 
-def _order(ended: Ended) -> tuple[bool, bool, float]:
+def _order(ended: EndedWorker) -> tuple[bool, bool, float]:
     failure = ended.failure
     if failure is None:
         return (False, False, 0.0)

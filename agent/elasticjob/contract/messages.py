@@ -21,7 +21,7 @@ from elasticjob.contract.names import RoundId
 PROTOCOL = 1
 """Version of the control link; peers of different versions do not talk."""
 
-ANY_SLOT = -1
+ANY_INDEX = -1
 """A node that no operator has numbered: under a stock torchrun, say."""
 
 
@@ -64,7 +64,7 @@ class Failure:
     """The exception's message, or the worker's last log lines. At most 1024 characters."""
     step: int | None = None
     """Of a hang: the last step that the worker reported."""
-    waiting: bool = False
+    waits_for_peers: bool = False
     """Of a hang: it looks as if the worker only waits for others."""
 
 
@@ -114,7 +114,7 @@ class MemberState(str, Enum):
 
 
 @dataclass(frozen=True)
-class Membership:
+class LastMembership:
     """The last round a node was in, told to a coordinator that may not know it."""
 
     assignment: StartRound
@@ -123,12 +123,12 @@ class Membership:
 
 @dataclass(frozen=True)
 class Announce:
-    """First message on every connection of a node; the same `boot` again is the same node coming back."""
+    """First message on every connection of a node; the same `agent_id` again is the same node coming back."""
 
-    slot: int
+    index: int
     """`ANY_SLOT`: the coordinator gives it the lowest that is free."""
     incarnation: int
-    boot: str
+    agent_id: str
     pod: str
     address: str
     store_port: int
@@ -136,8 +136,8 @@ class Announce:
     local_world_size: int
     role: str = "default"
     ready: bool = False
-    membership: Membership | None = None
-    warm_off: str = ""
+    membership: LastMembership | None = None
+    fork_disabled_reason: str = ""
     """Why its workers start by exec; empty: they are forked from a warm process, or the user wants none."""
 
 
@@ -145,7 +145,7 @@ class Announce:
 class Ready:
     """Warm and healthy: this node could start workers at once. Said again when the warm process is lost."""
 
-    warm_off: str = ""
+    fork_disabled_reason: str = ""
     """As in `Announce`."""
 
 
@@ -215,8 +215,8 @@ class StepTimes:
     """How long a step of the round took in the last minute or so; seconds, on average."""
 
     round: RoundId
-    whole: float
-    own: tuple[float, ...]
+    step_seconds: float
+    own_seconds: tuple[float, ...]
     """By local rank: the part of it in which the worker waited for no other rank."""
 
 
@@ -268,7 +268,7 @@ class EndRound:
     reason: str
     planned: bool = False
     last_step: int | None = None
-    stacks: bool = False
+    dump_stacks: bool = False
     """A worker hangs: say first where those of this node stand."""
 
 
@@ -294,7 +294,7 @@ class HangAction(str, Enum):
 
 
 @dataclass(frozen=True)
-class Settings:
+class RoundSettings:
     """The rules a coordinator works by; in the store's environment at its start, then in every `Facts`."""
 
     min_nodes: int
@@ -330,8 +330,8 @@ class Settings:
             raise ValueError(f"spares ({self.spares}) must not be negative")
 
     @property
-    def slots(self) -> int:
-        """How many slots have a pod. Any of their nodes may be in the round, any may stand by."""
+    def desired_pods(self) -> int:
+        """How many indices have a pod. Any of their nodes may be in the round, any may stand by."""
         return self.target + self.spares
 
 
@@ -350,29 +350,29 @@ class PodState(str, Enum):
 
 
 @dataclass(frozen=True)
-class PodFact:
-    """The live pod of a slot. A slot without a fact has no pod: nobody should wait for it."""
+class ExpectedPod:
+    """The live pod of a index. A index without a fact has no pod: nobody should wait for it."""
 
-    slot: int
+    index: int
     incarnation: int
-    """Older incarnations of the slot are dead to the job, whoever still runs one."""
+    """Older incarnations of the index are dead to the job, whoever still runs one."""
     pod: str
     state: PodState
 
 
 @dataclass(frozen=True)
-class Facts:
+class OperatorView:
     """All that the operator knows; each replaces the last. Words older than (lease, sequence) are dropped."""
 
     lease: int
     sequence: int
-    settings: Settings
+    settings: RoundSettings
     charged: int
     """Restarts that count, as persisted in status."""
     charged_round: RoundId | None
     """The last ended round that status has taken into account: reports up to it need not be kept."""
-    pods: tuple[PodFact, ...] = ()
-    only_store: float = 0.0
+    pods: tuple[ExpectedPod, ...] = ()
+    confirmed_request: float = 0.0
     """The `Report.asks` that this answers: who is told this is the job's only store."""
     finish: Finish | None = None
     """How the job has ended, by status: a coordinator that came after the end was declared cannot know."""
@@ -411,12 +411,12 @@ class RoundEnded:
     time: float
     world_size: int
     failure: Failure | None = None
-    lost: tuple[str, ...] = ()
+    lost_pods: tuple[str, ...] = ()
     """Pods that were lost or left."""
 
 
 @dataclass(frozen=True)
-class Recovery:
+class RecoverySeconds:
     """Seconds, phase by phase, from a fault to the workers of the next round."""
 
     pods: tuple[str, ...]
@@ -436,9 +436,9 @@ class Straggler:
 
     rank: int
     pod: str
-    own: float
+    own_seconds: float
     """In which it waits for nobody."""
-    median: float
+    median_seconds: float
     """The same of the other ranks."""
     time: float
 
@@ -447,7 +447,7 @@ class Straggler:
 class NodeReport:
     """One connected node."""
 
-    slot: int
+    index: int
     incarnation: int
     pod: str
     ready: bool
@@ -472,28 +472,28 @@ class Report:
     formed_at: float
     """When the running round's workers had all started; 0 before."""
     nodes: tuple[NodeReport, ...] = ()
-    ended: tuple[RoundEnded, ...] = ()
+    ended_rounds: tuple[RoundEnded, ...] = ()
     outcome: Outcome | None = None
     """SUCCEEDED or FAILED once declared."""
     failure: Failure | None = None
     """The root cause of a FAILED outcome."""
-    lost_nodes: tuple[str, ...] = ()
+    lost_pods: tuple[str, ...] = ()
     """Pods whose link is gone while `Facts` still call them running."""
-    unfit: tuple[Failure, ...] = ()
+    unhealthy: tuple[Failure, ...] = ()
     """One of each pod that asked to be replaced on another machine and that `Facts` still list."""
     active: int = 0
     """Nodes in the running round."""
-    recovery: Recovery | None = None
+    recovery: RecoverySeconds | None = None
     """From the last fault, once it is over."""
-    asks: float = 0.0
+    confirmation_request: float = 0.0
     """When this coordinator asked whether it is the job's only store; 0: it does not ask."""
-    half: RoundId | None = None
+    half_missing_round: RoundId | None = None
     """The last round, where it asks because just half of that is missing."""
-    warm_off: str = ""
+    fork_disabled_reason: str = ""
     """Why workers of the round start by exec, by the word of the first node that says so; empty: none does."""
-    warm_off_nodes: int = 0
+    fork_disabled_nodes: int = 0
     """Members that say so."""
-    standstill: Failure | None = None
+    stall: Failure | None = None
     """The worker to name for the last standstill of the round, where that ends nothing."""
     straggler: Straggler | None = None
     """Of the running round."""
@@ -515,7 +515,7 @@ class Termination:
 
 # ---- the closed unions and their wire form -----------------------------------------------------------------------
 
-FromNode: TypeAlias = (
+NodeToCoordinator: TypeAlias = (
     Announce
     | Ready
     | WorkersStarted
@@ -529,14 +529,15 @@ FromNode: TypeAlias = (
     | StepTimes
     | NewerStore
 )
-ToNode: TypeAlias = StartRound | Standby | PlanEnd | EndRound | Closed | Finish
-Message: TypeAlias = FromNode | ToNode | Facts | Report
+CoordinatorToNode: TypeAlias = StartRound | Standby | PlanEnd | EndRound | Closed | Finish
+Message: TypeAlias = NodeToCoordinator | CoordinatorToNode | OperatorView | Report
 
 _TYPES: dict[str, type[Message]] = {
     cls.__name__: cls
     for cls in (
         Announce, Ready, WorkersStarted, WorkersFailed, WorkersSucceeded, WorkersStopped, Leaving, Close, StepReport,
-        NewerStore, WorkersStalled, StepTimes, StartRound, Standby, PlanEnd, EndRound, Closed, Finish, Facts, Report,
+        NewerStore, WorkersStalled, StepTimes, StartRound, Standby, PlanEnd, EndRound, Closed, Finish, OperatorView,
+        Report,
     )
 }  # fmt: skip
 

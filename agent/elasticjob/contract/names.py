@@ -20,8 +20,8 @@ class Label:
     JOB_NAME = f"{GROUP}/job-name"
     JOB_UID = f"{GROUP}/job-uid"
     ROLE = f"{GROUP}/role"
-    POD_INDEX = f"{GROUP}/pod-index"
-    RESTART_ATTEMPT = f"{GROUP}/restart-attempt"
+    INDEX = f"{GROUP}/index"
+    INCARNATION = f"{GROUP}/incarnation"
     EXECUTION_ATTEMPT = f"{GROUP}/execution-attempt"
 
 
@@ -57,12 +57,12 @@ class Env:
     NODE_KEY = "ELASTICJOB_NODE_KEY"
     """Hex key that a node proves on the control link. Never passed on to workers."""
     # Agent
-    SLOT = "ELASTICJOB_SLOT"
+    INDEX = "ELASTICJOB_INDEX"
     """Index of this pod in the job, from 0."""
     POD_NAME = "ELASTICJOB_POD_NAME"
     POD_IP = "ELASTICJOB_POD_IP"
-    POD_INCARNATION = "ELASTICJOB_POD_INCARNATION"
-    """How many pods this slot had before this one."""
+    INCARNATION = "ELASTICJOB_INCARNATION"
+    """How many pods this index had before this one."""
     STORE_ENDPOINT = "ELASTICJOB_STORE_ENDPOINT"
     """host:port of the job's store."""
     NPROC_PER_NODE = "ELASTICJOB_NPROC_PER_NODE"
@@ -81,14 +81,14 @@ class Env:
     """torch's worker role; `default` when unset."""
     TERMINATION_LOG = "ELASTICJOB_TERMINATION_LOG"
     """Where the termination message goes; /dev/termination-log when unset."""
-    PACE_WINDOW_SECONDS = "ELASTICJOB_PACE_WINDOW_SECONDS"
+    STEP_TIME_WINDOW_SECONDS = "ELASTICJOB_STEP_TIME_WINDOW_SECONDS"
     """For tests: how often an agent looks at how long steps take; `pace.WINDOW` when unset."""
     # Worker, set by its agent
     AGENT_SOCKET = "ELASTICJOB_AGENT_SOCKET"
     """Path of the Unix socket where a worker meets its agent (contract.page)."""
     ROUND = "ELASTICJOB_ROUND"
     """The round that a worker was started for."""
-    STACKS = "ELASTICJOB_STACKS"
+    STACK_DUMP_FILE = "ELASTICJOB_STACK_DUMP_FILE"
     """Where a worker writes the stacks of its threads when it is asked; unset where nobody looks for hangs."""
     # Store
     PORT = "ELASTICJOB_PORT"
@@ -103,8 +103,8 @@ class Env:
     """JSON of `messages.Settings`: what holds until the operator's first `Facts`."""
 
 
-STACKS_SIGNAL = 57
-"""A worker that gets it writes the stacks of all its threads to `Env.STACKS`: a real-time signal that nobody uses."""
+STACK_DUMP_SIGNAL = 57
+"""Real-time signal on which a worker writes the stacks of all its threads to `Env.STACK_DUMP_FILE`."""
 
 
 class ExitCode(IntEnum):
@@ -123,7 +123,7 @@ class ExitCode(IntEnum):
     JOIN_TIMEOUT = 75
     """No round took this node within the join timeout."""
     SUPERSEDED = 76
-    """A newer incarnation of this slot exists, or the job no longer wants this node."""
+    """A newer incarnation of this index exists, or the job no longer wants this node."""
     LEFT = 143
     """Told to go by SIGTERM, and left the round in good order."""
 
@@ -133,13 +133,13 @@ class RoundId(NamedTuple):
 
     attempt: int
     """Execution attempt of the job, from 1."""
-    store: int
+    store_incarnation: int
     """Incarnation of the store that formed the round, from 0."""
-    n: int
+    number: int
     """Counter of that store, from 1."""
 
     def __str__(self) -> str:
-        return f"{self.attempt}.{self.store}.{self.n}"
+        return f"{self.attempt}.{self.store_incarnation}.{self.number}"
 
     @classmethod
     def parse(cls, text: str) -> RoundId:

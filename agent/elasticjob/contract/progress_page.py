@@ -12,10 +12,10 @@ from __future__ import annotations
 import mmap
 from enum import IntEnum
 
-SIZE = mmap.PAGESIZE
+PAGE_SIZE = mmap.PAGESIZE
 
 
-class Word(IntEnum):
+class PageWord(IntEnum):
     """Index of each 64-bit word of a page."""
 
     STEP = 0
@@ -27,9 +27,9 @@ class Word(IntEnum):
     STOPPED = 3
     """Worker: 1 once it has stopped at LIMIT and saved what it wanted to save; whatever follows is its end."""
 
-    PULSES = 4
+    HEARTBEATS = 4
     """Worker: steps of its optimizers so far, for scripts that report none themselves."""
-    PULSE_TIME = 5
+    HEARTBEAT_TIME = 5
     """Worker: when the last of them was, as TIME."""
     ENDING = 6
     """Worker: 1 once its program is over and Python cleans up, which may take its time."""
@@ -45,4 +45,4 @@ HOLD = -1
 
 def open_page(descriptor: int) -> memoryview:
     """The words of a page."""
-    return memoryview(mmap.mmap(descriptor, SIZE)).cast("q")
+    return memoryview(mmap.mmap(descriptor, PAGE_SIZE)).cast("q")

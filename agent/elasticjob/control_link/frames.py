@@ -26,7 +26,7 @@ class LinkRefused(LinkError):  # noqa: N818
     """The store does not want this peer: wrong key, run or version. Trying again does not help."""
 
 
-class Frames(asyncio.Protocol):
+class FrameProtocol(asyncio.Protocol):
     """Frames over a transport, for either side."""
 
     def __init__(self) -> None:
@@ -37,7 +37,7 @@ class Frames(asyncio.Protocol):
         self._frames: deque[bytes] = deque()
         self._waiting: asyncio.Future[None] | None = None
         self._closed = False
-        self.silent = False
+        self.lost_by_keep_alive = False
         """Whether the connection ended because nothing was heard any more; else the peer's kernel closed it, or we."""
         self.error: LinkError | None = None
         self._paused = False
@@ -79,7 +79,7 @@ class Frames(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._closed = True
-        self.silent = isinstance(exc, OSError) and not isinstance(exc, ConnectionError)
+        self.lost_by_keep_alive = isinstance(exc, OSError) and not isinstance(exc, ConnectionError)
         self._wake()
 
     def _wake(self) -> None:
@@ -115,13 +115,13 @@ class Frames(asyncio.Protocol):
         frame = await self.receive()
         if frame is None:
             raise LinkError("closed the connection during the handshake")
-        data = loads(frame)
+        data = parse_object(frame)
         if "refused" in data:
             raise LinkRefused(str(data["refused"])[:200])
         return data
 
 
-def loads(frame: bytes) -> dict[str, Any]:
+def parse_object(frame: bytes) -> dict[str, Any]:
     """A JSON object; LinkError for anything else."""
     try:
         data = codec.loads(frame)

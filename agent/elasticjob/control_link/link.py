@@ -26,12 +26,12 @@ from typing import Any
 
 from elasticjob.contract import codec
 from elasticjob.contract.messages import PROTOCOL, Message, decode, encode
-from elasticjob.control_link.frames import Frames, LinkError, LinkRefused
+from elasticjob.control_link.frames import FrameProtocol, LinkError, LinkRefused
 from elasticjob.keep_alive import KeepAlive
 from elasticjob.store import wire
 from elasticjob.store.server import Drop
 
-__all__ = ["Link", "LinkError", "LinkGate", "LinkRefused", "LinkRole", "Welcome", "connect"]
+__all__ = ["ControlLink", "LinkError", "LinkGate", "LinkRefused", "LinkRole", "Welcome", "connect"]
 
 log = logging.getLogger(__name__)
 
@@ -67,7 +67,7 @@ class LinkGate:
 
     welcome: Welcome
     keys: Mapping[LinkRole, bytes]
-    serve: Callable[[Link], Awaitable[None]]
+    serve: Callable[[ControlLink], Awaitable[None]]
     keep_alive: KeepAlive = field(default_factory=KeepAlive)
 
     async def accept(self, transport: asyncio.Transport, protocol: int, rest: bytes, drop: Drop) -> None:
@@ -75,7 +75,7 @@ class LinkGate:
 
         `protocol`: the client's version of the control link; `rest`: what it has sent since; `drop`: counts refusals.
         """
-        frames = Frames()
+        frames = FrameProtocol()
         frames.connection_made(transport)
         transport.set_protocol(frames)
         if rest:
@@ -96,10 +96,10 @@ class LinkGate:
             transport.close()
 
 
-class Link:
+class ControlLink:
     """One authenticated connection, either side."""
 
-    def __init__(self, frames: Frames, role: LinkRole, welcome: Welcome, peer: str) -> None:
+    def __init__(self, frames: FrameProtocol, role: LinkRole, welcome: Welcome, peer: str) -> None:
         self.role = role
         self.welcome = welcome
         self.peer = peer
@@ -107,9 +107,9 @@ class Link:
         frames.limit = FRAME_LIMIT[role]
 
     @property
-    def silent(self) -> bool:
+    def lost_by_keep_alive(self) -> bool:
         """Whether the link was lost because the peer vanished without a word."""
-        return self._frames.silent
+        return self._frames.lost_by_keep_alive
 
     def send(self, message: Message) -> None:
         """Buffer a message for the peer; dropped when the link is closed. Never blocks.
@@ -156,7 +156,7 @@ async def connect(
     run_id: str,
     keep_alive: KeepAlive = KeepAlive(),  # noqa: B008  # frozen
     timeout: float = 5.0,
-) -> Link:
+) -> ControlLink:
     """A link to a store. LinkRefused: do not try again; LinkError, OSError, TimeoutError: do."""
     try:
         return await asyncio.wait_for(_connect(host, port, role, key, run_id, keep_alive), timeout)
@@ -164,19 +164,19 @@ async def connect(
         raise TimeoutError(f"no link to {host}:{port} within {timeout:g} s") from None
 
 
-async def _open(host: str, port: int) -> tuple[asyncio.Transport, Frames]:
+async def _open(host: str, port: int) -> tuple[asyncio.Transport, FrameProtocol]:
     """To the first address that answers; looking the name up takes the time that it takes."""
     loop = asyncio.get_running_loop()
     error: Exception = OSError(f"{host} has no address")
     for *_, address in await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM):
         try:
-            return await asyncio.wait_for(loop.create_connection(Frames, *address[:2]), CONNECT_TIMEOUT)
+            return await asyncio.wait_for(loop.create_connection(FrameProtocol, *address[:2]), CONNECT_TIMEOUT)
         except (OSError, asyncio.TimeoutError) as failed:
             error = failed
     raise error
 
 
-async def _connect(host: str, port: int, role: LinkRole, key: bytes, run_id: str, keep_alive: KeepAlive) -> Link:
+async def _connect(host: str, port: int, role: LinkRole, key: bytes, run_id: str, keep_alive: KeepAlive) -> ControlLink:
     transport, frames = await _open(host, port)
     try:
         keep_alive.apply(transport.get_extra_info("socket"))
@@ -195,7 +195,7 @@ async def _connect(host: str, port: int, role: LinkRole, key: bytes, run_id: str
     except BaseException:
         transport.abort()
         raise
-    return Link(frames, role, welcome, f"{host}:{port}")
+    return ControlLink(frames, role, welcome, f"{host}:{port}")
 
 
 def _parse_welcome(answer: dict[str, Any]) -> Welcome:
@@ -208,7 +208,7 @@ def _parse_welcome(answer: dict[str, Any]) -> Welcome:
 # ---- the server's side
 
 
-async def _serve(gate: LinkGate, link: Link, frames: Frames, drop: Drop) -> None:
+async def _serve(gate: LinkGate, link: ControlLink, frames: FrameProtocol, drop: Drop) -> None:
     try:
         await gate.serve(link)
     except LinkError as error:
@@ -219,7 +219,7 @@ async def _serve(gate: LinkGate, link: Link, frames: Frames, drop: Drop) -> None
         drop("bad-link", link.peer, str(frames.error))
 
 
-async def _prove(gate: LinkGate, frames: Frames, protocol: int, peer: str) -> Link:
+async def _prove(gate: LinkGate, frames: FrameProtocol, protocol: int, peer: str) -> ControlLink:
     if protocol != PROTOCOL:
         raise LinkRefused(f"speaks version {protocol} of the control link, this store speaks {PROTOCOL}")
     ours = secrets.token_hex(16)
@@ -238,4 +238,4 @@ async def _prove(gate: LinkGate, frames: Frames, protocol: int, peer: str) -> Li
         raise LinkRefused(f"wrong key for a {role.value}")
     proof = _proof(key, gate.welcome, role, run_id, (ours, theirs))
     frames.send(codec.dumps({"proof": proof, "welcome": codec.dump(gate.welcome)}))
-    return Link(frames, role, gate.welcome, peer)
+    return ControlLink(frames, role, gate.welcome, peer)

@@ -10,16 +10,16 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from elasticjob.contract.messages import (
     Closed,
+    CoordinatorToNode,
     EndRound,
     Finish,
-    FromNode,
     NewerStore,
+    NodeToCoordinator,
     PlanEnd,
     Standby,
     StartRound,
-    ToNode,
 )
-from elasticjob.control_link.link import Link, LinkError
+from elasticjob.control_link.link import ControlLink, LinkError
 
 log = logging.getLogger(__name__)
 
@@ -28,7 +28,7 @@ MAX_BACKOFF = 1.0
 """Seconds between attempts: doubling from the first to the largest, each shortened by a random part."""
 
 
-class GaveUp(Exception):  # noqa: N818
+class NoCoordinatorError(Exception):
     """No coordinator within the join timeout, and never a round; the message says why."""
 
 
@@ -36,7 +36,7 @@ class StaleStoreError(Exception):
     """A store older than one already heard of answered."""
 
 
-class Node:
+class NodeClient:
     """One node at the coordinator. `dial` opens a link, `greeting` is what is said first on each,
     `hear` takes what the coordinator says, `had_round` tells whether this node must never give up. `linked` is told
     that the link came up, or was lost, and then whether nothing but keep-alive noticed.
@@ -44,9 +44,9 @@ class Node:
 
     def __init__(
         self,
-        dial: Callable[[], Awaitable[Link]],
-        greeting: Callable[[], Sequence[FromNode]],
-        hear: Callable[[ToNode], None],
+        dial: Callable[[], Awaitable[ControlLink]],
+        greeting: Callable[[], Sequence[NodeToCoordinator]],
+        hear: Callable[[CoordinatorToNode], None],
         *,
         had_round: Callable[[], bool],
         join_timeout: float,
@@ -60,11 +60,11 @@ class Node:
         self._join_timeout = join_timeout
         self._linked = linked
         self._jitter = jitter
-        self._link: Link | None = None
+        self._link: ControlLink | None = None
         self._newest = 0
         self._trouble = ""
 
-    def send(self, message: FromNode) -> None:
+    def send(self, message: NodeToCoordinator) -> None:
         """Send on the open link. Without one nothing is sent: the next greeting carries the state."""
         if self._link is not None:
             self._link.send(message)
@@ -82,7 +82,7 @@ class Node:
                     self._trouble = why
                     log.info("no link to the store yet: %s", why)
             if not self._had_round() and time.monotonic() - started > self._join_timeout:
-                raise GaveUp(why)
+                raise NoCoordinatorError(why)
             await asyncio.sleep(backoff * (0.5 + self._jitter() / 2))
             backoff = min(2 * backoff, MAX_BACKOFF)
 
@@ -105,11 +105,11 @@ class Node:
             link.close()
             if self._link is not None:
                 self._link = None
-                self._linked(False, link.silent)
+                self._linked(False, link.lost_by_keep_alive)
         log.info("lost the store; reconnecting")
         return "connection closed"
 
-    async def _listen(self, link: Link) -> None:
+    async def _listen(self, link: ControlLink) -> None:
         while (message := await link.receive()) is not None:
             if isinstance(message, (StartRound, Standby, PlanEnd, EndRound, Closed, Finish)):
                 self._hear(message)

@@ -18,7 +18,7 @@ from elasticjob.local.manifest import LocalJob
 
 
 @dataclass(frozen=True)
-class Site:
+class RunEnvironment:
     """What all processes of one run share. Keys in hex; `scratch` is a folder of the run's own."""
 
     job: LocalJob
@@ -43,7 +43,7 @@ class Site:
         }
         return await _start([*program(), "store"], environ, output)
 
-    async def agent(self, slot: int, incarnation: int, pod: str, output: int | None) -> asyncio.subprocess.Process:
+    async def agent(self, index: int, incarnation: int, pod: str, output: int | None) -> asyncio.subprocess.Process:
         """A node's agent. `output`: a descriptor, subprocess.PIPE, or None for our own."""
         job = self.job
         environ = {
@@ -54,10 +54,10 @@ class Site:
             Env.RUN_ID: self.run_id,
             Env.NODE_KEY: self.keys[LinkRole.NODE],
             Env.EXECUTION_ATTEMPT: "1",
-            Env.SLOT: str(slot),
+            Env.INDEX: str(index),
             Env.POD_NAME: pod,
             Env.POD_IP: "127.0.0.1",
-            Env.POD_INCARNATION: str(incarnation),
+            Env.INCARNATION: str(incarnation),
             Env.STORE_ENDPOINT: f"127.0.0.1:{self.port}",
             Env.NPROC_PER_NODE: str(job.nproc_per_node),
             Env.GPUS: str(job.gpus),
@@ -72,7 +72,7 @@ class Site:
         return await _start([*program(), "agent", "--", *job.command], environ, output, job.working_dir)
 
 
-def ending(code: int) -> str:
+def describe_exit_code(code: int) -> str:
     """A process's return code for people."""
     if code < 0:
         return signal.Signals(-code).name

@@ -21,8 +21,8 @@ from typing import Any
 from elasticjob.contract.messages import Failure
 from elasticjob.contract.names import GROUP, KIND, VERSION, ExitCode, RoundId
 from elasticjob.local.launch_entry import CALL, VALUE
-from elasticjob.local.local_run import Driver
-from elasticjob.local.manifest import read_job
+from elasticjob.local.local_run import LocalRun
+from elasticjob.local.manifest import parse_local_job
 
 
 class WorkerState(str, Enum):
@@ -90,7 +90,7 @@ def launch(
         }
         metadata = {"name": "launch"}
         job = {"apiVersion": f"{GROUP}/{VERSION}", "kind": KIND, "metadata": metadata, "spec": spec}
-        driver = Driver(read_job(job))
+        driver = LocalRun(parse_local_job(job))
         before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
             code = asyncio.run(driver.run())
@@ -111,7 +111,7 @@ def _call(function: Callable[..., Any], args: tuple[Any, ...], folder: Path) -> 
     return [sys.executable, "-m", "elasticjob.local.launch_entry", str(folder)]
 
 
-def _result(code: int, driver: Driver, folder: Path) -> RunResult:
+def _result(code: int, driver: LocalRun, folder: Path) -> RunResult:
     if code == ExitCode.SUCCEEDED:
         return RunResult(WorkerState.SUCCEEDED, return_values=_values(folder))
     if code != ExitCode.FAILED:

@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from elasticjob.contract.messages import NodeReport, Straggler
-from elasticjob.local.screen import View
+from elasticjob.local.screen import RunView
 
 _HELP = "0-9 kill that node   s kill the store   + - scale   Ctrl-C leave in good order, twice: at once"
 
@@ -24,7 +24,7 @@ _HELP = "0-9 kill that node   s kill the store   + - scale   Ctrl-C leave in goo
 class LiveTable:
     """A `Screen`: output scrolls above, the table stays below. `listen` reads keys until `close`."""
 
-    pipes = True
+    captures_output = True
 
     def __init__(self, console: Console | None = None) -> None:
         self._console = console or Console(highlight=False)
@@ -46,14 +46,14 @@ class LiveTable:
             if key in keys:
                 keys[key]()
 
-    def say(self, text: str) -> None:
+    def print_status(self, text: str) -> None:
         self._console.print(Text(f"[job] {text}", style="bold"), soft_wrap=True)
 
-    def line(self, text: str) -> None:
+    def print_output(self, text: str) -> None:
         self._console.print(Text.from_ansi(text), soft_wrap=True)
 
-    def show(self, view: View) -> None:
-        self._live.update(render(view), refresh=True)
+    def show(self, view: RunView) -> None:
+        self._live.update(render_table(view), refresh=True)
 
     def close(self) -> None:
         self._live.stop()
@@ -63,7 +63,7 @@ class LiveTable:
             self._terminal = None
 
 
-def render(view: View) -> RenderableType:
+def render_table(view: RunView) -> RenderableType:
     """The table, from what is known."""
     report = view.report
     told = {node.pod: node for node in report.nodes} if report else {}
@@ -71,12 +71,12 @@ def render(view: View) -> RenderableType:
     table = Table(header_style="dim", box=None)
     for column in ("node", "pod", "pid", "state"):
         table.add_column(column)
-    for pod in sorted(view.pods, key=lambda p: p.slot):
-        table.add_row(str(pod.slot), pod.pod, str(pod.pid), _state(told.get(pod.pod), slow))
+    for pod in sorted(view.pods, key=lambda p: p.index):
+        table.add_row(str(pod.index), pod.pod, str(pod.pid), _state(told.get(pod.pod), slow))
     return Group("", _title(view), table, Text(_HELP, style="dim"))
 
 
-def _title(view: View) -> Text:
+def _title(view: RunView) -> Text:
     report = view.report
     if report is None:
         return Text(f"{view.job}: the store starts", style="bold")

@@ -14,13 +14,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from elasticjob.agent.machine.outcomes import describe
+from elasticjob.agent.machine.outcomes import describe_failure
 from elasticjob.contract.messages import (
     EndReason,
-    Facts,
+    ExpectedPod,
     Failure,
+    OperatorView,
     Outcome,
-    PodFact,
     PodState,
     Report,
     RoundEnded,
@@ -28,9 +28,9 @@ from elasticjob.contract.messages import (
 )
 from elasticjob.contract.names import ExitCode, RoundId
 from elasticjob.control_link.link import LinkError, LinkRole, connect
-from elasticjob.local.child_processes import Site, ending
+from elasticjob.local.child_processes import RunEnvironment, describe_exit_code
 from elasticjob.local.manifest import LocalJob
-from elasticjob.local.screen import Plain, PodView, Screen, View
+from elasticjob.local.screen import NodeRow, PlainScreen, RunView, Screen
 
 INTERRUPTED = 130
 _SHORT_LIFE = 5.0
@@ -42,16 +42,16 @@ _LONGEST_LINE = 1 << 20
 """Bytes of one line of a node's output; a longer one is shown in parts."""
 
 
-class Driver:
+class LocalRun:
     """One local run: `await Driver(job).run()` is the exit code. `kill`, `kill_store` and `scale` work meanwhile."""
 
     def __init__(self, job: LocalJob, screen: Screen | None = None) -> None:
         self._job = job
         self._settings = job.settings
-        self._screen: Screen = screen or Plain()
+        self._screen: Screen = screen or PlainScreen()
         self._keys = {role: secrets.token_hex(32) for role in LinkRole}
         self._run_id = str(uuid.uuid4())
-        self._pods: dict[int, PodFact] = {}
+        self._pods: dict[int, ExpectedPod] = {}
         self._agents: dict[int, asyncio.subprocess.Process] = {}
         self._incarnations: dict[int, int] = {}
         self._kept: set[int] = set()
@@ -74,11 +74,11 @@ class Driver:
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self._interrupted)
         with tempfile.TemporaryDirectory(prefix=f"elasticjob-{self._job.name}-") as scratch:
-            self._site = Site(self._job, self._run_id, self._keys, _free_port(), Path(scratch))
+            self._site = RunEnvironment(self._job, self._run_id, self._keys, _free_port(), Path(scratch))
             self._spawn(self._keep_store())
             self._spawn(self._follow())
-            for slot in range(self._settings.slots):
-                self._spawn(self._keep_agent(slot))
+            for index in range(self._settings.desired_pods):
+                self._spawn(self._keep_agent(index))
             await self._over.wait()
             await self._shut_down()
         return self._conclude()
@@ -95,11 +95,11 @@ class Driver:
         """The number of nodes the run should have."""
         return self._settings.target
 
-    def kill(self, slot: int) -> None:
+    def kill(self, index: int) -> None:
         """SIGKILL a node: its agent, and with it all its workers."""
-        agent = self._agents.get(slot)
+        agent = self._agents.get(index)
         if agent is not None and agent.returncode is None:
-            self._say(f"killing {self._pods[slot].pod}")
+            self._say(f"killing {self._pods[index].pod}")
             agent.kill()
 
     def kill_store(self) -> None:
@@ -112,7 +112,7 @@ class Driver:
         """Another number of nodes, kept within minReplicas and maxReplicas; spares come on top of it. Nodes beyond it
         leave in good order."""
         before, low, high = self._settings.target, self._settings.min_nodes, self._settings.max_nodes
-        slots = self._settings.slots
+        indices = self._settings.desired_pods
         target = max(low, min(nodes, high))
         if target != nodes:
             self._say(f"{nodes} nodes are not within minReplicas, {low}, and maxReplicas, {high}")
@@ -121,11 +121,11 @@ class Driver:
         self._say(f"scaling from {before} to {target} nodes")
         self._settings = replace(self._settings, target=target)
         self._tell()
-        for slot in set(range(self._settings.slots)) - self._kept:
-            self._spawn(self._keep_agent(slot))
-        for slot in range(self._settings.slots, slots):
-            if slot in self._pods:
-                self._agents[slot].terminate()
+        for index in set(range(self._settings.desired_pods)) - self._kept:
+            self._spawn(self._keep_agent(index))
+        for index in range(self._settings.desired_pods, indices):
+            if index in self._pods:
+                self._agents[index].terminate()
 
     # ---- processes -------------------------------------------------------------------------------------------------
 
@@ -142,24 +142,24 @@ class Driver:
             if code == ExitCode.USAGE or self._report is None:
                 self._break(f"the store ended with {code}: {log.read_text()[-2000:].strip()}")
                 return
-            self._say(f"the store ended ({ending(code)}); starting it again")
+            self._say(f"the store ended ({describe_exit_code(code)}); starting it again")
 
-    async def _keep_agent(self, slot: int) -> None:
-        self._kept.add(slot)
+    async def _keep_agent(self, index: int) -> None:
+        self._kept.add(index)
         try:
-            await self._one_pod_after_the_other(slot)
+            await self._one_pod_after_the_other(index)
         finally:
-            self._kept.discard(slot)
+            self._kept.discard(index)
 
-    async def _one_pod_after_the_other(self, slot: int) -> None:
-        """Each with the next incarnation, while the slot is wanted."""
+    async def _one_pod_after_the_other(self, index: int) -> None:
+        """Each with the next incarnation, while the index is wanted."""
         delay = 0.25
-        while not (self._over.is_set() or self._draining or slot >= self._settings.slots):
-            incarnation = self._incarnations[slot] = self._incarnations.get(slot, -1) + 1
-            pod = f"{self._job.name}-{slot}-{incarnation}"
+        while not (self._over.is_set() or self._draining or index >= self._settings.desired_pods):
+            incarnation = self._incarnations[index] = self._incarnations.get(index, -1) + 1
+            pod = f"{self._job.name}-{index}-{incarnation}"
             started = time.monotonic()
-            code = await self._run_agent(slot, incarnation, pod)
-            del self._pods[slot]
+            code = await self._run_agent(index, incarnation, pod)
+            del self._pods[index]
             self._tell()
             if code in (ExitCode.SUCCEEDED, ExitCode.FAILED) or self._ended():
                 return
@@ -169,17 +169,19 @@ class Driver:
             delay = min(2 * delay, _MAX_DELAY) if time.monotonic() - started < _SHORT_LIFE else 0.25
             if self._draining:
                 return
-            if slot >= self._settings.slots:
-                self._say(f"{pod} ended ({ending(code)})")
+            if index >= self._settings.desired_pods:
+                self._say(f"{pod} ended ({describe_exit_code(code)})")
                 return
-            self._say(f"{pod} ended ({ending(code)}); {self._job.name}-{slot}-{incarnation + 1} takes its place")
+            self._say(
+                f"{pod} ended ({describe_exit_code(code)}); {self._job.name}-{index}-{incarnation + 1} takes its place"
+            )
             await asyncio.sleep(0 if delay == 0.25 else delay)
 
-    async def _run_agent(self, slot: int, incarnation: int, pod: str) -> int:
-        output = asyncio.subprocess.PIPE if self._screen.pipes else None
-        agent = await self._site.agent(slot, incarnation, pod, output)
-        self._agents[slot] = agent
-        self._pods[slot] = PodFact(slot, incarnation, pod, PodState.RUNNING)
+    async def _run_agent(self, index: int, incarnation: int, pod: str) -> int:
+        output = asyncio.subprocess.PIPE if self._screen.captures_output else None
+        agent = await self._site.agent(index, incarnation, pod, output)
+        self._agents[index] = agent
+        self._pods[index] = ExpectedPod(index, incarnation, pod, PodState.RUNNING)
         self._tell()
         if agent.stdout is not None:
             self._copies.add(asyncio.create_task(self._copy(agent.stdout)))
@@ -193,7 +195,7 @@ class Driver:
             if len(rest) > _LONGEST_LINE:
                 lines, rest = [*lines, rest], b""
             for line in lines:
-                self._screen.line(line.decode(errors="replace"))
+                self._screen.print_output(line.decode(errors="replace"))
 
     # ---- the operator's side of the link ---------------------------------------------------------------------------
 
@@ -224,15 +226,15 @@ class Driver:
             return
         self._sequence += 1
         pods = tuple(replace(p, state=PodState.DRAINING) if self._goes(p) else p for p in self._pods.values())
-        facts = Facts(1, self._sequence, self._settings, self._charged, self._charged_round, pods)
-        self._link_send(replace(facts, only_store=self._report.asks if self._report else 0.0))
+        facts = OperatorView(1, self._sequence, self._settings, self._charged, self._charged_round, pods)
+        self._link_send(replace(facts, confirmed_request=self._report.confirmation_request if self._report else 0.0))
 
-    def _goes(self, pod: PodFact) -> bool:
-        return self._draining or pod.slot >= self._settings.slots
+    def _goes(self, pod: ExpectedPod) -> bool:
+        return self._draining or pod.index >= self._settings.desired_pods
 
     def _heard(self, report: Report) -> None:
         before, self._report = self._report, report
-        news = [e for e in report.ended if self._charged_round is None or e.round > self._charged_round]
+        news = [e for e in report.ended_rounds if self._charged_round is None or e.round > self._charged_round]
         for ended in news:
             self._charged += ended.charged
             self._charged_round = ended.round
@@ -242,11 +244,11 @@ class Driver:
             self._say(f"round {report.round} runs: {report.world_size} workers on {report.active} nodes")
         elif not report.formed_at and report.reason and (before is None or before.reason != report.reason):
             self._say(f"{report.phase.value.lower()}: {report.reason}")
-        if report.standstill is not None and (before is None or before.standstill != report.standstill):
-            self._say(f"{describe(report.standstill)} on {report.standstill.pod}; nothing is restarted")
+        if report.stall is not None and (before is None or before.stall != report.stall):
+            self._say(f"{describe_failure(report.stall)} on {report.stall.pod}; nothing is restarted")
         if before is not None and before.round == report.round and before.straggler != report.straggler:
             self._say(_tell_straggler(report.straggler))
-        if news or report.asks:
+        if news or report.confirmation_request:
             self._tell()
         self._show()
         if report.outcome is not None:
@@ -273,12 +275,12 @@ class Driver:
         self._over.set()
 
     def _say(self, text: str) -> None:
-        self._screen.say(text)
+        self._screen.print_status(text)
 
     def _show(self) -> None:
-        pods = tuple(PodView(slot, pod.pod, self._agents[slot].pid) for slot, pod in self._pods.items())
+        pods = tuple(NodeRow(index, pod.pod, self._agents[index].pid) for index, pod in self._pods.items())
         store = self._store.pid if self._store else 0
-        self._screen.show(View(self._job.name, self._settings.target, self._charged, store, pods, self._report))
+        self._screen.show(RunView(self._job.name, self._settings.target, self._charged, store, pods, self._report))
 
     def _break(self, why: str) -> None:
         self._broken = why
@@ -316,7 +318,7 @@ class Driver:
             self._say(f"{self._job.name} succeeded; {self._charged} restarts")
             return ExitCode.SUCCEEDED
         if report is not None and report.outcome is Outcome.FAILED:
-            why = describe(report.failure) + f" on {report.failure.pod}" if report.failure else report.reason
+            why = describe_failure(report.failure) + f" on {report.failure.pod}" if report.failure else report.reason
             self._say(f"{self._job.name} failed: {why}; {self._charged} restarts")
             return ExitCode.FAILED
         if self._broken:
@@ -337,7 +339,7 @@ class Driver:
 
 
 def _tell_end(ended: RoundEnded) -> str:
-    cause = describe(ended.failure) if ended.failure else ended.message
+    cause = describe_failure(ended.failure) if ended.failure else ended.message
     return (
         f"round {ended.round} ended: {ended.reason.value}: {cause}{' (counts as a restart)' if ended.charged else ''}"
     )
@@ -346,7 +348,7 @@ def _tell_end(ended: RoundEnded) -> str:
 def _tell_straggler(slow: Straggler | None) -> str:
     if slow is None:
         return "all ranks keep up again"
-    times = f"{1000 * slow.own:.0f} ms of its own, {1000 * slow.median:.0f} ms in the other ranks"
+    times = f"{1000 * slow.own_seconds:.0f} ms of its own, {1000 * slow.median_seconds:.0f} ms in the other ranks"
     return f"rank {slow.rank} on {slow.pod} holds up every step: {times}"
 
 

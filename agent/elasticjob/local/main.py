@@ -8,14 +8,14 @@ from collections.abc import Callable
 from functools import partial
 
 from elasticjob.contract.names import ExitCode
-from elasticjob.local.local_run import Driver
-from elasticjob.local.manifest import LocalJob, ManifestError, load, read_job
+from elasticjob.local.local_run import LocalRun
+from elasticjob.local.manifest import LocalJob, ManifestError, load_manifest, parse_local_job
 
 
 def main(path: str, *, nodes: int | None = None) -> int:
     """Run the job in a manifest to its end; its exit code."""
     try:
-        job = read_job(load(path), nodes=nodes)
+        job = parse_local_job(load_manifest(path), nodes=nodes)
     except ManifestError as error:
         print(f"elasticjob run: {error}", file=sys.stderr)
         return ExitCode.USAGE
@@ -25,14 +25,14 @@ def main(path: str, *, nodes: int | None = None) -> int:
 async def _run(job: LocalJob) -> int:
     """With a live table where somebody looks on, in plain lines elsewhere."""
     if not (sys.stdin.isatty() and sys.stdout.isatty() and sys.stderr.isatty()):
-        return await Driver(job).run()
+        return await LocalRun(job).run()
     try:
         from elasticjob.local.live_table import LiveTable
     except ImportError:
         print("[job] pip install 'elasticjob[cli]' shows a live table here", file=sys.stderr)
-        return await Driver(job).run()
+        return await LocalRun(job).run()
     screen = LiveTable()
-    driver = Driver(job, screen)
+    driver = LocalRun(job, screen)
     try:
         screen.listen(_keys(driver))
         return await driver.run()
@@ -40,8 +40,8 @@ async def _run(job: LocalJob) -> int:
         screen.close()
 
 
-def _keys(driver: Driver) -> dict[str, Callable[[], None]]:
-    kills = {str(slot): partial(driver.kill, slot) for slot in range(10)}
+def _keys(driver: LocalRun) -> dict[str, Callable[[], None]]:
+    kills = {str(index): partial(driver.kill, index) for index in range(10)}
     return {
         **kills,
         "s": driver.kill_store,

@@ -10,7 +10,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, TypeVar
 
-from elasticjob.contract.messages import HangAction, Settings
+from elasticjob.contract.messages import HangAction, RoundSettings
 from elasticjob.contract.names import GROUP, KIND, VERSION, WORKER_ROLE, Backend
 
 E = TypeVar("E", bound=Enum)
@@ -29,7 +29,7 @@ class LocalJob:
     """What a local run needs of a manifest. Durations in seconds."""
 
     name: str
-    settings: Settings
+    settings: RoundSettings
     nproc_per_node: int
     backend: Backend
     role: str
@@ -42,7 +42,7 @@ class LocalJob:
     gpus: int = 0
 
 
-def load(path: str) -> Any:
+def load_manifest(path: str) -> Any:
     """The YAML document in a file; `ManifestError` where there is not exactly one."""
     try:
         import yaml
@@ -60,7 +60,7 @@ def load(path: str) -> Any:
     return jobs[0]
 
 
-def read_job(raw: Any, *, nodes: int | None = None) -> LocalJob:
+def parse_local_job(raw: Any, *, nodes: int | None = None) -> LocalJob:
     """Check a manifest and take from it what a local run uses; `nodes` replaces spec.replicas."""
     root = _Field(raw, "")
     if (version := root.get("apiVersion").text()) != f"{GROUP}/{VERSION}":
@@ -172,7 +172,7 @@ def _expand(text: str, env: Mapping[str, str]) -> str:
     return _VARIABLE.sub(lambda m: "$" if m[1] == "$" else env.get(m[2], m[0]), text)
 
 
-def _settings(spec: _Field, nodes: int | None) -> Settings:
+def _settings(spec: _Field, nodes: int | None) -> RoundSettings:
     policy, rendezvous = spec.get("elasticPolicy"), spec.get("rendezvous")
     given = spec.get("replicas")
     if policy.present:
@@ -188,7 +188,7 @@ def _settings(spec: _Field, nodes: int | None) -> Settings:
     if not low <= target <= high:
         what = "--nodes" if nodes is not None else given.path
         raise ManifestError(f"{what}: {target} must be within minReplicas, {low}, and maxReplicas, {high}")
-    return Settings(
+    return RoundSettings(
         min_nodes=low,
         max_nodes=high,
         target=target,

@@ -11,89 +11,98 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from elasticjob.contract.messages import Facts, MemberState
+from elasticjob.contract.messages import MemberState, OperatorView
 from elasticjob.contract.names import RoundId
-from elasticjob.rendezvous.state import LastRound, Round, State
+from elasticjob.rendezvous.state import CoordinatorState, LastRound, Round
 
-WORD_HOLDS = 10.0
+CONFIRMATION_SECONDS = 10.0
 """Seconds after the asking. The operator takes who may have the word for gone (`plan.stores`) after no less."""
 
 
-def shortest(state: State) -> LastRound:
+def least_complete_round(state: CoordinatorState) -> LastRound:
     """Of the rounds that another store may know as the last, the one of which most is missing."""
-    return max((state.last, *state.tried), key=lambda r: (r.short, r.missing))
+    return max((state.last_round, *state.attempted_rounds), key=lambda r: (r.half_missing, r.missing))
 
 
-def words(state: State) -> str:
+def describe_missing(state: CoordinatorState) -> str:
     """For people."""
-    last = shortest(state)
+    last = least_complete_round(state)
     return f"{last.missing} of {last.size} nodes are missing"
 
 
-def needs_word(state: State, now: float) -> bool:
+def needs_confirmation(state: CoordinatorState, now: float) -> bool:
     """Whether no round may form before the operator has spoken."""
-    if not (state.informed or state.successor) or not shortest(state).short:
+    if not (state.operator_seen or state.successor) or not least_complete_round(state).half_missing:
         return False
-    return state.word_until is None or now >= state.word_until
+    return state.confirmed_until is None or now >= state.confirmed_until
 
 
-def ask(state: State, now: float) -> State | None:
+def request_confirmation(state: CoordinatorState, now: float) -> CoordinatorState | None:
     """With the question; None while one is open."""
-    if state.asked_at is not None and now < state.asked_at + WORD_HOLDS:
+    if state.confirmation_requested_at is not None and now < state.confirmation_requested_at + CONFIRMATION_SECONDS:
         return None
-    return replace(state, asked_at=now)
+    return replace(state, confirmation_requested_at=now)
 
 
-def asks(state: State) -> float:
+def open_request(state: CoordinatorState) -> float:
     """The open question as the operator gets it: Unix seconds, 0 for none."""
-    return 0.0 if state.asked_at is None else round(state.epoch + state.asked_at, 6)
+    return 0.0 if state.confirmation_requested_at is None else round(state.epoch + state.confirmation_requested_at, 6)
 
 
-def half(state: State) -> RoundId | None:
+def half_missing_round(state: CoordinatorState) -> RoundId | None:
     """The last round, where there is a question and just half of that is missing: the others can form none by
     themselves either."""
-    just = not state.tried and 2 * state.last.missing == state.last.size
-    return state.last.id if state.asked_at is not None and just else None
+    just = not state.attempted_rounds and 2 * state.last_round.missing == state.last_round.size
+    return state.last_round.id if state.confirmation_requested_at is not None and just else None
 
 
-def heard(state: State, facts: Facts) -> State:
+def receive_confirmation(state: CoordinatorState, facts: OperatorView) -> CoordinatorState:
     """Take the operator's answer to the question that is open, if it is one."""
-    if state.asked_at is None or facts.only_store != asks(state):
+    if state.confirmation_requested_at is None or facts.confirmed_request != open_request(state):
         return state
-    return replace(state, word_until=state.asked_at + WORD_HOLDS)
+    return replace(state, confirmed_until=state.confirmation_requested_at + CONFIRMATION_SECONDS)
 
 
-def ended(state: State, round_: Round) -> State:
+def record_ended_round(state: CoordinatorState, round_: Round) -> CoordinatorState:
     """What is known of a round that has ended here. Until one has run whole, nodes of the one before may not know."""
-    here = {b for b, node in state.nodes.items() if node.gone_at is None}
+    here = {b for b, node in state.nodes.items() if node.disconnected_at is None}
     stopped = frozenset(b for b, m in round_.members.items() if m.state is MemberState.STOPPED)
     over = LastRound(round_.id, round_.size, stopped & here, stopped - here)
-    if round_.formed_at or state.last.id is None:
-        return replace(state, last=over, tried=())
+    if round_.formed_at or state.last_round.id is None:
+        return replace(state, last_round=over, attempted_rounds=())
     lost = frozenset(b for b, m in round_.members.items() if m.lost)
-    before = (replace(r, stopped=r.stopped - lost, away=r.away | r.stopped & lost) for r in (state.last, *state.tried))
+    before = (
+        replace(r, stopped=r.stopped - lost, stopped_disconnected=r.stopped_disconnected | r.stopped & lost)
+        for r in (state.last_round, *state.attempted_rounds)
+    )
     last, *tried = before
-    return replace(state, last=last, tried=(*tried, over))
+    return replace(state, last_round=last, attempted_rounds=(*tried, over))
 
 
-def stopped(state: State, boot: str, round_id: RoundId) -> State:
+def record_stopped_node(state: CoordinatorState, agent_id: str, round_id: RoundId) -> CoordinatorState:
     """A node that was given up, or was away, runs nothing."""
-    return _each(state, lambda r: boot in r.away or r.id == round_id, boot, here=True)
+    return _each(state, lambda r: agent_id in r.stopped_disconnected or r.id == round_id, agent_id, here=True)
 
 
-def gone(state: State, boot: str) -> State:
+def record_disconnected_node(state: CoordinatorState, agent_id: str) -> CoordinatorState:
     """A node's link closed: another store may have it run something by now. (One that may go is known no more.)"""
-    return _each(state, lambda r: boot in r.stopped, boot, here=False)
+    return _each(state, lambda r: agent_id in r.stopped, agent_id, here=False)
 
 
-def _each(state: State, concerns: Callable[[LastRound], bool], boot: str, *, here: bool) -> State:
-    if not any(concerns(r) for r in (state.last, *state.tried)):
+def _each(
+    state: CoordinatorState, concerns: Callable[[LastRound], bool], agent_id: str, *, here: bool
+) -> CoordinatorState:
+    if not any(concerns(r) for r in (state.last_round, *state.attempted_rounds)):
         return state
-    moved = (_moved(r, boot, here=here) if concerns(r) else r for r in (state.last, *state.tried))
+    moved = (_moved(r, agent_id, here=here) if concerns(r) else r for r in (state.last_round, *state.attempted_rounds))
     last, *tried = moved
-    return replace(state, last=last, tried=tuple(tried))
+    return replace(state, last_round=last, attempted_rounds=tuple(tried))
 
 
-def _moved(r: LastRound, boot: str, *, here: bool) -> LastRound:
-    one = frozenset((boot,))
-    return replace(r, stopped=r.stopped | one if here else r.stopped - one, away=r.away - one if here else r.away | one)
+def _moved(r: LastRound, agent_id: str, *, here: bool) -> LastRound:
+    one = frozenset((agent_id,))
+    return replace(
+        r,
+        stopped=r.stopped | one if here else r.stopped - one,
+        stopped_disconnected=r.stopped_disconnected - one if here else r.stopped_disconnected | one,
+    )

@@ -6,33 +6,33 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from elasticjob.rendezvous.state import Send, State
+from elasticjob.rendezvous.state import CoordinatorState, SendToNode
 
 
 @dataclass(frozen=True)
-class Decision:
+class RoundDecision:
     """What became of an event. `reason` is for people; empty when nothing changed."""
 
-    state: State
-    effects: tuple[Send, ...] = ()
+    state: CoordinatorState
+    effects: tuple[SendToNode, ...] = ()
     reason: str = ""
 
-    def then(self, other: Decision) -> Decision:
+    def then(self, other: RoundDecision) -> RoundDecision:
         """This decision followed by one made on its state."""
         reason = "; ".join(r for r in (self.reason, other.reason) if r)
-        return Decision(other.state, self.effects + other.effects, reason)
+        return RoundDecision(other.state, self.effects + other.effects, reason)
 
 
-Rule: TypeAlias = Callable[[State, float], "Decision | None"]
+Rule: TypeAlias = Callable[[CoordinatorState, float], "RoundDecision | None"]
 """None where it does not apply. The float is the coordinator's monotonic clock, in seconds."""
 
 
-def names(pods: Iterable[str]) -> str:
+def pod_names(pods: Iterable[str]) -> str:
     """Pod names for people: a few, then a count."""
     return _few(list(pods), 3, ", ")
 
 
-def several(reasons: Sequence[str]) -> str:
+def join_reasons(reasons: Sequence[str]) -> str:
     """Reasons for what happened at the same time: some, then a count."""
     return _few(reasons, 10, "; ")
 

@@ -13,7 +13,7 @@ _CHANGES = 64
 """As many changes are carried along before they become part of a new base."""
 
 
-class Overlay(Mapping[K, V]):
+class PersistentMap(Mapping[K, V]):
     """A dict that others share, and changes to it. Keeps a dict's order: a changed key stays where it was."""
 
     __slots__ = ("_base", "_changes")
@@ -22,11 +22,11 @@ class Overlay(Mapping[K, V]):
         self._base = base
         self._changes = changes
 
-    def put(self, key: K, value: V) -> Overlay[K, V]:
+    def put(self, key: K, value: V) -> PersistentMap[K, V]:
         """A copy with this value. N of them cost about N * _CHANGES / 2 + N * N / _CHANGES steps, not N * N."""
         base = self._merged() if len(self._changes) >= _CHANGES else self._base
         changes = self._changes if base is self._base else {}
-        return Overlay(base, {**changes, key: value})
+        return PersistentMap(base, {**changes, key: value})
 
     def _merged(self) -> Mapping[K, V]:
         """All of it as one dict; kept, so that many walks over the same mapping merge once."""
@@ -63,7 +63,7 @@ class Overlay(Mapping[K, V]):
         return self._merged().items()
 
     def __eq__(self, other: object) -> bool:
-        return self._merged() == (other._merged() if isinstance(other, Overlay) else other)
+        return self._merged() == (other._merged() if isinstance(other, PersistentMap) else other)
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -75,6 +75,6 @@ class Overlay(Mapping[K, V]):
         return repr(self._merged())
 
 
-def put(mapping: Mapping[K, V], key: K, value: V) -> Mapping[K, V]:
+def with_item(mapping: Mapping[K, V], key: K, value: V) -> Mapping[K, V]:
     """A copy of a mapping that is never changed, with this value."""
-    return (mapping if isinstance(mapping, Overlay) else Overlay(mapping, {})).put(key, value)
+    return (mapping if isinstance(mapping, PersistentMap) else PersistentMap(mapping, {})).put(key, value)

@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from elasticjob.contract.messages import MemberState, StepReport
-from elasticjob.rendezvous.persistent_map import put
+from elasticjob.rendezvous.persistent_map import with_item
 from elasticjob.rendezvous.state import Round
 
 ASK_TIMEOUT = 1.0
@@ -20,50 +20,50 @@ ASK_TIMEOUT = 1.0
 
 
 @dataclass(frozen=True)
-class Verdict:
+class PlannedEndDecision:
     """What to tell the members now. Without a last step: stop at once."""
 
     last_step: int | None
     reason: str
 
 
-def possible(round_: Round) -> bool:
+def can_plan(round_: Round) -> bool:
     """Whether it is worth asking: every member's workers run, or are done."""
     going_on = (MemberState.RUNNING, MemberState.SUCCEEDED)
     return not round_.failures and all(m.state in going_on and not m.lost for m in round_.members.values())
 
 
-def reported(round_: Round, boot: str, report: StepReport) -> Round:
+def record_step(round_: Round, agent_id: str, report: StepReport) -> Round:
     """Take a member's answer in; answers to a question that is settled change nothing."""
     ending = round_.ending
-    if ending is None or ending.plan is None or ending.plan.last_step is not None:
+    if ending is None or ending.planned_stop is None or ending.planned_stop.last_step is not None:
         return round_
-    steps = put(ending.plan.steps, boot, report.step)
-    return replace(round_, ending=replace(ending, plan=replace(ending.plan, steps=steps)))
+    steps = with_item(ending.planned_stop.steps, agent_id, report.step)
+    return replace(round_, ending=replace(ending, planned_stop=replace(ending.planned_stop, steps=steps)))
 
 
-def deadline(round_: Round, graceful_shutdown: float) -> float | None:
+def planned_end_deadline(round_: Round, graceful_shutdown: float) -> float | None:
     """When a plan that has not come about is given up; None without one."""
-    if round_.ending is None or round_.ending.plan is None:
+    if round_.ending is None or round_.ending.planned_stop is None:
         return None
-    patience = ASK_TIMEOUT if round_.ending.plan.last_step is None else graceful_shutdown
+    patience = ASK_TIMEOUT if round_.ending.planned_stop.last_step is None else graceful_shutdown
     return round_.ending.since + patience
 
 
-def judge(round_: Round, graceful_shutdown: float, now: float) -> Verdict | None:
+def evaluate_planned_end(round_: Round, graceful_shutdown: float, now: float) -> PlannedEndDecision | None:
     """The verdict on a round that is to end on plan; None while it is fine to wait."""
-    due = deadline(round_, graceful_shutdown)
-    if round_.ending is None or round_.ending.plan is None or due is None:
+    due = planned_end_deadline(round_, graceful_shutdown)
+    if round_.ending is None or round_.ending.planned_stop is None or due is None:
         return None
-    plan, members = round_.ending.plan, round_.members
+    plan, members = round_.ending.planned_stop, round_.members
     if round_.failures or any(m.lost or m.state is MemberState.FAILED for m in members.values()):
-        return Verdict(None, "a member failed before the last step")
+        return PlannedEndDecision(None, "a member failed before the last step")
     if plan.last_step is not None:
-        done = all(m.accounted or m.state is MemberState.SUCCEEDED for m in members.values())
-        return Verdict(None, f"not all stopped at step {plan.last_step}") if done or now >= due else None
-    if any(m.accounted for m in members.values()) or None in plan.steps.values():
-        return Verdict(None, "not all workers report their steps")
-    steps = [step for boot in members if (step := plan.steps.get(boot)) is not None]
+        done = all(m.accounted_for or m.state is MemberState.SUCCEEDED for m in members.values())
+        return PlannedEndDecision(None, f"not all stopped at step {plan.last_step}") if done or now >= due else None
+    if any(m.accounted_for for m in members.values()) or None in plan.steps.values():
+        return PlannedEndDecision(None, "not all workers report their steps")
+    steps = [step for agent_id in members if (step := plan.steps.get(agent_id)) is not None]
     if len(steps) == len(members):
-        return Verdict(max(steps), f"the last step is {max(steps)}")
-    return Verdict(None, "not all nodes answered") if now >= due else None
+        return PlannedEndDecision(max(steps), f"the last step is {max(steps)}")
+    return PlannedEndDecision(None, "not all nodes answered") if now >= due else None

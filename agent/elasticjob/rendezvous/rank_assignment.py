@@ -9,19 +9,19 @@ from elasticjob.contract.names import RoundId
 from elasticjob.rendezvous.state import Member, Node
 
 
-def choose(pool: Iterable[Node], last_members: Sequence[str], target: int, slots: int) -> list[Node]:
+def choose_nodes(pool: Iterable[Node], last_members: Sequence[str], target: int, indices: int) -> list[Node]:
     """At most `target` nodes in order of group rank; the others stand by.
 
-    Slots from `slots` on go first when there are too many; then nodes of the last round are preferred to new ones.
+    Slots from `indices` on go first when there are too many; then nodes of the last round are preferred to new ones.
     Who stays keeps its place, so rank 0 (and its checkpoint) stays where it was.
     """
-    place = {boot: i for i, boot in enumerate(last_members)}
+    place = {agent_id: i for i, agent_id in enumerate(last_members)}
     newcomer = len(place)
-    worth = sorted(pool, key=lambda n: (n.slot >= slots, n.boot not in place, n.slot))
-    return sorted(worth[:target], key=lambda n: (place.get(n.boot, newcomer), n.slot))
+    worth = sorted(pool, key=lambda n: (n.index >= indices, n.agent_id not in place, n.index))
+    return sorted(worth[:target], key=lambda n: (place.get(n.agent_id, newcomer), n.index))
 
 
-def assign(
+def assign_ranks(
     nodes: Sequence[Node],
     round_id: RoundId,
     *,
@@ -56,7 +56,7 @@ def assign(
             progress_timeout=progress_timeout,
             hang_ends_round=hang_ends_round,
         )
-        members[node.boot] = Member(start, node.pod, node.local_world_size)
+        members[node.agent_id] = Member(start, node.pod, node.local_world_size)
         next_rank += node.local_world_size
         next_role_rank[node.role] += node.local_world_size
     return members

@@ -24,53 +24,53 @@ from elasticjob.contract.messages import (
 )
 from elasticjob.contract.names import RoundId
 from elasticjob.rendezvous import confirmation, planned_end, rank_assignment, stalls, store_recovery
-from elasticjob.rendezvous.apply_event import observe, out_of_date, standby
-from elasticjob.rendezvous.decision import Decision, Rule, names, several
+from elasticjob.rendezvous.apply_event import apply_event, standby_message, stop_stale_round
+from elasticjob.rendezvous.decision import RoundDecision, Rule, join_reasons, pod_names
 from elasticjob.rendezvous.round_end import (
-    agree,
-    believe,
-    conclude,
-    end,
-    end_broken,
-    lose,
-    scale_down,
+    adopt_outcome,
+    advance_planned_end,
+    begin_end,
+    begin_scale_down,
+    conclude_round,
+    declare_success,
+    end_broken_round,
+    expire_lost_nodes,
     stop_deadline,
-    succeed,
 )
 from elasticjob.rendezvous.state import (
-    BLIP_GRACE,
-    Event,
+    RECONNECT_GRACE,
+    CoordinatorEvent,
+    CoordinatorState,
     Node,
     Round,
-    Send,
-    State,
-    awaited,
+    SendToNode,
     candidates,
-    departing,
+    departure_reason,
+    missing_pods,
     superseded,
 )
 
 
-def decide(state: State, event: Event, now: float) -> Decision:
+def decide(state: CoordinatorState, event: CoordinatorEvent, now: float) -> RoundDecision:
     """Take one event in and do what follows from it. `now` is the coordinator's monotonic clock, in seconds."""
     return decide_together(state, (event,), now)
 
 
-def decide_together(state: State, events: Iterable[Event], now: float) -> Decision:
+def decide_together(state: CoordinatorState, events: Iterable[CoordinatorEvent], now: float) -> RoundDecision:
     """Take in events that arrived together, in order, then do what follows from them all."""
-    effects: list[Send] = []
+    effects: list[SendToNode] = []
     reasons: list[str] = []
     for event in events:
-        seen = observe(state, event, now)
+        seen = apply_event(state, event, now)
         state = seen.state
         effects += seen.effects
         reasons += [seen.reason] if seen.reason else []
-    return Decision(state, tuple(effects), several(reasons)).then(settle(state, now))
+    return RoundDecision(state, tuple(effects), join_reasons(reasons)).then(apply_rules(state, now))
 
 
-def settle(state: State, now: float) -> Decision:
+def apply_rules(state: CoordinatorState, now: float) -> RoundDecision:
     """Apply the rules until none applies; none does in a store that is closed."""
-    decision = Decision(_formed(state, now))
+    decision = RoundDecision(_formed(state, now))
     while state.newer_store is None:
         step = next((s for rule in RULES if (s := rule(decision.state, now)) is not None), None)
         if step is None:
@@ -79,7 +79,7 @@ def settle(state: State, now: float) -> Decision:
     return decision
 
 
-def _formed(state: State, now: float) -> State:
+def _formed(state: CoordinatorState, now: float) -> CoordinatorState:
     """A round is formed once nobody is starting; asked once for all that arrived together, not at each word."""
     round_ = state.round
     if round_ is None or round_.formed_at or round_.ending is not None:
@@ -89,128 +89,140 @@ def _formed(state: State, now: float) -> State:
     return replace(state, round=replace(round_, formed_at=state.epoch + now))
 
 
-def deadline(state: State, now: float) -> float | None:
+def next_deadline(state: CoordinatorState, now: float) -> float | None:
     """When the next `Tick` is due if nothing happens before; None: never."""
     if state.newer_store is not None:
         return None
-    times = [n.gone_at + BLIP_GRACE for n in state.nodes.values() if n.gone_at is not None]
+    times = [n.disconnected_at + RECONNECT_GRACE for n in state.nodes.values() if n.disconnected_at is not None]
     if state.outcome is None:
-        if state.asked_at is not None:
-            times.append(state.asked_at + confirmation.WORD_HOLDS)
-        waits = (state.last_call_at, state.recovering_until, store_recovery.deadline(state), stalls.deadline(state))
+        if state.confirmation_requested_at is not None:
+            times.append(state.confirmation_requested_at + confirmation.CONFIRMATION_SECONDS)
+        waits = (
+            state.last_call_at,
+            state.recovering_until,
+            store_recovery.lost_node_deadline(state),
+            stalls.stall_deadline(state),
+        )
         times += [t for t in waits if t is not None]
         if state.joiners_since is not None:
             times.append(state.joiners_since + state.settings.scale_up_stabilization)
         if state.round is not None and state.round.ending is not None:
-            plan = planned_end.deadline(state.round, state.settings.graceful_shutdown)
+            plan = planned_end.planned_end_deadline(state.round, state.settings.graceful_shutdown)
             times.append(plan if plan is not None else stop_deadline(state, state.round.ending))
     return min((t for t in times if t > now), default=None)
 
 
-def _dismiss(state: State, now: float) -> Decision | None:
+def _dismiss(state: CoordinatorState, now: float) -> RoundDecision | None:
     """Nodes in no round that are about to go, or that no round will take, may go."""
     if state.recovering_until is not None or state.outcome is not None:
         return None
     members = state.round.members.keys() if state.round else ()
-    outside = [n for n in state.nodes.values() if n.gone_at is None and n.boot not in members]
-    going = [n for n in outside if state.closed or departing(state, n)]
+    outside = [n for n in state.nodes.values() if n.disconnected_at is None and n.agent_id not in members]
+    going = [n for n in outside if state.closed_reason or departure_reason(state, n)]
     if not going:
         return None
-    effects = tuple(Send(n.boot, _farewell(state, n)) for n in going)
-    told = {n.boot for n in going}
+    effects = tuple(SendToNode(n.agent_id, _farewell(state, n)) for n in going)
+    told = {n.agent_id for n in going}
     nodes = {b: n for b, n in state.nodes.items() if b not in told}
-    return Decision(replace(state, nodes=nodes), effects, f"{names(n.pod for n in going)} may go")
+    return RoundDecision(replace(state, nodes=nodes), effects, f"{pod_names(n.pod for n in going)} may go")
 
 
-def _farewell(state: State, node: Node) -> Finish:
+def _farewell(state: CoordinatorState, node: Node) -> Finish:
     if superseded(state, node):
-        return Finish(Outcome.SUPERSEDED, "Superseded", departing(state, node))
-    if state.closed:
-        return Finish(Outcome.LEFT, "RendezvousClosed", state.closed)
-    return Finish(Outcome.LEFT, "NodeLeft", departing(state, node))
+        return Finish(Outcome.SUPERSEDED, "Superseded", departure_reason(state, node))
+    if state.closed_reason:
+        return Finish(Outcome.LEFT, "RendezvousClosed", state.closed_reason)
+    return Finish(Outcome.LEFT, "NodeLeft", departure_reason(state, node))
 
 
-def _recover(state: State, now: float) -> Decision | None:
+def _recover(state: CoordinatorState, now: float) -> RoundDecision | None:
     """A successor store restores the round it finds, ends it, or finds none."""
-    verdict = store_recovery.judge(state, now)
+    verdict = store_recovery.evaluate_recovery(state, now)
     if verdict is None:
         return None
     state = replace(state, recovering_until=None)
-    outsiders = [n for n in state.nodes.values() if verdict.round is None or n.boot not in verdict.round.members]
-    decision = Decision(state, reason=verdict.reason)
+    outsiders = [n for n in state.nodes.values() if verdict.round is None or n.agent_id not in verdict.round.members]
+    decision = RoundDecision(state, reason=verdict.reason)
     for node in outsiders:
         if node.membership is not None and node.membership.state is not MemberState.STOPPED:
-            decision = decision.then(out_of_date(decision.state, node, node.membership.assignment.round))
+            decision = decision.then(stop_stale_round(decision.state, node, node.membership.assignment.round))
     if verdict.round is None:
-        return replace(decision, state=store_recovery.past(decision.state))
+        return replace(decision, state=store_recovery.with_last_round(decision.state))
     state = replace(
         decision.state,
         round=verdict.round,
-        n=max(state.n, verdict.round.id.n) if verdict.round.id.store == state.store else state.n,
+        round_number=max(state.round_number, verdict.round.id.number)
+        if verdict.round.id.store_incarnation == state.store_incarnation
+        else state.round_number,
         rounds=state.rounds + 1,
         last_members=tuple(verdict.round.members),
     )
     decision = replace(decision, state=state)
     if verdict.whole:
-        told = tuple(Send(boot, member.assignment) for boot, member in verdict.round.members.items())
+        told = tuple(SendToNode(agent_id, member.assignment) for agent_id, member in verdict.round.members.items())
         return replace(decision, effects=decision.effects + told)
-    return decision.then(end(state, verdict.round, EndReason.AGENT_LOST, verdict.reason, now))
+    return decision.then(begin_end(state, verdict.round, EndReason.AGENT_LOST, verdict.reason, now))
 
 
-def _make_room(state: State, now: float) -> Decision | None:
+def _make_room(state: CoordinatorState, now: float) -> RoundDecision | None:
     """A running round ends for a lower target, or for ready joiners; never once a member has succeeded."""
     round_ = state.round
-    if round_ is None or round_.ending is not None or not round_.formed_at or state.closed:
+    if round_ is None or round_.ending is not None or not round_.formed_at or state.closed_reason:
         return None
     if any(m.state is MemberState.SUCCEEDED for m in round_.members.values()):
         return None
     room = state.settings.target - len(round_.members)
     if room < 0:
-        return scale_down(state, round_, now)
-    joiners = [n for n in _newcomers(state) if n.boot not in round_.members]
+        return begin_scale_down(state, round_, now)
+    joiners = [n for n in _newcomers(state) if n.agent_id not in round_.members]
     if not joiners or not room:
-        return None if state.joiners_since is None else Decision(replace(state, joiners_since=None))
+        return None if state.joiners_since is None else RoundDecision(replace(state, joiners_since=None))
     since = now if state.joiners_since is None else state.joiners_since
     patient = now < since + state.settings.scale_up_stabilization and len(joiners) < room
-    if patient and (not state.informed or any(awaited(state, ready=True))):
-        return Decision(replace(state, joiners_since=since)) if state.joiners_since is None else None
-    message = f"{names(n.pod for n in joiners[:room])} joins"
-    return end(state, round_, EndReason.SCALING_UP, message, now, on_plan=True)
+    if patient and (not state.operator_seen or any(missing_pods(state, ready=True))):
+        return RoundDecision(replace(state, joiners_since=since)) if state.joiners_since is None else None
+    message = f"{pod_names(n.pod for n in joiners[:room])} joins"
+    return begin_end(state, round_, EndReason.SCALING_UP, message, now, on_plan=True)
 
 
-def _newcomers(state: State) -> list[Node]:
+def _newcomers(state: CoordinatorState) -> list[Node]:
     """Warm nodes that the job wants: one beyond target and spares is about to be told to go."""
-    return [n for n in candidates(state) if n.ready and n.slot < state.settings.slots]
+    return [n for n in candidates(state) if n.ready and n.index < state.settings.desired_pods]
 
 
-def _form(state: State, now: float) -> Decision | None:
+def _form(state: CoordinatorState, now: float) -> RoundDecision | None:
     """Close a round as soon as everyone who can come has come; the last call is for what nobody knows about."""
-    if state.round is not None or state.outcome is not None or state.recovering_until is not None or state.closed:
+    if (
+        state.round is not None
+        or state.outcome is not None
+        or state.recovering_until is not None
+        or state.closed_reason
+    ):
         return None
     pool = candidates(state)
-    survivors = not {n.boot for n in pool}.isdisjoint(state.last_members)
+    survivors = not {n.agent_id for n in pool}.isdisjoint(state.last_members)
     ready = [n for n in pool if n.ready]
     if survivors and len(ready) >= state.settings.min_nodes:
         return _start(state, ready, "with who is left", now)
     if len(pool) < state.settings.min_nodes:
-        idle = state.last_call_at is None and state.asked_at is None
-        return None if idle else Decision(replace(state, last_call_at=None, asked_at=None))
+        idle = state.last_call_at is None and state.confirmation_requested_at is None
+        return None if idle else RoundDecision(replace(state, last_call_at=None, confirmation_requested_at=None))
     if len(pool) >= state.settings.target:
         return _start(state, pool, "everyone is here", now)
-    if state.informed and not any(awaited(state, ready=False)):
+    if state.operator_seen and not any(missing_pods(state, ready=False)):
         return _start(state, pool, "everyone who can come is here", now)
     if state.last_call_at is None:
-        return Decision(replace(state, last_call_at=now + state.settings.last_call_timeout), reason="last call")
+        return RoundDecision(replace(state, last_call_at=now + state.settings.last_call_timeout), reason="last call")
     return _start(state, pool, "the last call is over", now) if now >= state.last_call_at else None
 
 
-def _start(state: State, pool: Sequence[Node], why: str, now: float) -> Decision | None:
-    if confirmation.needs_word(state, now):
-        asking = confirmation.ask(state, now)
-        return None if asking is None else Decision(asking, reason=confirmation.words(state))
-    chosen = rank_assignment.choose(pool, state.last_members, state.settings.target, state.settings.slots)
-    round_id = RoundId(state.attempt, state.store, state.n + 1)
-    members = rank_assignment.assign(
+def _start(state: CoordinatorState, pool: Sequence[Node], why: str, now: float) -> RoundDecision | None:
+    if confirmation.needs_confirmation(state, now):
+        asking = confirmation.request_confirmation(state, now)
+        return None if asking is None else RoundDecision(asking, reason=confirmation.describe_missing(state))
+    chosen = rank_assignment.choose_nodes(pool, state.last_members, state.settings.target, state.settings.desired_pods)
+    round_id = RoundId(state.attempt, state.store_incarnation, state.round_number + 1)
+    members = rank_assignment.assign_ranks(
         chosen,
         round_id,
         restarts=state.charged,
@@ -221,20 +233,30 @@ def _start(state: State, pool: Sequence[Node], why: str, now: float) -> Decision
     state = replace(
         state,
         round=Round(round_id, members),
-        n=round_id.n,
+        round_number=round_id.number,
         rounds=state.rounds + 1,
         last_members=tuple(members),
         last_call_at=None,
         joiners_since=None,
-        asked_at=None,
-        word_until=None,
+        confirmation_requested_at=None,
+        confirmed_until=None,
     )
-    effects = tuple(Send(boot, member.assignment) for boot, member in members.items())
-    effects += tuple(Send(n.boot, standby(state)) for n in pool if n.boot not in members)
-    return Decision(state, effects, f"round {round_id} of {len(members)} nodes: {why}")
+    effects = tuple(SendToNode(agent_id, member.assignment) for agent_id, member in members.items())
+    effects += tuple(SendToNode(n.agent_id, standby_message(state)) for n in pool if n.agent_id not in members)
+    return RoundDecision(state, effects, f"round {round_id} of {len(members)} nodes: {why}")
 
 
 RULES: tuple[Rule, ...] = (
-    believe, _recover, lose, succeed, end_broken, agree, conclude, stalls.tell, _dismiss, _make_room, _form,
-)  # fmt: skip
+    adopt_outcome,
+    _recover,
+    expire_lost_nodes,
+    declare_success,
+    end_broken_round,
+    advance_planned_end,
+    conclude_round,
+    stalls.name_stalled_worker,
+    _dismiss,
+    _make_room,
+    _form,
+)
 """In order: what is known to be over is settled before anything new begins."""

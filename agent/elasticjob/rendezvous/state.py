@@ -7,24 +7,24 @@ from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 from elasticjob.contract.messages import (
+    CoordinatorToNode,
     EndReason,
-    Facts,
+    ExpectedPod,
     Failure,
-    FromNode,
-    Membership,
+    LastMembership,
     MemberState,
+    NodeToCoordinator,
+    OperatorView,
     Outcome,
-    PodFact,
     PodState,
     RoundEnded,
-    Settings,
+    RoundSettings,
     StartRound,
-    ToNode,
 )
 from elasticjob.contract.names import RoundId
-from elasticjob.rendezvous.persistent_map import put
+from elasticjob.rendezvous.persistent_map import with_item
 
-BLIP_GRACE = 0.25
+RECONNECT_GRACE = 0.25
 """Seconds that a node whose link closed has to come back: a blip is not a death."""
 RECOVERY_TIMEOUT = 10.0
 """Seconds from the first node's announcement that a successor store waits for the others of a round."""
@@ -36,10 +36,10 @@ STOP_TIMEOUT = 30.0
 
 @dataclass(frozen=True)
 class Node:
-    """A node that has announced itself; known by its boot id."""
+    """A node that has announced itself; known by its agent id."""
 
-    boot: str
-    slot: int
+    agent_id: str
+    index: int
     incarnation: int
     pod: str
     address: str
@@ -49,19 +49,19 @@ class Node:
     ready: bool = False
     leaving: str = ""
     """Why it was told to go; empty while it stays."""
-    gone_at: float | None = None
+    disconnected_at: float | None = None
     """When its link closed; None while it is up."""
-    stale: RoundId | None = None
+    stale_round: RoundId | None = None
     """A round of the past whose workers may still run there: they must stop before it may join."""
-    membership: Membership | None = None
+    membership: LastMembership | None = None
     """What became of its last round; kept and read only while recovering."""
     failure: Failure | None = None
     """Its failure in that round, if it told one while recovering."""
-    warm_off: str = ""
+    fork_disabled_reason: str = ""
     """Why its workers start by exec, if they do and nobody asked for it."""
 
-    def lost(self, now: float) -> bool:
-        return self.gone_at is not None and now >= self.gone_at + BLIP_GRACE
+    def expired(self, now: float) -> bool:
+        return self.disconnected_at is not None and now >= self.disconnected_at + RECONNECT_GRACE
 
 
 @dataclass(frozen=True)
@@ -75,49 +75,49 @@ class Member:
     lost: bool = False
 
     @property
-    def accounted(self) -> bool:
+    def accounted_for(self) -> bool:
         """Nothing of the round can still run there, as far as anybody can know."""
         return self.lost or self.state is MemberState.STOPPED
 
 
 @dataclass(frozen=True)
-class Plan:
+class PlannedStop:
     """Where a round is to stop; `last_step` is None while members are asked for theirs (see `planned`)."""
 
     steps: Mapping[str, int | None] = field(default_factory=dict)
-    """What members answered, by boot id."""
+    """What members answered, by agent id."""
     last_step: int | None = None
 
 
 @dataclass(frozen=True)
-class Ending:
+class RoundEnding:
     """A round that is being stopped: at once, or on a plan."""
 
     reason: EndReason
     message: str
     since: float
     planned: bool = False
-    plan: Plan | None = None
+    planned_stop: PlannedStop | None = None
     """None once members are told to stop at once."""
 
 
 @dataclass(frozen=True)
 class Round:
-    """The current round; `members` by boot id in order of group rank."""
+    """The current round; `members` by agent id in order of group rank."""
 
     id: RoundId
     members: Mapping[str, Member]
     formed_at: float = 0.0
-    ending: Ending | None = None
+    ending: RoundEnding | None = None
     failures: tuple[Failure, ...] = ()
     """In order of arrival."""
-    stalled: Mapping[str, Failure] = field(default_factory=dict)
-    """The last standstill that each node told of, by boot id, where a hang ends nothing."""
-    stalling: tuple[str, ...] = ()
+    stall_reports: Mapping[str, Failure] = field(default_factory=dict)
+    """The last standstill that each node told of, by agent id, where a hang ends nothing."""
+    stall_pending: tuple[str, ...] = ()
     """Boot ids of those who have told of the present one, until it is known whom to name."""
-    stalled_since: float = 0.0
+    stall_since: float = 0.0
     """When the first of them did."""
-    standstill: Failure | None = None
+    stall: Failure | None = None
     """The worker to name for the last one."""
 
     @property
@@ -139,7 +139,7 @@ class LastRound:
     """Nodes that it was formed of."""
     stopped: frozenset[str]
     """Boot ids of those who said that nothing of it runs any more, and are here."""
-    away: frozenset[str] = frozenset()
+    stopped_disconnected: frozenset[str] = frozenset()
     """Boot ids of those who said so and are not."""
 
     @property
@@ -148,32 +148,32 @@ class LastRound:
         return self.size - len(self.stopped)
 
     @property
-    def short(self) -> bool:
+    def half_missing(self) -> bool:
         """Half or more are missing."""
         return self.missing > 0 and 2 * self.missing >= self.size
 
 
-NOTHING_BEFORE = LastRound(None, 0, frozenset())
-UNKNOWN_PAST = LastRound(None, 1, frozenset())
+NO_LAST_ROUND = LastRound(None, 0, frozenset())
+UNKNOWN_LAST_ROUND = LastRound(None, 1, frozenset())
 """Somebody may run something."""
 
 
 @dataclass(frozen=True)
-class State:
+class CoordinatorState:
     """Everything a coordinator knows. Times are its own monotonic clock; `epoch` turns them into Unix seconds."""
 
     attempt: int
-    store: int
-    facts: Facts
-    informed: bool = False
+    store_incarnation: int
+    operator_view: OperatorView
+    operator_seen: bool = False
     """Whether an operator has spoken yet."""
-    pods: Mapping[int, PodFact] = field(default_factory=dict)
-    """`facts.pods` by slot."""
+    pods: Mapping[int, ExpectedPod] = field(default_factory=dict)
+    """`facts.pods` by index."""
     nodes: Mapping[str, Node] = field(default_factory=dict)
-    slots: Mapping[int, str] = field(default_factory=dict)
-    """Who was the last to announce itself with a slot, by boot id; it may have left `nodes` since."""
+    agent_ids: Mapping[int, str] = field(default_factory=dict)
+    """Who was the last to announce itself with a index, by agent id; it may have left `nodes` since."""
     round: Round | None = None
-    n: int = 0
+    round_number: int = 0
     """Number of the last round formed or restored."""
     rounds: int = 0
     last_members: tuple[str, ...] = ()
@@ -183,39 +183,39 @@ class State:
     recovering_until: float | None = None
     successor: bool = False
     """Whether another store, or another start of this one, was here before."""
-    last: LastRound = NOTHING_BEFORE
+    last_round: LastRound = NO_LAST_ROUND
     """The last one that ran whole."""
-    tried: tuple[LastRound, ...] = ()
+    attempted_rounds: tuple[LastRound, ...] = ()
     """Those since then: not all of their nodes may have heard of them."""
-    asked_at: float | None = None
+    confirmation_requested_at: float | None = None
     """When the operator was asked whether this is the only store; None: it is not asked."""
-    word_until: float | None = None
+    confirmed_until: float | None = None
     """Until when its answer holds."""
     newer_store: int | None = None
     """A higher incarnation that was heard of: this store is closed."""
-    ended: tuple[RoundEnded, ...] = ()
-    unfit: Mapping[str, Failure] = field(default_factory=dict)
+    ended_rounds: tuple[RoundEnded, ...] = ()
+    unhealthy: Mapping[str, Failure] = field(default_factory=dict)
     """By pod: nodes that asked to be replaced on another machine, also after they have left."""
     outcome: Outcome | None = None
     outcome_reason: str = ""
     failure: Failure | None = None
-    closed: str = ""
+    closed_reason: str = ""
     """Why no round may form any more, by a node's word; empty while one may."""
     epoch: float = 0.0
 
     @property
-    def settings(self) -> Settings:
-        return self.facts.settings
+    def settings(self) -> RoundSettings:
+        return self.operator_view.settings
 
     @property
     def charged(self) -> int:
         """Restarts that count: those in status and those it has not taken into account yet."""
-        seen = self.facts.charged_round
-        return self.facts.charged + sum(e.charged for e in self.ended if seen is None or e.round > seen)
+        seen = self.operator_view.charged_round
+        return self.operator_view.charged + sum(e.charged for e in self.ended_rounds if seen is None or e.round > seen)
 
 
-def new_state(
-    settings: Settings,
+def initial_state(
+    settings: RoundSettings,
     *,
     attempt: int,
     store: int,
@@ -223,35 +223,44 @@ def new_state(
     epoch: float = 0.0,
     recovering: bool = False,
     n: int = 0,
-) -> State:
+) -> CoordinatorState:
     """A coordinator's state at its start; `recovering` for every store but an execution's first."""
-    facts = Facts(lease=-1, sequence=-1, settings=settings, charged=0, charged_round=None)
+    facts = OperatorView(lease=-1, sequence=-1, settings=settings, charged=0, charged_round=None)
     until = now + RECOVERY_TIMEOUT if recovering else None
-    last = UNKNOWN_PAST if recovering else NOTHING_BEFORE
-    return State(attempt, store, facts, n=n, recovering_until=until, successor=recovering, last=last, epoch=epoch)
+    last = UNKNOWN_LAST_ROUND if recovering else NO_LAST_ROUND
+    return CoordinatorState(
+        attempt,
+        store,
+        facts,
+        round_number=n,
+        recovering_until=until,
+        successor=recovering,
+        last_round=last,
+        epoch=epoch,
+    )
 
 
 # ---- events and effects ----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class NodeSaid:
+class NodeMessage:
     """A message of a node; the first of a connection is its `Announce`."""
 
-    boot: str
-    message: FromNode
+    agent_id: str
+    message: NodeToCoordinator
 
 
 @dataclass(frozen=True)
-class NodeGone:
+class NodeDisconnected:
     """The link of a node closed."""
 
-    boot: str
+    agent_id: str
 
 
 @dataclass(frozen=True)
-class FactsArrived:
-    facts: Facts
+class OperatorViewReceived:
+    view: OperatorView
 
 
 @dataclass(frozen=True)
@@ -260,79 +269,85 @@ class Tick:
 
 
 @dataclass(frozen=True)
-class NewerStoreHeard:
+class NewerStoreSeen:
     """A node that has spoken with a store of a higher incarnation came to this one."""
 
     incarnation: int
 
 
-Event: TypeAlias = NodeSaid | NodeGone | FactsArrived | NewerStoreHeard | Tick
+CoordinatorEvent: TypeAlias = NodeMessage | NodeDisconnected | OperatorViewReceived | NewerStoreSeen | Tick
 
 
 @dataclass(frozen=True)
-class Send:
-    """Tell the node `boot` something; lost if its link is down, which its next `Announce` repairs."""
+class SendToNode:
+    """Tell the node `agent_id` something; lost if its link is down, which its next `Announce` repairs."""
 
-    boot: str
-    message: ToNode
+    agent_id: str
+    message: CoordinatorToNode
 
 
 # ---- questions -------------------------------------------------------------------------------------------------
 
 
-def fact_of(state: State, slot: int) -> PodFact | None:
-    """The operator's word on the live pod of a slot."""
-    return state.pods.get(slot)
+def expected_pod(state: CoordinatorState, index: int) -> ExpectedPod | None:
+    """The operator's word on the live pod of a index."""
+    return state.pods.get(index)
 
 
-def rival(state: State, node: Node) -> Node | None:
-    """Another node that has this one's slot: until the job's end there is one at most."""
-    other = state.nodes.get(state.slots.get(node.slot, ""))
-    return other if other is not None and other.slot == node.slot and other.boot != node.boot else None
+def node_with_same_index(state: CoordinatorState, node: Node) -> Node | None:
+    """Another node that has this one's index: until the job's end there is one at most."""
+    other = state.nodes.get(state.agent_ids.get(node.index, ""))
+    return other if other is not None and other.index == node.index and other.agent_id != node.agent_id else None
 
 
-def superseded(state: State, node: Node) -> bool:
-    """A newer pod has this node's slot, whatever still runs here."""
-    fact = fact_of(state, node.slot)
+def superseded(state: CoordinatorState, node: Node) -> bool:
+    """A newer pod has this node's index, whatever still runs here."""
+    fact = expected_pod(state, node.index)
     return fact is not None and fact.incarnation > node.incarnation
 
 
-def departing(state: State, node: Node) -> str:
+def departure_reason(state: CoordinatorState, node: Node) -> str:
     """Why this node is about to go, by its own word or Kubernetes'; empty while it stays."""
     if node.leaving:
         return node.leaving
-    fact = fact_of(state, node.slot)
+    fact = expected_pod(state, node.index)
     if fact is None or fact.incarnation < node.incarnation:
         return ""
     if fact.incarnation > node.incarnation:
-        return "a newer pod has its slot"
+        return "a newer pod has its index"
     return "its pod is being deleted" if fact.state is PodState.DRAINING else ""
 
 
-def candidates(state: State) -> list[Node]:
+def candidates(state: CoordinatorState) -> list[Node]:
     """Nodes that could be in a round that forms now."""
     return [n for n in state.nodes.values() if _eligible(state, n)]
 
 
-def _eligible(state: State, node: Node) -> bool:
-    if node.gone_at is not None or node.stale is not None or departing(state, node):
+def _eligible(state: CoordinatorState, node: Node) -> bool:
+    if node.disconnected_at is not None or node.stale_round is not None or departure_reason(state, node):
         return False
-    return not state.informed or fact_of(state, node.slot) is not None
+    return not state.operator_seen or expected_pod(state, node.index) is not None
 
 
-def awaited(state: State, *, ready: bool) -> Iterator[PodFact]:
+def missing_pods(state: CoordinatorState, *, ready: bool) -> Iterator[ExpectedPod]:
     """Pods that the job wants, that should come and have not announced themselves (with `ready`: or are not warm)."""
-    here = {(n.slot, n.incarnation) for n in state.nodes.values() if n.gone_at is None and (n.ready or not ready)}
-    for pod in state.facts.pods:
+    here = {
+        (n.index, n.incarnation) for n in state.nodes.values() if n.disconnected_at is None and (n.ready or not ready)
+    }
+    for pod in state.operator_view.pods:
         coming = pod.state in (PodState.STARTING, PodState.RUNNING)
-        if coming and pod.slot < state.settings.slots and (pod.slot, pod.incarnation) not in here:
+        if coming and pod.index < state.settings.desired_pods and (pod.index, pod.incarnation) not in here:
             yield pod
 
 
-def set_node(state: State, node: Node) -> State:
-    slots = state.slots if state.slots.get(node.slot) == node.boot else put(state.slots, node.slot, node.boot)
-    return replace(state, nodes=put(state.nodes, node.boot, node), slots=slots)
+def set_node(state: CoordinatorState, node: Node) -> CoordinatorState:
+    indices = (
+        state.agent_ids
+        if state.agent_ids.get(node.index) == node.agent_id
+        else with_item(state.agent_ids, node.index, node.agent_id)
+    )
+    return replace(state, nodes=with_item(state.nodes, node.agent_id, node), agent_ids=indices)
 
 
-def set_member(round_: Round, boot: str, member: Member) -> Round:
-    return replace(round_, members=put(round_.members, boot, member))
+def set_member(round_: Round, agent_id: str, member: Member) -> Round:
+    return replace(round_, members=with_item(round_.members, agent_id, member))

@@ -18,13 +18,13 @@ from elasticjob.contract.messages import (
     WorkersSucceeded,
 )
 from elasticjob.contract.names import RoundId
-from elasticjob.rendezvous.state import LOST_TIMEOUT, RECOVERY_TIMEOUT, LastRound, Member, Node, Round, State
+from elasticjob.rendezvous.state import LOST_TIMEOUT, RECOVERY_TIMEOUT, CoordinatorState, LastRound, Member, Node, Round
 
 _GOING_ON = (MemberState.STARTING, MemberState.RUNNING, MemberState.SUCCEEDED)
 
 
 @dataclass(frozen=True)
-class Verdict:
+class RecoveryDecision:
     """`whole`: the round goes on; otherwise it must end. Without a round there is nothing to restore."""
 
     round: Round | None
@@ -32,7 +32,7 @@ class Verdict:
     reason: str
 
 
-def said(
+def record_message(
     node: Node, message: WorkersStarted | WorkersFailed | WorkersSucceeded | WorkersStopped, reached: MemberState
 ) -> Node:
     """What a node says while the store recovers is kept with what it announced."""
@@ -42,7 +42,7 @@ def said(
     return replace(node, membership=replace(node.membership, state=reached), failure=failure)
 
 
-def judge(state: State, now: float) -> Verdict | None:
+def evaluate_recovery(state: CoordinatorState, now: float) -> RecoveryDecision | None:
     """The verdict, or None while somebody may still come whose word matters."""
     if state.recovering_until is None:
         return None
@@ -51,31 +51,37 @@ def judge(state: State, now: float) -> Verdict | None:
     size = max((m.assignment.group_world_size for m in found.values()), default=0)
     if newest is not None and len(found) == size:
         whole = all(m.state in _GOING_ON for m in found.values())
-        return Verdict(_restored(state, newest, found, state.epoch + now), whole, f"round {newest} found whole")
+        return RecoveryDecision(
+            _restored(state, newest, found, state.epoch + now), whole, f"round {newest} found whole"
+        )
     if (now < state.recovering_until or not state.nodes) and not _all_here(state, now):
         return None
-    if found and not state.informed and all(m.state is MemberState.SUCCEEDED for m in found.values()):
+    if found and not state.operator_seen and all(m.state is MemberState.SUCCEEDED for m in found.values()):
         # The missing ones may have been told that all have succeeded. The operator knows; nobody loses by waiting.
         return None
     if newest is None:
-        return Verdict(None, whole=True, reason="no round to restore")
-    return Verdict(
+        return RecoveryDecision(None, whole=True, reason="no round to restore")
+    return RecoveryDecision(
         _restored(state, newest, found, 0.0), whole=False, reason=f"{size - len(found)} of {size} nodes are missing"
     )
 
 
-def past(state: State) -> State:
+def with_last_round(state: CoordinatorState) -> CoordinatorState:
     """With the newest round that a node here was in, where nobody runs any; without one the past stays unknown."""
-    rounds = [_round_of(n) for n in state.nodes.values() if n.gone_at is None and n.membership is not None]
+    rounds = [_round_of(n) for n in state.nodes.values() if n.disconnected_at is None and n.membership is not None]
     if not rounds:
         return state
     members = _members(state, max(rounds))
     size = max(m.assignment.group_world_size for m in members.values())
-    return replace(state, last=LastRound(max(rounds), size, frozenset(members)), last_members=tuple(members))
+    return replace(state, last_round=LastRound(max(rounds), size, frozenset(members)), last_members=tuple(members))
 
 
 def _running(node: Node) -> bool:
-    return node.gone_at is None and node.membership is not None and node.membership.state is not MemberState.STOPPED
+    return (
+        node.disconnected_at is None
+        and node.membership is not None
+        and node.membership.state is not MemberState.STOPPED
+    )
 
 
 def _round_of(node: Node) -> RoundId:
@@ -83,36 +89,36 @@ def _round_of(node: Node) -> RoundId:
     return node.membership.assignment.round
 
 
-def _members(state: State, newest: RoundId) -> dict[str, Member]:
-    """Members of the round that are here, by boot id in order of group rank, also those that have stopped."""
-    here = [n for n in state.nodes.values() if n.gone_at is None and n.membership and _round_of(n) == newest]
+def _members(state: CoordinatorState, newest: RoundId) -> dict[str, Member]:
+    """Members of the round that are here, by agent id in order of group rank, also those that have stopped."""
+    here = [n for n in state.nodes.values() if n.disconnected_at is None and n.membership and _round_of(n) == newest]
     ordered = sorted(here, key=lambda n: n.membership.assignment.group_rank if n.membership else 0)
     return {
-        n.boot: Member(n.membership.assignment, n.pod, n.local_world_size, n.membership.state)
+        n.agent_id: Member(n.membership.assignment, n.pod, n.local_world_size, n.membership.state)
         for n in ordered
         if n.membership
     }
 
 
-def _restored(state: State, round_id: RoundId, members: dict[str, Member], now: float) -> Round:
+def _restored(state: CoordinatorState, round_id: RoundId, members: dict[str, Member], now: float) -> Round:
     started = all(m.state is not MemberState.STARTING for m in members.values())
-    failures = tuple(f for boot in members if (f := state.nodes[boot].failure) is not None)
+    failures = tuple(f for agent_id in members if (f := state.nodes[agent_id].failure) is not None)
     return Round(round_id, members, formed_at=now if started else 0.0, failures=failures)
 
 
-def deadline(state: State) -> float | None:
+def lost_node_deadline(state: CoordinatorState) -> float | None:
     """When nobody waits any more for pods whose node is lost."""
     if state.recovering_until is None or not any(p.state is PodState.LOST for p in state.pods.values()):
         return None
     return state.recovering_until - RECOVERY_TIMEOUT + LOST_TIMEOUT
 
 
-def _all_here(state: State, now: float) -> bool:
+def _all_here(state: CoordinatorState, now: float) -> bool:
     """Every pod that Kubernetes calls running has announced itself, but for those whose node is lost."""
-    if not state.informed:
+    if not state.operator_seen:
         return False
-    until = deadline(state)
+    until = lost_node_deadline(state)
     patient = until is not None and (now < until or not state.nodes)
     awaited = (PodState.RUNNING, PodState.LOST) if patient else (PodState.RUNNING,)
-    here = {(n.slot, n.incarnation) for n in state.nodes.values() if n.gone_at is None}
-    return all((p.slot, p.incarnation) in here for p in state.pods.values() if p.state in awaited)
+    here = {(n.index, n.incarnation) for n in state.nodes.values() if n.disconnected_at is None}
+    return all((p.index, p.incarnation) in here for p in state.pods.values() if p.state in awaited)

@@ -8,8 +8,8 @@ from statistics import median
 
 from elasticjob.contract.messages import StepTimes, Straggler
 from elasticjob.contract.names import RoundId
-from elasticjob.rendezvous.persistent_map import put
-from elasticjob.rendezvous.state import Round, State
+from elasticjob.rendezvous.persistent_map import with_item
+from elasticjob.rendezvous.state import CoordinatorState, Round
 
 LEAST_SHARE = 0.1
 """Of a step: what its lag must cost all others. Less than a tenth of a job's speed is no reason to call a person."""
@@ -18,44 +18,46 @@ LEAST_LAG = 0.01
 
 
 @dataclass(frozen=True)
-class Pace:
-    """What the nodes of one round have told. `told`, by boot id, is of the window that is not complete yet."""
+class StragglerTracker:
+    """What the nodes of one round have told. `told`, by agent id, is of the window that is not complete yet."""
 
     round: RoundId | None = None
-    told: Mapping[str, StepTimes] = field(default_factory=dict)
-    last: int | None = None
+    reports: Mapping[str, StepTimes] = field(default_factory=dict)
+    last_rank: int | None = None
     """The slow rank of the last window; None: all kept up."""
-    named: Straggler | None = None
+    straggler: Straggler | None = None
 
 
-def follow(pace: Pace, state: State, boot: str, times: StepTimes, now: float) -> Pace:
+def track_step_times(
+    pace: StragglerTracker, state: CoordinatorState, agent_id: str, times: StepTimes, now: float
+) -> StragglerTracker:
     """After a node has told its times: judged once all have, and held for true once two windows agree."""
     round_ = state.round
-    if round_ is None or round_.ending is not None or not _belongs(round_, boot, times):
+    if round_ is None or round_.ending is not None or not _belongs(round_, agent_id, times):
         return pace
     if pace.round != round_.id:
-        pace = Pace(round_.id)
-    told = put(pace.told, boot, times)
+        pace = StragglerTracker(round_.id)
+    told = with_item(pace.reports, agent_id, times)
     if len(told) < len(round_.members):
-        return replace(pace, told=told)
-    found = slowest(round_, told, state.epoch + now)
+        return replace(pace, reports=told)
+    found = find_straggler(round_, told, state.epoch + now)
     rank = found.rank if found else None
-    known = pace.named.rank if pace.named else None
-    named = found if rank == pace.last and rank != known else pace.named
-    return Pace(round_.id, last=rank, named=named)
+    known = pace.straggler.rank if pace.straggler else None
+    named = found if rank == pace.last_rank and rank != known else pace.straggler
+    return StragglerTracker(round_.id, last_rank=rank, straggler=named)
 
 
-def named(pace: Pace, state: State) -> Straggler | None:
+def current_straggler(pace: StragglerTracker, state: CoordinatorState) -> Straggler | None:
     """The straggler of the round that runs now."""
-    return pace.named if state.round is not None and state.round.id == pace.round else None
+    return pace.straggler if state.round is not None and state.round.id == pace.round else None
 
 
-def slowest(round_: Round, told: Mapping[str, StepTimes], time: float) -> Straggler | None:
+def find_straggler(round_: Round, told: Mapping[str, StepTimes], time: float) -> Straggler | None:
     """The rank with the longest time of its own, if it is far enough from the median of all others."""
     ranks = [
-        (own, member.assignment.rank + i, member.pod, told[boot].whole)
-        for boot, member in round_.members.items()
-        for i, own in enumerate(told[boot].own)
+        (own, member.assignment.rank + i, member.pod, told[agent_id].step_seconds)
+        for agent_id, member in round_.members.items()
+        for i, own in enumerate(told[agent_id].own_seconds)
     ]
     if len(ranks) < 2:
         return None
@@ -66,6 +68,6 @@ def slowest(round_: Round, told: Mapping[str, StepTimes], time: float) -> Stragg
     return Straggler(rank, pod, own, usual, time)
 
 
-def _belongs(round_: Round, boot: str, times: StepTimes) -> bool:
-    member = round_.members.get(boot)
-    return member is not None and times.round == round_.id and len(times.own) == member.local_world_size
+def _belongs(round_: Round, agent_id: str, times: StepTimes) -> bool:
+    member = round_.members.get(agent_id)
+    return member is not None and times.round == round_.id and len(times.own_seconds) == member.local_world_size

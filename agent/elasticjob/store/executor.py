@@ -11,7 +11,7 @@ _READY, _NOT_READY = b"\0", b"\1"
 _STOP_WAITING, _WAIT_CANCELED = b"\0", b"\1"
 
 
-class Answers:
+class RequestExecutor:
     """Collects the answers to one client until they are taken. `wake` says that a wait of this client has ended."""
 
     def __init__(self, store: Storage, limit: int, wake: Callable[[], None]) -> None:
@@ -31,7 +31,7 @@ class Answers:
         self.size = 0
         return collected
 
-    def to(self, request: Request) -> None:
+    def execute(self, request: Request) -> None:
         """Carry a request out and collect the answer, if it has one. WireError: close the connection."""
         op, store, write = request.op, self._store, self._write
         match op:
@@ -44,7 +44,7 @@ class Answers:
             case Op.CHECK:
                 write(_READY if store.check(request.keys) else _NOT_READY)
             case Op.WAIT:
-                self.forget_wait()
+                self.cancel_wait()
                 self._wait(store.wait(request.keys, self._stop_waiting))
             case Op.COMPARE_SET:
                 write(sized(store.compare_set(request.keys[0], *request.values)))
@@ -66,7 +66,7 @@ class Answers:
             case Op.DELETE:
                 write(i64(store.delete(request.keys[0])))
             case Op.CANCEL_WAIT:
-                self.forget_wait()
+                self.cancel_wait()
                 write(_WAIT_CANCELED)
             case Op.PING:
                 write(u32(request.number))
@@ -80,15 +80,15 @@ class Answers:
             case Op.LIST_KEYS:
                 self._write_all(list(store.keys()), i64(len(store)))
             case Op.BARRIER:
-                self.forget_wait()
+                self.cancel_wait()
                 self._wait(store.barrier(request.keys[0], request.number, self._stop_waiting))
             case _:
                 raise WireError("out-of-place", f"{request.op.name} has no place here")
 
-    def forget_wait(self) -> None:
+    def cancel_wait(self) -> None:
         """This client waits no more."""
         if self._waiter is not None:
-            self._store.forget(self._waiter)
+            self._store.cancel(self._waiter)
             self._waiter = None
 
     def _wait(self, waiter: Waiter | None) -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias, cast
 
 from elasticjob.keep_alive import KeepAlive
-from elasticjob.store.executor import Answers
+from elasticjob.store.executor import RequestExecutor
 from elasticjob.store.reader import RequestReader
 from elasticjob.store.storage import Storage
 from elasticjob.store.wire import MAGIC, Limits, Op, Request, WireError
@@ -46,13 +46,13 @@ class StoreServer:
 
     def __init__(self, *, limits: Limits = Limits(), links: TakeOver | None = None) -> None:  # noqa: B008
         self.limits = limits
-        self.links = links
+        self.serve_link = links
         self.counters = Counters()
         self.storage = Storage(limits.memory, limits.value)
         self.clients: set[_Client] = set()
-        self.full: set[_Client] = set()
+        self.slow_readers: set[_Client] = set()
         """Clients who leave their answers unread."""
-        self.tasks: set[asyncio.Task[None]] = set()
+        self.link_tasks: set[asyncio.Task[None]] = set()
         """Links, from their first byte on."""
         self._server: asyncio.Server | None = None
 
@@ -73,9 +73,9 @@ class StoreServer:
             self._server.close()
         for client in tuple(self.clients):
             client.close()
-        for task in tuple(self.tasks):
+        for task in tuple(self.link_tasks):
             task.cancel()
-        await asyncio.gather(*self.tasks, return_exceptions=True)
+        await asyncio.gather(*self.link_tasks, return_exceptions=True)
 
     def drop(self, reason: str, peer: str, message: str) -> None:
         """Count, and say so in the log until it says the same for the twentieth time."""
@@ -97,7 +97,7 @@ class _Client(asyncio.Protocol):
         self._valid = False
         self._reading = True
         # A wait ends in another client's turn, or in this one after what it was answered before.
-        self._answers = Answers(self._store, server.limits.reply, self._flush)
+        self._answers = RequestExecutor(self._store, server.limits.reply, self._flush)
         self._held = 0
         """Bytes of unfinished requests, counted as the store's memory."""
 
@@ -110,25 +110,25 @@ class _Client(asyncio.Protocol):
         server.counters.connections += 1
         self._transport.set_write_buffer_limits(high=limits.write_buffer)
         _KEEP_ALIVE.apply(self._transport.get_extra_info("socket"))
-        if len(server.clients) + len(server.tasks) > limits.connections:
+        if len(server.clients) + len(server.link_tasks) > limits.connections:
             self._drop("too-many-connections", "too many connections")
         else:
-            self._start_timer(limits.opening, "silent", "did not say what it is")
+            self._start_timer(limits.opening_timeout, "silent", "did not say what it is")
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._let_go()
 
     def pause_writing(self) -> None:
         server = self._server
-        server.full.add(self)
-        unread = sum(client._transport.get_write_buffer_size() for client in server.full)
-        if unread > server.limits.backlog:
-            self._drop("slow-reader", f"{len(server.full)} clients leave {unread} bytes unread")
+        server.slow_readers.add(self)
+        unread = sum(client._transport.get_write_buffer_size() for client in server.slow_readers)
+        if unread > server.limits.total_write_buffer:
+            self._drop("slow-reader", f"{len(server.slow_readers)} clients leave {unread} bytes unread")
         else:
-            self._start_timer(server.limits.stall, "slow-reader", "does not read its answers")
+            self._start_timer(server.limits.stall_timeout, "slow-reader", "does not read its answers")
 
     def resume_writing(self) -> None:
-        self._server.full.discard(self)
+        self._server.slow_readers.discard(self)
         self._stop_timer()
         self._take_turn()
 
@@ -155,7 +155,7 @@ class _Client(asyncio.Protocol):
             self._flush()
         if self._transport.is_closing():
             return
-        full = self in self._server.full
+        full = self in self._server.slow_readers
         self._read(not (more or full))
         if more and not full:
             asyncio.get_running_loop().call_soon(self._take_turn)
@@ -163,7 +163,7 @@ class _Client(asyncio.Protocol):
     def _serve_some(self) -> bool:
         """Whether there may be more that has arrived."""
         for _ in range(_TURN_REQUESTS):
-            if self._answers.size > _TURN_BYTES or self in self._server.full:
+            if self._answers.size > _TURN_BYTES or self in self._server.slow_readers:
                 break
             request = self._reader.next()
             if request is None or self._take(request):
@@ -177,16 +177,16 @@ class _Client(asyncio.Protocol):
 
     def _hold(self) -> None:
         pending = 0 if self._transport.is_closing() else self._reader.pending
-        self._store.take(pending - self._held)
+        self._store.account(pending - self._held)
         self._held = pending
 
     def _expect_the_rest(self) -> None:
         """Who stops in the middle of a request holds memory that others need."""
-        if not self._valid or self in self._server.full or self._transport.is_closing():
+        if not self._valid or self in self._server.slow_readers or self._transport.is_closing():
             return
         self._stop_timer()
         if self._held:
-            self._start_timer(self._server.limits.stall, "half-sent", "does not send the rest of its request")
+            self._start_timer(self._server.limits.stall_timeout, "half-sent", "does not send the rest of its request")
 
     # ---- requests
 
@@ -194,10 +194,10 @@ class _Client(asyncio.Protocol):
         """True when the connection has become a link."""
         if self._valid:
             self._server.counters.requests += 1
-            self._answers.to(request)
+            self._answers.execute(request)
             return False
-        if request.op is Op.LINK and self._server.links is not None:
-            self._become_link(self._server.links, request.number)
+        if request.op is Op.LINK and self._server.serve_link is not None:
+            self._become_link(self._server.serve_link, request.number)
             return True
         self._validate(request)
         return False
@@ -222,8 +222,8 @@ class _Client(asyncio.Protocol):
         rest = self._reader.rest()
         self._let_go()
         task = asyncio.ensure_future(take_over(self._transport, number, rest, self._server.drop))
-        self._server.tasks.add(task)
-        task.add_done_callback(self._server.tasks.discard)
+        self._server.link_tasks.add(task)
+        task.add_done_callback(self._server.link_tasks.discard)
 
     def _drop(self, reason: str, message: str) -> None:
         peer = self._transport.get_extra_info("peername")
@@ -245,8 +245,8 @@ class _Client(asyncio.Protocol):
 
     def _let_go(self) -> None:
         self._stop_timer()
-        self._answers.forget_wait()
-        self._store.take(-self._held)
+        self._answers.cancel_wait()
+        self._store.account(-self._held)
         self._held = 0
         self._server.clients.discard(self)
-        self._server.full.discard(self)
+        self._server.slow_readers.discard(self)

@@ -21,11 +21,11 @@ def _cost(key: bytes, value: bytes) -> int:
 class Waiter:
     """One connection's WAIT: told once, when its last missing key exists."""
 
-    __slots__ = ("cost", "keys", "tell")
+    __slots__ = ("cost", "keys", "notify")
 
     def __init__(self, keys: Collection[bytes], tell: Callable[[], None]) -> None:
         self.keys = {*keys}
-        self.tell = tell
+        self.notify = tell
         self.cost = sum(_cost(key, b"") for key in keys)
         """Bytes of the store's memory, until told or forgotten."""
 
@@ -80,7 +80,7 @@ class Storage:
         value = self._values.pop(key, None)
         if value is None:
             return 0
-        self.take(-_cost(key, value))
+        self.account(-_cost(key, value))
         return 1
 
     def check(self, keys: Iterable[bytes]) -> bool:
@@ -93,12 +93,12 @@ class Storage:
 
     def _wait(self, keys: Collection[bytes], tell: Callable[[], None]) -> Waiter:
         waiter = Waiter(keys, tell)
-        self.take(waiter.cost)
+        self.account(waiter.cost)
         for key in keys:
             self._waiters.setdefault(key, {})[waiter] = None
         return waiter
 
-    def forget(self, waiter: Waiter) -> None:
+    def cancel(self, waiter: Waiter) -> None:
         """The wait is over, whatever it waited for."""
         for key in waiter.keys:
             waiting = self._waiters.get(key, {})
@@ -109,7 +109,7 @@ class Storage:
         self._release(waiter)
 
     def _release(self, waiter: Waiter) -> None:
-        self.take(-waiter.cost)
+        self.account(-waiter.cost)
         waiter.cost = 0
 
     def barrier(self, key: bytes, size: int, tell: Callable[[], None]) -> Waiter | None:
@@ -122,7 +122,7 @@ class Storage:
         return self._wait({key}, tell)
 
     def push(self, key: bytes, value: bytes) -> None:
-        self.take(_cost(key, value))
+        self.account(_cost(key, value))
         self._queues.setdefault(key, deque()).append(value)
         self._exists(key, one=True)
 
@@ -134,7 +134,7 @@ class Storage:
         length, value = len(queue), queue.popleft()
         if not queue:
             del self._queues[key]
-        self.take(-_cost(key, value))
+        self.account(-_cost(key, value))
         return length, value
 
     def length(self, key: bytes) -> int:
@@ -151,10 +151,10 @@ class Storage:
         if len(value) > self._largest:
             raise WireError("value-too-long", f"a value of {len(value)} bytes; {self._largest} are allowed")
         old = self._values.get(key)
-        self.take(len(value) - len(old) if old is not None else _cost(key, value))
+        self.account(len(value) - len(old) if old is not None else _cost(key, value))
         self._values[key] = value
 
-    def take(self, size: int) -> None:
+    def account(self, size: int) -> None:
         """Count bytes that are held from now on (negative: no longer). WireError when they would be too many."""
         if size > 0 and self.used + size > self._memory:
             raise WireError("out-of-memory", f"the store holds {self.used} bytes; {self._memory} are allowed")
@@ -169,7 +169,7 @@ class Storage:
             del waiting[waiter]
             if not waiter.keys:
                 self._release(waiter)
-                waiter.tell()
+                waiter.notify()
                 if one:
                     break
         if waiting:

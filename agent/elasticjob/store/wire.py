@@ -60,13 +60,13 @@ class Limits:
     memory: int = 256 * MIB
     """All keys and values, and requests that have arrived in part."""
     connections: int = 16 * 1024
-    opening: float = 5.0
+    opening_timeout: float = 5.0
     """Seconds for a new connection to say what it is."""
     write_buffer: int = 1 * MIB
     """Answers waiting for a client; one that has more is not read from until it has read them."""
-    backlog: int = 128 * MIB
+    total_write_buffer: int = 128 * MIB
     """Answers waiting for all such clients together."""
-    stall: float = 30.0
+    stall_timeout: float = 30.0
     """Seconds that a client may leave it at that, or be silent in the middle of a request."""
 
 

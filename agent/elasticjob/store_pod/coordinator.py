@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from elasticjob.contract.messages import (
     Announce,
     Close,
-    Facts,
     Leaving,
     Message,
     NewerStore,
+    OperatorView,
     Ready,
     Report,
     StepReport,
@@ -24,10 +24,18 @@ from elasticjob.contract.messages import (
     WorkersStopped,
     WorkersSucceeded,
 )
-from elasticjob.control_link.link import Link, LinkError, LinkRole
+from elasticjob.control_link.link import ControlLink, LinkError, LinkRole
 from elasticjob.rendezvous import recovery_times, rounds, stragglers
 from elasticjob.rendezvous.report import build_report
-from elasticjob.rendezvous.state import Event, FactsArrived, NewerStoreHeard, NodeGone, NodeSaid, State, Tick
+from elasticjob.rendezvous.state import (
+    CoordinatorEvent,
+    CoordinatorState,
+    NewerStoreSeen,
+    NodeDisconnected,
+    NodeMessage,
+    OperatorViewReceived,
+    Tick,
+)
 
 log = logging.getLogger(__name__)
 
@@ -40,21 +48,21 @@ a small part of the processor, here and at the operator, however fast nodes come
 class Coordinator:
     """Owns the state. Events that arrive together are taken in together, and settled once."""
 
-    state: State
+    state: CoordinatorState
     dropped: int = 0
     """Messages that a peer had no business to send."""
     superseded: asyncio.Event = field(default_factory=asyncio.Event)
     """Set once a newer store has been heard of: whoever serves this one closes it."""
-    _nodes: dict[str, Link] = field(default_factory=dict)
-    _operators: list[Link] = field(default_factory=list)
-    _events: list[Event] = field(default_factory=list)
+    _nodes: dict[str, ControlLink] = field(default_factory=dict)
+    _operators: list[ControlLink] = field(default_factory=list)
+    _events: list[CoordinatorEvent] = field(default_factory=list)
     _timer: asyncio.TimerHandle | None = None
     _scheduled: bool = False
     _last_report: Report | None = None
     _resting: asyncio.TimerHandle | None = None
     """Runs until the next report may be sent."""
     _outage: recovery_times.Outage | None = None
-    _pace: stragglers.Pace = field(default_factory=stragglers.Pace)
+    _pace: stragglers.StragglerTracker = field(default_factory=stragglers.StragglerTracker)
 
     def start(self) -> None:
         """Begin to keep time (needs the running loop)."""
@@ -65,7 +73,7 @@ class Coordinator:
             if timer is not None:
                 timer.cancel()
 
-    async def serve(self, link: Link) -> None:
+    async def serve(self, link: ControlLink) -> None:
         """Talk to one peer until its link closes."""
         try:
             if link.role is LinkRole.OPERATOR:
@@ -75,66 +83,66 @@ class Coordinator:
         except LinkError as error:
             log.warning("dropped %s: %s", link.peer, error)
 
-    async def _serve_operator(self, link: Link) -> None:
+    async def _serve_operator(self, link: ControlLink) -> None:
         self._operators.append(link)
         link.send(self._report(time.monotonic()))
         try:
             while (message := await link.receive()) is not None:
-                if isinstance(message, Facts):
-                    self._submit(FactsArrived(message))
+                if isinstance(message, OperatorView):
+                    self._submit(OperatorViewReceived(message))
                 else:
                     self._drop(link, message)
         finally:
             self._operators.remove(link)
 
-    async def _serve_node(self, link: Link) -> None:
+    async def _serve_node(self, link: ControlLink) -> None:
         first = await link.receive()
         if isinstance(first, NewerStore):
-            self._submit(NewerStoreHeard(first.incarnation))
+            self._submit(NewerStoreSeen(first.incarnation))
             return
         if not isinstance(first, Announce):
             self._drop(link, first)
             return
-        boot = first.boot
-        older = self._nodes.get(boot)
-        self._nodes[boot] = link
+        agent_id = first.agent_id
+        older = self._nodes.get(agent_id)
+        self._nodes[agent_id] = link
         if older is not None:
             older.close()
-        self._submit(NodeSaid(boot, first))
+        self._submit(NodeMessage(agent_id, first))
         try:
-            await self._listen(link, boot)
+            await self._listen(link, agent_id)
         finally:
             # A node that came back over a new link has not gone.
-            if self._nodes.get(boot) is link:
-                del self._nodes[boot]
-                self._submit(NodeGone(boot))
+            if self._nodes.get(agent_id) is link:
+                del self._nodes[agent_id]
+                self._submit(NodeDisconnected(agent_id))
 
-    async def _listen(self, link: Link, boot: str) -> None:
+    async def _listen(self, link: ControlLink, agent_id: str) -> None:
         while (message := await link.receive()) is not None:
-            if self._nodes.get(boot) is not link:
+            if self._nodes.get(agent_id) is not link:
                 return
             match message:
                 case Ready() | WorkersStarted() | WorkersFailed() | WorkersSucceeded() | WorkersStopped():
-                    self._submit(NodeSaid(boot, message))
+                    self._submit(NodeMessage(agent_id, message))
                 case Leaving() | Close() | StepReport() | WorkersStalled():
-                    self._submit(NodeSaid(boot, message))
+                    self._submit(NodeMessage(agent_id, message))
                 case StepTimes():
-                    self._take_times(boot, message)
+                    self._take_times(agent_id, message)
                 case _:
                     self._drop(link, message)
 
-    def _drop(self, link: Link, message: Message | None) -> None:
+    def _drop(self, link: ControlLink, message: Message | None) -> None:
         self.dropped += message is not None
         log.warning("dropped %s from %s: not for it to say", type(message).__name__, link.peer)
 
-    def _take_times(self, boot: str, times: StepTimes) -> None:
+    def _take_times(self, agent_id: str, times: StepTimes) -> None:
         """Beside the rules, which do not depend on it: every node says this again and again."""
-        now, named = time.monotonic(), self._pace.named
-        self._pace = stragglers.follow(self._pace, self.state, boot, times, now)
-        if self._pace.named != named:
+        now, named = time.monotonic(), self._pace.straggler
+        self._pace = stragglers.track_step_times(self._pace, self.state, agent_id, times, now)
+        if self._pace.straggler != named:
             self._tell_operators(now)
 
-    def _submit(self, event: Event) -> None:
+    def _submit(self, event: CoordinatorEvent) -> None:
         self._events.append(event)
         if not self._scheduled:
             self._scheduled = True
@@ -145,12 +153,12 @@ class Coordinator:
         now = time.monotonic()
         events, self._events = self._events, []
         decision = rounds.decide_together(self.state, events, now)
-        self._outage = recovery_times.follow(self._outage, self.state, decision.state, now)
+        self._outage = recovery_times.track_outage(self._outage, self.state, decision.state, now)
         self.state = decision.state
         if decision.reason:
             log.info("%s", decision.reason)
         for effect in decision.effects:
-            if (link := self._nodes.get(effect.boot)) is not None:
+            if (link := self._nodes.get(effect.agent_id)) is not None:
                 link.send(effect.message)
         self._tell_operators(now)
         self._set_timer(now)
@@ -159,7 +167,7 @@ class Coordinator:
 
     def _report(self, now: float) -> Report:
         recovery = self._outage.recovery if self._outage else None
-        return build_report(self.state, now, recovery, stragglers.named(self._pace, self.state))
+        return build_report(self.state, now, recovery, stragglers.current_straggler(self._pace, self.state))
 
     def _tell_operators(self, now: float) -> None:
         """The first change at once, those that follow it together."""
@@ -181,7 +189,7 @@ class Coordinator:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        due = rounds.deadline(self.state, now)
+        due = rounds.next_deadline(self.state, now)
         if due is not None:
             # asyncio's clock is time.monotonic; a hair later, so that the deadline has surely come.
             self._timer = asyncio.get_running_loop().call_at(due + 0.001, self._submit, Tick())

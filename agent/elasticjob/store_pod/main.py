@@ -16,11 +16,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from elasticjob.contract import codec
-from elasticjob.contract.messages import Settings
+from elasticjob.contract.messages import RoundSettings
 from elasticjob.contract.names import DEFAULT_PORT, Env, ExitCode
 from elasticjob.control_link.link import LinkGate, LinkRole, Welcome
 from elasticjob.keep_alive import KeepAlive
-from elasticjob.rendezvous.state import new_state
+from elasticjob.rendezvous.state import initial_state
 from elasticjob.store.server import StoreServer
 from elasticjob.store_pod.coordinator import Coordinator
 
@@ -38,7 +38,7 @@ class StoreConfig:
     attempt: int
     incarnation: int
     port: int
-    settings: Settings
+    settings: RoundSettings
     node_key: bytes
     operator_key: bytes
     state_dir: Path | None = None
@@ -47,7 +47,7 @@ class StoreConfig:
     @classmethod
     def from_environ(cls, environ: Mapping[str, str]) -> StoreConfig:
         """Read `Env.*`; ValueError names the variable that is missing or wrong."""
-        settings = codec.parse(Settings, codec.loads(_need(environ, Env.SETTINGS).encode()), Env.SETTINGS)
+        settings = codec.parse(RoundSettings, codec.loads(_need(environ, Env.SETTINGS).encode()), Env.SETTINGS)
         state_dir = environ.get(Env.STATE_DIR)
         return cls(
             run_id=_need(environ, Env.RUN_ID),
@@ -86,7 +86,7 @@ def _key(environ: Mapping[str, str], name: str) -> bytes:
     return key
 
 
-def count_start(state_dir: Path | None) -> int:
+def count_container_start(state_dir: Path | None) -> int:
     """How often this store pod's container started before; the directory outlives the container (an emptyDir)."""
     if state_dir is None:
         return 0
@@ -96,22 +96,22 @@ def count_start(state_dir: Path | None) -> int:
     return starts
 
 
-def allow_connections() -> None:
+def raise_open_file_limit() -> None:
     """A connection is an open file, and the usual limit (1024) is below what a large job needs."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
-async def serve(config: StoreConfig) -> None:
+async def serve_store(config: StoreConfig) -> None:
     """Serve until SIGTERM or SIGINT; closed from when a newer store is heard of."""
-    allow_connections()
+    raise_open_file_limit()
     stop = asyncio.Event()
     for signum in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(signum, stop.set)
-    starts = count_start(config.state_dir)
+    starts = count_container_start(config.state_dir)
     now = time.monotonic()
     coordinator = Coordinator(
-        new_state(
+        initial_state(
             config.settings,
             attempt=config.attempt,
             store=config.incarnation,
@@ -154,5 +154,5 @@ def main(argv: Sequence[str] | None = None) -> int:
         config = StoreConfig.from_environ(os.environ)
     except ValueError as error:
         parser.exit(ExitCode.USAGE, f"elasticjob store: {error}\n")
-    asyncio.run(serve(config))
+    asyncio.run(serve_store(config))
     return 0

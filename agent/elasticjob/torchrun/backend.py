@@ -26,7 +26,7 @@ from torch.distributed.elastic.rendezvous.api import (
 )
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import RendezvousBackend
 
-from elasticjob.contract.messages import Settings
+from elasticjob.contract.messages import RoundSettings
 from elasticjob.torchrun.stores import HostedStore, host_store, parse_endpoint, parse_read_timeout, tcp_store
 
 NULL_SENTINEL = b"Y2FuaW1hZGFt"
@@ -157,7 +157,7 @@ def create_backend(params: RendezvousParameters) -> tuple[ElasticJobRendezvousBa
 def _on_store(params: RendezvousParameters) -> tuple[ElasticJobRendezvousBackend, Any]:
     timeout = parse_read_timeout(params)
     host, port = parse_endpoint(params)
-    hosted = host_store(params, host, port, Settings(1, 1, 1))
+    hosted = host_store(params, host, port, RoundSettings(1, 1, 1))
     store = tcp_store(host, hosted.port if hosted else port, serve=False, timeout=timeout)
     cell = StoreCell(store, f"torch.rendezvous.{params.run_id}", hosted)
     return ElasticJobRendezvousBackend(cell, "tcp"), store

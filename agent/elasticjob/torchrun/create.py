@@ -8,8 +8,8 @@ from torch.distributed.elastic.events import NodeState, construct_and_record_rdz
 from torch.distributed.elastic.rendezvous.api import RendezvousParameters
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import RendezvousSettings, RendezvousTimeout
 
-from elasticjob.contract.messages import Settings
-from elasticjob.torchrun.handler import ElasticJobRendezvousHandler, Endpoint, check_settings
+from elasticjob.contract.messages import RoundSettings
+from elasticjob.torchrun.handler import ElasticJobRendezvousHandler, StoreEndpoint, check_settings
 from elasticjob.torchrun.stores import host_store, node_key, parse_endpoint, parse_read_timeout
 
 _UNLIMITED = 2**31 - 1
@@ -26,7 +26,7 @@ def create_handler(params: RendezvousParameters) -> ElasticJobRendezvousHandler:
         check_settings(settings)
         host, port = parse_endpoint(params)
         hosted = host_store(params, host, port, _rules(settings))
-        endpoint = Endpoint(host, hosted.port if hosted else port, node_key(params), parse_read_timeout(params))
+        endpoint = StoreEndpoint(host, hosted.port if hosted else port, node_key(params), parse_read_timeout(params))
         return ElasticJobRendezvousHandler(settings, endpoint, params.local_addr, hosted)
     except Exception as error:
         construct_and_record_rdzv_event(
@@ -54,9 +54,9 @@ def _seconds(params: RendezvousParameters, name: str) -> timedelta | None:
     return None if seconds is None else timedelta(seconds=seconds)
 
 
-def _rules(settings: RendezvousSettings) -> Settings:
+def _rules(settings: RendezvousSettings) -> RoundSettings:
     """What a coordinator hosted here works by; torchrun counts restarts itself."""
-    return Settings(
+    return RoundSettings(
         min_nodes=settings.min_nodes,
         max_nodes=settings.max_nodes,
         target=settings.max_nodes,

@@ -30,12 +30,12 @@ from torch.distributed.elastic.rendezvous.api import (
 )
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import RendezvousSettings
 
-from elasticjob.contract.messages import ANY_SLOT, Announce, Outcome, StartRound, Termination
+from elasticjob.contract.messages import ANY_INDEX, Announce, Outcome, StartRound, Termination
 from elasticjob.contract.names import Env
-from elasticjob.control_link.link import Link, LinkRole, connect
+from elasticjob.control_link.link import ControlLink, LinkRole, connect
 from elasticjob.keep_alive import KeepAlive
 from elasticjob.torchrun import BACKEND
-from elasticjob.torchrun.session import Session
+from elasticjob.torchrun.session import CoordinatorSession
 from elasticjob.torchrun.stores import HostedStore, tcp_store
 
 log = logging.getLogger(__name__)
@@ -58,7 +58,7 @@ class NodeDesc:
 
 
 @dataclass(frozen=True)
-class Endpoint:
+class StoreEndpoint:
     """Where the coordinator is, and how to prove that one may talk to it."""
 
     host: str
@@ -66,7 +66,7 @@ class Endpoint:
     key: bytes
     read_timeout: int
 
-    async def dial(self, run_id: str, keep_alive: KeepAlive) -> Link:
+    async def dial(self, run_id: str, keep_alive: KeepAlive) -> ControlLink:
         return await connect(
             self.host, self.port, role=LinkRole.NODE, key=self.key, run_id=run_id, keep_alive=keep_alive
         )
@@ -78,7 +78,7 @@ class ElasticJobRendezvousHandler(RendezvousHandler):  # type: ignore[misc]  # t
     def __init__(
         self,
         settings: RendezvousSettings,
-        endpoint: Endpoint,
+        endpoint: StoreEndpoint,
         local_addr: str | None = None,
         hosted: HostedStore | None = None,
     ) -> None:
@@ -88,7 +88,7 @@ class ElasticJobRendezvousHandler(RendezvousHandler):  # type: ignore[misc]  # t
         self._endpoint = endpoint
         self._hosted = hosted
         self._node = NodeDesc(local_addr or socket.getfqdn(), os.getpid(), next(_local_ids))
-        self._session: Session | None = None
+        self._session: CoordinatorSession | None = None
         self._stores: dict[int, Any] = {}
         """Process-group stores that this node serves, by port: of the present round and the next."""
 
@@ -143,7 +143,7 @@ class ElasticJobRendezvousHandler(RendezvousHandler):  # type: ignore[misc]  # t
             self._stores = {p: s for p, s in self._stores.items() if p == start.master_port}
             return start, store
 
-    def _wait_for_round(self, session: Session) -> StartRound:
+    def _wait_for_round(self, session: CoordinatorSession) -> StartRound:
         join = self._settings.timeout.join.total_seconds()
         deadline = time.monotonic() + join
         with session.changed:
@@ -161,14 +161,14 @@ class ElasticJobRendezvousHandler(RendezvousHandler):  # type: ignore[misc]  # t
         self._take_back(session)
         raise RendezvousTimeoutError(f"no round took this node within {join:g} s")
 
-    def _take_back(self, session: Session) -> None:
+    def _take_back(self, session: CoordinatorSession) -> None:
         """Leave the coordinator in no doubt that this node does not wait any more."""
-        session.take_back()
+        session.withdraw()
         with session.changed:
             session.changed.wait_for(lambda: session.finish is not None, TAKE_BACK_TIMEOUT)
         self._end_session()
 
-    def _refusal(self, session: Session) -> RendezvousError:
+    def _refusal(self, session: CoordinatorSession) -> RendezvousError:
         said = session.finish or Termination(Outcome.LEFT, "RendezvousClosed", message=session.closed)
         redundant = session.redundant
         self._end_session()
@@ -206,14 +206,16 @@ class ElasticJobRendezvousHandler(RendezvousHandler):  # type: ignore[misc]  # t
 
         Nodes that merely wait are the coordinator's to count: it ends a round for them when they are ready.
         """
-        return int(self._session is not None and (self._session.stop or self._session.orphaned))
+        return int(self._session is not None and (self._session.must_stop or self._session.orphaned))
 
     def is_closed(self) -> bool:
         """See base class. Asks the coordinator, where this handler has no link yet."""
         try:
             session = self._session or self._open(self._serve())
             with session.changed:
-                known = session.changed.wait_for(lambda: session.heard or session.finish, self._endpoint.read_timeout)
+                known = session.changed.wait_for(
+                    lambda: session.messages_received or session.finish, self._endpoint.read_timeout
+                )
             if not known or (session.finish is not None and session.finish.outcome is Outcome.ERROR):
                 raise RendezvousConnectionError(f"no word from {self._endpoint.host}:{self._endpoint.port}")
             return bool(session.closed or session.finish)
@@ -267,24 +269,26 @@ class ElasticJobRendezvousHandler(RendezvousHandler):  # type: ignore[misc]  # t
 
     # ---- the link --------------------------------------------------------------------------------------------------
 
-    def _open(self, store_port: int) -> Session:
+    def _open(self, store_port: int) -> CoordinatorSession:
         settings, endpoint = self._settings, self._endpoint
         keep_alive = KeepAlive(settings.keep_alive_interval.total_seconds(), settings.keep_alive_max_attempt)
-        slot = os.environ.get(Env.SLOT, "")
+        index = os.environ.get(Env.INDEX, "")
         me = Announce(
-            slot=int(slot) if slot.isdigit() else ANY_SLOT,
-            incarnation=int(os.environ.get(Env.POD_INCARNATION) or 0),
-            boot=f"{self._node}_{time.time_ns()}",
+            index=int(index) if index.isdigit() else ANY_INDEX,
+            incarnation=int(os.environ.get(Env.INCARNATION) or 0),
+            agent_id=f"{self._node}_{time.time_ns()}",
             pod=os.environ.get(Env.POD_NAME) or str(self._node),
             address=self._node.addr,
             store_port=store_port,
             local_world_size=1,
         )
         run_id = self.get_run_id()
-        session = Session(lambda: endpoint.dial(run_id, keep_alive), me, connect_timeout=float(endpoint.read_timeout))
+        session = CoordinatorSession(
+            lambda: endpoint.dial(run_id, keep_alive), me, connect_timeout=float(endpoint.read_timeout)
+        )
         self._session = session
         # The thread knows the session, not the handler: a handler that nobody keeps goes, and its stay with it.
-        self._end = weakref.finalize(self, session.end)
+        self._end = weakref.finalize(self, session.close)
         return session
 
     def _end_session(self) -> None:

@@ -20,7 +20,7 @@ from torch.distributed.elastic.rendezvous.utils import _matches_machine_hostname
 from elasticjob.agent.processes import die_with_parent
 from elasticjob.code_root import program
 from elasticjob.contract import codec
-from elasticjob.contract.messages import Settings
+from elasticjob.contract.messages import RoundSettings
 from elasticjob.contract.names import DEFAULT_PORT, Env
 
 READ_TIMEOUT = 60
@@ -68,7 +68,7 @@ class HostedStore:
     A process of its own: a client in this one may hold the interpreter's lock while it waits for the answer.
     """
 
-    def __init__(self, params: RendezvousParameters, port: int, settings: Settings) -> None:
+    def __init__(self, params: RendezvousParameters, port: int, settings: RoundSettings) -> None:
         """OSError where the port is taken."""
         with _listen(port) as listening:
             self.port: int = listening.getsockname()[1]
@@ -91,7 +91,7 @@ class HostedStore:
         self.close = weakref.finalize(self, _end, self._process)
 
 
-def host_store(params: RendezvousParameters, host: str, port: int, settings: Settings) -> HostedStore | None:
+def host_store(params: RendezvousParameters, host: str, port: int, settings: RoundSettings) -> HostedStore | None:
     """The store at the endpoint, where it is this process's to host: by `is_host`, else by the host's name, first come.
 
     RendezvousConnectionError where `is_host` says so and the port is taken.

@@ -13,9 +13,9 @@ import sys
 from time import monotonic_ns
 from typing import Any
 
-from elasticjob.contract.progress_page import Word
+from elasticjob.contract.progress_page import PageWord
 
-_OWN = int(Word.OWN)
+_OWN = int(PageWord.OWN)
 
 _words: memoryview | None = None
 _depth = 0

@@ -15,12 +15,12 @@ from collections.abc import Callable
 from contextlib import suppress
 from time import monotonic_ns
 
-from elasticjob.contract.names import STACKS_SIGNAL, Env
-from elasticjob.contract.progress_page import HOLD, Word, open_page
+from elasticjob.contract.names import STACK_DUMP_SIGNAL, Env
+from elasticjob.contract.progress_page import HOLD, PageWord, open_page
 from elasticjob.training import own_time
 
-_STEP, _TIME, _LIMIT = int(Word.STEP), int(Word.TIME), int(Word.LIMIT)
-_PULSES, _PULSE_TIME = int(Word.PULSES), int(Word.PULSE_TIME)
+_STEP, _TIME, _LIMIT = int(PageWord.STEP), int(PageWord.TIME), int(PageWord.LIMIT)
+_PULSES, _PULSE_TIME = int(PageWord.HEARTBEATS), int(PageWord.HEARTBEAT_TIME)
 _TIMEOUT = 5.0
 """Seconds that the first call waits for an agent that is busy."""
 _MAX_DESCRIPTORS = 8
@@ -54,7 +54,7 @@ def progress(step: int) -> None:
         _hold(words, step)
 
 
-def pulse() -> None:
+def heartbeat() -> None:
     """A sign of life where the script reports no steps: an optimizer has made one."""
     if not _opened:
         _open()
@@ -82,7 +82,7 @@ def _hold(words: memoryview, step: int) -> None:
         if limit != HOLD:
             for save in _callbacks:
                 save()
-            words[Word.STOPPED] = 1
+            words[PageWord.STOPPED] = 1
             atexit.register(_end_at_once)
             raise Stopped(0)
         if _socket is None or not _socket.recv(1):
@@ -129,18 +129,18 @@ def _open() -> None:
 
 def _show_stacks() -> None:
     """Write the stacks of all threads when the agent asks, also where Python hangs in a call into C."""
-    if path := os.environ.get(Env.STACKS):
+    if path := os.environ.get(Env.STACK_DUMP_FILE):
         import faulthandler
 
         with suppress(OSError, ValueError):
             file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-            faulthandler.register(STACKS_SIGNAL, file=file, all_threads=True)
+            faulthandler.register(STACK_DUMP_SIGNAL, file=file, all_threads=True)
             atexit.register(_end)
 
 
 def _end() -> None:
     if _words is not None:
-        _words[Word.ENDING] = 1
+        _words[PageWord.ENDING] = 1
 
 
 def _forget() -> None:

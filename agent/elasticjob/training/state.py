@@ -10,8 +10,8 @@ import torch
 import torch.distributed as dist
 
 from elasticjob.training import progress_channel, state_block
-from elasticjob.training.state_block import ALIGN, START, Head
-from elasticjob.training.state_tree import Packed, unpack
+from elasticjob.training.state_block import ALIGNMENT, HEADER_SIZE, BlockHeader
+from elasticjob.training.state_tree import PackedTree, unpack_tree
 
 _PIECE = 64 << 20
 """Bytes broadcast at a time: what a GPU must have to spare."""
@@ -46,30 +46,30 @@ class State:
         """Keep a copy of everything as it is now: a crash from here on loses only what came after."""
         if not self._keeper:
             return
-        packed = Packed(self._tree())
+        packed = PackedTree(self._tree())
         text = json.dumps({"path": self.path, "tree": packed.json}).encode()
         data = _data_after(len(text))
         memory = self._older()
-        whole = Head(self.step, len(text), data + packed.size)
-        view = state_block.begin(memory, whole.size)
-        view[START : START + len(text)] = text
+        whole = BlockHeader(self.step, len(text), data + packed.size)
+        view = state_block.begin_write(memory, whole.size)
+        view[HEADER_SIZE : HEADER_SIZE + len(text)] = text
         packed.write(view, data)
-        state_block.finish(memory, whole)
+        state_block.finish_write(memory, whole)
 
     def sync(self) -> None:
         """Bring every rank, also those that joined, to the newest state: of a node's memory, else of `path`.
 
         Call it once the process group exists, before the first step. Where nothing is found nothing changes.
         """
-        index, kept = state_block.newest(self._shared)
-        saved = state_block.head_of_file(self.path) if self.path else state_block.ABSENT
+        index, kept = state_block.newest_block(self._shared)
+        saved = state_block.read_file_header(self.path) if self.path else state_block.ABSENT
         offers = _gather([kept.step, kept.text, kept.size, saved.step, saved.text, saved.size])
         in_memory = max(offer[0] for offer in offers) >= 0
         column = 0 if in_memory else 3
         newest = max(offer[column] for offer in offers)
         if newest >= 0:
             source = next(rank for rank, offer in enumerate(offers) if offer[column] == newest)
-            whole = Head(*offers[source][column : column + 3])
+            whole = BlockHeader(*offers[source][column : column + 3])
             if in_memory and all(offer[0] == newest for offer in offers):
                 self._load(self._shared[index])
             elif _rank() == source:
@@ -84,7 +84,7 @@ class State:
             raise ValueError("State(path=...) says where to save")
         self.commit()
         if _rank() == 0:
-            state_block.save(self._shared[state_block.newest(self._shared)[0]], self.path)
+            state_block.save_block(self._shared[state_block.newest_block(self._shared)[0]], self.path)
 
     # ---- between objects and trees -----------------------------------------------------------------------------------
 
@@ -93,23 +93,23 @@ class State:
         return {"objects": objects, "values": {name: getattr(self, name) for name in self._values}}
 
     def _load(self, descriptor: int) -> None:
-        whole, text, view = state_block.read(descriptor)
-        tree = unpack(text["tree"], view, _data_after(whole.text))
+        whole, text, view = state_block.read_block(descriptor)
+        tree = unpack_tree(text["tree"], view, _data_after(whole.text))
         for name, part in self._objects.items():
             _restore(part, tree["objects"][name])
         self.__dict__.update({name: value for name, value in tree["values"].items() if name in self._values})
 
     def _older(self) -> int:
         """Where to write: the newest stays whole until there is a newer one."""
-        index, _ = state_block.newest(self._memory)
+        index, _ = state_block.newest_block(self._memory)
         return self._memory[1 - index]
 
     # ---- between ranks -----------------------------------------------------------------------------------------------
 
-    def _give(self, memory: int | None, whole: Head, source: int) -> None:
+    def _give(self, memory: int | None, whole: BlockHeader, source: int) -> None:
         descriptor = os.open(self.path or "", os.O_RDONLY) if memory is None else memory
         try:
-            _, _, view = state_block.read(descriptor)
+            _, _, view = state_block.read_block(descriptor)
             for piece in _pieces(view, whole) if _distributed() else ():
                 dist.broadcast(piece.to(_device()), source)
             self._load(descriptor)
@@ -117,15 +117,15 @@ class State:
             if memory is None:
                 os.close(descriptor)
 
-    def _take(self, whole: Head, source: int) -> None:
+    def _take(self, whole: BlockHeader, source: int) -> None:
         memory = self._older()
-        view = state_block.begin(memory, whole.size)
+        view = state_block.begin_write(memory, whole.size)
         for piece in _pieces(view, whole):
             staged = piece if _device().type == "cpu" else torch.empty_like(piece, device=_device())
             dist.broadcast(staged, source)
             if staged is not piece:
                 piece.copy_(staged)
-        state_block.finish(memory, whole)
+        state_block.finish_write(memory, whole)
         self._load(memory)
 
 
@@ -135,12 +135,12 @@ def _own_memory() -> tuple[int, ...]:
 
 def _data_after(text: int) -> int:
     """Where tensors begin after JSON of that length."""
-    return -(-(START + text) // ALIGN) * ALIGN
+    return -(-(HEADER_SIZE + text) // ALIGNMENT) * ALIGNMENT
 
 
-def _pieces(view: Any, whole: Head) -> list[Any]:
+def _pieces(view: Any, whole: BlockHeader) -> list[Any]:
     """All of a block but its first words, which say that it is whole, as tensors of bytes."""
-    data = torch.frombuffer(view, dtype=torch.uint8)[START : whole.size]
+    data = torch.frombuffer(view, dtype=torch.uint8)[HEADER_SIZE : whole.size]
     return list(data.split(_PIECE))
 
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 
-from elasticjob.training.state_block import ALIGN
+from elasticjob.training.state_block import ALIGNMENT
 
 
-class Packed:
+class PackedTree:
     """A tree of plain values, with each tensor replaced by where its bytes go (counted from the data's begin)."""
 
     def __init__(self, tree: Mapping[str, Any]) -> None:
@@ -34,7 +34,7 @@ class Packed:
 
     def _place(self, tensor: Any) -> int:
         offset = self.size
-        self.size += -(-tensor.numel() * tensor.element_size() // ALIGN) * ALIGN
+        self.size += -(-tensor.numel() * tensor.element_size() // ALIGNMENT) * ALIGNMENT
         self.tensors.append((offset, tensor))
         return offset
 
@@ -45,7 +45,7 @@ class Packed:
                 _at(view, tensor.dtype, tensor.shape, start + offset).copy_(tensor.detach())
 
 
-def unpack(value: Any, view: mmap.mmap, start: int) -> Any:
+def unpack_tree(value: Any, view: mmap.mmap, start: int) -> Any:
     """What was packed; tensors are copies on the CPU. ValueError or the like where bytes and JSON do not fit."""
     if not isinstance(value, dict):
         return value
@@ -57,8 +57,8 @@ def unpack(value: Any, view: mmap.mmap, start: int) -> Any:
             raise ValueError(f"no type of tensors: {name}")
         return _at(view, dtype, shape, start + offset).clone() if 0 not in shape else torch.empty(shape, dtype=dtype)
     if kind == "dict":
-        return {k: unpack(v, view, start) for k, v in content}
-    items = [unpack(item, view, start) for item in content]
+        return {k: unpack_tree(v, view, start) for k, v in content}
+    items = [unpack_tree(item, view, start) for item in content]
     return items if kind == "list" else tuple(items)
 
 

@@ -31,7 +31,7 @@ class NoCluster(Exception):  # noqa: N818
     """Neither a kubeconfig nor a service account is at hand."""
 
 
-async def connect(*, rate: float, burst: int) -> KubeClient:
+async def connect_cluster(*, rate: float, burst: int) -> KubeClient:
     """A client for the cluster of $KUBECONFIG, of this pod's service account, or ~/.kube/config."""
     configuration = client.Configuration()
     path = os.environ.get("KUBECONFIG")
@@ -51,7 +51,7 @@ class KubeClient:
     def __init__(self, api: Any, limit: RateLimit) -> None:
         self._api = api
         self._limit = limit
-        self.last_good = asyncio.get_running_loop().time()
+        self.last_success = asyncio.get_running_loop().time()
         """Loop time of the last answer that was one."""
 
     async def close(self) -> None:
@@ -104,7 +104,7 @@ class KubeClient:
             status, answer, retry_after = await self._once(method, path, body)
             metrics.api_requests.labels(verb or _VERBS[method], resource.plural, str(status)).inc()
             if 200 <= status < 300:
-                self.last_good = asyncio.get_running_loop().time()
+                self.last_success = asyncio.get_running_loop().time()
                 return answer
             if attempt == ATTEMPTS or not (status in (0, 408, 429) or status >= 500):
                 break

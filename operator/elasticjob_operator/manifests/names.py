@@ -11,8 +11,8 @@ SUFFIX = "rdzv"
 """A job's own name cannot end in this, so no child of one job has the name of another's."""
 
 
-def worker_pod(job: str, slot: int, incarnation: int) -> str:
-    return f"{job}-{slot}-{incarnation}"
+def worker_pod(job: str, index: int, incarnation: int) -> str:
+    return f"{job}-{index}-{incarnation}"
 
 
 def store_pod(job: str, incarnation: int) -> str:
@@ -55,8 +55,8 @@ def role_selector(job: Job, role: Role) -> dict[str, str]:
 def pod_labels(job: Job, role: Role, index: int, incarnation: int) -> dict[str, str]:
     return labels(job) | {
         Label.ROLE: role.value,
-        Label.POD_INDEX: str(index),
-        Label.RESTART_ATTEMPT: str(incarnation),
+        Label.INDEX: str(index),
+        Label.INCARNATION: str(incarnation),
         Label.EXECUTION_ATTEMPT: str(attempt(job)),
         "app.kubernetes.io/component": role.value,
     }

@@ -50,7 +50,7 @@ def store_service_manifest(job: Job, port: int, incarnation: int) -> dict[str, A
 
 
 def store_selector(job: Job, incarnation: int) -> dict[str, str]:
-    return role_selector(job, Role.STORE) | {Label.RESTART_ATTEMPT: str(incarnation)}
+    return role_selector(job, Role.STORE) | {Label.INCARNATION: str(incarnation)}
 
 
 def _service(job: Job, name: str, spec: dict[str, Any]) -> dict[str, Any]:

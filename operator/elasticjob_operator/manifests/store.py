@@ -10,7 +10,7 @@ from elasticjob_operator.manifests.common import NOBODY, env, env_from_secret, k
 from elasticjob_operator.manifests.names import attempt, key_secret, metadata, pod_labels, store_pod
 from elasticjob_operator.manifests.services import NODE_KEY, OPERATOR_KEY
 from elasticjob_operator.model.observed import Job
-from elasticjob_operator.model.pods import AVOIDS
+from elasticjob_operator.model.pods import AVOIDED_NODES
 from elasticjob_operator.model.spec import JobSpec
 
 RESOURCES = {"requests": {"cpu": "50m", "memory": "64Mi"}, "limits": {"memory": "256Mi"}}
@@ -29,7 +29,7 @@ def store_pod_manifest(
     meta = metadata(job, name, pod_labels(job, Role.STORE, 0, incarnation))
     pod = _pod_spec(job, spec, incarnation, image)
     if avoid:
-        meta["annotations"] = {AVOIDS: ",".join(avoid)}
+        meta["annotations"] = {AVOIDED_NODES: ",".join(avoid)}
         keep_away(pod, avoid)
     return {"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": pod}
 

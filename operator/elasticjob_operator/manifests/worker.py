@@ -19,7 +19,7 @@ from elasticjob_operator.manifests.names import (
 )
 from elasticjob_operator.manifests.services import NODE_KEY
 from elasticjob_operator.model.observed import Job
-from elasticjob_operator.model.pods import AVOIDS
+from elasticjob_operator.model.pods import AVOIDED_NODES
 from elasticjob_operator.model.raw import text
 from elasticjob_operator.model.spec import JobSpec, trainer_of
 
@@ -31,28 +31,28 @@ _PYTHON = re.compile(r"python[0-9.]*")
 
 
 def worker_pod_manifest(
-    job: Job, spec: JobSpec, slot: int, incarnation: int, image: str, avoid: tuple[str, ...] = ()
+    job: Job, spec: JobSpec, index: int, incarnation: int, image: str, avoid: tuple[str, ...] = ()
 ) -> dict[str, Any]:
-    """One incarnation of slot `slot`; `image` holds the agent, `avoid` names nodes that it must stay away from."""
+    """One incarnation of index `index`; `image` holds the agent, `avoid` names nodes that it must stay away from."""
     template: dict[str, Any] = copy.deepcopy(dict(spec.template))
     own = template.get("metadata") or {}
-    labels = {**(own.get("labels") or {}), **pod_labels(job, Role.WORKER, slot, incarnation)}
-    meta = metadata(job, worker_pod(job.name, slot, incarnation), labels)
+    labels = {**(own.get("labels") or {}), **pod_labels(job, Role.WORKER, index, incarnation)}
+    meta = metadata(job, worker_pod(job.name, index, incarnation), labels)
     annotations = dict(own.get("annotations") or {})
     if avoid:
-        annotations[AVOIDS] = ",".join(avoid)
+        annotations[AVOIDED_NODES] = ",".join(avoid)
     if annotations:
         meta["annotations"] = annotations
     pod: dict[str, Any] = template["spec"]
-    _fill_pod(pod, job, spec, slot, avoid)
+    _fill_pod(pod, job, spec, index, avoid)
     pod["initContainers"] = [_init_container(image), *(pod.get("initContainers") or [])]
-    _fill_trainer(pod, job, spec, slot, incarnation)
+    _fill_trainer(pod, job, spec, index, incarnation)
     return {"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": pod}
 
 
-def _fill_pod(pod: dict[str, Any], job: Job, spec: JobSpec, slot: int, avoid: tuple[str, ...]) -> None:
+def _fill_pod(pod: dict[str, Any], job: Job, spec: JobSpec, index: int, avoid: tuple[str, ...]) -> None:
     pod["restartPolicy"] = "Never"
-    pod["hostname"] = f"{job.name}-{slot}"
+    pod["hostname"] = f"{job.name}-{index}"
     pod["subdomain"] = nodes_service(job.name)
     pod["enableServiceLinks"] = False
     pod.setdefault("automountServiceAccountToken", False)
@@ -73,13 +73,13 @@ def _init_container(image: str) -> dict[str, Any]:
     }
 
 
-def _fill_trainer(pod: dict[str, Any], job: Job, spec: JobSpec, slot: int, incarnation: int) -> None:
+def _fill_trainer(pod: dict[str, Any], job: Job, spec: JobSpec, index: int, incarnation: int) -> None:
     trainer: dict[str, Any] = trainer_of(pod)  # type: ignore[assignment]  # a part of our own copy
     trainer["command"] = _wrapped(trainer)
     trainer.pop("args", None)
     trainer["terminationMessagePolicy"] = "File"
     path = trainer.get("terminationMessagePath")
-    ours = _agent_env(job, spec, slot, incarnation, {Env.TERMINATION_LOG: path} if path else {})
+    ours = _agent_env(job, spec, index, incarnation, {Env.TERMINATION_LOG: path} if path else {})
     names = {item["name"] for item in ours}
     theirs = [item for item in trainer.get("env") or [] if item.get("name") not in names]
     if not any(item.get("name") == "PYTHONUNBUFFERED" for item in theirs):
@@ -102,14 +102,14 @@ def _wrapped(trainer: dict[str, Any]) -> list[str]:
     return [python, AGENT, "agent", "--", *command]
 
 
-def _agent_env(job: Job, spec: JobSpec, slot: int, incarnation: int, more: dict[str, object]) -> list[dict[str, Any]]:
+def _agent_env(job: Job, spec: JobSpec, index: int, incarnation: int, more: dict[str, object]) -> list[dict[str, Any]]:
     values: dict[str, object] = {
         Env.JOB: job.name,
         Env.RUN_ID: job.uid,
         Env.EXECUTION_ATTEMPT: attempt(job),
-        Env.SLOT: slot,
-        Env.POD_NAME: worker_pod(job.name, slot, incarnation),
-        Env.POD_INCARNATION: incarnation,
+        Env.INDEX: index,
+        Env.POD_NAME: worker_pod(job.name, index, incarnation),
+        Env.INCARNATION: incarnation,
         Env.STORE_ENDPOINT: endpoint(job, spec.port),
         Env.NPROC_PER_NODE: spec.nproc_per_node,
         Env.GPUS: spec.gpus,

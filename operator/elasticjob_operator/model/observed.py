@@ -85,16 +85,16 @@ class Children:
 
 
 @dataclass(frozen=True)
-class Link:
+class LinkView:
     """What the control link to the job's store gives. `report` may be old when not `connected`."""
 
     connected: bool = False
     since: float = 0.0
     """When it was connected, or the peer last heard of, or first tried."""
     report: Report | None = None
-    lost: Mapping[str, float] = field(default_factory=dict)
+    lost_pods: Mapping[str, float] = field(default_factory=dict)
     """Pods that the coordinator has lost, and since when."""
-    before: Report | None = None
+    previous_report: Report | None = None
     """The last report of the store before this one; None where this operator had none."""
 
 
@@ -106,7 +106,7 @@ class Observed:
     children: Children = Children()
     refusals: Mapping[str, Refusal] = field(default_factory=dict)
     """By name for pods, by `Kind/name` for the rest."""
-    link: Link = Link()
+    link: LinkView = LinkView()
     older_store_at: float = 0.0
     """When a store that has a successor was last there, as far as this operator can know."""
     leases: Mapping[str, float] = field(default_factory=dict)

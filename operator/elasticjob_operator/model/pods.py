@@ -11,7 +11,7 @@ from elasticjob.contract.names import Label
 from elasticjob_operator.model.raw import Raw, integer, mapping, moment, objects, text
 from elasticjob_operator.model.spec import TRAINER
 
-AVOIDS = "elasticjob.dev/avoids"
+AVOIDED_NODES = "elasticjob.dev/avoids"
 """Annotation of a worker pod: comma-separated nodes that it was made to stay away from."""
 
 _NO_IMAGE = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "RegistryUnavailable")
@@ -19,7 +19,7 @@ _STUCK = ("CreateContainerConfigError", "CreateContainerError", "RunContainerErr
 
 
 @dataclass(frozen=True)
-class End:
+class TrainerEnd:
     """How a pod's trainer ended. `exit_code` is None where no container had run (an eviction, say)."""
 
     exit_code: int | None
@@ -45,7 +45,7 @@ class End:
 
 @dataclass(frozen=True)
 class Pod:
-    """A worker or store pod. `index` is the slot of a worker, 0 for a store."""
+    """A worker or store pod. `index` is the index of a worker, 0 for a store."""
 
     name: str
     uid: str
@@ -66,8 +66,8 @@ class Pod:
     """The kubelet's words when a container cannot be started for another reason."""
     disrupted: str = ""
     """Reason of a DisruptionTarget condition: eviction, preemption, taint."""
-    avoids: frozenset[str] = frozenset()
-    end: End | None = None
+    avoided_nodes: frozenset[str] = frozenset()
+    end: TrainerEnd | None = None
 
     @property
     def live(self) -> bool:
@@ -83,12 +83,12 @@ def parse_pod(raw: Raw) -> Pod:
     """A pod with the operator's labels."""
     status = mapping(raw, "status")
     statuses = [*objects(status, "initContainerStatuses"), *objects(status, "containerStatuses")]
-    avoids = text(raw, "metadata", "annotations", AVOIDS)
+    avoids = text(raw, "metadata", "annotations", AVOIDED_NODES)
     return Pod(
         name=text(raw, "metadata", "name"),
         uid=text(raw, "metadata", "uid"),
-        index=_label(raw, Label.POD_INDEX),
-        incarnation=_label(raw, Label.RESTART_ATTEMPT),
+        index=_label(raw, Label.INDEX),
+        incarnation=_label(raw, Label.INCARNATION),
         phase=text(status, "phase") or "Pending",
         node=text(raw, "spec", "nodeName"),
         ip=text(status, "podIP"),
@@ -99,7 +99,7 @@ def parse_pod(raw: Raw) -> Pod:
         image_error=next(filter(None, map(_image_error, statuses)), ""),
         stuck=next(filter(None, map(_stuck, statuses)), ""),
         disrupted=text(_condition(status, "DisruptionTarget", "True") or {}, "reason"),
-        avoids=frozenset(filter(None, avoids.split(","))),
+        avoided_nodes=frozenset(filter(None, avoids.split(","))),
         end=_end(raw),
     )
 
@@ -135,7 +135,7 @@ def _stuck(container: Raw) -> str:
     return f"container {text(container, 'name')}: {text(waiting, 'reason')}: {text(waiting, 'message')}"
 
 
-def _end(raw: Raw) -> End | None:
+def _end(raw: Raw) -> TrainerEnd | None:
     status = mapping(raw, "status")
     names = [text(c, "name") for c in objects(raw, "spec", "containers")]
     trainer = TRAINER if TRAINER in names else next(iter(names), "")
@@ -145,12 +145,12 @@ def _end(raw: Raw) -> End | None:
         return _container_end(ended)
     if text(status, "phase") not in ("Failed", "Succeeded"):
         return None
-    return End(None, text(status, "reason") or text(status, "phase"), text(status, "message"), 0.0)
+    return TrainerEnd(None, text(status, "reason") or text(status, "phase"), text(status, "message"), 0.0)
 
 
-def _container_end(ended: Raw) -> End:
+def _container_end(ended: Raw) -> TrainerEnd:
     said = text(ended, "message")
-    return End(
+    return TrainerEnd(
         exit_code=integer(ended, "exitCode"),
         reason=text(ended, "reason"),
         message=said[-1024:],

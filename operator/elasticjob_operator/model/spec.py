@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, TypeVar
 
-from elasticjob.contract.messages import HangAction, Settings
+from elasticjob.contract.messages import HangAction, RoundSettings
 from elasticjob.contract.names import DEFAULT_PORT, Backend
 from elasticjob_operator.model.raw import Raw, at, integer, mapping, objects, quantity, sequence, text
 
@@ -76,12 +76,12 @@ class JobSpec:
         return max((self.graceful_shutdown or 0) + self.stop_grace + LEAVE_SECONDS, asked)
 
     @property
-    def settings(self) -> Settings:
+    def settings(self) -> RoundSettings:
         """The rules a coordinator works by."""
         planned = self.graceful_shutdown
         if planned is None:
             planned = self.termination_grace - self.stop_grace - LEAVE_SECONDS
-        return Settings(
+        return RoundSettings(
             min_nodes=self.min_replicas,
             max_nodes=self.max_replicas,
             target=self.target,

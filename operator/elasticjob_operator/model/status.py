@@ -10,10 +10,10 @@ from elasticjob.contract.messages import FailureClass
 from elasticjob.contract.names import RoundId
 from elasticjob_operator.model.raw import Raw, at, integer, mapping, moment, objects, text
 
-LOST_SECONDS = 86400.0
+LOST_NODE_SECONDS = 86400.0
 """A lost node is avoided this long at most: its kubelet is heard of again, or Kubernetes knows by then."""
-UNFIT = FailureClass.DEVICE_UNHEALTHY.value
-LOST = FailureClass.NODE_LOST.value
+DEVICE_UNHEALTHY = FailureClass.DEVICE_UNHEALTHY.value
+NODE_LOST = FailureClass.NODE_LOST.value
 
 
 class ConditionType(str, Enum):
@@ -51,10 +51,10 @@ class AvoidedNode:
 
     name: str
     since: float
-    why: str
-    reason: str = LOST
+    message: str
+    reason: str = NODE_LOST
     """`LOST` or `UNFIT`."""
-    seconds: float = LOST_SECONDS
+    seconds: float = LOST_NODE_SECONDS
     """How long it is avoided at most."""
 
     @property
@@ -68,7 +68,7 @@ class Status:
 
     raw: Raw = field(default_factory=dict)
     incarnations: tuple[int, ...] = ()
-    """For each slot ever used, the incarnation of its newest pod."""
+    """For each index ever used, the incarnation of its newest pod."""
     store_incarnation: int | None = None
     charged_round: RoundId | None = None
     restarts: int = 0
@@ -96,7 +96,7 @@ def parse_status(raw: Raw) -> Status:
     """Whatever of `raw` makes sense; the rest reads as never written."""
     return Status(
         raw=raw,
-        incarnations=_incarnations(text(raw, "podIncarnations")),
+        incarnations=_incarnations(text(raw, "incarnations")),
         store_incarnation=_optional(raw, "rendezvous", "incarnation"),
         charged_round=_round(text(raw, "chargedRound")),
         restarts=integer(raw, "restarts"),
@@ -129,8 +129,8 @@ def _round(written: str) -> RoundId | None:
 
 def _avoided(raw: Raw) -> AvoidedNode:
     until = moment(raw, "until") or 0.0
-    since = moment(raw, "since") or until - LOST_SECONDS
-    reason = UNFIT if text(raw, "reason") == UNFIT else LOST
+    since = moment(raw, "since") or until - LOST_NODE_SECONDS
+    reason = DEVICE_UNHEALTHY if text(raw, "reason") == DEVICE_UNHEALTHY else NODE_LOST
     return AvoidedNode(text(raw, "name"), since, text(raw, "why"), reason, until - since)
 
 

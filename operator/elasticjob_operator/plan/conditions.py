@@ -8,32 +8,32 @@ from elasticjob.contract.messages import EndReason, FailureClass
 from elasticjob_operator.model.observed import Refusal
 from elasticjob_operator.model.pods import Pod
 from elasticjob_operator.model.raw import timestamp
-from elasticjob_operator.model.status import LOST, UNFIT, AvoidedNode, Condition, ConditionType
+from elasticjob_operator.model.status import DEVICE_UNHEALTHY, NODE_LOST, AvoidedNode, Condition, ConditionType
 from elasticjob_operator.plan.budget import Budget
-from elasticjob_operator.plan.context import LOST_GRACE, Context
-from elasticjob_operator.plan.job_end import Verdict
-from elasticjob_operator.plan.pod_decisions import Replace, Slot
-from elasticjob_operator.plan.stores import Store
-from elasticjob_operator.plan.workers import Workers
+from elasticjob_operator.plan.context import LOST_GRACE_SECONDS, ReconcileContext
+from elasticjob_operator.plan.job_end import JobOutcome
+from elasticjob_operator.plan.pod_decisions import PodDecision, ReplacePod
+from elasticjob_operator.plan.stores import StorePlan
+from elasticjob_operator.plan.workers import WorkersPlan
 from elasticjob_operator.plan.world import World
 
 
 @dataclass(frozen=True)
-class Facts:
+class JobContext:
     """All that conditions are told from."""
 
-    ctx: Context
-    slots: tuple[Slot, ...]
-    workers: Workers
-    store: Store
+    ctx: ReconcileContext
+    pod_decisions: tuple[PodDecision, ...]
+    workers: WorkersPlan
+    store: StorePlan
     world: World
     budget: Budget
-    verdict: Verdict | None = None
+    outcome: JobOutcome | None = None
 
     @property
-    def current(self) -> list[Pod]:
-        """Pods that their slots keep."""
-        return [s.pod for s in self.slots if s.pod is not None and not isinstance(s.verdict, Replace)]
+    def kept_pods(self) -> list[Pod]:
+        """Pods that their decisions keep."""
+        return [s.pod for s in self.pod_decisions if s.pod is not None and not isinstance(s.action, ReplacePod)]
 
 
 def condition(yes: bool, reason: str, message: str) -> Condition:
@@ -43,25 +43,25 @@ def condition(yes: bool, reason: str, message: str) -> Condition:
 # ---- RendezvousReady -------------------------------------------------------------------------------------------
 
 
-def rendezvous_ready(f: Facts) -> Condition:
+def rendezvous_ready(f: JobContext) -> Condition:
     """Whether the store serves. A blink of the link says nothing yet."""
     ctx, link = f.ctx, f.ctx.observed.link
     before = ctx.status.conditions.get(ConditionType.RENDEZVOUS_READY)
     same_store = f.store.incarnation == ctx.status.store_incarnation
-    if f.verdict is not None:
+    if f.outcome is not None:
         return condition(False, "Finished", "the job has ended")
     if f.store.pod is not None and link.connected and same_store:
         return condition(True, "StoreAvailable", f"store {f.store.pod.name} serves")
     was_ready = before is not None and (before.true or before.reason in ("StoreLost", "StoreRescheduled"))
-    if f.store.pod is not None and same_store and before is not None and ctx.now < link.since + LOST_GRACE:
+    if f.store.pod is not None and same_store and before is not None and ctx.now < link.since + LOST_GRACE_SECONDS:
         return before
     if not was_ready:
         return condition(False, "StoreStarting", _store_trouble(f) or "the store pod is starting")
     if f.store.incarnation and not (f.store.pod is not None and same_store):
         trouble = _store_trouble(f) or f"store incarnation {f.store.incarnation} is starting"
         return condition(False, "StoreRescheduled", f"{trouble}; training goes on meanwhile")
-    if f.store.lost:
-        return condition(False, "StoreLost", f.store.lost)
+    if f.store.lost_reason:
+        return condition(False, "StoreLost", f.store.lost_reason)
     since = timestamp(link.since)
     message = (
         f"the store has not been heard of since {since}: counts are those of then, and whether workers failed or were "
@@ -70,7 +70,7 @@ def rendezvous_ready(f: Facts) -> Condition:
     return condition(False, "StoreLost", message)
 
 
-def _store_trouble(f: Facts) -> str:
+def _store_trouble(f: JobContext) -> str:
     refusals = f.ctx.observed.refusals
     name = f"{f.ctx.job.name}-rdzv-{f.store.incarnation}"
     if name in refusals:
@@ -88,9 +88,9 @@ def _store_trouble(f: Facts) -> str:
 # ---- Running ---------------------------------------------------------------------------------------------------
 
 
-def running(f: Facts) -> Condition:
+def running(f: JobContext) -> Condition:
     """Whether workers train; if not, the first thing that stands in the way."""
-    if f.verdict is not None:
+    if f.outcome is not None:
         return condition(False, "Finished", "the job has ended")
     if f.world.formed:
         nodes = _count(f.world.active, "node")
@@ -106,13 +106,13 @@ def running(f: Facts) -> Condition:
     return condition(False, "WaitingForMinReplicas", f"starting: {message}")
 
 
-def _blocked(f: Facts) -> Condition | None:
+def _blocked(f: JobContext) -> Condition | None:
     """What keeps the job below its minimum."""
     refusals = _refusals(f)
-    scarce = [p for p in f.current if p.unschedulable]
-    no_image = [p for p in f.current if p.image_error]
-    stuck = [p for p in f.current if p.stuck]
-    usable = len(f.slots) - len(refusals) - len(scarce) - len(no_image) - len(stuck)
+    scarce = [p for p in f.kept_pods if p.unschedulable]
+    no_image = [p for p in f.kept_pods if p.image_error]
+    stuck = [p for p in f.kept_pods if p.stuck]
+    usable = len(f.pod_decisions) - len(refusals) - len(scarce) - len(no_image) - len(stuck)
     store = _store_blocked(f)
     if store is not None:
         return store
@@ -139,7 +139,7 @@ def _blocked(f: Facts) -> Condition | None:
     )
 
 
-def _store_blocked(f: Facts) -> Condition | None:
+def _store_blocked(f: JobContext) -> Condition | None:
     children = f.ctx.observed.children
     named = {f.ctx.job.name: children.nodes, f"{f.ctx.job.name}-rdzv": children.rendezvous}
     taken = [f"Service {name}" for name, child in named.items() if child is not None and not child.ours]
@@ -156,9 +156,9 @@ def _store_blocked(f: Facts) -> Condition | None:
     return condition(False, refusal.reason.value, f"{refusal.message}. It is tried again by itself")
 
 
-def _refusals(f: Facts) -> list[Refusal]:
-    names = [fact.pod for fact in f.workers.facts]
-    missing = [s for s in f.slots if s.pod is None]
+def _refusals(f: JobContext) -> list[Refusal]:
+    names = [fact.pod for fact in f.workers.expected_pods]
+    missing = [s for s in f.pod_decisions if s.pod is None]
     named = [f"{f.ctx.job.name}-{s.index}-{s.incarnation}" for s in missing]
     return [f.ctx.observed.refusals[n] for n in dict.fromkeys(named + names) if n in f.ctx.observed.refusals]
 
@@ -166,10 +166,10 @@ def _refusals(f: Facts) -> list[Refusal]:
 # ---- FullyScaled -----------------------------------------------------------------------------------------------
 
 
-def fully_scaled(f: Facts) -> Condition:
+def fully_scaled(f: JobContext) -> Condition:
     """Whether as many nodes train as the job should have. Spares are told of, and never waited for."""
     target = f.ctx.spec.target
-    if f.verdict is not None:
+    if f.outcome is not None:
         return condition(False, "Finished", "the job has ended")
     spares = f.ctx.spec.spares
     extra = [p for p in f.ctx.observed.workers if p.index >= target + spares and p.end is None]
@@ -181,8 +181,8 @@ def fully_scaled(f: Facts) -> Condition:
     return _short(f, target, f"{f.world.active} of {_count(target, 'node')} train")
 
 
-def _short(f: Facts, target: int, counted: str) -> Condition:
-    refusals, scarce = _refusals(f), [p for p in f.current if p.unschedulable]
+def _short(f: JobContext, target: int, counted: str) -> Condition:
+    refusals, scarce = _refusals(f), [p for p in f.kept_pods if p.unschedulable]
     if refusals:
         return condition(False, "InsufficientCapacity", f"{counted}; {refusals[0].message}")
     avoided = [node.name for node in f.workers.avoided]
@@ -192,7 +192,7 @@ def _short(f: Facts, target: int, counted: str) -> Condition:
         why = f"; {scarce[0].name}: {scarce[0].unschedulable}" if scarce else ""
         told = "; ".join(map(_avoided, f.workers.avoided))
         return condition(False, "NodeFault", f"{counted}; {told}{why}")
-    stuck = [p for p in f.current if p.image_error or p.stuck]
+    stuck = [p for p in f.kept_pods if p.image_error or p.stuck]
     if stuck:
         why = stuck[0].image_error or stuck[0].stuck
         return condition(False, "BelowDesiredAboveMin", f"{counted}; {stuck[0].name}: {why}")
@@ -201,12 +201,12 @@ def _short(f: Facts, target: int, counted: str) -> Condition:
 
 
 def _avoided(node: AvoidedNode) -> str:
-    if node.reason == UNFIT:
-        return f"{node.name} is avoided until {timestamp(node.until)}: {node.why}"
+    if node.reason == DEVICE_UNHEALTHY:
+        return f"{node.name} is avoided until {timestamp(node.until)}: {node.message}"
     return f"{node.name} is avoided until its kubelet is heard of again"
 
 
-def _grows(f: Facts, target: int) -> bool:
+def _grows(f: JobContext, target: int) -> bool:
     """Whether a higher target is new, or has not been reached since it was."""
     before = f.ctx.status.conditions.get(ConditionType.FULLY_SCALED)
     raised = f.ctx.status.target is not None and target > f.ctx.status.target
@@ -224,27 +224,27 @@ _REASONS = {FailureClass.HANG: "HangDetected", FailureClass.DEVICE_UNHEALTHY: "D
 """What has a reason of its own, by the class of its cause."""
 
 
-def restarting(f: Facts) -> Condition | None:
+def restarting(f: JobContext) -> Condition | None:
     """Whether the workers are down for a fault; None while that has never been so."""
     before = f.ctx.status.conditions.get(ConditionType.RESTARTING)
-    if f.verdict is not None:
-        if before is None and f.verdict.succeeded:
+    if f.outcome is not None:
+        if before is None and f.outcome.succeeded:
             return None
-        reason = "WorldFormed" if f.verdict.succeeded else "BudgetExhausted"
+        reason = "WorldFormed" if f.outcome.succeeded else "BudgetExhausted"
         return condition(False, reason, "the job has ended")
-    cause = _CAUSES.get(f.budget.last.reason) if f.budget.last else None
+    cause = _CAUSES.get(f.budget.last_round.reason) if f.budget.last_round else None
     if f.world.formed or f.world.rounds == 0:
         if before is None and cause is None:
             return None
         return condition(False, "WorldFormed", "the workers run") if f.world.formed else before
-    if cause is None or f.budget.last is None:
+    if cause is None or f.budget.last_round is None:
         return before
-    lost = any(isinstance(s.verdict, Replace) and s.verdict.lost_at is not None for s in f.slots)
-    avoided = any(node.reason == LOST for node in f.workers.avoided)
+    lost = any(isinstance(s.action, ReplacePod) and s.action.lost_at is not None for s in f.pod_decisions)
+    avoided = any(node.reason == NODE_LOST for node in f.workers.avoided)
     reason = "NodeLost" if cause == "AgentLost" and (lost or avoided) else cause
-    if f.budget.last.failure is not None:
-        reason = _REASONS.get(f.budget.last.failure.kind, reason)
-    return condition(True, reason, f"{f.budget.last.message}; the workers are started again")
+    if f.budget.last_round.failure is not None:
+        reason = _REASONS.get(f.budget.last_round.failure.kind, reason)
+    return condition(True, reason, f"{f.budget.last_round.message}; the workers are started again")
 
 
 def _count(number: int, noun: str) -> str:

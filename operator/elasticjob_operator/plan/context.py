@@ -6,26 +6,26 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from elasticjob.contract.messages import Report
-from elasticjob_operator.actions import Action, Note
+from elasticjob_operator.actions import Action, EventRecord
 from elasticjob_operator.model.observed import Job, Observed
 from elasticjob_operator.model.spec import JobSpec
 from elasticjob_operator.model.status import Status
 
-LOST_GRACE = 3.0
+LOST_GRACE_SECONDS = 3.0
 """Seconds that a pod whose agent is lost has before it counts as lost with its node: the kubelet may know more."""
-LEASE_LATE = 15.0
+LEASE_LATE_SECONDS = 15.0
 """Seconds without a renewal of its lease (it does so every 10) that make a kubelet suspect, with a second sign."""
-LEASE_STALE = 40.0
+LEASE_STALE_SECONDS = 40.0
 """Seconds after which Kubernetes itself calls the node gone."""
-STORE_SILENT = 2.0
+STORE_UNRESPONSIVE_SECONDS = 2.0
 """Seconds of silence after which a store has a successor, with one more sign at most. A container that is started
 again in place is back by then, or its kubelet has said that it is not ready."""
-COME_OVER = 4.0
+NODES_SWITCH_SECONDS = 4.0
 """Seconds after the end of a store in which its nodes find the next one: what they try first may be the old one."""
 
 
 @dataclass(frozen=True)
-class Context:
+class ReconcileContext:
     """One reconcile: what is there, the spec that holds, and the time in Unix seconds."""
 
     observed: Observed
@@ -60,20 +60,22 @@ class Context:
     def kubelet_gone(self, node: str) -> bool:
         """Whether Kubernetes itself would call the node gone: nobody there ends a pod, or counts its grace."""
         age = self.lease_age(node)
-        return age is not None and age >= LEASE_STALE
+        return age is not None and age >= LEASE_STALE_SECONDS
 
 
 @dataclass(frozen=True)
-class Todo:
+class Actions:
     """What a part of the plan wants done; parts add up."""
 
     actions: tuple[Action, ...] = ()
-    notes: tuple[Note, ...] = ()
-    wake: tuple[float, ...] = field(default=())
+    event_records: tuple[EventRecord, ...] = ()
+    requeue_at: tuple[float, ...] = field(default=())
     """Times at which to look again, Unix seconds."""
 
-    def __add__(self, other: Todo) -> Todo:
-        return Todo(self.actions + other.actions, self.notes + other.notes, self.wake + other.wake)
+    def __add__(self, other: Actions) -> Actions:
+        return Actions(
+            self.actions + other.actions, self.event_records + other.event_records, self.requeue_at + other.requeue_at
+        )
 
 
-NOTHING = Todo()
+NO_ACTIONS = Actions()

@@ -7,12 +7,12 @@ from typing import Any
 from elasticjob.contract.messages import Failure, FailureClass
 from elasticjob_operator.model.pods import Pod
 from elasticjob_operator.model.raw import timestamp
-from elasticjob_operator.plan.pod_decisions import Replace, Slot, describe_end
+from elasticjob_operator.plan.pod_decisions import PodDecision, ReplacePod, describe_end
 
 MESSAGE_LENGTH = 1024
 
 
-def from_worker(failure: Failure, node: str) -> dict[str, Any]:
+def worker_record(failure: Failure, node: str) -> dict[str, Any]:
     """A worker's failure as its agent reported it; `node` is where its pod ran, if known."""
     return _record(
         time=timestamp(failure.time),
@@ -32,14 +32,14 @@ _NAMED = {FailureClass.HANG: "HangDetected", FailureClass.DEVICE_UNHEALTHY: "Dev
 """Failures that leave neither an exception nor a signal."""
 
 
-def from_pod(pod: Pod, now: float) -> dict[str, Any]:
+def pod_record(pod: Pod, now: float) -> dict[str, Any]:
     """The failure of a pod whose agent could not report one."""
     end = pod.end
     if end is None:
         raise ValueError(f"{pod.name} has not ended")
     said = end.termination.failure if end.termination else None
     if said is not None:
-        return from_worker(said, pod.node)
+        return worker_record(said, pod.node)
     kind = FailureClass.OOM_KILLED if end.reason == "OOMKilled" else FailureClass.KILLED
     return _record(
         time=timestamp(end.time or now),
@@ -53,15 +53,15 @@ def from_pod(pod: Pod, now: float) -> dict[str, Any]:
     )
 
 
-def uncharged(slot: Slot, now: float) -> dict[str, Any] | None:
+def uncharged_record(decision: PodDecision, now: float) -> dict[str, Any] | None:
     """What Kubernetes, or its node, did to a pod that is replaced; None where a person or the job itself did it."""
-    pod, verdict = slot.pod, slot.verdict
-    if pod is None or not isinstance(verdict, Replace) or verdict.charged:
+    pod, verdict = decision.pod, decision.action
+    if pod is None or not isinstance(verdict, ReplacePod) or verdict.charged:
         return None
-    if verdict.unfit is not None:
-        return from_worker(verdict.unfit, pod.node)
+    if verdict.unhealthy is not None:
+        return worker_record(verdict.unhealthy, pod.node)
     if verdict.lost_at is not None:
-        return _of_pod(pod, verdict.lost_at, FailureClass.NODE_LOST, "NodeLost", verdict.why)
+        return _of_pod(pod, verdict.lost_at, FailureClass.NODE_LOST, "NodeLost", verdict.reason)
     reason = pod.disrupted or (pod.end.reason if pod.end else "")
     kind = _FATES.get(reason) or (FailureClass.PREEMPTED if pod.disrupted else None)
     if kind is None and pod.end is not None and pod.end.exit_code is None:
@@ -69,7 +69,7 @@ def uncharged(slot: Slot, now: float) -> dict[str, Any] | None:
     if kind is None:
         return None
     at = (pod.end.time if pod.end else 0.0) or now
-    return _of_pod(pod, at, kind, reason, (pod.end.message if pod.end else "") or verdict.why)
+    return _of_pod(pod, at, kind, reason, (pod.end.message if pod.end else "") or verdict.reason)
 
 
 _FATES = {
@@ -89,7 +89,7 @@ def _of_pod(pod: Pod, at: float, kind: FailureClass, reason: str, message: str) 
     return _record(**known, reason=reason, message=message)
 
 
-def tell(record: dict[str, Any]) -> str:
+def describe_record(record: dict[str, Any]) -> str:
     """One sentence for people."""
     rank = f"rank {record['rank']} in " if "rank" in record else ""
     node = f" on {record['node']}" if record.get("node") else ""

@@ -9,13 +9,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from elasticjob.contract.messages import FailureClass, HangAction, Outcome
-from elasticjob_operator.actions import DeletePod, DeleteService, Note
+from elasticjob_operator.actions import DeletePod, DeleteService, EventRecord
 from elasticjob_operator.manifests.names import nodes_service, store_service
 from elasticjob_operator.model.pods import Pod
 from elasticjob_operator.model.status import ConditionType
 from elasticjob_operator.plan import failures
 from elasticjob_operator.plan.budget import Budget
-from elasticjob_operator.plan.context import Context, Todo
+from elasticjob_operator.plan.context import Actions, ReconcileContext
 from elasticjob_operator.plan.world import World
 
 LEAVE_GRACE = 10.0
@@ -25,7 +25,7 @@ STUCK_GRACE = 30.0
 
 
 @dataclass(frozen=True)
-class Verdict:
+class JobOutcome:
     """How the job ends. `since` is when that was known, Unix seconds."""
 
     succeeded: bool
@@ -36,14 +36,14 @@ class Verdict:
     """The root cause, where it is new to status."""
 
 
-def judge(ctx: Context, world: World, budget: Budget) -> Verdict | None:
+def evaluate_outcome(ctx: ReconcileContext, world: World, budget: Budget) -> JobOutcome | None:
     """The verdict, from status where it has been given before."""
-    given = given_before(ctx)
+    given = declared_outcome(ctx)
     if given is not None:
         return given
     if world.outcome is Outcome.SUCCEEDED:
         message = f"every worker of the last round exited with 0{_by_whom(world)}"
-        return Verdict(True, "AllAgentsSucceeded", message, ctx.now)
+        return JobOutcome(True, "AllAgentsSucceeded", message, ctx.now)
     if world.outcome is Outcome.FAILED or budget.exhausted:
         failed = _failed(ctx, budget)
         return replace(failed, message=failed.message + _by_whom(world))
@@ -52,17 +52,17 @@ def judge(ctx: Context, world: World, budget: Budget) -> Verdict | None:
 
 def _by_whom(world: World) -> str:
     """What is not known where the store cannot be asked."""
-    if not world.witness:
+    if not world.outcome_pod:
         return ""
-    return f" (by the word of {world.witness}: restarts that only the store knew of are not counted)"
+    return f" (by the word of {world.outcome_pod}: restarts that only the store knew of are not counted)"
 
 
-def given_before(ctx: Context) -> Verdict | None:
+def declared_outcome(ctx: ReconcileContext) -> JobOutcome | None:
     """The verdict that status holds already."""
     for kind, success in _VERDICTS:
         given = ctx.status.conditions.get(kind)
         if given is not None and given.true:
-            return Verdict(success, given.reason, given.message, given.since)
+            return JobOutcome(success, given.reason, given.message, given.since)
     return None
 
 
@@ -72,44 +72,44 @@ _VERDICTS = (
 )  # fmt: skip
 
 
-def _failed(ctx: Context, budget: Budget) -> Verdict:
+def _failed(ctx: ReconcileContext, budget: Budget) -> JobOutcome:
     record = _root_cause(ctx, budget)
-    told = f"; last: {failures.tell(record)}" if record else ""
+    told = f"; last: {failures.describe_record(record)}" if record else ""
     if ctx.spec.hang_action is HangAction.FAIL_JOB and record and record.get("class") == FailureClass.HANG.value:
         message = f"hangPolicy.action is FailJob, and training stood still{told}"
-        return Verdict(False, "FailurePolicyRule", message, ctx.now, record)
+        return JobOutcome(False, "FailurePolicyRule", message, ctx.now, record)
     limit = ctx.spec.max_restarts
     message = (
         f"failed once more after {budget.counted} of {limit} restarts{told}. "
         "See status.lastFailure; correct the cause and apply the job under a new name, "
         "or allow more with spec.failurePolicy.maxRestarts"
     )
-    return Verdict(False, "MaxRestartsExceeded", message, ctx.now, record)
+    return JobOutcome(False, "MaxRestartsExceeded", message, ctx.now, record)
 
 
-def _root_cause(ctx: Context, budget: Budget) -> dict[str, Any] | None:
+def _root_cause(ctx: ReconcileContext, budget: Budget) -> dict[str, Any] | None:
     """The coordinator's word, else what an agent wrote before it ended, else the last failure that was charged."""
-    if budget.failed:
-        return budget.failed[-1]
+    if budget.charged:
+        return budget.charged[-1]
     said = [p.end.termination.failure for p in ctx.observed.workers if p.end and p.end.termination]
     known = next(filter(None, [ctx.report.failure if ctx.report else None, *said]), None)
     if known is not None:
-        return failures.from_worker(known, ctx.node_of(known.pod))
+        return failures.worker_record(known, ctx.node_of(known.pod))
     last = ctx.status.raw.get("lastFailure")
     return dict(last) if isinstance(last, dict) else None
 
 
-def over(ctx: Context) -> bool:
+def all_workers_ended(ctx: ReconcileContext) -> bool:
     """Whether every worker pod has ended, as far as it can."""
     return all(_ended(ctx, pod) for pod in ctx.observed.workers)
 
 
-def _ended(ctx: Context, pod: Pod) -> bool:
+def _ended(ctx: ReconcileContext, pod: Pod) -> bool:
     stuck = pod.deleting is not None and (ctx.now > pod.deleting + STUCK_GRACE or ctx.kubelet_gone(pod.node))
     return pod.end is not None or stuck
 
 
-def clean(ctx: Context, verdict: Verdict, *, told: bool) -> Todo:
+def remove_pods(ctx: ReconcileContext, verdict: JobOutcome, *, told: bool) -> Actions:
     """Take away what runs; ended pods stay for their logs. The store goes last: agents learn the verdict from it.
 
     `told`: the coordinator has declared the end, so agents are about to exit by themselves.
@@ -117,11 +117,11 @@ def clean(ctx: Context, verdict: Verdict, *, told: bool) -> Todo:
     patience = verdict.since + LEAVE_GRACE if told else ctx.now
     running = [p for p in ctx.observed.workers if p.deleting is None and (p.end is None or p.phase == "Running")]
     waited = [p for p in running if ctx.now < patience and _may_end_by_itself(p)]
-    todo = Todo(tuple(DeletePod(p.name, p.uid, "the job has ended") for p in running if p not in waited))
+    todo = Actions(tuple(DeletePod(p.name, p.uid, "the job has ended") for p in running if p not in waited))
     if waited:
-        todo += Todo(wake=(patience,))
-    if not over(ctx):
-        return todo + Todo(wake=(ctx.now + 5.0,))
+        todo += Actions(requeue_at=(patience,))
+    if not all_workers_ended(ctx):
+        return todo + Actions(requeue_at=(ctx.now + 5.0,))
     return todo + _take_down_store(ctx)
 
 
@@ -130,11 +130,11 @@ def _may_end_by_itself(pod: Pod) -> bool:
     return bool(pod.node) and not pod.image_error and not pod.stuck
 
 
-def _take_down_store(ctx: Context) -> Todo:
+def _take_down_store(ctx: ReconcileContext) -> Actions:
     children, name = ctx.observed.children, ctx.job.name
     stores = [p for p in ctx.observed.stores if p.deleting is None]
     services = ((nodes_service(name), children.nodes), (store_service(name), children.rendezvous))
-    return Todo(
+    return Actions(
         actions=(
             *(DeletePod(p.name, p.uid, "the job has ended") for p in stores),
             *(DeleteService(service, child.uid) for service, child in services if child is not None and child.ours),
@@ -142,8 +142,8 @@ def _take_down_store(ctx: Context) -> Todo:
     )
 
 
-def note(verdict: Verdict) -> Note:
+def outcome_event(verdict: JobOutcome) -> EventRecord:
     """The Event of the job's end."""
     if verdict.succeeded:
-        return Note("Completed", verdict.message, key="end")
-    return Note(verdict.reason, verdict.message, key="end", warning=True)
+        return EventRecord("Completed", verdict.message, key="end")
+    return EventRecord(verdict.reason, verdict.message, key="end", warning=True)

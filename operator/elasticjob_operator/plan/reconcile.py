@@ -6,28 +6,28 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from elasticjob.contract.messages import Facts as LinkFacts
 from elasticjob.contract.messages import Finish, Outcome
+from elasticjob.contract.messages import OperatorView as LinkFacts
 from elasticjob_operator.actions import (
     Action,
     CreateNodesService,
     CreateSecret,
     CreateStoreService,
-    Note,
-    PointStoreService,
+    EventRecord,
+    UpdateStoreService,
 )
 from elasticjob_operator.model.observed import Job, Observed
 from elasticjob_operator.model.raw import timestamp
 from elasticjob_operator.model.status import Condition, ConditionType
 from elasticjob_operator.plan import job_end, world
 from elasticjob_operator.plan.budget import Budget, plan_budget
-from elasticjob_operator.plan.conditions import Facts
-from elasticjob_operator.plan.context import Context, Todo
-from elasticjob_operator.plan.event_records import notes
-from elasticjob_operator.plan.pod_decisions import judge_slots, still_avoided
-from elasticjob_operator.plan.status import minor, next_status, same, told_conditions
-from elasticjob_operator.plan.stores import Store, plan_store, word
-from elasticjob_operator.plan.workers import Workers, plan_workers
+from elasticjob_operator.plan.conditions import JobContext
+from elasticjob_operator.plan.context import Actions, ReconcileContext
+from elasticjob_operator.plan.event_records import event_records
+from elasticjob_operator.plan.pod_decisions import decide_pods, still_avoided
+from elasticjob_operator.plan.status import current_conditions, is_minor_change, next_status, same_status
+from elasticjob_operator.plan.stores import StorePlan, confirmed_request, plan_store
+from elasticjob_operator.plan.workers import WorkersPlan, plan_workers
 
 SHORTEST_WAIT = 0.05
 NAME_WAIT = 15.0
@@ -55,11 +55,11 @@ class Plan:
     status: Mapping[str, Any] | None = None
     minor: bool = False
     """Whether nothing depends on the write and nobody waits for it: more of the like may be awaited first."""
-    facts: LinkFacts | None = None
+    operator_view: LinkFacts | None = None
     """For the store, without lease and sequence; only to be sent once `status` is written."""
-    store: StoreAddress | None = None
+    store_address: StoreAddress | None = None
     actions: tuple[Action, ...] = ()
-    notes: tuple[Note, ...] = ()
+    event_records: tuple[EventRecord, ...] = ()
     requeue_after: float | None = None
     """Seconds after which to look again even if nothing is heard."""
 
@@ -71,54 +71,54 @@ def plan(observed: Observed, image: str, now: float) -> Plan:
         return Plan()
     if job.spec is None:
         return _invalid(job, now)
-    ctx = Context(observed, job.spec, now)
-    slots = judge_slots(ctx)
-    told_before = job_end.given_before(ctx)
-    budget = _frozen(ctx) if told_before else plan_budget(ctx, slots)
-    seen = world.look(ctx)
-    verdict = job_end.judge(ctx, seen, budget)
+    ctx = ReconcileContext(observed, job.spec, now)
+    decisions = decide_pods(ctx)
+    told_before = job_end.declared_outcome(ctx)
+    budget = _frozen(ctx) if told_before else plan_budget(ctx, decisions)
+    seen = world.read_world(ctx)
+    verdict = job_end.evaluate_outcome(ctx, seen, budget)
     if verdict is not None:
         store, workers = _last_store(ctx), _no_more_workers(ctx)
-        todo = job_end.clean(ctx, verdict, told=seen.outcome is not None)
+        todo = job_end.remove_pods(ctx, verdict, told=seen.outcome is not None)
     elif _names_taken(ctx):
         store, workers = _last_store(ctx), _no_more_workers(ctx)
-        todo = Todo(wake=(ctx.now + NAME_WAIT,))
+        todo = Actions(requeue_at=(ctx.now + NAME_WAIT,))
     else:
         store = plan_store(ctx)
-        workers = plan_workers(ctx, slots, store.lost_node)
+        workers = plan_workers(ctx, decisions, store.lost_node)
         todo = _start(ctx, store, workers)
-    facts = Facts(ctx, slots, workers, store, seen, budget, verdict)
-    told = told_conditions(facts)
-    told_notes = (*budget.notes, *todo.notes)
+    facts = JobContext(ctx, decisions, workers, store, seen, budget, verdict)
+    told = current_conditions(facts)
+    told_notes = (*budget.event_records, *todo.event_records)
     if verdict is None:
-        told_notes += notes(facts, told)
+        told_notes += event_records(facts, told)
     elif told_before is None:
-        told_notes += (job_end.note(verdict),)
+        told_notes += (job_end.outcome_event(verdict),)
     status = next_status(facts, told, image)
     return Plan(
-        status=None if same(status, ctx.status.raw) else status,
-        minor=not todo.actions and minor(status, ctx.status.raw),
-        facts=_link_facts(facts),
-        store=_address(ctx, store),
+        status=None if same_status(status, ctx.status.raw) else status,
+        minor=not todo.actions and is_minor_change(status, ctx.status.raw),
+        operator_view=_link_facts(facts),
+        store_address=_address(ctx, store),
         actions=todo.actions,
-        notes=told_notes,
-        requeue_after=max(SHORTEST_WAIT, min(todo.wake) - now) if todo.wake else None,
+        event_records=told_notes,
+        requeue_after=max(SHORTEST_WAIT, min(todo.requeue_at) - now) if todo.requeue_at else None,
     )
 
 
-def _names_taken(ctx: Context) -> bool:
+def _names_taken(ctx: ReconcileContext) -> bool:
     """Somebody else's Service or Secret has the name: make nothing, and touch nothing of theirs."""
     children = ctx.observed.children
     named = (children.secret, children.nodes, children.rendezvous)
     return any(child is not None and not child.ours for child in named)
 
 
-def _start(ctx: Context, store: Store, workers: Workers) -> Todo:
+def _start(ctx: ReconcileContext, store: StorePlan, workers: WorkersPlan) -> Actions:
     """Services and Secret before the pods that need them."""
-    return Todo(actions=_children(ctx, store)) + store.todo + workers.todo + Todo(wake=_retries(ctx))
+    return Actions(actions=_children(ctx, store)) + store.actions + workers.actions + Actions(requeue_at=_retries(ctx))
 
 
-def _children(ctx: Context, store: Store) -> tuple[Action, ...]:
+def _children(ctx: ReconcileContext, store: StorePlan) -> tuple[Action, ...]:
     name, children = ctx.job.name, ctx.observed.children
     actions: list[Action] = []
     if children.secret is None and _may(ctx, f"Secret/{name}-rdzv"):
@@ -134,61 +134,61 @@ def _children(ctx: Context, store: Store) -> tuple[Action, ...]:
         and rendezvous.ours
         and rendezvous.incarnation != store.incarnation
     ):
-        actions.append(PointStoreService(rendezvous.uid, store.incarnation))
+        actions.append(UpdateStoreService(rendezvous.uid, store.incarnation))
     return tuple(actions)
 
 
-def _may(ctx: Context, child: str) -> bool:
+def _may(ctx: ReconcileContext, child: str) -> bool:
     refusal = ctx.observed.refusals.get(child)
     return refusal is None or ctx.now >= refusal.retry_at
 
 
-def _retries(ctx: Context) -> tuple[float, ...]:
+def _retries(ctx: ReconcileContext) -> tuple[float, ...]:
     return tuple(r.retry_at for r in ctx.observed.refusals.values() if r.retry_at > ctx.now)
 
 
 # ---- the end ---------------------------------------------------------------------------------------------------
 
 
-def _frozen(ctx: Context) -> Budget:
+def _frozen(ctx: ReconcileContext) -> Budget:
     status = ctx.status
     return Budget(status.restarts, status.restarts_counted, status.charged_round)
 
 
-def _last_store(ctx: Context) -> Store:
+def _last_store(ctx: ReconcileContext) -> StorePlan:
     """The store as it is, with no successor."""
     incarnation = ctx.status.store_incarnation
     pod = next((p for p in ctx.observed.stores if p.incarnation == incarnation and p.running and p.ip), None)
-    return Store(incarnation, pod, Todo())
+    return StorePlan(incarnation, pod, Actions())
 
 
-def _no_more_workers(ctx: Context) -> Workers:
-    return Workers(ctx.status.incarnations, still_avoided(ctx), (), Todo())
+def _no_more_workers(ctx: ReconcileContext) -> WorkersPlan:
+    return WorkersPlan(ctx.status.incarnations, still_avoided(ctx), (), Actions())
 
 
 # ---- the store -------------------------------------------------------------------------------------------------
 
 
-def _link_facts(f: Facts) -> LinkFacts:
+def _link_facts(f: JobContext) -> LinkFacts:
     return LinkFacts(
         lease=0,
         sequence=0,
         settings=f.ctx.spec.settings,
         charged=f.budget.counted,
         charged_round=f.budget.charged_round,
-        pods=f.workers.facts,
-        only_store=word(f.ctx),
-        finish=_finish(f.verdict) if f.verdict else None,
+        pods=f.workers.expected_pods,
+        confirmed_request=confirmed_request(f.ctx),
+        finish=_finish(f.outcome) if f.outcome else None,
     )
 
 
-def _finish(verdict: job_end.Verdict) -> Finish:
+def _finish(verdict: job_end.JobOutcome) -> Finish:
     """For a coordinator that did not declare the job's end, or died since: nobody who is still here may run again."""
     outcome = Outcome.SUCCEEDED if verdict.succeeded else Outcome.FAILED
     return Finish(outcome, verdict.reason, verdict.message[:1024])
 
 
-def _address(ctx: Context, store: Store) -> StoreAddress | None:
+def _address(ctx: ReconcileContext, store: StorePlan) -> StoreAddress | None:
     if store.pod is None or store.incarnation is None:
         return None
     spec = ctx.spec
@@ -217,4 +217,4 @@ def _invalid(job: Job, now: float) -> Plan:
         "lastTransitionTime": timestamp(now),
     }
     status = {"observedGeneration": job.generation, "phase": "Failed", "conditions": [written]}
-    return Plan(status=status, notes=(Note("InvalidSpec", job.spec_error, key="end", warning=True),))
+    return Plan(status=status, event_records=(EventRecord("InvalidSpec", job.spec_error, key="end", warning=True),))

@@ -6,18 +6,18 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from elasticjob.contract.messages import Recovery
+from elasticjob.contract.messages import RecoverySeconds
 from elasticjob.contract.names import Label, Role
 from elasticjob_operator.manifests.names import endpoint
 from elasticjob_operator.model.raw import objects, timestamp
 from elasticjob_operator.model.status import Condition, ConditionType
 from elasticjob_operator.plan import conditions, stragglers
-from elasticjob_operator.plan.budget import RECENT
-from elasticjob_operator.plan.conditions import Facts
-from elasticjob_operator.plan.job_end import over
+from elasticjob_operator.plan.budget import MAX_RECENT_FAILURES
+from elasticjob_operator.plan.conditions import JobContext
+from elasticjob_operator.plan.job_end import all_workers_ended
 
 
-def next_status(f: Facts, told: dict[ConditionType, Condition], image: str) -> dict[str, Any]:
+def next_status(f: JobContext, told: dict[ConditionType, Condition], image: str) -> dict[str, Any]:
     """The whole status. Equal to the one read when nothing has changed."""
     ctx = f.ctx
     status = dict(ctx.status.raw) | {
@@ -31,11 +31,11 @@ def next_status(f: Facts, told: dict[ConditionType, Condition], image: str) -> d
         "restartsCountTowardsMax": f.budget.counted,
         "executionAttempts": max(1, ctx.status.execution_attempts),
         "rendezvous": _rendezvous(f),
-        "podIncarnations": ",".join(map(str, f.workers.incarnations)),
+        "incarnations": ",".join(map(str, f.workers.incarnations)),
         "runtimeImage": ctx.status.runtime_image or image,
         "warmFork": f.world.warm_fork or None,
         "avoidedNodes": _avoided(f),
-        "straggler": stragglers.record(f),
+        "straggler": stragglers.straggler_record(f),
         "conditions": _written(f, told),
         **_times(f, told),
         **_failures(f),
@@ -45,12 +45,12 @@ def next_status(f: Facts, told: dict[ConditionType, Condition], image: str) -> d
     return {name: value for name, value in status.items() if value not in (None, [])}
 
 
-def same(one: Any, other: Any) -> bool:
+def same_status(one: Any, other: Any) -> bool:
     """Whether two statuses say the same."""
     return json.dumps(one, sort_keys=True) == json.dumps(other, sort_keys=True)
 
 
-def _rendezvous(f: Facts) -> dict[str, Any] | None:
+def _rendezvous(f: JobContext) -> dict[str, Any] | None:
     if f.store.incarnation is None:
         return None
     return {"endpoint": endpoint(f.ctx.job, f.ctx.spec.port), "incarnation": f.store.incarnation}
@@ -59,9 +59,9 @@ def _rendezvous(f: Facts) -> dict[str, Any] | None:
 _MINOR = ("replicas", "active", "ready", "standby", "succeeded", "failed", "terminating")
 
 
-def minor(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+def is_minor_change(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
     """Whether two statuses differ in what may wait a moment: counts, and the wording of conditions."""
-    return same(_gist(one), _gist(other))
+    return same_status(_gist(one), _gist(other))
 
 
 def _gist(status: Mapping[str, Any]) -> dict[str, Any]:
@@ -69,10 +69,10 @@ def _gist(status: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in status.items() if name not in _MINOR} | {"conditions": told}
 
 
-def _counts(f: Facts) -> dict[str, int]:
+def _counts(f: JobContext) -> dict[str, int]:
     pods = f.ctx.observed.workers
     ended = [p.end for p in pods if p.end is not None]
-    over_ = f.verdict is not None
+    over_ = f.outcome is not None
     return {
         "replicas": sum(p.live for p in pods),
         "active": 0 if over_ else f.world.active,
@@ -85,23 +85,23 @@ def _counts(f: Facts) -> dict[str, int]:
     }
 
 
-def _avoided(f: Facts) -> list[dict[str, str]]:
+def _avoided(f: JobContext) -> list[dict[str, str]]:
     return [
         {
             "name": node.name,
             "since": timestamp(node.since),
             "until": timestamp(node.until),
-            "why": node.why,
+            "why": node.message,
             "reason": node.reason,
         }
         for node in f.workers.avoided
     ]
 
 
-def _times(f: Facts, told: dict[ConditionType, Condition]) -> dict[str, str]:
+def _times(f: JobContext, told: dict[ConditionType, Condition]) -> dict[str, str]:
     ctx, now = f.ctx, timestamp(f.ctx.now)
     times = {"startTime": ctx.status.raw.get("startTime") or now}
-    if f.world.fresh:
+    if f.world.is_new_round:
         # Microseconds: two rounds may be formed within one second, and each is counted once.
         times["lastRendezvousTime"] = timestamp(f.world.formed_at, precise=True)
     if f.budget.restarts > ctx.status.restarts or f.budget.exhausted:
@@ -114,18 +114,18 @@ def _times(f: Facts, told: dict[ConditionType, Condition]) -> dict[str, str]:
     return times
 
 
-def _failures(f: Facts) -> dict[str, Any]:
-    new = [*f.budget.untold, *f.budget.failed]
-    cause = f.verdict.failure if f.verdict else None
+def _failures(f: JobContext) -> dict[str, Any]:
+    new = [*f.budget.uncharged, *f.budget.charged]
+    cause = f.outcome.failure if f.outcome else None
     if cause is not None and cause not in new and cause != f.ctx.status.raw.get("lastFailure"):
         new.append(cause)
     known = [dict(record) for record in objects(f.ctx.status.raw, "recentFailures")]
-    recent = _with_recovery([*known, *new][-RECENT:], f.ctx.report.recovery if f.ctx.report else None)
+    recent = _with_recovery([*known, *new][-MAX_RECENT_FAILURES:], f.ctx.report.recovery if f.ctx.report else None)
     told = {"recentFailures": recent} if recent != known else {}
     return told | ({"lastFailure": new[-1]} if new else {})
 
 
-def _with_recovery(recent: list[dict[str, Any]], recovery: Recovery | None) -> list[dict[str, Any]]:
+def _with_recovery(recent: list[dict[str, Any]], recovery: RecoverySeconds | None) -> list[dict[str, Any]]:
     """`recent` with the phases of the last recovery beside the last failure of a pod that it was from."""
     if recovery is None:
         return recent
@@ -141,7 +141,7 @@ def _with_recovery(recent: list[dict[str, Any]], recovery: Recovery | None) -> l
 # ---- conditions ------------------------------------------------------------------------------------------------
 
 
-def told_conditions(f: Facts) -> dict[ConditionType, Condition]:
+def current_conditions(f: JobContext) -> dict[ConditionType, Condition]:
     """Every condition that applies."""
     told: dict[ConditionType, Condition | None] = {
         ConditionType.RENDEZVOUS_READY: conditions.rendezvous_ready(f),
@@ -149,23 +149,23 @@ def told_conditions(f: Facts) -> dict[ConditionType, Condition]:
         ConditionType.FULLY_SCALED: conditions.fully_scaled(f),
         ConditionType.RESTARTING: conditions.restarting(f),
     }
-    if f.verdict is not None:
-        met = ConditionType.SUCCESS_CRITERIA_MET if f.verdict.succeeded else ConditionType.FAILURE_TARGET
-        final = ConditionType.COMPLETE if f.verdict.succeeded else ConditionType.FAILED
-        told[met] = Condition("True", f.verdict.reason, f.verdict.message)
-        if over(f.ctx) or f.ctx.status.is_true(final):
-            told[final] = Condition("True", f.verdict.reason, f.verdict.message)
+    if f.outcome is not None:
+        met = ConditionType.SUCCESS_CRITERIA_MET if f.outcome.succeeded else ConditionType.FAILURE_TARGET
+        final = ConditionType.COMPLETE if f.outcome.succeeded else ConditionType.FAILED
+        told[met] = Condition("True", f.outcome.reason, f.outcome.message)
+        if all_workers_ended(f.ctx) or f.ctx.status.is_true(final):
+            told[final] = Condition("True", f.outcome.reason, f.outcome.message)
     return {kind: value for kind, value in told.items() if value is not None}
 
 
-def _written(f: Facts, told: dict[ConditionType, Condition]) -> list[dict[str, Any]]:
+def _written(f: JobContext, told: dict[ConditionType, Condition]) -> list[dict[str, Any]]:
     """metav1.Conditions; those of types this operator does not know stay."""
     known = {kind.value for kind in ConditionType}
     others = [dict(c) for c in objects(f.ctx.status.raw, "conditions") if c.get("type") not in known]
     return [_one(f, kind, told[kind]) for kind in ConditionType if kind in told] + others
 
 
-def _one(f: Facts, kind: ConditionType, value: Condition) -> dict[str, Any]:
+def _one(f: JobContext, kind: ConditionType, value: Condition) -> dict[str, Any]:
     before = f.ctx.status.conditions.get(kind)
     since = before.since if before is not None and before.status == value.status else f.ctx.now
     return {
@@ -178,9 +178,9 @@ def _one(f: Facts, kind: ConditionType, value: Condition) -> dict[str, Any]:
     }
 
 
-def _phase(f: Facts, told: dict[ConditionType, Condition]) -> str:
-    if f.verdict is not None:
-        return "Succeeded" if f.verdict.succeeded else "Failed"
+def _phase(f: JobContext, told: dict[ConditionType, Condition]) -> str:
+    if f.outcome is not None:
+        return "Succeeded" if f.outcome.succeeded else "Failed"
     if f.world.formed:
         scaled = told[ConditionType.FULLY_SCALED]
         if scaled.true:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from elasticjob.contract.messages import RoundPhase
-from elasticjob_operator.actions import Note
+from elasticjob_operator.actions import EventRecord
 from elasticjob_operator.model.raw import integer, mapping, text, timestamp
-from elasticjob_operator.plan.conditions import Facts
+from elasticjob_operator.plan.conditions import JobContext
 
 
-def record(f: Facts) -> dict[str, Any] | None:
+def straggler_record(f: JobContext) -> dict[str, Any] | None:
     """`status.straggler`; None while a round runs in which nobody is one. It stays while nobody can be asked."""
-    if f.verdict is not None or not f.world.formed:
+    if f.outcome is not None or not f.world.formed:
         return None
     report = f.ctx.report
     if report is None or report.phase is RoundPhase.RECOVERING:
@@ -24,16 +24,16 @@ def record(f: Facts) -> dict[str, Any] | None:
         "rank": slow.rank,
         "pod": slow.pod,
         "node": f.ctx.node_of(slow.pod),
-        "stepSeconds": round(slow.own, 4),
-        "medianSeconds": round(slow.median, 4),
+        "stepSeconds": round(slow.own_seconds, 4),
+        "medianSeconds": round(slow.median_seconds, 4),
         "time": timestamp(slow.time),
     }
     return {name: value for name, value in told.items() if value != ""}
 
 
-def note(f: Facts) -> tuple[Note, ...]:
+def straggler_event(f: JobContext) -> tuple[EventRecord, ...]:
     """Told once, when it is named."""
-    now, before = record(f), mapping(f.ctx.status.raw, "straggler")
+    now, before = straggler_record(f), mapping(f.ctx.status.raw, "straggler")
     if now is None or (now["time"], now["rank"]) == (text(before, "time"), integer(before, "rank", default=-1)):
         return ()
     where = f" on {now['node']}" if "node" in now else ""
@@ -41,4 +41,4 @@ def note(f: Facts) -> tuple[Note, ...]:
         f"rank {now['rank']} in {now['pod']}{where} holds up every step: {now['stepSeconds']:g} s of its own, "
         f"{now['medianSeconds']:g} s in the other ranks"
     )
-    return (Note("Straggler", message, key=f"{now['time']}/{now['rank']}", warning=True),)
+    return (EventRecord("Straggler", message, key=f"{now['time']}/{now['rank']}", warning=True),)

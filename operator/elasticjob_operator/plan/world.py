@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from elasticjob.contract.messages import Outcome, Report, RoundPhase
 from elasticjob_operator.model.raw import integer, text
 from elasticjob_operator.model.status import ConditionType
-from elasticjob_operator.plan.context import Context
+from elasticjob_operator.plan.context import ReconcileContext
 
 
 @dataclass(frozen=True)
@@ -25,10 +25,10 @@ class World:
     """Rounds formed in the job's life."""
     formed_at: float
     """When the newest one was formed, Unix seconds; 0: never."""
-    fresh: bool
+    is_new_round: bool
     """Whether the newest one is new to status."""
     outcome: Outcome | None
-    witness: str
+    outcome_pod: str
     """The pod whose termination message tells the outcome; empty where the coordinator tells it."""
     reason: str
     """The coordinator's own words; empty while it cannot be asked."""
@@ -36,14 +36,16 @@ class World:
     """What status says of it: nothing while all is well."""
 
 
-def look(ctx: Context) -> World:
+def read_world(ctx: ReconcileContext) -> World:
     """A coordinator that still recovers knows less than status does."""
     report = ctx.report
     if report is None or report.phase is RoundPhase.RECOVERING:
         return _remembered(ctx, report)
     formed = report.phase is RoundPhase.RUNNING and report.formed_at > 0
     # A successor store restores the round it finds: the same one, though its time is that of the restoring.
-    restored = report.round is not None and report.round.store != report.incarnation and ctx.status.rounds > 0
+    restored = (
+        report.round is not None and report.round.store_incarnation != report.incarnation and ctx.status.rounds > 0
+    )
     fresh = not restored and report.formed_at > ctx.status.last_rendezvous + 0.001
     rounds = ctx.status.rounds
     outcome, witness = _outcome(ctx, report)
@@ -55,21 +57,21 @@ def look(ctx: Context) -> World:
         size=report.world_size if formed else 0,
         rounds=max(rounds + 1, report.rounds) if fresh else rounds,
         formed_at=report.formed_at if fresh else ctx.status.last_rendezvous,
-        fresh=fresh,
+        is_new_round=fresh,
         outcome=outcome,
-        witness=witness,
+        outcome_pod=witness,
         reason=report.reason,
         warm_fork=_warm_fork(report) if formed else text(ctx.status.raw, "warmFork"),
     )
 
 
 def _warm_fork(report: Report) -> str:
-    if not report.warm_off:
+    if not report.fork_disabled_reason:
         return ""
-    return f"off on {report.warm_off_nodes} of {report.active} nodes: {report.warm_off}"
+    return f"off on {report.fork_disabled_nodes} of {report.active} nodes: {report.fork_disabled_reason}"
 
 
-def _remembered(ctx: Context, report: Report | None) -> World:
+def _remembered(ctx: ReconcileContext, report: Report | None) -> World:
     raw = ctx.status.raw
     live = sum(pod.running for pod in ctx.observed.workers)
     formed = ctx.status.is_true(ConditionType.RUNNING) and live > 0
@@ -82,15 +84,15 @@ def _remembered(ctx: Context, report: Report | None) -> World:
         size=integer(raw, "worldSize") if formed else 0,
         rounds=ctx.status.rounds,
         formed_at=ctx.status.last_rendezvous,
-        fresh=False,
+        is_new_round=False,
         outcome=outcome,
-        witness=witness,
+        outcome_pod=witness,
         reason=report.reason if report else "",
         warm_fork=text(raw, "warmFork"),
     )
 
 
-def _outcome(ctx: Context, report: Report | None) -> tuple[Outcome | None, str]:
+def _outcome(ctx: ReconcileContext, report: Report | None) -> tuple[Outcome | None, str]:
     """Declared by the coordinator, or proved by the termination message of one pod; and which one."""
     if report is not None and report.outcome is not None:
         return report.outcome, ""

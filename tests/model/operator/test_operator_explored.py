@@ -27,7 +27,7 @@ from support.operator_build import elastic, raw_job
 from support.operator_world import (
     Api,
     Crash,
-    Links,
+    FakeStoreLinks,
     Node,
     World,
     conditions,
@@ -56,7 +56,7 @@ class Run:
         body["spec"]["elasticPolicy"]["spares"] = self.spares
         self.api.put(JOBS, body)
         self.world = World(self.api, {name: Node(name) for name in ("n1", "n2", "n3")})
-        self.links = Links(self.api, self.world.stores)
+        self.links = FakeStoreLinks(self.api, self.world.stores)
         self.controller = self._controller()
         self.restarts = 0
         self.ended = ""
@@ -71,7 +71,7 @@ class Run:
         """Pods that are not the job's: one has a name it will want, one has all its labels."""
         labels = {Label.JOB_NAME: "bert", Label.JOB_UID: self.api.objects[JOBS, "bert"]["metadata"]["uid"]}
         self.api.put(PODS, {"metadata": {"name": "bert-1-1", "labels": {}}, "spec": {"containers": []}})
-        copied = labels | {Label.ROLE: "worker", Label.POD_INDEX: "9", Label.RESTART_ATTEMPT: "0"}
+        copied = labels | {Label.ROLE: "worker", Label.INDEX: "9", Label.INCARNATION: "0"}
         self.api.put(PODS, {"metadata": {"name": "stranger", "labels": copied}, "spec": {"containers": []}})
         self.foreign = {name: self.api.objects[PODS, name]["metadata"]["uid"] for name in ("bert-1-1", "stranger")}
 
@@ -83,7 +83,7 @@ class Run:
     # -- moves
 
     def look(self) -> None:
-        self.loop.run_until_complete(self.controller.look(KEY))
+        self.loop.run_until_complete(self.controller.reconcile(KEY))
 
     def look_and_crash(self) -> None:
         self.api.crash_in, self.api.committed = self.random.randrange(6), self.random.random() < 0.5
@@ -255,9 +255,9 @@ class Run:
         self._check_end(calls, status)
 
     def _current(self, pod: dict[str, Any], status: dict[str, Any]) -> bool:
-        known = [int(n) for n in (status.get("podIncarnations") or "").split(",") if n]
-        slot = number(pod, Label.POD_INDEX)
-        return slot < len(known) and known[slot] == number(pod, Label.RESTART_ATTEMPT)
+        known = [int(n) for n in (status.get("incarnations") or "").split(",") if n]
+        index = number(pod, Label.INDEX)
+        return index < len(known) and known[index] == number(pod, Label.INCARNATION)
 
     def _check_end(self, calls: list[tuple[str, str, str]], status: dict[str, Any]) -> None:
         told = conditions(self.api)
@@ -311,7 +311,7 @@ class Run:
             return
         target = self.api.objects[JOBS, "bert"]["spec"]["replicas"]
         running = [p for p in self.workers() if phase(p) == "Running" and "deletionTimestamp" not in p["metadata"]]
-        assert sorted(number(p, Label.POD_INDEX) for p in running) == list(range(target + self.spares))
+        assert sorted(number(p, Label.INDEX) for p in running) == list(range(target + self.spares))
         assert told["Running"] == told["FullyScaled"] == told["RendezvousReady"] == "True"
         assert (job_status(self.api)["active"], job_status(self.api)["standby"]) == (target, self.spares)
 

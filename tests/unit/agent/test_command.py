@@ -5,16 +5,16 @@ from __future__ import annotations
 import pytest
 
 from elasticjob.agent.start_workers.command import (
-    Mode,
     PlainCommand,
+    ProgramMode,
     PythonCommand,
     is_torchrun,
-    read_command,
-    read_own_agent,
+    parse_command,
+    parse_own_agent_command,
     torchrun_options,
 )
 
-S, M, C = Mode.SCRIPT, Mode.MODULE, Mode.CODE
+S, M, C = ProgramMode.SCRIPT, ProgramMode.MODULE, ProgramMode.CODE
 
 
 @pytest.mark.parametrize(
@@ -39,7 +39,7 @@ S, M, C = Mode.SCRIPT, Mode.MODULE, Mode.CODE
     ],
 )
 def test_read(line: str, expected: object) -> None:
-    assert read_command(line.split(), "PY") == expected
+    assert parse_command(line.split(), "PY") == expected
 
 
 @pytest.mark.parametrize(
@@ -59,10 +59,10 @@ def test_read(line: str, expected: object) -> None:
     ],
 )
 def test_anything_else_is_started_by_exec_as_it_is(line: str) -> None:
-    command = read_command(line.split(), "PY")
+    command = parse_command(line.split(), "PY")
     assert isinstance(command, PlainCommand)
     assert command.argv == tuple(line.split())
-    assert command.why
+    assert command.reason
 
 
 @pytest.mark.parametrize(
@@ -84,7 +84,7 @@ def test_torchruns_options(line: str, expected: dict[str, str]) -> None:
 
 @pytest.mark.parametrize("line", ["python -Bu t.py a", "python -W error -m pkg a", "python -c pass -x"])
 def test_argv_gives_the_command_line_back(line: str) -> None:
-    command = read_command(line.split(), "PY")
+    command = parse_command(line.split(), "PY")
     assert command.argv == tuple(line.split())
 
 
@@ -101,7 +101,7 @@ RUN = "torch.distributed.run"
     ],
 )
 def test_an_agent_of_the_images_own_runs_as_it_is(line: str, expected: object) -> None:
-    command = read_own_agent(line.split(), "PY")
+    command = parse_own_agent_command(line.split(), "PY")
     assert command == expected
     if isinstance(command, PythonCommand):
         assert is_torchrun(command) == (RUN in command.argv)

@@ -11,7 +11,14 @@ from typing import Any
 import pytest
 
 from elasticjob.agent.monitoring import gpu_compute
-from elasticjob.agent.monitoring.gpu_compute import BLOCKS, THREADS, Driver, DriverError, judge, look
+from elasticjob.agent.monitoring.gpu_compute import (
+    BLOCKS,
+    THREADS,
+    CudaDriver,
+    DriverError,
+    check_result,
+    find_broken_gpu,
+)
 
 BLOCK = struct.pack(f"{THREADS}I", *range(1, THREADS + 1))
 RIGHT = BLOCK * BLOCKS
@@ -76,18 +83,18 @@ class Library:
 
 def test_gpus_that_compute() -> None:
     library = Library(RIGHT, RIGHT)
-    assert look(Driver(library)) == ""
+    assert find_broken_gpu(CudaDriver(library)) == ""
     assert library.launched == [(BLOCKS, THREADS, gpu_compute.TURNS)] * 2
 
 
 @pytest.mark.parametrize("block", [0, 7, BLOCKS - 1])
 def test_one_wrong_bit_names_the_gpu(block: int) -> None:
-    said = look(Driver(Library(RIGHT, wrong(block))))
+    said = find_broken_gpu(CudaDriver(Library(RIGHT, wrong(block))))
     assert said == f"GPU 1 does not compute: 1 of {BLOCKS} equal computations had another result"
 
 
 def test_a_gpu_that_writes_nothing() -> None:
-    assert judge(bytes(len(RIGHT))) == "its computations had no result"
+    assert check_result(bytes(len(RIGHT))) == "its computations had no result"
 
 
 @pytest.mark.parametrize(
@@ -101,9 +108,9 @@ def test_a_gpu_that_writes_nothing() -> None:
     ],
 )
 def test_errors_of_broken_hardware_count_and_no_others(function: str, code: int, said: str) -> None:
-    assert look(Driver(Library(RIGHT, **{function: code}))) == said
+    assert find_broken_gpu(CudaDriver(Library(RIGHT, **{function: code}))) == said
 
 
 def test_a_driver_that_does_not_start_is_said() -> None:
     with pytest.raises(DriverError, match="cuInit: error 100"):
-        look(Driver(Library(RIGHT, cuInit=100)))
+        find_broken_gpu(CudaDriver(Library(RIGHT, cuInit=100)))

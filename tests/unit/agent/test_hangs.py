@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from elasticjob.agent.monitoring.hangs import Standing, Watch, farthest_behind, take_stacks
-from elasticjob.agent.monitoring.worker_progress import Progress
+from elasticjob.agent.monitoring.hangs import HangMonitor, StackDump, dump_stacks, farthest_behind
+from elasticjob.agent.monitoring.worker_progress import ProgressReport
 from elasticjob.contract.messages import Failure, FailureClass
-from elasticjob.contract.names import STACKS_SIGNAL
+from elasticjob.contract.names import STACK_DUMP_SIGNAL
 from elasticjob.diagnosis import root_cause
 
 IDLE = """Thread 0x00007f12 (most recent call first):
@@ -47,22 +47,22 @@ LOADING = """Current thread 0x00007f99 (most recent call first):
     ("stacks", "waiting"), [(ASLEEP, False), (REDUCING, True), (BACKWARD, True), (LOADING, False), ("", False)]
 )
 def test_who_waits_for_others(stacks: str, waiting: bool) -> None:
-    assert Standing(0, 5, 10.0, stacks).waiting is waiting
+    assert StackDump(0, 5, 10.0, stacks).waits_for_peers is waiting
 
 
 def test_the_failure_of_a_hang_says_where_it_stands() -> None:
-    failure = Standing(3, 6, 10.04, ASLEEP).failure("job-1-0", 1.0)
+    failure = StackDump(3, 6, 10.04, ASLEEP).failure("job-1-0", 1.0)
     first, *rest = failure.message.splitlines()
     assert first == "no progress for 10.0 s after step 6: stands in stands_still (/app/train.py:12)"
     assert "line 30 in <module>" in rest[-1]
-    assert (failure.kind, failure.rank, failure.step, failure.waiting) == (FailureClass.HANG, 3, 6, False)
-    silent = Standing(3, 6, 10.0, "").failure("job-1-0", 1.0)
+    assert (failure.kind, failure.rank, failure.step, failure.waits_for_peers) == (FailureClass.HANG, 3, 6, False)
+    silent = StackDump(3, 6, 10.0, "").failure("job-1-0", 1.0)
     assert silent.message.splitlines()[0] == "no progress for 10.0 s after step 6: stands and does not answer"
-    assert len(Standing(3, 6, 10.0, ASLEEP * 100).failure("job-1-0", 1.0).message) <= 1024
+    assert len(StackDump(3, 6, 10.0, ASLEEP * 100).failure("job-1-0", 1.0).message) <= 1024
 
 
-def hang(rank: int, step: int | None, stacks: str = REDUCING) -> Standing:
-    return Standing(rank, step, 1.0, stacks)
+def hang(rank: int, step: int | None, stacks: str = REDUCING) -> StackDump:
+    return StackDump(rank, step, 1.0, stacks)
 
 
 STANDING = [
@@ -74,7 +74,7 @@ STANDING = [
 
 
 @pytest.mark.parametrize(("name", "standing", "blamed"), STANDING, ids=[s[0] for s in STANDING])
-def test_who_is_named_on_a_node_and_among_nodes(name: str, standing: list[Standing], blamed: int) -> None:
+def test_who_is_named_on_a_node_and_among_nodes(name: str, standing: list[StackDump], blamed: int) -> None:
     found = farthest_behind(standing)
     assert found is not None
     assert found.rank == blamed
@@ -98,12 +98,12 @@ class Signs:
     """Signs of life as a test gives them, and how often somebody looked."""
 
     def __init__(self) -> None:
-        self.signs: list[Progress] = []
+        self.signs: list[ProgressReport] = []
         self.looks = 0
         self.looked = asyncio.Event()
         self.stalled = asyncio.Event()
 
-    def look(self) -> list[Progress]:
+    def look(self) -> list[ProgressReport]:
         self.looks += 1
         self.looked.set()
         return self.signs
@@ -111,8 +111,8 @@ class Signs:
 
 async def test_a_hang_is_noticed_at_the_deadline_of_the_oldest_sign() -> None:
     signs = Signs()
-    signs.signs = [Progress(0, 5, time.monotonic()), Progress(1, 5, time.monotonic() - 0.5)]
-    watch = Watch(signs.look, signs.stalled.set)
+    signs.signs = [ProgressReport(0, 5, time.monotonic()), ProgressReport(1, 5, time.monotonic() - 0.5)]
+    watch = HangMonitor(signs.look, signs.stalled.set)
     watch.start(0.6)
     await asyncio.wait_for(signs.stalled.wait(), 10)
     assert time.monotonic() - signs.signs[1].time >= 0.6
@@ -121,20 +121,20 @@ async def test_a_hang_is_noticed_at_the_deadline_of_the_oldest_sign() -> None:
 
 async def test_a_first_step_arms_the_watch() -> None:
     signs = Signs()
-    watch = Watch(signs.look, signs.stalled.set)
+    watch = HangMonitor(signs.look, signs.stalled.set)
     watch.start(0.02)
     for _ in range(3):
         signs.looked.clear()
         await asyncio.wait_for(signs.looked.wait(), 10)
     assert not signs.stalled.is_set()
-    signs.signs = [Progress(0, 0, time.monotonic())]
+    signs.signs = [ProgressReport(0, 0, time.monotonic())]
     await asyncio.wait_for(signs.stalled.wait(), 10)
 
 
 @pytest.mark.parametrize("timeout", [0.0, 0.02])
 async def test_a_watch_that_is_off_or_stopped_looks_at_nothing(timeout: float) -> None:
     signs = Signs()
-    watch = Watch(signs.look, signs.stalled.set)
+    watch = HangMonitor(signs.look, signs.stalled.set)
     watch.start(timeout)
     watch.stop()
     for _ in range(3):
@@ -149,8 +149,8 @@ async def test_a_standstill_is_told_again_only_after_progress() -> None:
         told.append(signs.looks)
         signs.stalled.set()
 
-    watch = Watch(signs.look, stalled)
-    signs.signs = [Progress(0, 5, time.monotonic())]
+    watch = HangMonitor(signs.look, stalled)
+    signs.signs = [ProgressReport(0, 5, time.monotonic())]
     watch.start(0.02, again=True)
     await asyncio.wait_for(signs.stalled.wait(), 10)
     for _ in range(3):
@@ -158,7 +158,7 @@ async def test_a_standstill_is_told_again_only_after_progress() -> None:
         await asyncio.wait_for(signs.looked.wait(), 10)
     assert told == [signs.looks - 3], "it looks on, and tells nothing new"
     signs.stalled.clear()
-    signs.signs = [Progress(0, 6, time.monotonic())]
+    signs.signs = [ProgressReport(0, 6, time.monotonic())]
     await asyncio.wait_for(signs.stalled.wait(), 10)
     assert len(told) == 2
     watch.stop()
@@ -168,7 +168,7 @@ async def test_a_standstill_is_told_again_only_after_progress() -> None:
 
 LISTENS = f"""
 import faulthandler, sys, threading
-faulthandler.register({STACKS_SIGNAL}, file=open(sys.argv[1], "a"), all_threads=True)
+faulthandler.register({STACK_DUMP_SIGNAL}, file=open(sys.argv[1], "a"), all_threads=True)
 threading.Thread(target=threading.Event().wait, daemon=True).start()
 def stands_still():
     print("ready", flush=True)
@@ -198,8 +198,8 @@ def processes(tmp_path: Path) -> Iterator[dict[int, str]]:
 
 async def test_stacks_of_all_threads_and_only_of_who_listens(processes: dict[int, str]) -> None:
     for _ in range(2):
-        first, deaf, third = (await take_stacks(processes)).values()
+        first, deaf, third = (await dump_stacks(processes)).values()
         assert deaf == ""
         for stacks in (first, third):
             assert stacks.count("most recent call first") == 2
-            assert "in stands_still" in Standing(0, 1, 1.0, stacks).main
+            assert "in stands_still" in StackDump(0, 1, 1.0, stacks).main_thread

@@ -19,10 +19,10 @@ sys.path[:0] = [sys.argv[1]]
 from elasticjob.agent.start_workers.fork_server import preload_learning
 from elasticjob.agent.start_workers.fork_server import candidate
 from elasticjob.agent.start_workers.fork_server import self_test
-candidate.WORTH, candidate.DEADLINE, self_test.TRIAL_DEADLINE = float(sys.argv[2]), int(sys.argv[4]), 0.5
-birth = preload_learning.Birth(frozenset(sys.modules), dict(os.environ))
-verdict = candidate.study(preload_learning.Report(*json.loads(sys.argv[3])), birth)
-print(json.dumps([verdict, sorted(name for name in sys.modules if name not in birth.modules)]))
+candidate.MIN_CPU_SECONDS, candidate.DEADLINE, self_test.SELF_TEST_TIMEOUT = float(sys.argv[2]), int(sys.argv[4]), 0.5
+baseline = preload_learning.Baseline(frozenset(sys.modules), dict(os.environ))
+verdict = candidate.import_reported(preload_learning.ImportReport(*json.loads(sys.argv[3])), baseline)
+print(json.dumps([verdict, sorted(name for name in sys.modules if name not in baseline.modules)]))
 """
 
 

@@ -6,8 +6,8 @@ from rich.console import Console
 
 from elasticjob.contract.messages import NodeReport, Report, RoundPhase, Straggler
 from elasticjob.contract.names import RoundId
-from elasticjob.local.live_table import render
-from elasticjob.local.screen import PodView, View
+from elasticjob.local.live_table import render_table
+from elasticjob.local.screen import NodeRow, RunView
 
 NODES = (
     NodeReport(0, 0, "toy-0-0", True, True),
@@ -19,10 +19,10 @@ NODES = (
 
 def states(straggler: Straggler | None) -> list[str]:
     report = Report(0, RoundPhase.RUNNING, "", RoundId(1, 0, 1), 1, 2, 1.0, NODES, active=2, straggler=straggler)
-    pods = tuple(PodView(slot, f"toy-{slot}-0", 100 + slot) for slot in range(5))
+    pods = tuple(NodeRow(index, f"toy-{index}-0", 100 + index) for index in range(5))
     console = Console(width=110)
     with console.capture() as screen:
-        console.print(render(View("toy", 5, 0, 99, pods, report)))
+        console.print(render_table(RunView("toy", 5, 0, 99, pods, report)))
     rows = [line for line in screen.get().splitlines() if "toy-" in line]
     return [row.split(maxsplit=3)[3].strip() for row in rows]
 

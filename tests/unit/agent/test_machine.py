@@ -9,44 +9,45 @@ import pytest
 from elasticjob.agent.machine.decide import LEAVE_TIMEOUT, decide, greeting
 from elasticjob.agent.machine.effects import (
     CheckHealth,
+    DumpStacks,
     Effect,
     Exit,
-    Freeze,
-    Hold,
-    Launch,
+    FreezeWorkers,
+    HoldWorkers,
+    LaunchWorkers,
     Log,
-    Look,
-    Say,
-    Stop,
-    StopAt,
-    WaitForAnswer,
+    Send,
+    StartLeaveTimer,
+    StopWorkers,
+    StopWorkersAt,
 )
 from elasticjob.agent.machine.events import (
-    AllStopped,
+    AgentEvent,
+    AllWorkersStopped,
     CutOff,
-    Event,
-    Held,
-    Launched,
-    LeaveUnanswered,
-    Signalled,
-    Stalled,
-    Stood,
+    LastStepMissed,
+    LauncherReady,
+    LeaveTimedOut,
+    NodeUnhealthy,
+    ProgressTimedOut,
+    Received,
+    SignalReceived,
+    StackReport,
     StoreUnreachable,
-    Told,
-    TooLate,
-    Unfit,
-    Warm,
     WorkerEnded,
+    WorkersHeld,
+    WorkersLaunched,
 )
-from elasticjob.agent.machine.state import Phase, State
+from elasticjob.agent.machine.state import AgentPhase, AgentState
 from elasticjob.contract.messages import (
     Announce,
+    CoordinatorToNode,
     EndRound,
     Failure,
     FailureClass,
     Finish,
+    LastMembership,
     Leaving,
-    Membership,
     MemberState,
     Outcome,
     PlanEnd,
@@ -54,7 +55,6 @@ from elasticjob.contract.messages import (
     Standby,
     StartRound,
     StepReport,
-    ToNode,
     WorkersFailed,
     WorkersStalled,
     WorkersStarted,
@@ -64,7 +64,7 @@ from elasticjob.contract.messages import (
 from elasticjob.contract.names import ExitCode, RoundId
 from elasticjob.diagnosis import HANG_GRACE
 
-ME = Announce(0, 0, "boot", "job-0-0", "10.0.0.1", 1000, local_world_size=2)
+ME = Announce(0, 0, "agent_id", "job-0-0", "10.0.0.1", 1000, local_world_size=2)
 R1, R2 = RoundId(1, 0, 1), RoundId(1, 0, 2)
 
 
@@ -82,9 +82,9 @@ STOPPED_ON_PLAN = (WorkerEnded(R1, 0, on_plan=True), WorkerEnded(R1, 1, on_plan=
 SUCCEEDED = Finish(Outcome.SUCCEEDED, "AllAgentsSucceeded")
 
 
-def play(*events: Event, state: State | None = None) -> tuple[State, list[list[Effect]]]:
+def play(*events: AgentEvent, state: AgentState | None = None) -> tuple[AgentState, list[list[Effect]]]:
     """The state after the events, and the effects of each, without log lines and health checks."""
-    state = state or State(ME, stop_grace=1.0)
+    state = state or AgentState(ME, stop_grace=1.0)
     acts: list[list[Effect]] = []
     for event in events:
         decision = decide(state, event)
@@ -93,11 +93,11 @@ def play(*events: Event, state: State | None = None) -> tuple[State, list[list[E
     return state, acts
 
 
-def running() -> State:
-    return play(Warm(), Told(START), Launched(R1))[0]
+def running() -> AgentState:
+    return play(LauncherReady(), Received(START), WorkersLaunched(R1))[0]
 
 
-def last(*events: Event, state: State | None = None) -> list[Effect]:
+def last(*events: AgentEvent, state: AgentState | None = None) -> list[Effect]:
     return play(*events, state=state)[1][-1]
 
 
@@ -106,164 +106,178 @@ def exits(effects: list[Effect]) -> list[ExitCode]:
 
 
 def test_a_round_from_start_to_success() -> None:
-    state, acts = play(Warm(), Told(Standby("wait")), Told(START), Launched(R1), *DONE, Told(SUCCEEDED))
+    state, acts = play(
+        LauncherReady(), Received(Standby("wait")), Received(START), WorkersLaunched(R1), *DONE, Received(SUCCEEDED)
+    )
     assert acts[:6] == [
-        [Say(Ready())], [], [Launch(START)], [Say(WorkersStarted(R1))], [], [Say(WorkersSucceeded(R1))],
+        [Send(Ready())], [], [LaunchWorkers(START)], [Send(WorkersStarted(R1))], [], [Send(WorkersSucceeded(R1))],
     ]  # fmt: skip
     assert exits(acts[6]) == [ExitCode.SUCCEEDED]
-    assert state.phase is Phase.FINISHED
+    assert state.phase is AgentPhase.FINISHED
 
 
 def test_a_round_waits_for_the_imports() -> None:
-    assert play(Told(START), Warm())[1] == [[], [Say(Ready()), Launch(START)]]
+    assert play(Received(START), LauncherReady())[1] == [[], [Send(Ready()), LaunchWorkers(START)]]
 
 
 def test_why_workers_start_by_exec_is_told_at_once_and_on_every_new_link() -> None:
-    state, acts = play(Warm("bash is not Python"), state=State(ME, stop_grace=1.0))
-    assert acts == [[Say(Ready("bash is not Python"))]]
-    assert greeting(state) == (replace(ME, ready=True, warm_off="bash is not Python"),)
+    state, acts = play(LauncherReady("bash is not Python"), state=AgentState(ME, stop_grace=1.0))
+    assert acts == [[Send(Ready("bash is not Python"))]]
+    assert greeting(state) == (replace(ME, ready=True, fork_disabled_reason="bash is not Python"),)
     # The warm process was lost at a launch: the workers run all the same.
-    assert last(Warm("it ended"), state=running()) == [Say(Ready("it ended"))]
+    assert last(LauncherReady("it ended"), state=running()) == [Send(Ready("it ended"))]
 
 
 def test_the_first_failure_is_told_at_once_and_the_rest_is_stopped() -> None:
     other = WorkerEnded(R1, 0)
-    state, acts = play(BOOM, other, AllStopped(1001), state=running())
+    state, acts = play(BOOM, other, AllWorkersStopped(1001), state=running())
     assert acts == [
-        [Say(WorkersFailed(R1, FAILURE)), Stop(1.0)],
+        [Send(WorkersFailed(R1, FAILURE)), StopWorkers(1.0)],
         [],
-        [Say(WorkersStopped(R1, 1001))],
+        [Send(WorkersStopped(R1, 1001))],
     ]
-    assert (state.phase, state.me.store_port) == (Phase.IDLE, 1001)
-    assert last(Told(AGAIN), state=state) == [Launch(AGAIN)]
+    assert (state.phase, state.announcement.store_port) == (AgentPhase.IDLE, 1001)
+    assert last(Received(AGAIN), state=state) == [LaunchWorkers(AGAIN)]
 
 
 def test_an_ended_round_is_stopped_with_its_own_grace_and_another_may_follow() -> None:
-    _, acts = play(Told(END), Told(END), AllStopped(1001), Told(AGAIN), state=running())
-    assert acts == [[Stop(0.5)], [], [Say(WorkersStopped(R1, 1001))], [Launch(AGAIN)]]
+    _, acts = play(Received(END), Received(END), AllWorkersStopped(1001), Received(AGAIN), state=running())
+    assert acts == [[StopWorkers(0.5)], [], [Send(WorkersStopped(R1, 1001))], [LaunchWorkers(AGAIN)]]
 
 
 def test_finished_workers_run_again_when_the_round_ends_otherwise() -> None:
-    _, acts = play(*DONE, Told(END), AllStopped(1001), Told(AGAIN), state=running())
-    assert acts[2:] == [[Stop(0.5)], [Say(WorkersStopped(R1, 1001))], [Launch(AGAIN)]]
+    _, acts = play(*DONE, Received(END), AllWorkersStopped(1001), Received(AGAIN), state=running())
+    assert acts[2:] == [[StopWorkers(0.5)], [Send(WorkersStopped(R1, 1001))], [LaunchWorkers(AGAIN)]]
 
 
 def test_a_planned_end() -> None:
-    _, acts = play(Told(PLAN), Held(R1, 7), Told(LAST), *STOPPED_ON_PLAN, AllStopped(1001), state=running())
+    _, acts = play(
+        Received(PLAN), WorkersHeld(R1, 7), Received(LAST), *STOPPED_ON_PLAN, AllWorkersStopped(1001), state=running()
+    )
     assert acts == [
-        [Hold(R1)],
-        [Say(StepReport(R1, 7))],
-        [StopAt(R1, 7)],
+        [HoldWorkers(R1)],
+        [Send(StepReport(R1, 7))],
+        [StopWorkersAt(R1, 7)],
         [],
-        [Stop(1.0)],
-        [Say(WorkersStopped(R1, 1001))],
+        [StopWorkers(1.0)],
+        [Send(WorkersStopped(R1, 1001))],
     ]
 
 
 def test_a_question_asked_again_is_answered_again_until_the_last_step_is_known() -> None:
-    assert play(Told(PLAN), Held(R1, 7), Told(PLAN), state=running())[1][2] == [Hold(R1)]
-    assert play(Told(LAST), Told(PLAN), Told(LAST), state=running())[1][1:] == [[], []]
+    assert play(Received(PLAN), WorkersHeld(R1, 7), Received(PLAN), state=running())[1][2] == [HoldWorkers(R1)]
+    assert play(Received(LAST), Received(PLAN), Received(LAST), state=running())[1][1:] == [[], []]
 
 
 @pytest.mark.parametrize(
     ("before", "expected"),
     [
-        ((Warm(), Told(START)), [Say(StepReport(R1, None))]),
-        ((Warm(), Told(START), Launched(R1), *DONE), [Hold(R1)]),
-        ((Warm(), Told(START), Launched(R1), Told(END)), [Say(StepReport(R1, None))]),
-        ((Warm(), Told(START), Launched(R1), Told(END), AllStopped(1001)), [Say(WorkersStopped(R1, 1001))]),
+        ((LauncherReady(), Received(START)), [Send(StepReport(R1, None))]),
+        ((LauncherReady(), Received(START), WorkersLaunched(R1), *DONE), [HoldWorkers(R1)]),
+        ((LauncherReady(), Received(START), WorkersLaunched(R1), Received(END)), [Send(StepReport(R1, None))]),
+        (
+            (LauncherReady(), Received(START), WorkersLaunched(R1), Received(END), AllWorkersStopped(1001)),
+            [Send(WorkersStopped(R1, 1001))],
+        ),
     ],
     ids=["starting", "succeeded", "stopping", "stopped"],
 )
-def test_who_can_be_asked_for_its_steps(before: tuple[Event, ...], expected: list[Effect]) -> None:
-    assert last(*before, Told(PLAN)) == expected
+def test_who_can_be_asked_for_its_steps(before: tuple[AgentEvent, ...], expected: list[Effect]) -> None:
+    assert last(*before, Received(PLAN)) == expected
 
 
 def test_workers_that_may_be_past_the_last_step_are_stopped() -> None:
-    assert last(Told(PLAN), Held(R1, 7), Told(LAST), TooLate(R1), state=running()) == [Stop(1.0)]
+    assert last(Received(PLAN), WorkersHeld(R1, 7), Received(LAST), LastStepMissed(R1), state=running()) == [
+        StopWorkers(1.0)
+    ]
 
 
 def test_a_plan_that_does_not_come_about_ends_as_any_round() -> None:
-    assert last(Told(PLAN), Held(R1, 7), Told(LAST), Told(END), state=running()) == [Stop(0.5)]
+    assert last(Received(PLAN), WorkersHeld(R1, 7), Received(LAST), Received(END), state=running()) == [
+        StopWorkers(0.5)
+    ]
 
 
 def test_a_failure_on_the_way_to_the_last_step_is_a_failure() -> None:
-    acts = last(Told(PLAN), Told(LAST), WorkerEnded(R1, 0, on_plan=True), BOOM, state=running())
-    assert acts == [Say(WorkersFailed(R1, FAILURE)), Stop(1.0)]
+    acts = last(Received(PLAN), Received(LAST), WorkerEnded(R1, 0, on_plan=True), BOOM, state=running())
+    assert acts == [Send(WorkersFailed(R1, FAILURE)), StopWorkers(1.0)]
 
 
 def test_workers_done_before_the_last_step_have_succeeded() -> None:
-    assert last(Told(PLAN), Told(LAST), *DONE, state=running()) == [Say(WorkersSucceeded(R1))]
-    assert last(*DONE, Told(LAST), state=running()) == []
+    assert last(Received(PLAN), Received(LAST), *DONE, state=running()) == [Send(WorkersSucceeded(R1))]
+    assert last(*DONE, Received(LAST), state=running()) == []
 
 
 def test_a_node_with_workers_that_stopped_on_plan_has_not_succeeded() -> None:
-    assert last(Told(LAST), STOPPED_ON_PLAN[0], DONE[1], state=running()) == [Stop(1.0)]
+    assert last(Received(LAST), STOPPED_ON_PLAN[0], DONE[1], state=running()) == [StopWorkers(1.0)]
 
 
 def test_leaving_waits_for_the_plan() -> None:
-    _, acts = play(Signalled("SIGTERM"), Told(PLAN), LeaveUnanswered(), state=running())
-    assert acts[1:] == [[Hold(R1)], []]
+    _, acts = play(SignalReceived("SIGTERM"), Received(PLAN), LeaveTimedOut(), state=running())
+    assert acts[1:] == [[HoldWorkers(R1)], []]
 
 
 def test_a_round_that_ends_before_the_imports_are_done_never_starts() -> None:
-    _, acts = play(Told(START), Told(END), Warm(), AllStopped(1001))
-    assert acts[1:] == [[Stop(0.5)], [Say(Ready())], [Say(WorkersStopped(R1, 1001))]]
+    _, acts = play(Received(START), Received(END), LauncherReady(), AllWorkersStopped(1001))
+    assert acts[1:] == [[StopWorkers(0.5)], [Send(Ready())], [Send(WorkersStopped(R1, 1001))]]
 
 
 @pytest.mark.parametrize(
     ("event", "expected"),
     [
-        (Told(START), []),
-        (Told(start(RoundId(1, 0, 0))), []),
-        (Told(EndRound(RoundId(1, 0, 0), 1.0, "old")), []),
-        (Told(EndRound(R2, 1.0, "never heard of")), [Say(WorkersStopped(R2, 1000))]),
-        (Launched(R2), []),
+        (Received(START), []),
+        (Received(start(RoundId(1, 0, 0))), []),
+        (Received(EndRound(RoundId(1, 0, 0), 1.0, "old")), []),
+        (Received(EndRound(R2, 1.0, "never heard of")), [Send(WorkersStopped(R2, 1000))]),
+        (WorkersLaunched(R2), []),
         (WorkerEnded(R2, 0, FAILURE), []),
-        (AllStopped(1001), []),
-        (LeaveUnanswered(), []),
+        (AllWorkersStopped(1001), []),
+        (LeaveTimedOut(), []),
     ],
 )
-def test_words_of_another_round_change_nothing(event: Event, expected: list[Effect]) -> None:
-    before = replace(running(), answered=True)
+def test_words_of_another_round_change_nothing(event: AgentEvent, expected: list[Effect]) -> None:
+    before = replace(running(), leave_acknowledged=True)
     after, (effects,) = play(event, state=before)
     assert (after, effects) == (before, expected)
 
 
 def test_an_end_of_a_round_already_stopped_is_answered_again() -> None:
-    idle = play(Told(END), AllStopped(1001), state=running())[0]
-    assert last(Told(END), state=idle) == [Say(WorkersStopped(R1, 1001))]
+    idle = play(Received(END), AllWorkersStopped(1001), state=running())[0]
+    assert last(Received(END), state=idle) == [Send(WorkersStopped(R1, 1001))]
 
 
 def test_a_newer_round_replaces_the_running_one() -> None:
-    assert play(Told(AGAIN), AllStopped(1001), state=running())[1] == [[Stop(1.0)], [Launch(AGAIN)]]
+    assert play(Received(AGAIN), AllWorkersStopped(1001), state=running())[1] == [
+        [StopWorkers(1.0)],
+        [LaunchWorkers(AGAIN)],
+    ]
 
 
 def test_leaving_as_a_member() -> None:
     left = Finish(Outcome.LEFT, "NodeLeft")
-    _, acts = play(Signalled("SIGTERM"), Told(END), AllStopped(1001), Told(left), state=running())
+    _, acts = play(SignalReceived("SIGTERM"), Received(END), AllWorkersStopped(1001), Received(left), state=running())
     assert acts[:3] == [
-        [Say(Leaving("SIGTERM")), WaitForAnswer(1.0)],
-        [Stop(0.5)],
-        [Say(WorkersStopped(R1, 1001)), WaitForAnswer(LEAVE_TIMEOUT)],
+        [Send(Leaving("SIGTERM")), StartLeaveTimer(1.0)],
+        [StopWorkers(0.5)],
+        [Send(WorkersStopped(R1, 1001)), StartLeaveTimer(LEAVE_TIMEOUT)],
     ]
     assert exits(acts[3]) == [ExitCode.LEFT]
 
 
 def test_leaving_without_an_answer() -> None:
-    _, acts = play(Signalled("SIGTERM"), LeaveUnanswered(), AllStopped(1001), state=running())
-    assert acts[1] == [Stop(1.0)]
-    assert acts[2][0] == Say(WorkersStopped(R1, 1001))
+    _, acts = play(SignalReceived("SIGTERM"), LeaveTimedOut(), AllWorkersStopped(1001), state=running())
+    assert acts[1] == [StopWorkers(1.0)]
+    assert acts[2][0] == Send(WorkersStopped(R1, 1001))
     assert exits(acts[2]) == [ExitCode.LEFT]
 
 
 def test_leaving_while_idle_and_alone() -> None:
-    assert exits(last(Signalled("SIGTERM"), LeaveUnanswered())) == [ExitCode.LEFT]
+    assert exits(last(SignalReceived("SIGTERM"), LeaveTimedOut())) == [ExitCode.LEFT]
 
 
 def test_a_second_signal_kills_at_once() -> None:
-    _, acts = play(Signalled("SIGTERM"), Signalled("SIGTERM"), AllStopped(1001), state=running())
-    assert acts[1] == [Stop(0.0)]
+    _, acts = play(SignalReceived("SIGTERM"), SignalReceived("SIGTERM"), AllWorkersStopped(1001), state=running())
+    assert acts[1] == [StopWorkers(0.0)]
     assert exits(acts[2]) == [ExitCode.LEFT]
 
 
@@ -277,18 +291,18 @@ def test_a_second_signal_kills_at_once() -> None:
     ],
 )
 def test_a_finish_stops_what_runs_before_the_exit(finish: Finish, code: ExitCode) -> None:
-    _, acts = play(Told(finish), AllStopped(1001), Told(AGAIN), state=running())
-    assert acts[0] == [Stop(1.0)]
+    _, acts = play(Received(finish), AllWorkersStopped(1001), Received(AGAIN), state=running())
+    assert acts[0] == [StopWorkers(1.0)]
     assert exits(acts[1]) == [code]
     assert acts[2] == []
 
 
 def test_the_termination_message_names_round_and_failure_but_for_success() -> None:
-    def termination(finish: Finish, state: State) -> object:
-        (exit_,) = (e for e in last(Told(finish), state=state) if isinstance(e, Exit))
+    def termination(finish: Finish, state: AgentState) -> object:
+        (exit_,) = (e for e in last(Received(finish), state=state) if isinstance(e, Exit))
         return (exit_.termination.outcome, exit_.termination.round, exit_.termination.failure)
 
-    failed = play(BOOM, AllStopped(1001), state=running())[0]
+    failed = play(BOOM, AllWorkersStopped(1001), state=running())[0]
     succeeded = play(*DONE, state=running())[0]
     assert termination(Finish(Outcome.FAILED, "x"), failed) == (Outcome.FAILED, R1, FAILURE)
     assert termination(SUCCEEDED, succeeded) == (Outcome.SUCCEEDED, R1, None)
@@ -303,87 +317,106 @@ def test_no_store_within_the_join_timeout() -> None:
     [
         ((), MemberState.RUNNING, ()),
         ((BOOM,), MemberState.FAILED, (WorkersFailed(R1, FAILURE),)),
-        ((BOOM, AllStopped(1001)), MemberState.FAILED, (WorkersFailed(R1, FAILURE), WorkersStopped(R1, 1001))),
-        ((Told(EndRound(R1, 1.0, "x")), AllStopped(1001)), MemberState.STOPPED, (WorkersStopped(R1, 1001),)),
-        ((Signalled("SIGTERM"),), MemberState.RUNNING, (Leaving("SIGTERM"),)),
+        ((BOOM, AllWorkersStopped(1001)), MemberState.FAILED, (WorkersFailed(R1, FAILURE), WorkersStopped(R1, 1001))),
+        ((Received(EndRound(R1, 1.0, "x")), AllWorkersStopped(1001)), MemberState.STOPPED, (WorkersStopped(R1, 1001),)),
+        ((SignalReceived("SIGTERM"),), MemberState.RUNNING, (Leaving("SIGTERM"),)),
     ],
 )
 def test_a_greeting_repeats_what_a_broken_link_may_have_lost(
-    events: tuple[Event, ...], member: MemberState, said: tuple[object, ...]
+    events: tuple[AgentEvent, ...], member: MemberState, said: tuple[object, ...]
 ) -> None:
     state = play(*events, state=running())[0]
     announce, *rest = greeting(state)
     assert tuple(rest) == said
-    assert announce == replace(state.me, ready=True, membership=Membership(START, member))
+    assert announce == replace(state.announcement, ready=True, membership=LastMembership(START, member))
 
 
 def test_the_announced_state_follows_the_round() -> None:
-    states = [play(*events, state=running())[0].member for events in ((), DONE, (BOOM,), (BOOM, AllStopped(1001)))]
+    states = [
+        play(*events, state=running())[0].member for events in ((), DONE, (BOOM,), (BOOM, AllWorkersStopped(1001)))
+    ]
     assert states == [MemberState.RUNNING, MemberState.SUCCEEDED, MemberState.FAILED, MemberState.STOPPED]
-    assert greeting(State(ME, 1.0)) == (ME,)
+    assert greeting(AgentState(ME, 1.0)) == (ME,)
 
 
 def test_a_node_that_is_stopping_does_not_say_that_it_has() -> None:
-    state, _ = play(Warm(), Told(START), Launched(R1), Told(END))
+    state, _ = play(LauncherReady(), Received(START), WorkersLaunched(R1), Received(END))
     first = greeting(state)[0]
     assert isinstance(first, Announce)
-    assert first.membership == Membership(START, MemberState.RUNNING)
+    assert first.membership == LastMembership(START, MemberState.RUNNING)
 
 
 # ---- a node that is not fit ------------------------------------------------------------------------------------------
 
 BROKEN = Failure(FailureClass.DEVICE_UNHEALTHY, "job-0-0", 2.0, message="GPU 1 is lost")
-UNFIT = Say(Leaving("DeviceUnhealthy: GPU 1 is lost", BROKEN))
+UNFIT = Send(Leaving("DeviceUnhealthy: GPU 1 is lost", BROKEN))
 
 
 @pytest.mark.parametrize(
     ("event", "checked"),
-    [(BOOM, True), (Told(END), True), (Told(replace(END, planned=True)), False), (Signalled("SIGTERM"), False)],
+    [
+        (BOOM, True),
+        (Received(END), True),
+        (Received(replace(END, planned=True)), False),
+        (SignalReceived("SIGTERM"), False),
+    ],
 )
-def test_a_failure_here_or_elsewhere_is_followed_by_a_look_at_this_node(event: Event, checked: bool) -> None:
+def test_a_failure_here_or_elsewhere_is_followed_by_a_look_at_this_node(event: AgentEvent, checked: bool) -> None:
     assert (CheckHealth() in decide(running(), event).effects) is checked
 
 
 def test_a_node_that_is_not_fit_leaves_and_its_last_words_say_why() -> None:
     left = Finish(Outcome.LEFT, "NodeLeft")
-    _, acts = play(Unfit(BROKEN), Unfit(BROKEN), Told(END), AllStopped(1001), Told(left), state=running())
+    _, acts = play(
+        NodeUnhealthy(BROKEN),
+        NodeUnhealthy(BROKEN),
+        Received(END),
+        AllWorkersStopped(1001),
+        Received(left),
+        state=running(),
+    )
     assert acts[:4] == [
-        [UNFIT, WaitForAnswer(1.0)],
+        [UNFIT, StartLeaveTimer(1.0)],
         [],
-        [Stop(0.5)],
-        [Say(WorkersStopped(R1, 1001)), WaitForAnswer(LEAVE_TIMEOUT)],
+        [StopWorkers(0.5)],
+        [Send(WorkersStopped(R1, 1001)), StartLeaveTimer(LEAVE_TIMEOUT)],
     ]
     (exit_,) = (e for e in acts[4] if isinstance(e, Exit))
     assert (exit_.code, exit_.termination.failure) == (ExitCode.LEFT, BROKEN)
 
 
 def test_a_node_that_is_not_fit_at_its_start_never_gets_ready() -> None:
-    state, acts = play(Told(START), Unfit(BROKEN), Told(END), AllStopped(1001))
-    assert acts[1] == [UNFIT, WaitForAnswer(1.0)]
+    state, acts = play(Received(START), NodeUnhealthy(BROKEN), Received(END), AllWorkersStopped(1001))
+    assert acts[1] == [UNFIT, StartLeaveTimer(1.0)]
     assert greeting(state)[-1] == Leaving("DeviceUnhealthy: GPU 1 is lost", BROKEN)
-    assert not state.warm
+    assert not state.launcher_ready
 
 
 def test_a_worker_that_died_of_its_device_takes_the_node_along() -> None:
     died = replace(BROKEN, rank=1, exit_code=1, exception="AcceleratorError", message="uncorrectable ECC error")
     _, (effects,) = play(WorkerEnded(R1, 1, died), state=running())
     reason = "DeviceUnhealthy: uncorrectable ECC error"
-    assert effects == [Say(WorkersFailed(R1, died)), Stop(1.0), Say(Leaving(reason, died)), WaitForAnswer(1.0)]
+    assert effects == [
+        Send(WorkersFailed(R1, died)),
+        StopWorkers(1.0),
+        Send(Leaving(reason, died)),
+        StartLeaveTimer(1.0),
+    ]
 
 
 def test_a_node_with_a_worker_stuck_in_the_kernel_says_so_before_it_says_that_it_has_stopped() -> None:
-    stuck = AllStopped(1001, BROKEN)
-    _, acts = play(Told(END), stuck, Told(Finish(Outcome.LEFT, "NodeLeft")), state=running())
-    assert acts[1] == [UNFIT, WaitForAnswer(1.0), Say(WorkersStopped(R1, 1001)), WaitForAnswer(LEAVE_TIMEOUT)]
+    stuck = AllWorkersStopped(1001, BROKEN)
+    _, acts = play(Received(END), stuck, Received(Finish(Outcome.LEFT, "NodeLeft")), state=running())
+    assert acts[1] == [UNFIT, StartLeaveTimer(1.0), Send(WorkersStopped(R1, 1001)), StartLeaveTimer(LEAVE_TIMEOUT)]
     assert exits(acts[2]) == [ExitCode.LEFT]
-    _, acts = play(Told(AGAIN), stuck, state=running())
-    assert not [e for e in acts[1] if isinstance(e, Launch)]
+    _, acts = play(Received(AGAIN), stuck, state=running())
+    assert not [e for e in acts[1] if isinstance(e, LaunchWorkers)]
 
 
 def test_a_worker_that_had_failed_before_the_stop_is_told_of_too() -> None:
     echo = replace(FAILURE, kind=FailureClass.COLLECTIVE_FAILED, rank=0)
     state, acts = play(WorkerEnded(R1, 0, echo), BOOM, WorkerEnded(R1, 0, echo), state=running())
-    assert acts[1:] == [[Say(WorkersFailed(R1, FAILURE))], []]
+    assert acts[1:] == [[Send(WorkersFailed(R1, FAILURE))], []]
     assert state.failure == FAILURE
 
 
@@ -393,19 +426,23 @@ HUNG = Failure(FailureClass.HANG, "job-0-0", 2.0, rank=0, message="no progress",
 
 
 def test_a_hang_here_asks_where_the_workers_stand_before_they_are_stopped() -> None:
-    state, acts = play(Stalled(R1), Stood(R1, HUNG), AllStopped(1001), state=running())
-    assert acts == [[Stop(HANG_GRACE, stacks=True)], [Say(WorkersFailed(R1, HUNG))], [Say(WorkersStopped(R1, 1001))]]
+    state, acts = play(ProgressTimedOut(R1), StackReport(R1, HUNG), AllWorkersStopped(1001), state=running())
+    assert acts == [
+        [StopWorkers(HANG_GRACE, dump_stacks=True)],
+        [Send(WorkersFailed(R1, HUNG))],
+        [Send(WorkersStopped(R1, 1001))],
+    ]
     assert state.failure == HUNG
 
 
 def test_a_hang_elsewhere_asks_the_workers_here_too() -> None:
-    end = replace(END, stacks=True, grace_seconds=HANG_GRACE)
-    _, acts = play(Told(end), Stood(R1, HUNG), AllStopped(1001), state=running())
-    assert acts[:2] == [[Stop(HANG_GRACE, stacks=True)], [Say(WorkersFailed(R1, HUNG))]]
+    end = replace(END, dump_stacks=True, grace_seconds=HANG_GRACE)
+    _, acts = play(Received(end), StackReport(R1, HUNG), AllWorkersStopped(1001), state=running())
+    assert acts[:2] == [[StopWorkers(HANG_GRACE, dump_stacks=True)], [Send(WorkersFailed(R1, HUNG))]]
 
 
-@pytest.mark.parametrize("event", [Stalled(R2), Stood(R2, HUNG), Stood(R1, HUNG)])
-def test_a_hang_of_another_round_changes_nothing(event: Event) -> None:
+@pytest.mark.parametrize("event", [ProgressTimedOut(R2), StackReport(R2, HUNG), StackReport(R1, HUNG)])
+def test_a_hang_of_another_round_changes_nothing(event: AgentEvent) -> None:
     before = running()
     assert play(event, state=before) == (before, [[]])
 
@@ -413,18 +450,18 @@ def test_a_hang_of_another_round_changes_nothing(event: Event) -> None:
 TOLD_ONLY = replace(START, hang_ends_round=False)
 
 
-def only_told() -> State:
-    return play(Warm(), Told(TOLD_ONLY), Launched(R1))[0]
+def only_told() -> AgentState:
+    return play(LauncherReady(), Received(TOLD_ONLY), WorkersLaunched(R1))[0]
 
 
 def test_a_hang_that_ends_nothing_is_told_with_where_the_workers_stand() -> None:
-    state, acts = play(Stalled(R1), Stood(R1, HUNG), state=only_told())
-    assert acts == [[Look(R1)], [Say(WorkersStalled(R1, HUNG))]]
-    assert (state.phase, state.member, state.failure) == (Phase.RUNNING, MemberState.RUNNING, None)
+    state, acts = play(ProgressTimedOut(R1), StackReport(R1, HUNG), state=only_told())
+    assert acts == [[DumpStacks(R1)], [Send(WorkersStalled(R1, HUNG))]]
+    assert (state.phase, state.member, state.failure) == (AgentPhase.RUNNING, MemberState.RUNNING, None)
     assert greeting(state)[1:] == (WorkersStalled(R1, HUNG),)
-    ended, acts = play(Told(END), Stood(R1, HUNG), state=state)
-    assert acts == [[Stop(0.5)], []], "it was asked before the round ended, for nobody to blame"
-    assert greeting(play(AllStopped(1001), state=ended)[0])[1:] == (WorkersStopped(R1, 1001),)
+    ended, acts = play(Received(END), StackReport(R1, HUNG), state=state)
+    assert acts == [[StopWorkers(0.5)], []], "it was asked before the round ended, for nobody to blame"
+    assert greeting(play(AllWorkersStopped(1001), state=ended)[0])[1:] == (WorkersStopped(R1, 1001),)
 
 
 # ---- cut off
@@ -433,30 +470,30 @@ def test_a_hang_that_ends_nothing_is_told_with_where_the_workers_stand() -> None
 @pytest.mark.parametrize(
     ("word", "acts"),
     [
-        (START, [Freeze(False)]),
-        (END, [Stop(0.0)]),
-        (AGAIN, [Stop(0.0)]),
-        (SUCCEEDED, [Stop(0.0)]),
+        (START, [FreezeWorkers(False)]),
+        (END, [StopWorkers(0.0)]),
+        (AGAIN, [StopWorkers(0.0)]),
+        (SUCCEEDED, [StopWorkers(0.0)]),
     ],
     ids=["the round goes on", "it has ended", "another one began", "the job is over"],
 )
 def test_a_node_cut_off_freezes_its_workers_until_the_coordinator_says_what_became_of_their_round(
-    word: ToNode, acts: list[Effect]
+    word: CoordinatorToNode, acts: list[Effect]
 ) -> None:
     state, frozen = play(CutOff(), CutOff(), state=running())
-    assert frozen == [[Freeze(True)], []]
-    assert play(Stalled(R1), state=state)[1] == [[]]  # of course they do not make a step
-    assert play(Told(word), state=state)[1] == [acts]
+    assert frozen == [[FreezeWorkers(True)], []]
+    assert play(ProgressTimedOut(R1), state=state)[1] == [[]]  # of course they do not make a step
+    assert play(Received(word), state=state)[1] == [acts]
 
 
 def test_frozen_workers_get_no_chance_to_write_when_their_node_is_told_to_go() -> None:
-    state, _ = play(CutOff(), Signalled("SIGTERM"), state=running())
-    assert play(LeaveUnanswered(), state=state)[1] == [[Stop(0.0)]]
+    state, _ = play(CutOff(), SignalReceived("SIGTERM"), state=running())
+    assert play(LeaveTimedOut(), state=state)[1] == [[StopWorkers(0.0)]]
 
 
 def test_workers_that_start_while_the_node_is_cut_off_are_frozen_at_once() -> None:
-    _, acts = play(Warm(), Told(START), CutOff(), Launched(R1))
-    assert acts[2:] == [[Freeze(True)], [Say(WorkersStarted(R1)), Freeze(True)]]
+    _, acts = play(LauncherReady(), Received(START), CutOff(), WorkersLaunched(R1))
+    assert acts[2:] == [[FreezeWorkers(True)], [Send(WorkersStarted(R1)), FreezeWorkers(True)]]
 
 
 def test_a_node_without_workers_has_nothing_to_freeze() -> None:
@@ -465,8 +502,8 @@ def test_a_node_without_workers_has_nothing_to_freeze() -> None:
 
 
 def test_a_process_that_stands_for_all_workers_of_the_node_ends_for_all() -> None:
-    state = replace(State(replace(ME, local_world_size=4), 1.0, processes=1), warm=True)
-    state = decide(state, Told(START)).state
-    assert state.live == {0}
-    state = decide(decide(state, Launched(START.round)).state, WorkerEnded(START.round, 0)).state
-    assert state.phase is Phase.SUCCEEDED
+    state = replace(AgentState(replace(ME, local_world_size=4), 1.0, processes=1), launcher_ready=True)
+    state = decide(state, Received(START)).state
+    assert state.running_ranks == {0}
+    state = decide(decide(state, WorkersLaunched(START.round)).state, WorkerEnded(START.round, 0)).state
+    assert state.phase is AgentPhase.SUCCEEDED

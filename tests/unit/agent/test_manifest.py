@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from elasticjob.contract.names import Backend
-from elasticjob.local.manifest import ManifestError, read_job
+from elasticjob.local.manifest import ManifestError, parse_local_job
 from support.local_run import manifest
 
 
@@ -20,7 +20,7 @@ def job(container: dict[str, Any] | None = None, **spec: Any) -> dict[str, Any]:
 def test_defaults_are_those_of_the_api() -> None:
     raw = job()
     del raw["spec"]["preload"]
-    local = read_job(raw)
+    local = parse_local_job(raw)
     settings = local.settings
     assert (settings.min_nodes, settings.max_nodes, settings.target, settings.max_restarts) == (1, 1, 1, 3)
     assert (settings.join_timeout, settings.stop_grace, settings.scale_up_stabilization) == (600, 1, 30)
@@ -42,19 +42,19 @@ ELASTIC = {"minReplicas": 2, "maxReplicas": 4}
     ],
 )
 def test_replicas(spec: dict[str, Any], nodes: int | None, expected: tuple[int, int, int]) -> None:
-    settings = read_job(job(**spec), nodes=nodes).settings
+    settings = parse_local_job(job(**spec), nodes=nodes).settings
     assert (settings.min_nodes, settings.max_nodes, settings.target) == expected
 
 
 def test_a_planned_end_has_its_time() -> None:
-    assert read_job(job(elasticPolicy={**ELASTIC, "gracefulShutdownSeconds": 7})).settings.graceful_shutdown == 7
-    assert read_job(job()).settings.graceful_shutdown == 120
+    assert parse_local_job(job(elasticPolicy={**ELASTIC, "gracefulShutdownSeconds": 7})).settings.graceful_shutdown == 7
+    assert parse_local_job(job()).settings.graceful_shutdown == 120
 
 
 def test_spares() -> None:
-    assert read_job(job(elasticPolicy={**ELASTIC, "spares": 2})).settings.slots == 6
+    assert parse_local_job(job(elasticPolicy={**ELASTIC, "spares": 2})).settings.desired_pods == 6
     with pytest.raises(ManifestError, match=r"elasticPolicy\.spares: want a whole number from 0 to 64, got 65"):
-        read_job(job(elasticPolicy={**ELASTIC, "spares": 65}))
+        parse_local_job(job(elasticPolicy={**ELASTIC, "spares": 65}))
 
 
 def test_the_trainer_container_is_run_with_kubernetes_expansion() -> None:
@@ -70,17 +70,17 @@ def test_the_trainer_container_is_run_with_kubernetes_expansion() -> None:
             "resources": {"limits": {"nvidia.com/gpu": 2}},
         },
     ]
-    local = read_job(raw)
+    local = parse_local_job(raw)
     assert local.command == ("python", "/x/t.py", "--a", "$(FILE)", "$(OTHER)")
     assert local.working_dir == "/tmp"
     assert local.nproc_per_node == 2
 
 
 def test_backend_and_role() -> None:
-    assert (read_job(job()).backend, read_job(job()).role) == (Backend.ELASTICJOB, "")
+    assert (parse_local_job(job()).backend, parse_local_job(job()).role) == (Backend.ELASTICJOB, "")
     raw = job(rendezvous={"backend": "c10d"})
     raw["spec"]["template"]["metadata"] = {"annotations": {"elasticjob.dev/worker-role": "trainer"}}
-    assert (read_job(raw).backend, read_job(raw).role) == (Backend.C10D, "trainer")
+    assert (parse_local_job(raw).backend, parse_local_job(raw).role) == (Backend.C10D, "trainer")
 
 
 @pytest.mark.parametrize(
@@ -111,5 +111,5 @@ def test_backend_and_role() -> None:
 )
 def test_mistakes(raw: Any, sentence: str) -> None:
     with pytest.raises(ManifestError) as caught:
-        read_job(raw)
+        parse_local_job(raw)
     assert sentence in str(caught.value)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from elasticjob.agent.monitoring import node_health
-from elasticjob.agent.monitoring.node_health import Gpus, Health, KernelLog
+from elasticjob.agent.monitoring.node_health import Gpus, KernelLog, NodeHealth
 
 FINE = "0, 0, No, No\n1, 0, No, No\n"
 
@@ -36,32 +36,32 @@ FINE = "0, 0, No, No\n1, 0, No, No\n"
     ],
 )
 def test_what_nvidia_smi_says(said: str, trouble: str) -> None:
-    assert Gpus(2).judge(said) == trouble
+    assert Gpus(2).evaluate(said) == trouble
 
 
 def test_memory_errors_of_the_past_are_forgiven_new_ones_are_not() -> None:
     gpus = Gpus(1)
-    assert gpus.judge("0, 2, No, No\n") == ""
-    assert gpus.judge("0, 2, No, No\n") == ""
-    assert gpus.judge("0, 3, No, No\n") == "GPU 0: an uncorrectable memory error"
+    assert gpus.evaluate("0, 2, No, No\n") == ""
+    assert gpus.evaluate("0, 2, No, No\n") == ""
+    assert gpus.evaluate("0, 3, No, No\n") == "GPU 0: an uncorrectable memory error"
 
 
 def test_a_clock_that_was_never_set() -> None:
-    assert node_health.clock(time.time()) == ""
-    assert node_health.clock(0.0) == "the clock says 1970-01-01"
+    assert node_health.check_clock(time.time()) == ""
+    assert node_health.check_clock(0.0) == "the clock says 1970-01-01"
 
 
 def test_a_place_that_cannot_be_written(tmp_path: Path) -> None:
-    assert node_health.disk(str(tmp_path)) == ""
-    assert node_health.disk("/proc/self") != ""
-    assert node_health.disk(str(tmp_path / "absent")).endswith("No such file or directory")
+    assert node_health.check_disk(str(tmp_path)) == ""
+    assert node_health.check_disk("/proc/self") != ""
+    assert node_health.check_disk(str(tmp_path / "absent")).endswith("No such file or directory")
 
 
 def test_shared_memory_that_is_full_or_absent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert node_health.shared_memory(str(tmp_path)) == ""
-    assert node_health.shared_memory(str(tmp_path / "absent")) == ""
-    monkeypatch.setattr(node_health, "ROOM", 1 << 62)
-    assert node_health.shared_memory(str(tmp_path)) != ""
+    assert node_health.check_shared_memory(str(tmp_path)) == ""
+    assert node_health.check_shared_memory(str(tmp_path / "absent")) == ""
+    monkeypatch.setattr(node_health, "MIN_SHARED_MEMORY", 1 << 62)
+    assert node_health.check_shared_memory(str(tmp_path)) != ""
 
 
 def test_fatal_errors_in_the_kernels_log_from_now_on(tmp_path: Path) -> None:
@@ -94,21 +94,21 @@ async def test_a_node_is_asked_for_the_gpus_that_it_was_given(
     tmp_path: Path, gpus: int, said: str, trouble: str
 ) -> None:
     spared: set[int] = set()
-    assert await Health(str(tmp_path), gpus, smi(tmp_path, said), spared).trouble() == trouble
+    assert await NodeHealth(str(tmp_path), gpus, smi(tmp_path, said), spared).find_problem() == trouble
     assert spared == set()
 
 
 async def test_without_nvidia_smi_gpus_are_not_looked_at(tmp_path: Path) -> None:
-    assert await Health(str(tmp_path), 8, {"PATH": str(tmp_path)}, set()).trouble() == ""
+    assert await NodeHealth(str(tmp_path), 8, {"PATH": str(tmp_path)}, set()).find_problem() == ""
 
 
 async def test_gpus_are_tried_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     broken = "print('GPU 3 does not compute: an uncorrectable memory error')"
     monkeypatch.setattr(node_health, "_COMPUTE", broken)
     spared: set[int] = set()
-    node = Health(str(tmp_path), 4, {"PATH": str(tmp_path)}, spared)
-    assert await node.trouble() == "GPU 3 does not compute: an uncorrectable memory error"
-    assert await node.trouble() == ""
+    node = NodeHealth(str(tmp_path), 4, {"PATH": str(tmp_path)}, spared)
+    assert await node.find_problem() == "GPU 3 does not compute: an uncorrectable memory error"
+    assert await node.find_problem() == ""
     assert spared == set()
 
 
@@ -117,17 +117,17 @@ async def test_gpus_that_cannot_be_tried_are_fit(
 ) -> None:
     caplog.set_level("INFO", "elasticjob")
     monkeypatch.setattr(node_health, "CUDA", "libabsent.so")
-    assert await Health(str(tmp_path), 1, {"PATH": str(tmp_path)}, set()).trouble() == ""
+    assert await NodeHealth(str(tmp_path), 1, {"PATH": str(tmp_path)}, set()).find_problem() == ""
     assert "GPUs were not tried: libabsent.so: " in caplog.text
 
 
 async def test_a_check_that_hangs_is_a_finding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     read, write = os.pipe()
-    monkeypatch.setattr(node_health, "disk", lambda _: os.read(read, 1).decode())
-    assert "hang" in await Health(str(tmp_path), 0, {}, set()).trouble(deadline=0.05)
+    monkeypatch.setattr(node_health, "check_disk", lambda _: os.read(read, 1).decode())
+    assert "hang" in await NodeHealth(str(tmp_path), 0, {}, set()).find_problem(deadline=0.05)
     os.close(write)
 
 
 async def test_a_broken_check_blames_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(node_health, "clock", lambda _: 1 / 0)
-    assert await Health(str(tmp_path), 0, {}, set()).trouble() == ""
+    monkeypatch.setattr(node_health, "check_clock", lambda _: 1 / 0)
+    assert await NodeHealth(str(tmp_path), 0, {}, set()).find_problem() == ""

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 
 from elasticjob.agent.config import UsageError, read_config
 from elasticjob.agent.main import signals
-from elasticjob.agent.monitoring.worker_exits import Evidence, failure_of, read_error_file, read_torchrun_report
+from elasticjob.agent.monitoring.worker_exits import WorkerExit, failure_of, read_error_file, read_torchrun_report
 from elasticjob.agent.reporting.log_options import STDERR, STDOUT, LogOptions, read_ranks, read_streams
 from elasticjob.agent.reporting.termination_message import MAX_BYTES, termination_json
-from elasticjob.agent.reporting.worker_output import MAX_LINE, MAX_PENDING, Sink, Stream, Tail
+from elasticjob.agent.reporting.worker_output import MAX_LINE, MAX_PENDING, OutputSink, Tail, WorkerPipe
 from elasticjob.agent.worker_environment import node_env, torchrun_env, worker_env
 from elasticjob.contract import codec
 from elasticjob.contract.messages import Failure, FailureClass, Outcome, StartRound, Termination
@@ -26,7 +26,7 @@ from elasticjob.contract.names import Env, RoundId
 ENV = {
     Env.RUN_ID: "uid",
     Env.NODE_KEY: "00ff",
-    Env.SLOT: "2",
+    Env.INDEX: "2",
     Env.POD_NAME: "job-2-1",
     Env.POD_IP: "10.0.0.7",
     Env.STORE_ENDPOINT: "job-rdzv:29400",
@@ -36,7 +36,7 @@ ENV = {
 
 def test_configuration_has_the_documented_defaults_and_keeps_the_key_from_the_workers() -> None:
     config = read_config(ENV)
-    assert (config.host, config.port, config.slot, config.key) == ("job-rdzv", 29400, 2, b"\x00\xff")
+    assert (config.host, config.port, config.index, config.key) == ("job-rdzv", 29400, 2, b"\x00\xff")
     assert (config.preload, config.local_world_size) == (("torch", "torch._dynamo"), 1)
     assert (config.keep_alive_interval, config.keep_alive_attempts, config.stop_grace) == (1.0, 3, 1.0)
     assert Env.NODE_KEY not in config.env
@@ -47,8 +47,8 @@ def test_configuration_has_the_documented_defaults_and_keeps_the_key_from_the_wo
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        ({Env.SLOT: None}, "ELASTICJOB_SLOT is not set"),
-        ({Env.SLOT: "-1"}, "ELASTICJOB_SLOT=-1: want a whole number, 0 or more"),
+        ({Env.INDEX: None}, "ELASTICJOB_INDEX is not set"),
+        ({Env.INDEX: "-1"}, "ELASTICJOB_INDEX=-1: want a whole number, 0 or more"),
         ({Env.NODE_KEY: "secret"}, "ELASTICJOB_NODE_KEY=...: want hex digits"),
         ({Env.KEEP_ALIVE: "1"}, "ELASTICJOB_KEEP_ALIVE=1: want INTERVALxATTEMPTS"),
         ({Env.STOP_GRACE_SECONDS: "nan"}, "want seconds, 0 or more"),
@@ -256,23 +256,23 @@ def test_the_root_cause_in_torchruns_report(lines: list[str], expected: tuple[in
 
 
 def test_a_failure_from_what_is_left_of_a_worker() -> None:
-    killed = failure_of(Evidence(3, -9, 1.0, lines=["a", "b"]), "pod")
+    killed = failure_of(WorkerExit(3, -9, 1.0, lines=["a", "b"]), "pod")
     assert (killed.signal, killed.exit_code, killed.message, killed.kind) == (
         "SIGKILL",
         None,
         "a\nb",
         FailureClass.KILLED,
     )
-    assert failure_of(Evidence(3, -9, 1.0, oom_killed=True), "pod").kind is FailureClass.OOM_KILLED
-    raised = failure_of(Evidence(3, 1, 1.0, exception=("ValueError", "x" * 5000)), "pod")
+    assert failure_of(WorkerExit(3, -9, 1.0, oom_killed=True), "pod").kind is FailureClass.OOM_KILLED
+    raised = failure_of(WorkerExit(3, 1, 1.0, exception=("ValueError", "x" * 5000)), "pod")
     assert (raised.exception, len(raised.message), raised.exit_code) == ("ValueError", 1024, 1)
 
 
 async def test_output_is_prefixed_line_by_line_and_long_lines_are_cut() -> None:
     (out, into), (read, write) = os.pipe(), os.pipe()
     tail = Tail()
-    sink = Sink(write)
-    stream = Stream(out, "[default3]:", sink, tail)
+    sink = OutputSink(write)
+    stream = WorkerPipe(out, "[default3]:", sink, tail)
     reader = asyncio.get_running_loop().run_in_executor(None, _read_all, read)
     await asyncio.to_thread(_write_all, into, b"one\ntwo\n" + b"x" * (MAX_LINE + 10) + b"\nlast")
     stream.close()
@@ -289,8 +289,8 @@ async def test_output_is_prefixed_line_by_line_and_long_lines_are_cut() -> None:
 async def test_a_slow_reader_stops_the_worker_and_not_the_loop() -> None:
     (out, into), (read, write) = os.pipe(), os.pipe()
     os.set_blocking(into, False)
-    sink = Sink(write)
-    stream = Stream(out, "", sink)
+    sink = OutputSink(write)
+    stream = WorkerPipe(out, "", sink)
     sent, stuck = 0, 0
     while stuck < 100:  # nobody reads: the pipes and the pending bytes fill
         try:

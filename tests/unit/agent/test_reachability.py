@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from elasticjob.agent.monitoring.reachability import Contact
+from elasticjob.agent.monitoring.reachability import ReachabilityMonitor
 from elasticjob.contract.messages import StartRound
 from elasticjob.contract.names import RoundId
 from elasticjob.keep_alive import KeepAlive
@@ -24,15 +24,15 @@ class Pair:
 
     def __init__(self) -> None:
         self.cut: asyncio.Queue[str] = asyncio.Queue()
-        self.host = Contact("run", KEY, SHORT, lambda: self.cut.put_nowait("host"))
-        self.other = Contact("run", KEY, SHORT, lambda: self.cut.put_nowait("other"))
+        self.host = ReachabilityMonitor("run", KEY, SHORT, lambda: self.cut.put_nowait("host"))
+        self.other = ReachabilityMonitor("run", KEY, SHORT, lambda: self.cut.put_nowait("other"))
         self.server = StoreServer(links=self.host.gate().accept)
 
     async def meet(self) -> None:
         port = await self.server.start("127.0.0.1")
         start = StartRound(RoundId(1, 0, 1), 0, 2, 0, 2, 0, 2, "127.0.0.1", port, 0, 3)
-        self.host.hold(start)
-        self.other.hold(replace(start, group_rank=1))
+        self.host.begin_round(start)
+        self.other.begin_round(replace(start, group_rank=1))
         self.client = await StoreClient.connect("127.0.0.1", port)
         await self.until(lambda: bool(self.host._here))
 
@@ -49,56 +49,56 @@ async def pair() -> AsyncIterator[Pair]:
     pair = Pair()
     await pair.meet()
     yield pair
-    pair.host.let_go()
-    pair.other.let_go()
+    pair.host.end_round()
+    pair.other.end_round()
     pair.client.close()
     await pair.server.close()
 
 
 async def test_if_only_the_coordinator_is_silent_the_nodes_go_on(pair: Pair) -> None:
-    pair.host.coordinator(False, True)
-    pair.other.coordinator(False, True)
+    pair.host.coordinator_link_changed(False, True)
+    pair.other.coordinator_link_changed(False, True)
     assert pair.nobody_counts_down()
 
 
 async def test_if_only_the_other_nodes_are_gone_the_node_goes_on(pair: Pair) -> None:
-    pair.other.let_go()
+    pair.other.end_round()
     await pair.until(lambda: not (pair.host._here))
     assert pair.nobody_counts_down()
 
 
 async def test_a_host_whom_nobody_reaches_is_cut_off(pair: Pair) -> None:
-    pair.host.coordinator(False, False)
-    pair.other.let_go()
+    pair.host.coordinator_link_changed(False, False)
+    pair.other.end_round()
     assert await asyncio.wait_for(pair.cut.get(), 10) == "host"
 
 
 async def test_a_node_that_reaches_neither_store_is_cut_off(pair: Pair) -> None:
-    pair.other.coordinator(False, False)
+    pair.other.coordinator_link_changed(False, False)
     await pair.server.close()
     assert await asyncio.wait_for(pair.cut.get(), 10) == "other"
 
 
 async def test_a_coordinator_that_is_back_in_time_is_no_cut(pair: Pair) -> None:
-    pair.host.coordinator(False, False)
-    pair.other.let_go()
+    pair.host.coordinator_link_changed(False, False)
+    pair.other.end_round()
     await pair.until(lambda: not (pair.host._here))
     assert pair.host._timer is not None
-    pair.host.coordinator(True, False)
+    pair.host.coordinator_link_changed(True, False)
     assert pair.nobody_counts_down()
 
 
 async def test_a_round_of_one_node_is_never_cut_off(pair: Pair) -> None:
-    pair.host.hold(StartRound(RoundId(1, 0, 2), 0, 1, 0, 1, 0, 1, "127.0.0.1", 1, 0, 3))
-    pair.other.let_go()
-    pair.host.coordinator(False, True)
+    pair.host.begin_round(StartRound(RoundId(1, 0, 2), 0, 1, 0, 1, 0, 1, "127.0.0.1", 1, 0, 3))
+    pair.other.end_round()
+    pair.host.coordinator_link_changed(False, True)
     assert pair.nobody_counts_down()
 
 
 async def test_who_does_not_have_the_key_is_nobody(pair: Pair) -> None:
-    stranger = Contact("run", b"x" * 32, SHORT, lambda: None)
+    stranger = ReachabilityMonitor("run", b"x" * 32, SHORT, lambda: None)
     port = pair.server._server.sockets[0].getsockname()[1] if pair.server._server else 0
-    stranger.hold(StartRound(RoundId(1, 0, 1), 1, 2, 1, 2, 1, 2, "127.0.0.1", port, 0, 3))
+    stranger.begin_round(StartRound(RoundId(1, 0, 1), 1, 2, 1, 2, 1, 2, "127.0.0.1", port, 0, 3))
     await pair.until(lambda: pair.server.counters.dropped["refused-link"] > 0)
     assert len(pair.host._here) == 1
-    stranger.let_go()
+    stranger.end_round()

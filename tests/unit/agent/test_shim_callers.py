@@ -7,22 +7,28 @@ from dataclasses import replace
 
 import pytest
 
-from elasticjob.agent.start_workers.command import Mode, PythonCommand, read_own_agent
-from elasticjob.agent.start_workers.shim_callers import Allowed, Caller, Refused, Warmth, judge
+from elasticjob.agent.start_workers.command import ProgramMode, PythonCommand, parse_own_agent_command
+from elasticjob.agent.start_workers.shim_callers import (
+    ExecInstead,
+    ForkServerProcess,
+    RunInFork,
+    ShimCaller,
+    fork_or_exec,
+)
 
 PYTHON = sys.executable
 ENV = {"PATH": "/usr/bin", "OMP_NUM_THREADS": "1"}
-WARM = Warmth(PYTHON, ENV, ())
-WORKER = Caller((PYTHON, "-u", "train.py"), ENV, "/", 0, (), (), (), of_torchrun=True)
+WARM = ForkServerProcess(PYTHON, ENV, ())
+WORKER = ShimCaller((PYTHON, "-u", "train.py"), ENV, "/", 0, (), (), (), of_torchrun=True)
 TORCHRUN = replace(WORKER, program=("torchrun", "train.py"))
 
 
 def test_a_torchrun_is_the_script_or_where_the_image_has_its_own_agent_itself() -> None:
-    script = PythonCommand(PYTHON, ("-u",), Mode.SCRIPT, "train.py")
-    itself = PythonCommand(PYTHON, ("-u",), Mode.MODULE, "torch.distributed.run", ("train.py",))
-    assert judge(TORCHRUN, WARM, PYTHON) == Allowed(script, PYTHON)
-    assert judge(TORCHRUN, WARM, PYTHON, read_own_agent) == Allowed(itself, PYTHON)
-    assert judge(WORKER, WARM, PYTHON, read_own_agent) == Allowed(script, PYTHON)
+    script = PythonCommand(PYTHON, ("-u",), ProgramMode.SCRIPT, "train.py")
+    itself = PythonCommand(PYTHON, ("-u",), ProgramMode.MODULE, "torch.distributed.run", ("train.py",))
+    assert fork_or_exec(TORCHRUN, WARM, PYTHON) == RunInFork(script, PYTHON)
+    assert fork_or_exec(TORCHRUN, WARM, PYTHON, parse_own_agent_command) == RunInFork(itself, PYTHON)
+    assert fork_or_exec(WORKER, WARM, PYTHON, parse_own_agent_command) == RunInFork(script, PYTHON)
 
 
 @pytest.mark.parametrize(
@@ -35,11 +41,11 @@ def test_a_torchrun_is_the_script_or_where_the_image_has_its_own_agent_itself() 
     ],
 )
 def test_variables_that_torch_reads_where_it_uses_them_do_not_matter(variables: dict[str, str], why: str) -> None:
-    verdict = judge(replace(WORKER, env=ENV | variables), WARM, PYTHON, read_own_agent)
-    assert (verdict.why.rpartition(": ")[2] if isinstance(verdict, Refused) else "") == why
+    verdict = fork_or_exec(replace(WORKER, env=ENV | variables), WARM, PYTHON, parse_own_agent_command)
+    assert (verdict.reason.rpartition(": ")[2] if isinstance(verdict, ExecInstead) else "") == why
 
 
 def test_what_is_refused_is_told_the_program_it_stands_for() -> None:
-    verdict = judge(replace(WORKER, standing=("another user",)), WARM, PYTHON, read_own_agent)
-    assert isinstance(verdict, Refused)
+    verdict = fork_or_exec(replace(WORKER, process_attributes=("another user",)), WARM, PYTHON, parse_own_agent_command)
+    assert isinstance(verdict, ExecInstead)
     assert verdict.program == (PYTHON, "-u", "train.py")

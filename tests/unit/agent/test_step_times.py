@@ -6,20 +6,20 @@ import asyncio
 
 import pytest
 
-from elasticjob.agent.monitoring.step_times import Pace, between, made
-from elasticjob.agent.monitoring.worker_progress import Progress
+from elasticjob.agent.monitoring.step_times import StepTimeMonitor, common_steps, step_times
+from elasticjob.agent.monitoring.worker_progress import ProgressReport
 
-BEFORE = (Progress(0, 100, 50.0, 3.0), Progress(1, 100, 50.0, 9.0))
+BEFORE = (ProgressReport(0, 100, 50.0, 3.0), ProgressReport(1, 100, 50.0, 9.0))
 
 
 def test_a_step_and_each_workers_own_part_of_it() -> None:
-    after = (Progress(0, 108, 51.0, 3.5), Progress(1, 108, 52.0, 10.0))
-    assert made(BEFORE, after) == 8
-    assert between(BEFORE, after) == (0.25, (0.0625, 0.125))
+    after = (ProgressReport(0, 108, 51.0, 3.5), ProgressReport(1, 108, 52.0, 10.0))
+    assert common_steps(BEFORE, after) == 8
+    assert step_times(BEFORE, after) == (0.25, (0.0625, 0.125))
 
 
 def test_where_a_workers_own_part_is_not_known_nothing_is() -> None:
-    assert between(BEFORE, (Progress(0, 110, 51.0, 3.2), Progress(1, 110, 51.1, 9.0))) is None
+    assert step_times(BEFORE, (ProgressReport(0, 110, 51.0, 3.2), ProgressReport(1, 110, 51.1, 9.0))) is None
 
 
 @pytest.mark.parametrize(
@@ -27,25 +27,27 @@ def test_where_a_workers_own_part_is_not_known_nothing_is() -> None:
     [
         ((), BEFORE, -1),
         (BEFORE, BEFORE, 0),
-        (BEFORE, (Progress(0, 107, 51.0, 4.0), Progress(1, 106, 51.0, 9.8)), 6),
-        (BEFORE, (Progress(0, 107, 51.0, 4.0), Progress(1, 5, 51.0, 9.8)), -95),
+        (BEFORE, (ProgressReport(0, 107, 51.0, 4.0), ProgressReport(1, 106, 51.0, 9.8)), 6),
+        (BEFORE, (ProgressReport(0, 107, 51.0, 4.0), ProgressReport(1, 5, 51.0, 9.8)), -95),
     ],
     ids=["somebody has only begun", "no step", "the slowest counts", "counted afresh"],
 )
-def test_steps_that_all_have_made(before: tuple[Progress, ...], after: tuple[Progress, ...], steps: int) -> None:
-    assert made(before, after) == steps
+def test_steps_that_all_have_made(
+    before: tuple[ProgressReport, ...], after: tuple[ProgressReport, ...], steps: int
+) -> None:
+    assert common_steps(before, after) == steps
 
 
 class Script:
     """Each look is answered by the next of `looks`; after the last the watch is stopped."""
 
-    def __init__(self, *looks: tuple[Progress, ...]) -> None:
+    def __init__(self, *looks: tuple[ProgressReport, ...]) -> None:
         self.looks = [*looks]
         self.told: list[tuple[float, tuple[float, ...]]] = []
         self.over = asyncio.Event()
-        self.pace = Pace(self.look, lambda *times: self.told.append(times), 0.001)
+        self.pace = StepTimeMonitor(self.look, lambda *times: self.told.append(times), 0.001)
 
-    def look(self) -> tuple[Progress, ...]:
+    def look(self) -> tuple[ProgressReport, ...]:
         if not self.looks:
             self.over.set()
             return ()
@@ -59,8 +61,8 @@ class Script:
         return self.told
 
 
-def one(step: int, own: float) -> tuple[Progress, ...]:
-    return (Progress(0, step, float(step), own),)
+def one(step: int, own: float) -> tuple[ProgressReport, ...]:
+    return (ProgressReport(0, step, float(step), own),)
 
 
 async def test_the_first_steps_are_not_counted_and_a_window_lasts_until_there_are_enough() -> None:

@@ -9,23 +9,23 @@ from dataclasses import replace
 
 import pytest
 
-from elasticjob.agent.machine.state import Phase, State
+from elasticjob.agent.machine.state import AgentPhase, AgentState
 from elasticjob.agent.reporting import health_endpoint
-from elasticjob.agent.reporting.telemetry import Names, Tally, count, final_events, health, metrics
+from elasticjob.agent.reporting.telemetry import AgentCounts, EventSubject, final_events, health, metrics, update_counts
 from elasticjob.contract.messages import Announce, Failure, FailureClass, Outcome, StartRound
 from elasticjob.contract.names import RoundId
 
-ME = Announce(0, 0, "boot", "pod", "10.0.0.1", 1, 2, "trainer")
+ME = Announce(0, 0, "agent_id", "pod", "10.0.0.1", 1, 2, "trainer")
 START = StartRound(RoundId(1, 0, 3), 1, 3, 2, 6, 2, 6, "10.0.0.1", 4567, 2, 5)
-IDLE = State(me=ME, stop_grace=1)
-RUNNING = replace(IDLE, phase=Phase.RUNNING, assignment=START)
+IDLE = AgentState(announcement=ME, stop_grace=1)
+RUNNING = replace(IDLE, phase=AgentPhase.RUNNING, assignment=START)
 FAILURE = Failure(FailureClass.USER_ERROR, "pod", 1.0, rank=3, exit_code=1, exception="ValueError", message="bad")
-FAILED = replace(RUNNING, phase=Phase.STOPPING, failure=FAILURE)
+FAILED = replace(RUNNING, phase=AgentPhase.STOPPING, failure=FAILURE)
 
 
 def test_metrics_of_rounds_failures_restarts_flakiness_and_the_duration_of_each_step() -> None:
-    tally = count(Tally(100.0, 100.0), IDLE, RUNNING, 101.5)
-    tally = count(tally, RUNNING, FAILED, 110.0)
+    tally = update_counts(AgentCounts(100.0, 100.0), IDLE, RUNNING, 101.5)
+    tally = update_counts(tally, RUNNING, FAILED, 110.0)
     assert metrics(tally, FAILED, 112.0).splitlines() == [
         "elasticjob_agent_rounds_total 1",
         'elasticjob_agent_worker_failures_total{class="UserError"} 1',
@@ -49,14 +49,14 @@ def test_metrics_of_rounds_failures_restarts_flakiness_and_the_duration_of_each_
         (IDLE, Outcome.ERROR, ["FAILED"]),
     ],
 )
-def test_events_of_workers_and_agent(state: State, outcome: Outcome, expected: list[str]) -> None:
-    events = list(final_events(Names("uid", "trainer", "host", "python"), state, outcome, 12.7))
+def test_events_of_workers_and_agent(state: AgentState, outcome: Outcome, expected: list[str]) -> None:
+    events = list(final_events(EventSubject("uid", "trainer", "host", "python"), state, outcome, 12.7))
     assert [event["name"] for event in events] == [f"torchelastic.worker.status.{name}" for name in expected]
     assert [event["source"] for event in events] == [*["WORKER"] * (len(expected) - 1), "AGENT"]
 
 
 def test_an_event_has_torchs_metadata() -> None:
-    event = list(final_events(Names("uid", "trainer", "host", "python"), FAILED, Outcome.FAILED, 12.7))[1]
+    event = list(final_events(EventSubject("uid", "trainer", "host", "python"), FAILED, Outcome.FAILED, 12.7))[1]
     more = json.loads(event["metadata"].pop("metadata"))
     assert event["metadata"] == {
         "run_id": "uid",
@@ -83,9 +83,11 @@ def test_an_event_has_torchs_metadata() -> None:
 async def test_the_health_endpoint() -> None:
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
-    tally = Tally(1.0, 1.0)
-    server = await health_endpoint.serve(
-        {health_endpoint.PORT: str(port)}, lambda: health(tally, RUNNING, 3.0), lambda: metrics(tally, RUNNING, 3.0)
+    tally = AgentCounts(1.0, 1.0)
+    server = await health_endpoint.serve_health(
+        {health_endpoint.HEALTH_PORT_VARIABLE: str(port)},
+        lambda: health(tally, RUNNING, 3.0),
+        lambda: metrics(tally, RUNNING, 3.0),
     )
     assert server is not None
     try:
@@ -97,7 +99,7 @@ async def test_the_health_endpoint() -> None:
 
 @pytest.mark.parametrize("port", ["", "x", "99999999"])
 async def test_no_health_endpoint(port: str) -> None:
-    assert await health_endpoint.serve({health_endpoint.PORT: port}, str, str) is None
+    assert await health_endpoint.serve_health({health_endpoint.HEALTH_PORT_VARIABLE: port}, str, str) is None
 
 
 async def _get(port: int, path: str) -> str:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from elasticjob.agent.monitoring import worker_progress as ranks_module
-from elasticjob.agent.monitoring.worker_progress import Ranks
+from elasticjob.agent.monitoring.worker_progress import WorkerProgress
 from elasticjob.code_root import CODE_ROOT
 from elasticjob.contract.names import Env, RoundId
 
@@ -67,24 +67,24 @@ async def script(text: str, *args: object, path: str = "", local_rank: int = 0, 
 
 
 @pytest.fixture
-async def ranks(tmp_path: Path) -> AsyncIterator[Ranks]:
-    found = Ranks(tmp_path)
-    found.begin(ROUND)
+async def ranks(tmp_path: Path) -> AsyncIterator[WorkerProgress]:
+    found = WorkerProgress(tmp_path)
+    found.begin_round(ROUND)
     yield found
     found.close()
 
 
-def steps(ranks: Ranks) -> dict[int, int]:
-    return {report.local_rank: report.step for report in ranks.progress()}
+def steps(ranks: WorkerProgress) -> dict[int, int]:
+    return {report.local_rank: report.step for report in ranks.reports()}
 
 
-async def test_the_agent_sees_each_workers_latest_step_and_its_time(ranks: Ranks) -> None:
+async def test_the_agent_sees_each_workers_latest_step_and_its_time(ranks: WorkerProgress) -> None:
     before, met = asyncio.get_running_loop().time(), list[None]()
-    ranks.met = lambda: met.append(None)
+    ranks.on_worker_connected = lambda: met.append(None)
     workers = [await script(COUNT, 5 + rank, 10, path=ranks.path, local_rank=rank) for rank in range(2)]
     assert [await w.heard() for w in workers] == ["passed 5", "passed 6"]
     assert steps(ranks) == {0: 5, 1: 6}
-    assert all(before < report.time < asyncio.get_running_loop().time() for report in ranks.progress())
+    assert all(before < report.time < asyncio.get_running_loop().time() for report in ranks.reports())
     workers[1].go_on()
     assert await workers[1].heard() == "passed 16"
     assert steps(ranks) == {0: 5, 1: 16}
@@ -93,7 +93,7 @@ async def test_the_agent_sees_each_workers_latest_step_and_its_time(ranks: Ranks
         await worker.end()
 
 
-async def test_workers_save_and_stop_at_the_first_report_of_the_last_step_or_a_later_one(ranks: Ranks) -> None:
+async def test_workers_save_and_stop_at_the_first_report_of_the_last_step_or_a_later_one(ranks: WorkerProgress) -> None:
     workers = [await script(COUNT, 0, stride, path=ranks.path, local_rank=stride - 1) for stride in (1, 2)]
     assert [await w.heard() for w in workers] == ["passed 0", "passed 0"]
     assert await ranks.hold(2) == 1
@@ -128,7 +128,7 @@ finally:
 """
 
 
-async def test_a_worker_that_stops_runs_its_own_clean_up_and_no_more(ranks: Ranks) -> None:
+async def test_a_worker_that_stops_runs_its_own_clean_up_and_no_more(ranks: WorkerProgress) -> None:
     worker = await script(CLEANS_UP, path=ranks.path)
     assert await worker.heard() == "waits"
     assert await ranks.hold(1) == 1
@@ -138,7 +138,7 @@ async def test_a_worker_that_stops_runs_its_own_clean_up_and_no_more(ranks: Rank
     assert await worker.end() == 0
 
 
-async def test_a_held_worker_waits_for_the_last_step_to_be_named(ranks: Ranks) -> None:
+async def test_a_held_worker_waits_for_the_last_step_to_be_named(ranks: WorkerProgress) -> None:
     worker = await script(COUNT, 3, 1, path=ranks.path)
     assert await worker.heard() == "passed 3"
     assert await ranks.hold(1) == 4
@@ -150,7 +150,9 @@ async def test_a_held_worker_waits_for_the_last_step_to_be_named(ranks: Ranks) -
     await worker.end()
 
 
-async def test_a_hold_ends_by_itself_and_with_it_the_promise(ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_hold_ends_by_itself_and_with_it_the_promise(
+    ranks: WorkerProgress, monkeypatch: pytest.MonkeyPatch
+) -> None:
     worker = await script(COUNT, 3, 1, path=ranks.path)
     assert await worker.heard() == "passed 3"
     monkeypatch.setattr(ranks_module, "HOLD_TIMEOUT", 0.05)
@@ -162,7 +164,7 @@ async def test_a_hold_ends_by_itself_and_with_it_the_promise(ranks: Ranks, monke
     assert not ranks.stopped(0)
 
 
-async def test_nobody_is_held_where_a_worker_does_not_report(ranks: Ranks) -> None:
+async def test_nobody_is_held_where_a_worker_does_not_report(ranks: WorkerProgress) -> None:
     worker = await script(COUNT, 3, 1, path=ranks.path)
     assert await worker.heard() == "passed 3"
     assert await ranks.hold(2) is None
@@ -171,10 +173,10 @@ async def test_nobody_is_held_where_a_worker_does_not_report(ranks: Ranks) -> No
     await worker.end()
 
 
-async def test_a_new_round_begins_without_reports_and_a_worker_of_the_old_one_is_not_met(ranks: Ranks) -> None:
+async def test_a_new_round_begins_without_reports_and_a_worker_of_the_old_one_is_not_met(ranks: WorkerProgress) -> None:
     worker = await script(COUNT, 3, 1, path=ranks.path)
     assert await worker.heard() == "passed 3"
-    ranks.begin(RoundId(1, 0, 2))
+    ranks.begin_round(RoundId(1, 0, 2))
     late = await script(COUNT, 9, 1, path=ranks.path)
     assert await late.heard() == "passed 9"
     assert steps(ranks) == {}
@@ -199,7 +201,7 @@ if __name__ == "__main__":
 """
 
 
-async def test_processes_that_a_worker_starts_do_not_report(ranks: Ranks, tmp_path: Path) -> None:
+async def test_processes_that_a_worker_starts_do_not_report(ranks: WorkerProgress, tmp_path: Path) -> None:
     (tmp_path / "children.py").write_text(CHILDREN)
     worker = await script(f"import runpy; runpy.run_path({str(tmp_path / 'children.py')!r}, run_name='__main__')",
                           path=ranks.path)  # fmt: skip
@@ -226,24 +228,26 @@ async def until(condition: Callable[[], bool]) -> None:
 
 SIGNS = """
 import atexit, os, sys
-os.environ["ELASTICJOB_STACKS"] = sys.argv[1]
+os.environ["ELASTICJOB_STACK_DUMP_FILE"] = sys.argv[1]
 atexit.register(lambda: (print("ending", flush=True), sys.stdin.readline()))
-from elasticjob.training.progress_channel import pulse
-pulse()
-pulse()
+from elasticjob.training.progress_channel import heartbeat
+heartbeat()
+heartbeat()
 print("trains", flush=True)
 sys.stdin.readline()
 """
 
 
-async def test_steps_of_an_optimizer_are_signs_of_life_until_the_program_is_over(ranks: Ranks, tmp_path: Path) -> None:
+async def test_steps_of_an_optimizer_are_signs_of_life_until_the_program_is_over(
+    ranks: WorkerProgress, tmp_path: Path
+) -> None:
     worker = await script(SIGNS, tmp_path / "stacks", path=ranks.path)
     assert await worker.heard() == "trains"
-    (sign,) = ranks.signs()
+    (sign,) = ranks.heartbeats()
     assert (sign.local_rank, sign.step) == (0, 2)
     assert 0 <= time.monotonic() - sign.time < 20
-    assert ranks.progress() == (), "nothing that a round could be ended by"
+    assert ranks.reports() == (), "nothing that a round could be ended by"
     worker.go_on()
     assert await worker.heard() == "ending"
-    assert ranks.signs() == ()
+    assert ranks.heartbeats() == ()
     assert await worker.end() == 0

@@ -11,10 +11,10 @@ import pytest
 
 from elasticjob.agent import workers as workers_module
 from elasticjob.agent.config import AgentConfig, read_config
-from elasticjob.agent.reporting.worker_output import Sink
-from elasticjob.agent.start_workers.command import read_command
+from elasticjob.agent.reporting.worker_output import OutputSink
+from elasticjob.agent.start_workers.command import parse_command
 from elasticjob.agent.start_workers.launcher import Launcher
-from elasticjob.agent.workers import Workers
+from elasticjob.agent.workers import WorkerGroup
 from elasticjob.contract.messages import FailureClass, StartRound
 from elasticjob.contract.names import Env, RoundId
 
@@ -25,7 +25,7 @@ START = StartRound(RoundId(1, 0, 1), 0, 1, 0, 1, 0, 1, "127.0.0.1", 4567, 0, 3)
 def config() -> AgentConfig:
     return read_config(
         {
-            **os.environ, Env.RUN_ID: "uid", Env.NODE_KEY: "00ff", Env.SLOT: "0", Env.POD_NAME: "job-0-0",
+            **os.environ, Env.RUN_ID: "uid", Env.NODE_KEY: "00ff", Env.INDEX: "0", Env.POD_NAME: "job-0-0",
             Env.POD_IP: "127.0.0.1", Env.STORE_ENDPOINT: "127.0.0.1:1", Env.PRELOAD: "",
         }
     )  # fmt: skip
@@ -47,9 +47,9 @@ def unkillable(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
 async def test_a_worker_stuck_in_the_kernel_is_abandoned_and_the_node_is_not_fit(
     config: AgentConfig, tmp_path: Path, unkillable: list[int]
 ) -> None:
-    launcher = Launcher(read_command(["sleep", "600"]), config.env, (), 2)
+    launcher = Launcher(parse_command(["sleep", "600"]), config.env, (), 2)
     null = os.open(os.devnull, os.O_WRONLY)
-    workers = Workers(config, launcher, tmp_path, Sink(null), Sink(null))
+    workers = WorkerGroup(config, launcher, tmp_path, OutputSink(null), OutputSink(null))
     workers.expect_start()
     assert await workers.start(START) is None
     failure = await workers.stop(0.0)

@@ -13,7 +13,7 @@ import pytest
 
 from elasticjob.contract.messages import PROTOCOL, Leaving, Ready, Standby
 from elasticjob.control_link import link as link_module
-from elasticjob.control_link.link import Link, LinkError, LinkGate, LinkRefused, LinkRole, Welcome, connect
+from elasticjob.control_link.link import ControlLink, LinkError, LinkGate, LinkRefused, LinkRole, Welcome, connect
 from elasticjob.keep_alive import KeepAlive
 from elasticjob.store import wire
 from elasticjob.store.server import StoreServer
@@ -29,10 +29,10 @@ class Peer:
 
     server: StoreServer
     port: int = 0
-    links: asyncio.Queue[Link] = field(default_factory=asyncio.Queue)
+    links: asyncio.Queue[ControlLink] = field(default_factory=asyncio.Queue)
     ends: asyncio.Queue[str] = field(default_factory=asyncio.Queue)
 
-    async def serve(self, link: Link) -> None:
+    async def serve(self, link: ControlLink) -> None:
         self.links.put_nowait(link)
         try:
             while (message := await link.receive()) is not None:
@@ -46,7 +46,7 @@ class Peer:
 async def peer() -> AsyncIterator[Peer]:
     server = StoreServer()
     peer = Peer(server)
-    server.links = LinkGate(WELCOME, {LinkRole.NODE: NODE, LinkRole.OPERATOR: OPERATOR}, peer.serve).accept
+    server.serve_link = LinkGate(WELCOME, {LinkRole.NODE: NODE, LinkRole.OPERATOR: OPERATOR}, peer.serve).accept
     peer.port = await server.start("127.0.0.1")
     yield peer
     await server.close()
@@ -127,7 +127,7 @@ async def test_an_end_is_noticed_by_who_only_listens(peer: Peer) -> None:
 async def test_a_big_first_message_may_follow_the_handshake_at_once() -> None:
     big = Standby("x" * 100_000)
 
-    async def greet(link: Link) -> None:
+    async def greet(link: ControlLink) -> None:
         link.send(big)
         await link.receive()
 
@@ -201,7 +201,7 @@ async def test_a_connection_that_nobody_takes_is_given_up_long_before_the_handsh
 
 async def test_keep_alive_is_the_kernels(peer: Peer) -> None:
     keep_alive = KeepAlive(interval=2, max_attempts=4)
-    peer.server.links = LinkGate(WELCOME, {LinkRole.NODE: NODE}, peer.serve, keep_alive).accept
+    peer.server.serve_link = LinkGate(WELCOME, {LinkRole.NODE: NODE}, peer.serve, keep_alive).accept
     link = await connect("127.0.0.1", peer.port, role=LinkRole.NODE, key=NODE, run_id="run-1", keep_alive=keep_alive)
     for side in (link, await peer.links.get()):
         sock = side._frames.transport.get_extra_info("socket")

@@ -8,11 +8,20 @@ from typing import Any, cast
 
 import pytest
 
-from elasticjob.contract.messages import Announce, Message, NewerStore, Ready, Report, RoundPhase, Standby, ToNode
-from elasticjob.control_link.link import Link, LinkRefused, Welcome
-from elasticjob.control_link.node_client import GaveUp, Node
+from elasticjob.contract.messages import (
+    Announce,
+    CoordinatorToNode,
+    Message,
+    NewerStore,
+    Ready,
+    Report,
+    RoundPhase,
+    Standby,
+)
+from elasticjob.control_link.link import ControlLink, LinkRefused, Welcome
+from elasticjob.control_link.node_client import NoCoordinatorError, NodeClient
 
-ANNOUNCE = Announce(0, 0, "boot", "pod", "10.0.0.1", 1, 1)
+ANNOUNCE = Announce(0, 0, "agent_id", "pod", "10.0.0.1", 1, 1)
 
 
 class FakeLink:
@@ -22,7 +31,7 @@ class FakeLink:
         self.welcome = Welcome("run", 1, incarnation)
         self.sent: list[Message] = []
         self.closed = False
-        self.silent = False
+        self.lost_by_keep_alive = False
         self._lines = list(lines)
 
     def send(self, message: Message) -> None:
@@ -50,18 +59,21 @@ def slept(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 
 async def run(
-    dials: list[FakeLink | Exception], *, had_round: bool = True, hear: Callable[[ToNode], None] = lambda _: None
+    dials: list[FakeLink | Exception],
+    *,
+    had_round: bool = True,
+    hear: Callable[[CoordinatorToNode], None] = lambda _: None,
 ) -> None:
     """Run a node until the scripted dials are used up."""
 
-    async def dial() -> Link:
+    async def dial() -> ControlLink:
         if not dials:
             raise asyncio.CancelledError
         if isinstance(link := dials.pop(0), Exception):
             raise link
-        return cast("Link", link)
+        return cast("ControlLink", link)
 
-    node = Node(
+    node = NodeClient(
         dial, lambda: (ANNOUNCE, Ready()), hear, had_round=lambda: had_round, join_timeout=0.0, jitter=lambda: 1.0
     )
     with pytest.raises(asyncio.CancelledError):
@@ -71,7 +83,7 @@ async def run(
 async def test_each_connection_begins_with_the_greeting_and_only_words_for_nodes_are_heard(slept: list[float]) -> None:
     report: Any = Report(0, RoundPhase.GATHERING, "", None, 0, 0, 0.0)
     links = [FakeLink(0, Standby("a")), FakeLink(0, report, Standby("b"))]
-    heard: list[ToNode] = []
+    heard: list[CoordinatorToNode] = []
     await run(list(links), hear=heard.append)
     assert [link.sent for link in links] == [[ANNOUNCE, Ready()]] * 2
     assert heard == [Standby("a"), Standby("b")]
@@ -93,7 +105,7 @@ async def test_an_older_store_hears_of_the_newest_and_nothing_else(slept: list[f
 
 @pytest.mark.parametrize("error", [ConnectionRefusedError("no"), TimeoutError("no"), LinkRefused("no")])
 async def test_without_a_round_it_gives_up_and_says_why(slept: list[float], error: Exception) -> None:
-    with pytest.raises(GaveUp, match="no"):
+    with pytest.raises(NoCoordinatorError, match="no"):
         await run([error, FakeLink(0)], had_round=False)
 
 

@@ -133,10 +133,10 @@ async def test_it_gives_up_after_some_tries(server: Both) -> None:
 async def test_no_answer_is_unclear(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kube_client, "_pause", lambda attempt, asked: 0.0)
     api = KubeClient(client.ApiClient(client.Configuration(host="http://127.0.0.1:1")), RateLimit(100, 100))
-    before = api.last_good
+    before = api.last_success
     with pytest.raises(Unclear):
         await api.get(PODS, "ns", "p")
-    assert api.last_good == before
+    assert api.last_success == before
     await api.close()
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from elasticjob_operator.kube import LEASES, KubeError, Unclear
-from elasticjob_operator.lease import DURATION, Election, LeaseLost, Seen, may_take, next_record
+from elasticjob_operator.lease import DURATION, Election, LeaseLost, ObservedLease, may_acquire, next_record
 from support.operator_world import Api
 
 
@@ -23,7 +23,7 @@ from support.operator_world import Api
     ],
 )
 def test_who_may_take_it(name: str, record: dict[str, Any], waited: float, free: bool) -> None:
-    assert may_take(Seen(record, 100.0), "me", 100.0 + waited) is free
+    assert may_acquire(ObservedLease(record, 100.0), "me", 100.0 + waited) is free
 
 
 def test_each_change_of_holder_is_a_new_generation() -> None:
@@ -57,7 +57,7 @@ async def test_the_first_leads_the_second_waits_and_takes_over_when_it_is_releas
     api = Api(0.0)
     second, clock = election(api, "b")
     first, _ = election(api, "a", clock)
-    await first.lead()
+    await first.acquire()
 
     async def renew_then_release() -> None:
         if clock.now > 30:
@@ -66,7 +66,7 @@ async def test_the_first_leads_the_second_waits_and_takes_over_when_it_is_releas
             assert await first._try()
 
     clock.on_sleep = renew_then_release
-    await second.lead()
+    await second.acquire()
     assert clock.now > 30
     assert (first.generation, second.generation) == (1, 2)
 
@@ -74,31 +74,31 @@ async def test_the_first_leads_the_second_waits_and_takes_over_when_it_is_releas
 async def test_a_dead_leader_is_followed_after_its_lease_has_run_out() -> None:
     api = Api(0.0)
     (first, _), (second, clock) = election(api, "a"), election(api, "b")
-    await first.lead()
-    await second.lead()
+    await first.acquire()
+    await second.acquire()
     assert DURATION <= clock.now <= DURATION + 4
 
 
 async def test_a_leader_that_was_overtaken_ends() -> None:
     api = Api(0.0)
     (first, _), (second, _) = election(api, "a"), election(api, "b")
-    await first.lead()
-    await second.lead()
+    await first.acquire()
+    await second.acquire()
     with pytest.raises(LeaseLost, match="b leads"):
-        await first.keep()
+        await first.renew()
 
 
 async def test_a_leader_that_cannot_renew_ends_before_anybody_may_follow(monkeypatch: pytest.MonkeyPatch) -> None:
     api = Api(0.0)
     first, clock = election(api, "a")
-    await first.lead()
+    await first.acquire()
 
     async def broken(*_: Any, **__: Any) -> Any:
         raise Unclear("no answer")
 
     monkeypatch.setattr(api, "update", broken)
     with pytest.raises(LeaseLost, match="could not renew"):
-        await first.keep()
+        await first.renew()
     assert clock.now < DURATION
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from elasticjob.contract import codec
-from elasticjob.contract.messages import Settings
+from elasticjob.contract.messages import RoundSettings
 from elasticjob.contract.names import Env
 from elasticjob_operator import manifests
 from elasticjob_operator.model.observed import parse_job
@@ -75,9 +75,9 @@ def test_a_worker_has_its_place_and_its_own_token_only_if_asked() -> None:
 
 
 def test_the_agent_is_told_what_it_needs_and_its_key_stays_in_the_secret() -> None:
-    told = env(trainer(worker(template(env=[{"name": "ELASTICJOB_SLOT", "value": "9"}, {"name": "A", "value": "b"}]))))
+    told = env(trainer(worker(template(env=[{"name": "ELASTICJOB_INDEX", "value": "9"}, {"name": "A", "value": "b"}]))))
     assert told["A"] == "b"
-    assert {told[n] for n in (Env.SLOT, Env.POD_NAME, Env.POD_INCARNATION)} == {"1", "bert-1-2", "2"}
+    assert {told[n] for n in (Env.INDEX, Env.POD_NAME, Env.INCARNATION)} == {"1", "bert-1-2", "2"}
     assert told[Env.STORE_ENDPOINT] == "bert-rdzv.ns.svc:29400"
     assert told[Env.NODE_KEY] == {"secretKeyRef": {"name": "bert-rdzv", "key": "node"}}
     assert told[Env.POD_IP] == {"fieldRef": {"fieldPath": "status.podIP"}}
@@ -173,7 +173,7 @@ def test_the_store_knows_its_rules_and_both_keys() -> None:
     assert away["metadata"]["annotations"] == {"elasticjob.dev/avoids": "n1"}
     assert "nodeAffinity" in away["spec"]["affinity"]
     told = env(pod["spec"]["containers"][0])
-    settings = codec.parse(Settings, json.loads(told[Env.SETTINGS]))
+    settings = codec.parse(RoundSettings, json.loads(told[Env.SETTINGS]))
     assert (settings.min_nodes, settings.target, settings.max_restarts) == (2, 2, 7)
     assert (told[Env.STORE_INCARNATION], told[Env.PORT], told[Env.RUN_ID]) == ("3", "1234", UID)
     assert told[Env.OPERATOR_KEY] == {"secretKeyRef": {"name": "bert-rdzv", "key": "operator"}}
@@ -185,6 +185,6 @@ def test_services_and_secret() -> None:
     assert (nodes["metadata"]["name"], nodes["spec"]["clusterIP"]) == ("bert", "None")
     assert nodes["spec"]["publishNotReadyAddresses"] is True
     rendezvous = manifests.store_service_manifest(built, 29400, 4)
-    assert rendezvous["spec"]["selector"]["elasticjob.dev/restart-attempt"] == "4"
+    assert rendezvous["spec"]["selector"]["elasticjob.dev/incarnation"] == "4"
     secret = manifests.secret_manifest(built, {"node": "ab", "operator": "cd"})
     assert {k: base64.b64decode(v).decode() for k, v in secret["data"].items()} == {"node": "ab", "operator": "cd"}

@@ -112,7 +112,7 @@ JSON = st.recursive(
     max_leaves=5,
 )
 STATUS_FIELDS = (
-    "podIncarnations", "rendezvous", "chargedRound", "restarts", "conditions", "avoidedNodes", "lastFailure",
+    "incarnations", "rendezvous", "chargedRound", "restarts", "conditions", "avoidedNodes", "lastFailure",
     "recentFailures", "targetReplicas", "lastRendezvousTime", "runtimeImage", "rendezvousRound", "executionAttempts",
 )  # fmt: skip
 SPEC_FIELDS = (

@@ -13,17 +13,22 @@ from elasticjob.contract.messages import (
     HangAction,
     Outcome,
     PodState,
-    Recovery,
+    RecoverySeconds,
     Report,
     RoundPhase,
 )
 from elasticjob.contract.names import RoundId
-from elasticjob.rendezvous.confirmation import WORD_HOLDS
-from elasticjob_operator.actions import CreateStore, CreateWorker, DeletePod, DeleteService, PointStoreService
-from elasticjob_operator.model.observed import Link, Observed, Refusal, RefusalReason
+from elasticjob.rendezvous.confirmation import CONFIRMATION_SECONDS
+from elasticjob_operator.actions import CreateStore, CreateWorker, DeletePod, DeleteService, UpdateStoreService
+from elasticjob_operator.model.observed import LinkView, Observed, Refusal, RefusalReason
 from elasticjob_operator.model.pods import Pod
 from elasticjob_operator.plan import Plan, plan
-from elasticjob_operator.plan.context import COME_OVER, LEASE_LATE, LOST_GRACE, STORE_SILENT
+from elasticjob_operator.plan.context import (
+    LEASE_LATE_SECONDS,
+    LOST_GRACE_SECONDS,
+    NODES_SWITCH_SECONDS,
+    STORE_UNRESPONSIVE_SECONDS,
+)
 from support.operator_build import (
     CHILDREN,
     IMAGE,
@@ -61,10 +66,10 @@ def conditions(p: Plan) -> dict[str, tuple[str, str]]:
 
 # ---- the store -------------------------------------------------------------------------------------------------
 
-DOWN = Link(connected=False, since=NOW - 12)
+DOWN = LinkView(connected=False, since=NOW - 12)
 
 
-def with_store(pod: Pod | None, down: Link = DOWN, lease: float | None = None) -> Observed:
+def with_store(pod: Pod | None, down: LinkView = DOWN, lease: float | None = None) -> Observed:
     leases = {} if lease is None else {"n1": lease}
     observed = steady(conditions=[condition("RendezvousReady")])
     return replace(observed, stores=() if pod is None else (pod,), link=down, leases=leases)
@@ -97,8 +102,8 @@ def test_when_a_store_that_this_operator_never_heard_has_a_successor(
     made = [CreateStore("bert-rdzv-1", 1, away)] if created else []
     assert [a for a in p.actions if isinstance(a, CreateStore)] == made
     assert [a.force for a in p.actions if isinstance(a, DeletePod)] == [False] * deleted
-    points = [a for a in p.actions if isinstance(a, PointStoreService)]
-    assert points == ([PointStoreService("r", 1)] if created else [])
+    points = [a for a in p.actions if isinstance(a, UpdateStoreService)]
+    assert points == ([UpdateStoreService("r", 1)] if created else [])
     assert told(p)["rendezvous"]["incarnation"] == int(created)
 
 
@@ -108,9 +113,9 @@ HEARD = report(worker(0), worker(1))
 @pytest.mark.parametrize(
     ("name", "pod", "silent", "heard", "created"),
     [
-        ("a blip", store(), STORE_SILENT - 0.1, HEARD, False),
-        ("silent", store(), STORE_SILENT, HEARD, True),
-        ("another one was heard", store(), STORE_SILENT, replace(HEARD, incarnation=7), False),
+        ("a blip", store(), STORE_UNRESPONSIVE_SECONDS - 0.1, HEARD, False),
+        ("silent", store(), STORE_UNRESPONSIVE_SECONDS, HEARD, True),
+        ("another one was heard", store(), STORE_UNRESPONSIVE_SECONDS, replace(HEARD, incarnation=7), False),
         ("its kubelet sees to it", store(conditions=[{"type": "Ready", "status": "False"}]), 60.0, HEARD, False),
     ],
     ids=lambda v: v if isinstance(v, str) else "",
@@ -120,10 +125,10 @@ def test_a_store_that_falls_silent_has_a_successor_soon(
 ) -> None:
     if name.startswith("its"):
         pod = replace(pod, ready=False)
-    p = run(with_store(pod, Link(False, NOW - silent, heard)))
+    p = run(with_store(pod, LinkView(False, NOW - silent, heard)))
     assert [a for a in p.actions if isinstance(a, CreateStore)] == [CreateStore("bert-rdzv-1", 1, ("n1",))] * created
     assert [a.force for a in p.actions if isinstance(a, DeletePod)] == [False] * created
-    assert (p.store is None) is created
+    assert (p.store_address is None) is created
     assert p.requeue_after is not None
 
 
@@ -132,21 +137,21 @@ def test_a_silent_store_is_looked_at_when_it_may_be_given_up(
     silent: float, lease_age: float | None, after: float
 ) -> None:
     lease = None if lease_age is None else NOW - lease_age
-    assert run(with_store(store(), Link(False, NOW - silent), lease)).requeue_after == pytest.approx(after)
+    assert run(with_store(store(), LinkView(False, NOW - silent), lease)).requeue_after == pytest.approx(after)
 
 
 def test_no_word_goes_to_a_store_that_is_given_up() -> None:
-    asks = replace(gathering(worker(0), asks=12.5), reason="")
-    p = run(with_store(store(), Link(False, NOW - 3, asks)))
-    assert (p.store, told(p)["rendezvous"]["incarnation"]) == (None, 1)
+    asks = replace(gathering(worker(0), confirmation_request=12.5), reason="")
+    p = run(with_store(store(), LinkView(False, NOW - 3, asks)))
+    assert (p.store_address, told(p)["rendezvous"]["incarnation"]) == (None, 1)
 
 
 @pytest.mark.parametrize(
     ("name", "lease_age", "age", "forced"),
     [
         ("its kubelet will end it", 5.0, 60.0, False),
-        ("its kubelet is silent", LEASE_LATE, LEASE_LATE, True),
-        ("a word to it may still hold", LEASE_LATE, WORD_HOLDS, False),
+        ("its kubelet is silent", LEASE_LATE_SECONDS, LEASE_LATE_SECONDS, True),
+        ("a word to it may still hold", LEASE_LATE_SECONDS, CONFIRMATION_SECONDS, False),
     ],
     ids=lambda v: v if isinstance(v, str) else "",
 )
@@ -161,7 +166,7 @@ def test_an_older_store_is_gone_by_force_only_once_its_word_and_its_kubelet_are_
 
 
 def test_the_successor_of_a_store_lost_with_its_node_stays_away_from_it() -> None:
-    p = run(with_store(store(), Link(False, NOW - 3, HEARD)))
+    p = run(with_store(store(), LinkView(False, NOW - 3, HEARD)))
     assert [n["name"] for n in told(p)["avoidedNodes"]] == ["n1"]
     waits = with_store(store(1, avoids="n1", **unschedulable()), lease=NOW + 5)
     waits = replace(waits, job=job(status=told(p)))
@@ -169,16 +174,16 @@ def test_the_successor_of_a_store_lost_with_its_node_stays_away_from_it() -> Non
 
 
 def test_pods_on_the_node_of_a_lost_store_are_not_waited_for() -> None:
-    observed = with_store(store(), Link(False, NOW - 3, HEARD))
+    observed = with_store(store(), LinkView(False, NOW - 3, HEARD))
     p = run(replace(observed, workers=(worker(0), worker(1, node="n2"))))
-    assert p.facts is not None
-    assert [f.state for f in p.facts.pods] == [PodState.LOST, PodState.RUNNING]
+    assert p.operator_view is not None
+    assert [f.state for f in p.operator_view.pods] == [PodState.LOST, PodState.RUNNING]
 
 
 @pytest.mark.parametrize(
     ("name", "heard", "since", "replaced"),
     [
-        ("the others came", report(worker(1), incarnation=1), NOW - LOST_GRACE, True),
+        ("the others came", report(worker(1), incarnation=1), NOW - LOST_GRACE_SECONDS, True),
         ("they came just now", report(worker(1), incarnation=1), NOW - 1, False),
         ("nobody came", gathering(incarnation=1), NOW - 9, False),
         ("it still recovers", gathering(worker(1), incarnation=1, phase=RoundPhase.RECOVERING), NOW - 9, False),
@@ -210,20 +215,20 @@ def test_a_store_that_was_refused_keeps_its_incarnation() -> None:
     ("name", "pod", "seen", "expected"),
     [
         ("serves", store(), link(report()), ("True", "StoreAvailable")),
-        ("blinked", store(), Link(False, NOW - 1), ("True", "R")),
-        ("silent", store(), Link(False, NOW - 4), ("False", "StoreLost")),
+        ("blinked", store(), LinkView(False, NOW - 1), ("True", "R")),
+        ("silent", store(), LinkView(False, NOW - 4), ("False", "StoreLost")),
         ("gone", None, DOWN, ("False", "StoreRescheduled")),
     ],
     ids=lambda v: v if isinstance(v, str) else "",
 )
-def test_rendezvous_ready(name: str, pod: Pod | None, seen: Link, expected: tuple[str, str]) -> None:
+def test_rendezvous_ready(name: str, pod: Pod | None, seen: LinkView, expected: tuple[str, str]) -> None:
     assert conditions(run(with_store(pod, seen)))["RendezvousReady"] == expected
 
 
 def test_status_says_what_is_not_known_while_the_store_cannot_be_asked() -> None:
     trains: dict[str, Any] = {"active": 2, "worldSize": 2, "rendezvousRound": 4, "restarts": 1}
     before = [condition("RendezvousReady"), condition("Running")]
-    p = run(replace(steady(conditions=before, **trains), link=Link(False, NOW - 60)))
+    p = run(replace(steady(conditions=before, **trains), link=LinkView(False, NOW - 60)))
     status_ = told(p)
     assert {name: status_[name] for name in trains} == trains
     (says,) = [c["message"] for c in status_["conditions"] if c["type"] == "RendezvousReady"]
@@ -235,7 +240,7 @@ def test_status_says_what_is_not_known_while_the_store_cannot_be_asked() -> None
 
 
 def after(*ended_rounds: Any, **status_more: Any) -> Observed:
-    return steady(told=replace(gathering(worker(0), worker(1), rounds=1), ended=ended_rounds), **status_more)
+    return steady(told=replace(gathering(worker(0), worker(1), rounds=1), ended_rounds=ended_rounds), **status_more)
 
 
 @pytest.mark.parametrize(
@@ -257,8 +262,8 @@ def test_each_ended_round_is_charged_once(
     p = run(after(*rounds, **({"chargedRound": seen} if seen else {})))
     status_ = told(p)
     assert (status_["restarts"], status_["chargedRound"]) == (restarts, charged_round)
-    assert p.facts is not None
-    assert (p.facts.charged, p.facts.charged_round) == (restarts, RoundId.parse(charged_round))
+    assert p.operator_view is not None
+    assert (p.operator_view.charged, p.operator_view.charged_round) == (restarts, RoundId.parse(charged_round))
 
 
 TAKEN: dict[str, Any] = {
@@ -286,11 +291,11 @@ def test_a_charge_is_withdrawn_if_a_pod_fact_excuses_it_before_it_is_persisted(
     name: str, kind: FailureClass, pods: tuple[Pod, ...], charged: bool
 ) -> None:
     now = f"{pods[-2].incarnation},0"
-    p = run(replace(after(round_ended(1, failure=failure(kind=kind)), podIncarnations=now), workers=pods))
+    p = run(replace(after(round_ended(1, failure=failure(kind=kind)), incarnations=now), workers=pods))
     status_ = told(p)
     assert (status_["restarts"], status_["chargedRound"]) == (int(charged), "1.0.1")
-    assert p.facts is not None
-    assert (p.facts.charged, p.facts.charged_round) == (int(charged), RoundId(1, 0, 1))
+    assert p.operator_view is not None
+    assert (p.operator_view.charged, p.operator_view.charged_round) == (int(charged), RoundId(1, 0, 1))
 
 
 def test_the_root_cause_is_told_in_full() -> None:
@@ -319,8 +324,8 @@ def test_a_failure_beyond_the_budget_ends_the_job() -> None:
     assert "Failed" not in conditions(p)
     assert (status_["restarts"], status_["phase"]) == (3, "Failed")
     assert status_["lastFailure"]["class"] == FailureClass.OOM_KILLED.value
-    assert [n.reason for n in p.notes] == ["WorkerFailed", "MaxRestartsExceeded"]
-    assert status_["podIncarnations"] == "0,0"
+    assert [n.reason for n in p.event_records] == ["WorkerFailed", "MaxRestartsExceeded"]
+    assert status_["incarnations"] == "0,0"
 
 
 # ---- the end ---------------------------------------------------------------------------------------------------
@@ -351,7 +356,7 @@ def test_pods_are_enough_to_finish_a_job_whose_store_was_never_heard(outcome: Ou
     cause = None if won else failure(rank=1, message="loss is nan")
     end = ended(0 if won else 1, "Completed" if won else "Error", declared(outcome, cause))
     pods = (worker(0, **end), worker(1, **end))
-    p = run(replace(steady(workers=pods), link=Link(False, NOW - 60), stores=()))
+    p = run(replace(steady(workers=pods), link=LinkView(False, NOW - 60), stores=()))
     kind, reason = ("Complete", "AllAgentsSucceeded") if won else ("Failed", "MaxRestartsExceeded")
     assert conditions(p)[kind] == ("True", reason)
     assert told(p).get("lastFailure", {}).get("message") == (None if won else "loss is nan")
@@ -364,16 +369,16 @@ def test_a_store_that_does_not_know_of_the_end_is_told() -> None:
     pods = (worker(0, **ended(0, "Completed", WON)), worker(1))
     restarted = gathering(worker(1), phase=RoundPhase.RECOVERING)
     p = run(steady(workers=pods, told=restarted))
-    assert p.facts is not None
-    assert p.facts.finish is not None
-    assert (p.facts.finish.outcome, p.facts.finish.reason) == (Outcome.SUCCEEDED, "AllAgentsSucceeded")
-    assert p.facts.pods == ()
+    assert p.operator_view is not None
+    assert p.operator_view.finish is not None
+    assert (p.operator_view.finish.outcome, p.operator_view.finish.reason) == (Outcome.SUCCEEDED, "AllAgentsSucceeded")
+    assert p.operator_view.pods == ()
     again = run(steady(workers=(worker(1),), told=restarted, conditions=[MET]))
-    assert again.facts is not None
-    assert again.facts.finish is not None
+    assert again.operator_view is not None
+    assert again.operator_view.finish is not None
     going_on = run(steady(told=restarted))
-    assert going_on.facts is not None
-    assert going_on.facts.finish is None
+    assert going_on.operator_view is not None
+    assert going_on.operator_view.finish is None
 
 
 MET = condition("SuccessCriteriaMet", reason="AllAgentsSucceeded", at=NOW - 5)
@@ -419,7 +424,7 @@ def test_a_pod_stuck_on_a_dead_node_does_not_hold_the_end() -> None:
 @pytest.mark.parametrize("kind", ["Complete", "Failed"])
 def test_terminal_is_final_whoever_deletes_what(kind: str) -> None:
     first = condition("SuccessCriteriaMet" if kind == "Complete" else "FailureTarget", reason="X")
-    observed = replace(steady(workers=(), conditions=[first, condition(kind, reason="X")]), stores=(), link=Link())
+    observed = replace(steady(workers=(), conditions=[first, condition(kind, reason="X")]), stores=(), link=LinkView())
     children = replace(CHILDREN, nodes=None, rendezvous=None)
     p = run(replace(observed, children=children))
     assert p.actions == ()
@@ -431,7 +436,7 @@ def test_terminal_is_final_whoever_deletes_what(kind: str) -> None:
 def test_a_failed_job_names_its_cause_and_what_to_do() -> None:
     lost_budget = replace(
         report(worker(0), worker(1)), phase=RoundPhase.FINISHED, outcome=Outcome.FAILED, failure=failure(rank=1),
-        ended=(replace(round_ended(4), charged=False),),
+        ended_rounds=(replace(round_ended(4), charged=False),),
     )  # fmt: skip
     p = run(steady(told=lost_budget, restarts=3, restartsCountTowardsMax=3))
     (target,) = [c for c in told(p)["conditions"] if c["type"] == "FailureTarget"]
@@ -498,25 +503,25 @@ def test_running_and_fully_scaled(
 
 
 def test_only_the_present_store_is_told_that_it_is_the_only_one() -> None:
-    assert word(steady(told=report(*TWO, asks=12.5))) == 12.5
-    assert word(steady(told=report(*TWO, asks=12.5, incarnation=1))) == 0.0
+    assert word(steady(told=report(*TWO, confirmation_request=12.5))) == 12.5
+    assert word(steady(told=report(*TWO, confirmation_request=12.5, incarnation=1))) == 0.0
 
 
 R1, R2 = RoundId(1, 0, 1), RoundId(1, 0, 2)
-ASKS = gathering(worker(0), incarnation=1, asks=12.5)
-HALF = replace(ASKS, half=R1)
+ASKS = gathering(worker(0), incarnation=1, confirmation_request=12.5)
+HALF = replace(ASKS, half_missing_round=R1)
 
 
 @pytest.mark.parametrize(
     ("name", "asks", "before", "older_at", "given"),
     [
-        ("the old one has ended, its nodes have come", ASKS, None, NOW - COME_OVER, True),
-        ("they may be on their way", ASKS, None, NOW - COME_OVER + 0.1, False),
+        ("the old one has ended, its nodes have come", ASKS, None, NOW - NODES_SWITCH_SECONDS, True),
+        ("they may be on their way", ASKS, None, NOW - NODES_SWITCH_SECONDS + 0.1, False),
         ("more than half is missing", ASKS, HEARD, NOW, False),
         ("half is here of the round that the old one had", HALF, HEARD, NOW, True),
         ("the old one was not heard", HALF, None, NOW, False),
         ("the old one had a newer round", HALF, replace(HEARD, round=R2), NOW, False),
-        ("the old one may have had a word", HALF, replace(HEARD, round=None, asks=11.0), NOW, False),
+        ("the old one may have had a word", HALF, replace(HEARD, round=None, confirmation_request=11.0), NOW, False),
         ("it was not the one before", replace(HALF, incarnation=2), HEARD, NOW, False),
     ],
     ids=lambda v: v if isinstance(v, str) else "",
@@ -525,22 +530,22 @@ def test_a_successor_is_told_so_once_no_older_store_can_have_a_world(
     name: str, asks: Report, before: Report | None, older_at: float, given: bool
 ) -> None:
     present = job(status=status(rendezvous={"incarnation": asks.incarnation}))
-    observed = replace(steady(), job=present, link=replace(link(asks), before=before), older_store_at=older_at)
+    observed = replace(steady(), job=present, link=replace(link(asks), previous_report=before), older_store_at=older_at)
     assert word(observed) == (12.5 if given else 0.0)
     assert run(observed).requeue_after is not None or given
 
 
 def word(observed: Observed) -> float:
     p = run(observed)
-    assert p.facts is not None
-    return p.facts.only_store
+    assert p.operator_view is not None
+    return p.operator_view.confirmed_request
 
 
 def test_more_replicas_than_fit_train_with_what_there_is() -> None:
     pods = (*TWO, worker(2, **unschedulable("0/3 nodes are available: 3 Insufficient cpu.")))
     observed = replace(
         steady(workers=pods, told=report(*TWO)),
-        job=job(status=status(podIncarnations="0,0,0", targetReplicas=3), **elastic(2, 4, 3)),
+        job=job(status=status(incarnations="0,0,0", targetReplicas=3), **elastic(2, 4, 3)),
     )
     p = run(observed)
     assert conditions(p)["Running"] == ("True", "WorldFormed")
@@ -548,8 +553,8 @@ def test_more_replicas_than_fit_train_with_what_there_is() -> None:
     (scaled,) = [c for c in told(p)["conditions"] if c["type"] == "FullyScaled"]
     assert "3 Insufficient cpu" in scaled["message"]
     assert told(p)["phase"] == "Degraded"
-    assert p.facts is not None
-    assert [f.state.value for f in p.facts.pods] == ["running", "running", "unschedulable"]
+    assert p.operator_view is not None
+    assert [f.state.value for f in p.operator_view.pods] == ["running", "running", "unschedulable"]
 
 
 @pytest.mark.parametrize(
@@ -571,7 +576,7 @@ def test_restarting_ends_with_the_next_world() -> None:
     p = run(steady(conditions=before, restarts=1, rendezvousRound=1, lastRendezvousTime="2027-01-15T07:58:00.000000Z"))
     assert conditions(p)["Restarting"] == ("False", "WorldFormed")
     assert told(p)["rendezvousRound"] == 2
-    assert [n.reason for n in p.notes] == ["WorldFormed", "RestartedInPlace"]
+    assert [n.reason for n in p.event_records] == ["WorldFormed", "RestartedInPlace"]
 
 
 @pytest.mark.parametrize(
@@ -600,7 +605,7 @@ def test_a_round_that_a_new_store_restored_is_not_counted_again() -> None:
     )
     p = run(replace(observed, stores=(store(1),)))
     assert told(p)["rendezvousRound"] == 4
-    assert p.notes == ()
+    assert p.event_records == ()
 
 
 def test_status_of_a_newer_operator_is_kept() -> None:
@@ -612,14 +617,14 @@ def test_status_of_a_newer_operator_is_kept() -> None:
 def test_a_hang_is_told_as_what_it_is() -> None:
     hung = failure(kind=FailureClass.HANG, exit_code=None, exception="", message="no progress for 60.0 s", step=6)
     ended = round_ended(1, failure=hung, message="rank 0 in bert-0-0: no progress for 60.0 s")
-    observed = steady(told=gathering(worker(0), worker(1), rounds=1, ended=(ended,)), rendezvousRound=1)
+    observed = steady(told=gathering(worker(0), worker(1), rounds=1, ended_rounds=(ended,)), rendezvousRound=1)
     p = run(observed)
     status_ = told(p)
     assert (status_["lastFailure"]["class"], status_["lastFailure"]["reason"]) == ("Hang", "HangDetected")
     assert {c["type"]: c["reason"] for c in status_["conditions"]}["Restarting"] == "HangDetected"
-    assert [n.reason for n in p.notes if n.warning] == ["HangDetected"]
+    assert [n.reason for n in p.event_records if n.warning] == ["HangDetected"]
     fatal = replace(observed, job=job(status=status(rendezvousRound=1), hangPolicy=POLICY))
-    told_by = replace(fatal.link.report or report(), outcome=Outcome.FAILED, failure=hung, ended=())
+    told_by = replace(fatal.link.report or report(), outcome=Outcome.FAILED, failure=hung, ended_rounds=())
     verdict = run(replace(fatal, link=link(told_by)))
     failed = next(c for c in told(verdict)["conditions"] if c["type"] == "FailureTarget")
     assert (failed["reason"], "training stood still" in failed["message"]) == ("FailurePolicyRule", True)
@@ -631,42 +636,44 @@ POLICY = {"progressTimeoutSeconds": 60, "action": "FailJob"}
 def test_a_hang_that_ends_nothing_is_told_once_and_not_charged() -> None:
     hung = failure(kind=FailureClass.HANG, exit_code=None, exception="", message="no progress for 60.0 s", step=6)
     observed = replace(
-        steady(told=replace(report(worker(0), worker(1)), standstill=hung)),
+        steady(told=replace(report(worker(0), worker(1)), stall=hung)),
         job=job(status=status(), hangPolicy={"progressTimeoutSeconds": 60, "action": "Event"}),
     )
     p = run(observed)
     status_ = told(p)
-    assert p.facts is not None
-    assert p.facts.settings.hang_action is HangAction.EVENT
+    assert p.operator_view is not None
+    assert p.operator_view.settings.hang_action is HangAction.EVENT
     assert (status_["lastFailure"]["class"], status_["lastFailure"]["pod"]) == ("Hang", "bert-0-0")
     assert (status_["restarts"], status_["restartsCountTowardsMax"], p.actions) == (0, 0, ())
     assert (status_["phase"], "Restarting" in {c["type"] for c in status_["conditions"]}) == ("Running", False)
-    assert [n.reason for n in p.notes if n.warning] == ["HangDetected"]
+    assert [n.reason for n in p.event_records if n.warning] == ["HangDetected"]
     # Another failure was told since; and what is known of this one has grown.
     known = {**status_, "recentFailures": [{**status_["lastFailure"], "recoverySeconds": {}}, {"pod": "bert-1-0"}]}
     again = run(replace(observed, job=job(status={**known, "lastFailure": {"pod": "bert-1-0"}})))
-    assert (again.notes, again.status) == ((), None)
-    later = replace(report(worker(0), worker(1)), standstill=replace(hung, time=hung.time + 61))
-    assert [n.reason for n in run(replace(observed, job=job(status=known), link=link(later))).notes] == ["HangDetected"]
+    assert (again.event_records, again.status) == ((), None)
+    later = replace(report(worker(0), worker(1)), stall=replace(hung, time=hung.time + 61))
+    assert [n.reason for n in run(replace(observed, job=job(status=known), link=link(later))).event_records] == [
+        "HangDetected"
+    ]
 
 
 def test_why_there_is_no_warm_fork_is_told_once_a_reason() -> None:
-    off = replace(report(worker(0), worker(1)), warm_off="a forked process hung: so", warm_off_nodes=1)
+    off = replace(report(worker(0), worker(1)), fork_disabled_reason="a forked process hung: so", fork_disabled_nodes=1)
     first = run(steady(told=off))
     assert told(first)["warmFork"] == "off on 1 of 2 nodes: a forked process hung: so"
-    (note,) = [n for n in first.notes if n.warning]
+    (note,) = [n for n in first.event_records if n.warning]
     assert (note.reason, note.key) == ("WarmForkOff", "a forked process hung: so")
     known = told(first)
-    for_all = run(replace(steady(told=replace(off, warm_off_nodes=2)), job=job(status=known)))
+    for_all = run(replace(steady(told=replace(off, fork_disabled_nodes=2)), job=job(status=known)))
     assert told(for_all)["warmFork"].startswith("off on 2 of 2 nodes: ")
-    assert [n.reason for n in for_all.notes if n.warning] == []
-    silent = replace(steady(), job=job(status=known), link=Link(since=NOW))
+    assert [n.reason for n in for_all.event_records if n.warning] == []
+    silent = replace(steady(), job=job(status=known), link=LinkView(since=NOW))
     assert "warmFork" in (run(silent).status or known)
     assert "warmFork" not in told(run(replace(steady(), job=job(status=known))))
 
 
 def test_how_long_a_recovery_took_is_told_beside_its_failure_once() -> None:
-    recovery = Recovery(("bert-0-0",), detect=0.0012345, stop=0.02, rendezvous=0.001, start=0.06)
+    recovery = RecoverySeconds(("bert-0-0",), detect=0.0012345, stop=0.02, rendezvous=0.001, start=0.06)
     before = {"time": "2027-01-15T07:59:00Z", "pod": "bert-1-0", "class": "Killed"}
     failed = before | {"pod": "bert-0-0"}
     observed = steady(

@@ -1,4 +1,4 @@
-"""Worker pods: given what a slot has, what becomes of it, whether it is charged, and what the store is told."""
+"""Worker pods: given what a index has, what becomes of it, whether it is charged, and what the store is told."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from elasticjob_operator.actions import (
     CreateWorker,
     DeletePod,
 )
-from elasticjob_operator.model.observed import Child, Children, Link, Observed, Refusal, RefusalReason
+from elasticjob_operator.model.observed import Child, Children, LinkView, Observed, Refusal, RefusalReason
 from elasticjob_operator.model.pods import Pod, parse_pod
 from elasticjob_operator.plan import Plan, plan
 from support.operator_build import (
@@ -59,7 +59,7 @@ def test_a_new_job_gets_everything_at_once_and_status_names_it_first() -> None:
         CreateWorker("bert-1-0", 1, 0),
     )
     status_ = told(p)
-    assert status_["podIncarnations"] == "0,0"
+    assert status_["incarnations"] == "0,0"
     assert status_["rendezvous"] == {"endpoint": "bert-rdzv.ns.svc:29400", "incarnation": 0}
     assert (status_["phase"], status_["targetReplicas"], status_["runtimeImage"]) == ("Pending", 2, IMAGE)
 
@@ -67,7 +67,7 @@ def test_a_new_job_gets_everything_at_once_and_status_names_it_first() -> None:
 def test_nothing_to_do_is_an_empty_plan() -> None:
     first = run(steady())
     again = run(replace(steady(), job=job(status=told(first))))
-    assert (first.actions, again.actions, again.status, again.notes) == ((), (), None, ())
+    assert (first.actions, again.actions, again.status, again.event_records) == ((), (), None, ())
 
 
 OTHER = worker(1)
@@ -101,16 +101,19 @@ def test_a_pod_that_is_no_more_has_a_successor_at_once(
     assert CreateWorker("bert-0-1", 0, 1) in p.actions
     assert [a.name for a in p.actions if isinstance(a, DeletePod)] == deleted
     status_ = told(p)
-    assert status_["podIncarnations"] == "1,0"
+    assert status_["incarnations"] == "1,0"
     assert (status_["restarts"], status_["restartsCountTowardsMax"]) == ((1, 1) if charged else (0, 0))
-    assert p.facts is not None
-    assert [(f.pod, f.state) for f in p.facts.pods] == [("bert-0-1", PodState.STARTING), ("bert-1-0", PodState.RUNNING)]
-    assert p.facts.charged == int(charged)
+    assert p.operator_view is not None
+    assert [(f.pod, f.state) for f in p.operator_view.pods] == [
+        ("bert-0-1", PodState.STARTING),
+        ("bert-1-0", PodState.RUNNING),
+    ]
+    assert p.operator_view.charged == int(charged)
 
 
 def test_a_pod_that_vanished_while_nobody_looked_is_replaced_and_not_charged() -> None:
     """Operator and store were both down: nothing tells of it but its absence."""
-    p = run(replace(steady(workers=(OTHER,)), stores=(), link=Link(connected=False, since=NOW)))
+    p = run(replace(steady(workers=(OTHER,)), stores=(), link=LinkView(connected=False, since=NOW)))
     assert CreateWorker("bert-0-1", 0, 1) in p.actions
     status_ = told(p)
     assert (status_["restarts"], status_.get("lastFailure")) == (0, None)
@@ -128,13 +131,15 @@ def test_pods_that_fail_together_are_charged_once() -> None:
 
 
 def test_a_superseded_pod_that_still_runs_is_deleted() -> None:
-    p = run(steady(workers=(worker(0), worker(0, 1), OTHER), podIncarnations="1,0"))
-    assert p.actions == (DeletePod("bert-0-0", "uid-bert-0-0", "its slot has a newer pod or is not wanted"),)
+    p = run(steady(workers=(worker(0), worker(0, 1), OTHER), incarnations="1,0"))
+    assert p.actions == (
+        DeletePod("bert-0-0", "uid-bert-0-0", "a newer pod has its index, or the job does not want it any more"),
+    )
 
 
 def test_of_ended_pods_the_newest_of_each_slot_stays_for_its_log() -> None:
     pods = (worker(0, 0, **ended(70)), worker(0, 1, **ended(70)), worker(0, 2), OTHER)
-    p = run(steady(workers=pods, podIncarnations="2,0"))
+    p = run(steady(workers=pods, incarnations="2,0"))
     assert [a.name for a in p.actions if isinstance(a, DeletePod)] == ["bert-0-0"]
 
 
@@ -151,14 +156,14 @@ def test_a_node_that_turns_pods_away_does_not_make_it_spin() -> None:
 
 
 def test_a_lost_agent_gets_a_moment_then_its_node_is_avoided() -> None:
-    lost = replace(steady(), link=link(report(OTHER, lost_nodes=("bert-0-0",)), bert_0_0=NOW - 1))
+    lost = replace(steady(), link=link(report(OTHER, lost_pods=("bert-0-0",)), bert_0_0=NOW - 1))
     early = run(lost)
     assert early.actions == ()
     assert early.requeue_after == pytest.approx(2.0)
     late = run(lost, NOW + 2)
     assert late.actions == (
         CreateWorker("bert-0-1", 0, 1, avoid=("n1",)),
-        DeletePod("bert-0-0", "uid-bert-0-0", "its slot has a newer pod or is not wanted"),
+        DeletePod("bert-0-0", "uid-bert-0-0", "a newer pod has its index, or the job does not want it any more"),
     )
     assert [(n["name"], n["reason"]) for n in told(late)["avoidedNodes"]] == [("n1", "NodeLost")]
     lost = told(late)["lastFailure"]
@@ -173,7 +178,7 @@ def test_a_report_of_a_store_that_cannot_be_asked_loses_nobody() -> None:
 
 def avoiding(lease: float | None, pod: Pod) -> Observed:
     entry = {"name": "n1", "until": "2027-01-16T08:00:00Z", "why": "lost"}  # lost at NOW
-    observed = steady(workers=(pod, worker(1, node="n2")), avoidedNodes=[entry], podIncarnations="1,0")
+    observed = steady(workers=(pod, worker(1, node="n2")), avoidedNodes=[entry], incarnations="1,0")
     return replace(observed, leases={} if lease is None else {"n1": lease})
 
 
@@ -185,8 +190,8 @@ SAID_UNFIT = worker(0, **ended(143, said=declared(Outcome.LEFT, UNFIT)))
 @pytest.mark.parametrize(
     ("pod", "told_by"),
     [
-        (worker(0), report(OTHER, unfit=(UNFIT,))),
-        (worker(0, deleting=NOW + 30), report(OTHER, unfit=(UNFIT,))),
+        (worker(0), report(OTHER, unhealthy=(UNFIT,))),
+        (worker(0, deleting=NOW + 30), report(OTHER, unhealthy=(UNFIT,))),
         (SAID_UNFIT, report(OTHER)),
         (worker(0, **ended(143, said=declared(Outcome.LEFT, UNFIT)), created=NOW - 1), gathering()),
     ],
@@ -202,14 +207,14 @@ def test_a_node_that_is_not_fit_is_replaced_elsewhere_at_once_and_not_charged(po
     assert (status_["restarts"], status_["lastFailure"]["class"], status_["lastFailure"]["node"]) == (
         0, "DeviceUnhealthy", "n1",
     )  # fmt: skip
-    assert "DeviceUnhealthy" in [n.reason for n in p.notes]
+    assert "DeviceUnhealthy" in [n.reason for n in p.event_records]
 
 
 @pytest.mark.parametrize(("later", "avoided"), [(3600.0, True), (86390.0, True), (86410.0, False)])
 def test_a_node_that_is_not_fit_is_avoided_for_a_day_whatever_its_kubelet_says(later: float, avoided: bool) -> None:
     entry = {"name": "n1", "until": "2027-01-16T08:00:00Z", "why": "GPU 1 is lost", "reason": "DeviceUnhealthy"}
     pod = worker(0, 1, avoids="n1", **WAITS)
-    observed = steady(workers=(pod, worker(1, node="n2")), avoidedNodes=[entry], podIncarnations="1,0")
+    observed = steady(workers=(pod, worker(1, node="n2")), avoidedNodes=[entry], incarnations="1,0")
     p = run(replace(observed, leases={"n1": NOW + later}), NOW + later)
     assert ([a.name for a in p.actions if isinstance(a, CreateWorker)] == []) is avoided
     if avoided:
@@ -219,13 +224,13 @@ def test_a_node_that_is_not_fit_is_avoided_for_a_day_whatever_its_kubelet_says(l
 
 
 def test_how_long_a_node_that_is_not_fit_is_avoided_is_the_users_to_say() -> None:
-    observed = steady(workers=(worker(0), worker(1, node="n2")), told=report(OTHER, unfit=(UNFIT,)))
+    observed = steady(workers=(worker(0), worker(1, node="n2")), told=report(OTHER, unhealthy=(UNFIT,)))
     impatient = replace(observed, job=job(status=status(), failurePolicy={"avoidNodeSeconds": 600}))
     (avoided,) = told(run(impatient))["avoidedNodes"]
     assert (avoided["since"], avoided["until"]) == ("2027-01-15T08:00:00Z", "2027-01-15T08:10:00Z")
     pod = worker(0, 1, avoids="n1", **WAITS)
     # A change does not touch what is avoided already.
-    later = steady(workers=(pod, worker(1, node="n2")), avoidedNodes=[avoided], podIncarnations="1,0")
+    later = steady(workers=(pod, worker(1, node="n2")), avoidedNodes=[avoided], incarnations="1,0")
     assert run(later, NOW + 599).actions == ()
     assert run(later, NOW + 601).actions[0] == CreateWorker("bert-0-2", 0, 2)
 
@@ -294,7 +299,7 @@ def test_a_pod_stuck_terminating_is_forced_only_when_its_kubelet_is_gone(
     age: float, forced: bool, grace_left: int
 ) -> None:
     stuck = worker(0, 0, deleting=NOW + grace_left, node="n9")
-    observed = replace(steady(workers=(stuck, worker(0, 1), OTHER), podIncarnations="1,0"), leases={"n9": NOW - age})
+    observed = replace(steady(workers=(stuck, worker(0, 1), OTHER), incarnations="1,0"), leases={"n9": NOW - age})
     assert [a.force for a in run(observed).actions if isinstance(a, DeletePod)] == ([True] if forced else [])
 
 
@@ -304,21 +309,21 @@ def test_a_pod_stuck_terminating_is_forced_only_when_its_kubelet_is_gone(
 def test_scale_down_deletes_the_highest_slots_and_tells_the_store_first() -> None:
     pods = (worker(0), worker(1), worker(2))
     observed = replace(
-        steady(workers=pods, podIncarnations="0,0,0", targetReplicas=3),
-        job=job(status=status(podIncarnations="0,0,0", targetReplicas=3), **elastic(1, 4, 2)),
+        steady(workers=pods, incarnations="0,0,0", targetReplicas=3),
+        job=job(status=status(incarnations="0,0,0", targetReplicas=3), **elastic(1, 4, 2)),
     )
     p = run(observed)
     assert [a.name for a in p.actions if isinstance(a, DeletePod)] == ["bert-2-0"]
-    assert p.facts is not None
-    assert {f.pod: f.state for f in p.facts.pods}["bert-2-0"] is PodState.DRAINING
-    assert p.facts.settings.target == 2
-    assert (told(p)["targetReplicas"], told(p)["podIncarnations"]) == (2, "0,0,0")
+    assert p.operator_view is not None
+    assert {f.pod: f.state for f in p.operator_view.pods}["bert-2-0"] is PodState.DRAINING
+    assert p.operator_view.settings.target == 2
+    assert (told(p)["targetReplicas"], told(p)["incarnations"]) == (2, "0,0,0")
     assert "lastScaleTime" in told(p)
-    assert "ScalingDown" in [n.reason for n in p.notes]
+    assert "ScalingDown" in [n.reason for n in p.event_records]
 
 
 def test_scale_up_again_never_reuses_a_name() -> None:
-    observed = replace(steady(), job=job(status=status(podIncarnations="0,0,0"), **elastic(1, 4, 4)))
+    observed = replace(steady(), job=job(status=status(incarnations="0,0,0"), **elastic(1, 4, 4)))
     p = run(observed)
     assert [a.name for a in p.actions if isinstance(a, CreateWorker)] == ["bert-2-1", "bert-3-0"]
     assert (told(p)["phase"], [c["reason"] for c in told(p)["conditions"]][2]) == ("Scaling", "ScalingUp")
@@ -349,43 +354,43 @@ def with_spare(*pods: Pod, active: int = 2, **status_more: Any) -> Observed:
 
 def test_spares_come_on_top_of_the_target_and_lower_slots_first() -> None:
     p = run(Observed(job(**spared(spares=2))))
-    assert [a.slot for a in p.actions if isinstance(a, CreateWorker)] == [0, 1, 2, 3]
-    assert (told(p)["targetReplicas"], told(p)["podIncarnations"]) == (2, "0,0,0,0")
+    assert [a.index for a in p.actions if isinstance(a, CreateWorker)] == [0, 1, 2, 3]
+    assert (told(p)["targetReplicas"], told(p)["incarnations"]) == (2, "0,0,0,0")
 
 
 def test_a_job_is_fully_scaled_with_its_spares_and_without_them() -> None:
     pods = (worker(0), worker(1), worker(2))
-    p = run(with_spare(*pods, podIncarnations="0,0,0"))
+    p = run(with_spare(*pods, incarnations="0,0,0"))
     assert scaled(p) == ("True", "AtDesiredReplicas", "all 2 nodes train; spares that stand by: 1 of 1")
     assert [told(p)[n] for n in ("replicas", "active", "ready", "standby")] == [3, 2, 3, 1]
-    assert p.facts is not None
-    assert (p.facts.settings.target, p.facts.settings.spares, len(p.facts.pods)) == (2, 1, 3)
-    scarce = with_spare(worker(0), worker(1), podIncarnations="0,0,0")
+    assert p.operator_view is not None
+    assert (p.operator_view.settings.target, p.operator_view.settings.spares, len(p.operator_view.pods)) == (2, 1, 3)
+    scarce = with_spare(worker(0), worker(1), incarnations="0,0,0")
     p = run(replace(scarce, workers=(*scarce.workers, worker(2, **unschedulable()))))
     assert scaled(p) == ("True", "AtDesiredReplicas", "all 2 nodes train; spares that stand by: 0 of 1")
-    assert (told(p)["phase"], [n.reason for n in p.notes if n.warning]) == ("Running", [])
+    assert (told(p)["phase"], [n.reason for n in p.event_records if n.warning]) == ("Running", [])
 
 
 def test_a_lost_pod_whose_place_a_spare_took_has_a_successor_that_is_not_missing() -> None:
-    p = run(with_spare(worker(0), worker(2), podIncarnations="0,0,0"))
+    p = run(with_spare(worker(0), worker(2), incarnations="0,0,0"))
     assert p.actions == (CreateWorker("bert-1-1", 1, 1),)
-    assert (told(p)["podIncarnations"], told(p)["restarts"], scaled(p)[0]) == ("0,1,0", 0, "True")
+    assert (told(p)["incarnations"], told(p)["restarts"], scaled(p)[0]) == ("0,1,0", 0, "True")
 
 
 def test_a_spare_counts_where_others_find_no_place() -> None:
     pods = (worker(0), worker(1, **unschedulable()), worker(2))
-    observed = replace(with_spare(*pods, podIncarnations="0,0,0"), link=link(gathering(pods[0], pods[2])))
-    waiting = run(replace(observed, job=job(status=status(podIncarnations="0,0,0"), **spared(low=2))))
+    observed = replace(with_spare(*pods, incarnations="0,0,0"), link=link(gathering(pods[0], pods[2])))
+    waiting = run(replace(observed, job=job(status=status(incarnations="0,0,0"), **spared(low=2))))
     assert {c["type"]: c["reason"] for c in told(waiting)["conditions"]}["Running"] == "WaitingForMinReplicas"
 
 
 def test_fewer_spares_are_the_highest_slots_less() -> None:
     pods = (worker(0), worker(1), worker(2))
-    observed = with_spare(*pods, podIncarnations="0,0,0")
-    p = run(replace(observed, job=job(status=status(podIncarnations="0,0,0"), **elastic(1, 4, 2))))
+    observed = with_spare(*pods, incarnations="0,0,0")
+    p = run(replace(observed, job=job(status=status(incarnations="0,0,0"), **elastic(1, 4, 2))))
     assert [a.name for a in p.actions if isinstance(a, DeletePod)] == ["bert-2-0"]
-    assert p.facts is not None
-    assert {f.pod: f.state for f in p.facts.pods}["bert-2-0"] is PodState.DRAINING
+    assert p.operator_view is not None
+    assert {f.pod: f.state for f in p.operator_view.pods}["bert-2-0"] is PodState.DRAINING
     assert scaled(p)[1] == "ScalingDown"
 
 
@@ -421,7 +426,7 @@ def test_a_service_of_somebody_else_stops_everything_and_is_left_alone() -> None
     p = run(Observed(job(), children=children))
     assert p.actions == ()
     status_ = told(p)
-    assert "podIncarnations" not in status_ or status_["podIncarnations"] == ""
+    assert "incarnations" not in status_ or status_["incarnations"] == ""
     assert {c["type"]: c["reason"] for c in status_["conditions"]}["Running"] == "NameTaken"
 
 

@@ -29,7 +29,7 @@ def told(p: Plan) -> dict[str, Any]:
 
 
 def warnings(p: Plan) -> list[tuple[str, str]]:
-    return [(n.reason, n.message) for n in p.notes if n.warning]
+    return [(n.reason, n.message) for n in p.event_records if n.warning]
 
 
 def slow(straggler: Straggler = SLOW) -> Observed:
@@ -44,9 +44,9 @@ def test_a_slow_rank_is_in_status_and_told_once() -> None:
     observed = slow()
     again = run(replace(observed, job=job(status=told(first))))
     assert again.status is None
-    assert again.notes == ()
+    assert again.event_records == ()
     other = run(replace(slow(replace(SLOW, time=NOW - 1)), job=job(status=told(first))))
-    assert [n.key for n in other.notes if n.warning] == [f"{timestamp(NOW - 1)}/1"], "another happening"
+    assert [n.key for n in other.event_records if n.warning] == [f"{timestamp(NOW - 1)}/1"], "another happening"
 
 
 def test_it_goes_when_all_keep_up_and_when_the_round_ends() -> None:

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from elasticjob_operator.workqueue import FIRST_BACKOFF, LONGEST_BACKOFF, Queue, Schedule
+from elasticjob_operator.workqueue import FIRST_BACKOFF, LONGEST_BACKOFF, Schedule, WorkQueue
 
 
 def schedule() -> Schedule[str]:
@@ -16,16 +16,16 @@ def schedule() -> Schedule[str]:
 def test_many_doorbells_are_one_look() -> None:
     s = schedule()
     for _ in range(100):
-        s.poke("a", 0.0)
+        s.enqueue("a", 0.0)
     assert (len(s), s.take(0.0), s.take(0.0)) == (1, "a", None)
 
 
 def test_a_key_that_runs_is_looked_at_again_afterwards_and_never_twice_at_once() -> None:
     s = schedule()
-    s.poke("a", 0.0)
+    s.enqueue("a", 0.0)
     assert s.take(0.0) == "a"
-    s.poke("a", 0.0)
-    s.poke("b", 0.0)
+    s.enqueue("a", 0.0)
+    s.enqueue("b", 0.0)
     assert (s.take(0.0), s.take(0.0), s.next_due()) == ("b", None, None)
     s.done("a", 1.0)
     assert s.take(1.0) == "a"
@@ -33,9 +33,9 @@ def test_a_key_that_runs_is_looked_at_again_afterwards_and_never_twice_at_once()
 
 def test_the_earlier_time_wins() -> None:
     s = schedule()
-    s.poke("a", 9.0)
-    s.poke("a", 3.0)
-    s.poke("a", 5.0)
+    s.enqueue("a", 9.0)
+    s.enqueue("a", 3.0)
+    s.enqueue("a", 5.0)
     assert (s.next_due(), s.take(2.9), s.take(3.0)) == (3.0, None, "a")
     s.done("a", 3.0)
     assert s.next_due() is None
@@ -44,14 +44,14 @@ def test_the_earlier_time_wins() -> None:
 def test_the_longest_waiting_goes_first() -> None:
     s = schedule()
     for key, at in (("c", 3.0), ("a", 1.0), ("b", 2.0)):
-        s.poke(key, at)
+        s.enqueue(key, at)
     assert [s.take(5.0) for _ in range(3)] == ["a", "b", "c"]
     assert s.oldest_wait(5.0) == 0.0
 
 
 def test_failures_back_off_until_one_look_succeeds() -> None:
     s, now, waits = schedule(), 0.0, []
-    s.poke("a", now)
+    s.enqueue("a", now)
     for _ in range(10):
         assert s.take(now) == "a"
         s.done("a", now, failed=True)
@@ -71,16 +71,16 @@ def test_failures_back_off_until_one_look_succeeds() -> None:
 
 def test_a_doorbell_cuts_a_backoff_short() -> None:
     s = schedule()
-    s.poke("a", 0.0)
+    s.enqueue("a", 0.0)
     s.take(0.0)
     s.done("a", 0.0, failed=True)
-    s.poke("a", 0.1)
+    s.enqueue("a", 0.1)
     assert s.next_due() == 0.1
 
 
 def test_a_forgotten_key_is_not_looked_at() -> None:
     s = schedule()
-    s.poke("a", 0.0)
+    s.enqueue("a", 0.0)
     s.forget("a")
     assert (s.take(0.0), len(s)) == (None, 0)
 
@@ -105,9 +105,9 @@ async def test_workers_share_the_keys_and_one_bad_key_harms_no_other(workers: in
             raise RuntimeError("broken")
         return None
 
-    queue: Queue[str] = Queue(look)
+    queue: WorkQueue[str] = WorkQueue(look)
     for key in ("bad", "a", "b", "c"):
-        queue.poke(key)
+        queue.enqueue(key)
     work = asyncio.create_task(queue.run(workers))
     await asyncio.wait_for(finished.wait(), 5.0)
     work.cancel()

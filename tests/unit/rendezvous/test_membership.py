@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from elasticjob.contract.messages import (
-    ANY_SLOT,
+    ANY_INDEX,
     Announce,
     Close,
     Closed,
@@ -15,14 +15,14 @@ from elasticjob.contract.messages import (
     RoundPhase,
     Standby,
 )
-from elasticjob.rendezvous.state import NodeGone, NodeSaid
-from support.rounds import SETTINGS, Job, boot, pods
+from elasticjob.rendezvous.state import NodeDisconnected, NodeMessage
+from support.rounds import SETTINGS, Job, agent_id, pods
 
 
-def job_of(*slots: int, target: int) -> Job:
-    """A round of these slots runs, and no operator has spoken."""
+def job_of(*indices: int, target: int) -> Job:
+    """A round of these indices runs, and no operator has spoken."""
     job = Job(replace(SETTINGS, max_nodes=target, target=target))
-    job.running(*slots)
+    job.running(*indices)
     return job
 
 
@@ -55,8 +55,8 @@ def spared(*here: int) -> Job:
     return job
 
 
-def lose(job: Job, slot: int, *stay: int) -> None:
-    job.gone(slot)
+def lose(job: Job, index: int, *stay: int) -> None:
+    job.gone(index)
     job.later(1)
     job.stopped(*stay)
 
@@ -103,7 +103,7 @@ def test_a_spare_that_trains_and_is_told_to_go_has_left() -> None:
     job = spared(0, 1, 3, 2)
     job.leave(3)
     job.stopped(0, 1, 3)
-    assert job.report.ended[-1].reason is EndReason.NODE_LEFT
+    assert job.report.ended_rounds[-1].reason is EndReason.NODE_LEFT
     assert job.members == ["j-0-0", "j-1-0", "j-2-0"]
 
 
@@ -125,7 +125,7 @@ def test_a_spare_takes_the_place_of_a_member_that_is_one_too_many() -> None:
     job.facts(*pods(0, 2), *pods(1, inc=1), *pods(3, state=PodState.DRAINING), spares=0)
     job.stopped(0, 2, 3)
     assert job.members == ["j-0-0", "j-2-0", "j-1-1"]
-    ended = job.report.ended[-1]
+    ended = job.report.ended_rounds[-1]
     assert (ended.reason, ended.message) == (EndReason.SCALING_DOWN, "j-3-0 is not wanted any more")
 
 
@@ -144,10 +144,10 @@ def test_the_window_ends_at_once_when_the_round_is_full() -> None:
 
 def test_roles_have_ranks_of_their_own_among_heterogeneous_nodes() -> None:
     job = Job(replace(SETTINGS, target=3, max_nodes=3))
-    for slot, role, workers in ((0, "trainer", 2), (1, "reader", 1), (2, "trainer", 3)):
-        announce = Announce(slot, 0, boot(slot), f"j-{slot}-0", "10.0.0.1", 5000, workers, role=role)
-        job.decide(NodeSaid(boot(slot), announce))
-    starts = [job.start_of(slot) for slot in range(3)]
+    for index, role, workers in ((0, "trainer", 2), (1, "reader", 1), (2, "trainer", 3)):
+        announce = Announce(index, 0, agent_id(index), f"j-{index}-0", "10.0.0.1", 5000, workers, role=role)
+        job.decide(NodeMessage(agent_id(index), announce))
+    starts = [job.start_of(index) for index in range(3)]
     assert [(s.rank, s.world_size) for s in starts] == [(0, 6), (2, 6), (3, 6)]
     assert [(s.role_rank, s.role_world_size) for s in starts] == [(0, 5), (0, 1), (2, 5)]
 
@@ -156,7 +156,7 @@ def test_roles_have_ranks_of_their_own_among_heterogeneous_nodes() -> None:
 
 
 def any_slot(job: Job, name: str) -> str:
-    job.decide(NodeSaid(name, Announce(ANY_SLOT, 0, name, name, "10.0.0.1", 5000, 1, ready=True)))
+    job.decide(NodeMessage(name, Announce(ANY_INDEX, 0, name, name, "10.0.0.1", 5000, 1, ready=True)))
     return name
 
 
@@ -164,18 +164,18 @@ def test_a_node_without_a_slot_gets_the_lowest_free_one_and_keeps_it() -> None:
     job = Job(replace(SETTINGS, min_nodes=1, max_nodes=2, target=2))
     one, two = any_slot(job, "one"), any_slot(job, "two")
     any_slot(job, one)
-    assert {n.boot: n.slot for n in job.state.nodes.values()} == {one: 0, two: 1}
-    job.decide(NodeGone(one))
+    assert {n.agent_id: n.index for n in job.state.nodes.values()} == {one: 0, two: 1}
+    job.decide(NodeDisconnected(one))
     job.later(1)
     any_slot(job, "three")
-    assert {n.boot: n.slot for n in job.state.nodes.values()} == {two: 1, "three": 0}
+    assert {n.agent_id: n.index for n in job.state.nodes.values()} == {two: 1, "three": 0}
 
 
 def test_closed_stays_closed_and_lets_the_running_round_go_on() -> None:
     job = job_of(0, 1, target=3)
     job.say(1, Close("done"))
     job.say(0, Close("said again"))
-    assert [job.last(slot) for slot in (0, 1)] == [Closed("done"), Closed("done")]
+    assert [job.last(index) for index in (0, 1)] == [Closed("done"), Closed("done")]
     assert job.phase() is RoundPhase.RUNNING
     job.announce(2)
     finish = job.finished(2)
@@ -193,4 +193,4 @@ def test_a_node_cannot_close_what_an_operator_runs() -> None:
     job.say(1, Close("done"))
     job.fail(0)
     job.stopped(0, 1)
-    assert job.start_of(1).round.n == 2
+    assert job.start_of(1).round.number == 2

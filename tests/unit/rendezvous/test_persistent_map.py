@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elasticjob.rendezvous import persistent_map
-from elasticjob.rendezvous.persistent_map import Overlay, put
+from elasticjob.rendezvous.persistent_map import PersistentMap, with_item
 
 KEYS = st.integers(0, 200)
 
@@ -17,10 +17,10 @@ KEYS = st.integers(0, 200)
 def test_a_copy_is_what_a_changed_dict_would_be_and_the_original_stays(
     start: dict[int, int], changes: list[tuple[int, int, bool]]
 ) -> None:
-    mapping, like = put(start, -1, 0), {**start, -1: 0}
+    mapping, like = with_item(start, -1, 0), {**start, -1: 0}
     for key, value, look in changes:
         original, before = mapping, dict(like)
-        mapping, like = put(mapping, key, value), {**like, key: value}
+        mapping, like = with_item(mapping, key, value), {**like, key: value}
         if look:
             assert list(mapping.items()) == list(like.items())
             assert list(original.items()) == list(before.items())
@@ -29,14 +29,14 @@ def test_a_copy_is_what_a_changed_dict_would_be_and_the_original_stays(
 
 
 def test_what_is_equal_is_pickled_alike() -> None:
-    one, other = put(put({}, "a", 1), "b", 2), put({"a": 1}, "b", 2)
-    assert one == other == {"a": 1, "b": 2} != put(one, "a", 2)
-    assert pickle.dumps(one) == pickle.dumps(other) == pickle.dumps(put({"a": 0, "b": 2}, "a", 1))
+    one, other = with_item(with_item({}, "a", 1), "b", 2), with_item({"a": 1}, "b", 2)
+    assert one == other == {"a": 1, "b": 2} != with_item(one, "a", 2)
+    assert pickle.dumps(one) == pickle.dumps(other) == pickle.dumps(with_item({"a": 0, "b": 2}, "a", 1))
 
 
 def test_a_change_does_not_copy_everything() -> None:
     count = 10 * persistent_map._CHANGES
-    mappings = [Overlay({n: n for n in range(count)}, {})]
+    mappings = [PersistentMap({n: n for n in range(count)}, {})]
     for n in range(count):
         mappings.append(mappings[-1].put(n, -n))
         assert len(mappings[-1]._changes) <= persistent_map._CHANGES

@@ -20,23 +20,23 @@ from support.rounds import Job, member_of, pods
 WHY = "j-2-0 joins"
 
 
-def planning(*slots: int) -> Job:
-    """A round of these slots that a ready newcomer, the next slot, is about to end."""
+def planning(*indices: int) -> Job:
+    """A round of these indices that a ready newcomer, the next index, is about to end."""
     job = Job()
-    job.facts(*pods(*slots), target=len(slots) + 1)
-    job.running(*slots)
-    job.facts(*pods(*slots, len(slots)))
-    job.announce(len(slots))
+    job.facts(*pods(*indices), target=len(indices) + 1)
+    job.running(*indices)
+    job.facts(*pods(*indices, len(indices)))
+    job.announce(len(indices))
     return job
 
 
-def report(job: Job, slot: int, step: int | None) -> None:
-    job.say(slot, StepReport(job.start_of(slot).round, step))
+def report(job: Job, index: int, step: int | None) -> None:
+    job.say(index, StepReport(job.start_of(index).round, step))
 
 
-def last_steps(job: Job, *slots: int) -> list[object]:
+def last_steps(job: Job, *indices: int) -> list[object]:
     """What each was told of its end: a last step, `now`, or nothing yet."""
-    words = [m for slot in slots if (m := job.last(slot)) is not None]
+    words = [m for index in indices if (m := job.last(index)) is not None]
     return [w.last_step if w.last_step is not None else "now" for w in words if isinstance(w, EndRound)]
 
 
@@ -52,7 +52,7 @@ def test_a_planned_end_from_the_question_to_the_next_round() -> None:
     assert job.phase() is RoundPhase.ENDING
     job.stopped(1)
     assert len(job.members) == 3
-    (ended,) = job.report.ended
+    (ended,) = job.report.ended_rounds
     assert (ended.reason, ended.charged) == (EndReason.SCALING_UP, False)
 
 
@@ -66,7 +66,7 @@ def test_every_planned_reason_asks_first(how: str) -> None:
         job.leave(2)
     if how == "scales down":
         job.facts(*pods(0, 1, 2), target=2)
-    assert all(isinstance(job.last(slot), PlanEnd) for slot in range(3))
+    assert all(isinstance(job.last(index), PlanEnd) for index in range(3))
 
 
 def test_a_round_whose_workers_have_not_all_started_ends_at_once() -> None:
@@ -113,7 +113,7 @@ def test_a_failure_on_the_way_ends_it_at_once_and_is_charged() -> None:
     job.fail(1, FailureClass.USER_ERROR)
     assert last_steps(job, 0) == ["now"]
     job.stopped(0, 1)
-    assert job.report.ended[0].reason is EndReason.WORKER_FAILED
+    assert job.report.ended_rounds[0].reason is EndReason.WORKER_FAILED
 
 
 def test_a_node_lost_on_the_way_ends_it_at_once() -> None:
@@ -170,7 +170,7 @@ def test_who_is_done_while_others_stopped_runs_again() -> None:
 
 def test_words_of_another_round_are_no_answer() -> None:
     job = planning(0, 1)
-    job.say(0, StepReport(job.start_of(0).round._replace(n=9), 3))
+    job.say(0, StepReport(job.start_of(0).round._replace(number=9), 3))
     report(job, 1, 7)
     assert last_steps(job, 0, 1) == []
     report(job, 0, 6)

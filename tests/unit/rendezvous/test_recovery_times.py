@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from elasticjob.contract.messages import Recovery
+from elasticjob.contract.messages import RecoverySeconds
 from elasticjob.rendezvous import recovery_times
-from elasticjob.rendezvous.state import Event
+from elasticjob.rendezvous.state import CoordinatorEvent
 from support.rounds import Job, pods
 
 
@@ -15,19 +15,19 @@ class Timed(Job):
 
     outage: recovery_times.Outage | None = None
 
-    def decide(self, event: Event) -> None:
+    def decide(self, event: CoordinatorEvent) -> None:
         before = self.state
         super().decide(event)
-        self.outage = recovery_times.follow(self.outage, before, self.state, self.now)
+        self.outage = recovery_times.track_outage(self.outage, before, self.state, self.now)
 
-    def recovered(self) -> Recovery | None:
+    def recovered(self) -> RecoverySeconds | None:
         return self.outage.recovery if self.outage else None
 
 
-def job_of(*slots: int) -> Timed:
+def job_of(*indices: int) -> Timed:
     job = Timed()
-    job.facts(*pods(*slots), target=len(slots))
-    job.running(*slots)
+    job.facts(*pods(*indices), target=len(indices))
+    job.running(*indices)
     return job
 
 

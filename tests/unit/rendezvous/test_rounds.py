@@ -18,7 +18,7 @@ from elasticjob.contract.messages import (
     PodState,
     Ready,
     RoundPhase,
-    Settings,
+    RoundSettings,
     Standby,
     StartRound,
     WorkersFailed,
@@ -28,8 +28,8 @@ from elasticjob.contract.messages import (
 from elasticjob.contract.names import RoundId
 from elasticjob.diagnosis import HANG_GRACE
 from elasticjob.rendezvous import rounds
-from elasticjob.rendezvous.stalls import SETTLE
-from elasticjob.rendezvous.state import NodeSaid
+from elasticjob.rendezvous.stalls import STALL_REPORT_SECONDS
+from elasticjob.rendezvous.state import NodeMessage
 from support.rounds import SETTINGS, Job, job_of, member_of, pods
 
 FAILURE = Failure(FailureClass.KILLED, "j-0-0", 1.0)
@@ -104,7 +104,7 @@ def test_a_node_beyond_the_target_stands_by() -> None:
 
 
 def test_heterogeneous_nodes_get_consecutive_ranks() -> None:
-    job = Job(Settings(min_nodes=3, max_nodes=3, target=3))
+    job = Job(RoundSettings(min_nodes=3, max_nodes=3, target=3))
     job.announce(0, workers=2)
     job.announce(1, workers=4)
     job.announce(2, workers=1)
@@ -126,7 +126,7 @@ def test_a_failed_worker_ends_the_round_and_is_charged_once() -> None:
     job.stopped(0, 1)
     assert job.start_of(0).round == RoundId(1, 0, 2)
     assert job.start_of(0).restarts == 1
-    (ended,) = job.report.ended
+    (ended,) = job.report.ended_rounds
     assert (ended.reason, ended.charged, ended.failure and ended.failure.rank) == (EndReason.WORKER_FAILED, True, 1)
 
 
@@ -134,7 +134,7 @@ def test_a_failure_told_together_with_the_stop_is_a_failure() -> None:
     job = job_of(0, 1)
     start = job.start_of(1)
     said = (WorkersFailed(start.round, replace(FAILURE, pod="j-1-0", rank=1)), WorkersStopped(start.round, 6001))
-    job.state = rounds.decide_together(job.state, [NodeSaid("1.0", message) for message in said], job.now).state
+    job.state = rounds.decide_together(job.state, [NodeMessage("1.0", message) for message in said], job.now).state
     assert job.state.round is not None
     assert job.state.round.ending is not None
     assert job.state.round.ending.reason is EndReason.WORKER_FAILED
@@ -146,7 +146,7 @@ def test_the_next_round_waits_until_nothing_of_the_old_one_runs() -> None:
     job.stopped(0, 1)
     assert job.phase() is RoundPhase.ENDING
     job.stopped(2)
-    assert job.start_of(2).round.n == 2
+    assert job.start_of(2).round.number == 2
 
 
 def test_broken_collectives_of_the_peers_are_not_the_cause() -> None:
@@ -155,7 +155,7 @@ def test_broken_collectives_of_the_peers_are_not_the_cause() -> None:
     job.fail(2, FailureClass.KILLED)
     job.fail(1, FailureClass.COLLECTIVE_FAILED)
     job.stopped(0, 1, 2)
-    failure = job.report.ended[0].failure
+    failure = job.report.ended_rounds[0].failure
     assert failure is not None
     assert (failure.rank, failure.kind) == (2, FailureClass.KILLED)
 
@@ -166,10 +166,10 @@ def test_a_lost_node_is_not_charged_though_collectives_broke_first() -> None:
     job.gone(2)
     job.stopped(0, 1)
     job.later(1)
-    (ended,) = job.report.ended
-    assert (ended.reason, ended.charged, ended.lost) == (EndReason.AGENT_LOST, False, ("j-2-0",))
+    (ended,) = job.report.ended_rounds
+    assert (ended.reason, ended.charged, ended.lost_pods) == (EndReason.AGENT_LOST, False, ("j-2-0",))
     assert job.members == ["j-0-0", "j-1-0"]
-    assert job.report.lost_nodes == ("j-2-0",)
+    assert job.report.lost_pods == ("j-2-0",)
 
 
 def test_a_worker_that_died_with_its_node_is_not_charged() -> None:
@@ -178,7 +178,7 @@ def test_a_worker_that_died_with_its_node_is_not_charged() -> None:
     job.gone(2)
     job.stopped(0, 1)
     job.later(1)
-    assert not job.report.ended[0].charged
+    assert not job.report.ended_rounds[0].charged
 
 
 def test_a_blip_is_not_a_death() -> None:
@@ -215,7 +215,7 @@ def test_an_end_that_was_not_heard_of_is_told_again() -> None:
     job.announce(1, membership=member_of(job.start_of(1)))
     assert [type(m) for m in job.told["1.0"]].count(EndRound) == 2
     job.stopped(0, 1)
-    assert job.start_of(1).round.n == 2
+    assert job.start_of(1).round.number == 2
 
 
 def test_a_node_given_up_must_stop_before_it_may_join() -> None:
@@ -277,7 +277,7 @@ def test_a_leaving_node_is_let_go_after_the_round_has_ended() -> None:
     assert finish is not None
     assert finish.outcome is Outcome.LEFT
     assert job.members == ["j-0-0", "j-1-0"]
-    assert not job.report.ended[0].charged
+    assert not job.report.ended_rounds[0].charged
 
 
 def test_a_collective_that_a_leaving_node_broke_is_not_charged() -> None:
@@ -285,7 +285,7 @@ def test_a_collective_that_a_leaving_node_broke_is_not_charged() -> None:
     job.leave(2)
     job.fail(0, FailureClass.COLLECTIVE_FAILED)
     job.stopped(0, 1, 2)
-    assert job.report.ended[0].reason is EndReason.NODE_LEFT
+    assert job.report.ended_rounds[0].reason is EndReason.NODE_LEFT
 
 
 def test_a_node_that_is_not_fit_leaves_uncharged_whatever_its_workers_died_of() -> None:
@@ -294,13 +294,18 @@ def test_a_node_that_is_not_fit_leaves_uncharged_whatever_its_workers_died_of() 
     job.fail(1)
     job.say(1, Leaving("DeviceUnhealthy: GPU 0 is lost", broken))
     job.stopped(0, 1, 2)
-    (ended,) = job.report.ended
-    assert (ended.reason, ended.charged, ended.failure, ended.lost) == (EndReason.NODE_LEFT, False, broken, ("j-1-0",))
+    (ended,) = job.report.ended_rounds
+    assert (ended.reason, ended.charged, ended.failure, ended.lost_pods) == (
+        EndReason.NODE_LEFT,
+        False,
+        broken,
+        ("j-1-0",),
+    )
     assert job.finished(1) is not None
     assert job.members == ["j-0-0", "j-2-0"]
-    assert job.report.unfit == (broken,)
+    assert job.report.unhealthy == (broken,)
     job.facts(*pods(0, 2), *pods(1, inc=1, state=PodState.STARTING))
-    assert not job.report.unfit
+    assert not job.report.unhealthy
 
 
 def test_a_failure_before_its_stop_told_late_is_the_cause_of_an_echo_told_first() -> None:
@@ -308,31 +313,33 @@ def test_a_failure_before_its_stop_told_late_is_the_cause_of_an_echo_told_first(
     job.fail(0, FailureClass.COLLECTIVE_FAILED)
     job.fail(1)
     job.stopped(0, 1)
-    (ended,) = job.report.ended
+    (ended,) = job.report.ended_rounds
     assert ended.failure is not None
     assert (ended.failure.pod, ended.failure.kind) == ("j-1-0", FailureClass.USER_ERROR)
 
 
-def hang(job: Job, slot: int, step: int, *, waiting: bool) -> None:
-    start = job.start_of(slot)
-    told = Failure(FailureClass.HANG, f"j-{slot}-0", 1.0, rank=start.rank, message="m", step=step, waiting=waiting)
-    job.say(slot, WorkersFailed(start.round, told))
+def hang(job: Job, index: int, step: int, *, waiting: bool) -> None:
+    start = job.start_of(index)
+    told = Failure(
+        FailureClass.HANG, f"j-{index}-0", 1.0, rank=start.rank, message="m", step=step, waits_for_peers=waiting
+    )
+    job.say(index, WorkersFailed(start.round, told))
 
 
 def test_a_hang_ends_the_round_with_everybodys_stacks_and_blames_who_is_farthest_behind() -> None:
     job = job_of(0, 1, 2)
     hang(job, 0, 7, waiting=True)
-    for slot in (1, 2):
-        end = job.last(slot)
+    for index in (1, 2):
+        end = job.last(index)
         assert isinstance(end, EndRound)
-        assert (end.stacks, end.grace_seconds) == (True, HANG_GRACE)
-        hang(job, slot, 7 - slot % 2, waiting=slot == 2)
+        assert (end.dump_stacks, end.grace_seconds) == (True, HANG_GRACE)
+        hang(job, index, 7 - index % 2, waiting=index == 2)
     job.stopped(0, 1, 2)
-    (ended,) = job.report.ended
+    (ended,) = job.report.ended_rounds
     assert (ended.reason, ended.charged) == (EndReason.WORKER_FAILED, True)
     assert ended.failure is not None
     assert (ended.failure.pod, ended.failure.step) == ("j-1-0", 6)
-    assert job.start_of(0).round.n == 2
+    assert job.start_of(0).round.number == 2
 
 
 def test_a_hang_may_end_the_job() -> None:
@@ -344,44 +351,46 @@ def test_a_hang_may_end_the_job() -> None:
     assert job.report.failure.kind is FailureClass.HANG
 
 
-def stall(job: Job, slot: int, step: int, *, waiting: bool = False) -> None:
-    start = job.start_of(slot)
-    told = Failure(FailureClass.HANG, f"j-{slot}-0", job.now, rank=start.rank, message="m", step=step, waiting=waiting)
-    job.say(slot, WorkersStalled(start.round, told))
+def stall(job: Job, index: int, step: int, *, waiting: bool = False) -> None:
+    start = job.start_of(index)
+    told = Failure(
+        FailureClass.HANG, f"j-{index}-0", job.now, rank=start.rank, message="m", step=step, waits_for_peers=waiting
+    )
+    job.say(index, WorkersStalled(start.round, told))
 
 
 def test_a_hang_may_be_told_and_end_nothing() -> None:
     job = job_of(0, 1, 2, hang_action=HangAction.EVENT)
     assert not job.start_of(0).hang_ends_round
     before = dict(job.told)
-    for slot in (0, 1, 2):
-        assert job.report.standstill is None, "not before all have told where they stand"
-        stall(job, slot, 7, waiting=slot != 1)
-    assert job.report.standstill is not None
-    assert job.report.standstill.pod == "j-1-0"
-    assert (job.told, job.report.ended, job.phase()) == (before, (), RoundPhase.RUNNING)
-    assert rounds.deadline(job.state, job.now) is None
+    for index in (0, 1, 2):
+        assert job.report.stall is None, "not before all have told where they stand"
+        stall(job, index, 7, waiting=index != 1)
+    assert job.report.stall is not None
+    assert job.report.stall.pod == "j-1-0"
+    assert (job.told, job.report.ended_rounds, job.phase()) == (before, (), RoundPhase.RUNNING)
+    assert rounds.next_deadline(job.state, job.now) is None
     job.fail(0)
     job.stopped(0, 1, 2)
     job.started(0, 1, 2)
-    assert job.report.standstill is None, "that was another round"
+    assert job.report.stall is None, "that was another round"
 
 
 def test_a_standstill_that_not_all_tell_of_is_told_a_moment_later_and_the_next_one_anew() -> None:
     job = job_of(0, 1, 2, hang_action=HangAction.EVENT)
     stall(job, 0, 7, waiting=True)
-    first = job.state.round and job.state.round.stalled["0.0"]
-    job.later(SETTLE)
-    assert job.report.standstill == first
+    first = job.state.round and job.state.round.stall_reports["0.0"]
+    job.later(STALL_REPORT_SECONDS)
+    assert job.report.stall == first
     assert first is not None
     job.say(0, WorkersStalled(job.start_of(0).round, first))  # its link was away for a moment
-    assert rounds.deadline(job.state, job.now) is None
+    assert rounds.next_deadline(job.state, job.now) is None
     job.later(20)
     stall(job, 2, 9)
     stall(job, 0, 9, waiting=True)
-    job.later(SETTLE)
-    assert job.report.standstill is not None
-    assert (job.report.standstill.pod, job.report.standstill.step) == ("j-2-0", 9)
+    job.later(STALL_REPORT_SECONDS)
+    assert job.report.stall is not None
+    assert (job.report.stall.pod, job.report.stall.step) == ("j-2-0", 9)
 
 
 def test_the_progress_timeout_holds_from_the_next_round_on() -> None:
@@ -395,10 +404,10 @@ def test_the_progress_timeout_holds_from_the_next_round_on() -> None:
 
 def test_the_report_says_whose_workers_start_by_exec_and_why() -> None:
     job = job_of(0, 1, 2)
-    assert (job.report.warm_off, job.report.warm_off_nodes) == ("", 0)
-    for slot in (1, 2):
-        job.say(slot, Ready(f"why {slot}"))
-    assert (job.report.warm_off, job.report.warm_off_nodes) == ("why 1", 2)
+    assert (job.report.fork_disabled_reason, job.report.fork_disabled_nodes) == ("", 0)
+    for index in (1, 2):
+        job.say(index, Ready(f"why {index}"))
+    assert (job.report.fork_disabled_reason, job.report.fork_disabled_nodes) == ("why 1", 2)
 
 
 def test_a_draining_pod_leaves_though_its_agent_has_not_said_so() -> None:
@@ -415,7 +424,7 @@ def test_a_node_beyond_the_target_that_goes_is_scaling_down(word: str) -> None:
     if word == "told to leave":
         job.leave(2)
     job.stopped(0, 1, 2)
-    assert job.report.ended[0].reason is EndReason.SCALING_DOWN
+    assert job.report.ended_rounds[0].reason is EndReason.SCALING_DOWN
     assert job.members == ["j-0-0", "j-1-0"]
 
 
@@ -430,7 +439,7 @@ def test_waiting_nodes_join_only_when_ready_and_together() -> None:
     assert job.phase() is RoundPhase.ENDING
     job.stopped(0, 1)
     assert job.members == ["j-0-0", "j-1-0", "j-2-0", "j-3-0"]
-    assert job.report.ended[0].reason is EndReason.SCALING_UP
+    assert job.report.ended_rounds[0].reason is EndReason.SCALING_UP
 
 
 def test_a_pod_that_does_not_come_holds_joiners_no_longer_than_the_window() -> None:
@@ -508,7 +517,7 @@ def test_if_another_member_fails_first_finished_members_run_again() -> None:
     job.fail(1)
     assert job.told_to_end(0, 1)
     job.stopped(0, 1)
-    assert job.start_of(0).round.n == 2
+    assert job.start_of(0).round.number == 2
 
 
 def test_the_budget_ends_the_job_with_the_root_cause() -> None:
@@ -521,7 +530,7 @@ def test_the_budget_ends_the_job_with_the_root_cause() -> None:
     assert job.report.outcome is Outcome.FAILED
     assert job.report.failure is not None
     assert job.report.failure.exception == "ValueError"
-    assert [e.charged for e in job.report.ended] == [True, False]
+    assert [e.charged for e in job.report.ended_rounds] == [True, False]
 
 
 def test_charges_that_status_has_taken_in_are_not_counted_twice() -> None:
@@ -530,7 +539,7 @@ def test_charges_that_status_has_taken_in_are_not_counted_twice() -> None:
     job.stopped(0, 1)
     job.started(0, 1)
     job.facts(*pods(0, 1), charged=1, charged_round=RoundId(1, 0, 1))
-    assert job.report.ended == ()
+    assert job.report.ended_rounds == ()
     job.fail(1)
     job.stopped(0, 1)
     assert job.start_of(0).restarts == 2
@@ -573,8 +582,8 @@ def test_no_round_meets_where_an_older_one_met() -> None:
     for port in (7001, 7002):
         round_id = job.start_of(0).round
         job.fail(1)
-        for slot in (0, 1):
-            job.say(slot, WorkersStopped(round_id, port + slot))
+        for index in (0, 1):
+            job.say(index, WorkersStopped(round_id, port + index))
         job.started(0, 1)
         met.append((job.start_of(0).master_addr, job.start_of(0).master_port))
     assert met == [("10.0.0.0", 5000), ("10.0.0.0", 7001), ("10.0.0.0", 7002)]

@@ -30,8 +30,8 @@ def restarted(before: Job, **states: MemberState) -> Job:
     """A successor store, and the nodes of `before` announcing what they run."""
     job = Job(before.state.settings, store=1, recovering=True)
     for name, state in states.items():
-        slot = int(name[1:])
-        job.announce(slot, membership=member_of(before.start_of(slot), state))
+        index = int(name[1:])
+        job.announce(index, membership=member_of(before.start_of(index), state))
     return job
 
 
@@ -60,8 +60,8 @@ def test_pods_whose_node_is_lost_are_waited_for_as_long_as_a_reconnect_takes() -
     job.later(60)
     assert job.phase() is RoundPhase.RECOVERING
     before = job_of(0, 1, 2)
-    for slot in (0, 1):
-        job.announce(slot, membership=member_of(before.start_of(slot)))
+    for index in (0, 1):
+        job.announce(index, membership=member_of(before.start_of(index)))
     job.later(LOST_TIMEOUT - 0.1)
     assert job.phase() is RoundPhase.RECOVERING
     job.later(0.1)
@@ -89,7 +89,7 @@ def test_nodes_that_all_come_a_minute_late_are_waited_for_all_the_same() -> None
     job.later(9)
     assert job.phase() is RoundPhase.RECOVERING
     job.announce(1, membership=member_of(before.start_of(1)))
-    assert (job.phase(), job.report.round, len(job.report.ended)) == (RoundPhase.RUNNING, RoundId(1, 0, 1), 0)
+    assert (job.phase(), job.report.round, len(job.report.ended_rounds)) == (RoundPhase.RUNNING, RoundId(1, 0, 1), 0)
 
 
 def test_what_is_said_while_a_store_recovers_counts() -> None:
@@ -124,9 +124,11 @@ def test_a_failure_while_the_store_was_away_is_the_cause_and_is_charged_once() -
     job.facts(*pods(0, 1), target=2)
     job.say(1, WorkersFailed(round_id, replace(FAILURE, pod="j-1-0")))
     assert job.told_to_end(0)
-    for slot in (0, 1):
-        job.say(slot, WorkersStopped(round_id, 6000 + slot))
-    assert [(e.round, e.charged, e.failure and e.failure.pod) for e in job.report.ended] == [(round_id, True, "j-1-0")]
+    for index in (0, 1):
+        job.say(index, WorkersStopped(round_id, 6000 + index))
+    assert [(e.round, e.charged, e.failure and e.failure.pod) for e in job.report.ended_rounds] == [
+        (round_id, True, "j-1-0")
+    ]
     assert job.start_of(0).restarts == 1
 
 
@@ -139,9 +141,9 @@ def test_a_failure_of_which_nothing_runs_any_more_is_charged_once() -> None:
     job.announce(1, membership=member_of(before.start_of(1), MemberState.STOPPED))
     job.announce(0, membership=member_of(before.start_of(0), MemberState.FAILED))
     job.say(0, WorkersFailed(round_id, FAILURE))
-    for slot in (0, 1):
-        job.say(slot, WorkersStopped(round_id, 6000 + slot))
-    assert [(e.round, e.charged, e.failure) for e in job.report.ended] == [(round_id, True, FAILURE)]
+    for index in (0, 1):
+        job.say(index, WorkersStopped(round_id, 6000 + index))
+    assert [(e.round, e.charged, e.failure) for e in job.report.ended_rounds] == [(round_id, True, FAILURE)]
     assert job.start_of(0).restarts == 1
 
 
@@ -149,8 +151,8 @@ def test_where_nothing_runs_any_more_the_others_do_not_wait_for_a_node_that_is_n
     before = job_of(0, 1, 2)
     job = Job(before.state.settings, store=1, recovering=True)
     job.facts(*pods(0, 1), *pods(2, inc=1), target=3)
-    for slot in (0, 1):
-        job.announce(slot, membership=member_of(before.start_of(slot), MemberState.STOPPED))
+    for index in (0, 1):
+        job.announce(index, membership=member_of(before.start_of(index), MemberState.STOPPED))
     job.announce(2, inc=1, ready=False)
     assert job.start_of(0).world_size == 2
 
@@ -161,9 +163,9 @@ def test_a_failure_that_is_told_before_the_last_node_is_back_is_the_cause() -> N
     job.say(1, WorkersFailed(before.start_of(1).round, replace(FAILURE, pod="j-1-0")))
     job.announce(0, membership=member_of(before.start_of(0)))
     assert job.told_to_end(0, 1)
-    for slot in (0, 1):
-        job.say(slot, WorkersStopped(before.start_of(0).round, 6000 + slot))
-    assert [e.failure and e.failure.pod for e in job.report.ended] == ["j-1-0"]
+    for index in (0, 1):
+        job.say(index, WorkersStopped(before.start_of(0).round, 6000 + index))
+    assert [e.failure and e.failure.pod for e in job.report.ended_rounds] == ["j-1-0"]
 
 
 def test_a_store_may_die_twice_and_the_next_failure_recovers() -> None:
@@ -171,15 +173,15 @@ def test_a_store_may_die_twice_and_the_next_failure_recovers() -> None:
     round_id = job.start_of(0).round
     for store in (1, 2):
         successor = Job(job.state.settings, store=store, recovering=True)
-        for slot in (0, 1):
-            successor.announce(slot, membership=member_of(job.start_of(slot)))
+        for index in (0, 1):
+            successor.announce(index, membership=member_of(job.start_of(index)))
         successor.facts(*pods(0, 1), target=2)
         assert successor.report.round == round_id
         job = successor
     job.fail(1)
     job.stopped(0, 1)
     assert job.start_of(0).round == RoundId(1, 2, 1)
-    assert [(e.round, e.charged) for e in job.report.ended] == [(round_id, True)]
+    assert [(e.round, e.charged) for e in job.report.ended_rounds] == [(round_id, True)]
 
 
 def test_a_store_that_stood_still_for_a_minute_goes_on_as_if_nothing_had_been() -> None:
@@ -231,12 +233,12 @@ def test_restarts_go_on_by_the_last_known_rules_and_are_kept_until_acknowledged(
         job.stopped(0, 1)
         if job.report.outcome is None:
             job.started(0, 1)
-    assert [e.round for e in job.report.ended] == ends
-    assert [e.charged for e in job.report.ended] == [True, True, False]
+    assert [e.round for e in job.report.ended_rounds] == ends
+    assert [e.charged for e in job.report.ended_rounds] == [True, True, False]
     assert (job.report.outcome, job.start_of(0).restarts) == (Outcome.FAILED, 2)
     job.later(3600)
-    assert len(job.report.ended) == 3
+    assert len(job.report.ended_rounds) == 3
     job.facts(*pods(0, 1), charged=1, charged_round=ends[0])
-    assert [e.round for e in job.report.ended] == ends[1:]
+    assert [e.round for e in job.report.ended_rounds] == ends[1:]
     job.facts(*pods(0, 1), charged=2, charged_round=ends[2])
-    assert not job.report.ended
+    assert not job.report.ended_rounds

@@ -7,13 +7,13 @@ import pytest
 from elasticjob.contract.messages import StepTimes, Straggler
 from elasticjob.rendezvous import stragglers
 from elasticjob.rendezvous.state import Round
-from support.rounds import Job, boot, pods
+from support.rounds import Job, agent_id, pods
 
 
 class Paced(Job):
     """Follows the pace of its nodes as a coordinator does."""
 
-    pace = stragglers.Pace()
+    pace = stragglers.StragglerTracker()
 
     @property
     def running_round(self) -> Round:
@@ -31,19 +31,19 @@ class Paced(Job):
     def hear(self, name: str, *ranks: float, whole: float = 100.0) -> None:
         own = tuple(ms / 1000 for ms in ranks)
         times = StepTimes(self.running_round.id, whole / 1000, own)
-        self.pace = stragglers.follow(self.pace, self.state, name, times, self.now)
+        self.pace = stragglers.track_step_times(self.pace, self.state, name, times, self.now)
 
     @property
     def named(self) -> int | None:
-        found = stragglers.named(self.pace, self.state)
+        found = stragglers.current_straggler(self.pace, self.state)
         return found.rank if found else None
 
 
-def job_of(*slots: int, workers: int = 1) -> Paced:
+def job_of(*indices: int, workers: int = 1) -> Paced:
     job = Paced()
-    job.facts(*pods(*slots), target=len(slots), min_nodes=1)
-    job.announce(*slots, workers=workers)
-    job.started(*slots)
+    job.facts(*pods(*indices), target=len(indices), min_nodes=1)
+    job.announce(*indices, workers=workers)
+    job.started(*indices)
     return job
 
 
@@ -70,11 +70,11 @@ def test_a_rank_is_named_with_its_pod_and_times() -> None:
     job = job_of(0, 1, workers=2)
     job.tell(20, 22, 24, 80)
     job.tell(20, 22, 24, 82)
-    found = stragglers.named(job.pace, job.state)
+    found = stragglers.current_straggler(job.pace, job.state)
     assert found == Straggler(3, "j-1-0", pytest.approx(0.082), pytest.approx(0.022), job.now)  # type: ignore[arg-type]
     job.now += 60
     job.tell(20, 22, 24, 90)
-    assert stragglers.named(job.pace, job.state) == found, "as it was when it was named"
+    assert stragglers.current_straggler(job.pace, job.state) == found, "as it was when it was named"
 
 
 SLOW_1, SLOW_2, NOBODY = (20, 80, 20), (20, 20, 80), (20, 20, 20)
@@ -96,10 +96,10 @@ def test_two_windows_must_agree(name: str, history: list[tuple[tuple[float, ...]
 def test_a_window_is_complete_when_all_nodes_have_told() -> None:
     job = job_of(0, 1)
     for _ in range(3):
-        job.hear(boot(1), 80)
-    assert job.pace.last is None
-    job.hear(boot(0), 20)
-    assert job.pace.last == 1
+        job.hear(agent_id(1), 80)
+    assert job.pace.last_rank is None
+    job.hear(agent_id(0), 20)
+    assert job.pace.last_rank == 1
 
 
 def test_a_new_round_begins_anew() -> None:
@@ -108,8 +108,8 @@ def test_a_new_round_begins_anew() -> None:
     assert job.tell(20, 80) == 1
     job.fail(1)
     assert job.named == 1
-    job.hear(boot(0), 20)
-    assert job.pace.told == {}, "the round ends"
+    job.hear(agent_id(0), 20)
+    assert job.pace.reports == {}, "the round ends"
     job.stopped(0, 1)
     job.started(0, 1)
     assert job.named is None
@@ -120,7 +120,7 @@ def test_a_new_round_begins_anew() -> None:
 def test_what_does_not_belong_to_the_round_is_not_taken() -> None:
     job = job_of(0, 1)
     job.hear("stranger", 80)
-    job.hear(boot(0), 20, 80)
-    other = StepTimes(job.running_round.id._replace(n=99), 0.1, (0.08,))
-    job.pace = stragglers.follow(job.pace, job.state, boot(0), other, job.now)
-    assert job.pace == stragglers.Pace()
+    job.hear(agent_id(0), 20, 80)
+    other = StepTimes(job.running_round.id._replace(number=99), 0.1, (0.08,))
+    job.pace = stragglers.track_step_times(job.pace, job.state, agent_id(0), other, job.now)
+    assert job.pace == stragglers.StragglerTracker()

@@ -68,7 +68,7 @@ async def test_nonsense_is_dropped_and_counted(start: Start, data: bytes, reason
 
 
 async def test_a_silent_connection_is_dropped(start: Start) -> None:
-    server, port = await start(opening=0.05)
+    server, port = await start(opening_timeout=0.05)
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(HELLO[:3])
     assert await closed(reader)
@@ -77,7 +77,7 @@ async def test_a_silent_connection_is_dropped(start: Start) -> None:
 
 
 async def test_a_client_that_stops_in_the_middle_of_a_request_is_dropped(start: Start) -> None:
-    server, port = await start(stall=0.2)
+    server, port = await start(stall_timeout=0.2)
     good = await StoreClient.connect("127.0.0.1", port)
     used = server.storage.used
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -136,7 +136,10 @@ def deaf(port: int, data: bytes) -> socket.socket:
 
 @pytest.mark.parametrize(
     ("limits", "why"),
-    [({"stall": 0.05}, "does not read"), ({"backlog": 1_000_000, "write_buffer": 100_000}, "bytes unread")],
+    [
+        ({"stall_timeout": 0.05}, "does not read"),
+        ({"total_write_buffer": 1_000_000, "write_buffer": 100_000}, "bytes unread"),
+    ],
 )
 async def test_a_slow_reader_is_dropped(
     start: Start, limits: dict[str, float], why: str, caplog: pytest.LogCaptureFixture
@@ -163,9 +166,9 @@ async def test_answers_wait_for_their_reader(start: Start, waits: bool) -> None:
     ended = [wire.request(Op.WAIT, [b"%d" % n]) + wire.request(Op.SET, [b"%d" % n], [b""]) for n in range(30)]
     question, size = wire.request(Op.GET, [b"/big"]), 1_000_008 + waits
     with deaf(port, b"".join((wait if waits else b"") + question for wait in ended)) as sock:
-        while not server.full:
+        while not server.slow_readers:
             await good.add("n", 1)
-        (client,) = server.full
+        (client,) = server.slow_readers
         assert client._transport.get_write_buffer_size() < 2_000_000
         reader, writer = await asyncio.open_connection(sock=sock)
         assert len(await asyncio.wait_for(reader.readexactly(30 * size), 20)) == 30 * size

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from elasticjob.contract.messages import Settings
+from elasticjob.contract.messages import RoundSettings
 from elasticjob.contract.names import Env
-from elasticjob.store_pod.main import StoreConfig, count_start
+from elasticjob.store_pod.main import StoreConfig, count_container_start
 
 GOOD = {
     Env.RUN_ID: "run",
@@ -22,7 +22,7 @@ GOOD = {
 def test_defaults() -> None:
     config = StoreConfig.from_environ(GOOD)
     assert (config.attempt, config.incarnation, config.port) == (1, 0, 29400)
-    assert config.settings == Settings(2, 4, 3)
+    assert config.settings == RoundSettings(2, 4, 3)
 
 
 @pytest.mark.parametrize(
@@ -42,4 +42,4 @@ def test_what_is_wrong_is_named(change: dict[str, str], complaint: str) -> None:
 
 
 def test_starts_are_counted_where_a_folder_outlives_the_container(tmp_path: Path) -> None:
-    assert [count_start(tmp_path), count_start(tmp_path), count_start(None)] == [0, 1, 0]
+    assert [count_container_start(tmp_path), count_container_start(tmp_path), count_container_start(None)] == [0, 1, 0]

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from elasticjob.contract.messages import (
-    FromNode,
+    NodeToCoordinator,
     StartRound,
     Termination,
 )
@@ -14,28 +14,28 @@ from elasticjob.contract.names import ExitCode, RoundId
 
 
 @dataclass(frozen=True)
-class Say:
+class Send:
     """Send to the coordinator, if it is there; `greeting` says it again otherwise."""
 
-    message: FromNode
+    message: NodeToCoordinator
 
 
 @dataclass(frozen=True)
-class Launch:
+class LaunchWorkers:
     """Start the round's workers; ends in `Launched` or `WorkerEnded`."""
 
     start: StartRound
 
 
 @dataclass(frozen=True)
-class Hold:
+class HoldWorkers:
     """Let no worker of the round pass its next report; ends in `Held`."""
 
     round: RoundId
 
 
 @dataclass(frozen=True)
-class StopAt:
+class StopWorkersAt:
     """Let the workers go on to this step and end there by themselves; `TooLate` where that cannot be."""
 
     round: RoundId
@@ -43,16 +43,16 @@ class StopAt:
 
 
 @dataclass(frozen=True)
-class Stop:
+class StopWorkers:
     """SIGTERM, `grace` seconds, SIGKILL to every worker and its descendants; ends in `AllStopped`. 0: only SIGKILL."""
 
     grace: float
-    stacks: bool = False
+    dump_stacks: bool = False
     """Before that, ask the workers where they stand; ends in `Stood`."""
 
 
 @dataclass(frozen=True)
-class Look:
+class DumpStacks:
     """Ask the workers of the round where they stand, and let them be; ends in `Stood`."""
 
     round: RoundId
@@ -64,14 +64,14 @@ class CheckHealth:
 
 
 @dataclass(frozen=True)
-class Freeze:
+class FreezeWorkers:
     """Stop every process of the workers where it is; not `on`: let them go on."""
 
     on: bool
 
 
 @dataclass(frozen=True)
-class WaitForAnswer:
+class StartLeaveTimer:
     """After `seconds`: `LeaveUnanswered`."""
 
     seconds: float
@@ -92,4 +92,16 @@ class Exit:
     termination: Termination
 
 
-Effect: TypeAlias = Say | Launch | Hold | StopAt | Stop | Look | Freeze | CheckHealth | WaitForAnswer | Log | Exit
+Effect: TypeAlias = (
+    Send
+    | LaunchWorkers
+    | HoldWorkers
+    | StopWorkersAt
+    | StopWorkers
+    | DumpStacks
+    | FreezeWorkers
+    | CheckHealth
+    | StartLeaveTimer
+    | Log
+    | Exit
+)

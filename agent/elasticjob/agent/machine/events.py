@@ -6,29 +6,29 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from elasticjob.contract.messages import (
+    CoordinatorToNode,
     Failure,
-    ToNode,
 )
 from elasticjob.contract.names import RoundId
 
 
 @dataclass(frozen=True)
-class Told:
+class Received:
     """The coordinator said something."""
 
-    message: ToNode
+    message: CoordinatorToNode
 
 
 @dataclass(frozen=True)
-class Warm:
+class LauncherReady:
     """Workers can be started at once from now on."""
 
-    off: str = ""
+    fork_disabled_reason: str = ""
     """Why they start by exec, where the user did not ask for it."""
 
 
 @dataclass(frozen=True)
-class Launched:
+class WorkersLaunched:
     """The round's workers run."""
 
     round: RoundId
@@ -47,7 +47,7 @@ class WorkerEnded:
 
 
 @dataclass(frozen=True)
-class Held:
+class WorkersHeld:
     """No worker of the round passes its next report; the latest step that this may be. None: they do not report."""
 
     round: RoundId
@@ -55,30 +55,30 @@ class Held:
 
 
 @dataclass(frozen=True)
-class TooLate:
+class LastStepMissed:
     """Workers of the round may be past the last step: they were held for too long."""
 
     round: RoundId
 
 
 @dataclass(frozen=True)
-class AllStopped:
+class AllWorkersStopped:
     """No process of any worker is left, and a fresh store listens on `store_port`."""
 
     store_port: int
-    unfit: Failure | None = None
+    unhealthy: Failure | None = None
     """Some are left all the same: stuck in the kernel, and abandoned."""
 
 
 @dataclass(frozen=True)
-class Stalled:
+class ProgressTimedOut:
     """Workers of the round that made steps have made none for its progress timeout."""
 
     round: RoundId
 
 
 @dataclass(frozen=True)
-class Stood:
+class StackReport:
     """Where the worker of this node that is farthest behind stood when all were asked for a hang."""
 
     round: RoundId
@@ -86,14 +86,14 @@ class Stood:
 
 
 @dataclass(frozen=True)
-class Unfit:
+class NodeUnhealthy:
     """A health check failed: this node must not train."""
 
     failure: Failure
 
 
 @dataclass(frozen=True)
-class Signalled:
+class SignalReceived:
     """SIGTERM or SIGINT to the agent."""
 
     name: str
@@ -105,7 +105,7 @@ class CutOff:
 
 
 @dataclass(frozen=True)
-class LeaveUnanswered:
+class LeaveTimedOut:
     """The time is over that was asked for by `WaitForAnswer`."""
 
 
@@ -113,22 +113,22 @@ class LeaveUnanswered:
 class StoreUnreachable:
     """The link gave up: never a round, and no coordinator within the join timeout."""
 
-    why: str
+    reason: str
 
 
-Event: TypeAlias = (
-    Told
-    | Warm
-    | Launched
+AgentEvent: TypeAlias = (
+    Received
+    | LauncherReady
+    | WorkersLaunched
     | WorkerEnded
-    | Held
-    | TooLate
-    | AllStopped
-    | Stalled
-    | Stood
-    | Unfit
+    | WorkersHeld
+    | LastStepMissed
+    | AllWorkersStopped
+    | ProgressTimedOut
+    | StackReport
+    | NodeUnhealthy
     | CutOff
-    | Signalled
-    | LeaveUnanswered
+    | SignalReceived
+    | LeaveTimedOut
     | StoreUnreachable
 )

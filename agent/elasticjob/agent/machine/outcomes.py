@@ -31,7 +31,7 @@ def exit_code(finish: Finish) -> ExitCode:
             return assert_never(never)
 
 
-def describe(failure: Failure) -> str:
+def describe_failure(failure: Failure) -> str:
     """One line for people: `rank 3 died: ValueError: bad batch (exit 1, UserError)`."""
     who = "the node" if failure.rank is None else f"rank {failure.rank}"
     said = failure.message.splitlines()[-1] if failure.message else ""

@@ -15,7 +15,7 @@ from elasticjob.contract.messages import (
 from elasticjob.contract.names import RoundId
 
 
-class Phase(str, Enum):
+class AgentPhase(str, Enum):
     """Where an agent stands."""
 
     IDLE = "idle"
@@ -27,36 +27,36 @@ class Phase(str, Enum):
 
 
 @dataclass(frozen=True)
-class State:
+class AgentState:
     """An agent. `assignment` is the last round it was in, running or over, `member` what became of it there."""
 
-    me: Announce
+    announcement: Announce
     """What is announced, but for `ready` and `membership`; its store port is the one of the next round."""
     stop_grace: float
-    phase: Phase = Phase.IDLE
+    phase: AgentPhase = AgentPhase.IDLE
     processes: int | None = None
     """How many workers are this agent's own to start; None: all that it announces."""
-    warm: bool = False
+    launcher_ready: bool = False
     assignment: StartRound | None = None
     member: MemberState = MemberState.STOPPED
     launched: bool = False
     """Whether workers of `assignment` were asked for: not before the node is warm."""
-    live: frozenset[int] = frozenset()
+    running_ranks: frozenset[int] = frozenset()
     """Local ranks that run."""
     last_step: int | None = None
     """Where the workers of `assignment` were told to stop by themselves."""
-    stopped_there: bool = False
+    stopped_on_plan: bool = False
     """Whether one of them did."""
     failure: Failure | None = None
     """The first of `assignment`'s failures here."""
-    stalled: Failure | None = None
+    stall: Failure | None = None
     """The last standstill of `assignment`'s workers here, where that ends nothing."""
-    following: StartRound | Finish | None = None
+    after_stop: StartRound | Finish | None = None
     """What to do once no worker is left."""
     leaving: str = ""
-    unfit: Failure | None = None
+    unhealthy: Failure | None = None
     """Why this node is not fit to train; it is leaving then."""
-    answered: bool = False
+    leave_acknowledged: bool = False
     """Whether the coordinator has reacted to our leaving."""
     frozen: bool = False
     """The workers stand still until the coordinator says that their round goes on, or has ended."""

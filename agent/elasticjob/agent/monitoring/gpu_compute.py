@@ -75,7 +75,7 @@ class DriverError(Exception):
         self.code = code
 
 
-class Driver:
+class CudaDriver:
     """CUDA's driver API; functions and their parameters are its own."""
 
     def __init__(self, library: Any) -> None:
@@ -114,7 +114,7 @@ class Driver:
 _SIZE = 4 * THREADS * BLOCKS
 
 
-def judge(result: bytes) -> str:
+def check_result(result: bytes) -> str:
     """What is wrong with what the program has written."""
     block = 4 * THREADS
     blocks = [result[i : i + block] for i in range(0, len(result), block)]
@@ -126,11 +126,11 @@ def judge(result: bytes) -> str:
     return ""
 
 
-def look(driver: Driver) -> str:
+def find_broken_gpu(driver: CudaDriver) -> str:
     """What is wrong with the first GPU that does not compute."""
     for index in range(driver.count()):
         try:
-            trouble = judge(driver.compute(index))
+            trouble = check_result(driver.compute(index))
         except DriverError as error:
             trouble = _BROKEN.get(error.code, "")
         if trouble:
@@ -141,6 +141,6 @@ def look(driver: Driver) -> str:
 def main(library: str) -> None:
     """Print what is wrong, or why nothing could be tried. `library`: the driver's name or path."""
     try:
-        print(look(Driver(ctypes.CDLL(library))))
+        print(find_broken_gpu(CudaDriver(ctypes.CDLL(library))))
     except (OSError, DriverError) as error:
         print(f"GPUs were not tried: {error}")

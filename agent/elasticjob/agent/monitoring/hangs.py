@@ -15,9 +15,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from elasticjob.agent.monitoring.worker_progress import Progress
+from elasticjob.agent.monitoring.worker_progress import ProgressReport
 from elasticjob.contract.messages import Failure, FailureClass
-from elasticjob.contract.names import STACKS_SIGNAL
+from elasticjob.contract.names import STACK_DUMP_SIGNAL
 
 STACKS_TIMEOUT = 0.3
 """Seconds that workers have to write their stacks; one that is stopped, or stuck in the kernel, never does."""
@@ -30,10 +30,10 @@ _FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)$', re.MULTILINE)
 _WAITS = re.compile(r"/torch/(?!utils/data/)")
 
 
-class Watch:
+class HangMonitor:
     """Calls `stalled` once no worker that ever made a step has made one for the timeout."""
 
-    def __init__(self, signs: Callable[[], Sequence[Progress]], stalled: Callable[[], None]) -> None:
+    def __init__(self, signs: Callable[[], Sequence[ProgressReport]], stalled: Callable[[], None]) -> None:
         """`signs`: the last sign of life of every running worker that has given one."""
         self._signs = signs
         self._stalled = stalled
@@ -73,7 +73,7 @@ class Watch:
 
 
 @dataclass(frozen=True)
-class Standing:
+class StackDump:
     """A worker at the moment of a hang. `stacks` is empty where it did not answer."""
 
     rank: int
@@ -84,42 +84,48 @@ class Standing:
     stacks: str
 
     @property
-    def waiting(self) -> bool:
+    def waits_for_peers(self) -> bool:
         """Whether its main thread stands within torch, as the peers of a worker that stands still do."""
-        frame = _FRAME.search(self.main)
+        frame = _FRAME.search(self.main_thread)
         return frame is not None and _WAITS.search(frame[1]) is not None
 
     @property
-    def main(self) -> str:
+    def main_thread(self) -> str:
         """The main thread: the last that faulthandler shows."""
         return self.stacks[self.stacks.rfind("hread 0x") :]
 
     def failure(self, pod: str, now: float) -> Failure:
         """As the coordinator hears of it."""
-        frame = _FRAME.search(self.main)
+        frame = _FRAME.search(self.main_thread)
         place = "outside of Python code" if self.stacks else "and does not answer"
         if frame is not None:
             place = f"in {frame[3]} ({frame[1]}:{frame[2]})"
         after = f"step {self.step}" if self.step is not None else "its start"
-        message = f"no progress for {self.age:.1f} s after {after}: stands {place}\n{self.main}"
+        message = f"no progress for {self.age:.1f} s after {after}: stands {place}\n{self.main_thread}"
         return Failure(
-            FailureClass.HANG, pod, now, rank=self.rank, message=message[:1024], step=self.step, waiting=self.waiting
+            FailureClass.HANG,
+            pod,
+            now,
+            rank=self.rank,
+            message=message[:1024],
+            step=self.step,
+            waits_for_peers=self.waits_for_peers,
         )
 
 
-def farthest_behind(standing: Sequence[Standing]) -> Standing | None:
+def farthest_behind(standing: Sequence[StackDump]) -> StackDump | None:
     """The worker to name: of the lowest step, and of those rather one that does not wait for others."""
     known = [s for s in standing if s.step is not None]
-    return min(known, key=lambda s: (s.step, s.waiting, s.rank), default=None)
+    return min(known, key=lambda s: (s.step, s.waits_for_peers, s.rank), default=None)
 
 
-async def take_stacks(files: Mapping[int, str]) -> dict[int, str]:
+async def dump_stacks(files: Mapping[int, str]) -> dict[int, str]:
     """What each process (by id) writes into its file when it is asked; empty for one that does not listen."""
     asked = [pid for pid in files if _listens(pid)]
     before = {pid: _size(files[pid]) for pid in asked}
     for pid in asked:
         with suppress(ProcessLookupError):
-            os.kill(pid, STACKS_SIGNAL)
+            os.kill(pid, STACK_DUMP_SIGNAL)
     deadline, last = time.monotonic() + STACKS_TIMEOUT, dict(before)
     while asked and time.monotonic() < deadline:
         await asyncio.sleep(STACKS_INTERVAL)
@@ -137,7 +143,7 @@ def _listens(pid: int) -> bool:
     except OSError:
         return False
     caught = int(status.partition("SigCgt:")[2].split()[0], 16)
-    return bool(caught >> (STACKS_SIGNAL - 1) & 1)
+    return bool(caught >> (STACK_DUMP_SIGNAL - 1) & 1)
 
 
 def _size(path: str) -> int:

@@ -26,9 +26,9 @@ log = logging.getLogger(__name__)
 DEADLINE = 60.0
 """Seconds: eight GPUs whose driver has to start need ten."""
 SHARED_MEMORY = "/dev/shm"  # noqa: S108
-ROOM = 1 << 20
+MIN_SHARED_MEMORY = 1 << 20
 """Bytes of shared memory that must be free: gloo and NCCL need as much at their start."""
-OLDEST = 1_735_689_600.0
+EARLIEST_CLOCK = 1_735_689_600.0
 """Unix seconds: no clock that was ever set says less (2025)."""
 KERNEL_LOG = "/dev/kmsg"
 CUDA = "libcuda.so.1"
@@ -47,19 +47,19 @@ _COMPUTE = (
 # ---- what is asked of the machine ----------------------------------------------------------------------------------
 
 
-def shared_memory(path: str = SHARED_MEMORY) -> str:
+def check_shared_memory(path: str = SHARED_MEMORY) -> str:
     """Whether there is room for a segment."""
     if not Path(path).is_dir():
         return ""
     try:
         with tempfile.TemporaryFile(dir=path) as file:
-            os.posix_fallocate(file.fileno(), 0, ROOM)
+            os.posix_fallocate(file.fileno(), 0, MIN_SHARED_MEMORY)
     except OSError as error:
         return f"{path}: {error.strerror}"
     return ""
 
 
-def disk(directory: str) -> str:
+def check_disk(directory: str) -> str:
     """Whether what is written reaches the disk and can be read back."""
     said = os.urandom(4096)
     try:
@@ -75,9 +75,9 @@ def disk(directory: str) -> str:
     return ""
 
 
-def clock(now: float) -> str:
+def check_clock(now: float) -> str:
     """Whether it was ever set: certificates and checkpoints depend on it."""
-    return "" if now >= OLDEST else f"the clock says {time.strftime('%Y-%m-%d', time.gmtime(now))}"
+    return "" if now >= EARLIEST_CLOCK else f"the clock says {time.strftime('%Y-%m-%d', time.gmtime(now))}"
 
 
 @dataclass
@@ -88,7 +88,7 @@ class Gpus:
     errors: dict[str, int] = field(default_factory=dict)
     """Uncorrectable memory errors that each had when first seen: they may be another job's, and mended since."""
 
-    def judge(self, said: str) -> str:
+    def evaluate(self, said: str) -> str:
         """What is wrong, from nvidia-smi's output. An output of another kind (an old driver) says nothing."""
         if trouble := _GPU_TROUBLE.search(said):
             return trouble.group(0)
@@ -147,7 +147,7 @@ class KernelLog:
 # ---- all of it -------------------------------------------------------------------------------------------------
 
 
-class Health:
+class NodeHealth:
     """The checks of one node, off the event loop: a disk or a driver that hangs must not stop the agent."""
 
     def __init__(self, directory: str, gpus: int, env: Mapping[str, str], spared: set[int]) -> None:
@@ -160,14 +160,14 @@ class Health:
         self._tried = not gpus
         """Whether the GPUs have computed; once is enough, since later their memory may be the workers'."""
 
-    async def trouble(self, deadline: float = DEADLINE) -> str:
+    async def find_problem(self, deadline: float = DEADLINE) -> str:
         """What is wrong; empty where this node is fit."""
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[str] = loop.create_future()
 
         def look() -> None:
             try:
-                found = self.look()
+                found = self.run_checks()
             except Exception:
                 log.exception("health checks")
                 found = ""  # our own trouble, not the node's
@@ -183,12 +183,12 @@ class Health:
         except asyncio.TimeoutError:
             return f"its health checks hang ({deadline:g} s): the disk, or the driver of its GPUs"
 
-    def look(self) -> str:
+    def run_checks(self) -> str:
         """All checks, cheap ones first."""
         checks: tuple[Callable[[], str], ...] = (
-            lambda: clock(time.time()),
-            shared_memory,
-            lambda: disk(self._directory),
+            lambda: check_clock(time.time()),
+            check_shared_memory,
+            lambda: check_disk(self._directory),
             lambda: self._log.fatal() if self._log else "",
             self._ask_gpus,
             self._try_gpus,
@@ -200,7 +200,7 @@ class Health:
         if not self._gpus.wanted or program is None:
             return ""
         said = self._run([program, f"--query-gpu={','.join(_QUERY)}", "--format=csv,noheader,nounits"])
-        return self._gpus.judge(said)
+        return self._gpus.evaluate(said)
 
     def _try_gpus(self) -> str:
         if self._tried:

@@ -13,14 +13,14 @@ import contextlib
 from collections.abc import Callable
 
 from elasticjob.contract.messages import StartRound
-from elasticjob.control_link.link import Link, LinkError, LinkGate, LinkRole, Welcome, connect
+from elasticjob.control_link.link import ControlLink, LinkError, LinkGate, LinkRole, Welcome, connect
 from elasticjob.keep_alive import KeepAlive
 
 BACKOFF = 1.0
 """Seconds between attempts to reach the round's store again."""
 
 
-class Contact:
+class ReachabilityMonitor:
     """`cut_off` is called once both are lost for the keep-alive time, which the kernel may have spent already."""
 
     def __init__(self, run_id: str, key: bytes, keep_alive: KeepAlive, cut_off: Callable[[], None]) -> None:
@@ -30,7 +30,7 @@ class Contact:
         self._cut_off = cut_off
         self._coordinator = True
         self._others = True
-        self._here: set[Link] = set()
+        self._here: set[ControlLink] = set()
         """Nodes that hold a link to a store of this node."""
         self._round: StartRound | None = None
         self._task: asyncio.Task[None] | None = None
@@ -40,20 +40,20 @@ class Contact:
         """For the store of a round, where it is this node's."""
         return LinkGate(Welcome(self._run_id, 0, 0), {LinkRole.NODE: self._key}, self._serve, self._keep_alive)
 
-    def coordinator(self, up: bool, silent: bool) -> None:
+    def coordinator_link_changed(self, up: bool, silent: bool) -> None:
         """The control link came up, or was lost; `silent`: only keep-alive told."""
         self._coordinator = up
         self._changed(silent)
 
-    def hold(self, start: StartRound) -> None:
+    def begin_round(self, start: StartRound) -> None:
         """A round begins."""
-        self.let_go()
+        self.end_round()
         if start.group_world_size > 1:
             self._round = start
         if self._round and start.group_rank > 0:
             self._task = asyncio.get_running_loop().create_task(self._keep(start))
 
-    def let_go(self) -> None:
+    def end_round(self) -> None:
         """It is over, or about to be."""
         self._round, self._others = None, True
         if self._task is not None:
@@ -75,10 +75,10 @@ class Contact:
                     await self._until_closed(link)
                 finally:
                     link.close()
-                self._reached(False, link.silent)
+                self._reached(False, link.lost_by_keep_alive)
             await asyncio.sleep(BACKOFF)
 
-    async def _serve(self, link: Link) -> None:
+    async def _serve(self, link: ControlLink) -> None:
         self._here.add(link)
         self._reached(True, silent=False)
         try:
@@ -86,9 +86,9 @@ class Contact:
         finally:
             self._here.discard(link)
             if self._round and self._round.group_rank == 0:
-                self._reached(bool(self._here), link.silent)
+                self._reached(bool(self._here), link.lost_by_keep_alive)
 
-    async def _until_closed(self, link: Link) -> None:
+    async def _until_closed(self, link: ControlLink) -> None:
         with contextlib.suppress(LinkError):
             while await link.receive() is not None:
                 pass

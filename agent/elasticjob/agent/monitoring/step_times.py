@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 
-from elasticjob.agent.monitoring.worker_progress import Progress
+from elasticjob.agent.monitoring.worker_progress import ProgressReport
 
 WINDOW = 60.0
 """Seconds between looks: a slow rank is news for people, and nobody should be woken more often for it."""
@@ -13,12 +13,12 @@ MIN_STEPS = 5
 """Fewer say little: where steps are long, a window lasts until all workers have made them."""
 
 
-class Pace:
+class StepTimeMonitor:
     """Tells, for window after window, the seconds of a step, and by local rank each worker's own part of them."""
 
     def __init__(
         self,
-        signs: Callable[[], Sequence[Progress]],
+        signs: Callable[[], Sequence[ProgressReport]],
         tell: Callable[[float, tuple[float, ...]], None],
         window: float = WINDOW,
     ) -> None:
@@ -38,28 +38,30 @@ class Pace:
             self._timer.cancel()
             self._timer = None
 
-    def _wait(self, before: Sequence[Progress], workers: int) -> None:
+    def _wait(self, before: Sequence[ProgressReport], workers: int) -> None:
         self._timer = asyncio.get_running_loop().call_later(self._window, self._look, before, workers)
 
-    def _look(self, before: Sequence[Progress], workers: int) -> None:
+    def _look(self, before: Sequence[ProgressReport], workers: int) -> None:
         after = self._signs()
-        steps = made(before, after) if len(after) == workers else 0
-        if steps >= MIN_STEPS and (times := between(before, after)) is not None:
+        steps = common_steps(before, after) if len(after) == workers else 0
+        if steps >= MIN_STEPS and (times := step_times(before, after)) is not None:
             self._tell(*times)
         self._wait(before if 0 <= steps < MIN_STEPS else after, workers)
 
 
-def made(before: Sequence[Progress], after: Sequence[Progress]) -> int:
+def common_steps(before: Sequence[ProgressReport], after: Sequence[ProgressReport]) -> int:
     """Steps that every worker has made in between; below 0 where they do not compare: somebody has only begun."""
     if len(before) != len(after):
         return -1
     return min(b.step - a.step for a, b in zip(before, after, strict=True))
 
 
-def between(before: Sequence[Progress], after: Sequence[Progress]) -> tuple[float, tuple[float, ...]] | None:
+def step_times(
+    before: Sequence[ProgressReport], after: Sequence[ProgressReport]
+) -> tuple[float, tuple[float, ...]] | None:
     """Seconds of a step, and each worker's own part; None where a worker's own part is not known."""
     steps = [(a, b, b.step - a.step) for a, b in zip(before, after, strict=True)]
-    own = tuple((b.own - a.own) / n for a, b, n in steps)
+    own = tuple((b.own_seconds - a.own_seconds) / n for a, b, n in steps)
     if min(own) <= 0:
         return None
     return max((b.time - a.time) / n for a, b, n in steps), own

@@ -18,7 +18,7 @@ _MAX_ERROR_FILE = 1 << 20
 
 
 @dataclass(frozen=True)
-class Evidence:
+class WorkerExit:
     """One ended worker. `code` is negative for a signal; `recorded` is what `@record` or the warm fork wrote."""
 
     rank: int
@@ -31,7 +31,7 @@ class Evidence:
     """Whether the kernel has killed for memory here, and no other worker's end accounts for it."""
 
 
-def failure_of(evidence: Evidence, pod: str) -> Failure:
+def failure_of(evidence: WorkerExit, pod: str) -> Failure:
     """The failure as the coordinator hears of it."""
     name = signal_name(-evidence.code) if evidence.code < 0 else ""
     exception, message = evidence.exception or ("", "\n".join(evidence.lines)[-MAX_MESSAGE:])
@@ -108,7 +108,7 @@ class OomCounter:
         """One of them is."""
         self._seen += 1
 
-    def forget(self) -> None:
+    def reset(self) -> None:
         """What was killed so far has nothing to do with what ends from now on."""
         self._seen = self._count()
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from elasticjob.contract.names import RoundId
-from elasticjob.contract.progress_page import HOLD, NO_LIMIT, NO_STEP, SIZE, Word, open_page
+from elasticjob.contract.progress_page import HOLD, NO_LIMIT, NO_STEP, PAGE_SIZE, PageWord, open_page
 
 log = logging.getLogger(__name__)
 
@@ -25,19 +25,19 @@ HOLD_TIMEOUT = 3.0
 """Seconds that workers stand still for a last step that nobody names: longer than a coordinator takes to name it."""
 SETTLE = 0.001
 """Seconds until a worker on another processor has surely seen a HOLD, or this process the step that it wrote before."""
-MEMORIES = 2
+STATE_BUFFERS = 2
 """Pieces of memory kept for the node: one is whole while the other is written."""
 _MAX_HELLO = 1024
 
 
 @dataclass(frozen=True)
-class Progress:
+class ProgressReport:
     """One worker's latest report; `time` is this host's CLOCK_MONOTONIC in seconds (time.monotonic)."""
 
     local_rank: int
     step: int
     time: float
-    own: float = 0.0
+    own_seconds: float = 0.0
     """Seconds so far in which it waited for no other rank; 0 where nobody knows."""
 
 
@@ -52,14 +52,14 @@ class _Rank:
     """The process that is the rank: not one that it started, and that has its environment."""
 
 
-class Ranks:
+class WorkerProgress:
     """The workers of the current round, as far as they report. `path` is the socket where they meet us."""
 
     def __init__(self, folder: Path) -> None:
         self.path = str(folder / "agent.sock")
-        self.met: Callable[[], None] = lambda: None
+        self.on_worker_connected: Callable[[], None] = lambda: None
         """Called when a worker has come to report here."""
-        self.memory = tuple(os.memfd_create(f"elasticjob-{i}", os.MFD_CLOEXEC) for i in range(MEMORIES))
+        self.memory = tuple(os.memfd_create(f"elasticjob-{i}", os.MFD_CLOEXEC) for i in range(STATE_BUFFERS))
         self._round: RoundId | None = None
         self._ranks: dict[int, _Rank] = {}
         self._limit = NO_LIMIT
@@ -70,31 +70,33 @@ class Ranks:
         self._listener.listen(64)
         self._loop.add_reader(self._listener, self._accept)
 
-    def begin(self, round_id: RoundId) -> None:
+    def begin_round(self, round_id: RoundId) -> None:
         """A new round: its workers have reported nothing yet, and may run."""
         self._forget()
         self._round = round_id
         self._set_limit(NO_LIMIT)
 
-    def progress(self) -> tuple[Progress, ...]:
+    def reports(self) -> tuple[ProgressReport, ...]:
         """The latest report of every worker of the round that made one, by local rank."""
         found = ((rank, r.words) for rank, r in sorted(self._ranks.items()))
         return tuple(
-            Progress(rank, step, words[Word.TIME] / 1e9, words[Word.OWN] / 1e9)
+            ProgressReport(rank, step, words[PageWord.TIME] / 1e9, words[PageWord.OWN] / 1e9)
             for rank, words in found
-            if (step := words[Word.STEP]) != NO_STEP
+            if (step := words[PageWord.STEP]) != NO_STEP
         )
 
-    def signs(self) -> tuple[Progress, ...]:
+    def heartbeats(self) -> tuple[ProgressReport, ...]:
         """The last sign of life of every worker that gave one: its latest report, else its optimizers' last step.
 
         Whose program is over is no longer asked for signs.
         """
-        reported = {report.local_rank: report for report in self.progress()}
+        reported = {report.local_rank: report for report in self.reports()}
         for rank, r in sorted(self._ranks.items()):
-            if rank not in reported and (pulses := r.words[Word.PULSES]) > 0:
-                reported[rank] = Progress(rank, pulses, r.words[Word.PULSE_TIME] / 1e9, r.words[Word.OWN] / 1e9)
-        return tuple(sign for rank, sign in reported.items() if not self._ranks[rank].words[Word.ENDING])
+            if rank not in reported and (heartbeats := r.words[PageWord.HEARTBEATS]) > 0:
+                reported[rank] = ProgressReport(
+                    rank, heartbeats, r.words[PageWord.HEARTBEAT_TIME] / 1e9, r.words[PageWord.OWN] / 1e9
+                )
+        return tuple(sign for rank, sign in reported.items() if not self._ranks[rank].words[PageWord.ENDING])
 
     def process(self, local_rank: int) -> int | None:
         """The process that is this rank, which may have been started by the worker; None before it has met us."""
@@ -102,7 +104,7 @@ class Ranks:
 
     def stopped(self, local_rank: int) -> bool:
         """Whether this worker said that it stopped at the last step, with everything saved."""
-        return local_rank in self._ranks and self._ranks[local_rank].words[Word.STOPPED] == 1
+        return local_rank in self._ranks and self._ranks[local_rank].words[PageWord.STOPPED] == 1
 
     async def hold(self, workers: int) -> int | None:
         """Let no worker pass its next report; the latest step that any of them may have done by then.
@@ -111,7 +113,7 @@ class Ranks:
         """
         self._set_limit(HOLD)
         await asyncio.sleep(SETTLE)
-        reports = self.progress()
+        reports = self.reports()
         if len(reports) < workers:
             self._set_limit(NO_LIMIT)
             return None
@@ -144,7 +146,7 @@ class Ranks:
             self._expiry = None
         self._limit = limit
         for rank in self._ranks.values():
-            rank.words[Word.LIMIT] = limit
+            rank.words[PageWord.LIMIT] = limit
             if rank.peer is not None:
                 with suppress(OSError):
                     rank.peer.send(b"\0")
@@ -182,14 +184,14 @@ class Ranks:
             return
         rank.peer, rank.pid = peer, pid
         self._loop.add_reader(peer, self._hang_up, rank)
-        self.met()
+        self.on_worker_connected()
 
     def _rank(self, local_rank: int) -> _Rank:
         if local_rank not in self._ranks:
             page = os.memfd_create("elasticjob-page", os.MFD_CLOEXEC)
-            os.ftruncate(page, SIZE)
+            os.ftruncate(page, PAGE_SIZE)
             words = open_page(page)
-            words[Word.STEP], words[Word.LIMIT] = NO_STEP, self._limit
+            words[PageWord.STEP], words[PageWord.LIMIT] = NO_STEP, self._limit
             self._ranks[local_rank] = _Rank(page, words)
         return self._ranks[local_rank]
 

@@ -8,14 +8,16 @@ from collections.abc import Callable, Mapping
 
 log = logging.getLogger(__name__)
 
-PORT = "TORCHELASTIC_HEALTH_CHECK_PORT"
+HEALTH_PORT_VARIABLE = "TORCHELASTIC_HEALTH_CHECK_PORT"
 _TIMEOUT = 5.0
 _LONGEST = 4096
 
 
-async def serve(env: Mapping[str, str], health: Callable[[], str], metrics: Callable[[], str]) -> asyncio.Server | None:
+async def serve_health(
+    env: Mapping[str, str], health: Callable[[], str], metrics: Callable[[], str]
+) -> asyncio.Server | None:
     """GET /metrics gives metrics, any other path health as JSON. None where no port is set, or it cannot be had."""
-    if not env.get(PORT):
+    if not env.get(HEALTH_PORT_VARIABLE):
         return None
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -35,10 +37,10 @@ async def serve(env: Mapping[str, str], health: Callable[[], str], metrics: Call
             writer.close()
 
     try:
-        port = int(env[PORT])
+        port = int(env[HEALTH_PORT_VARIABLE])
         if not 0 < port < 1 << 16:
             raise ValueError("want a port, 1 to 65535")
         return await asyncio.start_server(answer, port=port, limit=_LONGEST)
     except (OSError, ValueError) as error:
-        log.warning("no health endpoint: %s=%s: %s", PORT, env[PORT], error)
+        log.warning("no health endpoint: %s=%s: %s", HEALTH_PORT_VARIABLE, env[HEALTH_PORT_VARIABLE], error)
         return None

@@ -7,14 +7,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from elasticjob.agent.machine.state import State
+from elasticjob.agent.machine.state import AgentState
 from elasticjob.contract.messages import Failure, Outcome
 
 _PREFIX = "elasticjob_agent"
 
 
 @dataclass(frozen=True)
-class Tally:
+class AgentCounts:
     """Counts since the agent began. Times in seconds of one clock."""
 
     since: float
@@ -27,7 +27,7 @@ class Tally:
     """By phase, the current one apart: how long rendezvous (idle), start, run and stop took in all."""
 
 
-def count(tally: Tally, before: State, after: State, now: float) -> Tally:
+def update_counts(tally: AgentCounts, before: AgentState, after: AgentState, now: float) -> AgentCounts:
     """After a decision."""
     if after.round != before.round:
         tally = replace(tally, rounds=tally.rounds + 1)
@@ -40,7 +40,7 @@ def count(tally: Tally, before: State, after: State, now: float) -> Tally:
     return tally
 
 
-def metrics(tally: Tally, state: State, now: float) -> str:
+def metrics(tally: AgentCounts, state: AgentState, now: float) -> str:
     """In Prometheus' text format."""
     start = state.assignment
     seconds = {**tally.seconds}
@@ -62,14 +62,14 @@ def metrics(tally: Tally, state: State, now: float) -> str:
     return "\n".join(lines) + "\n"
 
 
-def health(tally: Tally, state: State, now: float) -> str:
+def health(tally: AgentCounts, state: AgentState, now: float) -> str:
     """One JSON object: an agent that answers is alive, whatever its workers do."""
     since = round(now - tally.since, 3)
     return json.dumps({"phase": state.phase.value, "round": str(state.round or ""), "seconds": since}) + "\n"
 
 
 @dataclass(frozen=True)
-class Names:
+class EventSubject:
     """Who an event is about, for all of an agent's events."""
 
     run_id: str
@@ -78,10 +78,10 @@ class Names:
     entry_point: str
 
 
-def final_events(names: Names, state: State, outcome: Outcome, seconds: float) -> Iterator[dict[str, Any]]:
+def final_events(names: EventSubject, state: AgentState, outcome: Outcome, seconds: float) -> Iterator[dict[str, Any]]:
     """`torchelastic.worker.status.<STATE>` of each worker of the last round, then of the agent."""
     start = state.assignment
-    for local_rank in range(state.me.local_world_size if start else 0):
+    for local_rank in range(state.announcement.local_world_size if start else 0):
         rank = start.rank + local_rank if start else 0
         failure = state.failure if state.failure and state.failure.rank == rank else None
         yield _event(names, state, _worker_state(outcome, failure), "WORKER", seconds, local_rank, failure)
@@ -95,8 +95,8 @@ def _worker_state(outcome: Outcome, failure: Failure | None) -> str:
 
 
 def _event(
-    names: Names,
-    state: State,
+    names: EventSubject,
+    state: AgentState,
     status: str,
     source: str,
     seconds: float,

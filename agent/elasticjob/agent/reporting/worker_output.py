@@ -34,7 +34,7 @@ _RANK = re.compile(rb"\[rank\d+\]: ?")
 """torch puts this before each line of a traceback, once a process group exists."""
 
 
-class Sink:
+class OutputSink:
     """One output of the agent (stdout or stderr): a thread writes, so that a slow reader cannot stop the loop."""
 
     def __init__(self, descriptor: int) -> None:
@@ -54,7 +54,7 @@ class Sink:
     def full(self) -> bool:
         return self._pending > MAX_PENDING
 
-    def when_free(self, resume: Callable[[], None]) -> None:
+    def call_when_free(self, resume: Callable[[], None]) -> None:
         self._waiting.append(resume)
 
     def close(self, timeout: float) -> None:
@@ -83,7 +83,7 @@ class Sink:
                 resume()
 
 
-class FileSink(Sink):
+class FileSink(OutputSink):
     """A log file, closed once all is written."""
 
     def _write(self) -> None:
@@ -116,14 +116,14 @@ class Tail:
                     self.exception = (name, text)
 
 
-class Stream:
+class WorkerPipe:
     """One pipe of a worker, read by the event loop."""
 
     def __init__(
         self,
         descriptor: int,
         prefix: str,
-        sink: Sink | None,
+        sink: OutputSink | None,
         tail: Tail | None = None,
         file: FileSink | None = None,
     ) -> None:
@@ -153,7 +153,7 @@ class Stream:
         full = next((sink for sink in (self._sink, self._file) if sink is not None and sink.full), None)
         if full is not None:
             self._loop.remove_reader(self._descriptor)
-            full.when_free(self._resume)
+            full.call_when_free(self._resume)
         else:
             self._read()
 

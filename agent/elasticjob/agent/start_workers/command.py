@@ -28,7 +28,7 @@ _TORCHRUN_SWITCHES = re.compile(
 _SHORT = {"-r": "redirects", "-t": "tee", "-m": "module"}
 
 
-class Mode(str, Enum):
+class ProgramMode(str, Enum):
     """How Python finds the program: a file, `-m` or `-c`."""
 
     SCRIPT = "script"
@@ -42,13 +42,13 @@ class PythonCommand:
 
     interpreter: str
     flags: tuple[str, ...]
-    mode: Mode
+    mode: ProgramMode
     target: str
     args: tuple[str, ...] = ()
 
     @property
     def argv(self) -> tuple[str, ...]:
-        option = {Mode.SCRIPT: (), Mode.MODULE: ("-m",), Mode.CODE: ("-c",)}[self.mode]
+        option = {ProgramMode.SCRIPT: (), ProgramMode.MODULE: ("-m",), ProgramMode.CODE: ("-c",)}[self.mode]
         return (self.interpreter, *self.flags, *option, self.target, *self.args)
 
 
@@ -57,16 +57,16 @@ class PlainCommand:
     """Anything else: started by exec."""
 
     argv: tuple[str, ...]
-    why: str
+    reason: str
     """Why no warm process can run it."""
     starts_python: bool = True
     """Whether Python that it may start could be warm."""
 
 
-Command: TypeAlias = PythonCommand | PlainCommand
+UserCommand: TypeAlias = PythonCommand | PlainCommand
 
 
-def read_command(argv: Sequence[str], torchrun_python: str = "python3") -> Command:
+def parse_command(argv: Sequence[str], torchrun_python: str = "python3") -> UserCommand:
     """What to run in each worker. `torchrun_python` is the interpreter that `torchrun` on this machine belongs to."""
     name = argv[0].rsplit("/", 1)[-1]
     if name == "torchrun":
@@ -79,11 +79,11 @@ def read_command(argv: Sequence[str], torchrun_python: str = "python3") -> Comma
     return command
 
 
-def read_own_agent(argv: Sequence[str], torchrun_python: str = "python3") -> Command:
+def parse_own_agent_command(argv: Sequence[str], torchrun_python: str = "python3") -> UserCommand:
     """What to run once on a node whose command runs an agent of its own: a torchrun, if it is one, starts warm."""
     name = argv[0].rsplit("/", 1)[-1]
     if name == "torchrun":
-        return PythonCommand(torchrun_python, ("-u",), Mode.MODULE, TORCHRUN_MODULES[0], tuple(argv[1:]))
+        return PythonCommand(torchrun_python, ("-u",), ProgramMode.MODULE, TORCHRUN_MODULES[0], tuple(argv[1:]))
     if _PYTHON.match(name):
         return _read_python(argv)
     return PlainCommand(tuple(argv), f"{name} is not Python")
@@ -91,17 +91,17 @@ def read_own_agent(argv: Sequence[str], torchrun_python: str = "python3") -> Com
 
 def is_torchrun(command: PythonCommand) -> bool:
     """Whether it runs torchrun itself."""
-    return command.mode is Mode.MODULE and command.target in TORCHRUN_MODULES
+    return command.mode is ProgramMode.MODULE and command.target in TORCHRUN_MODULES
 
 
-def _read_python(argv: Sequence[str]) -> Command:
+def _read_python(argv: Sequence[str]) -> UserCommand:
     """Python's own command line: flags may be joined (`-Bu`); `-m`, `-c` and value flags may have theirs attached."""
     flags: list[str] = []
     rest = list(argv[1:])
     while rest:
         word = rest.pop(0)
         if not word.startswith("-"):
-            return PythonCommand(argv[0], tuple(flags), Mode.SCRIPT, word, tuple(rest))
+            return PythonCommand(argv[0], tuple(flags), ProgramMode.SCRIPT, word, tuple(rest))
         letters = word[1:]
         plain = len(letters) - len(letters.lstrip("".join(_FLAGS)))
         if letters[:plain]:
@@ -115,7 +115,9 @@ def _read_python(argv: Sequence[str]) -> Command:
         if option in _FLAGS_WITH_VALUE:
             flags += [f"-{option}", value]
             continue
-        return PythonCommand(argv[0], tuple(flags), Mode.MODULE if option == "m" else Mode.CODE, value, tuple(rest))
+        return PythonCommand(
+            argv[0], tuple(flags), ProgramMode.MODULE if option == "m" else ProgramMode.CODE, value, tuple(rest)
+        )
     return PlainCommand(tuple(argv), "it names no script", False)
 
 
@@ -146,7 +148,7 @@ def _split_torchrun(words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
     return options, rest
 
 
-def _read_torchrun(argv: Sequence[str], words: Sequence[str], python: str, flags: tuple[str, ...]) -> Command:
+def _read_torchrun(argv: Sequence[str], words: Sequence[str], python: str, flags: tuple[str, ...]) -> UserCommand:
     """The program behind torchrun's own options, all of which this agent answers for."""
     options, rest = _split_torchrun(words)
     module, no_python = "module" in options, "no-python" in options
@@ -154,5 +156,5 @@ def _read_torchrun(argv: Sequence[str], words: Sequence[str], python: str, flags
         return PlainCommand(tuple(argv), "it names no script", False)
     if no_python:
         return PlainCommand(tuple(rest), "torchrun --no-python")
-    mode = Mode.MODULE if module else Mode.SCRIPT
+    mode = ProgramMode.MODULE if module else ProgramMode.SCRIPT
     return PythonCommand(python, flags, mode, rest[0], tuple(rest[1:]))

@@ -24,16 +24,16 @@ _START = (
 )
 
 
-class WarmError(Exception):
+class ForkServerError(Exception):
     """The warm process cannot be used; the message says why."""
 
 
-def run_main(command: PythonCommand) -> dict[str, object]:
+def program_fields(command: PythonCommand) -> dict[str, object]:
     """Fields of `run_main.Command`."""
     return {"mode": command.mode.value, "target": command.target, "args": command.args, "argv": command.argv}
 
 
-class WarmProcess:
+class ForkServerClient:
     """The agent's side of `warm_process`."""
 
     def __init__(
@@ -52,12 +52,12 @@ class WarmProcess:
         `reserve`: how many workers are forked ahead of need; `at_once`: how many each `fork` is for.
         """
         if command and command.mode.value == "script" and not Path(command.target).is_file():
-            raise WarmError(f"{command.target} is not a file")
+            raise ForkServerError(f"{command.target} is not a file")
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
         config = {
             "preload": list(preload),
-            "command": command and run_main(command),
+            "command": command and program_fields(command),
             "reserve": reserve,
             "at_once": at_once,
         }
@@ -75,7 +75,7 @@ class WarmProcess:
             )
         except (OSError, subprocess.SubprocessError) as error:
             ours.close()
-            raise WarmError(f"{interpreter}: {error}") from None
+            raise ForkServerError(f"{interpreter}: {error}") from None
         finally:
             theirs.close()
         process.returncode = 0
@@ -89,7 +89,7 @@ class WarmProcess:
         """Wait for the imports and the trial; `WarmError` where workers must start by exec."""
         verdict = await self._answer(IMPORT_TIMEOUT)
         if not verdict["ready"]:
-            raise WarmError(verdict["why"])
+            raise ForkServerError(verdict["why"])
         return verdict
 
     async def fork(self, workers: Sequence[Mapping[str, Any]], descriptors: Sequence[int]) -> list[int]:
@@ -99,11 +99,11 @@ class WarmProcess:
             try:
                 socket.send_fds(self._socket, [request], descriptors)
             except OSError as error:
-                raise WarmError(f"the warm process does not take requests: {error}") from None
+                raise ForkServerError(f"the warm process does not take requests: {error}") from None
             pids: list[int] = (await self._answer(FORK_TIMEOUT))["pids"]
         return pids
 
-    def lost(self) -> None:
+    def mark_lost(self) -> None:
         """It has ended; whoever waits for it learns it from the socket."""
         self._alive = False
 
@@ -116,10 +116,10 @@ class WarmProcess:
         try:
             data = await asyncio.wait_for(self._loop.sock_recv(self._socket, 1 << 16), timeout)
         except asyncio.TimeoutError:
-            raise WarmError(f"the warm process did not answer within {timeout:g} s") from None
+            raise ForkServerError(f"the warm process did not answer within {timeout:g} s") from None
         except OSError as error:
-            raise WarmError(f"the warm process is gone: {error}") from None
+            raise ForkServerError(f"the warm process is gone: {error}") from None
         if not data:
-            raise WarmError("the warm process ended")
+            raise ForkServerError("the warm process ended")
         answer: dict[str, Any] = json.loads(data)
         return answer

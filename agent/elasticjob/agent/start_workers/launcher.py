@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from elasticjob.agent.processes import descendants, die_with_parent, kill, outside_session
-from elasticjob.agent.start_workers.command import Command, PythonCommand, is_torchrun
-from elasticjob.agent.start_workers.fork_server_client import WarmError, WarmProcess, run_main
+from elasticjob.agent.start_workers.command import PythonCommand, UserCommand, is_torchrun
+from elasticjob.agent.start_workers.fork_server_client import ForkServerClient, ForkServerError, program_fields
 from elasticjob.agent.start_workers.libuv import WITHOUT_LIBUV, has_libuv
-from elasticjob.agent.start_workers.shim_callers import PYTHON_EXEC, Allowed, Caller
-from elasticjob.agent.start_workers.shim_server import CannotForkError, Shims, likely_python
+from elasticjob.agent.start_workers.shim_callers import PYTHON_EXEC, RunInFork, ShimCaller
+from elasticjob.agent.start_workers.shim_server import CannotForkError, ShimServer, likely_python
 
 log = logging.getLogger(__name__)
 
@@ -42,7 +42,7 @@ class Launcher:
 
     def __init__(
         self,
-        command: Command,
+        command: UserCommand,
         env: Mapping[str, str],
         preload: Sequence[str],
         output: int,
@@ -62,22 +62,22 @@ class Launcher:
         self._preload = tuple(preload)
         self._output = output
         self._scratch = scratch
-        self.warm_off = ""
+        self.fork_disabled_reason = ""
         """Why there is no warm process, where the user did not ask for none; at most 256 characters."""
-        self._warm: WarmProcess | None = None
-        self._shims: Shims | None = None
+        self._warm: ForkServerClient | None = None
+        self._shims: ShimServer | None = None
 
     @property
-    def stand_ins(self) -> bool:
+    def has_shim_processes(self) -> bool:
         """Whether processes run that are no descendants of the workers, but that these have started."""
-        return self._shims is not None and self._shims.alive
+        return self._shims is not None and self._shims.has_processes
 
     @property
-    def warm_pid(self) -> int | None:
+    def fork_server_pid(self) -> int | None:
         """The warm process."""
         return self._warm.pid if self._warm else None
 
-    def not_reserved(self, pids: set[int]) -> set[int]:
+    def without_preforked(self, pids: set[int]) -> set[int]:
         """Those that are neither the warm process nor held ready by it: a worker has a session of its own."""
         return outside_session(pids, self._warm.pid) if self._warm else pids
 
@@ -88,7 +88,7 @@ class Launcher:
         try:
             interpreter, flags, command = self._warmable()
             preload = [*self._preload, *(_TORCHRUN if self._torchruns_workers else ())]
-            self._warm = WarmProcess(
+            self._warm = ForkServerClient(
                 interpreter, flags, command, self._env, preload, self._output,
                 self.workers + self._torchruns_workers, self.workers if command else 1,
             )  # fmt: skip
@@ -96,7 +96,7 @@ class Launcher:
             libuv, what = verdict["libuv"], f"warm after {verdict['seconds']:.1f} s"
             if verdict["missing"]:
                 what += f" (not imported: {'; '.join(verdict['missing'])})"
-        except WarmError as error:
+        except ForkServerError as error:
             what = self._cold(str(error))
         if libuv is None:
             python = self._command.interpreter if isinstance(self._command, PythonCommand) else "python3"
@@ -126,34 +126,34 @@ class Launcher:
             wanted: list[dict[str, Any]] = [{"env": {**common, **w.env}, "descriptors": [1, 2]} for w in workers]
             try:
                 return await self._warm.fork(wanted, [d for w in workers for d in (w.stdout, w.stderr)])
-            except WarmError as error:
+            except ForkServerError as error:
                 log.warning("%s", self._cold(str(error)))
                 kill(descendants(os.getpid()))  # it may have started some of them
         return [self._exec(worker) for worker in workers]
 
-    def ended(self, pid: int, code: int) -> Mapping[str, str] | None:
+    def child_ended(self, pid: int, code: int) -> Mapping[str, str] | None:
         """A child of this process was reaped; it may have been the warm process, or what a shim stands for.
 
         Its environment, if it was a worker of a torchrun.
         """
         if self._warm is not None and pid == self._warm.pid:
-            self._warm.lost()
-        return self._shims.ended(pid, code) if self._shims is not None else None
+            self._warm.mark_lost()
+        return self._shims.child_ended(pid, code) if self._shims is not None else None
 
     def _cold(self, why: str) -> str:
         """From now on workers start by exec. Returns it for people."""
-        self.stop_warm()
-        self.warm_off = why[:256] if self._preload else ""
+        self.stop_fork_server()
+        self.fork_disabled_reason = why[:256] if self._preload else ""
         return f"workers start by exec: {why}"
 
-    def stop_warm(self) -> None:
+    def stop_fork_server(self) -> None:
         if self._warm is not None:
             self._warm.close()
             self._warm = None
 
     def close(self) -> None:
         """Start nothing any more."""
-        self.stop_warm()
+        self.stop_fork_server()
         if self._shims is not None:
             self._shims.close()
 
@@ -173,12 +173,12 @@ class Launcher:
         """Interpreter and flags of the warm process; and what it runs, None: what shims ask for."""
         command = self._command
         if not self._preload:
-            raise WarmError("preload is empty")
+            raise ForkServerError("preload is empty")
         if isinstance(command, PythonCommand):
             return command.interpreter, command.flags, command
         python = likely_python(command.argv, self._env) if self._scratch and command.starts_python else None
         if python is None:
-            raise WarmError(command.why)
+            raise ForkServerError(command.reason)
         return python, (), None
 
     def _warm_torchruns_workers(self, command: PythonCommand, ready: str) -> str:
@@ -193,7 +193,7 @@ class Launcher:
         assert self._scratch is not None  # noqa: S101
         own_agent = self._torchruns_workers > 0
         try:
-            self._shims = Shims(
+            self._shims = ShimServer(
                 self._scratch / "bin", interpreter, dict(self._env), self._fork_for, own_agent=own_agent
             )
         except OSError as error:
@@ -201,13 +201,13 @@ class Launcher:
         return ready
 
     async def _fork_for(
-        self, caller: Caller, allowed: Allowed, descriptors: Sequence[int], numbers: Sequence[int]
+        self, caller: ShimCaller, allowed: RunInFork, descriptors: Sequence[int], numbers: Sequence[int]
     ) -> int:
         """A process in the place of one that runs a shim."""
         if self._warm is None:
             raise CannotForkError("the warm process is gone")
         place = {
-            "command": run_main(allowed.command),
+            "command": program_fields(allowed.command),
             "executable": allowed.executable,
             "env": {**caller.env, **self._libuv_env(), **self._workers_python(allowed.command, caller.env)},
             "directory": caller.directory,
@@ -217,8 +217,8 @@ class Launcher:
             "unbuffered": "-u" in allowed.command.flags or bool(caller.env.get("PYTHONUNBUFFERED")),
         }
         try:
-            (pid,) = await self._warm.fork([{"env": {}, "descriptors": list(numbers), "place": place}], descriptors)
-        except WarmError as error:
+            (pid,) = await self._warm.fork([{"env": {}, "descriptors": list(numbers), "caller": place}], descriptors)
+        except ForkServerError as error:
             self._cold(str(error))
             raise CannotForkError(str(error)) from None
         return pid

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from elasticjob.agent.start_workers.command import Command, PlainCommand, PythonCommand, read_command
+from elasticjob.agent.start_workers.command import PlainCommand, PythonCommand, UserCommand, parse_command
 
 _AT_IMPORT = (
     *("PYTHON", "LD_", "LANG", "LC_", "GLIBC_", "MALLOC_", "OMP_", "KMP_", "GOMP_", "MKL_", "OPENBLAS_", "NUMEXPR_"),
@@ -24,7 +24,7 @@ LIMITS = tuple(sorted(name for name in dir(resource) if name.startswith("RLIMIT_
 
 
 @dataclass(frozen=True)
-class Caller:
+class ShimCaller:
     """A process at the moment of its exec. Texts are the operating system's bytes, decoded."""
 
     program: tuple[str, ...]
@@ -36,61 +36,61 @@ class Caller:
     """Signals."""
     limits: tuple[tuple[int, int, int], ...]
     """(resource, soft, hard)."""
-    standing: tuple[object, ...]
+    process_attributes: tuple[object, ...]
     """What no process can take over from another: users, processors, memory policy, root and namespaces."""
     of_torchrun: bool = False
     """Whether it is a worker of a torchrun."""
 
 
 @dataclass(frozen=True)
-class Warmth:
+class ForkServerProcess:
     """The warm process that might stand for it."""
 
     interpreter: str
     """Path."""
     env: Mapping[str, str]
-    standing: tuple[object, ...]
+    process_attributes: tuple[object, ...]
 
 
 @dataclass(frozen=True)
-class Refused:
+class ExecInstead:
     """To be started by exec, as `program`."""
 
     program: tuple[str, ...]
-    why: str
+    reason: str
 
 
 @dataclass(frozen=True)
-class Allowed:
+class RunInFork:
     """To be run in a fork, as if by the interpreter at `executable`."""
 
     command: PythonCommand
     executable: str
 
 
-def judge(
-    caller: Caller,
-    warmth: Warmth,
+def fork_or_exec(
+    caller: ShimCaller,
+    warmth: ForkServerProcess,
     torchrun_python: str,
-    read: Callable[[Sequence[str], str], Command] = read_command,
-) -> Allowed | Refused:
+    read: Callable[[Sequence[str], str], UserCommand] = parse_command,
+) -> RunInFork | ExecInstead:
     """What to run in a fork, or why it takes an exec. `torchrun_python`: the interpreter of its `torchrun`."""
     command = read(caller.program, torchrun_python)
     if isinstance(command, PlainCommand):
-        return Refused(command.argv, command.why)
+        return ExecInstead(command.argv, command.reason)
     path = shutil.which(command.interpreter, path=caller.env.get("PATH"))
     if path is None or not _same(path, warmth.interpreter):
-        return Refused(command.argv, f"the warm process is {warmth.interpreter}, not {path}")
+        return ExecInstead(command.argv, f"the warm process is {warmth.interpreter}, not {path}")
     if set(command.flags) - {"-u"}:
-        return Refused(command.argv, f"flags {' '.join(command.flags)}")
-    if caller.standing != warmth.standing:
-        return Refused(command.argv, "its user, processors, memory policy or namespaces are others")
-    if changed := changes(warmth.env, caller.env):
-        return Refused(command.argv, f"read only at the start, and changed: {', '.join(changed)}")
-    return Allowed(command, path)
+        return ExecInstead(command.argv, f"flags {' '.join(command.flags)}")
+    if caller.process_attributes != warmth.process_attributes:
+        return ExecInstead(command.argv, "its user, processors, memory policy or namespaces are others")
+    if changed := changed_at_import_only(warmth.env, caller.env):
+        return ExecInstead(command.argv, f"read only at the start, and changed: {', '.join(changed)}")
+    return RunInFork(command, path)
 
 
-def changes(before: Mapping[str, str], after: Mapping[str, str]) -> list[str]:
+def changed_at_import_only(before: Mapping[str, str], after: Mapping[str, str]) -> list[str]:
     """Variables that a fork would not notice."""
     names = (name for name in before.keys() | after.keys() if before.get(name) != after.get(name))
     return sorted(name for name in names if name.startswith(_AT_IMPORT) and not name.startswith(_ANY_TIME))
@@ -104,7 +104,7 @@ def _same(path: str, other: str) -> bool:
 # ---- reading /proc -------------------------------------------------------------------------------------------------
 
 
-def read_caller(pid: int, workers_python: tuple[str, str]) -> Caller:
+def read_caller(pid: int, workers_python: tuple[str, str]) -> ShimCaller:
     """OSError or ValueError where it is gone. Its command line is `INTERPRETER -IS SHIM ARGUMENTS...`.
 
     `workers_python`: the shim that torchrun is told of as PYTHON_EXEC, and the interpreter that it stands for.
@@ -118,19 +118,19 @@ def read_caller(pid: int, workers_python: tuple[str, str]) -> Caller:
         del env[PYTHON_EXEC]
     env["PATH"] = os.pathsep.join(entry for entry in env.get("PATH", "").split(os.pathsep) if entry != folder)
     status = _status(proc)
-    return Caller(
+    return ShimCaller(
         (workers_python[1] if of_torchrun else name, *args),
         env,
         os.readlink(proc / "cwd"),  # noqa: PTH115
         int(status["Umask"], 8),
         _signals(int(status["SigIgn"], 16)),
         tuple((number, *resource.prlimit(pid, number)) for number in (getattr(resource, name) for name in LIMITS)),
-        standing(pid),
+        process_attributes(pid),
         of_torchrun,
     )
 
 
-def standing(pid: int) -> tuple[object, ...]:
+def process_attributes(pid: int) -> tuple[object, ...]:
     """See `Caller.standing`."""
     proc = Path(f"/proc/{pid}")
     status = _status(proc)
@@ -158,7 +158,7 @@ def _signals(mask: int) -> tuple[int, ...]:
     return tuple(number for number in range(1, 65) if mask >> (number - 1) & 1)
 
 
-def torchrun_python(program: str) -> str:
+def torchrun_interpreter(program: str) -> str:
     """The interpreter in the first line of the `torchrun` program, `python3` where that cannot be read."""
     path = shutil.which(program)
     try:

@@ -16,16 +16,16 @@ from contextlib import suppress
 from importlib.resources import files
 from pathlib import Path
 
-from elasticjob.agent.start_workers.command import read_command, read_own_agent
+from elasticjob.agent.start_workers.command import parse_command, parse_own_agent_command
 from elasticjob.agent.start_workers.shim_callers import (
-    Allowed,
-    Caller,
-    Refused,
-    Warmth,
-    judge,
+    ExecInstead,
+    ForkServerProcess,
+    RunInFork,
+    ShimCaller,
+    fork_or_exec,
+    process_attributes,
     read_caller,
-    standing,
-    torchrun_python,
+    torchrun_interpreter,
 )
 
 log = logging.getLogger(__name__)
@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 MAX_DESCRIPTORS = 250
 _PYTHONS = re.compile(r"python(3(\.\d+)?)?$")
 
-Fork = Callable[[Caller, Allowed, Sequence[int], Sequence[int]], Awaitable[int]]
+Fork = Callable[[ShimCaller, RunInFork, Sequence[int], Sequence[int]], Awaitable[int]]
 """(caller, what to run, descriptors, their numbers there) -> process id; raises `CannotForkError`."""
 
 
@@ -46,11 +46,11 @@ def likely_python(words: Sequence[str], env: Mapping[str, str]) -> str | None:
     named = re.findall(r"(?:^|[\s;&|(/])(python[\d.]*|torchrun)(?=$|[\s;&|)])", "\n".join(words))
     for name in (*named, "python", "python3"):
         if path := shutil.which(name, path=env.get("PATH")):
-            return shutil.which(torchrun_python(path), path=env.get("PATH")) if name == "torchrun" else path
+            return shutil.which(torchrun_interpreter(path), path=env.get("PATH")) if name == "torchrun" else path
     return None
 
 
-class Shims:
+class ShimServer:
     """A folder of shims, and who runs them. `folder` is to be first on PATH of what the user's command is."""
 
     def __init__(
@@ -64,9 +64,9 @@ class Shims:
         self.workers_python = str(folder / "workers" / Path(interpreter).name)
         """The shim for torchrun's PYTHON_EXEC: it stands for the interpreter, wherever that is."""
         self._interpreter = interpreter
-        self._read = read_own_agent if own_agent else read_command
+        self._read = parse_own_agent_command if own_agent else parse_command
         self._path = env.get("PATH")
-        self._warmth = Warmth(interpreter, env, standing(os.getpid()))
+        self._warmth = ForkServerProcess(interpreter, env, process_attributes(os.getpid()))
         self._fork = fork
         self._peers: dict[int, socket.socket] = {}
         """The shim that each forked process's end is to be told to."""
@@ -83,11 +83,11 @@ class Shims:
         self._loop.add_reader(self._listener, self._accept)
 
     @property
-    def alive(self) -> bool:
+    def has_processes(self) -> bool:
         """Whether a process runs that a shim stands for."""
         return bool(self._peers)
 
-    def ended(self, pid: int, code: int) -> Mapping[str, str] | None:
+    def child_ended(self, pid: int, code: int) -> Mapping[str, str] | None:
         """A child of the agent was reaped; its environment, if it was a worker of a torchrun."""
         if peer := self._peers.pop(pid, None):
             self._tell(peer, b"ended", b"%d" % code)
@@ -139,9 +139,9 @@ class Shims:
             numbers, descriptors = await self._offered(peer)
             caller = read_caller(_pid(peer), (self.workers_python, self._interpreter))
             program = caller.program
-            verdict = judge(caller, self._warmth, torchrun_python(_find(caller, "torchrun")), self._read)
-            if isinstance(verdict, Refused):
-                log.info("%s starts by exec: %s", program[0], verdict.why)
+            verdict = fork_or_exec(caller, self._warmth, torchrun_interpreter(_find(caller, "torchrun")), self._read)
+            if isinstance(verdict, ExecInstead):
+                log.info("%s starts by exec: %s", program[0], verdict.reason)
                 self._tell(peer, b"exec", *map(os.fsencode, verdict.program))
                 return
             pid = await self._fork(caller, verdict, descriptors, numbers)
@@ -157,7 +157,7 @@ class Shims:
         if caller.of_torchrun:
             self._of_torchrun[pid] = caller.env
         if (code := self._ended.pop(pid, None)) is not None:
-            self.ended(pid, code)
+            self.child_ended(pid, code)
         await self._relay(pid, peer, group=caller.of_torchrun)
 
     async def _offered(self, peer: socket.socket) -> tuple[list[int], list[int]]:
@@ -194,7 +194,7 @@ class Shims:
             peer.shutdown(socket.SHUT_RDWR)
 
 
-def _find(caller: Caller, name: str) -> str:
+def _find(caller: ShimCaller, name: str) -> str:
     return shutil.which(name, path=caller.env.get("PATH")) or name
 
 

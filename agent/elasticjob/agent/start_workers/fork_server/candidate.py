@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from elasticjob.agent.start_workers.fork_server import self_test
-from elasticjob.agent.start_workers.fork_server.preload_learning import Birth, Report
+from elasticjob.agent.start_workers.fork_server.preload_learning import Baseline, ImportReport
 
-WORTH = 0.3
+MIN_CPU_SECONDS = 0.3
 """CPU seconds of imports from which on they are worth a second process."""
 DEADLINE = 600
 """Seconds that a student may take."""
-WORK, REST = 0.01, 0.03
+WORK_SECONDS, REST_SECONDS = 0.01, 0.03
 """Seconds: it sleeps so long after so much work. A lower priority could not be given back by the workers."""
 _READ_BY_LIBRARIES = ("ARROW_", "BLIS_", "GOMP_", "KMP_", "LD_", "MALLOC_", "MKL_", "OMP_", "OPENBLAS_", "TF_", "XLA_")
 """Variables that native code reads as it is loaded, where nobody sees it."""
@@ -28,7 +28,7 @@ _STANDARD_LIBRARY = os.path.dirname(os.path.realpath(os.__file__)) + os.sep  # n
 _SITES = frozenset({"site-packages", "dist-packages"})
 
 
-def study(report: Report, birth: Birth) -> dict[str, Any]:
+def import_reported(report: ImportReport, birth: Baseline) -> dict[str, Any]:
     """Import what was reported: `{"ready": true, "seconds": 4.5}` or `{"ready": false, "why": "..."}`."""
     signal.alarm(DEADLINE)
     files, started = _descriptors(), time.process_time()
@@ -37,10 +37,10 @@ def study(report: Report, birth: Birth) -> dict[str, Any]:
     with self_test.import_environment(), _resting(), _watched_environment(read):
         why = _import([(name, file) for name, file in report.modules if _is_library(name, file, report)])
     seconds = time.process_time() - started
-    if not why and seconds < WORTH:
+    if not why and seconds < MIN_CPU_SECONDS:
         return {"ready": False, "why": ""}
     why = why or _odd_modules(birth) or _odd_variables(report, read) or _left_behind(files)
-    verdict = {"ready": False, "why": why} if why else self_test.threads() or self_test.trial()
+    verdict = {"ready": False, "why": why} if why else self_test.check_threads() or self_test.run_self_test()
     signal.alarm(0)
     return verdict | {"seconds": round(seconds, 3)}
 
@@ -56,7 +56,7 @@ def _import(modules: list[tuple[str, str]]) -> str:
     return ""
 
 
-def _is_library(name: str, file: str, report: Report) -> bool:
+def _is_library(name: str, file: str, report: ImportReport) -> bool:
     directory = os.path.dirname(file)  # noqa: PTH120
     package = name.partition(".")[0]
     return _of_library(directory) and package not in (report.package, "elasticjob") and directory != report.directory
@@ -68,7 +68,7 @@ def _of_library(directory: str) -> bool:
     return directory.startswith(_STANDARD_LIBRARY) or not _SITES.isdisjoint(Path(directory).parts)
 
 
-def _odd_modules(birth: Birth) -> str:
+def _odd_modules(birth: Baseline) -> str:
     """Code that a user may change must be read afresh by every worker, also where a library imports it."""
     for name in sys.modules.keys() - birth.modules:
         if name.partition(".")[0] == "elasticjob":
@@ -79,7 +79,7 @@ def _odd_modules(birth: Birth) -> str:
     return ""
 
 
-def _odd_variables(report: Report, read: set[str]) -> str:
+def _odd_variables(report: ImportReport, read: set[str]) -> str:
     """What a module reads as it is imported must be what it has read in the worker, and will read in others."""
     differ = {name for name, value in report.environment.items() if os.environ.get(name) != value}
     if seen := sorted(differ & read):
@@ -103,8 +103,8 @@ def _descriptors() -> list[str]:
 @contextmanager
 def _resting() -> Iterator[None]:
     """Leave most of a processor to the training."""
-    before = signal.signal(signal.SIGPROF, lambda *_: time.sleep(REST))
-    signal.setitimer(signal.ITIMER_PROF, WORK, WORK)
+    before = signal.signal(signal.SIGPROF, lambda *_: time.sleep(REST_SECONDS))
+    signal.setitimer(signal.ITIMER_PROF, WORK_SECONDS, WORK_SECONDS)
     try:
         yield
     finally:

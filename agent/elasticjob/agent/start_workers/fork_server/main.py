@@ -30,22 +30,27 @@ import time
 from typing import Any, NamedTuple
 
 from elasticjob.agent.start_workers.fork_server import own_torchrun, run_main, self_test
-from elasticjob.agent.start_workers.fork_server.candidate import study
-from elasticjob.agent.start_workers.fork_server.preload_learning import Birth, Learning, Report, tell_at_first_step
+from elasticjob.agent.start_workers.fork_server.candidate import import_reported
+from elasticjob.agent.start_workers.fork_server.preload_learning import (
+    Baseline,
+    ImportReport,
+    PreloadLearning,
+    report_imports_at_first_step,
+)
 
 MAX_DESCRIPTORS = 250
 """Of one message; the kernel's limit is 253."""
-RESERVE_DELAY = 2.0
+PREFORK_DELAY = 2.0
 """Seconds of quiet before workers are forked ahead of need."""
 
 
-class Worker(NamedTuple):
+class ForkRequest(NamedTuple):
     """What a fork needs to become a worker."""
 
     env: dict[str, str]
     descriptors: list[int]
     """What those that come with it become."""
-    place: dict[str, Any] | None = None
+    caller: dict[str, Any] | None = None
     """Fields of `run_main.Place`."""
     channel: int | None = None
     """Descriptor: where it may tell what it has imported."""
@@ -57,7 +62,7 @@ def main() -> None:
     sys.path.remove(code_root)
     _forget_ourselves()
     config = json.loads(raw)
-    command = config["command"] and run_main.Command(**config["command"])
+    command = config["command"] and run_main.Program(**config["command"])
     if command:
         run_main.prepare_path(command)
     elif not run_main.keeps_path():
@@ -66,25 +71,25 @@ def main() -> None:
     control = socket.socket(fileno=int(descriptor))
     started = time.monotonic()
     with self_test.import_environment():
-        missing = self_test.preload(config["preload"])
-        verdict = self_test.threads() or self_test.trial()
+        missing = self_test.import_modules(config["preload"])
+        verdict = self_test.check_threads() or self_test.run_self_test()
     verdict |= {"seconds": round(time.monotonic() - started, 3), "missing": missing}
-    birth = Birth(frozenset(sys.modules), dict(os.environ))
+    birth = Baseline(frozenset(sys.modules), dict(os.environ))
     _settle()
     control.send(json.dumps(verdict).encode())
     if not verdict["ready"]:
         return
-    worker = _serve(control, os.getppid(), config["reserve"], config["at_once"], Learning(birth))
-    if worker.place is not None:
+    worker = _serve(control, os.getppid(), config["reserve"], config["at_once"], PreloadLearning(birth))
+    if worker.caller is not None:
         if command and not run_main.keeps_path():
             del sys.path[0]
-        command = run_main.take(run_main.Place(**worker.place))
-    elif own_torchrun.is_torchrun(command):
+        command = run_main.take_place_of(run_main.CallerProcess(**worker.caller))
+    elif own_torchrun.runs_torchrun(command):
         os.environ.clear()  # it is told all of its own: its workers must not get what imports here have set
     os.environ.update(worker.env)
     if worker.channel is not None:
-        tell_at_first_step(worker.channel, birth)
-    (own_torchrun if own_torchrun.is_torchrun(command) else run_main).run(command)
+        report_imports_at_first_step(worker.channel, birth)
+    (own_torchrun if own_torchrun.runs_torchrun(command) else run_main).run(command)
 
 
 def _settle() -> None:
@@ -101,7 +106,7 @@ def _forget_ourselves() -> None:
 # ---- workers in reserve --------------------------------------------------------------------------------------------
 
 
-class Reserve(NamedTuple):
+class PreforkedWorkers(NamedTuple):
     """Processes forked ahead of need, each waiting on its socket for what makes it a worker.
 
     They are children of the agent (a child subreaper), which gets their exit status, and in the session of this
@@ -127,28 +132,28 @@ class Reserve(NamedTuple):
                 control.close()
         return kept
 
-    def dismiss(self) -> None:
+    def discard(self) -> None:
         """They are not needed, or not this process's to release: who holds no socket of theirs any more has no say."""
         for control in self.sockets:
             control.close()
 
 
-def _serve(control: socket.socket, agent: int, count: int, size: int, learning: Learning) -> Worker:
+def _serve(control: socket.socket, agent: int, count: int, size: int, learning: PreloadLearning) -> ForkRequest:
     """Keep `count` processes in reserve, released `size` at a time as asked, for ever. Returns in a worker only."""
-    reserves: list[Reserve] = []
+    reserves: list[PreforkedWorkers] = []
     while True:
         # Not while the workers just released start: they want the processors.
-        patience = RESERVE_DELAY if len(reserves) < count // size else None
+        patience = PREFORK_DELAY if len(reserves) < count // size else None
         heard = select.select([control, *learning.sockets], [], [], patience)[0]
         for said in heard:
-            if learning.graduated(said):
+            if learning.candidate_ready(said):
                 for reserve in reserves:
-                    reserve.dismiss()
-                learning.hand_over()
-            if (report := learning.hear(said)) and (answer := learning.fork_student()):
+                    reserve.discard()
+                learning.promote_candidate()
+            if (report := learning.receive(said)) and (answer := learning.fork_candidate()):
                 for reserve in reserves:
-                    reserve.dismiss()
-                _succeed(answer, report, learning.birth)
+                    reserve.discard()
+                _succeed(answer, report, learning.baseline)
                 reserves, heard = [], []
                 break
         request = socket.recv_fds(control, 1 << 20, MAX_DESCRIPTORS) if control in heard else None
@@ -156,12 +161,12 @@ def _serve(control: socket.socket, agent: int, count: int, size: int, learning: 
             os._exit(0)
         if not heard or (request is not None and not reserves):
             mustered = _muster(size, agent, [control, *learning.sockets], reserves)
-            if isinstance(mustered, Worker):
+            if isinstance(mustered, ForkRequest):
                 return mustered
             reserves.append(mustered)
         if request is not None:
             reserve = reserves.pop()
-            tells = reserve.release(json.loads(request[0])["workers"], request[1], tell=learning.wanted)
+            tells = reserve.release(json.loads(request[0])["workers"], request[1], tell=learning.wants_reports)
             if tells is not None:
                 learning.listen(tells)
             for descriptor in request[1]:
@@ -169,11 +174,11 @@ def _serve(control: socket.socket, agent: int, count: int, size: int, learning: 
             control.send(json.dumps({"pids": reserve.pids}).encode())
 
 
-def _succeed(answer: socket.socket, report: Report, birth: Birth) -> None:
+def _succeed(answer: socket.socket, report: ImportReport, birth: Baseline) -> None:
     """In the student: learn, then be the warm process. Ends where that is not to be."""
     run_main.die_with_parent()
     try:
-        verdict = study(report, birth)
+        verdict = import_reported(report, birth)
         _settle()
     except BaseException as error:
         verdict = {"ready": False, "why": f"{type(error).__name__}: {error}"[:1000]}
@@ -183,7 +188,9 @@ def _succeed(answer: socket.socket, report: Report, birth: Birth) -> None:
     answer.close()
 
 
-def _muster(count: int, agent: int, ours_alone: list[socket.socket], others: list[Reserve]) -> Reserve | Worker:
+def _muster(
+    count: int, agent: int, ours_alone: list[socket.socket], others: list[PreforkedWorkers]
+) -> PreforkedWorkers | ForkRequest:
     """Fork a reserve. In each of its processes this returns a `Worker`, once released.
 
     What `ours_alone` and the other reserves have open stays in this process. They are forked by a process that ends
@@ -198,7 +205,7 @@ def _muster(count: int, agent: int, ours_alone: list[socket.socket], others: lis
         for held in ours_alone:
             held.close()
         for reserve in others:
-            reserve.dismiss()
+            reserve.discard()
         os.close(answers)
         for ours, _ in pairs:
             ours.close()
@@ -209,10 +216,10 @@ def _muster(count: int, agent: int, ours_alone: list[socket.socket], others: lis
     with os.fdopen(answers, "rb") as told:
         pids: list[int] = json.loads(told.read())
     os.waitpid(between, 0)
-    return Reserve(pids, [ours for ours, _ in pairs])
+    return PreforkedWorkers(pids, [ours for ours, _ in pairs])
 
 
-def _fork_reserve(waiting: list[socket.socket], agent: int, answer: int) -> Worker:
+def _fork_reserve(waiting: list[socket.socket], agent: int, answer: int) -> ForkRequest:
     pids = []
     for control in waiting:
         pid = os.fork()
@@ -227,13 +234,13 @@ def _fork_reserve(waiting: list[socket.socket], agent: int, answer: int) -> Work
     os._exit(0)
 
 
-def _await_release(control: socket.socket, agent: int) -> Worker:
+def _await_release(control: socket.socket, agent: int) -> ForkRequest:
     """In a process of the reserve: become a worker with its own session and output, that ends with the agent."""
-    run_main.prepare()
+    run_main.prepare_fork()
     data, descriptors, _, _ = socket.recv_fds(control, 1 << 20, MAX_DESCRIPTORS)
     if not data:
         os._exit(0)
-    worker = Worker(**json.loads(data))
+    worker = ForkRequest(**json.loads(data))
     os.setsid()
     run_main.die_with_parent()
     if os.getppid() != agent:
@@ -244,7 +251,7 @@ def _await_release(control: socket.socket, agent: int) -> Worker:
     else:
         _place([*descriptors, control.detach()], [*worker.descriptors, worker.channel])
         os.set_inheritable(worker.channel, False)
-    if worker.place is not None:
+    if worker.caller is not None:
         for closed in {0, 1, 2}.difference(worker.descriptors):
             os.close(closed)
     return worker

@@ -13,16 +13,16 @@ from elasticjob.agent.start_workers.command import TORCHRUN_MODULES
 from elasticjob.agent.start_workers.fork_server import run_main
 
 
-def is_torchrun(command: run_main.Command) -> bool:
+def runs_torchrun(command: run_main.Program) -> bool:
     """Whether it is torchrun itself, and not a script."""
     return command.mode == "module" and command.target in TORCHRUN_MODULES
 
 
-def run(command: run_main.Command) -> NoReturn:
+def run_torchrun(command: run_main.Program) -> NoReturn:
     """Run it as `run_main` does, but leave at once also where it succeeds."""
     _name_frames()
     with suppress(SystemExit):
-        run_main.run(command)
+        run_main.run_program(command)
     run_main.end_at_once(0)
 
 

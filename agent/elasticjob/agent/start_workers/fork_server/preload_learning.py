@@ -17,14 +17,14 @@ from contextlib import suppress
 from typing import NamedTuple
 
 
-class Birth(NamedTuple):
+class Baseline(NamedTuple):
     """What every worker begins with."""
 
     modules: frozenset[str]
     environment: dict[str, str]
 
 
-class Report(NamedTuple):
+class ImportReport(NamedTuple):
     """What a worker has beyond its birth."""
 
     modules: list[tuple[str, str]]
@@ -41,7 +41,7 @@ class Report(NamedTuple):
 # ---- in a worker -------------------------------------------------------------------------------------------------
 
 
-def tell_at_first_step(channel: int, birth: Birth) -> None:
+def report_imports_at_first_step(channel: int, birth: Baseline) -> None:
     """Send a `Report` into the channel (a descriptor) once an optimizer has made a step: imports are done by then."""
     register = getattr(sys.modules.get("torch.optim.optimizer"), "register_optimizer_step_post_hook", None)
     compiling = getattr(getattr(sys.modules.get("torch"), "compiler", None), "is_compiling", None)
@@ -66,7 +66,7 @@ def tell_at_first_step(channel: int, birth: Birth) -> None:
     register(tell)
 
 
-def _report(birth: Birth, before: dict[str, str]) -> Report:
+def _report(birth: Baseline, before: dict[str, str]) -> ImportReport:
     specs = [(name, getattr(sys.modules[name], "__spec__", None)) for name in [*sys.modules] if name in sys.modules]
     modules = [
         (name, spec.origin)
@@ -77,7 +77,7 @@ def _report(birth: Birth, before: dict[str, str]) -> Report:
     package = main.__spec__.name.partition(".")[0] if main.__spec__ else ""
     directory = os.path.dirname(os.path.realpath(getattr(main, "__file__", None) or "/"))  # noqa: PTH120
     now = dict(os.environ)
-    return Report(modules, package, directory, _changes(birth.environment, now), [*_changes(before, now)])
+    return ImportReport(modules, package, directory, _changes(birth.environment, now), [*_changes(before, now)])
 
 
 def _changes(before: dict[str, str], after: dict[str, str]) -> dict[str, str | None]:
@@ -87,12 +87,12 @@ def _changes(before: dict[str, str], after: dict[str, str]) -> dict[str, str | N
 # ---- in the warm process -----------------------------------------------------------------------------------------
 
 
-class Learning:
+class PreloadLearning:
     """Where workers report, until one has; then the student."""
 
-    def __init__(self, birth: Birth) -> None:
-        self.birth = birth
-        self.wanted = True
+    def __init__(self, birth: Baseline) -> None:
+        self.baseline = birth
+        self.wants_reports = True
         """Whether a report is still wanted."""
         self._channels: list[socket.socket] = []
         self._student: tuple[int, socket.socket] | None = None
@@ -106,12 +106,12 @@ class Learning:
         """A worker may report here."""
         self._channels.append(channel)
 
-    def hear(self, channel: socket.socket) -> Report | None:
+    def receive(self, channel: socket.socket) -> ImportReport | None:
         """What a worker says; None: it has ended, or this is no worker."""
         if channel not in self._channels:
             return None
         with suppress(OSError, ValueError, TypeError, zlib.error):
-            report = Report(*json.loads(zlib.decompress(channel.recv(1 << 20))))
+            report = ImportReport(*json.loads(zlib.decompress(channel.recv(1 << 20))))
             self.close()
             return report
         self._channels.remove(channel)
@@ -120,12 +120,12 @@ class Learning:
 
     def close(self) -> None:
         """Want no reports any more."""
-        self.wanted = False
+        self.wants_reports = False
         for channel in self._channels:
             channel.close()
         self._channels = []
 
-    def fork_student(self) -> socket.socket | None:
+    def fork_candidate(self) -> socket.socket | None:
         """In the student: its way to say what became of it."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         pid = os.fork()
@@ -136,7 +136,7 @@ class Learning:
         self._student = pid, ours
         return None
 
-    def graduated(self, said: socket.socket) -> bool:
+    def candidate_ready(self, said: socket.socket) -> bool:
         """Whether it is the student that says something, and may take over; if not, it is gone after this."""
         if self._student is None or said is not self._student[1]:
             return False
@@ -156,7 +156,7 @@ class Learning:
             _say(f"imports of the last workers are not learned: the process that tried ended with {code}")
         return False
 
-    def hand_over(self) -> None:
+    def promote_candidate(self) -> None:
         """Let the student serve, and end when it does: the agent knows this process."""
         assert self._student is not None  # noqa: S101
         pid, told = self._student

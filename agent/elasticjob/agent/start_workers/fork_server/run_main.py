@@ -31,7 +31,7 @@ PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-class Command(NamedTuple):
+class Program(NamedTuple):
     """A Python command line: `target` is a file, a module or source text as `mode` says."""
 
     mode: str
@@ -42,7 +42,7 @@ class Command(NamedTuple):
     """The whole command line, for sys.orig_argv."""
 
 
-class Place(NamedTuple):
+class CallerProcess(NamedTuple):
     """A process of another, that a worker takes the place of."""
 
     command: dict[str, Any]
@@ -75,7 +75,7 @@ def show_command(words: Sequence[str]) -> None:
         )
 
 
-def prepare() -> None:
+def prepare_fork() -> None:
     """All that need not wait for what the worker will be; after this the process forks no other worker.
 
     A fork's first look at a page costs a fault, so what `run` repeats it finds quicker.
@@ -86,7 +86,7 @@ def prepare() -> None:
     importlib.invalidate_caches()
 
 
-def run(command: Command) -> None:
+def run_program(command: Program) -> None:
     """Run the user's program as `__main__`; ends as Python would (returns, SystemExit(0), or a signal).
 
     In a process that has called `prepare`. Where the program fails, the process ends here, at once.
@@ -118,9 +118,9 @@ def run(command: Command) -> None:
         end_at_once(1)
 
 
-def take(place: Place) -> Command:
+def take_place_of(place: CallerProcess) -> Program:
     """Be in the directory, with the environment, limits and streams, that a new process there would have."""
-    command = Command(**place.command)
+    command = Program(**place.command)
     os.chdir(place.directory)
     os.umask(place.umask)
     for number, soft, hard in place.limits:
@@ -157,12 +157,12 @@ def _open_streams(unbuffered: bool) -> None:
 def _report_steps() -> None:
     """Where somebody looks for hangs, every step of an optimizer is a sign of life."""
     optimizer = sys.modules.get("torch.optim.optimizer")
-    if optimizer is None or "ELASTICJOB_STACKS" not in os.environ:
+    if optimizer is None or "ELASTICJOB_STACK_DUMP_FILE" not in os.environ:
         return
     with contextlib.suppress(ImportError):  # the user's code may have its own `elasticjob`
-        from elasticjob.training.progress_channel import pulse
+        from elasticjob.training.progress_channel import heartbeat
 
-        optimizer.register_optimizer_step_post_hook(lambda *_: pulse())
+        optimizer.register_optimizer_step_post_hook(lambda *_: heartbeat())
 
 
 def _do_without_libuv() -> None:
@@ -176,7 +176,7 @@ def keeps_path() -> bool:
     return bool(sys.flags.isolated or getattr(sys.flags, "safe_path", False))
 
 
-def prepare_path(command: Command) -> None:
+def prepare_path(command: Program) -> None:
     """Make sys.path[0] what Python would make it; `python -c`, as this process was started, put the empty string."""
     if keeps_path():
         return
@@ -189,7 +189,7 @@ def prepare_path(command: Command) -> None:
             pass
 
 
-def _execute(command: Command, main: types.ModuleType) -> None:
+def _execute(command: Program, main: types.ModuleType) -> None:
     match command.mode:
         case "module":
             import runpy

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-TRIAL_DEADLINE = 20.0
+SELF_TEST_TIMEOUT = 20.0
 """Seconds: the trial takes milliseconds, but four nodes may be importing on two cores."""
 _HELD_AT_IMPORT = {"OPENBLAS_NUM_THREADS": "1", "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
 """While importing: numpy's OpenBLAS starts no thread, and `torch.cuda.is_available()` creates no CUDA state."""
@@ -34,7 +34,7 @@ def import_environment() -> Iterator[None]:
                 os.environ[name] = value
 
 
-def preload(modules: list[str]) -> list[str]:
+def import_modules(modules: list[str]) -> list[str]:
     """Import what can be imported; what cannot is the script's business."""
     missing = []
     for name in modules:
@@ -45,7 +45,7 @@ def preload(modules: list[str]) -> list[str]:
     return missing
 
 
-def threads() -> dict[str, Any] | None:
+def check_threads() -> dict[str, Any] | None:
     """A fork has none of its parent's other threads, and whatever they held locked stays locked."""
     count = len(list(os.scandir("/proc/self/task"))) - 1
     if not count:
@@ -55,21 +55,21 @@ def threads() -> dict[str, Any] | None:
     return {"ready": False, "why": why}
 
 
-def trial() -> dict[str, Any]:
+def run_self_test() -> dict[str, Any]:
     """Fork once and compute in parallel: an OpenMP region entered before the fork would hang there for ever."""
     readable, writable = os.pipe()
     pid = os.fork()
     if pid == 0:
         _try(writable)
     os.close(writable)
-    heard, _, _ = select.select([readable], [], [], TRIAL_DEADLINE)
+    heard, _, _ = select.select([readable], [], [], SELF_TEST_TIMEOUT)
     answer = os.read(readable, 4096) if heard else b""
     os.close(readable)
     if not answer:
         os.kill(pid, signal.SIGKILL)
     os.waitpid(pid, 0)
     if not heard:
-        return {"ready": False, "why": f"a forked process hung in its first parallel operation ({TRIAL_DEADLINE} s)"}
+        return {"ready": False, "why": f"a forked process hung in its first parallel operation ({SELF_TEST_TIMEOUT} s)"}
     if not answer:
         return {"ready": False, "why": "a forked process died in its first parallel operation"}
     result: dict[str, Any] = json.loads(answer)
