@@ -89,7 +89,9 @@ def main() -> None:
     os.environ.update(worker.env)
     if worker.channel is not None:
         report_imports_at_first_step(worker.channel, birth)
-    (own_torchrun if own_torchrun.runs_torchrun(command) else run_main).run(command)
+    if own_torchrun.runs_torchrun(command):
+        own_torchrun.run_torchrun(command)
+    run_main.run_program(command)
 
 
 def _settle() -> None:
