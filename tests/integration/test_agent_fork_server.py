@@ -331,8 +331,8 @@ async def test_an_exception_is_left_in_torchs_error_file(tmp_path: Path) -> None
         ),
         (
             "import os, threading, sys\nframe = sys._getframe()\n"
-            "while frame and 'TRIAL_DEADLINE' not in frame.f_globals: frame = frame.f_back\n"
-            "frame.f_globals['TRIAL_DEADLINE'] = 0.1\n"
+            "while frame and 'SELF_TEST_TIMEOUT' not in frame.f_globals: frame = frame.f_back\n"
+            "frame.f_globals['SELF_TEST_TIMEOUT'] = 0.1\n"
             "os.register_at_fork(after_in_child=threading.Event().wait)",
             "hung in its first parallel operation",
         ),
@@ -444,9 +444,9 @@ async def test_a_parallel_region_in_the_warm_process_is_found_out(tmp_path: Path
     (tmp_path / "bad.py").write_text("""
 import sys, torch
 frame = sys._getframe()
-while "TRIAL_DEADLINE" not in frame.f_globals:
+while "SELF_TEST_TIMEOUT" not in frame.f_globals:
     frame = frame.f_back
-frame.f_globals["TRIAL_DEADLINE"] = 3.0
+frame.f_globals["SELF_TEST_TIMEOUT"] = 3.0
 torch.set_num_threads(2)
 torch.ones(1 << 22).exp().sum()
 """)

@@ -67,7 +67,7 @@ OWN = """
 import mmap, os, time
 import torch
 from torch.utils.checkpoint import checkpoint
-from elasticjob.contract.progress_page import Word
+from elasticjob.contract.progress_page import PageWord
 from elasticjob.training import own_time
 
 words = memoryview(mmap.mmap(-1, 4096)).cast("q")
@@ -89,7 +89,7 @@ def step(layer=Waits.apply):
     return x.grad
 
 def own():
-    return words[Word.OWN] / 1e9
+    return words[PageWord.OWN] / 1e9
 
 def elapsed():
     return time.monotonic() - began
