@@ -1,5 +1,5 @@
-# The elasticjob image (operator, store, agent) for people who have Docker: docker build -t elasticjob:0.1.0 .
-# `make images` builds the same without Docker.
+# The elasticjob image (operator, store, agent). Build it with: docker build -t elasticjob:0.1.0 .
+# `make images` builds the same image without Docker.
 FROM python:3.13-slim-trixie AS build
 RUN pip install --no-cache-dir 'uv>=0.5'
 WORKDIR /src

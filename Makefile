@@ -22,8 +22,8 @@ help: ## list the commands
 venv: .venv/.stamp ## Python environment for tests and local runs (.venv)
 
 .PHONY: lint
-lint: venv ## ruff, mypy --strict, import contracts
-	@ruff check --no-cache . && ruff format --no-cache --check . && mypy && lint-imports
+lint: venv ## ruff, mypy --strict, import contracts, spelling, vocabulary
+	@ruff check --no-cache . && ruff format --no-cache --check . && codespell && $(PY) .ci/prose.py && mypy && lint-imports
 
 .PHONY: unit
 unit: venv ## tests without cluster or torch

@@ -1,1 +1,1 @@
-"""Measures ours against stock torchrun: `python -m benchmarks --help`. One family of rows a file."""
+"""Benchmarks of this project against stock torchrun: `python -m benchmarks --help`. Each module has related rows."""

@@ -1,6 +1,7 @@
-"""Many nodes in one process, each on its own connection: `python -m benchmarks.crowd N`, job as for an agent.
+"""Simulate N nodes in one process: `python -m benchmarks.crowd N`. The environment is that of an agent.
 
-Prints one JSON object: seconds and what went over the wire. The store is another process.
+Each node has its own connection to the store, which is another process. The output is one JSON object with seconds,
+messages and bytes.
 """
 
 from __future__ import annotations
@@ -31,70 +32,71 @@ from elasticjob.control_link.link import ControlLink, LinkRole, connect
 from elasticjob.store_pod.main import raise_open_file_limit
 
 AT_ONCE = 256
-"""Connections being made at a time: the server's backlog is not what is measured."""
+"""Connections opened at a time, so that the server's backlog does not limit them."""
 _BYTES = struct.Struct("QQ")
 _BYTES_AT = 120
 """Offset of tcpi_bytes_acked and tcpi_bytes_received in Linux' tcp_info."""
 
 
-def moved(sock: socket.socket) -> int:
-    """Payload bytes that went over a TCP connection, both ways."""
+def transferred(sock: socket.socket) -> int:
+    """Return the payload bytes of a TCP connection, in both directions."""
     info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _BYTES_AT + _BYTES.size)
     return sum(_BYTES.unpack_from(info, _BYTES_AT))
 
 
-def processor(pid: int) -> float:
-    """Seconds that all threads of a process have computed: tells more than time on a machine that others use."""
+def cpu_seconds(pid: int) -> float:
+    """Return the CPU seconds of all threads of a process. They vary less than elapsed time on a shared machine."""
     return sum(int(task.read_text().split()[0]) for task in Path(f"/proc/{pid}/task").glob("*/schedstat")) / 1e9
 
 
 @dataclass
 class SimulatedNode:
-    """One node without workers: it says what an agent says."""
+    """One node without workers. It sends the messages that an agent sends."""
 
     index: int
     link: ControlLink
     messages: int = 0
     start: StartRound | None = None
 
-    def say(self, message: NodeToCoordinator) -> None:
+    def send(self, message: NodeToCoordinator) -> None:
         self.messages += 1
         self.link.send(message)
 
     def announce(self) -> None:
         name = f"node-{self.index}"
-        self.say(Announce(self.index, 0, name, name, "127.0.0.1", 20000 + self.index, 1, ready=True))
+        self.send(Announce(self.index, 0, name, name, "127.0.0.1", 20000 + self.index, 1, ready=True))
 
-    async def until_ranked(self) -> None:
-        """Answer as an agent would, until a new round is assigned."""
+    async def wait_for_round(self) -> None:
+        """Answer as an agent does until the coordinator assigns a new round."""
         before = self.start
         while self.start is before:
             message = await self.link.receive()
             self.messages += 1
             if message is None:
-                how = "by keep-alive" if self.link.lost_by_keep_alive else "closed"
-                raise ConnectionError(f"node {self.index} lost its link: {how}")
+                cause = "keep-alive" if self.link.lost_by_keep_alive else "closed by the store"
+                raise ConnectionError(f"node {self.index} lost its link: {cause}")
             if isinstance(message, EndRound):
-                self.say(WorkersStopped(message.round, 20000 + self.index))
+                self.send(WorkersStopped(message.round, 20000 + self.index))
             if isinstance(message, StartRound):
                 self.start = message
 
     @property
     def bytes(self) -> int:
-        return moved(self.link._frames.transport.get_extra_info("socket"))
+        return transferred(self.link._frames.transport.get_extra_info("socket"))
 
 
 class Crowd:
-    """N nodes of a job."""
+    """The simulated nodes of one job."""
 
     def __init__(self, config: AgentConfig) -> None:
         self._config = config
         self.nodes: list[SimulatedNode] = []
 
     async def connect(self, count: int) -> float:
+        """Connect `count` nodes and return the seconds this takes."""
         gate = asyncio.Semaphore(AT_ONCE)
 
-        async def one(index: int) -> SimulatedNode:
+        async def connect_one(index: int) -> SimulatedNode:
             config = self._config
             async with gate:
                 link = await connect(
@@ -103,34 +105,35 @@ class Crowd:
             return SimulatedNode(index, link)
 
         began = time.monotonic()
-        self.nodes = list(await asyncio.gather(*(one(index) for index in range(count))))
+        self.nodes = list(await asyncio.gather(*(connect_one(index) for index in range(count))))
         return time.monotonic() - began
 
     async def join(self) -> float:
-        """Everyone announces itself; until the last one has its ranks."""
+        """Announce all nodes and return the seconds until the last node has its ranks."""
         began = time.monotonic()
         for node in self.nodes:
             node.announce()
-        return await self._ranked(began)
+        return await self._all_ranked(began)
 
     async def again(self) -> float:
-        """All run; one worker fails; until everyone has ranks in the next round."""
+        """Report a failed worker in a running round and return the seconds until all nodes have their next ranks."""
         for node in self.nodes:
             assert node.start is not None
-            node.say(WorkersStarted(node.start.round))
-        await asyncio.sleep(0.5 + len(self.nodes) / 2000)  # the round is formed: nothing tells a node so
+            node.send(WorkersStarted(node.start.round))
+        await asyncio.sleep(0.5 + len(self.nodes) / 2000)  # the round has formed by then; no message reports it
         began = time.monotonic()
         first = self.nodes[0]
         assert first.start is not None
         failure = Failure(FailureClass.KILLED, "node-0", time.time(), rank=0, signal="SIGKILL")
-        first.say(WorkersFailed(first.start.round, failure))
-        return await self._ranked(began)
+        first.send(WorkersFailed(first.start.round, failure))
+        return await self._all_ranked(began)
 
-    async def _ranked(self, began: float) -> float:
-        await asyncio.gather(*(node.until_ranked() for node in self.nodes))
+    async def _all_ranked(self, began: float) -> float:
+        await asyncio.gather(*(node.wait_for_round() for node in self.nodes))
         return time.monotonic() - began
 
-    def counted(self) -> tuple[int, int]:
+    def totals(self) -> tuple[int, int]:
+        """Return the messages and the bytes of all nodes so far."""
         return sum(n.messages for n in self.nodes), sum(n.bytes for n in self.nodes)
 
 
@@ -139,32 +142,32 @@ async def main() -> None:
     raise_open_file_limit()
     crowd = Crowd(read_config(os.environ))
     connecting = await crowd.connect(count)
-    _, before = crowd.counted()
+    _, before = crowd.totals()
     store = int(os.environ["BENCH_STORE_PID"])
-    began = processor(store)
+    began = cpu_seconds(store)
     joining = await crowd.join()
-    joined = processor(store)
-    messages, told = crowd.counted()
+    joined = cpu_seconds(store)
+    messages, joined_bytes = crowd.totals()
     figures = {
         "connect": connecting,
         "rendezvous": joining,
         "messages per node": messages / count,
-        "bytes per node": (told - before) / count,
+        "bytes per node": (joined_bytes - before) / count,
         "handshake bytes per node": before / count,
         "store's processor seconds": joined - began,
     }
     again = await crowd.again()
-    later, bytes_later = crowd.counted()
+    later, bytes_later = crowd.totals()
     figures |= {
         "again": again,
         "messages per node, again": (later - messages) / count,
-        "bytes per node, again": (bytes_later - told) / count,
-        "store's processor seconds, again with starts": processor(store) - joined,
+        "bytes per node, again": (bytes_later - joined_bytes) / count,
+        "store's processor seconds, again with starts": cpu_seconds(store) - joined,
     }
     assert {n.start.rank for n in crowd.nodes if n.start} == set(range(count)), "ranks are not 0 to N - 1"
     quiet = time.monotonic()
     await asyncio.sleep(float(os.environ.get("BENCH_QUIET_SECONDS", "0")))
-    idle = crowd.counted()
+    idle = crowd.totals()
     figures["messages per node and second, steady"] = (idle[0] - later) / count / max(0.001, time.monotonic() - quiet)
     print(json.dumps(figures))
 

@@ -1,4 +1,4 @@
-"""Memory, the time until the store serves, and what wakes up while nothing happens."""
+"""Memory of store and agent, the time until they are ready, and their wake-ups while a job is idle."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 from benchmarks.ours import Ours
 from benchmarks.recovery import START
-from benchmarks.rendezvous import Empty, memory
+from benchmarks.rendezvous import EmptyStore, memory
 from benchmarks.row import OURS, Row, Sample
 from benchmarks.side import Size
 
@@ -15,45 +15,48 @@ IDLE = 60.0
 
 
 def store_memory(nodes: int) -> Row:
+    """Return the row of the store's memory with this many nodes."""
+
     def measure(folder: Path) -> Sample:
-        with Empty(folder, Size(nodes, nodes)) as store:
+        with EmptyStore(folder, Size(nodes, nodes)) as store:
             return Sample(store.crowd()["store MiB"])
 
-    want = 40 if nodes == 4 else 150
+    target = 40 if nodes == 4 else 150
     return Row(
-        f"store-memory-{nodes}", f"store's memory with {nodes} nodes", "MiB", want, {OURS: measure}, {OURS: 3}, 10
+        f"store-memory-{nodes}", f"store's memory with {nodes} nodes", "MiB", target, {OURS: measure}, {OURS: 3}, 10
     )
 
 
 def exec_to_serving(folder: Path) -> Sample:
-    """From exec of the store to the operator's link being proven."""
+    """The time from the start of the store to its first report on the operator's link."""
     with Ours(folder) as side:
         began = side.start(0)
-        side.serving()
+        side.wait_until_serving()
         return Sample(side.reports[0][0] - began)
 
 
 def exec_to_joined(folder: Path) -> Sample:
-    """From exec of an agent to its announcement at a store that serves; its torch is not there yet."""
+    """The time from the start of an agent to its announcement at a running store. It has not imported torch by then."""
     with Ours(folder, Size(1, 1)) as side:
         side.start(0)
-        side.serving()
+        side.wait_until_serving()
         began = side.add(0)
-        here = lambda: any(report.nodes for _, report in side.reports)  # noqa: E731
-        if not side.output.wait(here, 30, side.dead):
+        if not side.output.wait(lambda: any(report.nodes for _, report in side.reports), 30, side.dead):
             return Sample(None, "not within 30 s")
         return Sample(next(at for at, report in side.reports if report.nodes) - began)
 
 
 def idle(folder: Path) -> Sample:
-    """One agent and the store beside a worker that trains, for a minute: wake-ups of the agent's main thread that
-    its worker's output did not cause. The worker is stopped after its first steps, so that it says nothing."""
+    """Wake-ups of one agent in an idle minute; those of the store are a part.
+
+    The worker pauses after its first steps, so that its output causes no wake-ups.
+    """
     with Ours(folder, Size(1, 1)) as side:
         side.start(1)
         if not side.runs(1, START):
             return Sample(None, f"did not train within {START:g} s")
         (folder / "stuck-0").touch()
-        time.sleep(2.0 + 3.0)  # the last step, and the reserve that is forked after two quiet seconds
+        time.sleep(2.0 + 3.0)  # the last step, then the pre-fork of workers after two idle seconds
         assert side.store is not None
         agent, store = side.agents[0].pid, side.store.pid
         before = {pid: switches(pid) for pid in (agent, store)}
@@ -64,7 +67,7 @@ def idle(folder: Path) -> Sample:
 
 
 def switches(pid: int) -> int:
-    """How often the threads of a process have slept and been woken."""
+    """Return the voluntary context switches of all threads of a process."""
     total = 0
     for status in Path(f"/proc/{pid}/task").glob("*/status"):
         lines = status.read_text().splitlines()

@@ -1,4 +1,4 @@
-"""What a soak's steps and faults amount to. Pure."""
+"""Compute goodput and recovery figures from the steps and faults of a soak. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from statistics import median
 
 @dataclass(frozen=True)
 class Step:
-    """The first time that any rank said it had done this step. `time`: Unix seconds."""
+    """One completed step, when the first rank reported it. `time`: Unix seconds."""
 
     time: float
     step: int
@@ -19,79 +19,79 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Deed:
-    """A fault. `world`: the size the job must come back to, 0 where it need not shrink."""
+class Fault:
+    """A fault. `time`: Unix seconds. `world`: the size that the job must reach again; 0: any size."""
 
     time: float
-    fault: str
-    what: str
+    kind: str
+    details: str
     world: int = 0
 
 
 @dataclass(frozen=True)
-class After:
-    """What followed a fault, in seconds; None where it did not happen before the next one."""
+class Recovery:
+    """The figures of one fault, in seconds. None if the event did not happen before the next fault."""
 
-    deed: Deed
-    standstill: float | None
+    fault: Fault
+    pause: float | None
     """The longest pause between two steps."""
     full_size: float | None
-    """Until the first step at the wanted size."""
+    """From the fault to the first step at full size."""
 
 
-def summary(steps: Sequence[Step], deeds: Sequence[Deed]) -> dict[str, object]:
-    """Goodput, and for each kind of fault how often it was survived and how long training stood still."""
+def summary(steps: Sequence[Step], faults: Sequence[Fault]) -> dict[str, object]:
+    """Return goodput, the number of steps, and for each kind of fault its recoveries and its pauses."""
     ordered = sorted(steps, key=lambda s: s.time)
-    followed = after(ordered, deeds)
-    kinds = list(dict.fromkeys(d.fault for d in deeds))
+    found = recoveries(ordered, faults)
+    kinds = list(dict.fromkeys(f.kind for f in faults))
     return {
         "goodput": goodput(ordered),
         "steps": max((s.step for s in ordered), default=0),
-        "median_step": _pause(ordered),
-        "faults": [_kind(kind, [a for a in followed if a.deed.fault == kind]) for kind in kinds],
-        "deeds": [asdict(a) for a in followed],
+        "median_step": _step_time(ordered),
+        "faults": [_kind_summary(kind, [r for r in found if r.fault.kind == kind]) for kind in kinds],
+        "recoveries": [asdict(r) for r in found],
     }
 
 
 def goodput(steps: Sequence[Step]) -> float:
-    """Steps done, each once, at the undisturbed pace, over the time that passed."""
+    """Return the undisturbed time of the completed steps, each counted once, divided by the elapsed time."""
     if len(steps) < 2:
         return 0.0
     done = max(s.step for s in steps) - min(s.step for s in steps)
-    return min(1.0, done * _pause(steps) / (steps[-1].time - steps[0].time))
+    return min(1.0, done * _step_time(steps) / (steps[-1].time - steps[0].time))
 
 
-def _pause(steps: Sequence[Step]) -> float:
-    """The undisturbed time of a step: the median between steps that follow each other."""
+def _step_time(steps: Sequence[Step]) -> float:
+    """Return the undisturbed time of a step: the median pause between consecutive steps."""
     pauses = [b.time - a.time for a, b in pairwise(steps) if b.step == a.step + 1]
     return median(pauses) if pauses else 0.0
 
 
-def after(steps: Sequence[Step], deeds: Sequence[Deed]) -> list[After]:
-    """What followed each fault until the next."""
-    ends = [d.time for d in deeds[1:]] + [math.inf]
-    return [_after(steps, deed, end) for deed, end in zip(deeds, ends, strict=True)]
+def recoveries(steps: Sequence[Step], faults: Sequence[Fault]) -> list[Recovery]:
+    """Return the figures of each fault. They end with the next fault."""
+    ends = [f.time for f in faults[1:]] + [math.inf]
+    return [_recovery(steps, fault, end) for fault, end in zip(faults, ends, strict=True)]
 
 
-def _after(steps: Sequence[Step], deed: Deed, end: float) -> After:
-    before = [s.time for s in steps if s.time <= deed.time][-1:]
-    within = [s for s in steps if deed.time < s.time < end]
+def _recovery(steps: Sequence[Step], fault: Fault, end: float) -> Recovery:
+    before = [s.time for s in steps if s.time <= fault.time][-1:]
+    within = [s for s in steps if fault.time < s.time < end]
     pauses = [b - a for a, b in pairwise(before + [s.time for s in within])]
-    full = next((s.time for s in within if deed.world in (0, s.world) and _settled(s, within)), None)
-    return After(deed, max(pauses) if pauses else None, None if full is None else full - deed.time)
+    full = next((s.time for s in within if fault.world in (0, s.world) and _world_lasts(s, within)), None)
+    return Recovery(fault, max(pauses) if pauses else None, None if full is None else full - fault.time)
 
 
-def _settled(step: Step, within: Sequence[Step]) -> bool:
-    """Whether the world of this step lasts: right after the fault the old one still steps."""
+def _world_lasts(step: Step, within: Sequence[Step]) -> bool:
+    """Return whether the world of this step lasts. Right after a fault the old world can still complete a step."""
     return all(s.world == step.world for s in within if s.time >= step.time)
 
 
-def _kind(fault: str, followed: Sequence[After]) -> dict[str, object]:
-    pauses = sorted(a.standstill for a in followed if a.standstill is not None)
+def _kind_summary(kind: str, found: Sequence[Recovery]) -> dict[str, object]:
+    pauses = sorted(r.pause for r in found if r.pause is not None)
     return {
-        "fault": fault,
-        "times": len(followed),
-        "recovered": sum(a.standstill is not None and a.full_size is not None for a in followed),
+        "fault": kind,
+        "times": len(found),
+        "recovered": sum(r.pause is not None and r.full_size is not None for r in found),
         "p50": _quantile(pauses, 0.5),
         "p99": _quantile(pauses, 0.99),
     }

@@ -1,4 +1,4 @@
-"""The machine, in words that say nothing of whose it is."""
+"""Describe the machine, without anything that identifies it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Our side: a store and agents as in a cluster, with this process in the operator's place."""
+"""Our side: a store and agents as on a cluster. This process does the operator's work."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def free_port() -> int:
 
 
 class Ours(Side):
-    """Nodes `bench-SLOT-INCARNATION`. Nobody replaces a node that goes: the benchmark says when one comes."""
+    """Our job. Its nodes are named `bench-INDEX-INCARNATION`. A lost node is replaced only when the row calls `add`."""
 
     name = "ours"
 
@@ -72,54 +72,54 @@ class Ours(Side):
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
 
-    # ---- what rows ask for
+    # ---- actions of the rows
 
     def start(self, nodes: int) -> float:
         moment = time.time()
         self.start_store()
         for index in range(nodes):
-            self._pods[index] = self._fact(index)
+            self._pods[index] = self._expected_pod(index)
         self._following = asyncio.run_coroutine_threadsafe(self._follow(), self._loop)
         for index in range(nodes):
             self._start_agent(index)
         return moment
 
     def expect(self, nodes: int) -> None:
-        """What the operator says of pods that somebody else starts."""
-        self._pods |= {index: self._fact(index) for index in range(nodes)}
+        """Expect pods whose nodes another process starts."""
+        self._pods |= {index: self._expected_pod(index) for index in range(nodes)}
 
-    def serving(self) -> None:
-        """Wait until the store has said its first word to the operator."""
+    def wait_until_serving(self) -> None:
+        """Wait for the store's first report."""
         if not self.output.wait(lambda: bool(self.reports), 30):
-            raise RuntimeError(f"the store does not serve:\n{self.output.tail()}")
+            raise RuntimeError(f"the store sent no report within 30 s:\n{self.output.tail()}")
 
     def add(self, index: int) -> float:
         moment = time.time()
         before = self._pods.get(index)
-        self._pods[index] = self._fact(index, before.incarnation + 1 if before else 0)
-        self._tell()
+        self._pods[index] = self._expected_pod(index, before.incarnation + 1 if before else 0)
+        self._schedule_view()
         self._start_agent(index)
         return moment
 
-    def lose(self, index: int) -> float:
+    def kill_node(self, index: int) -> float:
         agent = self.agents.pop(index)
         moment = time.time()
         agent.kill()  # the kernel kills its workers with it
-        self._remove(index)
+        self._remove_later(index)
         return moment
 
-    def tell(self, index: int) -> float:
+    def drain(self, index: int) -> float:
         moment = time.time()
         self.agents[index].send_signal(signal.SIGTERM)
         self._pods[index] = replace(self._pods[index], state=PodState.DRAINING)
-        self._tell()
+        self._schedule_view()
         return moment
 
     def scale(self, target: int) -> float:
-        """As `kubectl scale`: tell the store, start the nodes that are missing; those beyond the target leave."""
+        """Scale as `kubectl scale` does: send the target, start missing nodes; the store makes surplus nodes leave."""
         moment = time.time()
         self.settings = replace(self.settings, target=target)
-        self._tell()
+        self._schedule_view()
         for index in range(target):
             if index not in self.agents or self.agents[index].poll() is not None:
                 self.add(index)
@@ -136,10 +136,10 @@ class Ours(Side):
         return bool(self.reports and self.reports[-1][1].outcome is Outcome.FAILED)
 
     def marks(self, since: float) -> dict[str, float]:
-        """From the store's log, and from its report on when all workers had been started."""
-        told = [(_unix(m[1]), m[2]) for line in list(self.output.lines) if (m := _STAMP.match(line.text))]
-        ends = [t for t, text in told if t >= since - 0.001 and re.search(r"round \S+ ends \(", text)]
-        forms = [t for t, text in told if t >= since - 0.001 and re.search(r"round \S+ of \d+ nodes", text)]
+        """See the base class. The times come from the logs of the store and of the agents."""
+        logged = [(_unix(m[1]), m[2]) for line in list(self.output.lines) if (m := _STAMP.match(line.text))]
+        ends = [t for t, text in logged if t >= since - 0.001 and re.search(r"round \S+ ends \(", text)]
+        forms = [t for t, text in logged if t >= since - 0.001 and re.search(r"round \S+ of \d+ nodes", text)]
         formed = [line.time for line in list(self.output.lines) if line.time > since and " formed: node" in line.text]
         found = {"detect": ends[:1], "stop": forms[-1:], "rendezvous": [max(formed)] if formed else []}
         return {name: times[0] for name, times in found.items() if times}
@@ -175,23 +175,23 @@ class Ours(Side):
         self.store = spawn([*PROGRAM, "store"], environ, self.output, "store", str(self.folder))
 
     def agent_environ(self, index: int) -> dict[str, str]:
-        """What the operator puts into a worker pod."""
-        fact, settings = self._pods.get(index, self._fact(index)), self.settings
+        """Return the environment that the operator gives a worker pod."""
+        pod, settings = self._pods.get(index, self._expected_pod(index)), self.settings
         return {
             Env.JOB: "bench",
             Env.RUN_ID: self._run_id,
             Env.NODE_KEY: self._keys[LinkRole.NODE],
             Env.EXECUTION_ATTEMPT: "1",
             Env.INDEX: str(index),
-            Env.POD_NAME: fact.pod,
+            Env.POD_NAME: pod.pod,
             Env.POD_IP: "127.0.0.1",
-            Env.INCARNATION: str(fact.incarnation),
+            Env.INCARNATION: str(pod.incarnation),
             Env.STORE_ENDPOINT: f"127.0.0.1:{self.port}",
             Env.NPROC_PER_NODE: str(self.nproc),
             Env.RENDEZVOUS_BACKEND: self._backend.value,
             Env.KEEP_ALIVE: f"{settings.keep_alive_interval:g}x{settings.keep_alive_max_attempts}",
             Env.STOP_GRACE_SECONDS: str(settings.stop_grace),
-            Env.TERMINATION_LOG: str(self.folder / f"{fact.pod}.json"),
+            Env.TERMINATION_LOG: str(self.folder / f"{pod.pod}.json"),
         }
 
     def _start_agent(self, index: int) -> None:
@@ -199,25 +199,25 @@ class Ours(Side):
         argv = [*PROGRAM, "agent", "--", *self._command]
         self.agents[index] = spawn(argv, environ, self.output, f"node {index}", str(self.folder))
 
-    # ---- the operator's part
+    # ---- the operator's work
 
-    def _fact(self, index: int, incarnation: int = 0) -> ExpectedPod:
+    def _expected_pod(self, index: int, incarnation: int = 0) -> ExpectedPod:
         return ExpectedPod(index, incarnation, f"bench-{index}-{incarnation}", PodState.RUNNING)
 
-    def _remove(self, index: int) -> None:
-        """The pod is gone: said a while later, as an operator would who sees it by watching."""
-        gone = self._pods[index]
-        self._loop.call_soon_threadsafe(self._loop.call_later, 1.0, self._forget, gone)
+    def _remove_later(self, index: int) -> None:
+        """Remove the pod from the view after a second: an operator, which watches pods, learns of its end late."""
+        deleted = self._pods[index]
+        self._loop.call_soon_threadsafe(self._loop.call_later, 1.0, self._remove_now, deleted)
 
-    def _forget(self, gone: ExpectedPod) -> None:
-        if (fact := self._pods.get(gone.index)) and fact.incarnation == gone.incarnation:
-            self._pods = {s: p for s, p in self._pods.items() if s != gone.index}
-            self._send()
+    def _remove_now(self, deleted: ExpectedPod) -> None:
+        if (pod := self._pods.get(deleted.index)) and pod.incarnation == deleted.incarnation:
+            self._pods = {index: p for index, p in self._pods.items() if index != deleted.index}
+            self._send_view()
 
-    def _tell(self) -> None:
-        self._loop.call_soon_threadsafe(self._send)
+    def _schedule_view(self) -> None:
+        self._loop.call_soon_threadsafe(self._send_view)
 
-    def _send(self) -> None:
+    def _send_view(self) -> None:
         if self._link is not None:
             self._sequence += 1
             pods = tuple(self._pods.values())
@@ -232,18 +232,18 @@ class Ours(Side):
                 await asyncio.sleep(0.02)
                 continue
             self._link = link
-            self._send()
+            self._send_view()
             while (message := await link.receive()) is not None:
                 if isinstance(message, Report):
-                    self._heard(message)
+                    self._receive(message)
             self._link = None
 
-    def _heard(self, report: Report) -> None:
+    def _receive(self, report: Report) -> None:
         self.reports.append((time.time(), report))
         newest = max((e.round for e in report.ended_rounds), default=self._charged)
         if newest != self._charged:
             self._charged = newest
-            self._send()
+            self._send_view()
 
 
 def _unix(stamp: str) -> float:

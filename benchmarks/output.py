@@ -1,4 +1,4 @@
-"""What processes say, line by line, with the moment each line was read; and the steps in it."""
+"""Collect the output lines of processes with their times, and the events that `train.py` prints."""
 
 from __future__ import annotations
 
@@ -12,23 +12,24 @@ from typing import IO
 
 from elasticjob.agent.processes import die_with_parent
 
-_SAID = re.compile(r"(begun|imported|raising|stopped|step=(\d+)) rank=(\d+) world=(\d+) pid=(\d+) at=([\d.]+)")
+_EVENT = re.compile(r"(begun|imported|raising|stopped|step=(\d+)) rank=(\d+) world=(\d+) pid=(\d+) at=([\d.]+)")
 
 
 @dataclass(frozen=True)
 class Line:
-    """`time`: Unix seconds when it was read. `who` wrote it."""
+    """One output line. `time`: Unix seconds when it was read. `source`: the process that wrote it."""
 
     time: float
-    who: str
+    source: str
     text: str
 
 
 @dataclass(frozen=True)
-class Said:
-    """A line of `train.py`. `time`: Unix seconds by its own clock. `step`: 0 where it is none."""
+class ScriptEvent:
+    """A line of `train.py`. `time`: Unix seconds, as printed. `step`: 0 unless the event is a step."""
 
-    what: str
+    kind: str
+    """`begun`, `imported`, `step`, `raising` or `stopped`."""
     step: int
     rank: int
     world: int
@@ -37,72 +38,78 @@ class Said:
 
 
 class Output:
-    """Collects lines of many processes."""
+    """The lines and events of several processes."""
 
     def __init__(self) -> None:
         self.lines: list[Line] = []
-        self.said: list[Said] = []
-        self._news = threading.Condition()
+        self.events: list[ScriptEvent] = []
+        self._changed = threading.Condition()
 
-    def follow(self, who: str, stream: IO[bytes]) -> None:
-        """Read a stream to its end, in a thread."""
-        threading.Thread(target=self._read, args=(who, stream), daemon=True).start()
+    def follow(self, source: str, stream: IO[bytes]) -> None:
+        """Read a stream to its end in a thread."""
+        threading.Thread(target=self._read, args=(source, stream), daemon=True).start()
 
-    def _read(self, who: str, stream: IO[bytes]) -> None:
+    def _read(self, source: str, stream: IO[bytes]) -> None:
         for raw in stream:
             now, text = time.time(), raw.decode(errors="replace").rstrip()
-            match = _SAID.search(text)
-            with self._news:
-                self.lines.append(Line(now, who, text))
+            match = _EVENT.search(text)
+            with self._changed:
+                self.lines.append(Line(now, source, text))
                 if match:
-                    what, step, rank, world, pid, at = match.groups()
-                    said = Said(what.partition("=")[0], int(step or 0), int(rank), int(world), int(pid), float(at))
-                    self.said.append(said)
-                self._news.notify_all()
+                    kind, step, rank, world, pid, at = match.groups()
+                    self.events.append(
+                        ScriptEvent(kind.partition("=")[0], int(step or 0), int(rank), int(world), int(pid), float(at))
+                    )
+                self._changed.notify_all()
 
-    def wait(self, condition: Callable[[], bool], timeout: float, given_up: Callable[[], bool] | None = None) -> bool:
-        """Whether `condition` came to hold within `timeout` seconds, and before `given_up` did."""
+    def wait(self, condition: Callable[[], bool], timeout: float, aborted: Callable[[], bool] | None = None) -> bool:
+        """Wait and return whether `condition` holds within `timeout` seconds and before `aborted` holds."""
         end = time.monotonic() + timeout
-        with self._news:
+        with self._changed:
             while not condition():
                 left = end - time.monotonic()
-                if left <= 0 or (given_up is not None and given_up()):
+                if left <= 0 or (aborted is not None and aborted()):
                     return False
-                self._news.wait(min(left, 0.5))
+                self._changed.wait(min(left, 0.5))
         return True
 
-    def quiet(self, seconds: float) -> None:
-        """Wait until nobody has said anything for so long."""
-        with self._news:
-            while self._news.wait(seconds):
+    def wait_for_silence(self, seconds: float) -> None:
+        """Wait until no process has written a line for `seconds`."""
+        with self._changed:
+            while self._changed.wait(seconds):
                 pass
 
-    def steps(self, *, besides: frozenset[int] = frozenset(), world: int = 0, after: float = 0.0) -> list[Said]:
-        """Steps of processes other than `besides`, of a world of this size (0: any), after a moment; in order."""
+    def steps(
+        self, *, excluding: frozenset[int] = frozenset(), world: int = 0, after: float = 0.0
+    ) -> list[ScriptEvent]:
+        """Return the steps in order of time, without those of the processes `excluding`.
+
+        `world`: only of this world size; 0: of any. `after`: only after this time (Unix seconds).
+        """
         found = (
-            s for s in list(self.said)
-            if s.step and s.pid not in besides and world in (0, s.world) and s.time > after
+            s for s in list(self.events)
+            if s.step and s.pid not in excluding and world in (0, s.world) and s.time > after
         )  # fmt: skip
         return sorted(found, key=lambda s: s.time)
 
     def pids(self) -> frozenset[int]:
-        """Every worker that has spoken so far."""
-        return frozenset(s.pid for s in list(self.said))
+        """Return the process ids of all workers that have printed an event."""
+        return frozenset(s.pid for s in list(self.events))
 
     def pid_of(self, rank: int) -> int:
-        """The newest worker of this rank."""
-        return next(s.pid for s in reversed(list(self.said)) if s.rank == rank)
+        """Return the process id of the newest worker of this rank."""
+        return next(s.pid for s in reversed(list(self.events)) if s.rank == rank)
 
     def tail(self, count: int = 15) -> str:
-        return "\n".join(f"{line.who}: {line.text}" for line in self.lines[-count:])
+        return "\n".join(f"{line.source}: {line.text}" for line in self.lines[-count:])
 
 
-def spawn(argv: list[str], env: dict[str, str], output: Output, who: str, folder: str) -> subprocess.Popen[bytes]:
-    """A process in its own session whose output is collected."""
+def spawn(argv: list[str], env: dict[str, str], output: Output, source: str, folder: str) -> subprocess.Popen[bytes]:
+    """Start a process in its own session and collect its output."""
     process = subprocess.Popen(
         argv, env=env, cwd=folder, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         start_new_session=True, preexec_fn=die_with_parent,
     )  # fmt: skip
     assert process.stdout is not None
-    output.follow(who, process.stdout)
+    output.follow(source, process.stdout)
     return process

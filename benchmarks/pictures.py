@@ -1,4 +1,4 @@
-"""Two pictures: where the seconds of a recovery go, and rendezvous over the number of nodes."""
+"""Two pictures: the phases of a recovery, and the time of a rendezvous over the number of nodes."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ _PHASES = {
 _COLOURS = {OURS: "#0f766e", SHIPPED: "#9f1239", BEST: "#b45309"}
 
 
-def draw(found: Sequence[Mapping[str, Any]], folder: Path) -> list[str]:
-    """Write those there are figures for; their names."""
+def draw(results: Sequence[Mapping[str, Any]], folder: Path) -> list[str]:
+    """Draw the pictures that have figures and return their names."""
     import matplotlib as mpl
 
     mpl.use("Agg")
-    found = [f for f in found if "sides" in f]
+    results = [f for f in results if "sides" in f]
     drawn = []
-    if bars := [(f["row"], side, m) for f in found for side, m in f["sides"].items() if "first step" in m["parts"]]:
+    if bars := [(f["row"], side, m) for f in results for side, m in f["sides"].items() if "first step" in m["parts"]]:
         _recovery(bars, folder / "recovery.png")
         drawn.append("recovery")
-    if any(f["row"].startswith("rendezvous-") for f in found):
-        _rendezvous(found, folder / "rendezvous.png")
+    if any(f["row"].startswith("rendezvous-") for f in results):
+        _rendezvous(results, folder / "rendezvous.png")
         drawn.append("rendezvous")
     return drawn
 
@@ -50,16 +50,16 @@ def _recovery(bars: Sequence[tuple[str, str, Mapping[str, Any]]], path: Path) ->
     _save(figure, path)
 
 
-def _rendezvous(found: Sequence[Mapping[str, Any]], path: Path) -> None:
+def _rendezvous(results: Sequence[Mapping[str, Any]], path: Path) -> None:
     from matplotlib import pyplot as plt
 
     figure, axes = plt.subplots(figsize=(8, 4.5), layout="constrained")
-    for what, style, label in (("rendezvous", "-", "first"), ("again", "--", "again, running set")):
+    for kind, style, label in (("rendezvous", "-", "first"), ("again", "--", "again, running set")):
         for side, colour in _COLOURS.items():
             points = [
                 (int(f["row"].rpartition("-")[2]), f["sides"][side]["median"])
-                for f in found
-                if f["row"].startswith(f"{what}-") and side in f["sides"] and f["sides"][side]["median"]
+                for f in results
+                if f["row"].startswith(f"{kind}-") and side in f["sides"] and f["sides"][side]["median"]
             ]
             if points:
                 axes.plot(*zip(*sorted(points), strict=True), style, marker="o", color=colour, label=f"{side}, {label}")

@@ -1,4 +1,4 @@
-"""Faults, and how long until the first completed step of the new world."""
+"""Rows that inject a fault and measure the time until the first completed step of the new world."""
 
 from __future__ import annotations
 
@@ -8,36 +8,36 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from benchmarks.ours import Ours
-from benchmarks.output import Said
-from benchmarks.row import BEST, OURS, SHIPPED, Row, Sample
+from benchmarks.output import ScriptEvent
+from benchmarks.row import BEST, OURS, PAUSE, SHIPPED, Row, Sample
 from benchmarks.side import TRAIN, Side, Size
-from benchmarks.stock import BEST as TUNED
-from benchmarks.stock import SHIPPED as PLAIN
-from benchmarks.stock import Torchrun
+from benchmarks.stock import DEFAULTS, TUNED, Torchrun
 from elasticjob.contract.names import Backend
 
 START = 120.0
-"""Seconds that a job may take to train at all."""
+"""Seconds within which a job must train."""
 DEADLINE = 10.0
 """Seconds without a step that count as a hang."""
 SETTLED = 3.0
-"""Seconds that a job has trained when something happens to it: few break in the moment in which they start."""
+"""Seconds of training before the fault: most faults do not hit a job right after its start."""
 Fault = Callable[[Side], float]
-"""Does it; the moment (Unix seconds)."""
+"""Injects a fault and returns its time (Unix seconds)."""
 
 
 def sides(size: Size = Size()) -> dict[str, Callable[[Path], Side]]:  # noqa: B008
+    """Return the constructor of each side by name."""
     return {
         OURS: lambda folder: Ours(folder, size),
-        SHIPPED: lambda folder: Torchrun(folder, size, PLAIN),
+        SHIPPED: lambda folder: Torchrun(folder, size, DEFAULTS),
         BEST: lambda folder: Torchrun(folder, size, TUNED),
     }
 
 
 def recovery(side: Side, fault: Fault, *, before: int, after: int, cap: float, from_last_step: bool = False) -> Sample:
-    """Train at `before` workers, do it, wait at most `cap` seconds for steps of new workers at `after`.
+    """Train with `before` workers, inject the fault, and wait for a step of new workers in a world of `after`.
 
-    `from_last_step`: the value and its phases count from the old world's last step instead of the fault.
+    `cap`: seconds to wait. `from_last_step`: the value and its phases start at the old world's last step instead of the
+    fault.
     """
     side.start(before)
     if not side.runs(before, START):
@@ -46,26 +46,26 @@ def recovery(side: Side, fault: Fault, *, before: int, after: int, cap: float, f
     old = side.output.pids()
     moment = fault(side)
 
-    def new() -> list[Said]:
-        return side.output.steps(besides=old, world=after, after=moment)
+    def new() -> list[ScriptEvent]:
+        return side.output.steps(excluding=old, world=after, after=moment)
 
     if not side.output.wait(lambda: bool(new()), cap, side.dead):
-        ended = "the job died" if side.dead() else "never came back"
-        return Sample(None, f"{ended} (watched for {cap:g} s)")
+        outcome = "the job died" if side.dead() else "no recovery"
+        return Sample(None, f"{outcome} (watched for {cap:g} s)")
     first = new()[0]
     last = max(s.time for s in side.output.steps() if s.pid in old)
     begin = last if from_last_step else moment
     split = phases(side, begin, old, first)
-    beside = {"until full size": first.time - moment} if from_last_step else {"standstill": first.time - last}
-    return Sample(first.time - begin, parts=split | beside)
+    extra = {"until full size": first.time - moment} if from_last_step else {PAUSE: first.time - last}
+    return Sample(first.time - begin, parts=split | extra)
 
 
-def phases(side: Side, moment: float, old: frozenset[int], first: Said) -> dict[str, float]:
-    """Seconds in each phase, one after the other: an earlier one that seems to end later ends with it."""
-    said = [s for s in side.output.said if s.pid not in old and s.world == first.world and s.time > moment]
+def phases(side: Side, moment: float, old: frozenset[int], first: ScriptEvent) -> dict[str, float]:
+    """Return the seconds of each phase. A phase that ends before the previous one counts as zero."""
+    events = [e for e in side.output.events if e.pid not in old and e.world == first.world and e.time > moment]
     marks = side.marks(moment)
-    for phase, what in (("start", "begun"), ("import", "imported")):
-        if times := [s.time for s in said if s.what == what and s.time <= first.time]:
+    for phase, kind in (("start", "begun"), ("import", "imported")):
+        if times := [e.time for e in events if e.kind == kind and e.time <= first.time]:
             marks[phase] = max(times)
     marks["first step"] = first.time
     split, at = {}, moment
@@ -81,62 +81,64 @@ def worker_killed(side: Side) -> Sample:
 
 
 def worker_raises(side: Side) -> Sample:
-    """An exception, from the moment before it is raised."""
+    """A worker raises an exception. The time starts just before it."""
 
     def fault(s: Side) -> float:
         (s.folder / "raise-1").touch()
-        if not s.output.wait(lambda: any(said.what == "raising" for said in s.output.said), 30):
+        if not s.output.wait(lambda: any(e.kind == "raising" for e in s.output.events), 30):
             raise RuntimeError("rank 1 did not raise")
-        return next(said.time for said in s.output.said if said.what == "raising")
+        return next(e.time for e in s.output.events if e.kind == "raising")
 
     return recovery(side, fault, before=4, after=4, cap=45)
 
 
 def node_lost(side: Side) -> Sample:
-    return recovery(side, lambda s: s.lose(3), before=4, after=3, cap=75)
+    return recovery(side, lambda s: s.kill_node(3), before=4, after=3, cap=75)
 
 
-def node_told(side: Side) -> Sample:
-    return recovery(side, lambda s: s.tell(3), before=4, after=3, cap=75)
+def node_drained(side: Side) -> Sample:
+    return recovery(side, lambda s: s.drain(3), before=4, after=3, cap=75)
 
 
 def node_joins(side: Side) -> Sample:
-    """How long the others stand still; `until full size` is from the new node's start."""
+    """The pause of the other nodes. `until full size` starts with the new node."""
     return recovery(side, lambda s: s.add(3), before=3, after=4, cap=60, from_last_step=True)
 
 
 def collective_stuck(side: Side) -> Sample:
-    """Rank 3 makes no step, so that all others wait in a collective; then rank 1 dies. Rank 3 never moves again."""
+    """Rank 3 stops for ever, so that all others wait in a collective; then rank 1 dies."""
 
     def fault(s: Side) -> float:
-        stop_for_ever(s, 3)
+        stop_rank(s, 3)
         return s.kill_worker(1)
 
     return recovery(side, fault, before=4, after=4, cap=30)
 
 
 def rank_hangs(side: Side) -> Sample:
-    """Rank 2 makes no step any more; from the last step to the first of the new world, less the deadline."""
-    sample = recovery(side, lambda s: stop_for_ever(s, 2), before=4, after=4, cap=40, from_last_step=True)
+    """Rank 2 stops for ever. The time from the last step to the first of the new world, less the deadline."""
+    sample = recovery(side, lambda s: stop_rank(s, 2), before=4, after=4, cap=40, from_last_step=True)
     if sample.value is None:
         return sample
     return Sample(sample.value - DEADLINE, parts={"from the last step": sample.value})
 
 
-def stop_for_ever(side: Side, rank: int) -> float:
-    """The rank stops after its step, and all others in their next collective; the moment."""
+def stop_rank(side: Side, rank: int) -> float:
+    """Make a rank stop after its step, wait until all others wait in a collective, and return the time."""
     stuck, moment = side.folder / f"stuck-{rank}", time.time()
     stuck.touch()
-    if not side.output.wait(lambda: any(s.what == "stopped" for s in side.output.said), 30):
+    if not side.output.wait(lambda: any(e.kind == "stopped" for e in side.output.events), 30):
         raise RuntimeError(f"rank {rank} did not stop")
-    side.output.quiet(0.5)
-    stuck.rename(side.folder / f"was-stuck-{rank}")  # the next one of this rank is well
+    side.output.wait_for_silence(0.5)
+    stuck.rename(side.folder / f"was-stuck-{rank}")  # the next worker of this rank must not stop
     return moment
 
 
 def measures(
     how: Callable[[Side], Sample], made: Mapping[str, Callable[[Path], Side]]
 ) -> dict[str, Callable[[Path], Sample]]:
+    """Return, for each constructor in `made`, a function that builds the side and measures it with `how`."""
+
     def measure(make: Callable[[Path], Side]) -> Callable[[Path], Sample]:
         def once(folder: Path) -> Sample:
             with make(folder) as side:
@@ -148,12 +150,12 @@ def measures(
 
 
 def reports_steps(folder: Path) -> Side:
-    """Ours, with a script that calls `elasticjob.progress(step)`."""
+    """Return our side with a script that calls `elasticjob.progress(step)`."""
     return Ours(folder, command=[sys.executable, TRAIN, str(folder), "progress"])
 
 
 def own_torchrun(folder: Path) -> Side:
-    """Ours, with a pod whose command must run its own torchrun (`rendezvous.backend: c10d`)."""
+    """Return our side with a command that runs its own torchrun (`rendezvous.backend: c10d`)."""
     command = [str(Path(sys.executable).with_name("torchrun")), TRAIN, str(folder)]
     return Ours(folder, command=command, backend=Backend.C10D)
 
@@ -161,25 +163,33 @@ def own_torchrun(folder: Path) -> Side:
 def _row(
     name: str,
     title: str,
-    want: float,
+    target: float,
     how: Callable[[Side], Sample],
     seconds: float,
     ours: Callable[[Path], Side] | None = None,
     stock: bool = True,
 ) -> Row:
-    """`ours`: our side where it is not the plain one. `stock`: whether torchrun is measured."""
+    """`ours`: our side, if it is not the default one. `stock`: whether torchrun is measured too."""
     made = {name: make for name, make in sides().items() if stock or name == OURS} | ({OURS: ours} if ours else {})
-    return Row(name, title, "s", want, measures(how, made), {OURS: 5, BEST: 3, SHIPPED: 3}, seconds)
+    return Row(name, title, "s", target, measures(how, made), {OURS: 5, BEST: 3, SHIPPED: 3}, seconds)
 
 
 ROWS = [
     _row("worker-killed", "worker killed, all nodes stay", 0.3, worker_killed, 220),
     _row("worker-raises", "worker raises an exception, all nodes stay", 0.35, worker_raises, 220),
-    _row("node-lost", "node lost at once (agent and worker SIGKILLed), 4 → 3", 1.0, node_lost, 240),
-    _row("node-told", "node told to go (SIGTERM), 4 → 3", 0.5, node_told, 200),
-    _row("node-joins", "node joins, 3 → 4: the others stand still", 0.3, node_joins, 150),
+    _row("node-lost", "node killed (SIGKILL to agent and worker), 4 → 3", 1.0, node_lost, 240),
+    _row("node-told", "node drained (SIGTERM), 4 → 3", 0.5, node_drained, 200),  # prose: allow
+    _row("node-joins", "node joins, 3 → 4: pause of the others", 0.3, node_joins, 150),
     _row("collective-stuck", "worker killed, the others wait in a collective", 0.35, collective_stuck, 45, None, False),
-    _row("told-progress", "node told to go, the script reports its steps", 0.5, node_told, 40, reports_steps, False),
+    _row(
+        "told-progress",  # prose: allow
+        "node drained, the script reports its steps",
+        0.5,
+        node_drained,
+        40,
+        reports_steps,
+        False,
+    ),
     _row("joins-progress", "node joins, the script reports its steps", 0.3, node_joins, 60, reports_steps, False),
     _row("own-torchrun", "worker of a pod's own torchrun killed (c10d)", 6.0, worker_killed, 60, own_torchrun, False),
     Row(

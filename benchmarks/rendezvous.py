@@ -1,4 +1,4 @@
-"""Rendezvous of N simulated nodes on one store: ours over control links, stock's dynamic rendezvous in threads."""
+"""Rendezvous of N simulated nodes on one store: ours over control links, torch's dynamic rendezvous in threads."""
 
 from __future__ import annotations
 
@@ -14,18 +14,22 @@ from benchmarks.row import OURS, SHIPPED, Row, Sample
 from benchmarks.side import Size
 
 LIMIT = {8: None, 32: None, 64: None, 128: 0.1, 1024: 0.5, 4096: 2.5}
-"""Nodes → seconds that ours must reach."""
+"""The target of our side in seconds, by number of nodes. None: no target."""
 CAP = 60.0
+"""Time limit of a sample, in seconds."""
 
 
-class Empty(Ours):
-    """A store that expects `size.high` nodes, and none is started."""
+class EmptyStore(Ours):
+    """A store that expects `size.high` nodes without starting them."""
 
     def crowd(self, *, quiet: float = 0.0) -> dict[str, float]:
-        """Figures of `benchmarks.crowd`, and the store's memory afterwards in MiB."""
+        """Run `benchmarks.crowd` and return its figures and the store's memory afterwards (MiB).
+
+        `quiet`: seconds for which the crowd counts messages of the idle job.
+        """
         self.expect(self.size.high)
         self.start(0)
-        self.serving()
+        self.wait_until_serving()
         assert self.store is not None
         environ = {
             **os.environ,
@@ -34,51 +38,51 @@ class Empty(Ours):
             "BENCH_STORE_PID": str(self.store.pid),
         }
         argv = [sys.executable, "-m", "benchmarks.crowd", str(self.size.high)]
-        done = subprocess.run(argv, env=environ, capture_output=True, text=True, timeout=CAP + quiet, check=False)
-        if done.returncode:
-            raise RuntimeError(done.stderr.strip()[-300:])
-        figures: dict[str, float] = json.loads(done.stdout)
+        process = subprocess.run(argv, env=environ, capture_output=True, text=True, timeout=CAP + quiet, check=False)
+        if process.returncode:
+            raise RuntimeError(process.stderr.strip()[-300:])
+        figures: dict[str, float] = json.loads(process.stdout)
         return figures | {"store MiB": memory(self.store.pid)}
 
 
 def memory(pid: int) -> float:
-    """Resident memory of a process at its largest, MiB."""
+    """Return the peak resident memory of a process in MiB."""
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():
         if line.startswith("VmHWM:"):
             return int(line.split()[1]) / 1024
     raise ValueError(f"no VmHWM of {pid}")
 
 
-def ours(nodes: int, what: str) -> Callable[[Path], Sample]:
+def ours(nodes: int, figure: str) -> Callable[[Path], Sample]:
     def measure(folder: Path) -> Sample:
-        with Empty(folder, Size(nodes, nodes)) as store:
+        with EmptyStore(folder, Size(nodes, nodes)) as store:
             figures = store.crowd()
-        return Sample(figures.pop(what), parts=figures)
+        return Sample(figures.pop(figure), parts=figures)
 
     return measure
 
 
-def stock(nodes: int, what: str) -> Callable[[Path], Sample]:
+def stock(nodes: int, figure: str) -> Callable[[Path], Sample]:
     def measure(folder: Path) -> Sample:
-        argv = [sys.executable, "-m", "benchmarks.stock_crowd", str(nodes), what]
+        argv = [sys.executable, "-m", "benchmarks.stock_crowd", str(nodes), figure]
         try:
-            done = subprocess.run(argv, capture_output=True, text=True, timeout=CAP, check=False)
+            process = subprocess.run(argv, capture_output=True, text=True, timeout=CAP, check=False)
         except subprocess.TimeoutExpired:
             return Sample(None, f"not within {CAP:g} s")
-        if done.returncode:
-            return Sample(None, done.stderr.strip()[-300:])
-        figures: dict[str, float] = json.loads(done.stdout)
-        return Sample(figures.pop(what), parts=figures)
+        if process.returncode:
+            return Sample(None, process.stderr.strip()[-300:])
+        figures: dict[str, float] = json.loads(process.stdout)
+        return Sample(figures.pop(figure), parts=figures)
 
     return measure
 
 
-def _row(what: str, title: str, nodes: int, largest: int) -> Row:
-    sides = {OURS: ours(nodes, what)}
-    if nodes <= largest:
-        sides[SHIPPED] = stock(nodes, what)
+def _row(figure: str, title: str, nodes: int, stock_limit: int) -> Row:
+    sides = {OURS: ours(nodes, figure)}
+    if nodes <= stock_limit:
+        sides[SHIPPED] = stock(nodes, figure)
     repeat = {OURS: 5 if nodes < 1024 else 3, SHIPPED: 3}
-    return Row(f"{what}-{nodes}", title.format(nodes), "s", LIMIT[nodes], sides, repeat, 15 + nodes / 250)
+    return Row(f"{figure}-{nodes}", title.format(nodes), "s", LIMIT[nodes], sides, repeat, 15 + nodes / 250)
 
 
 ROWS = [

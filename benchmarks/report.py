@@ -1,4 +1,4 @@
-"""docs/benchmarks.md and its pictures, from the raw figures: `python -m benchmarks.report` writes them again."""
+"""Write docs/benchmarks.md and its pictures from the raw figures: `python -m benchmarks.report`."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from benchmarks import pictures
-from benchmarks.row import BEST, OURS, SHIPPED
+from benchmarks.row import BEST, OURS, PAUSE, SHIPPED
 
 Figures: TypeAlias = Mapping[str, Any]
-"""One file of benchmarks/results."""
+"""The content of one file in benchmarks/results."""
 
 ROOT = Path(__file__).parents[1]
 RESULTS = Path(__file__).with_name("results")
@@ -22,25 +22,25 @@ _OTHERS = (SHIPPED, BEST)
 
 
 def write() -> None:
-    """Everything there are results for."""
-    found = load()
+    """Write the page and its pictures from all results."""
+    results = load()
     IMAGES.mkdir(exist_ok=True)
-    drawn = pictures.draw(found, IMAGES)
-    PAGE.write_text(page(found, drawn))
+    drawn = pictures.draw(results, IMAGES)
+    PAGE.write_text(page(results, drawn))
 
 
 def load() -> list[Figures]:
-    """All results, in the order of the registry; those of rows that it does not have come last."""
+    """Return all results in the order of the registry, those of unknown rows last."""
     from benchmarks.registry import ORDER
 
-    found: list[Figures] = [json.loads(path.read_text()) for path in sorted(RESULTS.glob("*.json"))]
-    return sorted(found, key=lambda f: ORDER.get(f["row"], len(ORDER)))
+    results: list[Figures] = [json.loads(path.read_text()) for path in sorted(RESULTS.glob("*.json"))]
+    return sorted(results, key=lambda f: ORDER.get(f["row"], len(ORDER)))
 
 
-def page(found: Sequence[Figures], drawn: Iterable[str]) -> str:
-    local = [f for f in found if f["command"].startswith("make bench ")]
-    cluster = [f for f in found if f["command"].startswith("make bench-cluster")]
-    soaks = [f for f in found if f["command"].startswith("make soak")]
+def page(results: Sequence[Figures], drawn: Iterable[str]) -> str:
+    local = [f for f in results if f["command"].startswith("make bench ")]
+    cluster = [f for f in results if f["command"].startswith("make bench-cluster")]
+    soaks = [f for f in results if f["command"].startswith("make soak")]
     parts = [_intro(), *(f"![{name}](img/{name}.png)\n" for name in drawn)]
     if local:
         parts += ["## Without a cluster\n", _machine(local), table(local), split(local), _notes(local)]
@@ -56,39 +56,45 @@ def _intro() -> str:
 
 Generated from `benchmarks/results` by `python -m benchmarks.report`; do not edit.
 
-Each row runs both sides on one machine in turns, each sample in a job of its own: four nodes of one worker, all
-processes of this machine, the same unmodified script (`benchmarks/train.py`: DDP over gloo, AdamW). Recovery is from
-the fault to the first completed step of the new world. Seconds differ between machines; the ratio says more.
-"Best settings" are `--monitor-interval=0.1`, `last_call_timeout=1`, `keep_alive_interval=1`,
-`keep_alive_max_attempt=2` and TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1. Figures are medians; "never" means in most samples
-not within the time watched, which the raw figures name.
+This page compares elasticjob ("ours") with stock torchrun. Each row runs both sides in turn on one machine, each sample
+in a job of its own: four nodes of one worker, as local processes, with the same unmodified script
+(`benchmarks/train.py`: DDP over gloo on CPUs, AdamW). Recovery is the time from the fault to the first completed step
+of the new round. Seconds differ between machines; compare the ratios. "Best settings" are `--monitor-interval=0.1`,
+`last_call_timeout=1`, `keep_alive_interval=1`, `keep_alive_max_attempt=2` and TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1.
+Figures are medians; "never" means that most samples did not recover within the time watched (see the notes). No figure
+was measured on a GPU.
 """
 
 
-def _machine(found: Sequence[Figures]) -> str:
-    machines = {json.dumps(f["machine"], sort_keys=True): f["machine"] for f in found}
-    seen = {(m["cores"], m["memory"], m["torch"], m["python"]) for m in machines.values()}
-    told = "; ".join(f"{c} cores, {m}, torch {t}, Python {p}" for c, m, t, p in sorted(seen))
+def _machine(results: Sequence[Figures]) -> str:
+    machines = {json.dumps(f["machine"], sort_keys=True): f["machine"] for f in results}
+    kinds = {(m["cores"], m["memory"], m["torch"], m["python"]) for m in machines.values()}
+    description = "; ".join(f"{c} cores, {m}, torch {t}, Python {p}" for c, m, t, p in sorted(kinds))
     days = sorted({m["day"] for m in machines.values()})
-    return f"Measured on {told}, {' to '.join(dict.fromkeys([days[0], days[-1]]))}.\n"
+    return f"Measured on {description}, {' to '.join(dict.fromkeys([days[0], days[-1]]))}.\n"
 
 
-def table(found: Sequence[Figures]) -> str:
+def table(results: Sequence[Figures]) -> str:
     lines = [
         "| row | ours | must reach | torchrun as shipped | torchrun, best settings | ratio | command |",
         "|---|---|---|---|---|---|---|",
     ]
-    return "\n".join(lines + [_line(f) for f in found]) + "\n"
+    return "\n".join(lines + [_line(f) for f in results]) + "\n"
 
 
 def _line(f: Figures) -> str:
     unit, sides = f["unit"], f["sides"]
     ours = sides[OURS]["median"]
-    want = "" if f["want"] is None else f"{'≥' if f['more_is_better'] else '≤'} {_number(f['want'], unit)}"
+    target = "" if f["want"] is None else f"{'≥' if f['more_is_better'] else '≤'} {_number(f['want'], unit)}"
     met = "" if f["want"] is None else " ✓" if _met(f) else " ✗"
     others = [_number(sides[s]["median"], unit) if s in sides else "" for s in _OTHERS]
     extra = [f"{s}: {_number(sides[s]['median'], unit)}" for s in sides if s not in (OURS, *_OTHERS)]
-    cells = [f["title"] + (f" ({'; '.join(extra)})" if extra else ""), f"**{_number(ours, unit)}**{met}", want, *others]
+    cells = [
+        f["title"] + (f" ({'; '.join(extra)})" if extra else ""),
+        f"**{_number(ours, unit)}**{met}",
+        target,
+        *others,
+    ]
     return "| " + " | ".join([*cells, _ratio(f), f"`{f['command']}`"]) + " |"
 
 
@@ -100,7 +106,7 @@ def _met(f: Figures) -> bool:
 
 
 def _ratio(f: Figures) -> str:
-    """How many times better ours is than the best of the others."""
+    """Return how many times better our median is than the best median of the other sides."""
     ours = f["sides"][OURS]["median"]
     others = [f["sides"][s]["median"] for s in f["sides"] if s != OURS and not s.startswith("floor")]
     values = [v for v in others if v is not None]
@@ -117,32 +123,32 @@ def _number(value: float | None, unit: str) -> str:
     return f"{text} {unit}".strip()
 
 
-def split(found: Sequence[Figures]) -> str:
-    """Where the time goes, for rows that know their phases."""
+def split(results: Sequence[Figures]) -> str:
+    """Return the table of phases, for rows that measure them."""
     lines = [
         "### Where the time goes\n",
         "Seconds, medians of each phase. `start` ends when the last worker runs the script's first line.\n",
-        "| row | side | " + " | ".join(PHASES) + " | others stood still |",
+        "| row | side | " + " | ".join(PHASES) + " | pause of the others |",
         "|---" * (len(PHASES) + 3) + "|",
     ]
-    some = False
-    for f in found:
+    empty = True
+    for f in results:
         for side, measured in f["sides"].items():
-            given = measured["parts"]
-            if "first step" in given:
-                some = True
-                cells = [f"{given[p]:.3f}" if p in given else "" for p in (*PHASES, "standstill")]
+            parts = measured["parts"]
+            if "first step" in parts:
+                empty = False
+                cells = [f"{parts[p]:.3f}" if p in parts else "" for p in (*PHASES, PAUSE)]
                 lines.append(f"| {f['row']} | {side} | {' | '.join(cells)} |")
-    return "\n".join(lines) + "\n" if some else ""
+    return "" if empty else "\n".join(lines) + "\n"
 
 
-def _notes(found: Sequence[Figures]) -> str:
-    lines = [f"- `{f['row']}`: {f['note']}" for f in found if f["note"]]
-    for f in found:
+def _notes(results: Sequence[Figures]) -> str:
+    lines = [f"- `{f['row']}`: {f['note']}" for f in results if f["note"]]
+    for f in results:
         for side, measured in f["sides"].items():
-            told = sorted({s["note"] for s in measured["samples"] if s["note"]})
-            lines += [f"- `{f['row']}`, {side}: {'; '.join(told)}"] if told else []
-            other = {n: v for n, v in measured["parts"].items() if n not in (*PHASES, "standstill")}
+            notes = sorted({s["note"] for s in measured["samples"] if s["note"]})
+            lines += [f"- `{f['row']}`, {side}: {'; '.join(notes)}"] if notes else []
+            other = {n: v for n, v in measured["parts"].items() if n not in (*PHASES, PAUSE)}
             if other:
                 lines.append(f"- `{f['row']}`, {side}: " + ", ".join(f"{n} {v:,.3g}" for n, v in other.items()))
     return "### Notes\n\n" + "\n".join(lines) + "\n" if lines else ""
@@ -150,7 +156,7 @@ def _notes(found: Sequence[Figures]) -> str:
 
 def _soak(f: Figures) -> str:
     lines = [f"## {f['title']}\n", _machine([f]), f"`{f['command']}`: {f['note']}\n"]
-    lines += ["| fault | times | came back in time | p50 | p99 |", "|---|---|---|---|---|"]
+    lines += ["| fault | times | recovered in time | p50 | p99 |", "|---|---|---|---|---|"]
     for row in f["faults"]:
         values = [_number(row[name], "s") for name in ("p50", "p99")]
         lines.append(f"| {row['fault']} | {row['times']} | {row['recovered']} | {' | '.join(values)} |")

@@ -1,4 +1,4 @@
-"""What a row is, and what one sample of it says."""
+"""The rows of the benchmark table and their samples."""
 
 from __future__ import annotations
 
@@ -10,35 +10,40 @@ from statistics import median
 OURS = "ours"
 SHIPPED = "torchrun as shipped"
 BEST = "torchrun, best settings"
+PAUSE = "standstill"  # prose: allow
+"""Part of a sample: seconds from the last step of the old world to the first step of the new one.
+
+The files in benchmarks/results use this name.
+"""
 
 
 @dataclass(frozen=True)
 class Sample:
-    """One measurement. `value` is None where the thing never happened: `note` says within which time."""
+    """One measurement. `value` is None if the event did not happen; `note` then has the time watched."""
 
     value: float | None
     note: str = ""
     parts: Mapping[str, float] = field(default_factory=dict)
-    """Phases that add up to the value, or figures beside it."""
+    """Phases that add up to the value, or additional figures."""
 
 
 Measure = Callable[[Path], Sample]
-"""Takes an empty folder."""
+"""Takes one sample. The argument is an empty folder."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """One line of numbers.md. `sides`: who is measured how; `repeat`: how often, unless told otherwise."""
+    """One row of docs/benchmarks.md. `sides`: how each side is measured; `repeat`: samples of each side."""
 
     name: str
     title: str
     unit: str
     want: float | None
-    """What ours must reach; None where the row is for the record."""
+    """The target of our side. None: no target."""
     sides: Mapping[str, Measure]
     repeat: Mapping[str, int]
     seconds: float
-    """About how long the row takes on two cores."""
+    """Approximate duration of the row on two cores."""
     more_is_better: bool = False
     note: str = ""
 
@@ -47,13 +52,13 @@ class Row:
 
 
 def middle(samples: Sequence[Sample]) -> float | None:
-    """The median; a sample that never came counts as larger than all others."""
+    """Return the median. A sample without a value counts as larger than all others."""
     values = sorted(float("inf") if s.value is None else s.value for s in samples)
     found = median(values) if values else float("inf")
     return None if found == float("inf") else found
 
 
 def parts(samples: Sequence[Sample]) -> dict[str, float]:
-    """The median of each part over the samples that have it."""
+    """Return the median of each part over the samples that have it."""
     names = dict.fromkeys(name for s in samples for name in s.parts)
     return {name: median(s.parts[name] for s in samples if name in s.parts) for name in names}

@@ -1,4 +1,4 @@
-"""Takes the samples of a row, tells of them on screen and keeps them."""
+"""Take the samples of a row, print them and save them."""
 
 from __future__ import annotations
 
@@ -10,50 +10,49 @@ import time
 from dataclasses import asdict
 from pathlib import Path
 
-from benchmarks.row import Row, Sample, middle, parts
+from benchmarks.row import Measure, Row, Sample, middle, parts
 
 RESULTS = Path(__file__).with_name("results")
 
 
-def end_in_order() -> None:
-    """SIGTERM as Ctrl-C: what was started is ended on the way out."""
+def exit_on_sigterm() -> None:
+    """Exit on SIGTERM as on Ctrl-C, so that context managers end the processes that were started."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
 
 
 def measure(row: Row, repeat: int | None) -> dict[str, list[Sample]]:
-    """The sides take turns, so that a slow spell of the machine meets all of them."""
+    """Take the samples of all sides in turns, so that a slow phase of the machine affects all of them."""
     print(f"\n{row.name}: {row.title}", flush=True)
     samples: dict[str, list[Sample]] = {side: [] for side in row.sides}
     wanted = {side: repeat or row.times(side) for side in row.sides}
     for turn in range(max(wanted.values())):
-        for side, once in row.sides.items():
+        for side, take in row.sides.items():
             if turn < wanted[side]:
-                samples[side].append(one(once, row, side))
+                samples[side].append(take_sample(take, row, side))
     for side, found in samples.items():
-        print(f"  {side:28} median {tell(middle(found), row.unit)}", flush=True)
+        print(f"  {side:28} median {format_value(middle(found), row.unit)}", flush=True)
     return samples
 
 
-def one(once: object, row: Row, side: str) -> Sample:
-    assert callable(once)
+def take_sample(take: Measure, row: Row, side: str) -> Sample:
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="elasticjob-bench-", ignore_cleanup_errors=True) as folder:
         try:
-            sample: Sample = once(Path(folder))
+            sample = take(Path(folder))
         except Exception as error:
             sample = Sample(None, f"{type(error).__name__}: {error}"[:300])
     split = ", ".join(f"{name} {value:.3g}" for name, value in sample.parts.items())
-    said = f"{tell(sample.value, row.unit)} {sample.note}"
-    print(f"  {side:28} {said:20} [{split}] ({time.monotonic() - began:.0f} s)", flush=True)
+    result = f"{format_value(sample.value, row.unit)} {sample.note}"
+    print(f"  {side:28} {result:20} [{split}] ({time.monotonic() - began:.0f} s)", flush=True)
     return sample
 
 
-def tell(value: float | None, unit: str) -> str:
+def format_value(value: float | None, unit: str) -> str:
     return "never" if value is None else f"{value:.3g} {unit}"
 
 
-def keep(row: Row, samples: dict[str, list[Sample]], what: dict[str, object], took: float, command: str) -> None:
-    """One file a row: raw samples, and what the table shows of them."""
+def save(row: Row, samples: dict[str, list[Sample]], machine: dict[str, object], took: float, command: str) -> None:
+    """Write the file of a row: its samples and the medians in the table. `took`: seconds."""
     RESULTS.mkdir(exist_ok=True)
     data = {
         "row": row.name,
@@ -63,7 +62,7 @@ def keep(row: Row, samples: dict[str, list[Sample]], what: dict[str, object], to
         "more_is_better": row.more_is_better,
         "note": row.note,
         "command": command,
-        "machine": what,
+        "machine": machine,
         "seconds": round(took),
         "sides": {
             side: {"median": middle(found), "parts": parts(found), "samples": [asdict(s) for s in found]}

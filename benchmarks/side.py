@@ -1,9 +1,10 @@
-"""What the rows need of either side: nodes to start, to tell to go, and to take away."""
+"""The interface of both sides: start, add, kill and drain nodes, and kill the store."""
 
 from __future__ import annotations
 
 import os
 import signal
+import time
 from abc import ABC, abstractmethod
 from contextlib import suppress
 from dataclasses import dataclass
@@ -11,20 +12,24 @@ from pathlib import Path
 from typing import Self
 
 from benchmarks.output import Output
+from elasticjob.agent.processes import descendants
 
 TRAIN = str(Path(__file__).with_name("train.py"))
 
 
 @dataclass(frozen=True)
 class Size:
-    """How many nodes a job may have."""
+    """The minimum and maximum number of nodes of a job."""
 
     low: int = 2
     high: int = 4
 
 
 class Side(ABC):
-    """One job's nodes as processes of this machine, each with one worker. A context manager: leaves nothing behind."""
+    """One job: nodes as processes of this machine, each with one worker. A context manager: `close` at the end.
+
+    Methods that start or kill return the time of the action in Unix seconds.
+    """
 
     name: str
 
@@ -41,50 +46,51 @@ class Side(ABC):
 
     @abstractmethod
     def start(self, nodes: int) -> float:
-        """Start the store, if there is one apart, and this many nodes; the moment before the first."""
+        """Start the store, if it is a process of its own, and the nodes. Return the time before the first node."""
 
     @abstractmethod
     def add(self, index: int) -> float:
-        """Start one more node; the moment before."""
+        """Start one more node. Return the time before it."""
 
     @abstractmethod
-    def lose(self, index: int) -> float:
-        """SIGKILL a node's agent and worker together; the moment."""
+    def kill_node(self, index: int) -> float:
+        """Send SIGKILL to a node's agent and worker together."""
 
     @abstractmethod
-    def tell(self, index: int) -> float:
-        """SIGTERM to a node's agent; the moment."""
+    def drain(self, index: int) -> float:
+        """Send SIGTERM to a node's agent."""
 
     @abstractmethod
     def kill_store(self) -> float:
-        """SIGKILL the store and start it again on the same port; the moment."""
+        """Send SIGKILL to the store and start it again on the same port."""
 
     @abstractmethod
     def dead(self) -> bool:
-        """Whether the job ended."""
+        """Return whether the job has ended without success."""
 
     @abstractmethod
     def marks(self, since: float) -> dict[str, float]:
-        """When after `since` the last of: `detect`, `stop`, `rendezvous` was over; what is not known is left out."""
+        """Return when each of the phases `detect`, `stop` and `rendezvous` ended after `since`, if known."""
 
     @abstractmethod
     def close(self) -> None:
-        """End every process of this job."""
+        """Kill every process of this job."""
 
     def kill_worker(self, rank: int) -> float:
-        """SIGKILL one worker; the moment."""
+        """Send SIGKILL to one worker."""
         return kill(self.output.pid_of(rank))
 
     def runs(self, world: int, timeout: float, steps: int = 20) -> bool:
-        """Wait until a world of this size has trained for some steps."""
-        enough = lambda: any(s.step >= steps and s.world == world for s in self.output.said[-50:])  # noqa: E731
+        """Wait and return whether a world of this size trains `steps` steps within `timeout` seconds."""
+
+        def enough() -> bool:
+            return any(e.step >= steps and e.world == world for e in self.output.events[-50:])
+
         return self.output.wait(enough, timeout, self.dead)
 
 
 def kill(pid: int) -> float:
-    """SIGKILL; the moment. Nothing happens to one that is gone."""
-    import time
-
+    """Send SIGKILL to a process, which may have ended, and return the time (Unix seconds)."""
     moment = time.time()
     with suppress(ProcessLookupError):
         os.kill(pid, signal.SIGKILL)
@@ -92,12 +98,6 @@ def kill(pid: int) -> float:
 
 
 def kill_session(leader: int) -> None:
-    """SIGKILL every process of a session: torchrun's workers lead sessions of their own, whose parent leads this."""
-    for pid in [leader, *_below(leader)]:
+    """Send SIGKILL to a process and its descendants: torchrun's workers lead sessions of their own."""
+    for pid in [leader, *sorted(descendants(leader))]:
         kill(pid)
-
-
-def _below(pid: int) -> list[int]:
-    from elasticjob.agent.processes import descendants
-
-    return sorted(descendants(pid))

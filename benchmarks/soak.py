@@ -1,7 +1,7 @@
-"""`make soak`: one fault a minute of every kind, on the cluster or (`--local`) as processes of this machine.
+"""`make soak`: inject one fault per minute, of each kind in turn, on the cluster or (`--local`) on this machine.
 
-The digits example trains a fixed number of steps meanwhile. Goodput is the time those steps take undisturbed (their
-median pause) over the time they took: work that had to be done again counts as lost.
+Meanwhile the digits example trains a fixed number of steps. Goodput is the undisturbed time of those steps (their
+median pause) divided by the elapsed time. Repeated steps count as lost.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from benchmarks import machine, report
-from benchmarks.goodput import Deed, Step, summary
-from benchmarks.run import RESULTS, end_in_order
+from benchmarks.goodput import Fault, Step, summary
+from benchmarks.run import RESULTS, exit_on_sigterm
 
 STEP_DELAY = 0.1
 """Seconds that the example sleeps in each step."""
 STEP = 0.13
-"""Seconds that a step takes, about: it decides how many there are."""
+"""Approximate seconds of a step. They determine the number of epochs."""
 STEPS_PER_EPOCH = 15
 NODES = 3
 
 
 class Stage(Protocol):
-    """Where a soak takes place."""
+    """The place of a soak: the cluster or this machine."""
 
     name: str
     kinds: Sequence[str]
@@ -36,45 +36,47 @@ class Stage(Protocol):
     def start(self, arguments: Sequence[str]) -> None:
         """Start the digits example with these arguments and wait for its first steps."""
 
-    def do(self, kind: str, rng: random.Random) -> Deed:
-        """One fault; what must be back afterwards."""
+    def inject(self, kind: str, rng: random.Random) -> Fault:
+        """Inject one fault and return it."""
 
-    def steps(self) -> list[Step]: ...
+    def steps(self) -> list[Step]:
+        """Return all steps so far."""
 
-    def over(self) -> bool:
-        """Whether the job has ended."""
+    def has_ended(self) -> bool:
+        """Return whether the job has ended."""
 
     def finish(self, timeout: float) -> str:
-        """Wait for the job's end: `Complete`, or what became of it."""
+        """Wait for the job's end and return `Complete`, or its other state."""
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Stop the job and undo the faults."""
 
 
 def run(stage: Stage, minutes: float, every: float, seed: int) -> dict[str, object]:
-    """Do faults until the time is over, wait for the end; the figures."""
+    """Inject faults for `minutes`, wait for the job's end, and return the figures. `every`: seconds between faults."""
     rng = random.Random(seed)
     epochs = max(2, round(minutes * 60 / STEP / STEPS_PER_EPOCH))
     stage.start(("--epochs", str(epochs), "--step-delay", str(STEP_DELAY)))
-    deeds: list[Deed] = []
+    faults: list[Fault] = []
     begin = time.monotonic()
     order = itertools.cycle(rng.sample(list(stage.kinds), len(stage.kinds)))
-    while time.monotonic() - begin < minutes * 60 - every and not stage.over():
+    while time.monotonic() - begin < minutes * 60 - every and not stage.has_ended():
         time.sleep(every)
-        if stage.over():
+        if stage.has_ended():
             break
         kind = next(order)
-        deed = stage.do(kind, rng)
-        deeds.append(deed)
-        print(f"{time.monotonic() - begin:6.0f} s  {deed.fault}: {deed.what}", flush=True)
+        fault = stage.inject(kind, rng)
+        faults.append(fault)
+        print(f"{time.monotonic() - begin:6.0f} s  {fault.kind}: {fault.details}", flush=True)
     end = stage.finish(timeout=minutes * 60 + 300)
-    return {"end": end, **summary(stage.steps(), deeds)}
+    return {"end": end, **summary(stage.steps(), faults)}
 
 
 def main() -> int:
     options = _options()
-    end_in_order()
+    exit_on_sigterm()
     stage = _stage(options.local)
-    what = machine.describe()
+    description = machine.describe()
     try:
         figures = run(stage, options.minutes, options.every, options.seed)
     finally:
@@ -84,7 +86,7 @@ def main() -> int:
     goodput = figures["goodput"]
     assert isinstance(goodput, float)
     note = f"the job ended {figures['end']} after {figures['steps']} steps; goodput {goodput:.1%}."
-    data = {"row": f"soak-{stage.name}", "title": f"Soak: {stage.name}", "command": command, "machine": what}
+    data = {"row": f"soak-{stage.name}", "title": f"Soak: {stage.name}", "command": command, "machine": description}
     RESULTS.mkdir(exist_ok=True)
     (RESULTS / f"soak-{stage.name}.json").write_text(json.dumps(data | {"note": note} | figures, indent=1) + "\n")
     report.write()
@@ -94,9 +96,10 @@ def main() -> int:
 
 def _stage(local: bool) -> Stage:
     if local:
-        from benchmarks.soak_local import LocalStage  # the other one's imports need the cluster's tools
+        from benchmarks.soak_local import LocalStage
 
         return LocalStage(NODES)
+    # Each stage is imported on demand: the imports of the cluster's stage need the cluster's tools.
     from benchmarks.soak_cluster import ClusterStage
 
     return ClusterStage(NODES)
@@ -105,9 +108,9 @@ def _stage(local: bool) -> Stage:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.soak", description=__doc__)
     parser.add_argument("--minutes", type=float, default=20.0)
-    parser.add_argument("--every", type=float, default=60.0, metavar="SECONDS", help="between faults")
-    parser.add_argument("--local", action="store_true", help="processes of this machine, no cluster")
-    parser.add_argument("--seed", type=int, default=1, help="decides the order of the faults and their victims")
+    parser.add_argument("--every", type=float, default=60.0, metavar="SECONDS", help="seconds between faults")
+    parser.add_argument("--local", action="store_true", help="use processes of this machine instead of a cluster")
+    parser.add_argument("--seed", type=int, default=1, help="determines the order of the faults and their victims")
     return parser.parse_args()
 
 

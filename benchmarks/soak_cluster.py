@@ -1,4 +1,4 @@
-"""A soak on the real cluster: pods, nodes, links, the store and the operator are taken away."""
+"""A soak on the test cluster, with faults of workers, pods, nodes, network links, the store and the operator."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from benchmarks.goodput import Deed, Step
-from benchmarks.stage import NAMESPACE, fresh_namespace, operator_pods, prepare
+from benchmarks.goodput import Fault, Step
+from benchmarks.stage import NAMESPACE, operator_pods, prepare
 from cluster import verbs
 from support.install import SYSTEM
 from support.jobs import Job, digits, kill_worker
 from support.kube import is_true
 from support.logbook import LogBook
 
-AWAY = 20.0
-"""Seconds that a killed or cut-off node is away."""
+DOWNTIME = 20.0
+"""Seconds until a killed node restarts or a cut-off node is connected again."""
 
 
 class ClusterStage:
-    """`soak.Stage` on the cluster of `make cluster`."""
+    """The `Stage` on the cluster of `make cluster`."""
 
     name = "cluster"
 
@@ -35,17 +35,17 @@ class ClusterStage:
         self._checkpoints = Path(tempfile.mkdtemp(prefix="elasticjob-soak-"))
         self._checkpoints.chmod(0o777)
         self._book: LogBook | None = None
-        self._away: set[str] = set()
-        self._doing: dict[str, Callable[[random.Random], str]] = {
-            "worker killed": self._worker,
-            "pod deleted": self._pod,
-            "node killed": self._node_killed,
-            "node cut off": self._node_cut,
-            "store pod deleted": self._store,
-            "operator deleted": self._operator,
+        self._down: set[str] = set()
+        self._faults: dict[str, Callable[[random.Random], str]] = {
+            "worker killed": self._kill_worker,
+            "pod deleted": self._delete_pod,
+            "node killed": self._kill_node,
+            "node cut off": self._cut_node,
+            "store pod deleted": self._delete_store,
+            "operator deleted": self._delete_operator,
             "scale": self._scale,
         }
-        self.kinds: Sequence[str] = tuple(self._doing)
+        self.kinds: Sequence[str] = tuple(self._faults)
 
     @property
     def book(self) -> LogBook:
@@ -53,7 +53,7 @@ class ClusterStage:
         return self._book
 
     def start(self, arguments: Sequence[str]) -> None:
-        fresh_namespace(self._kube)
+        self._kube.recreate_namespace(NAMESPACE)
         policy = {"minReplicas": 1, "maxReplicas": self._nodes}
         body = digits(self._job.name, str(self._checkpoints), *arguments, elasticPolicy=policy)
         body["spec"]["failurePolicy"] = {"maxRestarts": 10000}
@@ -63,18 +63,18 @@ class ClusterStage:
         self.book.wait_step(10, timeout=180)
 
     def steps(self) -> list[Step]:
-        """The first rank to say so counts."""
+        """Return each step of each pod once, with the time of its first line."""
         first: dict[tuple[int, int, str], Step] = {}
         for s in self.book.steps:
             first.setdefault((s.step, s.world, s.pod), Step(s.time, s.step, s.world))
         return list(first.values())
 
-    def do(self, kind: str, rng: random.Random) -> Deed:
+    def inject(self, kind: str, rng: random.Random) -> Fault:
         moment = time.time()
-        what = self._doing[kind](rng)
-        return Deed(moment, kind, what, self._target)
+        details = self._faults[kind](rng)
+        return Fault(moment, kind, details, self._target)
 
-    def over(self) -> bool:
+    def has_ended(self) -> bool:
         job = self._job.read()
         return is_true(job, "Complete") or is_true(job, "Failed")
 
@@ -86,7 +86,7 @@ class ClusterStage:
         return "Complete"
 
     def close(self) -> None:
-        for node in tuple(self._away):
+        for node in tuple(self._down):
             verbs.restart(node)
         if self._book is not None:
             self._book.__exit__()
@@ -97,41 +97,41 @@ class ClusterStage:
     def _victim(self, rng: random.Random) -> str:
         return rng.choice(self._job.running())
 
-    def _worker(self, rng: random.Random) -> str:
+    def _kill_worker(self, rng: random.Random) -> str:
         pod = self._victim(rng)
         kill_worker(self._cluster_dir, self._job, pod)
         return f"in {pod}"
 
-    def _pod(self, rng: random.Random) -> str:
+    def _delete_pod(self, rng: random.Random) -> str:
         pod = self._victim(rng)
         self._kube.delete("pods", pod, NAMESPACE)
         return pod
 
-    def _node_killed(self, rng: random.Random) -> str:
+    def _kill_node(self, rng: random.Random) -> str:
         node = self._job.node_of(self._victim(rng))
-        self._away.add(node)
+        self._down.add(node)
         verbs.kill(node)
-        time.sleep(AWAY)
+        time.sleep(DOWNTIME)
         verbs.restart(node)
-        self._away.discard(node)
-        return f"{node}, back after {AWAY:g} s"
+        self._down.discard(node)
+        return f"{node}, restarted after {DOWNTIME:g} s"
 
-    def _node_cut(self, rng: random.Random) -> str:
+    def _cut_node(self, rng: random.Random) -> str:
         node = self._job.node_of(self._victim(rng))
         verbs.cut(node)
         try:
-            time.sleep(AWAY)
+            time.sleep(DOWNTIME)
         finally:
             verbs.heal(node)
-        return f"{node}, healed after {AWAY:g} s"
+        return f"{node}, connected again after {DOWNTIME:g} s"
 
-    def _store(self, _: random.Random) -> str:
+    def _delete_store(self, _: random.Random) -> str:
         pods = [pod["metadata"]["name"] for pod in self._job.pods(self._job.stores)]
         for pod in pods:
             self._kube.delete("pods", pod, NAMESPACE)
         return ", ".join(pods)
 
-    def _operator(self, _: random.Random) -> str:
+    def _delete_operator(self, _: random.Random) -> str:
         pods = operator_pods(self._kube)
         for pod in pods:
             self._kube.delete("pods", pod, SYSTEM, grace=0)

@@ -1,4 +1,7 @@
-"""A soak without a cluster: a store and agents as processes; lost nodes come back at once with the next incarnation."""
+"""A soak without a cluster: a store and agents as processes of this machine.
+
+A lost node is replaced at once by its next incarnation.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from benchmarks.goodput import Deed, Step
+from benchmarks.goodput import Fault, Step
 from benchmarks.ours import Ours
 from benchmarks.side import Size, kill
 from elasticjob.agent.processes import descendants
@@ -21,7 +24,7 @@ _STEP = re.compile(r"\bstep=(\d+) epoch=.*\brank=0 world=(\d+) time=([\d.]+)")
 
 
 class LocalStage:
-    """`Stage` on this machine."""
+    """The `Stage` on this machine."""
 
     name = "local"
 
@@ -29,15 +32,15 @@ class LocalStage:
         self._nodes = nodes
         self._folder = Path(tempfile.mkdtemp(prefix="elasticjob-soak-"))
         self._side: Ours | None = None
-        self._doing: dict[str, Callable[[random.Random], str]] = {
-            "worker killed": self._worker,
-            "node killed": self._agent,
-            "node told to go": self._told,
-            "store killed": self._store,
-            "store and worker killed": self._store_and_worker,
+        self._faults: dict[str, Callable[[random.Random], str]] = {
+            "worker killed": self._kill_worker,
+            "node killed": self._kill_node,
+            "node drained": self._drain_node,
+            "store killed": self._kill_store,
+            "store and worker killed": self._kill_store_and_worker,
             "scale": self._scale,
         }
-        self.kinds: Sequence[str] = tuple(self._doing)
+        self.kinds: Sequence[str] = tuple(self._faults)
 
     @property
     def side(self) -> Ours:
@@ -49,22 +52,22 @@ class LocalStage:
         self._side = Ours(self._folder, Size(1, self._nodes), command=command, scale_up_stabilization=5.0)
         self._side.start(self._nodes)
         if not self._side.output.wait(lambda: len(self.steps()) > 10, 180):
-            raise RuntimeError(f"does not train:\n{self._side.output.tail()}")
+            raise RuntimeError(f"the job did not train within 180 s:\n{self._side.output.tail()}")
 
     def steps(self) -> list[Step]:
         found = (_STEP.search(line.text) for line in list(self.side.output.lines))
         return [Step(float(m[3]), int(m[1]), int(m[2])) for m in found if m]
 
-    def do(self, kind: str, rng: random.Random) -> Deed:
+    def inject(self, kind: str, rng: random.Random) -> Fault:
         moment = time.time()
-        what = self._doing[kind](rng)
-        return Deed(moment, kind, what, self.side.settings.target)
+        details = self._faults[kind](rng)
+        return Fault(moment, kind, details, self.side.settings.target)
 
-    def over(self) -> bool:
+    def has_ended(self) -> bool:
         return bool(self.side.reports and self.side.reports[-1][1].outcome is not None)
 
     def finish(self, timeout: float) -> str:
-        if not self.side.output.wait(self.over, timeout):
+        if not self.side.output.wait(self.has_ended, timeout):
             return f"still runs:\n{self.side.output.tail(40)}"
         outcome = self.side.reports[-1][1].outcome
         assert outcome is not None
@@ -73,7 +76,7 @@ class LocalStage:
     def close(self) -> None:
         if self._side is not None:
             (self._folder.parent / "elasticjob-soak-last.log").write_text(
-                "\n".join(f"{line.time:.3f} {line.who}: {line.text}" for line in self._side.output.lines)
+                "\n".join(f"{line.time:.3f} {line.source}: {line.text}" for line in self._side.output.lines)
             )
             self._side.close()
         shutil.rmtree(self._folder, ignore_errors=True)
@@ -83,10 +86,10 @@ class LocalStage:
     def _victim(self, rng: random.Random) -> int:
         return rng.randrange(self.side.settings.target)
 
-    def _worker(self, rng: random.Random) -> str:
-        running = {index: found for index in self.side.agents if (found := self._workers(index))}
+    def _kill_worker(self, rng: random.Random) -> str:
+        running = {index: pids for index in self.side.agents if (pids := self._workers(index))}
         if not running:
-            return "none ran"
+            return "no worker ran"
         index = rng.choice(sorted(running))
         for pid in running[index]:
             kill(pid)
@@ -94,28 +97,28 @@ class LocalStage:
 
     def _workers(self, index: int) -> list[int]:
         agent = self.side.agents[index].pid
-        return [pid for pid in descendants(agent) if _parent(pid) == agent and not _is_warm(pid)]
+        return [pid for pid in descendants(agent) if _parent(pid) == agent and not _is_fork_server(pid)]
 
-    def _agent(self, rng: random.Random) -> str:
+    def _kill_node(self, rng: random.Random) -> str:
         index = self._victim(rng)
-        self.side.lose(index)
+        self.side.kill_node(index)
         self.side.add(index)
         return f"node {index}"
 
-    def _told(self, rng: random.Random) -> str:
+    def _drain_node(self, rng: random.Random) -> str:
         index = self._victim(rng)
-        self.side.tell(index)
+        self.side.drain(index)
         self.side.agents[index].wait(60)
         self.side.add(index)
         return f"node {index}"
 
-    def _store(self, _: random.Random) -> str:
+    def _kill_store(self, _: random.Random) -> str:
         self.side.kill_store()
         return "and started again"
 
-    def _store_and_worker(self, rng: random.Random) -> str:
+    def _kill_store_and_worker(self, rng: random.Random) -> str:
         self.side.kill_store()
-        return self._worker(rng)
+        return self._kill_worker(rng)
 
     def _scale(self, _: random.Random) -> str:
         target = self._nodes - 1 if self.side.settings.target == self._nodes else self._nodes
@@ -130,8 +133,8 @@ def _parent(pid: int) -> int:
         return 0
 
 
-def _is_warm(pid: int) -> bool:
+def _is_fork_server(pid: int) -> bool:
     try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes().startswith(b"elasticjob-warm")
+        return Path(f"/proc/{pid}/cmdline").read_bytes().startswith(b"elasticjob-fork-server")
     except OSError:
         return True

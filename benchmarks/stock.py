@@ -1,4 +1,4 @@
-"""The other side: stock torchrun with its c10d backend, as shipped or with the best settings a user can choose."""
+"""The other side: stock torchrun with its c10d backend, with default settings or the best that a user can choose."""
 
 from __future__ import annotations
 
@@ -36,15 +36,15 @@ while True:
 
 @dataclass(frozen=True)
 class Tuning:
-    """What a user can set."""
+    """The settings of torchrun that a user can choose."""
 
     arguments: tuple[str, ...] = ()
     conf: Mapping[str, str] = field(default_factory=dict)
     environ: Mapping[str, str] = field(default_factory=dict)
 
 
-SHIPPED = Tuning()
-BEST = Tuning(
+DEFAULTS = Tuning()
+TUNED = Tuning(
     arguments=("--monitor-interval=0.1",),
     conf={"last_call_timeout": "1", "keep_alive_interval": "1", "keep_alive_max_attempt": "2"},
     environ={"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"},
@@ -52,19 +52,19 @@ BEST = Tuning(
 
 
 class Torchrun(Side):
-    """The first node hosts the store, unless it is asked to be apart."""
+    """A torchrun job. The first node hosts the store. `own_store`: a process of its own hosts it."""
 
-    def __init__(self, folder: Path, size: Size, tuning: Tuning, *, apart: bool = False) -> None:
+    def __init__(self, folder: Path, size: Size, tuning: Tuning, *, own_store: bool = False) -> None:
         super().__init__(folder, size)
-        self.name = "torchrun" if tuning is SHIPPED else "torchrun, best settings"
+        self.name = "torchrun" if tuning is DEFAULTS else "torchrun, best settings"
         self._tuning = tuning
-        self._apart = apart
+        self._own_store = own_store
         self._port = free_port()
         self._store: subprocess.Popen[bytes] | None = None
         self.nodes: dict[int, subprocess.Popen[bytes]] = {}
 
     def start(self, nodes: int) -> float:
-        if self._apart:
+        if self._own_store:
             self._start_store()
         moment = time.time()
         for index in range(nodes):
@@ -74,7 +74,7 @@ class Torchrun(Side):
     def add(self, index: int) -> float:
         moment = time.time()
         conf = dict(self._tuning.conf)
-        if self._apart:
+        if self._own_store:
             conf["is_host"] = "0"
         argv = [
             sys.executable, "-m", "torch.distributed.run",
@@ -89,14 +89,14 @@ class Torchrun(Side):
         self.nodes[index] = spawn(argv, environ, self.output, f"node {index}", str(self.folder))
         return moment
 
-    def lose(self, index: int) -> float:
+    def kill_node(self, index: int) -> float:
         node = self.nodes.pop(index)
         moment = time.time()
         kill_session(node.pid)
         node.wait()
         return moment
 
-    def tell(self, index: int) -> float:
+    def drain(self, index: int) -> float:
         moment = time.time()
         self.nodes[index].send_signal(signal.SIGTERM)
         return moment
@@ -112,15 +112,15 @@ class Torchrun(Side):
         return bool(self.nodes) and all(node.poll() is not None for node in self.nodes.values())
 
     def marks(self, since: float) -> dict[str, float]:
-        """From torchrun's log: the first to notice, the last to stop and to be told its rank."""
+        """See the base class. The times come from torchrun's log: the first node that detects, else the last node."""
         found: dict[str, list[float]] = {name: [] for name in _MARKS}
         for line in list(self.output.lines):
             if line.time >= since and (stamp := _STAMP.search(line.text)):
                 for name, pattern in _MARKS.items():
                     if pattern.search(stamp[2]):
                         found[name].append(_unix(stamp[1], line.time))
-        picked = {"detect": min, "stop": max, "rendezvous": max}
-        return {name: picked[name](times) for name, times in found.items() if times}
+        choose = {"detect": min, "stop": max, "rendezvous": max}
+        return {name: choose[name](times) for name, times in found.items() if times}
 
     def close(self) -> None:
         for node in self.nodes.values():
@@ -135,7 +135,7 @@ class Torchrun(Side):
 
 
 def torch_store(port: int, output: Output, folder: Path) -> subprocess.Popen[bytes]:
-    """torch's own TCPStore server in a process; returns once it serves."""
+    """Start torch's TCPStore server as a process and wait until it serves."""
     before = len(output.lines)
     store = spawn([sys.executable, "-c", _STORE, str(port)], dict(os.environ), output, "store", str(folder))
     output.wait(lambda: any(line.text == "serving" for line in output.lines[before:]), 60)
@@ -143,6 +143,6 @@ def torch_store(port: int, output: Output, folder: Path) -> subprocess.Popen[byt
 
 
 def _unix(stamp: str, near: float) -> float:
-    """torch's log has no year."""
+    """Convert a time stamp of torch's log, which has no year, to Unix seconds. `near`: a time in the same year."""
     year = datetime.fromtimestamp(near).year
     return datetime.strptime(f"{year}{stamp}", "%Y%m%d %H:%M:%S.%f").timestamp()

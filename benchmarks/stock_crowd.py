@@ -1,6 +1,6 @@
-"""Stock dynamic rendezvous of N nodes, one thread each: `python -m benchmarks.stock_crowd N rendezvous|again`.
+"""Run torch's dynamic rendezvous with N nodes: `python -m benchmarks.stock_crowd N rendezvous|again`.
 
-Prints one JSON object. Each node has its own connection to one C++ store of this process, as torchrun's have.
+Each node is a thread with its own connection to one C++ store in this process. The output is one JSON object.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from torch.distributed.elastic.rendezvous import RendezvousParameters
 from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import create_handler
 
-_WRITES = threading.Lock()
+_LOCK = threading.Lock()
 
 
 class Counting(C10dRendezvousBackend):  # type: ignore[misc]
-    """Counts what the handler asks of the store, and the bytes of the state in it."""
+    """A backend that counts the store operations and the bytes of the state that they transfer."""
 
     operations = 0
-    moved = 0
+    transferred = 0
     """Bytes."""
 
     def get_state(self) -> Any:
@@ -42,31 +42,31 @@ class Counting(C10dRendezvousBackend):  # type: ignore[misc]
         return done
 
     def _count(self, size: int) -> None:
-        with _WRITES:
+        with _LOCK:
             Counting.operations += 1
-            Counting.moved += size * 4 // 3  # base64
+            Counting.transferred += size * 4 // 3  # base64
 
 
 def main() -> None:
-    count, what = int(sys.argv[1]), sys.argv[2]
+    count, figure = int(sys.argv[1]), sys.argv[2]
     os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
-    keep = TCPStore("127.0.0.1", port, None, True, timedelta(seconds=60), wait_for_workers=False)
+    server = TCPStore("127.0.0.1", port, None, True, timedelta(seconds=60), wait_for_workers=False)
     handlers = [_handler(port, count) for _ in range(count)]
     with ThreadPoolExecutor(count) as pool:
         figures = {"rendezvous": _timed(pool, handlers)}
-        figures |= {"operations per node": Counting.operations / count, "bytes per node": Counting.moved / count}
-        if what == "again":
-            Counting.operations = Counting.moved = 0
+        figures |= {"operations per node": Counting.operations / count, "bytes per node": Counting.transferred / count}
+        if figure == "again":
+            Counting.operations = Counting.transferred = 0
             figures["again"] = _timed(pool, handlers)
             figures |= {
                 "operations per node, again": Counting.operations / count,
-                "bytes per node, again": Counting.moved / count,
+                "bytes per node, again": Counting.transferred / count,
             }
     print(json.dumps(figures), flush=True)
-    del keep
-    os._exit(0)  # the handlers' heartbeats would hold the exit up
+    del server
+    os._exit(0)  # the handlers' heartbeat threads would delay the exit
 
 
 def _handler(port: int, count: int) -> Any:
@@ -77,7 +77,7 @@ def _handler(port: int, count: int) -> Any:
 
 
 def _timed(pool: ThreadPoolExecutor, handlers: list[Any]) -> float:
-    """Everyone enters; until the last one has its rank."""
+    """Let all nodes join and return the seconds until the last node has its rank."""
     began = time.monotonic()
     calls: list[Callable[[], Any]] = [handler.next_rendezvous for handler in handlers]
     for future in [pool.submit(call) for call in calls]:

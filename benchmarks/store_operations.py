@@ -1,4 +1,4 @@
-"""Plain operations a second: our store against torch's C++ server, with the same clients."""
+"""Store operations per second: our store against torch's C++ server, with the same clients."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, contextmanager
 from datetime import timedelta
 from pathlib import Path
 
-from benchmarks.crowd import processor
+from benchmarks.crowd import cpu_seconds
 from benchmarks.ours import Ours, free_port
 from benchmarks.output import Output
 from benchmarks.row import OURS, Row, Sample
@@ -22,21 +22,22 @@ TORCH = "torch's server"
 SECONDS = 2.0
 CONNECTIONS = 64
 BATCH = 100
-"""Requests on their way on each connection."""
+"""Requests that each connection sends before it reads the answers."""
 
 
 @contextmanager
 def our_server(folder: Path) -> Iterator[tuple[int, int]]:
-    """Its port and process, as `torch_server`."""
+    """Start our store; yield its port and its process id."""
     with Ours(folder) as side:
         side.start(0)
-        side.serving()
+        side.wait_until_serving()
         assert side.store is not None
         yield side.port, side.store.pid
 
 
 @contextmanager
 def torch_server(folder: Path) -> Iterator[tuple[int, int]]:
+    """Start torch's store; yield its port and its process id."""
     port = free_port()
     process = torch_store(port, Output(), folder)
     try:
@@ -47,7 +48,7 @@ def torch_server(folder: Path) -> Iterator[tuple[int, int]]:
 
 
 def one_connection(port: int) -> float:
-    """torch's client: set, then get, one after the other."""
+    """Return operations per second of torch's client: set and get in turns."""
     from torch.distributed import TCPStore
 
     store = TCPStore("127.0.0.1", port, None, False, timedelta(seconds=30))
@@ -61,7 +62,7 @@ def one_connection(port: int) -> float:
 
 
 def many_connections(port: int) -> float:
-    """Additions, sent ahead over many connections so that the client costs little."""
+    """Return additions per second, pipelined over many connections so that the client needs little CPU time."""
     requests = wire.request(Op.ADD, [b"/key"], number=1) * BATCH
     selector, peers = selectors.DefaultSelector(), []
     for _ in range(CONNECTIONS):
@@ -69,16 +70,16 @@ def many_connections(port: int) -> float:
         peer.sendall(wire.request(Op.VALIDATE, number=wire.MAGIC) + requests)
         peers.append(peer)
         selector.register(peer, selectors.EVENT_READ)
-    answered, owed, began = 0, dict.fromkeys(peers, BATCH * 8), time.monotonic()
+    answered, pending, began = 0, dict.fromkeys(peers, BATCH * 8), time.monotonic()
     while (took := time.monotonic() - began) < SECONDS:
         for key, _ in selector.select(1.0):
             ready = key.fileobj
             assert isinstance(ready, socket.socket)
-            got = len(ready.recv(BATCH * 8))
-            answered += got
-            owed[ready] -= got
-            if owed[ready] <= 0:
-                owed[ready] += BATCH * 8
+            received = len(ready.recv(BATCH * 8))
+            answered += received
+            pending[ready] -= received
+            if pending[ready] <= 0:
+                pending[ready] += BATCH * 8
                 ready.sendall(requests)
     for peer in peers:
         peer.close()
@@ -89,9 +90,9 @@ def _row(name: str, title: str, want: float, count: Callable[[int], float]) -> R
     def measure(serve: Callable[[Path], AbstractContextManager[tuple[int, int]]]) -> Callable[[Path], Sample]:
         def once(folder: Path) -> Sample:
             with serve(folder) as (port, pid):
-                before = processor(pid)
+                before = cpu_seconds(pid)
                 rate = count(port)
-                used = processor(pid) - before
+                used = cpu_seconds(pid) - before
             return Sample(rate, parts={"server's processor, microseconds each": used / (rate * SECONDS) * 1e6})
 
         return once
@@ -102,5 +103,5 @@ def _row(name: str, title: str, want: float, count: Callable[[int], float]) -> R
 
 ROWS = [
     _row("store-one", "store: set and get over one connection", 10_000, one_connection),
-    _row("store-many", f"store: additions over {CONNECTIONS} connections, sent ahead", 10_000, many_connections),
+    _row("store-many", f"store: additions over {CONNECTIONS} connections, pipelined", 10_000, many_connections),
 ]

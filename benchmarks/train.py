@@ -1,8 +1,8 @@
 """The script that both sides run, unmodified: DDP over gloo with AdamW on a small network.
 
-Prints when its first line ran, when torch was imported, and each of its steps (rank 0: all, others: the first three).
-A file `stuck-RANK` in the folder of its argument makes that rank stop for ever, `raise-RANK` raise an exception.
-A second argument: reports steps.
+It prints when its first line runs, when torch is imported, and its steps (rank 0: all, other ranks: the first three).
+In the folder of the first argument, a file `stuck-RANK` makes that rank stop for ever, and a file `raise-RANK` makes it
+raise an exception. With a second argument the script reports its steps to the agent.
 """
 
 import os
@@ -13,20 +13,20 @@ import time
 RANK, PID = os.environ["RANK"], os.getpid()
 
 
-def say(what: str) -> None:
-    # One write: the ranks share a pipe.
-    sys.stdout.write(f"{what} rank={RANK} world={os.environ['WORLD_SIZE']} pid={PID} at={time.time():.6f}\n")
+def log(event: str) -> None:
+    # One write, because the ranks share a pipe.
+    sys.stdout.write(f"{event} rank={RANK} world={os.environ['WORLD_SIZE']} pid={PID} at={time.time():.6f}\n")
     sys.stdout.flush()
 
 
-say("begun")
+log("begun")
 
 import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 
-say("imported")
+log("imported")
 torch.set_num_threads(1)
 dist.init_process_group("gloo")
 network = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 64), nn.ReLU(), nn.Linear(64, 10))
@@ -34,7 +34,7 @@ model = DistributedDataParallel(network)
 optimizer = torch.optim.AdamW(model.parameters())
 if reports := bool(sys.argv[2:]):
     from elasticjob import progress
-stuck, raising = (os.path.join(sys.argv[1], f"{what}-{RANK}") for what in ("stuck", "raise"))  # noqa: PTH118
+stuck, raising = (os.path.join(sys.argv[1], f"{action}-{RANK}") for action in ("stuck", "raise"))  # noqa: PTH118
 step = 0
 while True:
     optimizer.zero_grad()
@@ -45,13 +45,13 @@ while True:
     if reports:
         progress(step)
     if RANK == "0" or step <= 3:
-        say(f"step={step}")
-    time.sleep(0.01)  # as a device would compute: it leaves the processors to whoever recovers
+        log(f"step={step}")
+    time.sleep(0.01)  # stands for work on a device: it leaves the cores to the recovery
     if os.path.exists(raising):  # noqa: PTH110
         os.unlink(raising)  # noqa: PTH108
-        say("raising")
-        raise RuntimeError("as asked")
+        log("raising")
+        raise RuntimeError("requested by the benchmark")
     if os.path.exists(stuck):  # noqa: PTH110
-        say("stopped")
+        log("stopped")
         while True:
-            signal.pause()  # it returns after a signal that asks for stacks
+            signal.pause()  # it returns after the signal that dumps stacks

@@ -1,8 +1,8 @@
-"""What holds for all tests."""
+"""Set-up of all tests."""
 
 from __future__ import annotations
 
 import signal
 
-# Started in the background by a shell, this process ignores SIGINT, and all that tests start would inherit that.
+# A shell starts background processes with SIGINT ignored, and the processes that tests start would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)

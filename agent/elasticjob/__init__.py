@@ -1,4 +1,4 @@
-"""Elastic PyTorch jobs: the agent, the store and what training code imports."""
+"""Elastic PyTorch jobs: the agent, the store and the functions that training code imports."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 __all__ = ["RunResult", "State", "Stopped", "WorkerState", "launch", "on_stop", "progress"]
 
-_HOME = {
+_MODULES = {
     "RunResult": "elasticjob.local.launch",
     "WorkerState": "elasticjob.local.launch",
     "launch": "elasticjob.local.launch",
@@ -24,11 +24,11 @@ _HOME = {
 
 
 def __getattr__(name: str) -> Any:
-    """Import on first use: agent and store never need what training code does."""
-    if name not in _HOME:
+    """Import a public name on first use: the agent and the store start without the modules of training code."""
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module
 
-    value = getattr(import_module(_HOME[name]), name)
+    value = getattr(import_module(_MODULES[name]), name)
     globals()[name] = value
     return value

@@ -1,4 +1,4 @@
-"""`python -m elasticjob`, and `python path/to/elasticjob` without an installation."""
+"""Run `python -m elasticjob`, or `python path/to/elasticjob` without an installation."""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,7 @@
-"""The command line: `elasticjob agent | store | run | version`. What a subcommand needs is imported by it alone."""
+"""The command line: `elasticjob agent | store | run | version`.
+
+Each subcommand imports its own modules, so that the agent and the store start fast.
+"""
 
 from __future__ import annotations
 
@@ -10,36 +13,36 @@ if TYPE_CHECKING:
     import argparse
 
 USAGE = 64
-"""Exit code for wrong flags (contract.names.ExitCode.USAGE, without importing it before the signals are caught)."""
+"""Exit code for wrong flags: ExitCode.USAGE of contract.names, which must not be imported before signals are caught."""
 
 _EXAMPLES = """
 examples:
   elasticjob run job.yaml                     run a job's manifest as processes on this machine
-  elasticjob run job.yaml --nodes 3           ... with three nodes, whatever spec.replicas says
-  elasticjob agent -- python train.py --lr 1  what a worker pod runs (configured by ELASTICJOB_* variables)
-  elasticjob store                            what a job's store pod runs
+  elasticjob run job.yaml --nodes 3           the same with three nodes; overrides spec.replicas
+  elasticjob agent -- python train.py --lr 1  the command of a worker pod (reads ELASTICJOB_* variables)
+  elasticjob store                            the command of a job's store pod
 """
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Entry point; returns the exit code."""
-    words = list(sys.argv[1:] if argv is None else argv)
-    if words[:2] == ["agent", "--"] and len(words) > 2:
+    """Run the command line in `argv` (default: `sys.argv`) and return the exit code."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    if arguments[:2] == ["agent", "--"] and len(arguments) > 2:
         from elasticjob.agent.main import main as agent
 
-        return agent(words[2:])
-    if words[:1] == ["store"]:
+        return agent(arguments[2:])
+    if arguments[:1] == ["store"]:
         from elasticjob.store_pod.main import main as store
 
-        return store(words[1:])
-    return _parsed(words[:1] if words == ["agent", "--"] else words)
+        return store(arguments[1:])
+    return _run_parsed(arguments[:1] if arguments == ["agent", "--"] else arguments)
 
 
-def _parsed(words: Sequence[str]) -> int:
+def _run_parsed(arguments: Sequence[str]) -> int:
     parser = _parser()
-    _complete(parser)
-    options = parser.parse_args(words)
-    match options.verb:
+    _enable_completion(parser)
+    options = parser.parse_args(arguments)
+    match options.command:
         case "run":
             from elasticjob.local.main import main as run
 
@@ -48,7 +51,7 @@ def _parsed(words: Sequence[str]) -> int:
             print(_version())
             return 0
         case _:
-            return parser.error("write the command after `--`, for instance: elasticjob agent -- python train.py")
+            return parser.error("the command must follow `--`, for example: elasticjob agent -- python train.py")
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -63,28 +66,28 @@ def _parser() -> argparse.ArgumentParser:
     parser = Parser(
         prog="elasticjob", description="Elastic PyTorch training jobs.", epilog=_EXAMPLES, formatter_class=raw
     )
-    verbs = parser.add_subparsers(dest="verb", metavar="COMMAND", required=True)
-    run = verbs.add_parser(
+    subcommands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    run = subcommands.add_parser(
         "run",
         help="run a job's manifest as processes on this machine",
         description="Run an ElasticJob manifest with local processes: one store, and one agent for each replica."
-        " Ctrl-C ends the job in good order, a second Ctrl-C at once.",
+        " Ctrl-C drains the nodes and ends the job; a second Ctrl-C kills them.",
         epilog="exit codes: 0 succeeded, 1 failed, 64 the manifest or a flag is wrong, 130 interrupted",
         formatter_class=raw,
     )
     run.add_argument("manifest", help="YAML file with one ElasticJob")
     run.add_argument("--nodes", type=int, metavar="N", help="number of nodes (default: spec.replicas)")
-    verbs.add_parser(
+    subcommands.add_parser(
         "agent",
         help="run one node's agent: elasticjob agent -- COMMAND...",
         usage="elasticjob agent -- COMMAND [ARG...]",
     )
-    verbs.add_parser("store", help="serve one job's store and coordinator", add_help=False)
-    verbs.add_parser("version", help="print the version")
+    subcommands.add_parser("store", help="serve one job's store and coordinator", add_help=False)
+    subcommands.add_parser("version", help="print the version")
     return parser
 
 
-def _complete(parser: argparse.ArgumentParser) -> None:
+def _enable_completion(parser: argparse.ArgumentParser) -> None:
     try:
         import argcomplete
     except ImportError:

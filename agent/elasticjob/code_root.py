@@ -1,4 +1,4 @@
-"""Where this package's code is, for the processes that run it: a directory, or the agent's zip archive."""
+"""Location of this package's code, a directory or the agent's zip archive, for processes that run it."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from pathlib import Path
 
 _ROOT = Path(__file__).parents[1]
 CODE_ROOT = str(_ROOT)
-"""What must be on `sys.path` to import `elasticjob`."""
+"""Entry of `sys.path` from which `elasticjob` is imported."""
 
 
 def program() -> list[str]:
-    """Return the command line that runs this very code: interpreter and what to run, without arguments."""
+    """Return the command line that runs this code as `elasticjob`, without arguments: interpreter and program."""
     return [sys.executable, str(_ROOT if _ROOT.is_file() else _ROOT / "elasticjob")]

@@ -1,4 +1,4 @@
-"""TCP keep-alive of the kernel, for control links and for plain clients of a store."""
+"""Kernel TCP keep-alive, for control links and for plain clients of a store."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class KeepAlive:
-    """Kernel TCP keep-alive: a peer that vanished without a word is noticed after interval x attempts seconds."""
+    """Keep-alive settings: the kernel detects a vanished peer after `interval` x `max_attempts` seconds."""
 
     interval: float = 1.0
+    """Seconds between probes, rounded to whole seconds, at least 1."""
     max_attempts: int = 3
 
     def apply(self, sock: socket.socket) -> None:
@@ -21,5 +22,5 @@ class KeepAlive:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, interval)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, interval)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, self.max_attempts)
-        # Keep-alive does not run while data is on its way; this bounds that case.
+        # The kernel sends no probes while sent data is unacknowledged; this option limits that time.
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, interval * self.max_attempts * 1000)

@@ -1,4 +1,4 @@
-"""`make demo`: a real Kubernetes, one manifest, and everything taken away while it trains."""
+"""`make demo`: train one elastic job on a real Kubernetes cluster while workers, pods and nodes fail."""
 
 from __future__ import annotations
 
@@ -18,9 +18,11 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "tests"), str(Path(__file__).parent)]
 
 import yaml  # noqa: E402
+from rich import box  # noqa: E402
 from rich.console import Console  # noqa: E402
 from rich.live import Live  # noqa: E402
 from rich.table import Table  # noqa: E402
+from rich.text import Text  # noqa: E402
 
 import picture  # noqa: E402
 from cluster import verbs  # noqa: E402
@@ -31,46 +33,45 @@ from support.install import install  # noqa: E402
 from support.jobs import Job, kill_worker  # noqa: E402
 from support.kube import ApiError, Json, Kube, is_true  # noqa: E402
 from support.logbook import LogBook, Step  # noqa: E402
-from timeline import Deed, Snapshot, rows  # noqa: E402
+from timeline import Action, Row, Snapshot, rows  # noqa: E402
 
 NAMESPACE = "demo"
-# In a pipe the table would be squeezed into 80 columns.
-console = Console(highlight=False, width=None if sys.stdout.isatty() else 132)
+console = Console(highlight=False)
 
 
 @dataclass
-class Show:
-    """The job on stage: what is seen of it, and what is done to it."""
+class Demo:
+    """The job on the cluster: the actions so far and its recorded statuses."""
 
     kube: Kube
     cluster_dir: Path
     job: Job
     book: LogBook
-    deeds: list[Deed] = field(default_factory=list)
+    actions: list[Action] = field(default_factory=list)
     snapshots: list[Snapshot] = field(default_factory=list)
 
     def watch(self) -> None:
-        """Remember every status, until the process ends."""
+        """Record every status until the process ends."""
         while True:
             try:
-                for _, seen in self.kube.watch("elasticjobs", NAMESPACE, name=self.job.name, timeout=3600):
-                    self.snapshots.append(Snapshot(time.time(), seen.get("status", {})))
+                for _, job in self.kube.watch("elasticjobs", NAMESPACE, name=self.job.name, timeout=3600):
+                    self.snapshots.append(Snapshot(time.time(), job.get("status", {})))
             except (OSError, ApiError, ValueError):
                 time.sleep(0.5)
 
-    def do(self, what: str, deed: Callable[[], object], *, world: int, steps: int = 25) -> None:
-        """Do it, wait until a new world of this size trains, and let it go on for some steps."""
+    def perform(self, what: str, action: Callable[[], object], *, world: int, steps: int = 25) -> None:
+        """Perform the action, then wait until a new world of this size has trained some steps."""
         before = self.job.status()["rendezvousRound"]
-        self.deeds.append(Deed(time.time(), what, world))
+        self.actions.append(Action(time.time(), what, world))
         console.print(f"[bold red]>>>[/] {what}")
-        deed()
+        action()
         status = self.job.wait_world(world, after=before, timeout=180)
         formed = datetime.fromisoformat(status["lastRendezvousTime"]).timestamp()
         after = self.book.wait_steps_after(formed, world=world, timeout=60)
         self.book.wait_step(after.step + steps, timeout=180)
 
     def table(self) -> Table:
-        """The live view."""
+        """Return the live view of the job."""
         status = self.snapshots[-1].status if self.snapshots else {}
         steps = self.book.steps[-1:]
         grid = Table.grid(padding=(0, 2))
@@ -83,52 +84,50 @@ class Show:
         return grid
 
 
-def act(show: Show) -> None:
-    """The faults, in order; each waits until training has gone on at full size."""
-    job = show.job
+def act(demo: Demo) -> None:
+    """Perform the faults and actions in order. Each one starts once the job trains at full size again."""
+    job = demo.job
     size = int(job.status()["worldSize"])
     victim = job.running()[1]
-    show.do(f"SIGKILL a worker process in {victim}", lambda: kill_worker(show.cluster_dir, job, victim), world=size)
+    demo.perform(
+        f"SIGKILL a worker process in {victim}", lambda: kill_worker(demo.cluster_dir, job, victim), world=size
+    )
     victim = job.running()[0]
-    show.do(f"kubectl delete pod {victim}", lambda: job.kube.delete("pods", victim, NAMESPACE), world=size)
+    demo.perform(f"kubectl delete pod {victim}", lambda: job.kube.delete("pods", victim, NAMESPACE), world=size)
     node = job.node_of(job.running()[-1])
-    show.do(f"kill {node} (kubelet, containers, all)", lambda: verbs.kill(node), world=size)
-    console.print(f"    bring {node} back")
+    demo.perform(f"kill {node} (kubelet and all containers)", lambda: verbs.kill(node), world=size)
+    console.print(f"    restart {node}")
     verbs.restart(node)
-    show.do("kubectl scale --replicas=4", lambda: job.kube.scale(job.name, NAMESPACE, 4), world=4)
-    show.do("kubectl scale --replicas=2", lambda: job.kube.scale(job.name, NAMESPACE, 2), world=2)
+    demo.perform("kubectl scale --replicas=4", lambda: job.kube.scale(job.name, NAMESPACE, 4), world=4)
+    demo.perform("kubectl scale --replicas=2", lambda: job.kube.scale(job.name, NAMESPACE, 2), world=2)
 
 
 def prepare() -> tuple[Kube, Path]:
-    """Cluster, images, operator; the namespace is fresh."""
+    """Start the cluster, load the images, install the operator, and create an empty namespace."""
     cluster_dir = verbs.up().parent
     build_and_load()
     kube = Kube(cluster_dir / "kubeconfig")
     console.print("[bold]helm upgrade --install elasticjob charts/elasticjob[/]")
     install(kube, cluster_dir)
-    if kube.find("namespaces", NAMESPACE):
-        kube.delete("namespaces", NAMESPACE)
-        while kube.find("namespaces", NAMESPACE):
-            next((k for k, _ in kube.watch("namespaces", None, name=NAMESPACE, timeout=60) if k == "DELETED"), None)
-    kube.create("namespaces", {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}})
+    kube.recreate_namespace(NAMESPACE)
     return kube, cluster_dir
 
 
-def start(kube: Kube, cluster_dir: Path, manifest: Path) -> Show:
-    """Apply the manifest and begin to watch."""
+def start(kube: Kube, cluster_dir: Path, manifest: Path) -> Demo:
+    """Apply the manifest and record the job's status from now on."""
     body: Json = yaml.safe_load(manifest.read_text())
     clean_checkpoints(body)
     console.print(f"[bold]kubectl apply -f {manifest.relative_to(ROOT)}[/]")
     job = Job(kube, NAMESPACE, body["metadata"]["name"])
-    show = Show(kube, cluster_dir, job, LogBook(kube, NAMESPACE, job.name).__enter__())
-    show.deeds.append(Deed(time.time(), f"kubectl apply -f {manifest.relative_to(ROOT)}", body["spec"]["replicas"]))
+    demo = Demo(kube, cluster_dir, job, LogBook(kube, NAMESPACE, job.name).__enter__())
+    demo.actions.append(Action(time.time(), f"kubectl apply -f {manifest.relative_to(ROOT)}", body["spec"]["replicas"]))
     kube.create("elasticjobs", body, NAMESPACE)
-    threading.Thread(target=show.watch, daemon=True).start()
-    return show
+    threading.Thread(target=demo.watch, daemon=True).start()
+    return demo
 
 
 def clean_checkpoints(body: Json) -> None:
-    """A demo starts from step 0: the checkpoints of an earlier one go."""
+    """Delete the checkpoints of an earlier demo, so that training starts at step 0."""
     for volume in body["spec"]["template"]["spec"].get("volumes", []):
         directory = Path(volume.get("hostPath", {}).get("path", "/nonexistent"))
         if directory.name.startswith("elasticjob-") and directory.is_dir():
@@ -136,71 +135,90 @@ def clean_checkpoints(body: Json) -> None:
                 checkpoint.unlink()
 
 
-def report(deeds: list[Deed], steps: list[Step], snapshots: list[Snapshot], folder: Path) -> None:
-    """The timeline on screen, as JSON, and as a picture."""
-    told = rows(deeds, steps, snapshots)
-    table = Table(title="What happened, what the status said, how long until the next training step")
-    for column in ("", "deed", "next step", "stood still", "full size", "status said"):
-        table.add_column(column, overflow="fold")
-    for number, row in enumerate(told, 1):
-        table.add_row(
-            str(number), row.deed.what, _seconds(row.next_step), _seconds(row.standstill),
-            _seconds(row.full_size), "\n".join(row.said),
-        )  # fmt: skip
-    console.print(table)
+def report(actions: list[Action], steps: list[Step], snapshots: list[Snapshot], folder: Path) -> None:
+    """Print the timeline, and write it as JSON and as a picture."""
+    results = rows(actions, steps, snapshots)
+    console.print(timeline_table(results))
     folder.mkdir(exist_ok=True)
-    (folder / "timeline.json").write_text(json.dumps([asdict(r) for r in told], indent=1))
-    picture.draw(folder / "loss.png", steps, told)
-    console.print(f"picture: {folder / 'loss.png'}   figures: {folder / 'timeline.json'}")
+    (folder / "timeline.json").write_text(json.dumps([asdict(r) for r in results], indent=1))
+    picture.draw(folder / "loss.png", steps, results)
+    console.print(f"picture: {folder / 'loss.png'}", soft_wrap=True)
+    console.print(f"figures: {folder / 'timeline.json'}", soft_wrap=True)
+
+
+def timeline_table(results: list[Row]) -> Table:
+    """Return the timeline. The status changes are below their action, so that it fits into 80 columns."""
+    table = Table(
+        title="Faults and actions, and the time until the next training step", box=box.SIMPLE_HEAD, pad_edge=False
+    )
+    table.add_column("", justify="right")
+    table.add_column("fault or action", overflow="fold")
+    for column in ("next step", "pause", "full size"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for number, row in enumerate(results, 1):
+        description = Text("\n").join([Text(row.action.what), *(Text(s, style="dim") for s in row.status)])
+        table.add_row(
+            str(number), description, _seconds(row.next_step), _seconds(row.pause), _seconds(row.full_size)
+        )  # fmt: skip
+    return table
 
 
 def _seconds(value: float | None) -> str:
     return "-" if value is None else f"{value:.2f} s"
 
 
-def play(show: Show) -> None:
-    """Wait for the first steps, do the deeds, wait for the end; the live view stays on screen meanwhile."""
-    with Live(get_renderable=show.table, console=console, refresh_per_second=4, transient=True):
-        first = show.book.wait_steps_after(show.deeds[0].time, timeout=180)
-        console.print(f"first training step {first.time - show.deeds[0].time:.1f} s after apply")
-        show.job.wait("FullyScaled", timeout=60)
-        show.book.wait_step(first.step + 25, timeout=120)
-        act(show)
+def play(demo: Demo) -> None:
+    """Wait for the first steps, perform the actions, wait for the job's end. The live view stays on the screen."""
+    with Live(get_renderable=demo.table, console=console, refresh_per_second=4, transient=True):
+        first = demo.book.wait_steps_after(demo.actions[0].time, timeout=180)
+        console.print(f"first training step {first.time - demo.actions[0].time:.1f} s after apply")
+        demo.job.wait("FullyScaled", timeout=60)
+        demo.book.wait_step(first.step + 25, timeout=120)
+        act(demo)
         console.print("[bold]kubectl wait --for=condition=Complete[/]")
-        show.job.wait("Complete", timeout=300)
+        demo.job.wait("Complete", timeout=300)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--manifest", type=Path, default=ROOT / "examples/digits.yaml", help="the job to play with")
-    parser.add_argument("--local", action="store_true", help="without a cluster: processes of this machine")
+    parser.add_argument("--manifest", type=Path, default=ROOT / "examples/digits.yaml", help="manifest of the job")
+    parser.add_argument("--local", action="store_true", help="run processes of this machine instead of a cluster")
     options = parser.parse_args()
     local = options.local
     if not local and os.geteuid() != 0 and not docker_answers():
-        console.print("[bold]no root and no Docker here, so no cluster: the same job as processes of this machine[/]")
+        console.print("[bold]no root and no Docker: running the same job as local processes instead of on a cluster[/]")
         local = True
     return without_cluster(options.manifest) if local else on_cluster(options.manifest)
 
 
 def without_cluster(manifest: Path) -> int:
-    begin = time.monotonic()
+    begin = time.time()
     stage, code = asyncio.run(local_play(manifest, console))
-    report(stage.deeds, stage.steps, stage.snapshots, ROOT / ".demo")
-    console.print(f"[bold]{'Complete' if code == 0 else 'not complete'}[/] after {time.monotonic() - begin:.0f} s")
+    ended = time.time()
+    report(stage.actions, stage.steps, stage.snapshots, ROOT / ".demo")
+    print_times("Complete" if code == 0 else "not complete", ended - stage.actions[0].time, time.time() - begin)
     return code
 
 
 def on_cluster(manifest: Path) -> int:
-    begin = time.monotonic()
+    begin = time.time()
     kube, cluster_dir = prepare()
-    show = start(kube, cluster_dir, manifest.resolve())
-    play(show)
-    report(show.deeds, show.book.steps, show.snapshots, ROOT / ".demo")
-    final = show.job.read()
-    took = time.monotonic() - begin
-    console.print(f"[bold green]Complete[/] after {took:.0f} s; restarts counted: {final['status'].get('restarts')}")
-    console.print(f"look around: KUBECONFIG={cluster_dir}/kubeconfig {cluster_dir}/bin/kubectl -n {NAMESPACE} get ej")
-    return 0 if is_true(final, "Complete") else 1
+    demo = start(kube, cluster_dir, manifest.resolve())
+    play(demo)
+    ended = time.time()
+    report(demo.actions, demo.book.steps, demo.snapshots, ROOT / ".demo")
+    final = demo.job.read()
+    complete = is_true(final, "Complete")
+    console.print(f"restarts that count towards maxRestarts: {final['status'].get('restartsCountTowardsMax', 0)}")
+    command = f"KUBECONFIG={cluster_dir}/kubeconfig {cluster_dir}/bin/kubectl -n {NAMESPACE} get ej"
+    console.print(f"inspect the cluster: {command}", soft_wrap=True)
+    print_times("Complete" if complete else "not complete", ended - demo.actions[0].time, time.time() - begin)
+    return 0 if complete else 1
+
+
+def print_times(outcome: str, job: float, total: float) -> None:
+    """Print the outcome, the job's time and the whole demo's time (seconds)."""
+    console.print(f"[bold]{outcome}[/]: the job took {job:.0f} s, the whole demo {total:.0f} s")
 
 
 if __name__ == "__main__":

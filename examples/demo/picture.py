@@ -1,4 +1,4 @@
-"""The loss over time, with what was done to the job marked on it."""
+"""Draw the loss over time, with a mark for each action."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from timeline import Row
 
 
 def draw(path: Path, steps: Sequence[Step], rows: Sequence[Row]) -> None:
-    """Write a PNG: loss and world size over seconds since the first step, one mark for each deed."""
+    """Write a PNG: loss and world size over seconds since the first step, one mark for each action."""
     import matplotlib as mpl
 
     mpl.use("Agg")
@@ -29,14 +29,14 @@ def draw(path: Path, steps: Sequence[Step], rows: Sequence[Row]) -> None:
     world.set_ylim(0, max(s.world for s in steps) + 0.5)
     world.set_xlabel("seconds since the first step")
     for number, row in enumerate(rows, 1):
-        at = row.deed.time - start
+        at = row.action.time - start
         for axis in (loss, world):
             axis.axvline(at, color="#dc2626", linewidth=0.8, linestyle="--")
         loss.annotate(
-            f"{number}. {row.deed.what}", (at, 1.0), xycoords=("data", "axes fraction"), xytext=(3, -3),
+            f"{number}. {row.action.what}", (at, 1.0), xycoords=("data", "axes fraction"), xytext=(3, -3),
             textcoords="offset points", rotation=90, va="top", fontsize=8, color="#7f1d1d",
             bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 1},
         )  # fmt: skip
-    figure.suptitle("One elastic job, and what was done to it")
+    figure.suptitle("One elastic job: loss and workers, with the faults and actions")
     figure.savefig(path, dpi=110)
     plt.close(figure)

@@ -2,9 +2,9 @@
 
     python train.py                                  # one process
     torchrun --nproc-per-node=4 train.py             # four
-    python train.py --checkpoint /shared/digits      # goes on where the last run stopped
+    python train.py --checkpoint /shared/digits      # resumes where the last run stopped
 
-The batch is the same however many processes share it, so the world size changes speed, not results.
+The global batch size does not depend on the number of processes: the world size changes the speed, not the results.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--lr", type=float, default=2e-3)
     parser.add_argument("--step-delay", type=float, default=0.0, help="seconds to wait after each step")
     parser.add_argument("--log-every", type=int, default=1, help="steps")
-    parser.add_argument("--checkpoint", type=Path, help="folder that all processes share")
+    parser.add_argument("--checkpoint", type=Path, help="directory that all processes share")
     parser.add_argument("--checkpoint-every", type=int, default=10, help="steps")
-    parser.add_argument("--data", type=Path, default=DIGITS, help="csv: 64 pixels of 0 to 16, and the digit")
+    parser.add_argument("--data", type=Path, default=DIGITS, help="CSV file: 64 pixels from 0 to 16, and the digit")
     return parser.parse_args()
 
 
@@ -54,7 +54,7 @@ def network() -> nn.Module:
 
 
 class Trainer:
-    """Model, optimizer and how far they are: `step`, `epoch`, and samples `seen` in this epoch."""
+    """Model, optimizer and progress: `step`, `epoch`, and the number of samples `seen` in this epoch."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         self.options = options
@@ -68,11 +68,11 @@ class Trainer:
         self.rank = dist.get_rank() if self.distributed else 0
         self.world = dist.get_world_size() if self.distributed else 1
         self.train, self.test = load_digits(options.data)
-        self.bare = network().to(self.device)
-        self.optimizer = torch.optim.AdamW(self.bare.parameters(), lr=options.lr)
+        self.module = network().to(self.device)
+        self.optimizer = torch.optim.AdamW(self.module.parameters(), lr=options.lr)
         self.step = self.epoch = self.seen = 0
         self.restore()
-        self.model = DistributedDataParallel(self.bare) if self.distributed else self.bare
+        self.model = DistributedDataParallel(self.module) if self.distributed else self.module
         self.total = torch.zeros((), device=self.device)
 
     @property
@@ -81,7 +81,7 @@ class Trainer:
         return folder / "digits.pt" if folder else None
 
     def restore(self) -> None:
-        """Everyone goes on from the checkpoint that rank 0 sees."""
+        """Load the checkpoint that rank 0 finds, on all ranks."""
         found: list[Any] = [None]
         if self.rank == 0 and self.file and self.file.exists():
             found[0] = torch.load(self.file, map_location="cpu", weights_only=True)
@@ -89,25 +89,25 @@ class Trainer:
             dist.broadcast_object_list(found)
         if found[0] is None:
             return
-        self.bare.load_state_dict(found[0]["model"])
+        self.module.load_state_dict(found[0]["model"])
         self.optimizer.load_state_dict(found[0]["optimizer"])
         self.step, self.epoch, self.seen = found[0]["progress"]
-        self.say(f"resumed from step={self.step}")
+        self.log(f"resumed from step={self.step}")
 
     def save(self) -> None:
-        """Rank 0 replaces the checkpoint in one move: nobody ever finds half of one."""
+        """Replace the checkpoint atomically, on rank 0."""
         if self.rank != 0 or not self.file:
             return
         self.file.parent.mkdir(parents=True, exist_ok=True)
         partial = self.file.with_suffix(f".{os.getpid()}.partial")
         progress = (self.step, self.epoch, self.seen)
         torch.save(
-            {"model": self.bare.state_dict(), "optimizer": self.optimizer.state_dict(), "progress": progress}, partial
+            {"model": self.module.state_dict(), "optimizer": self.optimizer.state_dict(), "progress": progress}, partial
         )
         partial.replace(self.file)
 
     def batches(self) -> DataLoader[Any]:
-        """What is left of this epoch. Its order depends on the epoch alone, not on the number of processes."""
+        """Return the rest of this epoch. The order depends only on the epoch, not on the number of processes."""
         order = torch.randperm(len(self.train), generator=torch.Generator().manual_seed(self.epoch))
         rest = Subset(self.train, order[self.seen :].tolist())
         sampler: DistributedSampler[Any] = DistributedSampler(rest, self.world, self.rank, shuffle=False)
@@ -120,7 +120,7 @@ class Trainer:
             self.epoch, self.seen = self.epoch + 1, 0
         self.save()
         if self.rank == 0:
-            self.say(f"accuracy={self.accuracy():.4f}")
+            self.log(f"accuracy={self.accuracy():.4f}")
 
     def one_step(self, images: Tensor, labels: Tensor) -> None:
         loss = nn.functional.cross_entropy(self.model(images), labels)
@@ -130,29 +130,29 @@ class Trainer:
         self.step += 1
         self.seen += len(labels) * self.world
         if self.step % self.options.log_every == 0:
-            self.say(f"step={self.step} epoch={self.epoch} loss={self.mean(loss.detach()):.4f}")
+            self.log(f"step={self.step} epoch={self.epoch} loss={self.mean(loss.detach()):.4f}")
         if self.step % self.options.checkpoint_every == 0:
             self.save()
         if self.options.step_delay:
             time.sleep(self.options.step_delay)
 
     def mean(self, value: Tensor) -> float:
-        """The mean over all processes."""
-        # Always in the same tensor: one that Python drops while gloo still holds it makes gloo's thread take Python's
-        # lock, and torch 2.6 can wait for that thread for ever, with the lock in hand, when the model is dropped.
+        """Return the mean over all processes."""
+        # The tensor is reused: if Python releases a tensor that gloo still holds, gloo's thread needs the GIL to free
+        # it. torch 2.6 can then deadlock when the model is released: it waits for that thread and holds the GIL.
         self.total.copy_(value)
         if self.distributed:
             dist.all_reduce(self.total)
         return float(self.total.item()) / self.world
 
     def accuracy(self) -> float:
-        """The share of test images that are recognised."""
+        """Return the share of test images that are classified correctly."""
         with torch.no_grad():
             images, labels = next(iter(DataLoader(self.test, batch_size=TEST_SAMPLES)))
-            hits = self.bare(images.to(self.device)).argmax(1).cpu() == labels
+            hits = self.module(images.to(self.device)).argmax(1).cpu() == labels
         return float(hits.float().mean().item())
 
-    def say(self, text: str) -> None:
+    def log(self, text: str) -> None:
         print(f"{text} rank={self.rank} world={self.world} time={time.time():.3f}", flush=True)
 
 

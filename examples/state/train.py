@@ -1,4 +1,4 @@
-"""A training loop that loses no step when nodes come and go: `elasticjob.State` and `elasticjob.progress`."""
+"""A training loop that loses no step when nodes join or leave, by `elasticjob.State` and `elasticjob.progress`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def main() -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
 
     state = elasticjob.State(model=model, optimizer=optimizer, step=0, path=options.path)
-    state.sync()  # the newest state of any node that was here before, or of `path`
+    state.sync()  # load the newest state of any node, or of `path`
     while state.step < options.steps:
         inputs = batch(state.step).to(device)
         optimizer.zero_grad()
@@ -32,17 +32,17 @@ def main() -> None:
         loss.backward()
         optimizer.step()
         state.step += 1
-        said = f"step={state.step} loss={loss.item():.4f} world={dist.get_world_size()} rank={dist.get_rank()}"
-        print(f"{said} time={time.time():.4f}", flush=True)
+        line = f"step={state.step} loss={loss.item():.4f} world={dist.get_world_size()} rank={dist.get_rank()}"
+        print(f"{line} time={time.time():.4f}", flush=True)
         if state.step % options.commit_every == 0:
-            state.commit()  # a crash loses only the steps since
-        elasticjob.progress(state.step)  # planned ends commit and stop here, on all ranks after the same step
+            state.commit()  # a crash loses only the steps after the last commit
+        elasticjob.progress(state.step)  # if the round ends on plan, all ranks commit and stop here after the same step
         time.sleep(options.step_delay)
     dist.destroy_process_group()
 
 
 def batch(step: int) -> torch.Tensor:
-    """This rank's part of a step's data: another at each step, the same whenever the step is done."""
+    """Return this rank's data of a step. It depends on step and rank only, so a repeated step gets the same data."""
     generator = torch.Generator().manual_seed(1000 * step + dist.get_rank())
     return torch.randn(32, 16, generator=generator)
 
@@ -50,9 +50,9 @@ def batch(step: int) -> torch.Tensor:
 def read_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=2000)
-    parser.add_argument("--commit-every", type=int, default=20, help="steps between copies in memory")
-    parser.add_argument("--path", help="file for the state of a node that is told to go")
-    parser.add_argument("--step-delay", type=float, default=0.0, help="seconds of pretended work at each step")
+    parser.add_argument("--commit-every", type=int, default=20, help="steps between commits")
+    parser.add_argument("--path", help="file to which a drained node saves the state")
+    parser.add_argument("--step-delay", type=float, default=0.0, help="seconds to wait after each step")
     return parser.parse_args()
 
 

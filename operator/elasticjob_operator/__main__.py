@@ -1,4 +1,4 @@
-"""`elasticjob-operator`: wait for the Lease, then watch, look and act until told to stop."""
+"""`elasticjob-operator`: acquire the Lease, then watch and reconcile ElasticJobs until SIGTERM or SIGINT."""
 
 from __future__ import annotations
 
@@ -19,30 +19,31 @@ from elasticjob_operator.events import Recorder
 from elasticjob_operator.kube import CRDS, KubeApi, KubeError, NotFound
 from elasticjob_operator.kube.client import KubeClient, NoCluster, connect_cluster
 from elasticjob_operator.lease import Election, LeaseLost
+from elasticjob_operator.model.observed import JobKey
 from elasticjob_operator.settings import OperatorSettings, parse_settings
-from elasticjob_operator.store_links import JobKey, StoreLinks
+from elasticjob_operator.store_links import StoreLinks
 from elasticjob_operator.workqueue import WorkQueue
 
 log = logging.getLogger(__name__)
 
-BEAT_SECONDS = 30.0
-DEFINITION = f"{PLURAL}.{GROUP}"
+API_CHECK_SECONDS = 30.0
+CRD_NAME = f"{PLURAL}.{GROUP}"
 
 
 class CannotStart(Exception):  # noqa: N818
-    """Said to the person who installs the operator."""
+    """The operator cannot start; the message tells the administrator what to fix."""
 
 
 async def check_crd(api: KubeApi) -> None:
-    """kopf would only wait for a definition that is not there; say so instead."""
+    """Raise CannotStart where the ElasticJob CRD is not installed; kopf would wait for it without an error."""
     try:
-        await api.get(CRDS, None, DEFINITION)
+        await api.get(CRDS, None, CRD_NAME)
     except NotFound:
         raise CannotStart(
-            f"the CustomResourceDefinition {DEFINITION} is not installed: apply crds/elasticjobs.yaml"
+            f"the CustomResourceDefinition {CRD_NAME} is not installed: apply crds/elasticjobs.yaml"
         ) from None
     except KubeError as error:
-        raise CannotStart(f"cannot ask the API server for {DEFINITION}: {error}") from None
+        raise CannotStart(f"the operator cannot read {CRD_NAME} from the API server: {error}") from None
 
 
 @dataclass
@@ -54,7 +55,7 @@ class Operator:
     stop: asyncio.Event
 
     async def run(self) -> None:
-        """Until `stop`; an exception where the process must end at once."""
+        """Run until `stop` is set; raise an exception where the process must end at once."""
         loop = asyncio.get_running_loop()
         queue: WorkQueue[JobKey] | None = None
         runner = None
@@ -67,10 +68,10 @@ class Operator:
         try:
             await check_crd(self.api)
             election = self._election()
-            if election is not None and not await self._led(election):
+            if election is not None and not await self._acquire(election):
                 return
             queue, links = await self._assemble(election)
-            await self._work(queue, links, election)
+            await self._reconcile_jobs(queue, links, election)
         finally:
             if runner is not None:
                 await runner.cleanup()
@@ -79,15 +80,15 @@ class Operator:
         s = self.settings
         return Election(self.api, s.namespace, s.lease_name, s.identity) if s.leader_election else None
 
-    async def _led(self, election: Election) -> bool:
-        """Whether this process leads; False when it was told to stop first."""
-        leading, stopped = asyncio.create_task(election.acquire()), asyncio.create_task(self.stop.wait())
-        await asyncio.wait((leading, stopped), return_when=asyncio.FIRST_COMPLETED)
+    async def _acquire(self, election: Election) -> bool:
+        """Wait for leadership; return False when `stop` is set first."""
+        acquired, stopped = asyncio.create_task(election.acquire()), asyncio.create_task(self.stop.wait())
+        await asyncio.wait((acquired, stopped), return_when=asyncio.FIRST_COMPLETED)
         stopped.cancel()
-        if leading.done():
-            leading.result()
+        if acquired.done():
+            acquired.result()
             return True
-        leading.cancel()
+        acquired.cancel()
         return False
 
     async def _assemble(self, election: Election | None) -> tuple[WorkQueue[JobKey], StoreLinks]:
@@ -95,24 +96,25 @@ class Operator:
         try:
             job_keys = await keys.load_keys(self.api, s.namespace, s.master_secret)
         except (KubeError, ValueError) as error:
-            raise CannotStart(f"no master key: {error}") from None
+            raise CannotStart(f"the master key is unavailable: {error}") from None
 
-        async def look(key: JobKey) -> float | None:
+        async def reconcile(key: JobKey) -> float | None:
             metrics.queue_depth.set(len(queue))
             return await controller.reconcile(key)
 
-        queue: WorkQueue[JobKey] = WorkQueue(look)
+        queue: WorkQueue[JobKey] = WorkQueue(reconcile)
         links = StoreLinks(queue.enqueue, lambda: election.generation if election else 0)
         recorder = Recorder(self.api, s.identity)
         controller = Controller(self.api, job_keys, links, recorder, s.image, s.resync_seconds)
         return queue, links
 
-    async def _work(self, queue: WorkQueue[JobKey], links: StoreLinks, election: Election | None) -> None:
-        working = asyncio.create_task(queue.run(self.settings.workers))
-        ringing = asyncio.create_task(handlers.watch_events(queue.enqueue, self.settings.watch_namespaces))
+    async def _reconcile_jobs(self, queue: WorkQueue[JobKey], links: StoreLinks, election: Election | None) -> None:
+        """Watch and reconcile until `stop` is set, then release the Lease; raise the error of a task that fails."""
+        reconciling = asyncio.create_task(queue.run(self.settings.workers))
+        watching = asyncio.create_task(handlers.watch_events(queue.enqueue, self.settings.watch_namespaces))
         stopped = asyncio.create_task(self.stop.wait())
-        tasks: set[asyncio.Task[object]] = {working, ringing, stopped}
-        tasks.add(asyncio.create_task(election.renew() if election is not None else self._beat()))
+        tasks: set[asyncio.Task[object]] = {reconciling, watching, stopped}
+        tasks.add(asyncio.create_task(election.renew() if election is not None else self._check_api()))
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
@@ -125,12 +127,12 @@ class Operator:
         if election is not None:
             await election.release()
 
-    async def _beat(self) -> None:
-        """What renewing the Lease is otherwise: a sign for the probe that the API server answers."""
+    async def _check_api(self) -> None:
+        """Send a request every 30 s, so that /healthz notices a lost API server also without Lease renewals."""
         while True:
-            await asyncio.sleep(BEAT_SECONDS)
+            await asyncio.sleep(API_CHECK_SECONDS)
             with contextlib.suppress(KubeError):
-                await self.api.get(CRDS, None, DEFINITION)
+                await self.api.get(CRDS, None, CRD_NAME)
 
 
 async def run(settings: OperatorSettings) -> None:
@@ -141,7 +143,9 @@ async def run(settings: OperatorSettings) -> None:
     try:
         api = await connect_cluster(rate=settings.qps, burst=settings.burst)
     except NoCluster as error:
-        raise CannotStart(f"no cluster: {error}. Set KUBECONFIG, or run in a pod") from None
+        raise CannotStart(
+            f"the operator finds no cluster: {error}. Set KUBECONFIG, or run the operator in a pod"
+        ) from None
     if settings.metrics_port:
         prometheus_client.start_http_server(settings.metrics_port)
     try:
@@ -151,7 +155,7 @@ async def run(settings: OperatorSettings) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Entry point."""
+    """Run the operator; return 1 where it could not start, lost the Lease or lost its watch."""
     settings = parse_settings(argv)
     logs.configure(settings.log_level, settings.log_format)
     try:

@@ -1,4 +1,4 @@
-"""Carry out actions. What the API server answers is remembered for the next look; nothing is decided here."""
+"""Execute planned actions, and record refusals of the API server for the next reconcile. It decides nothing."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class ActionExecutor:
-    """Carries out one plan's actions for one job."""
+    """Executes one plan's actions for one job."""
 
     api: KubeApi
     keys: JobKeys
@@ -56,31 +56,34 @@ class ActionExecutor:
     clock: Callable[[], float]
     """Unix seconds."""
 
-    async def carry_out(self, actions: Iterable[Action]) -> list[str]:
-        """What pods need first, then pods, then deletions. Names of the pods that were made."""
+    async def execute(self, actions: Iterable[Action]) -> list[str]:
+        """Create Secret and Services, then store, then workers, then delete; return the names of created objects.
+
+        After a failed creation the later creations are skipped; deletions run in any case.
+        """
         ordered = list(actions)
-        basics = [a for a in ordered if isinstance(a, (CreateSecret, CreateNodesService, CreateStoreService))]
+        prerequisites = [a for a in ordered if isinstance(a, (CreateSecret, CreateNodesService, CreateStoreService))]
         stores = [a for a in ordered if isinstance(a, (CreateStore, UpdateStoreService))]
         workers = [a for a in ordered if isinstance(a, CreateWorker)]
-        removals = [a for a in ordered if isinstance(a, (DeletePod, DeleteService))]
-        made: list[str] = []
+        deletions = [a for a in ordered if isinstance(a, (DeletePod, DeleteService))]
+        created: list[str] = []
         problem = ""
-        for stage in (basics, stores, workers):
+        for stage in (prerequisites, stores, workers):
             if problem:
                 self._skip(stage, problem)
                 continue
-            results = await asyncio.gather(*(self._do(action) for action in stage))
-            made += [r.name for r in results if r.made]
+            results = await asyncio.gather(*(self._execute(action) for action in stage))
+            created += [r.name for r in results if r.created]
             problem = next((r.problem for r in results if r.problem), "")
-        await asyncio.gather(*(self._do(action) for action in removals))
-        return made
+        await asyncio.gather(*(self._execute(action) for action in deletions))
+        return created
 
     def _skip(self, actions: Iterable[Action], problem: str) -> None:
         for action in actions:
             if isinstance(action, (CreateStore, CreateWorker)):
                 self.memory.record_skipped(action.name, problem, self.clock())
 
-    async def _do(self, action: Action) -> _Result:
+    async def _execute(self, action: Action) -> _Result:
         match action:
             case CreateSecret():
                 keys = self.keys.of_job(self.job.uid, attempt(self.job))
@@ -97,7 +100,7 @@ class ActionExecutor:
                 pod = manifests.worker_pod_manifest(self.job, self.spec, index, incarnation, self.image, avoid)
                 return await self._create(PODS, "", pod)
             case UpdateStoreService(uid, incarnation):
-                return await self._point(uid, incarnation)
+                return await self._update_store_service(uid, incarnation)
             case DeletePod(name, uid, why, force):
                 log.info("%s/%s: deleting pod %s: %s", self.job.namespace, self.job.name, name, why)
                 return await self._delete(PODS, name, uid, grace=0 if force else None)
@@ -108,7 +111,7 @@ class ActionExecutor:
                 assert_never(action)
 
     async def _create(self, resource: Resource, kind: str, body: dict[str, Any]) -> _Result:
-        """Make a child. A refusal is remembered, so that its absence is not taken for a loss."""
+        """Create a child. Record a refusal, so that the next plan does not take the missing child for a lost one."""
         name = body["metadata"]["name"]
         child = kind + name
         if resource is not PODS:
@@ -118,7 +121,7 @@ class ActionExecutor:
         except AlreadyExists as error:
             return await self._existing(resource, child, name, str(error))
         except (Refused, NotFound) as error:
-            # Not found: its namespace is.
+            # NotFound on create means that the namespace does not exist.
             quota = isinstance(error, Refused) and error.quota
             reason = RefusalReason.QUOTA_EXCEEDED if quota else RefusalReason.POD_CREATION_FAILED
             self.memory.record_refusal(child, reason, str(error), self.clock())
@@ -127,10 +130,10 @@ class ActionExecutor:
             self.memory.record_created(child)
             return _Result(name, problem=str(error))
         self.memory.record_created(child)
-        return _Result(name, made=True)
+        return _Result(name, created=True)
 
     async def _existing(self, resource: Resource, child: str, name: str, message: str) -> _Result:
-        """The name is there: by an earlier try of ours whose answer was lost, or by somebody else."""
+        """Accept an object that this job owns (the response to an earlier create was lost); else record NameTaken."""
         try:
             found = await self.api.get(resource, self.job.namespace, name)
         except KubeError as error:
@@ -138,11 +141,12 @@ class ActionExecutor:
             return _Result(name, problem=str(error))
         if is_owned(found, self.job.uid):
             self.memory.record_created(child)
-            return _Result(name, made=True)
-        self.memory.record_refusal(child, RefusalReason.NAME_TAKEN, f"{message}: it is not this job's", self.clock())
+            return _Result(name, created=True)
+        refused = f"{message}, and another owner holds it: delete or rename that object"
+        self.memory.record_refusal(child, RefusalReason.NAME_TAKEN, refused, self.clock())
         return _Result(name, problem=message)
 
-    async def _point(self, uid: str, incarnation: int) -> _Result:
+    async def _update_store_service(self, uid: str, incarnation: int) -> _Result:
         self.memory.children = None
         name = manifests.store_service(self.job.name)
         body = {"metadata": {"uid": uid}, "spec": {"selector": store_selector(self.job, incarnation)}}
@@ -166,5 +170,5 @@ class ActionExecutor:
 @dataclass(frozen=True)
 class _Result:
     name: str
-    made: bool = False
+    created: bool = False
     problem: str = ""

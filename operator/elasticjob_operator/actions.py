@@ -1,4 +1,7 @@
-"""Everything that the operator does to a cluster: a closed union of frozen values. Names are functions of state."""
+"""Everything that the operator does to a cluster, as a closed union of frozen values.
+
+Object names are derived from the job's state, so that an action that is repeated has no further effect.
+"""
 
 from __future__ import annotations
 
@@ -8,24 +11,24 @@ from typing import TypeAlias
 
 @dataclass(frozen=True)
 class CreateSecret:
-    """The job's keys."""
+    """Create the Secret that holds the job's keys."""
 
 
 @dataclass(frozen=True)
 class CreateNodesService:
-    """The headless Service that gives workers their host names."""
+    """Create the headless Service that gives workers their host names."""
 
 
 @dataclass(frozen=True)
 class CreateStoreService:
-    """The Service of the store; it selects one incarnation."""
+    """Create the Service of the store; it selects the store pod of one incarnation."""
 
     incarnation: int
 
 
 @dataclass(frozen=True)
 class UpdateStoreService:
-    """Make the store's Service select another incarnation."""
+    """Make the store's Service select the store pod of another incarnation."""
 
     uid: str
     incarnation: int
@@ -33,30 +36,36 @@ class UpdateStoreService:
 
 @dataclass(frozen=True)
 class DeleteService:
+    """Delete a Service of the job."""
+
     name: str
     uid: str
 
 
 @dataclass(frozen=True)
 class CreateStore:
+    """Create a store pod."""
+
     name: str
     incarnation: int
     avoid: tuple[str, ...] = ()
-    """Nodes that it must not be placed on."""
+    """Nodes on which the pod must not be placed."""
 
 
 @dataclass(frozen=True)
 class CreateWorker:
+    """Create a worker pod."""
+
     name: str
     index: int
     incarnation: int
     avoid: tuple[str, ...] = ()
-    """Nodes that it must not be placed on."""
+    """Nodes on which the pod must not be placed."""
 
 
 @dataclass(frozen=True)
 class DeletePod:
-    """`force` takes the object away without the kubelet's word: only for a node that is gone."""
+    """Delete a pod. `force` removes the object without the kubelet's confirmation: only where the kubelet is down."""
 
     name: str
     uid: str
@@ -78,11 +87,11 @@ Action: TypeAlias = (
 
 @dataclass(frozen=True)
 class EventRecord:
-    """An Event. Its name is made from `reason` and `key`: the same happening told twice is one Event."""
+    """A Kubernetes Event. `reason` and `key` make its name: the same reason and key again are the same Event."""
 
     reason: str
     message: str
     key: str
     warning: bool = False
     repeats: bool = False
-    """Whether telling it again raises its count."""
+    """Whether recording the Event again raises its count."""

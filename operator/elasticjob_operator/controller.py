@@ -1,4 +1,4 @@
-"""One look at one job: observe, plan, write status, tell the store, act, tell people. In this order."""
+"""Reconcile one job: observe, plan, write status, update the store, act, record Events. In this order."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from elasticjob.contract.text import with_noun
 from elasticjob_operator import metrics
 from elasticjob_operator.action_executor import ActionExecutor
 from elasticjob_operator.actions import CreateStore, CreateWorker, EventRecord
@@ -16,21 +17,23 @@ from elasticjob_operator.job_memory import JobMemory
 from elasticjob_operator.keys import JobKeys
 from elasticjob_operator.kube import JOBS, Conflict, KubeApi, NotFound
 from elasticjob_operator.manifests.services import OPERATOR_KEY
-from elasticjob_operator.model.observed import Observed
+from elasticjob_operator.model.observed import JobKey, Observed
 from elasticjob_operator.model.raw import text
 from elasticjob_operator.observe import fetch_job, observe
 from elasticjob_operator.plan import Plan, plan
-from elasticjob_operator.store_links import JobKey, StoreLinks
+from elasticjob_operator.store_links import StoreLinks
 
 log = logging.getLogger(__name__)
 
 CONFLICT_DELAY = 0.05
+"""Seconds until the next reconcile after a status write met a newer resourceVersion."""
 MINOR_SECONDS = 1.0
+"""Longest delay of a minor status change, in seconds."""
 
 
 @dataclass
 class Controller:
-    """`look` is what the queue calls."""
+    """Reconciles jobs. The work queue calls `reconcile` for several keys at a time, never twice for one key."""
 
     api: KubeApi
     keys: JobKeys
@@ -43,11 +46,11 @@ class Controller:
     _phases: dict[JobKey, str] = field(default_factory=dict)
 
     async def reconcile(self, key: JobKey) -> float | None:
-        """Bring one job nearer to what it should be. Seconds until the next look; None: the job is gone."""
+        """Bring one job nearer to its spec; return seconds until the next reconcile, None where the job is deleted."""
         with metrics.reconcile_seconds.time(), metrics.reconcile_errors.count_exceptions():
-            return await self._look(key)
+            return await self._reconcile(key)
 
-    async def _look(self, key: JobKey) -> float | None:
+    async def _reconcile(self, key: JobKey) -> float | None:
         raw = await fetch_job(self.api, *key)
         if raw is None:
             self._forget(key)
@@ -60,19 +63,22 @@ class Controller:
             try:
                 await self._write(raw, decided.status)
             except Conflict:
-                # Somebody changed the job meanwhile: nothing has been done yet, so look again.
+                # Another client changed the job since it was read. Nothing has been done yet: reconcile again.
                 return CONFLICT_DELAY
             except NotFound:
                 self._forget(key)
                 return None
         written = decided.status if wait is None else None
         self._show_phase(key, text(written or raw.get("status"), "phase"))
-        self._speak(key, observed, decided)
+        self._update_link(key, observed, decided)
         await self._act(observed, decided, memory)
         return min(self.resync, decided.requeue_after or self.resync, wait or self.resync)
 
     def _postponed(self, decided: Plan, memory: JobMemory) -> float | None:
-        """Seconds that a minor change may still wait: pods come and go in batches, each write wakes all watchers."""
+        """Return the seconds that a minor change may still wait; None: write now, or nothing to write.
+
+        Pods start and end in batches, and each status write wakes all watchers.
+        """
         if decided.status is None or not decided.minor:
             memory.minor_since = None
             return None
@@ -89,29 +95,33 @@ class Controller:
         await self.api.update(JOBS, raw["metadata"]["namespace"], {**raw, "status": dict(status)}, "status")
         metrics.count_change(raw.get("status") or {}, status)
 
-    def _speak(self, key: JobKey, observed: Observed, decided: Plan) -> None:
-        """Only after the status write: what the store hears of charges must be persisted."""
+    def _update_link(self, key: JobKey, observed: Observed, decided: Plan) -> None:
+        """Set the link's address and send the operator view.
+
+        Call this after the status write only: charges that the store receives must be persisted.
+        """
         address = decided.store_address
         uid = observed.job.uid
         secret = self.keys.derive(OPERATOR_KEY, uid, address.attempt) if address else b""
         self.links.set_address(key, address, secret)
         if decided.operator_view is not None:
-            self.links.set_view(key, decided.operator_view)
+            self.links.set_operator_view(key, decided.operator_view)
 
     async def _act(self, observed: Observed, decided: Plan, memory: JobMemory) -> None:
         job, now = observed.job, self.clock()
-        made: list[str] = []
+        created: list[str] = []
         if decided.actions and job.spec is not None:
             image = job.status.runtime_image or self.image
-            actor = ActionExecutor(self.api, self.keys, job, job.spec, image, memory, self.clock)
-            made = await actor.carry_out(decided.actions)
+            executor = ActionExecutor(self.api, self.keys, job, job.spec, image, memory, self.clock)
+            created = await executor.execute(decided.actions)
         wanted = {a.name for a in decided.actions if isinstance(a, (CreateWorker, CreateStore))}
-        for note in (*decided.event_records, *_creations(decided, made, memory)):
-            if note.key not in wanted or note.key in made:
-                await self.recorder.record(job, note, now)
+        for record in (*decided.event_records, *_creation_records(decided, created, memory)):
+            # An Event about a pod is recorded only where the pod was created.
+            if record.key not in wanted or record.key in created:
+                await self.recorder.record(job, record, now)
 
     def _memory(self, key: JobKey, uid: str) -> JobMemory:
-        """A job of the same name with another uid is another job."""
+        """Return the memory of a job; a job of the same name with another UID starts with an empty one."""
         memory = self._memories.get(key)
         if memory is None or memory.uid != uid:
             if memory is not None:
@@ -135,18 +145,19 @@ class Controller:
                 metrics.jobs.labels(phase).inc()
 
 
-def _creations(decided: Plan, made: list[str], memory: JobMemory) -> tuple[EventRecord, ...]:
-    """One Event for all pods that were made, one for those that were not."""
+def _creation_records(decided: Plan, created: list[str], memory: JobMemory) -> tuple[EventRecord, ...]:
+    """Return one Event for all workers that were created, and one for those that the API server refused."""
     workers = [a.name for a in decided.actions if isinstance(a, CreateWorker)]
-    done = [name for name in workers if name in made]
+    done = [name for name in workers if name in created]
     failed = [name for name in workers if name in memory.refusals]
-    notes = []
+    records = []
     if done:
-        message = f"created {', '.join(done[:5])}" + (f" and {len(done) - 5} more" if len(done) > 5 else "")
-        notes.append(EventRecord("SuccessfulCreatePod", message, key="created " + ",".join(done)))
+        more = f" and {len(done) - 5} more" if len(done) > 5 else ""
+        message = f"created {with_noun(len(done), 'pod')}: {', '.join(done[:5])}{more}"
+        records.append(EventRecord("SuccessfulCreatePod", message, key="created " + ",".join(done)))
     if failed:
         refusal = memory.refusals[failed[0]]
-        notes.append(
+        records.append(
             EventRecord("FailedCreatePod", refusal.message, key=refusal.reason.value, warning=True, repeats=True)
         )
-    return tuple(notes)
+    return tuple(records)

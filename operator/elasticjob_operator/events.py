@@ -1,4 +1,4 @@
-"""Events about jobs. Names are made from what happened, so telling it again changes nothing, or raises its count."""
+"""Events about jobs. An Event's name is a hash of its cause: recording it twice makes one Event or raises its count."""
 
 from __future__ import annotations
 
@@ -15,46 +15,47 @@ from elasticjob_operator.model.raw import timestamp
 log = logging.getLogger(__name__)
 
 COMPONENT = "elasticjob-operator"
-LONGEST = 1000
-_REMEMBERED = 10_000
+MAX_MESSAGE = 1000
+"""Characters; the API server refuses Events with more than 1024."""
+_MAX_COUNTS = 10_000
 
 
 class Recorder:
-    """Writes Events; one that cannot be written is logged and let go."""
+    """Writes Events. An Event that the API server does not take is logged and dropped."""
 
     def __init__(self, api: KubeApi, identity: str) -> None:
         self._api = api
         self._identity = identity
         self._counts: dict[str, int] = {}
 
-    async def record(self, job: Job, note: EventRecord, now: float) -> None:
-        """Tell one happening."""
-        level = logging.WARNING if note.warning else logging.INFO
-        log.log(level, "%s/%s: %s: %s", job.namespace, job.name, note.reason, note.message)
-        body = event(job, note, self._identity, now)
+    async def record(self, job: Job, record: EventRecord, now: float) -> None:
+        """Log and write one Event; `now` is Unix seconds."""
+        level = logging.WARNING if record.warning else logging.INFO
+        log.log(level, "%s/%s: %s: %s", job.namespace, job.name, record.reason, record.message)
+        body = event_manifest(job, record, self._identity, now)
         try:
             await self._api.create(EVENTS, job.namespace, body)
         except AlreadyExists:
-            if note.repeats:
-                await self._count(job, body, now)
+            if record.repeats:
+                await self._raise_count(job, body, now)
         except KubeError as error:
-            log.warning("%s/%s: no Event %s: %s", job.namespace, job.name, note.reason, error)
+            log.warning("%s/%s: Event %s was not written: %s", job.namespace, job.name, record.reason, error)
 
-    async def _count(self, job: Job, body: dict[str, Any], now: float) -> None:
+    async def _raise_count(self, job: Job, body: dict[str, Any], now: float) -> None:
         name = body["metadata"]["name"]
-        if len(self._counts) >= _REMEMBERED:
+        if len(self._counts) >= _MAX_COUNTS:
             self._counts.clear()
         count = self._counts[name] = self._counts.get(name, 1) + 1
         change = {"count": count, "lastTimestamp": timestamp(now), "message": body["message"]}
         try:
             await self._api.patch(EVENTS, job.namespace, name, change)
         except KubeError as error:
-            log.warning("%s/%s: Event %s: %s", job.namespace, job.name, name, error)
+            log.warning("%s/%s: the count of Event %s was not raised: %s", job.namespace, job.name, name, error)
 
 
-def event(job: Job, note: EventRecord, identity: str, now: float) -> dict[str, Any]:
-    """The Event as the core API wants it."""
-    digest = hashlib.sha256(f"{job.uid}|{note.reason}|{note.key}".encode()).hexdigest()[:16]
+def event_manifest(job: Job, record: EventRecord, identity: str, now: float) -> dict[str, Any]:
+    """Return the core/v1 Event."""
+    digest = hashlib.sha256(f"{job.uid}|{record.reason}|{record.key}".encode()).hexdigest()[:16]
     when = timestamp(now)
     return {
         "apiVersion": "v1",
@@ -67,9 +68,9 @@ def event(job: Job, note: EventRecord, identity: str, now: float) -> dict[str, A
             "name": job.name,
             "uid": job.uid,
         },
-        "type": "Warning" if note.warning else "Normal",
-        "reason": note.reason,
-        "message": note.message[:LONGEST],
+        "type": "Warning" if record.warning else "Normal",
+        "reason": record.reason,
+        "message": record.message[:MAX_MESSAGE],
         "source": {"component": COMPONENT, "host": identity},
         "reportingComponent": COMPONENT,
         "reportingInstance": identity,

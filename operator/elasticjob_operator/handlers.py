@@ -1,4 +1,4 @@
-"""kopf as a doorbell: every event of a job or one of its pods pokes the job's key, and does nothing else."""
+"""kopf handlers: each watch event of a job or of one of its pods enqueues the job's key, and does nothing else."""
 
 from __future__ import annotations
 
@@ -6,22 +6,20 @@ import asyncio
 import contextlib
 import threading
 from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import Any
 
 import kopf
 
 from elasticjob.contract.names import GROUP, PLURAL, VERSION, Label
+from elasticjob_operator.model.observed import JobKey
 from elasticjob_operator.model.raw import text
-
-JobKey: TypeAlias = tuple[str, str]
-"""Namespace and name of a job."""
 
 WATCH_SECONDS = 600
 REQUEST_SECONDS = 30
 
 
-def event_registry(poke: Callable[[JobKey], None]) -> kopf.OperatorRegistry:
-    """Handlers that ring for `poke(namespace, name)`."""
+def event_registry(enqueue: Callable[[JobKey], None]) -> kopf.OperatorRegistry:
+    """Return kopf handlers that call `enqueue` with the key of the job that a watch event concerns."""
     handlers = kopf.OperatorRegistry()
 
     @kopf.on.login(registry=handlers)
@@ -30,59 +28,59 @@ def event_registry(poke: Callable[[JobKey], None]) -> kopf.OperatorRegistry:
 
     @kopf.on.event(GROUP, VERSION, PLURAL, registry=handlers)
     async def job(body: Any, **_: Any) -> None:
-        poke((text(body, "metadata", "namespace"), text(body, "metadata", "name")))
+        enqueue((text(body, "metadata", "namespace"), text(body, "metadata", "name")))
 
     @kopf.on.event("", "v1", "pods", labels={Label.JOB_NAME: kopf.PRESENT}, registry=handlers)
     async def pod(body: Any, **_: Any) -> None:
-        poke((text(body, "metadata", "namespace"), text(body, "metadata", "labels", Label.JOB_NAME)))
+        enqueue((text(body, "metadata", "namespace"), text(body, "metadata", "labels", Label.JOB_NAME)))
 
     return handlers
 
 
 def kopf_settings() -> kopf.OperatorSettings:
-    """No scanning, no peering, no Events, no annotations of kopf's own."""
-    chosen = kopf.OperatorSettings()
-    chosen.scanning.disabled = True
-    chosen.posting.enabled = False
-    chosen.peering.standalone = True
-    chosen.watching.server_timeout = WATCH_SECONDS
-    chosen.watching.connect_timeout = REQUEST_SECONDS
-    chosen.watching.label_selectors["pods"] = Label.JOB_NAME
-    chosen.networking.request_timeout = REQUEST_SECONDS
-    chosen.networking.connect_timeout = REQUEST_SECONDS
-    return chosen
+    """Return settings that turn off kopf's scanning, peering and Events; only watching is used."""
+    settings = kopf.OperatorSettings()
+    settings.scanning.disabled = True
+    settings.posting.enabled = False
+    settings.peering.standalone = True
+    settings.watching.server_timeout = WATCH_SECONDS
+    settings.watching.connect_timeout = REQUEST_SECONDS
+    settings.watching.label_selectors["pods"] = Label.JOB_NAME
+    settings.networking.request_timeout = REQUEST_SECONDS
+    settings.networking.connect_timeout = REQUEST_SECONDS
+    return settings
 
 
 class WatchEnded(Exception):  # noqa: N818
-    """kopf gave up; the process must start anew."""
+    """kopf stopped watching; the process must end, and its pod restarts it."""
 
 
-async def watch_events(poke: Callable[[JobKey], None], namespaces: tuple[str, ...]) -> None:
-    """Watch until cancelled; `WatchEnded` when kopf cannot go on.
+async def watch_events(enqueue: Callable[[JobKey], None], namespaces: tuple[str, ...]) -> None:
+    """Watch until cancelled; raise WatchEnded when kopf stops. Empty `namespaces`: watch all.
 
-    kopf has a thread and a loop to itself: it takes its loop's signals and stray tasks for its own, and waits seconds
-    for them when it stops.
+    kopf runs in a thread with an event loop of its own: it handles the signals and cancels the tasks of the loop that
+    it runs in, and waits seconds for those tasks when it stops.
     """
     loop = asyncio.get_running_loop()
     ended: asyncio.Future[None] = loop.create_future()
     stop = threading.Event()
 
-    def give_up(why: BaseException | None) -> None:
+    def fail(error: BaseException | None) -> None:
         if not ended.done():
-            ended.set_exception(WatchEnded(f"the watch has ended: {why or 'no reason given'}"))
+            ended.set_exception(WatchEnded(f"the watch on the API server ended: {error or 'kopf gave no reason'}"))
 
-    def across(call: Callable[..., None], *args: Any) -> None:
-        # The loop may have been closed meanwhile: then nobody listens any more.
+    def call_in_loop(call: Callable[..., None], *args: Any) -> None:
+        # RuntimeError: the operator has closed its loop, and needs no more watch events.
         with contextlib.suppress(RuntimeError):
             loop.call_soon_threadsafe(call, *args)
 
     def watch() -> None:
         try:
-            asyncio.run(_watch(lambda key: across(poke, key), namespaces, stop))
-        except BaseException as error:  # a thread's errors reach nobody else
-            across(give_up, error)
+            asyncio.run(_watch(lambda key: call_in_loop(enqueue, key), namespaces, stop))
+        except BaseException as error:  # an exception in a thread would only be printed
+            call_in_loop(fail, error)
         else:
-            across(give_up, None)
+            call_in_loop(fail, None)
 
     threading.Thread(target=watch, name="kopf", daemon=True).start()
     try:
@@ -91,9 +89,9 @@ async def watch_events(poke: Callable[[JobKey], None], namespaces: tuple[str, ..
         stop.set()
 
 
-async def _watch(poke: Callable[[JobKey], None], namespaces: tuple[str, ...], stop: threading.Event) -> None:
+async def _watch(enqueue: Callable[[JobKey], None], namespaces: tuple[str, ...], stop: threading.Event) -> None:
     await kopf.operator(
-        registry=event_registry(poke),
+        registry=event_registry(enqueue),
         settings=kopf_settings(),
         standalone=True,
         clusterwide=not namespaces,

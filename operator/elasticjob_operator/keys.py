@@ -1,4 +1,4 @@
-"""A job's keys, derived from the operator's master key, so that nothing must be stored to find them again."""
+"""Control link keys of jobs, derived from the operator's master key: a restarted operator derives the same keys."""
 
 from __future__ import annotations
 
@@ -18,20 +18,21 @@ _LENGTH = 32
 
 @dataclass(frozen=True)
 class JobKeys:
-    """HMAC-SHA256(master, role|uid|attempt): another role, job or attempt has another key."""
+    """Derives one key per role, job and execution attempt: HMAC-SHA256(master, role|uid|attempt)."""
 
     master: bytes
 
     def derive(self, role: str, uid: str, attempt: int) -> bytes:
+        """Return the 32-byte key of a role; `uid` is the job's."""
         return hmac.digest(self.master, f"{role}|{uid}|{attempt}".encode(), hashlib.sha256)
 
     def of_job(self, uid: str, attempt: int) -> dict[str, str]:
-        """Both keys of an execution attempt in hexadecimal, by data key of the job's Secret."""
+        """Return both keys of an execution attempt in hexadecimal, by data key of the job's Secret."""
         return {role: self.derive(role, uid, attempt).hex() for role in (NODE_KEY, OPERATOR_KEY)}
 
 
 async def load_keys(api: KubeApi, namespace: str, name: str) -> JobKeys:
-    """The master key of Secret `name`; made where there is none. ValueError where the Secret has no usable key."""
+    """Read the master key from Secret `name`, created where it is missing; ValueError where its key is unusable."""
     try:
         found = await api.get(SECRETS, namespace, name)
     except NotFound:
@@ -41,7 +42,7 @@ async def load_keys(api: KubeApi, namespace: str, name: str) -> JobKeys:
     except ValueError:
         master = b""
     if len(master) < 16:
-        raise ValueError(f"Secret {namespace}/{name} must have at least 16 bytes under `data.{_DATA_KEY}`")
+        raise ValueError(f"Secret {namespace}/{name} must hold at least 16 bytes under `data.{_DATA_KEY}`")
     return JobKeys(master)
 
 
@@ -59,5 +60,5 @@ async def _create(api: KubeApi, namespace: str, name: str) -> dict[str, object]:
     try:
         return await api.create(SECRETS, namespace, secret)
     except AlreadyExists:
-        # Another replica was faster: its key is the key.
+        # Another replica has created the Secret meanwhile: all replicas must use that key.
         return await api.get(SECRETS, namespace, name)

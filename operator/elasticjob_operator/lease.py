@@ -1,7 +1,7 @@
-"""Leader election by a Lease. Losing it ends the process: a new one starts from nothing and knows nothing stale.
+"""Leader election by a Lease. An operator that loses the Lease exits, so that no stale state survives in memory.
 
-Clocks of different hosts are never compared: a candidate takes the Lease over once it has seen the same record for the
-record's own duration.
+Clocks of different hosts are never compared. A candidate measures on its own clock for how long the record has not
+changed, and takes the Lease over once that is longer than the record's `leaseDurationSeconds`.
 """
 
 from __future__ import annotations
@@ -19,36 +19,38 @@ from elasticjob_operator.model.raw import integer, mapping, text, timestamp
 log = logging.getLogger(__name__)
 
 DURATION = 6
-"""Seconds. Short, because the leader may have been on the very node whose pods must be replaced, and because two
-leaders at once would be wasteful, never wrong."""
+"""Seconds. Short, because the leader may have run on the lost node whose pods must be replaced. Two leaders at once do
+the same work twice, but no harm."""
 RENEW_EVERY = 1.0
+"""Seconds."""
 RENEW_DEADLINE = 4.0
-"""A leader that could not renew for this long steps down, before anybody may take over."""
+"""Seconds. A leader that could not renew for this long exits, before a candidate may take over."""
 
 
 class LeaseLost(Exception):  # noqa: N818
-    """Another process may lead now."""
+    """Another operator leads, or may lead soon."""
 
 
 @dataclass(frozen=True)
 class ObservedLease:
-    """A record as a candidate saw it, and since when it has not changed (its own clock)."""
+    """The spec of the Lease, and since when it has not changed on this process's clock."""
 
     record: Mapping[str, Any]
     since: float
 
 
-def may_acquire(seen: ObservedLease, me: str, now: float) -> bool:
-    """Whether the Lease is free: released, expired before our eyes, or ours."""
-    holder = text(seen.record, "holderIdentity")
-    return holder in ("", me) or now >= seen.since + integer(seen.record, "leaseDurationSeconds", default=DURATION)
+def may_acquire(observed: ObservedLease, identity: str, now: float) -> bool:
+    """Return whether `identity` may take or renew the Lease: it is the holder, or the Lease is released or expired."""
+    holder = text(observed.record, "holderIdentity")
+    duration = integer(observed.record, "leaseDurationSeconds", default=DURATION)
+    return holder in ("", identity) or now >= observed.since + duration
 
 
-def next_record(record: Mapping[str, Any], me: str, wall: float) -> dict[str, Any]:
-    """The record that makes, or keeps, `me` the holder. Each change of holder raises `leaseTransitions`."""
-    stamp = timestamp(wall, precise=True)
-    renewed = {**record, "holderIdentity": me, "leaseDurationSeconds": DURATION, "renewTime": stamp}
-    if text(record, "holderIdentity") != me:
+def next_record(record: Mapping[str, Any], identity: str, now: float) -> dict[str, Any]:
+    """Return the spec with `identity` as holder; a change of holder raises `leaseTransitions`. `now`: Unix seconds."""
+    stamp = timestamp(now, precise=True)
+    renewed = {**record, "holderIdentity": identity, "leaseDurationSeconds": DURATION, "renewTime": stamp}
+    if text(record, "holderIdentity") != identity:
         renewed["acquireTime"] = stamp
         renewed["leaseTransitions"] = integer(record, "leaseTransitions") + 1
     return renewed
@@ -56,71 +58,72 @@ def next_record(record: Mapping[str, Any], me: str, wall: float) -> dict[str, An
 
 @dataclass
 class Election:
-    """One process's part in the election."""
+    """Acquires, renews and releases the Lease for one operator process."""
 
     api: KubeApi
     namespace: str
     name: str
-    me: str
+    identity: str
+    """Name of this process in the Lease."""
     clock: Callable[[], float] = time.monotonic
     wall: Callable[[], float] = time.time
     sleep: Callable[[float], Any] = asyncio.sleep
     generation: int = 0
-    """Number of the present leadership; grows with every change of holder."""
+    """`leaseTransitions` of the Lease this process holds: each change of holder raises it. 0 before that."""
     _lease: dict[str, Any] = field(default_factory=dict)
-    _seen: ObservedLease = ObservedLease({}, 0.0)
+    _observed: ObservedLease = ObservedLease({}, 0.0)
 
     async def acquire(self) -> None:
         """Wait until this process is the leader."""
-        told = ""
-        while not await self._try():
-            holder = text(self._seen.record, "holderIdentity")
-            if holder != told:
-                log.info("waiting: %s leads", holder)
-                told = holder
+        logged = ""
+        while not await self._try_acquire():
+            holder = text(self._observed.record, "holderIdentity")
+            if holder != logged:
+                log.info("%s leads; waiting for the Lease", holder)
+                logged = holder
             await self.sleep(RENEW_EVERY)
-        log.info("leading, generation %d", self.generation)
+        log.info("%s leads, generation %d", self.identity, self.generation)
 
     async def renew(self) -> None:
-        """Renew until that fails; `LeaseLost` then."""
+        """Renew every second; raise LeaseLost when another process holds the Lease or renewing failed for 4 s."""
         renewed = self.clock()
         while True:
             await self.sleep(RENEW_EVERY)
-            if await self._try():
+            if await self._try_acquire():
                 renewed = self.clock()
-            elif text(self._seen.record, "holderIdentity") not in ("", self.me):
-                raise LeaseLost(f"{text(self._seen.record, 'holderIdentity')} leads")
+            elif text(self._observed.record, "holderIdentity") not in ("", self.identity):
+                raise LeaseLost(f"{text(self._observed.record, 'holderIdentity')} leads")
             elif self.clock() > renewed + RENEW_DEADLINE:
-                raise LeaseLost(f"could not renew the Lease for {RENEW_DEADLINE:.0f} s")
+                raise LeaseLost(f"{self.identity} could not renew the Lease for {RENEW_DEADLINE:.0f} s")
 
     async def release(self) -> None:
-        """Let the next one lead at once. Best effort."""
+        """Release the Lease, so that a candidate may lead at once. Errors are only logged: the Lease expires anyway."""
         record = mapping(self._lease, "spec")
-        if text(record, "holderIdentity") != self.me:
+        if text(record, "holderIdentity") != self.identity:
             return
         body = {**self._lease, "spec": {**record, "holderIdentity": "", "leaseDurationSeconds": 1}}
         try:
             await self.api.update(LEASES, self.namespace, body)
         except KubeError as error:
-            log.warning("the Lease could not be released: %s", error)
+            log.warning("the Lease was not released: %s", error)
 
-    async def _try(self) -> bool:
-        """Take or renew the Lease if that is right. An error is a no: the next try is soon."""
+    async def _try_acquire(self) -> bool:
+        """Take or renew the Lease where allowed; return whether this process holds it. On errors return False."""
         try:
             lease = await self._read()
             record = mapping(lease, "spec")
-            if record != self._seen.record:
-                self._seen = ObservedLease(record, self.clock())
-            if not may_acquire(self._seen, self.me, self.clock()):
+            if record != self._observed.record:
+                self._observed = ObservedLease(record, self.clock())
+            if not may_acquire(self._observed, self.identity, self.clock()):
                 return False
-            self._lease = await self._write(lease, next_record(record, self.me, self.wall()))
+            self._lease = await self._write(lease, next_record(record, self.identity, self.wall()))
         except (AlreadyExists, Conflict):
             return False
         except KubeError as error:
-            log.warning("Lease: %s", error)
+            log.warning("the Lease was neither taken nor renewed: %s", error)
             return False
-        self._seen = ObservedLease(mapping(self._lease, "spec"), self.clock())
-        self.generation = integer(self._seen.record, "leaseTransitions")
+        self._observed = ObservedLease(mapping(self._lease, "spec"), self.clock())
+        self.generation = integer(self._observed.record, "leaseTransitions")
         return True
 
     async def _read(self) -> dict[str, Any]:

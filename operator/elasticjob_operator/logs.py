@@ -1,4 +1,4 @@
-"""Log lines for people (text) or for machines (json)."""
+"""Log formats: text, or one JSON object a line."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from elasticjob_operator.model.raw import timestamp
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object a line."""
+    """Formats a record as one JSON object on one line."""
 
     def format(self, record: logging.LogRecord) -> str:
         line = {
@@ -25,13 +25,13 @@ class JsonFormatter(logging.Formatter):
 
 
 def configure(level: str, style: str) -> None:
-    """Log to standard error."""
+    """Log to standard error. `level` is a name such as INFO; `style` is text or json."""
     handler = logging.StreamHandler(sys.stderr)
     plain = logging.Formatter("%(asctime)s %(levelname)-7s %(name)s: %(message)s")
     handler.setFormatter(JsonFormatter() if style == "json" else plain)
     logging.basicConfig(level=level, handlers=[handler], force=True)
-    # kopf tells of every event and every watch at INFO.
+    # kopf logs every event and every watch at INFO.
     for noisy in ("kopf", "kubernetes", "aiohttp"):
         logging.getLogger(noisy).setLevel(max(logging.WARNING, logging.getLevelName(level)))
-    # It warns that it does not take the process's signals: it must not.
+    # kopf warns that it does not handle the process's signals; __main__ handles them.
     logging.getLogger("kopf._core.reactor.running").setLevel(logging.ERROR)

@@ -1,4 +1,4 @@
-"""What Prometheus may ask. No job names: their number is unbounded."""
+"""Prometheus metrics of the operator. Job names are no labels: their number is unbounded."""
 
 from __future__ import annotations
 
@@ -11,24 +11,31 @@ from elasticjob_operator.model.raw import integer, mapping, moment, objects, tex
 
 jobs = Gauge("elasticjob_jobs", "Jobs by phase.", ["phase"])
 restarts = Counter("elasticjob_restarts", "Restarts of a job's workers.", ["reason", "strategy"])
-pod_failures = Counter("elasticjob_pod_failures", "Failures told in status.", ["class"])
-rendezvous_seconds = Histogram("elasticjob_rendezvous_seconds", "From a job's start to its first round.")
+pod_failures = Counter("elasticjob_pod_failures", "Failures recorded in status, charged or not.", ["class"])
+rendezvous_seconds = Histogram("elasticjob_rendezvous_seconds", "Seconds from a job's start to its first round.")
 recovery_seconds = Histogram(
-    "elasticjob_recovery_seconds", "From a failure to the next round.", ["phase"], buckets=(0.1, 0.3, 1, 3, 10, 30, 100)
+    "elasticjob_recovery_seconds",
+    "Seconds from a failure to the next round.",
+    ["phase"],
+    buckets=(0.1, 0.3, 1, 3, 10, 30, 100),
 )
-scale_seconds = Histogram("elasticjob_scale_seconds", "From a new size to all nodes training.", ["direction"])
+scale_seconds = Histogram(
+    "elasticjob_scale_seconds", "Seconds from a change of size until all nodes train.", ["direction"]
+)
 reconcile_seconds = Histogram(
-    "elasticjob_reconcile_seconds", "One look at one job.", buckets=(0.005, 0.01, 0.03, 0.1, 0.3, 1, 3, 10)
+    "elasticjob_reconcile_seconds",
+    "Seconds of one reconcile of one job.",
+    buckets=(0.005, 0.01, 0.03, 0.1, 0.3, 1, 3, 10),
 )
-reconcile_errors = Counter("elasticjob_reconcile_errors", "Looks that ended in an error.")
+reconcile_errors = Counter("elasticjob_reconcile_errors", "Reconciles that raised an error.")
 api_requests = Counter("elasticjob_api_requests", "Requests to the API server.", ["verb", "resource", "code"])
-queue_depth = Gauge("elasticjob_queue_depth", "Jobs that wait to be looked at.")
+queue_depth = Gauge("elasticjob_queue_depth", "Jobs that wait to be reconciled.")
 
 Status = Mapping[str, Any]
 
 
 def count_change(before: Status, after: Status) -> None:
-    """Count what a status write says anew."""
+    """Update the metrics by the difference between a job's status before and after a write."""
     restarted = integer(after, "restarts") - integer(before, "restarts")
     last = mapping(after, "lastFailure")
     if restarted > 0:
@@ -37,15 +44,15 @@ def count_change(before: Status, after: Status) -> None:
         pod_failures.labels(text(last, "class") or "Unknown").inc()
     formed = moment(after, "lastRendezvousTime")
     if formed is not None and formed != moment(before, "lastRendezvousTime"):
-        _count_round(before, formed)
+        _observe_round(before, formed)
     for record in objects(after, "recentFailures"):
         if record not in objects(before, "recentFailures"):
             for phase, seconds in mapping(record, "recoverySeconds").items():
                 recovery_seconds.labels(phase).observe(seconds)
-    _count_scaled(before, after)
+    _observe_scaling(before, after)
 
 
-def _count_round(before: Status, formed: float) -> None:
+def _observe_round(before: Status, formed: float) -> None:
     started, failed = moment(before, "startTime"), moment(before, "lastFailure", "time")
     if "lastRendezvousTime" not in before and started is not None:
         rendezvous_seconds.observe(max(0.0, formed - started))
@@ -53,14 +60,15 @@ def _count_round(before: Status, formed: float) -> None:
         recovery_seconds.labels("total").observe(max(0.0, formed - failed))
 
 
-def _count_scaled(before: Status, after: Status) -> None:
-    asked, done = moment(before, "lastScaleTime"), _since(after, "FullyScaled")
-    if asked is None or done is None or _since(before, "FullyScaled") is not None or done < asked:
+def _observe_scaling(before: Status, after: Status) -> None:
+    requested, done = moment(before, "lastScaleTime"), _true_since(after, "FullyScaled")
+    if requested is None or done is None or _true_since(before, "FullyScaled") is not None or done < requested:
         return
     direction = "up" if integer(after, "active") > integer(before, "active") else "down"
-    scale_seconds.labels(direction).observe(done - asked)
+    scale_seconds.labels(direction).observe(done - requested)
 
 
-def _since(status: Status, kind: str) -> float | None:
+def _true_since(status: Status, kind: str) -> float | None:
+    """Return since when a condition is True, in Unix seconds; None where it is not True."""
     found = (c for c in objects(status, "conditions") if text(c, "type") == kind and text(c, "status") == "True")
     return moment(next(found, {}), "lastTransitionTime")

@@ -1,4 +1,4 @@
-"""Look at one job and everything around it, afresh."""
+"""Read one job and the objects around it from the API server."""
 
 from __future__ import annotations
 
@@ -18,14 +18,16 @@ from elasticjob_operator.model.status import NODE_LOST
 log = logging.getLogger(__name__)
 
 CHILDREN_SECONDS = 60.0
-"""Services and the Secret change only when somebody meddles: they are looked at this often, and after each change."""
+"""Services and the Secret change only when another client changes them: they are read this often, in seconds, and after
+each change by this operator."""
 NODE_LEASES = "kube-node-lease"
-DOUBT_SECONDS = 2.0
-"""Silence of a store after which its node is asked for."""
+"""Namespace of the kubelets' Leases."""
+SUSPECT_SECONDS = 2.0
+"""Silence of a store after which the operator reads the Lease of the store's node."""
 
 
 async def fetch_job(api: KubeApi, namespace: str, name: str) -> dict[str, Any] | None:
-    """The job as raw JSON; None when it is gone."""
+    """Return the job as raw JSON; None where it does not exist."""
     try:
         return await api.get(JOBS, namespace, name)
     except NotFound:
@@ -33,7 +35,7 @@ async def fetch_job(api: KubeApi, namespace: str, name: str) -> dict[str, Any] |
 
 
 async def observe(api: KubeApi, raw: dict[str, Any], memory: JobMemory, link: LinkView, now: float) -> Observed:
-    """Everything that `plan` wants to know of this job; `now` is Unix seconds."""
+    """Return everything that `plan` needs about this job; `now` is Unix seconds."""
     job = parse_job(raw)
     pods, children = await asyncio.gather(_pods(api, job), _children(api, job, memory, now))
     workers = tuple(pod for role, pod in pods if role == Role.WORKER.value)
@@ -48,23 +50,24 @@ async def observe(api: KubeApi, raw: dict[str, Any], memory: JobMemory, link: Li
         refusals=dict(memory.refusals),
         link=link,
         older_store_at=memory.older_store_at,
-        leases=await _leases(api, _nodes_in_doubt(job, workers, stores, link, now)),
+        leases=await _leases(api, _suspected_nodes(job, workers, stores, link, now)),
     )
 
 
 async def _pods(api: KubeApi, job: Job) -> list[tuple[str, Pod]]:
-    """The job's pods by role. Labels can be copied; the owner cannot: others' pods are not seen at all."""
+    """Return the pods that the job owns, each with its role. Other pods may bear copied labels: check the owner."""
     listed = await api.list(PODS, job.namespace, f"{Label.JOB_UID}={job.uid}")
     owned = [(text(raw, "metadata", "labels", Label.ROLE), parse_pod(raw)) for raw in listed if is_owned(raw, job.uid)]
     return sorted(owned, key=lambda found: (found[1].index, found[1].incarnation))
 
 
 def _has_successor(job: Job, store: Pod) -> bool:
+    """Return whether a store pod is live although a later incarnation of the store exists."""
     return store.end is None and store.incarnation < (job.status.store_incarnation or 0)
 
 
 def is_owned(raw: dict[str, Any], uid: str) -> bool:
-    """Whether the object's controller is the job."""
+    """Return whether the job of this UID is the object's controller."""
     owners = objects(raw, "metadata", "ownerReferences")
     return any(text(owner, "uid") == uid and owner.get("controller") is True for owner in owners)
 
@@ -86,40 +89,40 @@ async def _child(api: KubeApi, resource: Resource, job: Job, name: str) -> Child
     except NotFound:
         return None
     if text(raw, "metadata", "deletionTimestamp"):
-        # Its name is free in a moment; until then it is nobody's.
+        # The API server frees the name soon; until then the object is unusable.
         return Child(text(raw, "metadata", "uid"), ours=False)
     selected = text(raw, "spec", "selector", Label.INCARNATION)
     incarnation = int(selected) if selected.isascii() and selected.isdigit() else None
     return Child(text(raw, "metadata", "uid"), is_owned(raw, job.uid), incarnation)
 
 
-def _nodes_in_doubt(
+def _suspected_nodes(
     job: Job, workers: tuple[Pod, ...], stores: tuple[Pod, ...], link: LinkView, now: float
 ) -> frozenset[str]:
-    """Nodes of which something was not heard that should have been."""
-    doubt = {node.name for node in job.status.avoided if node.reason == NODE_LOST}
-    doubt |= {p.node for p in (*workers, *stores) if p.deleting is not None and p.deleting < now}
+    """Return nodes that may be lost: avoided as lost, overdue with a deletion, or with a silent agent or store."""
+    suspected = {node.name for node in job.status.avoided if node.reason == NODE_LOST}
+    suspected |= {p.node for p in (*workers, *stores) if p.deleting is not None and p.deleting < now}
     if link.connected and link.report is not None:
-        here = {node.pod for node in link.report.nodes}
-        doubt |= {p.node for p in workers if p.running and p.name not in here}
-    elif now - link.since >= DOUBT_SECONDS:
-        doubt |= {p.node for p in stores}
-    return frozenset(doubt - {""})
+        connected = {node.pod for node in link.report.nodes}
+        suspected |= {p.node for p in workers if p.running and p.name not in connected}
+    elif now - link.since >= SUSPECT_SECONDS:
+        suspected |= {p.node for p in stores}
+    return frozenset(suspected - {""})
 
 
 async def _leases(api: KubeApi, nodes: frozenset[str]) -> dict[str, float]:
     names = sorted(nodes)
-    renewed = await asyncio.gather(*(_renewed(api, name) for name in names))
-    return {name: at for name, at in zip(names, renewed, strict=True) if at is not None}
+    times = await asyncio.gather(*(_renew_time(api, name) for name in names))
+    return {name: at for name, at in zip(names, times, strict=True) if at is not None}
 
 
-async def _renewed(api: KubeApi, node: str) -> float | None:
-    """When the kubelet last renewed its lease; 0 where there is none, None where we may not ask."""
+async def _renew_time(api: KubeApi, node: str) -> float | None:
+    """Return when the kubelet last renewed its Lease, in Unix seconds; 0: no Lease, None: no permission to read it."""
     try:
         lease = await api.get(LEASES, NODE_LEASES, node)
     except NotFound:
         return 0.0
     except Refused as error:
-        log.warning("the lease of %s: %s", node, error)
+        log.warning("the operator cannot read the Lease of node %s: %s", node, error)
         return None
     return moment(mapping(lease, "spec"), "renewTime") or 0.0

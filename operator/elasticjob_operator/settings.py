@@ -1,4 +1,4 @@
-"""What the operator is told: flags, each with an environment variable that the chart sets."""
+"""Settings of the operator: flags, each with an environment variable that the chart sets."""
 
 from __future__ import annotations
 
@@ -15,29 +15,37 @@ DEFAULT_IMAGE = f"elasticjob:{VERSION}"
 
 @dataclass(frozen=True)
 class OperatorSettings:
+    """The settings of one operator process."""
+
     image: str
-    """Holds agent and store; jobs keep the one they started with."""
+    """Image of agents and stores of new jobs; a job keeps the image it started with."""
     namespace: str
-    """The operator's own: its Lease and its master key are there."""
+    """Namespace of the operator, its Lease and its master key."""
     identity: str
-    """Of this very process, in the Lease."""
+    """Name of this process in the Lease."""
     watch_namespaces: tuple[str, ...] = ()
-    """Empty: all."""
+    """Namespaces of the jobs; empty: all."""
     master_secret: str = "elasticjob-master-key"  # noqa: S105  # a name
     lease_name: str = "elasticjob-operator"
     leader_election: bool = True
     log_level: str = "INFO"
     log_format: str = "json"
     metrics_port: int = 8080
+    """0: no metrics."""
     health_port: int = 8081
+    """0: no probes."""
     workers: int = 16
+    """Jobs reconciled at the same time."""
     qps: float = 100.0
+    """Requests to the API server per second."""
     burst: int = 200
+    """Requests to the API server at once."""
     resync_seconds: float = 300.0
+    """Longest time between two reconciles of a job."""
 
 
 def parse_settings(argv: Sequence[str] | None, environ: Mapping[str, str] = os.environ) -> OperatorSettings:
-    """Read flags and environment; exits with a message that names what is wrong."""
+    """Read flags and environment variables; exit with a message that names an invalid flag."""
     parser = _parser(environ)
     options = parser.parse_args(argv)
     for name in ("qps", "burst", "workers", "resync_seconds"):
@@ -81,17 +89,25 @@ def _parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
         "--master-secret",
         "ELASTICJOB_MASTER_SECRET",
         OperatorSettings.master_secret,
-        "Secret of the master key; made if absent",
+        "Secret that holds the master key; created if missing",
     )
-    add("--lease-name", "ELASTICJOB_LEASE_NAME", OperatorSettings.lease_name, "Lease that picks the leader")
-    parser.add_argument("--no-leader-election", action="store_true", help="for a single process on a test cluster")
+    add("--lease-name", "ELASTICJOB_LEASE_NAME", OperatorSettings.lease_name, "Lease for leader election")
+    parser.add_argument(
+        "--no-leader-election", action="store_true", help="run without a Lease; only for a single operator"
+    )
     levels = ["DEBUG", "INFO", "WARNING", "ERROR"]
-    add("--log-level", "LOG_LEVEL", "INFO", "how much is logged", type=str.upper, choices=levels)
-    add("--log-format", "LOG_FORMAT", "json", "how it is logged", choices=["json", "text"])
-    add("--metrics-port", "METRICS_PORT", 8080, "Prometheus metrics; 0: off", type=int)
-    add("--health-port", "HEALTH_PORT", 8081, "/healthz and /readyz; 0: off", type=int)
-    add("--workers", "ELASTICJOB_WORKERS", 16, "jobs looked at at the same time", type=int)
+    add("--log-level", "LOG_LEVEL", "INFO", "lowest level that is logged", type=str.upper, choices=levels)
+    add("--log-format", "LOG_FORMAT", "json", "format of log lines", choices=["json", "text"])
+    add("--metrics-port", "METRICS_PORT", 8080, "port of Prometheus metrics; 0: off", type=int)
+    add("--health-port", "HEALTH_PORT", 8081, "port of /healthz and /readyz; 0: off", type=int)
+    add("--workers", "ELASTICJOB_WORKERS", 16, "jobs reconciled at the same time", type=int)
     add("--qps", "ELASTICJOB_QPS", 100.0, "requests to the API server per second", type=float)
-    add("--burst", "ELASTICJOB_BURST", 200, "requests at once", type=int)
-    add("--resync-seconds", "ELASTICJOB_RESYNC_SECONDS", 300.0, "each job is looked at at least this often", type=float)
+    add("--burst", "ELASTICJOB_BURST", 200, "requests to the API server at once", type=int)
+    add(
+        "--resync-seconds",
+        "ELASTICJOB_RESYNC_SECONDS",
+        300.0,
+        "longest time between two reconciles of a job",
+        type=float,
+    )
     return parser

@@ -1,7 +1,7 @@
-"""Control links to the jobs' stores: the last report of each, and the operator's word to it.
+"""Control links to the jobs' stores: the last report of each, and the operator's view that each receives.
 
-A link knows nothing of decisions. It pokes the job's key when something has changed; what was said last is said again
-when a link comes back.
+Links decide nothing. A link enqueues the job's key when its state or report has changed. When a link is connected
+again, it sends the last operator view again.
 """
 
 from __future__ import annotations
@@ -18,21 +18,19 @@ from typing import Protocol, TypeAlias
 from elasticjob.contract.messages import Message, OperatorView, Report
 from elasticjob.control_link.link import LinkError, LinkRole, Welcome, connect
 from elasticjob.keep_alive import KeepAlive
-from elasticjob_operator.model.observed import LinkView as LinkView
+from elasticjob_operator.model.observed import JobKey, LinkView
 from elasticjob_operator.plan import StoreAddress
 
 log = logging.getLogger(__name__)
 
-JobKey: TypeAlias = tuple[str, str]
-"""Namespace and name of a job."""
-
 FIRST_BACKOFF = 0.1
+"""Seconds until the second attempt to connect; each further failure doubles it."""
 LONGEST_BACKOFF = 5.0
 CONNECT_TIMEOUT = 3.0
 
 
 class LinkConnection(Protocol):
-    """The part of `elasticjob.control_link.link.Link` that is used here."""
+    """The part of `elasticjob.control_link.link.Link` that StoreLinks uses."""
 
     welcome: Welcome
 
@@ -47,7 +45,7 @@ ConnectStore: TypeAlias = Callable[[StoreAddress, bytes], Awaitable[LinkConnecti
 
 
 async def connect_store(address: StoreAddress, key: bytes) -> LinkConnection:
-    """Open a link as the operator."""
+    """Open a control link in the role of the operator."""
     interval, attempts = address.keep_alive
     return await connect(
         address.host,
@@ -65,36 +63,40 @@ class _Job:
     address: StoreAddress | None = None
     key: bytes = b""
     view: LinkView = field(default_factory=LinkView)
-    facts: OperatorView | None = None
-    wire: LinkConnection | None = None
+    operator_view: OperatorView | None = None
+    connection: LinkConnection | None = None
     task: asyncio.Task[None] | None = None
 
 
 class StoreLinks:
-    """One link per job. `generation` is the Lease's; of two operators, the newer one's words hold."""
+    """One control link per job.
+
+    `generation` returns the generation of the Lease. Where two operators send views, the store takes those with the
+    higher generation.
+    """
 
     def __init__(
         self,
-        poke: Callable[[JobKey], None],
+        enqueue: Callable[[JobKey], None],
         generation: Callable[[], int],
         connect: ConnectStore = connect_store,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        self._poke = poke
+        self._enqueue = enqueue
         self._generation = generation
         self._connect = connect
         self._clock = clock
         self._jobs: dict[JobKey, _Job] = {}
-        # Grows over restarts of this process too, where there is no Lease to count them.
+        # Starts at the time: without a Lease, the sequence must also grow over restarts of this process.
         self._sequence = int(clock() * 1000)
 
     def view(self, key: JobKey) -> LinkView:
-        """What is known by the job's link; a job without one was heard of just now."""
+        """Return the state of the job's link; for a job without a link, one that is disconnected since now."""
         job = self._jobs.get(key)
         return job.view if job else LinkView(since=self._clock())
 
     def set_address(self, key: JobKey, address: StoreAddress | None, secret: bytes) -> None:
-        """Have a link to `address`; None: there is no store that could serve now. Reports of the last store stay."""
+        """Connect to the store at `address`; None: no store can serve now. The last store's reports are kept."""
         now = self._clock()
         job = self._jobs.setdefault(key, _Job(view=LinkView(since=now)))
         if job.address == address:
@@ -103,18 +105,18 @@ class StoreLinks:
         job.address, job.key = address, secret
         job.view = replace(job.view, connected=False, since=now, lost_pods={})
         if address is not None:
-            job.task = asyncio.get_running_loop().create_task(self._keep(key, job, address))
+            job.task = asyncio.get_running_loop().create_task(self._maintain(key, job, address))
 
-    def set_view(self, key: JobKey, facts: OperatorView) -> None:
-        """Say `facts` to the job's store, now and whenever the link comes back; nothing is said twice in a row."""
+    def set_operator_view(self, key: JobKey, operator_view: OperatorView) -> None:
+        """Send a changed view to the job's store, now and after each reconnection."""
         job = self._jobs.get(key)
-        if job is None or facts == job.facts:
+        if job is None or operator_view == job.operator_view:
             return
-        job.facts = facts
-        self._say(job)
+        job.operator_view = operator_view
+        self._send_view(job)
 
     def forget(self, key: JobKey) -> None:
-        """The job is gone."""
+        """Close the link of a deleted job."""
         job = self._jobs.pop(key, None)
         if job is not None:
             self._stop(job)
@@ -131,20 +133,21 @@ class StoreLinks:
     def _stop(self, job: _Job) -> None:
         if job.task is not None:
             job.task.cancel()
-        if job.wire is not None:
-            job.wire.close()
-        job.task = job.wire = None
+        if job.connection is not None:
+            job.connection.close()
+        job.task = job.connection = None
 
-    def _say(self, job: _Job) -> None:
-        if job.wire is not None and job.facts is not None:
+    def _send_view(self, job: _Job) -> None:
+        if job.connection is not None and job.operator_view is not None:
             self._sequence += 1
-            job.wire.send(replace(job.facts, lease=self._generation(), sequence=self._sequence))
+            job.connection.send(replace(job.operator_view, lease=self._generation(), sequence=self._sequence))
 
-    async def _keep(self, key: JobKey, job: _Job, address: StoreAddress) -> None:
+    async def _maintain(self, key: JobKey, job: _Job, address: StoreAddress) -> None:
+        """Connect and receive reports until cancelled; reconnect with growing delay."""
         backoff = FIRST_BACKOFF
         while True:
             try:
-                wire = await self._connect(address, job.key)
+                connection = await self._connect(address, job.key)
             except (LinkError, OSError, asyncio.TimeoutError) as error:
                 log.debug("%s/%s: no link to %s: %s", *key, address.pod, error)
                 await asyncio.sleep(backoff * random.uniform(0.8, 1.2))  # noqa: S311  # no secret
@@ -152,48 +155,50 @@ class StoreLinks:
                 continue
             backoff = FIRST_BACKOFF
             if job.task is not asyncio.current_task():
-                # Before Python 3.12 a cancellation that meets the end of a connect is lost.
-                wire.close()
+                # Before Python 3.12, a cancellation at the moment that the connection completes is lost.
+                connection.close()
                 return
-            if _is_other(wire.welcome, address):
-                log.warning("%s/%s: %s answers as another store", *key, address.pod)
-                wire.close()
+            if _is_other_store(connection.welcome, address):
+                log.warning("%s/%s: at the address of %s, another store answers; trying again", *key, address.pod)
+                connection.close()
                 await asyncio.sleep(LONGEST_BACKOFF)
                 continue
-            await self._listen(key, job, wire)
+            await self._receive_reports(key, job, connection)
 
-    async def _listen(self, key: JobKey, job: _Job, wire: LinkConnection) -> None:
-        job.wire = wire
-        self._say(job)
+    async def _receive_reports(self, key: JobKey, job: _Job, connection: LinkConnection) -> None:
+        """Record reports until the link ends."""
+        job.connection = connection
+        self._send_view(job)
         try:
-            while (message := await wire.receive()) is not None:
+            while (message := await connection.receive()) is not None:
                 if isinstance(message, Report):
-                    self._take(key, job, message)
+                    self._record_report(key, job, message)
         except LinkError as error:
-            log.warning("%s/%s: link to the store: %s", *key, error)
+            log.warning("%s/%s: the link to the store failed: %s", *key, error)
         finally:
-            wire.close()
-            job.wire = None
-            since = self._clock() - (_patience(job) if wire.lost_by_keep_alive else 0.0)
+            connection.close()
+            job.connection = None
+            since = self._clock() - (_keep_alive_timeout(job) if connection.lost_by_keep_alive else 0.0)
             job.view = replace(job.view, connected=False, since=since, lost_pods={})
-            self._poke(key)
+            self._enqueue(key)
 
-    def _take(self, key: JobKey, job: _Job, report: Report) -> None:
-        """The store counts as connected with its first report."""
+    def _record_report(self, key: JobKey, job: _Job, report: Report) -> None:
+        """Make `report` the job's last one. The store counts as connected from its first report on."""
         now = self._clock()
         since = job.view.since if job.view.connected else now
         lost = {pod: job.view.lost_pods.get(pod, now) for pod in report.lost_pods}
-        known = job.view.report
-        before = known if known is not None and known.incarnation < report.incarnation else job.view.previous_report
-        job.view = LinkView(connected=True, since=since, report=report, lost_pods=lost, previous_report=before)
-        self._poke(key)
+        last, previous = job.view.report, job.view.previous_report
+        if last is not None and last.incarnation < report.incarnation:
+            previous = last
+        job.view = LinkView(connected=True, since=since, report=report, lost_pods=lost, previous_report=previous)
+        self._enqueue(key)
 
 
-def _patience(job: _Job) -> float:
-    """Seconds after which keep-alive gives a silent peer up."""
+def _keep_alive_timeout(job: _Job) -> float:
+    """Return the seconds of silence after which TCP keep-alive closes a connection."""
     interval, attempts = job.address.keep_alive if job.address else (0.0, 0)
     return interval * attempts
 
 
-def _is_other(welcome: Welcome, address: StoreAddress) -> bool:
+def _is_other_store(welcome: Welcome, address: StoreAddress) -> bool:
     return (welcome.attempt, welcome.incarnation) != (address.attempt, address.incarnation)

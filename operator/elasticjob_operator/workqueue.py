@@ -1,6 +1,6 @@
-"""A keyed work queue: one pending and one running look per key, whatever number of doorbells rang.
+"""A keyed work queue: however often a key is enqueued, at most one reconcile of it is pending and one running.
 
-`Schedule` decides and knows no clock; `run` waits and carries out.
+`Schedule` decides which key is due, with the time as an argument. `WorkQueue` waits and reconciles.
 """
 
 from __future__ import annotations
@@ -18,38 +18,41 @@ K = TypeVar("K", bound=Hashable)
 log = logging.getLogger(__name__)
 
 FIRST_BACKOFF = 0.5
+"""Seconds until the retry of a failed reconcile; each further failure doubles it."""
 LONGEST_BACKOFF = 60.0
 
 
 class Schedule(Generic[K]):
-    """Which key is due when. Times are any clock's seconds."""
+    """When each key is due. Times are seconds of one clock, which the caller chooses.
+
+    `len()` is the number of keys that wait.
+    """
 
     def __init__(self, jitter: Callable[[], float] = lambda: random.uniform(0.5, 1.0)) -> None:  # noqa: S311
         self._due: dict[K, float] = {}
         self._heap: list[tuple[float, int, K]] = []
         self._running: set[K] = set()
         self._failures: dict[K, int] = {}
-        self._count = 0
+        self._pushes = 0
         self._jitter = jitter
 
     def __len__(self) -> int:
         return len(self._due)
 
     def enqueue(self, key: K, at: float) -> None:
-        """Have `key` looked at, at `at` or before. While it is being looked at, it is looked at again after that."""
+        """Make `key` due at `at`, or earlier where it already is. A running key becomes due again after `done`."""
         if key in self._due and self._due[key] <= at:
             return
         self._due[key] = at
-        self._count += 1
-        heapq.heappush(self._heap, (at, self._count, key))
+        self._push(key)
 
     def next_due(self) -> float | None:
-        """When `take` can give a key; None: not before something is poked or done."""
+        """Return when `take` can return a key; None: not before the next `enqueue` or `done`."""
         self._drop_stale()
         return self._heap[0][0] if self._heap else None
 
     def take(self, now: float) -> K | None:
-        """A key that is due and not running; it runs until `done`."""
+        """Return the key that is due for longest, and mark it as running until `done`; None where no key is due."""
         due = self.next_due()
         if due is None or due > now:
             return None
@@ -59,7 +62,7 @@ class Schedule(Generic[K]):
         return key
 
     def done(self, key: K, now: float, *, again_after: float | None = None, failed: bool = False) -> None:
-        """The look has ended. A failed one is repeated with growing delay."""
+        """End the run of `key`. It is due again after `again_after` seconds, or after a growing delay if it failed."""
         self._running.discard(key)
         if failed:
             count = self._failures[key] = self._failures.get(key, 0) + 1
@@ -69,20 +72,19 @@ class Schedule(Generic[K]):
         if again_after is not None:
             self.enqueue(key, now + again_after)
         if key in self._due:
-            self._count += 1
-            heapq.heappush(self._heap, (self._due[key], self._count, key))
+            self._push(key)
 
     def oldest_wait(self, now: float) -> float:
-        """For how long the longest waiting key is overdue."""
+        """Return by how many seconds the longest waiting key is overdue; 0 where no key waits."""
         return max((now - due for due in self._due.values()), default=0.0)
 
-    def forget(self, key: K) -> None:
-        """Its failures and its next look do not matter any more."""
-        self._failures.pop(key, None)
-        self._due.pop(key, None)
+    def _push(self, key: K) -> None:
+        # The number of pushes orders keys that are due at the same time; keys themselves need no order.
+        self._pushes += 1
+        heapq.heappush(self._heap, (self._due[key], self._pushes, key))
 
     def _drop_stale(self) -> None:
-        """Entries that were moved, or whose key runs: `done` pushes those again."""
+        """Drop entries at the head whose time has changed or whose key runs; `done` pushes the latter again."""
         while self._heap:
             at, _, key = self._heap[0]
             if self._due.get(key) == at and key not in self._running:
@@ -91,68 +93,72 @@ class Schedule(Generic[K]):
 
 
 class WorkQueue(Generic[K]):
-    """Workers that look at due keys. `look` returns after how many seconds to look again, or None."""
+    """Reconciles due keys. `reconcile` returns after how many seconds the key is due again; None: when enqueued."""
 
     def __init__(
-        self, look: Callable[[K], Awaitable[float | None]], clock: Callable[[], float] = time.monotonic
+        self, reconcile: Callable[[K], Awaitable[float | None]], clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self._look = look
+        self._reconcile = reconcile
         self._clock = clock
         self._schedule: Schedule[K] = Schedule()
-        self._event = asyncio.Event()
+        self._changed = asyncio.Event()
 
     def __len__(self) -> int:
         return len(self._schedule)
 
     def enqueue(self, key: K, after: float = 0.0) -> None:
-        """Have `key` looked at within `after` seconds."""
+        """Make `key` due in `after` seconds or earlier."""
         self._schedule.enqueue(key, self._clock() + after)
-        self._event.set()
-
-    def forget(self, key: K) -> None:
-        self._schedule.forget(key)
+        self._changed.set()
 
     def oldest_wait(self) -> float:
+        """Return by how many seconds the longest waiting key is overdue."""
         return self._schedule.oldest_wait(self._clock())
 
     async def run(self, workers: int) -> None:
-        """Work until cancelled."""
+        """Reconcile due keys, at most `workers` at the same time, until cancelled."""
         async with asyncio.TaskGroup() as group:
             free = asyncio.Semaphore(workers)
             while True:
                 key = await self._take()
                 await free.acquire()
-                group.create_task(self._work(key, free))
+                group.create_task(self._run_one(key, free))
 
     async def _take(self) -> K:
         while True:
-            self._event.clear()
+            self._changed.clear()
             now = self._clock()
             key = self._schedule.take(now)
             if key is not None:
                 return key
-            # Not wait_for: until Python 3.12 it swallows a cancellation that comes together with the event.
+            # Not asyncio.wait_for: before Python 3.12 it swallows a cancellation that arrives together with the event.
             due, timer = self._schedule.next_due(), None
             if due is not None:
-                timer = asyncio.get_running_loop().call_later(max(0.0, due - now), self._event.set)
+                timer = asyncio.get_running_loop().call_later(max(0.0, due - now), self._changed.set)
             try:
-                await self._event.wait()
+                await self._changed.wait()
             finally:
                 if timer is not None:
                     timer.cancel()
 
-    async def _work(self, key: K, free: asyncio.Semaphore) -> None:
+    async def _run_one(self, key: K, free: asyncio.Semaphore) -> None:
         again: float | None = None
         failed = False
         try:
-            again = await self._look(key)
+            again = await self._reconcile(key)
         except asyncio.CancelledError:
             raise
         except Exception as error:
-            # Whatever it was, it is this key's alone: it is tried again later, and others go on.
-            log.warning("%s: %s: %s", key, type(error).__name__, error, exc_info=log.isEnabledFor(logging.DEBUG))
+            # An error of one key must not end the others: log it and retry this key.
+            log.warning(
+                "reconcile of %s failed: %s: %s",
+                key,
+                type(error).__name__,
+                error,
+                exc_info=log.isEnabledFor(logging.DEBUG),
+            )
             failed = True
         finally:
             free.release()
         self._schedule.done(key, self._clock(), again_after=again, failed=failed)
-        self._event.set()
+        self._changed.set()

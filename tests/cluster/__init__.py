@@ -1,1 +1,1 @@
-"""A real Kubernetes of several nodes on one Linux machine; `verbs` is what tests, demo and benchmarks call."""
+"""A real Kubernetes cluster of several nodes on one Linux machine. Tests, demo and benchmarks call `verbs`."""

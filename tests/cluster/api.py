@@ -1,4 +1,4 @@
-"""As much of a Kubernetes client as starting a cluster takes: one request at a time, standard library only."""
+"""A minimal Kubernetes client for starting a cluster: one request at a time, standard library only."""
 
 import http.client
 import json
@@ -13,7 +13,7 @@ STRATEGIC = "application/strategic-merge-patch+json"
 
 
 class ApiError(Exception):
-    """The API server said no; `status` is the HTTP code."""
+    """The API server refused a request; `status` is the HTTP status."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(f"{status}: {message}")
@@ -22,14 +22,14 @@ class ApiError(Exception):
 
 @dataclass(frozen=True)
 class Api:
-    """The API server as its admin."""
+    """The API server, with the admin's certificate. `pki` is the folder of certificates."""
 
     pki: Path
 
     def request(
         self, method: str, path: str, body: dict[str, Any] | None = None, content: str = "application/json"
     ) -> Any:
-        """Sends one request and returns the decoded answer; ApiError from 400 on, OSError when nobody answers."""
+        """Send one request and return the decoded response; ApiError from status 400 on, OSError without a response."""
         context = ssl.create_default_context(cafile=str(self.pki / "ca.crt"))
         context.load_cert_chain(self.pki / "admin.crt", self.pki / "admin.key")
         connection = http.client.HTTPSConnection(CONTROL_ADDRESS, API_PORT, timeout=10, context=context)
@@ -47,7 +47,7 @@ class Api:
         return json.loads(answer) if answer.startswith(("{", "[")) else answer
 
     def problem(self, path: str) -> str | None:
-        """None when a GET of `path` succeeds, else what it got: for waiting."""
+        """Return None when a GET of `path` succeeds, else the error. For `waiting.until`."""
         try:
             self.request("GET", path)
         except (ApiError, OSError) as error:

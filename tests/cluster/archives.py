@@ -1,4 +1,4 @@
-"""What is in an OCI image archive, without unpacking it."""
+"""Read manifests and configurations from OCI image archives, without unpacking layers."""
 
 import hashlib
 import json
@@ -16,28 +16,28 @@ NAME_KEYS = ("io.containerd.image.name", "org.opencontainers.image.ref.name")
 
 @dataclass(frozen=True)
 class Image:
-    """An image in an archive, described by all of its small parts but not its layers."""
+    """An image in an archive: its manifests and configuration, without its layers."""
 
-    written: str
+    archive_name: str
     """Its name in the archive."""
     descriptor: dict[str, Any]
-    """Media type, digest and size of its manifest (or of its index of platforms)."""
+    """Media type, digest and size of its manifest, or of its index of platforms."""
     blobs: dict[str, bytes]
     """Its manifests and configuration by digest."""
     chain: tuple[str, ...]
-    """What containerd calls the unpacked layers, lowest first: each name covers all below it."""
+    """Chain ids, containerd's names of unpacked layers, lowest first. Each id covers all layers up to its own."""
 
     @property
     def name(self) -> str:
-        """Its name as the kubelet looks for it."""
-        return full_name(self.written)
+        """Its full name, by which the kubelet requests it."""
+        return full_name(self.archive_name)
 
     @property
     def digest(self) -> str:
         return str(self.descriptor["digest"])
 
     def without_layers(self) -> bytes:
-        """An archive of everything but the layers, for a node that has them unpacked."""
+        """Return an archive without the layers, for a node that has them unpacked."""
         entry = {**self.descriptor, "annotations": {NAME_KEYS[0]: self.name}}
         files = {"oci-layout": encode({"imageLayoutVersion": "1.0.0"})}
         files["index.json"] = encode({"schemaVersion": 2, "manifests": [entry]})
@@ -45,7 +45,7 @@ class Image:
 
 
 def read_archive(archive: Path) -> list[Image]:
-    """Images of an OCI archive (also `docker save` since version 25); ClusterError when it is none."""
+    """Return the images of an OCI archive (`docker save` writes one since version 25); ClusterError for other files."""
     try:
         with tarfile.open(archive, "r:") as content:
             entries = json.loads(member(content, "index.json"))["manifests"]
@@ -64,7 +64,7 @@ def entry_name(entry: dict[str, Any]) -> str | None:
 
 
 def full_name(name: str) -> str:
-    """`app:1` → `docker.io/library/app:1`, as Kubernetes reads an image's name."""
+    """Return the full name that Kubernetes uses for an image: `app:1` → `docker.io/library/app:1`."""
     first, slash, _ = name.partition("/")
     if not slash:
         return f"docker.io/library/{name}"
@@ -81,20 +81,23 @@ def read_image(content: tarfile.TarFile, name: str, entry: dict[str, Any]) -> Im
 
     manifest = load(entry["digest"])
     while "manifests" in manifest:
-        manifest = load(next(child["digest"] for child in manifest["manifests"] if for_this_machine(child)))
+        manifest = load(next(child["digest"] for child in manifest["manifests"] if matches_machine(child)))
     config = load(manifest["config"]["digest"])
     described = {key: entry[key] for key in ("mediaType", "digest", "size")}
     return Image(name, described, blobs, chain_of(config["rootfs"]["diff_ids"]))
 
 
-def for_this_machine(entry: dict[str, Any]) -> bool:
+def matches_machine(entry: dict[str, Any]) -> bool:
     machine = platform.machine()
     wanted = ARCHITECTURES.get(machine, machine)
     return bool(entry.get("platform", {}).get("architecture", wanted) == wanted)
 
 
 def chain_of(layers: list[str]) -> tuple[str, ...]:
-    """Chain ids of the OCI image specification: the first layer's digest, then digests of "<chain so far> <layer>"."""
+    """Return the chain ids of layers, as the OCI image specification defines them.
+
+    The first is the first layer's digest; each further one is the digest of "<previous chain id> <layer>".
+    """
     chain: list[str] = []
     for layer in layers:
         link = f"{chain[-1]} {layer}".encode() if chain else b""

@@ -1,4 +1,4 @@
-"""A cluster of plain processes: every component a program on this machine, every node a network namespace."""
+"""A cluster without containers for its components: each is a process, and each node is a network namespace."""
 
 import fcntl
 import json
@@ -13,7 +13,7 @@ from typing import TextIO
 
 from . import build, control_plane, dns, gpus, images, leftovers, network, pki, prerequisites, processes
 from .api import Api, ApiError
-from .console import say, stage
+from .console import progress, stage
 from .control_plane import ControlPlane
 from .errors import ClusterError
 from .layout import MAX_NODES, Layout, Node
@@ -21,27 +21,27 @@ from .node import Machine, ready_nodes
 from .waiting import until
 
 LOCK = Path("/run/elasticjob-cluster.lock")
-"""One cluster per machine: names and addresses are the machine's. The file says whose state folder it is."""
+"""One cluster per machine: names and addresses are machine-wide. The file holds the path of its state folder."""
 READY_WITHIN = 90.0
-"""Seconds that a part may take; in practice all of them together take a tenth."""
+"""Seconds that a component may take to start; usually all together take a tenth of it."""
 JOIN_WITHIN = 30.0
-"""Seconds that a node may take to be Ready before it is started once more; in practice 2."""
+"""Seconds until a node that is not Ready is started again; usually it takes 2."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What a cluster was started with, kept in its state folder."""
+    """The settings a cluster was started with, kept in its state folder."""
 
     nodes: int
     grace: float | None = None
-    """Seconds until a silent node counts as lost, None for Kubernetes' own choice."""
+    """Seconds until a silent node counts as lost; None: the default of Kubernetes."""
     gpus: dict[str, int] = field(default_factory=dict)
     """GPUs by node name."""
 
 
 @dataclass(frozen=True)
 class BareCluster:
-    """The verbs on a bare cluster."""
+    """Implements the verbs with a bare cluster."""
 
     layout: Layout
 
@@ -67,11 +67,11 @@ class BareCluster:
             began = time.monotonic()
             leftovers.clear(self.layout.state)
             self.start(programs, Settings(nodes or 3, grace))
-            say(f"{time.monotonic() - began:5.1f} s  in all")
-            return self.introduce()
+            progress(f"{time.monotonic() - began:5.1f} s  in total")
+            return self.print_usage()
 
     def start(self, programs: build.Programs, settings: Settings) -> None:
-        """From nothing to a cluster that can run pods."""
+        """Start a cluster that can run pods."""
         layout, nodes = self.layout, self.layout.nodes(settings.nodes)
         plane = ControlPlane(layout, programs, settings.grace)
         machines = [Machine(layout, node, programs) for node in nodes]
@@ -80,7 +80,7 @@ class BareCluster:
             network.check_free()
             network.create(nodes)
             pki.create(layout.pki, nodes, layout.kubeconfig)
-        with stage("API server (containerd starts meanwhile)"):
+        with stage("API server (containerd starts at the same time)"):
             plane.start_store()
             for machine in machines:
                 machine.start_runtime()
@@ -106,34 +106,34 @@ class BareCluster:
             (layout.bin / name).symlink_to(programs.path(name))
 
     def await_nodes(self, machines: list[Machine]) -> None:
-        """Returns when all are Ready; a node whose programs end or hang is started once more, as systemd would."""
+        """Wait until all nodes are Ready. A node whose programs end or hang is started again once, as by systemd."""
         nodes = [machine.node for machine in machines]
         try:
             until("the nodes", lambda: self.nodes_problem(nodes), JOIN_WITHIN)
         except ClusterError as error:
-            say(str(error))
+            progress(str(error))
             for machine in machines:
                 if self.nodes_problem([machine.node]) is not None:
-                    machine.tell_logs()
+                    machine.print_logs()
                     machine.stop()
                     machine.start()
             until("the nodes", lambda: self.nodes_problem(nodes), READY_WITHIN)
 
     def repair(self, settings: Settings) -> None:
-        """An `up` on a running cluster: starts again what is missing on its nodes."""
+        """Restart nodes whose programs have ended or whose link is cut, when `up` finds a running cluster."""
         nodes = self.layout.nodes(settings.nodes)
         for machine in map(self.machine, nodes):
             if machine.missing() or not network.plugged(machine.node):
-                say(f"{machine.node.name} is not whole: starting it again")
+                progress(f"{machine.node.name}: a program has ended or the link is cut; restarting the node")
                 self.restart(machine.node.name)
         until("the nodes", lambda: self.nodes_problem(nodes), READY_WITHIN)
         until("DNS", dns.problem, READY_WITHIN)
-        say(f"already up: {settings.nodes} nodes Ready")
-        self.introduce()
+        progress(f"already up: {settings.nodes} nodes Ready")
+        self.print_usage()
 
-    def introduce(self) -> None:
-        say(f"export KUBECONFIG={self.kubeconfig}")
-        say(f"kubectl and helm: {self.layout.bin}")
+    def print_usage(self) -> None:
+        progress(f"export KUBECONFIG={self.kubeconfig}")
+        progress(f"kubectl and helm: {self.layout.bin}")
 
     def down(self) -> None:
         if os.geteuid() != 0:
@@ -142,10 +142,10 @@ class BareCluster:
             was_there = self.layout.state.exists() or bool(network.namespaces())
             leftovers.clear(self.layout.state)
             LOCK.unlink()
-        say("down" if was_there else "nothing was up")
+        progress("the cluster is down" if was_there else "no cluster was up")
 
     def status(self) -> dict[str, str]:
-        """Each part and how it is: `control plane`, `dns` and every node by name; empty when nothing is up."""
+        """Return the state of `control plane`, `dns` and each node, by name; empty when no cluster is up."""
         settings = self.settings()
         if settings is None:
             return {}
@@ -178,7 +178,7 @@ class BareCluster:
         member = self.node(node)
         machine = self.machine(member)
         machine.stop()
-        # Heartbeats are whole seconds: the old kubelet's last word must not pass for the new one's first.
+        # Heartbeat times are whole seconds. In the next second, a heartbeat can only be the new kubelet's.
         time.sleep(1 - time.time() % 1)
         began = time.time()
         machine.start()
@@ -196,7 +196,7 @@ class BareCluster:
     def node(self, name: str) -> Node:
         nodes = {node.name: node for node in self.layout.nodes(self.running().nodes)}
         if name not in nodes:
-            raise ClusterError(f"no node {name}: there are {', '.join(nodes)}")
+            raise ClusterError(f"no node {name}: the nodes are {', '.join(nodes)}")
         return nodes[name]
 
     def machine(self, node: Node) -> Machine:
@@ -209,7 +209,7 @@ class BareCluster:
         return settings
 
     def settings(self) -> Settings | None:
-        """None unless an `up` finished here."""
+        """Return the settings of the cluster; None unless an `up` has finished."""
         try:
             return Settings(**json.loads((self.layout.state / "cluster.json").read_text()))
         except (OSError, ValueError, TypeError):
@@ -222,30 +222,31 @@ class BareCluster:
         partial.rename(target)
 
     def control_problem(self) -> str | None:
-        """None while the whole control plane runs and the API server serves."""
+        """Return None while the control plane runs and the API server serves, else the problem."""
         return self.ended() or control_plane.ready(self.api)
 
     def serves(self) -> bool:
-        """False when the control plane is lost; one that is merely slow on a busy machine is waited for."""
+        """Return whether the control plane serves. Wait for one that is slow on a busy machine."""
         try:
             until("the API server", lambda: self.control_problem() if self.ended() is None else None, READY_WITHIN)
         except ClusterError as error:
-            say(f"{error}: starting afresh")
+            progress(f"{error}: starting a new cluster")
             return False
-        if (gone := self.ended()) is not None:
-            say(f"{gone}: starting afresh")
-        return gone is None
+        if (problem := self.ended()) is not None:
+            progress(f"{problem}: starting a new cluster")
+        return problem is None
 
     def ended(self) -> str | None:
-        """Which part of the control plane that was started does not run any more."""
+        """Return a message that names a component of the control plane that has ended; None when all run."""
         present = {process.command for process in processes.find(self.layout.state)}
         started = [part for part in control_plane.PARTS if (self.layout.log / f"{part}.log").exists()]
-        if gone := [part for part in started if part[:15] not in present]:
-            return f"{gone[0]} has ended, see {self.layout.log / gone[0]}.log"
+        # The kernel cuts the name of a program after 15 characters.
+        if missing := [part for part in started if part[:15] not in present]:
+            return f"{missing[0]} has ended, see {self.layout.log / missing[0]}.log"
         return None
 
     def nodes_problem(self, nodes: list[Node], since: float = 0.0) -> str | None:
-        """None when all `nodes` are Ready, and said so not before `since`."""
+        """Return None when all `nodes` are Ready by heartbeats since `since` (Unix seconds), else the problem."""
         try:
             ready = ready_nodes(self.api.request("GET", "/api/v1/nodes"), since)
         except (ApiError, OSError) as error:
@@ -256,11 +257,11 @@ class BareCluster:
 
 @contextmanager
 def exclusive(layout: Layout, replace: bool) -> Iterator[None]:
-    """Holds the machine's one lock; a cluster of another clone is refused, or cleared when told to replace it."""
+    """Hold the machine's lock. A cluster of another clone is an error, or removed where `replace` is set."""
     with locked() as lock:
         owner = lock.read().strip()
         if owner and Path(owner) != layout.state:
-            leave(Path(owner), replace)
+            remove_other(Path(owner), replace)
         lock.truncate(0)
         lock.write(f"{layout.state}\n")
         lock.flush()
@@ -268,24 +269,24 @@ def exclusive(layout: Layout, replace: bool) -> Iterator[None]:
 
 
 def locked() -> TextIO:
-    """The lock's file, held and at its beginning; closing it lets go."""
+    """Return the locked lock file, at its beginning; closing it releases the lock."""
     while True:
         lock = LOCK.open("a+")
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            say("waiting for another command on the cluster of this machine")
+            progress("waiting for another command on this machine's cluster")
             fcntl.flock(lock, fcntl.LOCK_EX)
-        # A `down` that was waited for has removed the file: then this is a lock on nothing.
+        # `down` removes the file. A lock on a removed file excludes no other process: open the new file.
         if LOCK.exists() and LOCK.samefile(f"/proc/self/fd/{lock.fileno()}"):
             lock.seek(0)
             return lock
         lock.close()
 
 
-def leave(owner: Path, replace: bool) -> None:
-    """Clears what another clone's cluster left; one that lives only if `replace`."""
+def remove_other(owner: Path, replace: bool) -> None:
+    """Remove the cluster of another clone with state folder `owner`; ClusterError where it runs, unless `replace`."""
     if processes.find(owner) and not replace:
         raise ClusterError(f"this machine already runs the cluster of {owner.parent}: take that down, or add --replace")
-    say(f"clearing the cluster of {owner.parent}")
+    progress(f"removing the cluster of {owner.parent}")
     leftovers.clear(owner)

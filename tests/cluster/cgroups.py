@@ -1,4 +1,4 @@
-"""Control groups of the nodes' containers, version 1 (one tree per controller) or 2 (one tree)."""
+"""Control groups of the nodes' containers, in version 1 (one tree per controller) or 2 (one tree)."""
 
 import os
 import signal
@@ -12,12 +12,12 @@ NEEDED = ("cpu", "cpuset", "memory", "pids")
 
 
 def unified() -> bool:
-    """True for cgroup version 2."""
+    """Return whether the machine uses cgroup version 2."""
     return (ROOT / "cgroup.controllers").exists()
 
 
 def problem() -> str | None:
-    """Why containers cannot be limited on this machine, in one line; None when they can."""
+    """Return why containers cannot be limited on this machine; None when they can."""
     if unified():
         present = (ROOT / "cgroup.controllers").read_text().split()
     else:
@@ -31,40 +31,40 @@ def problem() -> str | None:
 
 
 def create(name: str) -> None:
-    """Makes the group `name` in every tree; fine when it is there."""
+    """Create the group `name` in every tree unless it exists."""
     if unified():
         (ROOT / "cgroup.subtree_control").write_text(" ".join(f"+{controller}" for controller in NEEDED))
         return (ROOT / name).mkdir(exist_ok=True)
     for tree in sorted(folder for folder in ROOT.iterdir() if (folder / "tasks").exists()):
         (tree / name).mkdir(exist_ok=True)
-    for setting in ("cpuset.cpus", "cpuset.mems"):  # a new cpuset has none, and then takes no process
+    for setting in ("cpuset.cpus", "cpuset.mems"):  # a new cpuset is empty, and accepts no process until it is set
         (ROOT / "cpuset" / name / setting).write_text((ROOT / "cpuset" / setting).read_text())
     return None
 
 
 def roots(name: str) -> list[Path]:
-    """The group `name` directly below the root of each tree (a glob pattern is fine)."""
+    """Return the folders of group `name` directly below the root of each tree; `name` may be a glob pattern."""
     return sorted([*ROOT.glob(name), *ROOT.glob(f"*/{name}")])
 
 
 def pids(name: str) -> set[int]:
-    """Every process in the group `name` or below it."""
+    """Return the ids of all processes in the group `name` or below it."""
     found: set[int] = set()
     for root in roots(name):
         for listing in root.rglob("cgroup.procs"):
             try:
                 found.update(map(int, listing.read_text().split()))
             except OSError:
-                continue  # the group went away meanwhile
+                continue  # the group was removed meanwhile
     return found
 
 
 def kill_once(name: str) -> int:
-    """SIGKILL to every process in the group `name` or below it; how many there were."""
+    """Send SIGKILL to every process in the group `name` or below it; return how many there were."""
     present = pids(name)
     for pid in present:
         try:
-            # The kernel keeps a pid out of reuse for far longer than these two lines take.
+            # The kernel does not reuse a process id as soon as between these two lines.
             os.kill(pid, signal.SIGKILL)
         except ProcessLookupError:
             continue
@@ -72,16 +72,16 @@ def kill_once(name: str) -> int:
 
 
 def kill(name: str, timeout: float = 20.0) -> None:
-    """SIGKILL until nothing is left in the group `name` or below it."""
+    """Send SIGKILL until no process is left in the group `name` or below it."""
     deadline = time.monotonic() + timeout
     while kill_once(name):
         if time.monotonic() >= deadline:
-            raise ClusterError(f"processes in the cgroup {name} do not die: {sorted(pids(name))}")
+            raise ClusterError(f"processes in cgroup {name} do not end after SIGKILL: {sorted(pids(name))}")
         time.sleep(0.01)
 
 
 def remove(name: str) -> None:
-    """Removes the empty group `name` and all below it."""
+    """Remove the empty group `name` and all groups below it."""
     for root in roots(name):
         for folder, _, _ in os.walk(root, topdown=False):
             Path(folder).rmdir()

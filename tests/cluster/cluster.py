@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""A real Kubernetes on this machine, from the command line. See docs/cluster.md."""
+"""A real Kubernetes cluster on this machine, from the command line. See docs/cluster.md."""
 
 import argparse
 import sys
@@ -16,15 +16,15 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="cluster.py", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     up = commands.add_parser("up", help="start the cluster, or repair the running one")
-    up.add_argument("--nodes", type=int, metavar="N", help="how many (default 3)")
-    help_grace = "seconds until a silent node counts as lost (Kubernetes' own default is 50)"
+    up.add_argument("--nodes", type=int, metavar="N", help="number of nodes (default 3)")
+    help_grace = "seconds until a silent node counts as lost (the default of Kubernetes is 50)"
     up.add_argument("--node-monitor-grace-period", dest="grace", type=float, metavar="S", help=help_grace)
-    up.add_argument("--replace", action="store_true", default=None, help="take down another clone's cluster")
-    commands.add_parser("down", help="stop it and remove all it made")
-    commands.add_parser("status", help="how its parts are")
-    load = commands.add_parser("load", help="bring an image to every node")
+    up.add_argument("--replace", action="store_true", default=None, help="remove a running cluster of another clone")
+    commands.add_parser("down", help="stop the cluster and remove everything it created")
+    commands.add_parser("status", help="show the state of its components")
+    load = commands.add_parser("load", help="load an image on every node")
     load.add_argument("archive", type=Path, metavar="IMAGE.tar")
-    node = commands.add_parser("node", help="harm a node, or bring it back")
+    node = commands.add_parser("node", help="kill, cut, heal or restart a node")
     node.add_argument("verb", choices=["kill", "cut", "heal", "restart"])
     node.add_argument("node")
     gpus = commands.add_parser("gpus", help="let a node advertise GPUs")
@@ -52,7 +52,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def show(parts: dict[str, str]) -> int:
-    """Prints the state of each part; 0 when all are well."""
+    """Print the state of each component; return 0 when all are Ready."""
     for name, state in parts.items():
         print(f"{name:14} {state}")
     if not parts:
@@ -67,7 +67,7 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"cluster: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        print("cluster: interrupted; the next `up` or `down` clears what was begun", file=sys.stderr)
+        print("cluster: interrupted; the next `up` or `down` removes what it created", file=sys.stderr)
         return 130
 
 

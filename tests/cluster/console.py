@@ -1,4 +1,4 @@
-"""Progress on screen: what is being done, and how long it took."""
+"""Progress on standard error."""
 
 import sys
 import time
@@ -6,14 +6,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 
-def say(text: str) -> None:
-    """One line of progress, at once."""
+def progress(text: str) -> None:
+    """Print one line of progress, unbuffered."""
     print(f"[cluster] {text}", file=sys.stderr, flush=True)
 
 
 @contextmanager
 def stage(name: str) -> Iterator[None]:
-    """Times the block and says its name and seconds when it ends well."""
+    """Print the name and the duration of the block when it ends without an error."""
     began = time.monotonic()
     yield
-    say(f"{time.monotonic() - began:5.1f} s  {name}")
+    progress(f"{time.monotonic() - began:5.1f} s  {name}")

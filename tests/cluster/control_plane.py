@@ -15,12 +15,12 @@ PARTS = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", 
 
 @dataclass(frozen=True)
 class ControlPlane:
-    """The parts of the cluster that are not on a node."""
+    """Starts the components that run on no node."""
 
     layout: Layout
     programs: Programs
     grace: float | None
-    """Seconds without a sign of life after which a node counts as lost; None leaves Kubernetes' own choice (50)."""
+    """Seconds without a heartbeat after which a node counts as lost; None: the default of Kubernetes (50)."""
 
     def start(self, part: str, *flags: str) -> None:
         processes.start(
@@ -35,7 +35,7 @@ class ControlPlane:
         return str(self.layout.pki / name)
 
     def start_store(self) -> None:
-        """etcd and the API server, which retries until etcd answers."""
+        """Start etcd and the API server, which retries until etcd answers."""
         peer = "http://127.0.0.1:2380"
         self.start(
             "etcd",
@@ -45,7 +45,7 @@ class ControlPlane:
             f"--listen-peer-urls={peer}",
             f"--initial-advertise-peer-urls={peer}",
             f"--initial-cluster=default={peer}",
-            # A cluster does not outlive a crash of its machine: nothing to sync for.
+            # A crash of the machine ends the cluster anyway, so its data need not reach the disk.
             "--unsafe-no-fsync=true",
             "--log-level=warn",
         )
@@ -70,7 +70,7 @@ class ControlPlane:
             f"--kubelet-certificate-authority={self.pki('ca.crt')}",
             f"--kubelet-client-certificate={self.pki('apiserver-kubelet.crt')}",
             f"--kubelet-client-key={self.pki('apiserver-kubelet.key')}",
-            # Node names are in no DNS: logs and exec go to addresses.
+            # DNS does not resolve node names: logs and exec must use addresses.
             "--kubelet-preferred-address-types=InternalIP",
             f"--requestheader-client-ca-file={self.pki('ca.crt')}",
             "--requestheader-allowed-names=front-proxy",
@@ -84,7 +84,7 @@ class ControlPlane:
         ]
 
     def start_controllers(self) -> None:
-        """Controller manager and scheduler; each is the only one, so none needs a lease."""
+        """Start controller manager and scheduler, without leader election: each has only one replica."""
         self.start(
             "kube-controller-manager",
             *self.identity("controller-manager"),
@@ -95,7 +95,7 @@ class ControlPlane:
             "--use-service-account-credentials=true",
             "--allocate-node-cidrs=false",
             *([] if self.grace is None else [f"--node-monitor-grace-period={self.grace:g}s"]),
-            # At the default of 20 requests a second its own start takes 5 s.
+            # With the default of 20 requests a second, the controller manager takes 5 s to start.
             "--kube-api-qps=200",
             "--kube-api-burst=400",
         )
@@ -107,14 +107,14 @@ class ControlPlane:
         return [*flags, "--leader-elect=false", "--profiling=false", "--bind-address=127.0.0.1"]
 
     def start_network(self, corefile: Path) -> None:
-        """CoreDNS, and kube-proxy for the host and the API server."""
+        """Start CoreDNS, and kube-proxy for the host and the API server."""
         self.start("coredns", "-conf", str(corefile))
-        # kube-proxy insists on the name of a node that exists; only NodePorts would depend on which.
+        # kube-proxy needs the name of an existing node; only NodePorts, which are unused, depend on which.
         self.start("kube-proxy", *proxy_flags(self.layout, self.layout.node(1).name, CONTROL_ADDRESS))
 
 
 def proxy_flags(layout: Layout, host: str, address: str) -> list[str]:
-    """kube-proxy's, for a node or for the control plane's namespace."""
+    """Return kube-proxy's flags, for a node or for the control plane's namespace."""
     return [
         f"--kubeconfig={layout.pki / 'kube-proxy.kubeconfig'}",
         f"--hostname-override={host}",
@@ -123,7 +123,7 @@ def proxy_flags(layout: Layout, host: str, address: str) -> list[str]:
         "--proxy-mode=iptables",
         "--iptables-min-sync-period=100ms",
         "--iptables-sync-period=10m",
-        # The connection table's size is the machine's, not a namespace's.
+        # The size of the connection table is machine-wide: leave it alone.
         "--conntrack-max-per-core=0",
         "--nodeport-addresses=primary",
         "--healthz-bind-address=127.0.0.1:10256",
@@ -132,5 +132,5 @@ def proxy_flags(layout: Layout, host: str, address: str) -> list[str]:
 
 
 def ready(api: Api) -> str | None:
-    """None once the API server serves, else what it says."""
+    """Return None when the API server serves, else its response."""
     return api.problem("/readyz")

@@ -1,4 +1,4 @@
-"""Names in the cluster: CoreDNS's configuration, its Service, and a question to see that it answers."""
+"""DNS of the cluster: CoreDNS's configuration, its Service, and a query that checks it."""
 
 import socket
 import struct
@@ -15,9 +15,9 @@ _RBAC = "/apis/rbac.authorization.k8s.io/v1"
 
 
 def write_corefile(target: Path, kubeconfig: Path) -> Path:
-    """Answers for the cluster and reverse look-ups; every other name does not exist, and says so at once.
+    """Write CoreDNS's configuration: it answers for the cluster and reverse look-ups, and NXDOMAIN for other names.
 
-    Without an immediate answer each torch socket waits 10 s for the reverse look-up of its peer.
+    Without an immediate answer, each torch socket waits 10 s for the reverse look-up of its peer.
     """
     target.write_text(
         f"""{DNS_DOMAIN}:53 in-addr.arpa:53 {{
@@ -42,7 +42,7 @@ def write_corefile(target: Path, kubeconfig: Path) -> Path:
 
 
 def publish(api: Api) -> None:
-    """Makes the Service kube-dns, whose one endpoint is outside the pods, and CoreDNS's rights."""
+    """Create the Service kube-dns, whose endpoint is the control plane's address, and CoreDNS's permissions."""
     name = "kube-dns"
     labels = {"kubernetes.io/service-name": name, "endpointslice.kubernetes.io/managed-by": "elasticjob-cluster"}
     ports = [{"name": f"dns-{kind.lower()}", "port": 53, "protocol": kind} for kind in ("UDP", "TCP")]
@@ -77,16 +77,16 @@ def create(api: Api, path: str, body: dict[str, Any]) -> None:
 
 
 def problem() -> str | None:
-    """None when the cluster's DNS, asked from the host by its ClusterIP, knows the API server; else what it said."""
+    """Return None when CoreDNS, queried from the host at its ClusterIP, resolves the API server; else the problem."""
     try:
-        addresses = ask(PROBE)
+        addresses = query_dns(PROBE)
     except OSError as error:
         return f"DNS at {DNS_SERVICE}: {error}"
-    return None if API_SERVICE in addresses else f"DNS at {DNS_SERVICE} says {addresses} for {PROBE}"
+    return None if API_SERVICE in addresses else f"DNS at {DNS_SERVICE} resolves {PROBE} to {addresses}"
 
 
-def ask(name: str, timeout: float = 0.3) -> list[str]:
-    """IPv4 addresses of `name` by one UDP question; OSError when there is no answer."""
+def query_dns(name: str, timeout: float = 0.3) -> list[str]:
+    """Return the IPv4 addresses of `name` by one UDP query; OSError without an answer within `timeout` seconds."""
     question = b"".join(bytes([len(label)]) + label.encode() for label in name.split(".")) + b"\0"
     query = struct.pack("!6H", 0x656A, 0x0100, 1, 0, 0, 0) + question + struct.pack("!2H", 1, 1)
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as channel:
@@ -94,6 +94,6 @@ def ask(name: str, timeout: float = 0.3) -> list[str]:
         channel.connect((DNS_SERVICE, 53))
         channel.send(query)
         answer = channel.recv(1500)
-    # Type A, class IN, any TTL, 4 bytes: looked for, not parsed, since one probe needs no resolver.
+    # A records are found by their type (A), class (IN) and length (4), without parsing the message.
     records = answer[len(query) :].split(b"\0\1\0\1")[1:]
     return [socket.inet_ntoa(record[6:10]) for record in records if record[4:6] == b"\0\4"]

@@ -1,5 +1,5 @@
-"""What can go wrong, said in one line that tells what to do."""
+"""The error of all cluster verbs."""
 
 
 class ClusterError(Exception):
-    """The cluster cannot do what was asked; the message is one line for a person."""
+    """A verb failed; the message is one line that names the problem and what to do."""

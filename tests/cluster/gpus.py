@@ -1,4 +1,4 @@
-"""GPUs that are not there: a node says it has them, and scheduler and kubelet count them."""
+"""Simulated GPUs: a node advertises them, and scheduler and kubelet count them."""
 
 from .api import STRATEGIC, Api
 
@@ -6,7 +6,7 @@ RESOURCE = "nvidia.com/gpu"
 
 
 def advertise(api: Api, node: str, count: int) -> None:
-    """Sets capacity and allocatable of a node; the kubelet keeps resources that it does not know."""
+    """Set capacity and allocatable of a node; the kubelet keeps resources that it does not know."""
     quantity = {RESOURCE: str(count)}
     status = {"status": {"capacity": quantity, "allocatable": quantity}}
     api.request("PATCH", f"/api/v1/nodes/{node}/status", status, STRATEGIC)

@@ -1,4 +1,4 @@
-"""The same verbs on kind, for machines with a Docker engine. Not run by our CI, which has none."""
+"""The same verbs with kind, for machines with a Docker engine. CI has no Docker and does not run this module."""
 
 import shutil
 import subprocess
@@ -13,7 +13,7 @@ NETWORK = "kind"
 
 
 def docker_answers() -> bool:
-    """True where a Docker engine runs and kind is installed."""
+    """Return whether a Docker engine runs and kind is installed."""
     if shutil.which("docker") is None or shutil.which("kind") is None:
         return False
     return subprocess.run(["docker", "info"], check=False, capture_output=True).returncode == 0
@@ -28,7 +28,7 @@ def run(*command: str) -> str:
 
 @dataclass(frozen=True)
 class KindCluster:
-    """The verbs on kind: a node is a Docker container; node1 is kind's first worker."""
+    """Implements the verbs with kind: a node is a Docker container; node1 is kind's first worker."""
 
     layout: Layout
 
@@ -37,7 +37,7 @@ class KindCluster:
         return self.layout.kubeconfig
 
     def up(self, nodes: int | None, grace: float | None, replace: bool) -> None:
-        """`grace` goes to the controller manager; kind names clusters, so there is nothing to replace."""
+        """Create the cluster unless it exists. `replace` has no effect: kind's cluster belongs to no clone."""
         if NAME in run("kind", "get", "clusters").split():
             return
         self.layout.state.mkdir(exist_ok=True)
@@ -84,6 +84,6 @@ class KindCluster:
 
 
 def container(node: str) -> str:
-    """`node1` → kind's `elasticjob-worker`, `node2` → `elasticjob-worker2`; kind's own names stay."""
+    """Return kind's container: `node1` → `elasticjob-worker`, `node2` → `elasticjob-worker2`, else the name itself."""
     number = node.removeprefix("node")
     return f"{NAME}-worker{'' if number == '1' else number}" if number.isdigit() else node

@@ -1,7 +1,7 @@
-"""Names, addresses and paths of the bare cluster: pure, one place for all of them.
+"""Names, addresses and paths of the bare cluster.
 
-Everything that is visible machine-wide (network namespaces, links, cgroups) starts with `ej`, so that a machine can
-hold one such cluster and a clean-up can tell what is ours.
+Names that are visible machine-wide (network namespaces, links, cgroups) start with `ej`, so that a clean-up finds
+everything that a cluster created. A machine can have one such cluster.
 """
 
 import os
@@ -30,9 +30,9 @@ class Node:
     """One node: a network namespace with its own containerd, kubelet and kube-proxy."""
 
     index: int
-    """From 1 on."""
+    """Number of the node, from 1 on."""
     home: Path
-    """Everything this node writes."""
+    """Folder for everything that this node writes."""
 
     @property
     def name(self) -> str:
@@ -44,7 +44,7 @@ class Node:
 
     @property
     def link(self) -> str:
-        """The host's end of the node's network cable."""
+        """Name of the host's end of the node's veth pair."""
         return f"ejv{self.index}"
 
     @property
@@ -67,14 +67,14 @@ class Node:
 
 @dataclass(frozen=True)
 class Layout:
-    """Where one clone of the repository keeps its cluster."""
+    """Folders of the cluster of one clone of the repository."""
 
     state: Path
     cache: Path
 
     @classmethod
     def default(cls) -> "Layout":
-        """`.cluster` and `.cache` of the repository, or ELASTICJOB_STATE and ELASTICJOB_CACHE."""
+        """Return `.cluster` and `.cache` of the repository, or ELASTICJOB_STATE and ELASTICJOB_CACHE where set."""
         state = Path(os.environ.get("ELASTICJOB_STATE") or REPOSITORY / ".cluster")
         cache = Path(os.environ.get("ELASTICJOB_CACHE") or REPOSITORY / ".cache")
         return cls(state.absolute(), cache.absolute())
@@ -85,7 +85,7 @@ class Layout:
 
     @property
     def bin(self) -> Path:
-        """Links to kubectl and helm for people."""
+        """Folder of links to kubectl and helm, for users."""
         return self.state / "bin"
 
     @property

@@ -1,4 +1,4 @@
-"""Clearing all that a cluster made on the machine, whether it ended well, was killed, or never got up."""
+"""Remove everything that a cluster created on the machine, also after a crash or an incomplete start."""
 
 import json
 import re
@@ -16,19 +16,19 @@ SYSCTLS = (
     "kernel/keys/root_maxkeys",
     "kernel/keys/root_maxbytes",
 )
-"""What a kubelet sets for the whole machine."""
+"""Sysctls that a kubelet sets for the whole machine."""
 RECORD = "machine.json"
-"""The first file in a state folder, and what tells that it is one."""
+"""The first file in a state folder; it marks the folder as one."""
 CONTAINER_LINKS = Path("/var/log/containers")
 CNI_RESULTS = Path("/var/lib/cni/results")
 DEVICE_PLUGINS = Path("/var/lib/kubelet/device-plugins")
 RUN_NETNS = Path("/run/netns")
 SHARED = (CONTAINER_LINKS, CNI_RESULTS, shims.SOCKETS, DEVICE_PLUGINS, Path("/run/containerd/fifo"))
-"""Folders with paths fixed in kubelet, containerd and the network plugins: only what we added to them is removed."""
+"""Folders whose paths kubelet, containerd and network plugins fix. Only the cluster's files in them are removed."""
 
 
 def record_machine(state: Path) -> None:
-    """Makes the state folder and writes into it what the machine was like before the first change."""
+    """Create the state folder, and record the state of the machine before the first change to it."""
     values = {name: Path("/proc/sys", name).read_text().strip() for name in SYSCTLS if Path("/proc/sys", name).exists()}
     absent = [str(folder) for shared in SHARED for folder in (shared, *shared.parents) if not folder.exists()]
     content = {"sysctls": values, "absent": sorted(set(absent), reverse=True), "netns_mounted": RUN_NETNS.is_mount()}
@@ -37,11 +37,11 @@ def record_machine(state: Path) -> None:
 
 
 def restore_machine(state: Path) -> None:
-    """Puts back what `record_machine` saw, as far as nobody else uses it by now."""
+    """Restore the recorded state, except for folders that other programs use by now."""
     try:
         before = json.loads((state / RECORD).read_text())
     except (OSError, ValueError):
-        return  # the start was killed before it changed anything
+        return  # the start was killed before it changed the machine
     for name, value in before["sysctls"].items():
         Path("/proc/sys", name).write_text(value)
     for folder in before["absent"]:
@@ -59,7 +59,7 @@ def remove_if_empty(folder: Path) -> None:
 
 
 def clear(state: Path) -> None:
-    """Ends every process of the cluster in `state` and removes all it made, the state folder too."""
+    """End every process of the cluster in `state` and remove everything it created, including the state folder."""
     end_processes(state)
     remove_shared(state)
     unmount(state)
@@ -70,7 +70,7 @@ def clear(state: Path) -> None:
 
 
 def end_processes(state: Path) -> None:
-    """SIGKILL: nothing of a cluster that goes needs an orderly end, and its containers go with their nodes."""
+    """Send SIGKILL to all processes and containers of the cluster: none of them needs to save anything."""
 
     def remaining() -> list[processes.Process]:
         cgroups.kill_once("ejnode*")
@@ -81,7 +81,7 @@ def end_processes(state: Path) -> None:
 
 
 def mounts(state: Path) -> list[str]:
-    """Mount points below `state`, the deepest first."""
+    """Return the mount points below `state`, the longest first."""
     points = [line.split()[4] for line in Path("/proc/self/mountinfo").read_text().splitlines()]
     decoded = [re.sub(r"\\([0-7]{3})", lambda octal: chr(int(octal[1], 8)), point) for point in points]
     return sorted((point for point in decoded if point.startswith(f"{state}/")), key=len, reverse=True)
@@ -92,11 +92,11 @@ def unmount(state: Path) -> None:
         if points := mounts(state):
             subprocess.run(["umount", *options, *points], check=False, capture_output=True)
     if points := mounts(state):
-        raise ClusterError(f"cannot unmount {points[0]} and {len(points) - 1} more below {state}")
+        raise ClusterError(f"umount failed for {len(points)} mount points below {state}, such as {points[0]}")
 
 
 def remove_shared(state: Path) -> None:
-    """Our files in folders that other containers of the machine may use too."""
+    """Remove the cluster's files from folders that other containers of the machine may use too."""
     for link in CONTAINER_LINKS.glob("*.log"):
         if link.is_symlink() and link.readlink().is_relative_to(state):
             link.unlink()
@@ -105,15 +105,17 @@ def remove_shared(state: Path) -> None:
             result.unlink()
     for home in state.glob("node*"):
         shims.remove(shims.sockets(home))
-    if not Path("/var/lib/kubelet/config.yaml").exists():  # a kubelet of this machine's own would use them
+    if not Path("/var/lib/kubelet/config.yaml").exists():  # the machine may run a kubelet of its own, which uses them
         for name in ("kubelet.sock", "DEPRECATION"):
             (DEVICE_PLUGINS / name).unlink(missing_ok=True)
 
 
 def remove_folder(state: Path) -> None:
-    """Removes the state folder, never across a mount, and never a folder that no cluster made."""
+    """Remove the state folder, but nothing across a mount, and no folder that a cluster did not create."""
     if not state.exists():
         return
     if any(state.iterdir()) and not (state / RECORD).exists():
-        raise ClusterError(f"{state} holds something else: empty it, or set ELASTICJOB_STATE to another folder")
+        raise ClusterError(
+            f"{state} holds files that no cluster created: empty it, or set ELASTICJOB_STATE to another folder"
+        )
     subprocess.run(["rm", "-rf", "--one-file-system", str(state)], check=True)

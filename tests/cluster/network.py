@@ -1,7 +1,7 @@
-"""Namespaces, cables and routes: a bridge on the host, one namespace per node and one for the control plane.
+"""The network: a bridge on the host, one network namespace per node and one for the control plane.
 
-The control plane has a namespace of its own so that nothing of it takes a port of the host, and so that its kube-proxy
-can be the host's way to ClusterIPs: the host has a route there, and its own iptables stay as they are.
+The control plane has a namespace of its own for two reasons. Its components take no ports of the host. And the host
+routes ClusterIPs to the kube-proxy in that namespace, so that the host's own iptables rules stay unchanged.
 """
 
 import subprocess
@@ -26,7 +26,7 @@ CONTROL_LINK = "ejvc"
 
 
 def ip(*arguments: str, batch: Sequence[str] = ()) -> str:
-    """Runs ip, with a batch of commands where given; its output."""
+    """Run `ip`, with a batch of commands where given; return its output."""
     command = ["ip", *arguments] if not batch else ["ip", *arguments, "-batch", "-"]
     result = subprocess.run(command, check=False, capture_output=True, text=True, input="\n".join(batch))
     if result.returncode != 0:
@@ -35,7 +35,7 @@ def ip(*arguments: str, batch: Sequence[str] = ()) -> str:
 
 
 def check_free() -> None:
-    """Raises ClusterError where the host already routes one of the cluster's networks somewhere else."""
+    """Raise ClusterError where the host already has a route to one of the cluster's networks."""
     routes = ip("-4", "route", "show", "table", "all").splitlines()
     taken = tuple(network.rsplit(".", 2)[0] + "." for network in (NODE_NETWORK, POD_NETWORK, SERVICE_NETWORK))
     for route in routes:
@@ -48,11 +48,11 @@ def check_free() -> None:
 
 
 def create(nodes: Iterable[Node]) -> None:
-    """Makes bridge, namespaces, cables and routes."""
+    """Create bridge, namespaces, veth pairs and routes."""
     members = list(nodes)
     for namespace in (CONTROL, *(node.namespace for node in members)):
         ip("netns", "add", namespace)
-    # A fixed address: a bridge otherwise takes the lowest of its ports', and changes it when a port comes or goes.
+    # A fixed address: without one, a bridge has the lowest of its ports' addresses, which changes with the ports.
     host = [
         f"link add {BRIDGE} address {BRIDGE_MAC} type bridge",
         f"addr add {HOST_ADDRESS}/{PREFIX} dev {BRIDGE}",
@@ -67,19 +67,19 @@ def create(nodes: Iterable[Node]) -> None:
 
 
 def attach(namespace: str, link: str, address: str, peers: Iterable[Node]) -> None:
-    """Plugs a namespace into the bridge and tells it the way to the pods of `peers`.
+    """Connect a namespace to the bridge, and add routes to the pods of `peers`.
 
-    There is no default route: a request that leaves the cluster fails at once instead of waiting for an answer.
+    There is no default route: a connection to an address outside the cluster fails at once and not by time-out.
     """
     ip(batch=[f"link add {link} type veth peer name eth0 netns {namespace}", f"link set {link} master {BRIDGE} up"])
     inside = [
         "link set lo up",
         f"addr add {address}/{PREFIX} dev eth0",
         "link set eth0 up",
-        # Never used as such: kube-proxy rewrites the destination first, but the kernel wants a route before that.
+        # kube-proxy rewrites the destination of each such packet, but the kernel requires a route before that.
         f"route add {SERVICE_NETWORK} dev eth0",
         *map(pod_route, peers),
-        # Without a way out, a connection attempt of a pod would wait for its time-out; this refuses it.
+        # Without this rule, a pod's connection to an address outside the cluster would only fail by time-out.
         f"rule add pref 40000 from {POD_NETWORK} prohibit",
     ]
     ip("-n", namespace, batch=inside)
@@ -92,7 +92,7 @@ def pod_route(node: Node) -> str:
 
 
 def plug(node: Node, connected: bool) -> None:
-    """Takes the node's cable away or gives it back; addresses and routes inside stay."""
+    """Set the node's link up or down; addresses and routes inside the namespace stay."""
     ip("link", "set", node.link, "up" if connected else "down")
 
 
@@ -104,16 +104,16 @@ def plugged(node: Node) -> bool:
 
 
 def namespaces() -> list[str]:
-    """Those of any cluster of ours on this machine."""
+    """Return the network namespaces of all bare clusters on this machine."""
     folder = Path("/run/netns")
     return sorted(entry.name for entry in folder.glob("ej*")) if folder.is_dir() else []
 
 
 def remove() -> None:
-    """Removes all that `create` makes, also what is left of a half-made one."""
+    """Remove everything that `create` creates, also after an incomplete `create`."""
     for namespace in namespaces():
         ip("netns", "del", namespace)
-    links = [Path(entry).name for entry in Path("/sys/class/net").glob("ej*")]
+    links = [entry.name for entry in Path("/sys/class/net").glob("ej*")]
     for link in links:
-        # The other end went with its namespace, and a cable has no single end: it may be gone by now.
+        # Removing a namespace removes both ends of its veth pair, so the link may no longer exist.
         subprocess.run(["ip", "link", "del", link], check=False, capture_output=True)

@@ -1,4 +1,4 @@
-"""One node: containerd, kubelet and kube-proxy in their network namespace, and what can befall them."""
+"""One node: containerd, kubelet and kube-proxy in a network namespace, and the faults that tests inject."""
 
 import json
 import signal
@@ -9,7 +9,7 @@ from typing import Any
 
 from . import cgroups, network, processes, shims
 from .build import Programs
-from .console import say
+from .console import progress
 from .control_plane import proxy_flags
 from .errors import ClusterError
 from .layout import DNS_DOMAIN, DNS_SERVICE, Layout, Node
@@ -32,12 +32,12 @@ class Machine:
     programs: Programs
 
     def processes(self) -> list[Process]:
-        """Its programs and containerd's shims; what runs in containers is found by cgroup."""
+        """Return its programs and containerd's shims. Processes in containers are found by cgroup."""
         prefix = f"{self.node.name}/"
         return [process for process in processes.find(self.layout.state) if process.part.startswith(prefix)]
 
     def missing(self) -> list[str]:
-        """Which of its three programs do not run."""
+        """Return which of its three programs do not run."""
         present = {process.command for process in self.processes()}
         return [part for part in PARTS if part not in present]
 
@@ -47,7 +47,7 @@ class Machine:
         processes.start(name, argv, state=self.layout.state, log=log, namespace=self.node.namespace)
 
     def start_runtime(self) -> None:
-        """containerd with the sandbox image, and kube-proxy."""
+        """Write the configuration of the node, and start containerd."""
         home = self.node.home
         cgroups.create(self.node.cgroup)
         (home / "cni").mkdir(parents=True, exist_ok=True)
@@ -63,7 +63,7 @@ class Machine:
         )
 
     def await_runtime(self) -> None:
-        """Returns when containerd answers; makes sure that it has the sandbox image."""
+        """Wait until containerd answers, and import the sandbox image unless it has it."""
         until(f"containerd of {self.node.name}", self.runtime_problem, timeout=30)
         if PAUSE_IMAGE not in self.ctr("images", "list", "-q").split():
             self.ctr("images", "import", str(self.programs.pause_image))
@@ -76,7 +76,7 @@ class Machine:
         return ["ctr", "--address", str(self.node.socket), "--namespace", "k8s.io", *arguments]
 
     def ctr(self, *arguments: str, stdin: bytes = b"") -> str:
-        """Runs containerd's own client on this node; what it printed. ClusterError with its complaint."""
+        """Run containerd's client `ctr` on this node and return its output; ClusterError with its error message."""
         command = self.ctr_command(*arguments)
         result = subprocess.run(command, check=False, capture_output=True, input=stdin)
         if result.returncode != 0:
@@ -95,31 +95,30 @@ class Machine:
         ]
         self.launch("kubelet", [self.programs.path("kubelet"), *flags])
 
-    def tell_logs(self) -> None:
-        """The last lines of its programs, and which of them do not run."""
-        say(f"{self.node.name}: not running: {' '.join(self.missing()) or 'none'}")
+    def print_logs(self) -> None:
+        """Print which of its programs do not run, and the last lines of their logs."""
+        progress(f"{self.node.name}: not running: {' '.join(self.missing()) or 'none'}")
         for part in PARTS:
             log = self.layout.log / f"{self.node.name}-{part}.log"
             for line in log.read_text(errors="replace").splitlines()[-LOG_LINES:] if log.exists() else ():
-                say(f"{self.node.name} {part}: {line[:300]}")
+                progress(f"{self.node.name} {part}: {line[:300]}")
 
     def kill(self) -> None:
-        """Everything on the node dies at once by SIGKILL; the kernel then closes its sockets."""
-
-        orphaned = shims.sockets(self.node.home)
-        # The kubelet first: a dead node tells nobody that its containers died.
+        """Send SIGKILL to everything on the node at once; the kernel then closes its sockets."""
+        shim_sockets = shims.sockets(self.node.home)
+        # The kubelet first: it must not report that its containers died, as no kubelet of a dead node would.
         for process in sorted(self.processes(), key=lambda process: process.command != "kubelet"):
             processes.send(process, signal.SIGKILL)
         cgroups.kill(self.node.cgroup)
         processes.kill(self.processes)
-        shims.remove(orphaned)
+        shims.remove(shim_sockets)
 
     def stop(self) -> None:
-        """Ends kubelet, containerd and kube-proxy in good order; containers and their shims live on."""
+        """Send SIGTERM to kubelet, containerd and kube-proxy; containers and their shims keep running."""
         processes.terminate(lambda: [process for process in self.processes() if process.command in PARTS])
 
     def start(self) -> None:
-        """Starts a node that is stopped or dead, and plugs it in; it joins by itself."""
+        """Start a stopped or killed node and set its link up; its kubelet then joins the cluster."""
         network.plug(self.node, connected=True)
         self.start_runtime()
         self.start_proxy()
@@ -128,7 +127,7 @@ class Machine:
 
 
 def containerd_config(node: Node) -> str:
-    """containerd's own format; every path is the node's, none of the system's defaults is left."""
+    """Return containerd's configuration, in which every path is the node's and not the machine's."""
     home = node.home
     cri = 'plugins."io.containerd.grpc.v1.cri"'
     return f"""version = 2
@@ -164,7 +163,10 @@ Root = "{home}/runc"
 
 
 def cni_config(node: Node) -> dict[str, Any]:
-    """A cable per pod to the node, which routes; a bridge would need help when a Service's answer stays on one node."""
+    """Return the network plugins' configuration: a veth pair per pod, and the node routes.
+
+    A bridge would bypass kube-proxy's rules for replies between pods of one node, unless a kernel module is loaded.
+    """
     addresses = {
         "type": "host-local",
         "dataDir": str(node.home / "addresses"),
@@ -177,7 +179,7 @@ def cni_config(node: Node) -> dict[str, Any]:
 
 
 def kubelet_config(layout: Layout, node: Node) -> dict[str, Any]:
-    """KubeletConfiguration."""
+    """Return the KubeletConfiguration."""
     authority = {"clientCAFile": str(layout.pki / "ca.crt")}
     return {
         "apiVersion": "kubelet.config.k8s.io/v1beta1",
@@ -196,7 +198,7 @@ def kubelet_config(layout: Layout, node: Node) -> dict[str, Any]:
         "enforceNodeAllocatable": [],
         "failSwapOn": False,
         "failCgroupV1": False,
-        # All nodes share one machine's disk and memory: only its real end evicts.
+        # All nodes share the machine's disk and memory: evict only when they are nearly exhausted.
         "evictionHard": {"memory.available": "200Mi", "nodefs.available": "1%", "imagefs.available": "1%"},
         "imageGCHighThresholdPercent": 100,
         "nodeStatusUpdateFrequency": "5s",
@@ -208,11 +210,11 @@ def kubelet_config(layout: Layout, node: Node) -> dict[str, Any]:
 
 
 def ready_nodes(listing: dict[str, Any], since: float = 0.0) -> set[str]:
-    """Names of the nodes that a NodeList calls Ready, by word of the kubelet not older than `since` (Unix time)."""
+    """Return the names of Ready nodes in a NodeList, by heartbeats not older than `since` (Unix seconds)."""
 
     def ready(condition: dict[str, Any]) -> bool:
-        said = datetime.fromisoformat(condition["lastHeartbeatTime"].replace("Z", "+00:00")).timestamp()
-        return condition["type"] == "Ready" and condition["status"] == "True" and said >= int(since)
+        heartbeat = datetime.fromisoformat(condition["lastHeartbeatTime"].replace("Z", "+00:00")).timestamp()
+        return condition["type"] == "Ready" and condition["status"] == "True" and heartbeat >= int(since)
 
     return {
         item["metadata"]["name"]

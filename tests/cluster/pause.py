@@ -1,4 +1,4 @@
-"""The sandbox image as an OCI archive, put together by hand: one static program in one layer."""
+"""Write the sandbox image as an OCI archive: one static program in one layer."""
 
 import hashlib
 import io
@@ -14,7 +14,7 @@ _OCI = "application/vnd.oci.image"
 
 
 def write_image(program: Path, archive: Path, name: str = IMAGE) -> None:
-    """Writes `archive` with one image, which runs `program`."""
+    """Write `archive` with one image, which runs `program`."""
     layer = tar({"pause": program.read_bytes()}, mode=0o755)
     machine = platform.machine()
     config = encode(
@@ -55,7 +55,7 @@ def descriptor(media_type: str, blob: bytes) -> dict[str, Any]:
 
 
 def tar(files: dict[str, bytes], mode: int = 0o644) -> bytes:
-    """A tar of `files`, the same bytes each time."""
+    """Return a tar of `files`; the same files give the same bytes."""
     output = io.BytesIO()
     with tarfile.open(fileobj=output, mode="w") as archive:
         for name, content in files.items():

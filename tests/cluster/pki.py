@@ -1,4 +1,4 @@
-"""Keys and certificates of the cluster, and the kubeconfigs made of them."""
+"""Keys and certificates of the cluster, and the kubeconfigs that contain them."""
 
 import base64
 import json
@@ -18,13 +18,14 @@ _KEY = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days
 
 @dataclass(frozen=True)
 class Identity:
-    """One certificate: who it speaks for, and under which names it serves."""
+    """One certificate to issue."""
 
     name: str
-    """Of its two files."""
+    """Name of its two files, without extension."""
     subject: str
+    """User and group in the cluster."""
     names: str = ""
-    """subjectAltName, empty for a client."""
+    """subjectAltName of a server; empty for a client."""
 
 
 API_NAMES = ["kubernetes", "kubernetes.default", "kubernetes.default.svc", f"kubernetes.default.svc.{DNS_DOMAIN}"]
@@ -48,7 +49,7 @@ COMPONENTS = ("controller-manager", "scheduler", "kube-proxy", "coredns")
 
 
 def create(folder: Path, nodes: Iterable[Node], kubeconfig: Path) -> None:
-    """Makes every key, certificate and kubeconfig of a cluster in `folder`, and the admin's at `kubeconfig`."""
+    """Create all keys, certificates and kubeconfigs of a cluster in `folder`, and the admin's at `kubeconfig`."""
     folder.mkdir(parents=True, mode=0o700)
     names = list(nodes)
     authority(folder)
@@ -61,14 +62,14 @@ def create(folder: Path, nodes: Iterable[Node], kubeconfig: Path) -> None:
 
 
 def node_identity(node: Node) -> Identity:
-    """What the node authorizer knows a kubelet by."""
+    """Return a kubelet's identity, by which the node authorizer recognizes it."""
     return Identity(node.name, f"/O=system:nodes/CN=system:node:{node.name}", f"DNS:{node.name},IP:{node.address}")
 
 
 def authority(folder: Path) -> None:
-    """The cluster's own authority, and the key that signs service accounts' tokens."""
+    """Create the cluster's certificate authority, and the key that signs tokens of ServiceAccounts."""
     files = ["-keyout", str(folder / "ca.key"), "-out", str(folder / "ca.crt")]
-    # Python 3.13 verifies strictly: an authority must say that it may sign.
+    # Python 3.13 verifies strictly: the authority's certificate must have the key usage keyCertSign.
     usage = ["-addext", "keyUsage=critical,keyCertSign,cRLSign"]
     openssl("req", "-x509", *_KEY, *files, "-subj", "/CN=elasticjob-cluster", *usage)
     openssl("genpkey", "-algorithm", "EC", "-pkeyopt", "ec_paramgen_curve:P-256", "-out", str(folder / "sa.key"))
@@ -76,7 +77,7 @@ def authority(folder: Path) -> None:
 
 
 def sign(folder: Path, identity: Identity) -> None:
-    """One key and certificate under the authority."""
+    """Create one key, and its certificate signed by the authority."""
     extensions = ["-addext", "extendedKeyUsage=clientAuth,serverAuth", "-addext", "basicConstraints=critical,CA:FALSE"]
     if identity.names:
         extensions += ["-addext", f"subjectAltName={identity.names}"]
@@ -88,11 +89,11 @@ def sign(folder: Path, identity: Identity) -> None:
 def openssl(*arguments: str) -> None:
     result = subprocess.run(["openssl", *arguments], check=False, capture_output=True, text=True)
     if result.returncode != 0:
-        raise ClusterError(f"openssl {arguments[0]} failed (version 3 is needed): {result.stderr.strip()}")
+        raise ClusterError(f"openssl {arguments[0]} failed (OpenSSL 3 is required): {result.stderr.strip()}")
 
 
 def write_kubeconfig(folder: Path, name: str, target: Path) -> None:
-    """A kubeconfig that stands on its own: certificates are inside, not named by path."""
+    """Write a kubeconfig that contains its certificates, so that it can be copied."""
 
     def data(file: str) -> str:
         return base64.b64encode((folder / file).read_bytes()).decode()

@@ -1,4 +1,4 @@
-"""What a machine must have before a bare cluster can start, and installing what Debian can give."""
+"""Check that the machine can run a bare cluster, and install missing Debian packages."""
 
 import os
 import shutil
@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from . import cgroups
-from .console import say
+from .console import progress
 from .errors import ClusterError
 from .layout import Layout
 from .processes import PATH
@@ -23,25 +23,25 @@ PACKAGES = {
     "setsid": "util-linux",
     "mount": "mount",
 }
-"""Program → Debian package that has it."""
+"""Debian package of each program."""
 CNI_PACKAGE = "containernetworking-plugins"
 CNI_FOLDERS = (Path("/usr/lib/cni"), Path("/opt/cni/bin"), Path("/usr/libexec/cni"))
 CNI_PLUGINS = ("ptp", "host-local", "loopback", "portmap")
 SOCKET_PATH = 107
-"""Longest path of a Unix socket, bytes."""
+"""Longest path of a Unix socket, in bytes."""
 LONGEST_SOCKET = "node200/kubelet/device-plugins/kubelet.sock"
 
 
 def check(layout: Layout) -> None:
-    """Raises ClusterError with one line on what to do; installs missing Debian packages."""
+    """Install missing Debian packages; raise ClusterError where the machine cannot run a cluster."""
     if sys.platform != "linux":
         raise ClusterError("the bare cluster needs Linux; elsewhere start Docker and put `kind` on the PATH")
     if os.geteuid() != 0:
         raise ClusterError(
-            "a cluster makes network namespaces and cgroups: run as root, for instance `sudo make cluster`"
+            "a cluster creates network namespaces and cgroups: run as root, for instance `sudo make cluster`"
         )
-    if (trouble := cgroups.problem()) is not None:
-        raise ClusterError(trouble)
+    if (problem := cgroups.problem()) is not None:
+        raise ClusterError(problem)
     if len(str(layout.state)) + 1 + len(LONGEST_SOCKET) > SOCKET_PATH:
         limit = SOCKET_PATH - 1 - len(LONGEST_SOCKET)
         raise ClusterError(
@@ -55,7 +55,7 @@ def check(layout: Layout) -> None:
 
 
 def check_overlay(layout: Layout) -> None:
-    """Images are unpacked as overlays, which cannot lie on another overlay."""
+    """Raise ClusterError where containerd cannot mount images: overlays need a kernel module, and no overlay below."""
     if "overlay" not in Path("/proc/filesystems").read_text().split():
         subprocess.run(["modprobe", "overlay"], check=False, capture_output=True)
         if "overlay" not in Path("/proc/filesystems").read_text().split():
@@ -66,17 +66,17 @@ def check_overlay(layout: Layout) -> None:
     ).stdout.strip()
     if kind == "overlayfs":
         raise ClusterError(
-            f"{layout.state} lies on an overlay: set ELASTICJOB_STATE to a folder on a plain disk or tmpfs"
+            f"{layout.state} is on an overlay file system: set ELASTICJOB_STATE to a folder on a plain disk or tmpfs"
         )
 
 
 def program(name: str) -> str | None:
-    """Path of a program, also where a user's PATH leaves out the system's folders."""
+    """Return the path of a program. The search includes sbin folders, which may not be in a user's PATH."""
     return shutil.which(name, path=PATH)
 
 
 def cni_folder() -> Path | None:
-    """Where the network plugins are, None without them."""
+    """Return the folder of the network plugins; None where they are not installed."""
     for folder in CNI_FOLDERS:
         if all((folder / plugin).exists() for plugin in CNI_PLUGINS):
             return folder
@@ -91,11 +91,13 @@ def missing_packages() -> list[str]:
 
 
 def install(packages: list[str]) -> None:
-    """Debian's packages by apt-get; an error that lists them elsewhere."""
+    """Install Debian packages with apt-get; on other systems raise ClusterError with their names."""
     wanted = " ".join(packages)
     if program("apt-get") is None:
-        raise ClusterError(f"missing: {wanted} (Debian's names); install them with this system's package manager")
-    say(f"installing Debian packages: {wanted}")
+        raise ClusterError(
+            f"missing: {wanted} (names of Debian packages); install them with this system's package manager"
+        )
+    progress(f"installing Debian packages: {wanted}")
     environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
     commands = (["apt-get", "update", "-qq"], ["apt-get", "install", "-y", "-qq", "--no-install-recommends", *packages])
     for command in commands:

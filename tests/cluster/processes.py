@@ -1,8 +1,8 @@
-"""The cluster's processes: started so that they outlive the command, found again by a mark, ended for certain.
+"""Start, find and end the cluster's processes, which outlive the command that starts them.
 
-No process id is ever recorded. Each process carries `ELASTICJOB_CLUSTER=<part>@<state folder>` in its environment,
-which containerd's shims inherit; a clean-up reads the marks from /proc. So nobody else's process can be taken for ours
-after a crash or a reboot, and a start that was killed half-way leaves nothing that the next command cannot find.
+No process id is recorded. Each process has the mark `ELASTICJOB_CLUSTER=<part>@<state folder>` in its environment,
+which containerd's shims inherit, and a clean-up reads the marks from /proc. So a clean-up ends no other processes, even
+after a crash or a reboot, and it finds all processes of an incomplete start.
 """
 
 import os
@@ -25,15 +25,15 @@ class Process:
 
     pid: int
     part: str
-    """Which part started it, for instance `control/etcd` or `node1/containerd` (its shims too)."""
+    """The component that it belongs to, for instance `control/etcd` or `node1/containerd` (also for its shims)."""
     state: Path
     """State folder of the cluster that it belongs to."""
     command: str
-    """The kernel's name of the program."""
+    """The name of the program as the kernel has it, cut after 15 characters."""
 
 
 def start(part: str, argv: Sequence[str], *, state: Path, log: Path, namespace: str) -> None:
-    """Starts a program in a network namespace, in its own session, its output appended to `log`."""
+    """Start a program in a network namespace and in its own session; append its output to `log`."""
     log.parent.mkdir(parents=True, exist_ok=True)
     # Not `ip netns exec`: it mounts a fresh /sys, which hides the cgroups. setsid --fork leaves no child to reap.
     enter = ["setsid", "--fork", "nsenter", f"--net=/run/netns/{namespace}", "--"]
@@ -50,13 +50,13 @@ def start(part: str, argv: Sequence[str], *, state: Path, log: Path, namespace: 
 
 
 def find(state: Path | None = None) -> list[Process]:
-    """Live processes of the cluster in `state`, or of every cluster on this machine."""
+    """Return the live processes of the cluster in `state`; None: of every cluster on this machine."""
     found = (read(int(entry.name)) for entry in Path("/proc").iterdir() if entry.name.isdigit())
     return [process for process in found if process is not None and state in (None, process.state)]
 
 
 def read(pid: int) -> Process | None:
-    """What /proc says of a process, None when it is gone, a zombie, or no part of a cluster."""
+    """Read a process from /proc; None when it has ended, is a zombie, or belongs to no cluster."""
     try:
         environment = Path(f"/proc/{pid}/environ").read_bytes()
         command = Path(f"/proc/{pid}/comm").read_text().strip()
@@ -71,7 +71,10 @@ def read(pid: int) -> Process | None:
 
 
 def send(process: Process, number: signal.Signals) -> None:
-    """Signals exactly this process: a handle is taken first, then the mark is read again, so a reused id is safe."""
+    """Send a signal to exactly this process.
+
+    A pidfd is opened first and the mark is read again after that, so a reused process id gets no signal.
+    """
     try:
         handle = os.pidfd_open(process.pid)
     except ProcessLookupError:
@@ -85,25 +88,25 @@ def send(process: Process, number: signal.Signals) -> None:
         os.close(handle)
 
 
-def terminate(look: Callable[[], Iterable[Process]], grace: float = 10.0) -> None:
-    """SIGTERM to all that `look` finds, SIGKILL to what is left after `grace` seconds; returns when all are gone."""
-    for process in look():
+def terminate(find_all: Callable[[], Iterable[Process]], grace: float = 10.0) -> None:
+    """Send SIGTERM to all processes that `find_all` returns, SIGKILL after `grace` seconds; wait until all ended."""
+    for process in find_all():
         send(process, signal.SIGTERM)
     deadline = time.monotonic() + grace
-    while list(look()):
+    while list(find_all()):
         if time.monotonic() >= deadline:
-            return kill(look)
+            return kill(find_all)
         time.sleep(0.02)
     return None
 
 
-def kill(look: Callable[[], Iterable[Process]], timeout: float = 20.0) -> None:
-    """SIGKILL to all that `look` finds, again until it finds none (a dying parent may have started one more)."""
+def kill(find_all: Callable[[], Iterable[Process]], timeout: float = 20.0) -> None:
+    """Send SIGKILL until `find_all` returns no process: a process may start another one before it dies."""
     deadline = time.monotonic() + timeout
-    while remaining := list(look()):
+    while remaining := list(find_all()):
         if time.monotonic() >= deadline:
             names = ", ".join(f"{process.command} ({process.pid})" for process in remaining)
-            raise ClusterError(f"these processes do not die: {names}")
+            raise ClusterError(f"these processes do not end after SIGKILL: {names}")
         for process in remaining:
             send(process, signal.SIGKILL)
         time.sleep(0.01)

@@ -1,4 +1,4 @@
-"""Sockets of containerd's shims: they lie in one folder for the whole machine, and a killed shim leaves its own."""
+"""Sockets of containerd's shims: all are in one machine-wide folder, and a killed shim does not remove its own."""
 
 import hashlib
 from collections.abc import Iterable
@@ -8,7 +8,10 @@ SOCKETS = Path("/run/containerd/s")
 
 
 def sockets(home: Path) -> list[Path]:
-    """Those of the node whose folder is `home`: containerd names each by its own address, namespace and sandbox."""
+    """Return the shim sockets of the node with folder `home`.
+
+    containerd names a socket by the hash of its own address, the namespace and the sandbox.
+    """
     bundles = home.glob("run/io.containerd.runtime.v2.task/*/*")
     keys = [f"{home / 'containerd.sock'}/{bundle.parent.name}/{bundle.name}" for bundle in bundles]
     return [SOCKETS / hashlib.sha256(key.encode()).hexdigest() for key in keys]

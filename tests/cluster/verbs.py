@@ -1,6 +1,6 @@
-"""What tests, demo and benchmarks call: one cluster per machine, whichever kind it is.
+"""The verbs that tests, demo and benchmarks call, on the machine's one cluster.
 
-Every verb raises ClusterError with one line for a person. Nodes are `node1`, `node2`, ...
+Every verb raises ClusterError with a message of one line. Nodes are `node1`, `node2`, ...
 """
 
 import os
@@ -13,55 +13,55 @@ from .layout import Layout
 
 
 class Cluster(Protocol):
-    """A running or startable cluster."""
+    """A cluster, running or not."""
 
     @property
     def kubeconfig(self) -> Path:
-        """The admin's, for kubectl and every client."""
+        """The admin's kubeconfig."""
 
     def up(self, nodes: int | None, grace: float | None, replace: bool) -> None:
-        """Returns when all nodes are Ready and DNS answers; on a running cluster it repairs and returns."""
+        """Start the cluster or repair the running one; return when all nodes are Ready and DNS answers."""
 
     def down(self) -> None:
-        """Removes the cluster and everything that it made."""
+        """Remove the cluster and everything that it created."""
 
     def status(self) -> dict[str, str]:
-        """Part → `Ready` or what is amiss; empty when nothing is up."""
+        """Return `Ready` or the problem of each component; empty when no cluster is up."""
 
     def load(self, archive: Path) -> None:
-        """Brings the images of an OCI archive to every node that lacks them."""
+        """Load the images of an OCI archive on every node that lacks them."""
 
     def kill(self, node: str) -> None:
-        """Kubelet, containerd and every container of the node end by SIGKILL at once."""
+        """End kubelet, containerd and every container of the node by SIGKILL at once."""
 
     def cut(self, node: str) -> None:
-        """The node's network link goes down; its processes live on."""
+        """Set the node's network link down; its processes keep running."""
 
     def heal(self, node: str) -> None:
-        """The link comes back."""
+        """Set the node's network link up again."""
 
     def restart(self, node: str) -> None:
-        """Starts a killed node again (stops a live one first) and waits until it is Ready."""
+        """Start a killed node (stop a live one first), and wait until it is Ready."""
 
     def gpus(self, node: str, count: int) -> None:
-        """The node advertises `count` of nvidia.com/gpu."""
+        """Let the node advertise `count` of nvidia.com/gpu."""
 
 
 def cluster(layout: Layout | None = None) -> Cluster:
-    """The cluster of this clone of the repository."""
-    where = layout or Layout.default()
-    return KindCluster(where) if docker_answers() else BareCluster(where)
+    """Return the cluster of this clone of the repository: kind's where Docker runs, else a bare one."""
+    layout = layout or Layout.default()
+    return KindCluster(layout) if docker_answers() else BareCluster(layout)
 
 
 def up(nodes: int | None = None, grace: float | None = None, replace: bool | None = None) -> Path:
-    """Starts the cluster (three nodes unless told otherwise) or repairs the running one; its kubeconfig.
+    """Start the cluster (three nodes by default) or repair the running one; return its kubeconfig.
 
-    `grace`: seconds until a silent node counts as lost, instead of Kubernetes' own 50.
-    `replace`: a live cluster of another clone is taken down; by default only where CI is set.
+    `grace`: seconds until a silent node counts as lost; None: the default of Kubernetes, 50.
+    `replace`: whether to remove a running cluster of another clone; None: only where the variable CI is set.
     """
-    made = cluster()
-    made.up(nodes, grace, bool(os.environ.get("CI")) if replace is None else replace)
-    return made.kubeconfig
+    started = cluster()
+    started.up(nodes, grace, bool(os.environ.get("CI")) if replace is None else replace)
+    return started.kubeconfig
 
 
 def down() -> None:

@@ -1,4 +1,4 @@
-"""Waiting for a condition with a deadline, and saying what was seen when it passes."""
+"""Wait for a condition, with a deadline."""
 
 import time
 from collections.abc import Callable
@@ -6,13 +6,13 @@ from collections.abc import Callable
 from .errors import ClusterError
 
 
-def until(what: str, look: Callable[[], str | None], timeout: float, interval: float = 0.1) -> None:
-    """Calls `look` until it returns None (satisfied); it returns what is still amiss otherwise.
+def until(what: str, check: Callable[[], str | None], timeout: float, interval: float = 0.1) -> None:
+    """Call `check` until it returns None (satisfied) and not a problem.
 
-    Raises ClusterError naming `what` and the last thing seen after `timeout` seconds.
+    After `timeout` seconds raise ClusterError, which names `what` and the last problem.
     """
     deadline = time.monotonic() + timeout
-    while (seen := look()) is not None:
+    while (problem := check()) is not None:
         if time.monotonic() >= deadline:
-            raise ClusterError(f"{what}: not within {timeout:g} s; last seen: {seen}")
+            raise ClusterError(f"{what}: not ready within {timeout:g} s; last problem: {problem}")
         time.sleep(interval)

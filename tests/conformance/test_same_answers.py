@@ -1,4 +1,4 @@
-"""The same requests to torch's server and to ours: the same answers, byte by byte."""
+"""Our server gives the same answers as torch's server, byte by byte, to random requests."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ dist: Any = pytest.importorskip("torch.distributed")
 HELLO = wire.request(Op.VALIDATE, number=wire.MAGIC)
 KEY = st.sampled_from([b"/a", b"/b", b"/c"])
 QUEUE = st.sampled_from([b"/p", b"/q"])
-# Numbers only: torch's server hangs up on an ADD to anything else, as ours does.
+# Numbers only: torch's server closes the connection on an ADD to anything else, as ours does.
 VALUE = st.sampled_from([b"0", b"1", b"-7", b"12"])
 REQUESTS = {
     "plain": st.one_of(
@@ -59,21 +59,21 @@ def master(request: pytest.FixtureRequest) -> Any:
 
 
 async def answers(port: int, requests: bytes) -> bytes:
-    """Everything that a server says to these requests; both ends of its keys are forgotten first and last."""
-    forget = b"".join(wire.request(Op.DELETE, [key]) for key in (b"/a", b"/b", b"/c", b"/log", b"/end"))
+    """Return a server's answers to the requests, sent after the keys of earlier examples have been deleted."""
+    delete = b"".join(wire.request(Op.DELETE, [key]) for key in (b"/a", b"/b", b"/c", b"/log", b"/end"))
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    writer.write(HELLO + forget + requests + END)
-    said = await asyncio.wait_for(reader.readuntil(wire.i64(MARK)), 20)
+    writer.write(HELLO + delete + requests + END)
+    output = await asyncio.wait_for(reader.readuntil(wire.i64(MARK)), 20)
     writer.close()
-    return said[40:]
+    return output[40:]  # without the answers to the five deletions
 
 
 async def compare(master: Any, requests: list[bytes], queues: list[bytes]) -> None:
     server = StoreServer()
     port = await server.start("127.0.0.1")
     drain = b"".join(wire.request(Op.QUEUE_POP, [key]) for key in queues * 20)
-    asked = b"".join(requests) + drain
-    ours, theirs = await answers(port, asked), await answers(int(master.port), asked)
+    data = b"".join(requests) + drain
+    ours, theirs = await answers(port, data), await answers(int(master.port), data)
     await server.close()
     assert ours == theirs
 
@@ -88,5 +88,5 @@ def test_keys(master: Any, requests: list[bytes]) -> None:
 @given(st.lists(REQUESTS["queues"], max_size=18))
 def test_queues(master: Any, requests: list[bytes]) -> None:
     if not (master.libuvBackend and hasattr(master, "queue_push")):
-        pytest.skip("torch's older server, or an older torch, has no queues")
+        pytest.skip("this torch, or its server without libuv, has no queues")
     asyncio.run(compare(master, requests, [b"/p", b"/q"]))

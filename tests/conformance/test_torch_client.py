@@ -1,4 +1,4 @@
-"""Torch's own TCPStore client against our server, every operation; and process groups that meet on it."""
+"""Every operation of torch's own TCPStore client against our server, and process groups that use it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ dist: Any = pytest.importorskip("torch.distributed")
 
 
 def _has_libuv() -> bool:
-    """Debian's torch has none; a store that asks for it does not even connect."""
+    """Return whether torch is built with libuv. Debian's is not, and its client then refuses `use_libuv=True`."""
     try:
         dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, use_libuv=True)
     except RuntimeError:
@@ -43,9 +43,9 @@ asyncio.run(main())
 """
 
 
-# A process of its own: some of torch's calls keep the interpreter's lock while they wait for the answer.
 @contextmanager
 def serving() -> Iterator[int]:
+    """Run our server in a process of its own, because some of torch's calls hold the GIL while they wait."""
     agent = Path(elasticjob.__file__).parents[1]
     with subprocess.Popen(
         [sys.executable, "-c", SERVER], stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": str(agent)}
@@ -73,7 +73,7 @@ def other(port: int, libuv: bool) -> Any:
     return dist.TCPStore("127.0.0.1", port, is_master=False, timeout=timedelta(seconds=5), use_libuv=libuv)
 
 
-# Torch's client fails after some dozens of stores in one process: one for all tests.
+# One store for all tests: torch's client fails after some dozens of stores in one process.
 @pytest.fixture(scope="module")
 def store(port: int, libuv: bool) -> Any:
     return dist.TCPStore("127.0.0.1", port, is_master=False, timeout=timedelta(seconds=5), use_libuv=libuv)
@@ -87,7 +87,7 @@ PROPERTIES = {"collect_client_counters", "host", "libuvBackend", "port", "timeou
 
 
 def test_no_operation_of_this_torch_is_left_untested() -> None:
-    """A newer torch may have one that our server does not know yet: this is where we hear of it."""
+    """Fails if a newer torch has an operation that our server may not know yet."""
     offered = {name for name in dir(dist.TCPStore) if not name.startswith("__")}
     assert offered <= TESTED | PROPERTIES
 
@@ -148,7 +148,7 @@ def test_wait_ends_when_the_key_comes(store: Any, other: Any) -> None:
         waiting.result(20)
 
 
-def test_wait_times_out_and_the_connection_lives_on(store: Any) -> None:
+def test_a_wait_that_times_out_leaves_the_connection_usable(store: Any) -> None:
     with pytest.raises(dist.DistStoreError, match=r"(?i)timeout"):
         store.wait(["never"], timedelta(milliseconds=50))
     store.set("after", "1")
@@ -201,7 +201,7 @@ def test_barrier(store: Any, other: Any) -> None:
         store.barrier("gate", 2, timedelta(seconds=20))
         waiting.result(20)
     with pytest.raises(dist.DistStoreError, match=r"(?i)timeout"):
-        store.barrier("nobody else", 2, timedelta(milliseconds=50))
+        store.barrier("alone", 2, timedelta(milliseconds=50))
 
 
 def test_prefixes(store: Any) -> None:
@@ -223,7 +223,7 @@ dist.destroy_process_group()
 """
 
 
-def test_a_process_group_meets_on_it(libuv: bool) -> None:
+def test_a_process_group_initializes_on_it(libuv: bool) -> None:
     with serving() as port:
         ranks = [
             subprocess.Popen(
@@ -231,6 +231,6 @@ def test_a_process_group_meets_on_it(libuv: bool) -> None:
             )
             for rank in range(2)
         ]
-        # Some gloo writes a line of its own first.
+        # Some versions of gloo print a line of their own first.
         assert [rank.communicate(timeout=90)[0].split()[-1] for rank in ranks] == [b"3.0", b"3.0"]
         assert [rank.returncode for rank in ranks] == [0, 0]

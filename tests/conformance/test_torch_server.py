@@ -1,4 +1,4 @@
-"""Our client against torch's own servers, the libuv one and the older one."""
+"""Every operation of our client against torch's own servers, with libuv and without."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ async def test_every_operation(port: int) -> None:
 
 async def test_queues_keys_and_barriers(master: Any) -> None:
     if not master.libuvBackend or not hasattr(master, "barrier"):
-        pytest.skip("torch's older server, or an older torch, does not have them")
+        pytest.skip("this torch, or its server without libuv, does not have them")
     store = await StoreClient.connect("127.0.0.1", master.port)
     other = await StoreClient.connect("127.0.0.1", master.port)
     await store.queue_push("q", b"1")
@@ -67,7 +67,7 @@ async def test_queues_keys_and_barriers(master: Any) -> None:
     other.close()
 
 
-async def test_a_wait_that_is_given_up_leaves_the_connection_usable(port: int) -> None:
+async def test_a_cancelled_wait_leaves_the_connection_usable(port: int) -> None:
     store = await StoreClient.connect("127.0.0.1", port)
     with pytest.raises(TimeoutError, match="never"):
         await store.wait(["never"], timeout=0.05)

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Run the conformance tests on other torch versions: PyPI's (`2.6.0`), or a Debian suite's (`trixie`; needs root).
 
-Each is installed into a temporary folder (up to 8 GB, a few minutes), which is removed afterwards. Prints one row of
-docs/conformance.md for each.
+Each version is installed into a temporary folder (up to 8 GB, a few minutes), which is removed afterwards. The script
+prints one row of docs/conformance.md for each version.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ SHOWN = "import sys, torch; print(torch.__version__, '|', sys.version.split()[0]
 
 
 def on_pypi(version: str, folder: Path) -> tuple[list[str], Path, dict[str, str]]:
-    """(Python with this torch, the repository as it sees it, environment)."""
+    """Install a version from PyPI; return the command of its Python, the repository's path there, and environment."""
     python = folder / "venv/bin/python"
     cache = ["--cache-dir", str(folder / "cache")]
     _run("uv", "venv", "-q", "--python", "3.11", str(folder / "venv"), *cache)
@@ -34,7 +34,7 @@ def on_pypi(version: str, folder: Path) -> tuple[list[str], Path, dict[str, str]
 
 
 def on_debian(suite: str, folder: Path) -> tuple[list[str], Path, dict[str, str]]:
-    """The same in a root of its own, where only Debian's packages are."""
+    """Install a Debian suite's torch in a root file system of its own; return the same as `on_pypi`."""
     root = folder / "root"
     options = ["--aptopt=Acquire::Check-Valid-Until false", "--variant=minbase", f"--include={','.join(DEBIAN)}"]
     _run("mmdebstrap", "--quiet", "--format=directory", *options, suite, str(root))
@@ -50,7 +50,7 @@ def on_debian(suite: str, folder: Path) -> tuple[list[str], Path, dict[str, str]
 
 
 def row(name: str) -> tuple[str, bool]:
-    """Install, test, remove; one line of the table, and whether all passed."""
+    """Install, test and remove one version; return its row of the table, and whether all tests passed."""
     with tempfile.TemporaryDirectory(prefix="torch-") as folder:
         install = on_pypi if name[0].isdigit() else on_debian
         python, repository, environ = install(name, Path(folder))
@@ -63,8 +63,8 @@ def row(name: str) -> tuple[str, bool]:
         if ran.returncode:
             print(output[-6000:], file=sys.stderr)
         counts = re.findall(r"\d+ (?:passed|failed|skipped|errors?)", ran.stdout.strip().rpartition("\n")[2])
-        said = shown.stdout.strip() or "does not import"
-        return f"| {name} | {said} | {', '.join(counts) or 'no test ran'} |", ran.returncode == 0
+        versions = shown.stdout.strip() or "does not import"
+        return f"| {name} | {versions} | {', '.join(counts) or 'no test ran'} |", ran.returncode == 0
 
 
 def _run(*command: str, cwd: Path | None = None) -> None:
@@ -74,12 +74,12 @@ def _run(*command: str, cwd: Path | None = None) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("torch", nargs="+", help="a version on PyPI, or a Debian suite")
-    well = True
+    all_passed = True
     for name in parser.parse_args().torch:
         line, passed = row(name)
         print(line, flush=True)
-        well = well and passed
-    return 0 if well else 1
+        all_passed = all_passed and passed
+    return 0 if all_passed else 1
 
 
 if __name__ == "__main__":

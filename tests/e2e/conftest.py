@@ -1,4 +1,4 @@
-"""One cluster and one installed operator for all end-to-end tests, one namespace for each."""
+"""One cluster with one installed operator for all end-to-end tests; each test has a namespace of its own."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(hookwrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
-    """A failed test shows the logs of operator, store, agents and pods."""
+    """Add the logs of operator, store, agents and pods to the report of a failed test."""
     outcome = yield
     report = outcome.get_result()  # type: ignore[attr-defined]
-    given = getattr(item, "funcargs", {})
-    if report.when == "call" and report.failed and "namespace" in given:
-        report.sections.append(("cluster", diagnosis(given["kube"], given["namespace"], SYSTEM)))
+    fixtures = getattr(item, "funcargs", {})
+    if report.when == "call" and report.failed and "namespace" in fixtures:
+        report.sections.append(("cluster", diagnosis(fixtures["kube"], fixtures["namespace"], SYSTEM)))
 
 
 @pytest.fixture(scope="session")
@@ -43,21 +43,21 @@ def cluster_dir() -> Path:
 
 @pytest.fixture(scope="session")
 def bare(cluster_dir: Path) -> Kube:
-    """The cluster with our images on it, and nothing installed yet."""
+    """The cluster with the images loaded, before anything is installed."""
     build_and_load()
     return Kube(cluster_dir / "kubeconfig")
 
 
 @pytest.fixture(scope="session")
 def kube(bare: Kube, cluster_dir: Path) -> Kube:
-    """The cluster with the operator installed by its chart, as a user does it."""
+    """The cluster with the operator installed by its chart, as a user would install it."""
     install(bare, cluster_dir)
     return bare
 
 
 @pytest.fixture
 def namespace(kube: Kube, request: pytest.FixtureRequest) -> Iterator[str]:
-    """A namespace of the test's own, gone with it."""
+    """A namespace for one test, deleted after it."""
     short = re.sub(r"[^a-z0-9]+", "-", request.node.name.lower()).strip("-")[:40].strip("-")
     name = f"{short}-{uuid.uuid4().hex[:5]}"
     kube.create("namespaces", {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})
@@ -67,7 +67,7 @@ def namespace(kube: Kube, request: pytest.FixtureRequest) -> Iterator[str]:
 
 @pytest.fixture
 def shared_dir() -> Iterator[str]:
-    """A directory that every node of the cluster sees (they are one machine), for checkpoints."""
+    """A directory that all nodes share (they are one machine), for checkpoints."""
     path = Path("/tmp") / f"elasticjob-test-{uuid.uuid4().hex[:8]}"
     path.mkdir(mode=0o777)
     path.chmod(0o777)
@@ -77,18 +77,18 @@ def shared_dir() -> Iterator[str]:
 
 @pytest.fixture
 def submit(kube: Kube, namespace: str) -> Callable[[Json], Job]:
-    """Apply a manifest in the test's namespace."""
+    """Create a job from a manifest in the test's namespace."""
 
-    def apply(body: Json) -> Job:
+    def create(body: Json) -> Job:
         kube.create("elasticjobs", body, namespace)
         return Job(kube, namespace, body["metadata"]["name"])
 
-    return apply
+    return create
 
 
 @pytest.fixture
 def follow(kube: Kube, namespace: str) -> Iterator[Callable[[Job], LogBook]]:
-    """Follow the logs of a job's workers."""
+    """Follow the logs of a job's workers until the test ends."""
     books: list[LogBook] = []
 
     def start(job: Job) -> LogBook:

@@ -1,4 +1,4 @@
-"""The chart: what it renders, what it refuses, and its life on a cluster."""
+"""The chart: what it renders, which values it refuses, and installing, upgrading and uninstalling it."""
 
 from __future__ import annotations
 
@@ -32,6 +32,7 @@ def tools(cluster_dir: Path) -> Tools:
 
 
 def template(tools: Tools, *settings: str, check: bool = True) -> Done:
+    """Run `helm template` with values such as `replicas=1`."""
     options = [part for setting in settings for part in ("--set", setting)]
     return tools.helm("template", "r", str(CHART), "-n", "place", "--kube-version", "1.34.0", *options, check=check)
 
@@ -45,10 +46,10 @@ def of_kind(documents: list[Json], kind: str) -> list[Json]:
     return [document for document in documents if document["kind"] == kind]
 
 
-# ---- what it renders
+# ---- rendering
 
 
-def test_lint_has_nothing_to_say(tools: Tools) -> None:
+def test_the_chart_passes_lint(tools: Tools) -> None:
     assert "0 chart(s) failed" in tools.helm("lint", "--strict", str(CHART)).output
 
 
@@ -71,37 +72,37 @@ def test_a_bad_value_is_refused_with_its_path(tools: Tools, setting: str, senten
     assert sentence in done.output
 
 
-def rights(role: Json) -> set[tuple[str, frozenset[str]]]:
-    """(resource, verbs) of a role's rules."""
+def permissions(role: Json) -> set[tuple[str, frozenset[str]]]:
+    """Return resource and verbs of each rule of a role."""
     return {(resource, frozenset(rule["verbs"])) for rule in role["rules"] for resource in rule["resources"]}
 
 
-def test_rights_are_what_the_operator_says_it_calls(tools: Tools) -> None:
+def test_permissions_are_those_that_the_api_module_lists(tools: Tools) -> None:
     listed = re.findall(r"^\s*([a-z/]+)(?: \((.*?)\))?\s{2,}([a-z, ]+?)(?: \(.*\))?$", api.__doc__ or "", re.MULTILINE)
-    said = {(resource, where): frozenset(verbs.split(", ")) for resource, where, verbs in listed}
-    assert len(said) == 9
+    expected = {(resource, where): frozenset(verbs.split(", ")) for resource, where, verbs in listed}
+    assert len(expected) == 9
     documents = rendered(tools)
     cluster, definition = of_kind(documents, "ClusterRole")
     finalizers = ("elasticjobs/finalizers", frozenset({"update"}))
-    assert rights(cluster) == {(r, v) for (r, where), v in said.items() if not where and "custom" not in r} | {
+    assert permissions(cluster) == {(r, v) for (r, where), v in expected.items() if not where and "custom" not in r} | {
         finalizers
     }
-    assert rights(definition) == {("customresourcedefinitions", frozenset({"get"}))}
+    assert permissions(definition) == {("customresourcedefinitions", frozenset({"get"}))}
     own, kubelets = sorted(
         of_kind(documents, "Role"), key=lambda role: str(role["metadata"]["namespace"]), reverse=True
     )
-    leases = frozenset().union(*(verbs for resource, verbs in rights(own) if resource == "leases"))
-    assert leases == said["leases", "own namespace"]
-    assert rights(kubelets) == {("leases", said["leases", "kube-node-lease"])}
+    leases = frozenset().union(*(verbs for resource, verbs in permissions(own) if resource == "leases"))
+    assert leases == expected["leases", "own namespace"]
+    assert permissions(kubelets) == {("leases", expected["leases", "kube-node-lease"])}
 
 
-def test_no_right_is_a_wildcard(tools: Tools) -> None:
+def test_no_permission_is_a_wildcard(tools: Tools) -> None:
     documents = rendered(tools)
     for role in of_kind(documents, "ClusterRole") + of_kind(documents, "Role"):
         assert "*" not in json.dumps(role["rules"])
 
 
-def test_rights_end_at_the_watched_namespaces(tools: Tools) -> None:
+def test_permissions_are_limited_to_the_watched_namespaces(tools: Tools) -> None:
     documents = rendered(tools, "watchNamespaces={a,b}")
     (definition_only,) = of_kind(documents, "ClusterRoleBinding")
     assert definition_only["roleRef"]["name"].endswith("-definition")
@@ -117,7 +118,7 @@ def test_rights_end_at_the_watched_namespaces(tools: Tools) -> None:
 
 
 @pytest.mark.parametrize(("keep", "annotations"), [("true", {"helm.sh/resource-policy": "keep"}), ("false", None)])
-def test_the_definition_is_the_one_of_the_repository(tools: Tools, keep: str, annotations: Any) -> None:
+def test_the_crd_is_that_of_the_repository(tools: Tools, keep: str, annotations: Any) -> None:
     (crd,) = of_kind(rendered(tools, f"crds.keep={keep}"), "CustomResourceDefinition")
     assert crd["metadata"].pop("annotations", None) == annotations
     assert crd == yaml.safe_load((REPOSITORY / "crds/elasticjobs.yaml").read_text())
@@ -138,7 +139,7 @@ def test_the_operator_passes_pod_security_restricted(tools: Tools, bare: Kube) -
         bare.delete("namespaces", namespace)
 
 
-# ---- its life on a cluster
+# ---- on a cluster
 
 
 def columns(kube: Kube) -> list[str]:
@@ -147,7 +148,7 @@ def columns(kube: Kube) -> list[str]:
 
 
 def older_chart(folder: Path) -> Path:
-    """The chart with a definition that lacks a column."""
+    """Return a copy of the chart whose CRD lacks a printer column."""
     chart = folder / "elasticjob"
     shutil.copytree(CHART, chart)
     file = chart / "files/elasticjobs.yaml"
@@ -175,7 +176,14 @@ def test_install_upgrade_uninstall(bare: Kube, tools: Tools, cluster_dir: Path, 
         assert kept["metadata"]["uid"] == job["metadata"]["uid"]
 
         install(bare, cluster_dir)
-        bare.wait("elasticjobs", name, "default", complete, timeout=120, what="a job that outlived its operator")
+        bare.wait(
+            "elasticjobs",
+            name,
+            "default",
+            complete,
+            timeout=120,
+            what="the job from before the reinstallation completes",
+        )
     finally:
         bare.delete("elasticjobs", name, "default")
 
@@ -185,7 +193,7 @@ def complete(job: Json) -> bool:
     return any(c["type"] == "Complete" and c["status"] == "True" for c in conditions)
 
 
-MAY = [
+PERMISSIONS = [
     ("create", "pods", "own", "yes"),
     ("update", "elasticjobs.elasticjob.dev/status", "own", "yes"),
     ("update", "elasticjobs.elasticjob.dev", "own", "no"),
@@ -196,12 +204,12 @@ MAY = [
     ("get", "leases.coordination.k8s.io", "kube-node-lease", "yes"),
     ("patch", "nodes", "", "no"),
 ]
-"""Verb, resource, namespace, and what an operator of one namespace is answered."""
+"""Verb, resource, namespace, and whether an operator that watches one namespace has the permission."""
 
 
 @pytest.fixture
 def second(kube: Kube, tools: Tools) -> Iterator[str]:
-    """The namespace of a second release, which is for that namespace only."""
+    """The namespace of a second release, whose operator watches only that namespace."""
     namespace = f"second-{uuid.uuid4().hex[:5]}"
     tools.kubectl("create", "namespace", namespace)
     try:
@@ -213,17 +221,17 @@ def second(kube: Kube, tools: Tools) -> Iterator[str]:
         tools.kubectl("delete", "namespace", namespace, "--wait=false")
 
 
-def test_an_operator_of_one_namespace_beside_another(kube: Kube, tools: Tools, second: str) -> None:
+def test_an_operator_of_one_namespace_runs_beside_another(kube: Kube, tools: Tools, second: str) -> None:
     account = f"--as=system:serviceaccount:{second}:second-elasticjob"
-    for verb, resource, where, answer in MAY:
-        place = ["-n", second if where == "own" else where] if where else []
+    for verb, resource, where, answer in PERMISSIONS:
+        scope = ["-n", second if where == "own" else where] if where else []
         kind, _, part = resource.partition("/")
-        asked = ["auth", "can-i", verb, kind, f"--subresource={part}", *place, account]
-        said = tools.kubectl(*asked, check=False).stdout.strip()
-        assert said == answer, f"{verb} {resource} in {where}"
+        arguments = ["auth", "can-i", verb, kind, f"--subresource={part}", *scope, account]
+        found = tools.kubectl(*arguments, check=False).stdout.strip()
+        assert found == answer, f"{verb} {resource} in {where}"
     name = f"shared-{uuid.uuid4().hex[:5]}"
     kube.create("elasticjobs", manifest(name, ["python3", "-c", "pass"], preload=[]), second)
-    kube.wait("elasticjobs", name, second, complete, timeout=120, what="a job that two operators look after")
+    kube.wait("elasticjobs", name, second, complete, timeout=120, what="the job that two operators reconcile completes")
     tools.helm("uninstall", "second", "-n", second, "--wait")
     everywhere = "clusterroles,clusterrolebindings,validatingadmissionpolicies,roles,rolebindings"
     left = tools.kubectl("get", everywhere, "-A", "-l", "app.kubernetes.io/instance=second")
@@ -231,14 +239,14 @@ def test_an_operator_of_one_namespace_beside_another(kube: Kube, tools: Tools, s
 
 
 @pytest.mark.parametrize("name", ["RANK", "MASTER_ADDR", "PET_NNODES", "ELASTICJOB_INDEX"])
-def test_a_variable_of_ours_in_a_template_is_refused(kube: Kube, tools: Tools, name: str) -> None:
+def test_a_template_with_a_reserved_variable_is_refused(kube: Kube, tools: Tools, name: str) -> None:
     body = manifest("own-env", ["python3", "-c", "pass"])
     body["spec"]["template"]["spec"]["containers"][0]["env"] = [{"name": "MINE", "value": "1"}]
     kube.create("elasticjobs", body, "default", dry_run=True)
     body["spec"]["template"]["spec"]["containers"][0]["env"].append({"name": name, "value": "1"})
-    said = ""
+    output = ""
     deadline = time.monotonic() + 30
-    while not said and time.monotonic() < deadline:  # a new policy takes a moment to be in force
+    while not output and time.monotonic() < deadline:  # a new policy takes effect after a moment
         done = tools.kubectl("create", "--dry-run=server", "-f", "-", stdin=json.dumps(body), check=False)
-        said = done.output if done.code else ""
-    assert f"remove {name} from env in spec.template: elasticjob sets it for each worker" in said
+        output = done.output if done.code else ""
+    assert f"remove {name} from env in spec.template: elasticjob sets it for each worker" in output

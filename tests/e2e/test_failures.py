@@ -1,4 +1,4 @@
-"""Jobs that cannot go well say why, in status."""
+"""Jobs that fail or cannot start: their status names the reason."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from support.kube import Json, condition
 Submit = Callable[[Json], Job]
 
 
-def test_a_script_that_raises_uses_up_the_budget(submit: Submit) -> None:
+def test_a_script_that_raises_exhausts_max_restarts(submit: Submit) -> None:
     script = (
         "import os\n"
         "if os.environ['RANK'] == '1':\n"
@@ -63,8 +63,8 @@ def test_finished_ranks_run_again_when_another_fails(submit: Submit, shared_dir:
     assert job.status()["lastFailure"]["exitCode"] == 3
 
 
-def test_an_image_that_does_not_exist_yet(submit: Submit, tmp_path: Path) -> None:
-    image = f"elasticjob-late:{uuid.uuid4().hex[:8]}"  # the nodes keep the one of an earlier run
+def test_a_job_waits_for_an_image_that_does_not_exist_yet(submit: Submit, tmp_path: Path) -> None:
+    image = f"elasticjob-late:{uuid.uuid4().hex[:8]}"  # unique, because nodes keep the images of earlier runs
     job = submit(manifest("late", ["python3", "-c", "print('here')"], image=image, replicas=1, preload=[]))
     waiting = condition(job.wait("Running", status="False", reason="ImagePullFailed"), "Running")
     assert image in waiting["message"]

@@ -1,4 +1,4 @@
-"""Workers, pods, nodes, links, the store and the operator are taken away while a job trains."""
+"""Faults while a job trains: workers, pods, nodes, links, the store and the operator fail."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TWO_TO_THREE = {"minReplicas": 2, "maxReplicas": 3}
 
 
 def start(submit: Submit, follow: Follow, shared_dir: str, name: str) -> tuple[Job, LogBook]:
-    """A job of three nodes that has trained a few steps."""
+    """Start a job of three nodes, and wait until it has trained a few steps."""
     job = submit(digits(name, shared_dir, "--epochs", "30", "--step-delay", "0.05", elasticPolicy=TWO_TO_THREE))
     book = follow(job)
     book.wait_step(5, timeout=120)
@@ -36,8 +36,8 @@ def kill_operator(kube: Kube) -> None:
         kube.delete("pods", pod["metadata"]["name"], SYSTEM, grace=0)
 
 
-def completes(job: Job, book: LogBook, *, restarts: int, moment: float) -> None:
-    """Training goes on after `moment`, the job ends well, and exactly `restarts` were counted."""
+def assert_completes(job: Job, book: LogBook, *, restarts: int, moment: float) -> None:
+    """Assert that training continues after `moment`, and that the job completes with exactly `restarts` restarts."""
     book.wait_steps_after(moment, timeout=120)
     job.wait("Complete", timeout=240)
     status = job.status()
@@ -56,7 +56,7 @@ def test_a_worker_is_killed(
     moment = kill_worker(cluster_dir, job, "worker-killed-1-0")
     if operator_dies:
         kill_operator(kube)
-    completes(job, book, restarts=1, moment=moment)
+    assert_completes(job, book, restarts=1, moment=moment)
     failure = job.status()["lastFailure"]
     assert (failure["pod"], failure["signal"], failure["class"]) == ("worker-killed-1-0", "SIGKILL", "Killed")
     assert job.status()["incarnations"] == "0,0,0"
@@ -70,7 +70,7 @@ def test_a_pod_is_deleted(submit: Submit, follow: Follow, shared_dir: str, kube:
         kill_operator(kube)
     book.wait_steps_after(moment, world=2, timeout=60)
     book.wait_steps_after(moment, world=3, timeout=120)
-    completes(job, book, restarts=0, moment=moment)
+    assert_completes(job, book, restarts=0, moment=moment)
 
 
 def test_a_spare_takes_the_place_of_a_deleted_pod(submit: Submit, follow: Follow, shared_dir: str, kube: Kube) -> None:
@@ -85,7 +85,7 @@ def test_a_spare_takes_the_place_of_a_deleted_pod(submit: Submit, follow: Follow
     job.wait_world(2, after=before["rendezvousRound"], timeout=60)
     job.wait_status(worldSize=2, standby=1, ready=3)
     assert job.status()["rendezvousRound"] == before["rendezvousRound"] + 1
-    completes(job, book, restarts=0, moment=moment)
+    assert_completes(job, book, restarts=0, moment=moment)
     assert {s.world for s in book.steps} == {2}
 
 
@@ -98,9 +98,9 @@ def test_a_node_is_killed(submit: Submit, follow: Follow, shared_dir: str, kube:
         if operator_dies:
             kill_operator(kube)
         book.wait_steps_after(moment, timeout=60)
-        back = book.wait_steps_after(moment, world=3, timeout=180)
-        assert job.node_of(back.pod) != victim
-        completes(job, book, restarts=0, moment=moment)
+        step = book.wait_steps_after(moment, world=3, timeout=180)
+        assert job.node_of(step.pod) != victim
+        assert_completes(job, book, restarts=0, moment=moment)
     finally:
         verbs.restart(victim)
 
@@ -118,7 +118,7 @@ def test_a_node_is_cut_off_and_healed(
         book.wait_steps_after(moment, world=2, timeout=60)
     finally:
         verbs.heal(victim)
-    completes(job, book, restarts=0, moment=moment)
+    assert_completes(job, book, restarts=0, moment=moment)
 
 
 def test_the_store_pod_is_deleted(submit: Submit, follow: Follow, shared_dir: str, kube: Kube) -> None:
@@ -127,7 +127,7 @@ def test_the_store_pod_is_deleted(submit: Submit, follow: Follow, shared_dir: st
     moment = time.time()
     job.wait("RendezvousReady", status="False", timeout=30)
     job.wait("RendezvousReady", timeout=60)
-    completes(job, book, restarts=0, moment=moment)
+    assert_completes(job, book, restarts=0, moment=moment)
     assert job.status()["rendezvous"]["incarnation"] == 1
     assert {s.world for s in book.steps} == {3}
 
@@ -135,7 +135,7 @@ def test_the_store_pod_is_deleted(submit: Submit, follow: Follow, shared_dir: st
 def test_the_node_that_has_the_store_is_cut_off_and_healed(
     submit: Submit, follow: Follow, shared_dir: str, kube: Kube
 ) -> None:
-    """The old store lives on until its kubelet is back."""
+    """The old store keeps running until its kubelet is connected again."""
     job, book = start(submit, follow, shared_dir, "store-cut")
     victim = job.node_of("store-cut-rdzv-0")
     try:
@@ -146,7 +146,7 @@ def test_the_node_that_has_the_store_is_cut_off_and_healed(
         book.wait_steps_after(time.time(), timeout=60)
     finally:
         verbs.heal(victim)
-    completes(job, book, restarts=0, moment=moment)
+    assert_completes(job, book, restarts=0, moment=moment)
     assert job.status()["rendezvous"]["incarnation"] == 1
     assert kube.find("pods", "store-cut-rdzv-0", job.namespace) is None
 
@@ -154,28 +154,33 @@ def test_the_node_that_has_the_store_is_cut_off_and_healed(
 def test_two_operators_at_once_do_no_harm(
     submit: Submit, follow: Follow, shared_dir: str, kube: Kube, cluster_dir: Path
 ) -> None:
-    """The leader freezes until another leads, then wakes and still believes that it does."""
+    """The leader is frozen until another operator leads; then it runs again and still acts as leader."""
     job, book = start(submit, follow, shared_dir, "two-operators")
     frozen = leader(kube)
     processes.send(frozen, signal.SIGSTOP)
     try:
         name = frozen["metadata"]["name"]
         kube.wait(
-            "leases", LEASE, SYSTEM, lambda lease: holder(lease) not in ("", name), timeout=90, what="another leads"
+            "leases",
+            LEASE,
+            SYSTEM,
+            lambda lease: holder(lease) not in ("", name),
+            timeout=90,
+            what="another operator leads",
         )
     finally:
         processes.send(frozen, signal.SIGCONT)
     moment = kill_worker(cluster_dir, job, "two-operators-0-0")
-    completes(job, book, restarts=1, moment=moment)
+    assert_completes(job, book, restarts=1, moment=moment)
     assert sorted(p["metadata"]["name"] for p in job.pods()) == [f"two-operators-{i}-0" for i in range(3)]
 
 
 def leader(kube: Kube) -> Json:
-    """The operator's pod that holds the Lease."""
-    lease = kube.wait("leases", LEASE, SYSTEM, lambda lease: holder(lease) != "", timeout=60, what="somebody leads")
+    """Return the operator pod that holds the Lease."""
+    lease = kube.wait("leases", LEASE, SYSTEM, lambda lease: holder(lease) != "", timeout=60, what="an operator leads")
     return kube.get("pods", holder(lease), SYSTEM)
 
 
 def holder(lease: Json) -> str:
-    """The name of the pod in a Lease."""
+    """Return the name of the pod that holds a Lease."""
     return str(lease["spec"].get("holderIdentity") or "").partition("_")[0]

@@ -1,4 +1,4 @@
-"""A node whose health check fails is left alone: its pod says so, and is replaced on another node."""
+"""A node whose health check fails is avoided: the status names it, and its pod is replaced on another node."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SCRIPT = "import os, time; print('trains on', os.environ['NODE'], flush=True); t
 
 @pytest.fixture
 def gpus() -> Iterator[Callable[[str], None]]:
-    """Give a node one GPU; none is left afterwards."""
+    """Give a node one GPU; after the test it has none."""
     touched: set[str] = set()
 
     def give(node: str) -> None:
@@ -32,7 +32,11 @@ def gpus() -> Iterator[Callable[[str], None]]:
 
 
 def sick_gpu(directory: str) -> Json:
-    """Two nodes of one GPU; nvidia-smi is a script in a directory that all nodes share, and knows where it runs."""
+    """Return a job of two nodes with one GPU each.
+
+    nvidia-smi is a script in a directory that all nodes share. It reports a lost GPU on node SICK while the file `sick`
+    exists there.
+    """
     program = Path(directory) / "nvidia-smi"
     program.write_text(
         "#!/bin/sh\n"
@@ -57,8 +61,8 @@ def sick_gpu(directory: str) -> Json:
     return body
 
 
-def places(job: Job) -> set[str]:
-    """Nodes with a pod that is to stay; the kubelet may not have called it Running yet."""
+def nodes_of(job: Job) -> set[str]:
+    """Return the nodes of Pending and Running pods."""
     alive = [pod for pod in job.pods() if pod["status"].get("phase") in ("Pending", "Running")]
     return {pod["spec"]["nodeName"] for pod in alive if "nodeName" in pod["spec"]}
 
@@ -72,7 +76,7 @@ def test_a_node_whose_gpu_is_lost_is_avoided(submit: Submit, gpus: Callable[[str
     assert "GPU is lost" in fault["message"]
     gpus("node3")
     job.wait_status(worldSize=2)
-    assert places(job) == {"node1", "node3"}
+    assert nodes_of(job) == {"node1", "node3"}
     status = job.status()
     (avoided,) = status["avoidedNodes"]
     assert (avoided["name"], avoided["reason"]) == (SICK, "DeviceUnhealthy")
@@ -81,20 +85,20 @@ def test_a_node_whose_gpu_is_lost_is_avoided(submit: Submit, gpus: Callable[[str
     assert "DeviceUnhealthy" in job.events()
 
 
-def test_a_gpu_that_is_lost_under_a_worker_takes_its_node_out(
+def test_a_node_whose_gpu_is_lost_under_a_worker_leaves_the_job(
     submit: Submit, gpus: Callable[[str], None], shared_dir: str
 ) -> None:
-    """All nodes train; then a worker fails where its GPU is gone, and no other node has one to spare."""
+    """A worker fails because its GPU is lost, and no other node has a free GPU."""
     for node in NODES:
         gpus(node)
     body = sick_gpu(shared_dir)
     body["spec"] |= {"replicas": 3, "elasticPolicy": {"minReplicas": 2, "maxReplicas": 3}}
-    fails = (
+    script = (
         "import os, pathlib, time\n"
         f"while not (os.environ['NODE'] == '{SICK}' and pathlib.Path('/tools/sick').exists()): time.sleep(0.05)\n"
         "raise RuntimeError('CUDA error: unspecified launch failure')\n"
     )
-    body["spec"]["template"]["spec"]["containers"][0]["command"] = ["python3", "-c", fails]
+    body["spec"]["template"]["spec"]["containers"][0]["command"] = ["python3", "-c", script]
     job = submit(body)
     job.wait_status(worldSize=3)
     (Path(shared_dir) / "sick").touch()
@@ -103,6 +107,6 @@ def test_a_gpu_that_is_lost_under_a_worker_takes_its_node_out(
     (avoided,) = fault["status"]["avoidedNodes"]
     assert (avoided["name"], avoided["reason"]) == (SICK, "DeviceUnhealthy")
     for _ in job.kube.watch("pods", job.namespace, selector=job.workers, timeout=60):
-        if SICK not in places(job):
+        if SICK not in nodes_of(job):
             break
-    assert places(job) == {"node1", "node3"}
+    assert nodes_of(job) == {"node1", "node3"}

@@ -1,4 +1,4 @@
-"""Bad manifests are refused at `kubectl apply`, with a sentence that says what to write instead."""
+"""`kubectl apply` refuses invalid manifests, with a message that says what to write instead."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ FIXED = copy.deepcopy(GOOD)
 del FIXED["spec"]["elasticPolicy"]
 
 Change = tuple[str, Any]
-"""A path such as `spec.template.spec.containers.0.image` and its new value; ABSENT takes the field away."""
+"""A path such as `spec.template.spec.containers.0.image` and its new value; ABSENT removes the field."""
 ABSENT = object()
 
 BAD_AT_CREATE: list[tuple[str, list[Change], str]] = [
@@ -40,8 +40,12 @@ BAD_AT_CREATE: list[tuple[str, list[Change], str]] = [
     ("name starts with a digit", [("metadata.name", "7b")], "metadata.name must start with a letter"),
     ("name of a store", [("metadata.name", "bert-rdzv")], "metadata.name must not end in -rdzv"),
     ("min above max", [("spec.elasticPolicy.minReplicas", 5)], "minReplicas is above maxReplicas: swap them"),
-    ("an avoided node is back at once", [("spec.failurePolicy.avoidNodeSeconds", 5)], "greater than or equal to 60"),
-    ("endless save", [("spec.elasticPolicy.gracefulShutdownSeconds", 3601)], "should be less than or equal to 3600"),
+    ("avoid nodes for too short", [("spec.failurePolicy.avoidNodeSeconds", 5)], "greater than or equal to 60"),
+    (
+        "too long graceful shutdown",
+        [("spec.elasticPolicy.gracefulShutdownSeconds", 3601)],
+        "should be less than or equal to 3600",
+    ),
     ("negative spares", [("spec.elasticPolicy.spares", -1)], "spares in body should be greater than or equal to 0"),
     ("too many spares", [("spec.elasticPolicy.spares", 65)], "spares in body should be less than or equal to 64"),
     ("replicas below min", [("spec.replicas", 1)], "replicas is below elasticPolicy.minReplicas: raise replicas"),
@@ -52,23 +56,35 @@ BAD_AT_CREATE: list[tuple[str, list[Change], str]] = [
     ("no workers", [("spec.nprocPerNode", 0)], "nprocPerNode must be a number from 1 to 64 (without quotes)"),
     ("too many workers", [("spec.nprocPerNode", 65)], "nprocPerNode must be a number from 1 to 64"),
     ("workers in quotes", [("spec.nprocPerNode", "2")], "nprocPerNode must be a number from 1 to 64 (without quotes)"),
-    ("workers by another word", [("spec.nprocPerNode", "all")], "or auto, gpu or cpu"),
+    ("workers as an unknown word", [("spec.nprocPerNode", "all")], "or auto, gpu or cpu"),
     ("privileged port", [("spec.rendezvous.port", 80)], "port in body should be greater than or equal to 1024"),
-    ("no such port", [("spec.rendezvous.port", 70000)], "port in body should be less than or equal to 65535"),
+    ("port above the range", [("spec.rendezvous.port", 70000)], "port in body should be less than or equal to 65535"),
     ("no keep-alive", [("spec.rendezvous.keepAliveIntervalSeconds", 0)], "should be greater than or equal to 1"),
     ("another backend", [("spec.rendezvous.backend", "etcd")], 'supported values: "elasticjob", "c10d"'),
-    ("too much to preload", [("spec.preload", ["m"] * 33)], "spec.preload: Too many: 33: must have at most 32 items"),
+    (
+        "too many modules to preload",
+        [("spec.preload", ["m"] * 33)],
+        "spec.preload: Too many: 33: must have at most 32 items",
+    ),
     ("a file to preload", [("spec.preload", ["train.py,x"])], "preload must list modules by their import names"),
     ("negative budget", [("spec.failurePolicy.maxRestarts", -1)], "maxRestarts in body should be greater than"),
-    ("impatience", [("spec.hangPolicy", {"progressTimeoutSeconds": 5})], "should be greater than or equal to 10"),
-    ("a policy without a time", [("spec.hangPolicy", {"action": "FailJob"})], "progressTimeoutSeconds: Required value"),
     (
-        "another action for a hang",
+        "too short progress timeout",
+        [("spec.hangPolicy", {"progressTimeoutSeconds": 5})],
+        "should be greater than or equal to 10",
+    ),
+    (
+        "hang policy without a timeout",
+        [("spec.hangPolicy", {"action": "FailJob"})],
+        "progressTimeoutSeconds: Required value",
+    ),
+    (
+        "unknown hang action",
         [("spec.hangPolicy", {"progressTimeoutSeconds": 60, "action": "Ignore"})],
         'spec.hangPolicy.action: Unsupported value: "Ignore"',
     ),
     (
-        "endless grace",
+        "too long stop grace",
         [("spec.stopGraceSeconds", 4000)],
         "stopGraceSeconds in body should be less than or equal to 3600",
     ),
@@ -77,7 +93,7 @@ BAD_AT_CREATE: list[tuple[str, list[Change], str]] = [
     (
         "no command",
         [("spec.template.spec.containers.0.command", ABSENT)],
-        "needs a command, such as [python3, train.py]: an image's ENTRYPOINT cannot be seen",
+        "needs a command, such as [python3, train.py]: elasticjob cannot read the ENTRYPOINT of an image",
     ),
     (
         "the trainer has no command",
@@ -87,17 +103,17 @@ BAD_AT_CREATE: list[tuple[str, list[Change], str]] = [
     (
         "pods that restart",
         [("spec.template.spec.restartPolicy", "OnFailure")],
-        "restartPolicy must be absent or Never: restarts are elasticjob's own",
+        "restartPolicy must be absent or Never: elasticjob restarts workers itself",
     ),
-    ("own hostname", [("spec.template.spec.hostname", "h")], "remove template.spec.hostname and subdomain"),
-    ("own subdomain", [("spec.template.spec.subdomain", "s")], "remove template.spec.hostname and subdomain"),
+    ("hostname", [("spec.template.spec.hostname", "h")], "remove template.spec.hostname and subdomain"),
+    ("subdomain", [("spec.template.spec.subdomain", "s")], "remove template.spec.hostname and subdomain"),
     (
-        "a volume of ours",
+        "a reserved volume name",
         [("spec.template.spec.volumes", [{"name": "elasticjob-shm", "emptyDir": {}}])],
         "names of containers and volumes must not start with elasticjob-",
     ),
     (
-        "a container of ours",
+        "a reserved container name",
         [("spec.template.spec.containers.1", {"name": "elasticjob-agent", "image": "x"})],
         "names of containers and volumes must not start with elasticjob-",
     ),
@@ -113,20 +129,20 @@ BAD_AT_CREATE: list[tuple[str, list[Change], str]] = [
     ),
     ("unknown field", [("spec.minReplicas", 2)], 'unknown field "spec.minReplicas"'),
     ("unknown pod field", [("spec.template.spec.contianers", [])], 'unknown field "spec.template.spec.contianers"'),
-    ("a field of later", [("spec.suspend", True)], 'unknown field "spec.suspend"'),
+    ("a field that does not exist yet", [("spec.suspend", True)], 'unknown field "spec.suspend"'),
     ("not a quantity", [("spec.template.spec.overhead", {"cpu": "1 core"})], "spec.template.spec.overhead"),
 ]
 
 BAD_AT_CHANGE: list[tuple[str, dict[str, Any], list[Change], str]] = [
-    ("nprocPerNode", GOOD, [("spec.nprocPerNode", 2)], "nprocPerNode may not change: make a new job"),
+    ("nprocPerNode", GOOD, [("spec.nprocPerNode", 2)], "nprocPerNode may not change: create a new job"),
     (
         "template",
         GOOD,
         [("spec.template.spec.containers.0.image", "y")],
-        "template may not change: make a new job with the new template",
+        "template may not change: create a new job with the new template",
     ),
-    ("rendezvous", GOOD, [("spec.rendezvous.port", 29401)], "rendezvous may not change: make a new job"),
-    ("preload", GOOD, [("spec.preload", [])], "preload may not change: make a new job"),
+    ("rendezvous", GOOD, [("spec.rendezvous.port", 29401)], "rendezvous may not change: create a new job"),
+    ("preload", GOOD, [("spec.preload", [])], "preload may not change: create a new job"),
     ("max below replicas", GOOD, [("spec.elasticPolicy.maxReplicas", 2)], "raise maxReplicas (in the same change)"),
     (
         "fixed size",
@@ -147,13 +163,13 @@ GOOD_AT_CHANGE: list[tuple[str, dict[str, Any], list[Change]]] = [
     ("both ends", GOOD, [("spec.elasticPolicy", {"minReplicas": 1, "maxReplicas": 1}), ("spec.replicas", 1)]),
     ("budget and grace", GOOD, [("spec.failurePolicy.maxRestarts", 9), ("spec.stopGraceSeconds", 5)]),
     ("a fixed job made elastic", FIXED, [("spec.elasticPolicy", {"minReplicas": 1, "maxReplicas": 8})]),
-    ("hangs are looked for", GOOD, [("spec.hangPolicy", {"progressTimeoutSeconds": 60})]),
-    ("replicas left to max", GOOD, [("spec.replicas", ABSENT)]),
+    ("a hang policy added", GOOD, [("spec.hangPolicy", {"progressTimeoutSeconds": 60})]),
+    ("replicas removed", GOOD, [("spec.replicas", ABSENT)]),
 ]
 
 
 def changed(manifest: dict[str, Any], changes: list[Change]) -> dict[str, Any]:
-    """A copy of `manifest` with the changes made."""
+    """Return a copy of `manifest` with the changes."""
     result = copy.deepcopy(manifest)
     for path, value in changes:
         *parents, last = path.split(".")
@@ -171,7 +187,7 @@ def changed(manifest: dict[str, Any], changes: list[Change]) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def tools(kube: Kube, cluster_dir: Path) -> Iterator[Tools]:
-    """kubectl on a cluster that knows ElasticJobs, with a namespace of our own."""
+    """kubectl on a cluster with the ElasticJob CRD, and a namespace for this module."""
     tools = Tools(cluster_dir / "bin", cluster_dir / "kubeconfig")
     tools.kubectl("delete", "namespace", NAMESPACE, "--ignore-not-found", "--wait", "--timeout=60s")
     tools.kubectl("create", "namespace", NAMESPACE)
@@ -180,13 +196,14 @@ def tools(kube: Kube, cluster_dir: Path) -> Iterator[Tools]:
 
 
 def refusal(tools: Tools, manifest: dict[str, Any], *verb: str) -> str:
+    """Return the error message with which the API server refuses a manifest."""
     done = tools.kubectl(*verb, "-n", NAMESPACE, "--dry-run=server", "-f", "-", stdin=json.dumps(manifest), check=False)
-    assert done.code != 0, f"was taken: {done.output}"
+    assert done.code != 0, f"the API server accepted it: {done.output}"
     return done.output
 
 
 def replace(tools: Tools, manifest: dict[str, Any]) -> Done:
-    """Once more after a conflict: the operator writes the new job's status while kubectl replaces it."""
+    """Run `kubectl replace`, again after a conflict: the operator may write the new job's status meanwhile."""
     while True:
         arguments = ("replace", "-n", NAMESPACE, "--dry-run=server", "-f", "-")
         done = tools.kubectl(*arguments, stdin=json.dumps(manifest), check=False)
@@ -195,11 +212,11 @@ def replace(tools: Tools, manifest: dict[str, Any]) -> Done:
 
 
 def unique(manifest: dict[str, Any], index: int) -> dict[str, Any]:
-    """The manifest under a name that no other case uses."""
+    """Return the manifest with a name that no other case uses."""
     return changed(manifest, [("metadata.name", f"job-{index}")])
 
 
-def test_the_manifest_that_all_cases_start_from_is_taken(tools: Tools) -> None:
+def test_the_manifests_that_cases_start_from_are_accepted(tools: Tools) -> None:
     for manifest in (GOOD, FIXED):
         tools.kubectl("apply", "-n", NAMESPACE, "--dry-run=server", "-f", "-", stdin=json.dumps(manifest))
 
@@ -217,13 +234,13 @@ def test_refused_at_change(tools: Tools, case: int) -> None:
     before = unique(start, case)
     tools.kubectl("create", "-n", NAMESPACE, "-f", "-", stdin=json.dumps(before))
     done = replace(tools, changed(before, changes))
-    assert done.code != 0, f"was taken: {done.output}"
+    assert done.code != 0, f"the API server accepted it: {done.output}"
     assert sentence in done.output
     tools.kubectl("delete", "ej", "-n", NAMESPACE, before["metadata"]["name"])
 
 
 @pytest.mark.parametrize("case", range(len(GOOD_AT_CHANGE)), ids=[c[0] for c in GOOD_AT_CHANGE])
-def test_taken_at_change(tools: Tools, case: int) -> None:
+def test_accepted_at_change(tools: Tools, case: int) -> None:
     _, start, changes = GOOD_AT_CHANGE[case]
     before = unique(start, 100 + case)
     tools.kubectl("create", "-n", NAMESPACE, "-f", "-", stdin=json.dumps(before))
@@ -232,7 +249,7 @@ def test_taken_at_change(tools: Tools, case: int) -> None:
     tools.kubectl("delete", "ej", "-n", NAMESPACE, before["metadata"]["name"])
 
 
-def test_scale_keeps_within_the_policy(tools: Tools) -> None:
+def test_scale_beyond_the_policy_is_refused(tools: Tools) -> None:
     job = unique(GOOD, 200)
     name = job["metadata"]["name"]
     tools.kubectl("create", "-n", NAMESPACE, "-f", "-", stdin=json.dumps(job))
@@ -262,7 +279,7 @@ def test_a_finished_job_keeps_its_size(tools: Tools) -> None:
     tools.kubectl("delete", "ej", "-n", NAMESPACE, name)
 
 
-def test_defaults_are_written_into_the_job(tools: Tools) -> None:
+def test_defaults_are_set_in_the_job(tools: Tools) -> None:
     done = tools.kubectl("apply", "-n", NAMESPACE, "--dry-run=server", "-o", "json", "-f", "-", stdin=json.dumps(GOOD))
     spec = json.loads(done.stdout)["spec"]
     assert spec["nprocPerNode"] == "auto"

@@ -1,4 +1,4 @@
-"""Planned ends on the real cluster: scaling and evictions lose no step of a script that uses elasticjob.State."""
+"""Planned ends on the real cluster: scaling and drains lose no step of a script that uses elasticjob.State."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "state" / "train.py"
 
 
 def stateful(name: str, **spec: object) -> Json:
-    """The example as text: images know nothing of it, nor of `elasticjob`, which the agent brings along."""
+    """Return a job that runs the example from its source text; the agent provides the module `elasticjob`."""
     command = ["python3", "-c", EXAMPLE.read_text(), "--step-delay=0.05", "--steps=1000000"]
     policy = {"minReplicas": 2, "maxReplicas": 4}
     return manifest(name, command, elasticPolicy=policy, **spec)
 
 
 def assert_none_lost(book: LogBook, pod: str) -> None:
-    """A pod that was there all the time did every step once."""
+    """Assert that a pod that ran all the time made every step once."""
     steps = [s.step for s in book.steps if s.pod == pod]
     assert steps == list(range(steps[0], steps[0] + len(steps)))
 
 
-def standstill(book: LogBook, pod: str, world: int, moment: float) -> float:
-    """Seconds between the last step of the old world and the first of a world of that size, in one pod."""
+def pause(book: LogBook, pod: str, world: int, moment: float) -> float:
+    """Return the seconds from the last step of the old world to the first of a world of size `world`, in one pod."""
 
     def gaps() -> list[float]:
         steps = [s for s in book.steps if s.pod == pod]
@@ -51,13 +51,13 @@ def test_scaling_loses_no_step(
         kubectl(cluster_dir, "scale", "-n", namespace, "elasticjob/planned", f"--replicas={nodes}")
         book.wait_steps_after(moment, world=nodes, timeout=120)
         job.wait_status(worldSize=nodes)
-        record_property(f"standstill to {nodes} nodes", round(standstill(book, "planned-0-0", nodes, moment), 3))
+        record_property(f"pause to {nodes} nodes", round(pause(book, "planned-0-0", nodes, moment), 3))
     for pod in ("planned-0-0", "planned-1-0"):
         assert_none_lost(book, pod)
     assert job.status()["restarts"] == 0
 
 
-def test_a_pod_told_to_go_loses_no_step(
+def test_a_deleted_pod_loses_no_step(
     submit: Submit, follow: Follow, cluster_dir: Path, namespace: str, record_property: Callable[[str, object], None]
 ) -> None:
     job = submit(stateful("leaving", replicas=3))
@@ -66,7 +66,7 @@ def test_a_pod_told_to_go_loses_no_step(
     moment = time.time()
     kubectl(cluster_dir, "delete", "pod", "-n", namespace, "leaving-2-0", "--wait=false")
     book.wait_steps_after(moment, world=2, timeout=60)
-    record_property("standstill", round(standstill(book, "leaving-0-0", 2, moment), 3))
+    record_property("pause", round(pause(book, "leaving-0-0", 2, moment), 3))
     book.wait_steps_after(moment, world=3, timeout=120)
     for pod in ("leaving-0-0", "leaving-1-0"):
         assert_none_lost(book, pod)

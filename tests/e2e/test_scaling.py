@@ -1,4 +1,4 @@
-"""The number of nodes follows `kubectl scale`, and what the cluster can hold."""
+"""The number of nodes follows `kubectl scale` and the capacity of the cluster."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_scale_up_and_down_while_training(
     assert job.status()["restarts"] == 0
 
 
-def test_more_than_the_cluster_holds(submit: Submit, follow: Follow, shared_dir: str) -> None:
+def test_replicas_beyond_the_capacity_of_the_cluster(submit: Submit, follow: Follow, shared_dir: str) -> None:
     job = submit(
         digits(
             "greedy", shared_dir, "--epochs", "15", "--step-delay", "0.05",
@@ -56,7 +56,7 @@ def test_more_than_the_cluster_holds(submit: Submit, follow: Follow, shared_dir:
 
 @pytest.fixture
 def gpus(cluster_dir: Path) -> Iterator[Callable[[str, int], None]]:
-    """Let nodes advertise GPUs; none is left afterwards."""
+    """Let nodes advertise GPUs; after the test they have none."""
     touched: set[str] = set()
 
     def set_gpus(node: str, count: int) -> None:
@@ -68,7 +68,7 @@ def gpus(cluster_dir: Path) -> Iterator[Callable[[str, int], None]]:
         verbs.gpus(node, 0)
 
 
-def test_gpu_pods_go_where_gpus_are_free(
+def test_gpu_pods_run_on_nodes_with_free_gpus(
     submit: Submit, kube: Kube, gpus: Callable[[str, int], None], namespace: str
 ) -> None:
     gpus("node1", 2)

@@ -1,4 +1,4 @@
-"""An image that runs stock torchrun itself (`rendezvous.backend: c10d`): its workers are killed, again and again."""
+"""An image that runs stock torchrun itself (`rendezvous.backend: c10d`), whose workers are killed repeatedly."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def words(p):
     return open(f"/proc/{p}/cmdline", "rb").read().split(b"\\0")
 def is_worker(p):
     try:
-        # A worker is two processes: torchrun's child, and the fork that it stands for, a child of the agent's as
-        # torchrun is. The agent is the container's first process.
+        # A worker is two processes: a child of torchrun, and the process forked in its place by the agent. The agent
+        # is the parent of torchrun and of the forks, and the container's first process.
         if b"/app/train.py" not in words(p) or b"torch.distributed.run" in words(p) or p == os.getpid():
             return False
         return ppid(p) == 1 if sys.argv[1] == "fork" else ppid(p) > 1 and ppid(ppid(p)) == 1
@@ -58,7 +58,7 @@ def test_a_killed_worker_is_recovered_from_every_time(
         kubectl(cluster_dir, "exec", "-n", job.namespace, pod, "-c", "trainer", "--", "python3", "-c", KILL, which)
         moment = time.time()
         job.wait_world(3, after=round_, timeout=120)
-        # Steps that were on their way when the worker died come within moments, later ones are of the new world.
+        # Log lines from before the kill may arrive up to a second after it; later steps belong to the new world.
         step = book.wait_steps_after(moment + 1.0, world=3, timeout=120)
         seconds.append(step.time - moment)
     print(json.dumps({"kills": KILLS, "median": statistics.median(seconds), "seconds": seconds}))

@@ -1,4 +1,4 @@
-"""One manifest trains, and the result is that of a single process."""
+"""A job trains, with the same result as a single process."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_a_job_trains_as_well_as_a_single_process(
     assert (status["phase"], status["restarts"], status["succeeded"]) == ("Succeeded", 0, 3)
 
 
-def test_logs_of_each_worker_are_there(submit: Submit, kube: Kube, namespace: str) -> None:
+def test_pods_have_the_logs_of_all_their_workers(submit: Submit, kube: Kube, namespace: str) -> None:
     script = "import os; print('i am', os.environ['RANK'], 'of', os.environ['WORLD_SIZE'])"
     job = submit(manifest("hello", ["python3", "-c", script], replicas=2, nprocPerNode=2, preload=[]))
     job.wait("Complete")
@@ -63,15 +63,17 @@ def test_logs_of_each_worker_are_there(submit: Submit, kube: Kube, namespace: st
         assert f"[default{rank}]:i am {rank} of 4" in logs[f"hello-{rank // 2}-0"]
 
 
-def test_status_says_why_workers_start_by_exec(submit: Submit) -> None:
+def test_status_has_the_reason_why_workers_start_by_exec(submit: Submit) -> None:
     flag = "--check-hash-based-pycs"
     job = submit(manifest("plain", ["python3", flag, "default", "-c", "import time; time.sleep(5)"], replicas=2))
     job.wait("Complete")
-    assert job.status()["warmFork"] == f"off on 2 of 2 nodes: no warm process for the interpreter flag {flag}"
+    assert (
+        job.status()["warmFork"] == f"off on 2 of 2 nodes: the fork server does not support the interpreter flag {flag}"
+    )
     assert job.events().count("WarmForkOff") == 1
 
 
-def test_a_finished_job_keeps_its_pods_for_their_logs_and_frees_the_rest(submit: Submit, kube: Kube) -> None:
+def test_a_finished_job_keeps_its_worker_pods_and_deletes_its_store(submit: Submit, kube: Kube) -> None:
     job = submit(manifest("tidy", ["python3", "-c", "print('done')"], replicas=1, preload=[]))
     job.wait("Complete")
     kube.wait_gone("pods", job.namespace, job.stores, timeout=60)
@@ -81,13 +83,13 @@ def test_a_finished_job_keeps_its_pods_for_their_logs_and_frees_the_rest(submit:
         job.namespace,
         lambda p: p["status"]["phase"] == "Succeeded",
         timeout=30,
-        what="the pod stays",
+        what="the worker pod succeeds",
     )
     assert "[default0]:done" in kube.logs(kept["metadata"]["name"], job.namespace)
     assert {"WorldFormed", "Completed"} <= set(job.events())
 
 
-def test_deleting_a_job_removes_everything_it_made(submit: Submit, kube: Kube) -> None:
+def test_deleting_a_job_deletes_its_children(submit: Submit, kube: Kube) -> None:
     job = submit(manifest("gone", ["python3", "-c", "import time; time.sleep(3600)"], replicas=2, preload=[]))
     job.wait("Running")
     kube.delete("elasticjobs", job.name, job.namespace)

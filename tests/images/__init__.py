@@ -1,1 +1,1 @@
-"""The two images, built without Docker: Debian roots by mmdebstrap, put together as OCI archives by hand."""
+"""Build the two images without Docker: Debian roots by mmdebstrap, written as OCI archives."""

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Build the images as OCI archives, without Docker: prints the path of each.
+"""Build the images as OCI archives, without Docker, and print the path of each.
 
-Layers are kept under .cache/images (or ELASTICJOB_CACHE/images) by what they were made of, so that a change of code
-costs a second.
+Layers are cached under .cache/images (or ELASTICJOB_CACHE/images) by a hash of their inputs, so that a build after a
+change of code takes a second.
 """
 
 from __future__ import annotations
@@ -17,37 +17,37 @@ if not __package__:  # started as a file: this folder is a package one level up
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 from images import digits, elasticjob, oci
-from images.console import ImageError, say
+from images.console import ImageError, progress
 
 BUILDERS = {"elasticjob": elasticjob.build, "elasticjob-digits": digits.build}
 
 
 def folder() -> Path:
-    """Where layers and archives are."""
+    """Return the folder of layers and archives."""
     return Path(os.environ.get("ELASTICJOB_CACHE") or elasticjob.REPOSITORY / ".cache").absolute() / "images"
 
 
 def archive_of(name: str) -> Path:
-    """Where `build` puts the archive of an image such as `elasticjob`."""
+    """Return the path at which `build` writes the archive of an image such as `elasticjob`."""
     return folder() / f"{name}.tar"
 
 
 def build(name: str) -> Path:
-    """Bring the archive of an image up to date."""
+    """Build an image, write its archive unless it is unchanged, and return the archive's path."""
     cache = oci.Cache(folder())
     archive = archive_of(name)
     with (folder() / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # two builds at once would write the same files
+        fcntl.flock(lock, fcntl.LOCK_EX)  # concurrent builds would write the same files
         image = BUILDERS[name](cache)
         changed = oci.write_archive(image, cache, archive)
     size = sum(layer.size for layer in image.layers) / 1e6
-    say(f"{image.name}: {'' if changed else 'unchanged, '}{size:.0f} MB")
+    progress(f"{image.name}: {'' if changed else 'unchanged, '}{size:.0f} MB")
     return archive
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="build.py", description=__doc__)
-    parser.add_argument("images", nargs="*", metavar="IMAGE", help=f"of {', '.join(BUILDERS)} (default: all)")
+    parser.add_argument("images", nargs="*", metavar="IMAGE", help=f"one of {', '.join(BUILDERS)} (default: all)")
     wanted = parser.parse_args().images or list(BUILDERS)
     if unknown := set(wanted) - BUILDERS.keys():
         parser.error(f"no such image: {', '.join(sorted(unknown))}")
@@ -55,7 +55,7 @@ def main() -> int:
         for name in wanted:
             print(build(name), flush=True)
     except ImageError as error:
-        say(str(error))
+        progress(str(error))
         return 1
     return 0
 

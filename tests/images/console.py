@@ -1,4 +1,4 @@
-"""Progress on screen, and the error that ends a build."""
+"""Progress on standard error, and the error that ends a build."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ class ImageError(Exception):
     """An image cannot be built; the message says why and what to do."""
 
 
-def say(text: str) -> None:
-    """One line of progress, at once."""
+def progress(text: str) -> None:
+    """Print one line of progress, unbuffered."""
     print(f"[images] {text}", file=sys.stderr, flush=True)
 
 
 @contextmanager
 def stage(name: str) -> Iterator[None]:
-    """Say that the block begins, and how long it took."""
-    say(f"{name} ...")
+    """Print when the block begins, and its duration when it ends."""
+    progress(f"{name} ...")
     began = time.monotonic()
     yield
-    say(f"{name}: {time.monotonic() - began:.1f} s")
+    progress(f"{name}: {time.monotonic() - began:.1f} s")

@@ -1,4 +1,4 @@
-"""Debian roots as layers: mmdebstrap makes them, what a container never reads is left out."""
+"""Debian roots as layers, made by mmdebstrap, without files that containers do not need."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import IO
 
-from images.console import ImageError, say
+from images.console import ImageError, progress
 
 SUITE = "trixie"
 
@@ -31,15 +31,15 @@ DOCUMENTS = (
     "var/log/*",
     "dev/*",
 )
-"""Nothing runs these. A container gets its own /dev."""
+"""Patterns of files that no container needs. The container runtime provides /dev."""
 
 KEPT = ("usr/share/doc/*/copyright",)
-"""The licences stay with what they license."""
+"""Exceptions from DOCUMENTS: licences stay in the image."""
 
 
 @dataclass(frozen=True)
 class Root:
-    """A Debian root: a variant of mmdebstrap, packages beside it, path patterns to leave out, text added to files."""
+    """A Debian root: a variant of mmdebstrap, further packages, path patterns to leave out, text appended to files."""
 
     variant: str
     packages: Sequence[str]
@@ -48,6 +48,7 @@ class Root:
 
     @property
     def inputs(self) -> dict[str, object]:
+        """Everything that determines the content of the layer."""
         return {
             "suite": SUITE,
             "variant": self.variant,
@@ -58,7 +59,7 @@ class Root:
         }
 
     def make(self, layer: IO[bytes]) -> None:
-        """Run mmdebstrap and write its root, without what is dropped."""
+        """Run mmdebstrap and write its root, without dropped files."""
         require_mmdebstrap()
         command = ["mmdebstrap", "--quiet", f"--variant={self.variant}", f"--include={','.join(self.packages)}"]
         for path, text in self.appended.items():
@@ -72,15 +73,15 @@ class Root:
                     debootstrap.stdout.close()
             if debootstrap.returncode != 0:
                 errors.seek(0)
-                said = errors.read().decode(errors="replace").strip()
-                raise ImageError(f"mmdebstrap failed with {debootstrap.returncode}:\n{said[-4000:]}")
+                output = errors.read().decode(errors="replace").strip()
+                raise ImageError(f"mmdebstrap failed with exit code {debootstrap.returncode}:\n{output[-4000:]}")
 
 
 def copy_without(source: IO[bytes], layer: IO[bytes], dropped: Sequence[str]) -> None:
-    """Copy a tar stream without the entries whose path matches a pattern (`*` crosses folders)."""
+    """Copy a tar stream without entries whose path matches a pattern; `*` also matches `/`."""
     unwanted = re.compile("|".join(fnmatch.translate(pattern) for pattern in dropped))
     wanted = re.compile("|".join(fnmatch.translate(pattern) for pattern in KEPT))
-    gone: set[str] = set()
+    left_out: set[str] = set()
     with (
         tarfile.open(fileobj=source, mode="r|", bufsize=1 << 20) as root,
         tarfile.open(fileobj=layer, mode="w|", bufsize=1 << 20, format=tarfile.PAX_FORMAT) as kept,
@@ -88,22 +89,22 @@ def copy_without(source: IO[bytes], layer: IO[bytes], dropped: Sequence[str]) ->
         for entry in root:
             entry.name = entry.name.removeprefix("./")
             target = entry.linkname.removeprefix("./") if entry.islnk() else ""
-            if (unwanted.match(entry.name) and not wanted.match(entry.name)) or target in gone:
-                gone.add(entry.name)
+            if (unwanted.match(entry.name) and not wanted.match(entry.name)) or target in left_out:
+                left_out.add(entry.name)
                 continue
             entry.linkname = target or entry.linkname
             kept.addfile(entry, root.extractfile(entry) if entry.isreg() else None)
 
 
 def require_mmdebstrap() -> None:
-    """Install mmdebstrap where it is missing; ImageError says what a person must do instead."""
+    """Install mmdebstrap where it is missing; raise ImageError with what to do where that is not possible."""
     if os.geteuid() != 0:
         raise ImageError("building images needs root: mmdebstrap installs Debian packages into a folder")
     if shutil.which("mmdebstrap"):
         return
     if not shutil.which("apt-get"):
         raise ImageError("building images needs mmdebstrap: install it, or build with Docker (see Dockerfile)")
-    say("installing mmdebstrap with apt-get")
+    progress("installing mmdebstrap with apt-get")
     for command in (["update", "-qq"], ["install", "-qq", "-y", "mmdebstrap", "debian-archive-keyring"]):
         ran = subprocess.run(
             ["apt-get", *command],
@@ -112,4 +113,4 @@ def require_mmdebstrap() -> None:
             check=False,
         )
         if ran.returncode != 0:
-            raise ImageError(f"apt-get {command[0]} failed with {ran.returncode}")
+            raise ImageError(f"apt-get {command[0]} failed with exit code {ran.returncode}")

@@ -1,4 +1,4 @@
-"""The demo's training image, as a user would have one: Debian's torch and the example, nothing of elasticjob."""
+"""The demo's training image, like a user's: Debian's torch and the example, without elasticjob."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ CONFIG = {
 
 
 def build(cache: oci.Cache) -> oci.Image:
-    """The image with the example as it is in this checkout."""
+    """Build the image with the example of this checkout."""
     root = layer(cache, oci.Recipe("elasticjob-digits: Debian and torch (about 2 min)", ROOT.inputs, ROOT.make))
     contents = {name: (EXAMPLE / name).read_bytes() for name in FILES}
 

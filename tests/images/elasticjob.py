@@ -1,4 +1,4 @@
-"""The elasticjob image: operator, store and agent on a small Debian, no torch."""
+"""The elasticjob image: operator, store and agent on a small Debian, without torch."""
 
 from __future__ import annotations
 
@@ -56,13 +56,13 @@ COMMANDS = {"elasticjob": "elasticjob.cli", "elasticjob-operator": "elasticjob_o
 
 
 def version() -> str:
-    """The version that the image is tagged with."""
+    """Return the version, which is also the image's tag."""
     found: str = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]["version"]
     return found
 
 
 METADATA = f"Metadata-Version: 2.1\nName: elasticjob\nVersion: {version()}\n"
-"""So that `importlib.metadata` knows the version."""
+"""Metadata of the distribution, from which `importlib.metadata` reads the version."""
 
 CONFIG = {
     "Env": ["PATH=/usr/local/bin:/usr/bin:/bin", "PYTHONUNBUFFERED=1", "PYTHONDONTWRITEBYTECODE=1"],
@@ -73,7 +73,7 @@ CONFIG = {
 
 
 def build(cache: oci.Cache) -> oci.Image:
-    """The image of this checkout's code."""
+    """Build the image of this checkout's code."""
     root = layer(cache, oci.Recipe("elasticjob: Debian and Python (about 15 s)", ROOT.inputs, ROOT.make))
     base = Base(cache, root)
     libraries = layer(cache, base.libraries())
@@ -81,7 +81,7 @@ def build(cache: oci.Cache) -> oci.Image:
 
 
 def layer(cache: oci.Cache, recipe: oci.Recipe) -> oci.Layer:
-    """The recipe's layer, with a line on screen when it has to be made."""
+    """Return the recipe's layer; print progress where it must be built."""
     if (known := cache.known(recipe)) is not None:
         return known
     with stage(recipe.title):
@@ -89,20 +89,20 @@ def layer(cache: oci.Cache, recipe: oci.Recipe) -> oci.Layer:
 
 
 class Base:
-    """The Debian root, whose own Python compiles what is laid upon it."""
+    """The layers on the Debian root, whose Python compiles their byte code."""
 
     def __init__(self, cache: oci.Cache, root: oci.Layer) -> None:
         self.cache = cache
         self.root = root
 
     def libraries(self) -> oci.Recipe:
-        """What the operator needs from PyPI."""
+        """Return the recipe of the operator's libraries from PyPI."""
         wanted = requirements()
 
         def make(output: IO[bytes]) -> None:
             with self.staging() as (folder, inside):
                 install(wanted, folder)
-                # kubernetes is 75 MB of generated source, nearly all docstrings: only its byte code is kept.
+                # kubernetes has 75 MB of generated source, mostly docstrings: keep only its byte code.
                 self.python("compileall", "-q", "-b", "-o", "2", *unchecked(inside), f"{inside}/kubernetes")
                 for source in (folder / "kubernetes").rglob("*.py"):
                     source.unlink()
@@ -114,7 +114,7 @@ class Base:
         return oci.Recipe("elasticjob: the operator's libraries (about 20 s)", inputs, make)
 
     def code(self) -> oci.Recipe:
-        """Our two packages, their commands, and the agent as one file for other people's images."""
+        """Return the recipe of the two packages, their commands, and the agent as one file for users' images."""
 
         def make(output: IO[bytes]) -> None:
             with self.staging() as (folder, inside):
@@ -134,13 +134,13 @@ class Base:
 
     @contextmanager
     def staging(self) -> Iterator[tuple[Path, str]]:
-        """An empty folder inside the root: its path from outside, and from inside."""
+        """Create an empty folder inside the root; yield its path on this machine, and inside the root."""
         root = oci.unpacked(self.cache, self.root)
         with tempfile.TemporaryDirectory(dir=root / "tmp") as folder:
             yield Path(folder), f"/{Path(folder).relative_to(root)}"
 
     def python(self, *module: str) -> None:
-        """Run a module with the root's Python."""
+        """Run a module with the root's Python; ImageError where it fails."""
         root = oci.unpacked(self.cache, self.root)
         ran = subprocess.run(
             ["chroot", str(root), "python3", "-m", *module],
@@ -154,23 +154,23 @@ class Base:
 
 
 def unchecked(inside: str) -> list[str]:
-    """Options of compileall for byte code that is trusted as it is, and knows its final place."""
+    """Return options of compileall: never check byte code against its source, and record its path in the image."""
     return ["--invalidation-mode", "unchecked-hash", "-s", inside, "-p", f"/{LIBRARY}"]
 
 
 def install(wanted: list[str], folder: Path) -> None:
-    """Wheels for the image's Python, whatever Python runs here."""
+    """Install wheels for the image's Python, which may differ from this one."""
     command = [sys.executable, "-m", "uv", "pip", "install", "-q", "--only-binary", ":all:"]
     target = ["--python-version", PYTHON, "--python-platform", f"{platform.machine()}-manylinux_2_28"]
     ran = subprocess.run(
         [*command, *target, "--target", str(folder), *wanted], capture_output=True, text=True, check=False
     )
     if ran.returncode != 0:
-        raise ImageError(f"the operator's libraries cannot be installed:\n{ran.stderr}")
+        raise ImageError(f"uv cannot install the operator's libraries:\n{ran.stderr}")
 
 
 def requirements() -> list[str]:
-    """The distribution's own dependencies and those of the operator."""
+    """Return the dependencies of the distribution and of its extra `operator`."""
     project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
     return sorted([*project["dependencies"], *project["optional-dependencies"]["operator"]])
 
@@ -180,7 +180,7 @@ def source_files(package: Path) -> list[Path]:
 
 
 def sources() -> dict[str, str]:
-    """Every source file with its digest."""
+    """Return the SHA-256 of every source file, by path in the repository."""
     return {
         str(path.relative_to(REPOSITORY)): hashlib.sha256(path.read_bytes()).hexdigest()
         for package in PACKAGES
@@ -189,12 +189,12 @@ def sources() -> dict[str, str]:
 
 
 def starter(module: str) -> bytes:
-    """A command that runs the `main` of a module."""
+    """Return a script that runs the `main` of a module."""
     return f"#!/usr/bin/python3\nimport sys\n\nfrom {module} import main\n\nsys.exit(main())\n".encode()
 
 
 def agent_zip() -> bytes:
-    """The agent as a zip that any Python 3.10 or newer runs; the same sources give the same bytes."""
+    """Return the agent as a zip that Python 3.10 or newer runs; the same sources give the same bytes."""
     package = PACKAGES[0]
     files = {str(path.relative_to(package.parent)): path.read_bytes() for path in source_files(package)}
     files["__main__.py"] = starter(COMMANDS["elasticjob"])

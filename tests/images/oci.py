@@ -1,4 +1,4 @@
-"""OCI image archives put together by hand, from layers that are kept by what they were made of."""
+"""Write OCI image archives from layers, which are cached by a hash of their inputs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 
 @dataclass(frozen=True)
 class Layer:
-    """An uncompressed layer tar: sha256 in hex, and bytes."""
+    """An uncompressed layer tar: its SHA-256 in hexadecimal, and its size in bytes."""
 
     digest: str
     size: int
@@ -29,7 +29,7 @@ class Layer:
 
 @dataclass(frozen=True)
 class Recipe:
-    """What makes a layer what it is. `inputs` must change whenever its content would."""
+    """How to build a layer. `inputs` must change whenever the content would; `make` writes the tar."""
 
     title: str
     inputs: Mapping[str, Any]
@@ -41,7 +41,7 @@ class Recipe:
 
 
 class Cache:
-    """Layers by their recipes' keys, in a folder."""
+    """A folder of layers, by the keys of their recipes."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -49,22 +49,22 @@ class Cache:
             (folder / part).mkdir(parents=True, exist_ok=True)
 
     def blob(self, layer: Layer) -> Path:
-        """The layer's tar."""
+        """Return the path of the layer's tar."""
         return self.folder / "blobs" / layer.digest
 
     def known(self, recipe: Recipe) -> Layer | None:
-        """The layer that this recipe made earlier."""
-        note = self.folder / "layers" / f"{recipe.key}.json"
-        if not note.exists():
+        """Return the layer that an earlier build of this recipe wrote; None without one."""
+        entry = self.folder / "layers" / f"{recipe.key}.json"
+        if not entry.exists():
             return None
-        layer = Layer(**json.loads(note.read_text()))
+        layer = Layer(**json.loads(entry.read_text()))
         return layer if self.blob(layer).exists() else None
 
     def layer(self, recipe: Recipe) -> Layer:
-        """The recipe's layer, made now unless it is known."""
-        return self.known(recipe) or self._made(recipe)
+        """Return the recipe's layer, built unless the cache has it."""
+        return self.known(recipe) or self._build(recipe)
 
-    def _made(self, recipe: Recipe) -> Layer:
+    def _build(self, recipe: Recipe) -> Layer:
         with tempfile.NamedTemporaryFile(dir=self.folder, delete=False) as file:
             try:
                 writer = HashingWriter(file)
@@ -80,7 +80,7 @@ class Cache:
 
 
 class HashingWriter(io.BytesIO):
-    """Writes through to `file` and knows the sha256 of it all."""
+    """Writes through to `file`, and computes SHA-256 and size."""
 
     def __init__(self, file: IO[bytes]) -> None:
         super().__init__()
@@ -104,7 +104,7 @@ class Image:
 
     @property
     def documents(self) -> tuple[bytes, bytes]:
-        """The image's config and manifest."""
+        """The image's config and manifest, as JSON."""
         machine = platform.machine()
         config = encode(
             {
@@ -130,7 +130,7 @@ class Image:
 
 
 def write_archive(image: Image, cache: Cache, archive: Path) -> bool:
-    """Write the image as an OCI archive; False when `archive` holds it already."""
+    """Write the image as an OCI archive; return False where `archive` holds it already."""
     config, manifest = image.documents
     name, tag = image.name.split(":")
     annotations = {
@@ -144,7 +144,7 @@ def write_archive(image: Image, cache: Cache, archive: Path) -> bool:
         return False
     partial = archive.with_suffix(".partial")
     with tarfile.open(partial, "w") as tar:
-        # The index first: a reader of a large archive finds it at once.
+        # The index comes first: `held_index` reads only the first entry.
         add_file(tar, "index.json", index)
         add_file(tar, "oci-layout", encode({"imageLayoutVersion": "1.0.0"}))
         for document in (config, manifest):
@@ -159,7 +159,7 @@ def write_archive(image: Image, cache: Cache, archive: Path) -> bool:
 
 
 def held_index(archive: Path) -> bytes | None:
-    """index.json of an archive that `write_archive` wrote."""
+    """Return index.json of an archive that `write_archive` wrote; None for other archives."""
     with tarfile.open(archive) as tar:
         first = tar.next()
         content = tar.extractfile(first) if first is not None and first.name == "index.json" else None
@@ -175,21 +175,21 @@ def descriptor(media_type: str, content: bytes) -> dict[str, Any]:
 
 
 def add_file(tar: tarfile.TarFile, name: str, content: bytes, mode: int = 0o644) -> None:
-    """A file of root's, without a time: the same content is the same layer."""
+    """Add a file, owned by root and without a time: the same content gives the same layer."""
     entry = tarfile.TarInfo(name)
     entry.size, entry.mode = len(content), mode
     tar.addfile(entry, io.BytesIO(content))
 
 
 def add_folder(tar: tarfile.TarFile, name: str, mode: int = 0o755) -> None:
-    """A folder of root's."""
+    """Add a folder, owned by root."""
     entry = tarfile.TarInfo(name)
     entry.type, entry.mode = tarfile.DIRTYPE, mode
     tar.addfile(entry)
 
 
 def add_tree(tar: tarfile.TarFile, folder: Path, at: str) -> None:
-    """Every file and folder below `folder`, in order, below `at`."""
+    """Add every file and folder below `folder`, in order, under the path `at`."""
     for path in sorted(folder.rglob("*")):
         name = f"{at}/{path.relative_to(folder)}"
         if path.is_dir():
@@ -199,20 +199,20 @@ def add_tree(tar: tarfile.TarFile, folder: Path, at: str) -> None:
 
 
 def unpacked(cache: Cache, layer: Layer) -> Path:
-    """The layer as a folder, kept beside it."""
+    """Return the layer unpacked as a folder of the cache."""
     folder = cache.folder / "roots" / layer.digest[:32]
     if not folder.exists():
         partial = folder.with_suffix(".partial")
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
         with tarfile.open(cache.blob(layer)) as tar:
-            tar.extractall(partial, filter="fully_trusted")  # noqa: S202  our own layer
+            tar.extractall(partial, filter="fully_trusted")  # noqa: S202  a layer of this build
         partial.rename(folder)
     return folder
 
 
 def replace_text(path: Path, text: str) -> None:
-    """Write a small file so that nobody ever reads half of it."""
+    """Write a small file atomically, so that no reader sees a part of it."""
     partial = path.with_suffix(".partial")
     partial.write_text(text)
     partial.rename(path)

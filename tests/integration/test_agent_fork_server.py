@@ -1,4 +1,4 @@
-"""Workers forked from the warm process behave as those started by `python`: the same programs, both ways."""
+"""Forked workers behave as workers started by `python`: the tests run the same programs both ways."""
 
 from __future__ import annotations
 
@@ -25,26 +25,26 @@ PRELOAD = ("json", "random", "multiprocessing")
 
 
 @asynccontextmanager
-async def launcher(
+async def forking_launcher(
     argv: Sequence[str], folder: Path, preload: Sequence[str] = PRELOAD, workers: int = 1
 ) -> AsyncIterator[Launcher]:
-    """A launcher that is warm."""
+    """Prepare a launcher whose workers are forks."""
     become_subreaper()
-    with (folder / "warm.log").open("wb") as log:
+    with (folder / "fork_server.log").open("wb") as log:
         launcher = Launcher(parse_command(argv), {**os.environ, "BASE": "1"}, preload, log.fileno(), workers)
-        what = await launcher.prepare()
-        assert what.startswith("warm after"), (what, (folder / "warm.log").read_text())
-        warm_pid = launcher.fork_server_pid
-        assert warm_pid is not None
+        message = await launcher.prepare()
+        assert message.startswith("fork server ready after"), (message, (folder / "fork_server.log").read_text())
+        fork_server = launcher.fork_server_pid
+        assert fork_server is not None
         try:
             yield launcher
         finally:
             launcher.stop_fork_server()
-            await asyncio.to_thread(os.waitpid, warm_pid, 0)
+            await asyncio.to_thread(os.waitpid, fork_server, 0)
 
 
-async def fork(launcher: Launcher, folder: Path) -> list[tuple[int, str, str]]:
-    """(exit code, stdout, stderr) of each worker."""
+async def run_workers(launcher: Launcher, folder: Path) -> list[tuple[int, str, str]]:
+    """Start the workers and return (exit code, stdout, stderr) of each."""
     names = [(folder / f"{i}.out", folder / f"{i}.err") for i in range(launcher.workers)]
     files = [(out.open("wb"), err.open("wb")) for out, err in names]
     env = {"WORKER": "yes", "TORCHELASTIC_ERROR_FILE": str(folder / "error.json")}
@@ -63,10 +63,10 @@ async def until(condition: Callable[[], bool]) -> None:
         await asyncio.sleep(0.05)
 
 
-async def both_ways(argv: Sequence[str], folder: Path, preload: Sequence[str] = PRELOAD) -> tuple[object, object]:
-    """What a program does when forked, and when started by exec."""
-    async with launcher(argv, folder, preload) as warm:
-        forked = (await fork(warm, folder))[0]
+async def run_both_ways(argv: Sequence[str], folder: Path, preload: Sequence[str] = PRELOAD) -> tuple[object, object]:
+    """Run a program as a fork and by exec. Return (exit code, stdout, stderr) of both."""
+    async with forking_launcher(argv, folder, preload) as launcher:
+        forked = (await run_workers(launcher, folder))[0]
     env = {**os.environ, "BASE": "1", "WORKER": "yes", "TORCHELASTIC_ERROR_FILE": str(folder / "other.json")}
     plain = await asyncio.to_thread(
         subprocess.run, argv, env=env, capture_output=True, text=True, stdin=subprocess.DEVNULL
@@ -89,20 +89,20 @@ print(inspect.getsource(f), inspect.getfile(f))
     "annotations are not postponed": "def f(x: 1 + 1): pass\nprint(f.__annotations__)",
     "environment": "import os; print(os.environ['BASE'], os.environ['WORKER'], 'OPENBLAS_NUM_THREADS' in os.environ)",
     "exit code": "import sys; sys.exit(7)",
-    "exit message": "import sys; sys.exit('gone')",
+    "exit message": "import sys; sys.exit('message')",
     "no exit code": "raise SystemExit",
     "exception": "def f():\n    raise ValueError('bad')\nf()",
     "chained exception": "try:\n    1 / 0\nexcept Exception as e:\n    raise KeyError('x') from e",
     "syntax error": "def f(:\n    pass",
     "own excepthook": "import sys\nsys.excepthook = lambda *a: print('hook', a[1])\nraise ValueError('bad')",
-    "atexit and output that is not flushed": "import atexit\natexit.register(print, 'bye')\nprint('x')",
+    "atexit and unflushed output": "import atexit\natexit.register(print, 'bye')\nprint('x')",
     "atexit after an exception": "import atexit\natexit.register(print, 'bye')\nraise ValueError",
     "output and a file left open, after an exception": LEFT_OPEN + "raise ValueError",
     "output and a file left open, and an exit code": LEFT_OPEN + "sys.exit(3)",
     "output and a file left open, and an interrupt": LEFT_OPEN + "os.kill(os.getpid(), 2)",
-    "threads are waited for after an exception": "import threading, time\n"
+    "threads end first after an exception": "import threading, time\n"
     "threading.Thread(target=lambda: (threading.main_thread().join(), print('late'))).start()\nraise ValueError",
-    "threads are waited for": """
+    "threads end first": """
 import threading, time
 threading.Thread(target=lambda: (threading.main_thread().join(), print("late"))).start()
 """,
@@ -165,7 +165,7 @@ print(seen)
 async def test_a_script(text: str, tmp_path: Path) -> None:
     path = tmp_path / "script.py"
     path.write_text(text)
-    forked, plain = await both_ways([sys.executable, str(path), "--lr", "1"], tmp_path)
+    forked, plain = await run_both_ways([sys.executable, str(path), "--lr", "1"], tmp_path)
     assert forked == plain
 
 
@@ -187,8 +187,8 @@ MODULE_LINES = {
 }
 
 
-@pytest.mark.parametrize("words", MODULE_LINES.values(), ids=MODULE_LINES.keys())
-async def test_a_command_line(words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("arguments", MODULE_LINES.values(), ids=MODULE_LINES.keys())
+async def test_a_command_line(arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     package = tmp_path / "pkg"
     package.mkdir()
     show = "import sys; print(sys.argv, sys.path[0], __name__, __package__, __file__, __spec__ and __spec__.name)"
@@ -197,19 +197,19 @@ async def test_a_command_line(words: list[str], tmp_path: Path, monkeypatch: pyt
     (package / "__init__.py").write_text("")
     (package / "relative.py").write_text("from . import train\nfrom .train import sys\nprint(train.__name__, sys.argv)")
     monkeypatch.chdir(tmp_path)
-    if words == ["nothing.py"]:
-        warm = Launcher(parse_command([sys.executable, *words]), os.environ, PRELOAD, 2)
-        assert await warm.prepare() == "workers start by exec: nothing.py is not a file"
-        assert warm.fork_disabled_reason == "nothing.py is not a file"
+    if arguments == ["nothing.py"]:
+        missing = Launcher(parse_command([sys.executable, *arguments]), os.environ, PRELOAD, 2)
+        assert await missing.prepare() == "workers start by exec: nothing.py is not a file"
+        assert missing.fork_disabled_reason == "nothing.py is not a file"
         return
-    forked, plain = await both_ways([sys.executable, *words], tmp_path)
+    forked, plain = await run_both_ways([sys.executable, *arguments], tmp_path)
     assert forked == plain
 
 
-async def test_a_warm_process_that_nobody_wants_is_no_news() -> None:
-    unwanted = Launcher(parse_command([sys.executable, "train.py"]), os.environ, (), 2)
-    assert await unwanted.prepare() == "workers start by exec: preload is empty"
-    assert unwanted.fork_disabled_reason == ""
+async def test_an_empty_preload_disables_the_fork_server_without_a_reason() -> None:
+    launcher = Launcher(parse_command([sys.executable, "train.py"]), os.environ, (), 2)
+    assert await launcher.prepare() == "workers start by exec: preload is empty"
+    assert launcher.fork_disabled_reason == ""
 
 
 PYTHON_VARIABLES = {
@@ -229,7 +229,7 @@ PYTHON_VARIABLES = {
 }
 
 
-async def test_python_variables_mean_what_they_mean_to_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_python_variables_have_the_same_effect(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "script.py"
     path.write_text("""
 import asyncio, faulthandler, os, sys, tracemalloc, warnings
@@ -241,93 +241,95 @@ print({name: value for name, value in sorted(os.environ.items()) if name.startsw
     for name, value in PYTHON_VARIABLES.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path / "extra"))
-    forked, plain = await both_ways([sys.executable, str(path)], tmp_path)
+    forked, plain = await run_both_ways([sys.executable, str(path)], tmp_path)
     assert forked == plain
 
 
-async def test_a_directory_of_the_path_may_come_after_the_imports(
+async def test_a_directory_of_the_path_may_be_created_after_the_imports(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "script.py").write_text("import late; print(late.__file__)")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path / "extra"))
-    async with launcher([sys.executable, str(tmp_path / "script.py")], tmp_path) as warm:
+    async with forking_launcher([sys.executable, str(tmp_path / "script.py")], tmp_path) as launcher:
         (tmp_path / "extra").mkdir()
         (tmp_path / "extra" / "late.py").write_text("")
-        assert (await fork(warm, tmp_path))[0] == (0, f"{tmp_path / 'extra' / 'late.py'}\n", "")
+        assert (await run_workers(launcher, tmp_path))[0] == (0, f"{tmp_path / 'extra' / 'late.py'}\n", "")
 
 
-async def test_a_changed_script_is_read_afresh(tmp_path: Path) -> None:
+async def test_a_changed_script_is_read_again(tmp_path: Path) -> None:
     path = tmp_path / "script.py"
     path.write_text("print(1)")
-    async with launcher([sys.executable, str(path)], tmp_path) as warm:
-        assert (await fork(warm, tmp_path))[0] == (0, "1\n", "")
+    async with forking_launcher([sys.executable, str(path)], tmp_path) as launcher:
+        assert (await run_workers(launcher, tmp_path))[0] == (0, "1\n", "")
         path.write_text("print(2)")
-        assert (await fork(warm, tmp_path))[0] == (0, "2\n", "")
+        assert (await run_workers(launcher, tmp_path))[0] == (0, "2\n", "")
 
 
-async def test_a_symbolic_link_to_a_script_imports_from_where_it_points(tmp_path: Path) -> None:
+async def test_a_script_behind_a_symbolic_link_imports_from_its_real_directory(tmp_path: Path) -> None:
     (tmp_path / "real").mkdir()
     (tmp_path / "real" / "script.py").write_text("import neighbour, sys; print(__file__, sys.path[0])")
     (tmp_path / "real" / "neighbour.py").write_text("")
     (tmp_path / "script.py").symlink_to("real/script.py")
-    forked, plain = await both_ways([sys.executable, str(tmp_path / "script.py")], tmp_path)
+    forked, plain = await run_both_ways([sys.executable, str(tmp_path / "script.py")], tmp_path)
     assert forked == plain
 
 
-async def test_draws_differ_between_workers_and_from_one_fork_to_the_next(tmp_path: Path) -> None:
+async def test_random_numbers_differ_between_workers_and_between_rounds(tmp_path: Path) -> None:
     path = tmp_path / "script.py"
     path.write_text("import random, numpy, uuid; print(random.random(), numpy.random.rand(), uuid.uuid4())")
-    async with launcher([sys.executable, str(path)], tmp_path, ("random", "numpy"), 3) as warm:
-        said = [out for _ in range(2) for _, out, _ in await fork(warm, tmp_path)]
-    draws = [line for out in said for line in out.split()]
+    async with forking_launcher([sys.executable, str(path)], tmp_path, ("random", "numpy"), 3) as launcher:
+        outputs = [out for _ in range(2) for _, out, _ in await run_workers(launcher, tmp_path)]
+    draws = [line for out in outputs for line in out.split()]
     assert len(draws) == len(set(draws)) == 18
 
 
-async def test_workers_are_our_children_in_sessions_of_their_own_and_die_with_us(tmp_path: Path) -> None:
+async def test_workers_are_children_of_the_agent_with_own_sessions_and_end_with_it(tmp_path: Path) -> None:
     path = tmp_path / "script.py"
     path.write_text(
         "import os, ctypes; n = ctypes.c_int(); ctypes.CDLL(None).prctl(2, ctypes.byref(n))\n"
         "print(os.getppid(), os.getsid(0) == os.getpid(), n.value, open('/proc/self/cmdline').read().split(chr(0))[1])"
     )
-    async with launcher([sys.executable, str(path)], tmp_path, workers=2) as warm:
-        (code, out, err), *_ = await fork(warm, tmp_path)
+    async with forking_launcher([sys.executable, str(path)], tmp_path, workers=2) as launcher:
+        (code, out, err), *_ = await run_workers(launcher, tmp_path)
     assert (code, err) == (0, "")
     assert out.split() == [str(os.getpid()), "True", str(int(signal.SIGKILL)), str(path)]
 
 
-async def test_what_waits_to_be_a_worker_is_told_from_one(tmp_path: Path) -> None:
+async def test_preforked_workers_are_distinguished_from_workers(tmp_path: Path) -> None:
     path = tmp_path / "script.py"
-    path.write_text("import os, signal; os.write(1, b'here'); signal.pause()")
-    async with launcher([sys.executable, str(path)], tmp_path) as warm:
-        await until(lambda: not warm.without_preforked(descendants(os.getpid())))  # an earlier test's have ended
+    path.write_text("import os, signal; os.write(1, b'ready'); signal.pause()")
+    async with forking_launcher([sys.executable, str(path)], tmp_path) as launcher:
+        await until(
+            lambda: not launcher.without_preforked(descendants(os.getpid()))
+        )  # those of an earlier test have ended
         read, write = os.pipe()
-        (pid,) = await warm.start([WorkerStart({}, write, 2)])
+        (pid,) = await launcher.start([WorkerStart({}, write, 2)])
         os.close(write)
-        assert await asyncio.to_thread(os.read, read, 5) == b"here"
-        assert warm.without_preforked(descendants(os.getpid())) == {pid}
-        await until(lambda: bool(descendants(os.getpid()) - {pid, warm.fork_server_pid}))
-        assert warm.without_preforked(descendants(os.getpid())) == {pid}
+        assert await asyncio.to_thread(os.read, read, 5) == b"ready"
+        assert launcher.without_preforked(descendants(os.getpid())) == {pid}
+        await until(lambda: bool(descendants(os.getpid()) - {pid, launcher.fork_server_pid}))
+        assert launcher.without_preforked(descendants(os.getpid())) == {pid}
         os.kill(pid, signal.SIGKILL)
         await asyncio.to_thread(os.waitpid, pid, 0)
         os.close(read)
 
 
-async def test_an_exception_is_left_in_torchs_error_file(tmp_path: Path) -> None:
+async def test_an_exception_is_written_to_torchs_error_file(tmp_path: Path) -> None:
     path = tmp_path / "script.py"
     path.write_text("raise ValueError('bad batch')")
-    async with launcher([sys.executable, str(path)], tmp_path) as warm:
-        await fork(warm, tmp_path)
+    async with forking_launcher([sys.executable, str(path)], tmp_path) as launcher:
+        await run_workers(launcher, tmp_path)
     assert '"ValueError: bad batch"' in (tmp_path / "error.json").read_text()
 
 
 @pytest.mark.parametrize(
-    ("module", "why"),
+    ("module", "reason"),
     [
         ("import os\nos.register_at_fork(after_in_child=lambda: os._exit(3))", "died in its first parallel operation"),
-        ("import os\nos._exit(3)", "the warm process ended"),
+        ("import os\nos._exit(3)", "the fork server ended"),
         (
             "import threading\nthreading.Thread(target=threading.Event().wait, name='writer', daemon=True).start()",
-            "started 1 thread(s): writer",
+            "started 1 thread: writer",
         ),
         (
             "import os, threading, sys\nframe = sys._getframe()\n"
@@ -339,21 +341,21 @@ async def test_an_exception_is_left_in_torchs_error_file(tmp_path: Path) -> None
     ],
     ids=["dies in a fork", "dies", "has threads", "hangs in a fork"],
 )
-async def test_a_warm_process_that_cannot_be_trusted_is_not_used(tmp_path: Path, module: str, why: str) -> None:
+async def test_a_fork_server_that_fails_the_self_test_is_not_used(tmp_path: Path, module: str, reason: str) -> None:
     (tmp_path / "bad.py").write_text(module)
     (tmp_path / "script.py").write_text("print('ran')")
-    warm = Launcher(parse_command([sys.executable, str(tmp_path / "script.py")]), os.environ, ("bad",), 2)
-    assert why in await warm.prepare()
-    assert (await fork(warm, tmp_path))[0] == (0, "ran\n", "")
+    launcher = Launcher(parse_command([sys.executable, str(tmp_path / "script.py")]), os.environ, ("bad",), 2)
+    assert reason in await launcher.prepare()
+    assert (await run_workers(launcher, tmp_path))[0] == (0, "ran\n", "")
 
 
-async def test_a_warm_process_that_dies_later_is_replaced_by_exec(tmp_path: Path) -> None:
+async def test_workers_start_by_exec_after_the_fork_server_has_died(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text("print('ran')")
-    warm = Launcher(parse_command([sys.executable, str(tmp_path / "script.py")]), os.environ, PRELOAD, 2)
-    assert "warm" in await warm.prepare()
-    assert warm.fork_server_pid is not None
-    os.kill(warm.fork_server_pid, signal.SIGKILL)
-    assert (await fork(warm, tmp_path))[0] == (0, "ran\n", "")
+    launcher = Launcher(parse_command([sys.executable, str(tmp_path / "script.py")]), os.environ, PRELOAD, 2)
+    assert "fork server ready" in await launcher.prepare()
+    assert launcher.fork_server_pid is not None
+    os.kill(launcher.fork_server_pid, signal.SIGKILL)
+    assert (await run_workers(launcher, tmp_path))[0] == (0, "ran\n", "")
 
 
 OPENBLAS_THREADS = """
@@ -370,30 +372,32 @@ print(float((numpy.ones((500, 500)) @ numpy.ones((500, 500))).sum()))
 
 
 @pytest.mark.parametrize("env", [{}, {"OMP_NUM_THREADS": "1"}, {"OPENBLAS_NUM_THREADS": "3"}], ids=str)
-async def test_numpy_computes_with_as_many_threads(
+async def test_numpy_has_the_same_number_of_threads(
     env: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "script.py"
     path.write_text(OPENBLAS_THREADS)
     for name, value in env.items():
         monkeypatch.setenv(name, value)
-    forked, plain = await both_ways([sys.executable, str(path)], tmp_path, ("numpy",))
+    forked, plain = await run_both_ways([sys.executable, str(path)], tmp_path, ("numpy",))
     assert forked == plain
 
 
-@pytest.mark.parametrize("words", [["script.py"], ["-m", "coverage", "run", "-p", "script.py"]], ids=["start", "run"])
-async def test_coverage_is_measured(words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Started by a command, or by a variable at the start of the interpreter (that is: of the warm process)."""
+@pytest.mark.parametrize(
+    "arguments", [["script.py"], ["-m", "coverage", "run", "-p", "script.py"]], ids=["start", "run"]
+)
+async def test_coverage_is_measured(arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Coverage starts by a command, or by a variable that the interpreter (of the fork server) reads at its start."""
     coverage = pytest.importorskip("coverage")
     (tmp_path / "script.py").write_text("def f(x):\n    if x:\n        return 1\n    return 2\nf(1)\n")
     (tmp_path / "rc").write_text(f"[run]\nparallel=true\ndata_file={tmp_path}/.coverage\ninclude={tmp_path}/script.py")
     monkeypatch.chdir(tmp_path)
-    if words[0] != "-m":
+    if arguments[0] != "-m":
         (tmp_path / "sitecustomize.py").write_text("import coverage; coverage.process_startup()")
         monkeypatch.setenv("PYTHONPATH", str(tmp_path))
         monkeypatch.setenv("COVERAGE_PROCESS_START", str(tmp_path / "rc"))
-    async with launcher([sys.executable, *words], tmp_path, workers=2) as warm:
-        assert [code for code, _, _ in await fork(warm, tmp_path)] == [0, 0]
+    async with forking_launcher([sys.executable, *arguments], tmp_path, workers=2) as launcher:
+        assert [code for code, _, _ in await run_workers(launcher, tmp_path)] == [0, 0]
     files = [entry.path for entry in os.scandir(tmp_path) if entry.name.startswith(".coverage.")]
     data = coverage.CoverageData(str(tmp_path / "all"))
     for file in files:
@@ -407,8 +411,8 @@ async def test_coverage_is_measured(words: list[str], tmp_path: Path, monkeypatc
 @pytest.mark.torch
 @pytest.mark.timeout(300)
 async def test_torch_in_forked_workers(tmp_path: Path) -> None:
-    """Draws differ, threads are those of a new process, backward and data loaders work, CUDA is untouched, and the
-    memory of the imports is the warm process's."""
+    """Random numbers differ, the number of threads is that of a new process, backward and data loaders work, CUDA is
+    not initialized, and the memory of the imports is shared with the fork server."""
     path = tmp_path / "script.py"
     path.write_text(r"""
 import numpy, re, sys, torch
@@ -428,8 +432,8 @@ if __name__ == "__main__":
         print([batch.tolist() for batch in loader])
 """)
     argv = [sys.executable, str(path), "fork", "spawn"]
-    async with launcher(argv, tmp_path, ("torch", "torch._dynamo"), 2) as warm:
-        answers = [answer for _ in range(2) for answer in await fork(warm, tmp_path)]
+    async with forking_launcher(argv, tmp_path, ("torch", "torch._dynamo"), 2) as launcher:
+        answers = [answer for _ in range(2) for answer in await run_workers(launcher, tmp_path)]
     assert {(code, err) for code, _, err in answers} == {(0, "")}
     forked = [out.split("\n", 1) for _, out, _ in answers]
     plain = (await asyncio.to_thread(subprocess.check_output, argv, text=True)).split("\n", 1)
@@ -440,7 +444,7 @@ if __name__ == "__main__":
 
 @pytest.mark.torch
 @pytest.mark.timeout(300)
-async def test_a_parallel_region_in_the_warm_process_is_found_out(tmp_path: Path) -> None:
+async def test_the_self_test_detects_a_parallel_region_in_the_fork_server(tmp_path: Path) -> None:
     (tmp_path / "bad.py").write_text("""
 import sys, torch
 frame = sys._getframe()
@@ -451,17 +455,17 @@ torch.set_num_threads(2)
 torch.ones(1 << 22).exp().sum()
 """)
     (tmp_path / "script.py").write_text("print('ran')")
-    warm = Launcher(parse_command([sys.executable, str(tmp_path / "script.py")]), os.environ, ("bad",), 2)
-    assert "workers start by exec: " in (what := await warm.prepare())
-    assert "hung in its first parallel operation" in what or "thread(s)" in what
-    assert what.endswith(f": {warm.fork_disabled_reason}")
-    assert (await fork(warm, tmp_path))[0] == (0, "ran\n", "")
+    launcher = Launcher(parse_command([sys.executable, str(tmp_path / "script.py")]), os.environ, ("bad",), 2)
+    assert "workers start by exec: " in (message := await launcher.prepare())
+    assert "hung in its first parallel operation" in message or "importing the preloaded modules started" in message
+    assert message.endswith(f": {launcher.fork_disabled_reason}")
+    assert (await run_workers(launcher, tmp_path))[0] == (0, "ran\n", "")
 
 
 @pytest.mark.torch
 @pytest.mark.timeout(300)
 async def test_the_default_imports_read_nothing_that_differs_between_workers(tmp_path: Path) -> None:
-    """A fork has the values that were there at the import."""
+    """Forks have the values that the fork server read at the import."""
     (tmp_path / "script.py").write_text("""
 import os
 read = set()
@@ -473,10 +477,10 @@ os.environ.__class__ = Recorded
 import torch, torch._dynamo
 print("\\n".join(sorted(read)))
 """)
-    said = await asyncio.to_thread(subprocess.check_output, [sys.executable, str(tmp_path / "script.py")], text=True)
+    output = await asyncio.to_thread(subprocess.check_output, [sys.executable, str(tmp_path / "script.py")], text=True)
     start = StartRound(RoundId(1, 0, 1), 0, 1, 0, 1, 0, 1, "127.0.0.1", 1, 0, 0)
-    ours = worker_env(
+    worker = worker_env(
         start, local_rank=0, local_world_size=1, role="r", run_id="i", error_file="e", agent_socket="s", base={}
     )
-    assert "HOME" in (names := set(said.split()))
-    assert not names & set(ours)
+    assert "HOME" in (names := set(output.split()))
+    assert not names & set(worker)

@@ -1,4 +1,4 @@
-"""Imports of the first workers are learned: later ones begin with them, and nothing else changes."""
+"""Preload learning: later workers start with the imports of the first ones done, and nothing else changes."""
 
 from __future__ import annotations
 
@@ -21,32 +21,32 @@ pytestmark = [pytest.mark.torch, pytest.mark.timeout(300)]
 
 SCRIPT = """
 import os, sys
-born = [name in sys.modules for name in ("torch", "heavy", "mine")]
+at_start = [name in sys.modules for name in ("torch", "heavy", "mine")]
 import torch, heavy, mine
 x = torch.ones(300, 300, requires_grad=True)
 optimizer = torch.optim.SGD([x], lr=0.1)
 for _ in range(2):
     (x @ x).sum().backward()
     optimizer.step()
-print(born, mine.SAID, torch.cuda._is_in_bad_fork(), os.getppid() == int(os.environ["AGENT"]))
+print(at_start, mine.TEXT, torch.cuda._is_in_bad_fork(), os.getppid() == int(os.environ["AGENT"]))
 """
 BUSY = "import time\nend = time.process_time() + 0.5\nwhile time.process_time() < end: pass\n"
 
 
 @asynccontextmanager
-async def warm(folder: Path, monkeypatch: pytest.MonkeyPatch, heavy: str) -> AsyncIterator[Launcher]:
-    """Of a script that imports a library `heavy`, and `mine` from beside it."""
+async def launcher_for(folder: Path, monkeypatch: pytest.MonkeyPatch, heavy: str) -> AsyncIterator[Launcher]:
+    """Prepare a launcher for a script that imports a library `heavy`, and `mine` from its own directory."""
     (folder / "site-packages").mkdir()
     (folder / "site-packages" / "heavy.py").write_text(heavy)
-    (folder / "mine.py").write_text("SAID = 'first'")
+    (folder / "mine.py").write_text("TEXT = 'first'")
     (folder / "script.py").write_text(SCRIPT)
     monkeypatch.setenv("PYTHONPATH", str(folder / "site-packages"))
     monkeypatch.setenv("AGENT", str(os.getpid()))
     become_subreaper()
-    with (folder / "warm.log").open("wb") as log:
+    with (folder / "fork_server.log").open("wb") as log:
         command = parse_command([sys.executable, str(folder / "script.py")])
         launcher = Launcher(command, os.environ, ("torch",), log.fileno(), 2)
-        assert (await launcher.prepare()).startswith("warm after")
+        assert (await launcher.prepare()).startswith("fork server ready after")
         pid = launcher.fork_server_pid
         assert pid is not None
         try:
@@ -54,11 +54,11 @@ async def warm(folder: Path, monkeypatch: pytest.MonkeyPatch, heavy: str) -> Asy
         finally:
             launcher.stop_fork_server()
             await asyncio.to_thread(os.waitpid, pid, 0)
-            await all_gone()
+            await all_ended()
 
 
-async def all_gone() -> None:
-    """No process is left; what was in reserve ends by itself."""
+async def all_ended() -> None:
+    """Wait until no process is left: pre-forked workers end when their fork server ends."""
     deadline = time.monotonic() + 30
     while left := descendants(os.getpid()):
         assert time.monotonic() < deadline, left
@@ -66,7 +66,7 @@ async def all_gone() -> None:
 
 
 async def run(launcher: Launcher, folder: Path) -> list[str]:
-    """What its workers print."""
+    """Run the workers and return their output."""
     outputs = [folder / f"{rank}.out" for rank in range(2)]
     files = [path.open("wb") for path in outputs]
     pids = await launcher.start([WorkerStart({"RANK": str(i)}, f.fileno(), 2) for i, f in enumerate(files)])
@@ -77,46 +77,49 @@ async def run(launcher: Launcher, folder: Path) -> list[str]:
     return [path.read_text().strip() for path in outputs]
 
 
-async def said(folder: Path) -> str:
-    """What the warm process says of what it has learned."""
+async def learning_result(folder: Path) -> str:
+    """Wait until the fork server logs the result of preload learning, and return its log."""
     deadline = time.monotonic() + 120
-    while "learned" not in (text := (folder / "warm.log").read_text()):
+    while "libraries that the last workers imported" not in (text := (folder / "fork_server.log").read_text()):
         assert time.monotonic() < deadline, text
         await asyncio.sleep(0.05)
     return text
 
 
-async def test_libraries_are_learned_and_what_the_user_may_change_is_not(
+async def test_libraries_are_preloaded_and_the_modules_of_the_user_are_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with warm(tmp_path, monkeypatch, BUSY) as launcher:
+    async with launcher_for(tmp_path, monkeypatch, BUSY) as launcher:
         assert await run(launcher, tmp_path) == ["[True, False, False] first False True"] * 2
-        assert "imports of the last workers are learned" in await said(tmp_path)
-        (tmp_path / "mine.py").write_text("SAID = 'changed'")
+        assert "libraries that the last workers imported are now preloaded" in await learning_result(tmp_path)
+        (tmp_path / "mine.py").write_text("TEXT = 'changed'")
         for _ in range(2):
             assert await run(launcher, tmp_path) == ["[True, True, False] changed False True"] * 2
         assert launcher.fork_server_pid is not None
-        student = max(descendants(launcher.fork_server_pid), key=lambda pid: len(descendants(pid)))
-        os.kill(student, signal.SIGKILL)
+        candidate = max(descendants(launcher.fork_server_pid), key=lambda pid: len(descendants(pid)))
+        os.kill(candidate, signal.SIGKILL)
         assert await run(launcher, tmp_path) == ["[False, False, False] changed False True"] * 2
 
 
 @pytest.mark.parametrize(
-    ("heavy", "why"),
+    ("heavy", "reason"),
     [
-        ("import os\nif 'RANK' not in os.environ: os._exit(3)", "the process that tried ended with 3"),
+        (
+            "import os\nif 'RANK' not in os.environ: os._exit(3)",
+            "the process that imported them ended with exit code 3",
+        ),
         (
             f"{BUSY}import threading\n"
             "threading.Thread(target=threading.Event().wait, name='writer', daemon=True).start()",
-            "started 1 thread(s): writer",
+            "started 1 thread: writer",
         ),
     ],
     ids=["dies", "has threads"],
 )
-async def test_what_cannot_be_trusted_is_not_learned(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, heavy: str, why: str
+async def test_libraries_that_forks_cannot_share_are_not_preloaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, heavy: str, reason: str
 ) -> None:
-    async with warm(tmp_path, monkeypatch, heavy) as launcher:
+    async with launcher_for(tmp_path, monkeypatch, heavy) as launcher:
         for _ in range(2):
             assert await run(launcher, tmp_path) == ["[True, False, False] first False True"] * 2
-            assert why in await said(tmp_path)
+            assert reason in await learning_result(tmp_path)

@@ -1,4 +1,4 @@
-"""`python` and `torchrun` inside a shell run warm, and do what they do when started by exec."""
+"""`python` and `torchrun` inside a shell run as forks, and behave as when they are started by exec."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ print(sys.stdin.read() if not sys.stdin.closed else "closed", os.environ.get("AD
 print([(s.name, s.mode, s.encoding, s.errors, s.line_buffering, s.write_through) for s in (sys.stdout, sys.stderr)])
 print(sys.stdin.name, sys.stdout.isatty(), os.environ.get("SHLVL"))
 """
-MARK = "import sys; print('warm' if 'marker' in sys.modules else 'cold')"
+MARK = "import sys; print('forked' if 'marker' in sys.modules else 'not forked')"
 
 
 class Agent:
-    """What of an agent reaps children."""
+    """The part of an agent that starts workers and reaps children."""
 
     def __init__(self, launcher: Launcher, folder: Path) -> None:
         self._launcher = launcher
@@ -61,11 +61,11 @@ class Agent:
         code = await self.end(await self.start())
         return code, (self._folder / "out").read_text(), (self._folder / "err").read_text()
 
-    async def run_from_reserve(self) -> list[str]:
-        """What the workers print that were all forked ahead of need."""
+    async def run_preforked(self) -> list[str]:
+        """Wait until all workers are forked ahead of need, run them, and return their output."""
         deadline = time.monotonic() + 60
-        while len(reserves := reserve(self._launcher)) < self._launcher.workers:
-            assert time.monotonic() < deadline, reserves
+        while len(waiting := preforked(self._launcher)) < self._launcher.workers:
+            assert time.monotonic() < deadline, waiting
             await asyncio.sleep(0.05)
         outputs = [self._folder / f"{rank}.out" for rank in range(self._launcher.workers)]
         files = [path.open("wb") for path in outputs]
@@ -77,42 +77,43 @@ class Agent:
         return [path.read_text() for path in outputs]
 
 
-def reserve(launcher: Launcher) -> set[int]:
-    """Processes that wait to become workers."""
-    ours = descendants(os.getpid())
-    return {pid for pid in ours - launcher.without_preforked(ours) if pid != launcher.fork_server_pid}
+def preforked(launcher: Launcher) -> set[int]:
+    """Return the processes that wait to become workers."""
+    pids = descendants(os.getpid())
+    return {pid for pid in pids - launcher.without_preforked(pids) if pid != launcher.fork_server_pid}
 
 
 @asynccontextmanager
-async def agent(
+async def running_agent(
     text: str, folder: Path, env: Mapping[str, str], shell: str = "bash", workers: int = 1
 ) -> AsyncIterator[Agent]:
-    """An agent whose command is a shell with this text."""
+    """Run an agent whose command is a shell with this text."""
     (folder / "marker.py").write_text("")
     scratch = folder / "scratch"
     scratch.mkdir()
     become_subreaper()
     loop = asyncio.get_running_loop()
-    with (folder / "warm.log").open("wb") as log:
+    with (folder / "fork_server.log").open("wb") as log:
         command, env = parse_command([shell, "-c", text]), {**env, "PYTHONPATH": str(folder)}
         launcher = Launcher(command, env, ["marker"], log.fileno(), workers, scratch)
         agent = Agent(launcher, folder)
         loop.add_signal_handler(signal.SIGCHLD, agent.reaped)
         try:
-            what = await launcher.prepare()
-            assert f" in {shell} is warm after" in what, (what, (folder / "warm.log").read_text())
-            warm = launcher.fork_server_pid
+            message = await launcher.prepare()
+            assert message.startswith("fork server ready after"), (message, (folder / "fork_server.log").read_text())
+            assert message.endswith(f" inside {shell}")
+            fork_server = launcher.fork_server_pid
             yield agent
             launcher.close()
-            if warm is not None:
-                await agent.end(warm)
+            if fork_server is not None:
+                await agent.end(fork_server)
         finally:
             loop.remove_signal_handler(signal.SIGCHLD)
 
 
 @pytest.fixture
 def env() -> dict[str, str]:
-    """An environment in which `python` is this one."""
+    """An environment in which `python` is this interpreter."""
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     return {"PATH": path, "HOME": "/", "LANG": "C.UTF-8"}
 
@@ -145,7 +146,7 @@ COMMANDS = {
     "a subprocess": 'python -c \'import subprocess; subprocess.run(["python", "script.py"])\' < marker.py; true',
     "no such script": "python nothing.py; echo $?",
     "version": "python --version",
-    "an argument that is no text": "python -c 'import sys; print(ascii(sys.argv))' $'\\377'; true",
+    "an argument that is not valid text": "python -c 'import sys; print(ascii(sys.argv))' $'\\377'; true",
 }
 
 
@@ -153,31 +154,31 @@ COMMANDS = {
 async def test_a_command(text: str, tmp_path: Path, env: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "script.py").write_text(SCRIPT)
     monkeypatch.chdir(tmp_path)
-    async with agent(text, tmp_path, env) as ours:
-        warm = await ours.run()
+    async with running_agent(text, tmp_path, env) as agent:
+        forked = await agent.run()
     path = {"WORKER": "1", "PYTHONPATH": str(tmp_path)}
     plain = await asyncio.to_thread(
         subprocess.run, ["bash", "-c", text], env={**env, **path}, capture_output=True, text=True, stdin=-3
     )
-    assert warm == (plain.returncode, plain.stdout.replace(str(tmp_path / "scratch"), ""), plain.stderr)
+    assert forked == (plain.returncode, plain.stdout.replace(str(tmp_path / "scratch"), ""), plain.stderr)
 
 
 @pytest.mark.parametrize(
-    ("prefix", "said"),
+    ("prefix", "expected"),
     [
-        ("", "warm"),
-        ("NCCL_DEBUG=INFO ", "warm"),
-        ("OMP_NUM_THREADS=7 ", "cold"),
-        ("PYTHONHASHSEED=1 ", "cold"),
-        ("nice ", "cold"),
-        (sys.executable.rsplit("/", 1)[0] + "/", "cold"),
+        ("", "forked"),
+        ("NCCL_DEBUG=INFO ", "forked"),
+        ("OMP_NUM_THREADS=7 ", "not forked"),
+        ("PYTHONHASHSEED=1 ", "not forked"),
+        ("nice ", "not forked"),
+        (sys.executable.rsplit("/", 1)[0] + "/", "not forked"),
     ],
 )
-async def test_only_what_a_fork_can_stand_for_is_forked(
-    prefix: str, said: str, tmp_path: Path, env: dict[str, str]
+async def test_a_process_is_forked_only_if_a_fork_can_take_its_place(
+    prefix: str, expected: str, tmp_path: Path, env: dict[str, str]
 ) -> None:
-    async with agent(f'{prefix}python -c "{MARK}"; true', tmp_path, env) as ours:
-        assert await ours.run() == (0, f"{said}\n", "")
+    async with running_agent(f'{prefix}python -c "{MARK}"; true', tmp_path, env) as agent:
+        assert await agent.run() == (0, f"{expected}\n", "")
 
 
 @pytest.mark.parametrize("shell", ["bash", "sh"])
@@ -186,13 +187,13 @@ async def test_torchrun_and_its_module_run_the_script_as_the_worker(
 ) -> None:
     (tmp_path / "bin").mkdir()
     torchrun = tmp_path / "bin" / "torchrun"
-    torchrun.write_text(f"#!{sys.executable}\nraise SystemExit('the real one')")
+    torchrun.write_text(f"#!{sys.executable}\nraise SystemExit('torchrun itself')")
     torchrun.chmod(0o755)
     (tmp_path / "script.py").write_text(f"{MARK}\nprint(sys.argv[1:])")
     env["PATH"] = os.pathsep.join([str(tmp_path / "bin"), env["PATH"]])
     text = f"cd {tmp_path} && torchrun --nproc-per-node 8 script.py a && python -m torch.distributed.run script.py b"
-    async with agent(text, tmp_path, env, shell) as ours:
-        assert await ours.run() == (0, "warm\n['a']\nwarm\n['b']\n", "")
+    async with running_agent(text, tmp_path, env, shell) as agent:
+        assert await agent.run() == (0, "forked\n['a']\nforked\n['b']\n", "")
 
 
 WAIT = """
@@ -207,7 +208,7 @@ signal.pause()
 """
 
 
-async def until_said(path: Path, text: str) -> None:
+async def until_written(path: Path, text: str) -> None:
     def wait() -> None:
         while text not in path.read_text():
             pass
@@ -220,27 +221,27 @@ async def test_signals_reach_the_process_and_its_exit_code_comes_back(
     number: signal.Signals, tmp_path: Path, env: dict[str, str]
 ) -> None:
     (tmp_path / "wait.py").write_text(WAIT)
-    async with agent(f"exec python {tmp_path}/wait.py", tmp_path, env) as ours:
-        pid = await ours.start()
-        await until_said(tmp_path / "out", "ready")
+    async with running_agent(f"exec python {tmp_path}/wait.py", tmp_path, env) as agent:
+        pid = await agent.start()
+        await until_written(tmp_path / "out", "ready")
         os.killpg(pid, number)
-        assert await ours.end(pid) == 3
+        assert await agent.end(pid) == 3
     assert (tmp_path / "out").read_text() == f"ready\ngot {number.value}\n"
 
 
 async def test_a_process_does_not_outlive_its_shim(tmp_path: Path, env: dict[str, str]) -> None:
-    """As one would not that is killed itself."""
+    """A shim that is killed takes its fork with it, as if the fork itself had been killed."""
     (tmp_path / "wait.py").write_text(f"import os; print(os.getpid(), flush=True)\n{WAIT}")
-    async with agent(f"exec python {tmp_path}/wait.py", tmp_path, env) as ours:
-        shim = await ours.start()
-        await until_said(tmp_path / "out", "ready")
+    async with running_agent(f"exec python {tmp_path}/wait.py", tmp_path, env) as agent:
+        shim = await agent.start()
+        await until_written(tmp_path / "out", "ready")
         pid = int((tmp_path / "out").read_text().split()[0])
         assert pid != shim
         os.kill(shim, signal.SIGKILL)
-        assert await ours.end(pid) == -signal.SIGKILL
+        assert await agent.end(pid) == -signal.SIGKILL
 
 
-async def test_workers_start_beside_each_other(tmp_path: Path, env: dict[str, str]) -> None:
+async def test_workers_start_concurrently(tmp_path: Path, env: dict[str, str]) -> None:
     (tmp_path / "script.py").write_text(f"""
 import os, time
 open(os.environ["RANK"] + ".started", "w").close()
@@ -248,17 +249,17 @@ while not (os.path.exists("0.started") and os.path.exists("1.started")):
     time.sleep(0.01)
 {MARK}
 """)
-    async with agent(f"cd {tmp_path} && python script.py", tmp_path, env, workers=2) as ours:
-        assert await ours.run_from_reserve() == ["warm\n"] * 2
+    async with running_agent(f"cd {tmp_path} && python script.py", tmp_path, env, workers=2) as agent:
+        assert await agent.run_preforked() == ["forked\n"] * 2
 
 
-async def test_without_its_agent_a_shim_is_the_program(tmp_path: Path, env: dict[str, str]) -> None:
-    async with agent(f'python -c "{MARK}"; true', tmp_path, env) as ours:
+async def test_a_shim_without_agent_executes_the_program(tmp_path: Path, env: dict[str, str]) -> None:
+    async with running_agent(f'python -c "{MARK}"; true', tmp_path, env) as agent:
         (tmp_path / "scratch" / "bin" / "agent").unlink()
-        assert await ours.run() == (0, "cold\n", "")
+        assert await agent.run() == (0, "not forked\n", "")
 
 
-def test_a_worker_in_a_shell_is_killed_and_comes_back_warm(tmp_path: Path, env: dict[str, str]) -> None:
+def test_a_killed_worker_in_a_shell_is_forked_again(tmp_path: Path, env: dict[str, str]) -> None:
     done = tmp_path / "done"
     (tmp_path / "marker.py").write_text("")
     (tmp_path / "script.py").write_text(f"""
@@ -270,21 +271,21 @@ while not os.path.exists({str(done)!r}):
 """)
     command = ["bash", "-c", f"cd {tmp_path} && PATH=$PATH && python script.py && echo after"]
     job = manifest(command, nprocPerNode=2, preload=["marker"])
-    template: Any = job["spec"]
+    spec: Any = job["spec"]
     variables = {**env, "PYTHONPATH": str(tmp_path)}
-    template["template"]["spec"]["containers"][0]["env"] = [{"name": k, "value": v} for k, v in variables.items()]
+    spec["template"]["spec"]["containers"][0]["env"] = [{"name": k, "value": v} for k, v in variables.items()]
     with LocalRun(job, tmp_path) as run:
         os.kill(int(run.wait_for(r"started 1 (\d+)")[1]), signal.SIGKILL)
         run.wait_for("WorkerFailed: rank 1 died")
-        run.wait_for("round 1.0.2 runs: 2 workers on 1 nodes")
+        run.wait_for("round 1.0.2 runs: 2 workers on 1 node")
         done.touch()
         assert run.exit_code() == 0
-    assert "cold" not in run.text
+    assert "not forked" not in run.text
     assert run.text.count("]:after") == 2
 
 
 @pytest.mark.parametrize(
-    ("words", "expected"),
+    ("argv", "expected"),
     [
         (["bash", "-c", "cd x; python3.9 a.py || python b.py"], "python3.9"),
         (["bash", "run.sh"], "python"),
@@ -292,9 +293,9 @@ while not os.path.exists({str(done)!r}):
         (["env", "A=1", "python3", "x.py"], "python3"),
     ],
 )
-def test_the_interpreter_that_a_command_will_most_likely_run(words: list[str], expected: str, tmp_path: Path) -> None:
+def test_likely_python(argv: list[str], expected: str, tmp_path: Path) -> None:
     for name in ("python", "python3", "python3.9"):
         (tmp_path / name).write_text("")
         (tmp_path / name).chmod(0o755)
-    assert likely_python(words, {"PATH": str(tmp_path)}) == str(tmp_path / expected)
-    assert likely_python(words, {"PATH": str(tmp_path / "nothing")}) is None
+    assert likely_python(argv, {"PATH": str(tmp_path)}) == str(tmp_path / expected)
+    assert likely_python(argv, {"PATH": str(tmp_path / "nothing")}) is None

@@ -1,6 +1,6 @@
-"""The bare cluster itself: what its verbs promise, and that it leaves a machine as it found it.
+"""The bare cluster: its verbs, and that it leaves the machine as it found it.
 
-The tests of a cluster's whole life take down the one that runs, and leave a fresh one up.
+The tests of TestWholeLife take down the running cluster and leave a new one running.
 """
 
 import json
@@ -35,7 +35,7 @@ LAYOUT = Layout.default()
 CLUSTER = BareCluster(LAYOUT)
 PODS = "/api/v1/namespaces/default/pods"
 HOST_FOLDERS = ("usr", "lib", "lib64", "bin")
-"""The sandbox image has no shell: test pods bring this machine's."""
+"""The sandbox image has no shell: test pods mount these folders of the machine."""
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0 or docker_answers(), reason="the bare cluster needs root")
 on_cluster = pytest.mark.cluster
@@ -43,7 +43,7 @@ whole_life = [pytest.mark.cluster, pytest.mark.timeout(300)]
 
 
 def command(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """Runs the command line as a person would."""
+    """Run cluster.py as a user would."""
     return subprocess.run([sys.executable, SCRIPT, *arguments], check=False, capture_output=True, text=True)
 
 
@@ -54,14 +54,14 @@ def kubectl(*arguments: str) -> str:
 
 @pytest.fixture
 def api() -> Api:
-    """A running cluster's API server."""
+    """The API server of the running cluster."""
     verbs.up()
     return CLUSTER.api
 
 
 @pytest.fixture
 def pods(api: Api) -> Iterator[list[str]]:
-    """Names of the pods that a test makes; they are deleted after it."""
+    """Names of the pods that a test creates; they are deleted after it."""
     names: list[str] = []
     yield names
     for name in names:
@@ -71,7 +71,7 @@ def pods(api: Api) -> Iterator[list[str]]:
 def run_pod(
     api: Api, pods: list[str], name: str, script: str, node: str, within: float = 30, **container_fields: Any
 ) -> str:
-    """Starts a pod that runs a shell script on a node; its address once it runs."""
+    """Start a pod that runs a shell script on a node; return its address when it runs."""
     folders = [folder for folder in HOST_FOLDERS if Path("/", folder).exists()]
     main = {
         "name": "main",
@@ -104,7 +104,7 @@ ECHO = "exec python3 -c '{}'".format(
 
 
 def connect(address: str) -> socket.socket:
-    """A connection to the echo server at `address`, which may still be starting."""
+    """Return a connection to the echo server at `address`, which may still be starting."""
     found: list[socket.socket] = []
 
     def attempt() -> str | None:
@@ -119,7 +119,7 @@ def connect(address: str) -> socket.socket:
 
 
 def machine() -> dict[str, set[str]]:
-    """All that a cluster could leave behind on this machine."""
+    """Return everything that a cluster could leave behind on this machine."""
 
     def lines(*line: str) -> set[str]:
         output = subprocess.run(line, check=True, capture_output=True, text=True).stdout
@@ -156,7 +156,7 @@ def test_full_name(name: str, expected: str) -> None:
     assert full_name(name) == expected
 
 
-def test_chain_is_that_of_the_image_specification() -> None:
+def test_chain_ids_are_those_of_the_image_specification() -> None:
     assert chain_of([]) == ()
     assert chain_of(["sha256:a"]) == ("sha256:a",)
     # printf 'sha256:a sha256:b' | sha256sum
@@ -202,7 +202,7 @@ def test_archive_without_images_is_refused(tmp_path: Path) -> None:
         read_archive(Path(__file__))
 
 
-def test_needs_root(tmp_path: Path) -> None:
+def test_up_needs_root(tmp_path: Path) -> None:
     line = ["setpriv", "--reuid=65534", "--clear-groups", sys.executable, str(SCRIPT), "up"]
     environment = {**os.environ, "ELASTICJOB_STATE": str(tmp_path / "state")}
     result = subprocess.run(line, check=False, capture_output=True, text=True, env=environment)
@@ -213,7 +213,7 @@ def test_needs_root(tmp_path: Path) -> None:
 def test_a_folder_that_no_cluster_made_is_kept(tmp_path: Path) -> None:
     precious = tmp_path / "thesis.txt"
     precious.touch()
-    with pytest.raises(ClusterError, match="holds something else"):
+    with pytest.raises(ClusterError, match="holds files that no cluster created"):
         leftovers.remove_folder(tmp_path)
     assert precious.exists()
     (tmp_path / leftovers.RECORD).touch()
@@ -253,7 +253,7 @@ def test_missing_package_without_apt_is_named(monkeypatch: pytest.MonkeyPatch) -
         prerequisites.check(LAYOUT)
 
 
-def test_missing_cgroups_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_missing_cgroup_controllers_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(cgroups, "ROOT", tmp_path)
     with pytest.raises(ClusterError, match="no cgroup controller cpu, cpuset, memory, pids"):
         prerequisites.check(LAYOUT)
@@ -261,7 +261,7 @@ def test_missing_cgroups_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     assert cgroups.problem() is None
 
 
-def test_path_too_long_for_sockets_is_named() -> None:
+def test_a_path_too_long_for_sockets_is_an_error() -> None:
     with pytest.raises(ClusterError, match="set ELASTICJOB_STATE to a path of <= 63 bytes"):
         prerequisites.check(Layout(Path("/" + "x" * 64), LAYOUT.cache))
 
@@ -276,7 +276,7 @@ def test_cgroups_of_version_2_get_their_controllers(monkeypatch: pytest.MonkeyPa
     assert cgroups.roots("ejnode*") == []
 
 
-def test_go_too_old_and_no_other_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_too_old_go_is_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     go = tmp_path / "go"
     go.write_text("#!/bin/sh\necho go1.19.8\necho local\n")
     go.chmod(0o755)
@@ -289,11 +289,11 @@ def test_go_too_old_and_no_other_is_told(monkeypatch: pytest.MonkeyPatch, tmp_pa
 
 
 class TestWholeLife:
-    """From nothing to up and down again."""
+    """Starting and removing a cluster, also after interruptions."""
 
     pytestmark = whole_life
 
-    def test_down_leaves_nothing(self) -> None:
+    def test_down_leaves_nothing_behind(self) -> None:
         verbs.down()
         before = machine()
         verbs.up()
@@ -304,16 +304,16 @@ class TestWholeLife:
         assert (len(before["processes"]), len(machine()["processes"])) == (0, programs_and_shims)
         verbs.kill("node2")
         verbs.cut("node3")
-        # Something of somebody else that looks like ours, but bears no mark.
-        with subprocess.Popen(["sleep", "60"], env={"STATE": str(LAYOUT.state)}, cwd=LAYOUT.state.parent) as stranger:
+        # A process that resembles the cluster's processes, but has no mark.
+        with subprocess.Popen(["sleep", "60"], env={"STATE": str(LAYOUT.state)}, cwd=LAYOUT.state.parent) as unrelated:
             verbs.down()
-            assert stranger.poll() is None
-            stranger.kill()
+            assert unrelated.poll() is None
+            unrelated.kill()
         after = machine()
         assert {kind: after[kind] ^ before[kind] for kind in before} == {kind: set() for kind in before}
 
     @pytest.mark.parametrize("moment", ["ejcp", "etcd", "kube-apiserver", "kubelet"])
-    def test_a_killed_up_is_cleared(self, moment: str) -> None:
+    def test_the_remains_of_a_killed_up_are_removed(self, moment: str) -> None:
         verbs.down()
         before = machine()
         with subprocess.Popen([sys.executable, SCRIPT, "up"], stderr=subprocess.DEVNULL) as starting:
@@ -324,14 +324,14 @@ class TestWholeLife:
 
             until(f"{moment} of a starting cluster", begun, timeout=60, interval=0.005)
             starting.send_signal(signal.SIGKILL)
-        if moment == "kubelet":  # a start over the remains of another, else a clean-up
+        if moment == "kubelet":  # here `up` starts over the remains, else `down` removes them
             assert command("up").returncode == 0
             assert set(verbs.status().values()) == {"Ready"}
         assert command("down").returncode == 0
         after = machine()
         assert {kind: after[kind] ^ before[kind] for kind in before} == {kind: set() for kind in before}
 
-    def test_state_of_a_machine_that_went_down(self) -> None:
+    def test_up_after_a_crash_of_the_machine_starts_a_new_cluster(self) -> None:
         verbs.up()
         processes.kill(lambda: processes.find(LAYOUT.state))
         assert verbs.status()["control plane"] != "Ready"
@@ -339,7 +339,7 @@ class TestWholeLife:
         assert (result.returncode, "has ended" in result.stderr, "already" in result.stderr) == (0, True, False)
         assert set(verbs.status().values()) == {"Ready"}
 
-    def test_two_at_once_and_again(self) -> None:
+    def test_concurrent_and_repeated_ups_start_one_cluster(self) -> None:
         verbs.down()
         with ThreadPoolExecutor(2) as pool:
             results = list(pool.map(lambda _: command("up"), range(2)))
@@ -349,7 +349,7 @@ class TestWholeLife:
         other = command("up", "--nodes", "2")
         assert (other.returncode, other.stderr.count("take it down first")) == (1, 1)
 
-    def test_another_clone_is_told(self, tmp_path: Path) -> None:
+    def test_up_from_another_clone_is_an_error(self, tmp_path: Path) -> None:
         verbs.up()
         environment = {**os.environ, "ELASTICJOB_STATE": str(tmp_path / "s"), "ELASTICJOB_CACHE": str(LAYOUT.cache)}
         environment.pop("CI", None)
@@ -368,19 +368,19 @@ class TestWholeLife:
 
 @on_cluster
 class TestNodes:
-    """What befalls a node."""
+    """Faults of nodes, restarts and GPUs."""
 
-    def test_kill_closes_sockets_and_restart_brings_pods_back(self, api: Api, pods: list[str]) -> None:
+    def test_kill_closes_sockets_and_restart_restarts_pods(self, api: Api, pods: list[str]) -> None:
         address = run_pod(api, pods, "killed", ECHO, "node2")
-        orphaned = shims.sockets(LAYOUT.node(2).home)
-        assert any(map(Path.exists, orphaned))
+        shim_sockets = shims.sockets(LAYOUT.node(2).home)
+        assert any(map(Path.exists, shim_sockets))
         with connect(address) as connection:
             verbs.kill("node2")
             assert connection.recv(1) == b""
         assert cgroups.pids("ejnode2") == set()
         assert CLUSTER.machine(LAYOUT.node(2)).processes() == []
         assert "not running: containerd kube-proxy kubelet" in verbs.status()["node2"]
-        assert not any(map(Path.exists, orphaned))
+        assert not any(map(Path.exists, shim_sockets))
         verbs.restart("node2")
 
         def again() -> str | None:
@@ -418,9 +418,9 @@ class TestNodes:
             assert connection.recv(1) == b"x"
 
     def test_unknown_node(self, api: Api) -> None:
-        assert command("node", "kill", "node9").stderr == "cluster: no node node9: there are node1, node2, node3\n"
+        assert command("node", "kill", "node9").stderr == "cluster: no node node9: the nodes are node1, node2, node3\n"
 
-    def test_gpus_outlive_a_restart(self, api: Api, pods: list[str]) -> None:
+    def test_gpus_survive_a_restart_of_the_node(self, api: Api, pods: list[str]) -> None:
         verbs.gpus("node2", 4)
         try:
             verbs.restart("node2")
@@ -435,7 +435,7 @@ class TestNodes:
 
 @on_cluster
 class TestServices:
-    """Networks, names, logs, images."""
+    """Networks, DNS, logs and images."""
 
     def test_host_and_pods_reach_services(self, api: Api, pods: list[str]) -> None:
         run_pod(api, pods, "echo", ECHO, "node1")
@@ -451,11 +451,11 @@ class TestServices:
             for node in ("node1", "node3"):
                 run_pod(api, pods, f"asks-{node}", f"python3 -c '{ask}'; sleep 1000", node)
 
-                def said(name: str = f"asks-{node}") -> str | None:
+                def answered(name: str = f"asks-{node}") -> str | None:
                     output = kubectl("logs", name)
                     return None if output == "hello\necho.default.svc.cluster.local\n" else output
 
-                until(f"the echo on {node}", said, timeout=20)
+                until(f"the echo on {node}", answered, timeout=20)
         finally:
             api.request("DELETE", "/api/v1/namespaces/default/services/echo")
 
@@ -478,7 +478,7 @@ class TestServices:
                 assert connection.recv(1) == b"x"
             forward.terminate()
 
-    def test_a_way_out_is_refused_at_once(self, api: Api, pods: list[str]) -> None:
+    def test_connections_out_of_the_cluster_fail_at_once(self, api: Api, pods: list[str]) -> None:
         attempt = (
             'import socket\ntry: socket.create_connection(("192.0.2.1",80),20)\nexcept OSError as e: print(e.errno)'
         )
@@ -490,14 +490,14 @@ class TestServices:
         run_pod(api, pods, "greedy", script, "node1", resources={"limits": {"memory": "64Mi"}})
         until("the kill", lambda: None if "137" in kubectl("logs", "greedy") else "not yet", timeout=20)
 
-    def test_load_brings_an_image_to_every_node_once(self, api: Api, pods: list[str], tmp_path: Path) -> None:
+    def test_load_loads_an_image_on_every_node_once(self, api: Api, pods: list[str], tmp_path: Path) -> None:
         archive = tmp_path / "image.tar"
         name = f"loaded:{time.time_ns()}"
         pause.write_image(programs(LAYOUT).folder / "pause", archive, name)
         first, second = command("load", str(archive)), command("load", str(archive))
         assert (first.returncode, second.returncode) == (0, 0), first.stderr + second.stderr
-        assert "bringing it to 3 nodes" in first.stderr
-        assert "on every node already" in second.stderr
+        assert "loading on 3 nodes" in first.stderr
+        assert "already on every node" in second.stderr
         fields: dict[str, Any] = {"image": name, "imagePullPolicy": "Never", "command": ["/pause"]}
         for node in ("node1", "node2", "node3"):
             run_pod(api, pods, f"loaded-{node}", "", node, **fields)
@@ -506,10 +506,11 @@ class TestServices:
         group = api.request("GET", "/apis/admissionregistration.k8s.io/v1")
         assert "validatingadmissionpolicies" in {resource["name"] for resource in group["resources"]}
 
-    def test_no_warnings_but_the_machines(self, api: Api) -> None:
-        """Old control groups are worth a word to the kubelet; nothing else is amiss on an idle cluster's nodes.
+    def test_the_only_warnings_are_those_of_the_machine(self, api: Api) -> None:
+        """Nodes of an idle cluster have only warnings that the machine causes.
 
-        SystemOOM too is the machine's: a starting kubelet reads the kernel's whole log, earlier clusters' pods in it.
+        CgroupV1 warns of cgroup version 1. SystemOOM concerns pods of earlier clusters: a starting kubelet reads the
+        whole kernel log.
         """
         events = api.request("GET", "/api/v1/namespaces/default/events")["items"]
         warnings = {
@@ -520,5 +521,5 @@ class TestServices:
         assert warnings <= {"CgroupV1", "Rebooted", "InvalidDiskCapacity", "SystemOOM"}
 
 
-def test_control_namespace_is_not_a_node() -> None:
+def test_the_control_namespace_is_not_a_nodes() -> None:
     assert CONTROL not in {node.namespace for node in LAYOUT.nodes(200)}

@@ -1,4 +1,4 @@
-"""A worker's environment is the one that the torchrun of the torch at hand gives it."""
+"""A worker's environment is the same as under the torchrun of the installed torch."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ SCRIPT = """
 import json, os, pathlib, sys
 pathlib.Path(sys.argv[1], os.environ["RANK"]).write_text(json.dumps(dict(os.environ)))
 """
-WHERE = {"MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_ERROR_FILE"}
-"""Other values each time."""
-OF_TORCHRUN = {"TORCHELASTIC_SIGNALS_TO_HANDLE"}
-"""An option of its own, that newer ones leave in their environment."""
+VARYING = {"MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_ERROR_FILE"}
+"""Variables with another value in each run."""
+TORCHRUN_ONLY = {"TORCHELASTIC_SIGNALS_TO_HANDLE"}
+"""torchrun's own option, which newer versions leave in their environment."""
 
 
 @pytest.mark.torch
@@ -39,6 +39,6 @@ def test_environment_of_torchrun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         theirs, ours = (json.loads((tmp_path / name / rank).read_text()) for name in ("theirs", "ours"))
         added = {name for name in ours.keys() - theirs.keys() if not name.startswith("ELASTICJOB_")}
         assert added <= {"PYTHONPATH", "USE_LIBUV"}
-        assert theirs.keys() - ours.keys() <= OF_TORCHRUN
-        other = {name for name in theirs.keys() & ours.keys() if theirs[name] != ours[name]} - WHERE
+        assert theirs.keys() - ours.keys() <= TORCHRUN_ONLY
+        other = {name for name in theirs.keys() & ours.keys() if theirs[name] != ours[name]} - VARYING
         assert not other, {name: (theirs[name], ours[name]) for name in other}

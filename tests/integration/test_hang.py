@@ -1,4 +1,4 @@
-"""Ranks that stand still, with real torch and gloo: they are named, all stacks are kept, and training goes on."""
+"""Ranks that hang, with real torch and gloo: the job names them, logs all stacks, and continues to train."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-def stands_still():
+def hangs_here():
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     time.sleep(3600)
 
@@ -40,11 +40,11 @@ while not stop.item():
     if steps == 5:
         print(f"step 5 rank {rank} pid {os.getpid()} restart {restart} at {time.time():.3f}", flush=True)
     if steps == 6 and rank == 1 and restart == "0":
-        stands_still()
+        hangs_here()
     time.sleep(0.005)
 dist.destroy_process_group()
 """
-"""Rank 1 of the first round sleeps for ever after its sixth step and ignores SIGTERM."""
+"""Rank 1 of the first round sleeps forever after its sixth step and ignores SIGTERM."""
 
 
 PAUSES = '''
@@ -78,12 +78,12 @@ waits_for("done")
 
 
 @pytest.mark.timeout(120)
-def test_a_standstill_that_is_only_told(tmp_path: Path) -> None:
+def test_a_hang_that_is_only_reported(tmp_path: Path) -> None:
     policy = {"progressTimeoutSeconds": 2, "action": "Event"}
     with LocalRun(manifest([*script(tmp_path, PAUSES), str(tmp_path)], replicas=2, hangPolicy=policy), tmp_path) as run:
         for step in (5, 9):
-            told = run.wait_for(r"\[job\] rank 1: (no progress for .*) \(Hang\) on toy-1-0; nothing is restarted")
-            assert re.search(rf"after step {step - 1}: stands in waits_for", told[1])
+            reported = run.wait_for(r"\[job\] rank 1: (no progress for .*) \(Hang\) on toy-1-0; nothing is restarted")
+            assert re.search(rf"after step {step - 1}: main thread is in waits_for", reported[1])
             (tmp_path / f"after-{step}").touch()
         (tmp_path / "done").touch()
         assert run.exit_code() == 0
@@ -107,13 +107,14 @@ def test_a_rank_that_sleeps_for_ever_and_one_that_is_stopped(tmp_path: Path) -> 
         run.wait_for(r"step 5 rank 1 pid \d+ restart 0", 200)
         cause = run.wait_for(r"round 1.0.1 ended: WorkerFailed: rank (\d): (.*) \(Hang\) \(counts as a restart\)", 60)
         assert cause[1] == "1"
-        assert re.search(r"no progress for [\d.]+ s after step 6: stands in stands_still \(.*script.py:\d+\)", cause[2])
+        place = r"main thread is in hangs_here \(.*script.py:\d+\)"
+        assert re.search(rf"no progress for [\d.]+ s after step 6: {place}", cause[2])
 
         stopped = int(run.wait_for(r"step 5 rank 0 pid (\d+) restart 1")[1])
         os.kill(stopped, signal.SIGSTOP)
         cause = run.wait_for(r"round 1.0.2 ended: WorkerFailed: rank (\d): (.*) \(Hang\) \(counts as a restart\)", 60)
         assert cause[1] == "0"
-        assert "and does not answer" in cause[2]
+        assert "the process does not respond" in cause[2]
 
         run.wait_for(r"step 5 rank \d pid \d+ restart 2")
         done.touch()
@@ -122,4 +123,4 @@ def test_a_rank_that_sleeps_for_ever_and_one_that_is_stopped(tmp_path: Path) -> 
     assert "workers start by exec" not in run.text
     stacks = re.findall(r"\[agent\] (toy-\d)-0: rank (\d), [\d.]+ s after step \d+:", run.text)
     assert sorted(stacks) == [("toy-0", "0"), ("toy-0", "0"), ("toy-1", "1"), ("toy-1", "1")]
-    assert run.text.count("in wait") >= 1, "threads beside the main one are shown too"
+    assert run.text.count("in wait") >= 1, "stacks of other threads than the main one are logged too"

@@ -1,4 +1,4 @@
-"""Nodes that are not fit, with real processes: nvidia-smi is a script here, everything else is as in a pod."""
+"""Unhealthy nodes, with real processes: nvidia-smi is a script here, all else is as in a pod."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if os.path.exists(sys.argv[1] + ".fail"):
 
 
 def job(folder: Path, smi: str) -> dict[str, object]:
-    """Two nodes of one GPU, as `smi` says."""
+    """A job of two nodes with one GPU each; `smi` is the shell script that acts as nvidia-smi."""
     program = folder / "nvidia-smi"
     program.write_text(f"#!/bin/sh\n{smi}\n")
     program.chmod(0o755)
@@ -30,10 +30,10 @@ def job(folder: Path, smi: str) -> dict[str, object]:
     return made
 
 
-def test_a_node_whose_gpu_is_gone_never_trains_and_is_replaced(tmp_path: Path) -> None:
+def test_a_node_whose_gpu_is_lost_never_trains_and_is_replaced(tmp_path: Path) -> None:
     smi = '[ "$ELASTICJOB_POD_NAME" = toy-1-0 ] && echo "No devices were found" || echo "0, 0, No, No"'
     with LocalRun(job(tmp_path, smi), tmp_path) as run:
-        run.wait_for("toy-1-0: not fit to train: No devices were found")
+        run.wait_for("toy-1-0: node is unhealthy, leaving: No devices were found")
         run.wait_for("toy-1-0 ended .exit 143, left.; toy-1-1 takes its place")
         started = {run.wait_for(r"started \d (\S+)")[1] for _ in range(2)}
         (tmp_path / "done").touch()
@@ -53,7 +53,7 @@ def test_a_gpu_that_broke_under_a_worker_is_found_after_its_failure(tmp_path: Pa
         (tmp_path / "broken.toy-1-0").touch()
         (tmp_path / "done.toy-1-0.fail").touch()
         (tmp_path / "done.toy-1-0").touch()
-        run.wait_for("toy-1-0: not fit to train: GPU 0: an uncorrectable memory error")
+        run.wait_for("toy-1-0: node is unhealthy, leaving: GPU 0: uncorrectable memory error")
         run.wait_for("toy-1-1 takes its place")
         run.wait_for(r"started \d toy-1-1")
         (tmp_path / "done.toy-0-0").touch()

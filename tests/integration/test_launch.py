@@ -1,4 +1,4 @@
-"""`elasticjob.launch`: functions and programs as workers, and what they return."""
+"""`elasticjob.launch`: functions and programs as workers, and their return values."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ ROOT = str(Path(elasticjob.__file__).parents[1])
 
 
 def run(folder: Path, text: str) -> str:
-    """What a program that launches prints."""
+    """Run a program that calls `launch` and return its output."""
     (folder / "program.py").write_text(text)
     env = {**os.environ, "PYTHONPATH": ROOT}
-    done = subprocess.run([sys.executable, "program.py"], cwd=folder, env=env, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    process = subprocess.run([sys.executable, "program.py"], cwd=folder, env=env, capture_output=True, text=True)
+    assert process.returncode == 0, process.stderr
+    return process.stdout
 
 
 def test_return_values_by_global_rank(tmp_path: Path) -> None:
-    said = run(
+    output = run(
         tmp_path,
         """
 import os, elasticjob
@@ -39,11 +39,11 @@ if __name__ == "__main__":
 """,
     )
     values = [(0, (5, "4")), (1, (15, "4")), (2, (25, "4")), (3, (35, "4"))]
-    assert said.splitlines()[-1] == f"SUCCEEDED False {values} {{}}"
+    assert output.splitlines()[-1] == f"SUCCEEDED False {values} {{}}"
 
 
 def test_a_failure_has_the_root_causes_rank_and_no_values(tmp_path: Path) -> None:
-    said = run(
+    output = run(
         tmp_path,
         """
 import os, time, elasticjob
@@ -57,12 +57,12 @@ if __name__ == "__main__":
     print(result.state.value, result.is_failed(), result.return_values, rank, failure.exception, failure.message)
 """,
     )
-    assert said.splitlines()[-1] == "FAILED True {} 1 ValueError bad batch"
+    assert output.splitlines()[-1] == "FAILED True {} 1 ValueError bad batch"
 
 
 def test_values_are_those_of_the_round_that_succeeded(tmp_path: Path) -> None:
     """A rank that returned before another failed runs again."""
-    said = run(
+    output = run(
         tmp_path,
         """
 import os, elasticjob
@@ -75,7 +75,7 @@ if __name__ == "__main__":
     print(elasticjob.launch(train, nproc_per_node=2, preload=["json"]).return_values)
 """,
     )
-    assert said.splitlines()[-1] in ("{0: '1', 1: '1'}", "{1: '1', 0: '1'}")
+    assert output.splitlines()[-1] in ("{0: '1', 1: '1'}", "{1: '1', 0: '1'}")
 
 
 def test_a_program_has_no_return_values(tmp_path: Path) -> None:
@@ -85,7 +85,7 @@ def test_a_program_has_no_return_values(tmp_path: Path) -> None:
     assert signal.signal(signal.SIGINT, before) is signal.default_int_handler
 
 
-def test_numbers_that_make_no_sense() -> None:
+def test_invalid_numbers_of_nodes_are_refused() -> None:
     with pytest.raises(ManifestError, match="minReplicas: 3 is more than maxReplicas, 2"):
         elasticjob.launch("true", nodes=2, min_nodes=3)
 

@@ -35,12 +35,12 @@ def test_a_script_that_raises_uses_up_the_restarts_and_names_the_cause(tmp_path:
     job = manifest([*script(tmp_path, raises), "/"], replicas=2, failurePolicy={"maxRestarts": 1})
     with LocalRun(job, tmp_path) as run:
         assert run.exit_code() == 1
-    assert "toy failed: rank 1 died: ValueError: bad batch (exit 1, UserError) on toy-1-0; 1 restarts" in run.text
+    assert "toy failed: rank 1 died: ValueError: bad batch (exit 1, UserError) on toy-1-0; 1 restart" in run.text
     assert "toy-0-0: round 1.0.2 formed" in run.text
 
 
-def test_the_cause_is_found_though_its_process_outlives_the_echo(tmp_path: Path) -> None:
-    """Rank 1 fails first and takes its time to end; rank 0 sees the broken collective and ends at once."""
+def test_the_root_cause_is_found_though_its_process_ends_last(tmp_path: Path) -> None:
+    """Rank 1 fails first and takes long to exit; rank 0 sees the broken collective and exits at once."""
     text = """
 import atexit, os, sys, time
 failed = os.path.join(sys.argv[1], "failed")
@@ -70,7 +70,7 @@ def test_a_worker_killed_restarts_in_place_and_counts_once(tmp_path: Path) -> No
         run.wait_for("round 1.0.2 runs: 4 workers on 2 nodes")
         done.touch()
         assert run.exit_code() == 0
-    assert "toy succeeded; 1 restarts" in run.text
+    assert "toy succeeded; 1 restart" in run.text
     assert "takes its place" not in run.text
 
 
@@ -87,13 +87,13 @@ if os.environ["RANK"] == "1" and first:
     gate = tmp_path / "gate"
     os.mkfifo(gate)
     with LocalRun(manifest([*script(tmp_path, early), str(gate)], replicas=2), tmp_path) as run:
-        run.wait_for("toy-0-0: workers are done")
+        run.wait_for("toy-0-0: all workers succeeded")
         gate.open("w").close()
         assert run.exit_code() == 0
     assert sorted(re.findall(r"\]:ran (\d \d)$", run.text, re.MULTILINE)) == ["0 0", "0 1", "1 0", "1 1"]
 
 
-def test_a_node_told_to_go_leaves_and_is_replaced_without_a_charge(tmp_path: Path) -> None:
+def test_a_drained_node_leaves_and_is_replaced_without_counting_a_restart(tmp_path: Path) -> None:
     done = tmp_path / "done"
     agent = WAIT_FOR_FILE.replace("os.getpid()", "os.getppid()")
     job = manifest(
@@ -155,8 +155,8 @@ def test_a_bad_manifest_is_a_usage_error(tmp_path: Path) -> None:
 
 @pytest.mark.torch
 @pytest.mark.timeout(240)
-def test_training_survives_the_death_of_a_worker_an_agent_and_the_store(tmp_path: Path) -> None:
-    """One DDP job, unmodified script, warm fork; each fault is followed by the first steps of the new world."""
+def test_training_survives_the_loss_of_a_worker_an_agent_and_the_store(tmp_path: Path) -> None:
+    """One DDP job with an unmodified script and forked workers; after each fault the new world makes steps."""
     done = tmp_path / "done"
     job = manifest(
         [*script(tmp_path, DDP), str(done)],
@@ -179,7 +179,7 @@ def test_training_survives_the_death_of_a_worker_an_agent_and_the_store(tmp_path
         run.wait_for(step.format(2, 3, 1), 120)
         done.touch()
         assert run.exit_code() == 0
-    assert "toy succeeded; 1 restarts" in run.text
+    assert "toy succeeded; 1 restart" in run.text
     assert "workers start by exec" not in run.text
 
 
@@ -221,7 +221,7 @@ def test_torchruns_log_options(tmp_path: Path) -> None:
     ]
 
 
-def test_torchs_events_where_they_are_asked_for(tmp_path: Path) -> None:
+def test_torchs_events_with_the_console_handler(tmp_path: Path) -> None:
     path = script(tmp_path, "print('hello')")[1]
     command = [sys.executable, "-m", "torch.distributed.run", "--event-log-handler", "console", path]
     with LocalRun(manifest(command), tmp_path) as run:

@@ -1,4 +1,4 @@
-"""`elasticjob run` on a terminal: a table that stays, and keys that do things to the run."""
+"""`elasticjob run` on a terminal: the live table, and the keys that kill nodes and scale the job."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ while not os.path.exists(sys.argv[1]):
 
 
 def waiting(folder: Path, **spec: Any) -> Terminal:
-    """A run whose workers wait for the file `done`."""
+    """Start a run whose workers wait for the file `done`."""
     (folder / "wait.py").write_text(WAIT)
     return Terminal(folder, manifest([sys.executable, str(folder / "wait.py"), str(folder / "done")], **spec))
 
@@ -49,7 +49,7 @@ def test_ctrl_c_once_drains(tmp_path: Path) -> None:
     with waiting(tmp_path, replicas=2) as terminal:
         terminal.wait_for("started 1 of 2")
         terminal.interrupt()
-        terminal.wait_for("the nodes leave; once more kills them")
+        terminal.wait_for("interrupted: draining the nodes; interrupt again to kill them")
         terminal.wait_for("toy was interrupted")
         assert terminal.exit_code() == 130
         assert termios.tcgetattr(terminal.theirs) == terminal.before

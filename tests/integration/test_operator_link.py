@@ -1,4 +1,4 @@
-"""The operator's link to a real store with its coordinator, over a socket of this machine."""
+"""The operator's link to a real store with its coordinator, over a socket on this machine."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ from elasticjob_operator.plan import StoreAddress
 from elasticjob_operator.store_links import StoreLinks
 
 KEY = ("ns", "bert")
-RULES = RoundSettings(min_nodes=1, max_nodes=2, target=1)
+SETTINGS = RoundSettings(min_nodes=1, max_nodes=2, target=1)
 KEYS = JobKeys(b"m" * 32)
 POD = ExpectedPod(0, 0, "bert-0-0", PodState.RUNNING)
 
 
 @dataclass
 class Store:
-    """A store with its coordinator, as `elasticjob store` has it."""
+    """A store with its coordinator, as `elasticjob store` runs it."""
 
     server: StoreServer
     coordinator: Coordinator
@@ -47,7 +47,7 @@ class Store:
 
 
 async def start_store(port: int = 0) -> Store:
-    coordinator = Coordinator(initial_state(RULES, attempt=1, store=0, now=time.monotonic()))
+    coordinator = Coordinator(initial_state(SETTINGS, attempt=1, store=0, now=time.monotonic()))
     roles = {LinkRole.NODE: NODE_KEY, LinkRole.OPERATOR: OPERATOR_KEY}
     keys = {role: KEYS.derive(name, "uid", 1) for role, name in roles.items()}
     server = StoreServer(links=LinkGate(Welcome("uid", 1, 0), keys, coordinator.serve).accept)
@@ -59,53 +59,53 @@ async def start_store(port: int = 0) -> Store:
 
 @pytest.fixture
 async def store() -> AsyncIterator[Store]:
-    started = await start_store()
-    yield started
-    started.coordinator.stop()
-    await started.server.close()
+    store = await start_store()
+    yield store
+    store.coordinator.stop()
+    await store.server.close()
 
 
 @pytest.fixture
 async def links() -> AsyncIterator[StoreLinks]:
-    made = StoreLinks(lambda key: None, lambda: 3)
-    yield made
-    await made.close()
+    links = StoreLinks(lambda key: None, lambda: 3)
+    yield links
+    await links.close()
 
 
-async def until(met: Callable[[], bool]) -> None:
+async def until(condition: Callable[[], bool]) -> None:
     deadline = time.monotonic() + 10
-    while not met():
-        assert time.monotonic() < deadline, "it did not happen within 10 s"
+    while not condition():
+        assert time.monotonic() < deadline, "the condition did not hold within 10 s"
         await asyncio.sleep(0.01)
 
 
 async def announce(port: int) -> ControlLink:
-    """A node that joins."""
+    """Connect a node and announce it."""
     key = KEYS.derive(NODE_KEY, "uid", 1)
     node = await connect("127.0.0.1", port, role=LinkRole.NODE, key=key, run_id="uid")
     node.send(Announce(0, 0, "agent_id", "bert-0-0", "127.0.0.1", 1, 1))
     return node
 
 
-async def test_facts_reach_the_coordinator_and_reports_reach_the_operator(store: Store, links: StoreLinks) -> None:
+async def test_the_view_reaches_the_coordinator_and_reports_reach_the_operator(store: Store, links: StoreLinks) -> None:
     links.set_address(KEY, store.address, KEYS.derive(OPERATOR_KEY, "uid", 1))
     await until(lambda: links.view(KEY).connected)
-    links.set_view(KEY, OperatorView(0, 0, RULES, charged=2, charged_round=None, pods=(POD,)))
+    links.set_operator_view(KEY, OperatorView(0, 0, SETTINGS, charged=2, charged_round=None, pods=(POD,)))
     node = await announce(store.port)
-    told = await node.receive()
-    while not isinstance(told, StartRound):
-        told = await node.receive()
-    assert told.restarts == 2
+    message = await node.receive()
+    while not isinstance(message, StartRound):
+        message = await node.receive()
+    assert message.restarts == 2
     await until(lambda: (r := links.view(KEY).report) is not None and r.phase is RoundPhase.RUNNING)
     node.close()
     await until(lambda: "bert-0-0" in links.view(KEY).lost_pods)
     assert store.coordinator.state.operator_view.lease == 3
 
 
-async def test_a_store_that_comes_back_hears_everything_again(links: StoreLinks) -> None:
+async def test_a_restarted_store_receives_the_view_again(links: StoreLinks) -> None:
     first = await start_store()
     links.set_address(KEY, first.address, KEYS.derive(OPERATOR_KEY, "uid", 1))
-    links.set_view(KEY, OperatorView(0, 0, RULES, charged=1, charged_round=None, pods=(POD,)))
+    links.set_operator_view(KEY, OperatorView(0, 0, SETTINGS, charged=1, charged_round=None, pods=(POD,)))
     await until(lambda: first.coordinator.state.operator_seen)
     first.coordinator.stop()
     await first.server.close()
@@ -117,7 +117,7 @@ async def test_a_store_that_comes_back_hears_everything_again(links: StoreLinks)
     await second.server.close()
 
 
-async def test_a_wrong_key_gets_nowhere(store: Store, links: StoreLinks) -> None:
+async def test_a_wrong_key_is_refused(store: Store, links: StoreLinks) -> None:
     links.set_address(KEY, store.address, KEYS.derive(NODE_KEY, "uid", 1))
     await until(lambda: sum(store.server.counters.dropped.values()) > 0)
     assert links.view(KEY).connected is False

@@ -1,4 +1,4 @@
-"""Rounds that end on plan: nodes leave, join and are scaled away, and no step is lost or done twice."""
+"""Planned ends of rounds: nodes leave, join and are scaled down, and no step is lost or repeated."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def save():
 
 elasticjob.on_stop(save)
 elasticjob.progress(step)
-# As collectives would: nobody takes a step before everybody has begun.
+# As with collectives, no rank makes a step before all ranks have started.
 mine = os.path.join(folder, os.environ["ELASTICJOB_ROUND"] + "-rank-")
 open(mine + rank, "w").close()
 while not all(os.path.exists(mine + str(other)) for other in range(int(os.environ["WORLD_SIZE"]))):
@@ -51,7 +51,7 @@ def steps_of(text: str, rank: int) -> list[int]:
     return [int(step) for step in re.findall(rf"did (\d+) rank {rank} ", text)]
 
 
-def test_a_node_told_to_go_and_the_one_that_takes_its_place_lose_no_step(tmp_path: Path) -> None:
+def test_a_drained_node_and_its_replacement_lose_no_step(tmp_path: Path) -> None:
     job = reporting(tmp_path, replicas=3, elasticPolicy={"minReplicas": 2, "maxReplicas": 3})
     with LocalRun(job, tmp_path) as run:
         agent = int(run.wait_for(r"did \d+ rank 2 of 3 agent (\d+)")[1])

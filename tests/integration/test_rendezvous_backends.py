@@ -1,4 +1,4 @@
-"""One contract for every `RendezvousBackend`: ours on our store, ours in a file, and torch's own on our store."""
+"""One contract for each `RendezvousBackend`: ours on our store, ours in a file, and torch's own on our store."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from elasticjob.torchrun.backend import NULL_SENTINEL, FileCell  # noqa: E402
 create_backend: Any = module.create_backend
 
 Make = Callable[[], Any]
-"""Makes one more node's backend of the same rendezvous, and the store for its process groups."""
+"""Creates the backend of one more node of the same rendezvous, and the store for its process groups."""
 
 
 def params(endpoint: str, run_id: str = "job", **conf: Any) -> Any:
@@ -32,8 +32,8 @@ def params(endpoint: str, run_id: str = "job", **conf: Any) -> Any:
 
 
 def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port: int = free.getsockname()[1]
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port: int = server.getsockname()[1]
         return port
 
 
@@ -48,11 +48,11 @@ def make(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Make]:
         yield lambda: create_backend(params(f"localhost:{port}", is_host=False))
         return
 
-    def torchs() -> Any:
+    def make_torchs() -> Any:
         store = stores.tcp_store("localhost", port, serve=False, timeout=20)
         return c10d_rendezvous_backend.C10dRendezvousBackend(store, "job"), store
 
-    yield torchs
+    yield make_torchs
     del host
 
 
@@ -68,7 +68,7 @@ def test_without_a_token_only_the_first_state_is_set(make: Make) -> None:
     assert two.set_state(b"second") == (b"first", token, False)
 
 
-def test_with_the_present_token_the_state_is_replaced(make: Make) -> None:
+def test_with_the_current_token_the_state_is_replaced(make: Make) -> None:
     (one, _), (two, _) = make(), make()
     _, token, _ = one.set_state(b"first, and the longer one")
     state, newer, done = two.set_state(b"second", token)
@@ -77,7 +77,7 @@ def test_with_the_present_token_the_state_is_replaced(make: Make) -> None:
     assert one.get_state() == (b"second", newer)
 
 
-def test_with_an_older_token_the_present_state_is_answered(make: Make) -> None:
+def test_with_an_older_token_the_current_state_is_returned(make: Make) -> None:
     (one, _), (two, _) = make(), make()
     _, old, _ = one.set_state(b"first")
     _, new, _ = one.set_state(b"second", old)
@@ -92,16 +92,16 @@ def test_a_token_of_another_kind_only_reads(make: Make) -> None:
     assert backend.set_state(b"second", 7) == (b"first", token, False)
 
 
-def test_of_many_at_once_one_wins(make: Make) -> None:
-    made = [make()[0] for _ in range(4)]
+def test_only_one_of_concurrent_writers_succeeds(make: Make) -> None:
+    backends = [make()[0] for _ in range(4)]
     with ThreadPoolExecutor(4) as pool:
-        results = list(pool.map(lambda i: made[i].set_state(b"by %d" % i), range(4)))
+        results = list(pool.map(lambda i: backends[i].set_state(b"by %d" % i), range(4)))
     assert [done for _, _, done in results].count(True) == 1
     assert len({(state, token) for state, token, _ in results}) == 1
 
 
 def test_torchs_dynamic_rendezvous_runs_on_it(make: Make) -> None:
-    """Two nodes meet, share a store, meet again, and one closes it for both."""
+    """Two nodes join a round, share its store, join the next round, and then close the rendezvous."""
     timeout = dynamic_rendezvous.RendezvousTimeout(join=timedelta(seconds=60), last_call=timedelta(seconds=1))
     nodes = []
     for _ in range(2):
@@ -112,14 +112,14 @@ def test_torchs_dynamic_rendezvous_runs_on_it(make: Make) -> None:
         for _ in range(2):
             infos = list(pool.map(lambda node: node.next_rendezvous(), nodes))
             assert sorted(info.rank for info in infos) == [0, 1]
-            infos[0].store.set("said", "by one")
-            assert infos[1].store.get("said") == b"by one"
+            infos[0].store.set("key", "value")
+            assert infos[1].store.get("key") == b"value"
         assert all(pool.map(lambda node: node.shutdown(), nodes))
     with pytest.raises(api.RendezvousClosedError):
         nodes[0].next_rendezvous()
 
 
-# ---- what is ours
+# ---- our backends only
 
 
 def test_nodes_with_torchs_backend_and_with_ours_meet() -> None:
@@ -134,7 +134,7 @@ def test_nodes_with_torchs_backend_and_with_ours_meet() -> None:
     assert NULL_SENTINEL.decode() == c10d_rendezvous_backend.C10dRendezvousBackend._NULL_SENTINEL
 
 
-def test_a_corrupt_state_is_said_to_be_one(tmp_path: Path) -> None:
+def test_a_corrupt_state_raises_a_state_error(tmp_path: Path) -> None:
     backend, _ = create_backend(params(str(tmp_path / "state"), store_type="file"))
     (tmp_path / "state").write_text("no base64!")
     with pytest.raises(api.RendezvousStateError):
@@ -148,7 +148,7 @@ def test_a_file_is_as_long_as_its_state(tmp_path: Path) -> None:
     assert cell.compare_set(b"a long value", b"b") == cell.get() == b"b"
 
 
-def test_a_temporary_file_is_this_users_alone() -> None:
+def test_only_this_user_can_read_the_temporary_file() -> None:
     backend, _ = create_backend(params("", store_type="file"))
     path = backend._cell._path
     try:
@@ -167,7 +167,7 @@ def test_a_lost_store_is_a_connection_error() -> None:
 
 
 @pytest.mark.parametrize(
-    ("made", "error", "message"),
+    ("make_params", "error", "message"),
     [
         (lambda: params("localhost:1", ""), ValueError, "The run id must be a non-empty string"),
         (lambda: params("localhost:1", store_type="etcd"), ValueError, "Invalid store type 'etcd' given"),
@@ -176,18 +176,18 @@ def test_a_lost_store_is_a_connection_error() -> None:
         (
             lambda: params(f"localhost:{free_port()}", is_host=False, read_timeout=1),
             api.RendezvousConnectionError,
-            "no store at localhost",
+            "the store at localhost:\\d+ is unavailable",
         ),
         (lambda: params("/no/such/folder/state", store_type="file"), api.RendezvousConnectionError, "No such file"),
     ],
 )
 def test_a_creation_that_fails_is_recorded_and_raised(
-    made: Callable[[], Any], error: type[Exception], message: str, monkeypatch: pytest.MonkeyPatch
+    make_params: Callable[[], Any], error: type[Exception], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     events: list[dict[str, Any]] = []
     monkeypatch.setattr(module, "construct_and_record_rdzv_event", lambda **event: events.append(event))
     with pytest.raises(error, match=message):
-        create_backend(made())
+        create_backend(make_params())
     assert [e["node_state"].name for e in events] == ["FAILED"]
 
 
@@ -196,11 +196,11 @@ def test_the_port_is_torchs_unless_the_endpoint_has_one() -> None:
     assert stores.parse_endpoint(params("somewhere:123")) == ("somewhere", 123)
 
 
-def test_only_an_inferred_host_is_tried_again_as_a_client() -> None:
+def test_only_an_inferred_host_falls_back_to_client() -> None:
     port = free_port()
     host, _ = create_backend(params(f"localhost:{port}"))
     assert host._cell._hosted is not None
     client, _ = create_backend(params(f"localhost:{port}"))
     assert client._cell._hosted is None
-    with pytest.raises(api.RendezvousConnectionError, match="cannot host"):
+    with pytest.raises(api.RendezvousConnectionError, match="cannot host the store"):
         create_backend(params(f"localhost:{port}", is_host=True))

@@ -1,4 +1,4 @@
-"""Our `RendezvousHandler`, several nodes in one process, against a real store and coordinator."""
+"""Our `RendezvousHandler` with a real store and coordinator. Several nodes run in one process."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def params(run_id: str = "job", nodes: tuple[int, int] = (2, 2), endpoint: str =
 
 
 class Nodes:
-    """Handlers of one rendezvous; the first hosts the store."""
+    """The handlers of one rendezvous. The first one hosts the store."""
 
     def __init__(self) -> None:
         self.pool = ThreadPoolExecutor(16)
@@ -44,32 +44,32 @@ class Nodes:
         if self.handlers:
             endpoint = f"localhost:{self.handlers[0]._endpoint.port}"
         conf = {"read_timeout": 20, **conf}
-        made: Handler = create_handler(params(nodes=nodes, endpoint=endpoint, is_host=host, **conf))
-        self.handlers.append(made)
-        return made
+        handler: Handler = create_handler(params(nodes=nodes, endpoint=endpoint, is_host=host, **conf))
+        self.handlers.append(handler)
+        return handler
 
     def join(self, *handlers: Handler) -> list[Future[Any]]:
         return [self.pool.submit(handler.next_rendezvous) for handler in handlers]
 
-    def together(self, *handlers: Handler) -> list[Any]:
-        """Each one's `RendezvousInfo` of a round that all of them are in."""
+    def join_all(self, *handlers: Handler) -> list[Any]:
+        """Join all handlers to one round and return the `RendezvousInfo` of each."""
         return [future.result(30) for future in self.join(*handlers)]
 
 
 @pytest.fixture
 def nodes() -> Iterator[Nodes]:
-    made = Nodes()
-    yield made
-    for handler in reversed(made.handlers):
+    nodes = Nodes()
+    yield nodes
+    for handler in reversed(nodes.handlers):
         handler._settings = read_settings(params(close_timeout=1, heartbeat_timeout=1))
         handler.shutdown()
-    made.pool.shutdown(cancel_futures=True)
+    nodes.pool.shutdown(cancel_futures=True)
 
 
 def until(condition: Callable[[], object], what: str) -> None:
     deadline = time.monotonic() + 30
     while not condition():
-        assert time.monotonic() < deadline, f"not so after 30 s: {what}"
+        assert time.monotonic() < deadline, f"not within 30 s: {what}"
         time.sleep(0.01)
 
 
@@ -135,10 +135,10 @@ def record_events(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     return events
 
 
-def test_a_node_is_known_by_address_process_and_a_counter(nodes: Nodes) -> None:
-    made = list(nodes.pool.map(lambda _: create_handler(params(is_host=False)), range(16)))
-    assert len({h._node.local_id for h in made}) == 16
-    assert {(h._node.addr, h._node.pid) for h in made} == {("127.0.0.1", os.getpid())}
+def test_a_node_is_identified_by_address_process_and_counter(nodes: Nodes) -> None:
+    handlers = list(nodes.pool.map(lambda _: create_handler(params(is_host=False)), range(16)))
+    assert len({h._node.local_id for h in handlers}) == 16
+    assert {(h._node.addr, h._node.pid) for h in handlers} == {("127.0.0.1", os.getpid())}
     unnamed = Handler(read_settings(params()), module.StoreEndpoint("localhost", 1, b"k", 1))
     assert unnamed._node.addr == socket.getfqdn()
 
@@ -148,86 +148,86 @@ def test_a_node_is_known_by_address_process_and_a_counter(nodes: Nodes) -> None:
 
 def test_nodes_get_ranks_and_a_store_of_their_own_round(nodes: Nodes) -> None:
     one, two = nodes.add(), nodes.add()
-    infos = nodes.together(one, two)
+    infos = nodes.join_all(one, two)
     assert sorted(i.rank for i in infos) == [0, 1]
     assert {i.world_size for i in infos} == {2}
     assert len({(i.bootstrap_store_info.master_addr, i.bootstrap_store_info.master_port) for i in infos}) == 1
-    infos[0].store.set("said", "in round 1")
-    assert infos[1].store.get("said") == b"in round 1"
-    again = nodes.together(one, two)
+    infos[0].store.set("key", "value")
+    assert infos[1].store.get("key") == b"value"
+    again = nodes.join_all(one, two)
     assert [i.rank for i in again] == [i.rank for i in infos]
-    assert not again[0].store.check(["said"])
+    assert not again[0].store.check(["key"])
     assert again[0].bootstrap_store_info.master_port != infos[0].bootstrap_store_info.master_port
 
 
-def test_workers_do_without_the_agents_store_where_torch_says_so(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_workers_do_not_share_the_agents_store_when_the_variable_disables_it(
+    nodes: Nodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
     one, two = nodes.add(), nodes.add()
     assert one.use_agent_store
     monkeypatch.setenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
     assert not one.use_agent_store
-    infos = nodes.together(one, two)
+    infos = nodes.join_all(one, two)
     ports = {i.bootstrap_store_info.master_port for i in infos}
     assert len(ports) == 1
     assert ports.isdisjoint(one._stores.keys() | two._stores.keys())
 
 
-def test_a_node_that_waits_ends_the_round_for_the_others(nodes: Nodes) -> None:
+def test_a_waiting_node_ends_the_round_of_the_others(nodes: Nodes) -> None:
     one, late = nodes.add((1, 2), last_call_timeout=1), nodes.add((1, 2))
-    [info] = nodes.together(one)
+    [info] = nodes.join_all(one)
     assert (info.world_size, one.num_nodes_waiting()) == (1, 0)
     [joined] = nodes.join(late)
-    until(lambda: one.num_nodes_waiting() == 1, "the joiner is seen")
-    [info] = nodes.together(one)
+    until(lambda: one.num_nodes_waiting() == 1, "the joining node ends the round")
+    [info] = nodes.join_all(one)
     assert (info.rank, info.world_size, joined.result(30).rank) == (0, 2, 1)
     assert one.num_nodes_waiting() == 0
 
 
-def test_a_redundant_node_waits_beyond_its_time_and_is_swapped_in_without_a_second_round(nodes: Nodes) -> None:
+def test_a_redundant_node_has_no_join_timeout_and_replaces_a_lost_node_in_one_round(nodes: Nodes) -> None:
     one, two, spare = nodes.add(), nodes.add(), nodes.add(join_timeout=1)
-    first = nodes.together(one, two)
+    first = nodes.join_all(one, two)
     [waiting] = nodes.join(spare)
-    until(lambda: spare._session and spare._session.redundant, "the spare is told")
+    until(lambda: spare._session and spare._session.redundant, "the spare node is redundant")
     with pytest.raises(TimeoutError):
         waiting.result(1.5)
     assert one.num_nodes_waiting() == two.num_nodes_waiting() == 0
     lost = (one, two)[[i.rank for i in first].index(1)]
     stays = one if lost is two else two
     lost._end_session()
-    until(lambda: stays.num_nodes_waiting() == 1, "the loss is seen")
-    [info] = nodes.together(stays)
+    until(lambda: stays.num_nodes_waiting() == 1, "the loss is detected")
+    [info] = nodes.join_all(stays)
     assert (info.rank, info.world_size, waiting.result(30).rank) == (0, 2, 1)
     assert stays.num_nodes_waiting() == 0
 
 
-def test_a_join_that_times_out_takes_itself_back(nodes: Nodes) -> None:
+def test_a_join_that_times_out_is_withdrawn(nodes: Nodes) -> None:
     impatient, one = nodes.add(join_timeout=1), nodes.add(join_timeout=60)
     with pytest.raises(api.RendezvousTimeoutError):
         impatient.next_rendezvous()
     [waiting] = nodes.join(one)
     with pytest.raises(TimeoutError):
-        waiting.result(0.5)  # nobody to be in a round with
-    [info] = nodes.together(impatient)
+        waiting.result(0.5)  # it is the only node
+    [info] = nodes.join_all(impatient)
     assert {info.rank, waiting.result(30).rank} == {0, 1}
 
 
-def test_a_store_of_a_round_that_cannot_be_reached_ends_the_round(
-    nodes: Nodes, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unreachable_store_of_a_round_ends_the_round(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
     one, two = nodes.add(), nodes.add()
     real, failed = stores.tcp_store, list[int]()
 
-    def unreachable_once(host: str, port: int, *, serve: bool, timeout: float) -> Any:
+    def fail_once(host: str, port: int, *, serve: bool, timeout: float) -> Any:
         if not serve and not failed:
             failed.append(port)
-            raise api.RendezvousConnectionError("its node is gone")
+            raise api.RendezvousConnectionError("its node is down")
         return real(host, port, serve=serve, timeout=timeout)
 
-    monkeypatch.setattr(module, "tcp_store", unreachable_once)
+    monkeypatch.setattr(module, "tcp_store", fail_once)
     joining = nodes.join(one, two)
     until(lambda: any(h.num_nodes_waiting() for h in (one, two)), "the round ends")
     leader = one if one.num_nodes_waiting() else two
     first = joining[(one, two).index(leader)].result(30)
-    [info] = nodes.together(leader)
+    [info] = nodes.join_all(leader)
     other = joining[1 - (one, two).index(leader)].result(30)
     assert {info.rank, other.rank} == {0, 1}
     assert info.bootstrap_store_info.master_port != first.bootstrap_store_info.master_port
@@ -236,44 +236,44 @@ def test_a_store_of_a_round_that_cannot_be_reached_ends_the_round(
 # ---- the end
 
 
-def test_closed_is_closed_for_everybody(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_closed_rendezvous_is_closed_for_every_node(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
     one, two, spare, late = (nodes.add() for _ in range(4))
-    nodes.together(one, two)
+    nodes.join_all(one, two)
     [waiting] = nodes.join(spare)
-    until(lambda: spare._session and spare._session.redundant, "the spare is told")
+    until(lambda: spare._session and spare._session.redundant, "the spare node is redundant")
     assert not two.is_closed()
     events = record_events(monkeypatch)
     one.set_closed()
     assert [e["node_state"].name for e in events] == ["SUCCEEDED"]
     with pytest.raises(api.RendezvousGracefulExitError):
         waiting.result(30)
-    until(two.is_closed, "others are told")
-    assert two.num_nodes_waiting() == 0  # the round that runs goes on
+    until(two.is_closed, "the other node learns of it")
+    assert two.num_nodes_waiting() == 0  # the running round continues
     for node in (two, late):
         with pytest.raises(api.RendezvousClosedError):
             node.next_rendezvous()
     assert late.is_closed()
 
 
-def test_shutdown_is_true_once_the_others_are_told(nodes: Nodes) -> None:
+def test_shutdown_returns_true_once_the_rendezvous_is_closed(nodes: Nodes) -> None:
     one, two = nodes.add(), nodes.add()
-    nodes.together(one, two)
+    nodes.join_all(one, two)
     assert two.shutdown()
-    until(one.is_closed, "the other is told")
+    until(one.is_closed, "the other node learns of it")
     assert one.shutdown()
-    assert one.shutdown() is False  # its store is gone with it
+    assert one.shutdown() is False  # it hosted the store, which has ended with it
 
 
 def test_a_lost_store_is_logged_and_never_raised_while_a_round_runs(nodes: Nodes) -> None:
     one, two = nodes.add((1, 2), heartbeat_timeout=1), nodes.add((1, 2), heartbeat_timeout=1)
-    nodes.together(one, two)
+    nodes.join_all(one, two)
     one._hosted.close()  # type: ignore[union-attr]
-    until(lambda: two._session and two._session.down_since, "the loss is seen")
+    until(lambda: two._session and two._session.down_since, "the loss is detected")
     assert (one.num_nodes_waiting(), two.num_nodes_waiting()) == (0, 0)
     assert two.shutdown() is False
 
 
-def test_errors_that_are_not_the_rendezvous_own_are_raised(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_errors_other_than_rendezvous_errors_are_raised(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
     one = nodes.add()
 
     def broken() -> None:
@@ -285,22 +285,22 @@ def test_errors_that_are_not_the_rendezvous_own_are_raised(nodes: Nodes, monkeyp
     nodes.handlers.clear()
 
 
-def test_nothing_keeps_a_dropped_handler(nodes: Nodes) -> None:
+def test_a_dropped_handler_is_collected_and_its_session_ends(nodes: Nodes) -> None:
     one, two = nodes.add((1, 2)), nodes.add((1, 2))
-    nodes.together(one, two)
-    thread, known = two._session._thread, weakref.ref(two)  # type: ignore[union-attr]
+    nodes.join_all(one, two)
+    thread, reference = two._session._thread, weakref.ref(two)  # type: ignore[union-attr]
     nodes.handlers.remove(two)
     del two
     gc.collect()
-    assert known() is None
+    assert reference() is None
     thread.join(30)
     assert not thread.is_alive()
-    until(lambda: one.num_nodes_waiting() == 1, "the node is known to be gone")
+    until(lambda: one.num_nodes_waiting() == 1, "the node's loss is detected")
 
 
 def test_a_store_that_does_not_answer_is_a_connection_error() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
     handler = create_handler(params(endpoint=f"127.0.0.1:{port}", is_host=False, read_timeout=1))
     with pytest.raises(api.RendezvousConnectionError):
         handler.next_rendezvous()
@@ -315,7 +315,7 @@ def test_a_wrong_key_is_refused_at_once(nodes: Nodes) -> None:
         nodes.add(key="00" * 32, read_timeout=60).next_rendezvous()
 
 
-def test_only_an_inferred_host_lets_another_one_host(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_an_inferred_host_accepts_another_host(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
     events = record_events(monkeypatch)
     port = nodes.add()._endpoint.port
     assert [e["node_state"].name for e in events] == ["INIT"]
@@ -325,10 +325,10 @@ def test_only_an_inferred_host_lets_another_one_host(nodes: Nodes, monkeypatch: 
         create_handler(params(endpoint=f"localhost:{port}", is_host=True))
 
 
-def test_events_say_who_joined_with_which_rank(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_events_name_the_node_and_its_rank(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
     one = nodes.add((1, 1))
     events = record_events(monkeypatch)
-    nodes.together(one)
+    nodes.join_all(one)
     assert [(e["node_state"].name, e["rank"]) for e in events] == [("RUNNING", None), ("RUNNING", 0)]
     assert {(e["hostname"], e["pid"], e["local_id"]) for e in events} == {
         ("127.0.0.1", os.getpid(), one._node.local_id)

@@ -1,4 +1,4 @@
-"""The store of a round, on the agent of its rank 0: it is there until all have stopped, and gone with the round."""
+"""The process-group store of a round, on the agent of rank 0: it serves until all members have stopped."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from support.local_run import LocalRun, manifest
 
 SCRIPT = """
 import os, signal, socket, time
-where = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+address = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
 
 def stop(number, frame):
-    if os.environ["RANK"] == "1":  # the others have long stopped
+    if os.environ["RANK"] == "1":  # rank 0 has already stopped
         end = time.monotonic() + 1
         while time.monotonic() < end:
-            socket.create_connection(where, 1).close()
+            socket.create_connection(address, 1).close()
             time.sleep(0.01)
-        print("the store was there to the end", flush=True)
+        print("the store served to the end", flush=True)
     os._exit(0)
 
 signal.signal(signal.SIGTERM, stop)
-print("rank", os.environ["RANK"], "agent", os.getppid(), "pid", os.getpid(), "port", where[1], flush=True)
+print("rank", os.environ["RANK"], "agent", os.getppid(), "pid", os.getpid(), "port", address[1], flush=True)
 while True:
     signal.pause()
 """
@@ -41,9 +41,9 @@ def job(folder: Path) -> dict[str, Any]:
 
 
 def started(run: LocalRun) -> dict[str, int]:
-    """What rank 0 says of itself, once both ranks have begun."""
-    told = [run.wait_for(r"^\[default\d\]:rank (\d) agent (\d+) pid (\d+) port (\d+)") for _ in range(2)]
-    first = next(match for match in told if match[1] == "0")
+    """Return agent, process id and store port of rank 0, once both ranks have started."""
+    lines = [run.wait_for(r"^\[default\d\]:rank (\d) agent (\d+) pid (\d+) port (\d+)") for _ in range(2)]
+    first = next(match for match in lines if match[1] == "0")
     return {"agent": int(first[2]), "pid": int(first[3]), "port": int(first[4])}
 
 
@@ -57,10 +57,10 @@ def serves(port: int) -> bool:
 def test_an_agent_that_leaves_keeps_the_store_of_its_round_up_until_all_members_have_stopped(tmp_path: Path) -> None:
     with LocalRun(job(tmp_path), tmp_path) as run:
         os.kill(started(run)["agent"], signal.SIGTERM)
-        run.wait_for("the store was there to the end")
+        run.wait_for("the store served to the end")
 
 
-def test_a_round_has_a_store_of_its_own_that_goes_with_it(tmp_path: Path) -> None:
+def test_the_store_of_a_round_closes_after_the_round(tmp_path: Path) -> None:
     with LocalRun(job(tmp_path), tmp_path) as run:
         first = started(run)
         os.kill(first["pid"], signal.SIGKILL)
@@ -69,4 +69,4 @@ def test_a_round_has_a_store_of_its_own_that_goes_with_it(tmp_path: Path) -> Non
         assert serves(second["port"])
         deadline = time.monotonic() + 30
         while serves(first["port"]):
-            assert time.monotonic() < deadline, "it is still there"
+            assert time.monotonic() < deadline, f"the store of the first round still serves on {first['port']}"

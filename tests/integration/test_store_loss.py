@@ -1,4 +1,4 @@
-"""The store may die, as a real process: training does not notice, and the next failure still recovers."""
+"""Loss of the store, as a real process: training does not notice, and the job recovers from the next failure."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from support.local_run import LocalRun, manifest
 from support.processes import child_with, environ_of, state_of
 
 OUTAGE = float(os.environ.get("ELASTICJOB_OUTAGE_SECONDS", "5"))
-"""For how long the store is away."""
+"""Seconds for which the store is unavailable."""
 
 STEPS = """
 import itertools, os, sys, time
@@ -41,41 +41,41 @@ def job(folder: Path, **spec: Any) -> dict[str, object]:
 
 
 def workers(run: LocalRun) -> dict[str, int]:
-    """Pids by rank, of workers that have just taken a step."""
+    """Return the process ids of workers that have just taken a step, by rank."""
     pids = dict[str, int]()
     while len(pids) < 2:
-        told = run.wait_for(r"step \d+ rank (\d) pid (\d+)")
-        pids[told[1]] = int(told[2])
+        line = run.wait_for(r"step \d+ rank (\d) pid (\d+)")
+        pids[line[1]] = int(line[2])
     return pids
 
 
 def kill_store() -> int:
-    """SIGKILL; its port."""
+    """Send the store SIGKILL; return its port."""
     store = child_with("store")
     port = int(environ_of(store)[Env.PORT])
     os.kill(store, signal.SIGKILL)
     return port
 
 
-def joined(run: LocalRun) -> None:
-    """Both nodes have found the store again."""
+def wait_until_connected(run: LocalRun) -> None:
+    """Wait until both nodes have connected to a store."""
     for _ in range(2):
-        run.wait_for(r"\[agent\] toy-\d-0: joined")
+        run.wait_for(r"\[agent\] toy-\d-0: connected to store")
 
 
 def steps_of(text: str, pid: int) -> list[int]:
     return [int(step) for step in re.findall(rf"step (\d+) rank \d pid {pid}$", text, re.MULTILINE)]
 
 
-def stands_still(pid: int) -> None:
-    """A signal is sent before the process has heard of it."""
+def wait_until_stopped(pid: int) -> None:
+    """Wait until the process is stopped: the kernel handles the signal after `kill` has returned."""
     deadline = time.monotonic() + 10
     while state_of(pid) != "T":
         assert time.monotonic() < deadline, f"{pid} is {state_of(pid)}"
 
 
-def store_has_noticed() -> None:
-    """No connection to the store is left on its side: of what heals before, the round goes on."""
+def wait_until_store_has_lost_all_links() -> None:
+    """Wait until the store has no connection left; if the network heals before that, the round goes on."""
     store, deadline = child_with("store"), time.monotonic() + 30
     port = f":{int(environ_of(store)[Env.PORT]):04X}"
     established = "01"
@@ -88,51 +88,51 @@ def store_has_noticed() -> None:
         assert time.monotonic() < deadline, left
 
 
-def recovers_from_a_dead_worker(run: LocalRun, folder: Path) -> None:
+def check_recovery_from_a_killed_worker(run: LocalRun, folder: Path) -> None:
     os.kill(workers(run)["1"], signal.SIGKILL)
     run.wait_for(r"runs: 2 workers on 2 nodes")
     (folder / "done").touch()
     assert run.exit_code() == 0
-    assert "toy succeeded; 1 restarts" in run.text
+    assert "toy succeeded; 1 restart" in run.text
 
 
 def test_a_store_killed_twice_is_not_noticed_and_the_next_failure_recovers(tmp_path: Path) -> None:
     with LocalRun(job(tmp_path), tmp_path) as run:
-        joined(run)
+        wait_until_connected(run)
         run.wait_for("runs: 2 workers on 2 nodes")
         before = workers(run)
         for _ in range(2):
             kill_store()
-            joined(run)
+            wait_until_connected(run)
         assert workers(run) == before
         assert run.text.count("formed") == 2  # one line for each node: no round but the first
         for pid in before.values():
             steps = steps_of(run.text, pid)
             assert steps == list(range(len(steps)))
-        recovers_from_a_dead_worker(run, tmp_path)
+        check_recovery_from_a_killed_worker(run, tmp_path)
 
 
 def _bound(port: int) -> socket.socket:
-    """Before the next store is there: an interpreter takes longer to start than a kernel to clear away."""
+    """Bind the port before the next store does: the kernel frees it faster than an interpreter starts."""
     deadline = time.monotonic() + 10
     while True:
         try:
             return socket.create_server(("", port))
         except OSError:
-            assert time.monotonic() < deadline, f"somebody else serves on {port}"
+            assert time.monotonic() < deadline, f"another process serves on {port}"
 
 
 @contextlib.contextmanager
-def taken(port: int) -> Iterator[None]:
-    """Nobody serves here: who connects is hung up on, and no store can bind it."""
+def occupied(port: int) -> Iterator[None]:
+    """Occupy a port, so that no store can bind it, and close every connection to it."""
     with _bound(port) as sock:
 
-        def hang_up() -> None:
+        def close_connections() -> None:
             with contextlib.suppress(OSError):
                 while True:
                     sock.accept()[0].close()
 
-        thread = threading.Thread(target=hang_up)
+        thread = threading.Thread(target=close_connections)
         thread.start()
         yield
         sock.shutdown(socket.SHUT_RDWR)
@@ -140,61 +140,61 @@ def taken(port: int) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def gone(run: LocalRun) -> Iterator[None]:
-    """It is started again and again, and cannot serve."""
-    with taken(kill_store()):
+def failing(run: LocalRun) -> Iterator[None]:
+    """The store is started again and again, and cannot bind its port."""
+    with occupied(kill_store()):
         run.wait_for("the store ended")
         yield
-    joined(run)
+    wait_until_connected(run)
 
 
 @contextlib.contextmanager
 def stopped(run: LocalRun) -> Iterator[None]:
-    """Its connections stay, and nobody answers."""
+    """The store is stopped: its connections stay open, and it does not answer."""
     store = child_with("store")
     os.kill(store, signal.SIGSTOP)
     yield
     os.kill(store, signal.SIGCONT)
 
 
-@pytest.mark.parametrize("away", [gone, stopped])
-def test_a_store_that_is_away_for_a_while_is_not_noticed_and_the_next_failure_recovers(
-    away: Callable[[LocalRun], contextlib.AbstractContextManager[None]], tmp_path: Path
+@pytest.mark.parametrize("unavailable", [failing, stopped])
+def test_an_unavailable_store_is_not_noticed_and_the_next_failure_recovers(
+    unavailable: Callable[[LocalRun], contextlib.AbstractContextManager[None]], tmp_path: Path
 ) -> None:
     with LocalRun(job(tmp_path), tmp_path) as run:
-        joined(run)
+        wait_until_connected(run)
         run.wait_for("runs: 2 workers on 2 nodes")
         before = workers(run)
-        with away(run):
+        with unavailable(run):
             end = time.monotonic() + OUTAGE
             while time.monotonic() < end:
                 assert workers(run) == before
         assert "cut off" not in run.text
-        recovers_from_a_dead_worker(run, tmp_path)
+        check_recovery_from_a_killed_worker(run, tmp_path)
 
 
-def test_a_worker_that_dies_right_after_the_store_did_so_twice_is_restarted_and_counted_once(tmp_path: Path) -> None:
+def test_a_worker_that_fails_after_the_store_failed_twice_is_restarted_and_counted_once(tmp_path: Path) -> None:
     with LocalRun(job(tmp_path), tmp_path) as run:
-        joined(run)
+        wait_until_connected(run)
         run.wait_for("runs: 2 workers on 2 nodes")
         kill_store()
-        joined(run)
-        with taken(kill_store()):
+        wait_until_connected(run)
+        with occupied(kill_store()):
             os.kill(workers(run)["1"], signal.SIGKILL)
             run.wait_for("rank 1 died: SIGKILL")
         run.wait_for(r"round 1\.0\.2000001 runs: 2 workers on 2 nodes")
         (tmp_path / "done").touch()
         assert run.exit_code() == 0
-        assert "toy succeeded; 1 restarts" in run.text
+        assert "toy succeeded; 1 restart" in run.text
 
 
 @pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("iptables"), reason="needs root and iptables")
-def test_nodes_that_are_cut_off_freeze_their_workers_and_end_them_when_told(tmp_path: Path) -> None:
-    """A network namespace of the run's own, in which for a while no packet arrives."""
+def test_nodes_that_are_cut_off_freeze_their_workers_until_the_coordinator_ends_the_round(tmp_path: Path) -> None:
+    """The run has its own network namespace, in which no packet arrives for a while."""
     rules = {"keepAliveIntervalSeconds": 1, "keepAliveMaxAttempts": 1}
     network = ["unshare", "--net", "sh", "-c", 'ip link set lo up && exec "$@"', "-"]
     with LocalRun(job(tmp_path, rendezvous=rules), tmp_path, within=network) as run:
-        joined(run)
+        wait_until_connected(run)
         run.wait_for("runs: 2 workers on 2 nodes")
         before = workers(run)
         packets = ["nsenter", f"--net=/proc/{run.pid}/ns/net", "iptables"]
@@ -202,8 +202,8 @@ def test_nodes_that_are_cut_off_freeze_their_workers_and_end_them_when_told(tmp_
         for _ in range(2):
             run.wait_for("cut off from the store and from all other nodes: the workers are frozen")
         for pid in before.values():
-            stands_still(pid)
-        store_has_noticed()
+            wait_until_stopped(pid)
+        wait_until_store_has_lost_all_links()
         subprocess.run([*packets, "-F", "INPUT"], check=True)
         run.wait_for(r"round 1.0.2 runs: 2 workers on 2 nodes")
         after = workers(run)

@@ -1,4 +1,4 @@
-"""A rank that is slow by itself is told from those that wait for it, with real torch and gloo."""
+"""A slow rank is distinguished from the ranks that wait for it, with real torch and gloo."""
 
 from __future__ import annotations
 
@@ -40,19 +40,19 @@ while not stop.item():
     elasticjob.progress(step)
 dist.destroy_process_group()
 """
-"""Where the file `slow-<rank>` is, that rank takes 50 ms longer to load its data."""
+"""A rank takes 50 ms longer to load its data while the file `slow-<rank>` exists."""
 
 
 @pytest.mark.torch
 @pytest.mark.timeout(300)
-def test_the_slow_rank_is_named_and_nobody_once_all_keep_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_slow_rank_is_named_and_none_once_all_keep_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(Env.STEP_TIME_WINDOW_SECONDS, "1")
     job = manifest([*script(tmp_path, TRAINS), str(tmp_path)], replicas=2, preload=["torch", "torch._dynamo"])
     (tmp_path / "slow-1").touch()
     with LocalRun(job, tmp_path) as run:
         named = run.wait_for(r"rank (\d) on (\S+) holds up every step: (\d+) ms of its own, (\d+) ms", 120)
         assert named.group(1, 2) == ("1", "toy-1-0")
-        assert int(named[3]) >= 60, "80 ms, less one of five steps or more that the window cut"
+        assert int(named[3]) >= 60, "80 ms, minus one step in five or more that the window cuts off"
         (tmp_path / "slow-1").unlink()
         run.wait_for("all ranks keep up again")
         (tmp_path / "slow-0").touch()
@@ -96,7 +96,7 @@ def elapsed():
 
 began = time.monotonic()
 assert step().tolist() == [1, 1, 1]
-assert own() == 0, "nobody saw what came before the first pass"
+assert own() == 0, "time before the first pass is not measured"
 time.sleep(0.05)
 torch.autograd.backward(torch.ones(1, requires_grad=True))
 first = own()
@@ -106,7 +106,7 @@ torch.autograd.backward(torch.ones(1, requires_grad=True))
 first = own()
 step()
 second = own()
-assert 0 < second - first <= elapsed() - before - 0.4, "nothing within a pass counts, nor what passes within it end"
+assert 0 < second - first <= elapsed() - before - 0.4, "time within a pass does not count, nested passes included"
 if os.fork() == 0:
     step()
     os._exit(0)
@@ -120,10 +120,10 @@ assert own() > second
 torch.ones(1, requires_grad=True, device="meta").sum().backward()
 third = own()
 step()
-assert own() == third, "nobody knows when another device is done"
+assert own() == third, "when another device is done is not known"
 print("done")
 """
-"""Every layer takes 0.2 s in its backward pass, and reentrant checkpoints run passes within passes."""
+"""Every layer takes 0.2 s in its backward pass, and reentrant checkpoints nest backward passes."""
 
 
 @pytest.mark.torch

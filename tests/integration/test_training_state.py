@@ -1,4 +1,4 @@
-"""`elasticjob.State` with real torch: alone, between ranks, and through the rounds of a job."""
+"""`elasticjob.State` with real torch: in one process, between ranks, and across the rounds of a job."""
 
 from __future__ import annotations
 
@@ -53,9 +53,14 @@ except TypeError as error:
 """
 
 
-def test_everything_comes_back_from_a_file(tmp_path: Path) -> None:
-    said = subprocess.check_output([sys.executable, "-c", ALONE, str(tmp_path / "state")], text=True, env=environment())
-    assert said.strip() == "state['values']['best']: a object can be no part of a State: numbers, text and tensors can"
+def test_a_state_is_restored_from_a_file(tmp_path: Path) -> None:
+    output = subprocess.check_output(
+        [sys.executable, "-c", ALONE, str(tmp_path / "state")], text=True, env=environment()
+    )
+    assert output.strip() == (
+        "state['values']['best']: objects of type object cannot be part of a State; "
+        "allowed: numbers, text, lists, dicts and tensors"
+    )
 
 
 BETWEEN = """
@@ -77,11 +82,11 @@ print(rank, state.step, state.note, model.weight.unique().tolist())
 """
 
 
-def test_all_ranks_get_the_newest_state_that_any_of_them_holds(tmp_path: Path) -> None:
+def test_all_ranks_get_the_newest_state_of_any_rank(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(BETWEEN)
     ranks = [
         subprocess.Popen(
-            [sys.executable, str(tmp_path / "script.py"), str(tmp_path / "meeting")],
+            [sys.executable, str(tmp_path / "script.py"), str(tmp_path / "rendezvous")],
             env=environment(RANK=rank, LOCAL_RANK=int(rank == 3)),
             stdout=subprocess.PIPE, text=True,
         )
@@ -104,12 +109,12 @@ def example(folder: Path, *arguments: str, **spec: object) -> dict[str, object]:
 
 
 def steps_of(text: str, rank: int) -> list[tuple[int, int]]:
-    """(step, world size) as a rank printed them."""
+    """Return each (step, world size) that a rank printed."""
     return [(int(s), int(w)) for s, w in re.findall(rf"step=(\d+) .* world=(\d) rank={rank} ", text)]
 
 
 @pytest.mark.timeout(400)
-def test_no_step_is_lost_or_done_twice_when_a_node_goes_and_another_comes(tmp_path: Path) -> None:
+def test_no_step_is_lost_or_repeated_when_a_node_is_drained_and_replaced(tmp_path: Path) -> None:
     saved = tmp_path / "state"
     job = example(tmp_path, "--steps=100000", "--step-delay=0.01", f"--path={saved}")
     with LocalRun(job, tmp_path) as run:
@@ -147,7 +152,7 @@ def test_a_crash_loses_at_most_the_steps_since_the_last_commit(tmp_path: Path) -
 
 
 def agent_of(pod: str) -> int:
-    """The process that was started as this pod's agent."""
+    """Return the process id of this pod's agent."""
     for path in Path("/proc").glob("[0-9]*/environ"):
         try:
             environ, command = path.read_bytes(), (path.parent / "cmdline").read_bytes()
@@ -155,13 +160,13 @@ def agent_of(pod: str) -> int:
             continue
         if f"ELASTICJOB_POD_NAME={pod}\0".encode() in environ and b"\0agent\0--\0" in command:
             return int(path.parent.name)
-    raise AssertionError(f"no agent of {pod}")
+    raise AssertionError(f"no agent of {pod} runs")
 
 
 def worker_of(pod: str) -> int:
-    """Its child that runs the script."""
+    """Return the process id of the child of this pod's agent that runs the script."""
     agent = agent_of(pod)
     for child in Path(f"/proc/{agent}/task/{agent}/children").read_text().split():
         if str(EXAMPLE).encode() in Path(f"/proc/{child}/cmdline").read_bytes():
             return int(child)
-    raise AssertionError(f"no worker of {pod}")
+    raise AssertionError(f"no worker of {pod} runs")

@@ -1,4 +1,4 @@
-"""Two store processes at once: the older one hears of the newer one from a node, and closes itself."""
+"""Two store processes at once: the older one closes itself when a node reports the newer one."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ async def start_store() -> AsyncIterator[StartStore]:
         }
         process = await asyncio.create_subprocess_exec(*PROGRAM, env=environ, stderr=asyncio.subprocess.PIPE)
         started.append(process)
-        line = await said(process, "serving on port")
+        line = await log_line(process, "serving on port")
         return process, int(line.split("serving on port ")[1].split(",")[0])
 
     yield start
@@ -55,13 +55,13 @@ async def start_store() -> AsyncIterator[StartStore]:
         await process.wait()
 
 
-async def said(process: asyncio.subprocess.Process, what: str) -> str:
-    """The next line of its log with these words."""
+async def log_line(process: asyncio.subprocess.Process, text: str) -> str:
+    """Return the next line of the process's log that contains `text`."""
     assert process.stderr is not None
     while True:
         line = (await asyncio.wait_for(process.stderr.readline(), 20)).decode()
-        assert line, f"it ended without {what!r}"
-        if what in line:
+        assert line, f"the process ended without logging {text!r}"
+        if text in line:
             return line
 
 
@@ -73,10 +73,10 @@ async def test_a_store_closes_itself_when_a_node_knows_a_newer_one(start_store: 
     older, old_port = await start_store(0)
     _, new_port = await start_store(1)
     ports = [new_port, old_port, new_port]
-    bystander = await dial(old_port)
-    bystander.send(Announce(1, 0, "other", "j-1-0", "127.0.0.1", 1, 1))
-    assert isinstance(await bystander.receive(), Standby)
-    heard: asyncio.Queue[CoordinatorToNode] = asyncio.Queue()
+    other_node = await dial(old_port)
+    other_node.send(Announce(1, 0, "other", "j-1-0", "127.0.0.1", 1, 1))
+    assert isinstance(await other_node.receive(), Standby)
+    received: asyncio.Queue[CoordinatorToNode] = asyncio.Queue()
     links: list[ControlLink] = []
 
     async def next_store() -> ControlLink:
@@ -84,14 +84,14 @@ async def test_a_store_closes_itself_when_a_node_knows_a_newer_one(start_store: 
         return links[-1]
 
     def greeting() -> tuple[NodeToCoordinator, ...]:
-        if len(links) == 1:  # away from the newer one, as the network would have it
+        if len(links) == 1:  # the node loses its link to the newer store
             asyncio.get_running_loop().call_soon(links[0].close)
         return (Announce(0, 0, "agent_id", "j-0-0", "127.0.0.1", 1, 1),)
 
-    node = NodeClient(next_store, greeting, heard.put_nowait, had_round=lambda: True, join_timeout=1.0)
+    node = NodeClient(next_store, greeting, received.put_nowait, had_round=lambda: True, join_timeout=1.0)
     running = asyncio.ensure_future(node.run())
-    await said(older, "closed: store 1 has taken over")
-    assert await asyncio.wait_for(bystander.receive(), 10) is None
+    await log_line(older, "closed: store 1 has taken over")
+    assert await asyncio.wait_for(other_node.receive(), 10) is None
     with pytest.raises(ConnectionRefusedError):
         await dial(old_port)
     assert older.returncode is None

@@ -1,4 +1,4 @@
-"""`--deep`: explorers look at many more worlds (minutes instead of seconds)."""
+"""The option `--deep`: explore many more worlds, in minutes instead of seconds."""
 
 from __future__ import annotations
 

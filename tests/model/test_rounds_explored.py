@@ -1,4 +1,4 @@
-"""Long seeded walks through the worlds of `rounds_world`, with every fault there is; and that they get everywhere."""
+"""Long seeded random walks through the worlds of `rounds_world`, with all faults; they must reach all phases."""
 
 from __future__ import annotations
 
@@ -12,101 +12,101 @@ from elasticjob.rendezvous.report import build_report
 from elasticjob.rendezvous.state import RECOVERY_TIMEOUT
 from elasticjob_operator.plan import stores
 from support import rounds_world
-from support.rounds_invariants import broken, left_out_for_ever
-from support.rounds_world import World, calm, faults, finishing, parted, running, step
+from support.rounds_invariants import broken_invariants, liveness_violation
+from support.rounds_world import World, calm, faults, finishing, running, step, two_stores
 
 SEEDS, STEPS = 60, 250
 
 
 def next_world(world: World, random: Random) -> World:
-    """A fault now and then, else whatever comes; moves that matter more often than the clock."""
+    """Return the world after a random move: a fault in 6 % of the cases, else mostly messages and work."""
     moves = list(faults(world)) if random.random() < 0.06 else [m for m in calm(world) for _ in range(_weight(m[0]))]
     if not moves:
         return world
     move = random.choice(moves)
     after = step(world, move)
-    assert not broken(world, move, after), f"{move}: {broken(world, move, after)}"
+    assert not broken_invariants(world, move, after), f"{move}: {broken_invariants(world, move, after)}"
     return after
 
 
 def _weight(move: str) -> int:
-    return {"old-store-dies": 1, "heal": 3, "resume": 3, "tick": 3}.get(move, 9)
+    return {"old-store-ends": 1, "heal": 3, "resume": 3, "tick": 3}.get(move, 9)
 
 
 @pytest.mark.parametrize("seed", range(SEEDS))
-def test_nothing_goes_wrong_and_the_job_ends_once_faults_stop(seed: int) -> None:
+def test_invariants_hold_and_the_job_ends_once_faults_stop(seed: int) -> None:
     random, world = Random(seed), running(3 + seed % 2, spares=seed % 3 // 2) if seed % 10 else finishing()
     for _ in range(STEPS):
         world = next_world(world, random)
-    assert not left_out_for_ever(world, 4000)
+    assert not liveness_violation(world, 4000)
 
 
-PARTED = [(5, (3, 4), False), (4, (2, 3), False), (4, (2, 3), True), (5, (2, 3, 4), False), (6, (3, 4, 5), True)]
+TWO_STORES = [(5, (3, 4), False), (4, (2, 3), False), (4, (2, 3), True), (5, (2, 3, 4), False), (6, (3, 4, 5), True)]
 
 
-def parted_ways(size: int, there: tuple[int, ...], by_word: bool, seeds: int) -> str:
-    """What breaks while two stores live, nodes go from one to the other, and the operator answers the newer one."""
+def two_store_violation(size: int, moved: tuple[int, ...], confirmed: bool, seeds: int) -> str:
+    """Return what breaks while two stores run, nodes move between them, and the operator answers the newer one."""
     for seed in range(seeds):
-        random, world = Random(seed), parted(size, there, by_word=by_word)
+        random, world = Random(seed), two_stores(size, moved, confirmed=confirmed)
         for _ in range(120):
             kinds = ("blip", "cut", "crash") if random.random() < 0.03 else ()
             moves = list(faults(world, kinds)) or [m for m in calm(world) for _ in range(_weight(m[0]))]
             if not moves:
                 break
             move = random.choice(moves)
-            if move[0] == "old-store-dies" and random.random() < 0.9:
+            if move[0] == "old-store-ends" and random.random() < 0.9:
                 continue
             after = step(world, move)
             if after.now > world.now + RECOVERY_TIMEOUT and any(a.inbox or a.stopping for a in world.agents):
-                continue  # whoever stands still for half a minute is given up: not what this is about
-            if wrong := broken(world, move, after):
+                continue  # the tick would make a slow node count as lost: not the subject here
+            if wrong := broken_invariants(world, move, after):
                 return f"seed {seed}: {move}: {wrong}"
             world = after
-        if wrong := left_out_for_ever(world, 4000):
+        if wrong := liveness_violation(world, 4000):
             return f"seed {seed}: {wrong}"
     return ""
 
 
-@pytest.mark.parametrize(("size", "there", "by_word"), PARTED)
-def test_a_store_that_was_given_up_and_lives_makes_no_second_world(
-    size: int, there: tuple[int, ...], by_word: bool, deep: bool
+@pytest.mark.parametrize(("size", "moved", "confirmed"), TWO_STORES)
+def test_a_replaced_store_that_is_still_alive_runs_no_second_world(
+    size: int, moved: tuple[int, ...], confirmed: bool, deep: bool
 ) -> None:
-    assert not parted_ways(size, there, by_word, 1000 if deep else 25)
+    assert not two_store_violation(size, moved, confirmed, 1000 if deep else 25)
 
 
-def _word_at_once(report: Report, before: Report | None, *, older: bool) -> float:
-    """A successor is the only store from its first moment on."""
+def _confirm_at_once(report: Report, before: Report | None, *, older: bool) -> float:
+    """Wrong: confirm a successor even while an older store is alive."""
     return report.confirmation_request
 
 
-def _half_is_enough(report: Report, before: Report | None, *, older: bool) -> float:
-    """... if half is here, whatever the old store was told."""
+def _confirm_any_half(report: Report, before: Report | None, *, older: bool) -> float:
+    """Wrong: confirm a successor with half of the nodes, even if the older store may have been confirmed."""
     return report.confirmation_request if report.half_missing_round or not older else 0.0
 
 
-def _nobody_on_the_way(world: World) -> bool:
-    """... from when the old one is gone, though its nodes train on until they come."""
+def _ignore_nodes_on_their_way(world: World) -> bool:
+    """Wrong: confirm a successor once the older store has ended, although nodes of that one still train."""
     return len(world.stores) > 1
 
 
 @pytest.mark.parametrize(
     ("module", "name", "wrong", "start"),
     [
-        (stores, "confirmable_request", _word_at_once, PARTED[0]),
-        (stores, "confirmable_request", _half_is_enough, PARTED[2]),
-        (rounds_world, "_older", _nobody_on_the_way, PARTED[0]),
+        (stores, "confirmable_request", _confirm_at_once, TWO_STORES[0]),
+        (stores, "confirmable_request", _confirm_any_half, TWO_STORES[2]),
+        (rounds_world, "_older", _ignore_nodes_on_their_way, TWO_STORES[0]),
     ],
 )
-def test_a_word_too_many_is_found(
+def test_a_confirmation_too_many_is_found(
     module: ModuleType, name: str, wrong: object, start: tuple[int, tuple[int, ...], bool],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     monkeypatch.setattr(module, name, wrong)
-    assert "never_two_running_worlds" in parted_ways(*start, 100)
+    assert "never_two_running_worlds" in two_store_violation(*start, 100)
 
 
-def test_the_exploration_gets_everywhere() -> None:
-    """What random walks never reach they cannot check."""
+def test_the_walks_reach_every_phase_and_end_reason() -> None:
+    """The walks check nothing that they never reach."""
     reached: set[str] = set()
     for seed in range(SEEDS):
         random, world = Random(seed), running(3 + seed % 2) if seed % 10 else finishing()
@@ -115,11 +115,12 @@ def test_the_exploration_gets_everywhere() -> None:
             for store in world.stores:
                 report = build_report(store.state, world.now)
                 reached |= {report.phase.value, *(e.reason.value for e in report.ended_rounds)}
-                reached |= {"asked"} if report.confirmation_request else set()
+                reached |= {"requested"} if report.confirmation_request else set()
                 reached |= {"closed"} if store.state.newer_store is not None else set()
                 restored = store.state.round and store.state.round.id.store_incarnation < store.incarnation
                 reached |= {"restored"} if restored else set()
             reached |= {"frozen" for a in world.agents if a.frozen}
-    wanted = {p.value for p in RoundPhase} | {e.value for e in EndReason} | {"restored", "asked", "closed", "frozen"}
+    wanted = {p.value for p in RoundPhase} | {e.value for e in EndReason}
+    wanted |= {"restored", "requested", "closed", "frozen"}
     missed = wanted - reached
     assert not missed, sorted(missed)

@@ -1,4 +1,4 @@
-"""Every interleaving of small jobs around one fault, or two with `--deep`; and seeded bugs that must be found."""
+"""Every interleaving of small jobs around one or two faults, and seeded bugs that must be found."""
 
 from __future__ import annotations
 
@@ -16,15 +16,18 @@ from elasticjob.contract.messages import OperatorView, WorkersStopped
 from elasticjob.rendezvous import apply_event, round_end, rounds
 from elasticjob.rendezvous.decision import RoundDecision, Rule
 from elasticjob.rendezvous.state import CoordinatorState, Node
-from support.rounds_invariants import broken, left_out_for_ever
+from support.rounds_invariants import broken_invariants, liveness_violation
 from support.rounds_world import FAULTS, Move, World, calm, faults, finishing, running, step
 
 STATES, DEEP_STATES = 900, 20_000
-"""Different worlds looked at around each fault."""
+"""Different worlds explored around each fault."""
 
 
 def explore(start: World, kinds: tuple[str, ...], budget: int, states: int) -> str:
-    """Breadth first over all moves, with at most `budget` faults; the first trace that breaks something, or empty."""
+    """Explore all moves breadth first, with at most `budget` faults.
+
+    Return the first trace that breaks an invariant or leads to a job that does not end; empty if there is none.
+    """
     queue: deque[tuple[World, int, tuple[Move, ...]]] = deque([(start, budget, ())])
     seen: set[bytes] = set()
     while queue and len(seen) < states:
@@ -32,7 +35,7 @@ def explore(start: World, kinds: tuple[str, ...], budget: int, states: int) -> s
         for move in itertools.chain(faults(world, kinds) if left else (), calm(world)):
             try:
                 after = step(world, move)
-                wrong = broken(world, move, after)
+                wrong = broken_invariants(world, move, after)
             except AssertionError as error:
                 wrong = str(error)
             if wrong:
@@ -41,9 +44,9 @@ def explore(start: World, kinds: tuple[str, ...], budget: int, states: int) -> s
             if key not in seen:
                 seen.add(key)
                 queue.append((after, left - (move in set(faults(world, kinds))), (*trace, move)))
-    # Those that are still to be looked at are the deepest: from a sample of them the job must get to its end.
+    # The worlds left in the queue are the deepest. From a sample of them the job must end.
     for world, _, trace in list(queue)[:: max(1, len(queue) // 25)]:
-        if wrong := left_out_for_ever(world):
+        if wrong := liveness_violation(world):
             return f"{wrong}: {' '.join(map(str, trace))}"
     return ""
 
@@ -58,21 +61,21 @@ def test_every_interleaving_around_one_fault_with_a_spare(kind: str, deep: bool)
     assert not explore(running(4, spares=1), (kind,), 1, DEEP_STATES if deep else STATES)
 
 
-TELLING = [("fail", "cut"), ("blip", "second-store"), ("succeed", "restart-store"), ("crash", "operator-away")]
+DEFAULT_PAIRS = [("fail", "cut"), ("blip", "second-store"), ("succeed", "restart-store"), ("crash", "operator-down")]
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """All pairs of faults with `--deep`."""
+    """Parametrize over all pairs of faults with `--deep`, else over four."""
     if "pair" in metafunc.fixturenames:
         deep = metafunc.config.getoption("--deep", default=False)
-        metafunc.parametrize("pair", list(itertools.combinations(FAULTS, 2)) if deep else TELLING, ids="+".join)
+        metafunc.parametrize("pair", list(itertools.combinations(FAULTS, 2)) if deep else DEFAULT_PAIRS, ids="+".join)
 
 
 def test_every_interleaving_around_two_faults(pair: tuple[str, str], deep: bool) -> None:
     assert not explore(running(), pair, 2, DEEP_STATES if deep else STATES)
 
 
-@pytest.mark.parametrize("kinds", [("restart-store",), ("second-store", "cut"), ("restart-store", "operator-away")])
+@pytest.mark.parametrize("kinds", [("restart-store",), ("second-store", "cut"), ("restart-store", "operator-down")])
 def test_every_interleaving_around_a_success_while_the_store_dies(kinds: tuple[str, ...], deep: bool) -> None:
     assert not explore(finishing(), kinds, len(kinds), DEEP_STATES if deep else 2 * STATES)
 
@@ -80,7 +83,7 @@ def test_every_interleaving_around_a_success_while_the_store_dies(kinds: tuple[s
 @settings(max_examples=40, deadline=None)
 @given(st.integers(4, 8), st.integers(0, 2), st.lists(st.tuples(st.booleans(), st.integers(0, 10_000)), max_size=60))
 def test_large_jobs(size: int, spares: int, choices: list[tuple[bool, int]]) -> None:
-    """Whatever happens to many nodes: nothing is broken on the way, and the job ends once nothing happens any more."""
+    """Random faults of many nodes break no invariant, and the job ends once they stop."""
     world, trace = running(size, spares), list[Move]()
     for fault, choice in choices:
         moves = list(faults(world) if fault and choice % 3 == 0 else calm(world)) or list(calm(world))
@@ -89,46 +92,46 @@ def test_large_jobs(size: int, spares: int, choices: list[tuple[bool, int]]) -> 
         move = moves[choice % len(moves)]
         after = step(world, move)
         trace.append(move)
-        assert not broken(world, move, after), trace
+        assert not broken_invariants(world, move, after), trace
         world = after
-    assert not left_out_for_ever(world, 4000), trace
+    assert not liveness_violation(world, 4000), trace
 
 
-# ---- the explorer is worth something only if it finds what is wrong
+# ---- the exploration finds seeded bugs
 
 
-def _not_waiting_for_all(state: CoordinatorState, now: float) -> RoundDecision | None:
-    """A new round as soon as most members of the old one have stopped."""
+def _conclude_early(state: CoordinatorState, now: float) -> RoundDecision | None:
+    """Wrong: conclude a round before all its members have stopped."""
     if state.round is not None and state.round.ending is not None:
         members = {b: replace(m, lost=True) for b, m in state.round.members.items()}
         state = replace(state, round=replace(state.round, members=members))
-    return _conclude(state, now)
+    return _conclude_round(state, now)
 
 
-_conclude = round_end.conclude_round
+_conclude_round = round_end.conclude_round
 
 
-def _old_words_count(state: CoordinatorState, node: Node, message: WorkersStopped, now: float) -> CoordinatorState:
-    """Words are taken to be on the present round, whatever they say."""
+def _apply_to_any_round(state: CoordinatorState, node: Node, message: WorkersStopped) -> CoordinatorState:
+    """Wrong: apply messages about an older round to the current one."""
     if state.round is not None:
         message = replace(message, round=state.round.id)
-    return _said_of_round(state, node, message, now)
+    return _apply_worker_state(state, node, message)
 
 
-_said_of_round = apply_event._said_of_round
+_apply_worker_state = apply_event._apply_worker_state
 
 
-def _charged_again(state: CoordinatorState, facts: OperatorView) -> CoordinatorState:
-    """What status has taken in is told again: here, as another round."""
+def _charge_again(state: CoordinatorState, view: OperatorView) -> CoordinatorState:
+    """Wrong: report a charge again, as one of another round."""
     return replace(
-        _informed(state, facts),
+        _apply_operator_view(state, view),
         ended_rounds=tuple(
             replace(e, round=e.round._replace(number=e.round.number + 100)) for e in state.ended_rounds if e.charged
         ),
     )
 
 
-_informed = apply_event._informed
+_apply_operator_view = apply_event._apply_operator_view
 
 
 def _with_rule(number: int, rule: Rule) -> tuple[Rule, ...]:
@@ -138,9 +141,9 @@ def _with_rule(number: int, rule: Rule) -> tuple[Rule, ...]:
 @pytest.mark.parametrize(
     ("module", "name", "value", "kinds", "found"),
     [
-        (rounds, "RULES", _with_rule(rounds.RULES.index(_conclude), _not_waiting_for_all), ("fail",), "still runs"),
-        (apply_event, "_said_of_round", _old_words_count, ("late",), "old_words_have_no_effect"),
-        (apply_event, "_informed", _charged_again, ("fail",), "a_charge_is_counted_once"),
+        (rounds, "RULES", _with_rule(rounds.RULES.index(_conclude_round), _conclude_early), ("fail",), "still runs"),
+        (apply_event, "_apply_worker_state", _apply_to_any_round, ("late",), "old_messages_have_no_effect"),
+        (apply_event, "_apply_operator_view", _charge_again, ("fail",), "a_charge_is_counted_once"),
     ],
 )
 def test_a_seeded_bug_is_found(

@@ -1,4 +1,4 @@
-"""Our images on the test cluster."""
+"""The project's images on the test cluster."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from images import build, oci
 
 
 def build_and_load() -> None:
-    """Bring both images up to date, here and on every node."""
+    """Build both images and load them on every node."""
     for name in build.BUILDERS:
         verbs.load(build.build(name))
 
 
 def renamed(name: str, image: str, folder: Path) -> Path:
-    """An archive of one of our images under another name, such as `late:1.0`."""
+    """Write an archive of one of the images under another name, such as `late:1.0`, and return its path."""
     cache = oci.Cache(build.folder())
     archive = folder / "renamed.tar"
     oci.write_archive(replace(build.BUILDERS[name](cache), name=image), cache, archive)

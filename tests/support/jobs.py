@@ -1,21 +1,23 @@
-"""ElasticJobs as tests write them, and a handle to watch one."""
+"""Manifests of ElasticJobs for tests, and a handle to watch a job."""
 
 from __future__ import annotations
 
 import json
-import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from support.kube import ApiError, Json, Kube, condition, is_true
+from support.kubectl import run_tool
 
 DIGITS = "elasticjob-digits:0.1.0"
 
 
 def manifest(name: str, command: list[str], **spec: Any) -> Json:
-    """An ElasticJob whose trainer runs `command` in the digits image. `resources`, `volumes` and `mounts` go into
-    the pod template, everything else into spec."""
+    """Return an ElasticJob whose trainer runs `command` in the digits image.
+
+    `image`, `resources`, `volumes` and `mounts` go into the pod template, everything else into spec.
+    """
     container: Json = {
         "name": "trainer",
         "image": spec.pop("image", DIGITS),
@@ -36,7 +38,7 @@ def manifest(name: str, command: list[str], **spec: Any) -> Json:
 
 
 def digits(name: str, directory: str, *arguments: str, **spec: Any) -> Json:
-    """The digits example, checkpointing to a directory that all nodes of a test cluster share."""
+    """Return the digits example. It writes checkpoints to a directory that all nodes of a test cluster share."""
     command = ["python3", "/app/train.py", "--checkpoint", "/checkpoint", *arguments]
     return manifest(
         name,
@@ -75,11 +77,11 @@ class Job:
         return status
 
     def wait(self, kind: str, *, status: str = "True", reason: str = "", timeout: float = 120) -> Json:
-        """Wait for a condition; the job as it was then. A job that ended otherwise is not waited for."""
+        """Wait for a condition and return the job at that time. Fail at once if the job ends differently."""
 
         def reached(job: Json) -> bool:
-            found = condition(job, kind)
-            if found.get("status") == status and reason in ("", found.get("reason")):
+            current = condition(job, kind)
+            if current.get("status") == status and reason in ("", current.get("reason")):
                 return True
             for end in ({"Complete", "Failed"} - {kind}) if kind in ("Complete", "Failed") else ():
                 assert not is_true(job, end), f"{self.name} is {end}: {json.dumps(job['status'], indent=1)}"
@@ -100,7 +102,7 @@ class Job:
         )
 
     def wait_world(self, size: int, *, after: int, timeout: float) -> Json:
-        """Status once a world of `size` workers has formed after rendezvous round `after`."""
+        """Wait until a world of `size` workers has formed after rendezvous round `after`, and return the status."""
 
         def reached(job: Json) -> bool:
             status = job.get("status", {})
@@ -112,7 +114,7 @@ class Job:
         return status
 
     def pods(self, selector: str = "") -> list[Json]:
-        """Its worker pods (or those of a selector) that are not being deleted, by index."""
+        """Return the worker pods (or those of a selector) that are not being deleted, by name."""
         pods = self.kube.list("pods", self.namespace, selector or self.workers)
         alive = [p for p in pods if "deletionTimestamp" not in p["metadata"]]
         return sorted(alive, key=lambda p: p["metadata"]["name"])
@@ -125,23 +127,19 @@ class Job:
         return node
 
     def events(self) -> list[str]:
-        """Reasons of the events about this job."""
+        """Return the reasons of the Events of this job."""
         events = self.kube.list("events", self.namespace)
         return [e["reason"] for e in events if e["involvedObject"].get("name") == self.name]
 
 
 def kubectl(cluster: Path, *arguments: str, stdin: str | None = None, timeout: float = 120) -> str:
-    """What a person types; stdout. A failure raises with what kubectl said."""
-    binary = cluster / "bin" / "kubectl"
-    command = [str(binary), "--kubeconfig", str(cluster / "kubeconfig"), *arguments]
-    done = subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=timeout, check=False)
-    if done.returncode:
-        raise AssertionError(f"kubectl {' '.join(arguments)}: {done.stderr.strip() or done.stdout.strip()}")
+    """Run kubectl as a user does and return its stdout. Raise AssertionError with its output on failure."""
+    done = run_tool(cluster / "bin/kubectl", cluster / "kubeconfig", arguments, stdin=stdin, timeout=timeout)
     return done.stdout
 
 
 def kill_worker(cluster: Path, job: Job, pod: str) -> float:
-    """SIGKILL the first worker process of a pod; the moment it was done (Unix seconds).
+    """Send SIGKILL to the newest worker of a pod and return the time (Unix seconds).
 
     Workers are the children of the pod's first process that lead a session of their own.
     """
@@ -154,16 +152,16 @@ def kill_worker(cluster: Path, job: Job, pod: str) -> float:
         "os.kill(max(workers),signal.SIGKILL)\n"
         "print(time.time())\n"
     )
-    said = kubectl(cluster, "exec", "-n", job.namespace, pod, "-c", "trainer", "--", "python3", "-c", script)
-    return float(said)
+    output = kubectl(cluster, "exec", "-n", job.namespace, pod, "-c", "trainer", "--", "python3", "-c", script)
+    return float(output)
 
 
 def diagnosis(kube: Kube, namespace: str, system: str) -> str:
-    """What a person would look at after a failure: jobs, pods, events, and the logs of operator, store and agents."""
+    """Return jobs, pods, Events and the logs of operator, store and agents, to explain a failed test."""
     parts = []
     for plural in ("elasticjobs", "pods"):
-        for thing in kube.list(plural, namespace):
-            parts.append(f"--- {plural} {thing['metadata']['name']}\n{json.dumps(thing.get('status'), indent=1)}")
+        for item in kube.list(plural, namespace):
+            parts.append(f"--- {plural} {item['metadata']['name']}\n{json.dumps(item.get('status'), indent=1)}")
     for event in kube.list("events", namespace):
         parts.append(f"event {event['involvedObject'].get('name')} {event['reason']}: {event.get('message', '')}")
     for where in (namespace, system):

@@ -1,6 +1,6 @@
-"""A small Kubernetes client for tests and the demo: raw JSON over one kubeconfig, and waiting by watch.
+"""A small Kubernetes client for tests and the demo: raw JSON with one kubeconfig. It waits by watch.
 
-No process per question: the machine's two cores belong to the job under test.
+It starts no process per request, because the job under test needs the machine's two cores.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ _PREFIX = {
 
 
 class ApiError(Exception):
-    """The API server said no. `reason` is Kubernetes' own (`NotFound`, `Invalid` ...)."""
+    """The API server refused a request. `reason` is Kubernetes' own (`NotFound`, `Invalid` ...)."""
 
     def __init__(self, code: int, reason: str, message: str) -> None:
         super().__init__(f"{code} {reason}: {message}")
         self.code, self.reason, self.message = code, reason, message
 
 
-class WaitedTooLongError(AssertionError):
-    """What was waited for did not come; says what was seen last."""
+class WaitTimeoutError(AssertionError):
+    """A wait timed out. The message has the last state."""
 
 
 @dataclass
 class Kube:
-    """Requests against one API server, as the kubeconfig's user."""
+    """Requests to one API server, as the kubeconfig's user."""
 
     kubeconfig: Path
     server: str = field(init=False)
@@ -56,7 +56,7 @@ class Kube:
         self.server = cluster["server"]
         authority = base64.b64decode(cluster["certificate-authority-data"]).decode()
         self._tls = ssl.create_default_context(cadata=authority)
-        with tempfile.NamedTemporaryFile() as chain:  # ssl reads a client's certificate from a file only
+        with tempfile.NamedTemporaryFile() as chain:  # ssl loads a client certificate only from a file
             for part in ("client-certificate-data", "client-key-data"):
                 chain.write(base64.b64decode(user[part]))
             chain.flush()
@@ -67,7 +67,7 @@ class Kube:
         return http.client.HTTPSConnection(url.hostname or "", url.port, context=self._tls, timeout=timeout)
 
     def request(self, method: str, path: str, body: Json | None = None, content: str = "application/json") -> Json:
-        """One request; `ApiError` on a refusal."""
+        """Send one request and return the answer. Raise ApiError if the server refuses it."""
         with closing(self._connect()) as connection:
             data = None if body is None else json.dumps(body)
             connection.request(method, path, data, {"Content-Type": content, "Accept": "application/json"})
@@ -81,14 +81,14 @@ class Kube:
 
     def path(self, plural: str, namespace: str | None, name: str | None = None, sub: str = "") -> str:
         base = _PREFIX.get(plural, "/api/v1")
-        place = f"/namespaces/{namespace}" if namespace else ""
-        return f"{base}{place}/{plural}" + (f"/{name}" if name else "") + sub
+        scope = f"/namespaces/{namespace}" if namespace else ""
+        return f"{base}{scope}/{plural}" + (f"/{name}" if name else "") + sub
 
     def get(self, plural: str, name: str, namespace: str | None = None) -> Json:
         return self.request("GET", self.path(plural, namespace, name))
 
     def find(self, plural: str, name: str, namespace: str | None = None) -> Json | None:
-        """The object, or None where there is none."""
+        """Return the object, or None if it does not exist."""
         try:
             return self.get(plural, name, namespace)
         except ApiError as error:
@@ -117,14 +117,22 @@ class Kube:
             if error.code != 404:
                 raise
 
+    def recreate_namespace(self, name: str) -> None:
+        """Delete the namespace if it exists, wait until it is deleted, and create it."""
+        if self.find("namespaces", name):
+            self.delete("namespaces", name)
+            while self.find("namespaces", name):
+                next((k for k, _ in self.watch("namespaces", None, name=name, timeout=60) if k == "DELETED"), None)
+        self.create("namespaces", {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})
+
     def scale(self, job: str, namespace: str, replicas: int) -> None:
-        """What `kubectl scale` does."""
+        """Set the replicas of a job, as `kubectl scale` does."""
         self.patch("elasticjobs", job, {"spec": {"replicas": replicas}}, namespace, "/scale")
 
     def watch(
         self, plural: str, namespace: str | None, *, name: str = "", selector: str = "", timeout: float
     ) -> Iterator[tuple[str, Json]]:
-        """(type, object) as they change, beginning with what is there; ends after `timeout` seconds."""
+        """Yield (type, object) for the existing objects and then for each change, for at most `timeout` seconds."""
         query = {"watch": "1", "timeoutSeconds": str(max(1, int(timeout + 1))), "allowWatchBookmarks": "false"}
         if name:
             query["fieldSelector"] = f"metadata.name={name}"
@@ -156,32 +164,32 @@ class Kube:
         timeout: float,
         what: str,
     ) -> Json:
-        """The object once `until` holds; `WaitedTooLongError` with its last state otherwise."""
+        """Wait until `until` holds and return the object. Raise WaitTimeoutError with its last state."""
         end = time.monotonic() + timeout
         last: Json = {}
         while (left := end - time.monotonic()) > 0:
-            for kind, seen in self.watch(plural, namespace, name=name, timeout=left):
-                last = seen
-                if kind != "DELETED" and until(seen):
-                    return seen
-        raise WaitedTooLongError(f"{what}: not within {timeout:g} s; last seen: {_brief(last)}")
+            for kind, current in self.watch(plural, namespace, name=name, timeout=left):
+                last = current
+                if kind != "DELETED" and until(current):
+                    return current
+        raise WaitTimeoutError(f"{what}: not within {timeout:g} s; last state: {_brief(last)}")
 
     def wait_gone(self, plural: str, namespace: str, selector: str, timeout: float) -> None:
-        """Wait until no object with these labels is left."""
+        """Wait until no object with these labels exists."""
         end = time.monotonic() + timeout
         while names := [o["metadata"]["name"] for o in self.list(plural, namespace, selector)]:
             left = end - time.monotonic()
             if left <= 0:
-                raise WaitedTooLongError(f"{plural} still there after {timeout:g} s: {', '.join(names)}")
+                raise WaitTimeoutError(f"{plural} still exist after {timeout:g} s: {', '.join(names)}")
             next((k for k, _ in self.watch(plural, namespace, selector=selector, timeout=left) if k == "DELETED"), None)
 
     def logs(self, pod: str, namespace: str, container: str = "", **query: str) -> str:
-        """A container's log so far."""
+        """Return a container's log so far."""
         with closing(self._logs(pod, namespace, container, query)) as connection:
             return connection.getresponse().read().decode(errors="replace")
 
     def follow(self, pod: str, namespace: str, container: str = "") -> Iterator[str]:
-        """A container's log lines, each after its RFC 3339 time stamp, until the container ends."""
+        """Yield a container's log lines until it ends. An RFC 3339 time stamp precedes each line."""
         query = {"follow": "true", "timestamps": "true"}
         with closing(self._logs(pod, namespace, container, query)) as connection:
             response = connection.getresponse()
@@ -190,18 +198,18 @@ class Kube:
 
     def _logs(self, pod: str, namespace: str, container: str, query: Mapping[str, str]) -> http.client.HTTPSConnection:
         connection = self._connect(None)
-        everything = {**query, **({"container": container} if container else {})}
-        connection.request("GET", self.path("pods", namespace, pod, "/log") + "?" + urlencode(everything))
+        parameters = {**query, **({"container": container} if container else {})}
+        connection.request("GET", self.path("pods", namespace, pod, "/log") + "?" + urlencode(parameters))
         return connection
 
 
-def _brief(seen: Json) -> str:
-    status = dict(seen.get("status", {}))
-    return json.dumps(status or seen, indent=1, default=str)[:4000]
+def _brief(current: Json) -> str:
+    status = dict(current.get("status", {}))
+    return json.dumps(status or current, indent=1, default=str)[:4000]
 
 
 def condition(job: Json, kind: str) -> Json:
-    """One condition of a job, `{}` while it has none of that type."""
+    """Return a condition of a job, or `{}` if the job has none of this type."""
     found = (c for c in job.get("status", {}).get("conditions", []) if c["type"] == kind)
     return next(found, {})
 

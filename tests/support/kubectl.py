@@ -1,9 +1,10 @@
-"""kubectl and helm against the cluster of `make cluster`, for tests of what a person types."""
+"""kubectl and helm on the cluster of `make cluster`, for tests of commands that users type."""
 
 from __future__ import annotations
 
 import os
 import subprocess
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,36 +13,47 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 
 @dataclass(frozen=True)
 class Done:
-    """How a command ended. `output` has stdout and stderr."""
+    """The result of a command. `output` is stdout and stderr."""
 
     code: int
     stdout: str
     output: str
 
 
+def run_tool(
+    program: Path,
+    kubeconfig: Path,
+    arguments: Sequence[str],
+    *,
+    stdin: str | None = None,
+    timeout: float = 180,
+    check: bool = True,
+) -> Done:
+    """Run kubectl or helm. Raise AssertionError with its output on failure, unless `check` is false."""
+    process = subprocess.run(
+        [program, *arguments],
+        input=stdin,
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        check=False,
+        env={**os.environ, "KUBECONFIG": str(kubeconfig)},
+    )
+    output = process.stdout + process.stderr
+    failure = f"{program.name} {' '.join(arguments)}: exit {process.returncode}\n{output}"
+    assert not check or process.returncode == 0, failure
+    return Done(process.returncode, process.stdout, output)
+
+
 @dataclass(frozen=True)
 class Tools:
-    """kubectl and helm of one cluster. A failing command is an AssertionError with its output."""
+    """kubectl and helm of one cluster, as `run_tool` runs them."""
 
     bin: Path
     kubeconfig: Path
 
     def kubectl(self, *args: str, stdin: str | None = None, check: bool = True) -> Done:
-        return self._run("kubectl", args, stdin, check)
+        return run_tool(self.bin / "kubectl", self.kubeconfig, args, stdin=stdin, check=check)
 
     def helm(self, *args: str, stdin: str | None = None, check: bool = True) -> Done:
-        return self._run("helm", args, stdin, check)
-
-    def _run(self, program: str, args: tuple[str, ...], stdin: str | None, check: bool) -> Done:
-        ran = subprocess.run(
-            [self.bin / program, *args],
-            input=stdin,
-            capture_output=True,
-            text=True,
-            timeout=180,
-            check=False,
-            env={**os.environ, "KUBECONFIG": str(self.kubeconfig)},
-        )
-        output = ran.stdout + ran.stderr
-        assert not check or ran.returncode == 0, f"{program} {' '.join(args)}: exit {ran.returncode}\n{output}"
-        return Done(ran.returncode, ran.stdout, output)
+        return run_tool(self.bin / "helm", self.kubeconfig, args, stdin=stdin, check=check)

@@ -1,4 +1,4 @@
-"""Follows the logs of all worker pods of a job, as a person with many terminals would, and remembers them."""
+"""Follow the logs of all worker pods of a job and keep their lines."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from support.kube import ApiError, Kube, WaitedTooLongError
+from support.kube import ApiError, Kube, WaitTimeoutError
 
 _STEP = re.compile(r"\bstep=(\d+)\b.*?\bloss=([-\d.einf]+)\b.*?\bworld=(\d+)\b")
 
 
 @dataclass(frozen=True)
 class Line:
-    """One log line; `time` in Unix seconds, by the clock of the pod's node."""
+    """One log line. `time`: Unix seconds by the clock of the pod's node."""
 
     time: float
     pod: str
@@ -25,7 +25,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Step:
-    """One training step that some rank reported."""
+    """One training step, as one rank reported it. `world` is the world size."""
 
     time: float
     pod: str
@@ -36,14 +36,14 @@ class Step:
 
 @dataclass
 class LogBook:
-    """Starts following at once; `close` (or the end of the `with`) stops."""
+    """The log lines of a job's workers. A context manager: it follows the logs from start to end."""
 
     kube: Kube
     namespace: str
     job: str
     lines: list[Line] = field(default_factory=list)
     _followed: set[str] = field(default_factory=set)
-    _news: threading.Condition = field(default_factory=threading.Condition)
+    _changed: threading.Condition = field(default_factory=threading.Condition)
     _closed: threading.Event = field(default_factory=threading.Event)
 
     def __enter__(self) -> LogBook:
@@ -55,33 +55,36 @@ class LogBook:
 
     @property
     def steps(self) -> list[Step]:
-        """All steps so far, in order of time."""
-        with self._news:
+        """All steps so far, ordered by time."""
+        with self._changed:
             lines = list(self.lines)
-        found = [(line, m) for line in lines if (m := _STEP.search(line.text))]
-        steps = (Step(line.time, line.pod, int(m[1]), float(m[2]), int(m[3])) for line, m in found)
+        matches = [(line, m) for line in lines if (m := _STEP.search(line.text))]
+        steps = (Step(line.time, line.pod, int(m[1]), float(m[2]), int(m[3])) for line, m in matches)
         return sorted(steps, key=lambda s: s.time)
 
     def text(self, pod: str = "") -> str:
-        with self._news:
+        with self._changed:
             return "\n".join(f"{line.pod} {line.text}" for line in self.lines if pod in ("", line.pod))
 
     def wait(self, until: Callable[[], bool], *, timeout: float, what: str) -> None:
-        """Wait for lines until `until` holds; it is asked again after every new line."""
+        """Wait until `until` holds. It is evaluated again after each new line."""
         end = time.monotonic() + timeout
-        with self._news:
+        with self._changed:
             while not until():
                 left = end - time.monotonic()
-                if left <= 0 or not self._news.wait(left):
+                if left <= 0 or not self._changed.wait(left):
                     tail = "\n".join(f"{line.pod} {line.text}" for line in self.lines[-30:])
-                    raise WaitedTooLongError(f"{what}: not within {timeout:g} s; the logs end with\n{tail}")
+                    raise WaitTimeoutError(f"{what}: not within {timeout:g} s; the logs end with\n{tail}")
 
     def wait_step(self, step: int, timeout: float) -> None:
-        """Wait until training has reached this step."""
+        """Wait until a rank has reached this step."""
         self.wait(lambda: any(s.step >= step for s in self.steps), timeout=timeout, what=f"step {step}")
 
     def wait_steps_after(self, moment: float, *, world: int = 0, timeout: float) -> Step:
-        """The first step after a moment (of a world of this size, if given)."""
+        """Wait for the first step after `moment` (Unix seconds) and return it.
+
+        `world`: only steps of this world size; 0: of any.
+        """
         what = f"a step after {moment:.1f}" + (f" with world={world}" if world else "")
         self.wait(lambda: bool(self._after(moment, world)), timeout=timeout, what=what)
         return self._after(moment, world)[0]
@@ -96,11 +99,11 @@ class LogBook:
                 for _, pod in self.kube.watch("pods", self.namespace, selector=selector, timeout=3600):
                     if self._closed.is_set():
                         return
-                    self._see(pod["metadata"]["name"], pod.get("status", {}))
+                    self._follow_new(pod["metadata"]["name"], pod.get("status", {}))
             except (OSError, ApiError, ValueError):
                 self._closed.wait(0.5)
 
-    def _see(self, name: str, status: dict[str, object]) -> None:
+    def _follow_new(self, name: str, status: dict[str, object]) -> None:
         if name not in self._followed and status.get("phase") in ("Running", "Succeeded", "Failed"):
             self._followed.add(name)
             threading.Thread(target=self._follow, args=(name,), daemon=True).start()
@@ -111,14 +114,14 @@ class LogBook:
                 if self._closed.is_set():
                     return
                 stamp, _, text = raw.partition(" ")
-                with self._news:
+                with self._changed:
                     self.lines.append(Line(_seconds(stamp), pod, text))
-                    self._news.notify_all()
+                    self._changed.notify_all()
         except (OSError, ValueError):
-            return  # the node or the pod is gone; what was read stays
+            return  # the node or the pod is down; the lines so far stay
 
 
 def _seconds(stamp: str) -> float:
-    """RFC 3339 with nanoseconds to Unix seconds."""
+    """Convert an RFC 3339 time with nanoseconds to Unix seconds."""
     whole, _, fraction = stamp.rstrip("Z").partition(".")
     return datetime.fromisoformat(whole + "+00:00").timestamp() + float(f"0.{fraction or 0}")

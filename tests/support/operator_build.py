@@ -1,8 +1,7 @@
-"""Jobs, pods and reports for tests of the operator, as raw JSON where the API server would give raw JSON."""
+"""Jobs, pods and reports for tests of the operator. Objects of the API server are built as raw JSON, then parsed."""
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from typing import Any
 
@@ -22,6 +21,7 @@ from elasticjob.contract.names import Label, Role, RoundId
 from elasticjob_operator.model.observed import Child, Children, Job, LinkView, Observed, parse_job
 from elasticjob_operator.model.pods import AVOIDED_NODES, Pod, parse_pod
 from elasticjob_operator.model.raw import timestamp
+from elasticjob_operator.plan import Plan, plan
 
 NOW = 1_800_000_000.0
 UID = "11111111-2222-3333-4444-555555555555"
@@ -32,7 +32,7 @@ Raw = dict[str, Any]
 
 
 def raw_job(*, status: Raw | None = None, generation: int = 1, **spec: Any) -> Raw:
-    """A job `bert` of fixed size 2 unless `spec` says otherwise."""
+    """Return the job `bert`, of fixed size 2 unless `spec` overrides it."""
     template = {"spec": {"containers": [{"name": "main", "image": "user:1", "command": ["python", "train.py"]}]}}
     return {
         "apiVersion": "elasticjob.dev/v1alpha1",
@@ -46,17 +46,18 @@ def raw_job(*, status: Raw | None = None, generation: int = 1, **spec: Any) -> R
 
 
 def job(**more: Any) -> Job:
+    """Return the parsed job; arguments as for `raw_job`."""
     return parse_job(raw_job(**more))
 
 
 def elastic(low: int, high: int, replicas: int | None = None) -> Raw:
-    """Fields of an elastic spec."""
+    """Return the fields of an elastic spec."""
     fields: Raw = {"elasticPolicy": {"minReplicas": low, "maxReplicas": high}, "replicas": replicas}
     return {name: value for name, value in fields.items() if value is not None}
 
 
 def status(**more: Any) -> Raw:
-    """Status of a job of two nodes that has been started."""
+    """Return the status of a job of two nodes that has been started."""
     return {
         "incarnations": "0,0",
         "rendezvous": {"endpoint": "bert-rdzv.ns.svc:29400", "incarnation": 0},
@@ -68,13 +69,14 @@ def status(**more: Any) -> Raw:
 
 
 def condition(kind: str, value: bool = True, reason: str = "R", at: float = NOW - 50) -> Raw:
+    """Return a condition as status holds it."""
     return {
         "type": kind, "status": str(value), "reason": reason, "message": "m", "lastTransitionTime": timestamp(at),
     }  # fmt: skip
 
 
 def raw_pod(index: int, incarnation: int = 0, *, role: Role = Role.WORKER, node: str = "n1", **more: Any) -> Raw:
-    """A running pod; `phase`, `deleting`, `conditions`, `container` (its status), `avoids`, `created` change it."""
+    """Return a running pod; `phase`, `deleting`, `conditions`, `container` (status), `avoids`, `created` change it."""
     store = role is Role.STORE
     name = f"bert-rdzv-{incarnation}" if store else f"bert-{index}-{incarnation}"
     meta: Raw = {
@@ -106,44 +108,48 @@ def raw_pod(index: int, incarnation: int = 0, *, role: Role = Role.WORKER, node:
 
 
 def worker(index: int, incarnation: int = 0, **more: Any) -> Pod:
+    """Return a worker pod; arguments as for `raw_pod`."""
     return parse_pod(raw_pod(index, incarnation, **more))
 
 
 def store(incarnation: int = 0, **more: Any) -> Pod:
+    """Return a store pod; arguments as for `raw_pod`."""
     return parse_pod(raw_pod(0, incarnation, role=Role.STORE, **more))
 
 
-def ended(exit_code: int, reason: str = "Error", said: Termination | str | None = None) -> Raw:
-    """Arguments of a pod whose trainer has ended."""
-    message = codec.dumps(said).decode() if isinstance(said, Termination) else said or ""
+def ended(exit_code: int, reason: str = "Error", termination: Termination | str = "") -> Raw:
+    """Return the arguments for a pod whose trainer has ended; `termination` is its termination message."""
+    message = codec.dumps(termination).decode() if isinstance(termination, Termination) else termination
     terminated = {"exitCode": exit_code, "reason": reason, "message": message, "finishedAt": timestamp(NOW - 1)}
     return {"phase": "Failed" if exit_code else "Succeeded", "container": {"state": {"terminated": terminated}}}
 
 
 def declared(outcome: Outcome, failure: Failure | None = None) -> Termination:
+    """Return a termination message that declares an outcome."""
     return Termination(outcome, "because", RoundId(1, 0, 1), "", failure)
 
 
 def unschedulable(message: str = "0/3 nodes are available.") -> Raw:
-    found = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message}
-    return {"phase": "Pending", "node": "", "conditions": [found]}
+    """Return the arguments for a pod without a node."""
+    scheduled = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message}
+    return {"phase": "Pending", "node": "", "conditions": [scheduled]}
 
 
 def failure(pod: str = "bert-0-0", **more: Any) -> Failure:
+    """Return the failure of rank 0 by an exception, changed by `more`."""
     base = Failure(FailureClass.USER_ERROR, pod, NOW - 2, rank=0, exit_code=1, exception="ValueError", message="bad")
     return replace(base, **more)
 
 
 def round_ended(n: int, reason: EndReason = EndReason.WORKER_FAILED, **more: Any) -> RoundEnded:
+    """Return the end of round `n`; it is charged if a worker failed."""
     charged = reason is EndReason.WORKER_FAILED
-    base = RoundEnded(
-        RoundId(1, 0, n), reason, "a message", charged, NOW - 2, 2, failure() if charged else None
-    )  # fmt: skip
+    base = RoundEnded(RoundId(1, 0, n), reason, "a message", charged, NOW - 2, 2, failure() if charged else None)
     return replace(base, **more)
 
 
 def report(*pods: Pod, formed_at: float = NOW - 30, **more: Any) -> Report:
-    """A round of all `pods` runs."""
+    """Return the report of a store where a round of all `pods` runs."""
     nodes = tuple(NodeReport(p.index, p.incarnation, p.name, True, True) for p in pods)
     base = Report(
         incarnation=0, phase=RoundPhase.RUNNING, reason="", round=RoundId(1, 0, 1), rounds=1, world_size=len(pods),
@@ -153,26 +159,47 @@ def report(*pods: Pod, formed_at: float = NOW - 30, **more: Any) -> Report:
 
 
 def gathering(*pods: Pod, **more: Any) -> Report:
-    """No round runs; `pods` are here."""
+    """Return the report of a store where no round runs and `pods` are connected."""
     none = {"phase": RoundPhase.GATHERING, "round": None, "world_size": 0, "active": 0, "formed_at": 0.0, "rounds": 0}
     return replace(report(*pods), **(none | more))
 
 
-def link(told: Report | None = None, *, since: float = NOW - 20, **lost: float) -> LinkView:
-    return LinkView(
-        connected=True, since=since, report=told, lost_pods={n.replace("_", "-"): at for n, at in lost.items()}
-    )
+def link(last_report: Report | None = None, *, since: float = NOW - 20, **lost: float) -> LinkView:
+    """Return a connected link; `lost` maps lost pods (with underscores) to the time of their loss."""
+    lost_pods = {name.replace("_", "-"): at for name, at in lost.items()}
+    return LinkView(connected=True, since=since, report=last_report, lost_pods=lost_pods)
 
 
-def steady(*, workers: tuple[Pod, ...] | None = None, told: Report | None = None, **status_more: Any) -> Observed:
-    """Two nodes that train, a store that serves."""
+def steady(*, workers: tuple[Pod, ...] | None = None, last_report: Report | None = None, **fields: Any) -> Observed:
+    """Return a job with a store that serves and two nodes that train; `fields` are added to its status."""
     pods = workers if workers is not None else (worker(0), worker(1))
-    told = told or report(*(p for p in pods if p.running))
+    last_report = last_report or report(*(p for p in pods if p.running))
     return Observed(
-        job=job(status=status(**status_more)), workers=pods, stores=(store(),), children=CHILDREN, link=link(told)
+        job=job(status=status(**fields)), workers=pods, stores=(store(),), children=CHILDREN, link=link(last_report)
     )
 
 
-def dumped(value: Any) -> str:
-    """For comparing JSON data."""
-    return json.dumps(value, sort_keys=True)
+def run(observed: Observed, now: float = NOW) -> Plan:
+    """Return the plan of an operator whose image is `IMAGE`."""
+    return plan(observed, IMAGE, now)
+
+
+def status_of(p: Plan) -> Raw:
+    """Return the status that the plan writes; fail if it writes none."""
+    assert p.status is not None
+    return dict(p.status)
+
+
+def conditions_of(p: Plan) -> dict[str, Raw]:
+    """Return the conditions that the plan writes, by type."""
+    return {c["type"]: c for c in status_of(p)["conditions"]}
+
+
+def reasons_of(p: Plan) -> dict[str, tuple[str, str]]:
+    """Return status and reason of the conditions that the plan writes, by type."""
+    return {kind: (c["status"], c["reason"]) for kind, c in conditions_of(p).items()}
+
+
+def events_of(p: Plan, *, warning: bool | None = None) -> list[str]:
+    """Return the reasons of the plan's Events: all of them, or only warnings, or only others."""
+    return [e.reason for e in p.event_records if warning is None or e.warning is warning]

@@ -1,7 +1,7 @@
-"""A small Kubernetes with kubelets and job stores, at the seams of the operator: for exploring what it does.
+"""A simulated Kubernetes cluster with kubelets and job stores, for model tests of the operator.
 
-Nothing here waits or does I/O. What the API server guarantees is kept: uids, resource versions, preconditions, names
-that are taken, deletion with grace. What nobody guarantees is left to the moves of a test.
+Nothing here waits or does I/O. The simulation keeps what the API server guarantees: UIDs, resource versions,
+preconditions, unique names, deletion with grace. A test decides everything that Kubernetes does not guarantee.
 """
 
 from __future__ import annotations
@@ -44,30 +44,32 @@ Raw = dict[str, Any]
 
 
 class Crash(BaseException):
-    """The operator's process ends here."""
+    """The operator's process crashes here."""
 
 
 @dataclass
 class Api:
-    """An API server. `crash_in` counts mutating calls; `committed` says on which side of the last one the crash is."""
+    """An API server that implements `KubeApi`."""
 
     now: float
     objects: dict[tuple[Resource, str], Raw] = field(default_factory=dict)
     calls: list[tuple[str, str, str]] = field(default_factory=list)
-    """Mutating calls: verb, plural, name. Events apart."""
+    """Mutating calls but those of Events: verb, plural, name."""
     quota: int | None = None
-    """How many pods may exist."""
+    """How many worker pods may exist; None: any number."""
     crash_in: int | None = None
+    """Mutating calls until the operator crashes; None: it does not."""
     committed: bool = False
+    """Whether the call of the crash takes effect."""
     _version: int = 0
 
     def pods(self, role: Role) -> list[Raw]:
-        """Pods of a role that the job owns, live or not."""
+        """Return the pods of a role that the job owns, live or not."""
         found = [o for (r, _), o in self.objects.items() if r is PODS and o["metadata"].get("ownerReferences")]
         return [o for o in found if o["metadata"]["labels"][Label.ROLE] == role.value]
 
     def put(self, resource: Resource, body: Mapping[str, Any]) -> Raw:
-        """Store an object as the server would, without asking anybody."""
+        """Store an object as the server would, without checks."""
         self._version += 1
         stored = copy.deepcopy(dict(body))
         meta = stored["metadata"]
@@ -92,39 +94,39 @@ class Api:
 
     async def create(self, resource: Resource, namespace: str, body: Mapping[str, Any]) -> Raw:
         name = body["metadata"]["name"]
-        self._call("create", resource, name)
+        self._begin_write("create", resource, name)
         if (resource, name) in self.objects:
             raise AlreadyExists(f"{resource.plural} {name} already exists", 409)
         if resource is PODS and self.quota is not None and len(self.pods(Role.WORKER)) >= self.quota:
             raise Refused(f"pods {name} is forbidden: exceeded quota: small", 403)
         stored = self.put(resource, body)
-        self._after()
+        self._end_write()
         return copy.deepcopy(stored)
 
     async def update(self, resource: Resource, namespace: str, body: Mapping[str, Any], subresource: str = "") -> Raw:
         name = body["metadata"]["name"]
-        self._call("update", resource, name)
+        self._begin_write("update", resource, name)
         found = self._found(resource, name)
         if found["metadata"]["resourceVersion"] != body["metadata"]["resourceVersion"]:
             raise Conflict("the object has been modified", 409)
         changed = {**found, "status": body["status"]} if subresource == "status" else dict(body)
         stored = self.put(resource, changed)
-        self._after()
+        self._end_write()
         return copy.deepcopy(stored)
 
     async def patch(self, resource: Resource, namespace: str, name: str, body: Mapping[str, Any]) -> Raw:
-        self._call("patch", resource, name)
+        self._begin_write("patch", resource, name)
         found = self._found(resource, name)
         if body.get("metadata", found["metadata"])["uid"] != found["metadata"]["uid"]:
             raise Conflict("the uid has changed", 409)
         stored = self.put(resource, _merged(found, body))
-        self._after()
+        self._end_write()
         return copy.deepcopy(stored)
 
     async def delete(
         self, resource: Resource, namespace: str, name: str, *, uid: str, grace: int | None = None
     ) -> None:
-        self._call("delete", resource, name)
+        self._begin_write("delete", resource, name)
         found = self._found(resource, name)
         if found["metadata"]["uid"] != uid:
             raise Conflict("the uid has changed", 409)
@@ -132,14 +134,14 @@ class Api:
             found["metadata"].setdefault("deletionTimestamp", timestamp(self.now + 30))
         else:
             self.remove(resource, name)
-        self._after()
+        self._end_write()
 
     def _found(self, resource: Resource, name: str) -> Raw:
         if (resource, name) not in self.objects:
             raise NotFound(f"{resource.plural} {name} not found", 404)
         return self.objects[resource, name]
 
-    def _call(self, verb: str, resource: Resource, name: str) -> None:
+    def _begin_write(self, verb: str, resource: Resource, name: str) -> None:
         if resource.plural == "events":
             return
         self.calls.append((verb, resource.plural, name))
@@ -148,7 +150,7 @@ class Api:
             if self.crash_in < 0 and not self.committed:
                 raise Crash
 
-    def _after(self) -> None:
+    def _end_write(self) -> None:
         if self.crash_in is not None and self.crash_in < 0:
             raise Crash
 
@@ -165,128 +167,132 @@ def _merged(old: Mapping[str, Any], new: Mapping[str, Any]) -> Raw:
 
 @dataclass
 class Store:
-    """The coordinator in a store pod, much simplified: rounds of the nodes that are here, up to the target."""
+    """The coordinator in a store pod, much simplified: it forms rounds of connected nodes, up to the target."""
 
     pod: str
     incarnation: int
     max_restarts: int
-    facts: OperatorView | None = None
-    n: int = 0
+    view: OperatorView | None = None
+    rounds: int = 0
     members: tuple[str, ...] = ()
     formed_at: float = 0.0
-    here: dict[str, tuple[int, int]] = field(default_factory=dict)
-    """Pods whose agents are connected: index and incarnation."""
+    connected: dict[str, tuple[int, int]] = field(default_factory=dict)
+    """Pods whose agents are connected, each with its index and incarnation."""
     lost: set[str] = field(default_factory=set)
-    unfit: dict[str, Failure] = field(default_factory=dict)
+    unhealthy: dict[str, Failure] = field(default_factory=dict)
     ended: list[RoundEnded] = field(default_factory=list)
     outcome: Outcome | None = None
     failure: Failure | None = None
-    asks: float = 0.0
+    confirmation_request: float = 0.0
+    """When the store asked the operator to confirm that it is the only store; 0: it does not ask."""
     acknowledged: int = 0
-    """Charged rounds that the operator said it has persisted."""
+    """Charged rounds that the operator reported as persisted."""
 
-    def hear(self, facts: OperatorView) -> None:
-        """The operator's word: ended rounds that it has taken into account are let go."""
-        self.facts = facts
-        seen = facts.charged_round
-        if seen is not None:
-            self.acknowledged += sum(e.charged for e in self.ended if e.round <= seen)
-            self.ended = [e for e in self.ended if e.round > seen]
-        self.max_restarts = facts.settings.max_restarts
-        self.outcome = self.outcome or (facts.finish.outcome if facts.finish else None)
+    def receive(self, view: OperatorView) -> None:
+        """Take over the operator's view, and forget the ended rounds that it has persisted."""
+        self.view = view
+        persisted = view.charged_round
+        if persisted is not None:
+            self.acknowledged += sum(e.charged for e in self.ended if e.round <= persisted)
+            self.ended = [e for e in self.ended if e.round > persisted]
+        self.max_restarts = view.settings.max_restarts
+        self.outcome = self.outcome or (view.finish.outcome if view.finish else None)
 
     @property
     def charged(self) -> int:
-        """What is persisted, and what is not yet."""
-        return (self.facts.charged if self.facts else 0) + sum(e.charged for e in self.ended)
+        """Charged restarts, persisted or not."""
+        return (self.view.charged if self.view else 0) + sum(e.charged for e in self.ended)
 
     def form(self, now: float, minimum: int) -> None:
-        """Start a round of everybody who is here and has a place in it."""
-        if self.outcome is None and not self.members and len(self.here) >= minimum:
-            self.n += 1
-            self.members, self.formed_at = tuple(sorted(self.here))[: self.target], now
+        """Form a round of the connected nodes, up to the target."""
+        if self.outcome is None and not self.members and len(self.connected) >= minimum:
+            self.rounds += 1
+            self.members, self.formed_at = tuple(sorted(self.connected))[: self.target], now
 
     @property
     def target(self) -> int:
-        return self.facts.settings.target if self.facts else 0
+        return self.view.settings.target if self.view else 0
 
     @property
-    def short(self) -> bool:
-        """Whether another round would have other members, or another number of them."""
-        gone = set(self.members) - set(self.here)
-        return bool(self.members) and (bool(gone) or len(self.members) != min(self.target, len(self.here)))
+    def needs_new_round(self) -> bool:
+        """Whether a new round would have other members, or another number of them."""
+        missing = set(self.members) - set(self.connected)
+        return bool(self.members) and (bool(missing) or len(self.members) != min(self.target, len(self.connected)))
 
     def end(self, reason: EndReason, now: float, failed: str = "") -> None:
-        """End the round; a failure is charged while the budget lasts, and ends the job after that."""
+        """End the round. A failure of pod `failed` is charged while the budget lasts; after that it ends the job."""
         if not self.members or self.outcome is not None:
             return
         failure = Failure(FailureClass.USER_ERROR, failed, now, rank=0, exit_code=1, exception="E") if failed else None
         charged = bool(failed) and self.charged < self.max_restarts
-        round_id = RoundId(1, self.incarnation, self.n)
+        round_id = RoundId(1, self.incarnation, self.rounds)
         self.ended.append(RoundEnded(round_id, reason, "ended", charged, now, len(self.members), failure))
         self.members, self.formed_at = (), 0.0
         if failed and not charged:
             self.outcome, self.failure = Outcome.FAILED, failure
 
     def report(self) -> Report:
-        calls_running = {f.pod for f in self.facts.pods if f.state is PodState.RUNNING} if self.facts else set()
+        running = {p.pod for p in self.view.pods if p.state is PodState.RUNNING} if self.view else set()
         return Report(
             incarnation=self.incarnation,
             phase=RoundPhase.FINISHED if self.outcome else RoundPhase.RUNNING if self.members else RoundPhase.GATHERING,
             reason="",
-            round=RoundId(1, self.incarnation, self.n) if self.members else None,
-            rounds=self.n,
+            round=RoundId(1, self.incarnation, self.rounds) if self.members else None,
+            rounds=self.rounds,
             world_size=len(self.members),
             formed_at=self.formed_at,
-            nodes=tuple(NodeReport(*self.here[p], p, True, p in self.members) for p in sorted(self.here)),
+            nodes=tuple(NodeReport(*self.connected[p], p, True, p in self.members) for p in sorted(self.connected)),
             ended_rounds=tuple(self.ended),
             outcome=self.outcome,
             failure=self.failure,
-            lost_pods=tuple(sorted(self.lost & calls_running)),
-            unhealthy=tuple(self.unfit.values()),
+            lost_pods=tuple(sorted(self.lost & running)),
+            unhealthy=tuple(self.unhealthy.values()),
             active=len(self.members),
-            confirmation_request=self.asks,
+            confirmation_request=self.confirmation_request,
         )
 
 
 @dataclass
 class FakeStoreLinks:
-    """The operator's links. `up`: whether it reaches stores at all."""
+    """The operator's control links, in place of `StoreLinks`."""
 
     api: Api
     stores: dict[str, Store]
-    up: bool = True
+    reachable: bool = True
+    """Whether the operator can connect to stores."""
     address: StoreAddress | None = None
     since: float = 0.0
-    known: Report | None = None
+    last_report: Report | None = None
     lost: dict[str, float] = field(default_factory=dict)
 
     def view(self, key: object) -> LinkView:
         store = self._store()
         if store is None:
-            return LinkView(False, self.since, self.known)
-        self.known = store.report()
-        self.lost = {pod: self.lost.get(pod, self.api.now) for pod in self.known.lost_pods}
-        return LinkView(True, self.since, self.known, dict(self.lost))
+            return LinkView(False, self.since, self.last_report)
+        self.last_report = store.report()
+        self.lost = {pod: self.lost.get(pod, self.api.now) for pod in self.last_report.lost_pods}
+        return LinkView(True, self.since, self.last_report, dict(self.lost))
 
     def set_address(self, key: object, address: StoreAddress | None, secret: bytes) -> None:
         if address != self.address:
             self.address, self.since, self.lost = address, self.api.now, {}
 
-    def set_view(self, key: object, facts: OperatorView) -> None:
+    def set_operator_view(self, key: object, view: OperatorView) -> None:
         store = self._store()
         if store is not None:
-            if facts.confirmed_request and facts.confirmed_request == store.asks:
+            if view.confirmed_request and view.confirmed_request == store.confirmation_request:
                 older = [p for p in self.api.pods(Role.STORE) if number(p, Label.INCARNATION) < store.incarnation]
-                assert all(phase(p) == "Failed" for p in older), "called the only store beside an older one"
-                store.asks = 0.0
-            store.hear(facts)
+                assert all(phase(p) == "Failed" for p in older), (
+                    "the operator confirmed a store although an older one runs"
+                )
+                store.confirmation_request = 0.0
+            store.receive(view)
 
     def forget(self, key: object) -> None:
         self.address = None
 
     def _store(self) -> Store | None:
-        return self.stores.get(self.address.pod) if self.up and self.address is not None else None
+        return self.stores.get(self.address.pod) if self.reachable and self.address is not None else None
 
 
 # ---- nodes -----------------------------------------------------------------------------------------------------
@@ -294,7 +300,7 @@ class FakeStoreLinks:
 
 @dataclass
 class Node:
-    """A kubelet. While `cut`, nobody hears it, and what runs there goes on."""
+    """A kubelet. While the node is `cut`, nothing reaches it, and its pods keep running."""
 
     name: str
     cut: bool = False
@@ -309,32 +315,31 @@ class World:
     stores: dict[str, Store] = field(default_factory=dict)
     failures: int = 0
     """Failures that may be charged, so far."""
-    ever: dict[str, str] = field(default_factory=dict)
-    """uid of every pod name ever used."""
 
     def renew(self) -> None:
-        """Kubelets that are heard of renew their leases."""
+        """Kubelets of reachable nodes renew their Leases."""
         for node in self.nodes.values():
             if not node.cut or (LEASES, node.name) not in self.api.objects:
                 spec = {"renewTime": timestamp(self.api.now, precise=True)}
                 self.api.put(LEASES, {"metadata": {"name": node.name}, "spec": spec})
 
     def schedule(self, pod: Raw, node: str) -> None:
+        """The scheduler binds a pod to a node that the pod does not avoid."""
         avoid = pod["metadata"].get("annotations", {}).get("elasticjob.dev/avoids", "").split(",")
         if node in avoid or pod["spec"].get("nodeName"):
             return
         pod["spec"]["nodeName"] = node
         pod["status"] = {"phase": "Pending"}
 
-    def no_room(self, pod: Raw) -> None:
+    def mark_unschedulable(self, pod: Raw) -> None:
         """The scheduler finds no node for a pod."""
         if not pod["spec"].get("nodeName"):
-            told = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "no room"}
-            pod["status"] = {"phase": "Pending", "conditions": [told]}
+            condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "no room"}
+            pod["status"] = {"phase": "Pending", "conditions": [condition]}
 
-    def run(self, pod: Raw) -> None:
-        """The kubelet starts a scheduled pod; its agent or store comes up."""
-        if not self._heard(pod) or phase(pod) != "Pending" or "deletionTimestamp" in pod["metadata"]:
+    def start(self, pod: Raw) -> None:
+        """The kubelet starts a scheduled pod, and with it an agent or a store."""
+        if not self._reachable(pod) or phase(pod) != "Pending" or "deletionTimestamp" in pod["metadata"]:
             return
         state = {"name": pod["spec"]["containers"][0]["name"], "state": {"running": {}}}
         pod["status"] = {"phase": "Running", "podIP": "10.0.0.1", "containerStatuses": [state]}
@@ -344,81 +349,88 @@ class World:
             self.stores[name] = Store(name, number(pod, Label.INCARNATION), 3)
 
     def connect(self, pod: Raw) -> None:
-        """A running agent reaches the store."""
+        """The agent of a running pod connects to the store."""
         for store in self.serving():
             if phase(pod) == "Running" and not self.nodes[pod["spec"]["nodeName"]].cut and store.outcome is None:
-                place = (number(pod, Label.INDEX), number(pod, Label.INCARNATION))
-                facts = {f.index: f.incarnation for f in store.facts.pods} if store.facts else {}
-                if facts.get(place[0]) == place[1] and "deletionTimestamp" not in pod["metadata"]:
-                    store.here[pod["metadata"]["name"]] = place
+                index, incarnation = number(pod, Label.INDEX), number(pod, Label.INCARNATION)
+                expected = {p.index: p.incarnation for p in store.view.pods} if store.view else {}
+                if expected.get(index) == incarnation and "deletionTimestamp" not in pod["metadata"]:
+                    store.connected[pod["metadata"]["name"]] = (index, incarnation)
                     store.lost.discard(pod["metadata"]["name"])
 
     def serving(self) -> list[Store]:
-        """Stores that agents can reach."""
-        names = {p["metadata"]["name"] for p in self.api.pods(Role.STORE) if phase(p) == "Running" and self._heard(p)}
+        """Return the stores that agents can reach."""
+        names = {
+            p["metadata"]["name"] for p in self.api.pods(Role.STORE) if phase(p) == "Running" and self._reachable(p)
+        }
         return [store for name, store in self.stores.items() if name in names]
 
-    def drop(self, name: str) -> None:
-        """An agent's link closes; a round it was in ends."""
+    def disconnect(self, name: str) -> None:
+        """The link of a pod's agent closes; its round ends."""
         for store in self.serving():
-            if name in store.here:
-                del store.here[name]
+            if name in store.connected:
+                del store.connected[name]
                 store.lost.add(name)
                 if name in store.members:
                     store.end(EndReason.AGENT_LOST, self.api.now)
 
-    def unfit(self, pod: Raw) -> None:
-        """The agent of a pod says that its node must not train, and leaves. It may take its time to end."""
+    def fail_health_check(self, pod: Raw) -> None:
+        """The agent of a pod reports its node as unhealthy and leaves the job. The pod ends later."""
         name = pod["metadata"]["name"]
         for store in self.serving():
-            if name in store.here:
-                store.unfit[name] = Failure(FailureClass.DEVICE_UNHEALTHY, name, self.api.now, message="GPU is lost")
+            if name in store.connected:
+                store.unhealthy[name] = Failure(
+                    FailureClass.DEVICE_UNHEALTHY, name, self.api.now, message="GPU is lost"
+                )
                 if name in store.members:
                     store.end(EndReason.NODE_LEFT, self.api.now)
-                del store.here[name]
+                del store.connected[name]
 
-    def finish(self, pod: Raw, exit_code: int, reason: str = "Error", said: Termination | None = None) -> None:
-        """A container ends, and its kubelet says so."""
-        if not self._heard(pod) or phase(pod) not in ("Running",):
+    def terminate(
+        self, pod: Raw, exit_code: int, reason: str = "Error", termination: Termination | None = None
+    ) -> None:
+        """A container ends, and its kubelet reports that."""
+        if not self._reachable(pod) or phase(pod) != "Running":
             return
-        self.drop(pod["metadata"]["name"])
-        message = codec.dumps(said).decode() if said else ""
+        self.disconnect(pod["metadata"]["name"])
+        message = codec.dumps(termination).decode() if termination else ""
         ended = {"exitCode": exit_code, "reason": reason, "message": message, "finishedAt": timestamp(self.api.now)}
         pod["status"]["phase"] = "Failed" if exit_code else "Succeeded"
         pod["status"]["containerStatuses"][0]["state"] = {"terminated": ended}
 
-    def reap(self, pod: Raw) -> None:
+    def finish_deletion(self, pod: Raw) -> None:
         """The kubelet completes a deletion."""
-        if "deletionTimestamp" in pod["metadata"] and self._heard(pod):
-            self.drop(pod["metadata"]["name"])
+        if "deletionTimestamp" in pod["metadata"] and self._reachable(pod):
+            self.disconnect(pod["metadata"]["name"])
             self.api.remove(PODS, pod["metadata"]["name"])
             self.stores.pop(pod["metadata"]["name"], None)
 
     def delete(self, pod: Raw, *, force: bool) -> None:
-        """A person deletes a pod."""
+        """A user deletes a pod."""
         if force or not pod["spec"].get("nodeName"):
-            self.drop(pod["metadata"]["name"])
+            self.disconnect(pod["metadata"]["name"])
             self.api.remove(PODS, pod["metadata"]["name"])
         else:
             pod["metadata"].setdefault("deletionTimestamp", timestamp(self.api.now + 30))
 
-    def settle_agents(self) -> None:
-        """Agents of an ended job exit as they were told, and stores that were taken away are silent."""
+    def drop_deleted(self) -> None:
+        """Drop stores whose pods are deleted, and disconnect agents whose pods do not run."""
         existing = {p["metadata"]["name"] for p in self.api.pods(Role.STORE)}
         for name in [n for n in self.stores if n not in existing]:
             del self.stores[name]
         for store in self.serving():
             live = {p["metadata"]["name"] for p in self.api.pods(Role.WORKER) if phase(p) == "Running"}
-            for gone in set(store.here) - live:
-                self.drop(gone)
+            for name in set(store.connected) - live:
+                self.disconnect(name)
 
     def scale(self, replicas: int) -> None:
+        """A user changes spec.replicas."""
         job = self.api.objects[JOBS, "bert"]
         spec = {**job["spec"], "replicas": replicas}
         meta = {**job["metadata"], "generation": job["metadata"]["generation"] + 1}
         self.api.put(JOBS, {**job, "spec": spec, "metadata": meta})
 
-    def _heard(self, pod: Raw) -> bool:
+    def _reachable(self, pod: Raw) -> bool:
         node = pod["spec"].get("nodeName")
         return node is not None and not self.nodes[node].cut
 
@@ -437,7 +449,7 @@ def number(pod: Raw, label: str) -> int:
 
 
 def job_status(api: Api) -> Raw:
-    """The job's status as stored."""
+    """Return the job's status as stored."""
     status: Raw = api.objects[JOBS, "bert"].get("status") or {}
     return status
 
@@ -447,5 +459,5 @@ def conditions(api: Api) -> dict[str, str]:
 
 
 def reset(links: FakeStoreLinks) -> FakeStoreLinks:
-    """What a new process knows of its links."""
-    return replace(links, address=None, since=links.api.now, known=None, lost={})
+    """Return the links as a restarted operator starts with them."""
+    return replace(links, address=None, since=links.api.now, last_report=None, lost={})

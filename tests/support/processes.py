@@ -1,4 +1,4 @@
-"""Processes as this machine sees them: of a container of the test cluster, of a local run."""
+"""Find and signal the processes of a pod of the test cluster or of a local run."""
 
 from __future__ import annotations
 
@@ -10,46 +10,46 @@ from support.kube import Json
 
 
 def of_pod(pod: Json) -> list[int]:
-    """Process ids of a pod's containers, by its cgroup."""
+    """Return the process ids of a pod's containers, found by cgroup."""
     uid = pod["metadata"]["uid"]
-    found = []
+    pids = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             try:
                 cgroup = (entry / "cgroup").read_text()
             except OSError:
-                continue  # it ended meanwhile
+                continue  # the process has ended
             if uid in cgroup or uid.replace("-", "_") in cgroup:
-                found.append(int(entry.name))
-    return found
+                pids.append(int(entry.name))
+    return pids
 
 
 def send(pod: Json, number: signal.Signals) -> None:
-    """A signal to every process of a pod."""
+    """Send a signal to every process of a pod."""
     for pid in of_pod(pod):
         os.kill(pid, number)
 
 
-def child_with(word: str) -> int:
-    """The grandchild of this test whose command line ends with `word`."""
+def child_with(argument: str) -> int:
+    """Return the process id of the grandchild of this test whose last argument is `argument`."""
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:
-            words = path.read_bytes().rstrip(b"\0").split(b"\0")
+            arguments = path.read_bytes().rstrip(b"\0").split(b"\0")
             parent = int((path.parent / "stat").read_text().rpartition(")")[2].split()[1])
             grandparent = int(Path(f"/proc/{parent}/stat").read_text().rpartition(")")[2].split()[1])
         except (OSError, ValueError):
             continue
-        if words[-1] == word.encode() and grandparent == os.getpid():
+        if arguments[-1] == argument.encode() and grandparent == os.getpid():
             return int(path.parent.name)
-    raise AssertionError(f"no process {word}")
+    raise AssertionError(f"no process with the argument {argument}")
 
 
 def environ_of(pid: int) -> dict[str, str]:
-    """The environment that a process was started with."""
+    """Return the environment at the start of a process."""
     pairs = Path(f"/proc/{pid}/environ").read_text().split("\0")
     return dict(pair.split("=", 1) for pair in pairs if "=" in pair)
 
 
 def state_of(pid: int) -> str:
-    """One letter: R, S, T (stopped) ..."""
+    """Return the state of a process in Linux' letters: R, S, T (stopped) ..."""
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]

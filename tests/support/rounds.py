@@ -1,4 +1,4 @@
-"""A script-like driver of the pure rounds: says what nodes say, keeps what they are told."""
+"""A driver of the pure rules of rounds: tests script what nodes and the operator send, and read what nodes are sent."""
 
 from __future__ import annotations
 
@@ -52,18 +52,18 @@ def agent_id(index: int, incarnation: int = 0) -> str:
 
 
 class Job:
-    """One coordinator's state, a clock, and the mailboxes of its nodes (by index and incarnation)."""
+    """A coordinator's state, a clock, and the messages sent to each node, by agent id."""
 
     def __init__(self, settings: RoundSettings = SETTINGS, *, store: int = 0, recovering: bool = False) -> None:
         self.now = 100.0
         self.state: CoordinatorState = initial_state(
             settings, attempt=1, store=store, now=self.now, recovering=recovering
         )
-        self.told: dict[str, list[CoordinatorToNode]] = defaultdict(list)
+        self.sent: dict[str, list[CoordinatorToNode]] = defaultdict(list)
         self.reasons: list[str] = []
         self.sequence = 0
-        self.operator = False
-        """Whether one is here, and says that this is the only store when it is asked."""
+        self.operator_confirms = False
+        """Whether the operator confirms at once that this is the only store when it is asked."""
         self.decide(Tick())
 
     def decide(self, event: CoordinatorEvent) -> None:
@@ -71,16 +71,16 @@ class Job:
         self.state = decision.state
         self.reasons.append(decision.reason)
         for send in decision.effects:
-            self.told[send.agent_id].append(send.message)
+            self.sent[send.agent_id].append(send.message)
         if (
-            self.operator
+            self.operator_confirms
             and self.report.confirmation_request
             and self.state.operator_view.confirmed_request != self.report.confirmation_request
         ):
-            self.answer()
+            self.confirm()
 
-    def later(self, seconds: float) -> None:
-        """Let the clock run, with every tick that falls due on the way."""
+    def advance(self, seconds: float) -> None:
+        """Advance the clock, with every tick that falls due on the way."""
         end = self.now + seconds
         while (due := rounds.next_deadline(self.state, self.now)) is not None and due <= end:
             self.now = due
@@ -89,18 +89,18 @@ class Job:
         self.decide(Tick())
 
     # ---- the operator
-    def answer(self, asks: float | None = None) -> None:
-        """Say "you are the only store" to the last question, or to another one."""
+    def confirm(self, request: float | None = None) -> None:
+        """Confirm that this is the only store: the open request, or another one."""
         self.sequence += 1
-        facts = replace(
+        view = replace(
             self.state.operator_view,
             lease=1,
             sequence=self.sequence,
-            confirmed_request=asks or self.report.confirmation_request,
+            confirmed_request=request or self.report.confirmation_request,
         )
-        self.decide(OperatorViewReceived(facts))
+        self.decide(OperatorViewReceived(view))
 
-    def facts(
+    def operator_view(
         self,
         *pods: ExpectedPod,
         charged: int = 0,
@@ -109,77 +109,78 @@ class Job:
         **settings: Any,
     ) -> None:
         self.sequence += 1
-        self.operator = True
-        rules = replace(self.state.settings, **settings)
-        self.decide(
-            OperatorViewReceived(OperatorView(1, self.sequence, rules, charged, charged_round, pods, finish=finish))
-        )
+        self.operator_confirms = True
+        changed = replace(self.state.settings, **settings)
+        view = OperatorView(1, self.sequence, changed, charged, charged_round, pods, finish=finish)
+        self.decide(OperatorViewReceived(view))
 
     # ---- nodes
     def announce(
         self,
         *indices: int,
-        inc: int = 0,
+        incarnation: int = 0,
         ready: bool = True,
         workers: int = 1,
         membership: LastMembership | None = None,
     ) -> None:
         for index in indices:
+            name, pod = agent_id(index, incarnation), f"j-{index}-{incarnation}"
             message = Announce(
-                index, inc, agent_id(index, inc), f"j-{index}-{inc}", f"10.0.0.{index}", 5000 + index, workers,
+                index, incarnation, name, pod, f"10.0.0.{index}", 5000 + index, workers,
                 ready=ready, membership=membership,
             )  # fmt: skip
-            self.decide(NodeMessage(agent_id(index, inc), message))
+            self.decide(NodeMessage(name, message))
 
-    def say(self, index: int, message: NodeToCoordinator, inc: int = 0) -> None:
-        self.decide(NodeMessage(agent_id(index, inc), message))
+    def send(self, index: int, message: NodeToCoordinator, incarnation: int = 0) -> None:
+        self.decide(NodeMessage(agent_id(index, incarnation), message))
 
-    def started(self, *indices: int, inc: int = 0) -> None:
+    def started(self, *indices: int, incarnation: int = 0) -> None:
         for index in indices:
-            self.say(index, WorkersStarted(self.start_of(index, inc).round), inc)
+            self.send(index, WorkersStarted(self.start_of(index, incarnation).round), incarnation)
 
     def running(self, *indices: int) -> None:
-        """Announce these nodes and let the round start."""
+        """Announce these nodes, and start the workers of the round."""
         self.announce(*indices)
         if self.state.round is None:
-            self.later(self.state.settings.last_call_timeout)
+            self.advance(self.state.settings.last_call_timeout)
         self.started(*indices)
 
-    def fail(self, index: int, kind: FailureClass = FailureClass.USER_ERROR, inc: int = 0) -> None:
-        start = self.start_of(index, inc)
-        failure = Failure(kind, f"j-{index}-{inc}", self.now, rank=start.rank, exit_code=1, exception="ValueError")
-        self.say(index, WorkersFailed(start.round, failure), inc)
+    def fail(self, index: int, kind: FailureClass = FailureClass.USER_ERROR, incarnation: int = 0) -> None:
+        start = self.start_of(index, incarnation)
+        pod = f"j-{index}-{incarnation}"
+        failure = Failure(kind, pod, self.now, rank=start.rank, exit_code=1, exception="ValueError")
+        self.send(index, WorkersFailed(start.round, failure), incarnation)
 
     def succeed(self, *indices: int) -> None:
         for index in indices:
-            self.say(index, WorkersSucceeded(self.start_of(index).round))
+            self.send(index, WorkersSucceeded(self.start_of(index).round))
 
-    def stopped(self, *indices: int, inc: int = 0) -> None:
+    def stopped(self, *indices: int, incarnation: int = 0) -> None:
         for index in indices:
-            self.say(index, WorkersStopped(self.start_of(index, inc).round, 6000 + index), inc)
+            self.send(index, WorkersStopped(self.start_of(index, incarnation).round, 6000 + index), incarnation)
 
-    def ready(self, index: int, inc: int = 0) -> None:
-        self.say(index, Ready(), inc)
+    def ready(self, index: int, incarnation: int = 0) -> None:
+        self.send(index, Ready(), incarnation)
 
     def leave(self, index: int) -> None:
-        self.say(index, Leaving("SIGTERM"))
+        self.send(index, Leaving("SIGTERM"))
 
-    def gone(self, index: int, inc: int = 0) -> None:
-        self.decide(NodeDisconnected(agent_id(index, inc)))
+    def disconnect(self, index: int, incarnation: int = 0) -> None:
+        self.decide(NodeDisconnected(agent_id(index, incarnation)))
 
-    # ---- what is seen
-    def start_of(self, index: int, inc: int = 0) -> StartRound:
-        return next(m for m in reversed(self.told[agent_id(index, inc)]) if isinstance(m, StartRound))
+    # ---- what the coordinator did
+    def start_of(self, index: int, incarnation: int = 0) -> StartRound:
+        return next(m for m in reversed(self.sent[agent_id(index, incarnation)]) if isinstance(m, StartRound))
 
-    def last(self, index: int, inc: int = 0) -> CoordinatorToNode | None:
-        messages = self.told[agent_id(index, inc)]
+    def last(self, index: int, incarnation: int = 0) -> CoordinatorToNode | None:
+        messages = self.sent[agent_id(index, incarnation)]
         return messages[-1] if messages else None
 
-    def told_to_end(self, *indices: int) -> bool:
-        return all(isinstance(self.last(s), EndRound | PlanEnd) for s in indices)
+    def sent_end(self, *indices: int) -> bool:
+        return all(isinstance(self.last(index), EndRound | PlanEnd) for index in indices)
 
-    def finished(self, index: int, inc: int = 0) -> Finish | None:
-        last = self.last(index, inc)
+    def finished(self, index: int, incarnation: int = 0) -> Finish | None:
+        last = self.last(index, incarnation)
         return last if isinstance(last, Finish) else None
 
     @property
@@ -195,17 +196,17 @@ class Job:
         return build_report(self.state, self.now)
 
 
-def pods(*indices: int, state: PodState = PodState.RUNNING, inc: int = 0) -> tuple[ExpectedPod, ...]:
-    return tuple(ExpectedPod(s, inc, f"j-{s}-{inc}", state) for s in indices)
+def pods(*indices: int, state: PodState = PodState.RUNNING, incarnation: int = 0) -> tuple[ExpectedPod, ...]:
+    return tuple(ExpectedPod(index, incarnation, f"j-{index}-{incarnation}", state) for index in indices)
 
 
-def member_of(start: StartRound, state: MemberState = MemberState.RUNNING) -> LastMembership:
+def membership_of(start: StartRound, state: MemberState = MemberState.RUNNING) -> LastMembership:
     return LastMembership(start, state)
 
 
 def job_of(*indices: int, target: int = 0, max_restarts: int = 3, **settings: Any) -> Job:
-    """A job whose round of these indices runs, with an operator that knows their pods."""
+    """A job with a running round of these indices, and an operator that expects their pods."""
     job = Job()
-    job.facts(*pods(*indices), target=target or len(indices), max_restarts=max_restarts, **settings)
+    job.operator_view(*pods(*indices), target=target or len(indices), max_restarts=max_restarts, **settings)
     job.running(*indices)
     return job

@@ -1,4 +1,4 @@
-"""What must hold of every world, by name; and whether a world gets to its end once nothing befalls it any more."""
+"""Invariants of the worlds of `rounds_world`, by name, and a check that a job ends once faults have stopped."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ Invariant = Callable[[World, Move, World], bool]
 
 
 def never_two_running_worlds(_: World, __: Move, after: World) -> bool:
-    """Of one round at most all ranks run at the same time: one that lacks a rank cannot take a step."""
-    at_work: dict[RoundId, int] = {}
+    """All ranks run in one round at most. A round in which a rank does not run cannot take a step."""
+    running_nodes: dict[RoundId, int] = {}
     sizes: dict[RoundId, int] = {}
     for a in after.agents:
         if a.ended is None and a.state is MemberState.RUNNING and a.start and not (a.frozen or a.stopping):
-            at_work[a.start.round] = at_work.get(a.start.round, 0) + 1
+            running_nodes[a.start.round] = running_nodes.get(a.start.round, 0) + 1
             sizes[a.start.round] = a.start.group_world_size
-    return sum(at_work[r] == sizes[r] for r in at_work) <= 1
+    return sum(running_nodes[r] == sizes[r] for r in running_nodes) <= 1
 
 
 def no_rank_twice(_: World, __: Move, after: World) -> bool:
-    """No node is in a round twice, no two nodes have the same rank of a round."""
+    """No node is in a round twice, and no two nodes have the same rank of a round."""
     ranks = [(a.start.round, a.start.rank) for a in after.agents if a.start and a.busy]
     members = [[m.pod for m in s.state.round.members.values()] for s in after.stores if s.state.round]
     return len(set(ranks)) == len(ranks) and all(len(set(pods)) == len(pods) for pods in members)
 
 
-def old_words_have_no_effect(before: World, move: Move, after: World) -> bool:
+def old_messages_have_no_effect(before: World, move: Move, after: World) -> bool:
     if move[0] != "late":
         return True
     return [(s.state.round, s.state.outcome, s.state.ended_rounds) for s in before.stores] == [
@@ -45,10 +45,10 @@ def between_min_and_max(_: World, __: Move, after: World) -> bool:
     return all(MIN <= len(r.members) <= after.size - after.spares for r in formed)
 
 
-def spares_take_the_places_of_the_lost(before: World, _: Move, after: World) -> bool:
-    """No round forms with fewer nodes than it should have while somebody who is ready for it stands by."""
-    known = {s.state.round.id for s in before.stores if s.state.round}
-    for state in (s.state for s in after.stores if s.state.round and s.state.round.id not in known):
+def spares_replace_lost_nodes(before: World, _: Move, after: World) -> bool:
+    """No round starts with fewer nodes than the target while a ready node is left out."""
+    earlier = {s.state.round.id for s in before.stores if s.state.round}
+    for state in (s.state for s in after.stores if s.state.round and s.state.round.id not in earlier):
         assert state.round is not None
         free = [n for n in candidates(state) if n.ready and n.agent_id not in state.round.members]
         if (
@@ -77,8 +77,11 @@ def an_outcome_is_never_undone(before: World, _: Move, after: World) -> bool:
     return kept and held
 
 
-def success_that_a_node_was_told_holds(before: World, _: Move, after: World) -> bool:
-    """Its termination message is there for everybody to read: nobody runs again, and no store calls it a failure."""
+def success_that_a_node_received_is_final(before: World, _: Move, after: World) -> bool:
+    """After a node received the success, no node starts a round and no store declares a failure.
+
+    The operator finds the success in the termination message of that node.
+    """
     if all(a.ended is not Outcome.SUCCEEDED for a in before.agents):
         return True
     started = {a.agent_id: a.start for a in before.agents}
@@ -93,33 +96,33 @@ def a_charge_is_counted_once(before: World, _: Move, after: World) -> bool:
 INVARIANTS: tuple[Invariant, ...] = (
     never_two_running_worlds,
     no_rank_twice,
-    old_words_have_no_effect,
+    old_messages_have_no_effect,
     between_min_and_max,
-    spares_take_the_places_of_the_lost,
+    spares_replace_lost_nodes,
     closed_stays_closed,
     an_outcome_is_never_undone,
-    success_that_a_node_was_told_holds,
+    success_that_a_node_received_is_final,
     a_charge_is_counted_once,
 )
 
 
-def broken(before: World, move: Move, after: World) -> str:
-    """Names of the invariants that a move broke."""
+def broken_invariants(before: World, move: Move, after: World) -> str:
+    """Return the names of the invariants that a move broke; empty if none."""
     return ", ".join(i.__name__ for i in INVARIANTS if not i(before, move, after))
 
 
-def left_out_for_ever(world: World, limit: int = 500) -> str:
-    """Nobody alive and willing is left out for ever: without faults the job ends, with everybody. Empty if so."""
-    for turn in range(limit):
+def liveness_violation(world: World, limit: int = 500) -> str:
+    """Return why the job, or one of its nodes, does not end when no more faults occur; empty if all end."""
+    for number in range(limit):
         moves = [m for m in calm(world) if m[0] != "tick"] or list(faults(world, ("succeed",))) or list(calm(world))
         if not moves:
             break
-        move = moves[turn % len(moves)]
+        move = moves[number % len(moves)]
         after = step(world, move)
-        if broken(world, move, after):
-            return f"{move}: {broken(world, move, after)}"
+        if broken_invariants(world, move, after):
+            return f"{move}: {broken_invariants(world, move, after)}"
         world = after
     waiting = [a.pod for a in world.agents if a.ended is None]
     if world.declared is None or waiting:
-        return f"after {limit} fair moves: {world.declared}, {waiting} wait"
+        return f"after {limit} moves without a fault: outcome {world.declared}, not ended: {waiting}"
     return ""

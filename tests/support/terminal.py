@@ -1,4 +1,4 @@
-"""`elasticjob run` on a terminal, with a person in front of it."""
+"""`elasticjob run` on a pseudo-terminal."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 
 class Terminal:
-    """A run with a person in front of it: `press` keys, wait until something is on the screen."""
+    """A run with a keyboard and a screen. `press` types keys, `wait_for` searches the screen."""
 
     def __init__(self, folder: Path, job: dict[str, object]) -> None:
         (folder / "job.yaml").write_text(yaml.safe_dump(job))
-        self._ours, theirs = pty.openpty()
+        self._master, theirs = pty.openpty()
         self.before = termios.tcgetattr(theirs)
         self.theirs = theirs
         self._process = subprocess.Popen(
@@ -32,8 +32,8 @@ class Terminal:
             stdin=theirs, stdout=theirs, stderr=theirs, cwd=folder,
             env={**os.environ, "TERM": "xterm", "COLUMNS": "110", "LINES": "40"},
         )  # fmt: skip
-        self.screen, self._seen = "", 0
-        self._more = threading.Condition()
+        self.screen, self._searched = "", 0
+        self._changed = threading.Condition()
         threading.Thread(target=self._read, daemon=True).start()
 
     def __enter__(self) -> Terminal:
@@ -48,22 +48,22 @@ class Terminal:
         os.close(self.theirs)
 
     def press(self, key: str) -> None:
-        os.write(self._ours, key.encode())
+        os.write(self._master, key.encode())
 
     def interrupt(self) -> None:
         self._process.send_signal(signal.SIGINT)
 
     def wait_for(self, pattern: str) -> None:
-        """Look at what has come to the screen since the last match."""
+        """Wait until the pattern is on the screen after the last match."""
 
         def found() -> re.Match[str] | None:
-            return re.compile(pattern).search(self.screen, self._seen)
+            return re.compile(pattern).search(self.screen, self._searched)
 
-        with self._more:
-            assert self._more.wait_for(found, 60), f"no {pattern!r} on the screen:\n{self.screen[self._seen :]}"
+        with self._changed:
+            assert self._changed.wait_for(found, 60), f"no {pattern!r} on the screen:\n{self.screen[self._searched :]}"
             match = found()
             assert match is not None
-            self._seen = match.end()
+            self._searched = match.end()
 
     def exit_code(self) -> int:
         return self._process.wait(60)
@@ -71,9 +71,9 @@ class Terminal:
     def _read(self) -> None:
         while True:
             try:
-                data = os.read(self._ours, 65536)
+                data = os.read(self._master, 65536)
             except OSError:
                 return
-            with self._more:
+            with self._changed:
                 self.screen += _ESCAPES.sub("", data.decode(errors="replace"))
-                self._more.notify_all()
+                self._changed.notify_all()

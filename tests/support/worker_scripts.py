@@ -26,8 +26,8 @@ while not stop.item():
     dist.broadcast(stop, 0)
     if steps in (1, 5):
         restart = os.environ["TORCHELASTIC_RESTART_COUNT"]
-        said = f"step {steps} rank {rank} of {world} pid {os.getpid()} restart {restart}"
-        print(f"{said} at {time.time():.4f}\\n", end="", flush=True)
+        line = f"step {steps} rank {rank} of {world} pid {os.getpid()} restart {restart}"
+        print(f"{line} at {time.time():.4f}\\n", end="", flush=True)
     time.sleep(0.005)
 dist.destroy_process_group()
 """
@@ -35,6 +35,6 @@ dist.destroy_process_group()
 
 
 def script(folder: Path, text: str, name: str = "script.py") -> list[str]:
-    """The command that runs `text` as a file of `folder`."""
+    """Write a script to `folder` and return the command that runs it."""
     (folder / name).write_text(text)
     return [sys.executable, str(folder / name)]

@@ -1,4 +1,4 @@
-"""Messages survive the wire, and nothing else gets through it."""
+"""Messages are decoded as they were encoded; other data is refused."""
 
 import json
 from typing import Any
@@ -33,12 +33,12 @@ SETTINGS = m.RoundSettings(min_nodes=2, max_nodes=4, target=3)
     ],
     ids=lambda message: type(message).__name__,
 )
-def test_a_message_survives_the_wire(message: m.Message) -> None:
+def test_a_message_is_decoded_as_it_was_encoded(message: m.Message) -> None:
     assert m.decode(m.encode(message)) == message
 
 
 @pytest.mark.parametrize(
-    ("raw", "complaint"),
+    ("raw", "error"),
     [
         (b"\xff", "not JSON"),
         (b"[" * 100_000, "not JSON"),
@@ -52,17 +52,17 @@ def test_a_message_survives_the_wire(message: m.Message) -> None:
         (b'{"type":"EndRound","round":"1.0.1","grace_seconds":NaN,"reason":""}', "grace_seconds: want float"),
     ],
 )
-def test_anything_else_is_refused_with_the_path(raw: bytes, complaint: str) -> None:
-    with pytest.raises(MessageError, match=complaint.replace("[", r"\[").replace(".", r"\.")):
+def test_invalid_data_is_refused_with_its_path(raw: bytes, error: str) -> None:
+    with pytest.raises(MessageError, match=error.replace("[", r"\[").replace(".", r"\.")):
         m.decode(raw)
 
 
-def test_a_newer_peer_may_say_more() -> None:
+def test_unknown_fields_of_a_newer_peer_are_ignored() -> None:
     assert m.decode(json.dumps({"type": "Leaving", "reason": "x", "new": 1}).encode()) == m.Leaving("x")
 
 
 @pytest.mark.parametrize(
-    ("settings", "complaint"),
+    ("settings", "error"),
     [
         ({"min_nodes": 0}, "at least 1"),
         ({"min_nodes": 5}, "at least min_nodes"),
@@ -70,8 +70,8 @@ def test_a_newer_peer_may_say_more() -> None:
         ({"max_restarts": -1}, "negative"),
     ],
 )
-def test_settings_that_cannot_be_are_refused(settings: dict[str, Any], complaint: str) -> None:
-    with pytest.raises(ValueError, match=complaint):
+def test_invalid_settings_are_refused(settings: dict[str, Any], error: str) -> None:
+    with pytest.raises(ValueError, match=error):
         m.RoundSettings(**({"min_nodes": 2, "max_nodes": 4, "target": 3} | settings))
 
 

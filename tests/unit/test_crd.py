@@ -1,4 +1,4 @@
-"""crds/elasticjobs.yaml is what generate.py makes of the source, and fits what its readers need of it."""
+"""crds/elasticjobs.yaml is generated from its source, and agrees with the contract and with the operator's defaults."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def generator() -> Any:
 
 
 def without_types_of_kubernetes(source: Any, generated: Any) -> Any:
-    """`generated` with all that the source's `$ref`s brought taken out again."""
+    """Return `generated` without the schemas that replaced the source's `$ref`s."""
     if isinstance(source, list):
         return [without_types_of_kubernetes(s, g) for s, g in zip(source, generated, strict=True)]
     if not isinstance(source, dict):
@@ -52,28 +52,28 @@ def without_types_of_kubernetes(source: Any, generated: Any) -> Any:
     return {key: without_types_of_kubernetes(source[key], generated[key]) for key in source}
 
 
-def test_the_committed_definition_is_made_of_the_source() -> None:
+def test_the_committed_crd_is_generated_from_the_source() -> None:
     assert without_types_of_kubernetes(SOURCE, CRD) == SOURCE
 
 
 def test_references_are_inlined() -> None:
     swagger = {
         "io.k8s.api.core.v1.Toleration": {
-            "description": "gone",
+            "description": "dropped",
             "type": "object",
             "properties": {
                 "port": {"$ref": "#/definitions/io.k8s.apimachinery.pkg.util.intstr.IntOrString"},
-                "key": {"type": "string", "description": "gone", "x-kubernetes-patch-strategy": "merge"},
+                "key": {"type": "string", "description": "dropped", "x-kubernetes-patch-strategy": "merge"},
             },
         }
     }
-    made = generator().Expander(swagger).filled({"items": [{"$ref": "Toleration", "nullable": True}]})
-    want = {"port": {"x-kubernetes-int-or-string": True}, "key": {"type": "string"}}
-    assert made == {"items": [{"type": "object", "properties": want, "nullable": True}]}
+    filled = generator().Expander(swagger).filled({"items": [{"$ref": "Toleration", "nullable": True}]})
+    expected = {"port": {"x-kubernetes-int-or-string": True}, "key": {"type": "string"}}
+    assert filled == {"items": [{"type": "object", "properties": expected, "nullable": True}]}
 
 
-def test_the_schema_has_no_words_that_a_server_does_not_know() -> None:
-    """A comma in an unquoted text makes a field of what follows it."""
+def test_the_schema_has_only_keywords_of_the_api_server() -> None:
+    """In YAML flow style, the text after a comma in an unquoted description becomes a field of its own."""
     known = {
         "type", "format", "description", "properties", "items", "required", "additionalProperties", "default", "enum",
         "minimum", "maximum", "minLength", "maxLength", "minItems", "maxItems", "maxProperties", "pattern", "nullable",
@@ -91,7 +91,7 @@ def test_the_schema_has_no_words_that_a_server_does_not_know() -> None:
     check(CRD, "")
 
 
-def test_every_map_key_of_the_pod_schema_has_a_value() -> None:
+def test_every_list_map_key_is_required_or_has_a_default() -> None:
     def check(node: Any) -> None:
         for key in node.get("x-kubernetes-list-map-keys", ()):
             item = node["items"]
@@ -107,7 +107,7 @@ def test_every_map_key_of_the_pod_schema_has_a_value() -> None:
 @pytest.mark.parametrize(
     "field", ["nodeSelector", "tolerations", "containers", "initContainers", "volumes", "affinity"]
 )
-def test_the_template_has_the_pod_spec(field: str) -> None:
+def test_the_template_has_the_fields_of_a_pod_spec(field: str) -> None:
     assert field in SPEC["template"]["properties"]["spec"]["properties"]
 
 
@@ -145,10 +145,10 @@ def test_columns_and_scale_name_fields_that_exist() -> None:
             assert node["type"] in {"string", "integer"}, path
 
 
-def test_it_fits_the_annotation_of_a_client_side_apply() -> None:
+def test_the_crd_fits_the_last_applied_annotation_of_kubectl_apply() -> None:
     crd = yaml.safe_load((CRDS / "elasticjobs.yaml").read_text())
     assert len(json.dumps(crd, separators=(",", ":"))) < 200_000
 
 
-def test_the_chart_ships_the_same_definition() -> None:
+def test_the_chart_ships_the_same_crd() -> None:
     assert CHART_COPY.read_bytes() == (CRDS / "elasticjobs.yaml").read_bytes()

@@ -1,11 +1,11 @@
-"""The demo's timeline, told from made-up steps and statuses."""
+"""The demo's timeline, computed from invented steps and statuses."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from support.logbook import Step
-from timeline import Deed, Snapshot, rows
+from timeline import Action, Snapshot, rows
 
 
 def status(formed: str, size: int, **reasons: str) -> dict[str, Any]:
@@ -13,7 +13,7 @@ def status(formed: str, size: int, **reasons: str) -> dict[str, Any]:
     return {"lastRendezvousTime": f"1970-01-01T00:00:{formed}Z", "worldSize": size, "conditions": conditions}
 
 
-def test_a_row_tells_the_gap_the_way_back_and_the_words() -> None:
+def test_a_row_has_the_pause_the_recovery_time_and_the_status_changes() -> None:
     steps = [Step(t, "j-0-0", n, 1.0, w) for n, (t, w) in enumerate([(9, 3), (10, 3), (10.1, 3), (10.5, 2), (14, 3)])]
     snapshots = [
         Snapshot(5, status("05", 3, FullyScaled="AtDesiredReplicas")),
@@ -21,14 +21,14 @@ def test_a_row_tells_the_gap_the_way_back_and_the_words() -> None:
         Snapshot(13.8, status("13.8", 3, FullyScaled="AtDesiredReplicas", Restarting="WorldFormed")),
         Snapshot(15, status("13.8", 0, FullyScaled="AtDesiredReplicas", Restarting="WorldFormed")),
     ]
-    (row,) = rows([Deed(10.0, "delete", 3)], steps, snapshots)
-    assert (round(row.next_step or 0, 3), round(row.standstill or 0, 3), row.full_size) == (0.5, 0.4, 4.0)
-    assert row.said == (
+    (row,) = rows([Action(10.0, "delete", 3)], steps, snapshots)
+    assert (round(row.next_step or 0, 3), round(row.pause or 0, 3), row.full_size) == (0.5, 0.4, 4.0)
+    assert row.status == (
         "Restarting: PodEvicted → WorldFormed", "FullyScaled: BelowDesiredAboveMin → AtDesiredReplicas"
     )  # fmt: skip
 
 
-def test_a_deed_that_changed_nothing_has_no_figures() -> None:
+def test_an_action_without_effect_has_no_figures() -> None:
     steps = [Step(t, "j-0-0", t, 1.0, 3) for t in range(20)]
-    (row,) = rows([Deed(10.0, "nothing", 3)], steps, [Snapshot(5, status("05", 3))])
-    assert (row.next_step, row.standstill, row.full_size, row.said) == (None, None, None, ())
+    (row,) = rows([Action(10.0, "nothing", 3)], steps, [Snapshot(5, status("05", 3))])
+    assert (row.next_step, row.pause, row.full_size, row.status) == (None, None, None, ())

@@ -1,4 +1,4 @@
-"""What ends of workers mean, from real evidence: exit codes, signals, the kernel's counters, what torch says."""
+"""Failure classes and root causes, from real exit codes, signals, kernel counters and messages of torch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from elasticjob.contract.messages import Failure, FailureClass
 from elasticjob.diagnosis import classify, root_cause
 
 USER, OOM, KILLED = FailureClass.USER_ERROR, FailureClass.OOM_KILLED, FailureClass.KILLED
-ECHO, START, DEVICE = FailureClass.COLLECTIVE_FAILED, FailureClass.START_ERROR, FailureClass.DEVICE_UNHEALTHY
+PEER, START, DEVICE = FailureClass.COLLECTIVE_FAILED, FailureClass.START_ERROR, FailureClass.DEVICE_UNHEALTHY
 
 GLOO = "[/pytorch/third_party/gloo/gloo/transport/tcp/"
 NCCL = "NCCL error in: /pytorch/torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp:3356, "
@@ -30,24 +30,24 @@ ENDS: list[tuple[str, int | None, str, str, str, FailureClass]] = [
     ("CUDA out of memory", 1, "", "OutOfMemoryError", "CUDA out of memory. Tried to allocate 20.00 MiB.", USER),
     ("an assertion on the device", 1, "", "AcceleratorError", "CUDA error: device-side assert triggered", USER),
     ("another host is down", 1, "", "ConnectionRefusedError", "[Errno 111] Connection refused", USER),
-    ("a pipe of its own", 1, "", "BrokenPipeError", "[Errno 32] Broken pipe", USER),
-    ("gloo greeted last", 3, "", "", CONNECTED, USER),
+    ("broken pipe of the script", 1, "", "BrokenPipeError", "[Errno 32] Broken pipe", USER),
+    ("gloo's connection message last", 3, "", "", CONNECTED, USER),
     ("ranks share a device", 1, "", "DistBackendError", NCCL + "ncclInvalidUsage ... Duplicate GPU detected", USER),
     ("no memory for NCCL", 1, "", "DistBackendError", NCCL + "ncclUnhandledCudaError: Call to CUDA function", USER),
     ("killed", None, "SIGKILL", "", "", KILLED),
-    ("killed after gloo greeted", None, "SIGKILL", "", CONNECTED, KILLED),
-    ("raised, and killed while it ended", None, "SIGKILL", "ValueError", "bad batch", USER),
-    ("saw a peer go, and was killed", None, "SIGTERM", "RuntimeError", GLOO + "pair.cc:561] Connection closed", ECHO),
+    ("killed after gloo's connection message", None, "SIGKILL", "", CONNECTED, KILLED),
+    ("raised, then killed during its exit", None, "SIGKILL", "ValueError", "bad batch", USER),
+    ("lost a peer, then terminated", None, "SIGTERM", "RuntimeError", GLOO + "pair.cc:561] Connection closed", PEER),
     ("terminated", None, "SIGTERM", "", "", KILLED),
-    ("gloo: peer gone", 1, "", "RuntimeError", GLOO + "pair.cc:561] Connection closed by peer [10.0.0.2]:34225.", ECHO),
-    ("gloo: reset", 1, "", "RuntimeError", GLOO + "pair.cc:534] Read error [10.0.0.2]:1: Connection reset", ECHO),
-    ("gloo: timeout", 1, "", "RuntimeError", GLOO + "unbound_buffer.cc:78] Timed out waiting 4000ms for recv", ECHO),
-    ("gloo: no mesh", 1, "", "RuntimeError", "Gloo connectFullMesh failed with [x] timed out connecting", ECHO),
-    ("NCCL: peer gone", 1, "", "DistBackendError", NCCL + "ncclRemoteError: A call failed possibly due to", ECHO),
-    ("NCCL: aborted", 1, "", "DistBackendError", "NCCL communicator was aborted on rank 1. ", ECHO),
-    ("NCCL: watchdog", None, "SIGABRT", "", WATCHDOG, ECHO),
-    ("the round's store is gone", 1, "", "DistNetworkError", "Failed to recv, got 0 bytes.", ECHO),
-    ("the round's store never came", 1, "", "DistStoreError", "wait timeout after 300000ms, keys: /x", ECHO),
+    ("gloo: closed", 1, "", "RuntimeError", GLOO + "pair.cc:561] Connection closed by peer [10.0.0.2]:34225.", PEER),
+    ("gloo: reset", 1, "", "RuntimeError", GLOO + "pair.cc:534] Read error [10.0.0.2]:1: Connection reset", PEER),
+    ("gloo: timeout", 1, "", "RuntimeError", GLOO + "unbound_buffer.cc:78] Timed out waiting 4000ms for recv", PEER),
+    ("gloo: no mesh", 1, "", "RuntimeError", "Gloo connectFullMesh failed with [x] timed out connecting", PEER),
+    ("NCCL: peer failed", 1, "", "DistBackendError", NCCL + "ncclRemoteError: A call failed possibly due to", PEER),
+    ("NCCL: aborted", 1, "", "DistBackendError", "NCCL communicator was aborted on rank 1. ", PEER),
+    ("NCCL: watchdog", None, "SIGABRT", "", WATCHDOG, PEER),
+    ("the round's store closed", 1, "", "DistNetworkError", "Failed to recv, got 0 bytes.", PEER),
+    ("the round's store never set the key", 1, "", "DistStoreError", "wait timeout after 300000ms, keys: /x", PEER),
     ("no such program", 127, "", "", "bash: trian: command not found", START),
     ("not executable", 126, "", "", "", START),
     ("no such script", 2, "", "", "python3: can't open file '/app/trian.py': [Errno 2] No such file", START),
@@ -59,11 +59,11 @@ ENDS: list[tuple[str, int | None, str, str, str, FailureClass]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("name", "code", "signal", "exception", "said", "kind"), ENDS, ids=[e[0] for e in ENDS])
-def test_the_class_of_an_end(
-    name: str, code: int | None, signal: str, exception: str, said: str, kind: FailureClass
+@pytest.mark.parametrize(("name", "code", "signal", "exception", "message", "kind"), ENDS, ids=[e[0] for e in ENDS])
+def test_the_class_of_a_failure(
+    name: str, code: int | None, signal: str, exception: str, message: str, kind: FailureClass
 ) -> None:
-    assert classify(code, signal, exception, said) is kind
+    assert classify(code, signal, exception, message) is kind
 
 
 @pytest.mark.parametrize(
@@ -71,7 +71,7 @@ def test_the_class_of_an_end(
     [(-9, None, OOM), (1, ("RuntimeError", DATA_LOADER), OOM), (1, ("ValueError", "bad"), USER), (-15, None, KILLED)],
     ids=["killed", "its data loader killed", "raised", "terminated"],
 )
-def test_what_the_kernel_killed_for_memory(code: int, exception: tuple[str, str] | None, kind: FailureClass) -> None:
+def test_an_oom_kill_is_recognized(code: int, exception: tuple[str, str] | None, kind: FailureClass) -> None:
     assert failure_of(WorkerExit(0, code, 1.0, exception, oom_killed=True), "pod").kind is kind
 
 
@@ -80,7 +80,7 @@ V2 = "low 0\nhigh 0\nmax 12\noom {0}\noom_kill {0}\noom_group_kill 0\n"
 
 
 @pytest.mark.parametrize("events", [V1, V2], ids=["v1", "v2"])
-def test_each_kill_accounts_for_one_end(tmp_path: Path, events: str) -> None:
+def test_each_oom_kill_accounts_for_one_failure(tmp_path: Path, events: str) -> None:
     file = tmp_path / "events"
     file.write_text(events.format(4))
     counter = OomCounter([str(tmp_path / "absent"), str(file)])
@@ -96,7 +96,7 @@ def test_each_kill_accounts_for_one_end(tmp_path: Path, events: str) -> None:
     assert not counter.unclaimed
 
 
-def test_without_the_kernels_counter_nothing_is_called_out_of_memory(tmp_path: Path) -> None:
+def test_without_the_kernels_counter_no_failure_is_an_oom_kill(tmp_path: Path) -> None:
     assert not OomCounter([str(tmp_path / "absent")]).unclaimed
 
 
@@ -104,11 +104,11 @@ def failure(kind: FailureClass, pod: str) -> Failure:
     return Failure(kind, pod, 1.0, rank=0)
 
 
-def test_the_cause_is_the_first_that_is_no_echo() -> None:
-    echoes = (failure(ECHO, "a"), failure(ECHO, "b"))
-    own = failure(KILLED, "c")
-    for order in permutations((*echoes, own)):
-        assert root_cause(order) == own
-    assert root_cause((own, failure(USER, "d"))) == own
-    assert root_cause(echoes) == echoes[0]
+def test_the_root_cause_is_the_first_failure_that_is_not_a_failed_collective() -> None:
+    collectives = (failure(PEER, "a"), failure(PEER, "b"))
+    cause = failure(KILLED, "c")
+    for order in permutations((*collectives, cause)):
+        assert root_cause(order) == cause
+    assert root_cause((cause, failure(USER, "d"))) == cause
+    assert root_cause(collectives) == collectives[0]
     assert root_cause(()) is None

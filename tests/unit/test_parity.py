@@ -1,4 +1,4 @@
-"""Tables in docs/ name tests that exist, and every row names one; the explorer is told of in full."""
+"""Each row of the tables in docs/ names a test that exists; docs/store-loss.md names all of the explorer's faults."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ def rows(path: str) -> list[str]:
 
 
 @pytest.mark.parametrize("path", TABLES)
-def test_every_row_has_what_it_is_about_where_it_is_and_a_test(path: str) -> None:
+def test_every_row_has_three_columns_and_names_a_test(path: str) -> None:
     assert [row for row in rows(path) if row.count(" | ") != 2] == []
     headers = [row for row in rows(path) if row.endswith("| test |")]
     assert [row for row in rows(path) if not NAMED.search(row)] == headers
 
 
 @pytest.mark.parametrize("path", TABLES)
-def test_the_tests_that_a_table_names_exist(path: str) -> None:
+def test_tests_named_in_a_table_exist(path: str) -> None:
     named = {match.groups() for row in rows(path) for match in NAMED.finditer(row)}
     found = {path: (REPOSITORY / "tests" / path).read_text() for path, _ in named}
     assert [f"{path}::{name}" for path, name in sorted(named) if not re.search(rf"def {name}\(", found[path])] == []
 
 
-def test_every_move_and_invariant_of_the_explorer_is_told_of() -> None:
-    told = set(re.findall(r"`([\w-]+)`", (REPOSITORY / "docs/store-loss.md").read_text()))
+def test_every_fault_and_invariant_of_the_explorer_is_documented() -> None:
+    documented = set(re.findall(r"`([\w-]+)`", (REPOSITORY / "docs/store-loss.md").read_text()))
     names = {*rounds_world.FAULTS, *(invariant.__name__ for invariant in rounds_invariants.INVARIANTS)}
-    assert names - told == set()
+    assert names - documented == set()

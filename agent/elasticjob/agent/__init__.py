@@ -1,1 +1,1 @@
-"""The agent: one per node. Joins the rendezvous, starts workers, watches them, reports. Standard library only."""
+"""The agent of one node: it joins the rendezvous, starts, watches and stops workers, and reports. Stdlib only."""

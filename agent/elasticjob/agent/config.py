@@ -1,4 +1,4 @@
-"""The agent's configuration, read once from its environment."""
+"""The agent's configuration, which it reads once from its environment."""
 
 from __future__ import annotations
 
@@ -23,12 +23,15 @@ _SECRETS = (Env.NODE_KEY, Env.OPERATOR_KEY)
 
 
 class UsageError(Exception):
-    """Wrong flags or environment; the message says what to write instead."""
+    """A flag or environment variable is wrong; the message names it and the expected value."""
 
 
 @dataclass(frozen=True)
 class AgentConfig:
-    """Durations in seconds. `env` is the workers' environment before their ranks: the agent's without its keys."""
+    """The configuration of one agent. Durations are in seconds.
+
+    `address` is this pod's IP address, `host` and `port` are those of the job's store.
+    """
 
     job: str
     run_id: str
@@ -44,6 +47,7 @@ class AgentConfig:
     role: str
     backend: Backend
     preload: tuple[str, ...]
+    """Modules that the fork server imports; empty: there is no fork server."""
     stop_grace: float
     join_timeout: float
     keep_alive_interval: float
@@ -51,19 +55,20 @@ class AgentConfig:
     termination_log: str
     agent_id: str
     env: Mapping[str, str]
+    """The agent's environment without its keys: the base of the workers' environment."""
     logs: LogOptions = field(default_factory=LogOptions)
-    pace_window: float = WINDOW
+    step_time_window: float = WINDOW
     event_log_handler: str = "null"
     """torch's `null` or `console`."""
 
     @property
     def processes(self) -> int:
-        """How many processes this agent starts: its workers, or one torchrun that starts them."""
+        """The number of processes that this agent starts: its workers, or one torchrun that starts them."""
         return 1 if self.backend is Backend.C10D else self.local_world_size
 
     @property
-    def torchruns_workers(self) -> int:
-        """How many workers that torchrun starts; 0 where there is none."""
+    def torchrun_workers(self) -> int:
+        """The number of workers that this node's torchrun starts; 0 without a torchrun."""
         return self.local_world_size if self.backend is Backend.C10D else 0
 
     @property
@@ -73,10 +78,10 @@ class AgentConfig:
 
 
 def read_config(env: Mapping[str, str], options: Mapping[str, str] | None = None) -> AgentConfig:
-    """Parse `Env.*`; `UsageError` names the variable that is missing or wrong.
+    """Parse the variables of `Env`; `UsageError` names the variable that is missing or wrong.
 
-    `options`: torchrun's, by their long names; as for torchrun, PET_<NAME> gives one that is not there. With c10d they
-    are for the torchrun that the agent starts.
+    `options` are torchrun's, by long name; as with torchrun, PET_<NAME> sets an option that is absent. With c10d the
+    agent ignores both: they are for the torchrun that it starts.
     """
     backend = _parse(env, Env.RENDEZVOUS_BACKEND, Backend, Backend.ELASTICJOB.value)
     pet = {name: value for name, value in env.items() if name.startswith("PET_")}
@@ -108,7 +113,7 @@ def read_config(env: Mapping[str, str], options: Mapping[str, str] | None = None
         termination_log=env.get(Env.TERMINATION_LOG) or TERMINATION_LOG,
         agent_id=uuid.uuid4().hex,
         env={name: value for name, value in env.items() if name not in _SECRETS},
-        pace_window=_parse(env, Env.STEP_TIME_WINDOW_SECONDS, _seconds, str(WINDOW)),
+        step_time_window=_parse(env, Env.STEP_TIME_WINDOW_SECONDS, _seconds, str(WINDOW)),
         event_log_handler=pet.get("PET_EVENT_LOG_HANDLER", "null"),
         logs=LogOptions(
             directory=pet.get("PET_LOG_DIR") or str(Path(tempfile.gettempdir(), "elasticjob-logs")),
@@ -120,12 +125,12 @@ def read_config(env: Mapping[str, str], options: Mapping[str, str] | None = None
     )
 
 
-def _parse(env: Mapping[str, str], name: str, read: Callable[[str], T], default: str | None = None) -> T:
+def _parse(env: Mapping[str, str], name: str, parse: Callable[[str], T], default: str | None = None) -> T:
     text = env.get(name, default)
     if text is None:
         raise UsageError(f"{name} is not set; the operator and `elasticjob run` set it")
     try:
-        return read(text)
+        return parse(text)
     except ValueError as error:
         raise UsageError(f"{name}={text if name != Env.NODE_KEY else '...'}: {error}") from None
 
@@ -164,7 +169,7 @@ def _endpoint(text: str) -> tuple[str, int]:
 
 
 def _keep_alive(text: str) -> tuple[float, int]:
-    interval, by, attempts = text.partition("x")
-    if not by:
+    interval, separator, attempts = text.partition("x")
+    if not separator:
         raise ValueError("want INTERVALxATTEMPTS, for instance 1x3")
     return _seconds(interval), _count(attempts)

@@ -1,4 +1,7 @@
-"""`elasticjob agent -- COMMAND...`. As PID 1 of a container, signals must be caught before anything else is done."""
+"""`elasticjob agent -- COMMAND...`.
+
+The agent may be PID 1 of a container, and PID 1 ignores every signal without a handler: it installs its handlers first.
+"""
 
 from __future__ import annotations
 
@@ -9,29 +12,28 @@ from collections.abc import Mapping, Sequence
 from types import FrameType
 
 SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT"
-"""Torchrun's own, and what an image's STOPSIGNAL may be; TORCHELASTIC_SIGNALS_TO_HANDLE names others."""
+"""torchrun's default; it covers the usual STOPSIGNAL of images. TORCHELASTIC_SIGNALS_TO_HANDLE overrides it."""
+_NOT_CAUGHT = (signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD)
 
 
 def main(command: Sequence[str]) -> int:
-    """Run one agent with the user's command; its exit code."""
+    """Run one agent with the user's command and return its exit code."""
     early: list[str] = []
 
     def remember(number: int, _frame: FrameType | None) -> None:
         early.append(signal.Signals(number).name)
 
-    handled = [s for s in signals(os.environ) if signal.getsignal(s) is not signal.SIG_IGN]  # as under nohup
+    # A signal that is ignored already stays ignored (nohup).
+    handled = [s for s in signals(os.environ) if signal.getsignal(s) is not signal.SIG_IGN]
     for number in handled:
         signal.signal(number, remember)
     return _run(command, early, handled)
 
 
 def signals(env: Mapping[str, str]) -> list[signal.Signals]:
-    """Those on which an agent leaves, and which its workers get."""
+    """Return the signals on which an agent leaves. The agent sends its workers the same signal."""
     names = env.get("TORCHELASTIC_SIGNALS_TO_HANDLE", SIGNALS).split(",")
     return [number for number in signal.Signals if number.name in names and number not in _NOT_CAUGHT]
-
-
-_NOT_CAUGHT = (signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD)
 
 
 def _run(command: Sequence[str], early: Sequence[str], handled: Sequence[signal.Signals]) -> int:
@@ -53,11 +55,11 @@ def _run(command: Sequence[str], early: Sequence[str], handled: Sequence[signal.
         print(f"elasticjob agent: {error}", file=sys.stderr)
         return ExitCode.USAGE
     try:
-        read = parse_own_agent_command if config.backend is Backend.C10D else parse_command
-        program = read(command, torchrun_interpreter(command[0]))
+        parse = parse_own_agent_command if config.backend is Backend.C10D else parse_command
+        program = parse(command, torchrun_interpreter(command[0]))
         return asyncio.run(Agent(config, program, early, handled).run())
     except Exception as error:
-        # Python's own exit code for this would be 1: what a job that failed ends with.
+        # Python's own exit code would be 1, which is the code of a failed job.
         traceback.print_exc()
         message = f"{type(error).__name__}: {error}"
         with contextlib.suppress(OSError):

@@ -1,10 +1,12 @@
-"""Processes of this node: reaping as PID 1 does, and ending a worker with all its descendants (Linux)."""
+"""Processes of this node: reap children as PID 1 must, and find and signal the descendants of a worker (Linux)."""
 
 from __future__ import annotations
 
 import ctypes
 import os
 import signal
+import socket
+import struct
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
@@ -15,18 +17,24 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def become_subreaper() -> None:
-    """Orphans among our descendants become our children, as they do for PID 1."""
+    """Adopt orphaned descendants as children, as PID 1 does."""
     if _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
 
 
 def die_with_parent() -> None:
-    """SIGKILL for this process when its parent ends. Async-signal-safe: may run between fork and exec."""
+    """Ask the kernel to SIGKILL this process when its parent ends. Safe between fork and exec."""
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
+def peer_pid(peer: socket.socket) -> int:
+    """Return the process at the other end of a Unix socket (SO_PEERCRED)."""
+    pid: int = struct.unpack("iII", peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[0]
+    return pid
+
+
 def reap() -> list[tuple[int, int]]:
-    """Every child that has ended: (pid, exit code), negative for a signal as in `subprocess`."""
+    """Reap all children that have ended; return (pid, exit code), negative for a signal as in `subprocess`."""
     ended = []
     with suppress(ChildProcessError):
         while True:
@@ -38,13 +46,13 @@ def reap() -> list[tuple[int, int]]:
 
 
 def signal_group(leader: int, number: signal.Signals) -> None:
-    """Signal a worker's process group; nothing where it is gone."""
+    """Signal a process group, unless it has ended."""
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(leader, number)
 
 
 def descendants(root: int, *, without: Iterable[int] = ()) -> set[int]:
-    """Processes below `root` that are still alive, except the trees of `without`."""
+    """Return the live processes below `root`, without the processes in `without` and their descendants."""
     excluded, found, todo = set(without), set[int](), [root]
     while todo:
         for child in _children(todo.pop()):
@@ -55,18 +63,18 @@ def descendants(root: int, *, without: Iterable[int] = ()) -> set[int]:
 
 
 def outside_session(pids: Iterable[int], leader: int) -> set[int]:
-    """Those that are in another session than the leader's."""
+    """Return the processes that are in another session than the leader's."""
     return {pid for pid in pids if _stat(pid)[3:4] != [str(leader)]}
 
 
 def kill(pids: Iterable[int]) -> None:
-    """SIGKILL each; those already gone are none of our business."""
+    """Send SIGKILL to each process that still exists."""
     for pid in pids:
         signal_one(pid, signal.SIGKILL)
 
 
 def signal_one(pid: int, number: signal.Signals) -> None:
-    """Signal a process; nothing where it is gone."""
+    """Signal a process, unless it has ended."""
     with suppress(ProcessLookupError, PermissionError):
         os.kill(pid, number)
 
@@ -84,7 +92,7 @@ def _state(pid: int) -> str:
 
 
 def _stat(pid: int) -> list[str]:
-    """Fields of proc(5)'s stat from the third, the state, on; none where the process is gone."""
+    """Return the fields of /proc/PID/stat from the third (the state) on; empty when the process has ended."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:

@@ -1,4 +1,4 @@
-"""The agent at work: carries out what `machine` decides, and tells it what happens. One event loop, nothing polls."""
+"""The agent's I/O: pass events to `machine`, carry out the effects it decides. One event loop, no polling."""
 
 from __future__ import annotations
 
@@ -57,37 +57,40 @@ from elasticjob.training import state_block
 log = logging.getLogger(__name__)
 
 FLUSH_TIMEOUT = 5.0
-"""Seconds that a slow reader of the agent's output may hold up its end."""
-
-
+"""Seconds that a slow reader of the agent's output may delay the agent's exit."""
 CLOSE_TIMEOUT = 15.0
+"""Seconds for the clean-up before the exit; more than `workers.KILL_TIMEOUT`."""
 
 
 class Agent:
-    """One agent, from its first breath to its exit code: `await Agent(config, command).run()`."""
+    """One agent, from start to exit code: `await Agent(config, command).run()`."""
 
     def __init__(
         self,
         config: AgentConfig,
         command: UserCommand,
-        early: Sequence[str] = (),
+        early_signals: Sequence[str] = (),
         signals: Sequence[signal.Signals] = (signal.SIGTERM, signal.SIGINT),
     ) -> None:
-        """`signals` on which it leaves; `early`: names of those that arrived before the loop ran."""
+        """`signals`: those on which the agent leaves. `early_signals`: names of those received before `run`."""
         self._config = config
         self._command = command
         self._signals = signals
-        self._early = early  # may grow until `_start` takes over the handlers
+        self._early_signals = early_signals  # the caller's handlers append to it until `_start` replaces them
         self._tasks: set[asyncio.Task[object]] = set()
-        self._answer: asyncio.TimerHandle | None = None
+        self._leave_timer: asyncio.TimerHandle | None = None
         self._stores: list[StoreServer] = []
+        """Process-group stores: of the next round or the running one; before it, until workers start, of the last."""
         self._keep_alive = KeepAlive(config.keep_alive_interval, config.keep_alive_attempts)
-        self._contact = ReachabilityMonitor(
+        self._reachability = ReachabilityMonitor(
             config.run_id, config.key, self._keep_alive, lambda: self._dispatch(events.CutOff())
         )
 
     async def run(self) -> ExitCode:
-        """Join, work, leave. The termination message is written when this returns."""
+        """Join, run workers until the job or this node's part in it is over, and return the exit code.
+
+        The termination message is written by then.
+        """
         self._loop = asyncio.get_running_loop()
         self._finished: asyncio.Future[Exit] = self._loop.create_future()
         self._stdout, self._stderr = OutputSink(1), OutputSink(2)
@@ -95,45 +98,45 @@ class Agent:
         logging.getLogger("elasticjob").addHandler(handler)
         logging.getLogger("elasticjob").setLevel(logging.INFO)
         become_subreaper()
-        with tempfile.TemporaryDirectory(prefix="elasticjob-", dir=_scratch()) as scratch:
+        with tempfile.TemporaryDirectory(prefix="elasticjob-", dir=_scratch_parent()) as scratch:
             await self._start(Path(scratch))
             try:
                 exit_ = await self._finished
                 if exit_.code is ExitCode.LEFT:
                     await self._save_state()
-                self._write(exit_)
-                self._record(exit_)
+                self._write_termination(exit_)
+                self._write_torch_events(exit_)
             finally:
                 await asyncio.wait_for(self._close(), CLOSE_TIMEOUT)
         logging.getLogger("elasticjob").removeHandler(handler)
         for number in (signal.SIGCHLD, *self._signals):
             self._loop.remove_signal_handler(number)
-            signal.signal(number, signal.SIG_IGN)  # what is left is to exit
+            signal.signal(number, signal.SIG_IGN)  # the agent exits anyway
         self._stdout.close(FLUSH_TIMEOUT)
         self._stderr.close(FLUSH_TIMEOUT)
         return exit_.code
 
     async def _start(self, scratch: Path) -> None:
         config = self._config
-        helper_out, helper_in = os.pipe()
-        self._helper = WorkerPipe(helper_out, "[warm]: ", self._stderr)
+        log_read, log_write = os.pipe()
+        self._fork_server_log = WorkerPipe(log_read, "[fork-server]: ", self._stderr)
         env = node_env(config.env, config.local_world_size, CODE_ROOT)
         self._launcher = Launcher(
-            self._command, env, config.preload, helper_in, config.processes, scratch, config.torchruns_workers
+            self._command, env, config.preload, log_write, config.processes, scratch, config.torchrun_workers
         )
         self._workers = WorkerGroup(config, self._launcher, scratch, self._stdout, self._stderr)
-        self._watch = HangMonitor(self._workers.heartbeats, self._stalled)
-        self._pace = StepTimeMonitor(self._workers.heartbeats, self._took, config.pace_window)
-        self._workers.progress.on_worker_connected = lambda: self._pace.start(config.processes)
+        self._hangs = HangMonitor(self._workers.heartbeats, self._progress_timed_out)
+        self._step_times = StepTimeMonitor(self._workers.heartbeats, self._send_step_times, config.step_time_window)
+        self._workers.progress.on_worker_connected = lambda: self._step_times.start(config.processes)
         self._health = NodeHealth(str(scratch), config.gpus, env, self._workers.non_workers)
         self._state = AgentState(
             announcement=await self._announcement(), stop_grace=config.stop_grace, processes=config.processes
         )
-        self._tally = telemetry.AgentCounts(self._loop.time(), self._loop.time())
+        self._counts = telemetry.AgentCounts(self._loop.time(), self._loop.time())
         self._endpoint = await health_endpoint.serve_health(
             config.env,
-            lambda: telemetry.health(self._tally, self._state, self._loop.time()),
-            lambda: telemetry.metrics(self._tally, self._state, self._loop.time()),
+            lambda: telemetry.health(self._counts, self._state, self._loop.time()),
+            lambda: telemetry.metrics(self._counts, self._state, self._loop.time()),
         )
         self._node = NodeClient(
             self._dial,
@@ -141,15 +144,15 @@ class Agent:
             lambda message: self._dispatch(events.Received(message)),
             had_round=lambda: self._state.assignment is not None,
             join_timeout=config.join_timeout,
-            linked=self._contact.coordinator_link_changed,
+            on_link_change=self._reachability.coordinator_link_changed,
         )
         self._loop.add_signal_handler(signal.SIGCHLD, self._reap)
         for number in self._signals:
             self._loop.add_signal_handler(number, self._dispatch, events.SignalReceived(number.name))
-        for name in self._early:
+        for name in self._early_signals:
             self._dispatch(events.SignalReceived(name))
         self._spawn(self._connect())
-        self._spawn(self._prepare(helper_in))
+        self._spawn(self._prepare(log_write))
 
     async def _announcement(self) -> Announce:
         config = self._config
@@ -159,7 +162,7 @@ class Agent:
             agent_id=config.agent_id,
             pod=config.pod,
             address=config.address,
-            store_port=await self._fresh_store(),
+            store_port=await self._start_store(),
             local_world_size=config.local_world_size,
             role=config.role,
         )
@@ -171,20 +174,23 @@ class Agent:
             keep_alive=self._keep_alive,
         )  # fmt: skip
 
-    async def _fresh_store(self) -> int:
-        """Bind the store of the next round. The last one stays up: peers that still stop may use it."""
+    async def _start_store(self) -> int:
+        """Start the process-group store of the next round and return its port.
+
+        The last round's store stays up: other nodes may still use it while they stop.
+        """
         loopback = self._config.address.startswith("127.")
-        store = StoreServer(links=self._contact.gate().accept)
+        store = StoreServer(links=self._reachability.gate().accept)
         host = "127.0.0.1" if loopback else "::" if ":" in self._config.address else "0.0.0.0"  # noqa: S104
         port = await store.start(host)
         self._stores.append(store)
         return port
 
-    # ---- deciding and doing --------------------------------------------------------------------------------------
+    # ---- events and effects --------------------------------------------------------------------------------------
 
     def _dispatch(self, event: AgentEvent) -> None:
         decision = machine.decide(self._state, event)
-        self._tally = telemetry.update_counts(self._tally, self._state, decision.state, self._loop.time())
+        self._counts = telemetry.update_counts(self._counts, self._state, decision.state, self._loop.time())
         self._state = decision.state
         for effect in decision.effects:
             self._do(effect)
@@ -196,8 +202,8 @@ class Agent:
             case Log(text):
                 log.info("%s", text)
             case LaunchWorkers(start):
-                self._contact.begin_round(start)
-                self._pace.stop()
+                self._reachability.begin_round(start)
+                self._step_times.stop()
                 self._workers.expect_start()
                 self._spawn(self._launch(start))
             case HoldWorkers(round_id):
@@ -206,18 +212,18 @@ class Agent:
                 if not self._workers.progress.stop_at(step):
                     self._dispatch(events.LastStepMissed(round_id))
             case StopWorkers(grace, stacks):
-                self._contact.end_round()
+                self._reachability.end_round()
                 self._stop(grace, stacks)
             case DumpStacks(round_id):
-                self._spawn(self._look(round_id))
+                self._spawn(self._dump_stacks(round_id))
             case FreezeWorkers(on):
                 self._workers.freeze(on)
             case CheckHealth():
                 self._spawn(self._check_health())
             case StartLeaveTimer(seconds):
-                if self._answer:
-                    self._answer.cancel()
-                self._answer = self._loop.call_later(seconds, self._dispatch, events.LeaveTimedOut())
+                if self._leave_timer:
+                    self._leave_timer.cancel()
+                self._leave_timer = self._loop.call_later(seconds, self._dispatch, events.LeaveTimedOut())
             case Exit():
                 self._finished.set_result(effect)
             case _ as never:
@@ -233,7 +239,7 @@ class Agent:
         if not task.cancelled() and (error := task.exception()) and not self._finished.done():
             self._finished.set_exception(error)
 
-    # ---- what goes on --------------------------------------------------------------------------------------------
+    # ---- background tasks ----------------------------------------------------------------------------------------
 
     async def _connect(self) -> None:
         try:
@@ -241,19 +247,19 @@ class Agent:
         except NoCoordinatorError as error:
             self._dispatch(events.StoreUnreachable(str(error)))
 
-    async def _prepare(self, helper_in: int) -> None:
-        what, fit = await asyncio.gather(self._launcher.prepare(), self._check_health())
-        os.close(helper_in)
-        log.info("%s", what)
-        if fit:
+    async def _prepare(self, log_write: int) -> None:
+        ready, healthy = await asyncio.gather(self._launcher.prepare(), self._check_health())
+        os.close(log_write)
+        log.info("%s", ready)
+        if healthy:
             self._dispatch(events.LauncherReady(self._launcher.fork_disabled_reason))
 
     async def _check_health(self) -> bool:
-        trouble = await self._health.find_problem()
-        if trouble:
-            failure = Failure(FailureClass.DEVICE_UNHEALTHY, self._config.pod, time.time(), message=trouble[:1024])
+        problem = await self._health.find_problem()
+        if problem:
+            failure = Failure(FailureClass.DEVICE_UNHEALTHY, self._config.pod, time.time(), message=problem[:1024])
             self._dispatch(events.NodeUnhealthy(failure))
-        return not trouble
+        return not problem
 
     async def _launch(self, start: StartRound) -> None:
         failure = await self._workers.start(start)
@@ -262,7 +268,7 @@ class Agent:
         if failure is not None:
             self._dispatch(events.WorkerEnded(start.round, 0, failure))
             return
-        self._watch.start(start.progress_timeout, again=not start.hang_ends_round)
+        self._hangs.start(start.progress_timeout, repeat=not start.hang_ends_round)
         self._dispatch(events.WorkersLaunched(start.round))
         self._reap()
         while len(self._stores) > 1:
@@ -271,53 +277,53 @@ class Agent:
     async def _hold(self, round_id: RoundId) -> None:
         self._dispatch(events.WorkersHeld(round_id, await self._workers.progress.hold(self._config.local_world_size)))
 
-    def _stalled(self) -> None:
+    def _progress_timed_out(self) -> None:
         if self._state.round is not None:
             self._dispatch(events.ProgressTimedOut(self._state.round))
 
-    async def _look(self, round_id: RoundId) -> None:
+    async def _dump_stacks(self, round_id: RoundId) -> None:
         if (failure := await self._workers.dump_stacks()) is not None:
             self._dispatch(events.StackReport(round_id, failure))
 
-    def _took(self, whole: float, own: tuple[float, ...]) -> None:
+    def _send_step_times(self, step_seconds: float, own_seconds: tuple[float, ...]) -> None:
         if self._state.round is not None:
-            self._node.send(StepTimes(self._state.round, whole, own))
+            self._node.send(StepTimes(self._state.round, step_seconds, own_seconds))
 
     def _stop(self, grace: float, stacks: bool) -> None:
-        self._watch.stop()
-        self._pace.stop()
+        self._hangs.stop()
+        self._step_times.stop()
         if self._workers.stopping:
             self._workers.skip_grace()
         else:
-            self._spawn(self._stopped(grace, stacks))
+            self._spawn(self._stop_workers(grace, stacks))
 
-    async def _stopped(self, grace: float, stacks: bool) -> None:
+    async def _stop_workers(self, grace: float, stacks: bool) -> None:
         round_id = self._state.round
         first = signal.Signals.__members__.get(self._state.leaving, signal.SIGTERM)
 
-        def stood(failure: Failure) -> None:
+        def report_hang(failure: Failure) -> None:
             if round_id is not None:
                 self._dispatch(events.StackReport(round_id, failure))
 
-        stuck = await self._workers.stop(grace, first, stood if stacks else None)
-        self._dispatch(events.AllWorkersStopped(await self._fresh_store(), stuck))
+        unhealthy = await self._workers.stop(grace, first, report_hang if stacks else None)
+        self._dispatch(events.AllWorkersStopped(await self._start_store(), unhealthy))
 
     def _reap(self) -> None:
         for ended in self._workers.reap():
-            self._dispatch(events.WorkerEnded(ended.round, ended.local_rank, ended.failure, ended.on_plan))
+            self._dispatch(events.WorkerEnded(ended.round, ended.local_rank, ended.failure, ended.as_planned))
 
     async def _save_state(self) -> None:
-        """This node goes, and with it the copy that `elasticjob.State` keeps here: save it where the script says."""
+        """Save this node's copy of `elasticjob.State` to the path that the script set: the copy ends with the agent."""
         try:
             if path := await asyncio.to_thread(state_block.save_to_recorded_path, self._workers.progress.memory):
                 log.info("training state saved to %s", path)
         except (OSError, ValueError) as error:
-            log.warning("training state not saved: %s", error)
+            log.warning("training state was not saved: %s", error)
 
     # ---- the end -------------------------------------------------------------------------------------------------
 
     async def _close(self) -> None:
-        self._contact.end_round()
+        self._reachability.end_round()
         await self._workers.stop(0.0)
         for task in tuple(self._tasks):
             task.cancel()
@@ -326,30 +332,30 @@ class Agent:
         if self._endpoint is not None:
             self._endpoint.close()
         self._workers.progress.close()
-        self._helper.close()
+        self._fork_server_log.close()
         for store in self._stores:
             await store.close()
 
-    def _record(self, exit_: Exit) -> None:
-        """torch's events, as its `console` handler writes them."""
+    def _write_torch_events(self, exit_: Exit) -> None:
+        """Write torch's events to stderr, as torch's `console` handler does."""
         config = self._config
         if config.event_log_handler != "console":
             return
-        name = self._command.argv[0].rsplit("/", 1)[-1]
-        names = telemetry.EventSubject(config.run_id, config.role, socket.gethostname(), name)
-        seconds = self._loop.time() - self._tally.began
-        for event in telemetry.final_events(names, self._state, exit_.termination.outcome, seconds):
+        entry_point = self._command.argv[0].rsplit("/", 1)[-1]
+        subject = telemetry.EventSubject(config.run_id, config.role, socket.gethostname(), entry_point)
+        seconds = self._loop.time() - self._counts.started
+        for event in telemetry.final_events(subject, self._state, exit_.termination.outcome, seconds):
             self._stderr.put(json.dumps(event).encode() + b"\n")
 
-    def _write(self, exit_: Exit) -> None:
+    def _write_termination(self, exit_: Exit) -> None:
         try:
             write_termination(self._config.termination_log, exit_.termination)
         except OSError as error:
-            log.warning("no termination message: %s", error)
+            log.warning("termination message was not written: %s", error)
 
 
 class _SinkHandler(logging.Handler):
-    """The agent's own lines go where the workers' standard error goes, and never block the loop."""
+    """Write the agent's log to the sink of the workers' stderr, which never blocks the event loop."""
 
     def __init__(self, sink: OutputSink, pod: str) -> None:
         super().__init__()
@@ -360,8 +366,8 @@ class _SinkHandler(logging.Handler):
         self._sink.put(f"[agent] {self._pod}: {record.getMessage()}\n".encode(errors="replace"))
 
 
-def _scratch() -> str | None:
-    """A directory for error files: the usual one, or memory where the file system is read-only."""
+def _scratch_parent() -> str | None:
+    """Return a writable folder: the usual one for temporary files, or /dev/shm where the file system is read-only."""
     for path in (tempfile.gettempdir, lambda: "/dev/shm"):  # noqa: S108
         try:
             if os.access(path(), os.W_OK):

@@ -1,4 +1,4 @@
-"""The environment of a worker: exactly torchrun's, and where to find its agent. Pure."""
+"""The environment of a worker: the same as torchrun's, and how to reach the agent. Pure."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 
 from elasticjob.contract.messages import StartRound
-from elasticjob.contract.names import Env, RoundId
+from elasticjob.contract.names import Backend, Env, RoundId
 
 
 def worker_env(
@@ -18,10 +18,13 @@ def worker_env(
     run_id: str,
     error_file: str,
     agent_socket: str,
-    stacks: str = "",
+    stack_dump_file: str = "",
     base: Mapping[str, str],
 ) -> dict[str, str]:
-    """What to add to `base` (the agent's environment without its keys) for one worker of a round."""
+    """Return the variables that one worker of a round gets on top of `base`, the agent's environment without its keys.
+
+    Defaults are left out where `base` sets them.
+    """
     env = {
         "LOCAL_RANK": local_rank,
         "RANK": start.rank + local_rank,
@@ -43,13 +46,12 @@ def worker_env(
         Env.ROUND: start.round,
     }
     if start.progress_timeout > 0:
-        env[Env.STACK_DUMP_FILE] = stacks
-    defaults = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}
-    return {name: str(value) for name, value in env.items()} | {k: v for k, v in defaults.items() if k not in base}
+        env[Env.STACK_DUMP_FILE] = stack_dump_file
+    return _with_defaults(env, {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}, base)
 
 
 def rendezvous_id(run_id: str, round_id: RoundId) -> str:
-    """What a torchrun calls the rendezvous of a round, and its workers TORCHELASTIC_RUN_ID."""
+    """Return the id of a round's c10d rendezvous, which is TORCHELASTIC_RUN_ID of torchrun's workers."""
     return f"{run_id}.{round_id}"
 
 
@@ -65,38 +67,41 @@ def torchrun_env(
     error_file: str,
     base: Mapping[str, str],
 ) -> dict[str, str]:
-    """What makes a stock torchrun one node of a round, whatever its own options leave open.
+    """Return the variables that make a stock torchrun one node of a round; options of its command line win.
 
-    Every round is a rendezvous of its own, of exactly its nodes: no last call, and no key of an older round. A worker
-    that fails ends its torchrun, and the coordinator decides what follows: there is one budget, the job's.
+    Every round is a c10d rendezvous of its own with a fixed number of nodes: it has no last call and no key of an
+    older round. A failed worker ends its torchrun, and the coordinator decides about a restart: the job has one budget.
     """
     env = {
         "PET_NNODES": f"{start.group_world_size}:{start.group_world_size}",
         "PET_NPROC_PER_NODE": local_world_size,
         "PET_ROLE": role,
-        "PET_RDZV_BACKEND": "c10d",
+        "PET_RDZV_BACKEND": Backend.C10D.value,
         "PET_RDZV_ENDPOINT": endpoint,
         "PET_RDZV_ID": rendezvous_id(run_id, start.round),
         "PET_RDZV_CONF": f"is_host=0,join_timeout={max(1, round(join_timeout))}",
         "PET_MAX_RESTARTS": 0,
         "PET_LOCAL_ADDR": address,
-        # Otherwise workers meet on the store of the rendezvous, where a restart finds the keys of the last one.
+        # With a shared store, workers would find the process-group keys of an earlier round in the rendezvous store.
         "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": 1,
         "TORCHELASTIC_ERROR_FILE": error_file,
     }
-    # Older ones look after their workers every 5 s.
-    defaults = {"PET_MONITOR_INTERVAL": "0.1"}
-    return {name: str(value) for name, value in env.items()} | {k: v for k, v in defaults.items() if k not in base}
+    # Older versions of torchrun poll their workers only every 5 s by default.
+    return _with_defaults(env, {"PET_MONITOR_INTERVAL": "0.1"}, base)
 
 
 def node_env(base: Mapping[str, str], local_world_size: int, code_root: str) -> dict[str, str]:
-    """What every worker of this node starts from; torchrun too gives several workers one thread each by default.
+    """Return the environment that all workers of this node share; as with torchrun, several get one thread each.
 
-    `code_root`, where this package is, comes last on PYTHONPATH: scripts can `import elasticjob` in images that know
-    nothing of us.
+    `code_root` is the folder of this package. It comes last on PYTHONPATH, so that scripts can `import elasticjob` in
+    images that do not have it installed.
     """
     env = dict(base)
     env["PYTHONPATH"] = os.pathsep.join([*filter(None, [env.get("PYTHONPATH")]), code_root])
     if local_world_size > 1:
         env.setdefault("OMP_NUM_THREADS", "1")
     return env
+
+
+def _with_defaults(env: Mapping[str, object], defaults: Mapping[str, str], base: Mapping[str, str]) -> dict[str, str]:
+    return {name: str(value) for name, value in env.items()} | {k: v for k, v in defaults.items() if k not in base}

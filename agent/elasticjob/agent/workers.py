@@ -1,4 +1,4 @@
-"""The workers of one node: start, watch and end them; their output and what they leave behind."""
+"""The workers of one node: start, watch and stop them, forward their output, find out why they ended."""
 
 from __future__ import annotations
 
@@ -33,20 +33,21 @@ from elasticjob.contract.names import Backend, RoundId
 log = logging.getLogger(__name__)
 
 KILL_TIMEOUT = 10.0
-"""Seconds after SIGKILL until a process that is stuck in the kernel is given up: freeing memory takes some."""
-FILE_CLOCK = 0.02
+"""Seconds after SIGKILL until a process counts as stuck in the kernel. Freeing its memory may take seconds."""
+FILE_TIME_LAG = 0.02
 """Seconds by which the time of a file may be behind the clock."""
 
 
 @dataclass(frozen=True)
 class EndedWorker:
-    """A worker that ended; no failure: exit 0, or ended by a stop."""
+    """A worker that ended."""
 
     round: RoundId
     local_rank: int
     failure: Failure | None
-    on_plan: bool = False
-    """It stopped at the last step of a round that ends on plan; how it ended after that does not matter."""
+    """None: the worker exited 0, or the agent stopped it."""
+    as_planned: bool = False
+    """The worker stopped at the last step of a planned end; its exit code does not matter then."""
 
 
 @dataclass(frozen=True)
@@ -55,17 +56,18 @@ class _Worker:
     local_rank: int
     rank: int
     error_file: str
-    stacks_file: str
-    streams: tuple[WorkerPipe, WorkerPipe]
+    stack_dump_file: str
+    pipes: tuple[WorkerPipe, WorkerPipe]
+    """Of stdout and stderr, as `tails`."""
     tails: tuple[Tail, Tail]
 
     def close(self) -> None:
-        for stream in self.streams:
-            stream.close()
+        for pipe in self.pipes:
+            pipe.close()
 
 
 class WorkerGroup:
-    """All workers of the running round; at most one round's at a time."""
+    """The workers of the current round. Workers of two rounds never run at the same time."""
 
     def __init__(
         self, config: AgentConfig, launcher: Launcher, scratch: Path, stdout: OutputSink, stderr: OutputSink
@@ -78,15 +80,16 @@ class WorkerGroup:
         self._oom = OomCounter()
         self._running: dict[int, _Worker] = {}
         self._round: tuple[_Worker, ...] = ()
-        self._early: dict[int, int] = {}
+        self._early_exits: dict[int, int] = {}
+        """Exit codes by process id of children that ended before `Launcher.start` returned their ids."""
         self._started = asyncio.Event()
         self._started.set()
-        self._changed = asyncio.Event()
-        self._hurried = False
+        self._child_ended = asyncio.Event()
+        self._grace_skipped = False
         self._stopping_since: float | None = None
-        """Unix seconds."""
+        """Unix seconds; None while no stop is in progress."""
         self.non_workers: set[int] = set()
-        """Children of the agent that are no workers."""
+        """Process ids of the agent's children that are no workers, such as health checks."""
 
     @property
     def stopping(self) -> bool:
@@ -95,41 +98,45 @@ class WorkerGroup:
     # ---- start -----------------------------------------------------------------------------------------------------
 
     def expect_start(self) -> None:
-        """`start` follows: a `stop` from now on waits for it."""
+        """Make a `stop` from now on wait for the `start` that follows."""
         self._started.clear()
-        self._early = {}
+        self._early_exits = {}
         self._oom.reset()
 
     async def start(self, start: StartRound) -> Failure | None:
-        """Start the round's workers; a START_ERROR failure where the command cannot be executed."""
-        self.progress.begin_round(start.round)
-        workers = [self._prepare(start, local_rank) for local_rank in range(self._config.processes)]
-        self._round = tuple(worker for worker, _ in workers)
+        """Start the round's workers; return a START_ERROR failure if the node cannot start them."""
+        workers: list[tuple[_Worker, WorkerStart]] = []
         try:
-            pids = await self._launcher.start([wanted for _, wanted in workers])
+            self.progress.begin_round(start.round)
+            for local_rank in range(self._config.processes):
+                workers.append(self._prepare(start, local_rank))
+                self._round = tuple(worker for worker, _ in workers)
+            pids = await self._launcher.start([worker_start for _, worker_start in workers])
         except StartError as error:
-            return self._not_started(start, str(error))
+            return self._start_error(start, str(error))
+        except OSError as error:  # no descriptor or no space left
+            return self._start_error(start, f"cannot prepare the workers: {error}")
         else:
             self._running = dict(zip(pids, self._round, strict=True))
             return None
         finally:
-            for _, wanted in workers:
-                os.close(wanted.stdout)
-                os.close(wanted.stderr)
+            for _, worker_start in workers:
+                os.close(worker_start.stdout)
+                os.close(worker_start.stderr)
             self._started.set()
 
     def _prepare(self, start: StartRound, local_rank: int) -> tuple[_Worker, WorkerStart]:
         rank = start.rank + local_rank
         directory = self._scratch / f"{start.round}-{local_rank}"
         directory.mkdir(exist_ok=True)
-        (out_read, out_write), (err_read, err_write) = os.pipe(), os.pipe()
+        (out_read, out_write), (err_read, err_write) = _two_pipes()
         tails = (Tail(), Tail())
-        streams = (
-            self._stream(start.round, local_rank, rank, STDOUT, out_read, tails[0]),
-            self._stream(start.round, local_rank, rank, STDERR, err_read, tails[1]),
+        pipes = (
+            self._pipe(start.round, local_rank, rank, STDOUT, out_read, tails[0]),
+            self._pipe(start.round, local_rank, rank, STDERR, err_read, tails[1]),
         )
         files = (str(directory / "error.json"), str(directory / "stacks"))
-        worker = _Worker(start.round, local_rank, rank, *files, streams, tails)
+        worker = _Worker(start.round, local_rank, rank, *files, pipes, tails)
         own_agent = self._config.backend is Backend.C10D
         env = self._torchrun_env(start, worker) if own_agent else self._worker_env(start, worker)
         return worker, WorkerStart(env, out_write, err_write)
@@ -143,7 +150,7 @@ class WorkerGroup:
             run_id=self._config.run_id,
             error_file=worker.error_file,
             agent_socket=self.progress.path,
-            stacks=worker.stacks_file,
+            stack_dump_file=worker.stack_dump_file,
             base=self._config.env,
         )
 
@@ -160,68 +167,72 @@ class WorkerGroup:
             base=self._config.env,
         )
 
-    def _stream(
-        self, round_id: RoundId, local_rank: int, rank: int, kind: int, descriptor: int, tail: Tail
+    def _pipe(
+        self, round_id: RoundId, local_rank: int, rank: int, stream: int, descriptor: int, tail: Tail
     ) -> WorkerPipe:
         config, logs = self._config, self._config.logs
         prefix = logs.line_prefix(role=config.role, local_rank=local_rank, rank=rank, hostname=socket.gethostname())
-        sink = self._sinks[kind == STDERR] if logs.shown(local_rank, kind) else None
+        sink = self._sinks[stream == STDERR] if logs.to_console(local_rank, stream) else None
         file = None
-        if logs.kept(local_rank, kind):
-            path = logs.file(config.pod, str(round_id), local_rank, kind)
+        if logs.to_file(local_rank, stream):
+            path = logs.path(config.pod, str(round_id), local_rank, stream)
             try:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 file = FileSink(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644))
             except OSError as error:
-                log.warning("no log file: %s", error)
+                log.warning("worker output is not written to a log file: %s", error)
         return WorkerPipe(descriptor, prefix, sink, tail, file)
 
-    def _not_started(self, start: StartRound, why: str) -> Failure:
-        return Failure(FailureClass.START_ERROR, self._config.pod, time.time(), rank=start.rank, message=why[:1024])
+    def _start_error(self, start: StartRound, message: str) -> Failure:
+        return Failure(FailureClass.START_ERROR, self._config.pod, time.time(), rank=start.rank, message=message[:1024])
 
     # ---- watch -----------------------------------------------------------------------------------------------------
 
     def reap(self) -> list[EndedWorker]:
-        """Collect every child that has ended; the workers among them, the one to blame first of those that failed."""
-        ended = reap()
-        codes = self._early | dict(ended)
-        self._early = {}
+        """Reap all children that have ended; return the workers among them, the likely root cause before its effects.
+
+        Workers without a failure come first.
+        """
+        codes = self._early_exits | dict(reap())
+        self._early_exits = {}
         found: list[EndedWorker] = []
         for pid, code in codes.items():
-            of_torchrun = self._launcher.child_ended(pid, code)
+            torchrun_worker_env = self._launcher.child_ended(pid, code)
             if worker := self._running.pop(pid, None):
-                found.append(self._judged(worker, code))
-            elif of_torchrun is not None:
-                found += self._judged_before_torchrun(of_torchrun, code)
+                found.append(self._ended_worker(worker, code))
+            elif torchrun_worker_env is not None:
+                found += self._ended_torchrun_worker(torchrun_worker_env, code)
             elif not self._started.is_set():
-                self._early[pid] = code  # faster than the answer that names it
-        self._changed.set()
+                self._early_exits[pid] = code
+        self._child_ended.set()
         return sorted(found, key=_order)
 
-    def _judged(self, worker: _Worker, code: int) -> EndedWorker:
+    def _ended_worker(self, worker: _Worker, code: int) -> EndedWorker:
         if self.progress.stopped(worker.local_rank):
-            return EndedWorker(worker.round, worker.local_rank, None, on_plan=True)
-        return EndedWorker(worker.round, worker.local_rank, self._judge(worker, code))
+            return EndedWorker(worker.round, worker.local_rank, None, as_planned=True)
+        return EndedWorker(worker.round, worker.local_rank, self._failure(worker, code))
 
-    def _judged_before_torchrun(self, env: Mapping[str, str], code: int) -> list[EndedWorker]:
-        """A worker's failure, if its torchrun will not start it again: that may be long in saying so.
+    def _ended_torchrun_worker(self, env: Mapping[str, str], code: int) -> list[EndedWorker]:
+        """Return the failure of a torchrun's worker before torchrun reports it, unless torchrun restarts the worker.
 
-        It gives those that are stuck in a collective 30 s to end. What it stops itself is not to blame.
+        torchrun's own report may come 30 s later: it waits that long for workers stuck in a collective. A worker that
+        ended by SIGTERM was stopped by torchrun and has not failed.
         """
         if code in (0, -signal.SIGTERM) or env.get("TORCHELASTIC_MAX_RESTARTS") != "0":
             return []
         ended = []
         for torchrun in self._running.values():
             if env.get("TORCHELASTIC_RUN_ID") != rendezvous_id(self._config.run_id, torchrun.round):
-                continue  # of a round that has ended, or of another torchrun
+                continue  # a worker of an earlier round, or of another torchrun
             worker = replace(torchrun, rank=int(env["RANK"]), error_file=env.get("TORCHELASTIC_ERROR_FILE", ""))
-            if failure := self._judge(worker, code):
+            if failure := self._failure(worker, code):
                 ended.append(EndedWorker(worker.round, worker.local_rank, failure))
         return ended
 
-    def _judge(self, worker: _Worker, code: int) -> Failure | None:
-        for stream in worker.streams:
-            stream.drain()
+    def _failure(self, worker: _Worker, code: int) -> Failure | None:
+        """Return why a worker ended; None when it exited 0, or when the agent's stop ended it."""
+        for pipe in worker.pipes:
+            pipe.drain()
         if code == 0:
             return None
         out, err = worker.tails
@@ -232,9 +243,9 @@ class WorkerGroup:
         if recorded is not None and recorded[0] == TORCHRUN_FAILED:
             recorded = None
         if self._stopping_since is not None:
-            if not (recorded and recorded[2] < self._stopping_since - FILE_CLOCK):
+            if not (recorded and recorded[2] < self._stopping_since - FILE_TIME_LAG):
                 return None
-            code = 1  # the signal was ours
+            code = 1  # the worker had failed before the stop; the signal that ended it was the agent's
         exception = recorded[:2] if recorded else err.exception if code > 0 else None
         evidence = WorkerExit(
             rank=rank,
@@ -250,95 +261,112 @@ class WorkerGroup:
         return failure
 
     def freeze(self, on: bool) -> None:
-        """Stop every process of the workers where it is, those too that they start meanwhile; or let them go on."""
-        done = set[int]()
-        while left := self._left() - done:
+        """Send SIGSTOP, or SIGCONT if not `on`, to all processes of the workers, and to those they start meanwhile."""
+        signalled = set[int]()
+        while left := self._processes() - signalled:
             for pid in left:
                 signal_one(pid, signal.SIGSTOP if on else signal.SIGCONT)
-            done |= left
+            signalled |= left
+
+    def heartbeats(self) -> tuple[ProgressReport, ...]:
+        """Return the last heartbeat of every running worker that has made a step."""
+        running = {worker.local_rank for worker in self._running.values()}
+        return tuple(heartbeat for heartbeat in self.progress.heartbeats() if heartbeat.local_rank in running)
+
+    async def dump_stacks(self) -> Failure | None:
+        """Log the stacks of all workers; return a HANG failure of the worker farthest behind, None before any step."""
+        last, now = {heartbeat.local_rank: heartbeat for heartbeat in self.heartbeats()}, time.monotonic()
+        running = {self.progress.pid(worker.local_rank) or pid: worker for pid, worker in self._running.items()}
+        stacks = await dump_stacks({pid: worker.stack_dump_file for pid, worker in running.items()})
+        dumps = []
+        for pid, worker in running.items():
+            heartbeat = last.get(worker.local_rank)
+            step, age = (heartbeat.step, now - heartbeat.time) if heartbeat else (None, 0.0)
+            dumps.append(StackDump(worker.rank, step, age, stacks[pid]))
+            text = stacks[pid].rstrip() or "(no stack dump: the process is stopped, or does not handle the signal)"
+            log.info("rank %d, %.1f s after step %s:\n%s", worker.rank, age, "-" if step is None else step, text)
+        behind = farthest_behind(dumps)
+        return behind.failure(self._config.pod, time.time()) if behind else None
 
     # ---- stop ------------------------------------------------------------------------------------------------------
 
-    def heartbeats(self) -> tuple[ProgressReport, ...]:
-        """The last sign of life of every worker that runs and has given one."""
-        running = {worker.local_rank for worker in self._running.values()}
-        return tuple(sign for sign in self.progress.heartbeats() if sign.local_rank in running)
-
-    async def dump_stacks(self) -> Failure | None:
-        """Log the stacks of all workers; the failure of the one that is farthest behind, if any ever made a step."""
-        signs, now = {sign.local_rank: sign for sign in self.heartbeats()}, time.monotonic()
-        running = {self.progress.process(worker.local_rank) or pid: worker for pid, worker in self._running.items()}
-        stacks = await dump_stacks({pid: worker.stacks_file for pid, worker in running.items()})
-        standing = []
-        for pid, worker in running.items():
-            sign = signs.get(worker.local_rank)
-            age = now - sign.time if sign else 0.0
-            standing.append(StackDump(worker.rank, sign.step if sign else None, age, stacks[pid]))
-            said = stacks[pid].rstrip() or "(no answer)"
-            log.info("rank %d, %.1f s after step %s:\n%s", worker.rank, age, sign.step if sign else "-", said)
-        behind = farthest_behind(standing)
-        return behind.failure(self._config.pod, time.time()) if behind else None
-
     async def stop(
-        self, grace: float, first: signal.Signals = signal.SIGTERM, stood: Callable[[Failure], None] | None = None
+        self,
+        grace: float,
+        first: signal.Signals = signal.SIGTERM,
+        report_hang: Callable[[Failure], None] | None = None,
     ) -> Failure | None:
-        """The `first` signal, `grace` seconds, SIGKILL; then whatever else the workers left running.
+        """Send the `first` signal, wait for `grace` seconds, SIGKILL the workers and all they have started.
 
-        None is left after this, but for those that even SIGKILL does not end: a failure of this node then.
-        `stood`: ask them first where they stand, and tell it.
+        With a grace of 0 the `first` signal is not sent. `report_hang`: dump the stacks before, and call this with the
+        failure of the worker farthest behind. Return a failure of this node if processes survive SIGKILL, else None.
         """
-        self._stopping_since, self._hurried = time.time(), False
+        self._stopping_since, self._grace_skipped = time.time(), False
         await self._started.wait()
-        if stood is not None and (failure := await self.dump_stacks()) is not None:
-            stood(failure)
+        if report_hang is not None and (failure := await self.dump_stacks()) is not None:
+            report_hang(failure)
         self.progress.release()
         ending = dict(self._running)
         for pid in ending if grace > 0 else ():
             signal_group(pid, first)
-        await self._until(lambda: self._hurried or not (self._running or self._launcher.has_shim_processes), grace)
+        await self._until(
+            lambda: self._grace_skipped or not (self._running or self._launcher.has_shim_processes), grace
+        )
         for pid in ending:
             signal_group(pid, signal.SIGKILL)
-        ended = await self._until(self._kill_rest, KILL_TIMEOUT)
+        all_ended = await self._until(self._kill_rest, KILL_TIMEOUT)
         for worker in self._round:
             worker.close()
         self._round = ()
         self._stopping_since = None
-        return None if ended else self._abandon()
+        return None if all_ended else self._abandon()
 
-    def _abandon(self) -> Failure | None:
-        """Nobody waits for them again, here or at the agent's end; what they hold of GPU and memory is lost."""
-        stuck = sorted(self._left())
+    def _abandon(self) -> Failure:
+        """Stop waiting for processes that survive SIGKILL; the GPU and memory they hold are lost to this node."""
+        stuck = sorted(self._processes())
         self.non_workers.update(stuck)
         self._running = {}
-        message = f"processes stuck in the kernel, {KILL_TIMEOUT:g} s after SIGKILL: {', '.join(map(str, stuck))}"
+        message = f"processes still alive {KILL_TIMEOUT:g} s after SIGKILL: {', '.join(map(str, stuck))}"
         return Failure(FailureClass.DEVICE_UNHEALTHY, self._config.pod, time.time(), message=message)
 
     def skip_grace(self) -> None:
-        """Do not wait for the grace of a `stop` under way."""
-        self._hurried = True
-        self._changed.set()
+        """End the grace period of a `stop` in progress."""
+        self._grace_skipped = True
+        self._child_ended.set()
 
-    def _left(self) -> set[int]:
-        """What the round's workers are or have left, until it is reaped."""
-        left = descendants(os.getpid(), without=self.non_workers)
-        return self._launcher.without_preforked(left) | set(self._running)
+    def _processes(self) -> set[int]:
+        """Return the workers that are not reaped yet, and the live processes they have started."""
+        found = descendants(os.getpid(), without=self.non_workers)
+        return self._launcher.without_preforked(found) | set(self._running)
 
     def _kill_rest(self) -> bool:
-        left = self._left()
+        """Kill all processes of the workers; return whether none was left."""
+        left = self._processes()
         kill(left)
         return not left
 
     async def _until(self, condition: Callable[[], bool], seconds: float) -> bool:
-        """Wait for a condition that changes when children end."""
+        """Wait up to `seconds` for a condition that can change when a child ends; return whether it holds."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + seconds
         while not condition():
-            self._changed.clear()
+            self._child_ended.clear()
             try:
-                await asyncio.wait_for(self._changed.wait(), deadline - loop.time())
+                await asyncio.wait_for(self._child_ended.wait(), deadline - loop.time())
             except asyncio.TimeoutError:
                 return condition()
         return True
+
+
+def _two_pipes() -> tuple[tuple[int, int], tuple[int, int]]:
+    """Return (read, write) of two new pipes; OSError, and none is left open, if there is no descriptor left."""
+    first = os.pipe()
+    try:
+        return first, os.pipe()
+    except OSError:
+        for descriptor in first:
+            os.close(descriptor)
+        raise
 
 
 def _order(ended: EndedWorker) -> tuple[bool, bool, float]:

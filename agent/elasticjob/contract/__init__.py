@@ -1,1 +1,1 @@
-"""What operator, store, agent and tests must agree on: names, exit codes and messages. Standard library only."""
+"""Names, exit codes and messages shared by operator, store, agent and tests. Standard library only."""

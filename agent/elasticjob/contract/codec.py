@@ -1,7 +1,7 @@
-"""JSON to frozen dataclasses and back, checked strictly: what a peer sends is data, never trusted.
+"""Convert frozen dataclasses to JSON and back, with strict checks: data of a peer is never trusted.
 
-Unknown fields are ignored (a newer peer may send more); a missing, wrongly typed or non-finite value is a
-`MessageError` that names the path.
+Unknown fields are ignored, because a newer peer may send more. A missing, wrongly typed or non-finite value raises a
+`MessageError` that names its path, e.g. `WorkersFailed.failure.time`.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from elasticjob.contract.names import RoundId
 
 T = TypeVar("T")
 
-
 _PLAIN = frozenset((str, int, float, bool, type(None)))
-_EXACT = frozenset((str, int, bool))
-"""Types of which every value that JSON has is one of ours (a float may not be finite)."""
+"""Types that JSON has itself."""
+_UNCHECKED = frozenset((str, int, bool))
+"""Types whose JSON values are all valid. float is not one of them: JSON's NaN and infinities are refused."""
 
 
 class MessageError(ValueError):
-    """A message that does not have the agreed shape."""
+    """The data is not valid JSON, or does not match the dataclass."""
 
 
 def dump(value: object) -> Any:
-    """A dataclass, enum, RoundId, tuple or plain value as plain JSON data."""
+    """Return a dataclass, enum, RoundId, tuple or plain value as plain JSON data."""
     kind = type(value)
     if kind in _PLAIN:
         return value
@@ -48,12 +48,12 @@ def _names(cls: type) -> tuple[str, ...]:
 
 
 def dumps(value: object) -> bytes:
-    """`dump` as compact UTF-8 JSON."""
+    """Return `dump(value)` as compact UTF-8 JSON."""
     return json.dumps(dump(value), separators=(",", ":"), allow_nan=False).encode()
 
 
 def loads(data: bytes) -> Any:
-    """JSON from bytes; `MessageError` where it is not JSON."""
+    """Return the JSON value in `data`. MessageError: `data` is not JSON."""
     try:
         return json.loads(data)
     except (ValueError, RecursionError) as error:
@@ -76,7 +76,7 @@ def _shape(cls: type) -> tuple[_Field, ...]:
 
 
 def parse(cls: type[T], data: Any, path: str = "") -> T:
-    """Build the dataclass `cls` from plain JSON data; `MessageError` names the field that is wrong."""
+    """Return an instance of the dataclass `cls` from plain JSON data. MessageError names the invalid field."""
     result: T = _dataclass(cls, data, path or cls.__name__)
     return result
 
@@ -88,8 +88,8 @@ def _dataclass(cls: Any, data: Any, path: str) -> Any:
     for field in _shape(cls):
         if field.name in data:
             raw = data[field.name]
-            exact = type(raw) is field.kind and field.kind in _EXACT
-            known[field.name] = raw if exact else _value(field.kind, raw, f"{path}.{field.name}")
+            valid = type(raw) is field.kind and field.kind in _UNCHECKED
+            known[field.name] = raw if valid else _value(field.kind, raw, f"{path}.{field.name}")
         elif field.required:
             raise MessageError(f"{path}.{field.name}: missing")
     try:
@@ -121,7 +121,7 @@ def _optional(kind: Any, data: Any, path: str) -> Any:
 def _scalar(kind: Any, data: Any, path: str) -> Any:
     if kind is RoundId or issubclass(kind, Enum):
         try:
-            return _named(kind, data)
+            return _from_text(kind, data)
         except (ValueError, AttributeError, TypeError):
             raise MessageError(f"{path}: not a {kind.__name__}: {str(data)[:80]!r}") from None
     if kind is float and type(data) in (int, float) and math.isfinite(data):
@@ -131,5 +131,5 @@ def _scalar(kind: Any, data: Any, path: str) -> Any:
     return data
 
 
-def _named(kind: Any, data: Any) -> Any:
+def _from_text(kind: Any, data: Any) -> Any:
     return RoundId.parse(data) if kind is RoundId else kind(data)

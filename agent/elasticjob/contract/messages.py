@@ -1,121 +1,128 @@
-"""Messages on the control link, and the termination message. All frozen, all JSON objects tagged by `type`.
+"""Messages on the control link, and the termination message of a pod.
 
-    node ──► coordinator   Announce, Ready, WorkersStarted, WorkersFailed, WorkersSucceeded, WorkersStopped, Leaving,
-                           WorkersStalled, StepReport, StepTimes, Close
-    coordinator ──► node   StartRound, Standby, PlanEnd, EndRound, Closed, Finish
-    operator ──► coordinator   Facts
+Every message is a frozen dataclass. `encode` and `decode` convert it to a JSON object whose `type` is the class name.
+
+    node ──► coordinator       Announce, Ready, WorkersStarted, WorkersFailed, WorkersSucceeded, WorkersStopped,
+                               WorkersStalled, Leaving, StepReport, StepTimes, Close, NewerStore
+    coordinator ──► node       StartRound, Standby, PlanEnd, EndRound, Closed, Finish
+    operator ──► coordinator   OperatorView
     coordinator ──► operator   Report
 
-Times are Unix seconds of the sender, durations are seconds. Rounds travel as `attempt.store.n`.
+A round, from its start to its end, between the coordinator and one node:
+
+    node                                    coordinator
+    Announce, Ready         ──────────────►
+                            ◄────────────── StartRound      (Standby: the node is not in the round)
+    WorkersStarted          ──────────────►
+                            ◄────────────── PlanEnd         (planned ends only; the node answers StepReport)
+                            ◄────────────── EndRound
+    WorkersStopped          ──────────────►
+                            ◄────────────── StartRound, Standby or Finish
+
+A node whose worker fails sends WorkersFailed; the coordinator then ends the round with EndRound on every member. When
+every member has sent WorkersSucceeded, the coordinator sends Finish.
+
+Points in time are Unix seconds of the sender's clock, durations are seconds. A `RoundId` is written `attempt.store.n`.
+A message that is lost with its connection is not repeated: a node's next Announce carries its state, and every
+OperatorView and every Report is complete.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, get_args
 
 from elasticjob.contract import codec
 from elasticjob.contract.names import RoundId
 
 PROTOCOL = 1
-"""Version of the control link; peers of different versions do not talk."""
+"""Version of the control link. A store refuses a peer of another version."""
 
 ANY_INDEX = -1
-"""A node that no operator has numbered: under a stock torchrun, say."""
+"""`Announce.index` of a node that no operator has numbered, e.g. under a stock torchrun."""
 
 
 class FailureClass(str, Enum):
-    """What kind of end a worker, or its whole node, met."""
+    """Classes of failures of a worker, or of its whole node."""
 
     USER_ERROR = "UserError"
-    """The program's own: an exception, an exit code, a crash."""
+    """The training program failed: an exception, a non-zero exit code, a crash."""
     OOM_KILLED = "OOMKilled"
-    """By the kernel, at the container's memory limit."""
+    """The kernel killed a process at the container's memory limit."""
     KILLED = "Killed"
-    """By a signal from outside."""
+    """A signal from outside ended the worker."""
     COLLECTIVE_FAILED = "CollectiveFailed"
-    """The echo of a peer's failure; the cause only where no other is known."""
+    """A collective failed because a peer failed. It is the root cause only if no other failure is known."""
     HANG = "Hang"
-    """No progress within the deadline."""
+    """The worker made no progress within the progress timeout."""
     NODE_LOST = "NodeLost"
+    """The node, or the connection to it, was lost."""
     PREEMPTED = "Preempted"
-    """Kubernetes took the pod: preemption, eviction, drain, a node that shuts down."""
+    """Kubernetes ended the pod: preemption, eviction, drain, or shutdown of its node."""
     START_ERROR = "StartError"
     """The command could not be executed."""
     DEVICE_UNHEALTHY = "DeviceUnhealthy"
-    """The node is not fit to train: its GPU, memory, disk or clock, or a worker stuck in its kernel."""
+    """The node cannot train: a GPU, memory, disk or clock problem, or a worker that SIGKILL does not end."""
 
 
 @dataclass(frozen=True)
 class Failure:
-    """One worker's failure. `rank` is None where no worker existed yet or the whole node is meant."""
+    """One failure of a worker or of a node."""
 
     kind: FailureClass
     pod: str
+    """Name of the pod."""
     time: float
+    """When it happened; Unix seconds."""
     rank: int | None = None
+    """Global rank of the worker; None if the whole node failed, or if no worker existed yet."""
     exit_code: int | None = None
+    """None if the worker did not exit by itself."""
     signal: str = ""
-    """`SIGKILL` and the like; empty for an exit."""
+    """Name of the signal that ended the worker, e.g. `SIGKILL`; empty if it exited."""
     exception: str = ""
-    """The exception's type name, empty if none is known."""
+    """Type name of the exception; empty if unknown."""
     message: str = ""
     """The exception's message, or the worker's last log lines. At most 1024 characters."""
     step: int | None = None
-    """Of a hang: the last step that the worker reported."""
+    """Hangs only: the last step that the worker reported; None if it reported none."""
     waits_for_peers: bool = False
-    """Of a hang: it looks as if the worker only waits for others."""
+    """Hangs only: the worker's stack shows that it waits in torch, where ranks wait for each other."""
 
 
 class Outcome(str, Enum):
-    """How a job, or a node's part in it, ended."""
+    """How a job, or the part of one node in it, ended."""
 
     SUCCEEDED = "Succeeded"
     FAILED = "Failed"
     LEFT = "Left"
+    """The node left, for example because its pod was drained. The job goes on without it."""
     SUPERSEDED = "Superseded"
+    """A newer pod has the node's index."""
     ERROR = "Error"
+    """The agent could not do its work, e.g. it never reached the store."""
+
+
+class MemberState(str, Enum):
+    """State of one node's workers in a round."""
+
+    STARTING = "starting"
+    RUNNING = "running"
+    SUCCEEDED = "succeeded"
+    """Every worker of the node exited 0."""
+    FAILED = "failed"
+    """A worker failed; others of the node may still run."""
+    STOPPED = "stopped"
+    """No worker of the round is left on the node."""
 
 
 # ---- node to coordinator ---------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class StartRound:
-    """A node's part in a new round. `rank` and `role_rank` are those of its first worker."""
-
-    round: RoundId
-    group_rank: int
-    group_world_size: int
-    rank: int
-    world_size: int
-    role_rank: int
-    role_world_size: int
-    master_addr: str
-    master_port: int
-    restarts: int
-    """Failures charged so far: TORCHELASTIC_RESTART_COUNT."""
-    max_restarts: int
-    progress_timeout: float = 0.0
-    """Seconds without a step, after the first, that make a hang; 0: nobody looks."""
-    hang_ends_round: bool = True
-    """False: it is told, and nothing else."""
-
-
-class MemberState(str, Enum):
-    """What became of a node's workers in a round."""
-
-    STARTING = "starting"
-    RUNNING = "running"
-    SUCCEEDED = "succeeded"
-    FAILED = "failed"
-    STOPPED = "stopped"
-
-
-@dataclass(frozen=True)
 class LastMembership:
-    """The last round a node was in, told to a coordinator that may not know it."""
+    """The last round that a node was in. A coordinator that has just started may not know that round."""
 
     assignment: StartRound
     state: MemberState
@@ -123,27 +130,34 @@ class LastMembership:
 
 @dataclass(frozen=True)
 class Announce:
-    """First message on every connection of a node; the same `agent_id` again is the same node coming back."""
+    """First message of a node on every connection. It carries the node's whole state."""
 
     index: int
-    """`ANY_SLOT`: the coordinator gives it the lowest that is free."""
+    """Index of the pod in the job. `ANY_INDEX`: the coordinator assigns the lowest free index."""
     incarnation: int
+    """How many pods the index had before this one."""
     agent_id: str
+    """Random id of the agent process. The same id on a new connection is the same agent, which reconnected."""
     pod: str
     address: str
+    """IP address or host name at which other nodes reach this node."""
     store_port: int
-    """Bound and listening: a round whose rank 0 is here uses it as its process-group store."""
+    """Port on which the node's process-group store listens. A round with rank 0 on this node uses that store."""
     local_world_size: int
+    """Workers of this node."""
     role: str = "default"
+    """torch's role name of the workers."""
     ready: bool = False
+    """As the message `Ready`: the node can start workers at once."""
     membership: LastMembership | None = None
+    """None if the node has not been in a round."""
     fork_disabled_reason: str = ""
-    """Why its workers start by exec; empty: they are forked from a warm process, or the user wants none."""
+    """Why workers start by exec although preloading is configured; empty if they are forked or `preload` is empty."""
 
 
 @dataclass(frozen=True)
 class Ready:
-    """Warm and healthy: this node could start workers at once. Said again when the warm process is lost."""
+    """The node is healthy, its imports are done, and it can start workers at once. Sent again if forking is lost."""
 
     fork_disabled_reason: str = ""
     """As in `Announce`."""
@@ -151,12 +165,14 @@ class Ready:
 
 @dataclass(frozen=True)
 class WorkersStarted:
+    """All workers of the node run."""
+
     round: RoundId
 
 
 @dataclass(frozen=True)
 class WorkersFailed:
-    """Sent at the first failure; `WorkersStopped` follows once no local worker is left."""
+    """A worker failed. Sent at the first failure; `WorkersStopped` follows when no local worker is left."""
 
     round: RoundId
     failure: Failure
@@ -164,7 +180,10 @@ class WorkersFailed:
 
 @dataclass(frozen=True)
 class WorkersStalled:
-    """The workers hang, and are let be. Said once for each standstill: again only after they made progress."""
+    """The workers hang and are left running (`StartRound.hang_ends_round` is false).
+
+    Sent once per stall: again only if the workers hang after further progress.
+    """
 
     round: RoundId
     failure: Failure
@@ -172,67 +191,103 @@ class WorkersStalled:
 
 @dataclass(frozen=True)
 class WorkersSucceeded:
-    """Every local worker exited 0. The node waits: it may have to run again."""
+    """Every local worker exited 0. The node waits for `Finish`; it may have to run again in another round."""
 
     round: RoundId
 
 
 @dataclass(frozen=True)
 class WorkersStopped:
-    """No worker of the round is left on this node; `store_port` is fresh for the next round."""
+    """No worker of the round is left on this node."""
 
     round: RoundId
     store_port: int
+    """Port of a fresh process-group store for the next round."""
 
 
 @dataclass(frozen=True)
 class Leaving:
-    """Told to go, or not fit. The node waits for `EndRound` (if a member), stops its workers, then gets `Finish`."""
+    """The node is drained, or cannot train.
+
+    A member then waits for `EndRound` and stops its workers. Every leaving node ends with `Finish`.
+    """
 
     reason: str
     failure: Failure | None = None
-    """Why this node is not fit to train: it asks for a successor on another machine."""
+    """Why the node cannot train; the operator then replaces its pod on another machine. None if it is drained."""
 
 
 @dataclass(frozen=True)
 class Close:
-    """No round shall form any more (torch's `set_closed`). Only where no operator decides when the job ends."""
+    """Form no more rounds (torch's `set_closed`). Ignored if the job has an operator, which decides when it ends."""
 
     reason: str
 
 
 @dataclass(frozen=True)
 class StepReport:
-    """The answer to `PlanEnd`. Workers of this node stand still after their next step, until a last one is named."""
+    """Answer to `PlanEnd`. No worker of the node passes its next step before the last step is named."""
 
     round: RoundId
     step: int | None
-    """The latest step that any of them may have done by then; None where not all of them report their steps."""
+    """The latest step that any worker of the node can reach before it is held; None if not all report their steps."""
 
 
 @dataclass(frozen=True)
 class StepTimes:
-    """How long a step of the round took in the last minute or so; seconds, on average."""
+    """Average duration of a step in the last minute or so."""
 
     round: RoundId
     step_seconds: float
+    """Seconds of a whole step."""
     own_seconds: tuple[float, ...]
-    """By local rank: the part of it in which the worker waited for no other rank."""
+    """By local rank: seconds of a step spent in the rank's own work, without waits for other ranks."""
 
 
 @dataclass(frozen=True)
 class NewerStore:
-    """Said instead of an `Announce` to a store that is older than one already heard of: it closes itself."""
+    """Sent instead of `Announce` to a store that is older than one the node has met. That store then closes itself."""
 
     incarnation: int
+    """Highest incarnation of a store that the node has met."""
 
 
 # ---- coordinator to node ---------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
+class StartRound:
+    """A node's assignment in a new round: start the workers."""
+
+    round: RoundId
+    group_rank: int
+    """Rank of the node among the nodes of the round."""
+    group_world_size: int
+    """Nodes in the round."""
+    rank: int
+    """Global rank of the node's first worker; its other workers have the following ranks."""
+    world_size: int
+    """Workers in the round."""
+    role_rank: int
+    """Rank of the node's first worker within its role."""
+    role_world_size: int
+    """Workers of that role in the round."""
+    master_addr: str
+    """Address of the process-group store, on the node of group rank 0."""
+    master_port: int
+    restarts: int
+    """Restarts counted against the budget so far: TORCHELASTIC_RESTART_COUNT."""
+    max_restarts: int
+    """The budget."""
+    progress_timeout: float = 0.0
+    """Seconds without a step, after the first, that make a hang; 0 disables the check."""
+    hang_ends_round: bool = True
+    """False: a hang is only reported (`WorkersStalled`), and the workers are left running."""
+
+
+@dataclass(frozen=True)
 class Standby:
-    """Known and not in the round: wait."""
+    """The node is not in the current round: wait for `StartRound`."""
 
     reason: str
     redundant: bool = False
@@ -241,14 +296,14 @@ class Standby:
 
 @dataclass(frozen=True)
 class Closed:
-    """No round will form any more; one that runs goes on. Nodes outside it get `Finish`."""
+    """No further round will form; a running round goes on. Nodes outside it get `Finish`."""
 
     reason: str
 
 
 @dataclass(frozen=True)
 class PlanEnd:
-    """The round is to end at a step that all agree on: answer `StepReport`, at once, and hold the workers there."""
+    """The round will end at a step that all ranks can reach: hold the workers, and answer `StepReport` at once."""
 
     round: RoundId
     reason: str
@@ -256,66 +311,82 @@ class PlanEnd:
 
 @dataclass(frozen=True)
 class EndRound:
-    """Stop the workers of `round`: SIGTERM, `grace_seconds`, SIGKILL; answer `WorkersStopped`.
+    """Stop the workers of the round, then answer `WorkersStopped`.
 
-    With `last_step` they stop by themselves there; another `EndRound` without it follows for those that do not.
+    Without `last_step`, the node stops them: SIGTERM, `grace_seconds`, SIGKILL. With `last_step`, the workers stop by
+    themselves after that step; a second `EndRound`, without it, follows for workers that do not.
 
-    Keep the process-group store of the round up until `Finish` or the next `StartRound`.
+    The node keeps the round's process-group store up until `Finish` or the next `StartRound`.
     """
 
     round: RoundId
     grace_seconds: float
     reason: str
     planned: bool = False
+    """The end was planned: a scale-up, a scale-down or a drain, not a failure."""
     last_step: int | None = None
     dump_stacks: bool = False
-    """A worker hangs: say first where those of this node stand."""
+    """A worker hangs: dump and report the stacks of this node's workers before stopping them."""
 
 
 @dataclass(frozen=True)
 class Finish:
-    """Terminal for this node: write the termination message and exit."""
+    """Last message to this node: write the termination message and exit."""
 
     outcome: Outcome
     reason: str
+    """CamelCase, for programs."""
     message: str = ""
+    """Details, for people."""
 
 
 # ---- operator and coordinator ----------------------------------------------------------------------------------
 
 
 class HangAction(str, Enum):
-    """What follows when training stands still."""
+    """What the coordinator does when training hangs (`spec.hangPolicy.action`)."""
 
     RESTART_GROUP = "RestartGroup"
+    """End the round and start the next one; the restart counts against the budget."""
     FAIL_JOB = "FailJob"
     EVENT = "Event"
-    """It is told, and nothing else."""
+    """Report the hang and leave the workers running."""
 
 
 @dataclass(frozen=True)
 class RoundSettings:
-    """The rules a coordinator works by; in the store's environment at its start, then in every `Facts`."""
+    """Rules of a coordinator. The store's environment has the first ones, every `OperatorView` replaces them."""
 
     min_nodes: int
     max_nodes: int
     target: int
-    """How many nodes the round should have now (replicas, within min and max)."""
+    """Nodes that the round should have now (`spec.replicas`), from `min_nodes` to `max_nodes`."""
     spares: int = 0
-    """Nodes beyond the target that stand by, ready to take the place of one that is lost."""
+    """Nodes beyond the target. They are standbys and replace lost nodes."""
     max_restarts: int = 3
+    """Restarts before the job fails."""
     join_timeout: float = 600.0
+    """Seconds that a node waits for its first round before it gives up."""
     last_call_timeout: float = 30.0
+    """Seconds that the first round waits for more nodes once `min_nodes` have announced themselves.
+
+    The last call applies only while no operator has named the expected pods.
+    """
     stop_grace: float = 1.0
+    """Seconds from SIGTERM to SIGKILL."""
     graceful_shutdown: float = 120.0
-    """How long a planned end may take, from its announcement to the last worker's end, before workers are killed."""
+    """Seconds that a planned end may take, from its announcement to the last worker's exit, before workers are killed.
+    """
     keep_alive_interval: float = 1.0
+    """Seconds between the kernel's keep-alive probes on a control link."""
     keep_alive_max_attempts: int = 3
+    """Unanswered probes after which a link is lost."""
     scale_up_stabilization: float = 30.0
+    """Seconds that a running round waits for further ready nodes before it ends to take in those that are ready."""
     progress_timeout: float = 0.0
-    """Of rounds to come; 0: hangs are not looked for."""
+    """Seconds without a step that make a hang; 0 disables the check. A change applies from the next round."""
     hang_action: HangAction = HangAction.RESTART_GROUP
-    """`EVENT` holds for rounds to come, as the timeout does."""
+    """A change to or from `EVENT` applies from the next round."""
 
     def __post_init__(self) -> None:
         if self.min_nodes < 1:
@@ -331,66 +402,73 @@ class RoundSettings:
 
     @property
     def desired_pods(self) -> int:
-        """How many indices have a pod. Any of their nodes may be in the round, any may stand by."""
+        """Number of indices that have a pod. Any of their nodes may be a member or a standby."""
         return self.target + self.spares
 
 
 class PodState(str, Enum):
-    """What Kubernetes knows of a worker pod, as far as a round cares."""
+    """State of a worker pod in Kubernetes, as far as rounds depend on it."""
 
     STARTING = "starting"
-    """Scheduled, not yet running."""
+    """Scheduled, not running yet."""
     RUNNING = "running"
     DRAINING = "draining"
-    """Being deleted or evicted: must not be taken into a round."""
+    """Being deleted or evicted: no round may include it."""
     UNSCHEDULABLE = "unschedulable"
-    """Pending without a node, or its image cannot be had: nobody should wait for it."""
+    """Pending without a node, or its image cannot be pulled: no round waits for it."""
     LOST = "lost"
-    """Running for all that Kubernetes knows, on a node that nobody hears of: it comes at once or not at all."""
+    """Kubernetes reports it running, but its kubelet is silent: its agent connects at once or not at all."""
 
 
 @dataclass(frozen=True)
 class ExpectedPod:
-    """The live pod of a index. A index without a fact has no pod: nobody should wait for it."""
+    """The live pod of an index. An index that is not listed has no pod, and no round waits for it."""
 
     index: int
     incarnation: int
-    """Older incarnations of the index are dead to the job, whoever still runs one."""
+    """Older incarnations of the index are ignored, even if still running."""
     pod: str
     state: PodState
 
 
 @dataclass(frozen=True)
 class OperatorView:
-    """All that the operator knows; each replaces the last. Words older than (lease, sequence) are dropped."""
+    """All that the operator knows; each view replaces the previous one.
+
+    The coordinator drops a view whose (lease, sequence) is not newer: two operators may be connected at once.
+    """
 
     lease: int
+    """Generation of the operator's leader-election lease."""
     sequence: int
+    """Counter of the views of one lease holder."""
     settings: RoundSettings
     charged: int
-    """Restarts that count, as persisted in status."""
+    """Restarts counted against the budget, as persisted in the job's status."""
     charged_round: RoundId | None
-    """The last ended round that status has taken into account: reports up to it need not be kept."""
+    """Last ended round that the status accounts for; the coordinator drops its records up to this round."""
     pods: tuple[ExpectedPod, ...] = ()
     confirmed_request: float = 0.0
-    """The `Report.asks` that this answers: who is told this is the job's only store."""
+    """Value of `Report.confirmation_request` that this view answers: this store is the job's only one. 0: none."""
     finish: Finish | None = None
-    """How the job has ended, by status: a coordinator that came after the end was declared cannot know."""
+    """How the job ended, by its status; None while it runs. A store that started after the end cannot know."""
 
 
 class RoundPhase(str, Enum):
-    """Where the coordinator stands."""
+    """Phase of a coordinator."""
 
     RECOVERING = "Recovering"
-    """A successor store: hears from nodes before it decides anything."""
+    """The store has replaced another one and collects the nodes' announcements before it decides anything."""
     GATHERING = "Gathering"
+    """No round runs; the coordinator waits for nodes."""
     RUNNING = "Running"
     ENDING = "Ending"
+    """The members of a round stop their workers."""
     FINISHED = "Finished"
 
 
 class EndReason(str, Enum):
-    """Why a round ended. Also reasons of the `Restarting` condition where they mean a restart."""
+    """Why a round ended. Those that lead to a restart are reasons of the `Restarting` condition too."""
 
     WORKER_FAILED = "WorkerFailed"
     AGENT_LOST = "AgentLost"
@@ -402,45 +480,50 @@ class EndReason(str, Enum):
 
 @dataclass(frozen=True)
 class RoundEnded:
-    """One ended round, kept in reports until `Facts.charged_round` has reached it."""
+    """One ended round. Reports repeat it until `OperatorView.charged_round` has reached it."""
 
     round: RoundId
     reason: EndReason
     message: str
     charged: bool
+    """The end counts against the restart budget."""
     time: float
+    """When it ended; Unix seconds of the coordinator."""
     world_size: int
     failure: Failure | None = None
+    """The root cause; None if no failure ended the round."""
     lost_pods: tuple[str, ...] = ()
-    """Pods that were lost or left."""
+    """Names of pods that were lost or left."""
 
 
 @dataclass(frozen=True)
 class RecoverySeconds:
-    """Seconds, phase by phase, from a fault to the workers of the next round."""
+    """Seconds of each phase from a fault until the workers of the next round have started."""
 
     pods: tuple[str, ...]
-    """Whose failure or loss it was."""
+    """Names of the pods that failed, were lost or left."""
     detect: float
-    """Until all were told; clocks of two hosts are compared here."""
+    """From the failure until the coordinator ended the round. Compares the clocks of two hosts."""
     stop: float
-    """Until nothing of the old round ran any more."""
+    """Until no worker of the old round was left."""
     rendezvous: float
+    """Until the next round was formed."""
     start: float
-    """Until the workers of the next round had all started."""
+    """Until all workers of the next round had started."""
 
 
 @dataclass(frozen=True)
 class Straggler:
-    """A rank that the others wait for in every step, as it was when it was named. Seconds a step."""
+    """A rank for which all others wait in every step. Figures are those of the moment it was named."""
 
     rank: int
     pod: str
     own_seconds: float
-    """In which it waits for nobody."""
+    """Seconds of a step spent in this rank's own work."""
     median_seconds: float
-    """The same of the other ranks."""
+    """Median of the same figure over the other ranks."""
     time: float
+    """When it was named; Unix seconds."""
 
 
 @dataclass(frozen=True)
@@ -451,52 +534,54 @@ class NodeReport:
     incarnation: int
     pod: str
     ready: bool
+    """The node can start workers at once."""
     member: bool
-    """Whether it is in the round that runs."""
+    """The node is in the current round."""
 
 
 @dataclass(frozen=True)
 class Report:
-    """The coordinator's whole view, sent to the operator on every change."""
+    """The coordinator's whole view. It goes to each operator when it connects, and after every change."""
 
     incarnation: int
+    """Incarnation of the store."""
     phase: RoundPhase
     reason: str
-    """Why the coordinator stands where it stands, for people."""
+    """Explanation of the phase, for people."""
     round: RoundId | None
-    """The round that runs or ends; None while none does."""
+    """The round that runs or ends; None if there is none."""
     rounds: int
-    """Rounds formed in this store's life, plus those it restored."""
+    """Number of rounds that this store process has formed or restored."""
     world_size: int
-    """Workers in the running round; 0 while none runs."""
+    """Workers in the round; 0 without a round."""
     formed_at: float
-    """When the running round's workers had all started; 0 before."""
+    """When all workers of the round had started; Unix seconds, 0 before."""
     nodes: tuple[NodeReport, ...] = ()
     ended_rounds: tuple[RoundEnded, ...] = ()
     outcome: Outcome | None = None
-    """SUCCEEDED or FAILED once declared."""
+    """SUCCEEDED or FAILED once the job has ended; None before."""
     failure: Failure | None = None
-    """The root cause of a FAILED outcome."""
+    """The root cause if the outcome is FAILED."""
     lost_pods: tuple[str, ...] = ()
-    """Pods whose link is gone while `Facts` still call them running."""
+    """Names of pods that are disconnected although the operator lists them as running."""
     unhealthy: tuple[Failure, ...] = ()
-    """One of each pod that asked to be replaced on another machine and that `Facts` still list."""
+    """One failure for each listed pod whose node cannot train and needs a replacement on another machine."""
     active: int = 0
-    """Nodes in the running round."""
+    """Nodes in the round."""
     recovery: RecoverySeconds | None = None
-    """From the last fault, once it is over."""
+    """Recovery from the last fault, once it is complete."""
     confirmation_request: float = 0.0
-    """When this coordinator asked whether it is the job's only store; 0: it does not ask."""
+    """When this coordinator asked whether it is the job's only store; Unix seconds, 0 if no request is open."""
     half_missing_round: RoundId | None = None
-    """The last round, where it asks because just half of that is missing."""
+    """The last round, if a confirmation request is open because exactly half of that round's nodes are missing."""
     fork_disabled_reason: str = ""
-    """Why workers of the round start by exec, by the word of the first node that says so; empty: none does."""
+    """Why workers start by exec on the first member, by group rank, that reports a reason; empty if none does."""
     fork_disabled_nodes: int = 0
-    """Members that say so."""
+    """Members that report such a reason."""
     stall: Failure | None = None
-    """The worker to name for the last standstill of the round, where that ends nothing."""
+    """The worker to blame for the last stall of the round, if hangs do not end rounds."""
     straggler: Straggler | None = None
-    """Of the running round."""
+    """The straggler of the current round."""
 
 
 # ---- termination message ---------------------------------------------------------------------------------------
@@ -504,11 +589,15 @@ class Report:
 
 @dataclass(frozen=True)
 class Termination:
-    """What an agent writes to /dev/termination-log, outcome first. One with SUCCEEDED proves the job's success."""
+    """An agent's termination message, in /dev/termination-log. `outcome` comes first, so truncation does not lose it.
+
+    A single message with the outcome SUCCEEDED proves that the job succeeded.
+    """
 
     outcome: Outcome
     reason: str
     round: RoundId | None = None
+    """The node's last round; None if it was in none."""
     message: str = ""
     failure: Failure | None = None
 
@@ -532,24 +621,17 @@ NodeToCoordinator: TypeAlias = (
 CoordinatorToNode: TypeAlias = StartRound | Standby | PlanEnd | EndRound | Closed | Finish
 Message: TypeAlias = NodeToCoordinator | CoordinatorToNode | OperatorView | Report
 
-_TYPES: dict[str, type[Message]] = {
-    cls.__name__: cls
-    for cls in (
-        Announce, Ready, WorkersStarted, WorkersFailed, WorkersSucceeded, WorkersStopped, Leaving, Close, StepReport,
-        NewerStore, WorkersStalled, StepTimes, StartRound, Standby, PlanEnd, EndRound, Closed, Finish, OperatorView,
-        Report,
-    )
-}  # fmt: skip
+_TYPES: dict[str, type[Message]] = {cls.__name__: cls for cls in get_args(Message)}
 
 
 def encode(message: Message) -> bytes:
-    """One message as a JSON object with its `type` first."""
+    """Return a message as a JSON object, its `type` first."""
     tagged: dict[str, Any] = {"type": type(message).__name__}
     return codec.dumps(tagged | codec.dump(message))
 
 
 def decode(data: bytes) -> Message:
-    """Read what `encode` wrote; `codec.MessageError` for anything else."""
+    """Return the message that `encode` wrote. MessageError: `data` is something else."""
     raw = codec.loads(data)
     if not isinstance(raw, dict):
         raise codec.MessageError("want an object")

@@ -1,4 +1,4 @@
-"""Labels, environment variables, exit codes and ports, shared by operator, store and agent."""
+"""Labels, environment variables, exit codes, ports and round ids shared by operator, store and agent."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ PLURAL = "elasticjobs"
 KIND = "ElasticJob"
 
 DEFAULT_PORT = 29400
-"""Where a job's store listens unless `spec.rendezvous.port` says otherwise (torch's own default)."""
+"""Port of a job's store if `spec.rendezvous.port` is not set; torch's own default."""
 
 
 class Label:
-    """Labels on every child of a job."""
+    """Labels on every child object of a job."""
 
     JOB_NAME = f"{GROUP}/job-name"
     JOB_UID = f"{GROUP}/job-uid"
@@ -26,7 +26,7 @@ class Label:
 
 
 WORKER_ROLE = f"{GROUP}/worker-role"
-"""Annotation of the pod template: torch's name for what its workers do (ROLE_NAME); `default` without it."""
+"""Annotation of the pod template: torch's role name of its workers (ROLE_NAME); `default` without it."""
 
 
 class Role(str, Enum):
@@ -37,113 +37,114 @@ class Role(str, Enum):
 
 
 class Backend(str, Enum):
-    """Values of `spec.rendezvous.backend`: who forms the process groups of a round."""
+    """Values of `spec.rendezvous.backend`: the program that starts the workers and assigns their ranks."""
 
     ELASTICJOB = "elasticjob"
-    """Our agents, from the ranks that the coordinator gave."""
+    """The agent of each node, with the ranks that the coordinator assigned."""
     C10D = "c10d"
-    """A stock torchrun that the command runs on each node, on the job's store."""
+    """A stock torchrun that the pod's command runs on each node; it meets its peers on the job's store."""
 
 
 class Env:
-    """Environment variables that the operator (or `elasticjob run`) sets for agents and stores."""
+    """Environment variables of agents and stores, set by operator or `elasticjob run`, and of workers, by agents."""
 
-    # Both
+    # Agent and store
     JOB = "ELASTICJOB_JOB"
     """The job's name."""
     RUN_ID = "ELASTICJOB_RUN_ID"
-    """The job's uid: torch's rendezvous run id, TORCHELASTIC_RUN_ID of the workers."""
+    """UID of the job: torch's rendezvous run id, and TORCHELASTIC_RUN_ID of the workers."""
     EXECUTION_ATTEMPT = "ELASTICJOB_EXECUTION_ATTEMPT"
+    """Execution attempt of the job, from 1."""
     NODE_KEY = "ELASTICJOB_NODE_KEY"
-    """Hex key that a node proves on the control link. Never passed on to workers."""
+    """Hexadecimal key with which a node authenticates on the control link. The agent does not pass it to workers."""
     # Agent
     INDEX = "ELASTICJOB_INDEX"
-    """Index of this pod in the job, from 0."""
+    """Index of the pod in the job, from 0."""
     POD_NAME = "ELASTICJOB_POD_NAME"
     POD_IP = "ELASTICJOB_POD_IP"
     INCARNATION = "ELASTICJOB_INCARNATION"
-    """How many pods this index had before this one."""
+    """How many pods the index had before this one."""
     STORE_ENDPOINT = "ELASTICJOB_STORE_ENDPOINT"
     """host:port of the job's store."""
     NPROC_PER_NODE = "ELASTICJOB_NPROC_PER_NODE"
-    """A number: the operator has resolved `auto`."""
+    """Workers per node, a number: the operator has resolved `auto`."""
     GPUS = "ELASTICJOB_GPUS"
-    """How many NVIDIA GPUs the trainer asked for; none when unset. They must be there and healthy."""
+    """NVIDIA GPUs that the trainer container requests; 0 if unset. The agent checks that they exist and are healthy."""
     RENDEZVOUS_BACKEND = "ELASTICJOB_RENDEZVOUS_BACKEND"
-    """A `Backend`; elasticjob when unset."""
+    """A `Backend`; `elasticjob` if unset."""
     PRELOAD = "ELASTICJOB_PRELOAD"
-    """Comma-separated modules for the warm process; empty: no warm process."""
+    """Comma-separated modules that the fork server imports; empty: no fork server."""
     STOP_GRACE_SECONDS = "ELASTICJOB_STOP_GRACE_SECONDS"
     JOIN_TIMEOUT_SECONDS = "ELASTICJOB_JOIN_TIMEOUT_SECONDS"
     KEEP_ALIVE = "ELASTICJOB_KEEP_ALIVE"
-    """`INTERVALxATTEMPTS` in seconds, e.g. `1x3`: kernel TCP keep-alive of the control link."""
+    """Kernel TCP keep-alive of the control link as `INTERVALxATTEMPTS`, interval in seconds, e.g. `1x3`."""
     ROLE = "ELASTICJOB_ROLE"
-    """torch's worker role; `default` when unset."""
+    """torch's worker role; `default` if unset."""
     TERMINATION_LOG = "ELASTICJOB_TERMINATION_LOG"
-    """Where the termination message goes; /dev/termination-log when unset."""
+    """File of the termination message; /dev/termination-log if unset."""
     STEP_TIME_WINDOW_SECONDS = "ELASTICJOB_STEP_TIME_WINDOW_SECONDS"
-    """For tests: how often an agent looks at how long steps take; `pace.WINDOW` when unset."""
-    # Worker, set by its agent
+    """For tests: seconds over which an agent averages step times; `step_times.WINDOW` if unset."""
+    # Worker
     AGENT_SOCKET = "ELASTICJOB_AGENT_SOCKET"
-    """Path of the Unix socket where a worker meets its agent (contract.page)."""
+    """Path of the Unix socket on which a worker connects to its agent (`contract.progress_page`)."""
     ROUND = "ELASTICJOB_ROUND"
-    """The round that a worker was started for."""
+    """Round that the worker was started for."""
     STACK_DUMP_FILE = "ELASTICJOB_STACK_DUMP_FILE"
-    """Where a worker writes the stacks of its threads when it is asked; unset where nobody looks for hangs."""
+    """File to which a worker dumps the stacks of its threads on STACK_DUMP_SIGNAL; unset if hangs are not detected."""
     # Store
     PORT = "ELASTICJOB_PORT"
+    """Port to listen on; DEFAULT_PORT if unset."""
     LISTEN_FD = "ELASTICJOB_LISTEN_FD"
-    """An inherited socket that listens already; instead of `PORT`."""
+    """Descriptor of an inherited socket that listens already; replaces `PORT`."""
     OPERATOR_KEY = "ELASTICJOB_OPERATOR_KEY"
-    """Hex key that the operator proves on the control link. Only the store pod has it."""
+    """Hexadecimal key with which the operator authenticates on the control link. Only the store pod has it."""
     STORE_INCARNATION = "ELASTICJOB_STORE_INCARNATION"
+    """How many store pods the job had before this one."""
     STATE_DIR = "ELASTICJOB_STATE_DIR"
-    """A directory that outlives the store's container (an emptyDir); unset: this store starts once."""
+    """Directory that outlives the store's container (an emptyDir); unset if the container is never restarted."""
     SETTINGS = "ELASTICJOB_SETTINGS"
-    """JSON of `messages.Settings`: what holds until the operator's first `Facts`."""
+    """JSON of `messages.RoundSettings`, in force until the operator's first `OperatorView`."""
 
 
 STACK_DUMP_SIGNAL = 57
-"""Real-time signal on which a worker writes the stacks of all its threads to `Env.STACK_DUMP_FILE`."""
+"""Real-time signal on which a worker dumps the stacks of all its threads to `Env.STACK_DUMP_FILE`."""
 
 
 class ExitCode(IntEnum):
-    """How an agent ends. The termination message says why; the code alone must already tell success apart."""
+    """Exit codes of an agent. The termination message has the reason; the code alone distinguishes success."""
 
     SUCCEEDED = 0
     """The coordinator declared the job succeeded."""
     FAILED = 1
     """The coordinator declared the job failed."""
     USAGE = 64
-    """Bad flags or environment."""
+    """Invalid flags or environment."""
     UNAVAILABLE = 69
     """The store could not be reached within the join timeout."""
     INTERNAL = 70
-    """The agent itself broke."""
-    JOIN_TIMEOUT = 75
-    """No round took this node within the join timeout."""
+    """The agent itself failed."""
     SUPERSEDED = 76
-    """A newer incarnation of this index exists, or the job no longer wants this node."""
+    """A newer pod has this index, or the job no longer needs this node."""
     LEFT = 143
-    """Told to go by SIGTERM, and left the round in good order."""
+    """The node was drained (SIGTERM), and left its round in good order."""
 
 
 class RoundId(NamedTuple):
-    """A round's identity: ordered, never reused. Written `attempt.store.n` on the wire and in status."""
+    """Identity of a round: ordered, never reused. Written `attempt.store.n` on the wire and in status."""
 
     attempt: int
     """Execution attempt of the job, from 1."""
     store_incarnation: int
-    """Incarnation of the store that formed the round, from 0."""
+    """Incarnation of the store whose coordinator formed the round, from 0."""
     number: int
-    """Counter of that store, from 1."""
+    """Counter of rounds of that store, from 1."""
 
     def __str__(self) -> str:
         return f"{self.attempt}.{self.store_incarnation}.{self.number}"
 
     @classmethod
     def parse(cls, text: str) -> RoundId:
-        """Read `attempt.store.n`; ValueError with the text when it is something else."""
+        """Return the round id written as `attempt.store.n`. ValueError: `text` is something else."""
         parts = text.split(".")
         if len(parts) != 3 or not all(p.isascii() and p.isdigit() and len(p) < 19 for p in parts):
             raise ValueError(f"not a round id (attempt.store.n): {text!r}")

@@ -1,10 +1,12 @@
-"""What a worker and its agent share while a round runs: one socket to meet at, one page of memory for each worker.
+"""Memory that a worker and its agent share during a round: one page for each worker, of 64-bit words.
 
-A worker connects to the socket that its environment names and says `local rank, round` as JSON. It gets one byte and
-descriptors: its page, then whatever memory the agent keeps for the node. From then on the agent sends a byte whenever
-it has moved LIMIT; a worker sends nothing more: it writes its words, which wakes nobody.
+How they meet: the worker connects to the Unix socket that `Env.AGENT_SOCKET` names and sends its local rank and round
+as JSON. The agent answers one byte and file descriptors: the worker's page, then the memory in which `elasticjob.State`
+keeps the node's training state. After that the worker sends nothing more. It writes words of its page, which costs no
+system call and wakes no process. The agent sends one byte on the socket whenever it has changed LIMIT, so that a
+worker can block until then.
 
-Every word has one writer and is written whole (aligned, 8 bytes).
+Every word has one writer and is written in one piece (aligned, 8 bytes).
 """
 
 from __future__ import annotations
@@ -16,33 +18,36 @@ PAGE_SIZE = mmap.PAGESIZE
 
 
 class PageWord(IntEnum):
-    """Index of each 64-bit word of a page."""
+    """Index of each word in a page, with its writer."""
 
     STEP = 0
     """Worker: the latest step that it reported, NO_STEP before the first."""
     TIME = 1
-    """Worker: when that was, in nanoseconds of CLOCK_MONOTONIC, which all processes of a host share."""
+    """Worker: when it reported that step; nanoseconds of CLOCK_MONOTONIC, which all processes of a host share."""
     LIMIT = 2
-    """Agent: reports below it return at once. A report of this step or a later one stops the worker, but for HOLD."""
+    """Agent: the worker stops when it reports this step or a later one; earlier reports return at once.
+
+    HOLD and NO_LIMIT are special values.
+    """
     STOPPED = 3
-    """Worker: 1 once it has stopped at LIMIT and saved what it wanted to save; whatever follows is its end."""
+    """Worker: 1 once it has stopped at LIMIT and run its `on_stop` callbacks; the process then exits."""
 
     HEARTBEATS = 4
-    """Worker: steps of its optimizers so far, for scripts that report none themselves."""
+    """Worker: number of optimizer steps so far, for scripts that do not report steps."""
     HEARTBEAT_TIME = 5
-    """Worker: when the last of them was, as TIME."""
+    """Worker: when the last optimizer step was, as TIME."""
     ENDING = 6
-    """Worker: 1 once its program is over and Python cleans up, which may take its time."""
+    """Worker: 1 once its program is over. Python's own cleanup may still take a while."""
     OWN = 7
-    """Worker: nanoseconds so far in which it waited for no other rank (training.own_time); 0 where nobody knows."""
+    """Worker: nanoseconds so far without waits for other ranks (`training.own_time`); 0 if unknown."""
 
 
 NO_STEP = -1
 NO_LIMIT = (1 << 63) - 1
 HOLD = -1
-"""A LIMIT that is not known yet: whoever reports waits for the byte that says that it is."""
+"""Value of LIMIT while the last step is not decided: a worker that reports a step waits for the agent's next byte."""
 
 
 def open_page(descriptor: int) -> memoryview:
-    """The words of a page."""
+    """Map the page in `descriptor` and return its words, indexed by `PageWord`."""
     return memoryview(mmap.mmap(descriptor, PAGE_SIZE)).cast("q")

@@ -1,4 +1,9 @@
-"""Frames over a connection: u32 length (network order) and as many bytes, both ways, bounded both ways."""
+"""Frames over a TCP connection: a u32 length in network order, then that many bytes; the same in both directions.
+
+Memory is bounded in both directions. A frame has a maximal size (`limit`). If we do not receive frames as fast as they
+arrive, reading from the connection pauses, so TCP slows the peer down. A peer that does not read what we send is
+disconnected, because `send` never blocks.
+"""
 
 from __future__ import annotations
 
@@ -10,119 +15,121 @@ from typing import Any, cast
 from elasticjob.contract import codec
 
 HANDSHAKE_LIMIT = 4096
-"""Bytes in one frame of a peer that has not proven itself."""
+"""Bytes in one frame of a peer that is not authenticated yet."""
 _LENGTH = struct.Struct("!I")
 _UNSENT_FRAMES = 4
-"""As many of the largest frames may a peer leave unread before it is dropped."""
-_UNREAD_FRAMES = 4
-"""As many of the largest frames may we leave unread before the peer has to wait."""
+"""Frames of maximal size that a peer may leave unread before it is disconnected."""
+_UNRECEIVED_FRAMES = 4
+"""Frames of maximal size that we may leave unreceived before reading pauses."""
 
 
 class LinkError(Exception):
-    """The peer does not keep to the protocol; the link is closed."""
+    """The peer violated the protocol, and the link is closed."""
 
 
 class LinkRefused(LinkError):  # noqa: N818
-    """The store does not want this peer: wrong key, run or version. Trying again does not help."""
+    """The store refused this peer, or did not prove its identity: wrong key, run or version. A retry does not help."""
 
 
 class FrameProtocol(asyncio.Protocol):
-    """Frames over a transport, for either side."""
+    """Frames over a transport, for client and server."""
 
     def __init__(self) -> None:
         self.transport: asyncio.Transport
         self.limit = HANDSHAKE_LIMIT
         """Bytes in one frame."""
+        self.lost_by_keep_alive = False
+        """Whether the peer vanished, so that only keep-alive detected the loss; False if either side closed."""
+        self.error: LinkError | None = None
+        """Why we closed the connection; None if we did not close it for an error."""
         self._buffer = bytearray()
         self._frames: deque[bytes] = deque()
-        self._waiting: asyncio.Future[None] | None = None
+        self._receiver: asyncio.Future[None] | None = None
+        """Done when `receive` can go on."""
         self._closed = False
-        self.lost_by_keep_alive = False
-        """Whether the connection ended because nothing was heard any more; else the peer's kernel closed it, or we."""
-        self.error: LinkError | None = None
         self._paused = False
-        self._unread = 0
-        """Bytes that arrived and nobody has received."""
+        self._unreceived = 0
+        """Bytes in `_frames`."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast("asyncio.Transport", transport)
 
     def data_received(self, data: bytes) -> None:
         self._buffer += data
-        self._cut()
-        if self._unread > _UNREAD_FRAMES * self.limit and not self._paused:
+        self._extract_frames()
+        if self._unreceived > _UNRECEIVED_FRAMES * self.limit and not self._paused:
             self._paused = True
             self.transport.pause_reading()
 
-    def _cut(self) -> None:
+    def _extract_frames(self) -> None:
         at = 0
         while len(self._buffer) - at >= _LENGTH.size:
             (size,) = _LENGTH.unpack_from(self._buffer, at)
             if size > self.limit:
-                self.fail(f"a frame of {size} bytes; {self.limit} are allowed")
+                self.fail(f"a frame has {size} bytes; {self.limit} bytes are allowed")
                 break
             if len(self._buffer) - at < _LENGTH.size + size:
                 break
             at += _LENGTH.size
             self._frames.append(bytes(self._buffer[at : at + size]))
             at += size
-            self._unread += size
+            self._unreceived += size
         del self._buffer[:at]
         if at:
-            self._wake()
+            self._wake_receiver()
 
     def fail(self, message: str) -> None:
-        """The peer breaks the rules: close at once; whoever receives gets a LinkError."""
+        """Close the connection at once, unsent frames included; `receive` then raises LinkError(message)."""
         self.error = LinkError(message)
         self.transport.abort()
-        self._wake()
+        self._wake_receiver()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._closed = True
+        # A time-out of keep-alive is an OSError; ConnectionError means that the peer's kernel closed the connection.
         self.lost_by_keep_alive = isinstance(exc, OSError) and not isinstance(exc, ConnectionError)
-        self._wake()
+        self._wake_receiver()
 
-    def _wake(self) -> None:
-        if self._waiting is not None and not self._waiting.done():
-            self._waiting.set_result(None)
+    def _wake_receiver(self) -> None:
+        if self._receiver is not None and not self._receiver.done():
+            self._receiver.set_result(None)
 
     async def receive(self) -> bytes | None:
-        """The next frame; None once the peer is gone and all its frames are read."""
+        """Return the next frame, None once the connection is closed and all its frames are received."""
         while not self._frames:
             if self.error is not None:
                 raise self.error
             if self._closed:
                 return None
-            self._waiting = asyncio.get_running_loop().create_future()
-            await self._waiting
+            self._receiver = asyncio.get_running_loop().create_future()
+            await self._receiver
         frame = self._frames.popleft()
-        self._unread -= len(frame)
-        if self._paused and self._unread <= self.limit:
+        self._unreceived -= len(frame)
+        if self._paused and self._unreceived <= self.limit:
             self._paused = False
             self.transport.resume_reading()
         return frame
 
     def send(self, frame: bytes) -> None:
-        """Buffer a frame; nothing happens once the connection is closed."""
+        """Buffer a frame for the peer. Does nothing if the connection is closed."""
         if self.transport.is_closing():
             return
         self.transport.write(_LENGTH.pack(len(frame)) + frame)
         if self.transport.get_write_buffer_size() > _UNSENT_FRAMES * self.limit:
-            self.fail("does not read what it is sent")
+            self.fail("the peer does not read its messages")
 
     async def receive_object(self) -> dict[str, Any]:
-        """The next frame of a handshake; LinkError when there is none, LinkRefused when the peer refuses."""
+        """Return the next frame of a handshake. LinkRefused: the peer refuses; LinkError: there is no valid frame."""
         frame = await self.receive()
         if frame is None:
-            raise LinkError("closed the connection during the handshake")
-        data = parse_object(frame)
+            raise LinkError("the peer closed the connection during the handshake")
+        data = _parse_object(frame)
         if "refused" in data:
             raise LinkRefused(str(data["refused"])[:200])
         return data
 
 
-def parse_object(frame: bytes) -> dict[str, Any]:
-    """A JSON object; LinkError for anything else."""
+def _parse_object(frame: bytes) -> dict[str, Any]:
     try:
         data = codec.loads(frame)
     except codec.MessageError as error:

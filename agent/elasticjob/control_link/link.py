@@ -1,14 +1,18 @@
-"""The control link: one authenticated connection on the store's port, JSON messages both ways.
+"""The control link: one authenticated connection on the store's port, with JSON messages in both directions.
 
-    client                                server
-    LINK, u32 protocol ──────────────────►
-    ◄──────────────────────────────────── {"nonce"}                      or {"refused"}
-    {"role", "run_id", "nonce", "proof"} ►
-    ◄──────────────────────────────────── {"proof", "welcome"}           or {"refused"}
-    messages ◄───────────────────────────► messages
+The client is a node or the operator. It opens the connection with the store's opcode LINK; both sides then send frames
+(`frames`), first those of the handshake:
 
-A proof is HMAC-SHA256 with the role's key over protocol, direction, role, run id and both nonces: neither side talks
-to one that does not have the key, and no proof can be used again or sent back.
+    client                                          server
+    LINK, u32 protocol version ───────────────────►
+                               ◄─────────────────── {"nonce"}                or {"refused": why}
+    {"role", "run_id", "nonce", "proof"} ─────────►
+                               ◄─────────────────── {"proof", "welcome"}     or {"refused": why}
+    messages                   ◄──────────────────► messages
+
+A proof is an HMAC-SHA256, with the role's key, over protocol version, welcome, role, run id and both nonces. It shows
+that its sender has the key. The nonces make it useless for another connection. The welcome, which only the server's
+proof covers, distinguishes the proofs of the two sides, and cannot be changed on the way.
 """
 
 from __future__ import annotations
@@ -29,51 +33,55 @@ from elasticjob.contract.messages import PROTOCOL, Message, decode, encode
 from elasticjob.control_link.frames import FrameProtocol, LinkError, LinkRefused
 from elasticjob.keep_alive import KeepAlive
 from elasticjob.store import wire
-from elasticjob.store.server import Drop
+from elasticjob.store.server import RecordDrop
 
 __all__ = ["ControlLink", "LinkError", "LinkGate", "LinkRefused", "LinkRole", "Welcome", "connect"]
 
 log = logging.getLogger(__name__)
 
 CONNECT_TIMEOUT = 1.5
-"""Seconds for a connection to come about: one that began to go to a dead store's address never does, the next will."""
+"""Seconds for a TCP connection. An attempt towards the address of a dead store never ends; a new attempt reaches its
+successor."""
 HANDSHAKE_TIMEOUT = 10.0
-"""Seconds that a peer has to prove itself."""
+"""Seconds in which a client must authenticate."""
 
 
 class LinkRole(str, Enum):
-    """Who is at the other end, and with which key it proves that."""
+    """Role of the client. Each role has its own key."""
 
     NODE = "node"
     OPERATOR = "operator"
 
 
 FRAME_LIMIT = {LinkRole.NODE: 1024 * 1024, LinkRole.OPERATOR: 8 * 1024 * 1024}
-"""Bytes in one frame. Reports to the operator are as large as its facts."""
+"""Bytes in one frame. Views of the operator and reports to it list every node."""
 
 
 @dataclass(frozen=True)
 class Welcome:
-    """Who the store is."""
+    """Identity of a store."""
 
     run_id: str
     attempt: int
+    """Execution attempt of the job."""
     incarnation: int
 
 
 @dataclass
 class LinkGate:
-    """What a server needs to accept links; `serve` gets each one that has proven itself."""
+    """Accepts control links on a server."""
 
     welcome: Welcome
     keys: Mapping[LinkRole, bytes]
+    """Keys of the roles that are accepted."""
     serve: Callable[[ControlLink], Awaitable[None]]
+    """Serves one authenticated link; the link is closed when it returns."""
     keep_alive: KeepAlive = field(default_factory=KeepAlive)
 
-    async def accept(self, transport: asyncio.Transport, protocol: int, rest: bytes, drop: Drop) -> None:
-        """Take over a connection that asked to become a link: prove each other, then serve it until it closes.
+    async def accept(self, transport: asyncio.Transport, protocol: int, rest: bytes, record_drop: RecordDrop) -> None:
+        """Authenticate a connection that opened with LINK, and serve it until it closes (a `server.LinkHandler`).
 
-        `protocol`: the client's version of the control link; `rest`: what it has sent since; `drop`: counts refusals.
+        `protocol` is the client's version of the control link, `rest` are the bytes that followed the opcode.
         """
         frames = FrameProtocol()
         frames.connection_made(transport)
@@ -84,46 +92,50 @@ class LinkGate:
         peer = f"{address[0]}:{address[1]}"
         try:
             self.keep_alive.apply(transport.get_extra_info("socket"))
-            link = await asyncio.wait_for(_prove(self, frames, protocol, peer), HANDSHAKE_TIMEOUT)
+            link = await asyncio.wait_for(_authenticate(self, frames, protocol, peer), HANDSHAKE_TIMEOUT)
         except asyncio.TimeoutError:
-            drop("handshake-timeout", peer, "did not prove itself in time")
+            record_drop("handshake-timeout", peer, "it did not authenticate in time")
         except (LinkError, OSError) as error:
             frames.send(codec.dumps({"refused": str(error)}))
-            drop("refused-link", peer, str(error))
+            record_drop("refused-link", peer, str(error))
         else:
-            await _serve(self, link, frames, drop)
+            await _serve(self, link, frames, record_drop)
         finally:
             transport.close()
 
 
 class ControlLink:
-    """One authenticated connection, either side."""
+    """One authenticated connection, on either side."""
 
     def __init__(self, frames: FrameProtocol, role: LinkRole, welcome: Welcome, peer: str) -> None:
         self.role = role
+        """Role of the client."""
         self.welcome = welcome
+        """Identity of the server."""
         self.peer = peer
+        """`host:port` of the other side."""
         self._frames = frames
         frames.limit = FRAME_LIMIT[role]
 
     @property
     def lost_by_keep_alive(self) -> bool:
-        """Whether the link was lost because the peer vanished without a word."""
+        """Whether the link was lost because the peer vanished; False if either side closed it, or if it is open."""
         return self._frames.lost_by_keep_alive
 
     def send(self, message: Message) -> None:
-        """Buffer a message for the peer; dropped when the link is closed. Never blocks.
+        """Buffer a message for the peer; never blocks. Does nothing if the link is closed.
 
-        A message over the frame limit, or a peer that leaves too much unread, closes the link; `receive` says which.
+        A message over the frame limit closes the link, and so does a peer that leaves too much unread; `receive` then
+        raises the LinkError.
         """
         frame = encode(message)
         if len(frame) > self._frames.limit:
-            self._frames.fail(f"a message of {len(frame)} bytes; {self._frames.limit} are allowed")
+            self._frames.fail(f"a message has {len(frame)} bytes; {self._frames.limit} bytes are allowed")
             return
         self._frames.send(frame)
 
     async def receive(self) -> Message | None:
-        """The next message; None when the peer is gone; LinkError (and the link closed) on a bad frame."""
+        """Return the next message, None once the link is closed. LinkError: a frame was invalid; the link is closed."""
         frame = await self._frames.receive()
         if frame is None:
             return None
@@ -134,17 +146,17 @@ class ControlLink:
             raise LinkError(str(error)) from None
 
     def close(self) -> None:
-        """Close after what is buffered has been sent."""
+        """Close the link after all buffered messages have been sent."""
         self._frames.transport.close()
 
 
 def _proof(key: bytes, welcome: Welcome | None, role: LinkRole, run_id: str, nonces: tuple[str, str]) -> str:
-    """The server's proof covers its welcome; the client's has none, so neither can be taken for the other."""
+    """Return a proof: the client's without a welcome, the server's with it. `nonces`: the server's, the client's."""
     covered = codec.dumps((PROTOCOL, codec.dump(welcome), role.value, run_id, *nonces))
     return hmac.new(key, covered, hashlib.sha256).hexdigest()
 
 
-# ---- the client's side
+# ---- client
 
 
 async def connect(
@@ -157,7 +169,7 @@ async def connect(
     keep_alive: KeepAlive = KeepAlive(),  # noqa: B008  # frozen
     timeout: float = 5.0,
 ) -> ControlLink:
-    """A link to a store. LinkRefused: do not try again; LinkError, OSError, TimeoutError: do."""
+    """Connect to a store and authenticate. LinkRefused: do not retry. LinkError, OSError, TimeoutError: retry."""
     try:
         return await asyncio.wait_for(_connect(host, port, role, key, run_id, keep_alive), timeout)
     except asyncio.TimeoutError:  # another class before Python 3.11
@@ -165,7 +177,7 @@ async def connect(
 
 
 async def _open(host: str, port: int) -> tuple[asyncio.Transport, FrameProtocol]:
-    """To the first address that answers; looking the name up takes the time that it takes."""
+    """Connect to the first address that accepts. CONNECT_TIMEOUT applies to each address, not to name resolution."""
     loop = asyncio.get_running_loop()
     error: Exception = OSError(f"{host} has no address")
     for *_, address in await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM):
@@ -180,16 +192,16 @@ async def _connect(host: str, port: int, role: LinkRole, key: bytes, run_id: str
     transport, frames = await _open(host, port)
     try:
         keep_alive.apply(transport.get_extra_info("socket"))
-        # Its first message may come together with the last frame of the handshake.
+        # The server's first message may arrive together with its last frame of the handshake.
         frames.limit = FRAME_LIMIT[role]
         transport.write(wire.request(wire.Op.LINK, number=PROTOCOL))
-        theirs = str((await frames.receive_object()).get("nonce"))
-        ours = secrets.token_hex(16)
-        proof = _proof(key, None, role, run_id, (theirs, ours))
-        frames.send(codec.dumps({"role": role.value, "run_id": run_id, "nonce": ours, "proof": proof}))
+        server_nonce = str((await frames.receive_object()).get("nonce"))
+        nonce = secrets.token_hex(16)
+        proof = _proof(key, None, role, run_id, (server_nonce, nonce))
+        frames.send(codec.dumps({"role": role.value, "run_id": run_id, "nonce": nonce, "proof": proof}))
         answer = await frames.receive_object()
         welcome = _parse_welcome(answer)
-        expected = _proof(key, welcome, role, run_id, (theirs, ours))
+        expected = _proof(key, welcome, role, run_id, (server_nonce, nonce))
         if not hmac.compare_digest(expected.encode(), str(answer.get("proof")).encode()):
             raise LinkRefused("the store did not prove that it has the key")
     except BaseException:
@@ -205,37 +217,37 @@ def _parse_welcome(answer: dict[str, Any]) -> Welcome:
         raise LinkError(str(error)) from None
 
 
-# ---- the server's side
+# ---- server
 
 
-async def _serve(gate: LinkGate, link: ControlLink, frames: FrameProtocol, drop: Drop) -> None:
+async def _serve(gate: LinkGate, link: ControlLink, frames: FrameProtocol, record_drop: RecordDrop) -> None:
     try:
         await gate.serve(link)
     except LinkError as error:
         frames.error = error
     except Exception:
-        log.exception("serving %s", link.peer)
+        log.exception("serving the control link of %s failed", link.peer)
     if frames.error is not None:
-        drop("bad-link", link.peer, str(frames.error))
+        record_drop("bad-link", link.peer, str(frames.error))
 
 
-async def _prove(gate: LinkGate, frames: FrameProtocol, protocol: int, peer: str) -> ControlLink:
+async def _authenticate(gate: LinkGate, frames: FrameProtocol, protocol: int, peer: str) -> ControlLink:
     if protocol != PROTOCOL:
-        raise LinkRefused(f"speaks version {protocol} of the control link, this store speaks {PROTOCOL}")
-    ours = secrets.token_hex(16)
-    frames.send(codec.dumps({"nonce": ours}))
-    said = await frames.receive_object()
+        raise LinkRefused(f"the peer uses version {protocol} of the control link, this store uses version {PROTOCOL}")
+    nonce = secrets.token_hex(16)
+    frames.send(codec.dumps({"nonce": nonce}))
+    answer = await frames.receive_object()
     try:
-        role = LinkRole(said.get("role"))
+        role = LinkRole(answer.get("role"))
         key = gate.keys[role]
     except (ValueError, KeyError):
         raise LinkRefused("unknown role") from None
-    run_id, theirs = gate.welcome.run_id, str(said.get("nonce"))
-    if said.get("run_id") != run_id:
-        raise LinkRefused(f"belongs to run {str(said.get('run_id'))[:80]!r}, this store serves {run_id!r}")
-    expected = _proof(key, None, role, run_id, (ours, theirs))
-    if len(theirs) < 32 or not hmac.compare_digest(expected.encode(), str(said.get("proof")).encode()):
-        raise LinkRefused(f"wrong key for a {role.value}")
-    proof = _proof(key, gate.welcome, role, run_id, (ours, theirs))
+    run_id, client_nonce = gate.welcome.run_id, str(answer.get("nonce"))
+    if answer.get("run_id") != run_id:
+        raise LinkRefused(f"the peer belongs to run {str(answer.get('run_id'))[:80]!r}, this store to run {run_id!r}")
+    expected = _proof(key, None, role, run_id, (nonce, client_nonce))
+    if len(client_nonce) < 32 or not hmac.compare_digest(expected.encode(), str(answer.get("proof")).encode()):
+        raise LinkRefused(f"the peer has the wrong key for role {role.value}")
+    proof = _proof(key, gate.welcome, role, run_id, (nonce, client_nonce))
     frames.send(codec.dumps({"proof": proof, "welcome": codec.dump(gate.welcome)}))
     return ControlLink(frames, role, gate.welcome, peer)

@@ -1,1 +1,1 @@
-"""`elasticjob run job.yaml`: the same manifest as processes of this machine, with the same store and agent."""
+"""`elasticjob run job.yaml`: run a job as processes of this machine, with the store and the agent of a cluster job."""

@@ -1,4 +1,4 @@
-"""The processes of a local run: how a store and an agent are started."""
+"""Start the processes of a local run: the store and the agents."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from elasticjob.local.manifest import LocalJob
 
 @dataclass(frozen=True)
 class RunEnvironment:
-    """What all processes of one run share. Keys in hex; `scratch` is a folder of the run's own."""
+    """The environment that all processes of one run share. Keys are hexadecimal; `scratch` is the run's own folder."""
 
     job: LocalJob
     run_id: str
@@ -28,7 +28,7 @@ class RunEnvironment:
     scratch: Path
 
     async def store(self, output: int) -> asyncio.subprocess.Process:
-        """The job's store, writing to the descriptor `output`."""
+        """Start the job's store. Its output goes to the descriptor `output`."""
         environ = {
             **os.environ,
             Env.JOB: self.job.name,
@@ -44,7 +44,7 @@ class RunEnvironment:
         return await _start([*program(), "store"], environ, output)
 
     async def agent(self, index: int, incarnation: int, pod: str, output: int | None) -> asyncio.subprocess.Process:
-        """A node's agent. `output`: a descriptor, subprocess.PIPE, or None for our own."""
+        """Start a node's agent. `output`: a descriptor, subprocess.PIPE, or None for this process's own output."""
         job = self.job
         environ = {
             **os.environ,
@@ -73,17 +73,17 @@ class RunEnvironment:
 
 
 def describe_exit_code(code: int) -> str:
-    """A process's return code for people."""
+    """Return a text for a process's return code: the signal, or the exit code and its name."""
     if code < 0:
         return signal.Signals(-code).name
-    known = {e.value: e.name.lower() for e in ExitCode}
-    return f"exit {code}{', ' + known[code] if code in known else ''}"
+    names = {e.value: e.name.lower() for e in ExitCode}
+    return f"exit {code}{', ' + names[code] if code in names else ''}"
 
 
 async def _start(
     argv: list[str], environ: Mapping[str, str], output: int | None, directory: str | None = None
 ) -> asyncio.subprocess.Process:
-    """A process that dies with this one, out of reach of the terminal's Ctrl-C."""
+    """Start a process that dies with this one. Its own session keeps the terminal's Ctrl-C from it."""
     return await asyncio.create_subprocess_exec(
         *argv,
         env=environ,

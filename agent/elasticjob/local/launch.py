@@ -1,6 +1,6 @@
-"""`elasticjob.launch`: run a function, or a program, in elastic workers on this machine, and get what they return.
+"""`elasticjob.launch`: run a function or a program in elastic workers on this machine and return their results.
 
-What torch's `elastic_launch` does, on the agent, store and rounds that run everywhere else here.
+It does what torch's `elastic_launch` does, with the same store, coordinator and agents as a job on a cluster.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from elasticjob.local.manifest import parse_local_job
 
 
 class WorkerState(str, Enum):
-    """torch's states of a group of workers, which fails and succeeds as a unit."""
+    """torch's states of a worker group. A group fails or succeeds as a unit."""
 
     UNKNOWN = "UNKNOWN"
     INIT = "INIT"
@@ -38,20 +38,20 @@ class WorkerState(str, Enum):
 
     @staticmethod
     def is_running(state: WorkerState) -> bool:
-        """Whether the processes exist, healthy or not."""
+        """Return whether the processes exist, healthy or not."""
         return state in (WorkerState.HEALTHY, WorkerState.UNHEALTHY)
 
 
 @dataclass(frozen=True)
 class RunResult:
-    """How a run ended: all workers succeeded, or it failed; workers that an agent stopped are in neither."""
+    """The result of a run. Workers that an agent stopped are neither in `return_values` nor in `failures`."""
 
     state: WorkerState
-    """SUCCEEDED, FAILED, or STOPPED by a signal to this process."""
+    """SUCCEEDED, FAILED, or STOPPED after a signal to this process."""
     return_values: dict[int, Any] = field(default_factory=dict)
-    """By global rank, of the round that succeeded; empty for a program."""
+    """Return values of the round that succeeded, by global rank. Empty for a program."""
     failures: dict[int, Failure] = field(default_factory=dict)
-    """The root cause, by global rank; empty where no worker is to blame."""
+    """The root cause, by global rank. Empty if no worker caused the failure."""
 
     def is_failed(self) -> bool:
         return self.state is WorkerState.FAILED
@@ -67,16 +67,19 @@ def launch(
     preload: Sequence[str] = ("torch", "torch._dynamo"),
     env: dict[str, str] | None = None,
 ) -> RunResult:
-    """Run `entrypoint(*args)` in `nodes * nproc_per_node` workers, restarted together up to `max_restarts` times.
+    """Run `entrypoint(*args)` in `nodes * nproc_per_node` workers, and return the result.
 
-    A function must be one that `multiprocessing` could spawn: found by its name in a module, in `__main__` too if that
-    guards its own call of `launch`. A string is a program, with `args` as its arguments. The workers' environment is
-    torchrun's. From the main thread only. ManifestError for numbers that make no sense, pickle's errors for a function
-    or arguments that cannot be handed over.
+    The workers restart together, at most `max_restarts` times. Their environment is torchrun's.
+    A function must be importable by name, as for `multiprocessing` with spawn; a script that defines it in `__main__`
+    must guard its call of `launch`. A string is a program with the arguments `args`.
+    Call `launch` from the main thread. It raises ManifestError for invalid numbers, and pickle's errors if the function
+    or its arguments cannot be pickled.
     """
     with tempfile.TemporaryDirectory(prefix="elasticjob-launch-") as scratch:
         folder = Path(scratch)
-        command = [entrypoint, *map(str, args)] if isinstance(entrypoint, str) else _call(entrypoint, args, folder)
+        command = (
+            [entrypoint, *map(str, args)] if isinstance(entrypoint, str) else _write_call(entrypoint, args, folder)
+        )
         elastic = {"minReplicas": min_nodes or nodes, "maxReplicas": nodes}
         container: dict[str, Any] = {"name": "trainer", "command": command, "workingDir": os.getcwd()}  # noqa: PTH109
         container["env"] = [{"name": name, "value": value.replace("$", "$$")} for name, value in (env or {}).items()]
@@ -90,20 +93,20 @@ def launch(
         }
         metadata = {"name": "launch"}
         job = {"apiVersion": f"{GROUP}/{VERSION}", "kind": KIND, "metadata": metadata, "spec": spec}
-        driver = LocalRun(parse_local_job(job))
-        before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+        run = LocalRun(parse_local_job(job))
+        handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
-            code = asyncio.run(driver.run())
+            code = asyncio.run(run.run())
         finally:
-            for number, handler in before.items():
+            for number, handler in handlers.items():
                 signal.signal(number, handler)
-        return _result(code, driver, folder)
+        return _result(code, run, folder)
 
 
-def _call(function: Callable[..., Any], args: tuple[Any, ...], folder: Path) -> list[str]:
-    """Leave the call for the workers; the command that makes it."""
+def _write_call(function: Callable[..., Any], args: tuple[Any, ...], folder: Path) -> list[str]:
+    """Write the call to a file for the workers and return their command."""
     preparation = spawn.get_preparation_data("worker")
-    del preparation["authkey"]  # each worker has its own
+    del preparation["authkey"]  # each worker creates its own
     preparation["sys_argv"] = list(sys.argv)
     with (folder / CALL).open("wb") as file:
         pickle.dump(preparation, file)
@@ -111,18 +114,18 @@ def _call(function: Callable[..., Any], args: tuple[Any, ...], folder: Path) -> 
     return [sys.executable, "-m", "elasticjob.local.launch_entry", str(folder)]
 
 
-def _result(code: int, driver: LocalRun, folder: Path) -> RunResult:
+def _result(code: int, run: LocalRun, folder: Path) -> RunResult:
     if code == ExitCode.SUCCEEDED:
-        return RunResult(WorkerState.SUCCEEDED, return_values=_values(folder))
+        return RunResult(WorkerState.SUCCEEDED, return_values=_return_values(folder))
     if code != ExitCode.FAILED:
         return RunResult(WorkerState.STOPPED)
-    failure = driver.failure
-    named = {} if failure is None or failure.rank is None else {failure.rank: failure}
-    return RunResult(WorkerState.FAILED, failures=named)
+    failure = run.failure
+    failures = {} if failure is None or failure.rank is None else {failure.rank: failure}
+    return RunResult(WorkerState.FAILED, failures=failures)
 
 
-def _values(folder: Path) -> dict[int, Any]:
-    """Those of the last round: earlier ones may have ended on some ranks before another failed."""
+def _return_values(folder: Path) -> dict[int, Any]:
+    """Return the values of the last round. In earlier rounds some ranks may have returned before another failed."""
     found = {}
     for path in folder.glob(f"*{VALUE}"):
         round_id, _, rank = path.name.removesuffix(VALUE).rpartition("-")

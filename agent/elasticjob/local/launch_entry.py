@@ -1,4 +1,4 @@
-"""Entry point of the workers of `elasticjob.launch`: `python -m elasticjob.local.launch_entry FOLDER`."""
+"""Main program of a worker of `elasticjob.launch`: `python -m elasticjob.local.launch_entry FOLDER`."""
 
 from __future__ import annotations
 
@@ -11,13 +11,18 @@ from pathlib import Path
 from elasticjob.contract.names import Env
 
 CALL = "call.pickle"
+"""File name of the function and its arguments."""
 VALUE = ".value"
+"""File name suffix of a return value."""
 
 
 def main(folder: Path) -> None:
-    """Call it as a spawned process of the caller would; what it returns goes to a file named by round and rank."""
+    """Call the function as a process spawned by the caller would, and write its return value.
+
+    The file is `<round>-<rank>.value`. It gets this name once it is complete.
+    """
     with (folder / CALL).open("rb") as file:
-        preparation = pickle.load(file)  # noqa: S301  # our own caller's
+        preparation = pickle.load(file)  # noqa: S301  # written by our own caller
         spawn.prepare(preparation)
         function, args = pickle.load(file)  # noqa: S301
     value = function(*args)

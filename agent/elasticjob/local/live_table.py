@@ -1,4 +1,4 @@
-"""The live table of `elasticjob run` on a terminal, and the keys that do things to the run."""
+"""The live table of `elasticjob run` on a terminal, and the keys that kill nodes and scale the job."""
 
 from __future__ import annotations
 
@@ -16,13 +16,14 @@ from rich.table import Table
 from rich.text import Text
 
 from elasticjob.contract.messages import NodeReport, Straggler
+from elasticjob.contract.text import with_noun
 from elasticjob.local.screen import RunView
 
-_HELP = "0-9 kill that node   s kill the store   + - scale   Ctrl-C leave in good order, twice: at once"
+_HELP = "0-9 kill the node   s kill the store   + - scale   Ctrl-C drain the nodes, again to kill them"
 
 
 class LiveTable:
-    """A `Screen`: output scrolls above, the table stays below. `listen` reads keys until `close`."""
+    """A `Screen` with the output above and the table below. `listen` reads keys until `close`."""
 
     captures_output = True
 
@@ -33,12 +34,12 @@ class LiveTable:
         self._terminal: list[Any] | None = None
 
     def listen(self, keys: Mapping[str, Callable[[], None]]) -> None:
-        """Call what a key stands for. The terminal is put back by `close`."""
+        """Call the function of each key that is pressed. `close` restores the terminal."""
         self._terminal = termios.tcgetattr(sys.stdin)
         tty.setcbreak(sys.stdin)
-        asyncio.get_running_loop().add_reader(sys.stdin, self._pressed, keys)
+        asyncio.get_running_loop().add_reader(sys.stdin, self._read_keys, keys)
 
-    def _pressed(self, keys: Mapping[str, Callable[[], None]]) -> None:
+    def _read_keys(self, keys: Mapping[str, Callable[[], None]]) -> None:
         pressed = os.read(sys.stdin.fileno(), 64).decode(errors="replace")
         if not pressed:
             asyncio.get_running_loop().remove_reader(sys.stdin)
@@ -64,34 +65,37 @@ class LiveTable:
 
 
 def render_table(view: RunView) -> RenderableType:
-    """The table, from what is known."""
+    """Return the table of the nodes with a title and the help line."""
     report = view.report
-    told = {node.pod: node for node in report.nodes} if report else {}
-    slow = report.straggler if report else None
+    reported = {node.pod: node for node in report.nodes} if report else {}
+    straggler = report.straggler if report else None
     table = Table(header_style="dim", box=None)
     for column in ("node", "pod", "pid", "state"):
         table.add_column(column)
     for pod in sorted(view.pods, key=lambda p: p.index):
-        table.add_row(str(pod.index), pod.pod, str(pod.pid), _state(told.get(pod.pod), slow))
+        table.add_row(str(pod.index), pod.pod, str(pod.pid), _state(reported.get(pod.pod), straggler))
     return Group("", _title(view), table, Text(_HELP, style="dim"))
 
 
 def _title(view: RunView) -> Text:
     report = view.report
     if report is None:
-        return Text(f"{view.job}: the store starts", style="bold")
+        return Text(f"{view.job}: starting the store", style="bold")
     phase = report.outcome.value if report.outcome else report.phase.value
     text = Text(f"{view.job}: {phase}", style="bold")
-    text.append(f"   {report.active} of {view.target} nodes, {report.world_size} workers", style="not bold")
+    text.append(
+        f"   {report.active} of {with_noun(view.target, 'node')}, {with_noun(report.world_size, 'worker')}",
+        style="not bold",
+    )
     text.append(f"   round {report.round or '-'}   restarts {view.restarts}", style="not bold")
     return text
 
 
-def _state(node: NodeReport | None, slow: Straggler | None) -> Text:
+def _state(node: NodeReport | None, straggler: Straggler | None) -> Text:
     if node is None:
-        return Text("starts", style="yellow")
-    if node.member and slow is not None and slow.pod == node.pod:
-        return Text(f"in the round; rank {slow.rank} is slow", style="yellow")
+        return Text("starting", style="yellow")
+    if node.member and straggler is not None and straggler.pod == node.pod:
+        return Text(f"in the round; rank {straggler.rank} is slow", style="yellow")
     if node.member:
         return Text("in the round", style="green")
-    return Text("ready, waits" if node.ready else "imports", style="cyan")
+    return Text("ready, waiting" if node.ready else "importing", style="cyan")

@@ -13,7 +13,7 @@ from elasticjob.local.manifest import LocalJob, ManifestError, load_manifest, pa
 
 
 def main(path: str, *, nodes: int | None = None) -> int:
-    """Run the job in a manifest to its end; its exit code."""
+    """Run the job in a manifest to its end and return the exit code. `nodes` replaces spec.replicas."""
     try:
         job = parse_local_job(load_manifest(path), nodes=nodes)
     except ManifestError as error:
@@ -23,28 +23,28 @@ def main(path: str, *, nodes: int | None = None) -> int:
 
 
 async def _run(job: LocalJob) -> int:
-    """With a live table where somebody looks on, in plain lines elsewhere."""
+    """Run with a live table on a terminal, and with plain lines elsewhere."""
     if not (sys.stdin.isatty() and sys.stdout.isatty() and sys.stderr.isatty()):
         return await LocalRun(job).run()
     try:
         from elasticjob.local.live_table import LiveTable
     except ImportError:
-        print("[job] pip install 'elasticjob[cli]' shows a live table here", file=sys.stderr)
+        print("[job] install 'elasticjob[cli]' to see a live table here", file=sys.stderr)
         return await LocalRun(job).run()
     screen = LiveTable()
-    driver = LocalRun(job, screen)
+    run = LocalRun(job, screen)
     try:
-        screen.listen(_keys(driver))
-        return await driver.run()
+        screen.listen(_keys(run))
+        return await run.run()
     finally:
         screen.close()
 
 
-def _keys(driver: LocalRun) -> dict[str, Callable[[], None]]:
-    kills = {str(index): partial(driver.kill, index) for index in range(10)}
+def _keys(run: LocalRun) -> dict[str, Callable[[], None]]:
+    kills = {str(index): partial(run.kill, index) for index in range(10)}
     return {
         **kills,
-        "s": driver.kill_store,
-        "+": lambda: driver.scale(driver.target + 1),
-        "-": lambda: driver.scale(driver.target - 1),
+        "s": run.kill_store,
+        "+": lambda: run.scale(run.target + 1),
+        "-": lambda: run.scale(run.target - 1),
     }

@@ -1,4 +1,4 @@
-"""An ElasticJob manifest, read for a local run. Pure but for `load`."""
+"""Read an ElasticJob manifest for a local run. Pure, except for `load_manifest`."""
 
 from __future__ import annotations
 
@@ -21,39 +21,39 @@ _GPU = "nvidia.com/gpu"
 
 
 class ManifestError(Exception):
-    """The manifest is wrong; the message names the field and says what to write."""
+    """The manifest is invalid. The message names the field and its allowed values."""
 
 
 @dataclass(frozen=True)
 class LocalJob:
-    """What a local run needs of a manifest. Durations in seconds."""
+    """The fields of a manifest that a local run uses."""
 
     name: str
     settings: RoundSettings
     nproc_per_node: int
     backend: Backend
     role: str
-    """torch's; empty: `default`."""
+    """torch's role of the workers. Empty: `default`."""
     preload: tuple[str, ...]
     command: tuple[str, ...]
     env: Mapping[str, str]
-    """What the trainer container adds to the environment."""
+    """Environment variables of the trainer container."""
     working_dir: str | None = None
     gpus: int = 0
 
 
 def load_manifest(path: str) -> Any:
-    """The YAML document in a file; `ManifestError` where there is not exactly one."""
+    """Return the ElasticJob in a YAML file. Raise ManifestError unless the file has exactly one."""
     try:
         import yaml
     except ImportError:
-        raise ManifestError("reading a manifest needs PyYAML: pip install 'elasticjob[cli]'") from None
+        raise ManifestError("PyYAML is missing: pip install 'elasticjob[cli]'") from None
     try:
         documents = [d for d in yaml.safe_load_all(Path(path).read_text()) if d is not None]
     except OSError as error:
         raise ManifestError(f"{path}: {error.strerror}") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ManifestError(f"{path}: not YAML: {error}") from None
+        raise ManifestError(f"{path}: invalid YAML: {error}") from None
     jobs = [d for d in documents if isinstance(d, dict) and d.get("kind") == KIND]
     if len(jobs) != 1:
         raise ManifestError(f"{path}: want one document of kind {KIND}, found {len(jobs)}")
@@ -61,7 +61,7 @@ def load_manifest(path: str) -> Any:
 
 
 def parse_local_job(raw: Any, *, nodes: int | None = None) -> LocalJob:
-    """Check a manifest and take from it what a local run uses; `nodes` replaces spec.replicas."""
+    """Check a manifest and return the job. `nodes` replaces spec.replicas. Raise ManifestError for an invalid field."""
     root = _Field(raw, "")
     if (version := root.get("apiVersion").text()) != f"{GROUP}/{VERSION}":
         raise ManifestError(f"apiVersion: want {GROUP}/{VERSION}, got {version!r}")
@@ -71,9 +71,9 @@ def parse_local_job(raw: Any, *, nodes: int | None = None) -> LocalJob:
     spec = root.get("spec")
     container = _trainer(spec.get("template").get("spec").get("containers"))
     env = _env(container.get("env"))
-    command = tuple(_expand(word, env) for word in (*container.get("command").texts(), *container.get("args").texts()))
+    command = tuple(_expand(text, env) for text in (*container.get("command").texts(), *container.get("args").texts()))
     if not container.get("command").texts():
-        raise container.get("command").wrong("is required, for instance [python, train.py]")
+        raise container.get("command").error("is required, for example [python, train.py]")
     role = spec.get("template").get("metadata").get("annotations").get(WORKER_ROLE)
     directory = container.get("workingDir")
     return LocalJob(
@@ -92,7 +92,7 @@ def parse_local_job(raw: Any, *, nodes: int | None = None) -> LocalJob:
 
 @dataclass(frozen=True)
 class _Field:
-    """A value in the manifest and where it is."""
+    """A value in the manifest and its path. The value of a missing field is None."""
 
     value: Any
     path: str
@@ -101,24 +101,24 @@ class _Field:
     def present(self) -> bool:
         return self.value is not None
 
-    def wrong(self, what: str) -> ManifestError:
-        return ManifestError(f"{self.path or 'manifest'}: {what}")
+    def error(self, problem: str) -> ManifestError:
+        return ManifestError(f"{self.path or 'manifest'}: {problem}")
 
     def get(self, name: str) -> _Field:
         if self.value is not None and not isinstance(self.value, dict):
-            raise self.wrong(f"want an object, got {self.value!r}")
+            raise self.error(f"want an object, got {self.value!r}")
         return _Field((self.value or {}).get(name), f"{self.path}.{name}" if self.path else name)
 
     def items(self) -> list[_Field]:
         if self.value is not None and not isinstance(self.value, list):
-            raise self.wrong(f"want a list, got {self.value!r}")
+            raise self.error(f"want a list, got {self.value!r}")
         return [_Field(item, f"{self.path}[{i}]") for i, item in enumerate(self.value or ())]
 
     def text(self) -> str:
         if not self.present:
-            raise self.wrong("is required")
+            raise self.error("is required")
         if not isinstance(self.value, str):
-            raise self.wrong(f"want text, got {self.value!r}; put it in quotes")
+            raise self.error(f"want text, got {self.value!r}; put it in quotes")
         return self.value
 
     def texts(self, default: tuple[str, ...] = ()) -> tuple[str, ...]:
@@ -130,15 +130,15 @@ class _Field:
         try:
             return kind(self.value)
         except ValueError:
-            raise self.wrong(f"want {' or '.join(e.value for e in kind)}, got {self.value!r}") from None
+            raise self.error(f"want {' or '.join(e.value for e in kind)}, got {self.value!r}") from None
 
     def integer(self, low: int, high: int, default: int | None = None) -> int:
         if not self.present and default is not None:
             return default
         if not self.present:
-            raise self.wrong("is required")
+            raise self.error("is required")
         if type(self.value) is not int or not low <= self.value <= high:
-            raise self.wrong(f"want a whole number from {low} to {high}, got {self.value!r}")
+            raise self.error(f"want a whole number from {low} to {high}, got {self.value!r}")
         return self.value
 
     def seconds(self, low: float, high: float, default: float) -> float:
@@ -146,48 +146,48 @@ class _Field:
             return default
         value = self.value
         if type(value) not in (int, float) or not math.isfinite(value) or not low <= value <= high:
-            raise self.wrong(f"want seconds from {low:g} to {high:g}, got {value!r}")
+            raise self.error(f"want seconds from {low:g} to {high:g}, got {value!r}")
         return float(value)
 
 
 def _trainer(containers: _Field) -> _Field:
-    found = containers.items()
-    if not found:
-        raise containers.wrong("at least one container is required")
-    return next((c for c in found if c.get("name").value == "trainer"), found[0])
+    items = containers.items()
+    if not items:
+        raise containers.error("at least one container is required")
+    return next((c for c in items if c.get("name").value == "trainer"), items[0])
 
 
 def _env(field: _Field) -> dict[str, str]:
     env: dict[str, str] = {}
     for item in field.items():
         if item.get("valueFrom").present:
-            raise item.get("valueFrom").wrong("cannot be resolved outside a cluster; write a value")
+            raise item.get("valueFrom").error("cannot be resolved outside a cluster; use `value`")
         value = item.get("value")
         env[item.get("name").text()] = _expand(value.text(), env) if value.present else ""
     return env
 
 
 def _expand(text: str, env: Mapping[str, str]) -> str:
-    """Kubernetes' `$(NAME)`; `$$` is a dollar; an unknown name stays as it is."""
+    """Expand `$(NAME)` as Kubernetes does: `$$` is a dollar sign, and an unknown name stays unchanged."""
     return _VARIABLE.sub(lambda m: "$" if m[1] == "$" else env.get(m[2], m[0]), text)
 
 
 def _settings(spec: _Field, nodes: int | None) -> RoundSettings:
     policy, rendezvous = spec.get("elasticPolicy"), spec.get("rendezvous")
-    given = spec.get("replicas")
+    replicas = spec.get("replicas")
     if policy.present:
         low = policy.get("minReplicas").integer(1, 4096)
         high = policy.get("maxReplicas").integer(1, 4096)
         if low > high:
-            raise policy.get("minReplicas").wrong(f"{low} is more than maxReplicas, {high}")
-        target = given.integer(1, 4096, high)
+            raise policy.get("minReplicas").error(f"{low} is more than maxReplicas, {high}")
+        target = replicas.integer(1, 4096, high)
     else:
-        target = given.integer(1, 4096, 1)
+        target = replicas.integer(1, 4096, 1)
         low = high = target if nodes is None else nodes
     target = target if nodes is None else nodes
     if not low <= target <= high:
-        what = "--nodes" if nodes is not None else given.path
-        raise ManifestError(f"{what}: {target} must be within minReplicas, {low}, and maxReplicas, {high}")
+        field = "--nodes" if nodes is not None else replicas.path
+        raise ManifestError(f"{field}: {target} must be within minReplicas, {low}, and maxReplicas, {high}")
     return RoundSettings(
         min_nodes=low,
         max_nodes=high,
@@ -207,7 +207,10 @@ def _settings(spec: _Field, nodes: int | None) -> RoundSettings:
 
 
 def _nproc(field: _Field, container: _Field) -> int:
-    """`auto` and `gpu`: the GPUs the trainer asks for, or 1; `cpu`: 1, as in a cluster."""
+    """Return the number of workers of a node, as on a cluster.
+
+    `auto` and `gpu`: the GPU limit of the trainer, at least 1. `cpu`: 1.
+    """
     if field.value in (None, "auto", "gpu", "cpu"):
         return 1 if field.value == "cpu" else max(1, _gpus(container))
     if isinstance(field.value, str) and field.value.isdigit():
@@ -216,5 +219,5 @@ def _nproc(field: _Field, container: _Field) -> int:
 
 
 def _gpus(container: _Field) -> int:
-    asked = str(container.get("resources").get("limits").get(_GPU).value)
-    return int(asked) if asked.isdigit() else 0
+    limit = str(container.get("resources").get("limits").get(_GPU).value)
+    return int(limit) if limit.isdigit() else 0

@@ -1,4 +1,4 @@
-"""What a local run shows: lines always, and where someone looks on, a table that stays."""
+"""The output of a local run: lines of text, and on a terminal a live table as well."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from elasticjob.contract.messages import Report
 
 @dataclass(frozen=True)
 class NodeRow:
-    """One node's process. `pid` is the agent's."""
+    """One node. `pid` is the agent's process id."""
 
     index: int
     pod: str
@@ -20,36 +20,38 @@ class NodeRow:
 
 @dataclass(frozen=True)
 class RunView:
-    """The run as a table shows it. `report` is None until the store has spoken."""
+    """The state of the run for the table. `report` is None until the store has sent its first one."""
 
     job: str
     target: int
+    """Number of nodes that the round should have."""
     restarts: int
+    """Restarts that count towards maxRestarts."""
     store_pid: int
     pods: tuple[NodeRow, ...]
     report: Report | None
 
 
 class Screen(Protocol):
-    """Where a run shows itself. `pipes`: whether the nodes' output is to be given to `line`."""
+    """Where a run writes. `captures_output`: whether the run passes the nodes' output to `print_output`."""
 
     captures_output: bool
 
     def print_status(self, text: str) -> None:
-        """One line of the run's own."""
+        """Print one line about the run."""
 
     def print_output(self, text: str) -> None:
-        """One line of a node's output, without its newline; only where `pipes`."""
+        """Print one line of a node's output, without its newline. Called only if `captures_output`."""
 
     def show(self, view: RunView) -> None:
-        """Something has changed."""
+        """Show the new state of the run."""
 
     def close(self) -> None:
-        """The run is over. Harmless when repeated."""
+        """Restore the terminal at the end of the run. May be called again."""
 
 
 class PlainScreen:
-    """Lines on stderr; the nodes write to our own stdout."""
+    """Prints status lines to stderr. The nodes write to this process's stdout themselves."""
 
     captures_output = False
 
@@ -57,10 +59,10 @@ class PlainScreen:
         print(f"[job] {text}", file=sys.stderr, flush=True)
 
     def print_output(self, text: str) -> None:
-        raise AssertionError("nodes write for themselves")
+        raise AssertionError("the nodes write their output themselves")
 
     def show(self, view: RunView) -> None:
-        """Nothing: what changed has been said."""
+        """Do nothing: the status lines report every change."""
 
     def close(self) -> None:
-        """Nothing is left to put back."""
+        """Do nothing: the terminal is unchanged."""

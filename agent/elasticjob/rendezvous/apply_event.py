@@ -1,4 +1,4 @@
-"""Events into the state of rounds, without acting on what follows from them. Pure."""
+"""How one event changes the state, and the direct answers to it. `rounds` then applies the rules. Pure."""
 
 from __future__ import annotations
 
@@ -54,112 +54,121 @@ from elasticjob.rendezvous.state import (
 
 
 def apply_event(state: CoordinatorState, event: CoordinatorEvent, now: float) -> RoundDecision:
-    """Take one event into the state, without acting on what follows from it."""
+    """Return the state with one event applied, and the direct answers to it. A closed store ignores all events."""
     if state.newer_store is not None:
         return RoundDecision(state)
     if isinstance(event, NewerStoreSeen):
-        return _newer_store(state, event.incarnation)
+        return _apply_newer_store(state, event.incarnation)
     if isinstance(event, NodeMessage):
         if isinstance(event.message, Announce):
-            return _announced(state, event.agent_id, event.message, now)
+            return _apply_announce(state, event.agent_id, event.message, now)
         if isinstance(event.message, Close):
-            return _close(state, event.message)
+            return _apply_close(state, event.message)
         node = state.nodes.get(event.agent_id)
-        return RoundDecision(state) if node is None else RoundDecision(_said(state, node, event.message, now))
+        if node is None:
+            return RoundDecision(state)
+        return RoundDecision(_apply_node_message(state, node, event.message, now))
     if isinstance(event, NodeDisconnected):
         node = state.nodes.get(event.agent_id)
         if node is None:
             return RoundDecision(state)
         state = confirmation.record_disconnected_node(state, event.agent_id)
-        return RoundDecision(set_node(state, replace(node, disconnected_at=now)), reason=f"link of {node.pod} closed")
+        return RoundDecision(set_node(state, replace(node, disconnected_at=now)), reason=f"{node.pod} disconnected")
     if isinstance(event, OperatorViewReceived):
-        return RoundDecision(_informed(state, event.view))
+        return RoundDecision(_apply_operator_view(state, event.view))
     _: Tick = event
     return RoundDecision(state)
 
 
-def _newer_store(state: CoordinatorState, incarnation: int) -> RoundDecision:
-    """This store was given up: whatever it still knows, another one decides."""
+def _apply_newer_store(state: CoordinatorState, incarnation: int) -> RoundDecision:
+    """Close this store: the operator has replaced it."""
     if incarnation <= state.store_incarnation:
         return RoundDecision(state)
-    return RoundDecision(replace(state, newer_store=incarnation), reason=f"closed: store {incarnation} has taken over")
+    reason = f"store closed: store {incarnation} has taken over"
+    return RoundDecision(replace(state, newer_store=incarnation), reason=reason)
 
 
-def _announced(state: CoordinatorState, agent_id: str, announce: Announce, now: float) -> RoundDecision:
-    node = _node(state, agent_id, announce, now)
+def _apply_announce(state: CoordinatorState, agent_id: str, announce: Announce, now: float) -> RoundDecision:
+    node = _announced_node(state, agent_id, announce, now)
     if state.outcome is not None:
         finish = Finish(state.outcome, state.outcome_reason)
-        return RoundDecision(set_node(state, node), (SendToNode(agent_id, finish),), f"{node.pod} came after the end")
+        reason = f"{node.pod} announced itself after the end of the job"
+        return RoundDecision(set_node(state, node), (SendToNode(agent_id, finish),), reason)
     other = node_with_same_index(state, node)
     if superseded(state, node) or (other is not None and other.incarnation > node.incarnation):
         finish = Finish(Outcome.SUPERSEDED, "Superseded", f"a newer pod has index {node.index}")
-        return RoundDecision(state, (SendToNode(agent_id, finish),), f"{node.pod} is superseded")
-    state = _displace(state, other)
-    told = RoundDecision(state, (SendToNode(agent_id, Closed(state.closed_reason)),) if state.closed_reason else ())
+        reason = f"{node.pod} is superseded: a newer pod has index {node.index}"
+        return RoundDecision(state, (SendToNode(agent_id, finish),), reason)
+    state = _remove_node(state, other)
+    closed = (SendToNode(agent_id, Closed(state.closed_reason)),) if state.closed_reason else ()
+    answer = RoundDecision(state, closed)
     if state.recovering_until is not None:
         if not state.nodes:
             state = replace(state, recovering_until=now + RECOVERY_TIMEOUT)
-        return told.then(RoundDecision(set_node(state, node), reason=f"{node.pod} announced while recovering"))
-    return told.then(_placed(state, node, announce, now))
+        return answer.then(RoundDecision(set_node(state, node), reason=f"{node.pod} announced itself during recovery"))
+    return answer.then(_connect_node(state, node))
 
 
-def _close(state: CoordinatorState, message: Close) -> RoundDecision:
-    """Closed stays closed. Where an operator has spoken, it decides when its job ends."""
+def _apply_close(state: CoordinatorState, message: Close) -> RoundDecision:
+    """Close the rendezvous for good. Once an operator has connected, only it decides when the job ends."""
     if state.closed_reason or state.operator_seen:
         return RoundDecision(state)
-    why = message.reason or "by a node's word"
-    effects = tuple(SendToNode(agent_id, Closed(why)) for agent_id in state.nodes)
-    return RoundDecision(replace(state, closed_reason=why), effects, f"closed: {why}")
+    reason = message.reason or "a node closed it"
+    effects = tuple(SendToNode(agent_id, Closed(reason)) for agent_id in state.nodes)
+    return RoundDecision(replace(state, closed_reason=reason), effects, f"rendezvous closed: {reason}")
 
 
-def _node(state: CoordinatorState, agent_id: str, a: Announce, now: float) -> Node:
+def _announced_node(state: CoordinatorState, agent_id: str, announce: Announce, now: float) -> Node:
+    """Return the node that an `Announce` describes, with what this store knows of it from earlier connections."""
     known = state.nodes.get(agent_id)
-    index = a.index if a.index != ANY_INDEX else known.index if known else _free_slot(state, now)
+    index = announce.index
+    if index == ANY_INDEX:
+        index = known.index if known else _lowest_free_index(state, now)
     return Node(
         agent_id=agent_id,
         index=index,
-        incarnation=a.incarnation,
-        pod=a.pod,
-        address=a.address,
-        store_port=a.store_port,
-        local_world_size=a.local_world_size,
-        role=a.role,
-        ready=a.ready,
-        membership=a.membership,
-        leaving=known.leaving if known else "",
+        incarnation=announce.incarnation,
+        pod=announce.pod,
+        address=announce.address,
+        store_port=announce.store_port,
+        local_world_size=announce.local_world_size,
+        role=announce.role,
+        ready=announce.ready,
+        membership=announce.membership,
+        leaving_reason=known.leaving_reason if known else "",
         stale_round=known.stale_round if known else None,
-        fork_disabled_reason=a.fork_disabled_reason,
+        fork_disabled_reason=announce.fork_disabled_reason,
     )
 
 
-def _free_slot(state: CoordinatorState, now: float) -> int:
+def _lowest_free_index(state: CoordinatorState, now: float) -> int:
     taken = {n.index for n in state.nodes.values() if not n.expired(now)}
     return next(index for index in itertools.count() if index not in taken)
 
 
-def _displace(state: CoordinatorState, other: Node | None) -> CoordinatorState:
-    """A index has one node: whoever had it under another agent id is dead to the job."""
-    if other is None:
+def _remove_node(state: CoordinatorState, node: Node | None) -> CoordinatorState:
+    if node is None:
         return state
     nodes = dict(state.nodes)
-    del nodes[other.agent_id]
+    del nodes[node.agent_id]
     return replace(state, nodes=nodes)
 
 
-def _placed(state: CoordinatorState, node: Node, announce: Announce, now: float) -> RoundDecision:
-    """Find the place of a node that (re)connects: its part in the current round, a round of the past, or none."""
+def _connect_node(state: CoordinatorState, node: Node) -> RoundDecision:
+    """Add a node that (re)connects: as a member of the current round, in an older round that it must stop, or idle."""
     member = state.round.members.get(node.agent_id) if state.round else None
     if state.round is not None and member is not None and not member.lost:
-        return _back_in_round(state, node, state.round, member, now)
-    last = announce.membership
+        return _reconnect_member(state, node, state.round, member)
+    last = node.membership
     if last is not None and last.state is not MemberState.STOPPED:
         return stop_stale_round(state, node, last.assignment.round)
     state = set_node(state, replace(node, stale_round=None))
     state = confirmation.record_stopped_node(state, node.agent_id, last.assignment.round) if last is not None else state
-    return RoundDecision(state, (SendToNode(node.agent_id, standby_message(state)),), f"{node.pod} announced")
+    return RoundDecision(state, (SendToNode(node.agent_id, standby_message(state)),), f"{node.pod} announced itself")
 
 
 def standby_message(state: CoordinatorState) -> Standby:
+    """Return the message for a connected node that is in no round."""
     if state.round is None:
         return Standby("waiting for more nodes")
     if state.round.ending is not None:
@@ -169,58 +178,59 @@ def standby_message(state: CoordinatorState) -> Standby:
     return Standby("a round runs without this node")
 
 
-def stop_stale_round(state: CoordinatorState, node: Node, old: RoundId) -> RoundDecision:
-    """A node that still runs a round of the past must stop before it may join."""
-    end = EndRound(old, state.settings.stop_grace, "the job went on without this node")
-    state = set_node(state, replace(node, stale_round=old))
-    return RoundDecision(state, (SendToNode(node.agent_id, end),), f"{node.pod} still runs round {old}")
+def stop_stale_round(state: CoordinatorState, node: Node, stale_round: RoundId) -> RoundDecision:
+    """Send a node that still runs an older round the end of it: until it has stopped, it cannot join a round."""
+    end = EndRound(stale_round, state.settings.stop_grace, "the job went on without this node")
+    state = set_node(state, replace(node, stale_round=stale_round))
+    return RoundDecision(state, (SendToNode(node.agent_id, end),), f"{node.pod} still runs round {stale_round}")
 
 
-def _back_in_round(state: CoordinatorState, node: Node, round_: Round, member: Member, now: float) -> RoundDecision:
-    """The link blipped: what was said in between is repaired from what the node says of itself."""
+def _reconnect_member(state: CoordinatorState, node: Node, round_: Round, member: Member) -> RoundDecision:
+    """Update a member from what its node announces, and send again what it may have missed."""
     state = set_node(state, node)
     last = node.membership
     if last is not None and last.assignment.round == round_.id:
         state = replace(state, round=_with_member_state(round_, node.agent_id, last.state))
         if last.state is MemberState.STOPPED:
-            return RoundDecision(state, reason=f"{node.pod} is back")
+            return RoundDecision(state, reason=f"{node.pod} reconnected")
         if round_.ending is None:
-            # Said again: a node that was cut off has frozen its workers and waits for just this.
-            return RoundDecision(state, (SendToNode(node.agent_id, member.assignment),), f"{node.pod} is back")
+            # A node that was cut off has frozen its workers. The assignment, sent again, lets it resume them.
+            return RoundDecision(state, (SendToNode(node.agent_id, member.assignment),), f"{node.pod} reconnected")
         end = end_message(state, round_, round_.ending)
-        return RoundDecision(state, (SendToNode(node.agent_id, end),), f"{node.pod} is back in a round that ends")
+        reason = f"{node.pod} reconnected while its round ends"
+        return RoundDecision(state, (SendToNode(node.agent_id, end),), reason)
     if round_.ending is not None:
         stopped = replace(member, state=MemberState.STOPPED)
-        return RoundDecision(
-            replace(state, round=set_member(round_, node.agent_id, stopped)), reason=f"{node.pod} is back"
-        )
-    return RoundDecision(
-        state, (SendToNode(node.agent_id, member.assignment),), f"{node.pod} is back and did not hear of its round"
-    )
+        state = replace(state, round=set_member(round_, node.agent_id, stopped))
+        return RoundDecision(state, reason=f"{node.pod} reconnected without having started its round")
+    reason = f"{node.pod} reconnected without having received its assignment"
+    return RoundDecision(state, (SendToNode(node.agent_id, member.assignment),), reason)
 
 
 def _with_member_state(round_: Round, agent_id: str, reached: MemberState) -> Round:
     return set_member(round_, agent_id, replace(round_.members[agent_id], state=reached))
 
 
-def _said(state: CoordinatorState, node: Node, message: NodeToCoordinator, now: float) -> CoordinatorState:
+def _apply_node_message(
+    state: CoordinatorState, node: Node, message: NodeToCoordinator, now: float
+) -> CoordinatorState:
     if isinstance(message, Ready):
         return set_node(state, replace(node, ready=True, fork_disabled_reason=message.fork_disabled_reason))
     if isinstance(message, Leaving):
         if message.failure is not None:
             state = replace(state, unhealthy={**state.unhealthy, node.pod: message.failure})
-        return set_node(state, replace(node, leaving=message.reason or "told to go"))
+        return set_node(state, replace(node, leaving_reason=message.reason or "the node asked to leave"))
     if isinstance(message, (Announce, Close, NewerStore, StepTimes)):
         return state
     if isinstance(message, StepReport):
-        return _reported(state, node, message)
+        return _apply_step_report(state, node, message)
     if isinstance(message, WorkersStalled):
         return stalls.record_stall(state, node, message, now)
     if isinstance(message, WorkersStopped):
         state = confirmation.record_stopped_node(state, node.agent_id, message.round)
         stale = node.stale_round if node.stale_round and node.stale_round > message.round else None
         state = set_node(state, replace(node, store_port=message.store_port, stale_round=stale))
-    return _said_of_round(state, node, message, now)
+    return _apply_worker_state(state, node, message)
 
 
 _REACHED = {
@@ -231,7 +241,7 @@ _REACHED = {
 }
 
 
-_LATER = {
+_STATE_ORDER = {
     MemberState.STARTING: 0,
     MemberState.RUNNING: 1,
     MemberState.SUCCEEDED: 2,
@@ -240,18 +250,19 @@ _LATER = {
 }
 
 
-def _said_of_round(
+def _apply_worker_state(
     state: CoordinatorState,
     node: Node,
     message: WorkersStarted | WorkersFailed | WorkersSucceeded | WorkersStopped,
-    now: float,
 ) -> CoordinatorState:
-    """Only words on the current round, by a member that is not given up, have an effect; states only move forward."""
+    """Apply a message about workers of the current round from a member that is not lost; ignore all others.
+
+    States of members only move forward. During recovery the message updates what the node announced.
+    """
     round_ = state.round
     if state.recovering_until is not None:
-        return set_node(
-            state, store_recovery.record_message(state.nodes[node.agent_id], message, _REACHED[type(message)])
-        )
+        known = state.nodes[node.agent_id]
+        return set_node(state, store_recovery.record_message(known, message, _REACHED[type(message)]))
     if round_ is None or message.round != round_.id:
         return state
     member = round_.members.get(node.agent_id)
@@ -260,37 +271,38 @@ def _said_of_round(
     if isinstance(message, WorkersFailed):
         round_ = replace(round_, failures=(*round_.failures, message.failure))
     reached = _REACHED[type(message)]
-    if _LATER[reached] > _LATER[member.state]:
+    if _STATE_ORDER[reached] > _STATE_ORDER[member.state]:
         round_ = _with_member_state(round_, node.agent_id, reached)
     return replace(state, round=round_)
 
 
-def _reported(state: CoordinatorState, node: Node, report: StepReport) -> CoordinatorState:
+def _apply_step_report(state: CoordinatorState, node: Node, report: StepReport) -> CoordinatorState:
     round_ = state.round
     if round_ is None or report.round != round_.id or node.agent_id not in round_.members:
         return state
     return replace(state, round=planned_end.record_step(round_, node.agent_id, report))
 
 
-def _informed(state: CoordinatorState, facts: OperatorView) -> CoordinatorState:
-    """Take the operator's word, unless it is older than the last (two operators may talk at once)."""
-    if (facts.lease, facts.sequence) <= (state.operator_view.lease, state.operator_view.sequence):
+def _apply_operator_view(state: CoordinatorState, view: OperatorView) -> CoordinatorState:
+    """Apply the operator's view, unless it is older than the last one: two operators may be connected at once."""
+    if (view.lease, view.sequence) <= (state.operator_view.lease, state.operator_view.sequence):
         return state
-    seen = facts.charged_round
-    pods = {p.index: p for p in facts.pods}
+    seen = view.charged_round
+    pods = {p.index: p for p in view.pods}
     ended = tuple(e for e in state.ended_rounds if seen is None or e.round > seen)
-    unfit = {pod: failure for pod, failure in state.unhealthy.items() if any(p.pod == pod for p in facts.pods)}
-    state = replace(state, operator_view=facts, operator_seen=True, pods=pods, ended_rounds=ended, unhealthy=unfit)
-    state = confirmation.receive_confirmation(state, facts)
-    return replace(state, nodes={b: n for b, n in state.nodes.items() if not _forgotten(state, n)})
+    unhealthy = {pod: failure for pod, failure in state.unhealthy.items() if any(p.pod == pod for p in view.pods)}
+    state = replace(state, operator_view=view, operator_seen=True, pods=pods, ended_rounds=ended, unhealthy=unhealthy)
+    state = confirmation.receive_confirmation(state, view)
+    return replace(state, nodes={a: n for a, n in state.nodes.items() if not _is_obsolete(state, n)})
 
 
-def _forgotten(state: CoordinatorState, node: Node) -> bool:
-    fact = expected_pod(state, node.index)
-    gone = fact is None or fact.incarnation > node.incarnation
-    return gone and node.disconnected_at is not None and not _undecided(state, node)
+def _is_obsolete(state: CoordinatorState, node: Node) -> bool:
+    """Return whether a disconnected node has no pod any more and no part in the current round."""
+    pod = expected_pod(state, node.index)
+    has_no_pod = pod is None or pod.incarnation > node.incarnation
+    return has_no_pod and node.disconnected_at is not None and not _may_run_workers(state, node)
 
 
-def _undecided(state: CoordinatorState, node: Node) -> bool:
+def _may_run_workers(state: CoordinatorState, node: Node) -> bool:
     member = state.round.members.get(node.agent_id) if state.round else None
     return member is not None and not member.accounted_for

@@ -1,4 +1,4 @@
-"""What became of an event: a new state, what to tell whom, and a reason for people."""
+"""What a rule returns, and how its reason is worded."""
 
 from __future__ import annotations
 
@@ -6,36 +6,43 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from elasticjob.contract.text import with_noun
 from elasticjob.rendezvous.state import CoordinatorState, SendToNode
 
 
 @dataclass(frozen=True)
 class RoundDecision:
-    """What became of an event. `reason` is for people; empty when nothing changed."""
+    """The next state, the messages to send, and a reason for the log (empty when nothing changed)."""
 
     state: CoordinatorState
     effects: tuple[SendToNode, ...] = ()
     reason: str = ""
 
     def then(self, other: RoundDecision) -> RoundDecision:
-        """This decision followed by one made on its state."""
+        """Return this decision followed by one that was made on its state."""
         reason = "; ".join(r for r in (self.reason, other.reason) if r)
         return RoundDecision(other.state, self.effects + other.effects, reason)
 
 
 Rule: TypeAlias = Callable[[CoordinatorState, float], "RoundDecision | None"]
-"""None where it does not apply. The float is the coordinator's monotonic clock, in seconds."""
+"""Takes the state and the coordinator's monotonic time in seconds; returns None where the rule does not apply."""
+
+
+def count_missing(missing: int, size: int) -> str:
+    """Return "1 of 2 nodes is missing", "2 of 4 nodes are missing" and so on."""
+    return f"{missing} of {with_noun(size, 'node')} {'is' if missing == 1 else 'are'} missing"
 
 
 def pod_names(pods: Iterable[str]) -> str:
-    """Pod names for people: a few, then a count."""
-    return _few(list(pods), 3, ", ")
+    """Return the first three names, and how many more there are."""
+    return _shorten(list(pods), 3, ", ")
 
 
 def join_reasons(reasons: Sequence[str]) -> str:
-    """Reasons for what happened at the same time: some, then a count."""
-    return _few(reasons, 10, "; ")
+    """Return the first ten reasons, and how many more there are."""
+    return _shorten(reasons, 10, "; ")
 
 
-def _few(listed: Sequence[str], most: int, separator: str) -> str:
-    return separator.join(listed[:most]) + (f" and {len(listed) - most} more" if len(listed) > most else "")
+def _shorten(items: Sequence[str], limit: int, separator: str) -> str:
+    rest = f" and {len(items) - limit} more" if len(items) > limit else ""
+    return separator.join(items[:limit]) + rest

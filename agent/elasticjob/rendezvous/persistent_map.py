@@ -1,4 +1,4 @@
-"""Mappings that are never changed, and of which a changed copy costs little."""
+"""Immutable mappings with cheap copies: a copy with one changed item shares the rest with the original."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ K = TypeVar("K")
 V = TypeVar("V")
 T = TypeVar("T")
 
-_CHANGES = 64
-"""As many changes are carried along before they become part of a new base."""
+_MAX_CHANGES = 64
+"""How many changes a map holds beside its base before they are merged into a new base."""
 
 
 class PersistentMap(Mapping[K, V]):
-    """A dict that others share, and changes to it. Keeps a dict's order: a changed key stays where it was."""
+    """A base dict shared with other maps, and changes to it. The order is a dict's: a changed key keeps its place."""
 
     __slots__ = ("_base", "_changes")
 
@@ -23,13 +23,16 @@ class PersistentMap(Mapping[K, V]):
         self._changes = changes
 
     def put(self, key: K, value: V) -> PersistentMap[K, V]:
-        """A copy with this value. N of them cost about N * _CHANGES / 2 + N * N / _CHANGES steps, not N * N."""
-        base = self._merged() if len(self._changes) >= _CHANGES else self._base
+        """Return a copy with this value.
+
+        N calls cost about N * _MAX_CHANGES / 2 + N * N / _MAX_CHANGES steps; N copies of a dict cost N * N.
+        """
+        base = self._merged() if len(self._changes) >= _MAX_CHANGES else self._base
         changes = self._changes if base is self._base else {}
         return PersistentMap(base, {**changes, key: value})
 
     def _merged(self) -> Mapping[K, V]:
-        """All of it as one dict; kept, so that many walks over the same mapping merge once."""
+        """Return the contents as one dict. It becomes the base, so that repeated iteration merges once."""
         if self._changes:
             self._base, self._changes = {**self._base, **self._changes}, {}
         return self._base
@@ -68,7 +71,7 @@ class PersistentMap(Mapping[K, V]):
     __hash__ = None  # type: ignore[assignment]
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickled alike, however it came about."""
+        """Pickle as a plain dict, so that equal maps have equal pickles."""
         return (dict, (self._merged(),))
 
     def __repr__(self) -> str:
@@ -76,5 +79,5 @@ class PersistentMap(Mapping[K, V]):
 
 
 def with_item(mapping: Mapping[K, V], key: K, value: V) -> Mapping[K, V]:
-    """A copy of a mapping that is never changed, with this value."""
+    """Return a copy of an immutable mapping with this value."""
     return (mapping if isinstance(mapping, PersistentMap) else PersistentMap(mapping, {})).put(key, value)

@@ -1,10 +1,11 @@
-"""Planned ends: all workers of a round stop after the same step, so that none is lost. Pure.
+"""Planned ends: all workers of a round stop after the same step, so that no step is lost. Pure.
 
-    PlanEnd to all ──► StepReport from all ──► EndRound(last step) to all ──► all stop there
-          └──── a report missing after ASK_TIMEOUT, a node that cannot, a failure, a deadline ────► EndRound to all
+    PlanEnd to all ──► StepReport from all ──► EndRound(last step) to all ──► all workers stop after that step
+          └── a node that does not report in time or cannot, a failure, a deadline ──► EndRound to all, at once
 
-A node answers at once, whatever its workers do: it lets none of them pass its next report, and tells the latest step
-that this may be. The last step is the largest of these, so no worker can be past it, and each can still reach it.
+A node reports at once, whatever its workers do: it lets none of them pass its next step report, and sends the latest
+step that any of them can complete until then. The last step is the maximum of these reports: no worker has passed it,
+and every worker can still reach it.
 """
 
 from __future__ import annotations
@@ -15,26 +16,26 @@ from elasticjob.contract.messages import MemberState, StepReport
 from elasticjob.rendezvous.persistent_map import with_item
 from elasticjob.rendezvous.state import Round
 
-ASK_TIMEOUT = 1.0
-"""Seconds for all nodes to answer: less than workers are held without an answer (agent.ranks.HOLD_TIMEOUT)."""
+STEP_REPORT_TIMEOUT = 1.0
+"""Seconds that all nodes have to report. An agent holds its workers for longer: `worker_progress.HOLD_TIMEOUT`."""
 
 
 @dataclass(frozen=True)
 class PlannedEndDecision:
-    """What to tell the members now. Without a last step: stop at once."""
+    """What to send to the members: the last step, or None to stop at once."""
 
     last_step: int | None
     reason: str
 
 
 def can_plan(round_: Round) -> bool:
-    """Whether it is worth asking: every member's workers run, or are done."""
-    going_on = (MemberState.RUNNING, MemberState.SUCCEEDED)
-    return not round_.failures and all(m.state in going_on and not m.lost for m in round_.members.values())
+    """Return whether the members can be asked for their steps: the workers of each run, or have succeeded."""
+    plannable = (MemberState.RUNNING, MemberState.SUCCEEDED)
+    return not round_.failures and all(m.state in plannable and not m.lost for m in round_.members.values())
 
 
 def record_step(round_: Round, agent_id: str, report: StepReport) -> Round:
-    """Take a member's answer in; answers to a question that is settled change nothing."""
+    """Return the round with a member's report. A report changes nothing once the last step is known."""
     ending = round_.ending
     if ending is None or ending.planned_stop is None or ending.planned_stop.last_step is not None:
         return round_
@@ -43,27 +44,28 @@ def record_step(round_: Round, agent_id: str, report: StepReport) -> Round:
 
 
 def planned_end_deadline(round_: Round, graceful_shutdown: float) -> float | None:
-    """When a plan that has not come about is given up; None without one."""
+    """Return when the present phase of a planned end times out; None without a planned end."""
     if round_.ending is None or round_.ending.planned_stop is None:
         return None
-    patience = ASK_TIMEOUT if round_.ending.planned_stop.last_step is None else graceful_shutdown
-    return round_.ending.since + patience
+    timeout = STEP_REPORT_TIMEOUT if round_.ending.planned_stop.last_step is None else graceful_shutdown
+    return round_.ending.since + timeout
 
 
 def evaluate_planned_end(round_: Round, graceful_shutdown: float, now: float) -> PlannedEndDecision | None:
-    """The verdict on a round that is to end on plan; None while it is fine to wait."""
-    due = planned_end_deadline(round_, graceful_shutdown)
-    if round_.ending is None or round_.ending.planned_stop is None or due is None:
+    """Return the next decision on a planned end; None while there is nothing to send."""
+    deadline = planned_end_deadline(round_, graceful_shutdown)
+    if round_.ending is None or round_.ending.planned_stop is None or deadline is None:
         return None
     plan, members = round_.ending.planned_stop, round_.members
     if round_.failures or any(m.lost or m.state is MemberState.FAILED for m in members.values()):
-        return PlannedEndDecision(None, "a member failed before the last step")
+        return PlannedEndDecision(None, "a node failed before the last step")
     if plan.last_step is not None:
         done = all(m.accounted_for or m.state is MemberState.SUCCEEDED for m in members.values())
-        return PlannedEndDecision(None, f"not all stopped at step {plan.last_step}") if done or now >= due else None
+        reason = f"not all nodes stopped at step {plan.last_step}"
+        return PlannedEndDecision(None, reason) if done or now >= deadline else None
     if any(m.accounted_for for m in members.values()) or None in plan.steps.values():
         return PlannedEndDecision(None, "not all workers report their steps")
     steps = [step for agent_id in members if (step := plan.steps.get(agent_id)) is not None]
     if len(steps) == len(members):
         return PlannedEndDecision(max(steps), f"the last step is {max(steps)}")
-    return PlannedEndDecision(None, "not all nodes answered") if now >= due else None
+    return PlannedEndDecision(None, "not all nodes reported their steps in time") if now >= deadline else None

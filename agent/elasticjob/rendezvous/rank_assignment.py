@@ -1,4 +1,4 @@
-"""Who is in a round and with which ranks. Pure."""
+"""Which nodes are in a round, and with which ranks. Pure."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from elasticjob.contract.names import RoundId
 from elasticjob.rendezvous.state import Member, Node
 
 
-def choose_nodes(pool: Iterable[Node], last_members: Sequence[str], target: int, indices: int) -> list[Node]:
-    """At most `target` nodes in order of group rank; the others stand by.
+def choose_nodes(pool: Iterable[Node], last_members: Sequence[str], target: int, desired_pods: int) -> list[Node]:
+    """Return at most `target` nodes in order of group rank; the others of the pool become standbys.
 
-    Slots from `indices` on go first when there are too many; then nodes of the last round are preferred to new ones.
-    Who stays keeps its place, so rank 0 (and its checkpoint) stays where it was.
+    If there are too many, nodes with an index from `desired_pods` on are left out first, then nodes that were not in
+    the last round. Nodes of the last round keep their order, so rank 0 (and its checkpoint) stays on its node.
     """
     place = {agent_id: i for i, agent_id in enumerate(last_members)}
-    newcomer = len(place)
-    worth = sorted(pool, key=lambda n: (n.index >= indices, n.agent_id not in place, n.index))
-    return sorted(worth[:target], key=lambda n: (place.get(n.agent_id, newcomer), n.index))
+    joining = len(place)
+    preferred = sorted(pool, key=lambda n: (n.index >= desired_pods, n.agent_id not in place, n.index))
+    return sorted(preferred[:target], key=lambda n: (place.get(n.agent_id, joining), n.index))
 
 
 def assign_ranks(
@@ -30,15 +30,16 @@ def assign_ranks(
     progress_timeout: float = 0.0,
     hang_ends_round: bool = True,
 ) -> Mapping[str, Member]:
-    """Ranks as torch gives them: workers of a node are consecutive, group rank by group rank; role ranks likewise.
+    """Return the members by agent id, with ranks as torch assigns them.
 
-    The round's store is the one that the node of group rank 0 announced.
+    Workers of a node have consecutive ranks, in order of group rank; role ranks likewise. The process-group store of
+    the round is the one that the node of group rank 0 announced.
     """
-    world = sum(n.local_world_size for n in nodes)
-    roles: dict[str, int] = {}
+    world_size = sum(n.local_world_size for n in nodes)
+    role_sizes: dict[str, int] = {}
     for node in nodes:
-        roles[node.role] = roles.get(node.role, 0) + node.local_world_size
-    next_rank, next_role_rank = 0, dict.fromkeys(roles, 0)
+        role_sizes[node.role] = role_sizes.get(node.role, 0) + node.local_world_size
+    next_rank, next_role_rank = 0, dict.fromkeys(role_sizes, 0)
     members = {}
     for group_rank, node in enumerate(nodes):
         start = StartRound(
@@ -46,9 +47,9 @@ def assign_ranks(
             group_rank=group_rank,
             group_world_size=len(nodes),
             rank=next_rank,
-            world_size=world,
+            world_size=world_size,
             role_rank=next_role_rank[node.role],
-            role_world_size=roles[node.role],
+            role_world_size=role_sizes[node.role],
             master_addr=nodes[0].address,
             master_port=nodes[0].store_port,
             restarts=restarts,

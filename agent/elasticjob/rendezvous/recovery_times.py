@@ -1,4 +1,4 @@
-"""How long a fault kept the workers from running, phase by phase. Pure; beside the rules, which do not depend on it."""
+"""How long each phase of the recovery from a fault took. Pure; no rule depends on it."""
 
 from __future__ import annotations
 
@@ -13,24 +13,27 @@ _FAULTS = (EndReason.WORKER_FAILED, EndReason.AGENT_LOST, EndReason.NODE_LEFT)
 
 @dataclass(frozen=True)
 class Outage:
-    """The last one. Times are the coordinator's monotonic clock."""
+    """The time from a fault to the next round whose workers run. Times are the coordinator's monotonic clock."""
 
     round: RoundId
     pods: tuple[str, ...]
     detect: float
-    """Seconds from the failure, by the clock of its node, to the word that ended the round."""
+    """Seconds from the failure, by its node's clock, until the round began to end; 0 if none was reported."""
     end_sent_at: float
+    """When the round began to end."""
     stopped_at: float
+    """When no worker of it ran any more."""
     next_round_at: float | None = None
-    """When the next round was given out."""
+    """When the next round was assigned; None before."""
     recovery: RecoverySeconds | None = None
+    """The result; None until all workers of the next round have started."""
 
 
 def track_outage(outage: Outage | None, before: CoordinatorState, after: CoordinatorState, now: float) -> Outage | None:
-    """The outage after the coordinator's state has gone from `before` to `after`."""
+    """Return the last outage after the coordinator's state has changed from `before` to `after`; None without one."""
     for ended in after.ended_rounds:
         if ended not in before.ended_rounds:
-            outage = _begun(before, ended, after.epoch, now) if ended.reason in _FAULTS else None
+            outage = _new_outage(before, ended, after.epoch, now) if ended.reason in _FAULTS else None
     round_ = after.round
     if outage is None or outage.recovery is not None or round_ is None or round_.id <= outage.round:
         return outage
@@ -50,9 +53,9 @@ def track_outage(outage: Outage | None, before: CoordinatorState, after: Coordin
     )
 
 
-def _begun(before: CoordinatorState, ended: RoundEnded, epoch: float, now: float) -> Outage:
+def _new_outage(before: CoordinatorState, ended: RoundEnded, epoch: float, now: float) -> Outage:
     ending = before.round.ending if before.round is not None else None
-    told = ending.since if ending is not None else now
+    end_sent_at = ending.since if ending is not None else now
     pods = ended.lost_pods if ended.failure is None else (ended.failure.pod, *ended.lost_pods)
-    detect = max(0.0, epoch + told - ended.failure.time) if ended.failure is not None else 0.0
-    return Outage(ended.round, pods, detect, told, now)
+    detect = max(0.0, epoch + end_sent_at - ended.failure.time) if ended.failure is not None else 0.0
+    return Outage(ended.round, pods, detect, end_sent_at, now)

@@ -1,8 +1,9 @@
-"""The coordinator's view as the operator gets it. Pure."""
+"""The coordinator's report to the operator. Pure."""
 
 from __future__ import annotations
 
 from elasticjob.contract.messages import NodeReport, PodState, RecoverySeconds, Report, RoundPhase, Straggler
+from elasticjob.contract.text import with_noun
 from elasticjob.rendezvous import confirmation
 from elasticjob.rendezvous.state import CoordinatorState, Node, candidates, expected_pod
 
@@ -10,9 +11,9 @@ from elasticjob.rendezvous.state import CoordinatorState, Node, candidates, expe
 def build_report(
     state: CoordinatorState, now: float, recovery: RecoverySeconds | None = None, straggler: Straggler | None = None
 ) -> Report:
-    """Everything the operator needs to write status; equal states give equal reports."""
+    """Return everything that the operator needs to write status. Equal states give equal reports."""
     round_ = state.round
-    warm_off = _warm_off(state)
+    fork_disabled_reasons = _fork_disabled_reasons(state)
     return Report(
         incarnation=state.store_incarnation,
         phase=round_phase(state),
@@ -21,30 +22,31 @@ def build_report(
         rounds=state.rounds,
         world_size=round_.world_size if round_ else 0,
         formed_at=round_.formed_at if round_ else 0.0,
-        nodes=tuple(_node(state, n) for n in state.nodes.values() if n.disconnected_at is None),
+        nodes=tuple(_node_report(state, n) for n in state.nodes.values() if n.disconnected_at is None),
         ended_rounds=state.ended_rounds,
         outcome=state.outcome,
         failure=state.failure,
-        lost_pods=tuple(n.pod for n in state.nodes.values() if n.expired(now) and _called_running(state, n)),
+        lost_pods=tuple(n.pod for n in state.nodes.values() if n.expired(now) and _expected_to_run(state, n)),
         unhealthy=tuple(state.unhealthy.values()),
         active=len(round_.members) if round_ else 0,
         recovery=recovery,
         confirmation_request=confirmation.open_request(state),
         half_missing_round=confirmation.half_missing_round(state),
-        fork_disabled_reason=next(iter(warm_off), ""),
-        fork_disabled_nodes=len(warm_off),
+        fork_disabled_reason=next(iter(fork_disabled_reasons), ""),
+        fork_disabled_nodes=len(fork_disabled_reasons),
         stall=round_.stall if round_ else None,
         straggler=straggler,
     )
 
 
-def _warm_off(state: CoordinatorState) -> list[str]:
-    """Of the members whose workers start by exec, why, in order of group rank."""
+def _fork_disabled_reasons(state: CoordinatorState) -> list[str]:
+    """Return why workers start by exec, for each member where they do, in order of group rank."""
     members = (state.nodes.get(agent_id) for agent_id in state.round.members) if state.round else ()
     return [node.fork_disabled_reason for node in members if node and node.fork_disabled_reason]
 
 
 def round_phase(state: CoordinatorState) -> RoundPhase:
+    """Return the phase that the report carries."""
     if state.outcome is not None:
         return RoundPhase.FINISHED
     if state.recovering_until is not None:
@@ -58,23 +60,23 @@ def _reason(state: CoordinatorState) -> str:
     if state.outcome is not None:
         return state.outcome_reason
     if state.closed_reason and state.round is None:
-        return f"closed: {state.closed_reason}"
+        return f"rendezvous closed: {state.closed_reason}"
     if state.recovering_until is not None:
-        return "a new store waits for the nodes of the round that runs"
+        return "the new store is waiting for the nodes of the running round"
     if state.round is None and state.confirmation_requested_at is not None:
-        return f"{confirmation.describe_missing(state)}: is there another store?"
+        return f"{confirmation.describe_missing(state)}; the operator must confirm that this is the only store"
     if state.round is None:
-        return f"{len(candidates(state))} of at least {state.settings.min_nodes} nodes are here"
+        return f"{len(candidates(state))} of at least {with_noun(state.settings.min_nodes, 'node')} available"
     if state.round.ending is not None:
         return state.round.ending.message
-    return f"{len(state.round.members)} nodes train"
+    return f"{with_noun(len(state.round.members), 'node')} training"
 
 
-def _node(state: CoordinatorState, node: Node) -> NodeReport:
-    member = state.round is not None and node.agent_id in state.round.members
-    return NodeReport(node.index, node.incarnation, node.pod, node.ready, member)
+def _node_report(state: CoordinatorState, node: Node) -> NodeReport:
+    is_member = state.round is not None and node.agent_id in state.round.members
+    return NodeReport(node.index, node.incarnation, node.pod, node.ready, is_member)
 
 
-def _called_running(state: CoordinatorState, node: Node) -> bool:
-    fact = expected_pod(state, node.index)
-    return fact is not None and fact.incarnation == node.incarnation and fact.state in (PodState.RUNNING, PodState.LOST)
+def _expected_to_run(state: CoordinatorState, node: Node) -> bool:
+    pod = expected_pod(state, node.index)
+    return pod is not None and pod.incarnation == node.incarnation and pod.state in (PodState.RUNNING, PodState.LOST)

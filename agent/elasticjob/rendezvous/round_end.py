@@ -1,4 +1,7 @@
-"""How rounds end: what breaks them, what is told to their members, what was the cause, who is charged. Pure."""
+"""How a round ends: what ends it, what its members are sent, its root cause and whether a restart is charged. Pure.
+
+`rounds` begins the ends that change a round's size, with `begin_end` and `begin_scale_down`.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +19,7 @@ from elasticjob.contract.messages import (
     PlanEnd,
     RoundEnded,
 )
+from elasticjob.contract.text import with_noun
 from elasticjob.diagnosis import HANG_GRACE, root_cause
 from elasticjob.rendezvous import confirmation, planned_end
 from elasticjob.rendezvous.decision import RoundDecision, pod_names
@@ -32,141 +36,149 @@ from elasticjob.rendezvous.state import (
 
 
 def expire_lost_nodes(state: CoordinatorState, now: float) -> RoundDecision | None:
-    """Members whose node is dead, or does not stop, are given up."""
+    """Mark members lost whose node does not reconnect, or does not stop its workers in time."""
     round_ = state.round
     if round_ is None:
         return None
     stopping = round_.ending is not None and round_.ending.planned_stop is None
-    late = stopping and round_.ending is not None and now >= stop_deadline(state, round_.ending)
-    linked = {b for b, n in state.nodes.items() if n.disconnected_at is None}
-    suspects = round_.members if late else [b for b in round_.members if b not in linked]
-    lost = {b: None for b in suspects if not round_.members[b].accounted_for and (late or _dead(state, b, now))}
+    overdue = stopping and round_.ending is not None and now >= stop_deadline(state, round_.ending)
+    connected = {agent_id for agent_id, n in state.nodes.items() if n.disconnected_at is None}
+    suspects = [a for a in round_.members if overdue or a not in connected]
+    lost = {a: None for a in suspects if not round_.members[a].accounted_for and (overdue or _is_lost(state, a, now))}
     if not lost:
         return None
-    members = {b: replace(m, lost=True) if b in lost else m for b, m in round_.members.items()}
+    members = {a: replace(m, lost=True) if a in lost else m for a, m in round_.members.items()}
     state = replace(state, round=replace(round_, members=members))
     for agent_id in lost:
         if agent_id in state.nodes:
             state = set_node(state, replace(state.nodes[agent_id], stale_round=round_.id))
-    return RoundDecision(state, reason=f"{pod_names(members[b].pod for b in lost)} lost")
+    return RoundDecision(state, reason=f"{pod_names(members[a].pod for a in lost)} lost")
 
 
-def _dead(state: CoordinatorState, agent_id: str, now: float) -> bool:
+def _is_lost(state: CoordinatorState, agent_id: str, now: float) -> bool:
     node = state.nodes.get(agent_id)
     if node is None or node.expired(now):
         return True
-    # A closed link of a pod that Kubernetes calls gone needs no grace.
+    # A disconnected node that is leaving does not come back: it gets no grace.
     return node.disconnected_at is not None and bool(state.operator_seen and departure_reason(state, node))
 
 
 def declare_success(state: CoordinatorState, now: float) -> RoundDecision | None:
-    """Success is declared once every member has reported it."""
+    """Declare success once every member has reported that its workers succeeded."""
     round_ = state.round
     if round_ is None or (round_.ending is not None and round_.ending.planned_stop is None):
         return None
     if not all(m.state is MemberState.SUCCEEDED and not m.lost for m in round_.members.values()):
         return None
-    ended = _ended(state, round_, EndReason.SUCCEEDED, "all workers succeeded", now)
+    ended = _round_ended(state, round_, EndReason.SUCCEEDED, "all workers succeeded", now)
     state = replace(state, round=None, ended_rounds=(*state.ended_rounds, ended))
-    return _declare(state, Outcome.SUCCEEDED, "AllAgentsSucceeded", None)
+    return _declare_outcome(state, Outcome.SUCCEEDED, "AllAgentsSucceeded", None)
 
 
 def end_broken_round(state: CoordinatorState, now: float) -> RoundDecision | None:
-    """A round that cannot go on as it is ends."""
+    """End a running round with a lost, failed, leaving or stopped member."""
     round_ = state.round
     if round_ is None or round_.ending is not None:
         return None
     lost = [m.pod for m in round_.members.values() if m.lost]
     if lost:
         return begin_end(state, round_, EndReason.AGENT_LOST, f"{pod_names(lost)} lost", now)
-    # Told and stopped may arrive together: what was told counts, not only the state it left behind.
-    told = {f.pod for f in round_.failures}
-    failed = [m.pod for m in round_.members.values() if m.state is MemberState.FAILED or m.pod in told]
+    # A failure and the stop after it may arrive together, and leave the member STOPPED: the reports count as well.
+    reported = {f.pod for f in round_.failures}
+    failed = [m.pod for m in round_.members.values() if m.state is MemberState.FAILED or m.pod in reported]
     if failed:
-        what = "makes no progress" if _hangs(round_) else "failed"
-        return begin_end(state, round_, EndReason.WORKER_FAILED, f"a worker of {pod_names(failed)} {what}", now)
-    about_to_go = {b for b, n in state.nodes.items() if departure_reason(state, n)}
-    going = [state.nodes[b] for b in round_.members if b in about_to_go]
+        problem = "no progress" if _has_hang(round_) else "worker failure"
+        return begin_end(state, round_, EndReason.WORKER_FAILED, f"{problem} on {pod_names(failed)}", now)
+    departing = {agent_id for agent_id, n in state.nodes.items() if departure_reason(state, n)}
+    leaving = [state.nodes[a] for a in round_.members if a in departing]
     stopped = [m.pod for m in round_.members.values() if m.state is MemberState.STOPPED]
-    if going and not stopped and all(n.index >= state.settings.desired_pods for n in going):
+    if leaving and not stopped and all(n.index >= state.settings.desired_pods for n in leaving):
         return begin_scale_down(state, round_, now)
-    if going or stopped:
-        who = pod_names([n.pod for n in going] or stopped)
-        return begin_end(state, round_, EndReason.NODE_LEFT, f"{who} left", now, on_plan=True)
+    if leaving or stopped:
+        names = pod_names([n.pod for n in leaving] or stopped)
+        return begin_end(state, round_, EndReason.NODE_LEFT, f"{names} left", now, on_plan=True)
     return None
 
 
 def begin_scale_down(state: CoordinatorState, round_: Round, now: float) -> RoundDecision:
-    message = f"from {len(round_.members)} nodes to at most {state.settings.target}"
-    if len(round_.members) <= state.settings.target:
-        unwanted = [m.pod for b, m in round_.members.items() if state.nodes[b].index >= state.settings.desired_pods]
-        message = f"{pod_names(unwanted)} is not wanted any more"
+    """Begin a planned end because the job needs fewer nodes, or other ones."""
+    target = state.settings.target
+    message = f"{with_noun(len(round_.members), 'node')} in the round, the target is {target}"
+    if len(round_.members) <= target:
+        surplus = [m.pod for a, m in round_.members.items() if state.nodes[a].index >= state.settings.desired_pods]
+        message = f"no longer needed: {pod_names(surplus)}"
     return begin_end(state, round_, EndReason.SCALING_DOWN, message, now, on_plan=True)
 
 
 def advance_planned_end(state: CoordinatorState, now: float) -> RoundDecision | None:
-    """A planned end comes to its last step, or does not come about: then everybody stops at once."""
+    """Send the last step of a planned end to all members; if the plan fails, stop them all at once."""
     round_ = state.round
     if round_ is None or round_.ending is None or all(m.accounted_for for m in round_.members.values()):
         return None
-    verdict = planned_end.evaluate_planned_end(round_, state.settings.graceful_shutdown, now)
-    if verdict is None:
+    decision = planned_end.evaluate_planned_end(round_, state.settings.graceful_shutdown, now)
+    if decision is None:
         return None
-    plan = round_.ending.planned_stop if verdict.last_step is not None else None
-    plan = plan and replace(plan, last_step=verdict.last_step)
+    plan = round_.ending.planned_stop if decision.last_step is not None else None
+    plan = plan and replace(plan, last_step=decision.last_step)
     ending = replace(round_.ending, planned_stop=plan, since=round_.ending.since if plan else now)
-    return _tell_end(state, replace(round_, ending=ending), ending, verdict.reason)
+    return _send_end(state, replace(round_, ending=ending), ending, decision.reason)
 
 
 def conclude_round(state: CoordinatorState, now: float) -> RoundDecision | None:
-    """Once nothing of a round runs any more its cause is known: charge it, and go on or give up."""
+    """Conclude a round whose workers have all stopped: find the root cause, charge it, and fail the job if it must."""
     round_ = state.round
     if round_ is None or round_.ending is None or not all(m.accounted_for for m in round_.members.values()):
         return None
-    ended = _cause(state, round_, round_.ending, now)
+    ended = _find_cause(state, round_, round_.ending, now)
     hang = ended.failure is not None and ended.failure.kind is FailureClass.HANG
-    fatal = hang and ended.charged and state.settings.hang_action is HangAction.FAIL_JOB
-    spent = fatal or (ended.charged and state.charged >= state.settings.max_restarts)
-    ended = replace(ended, charged=ended.charged and not spent)
+    fatal_hang = hang and ended.charged and state.settings.hang_action is HangAction.FAIL_JOB
+    job_failed = fatal_hang or (ended.charged and state.charged >= state.settings.max_restarts)
+    ended = replace(ended, charged=ended.charged and not job_failed)
     state = confirmation.record_ended_round(state, round_)
     state = replace(state, round=None, joiners_since=None, ended_rounds=(*state.ended_rounds, ended))
-    if spent:
-        return _declare(state, Outcome.FAILED, "HangDetected" if fatal else "MaxRestartsExceeded", ended.failure)
+    if job_failed:
+        reason = "HangDetected" if fatal_hang else "MaxRestartsExceeded"
+        return _declare_outcome(state, Outcome.FAILED, reason, ended.failure)
     return RoundDecision(state, reason=f"round {round_.id} ended: {ended.message}")
 
 
-def _cause(state: CoordinatorState, round_: Round, ending: RoundEnding, now: float) -> RoundEnded:
-    """The root cause. A broken collective is never one while a member is lost or leaving, or the end was planned;
-    nor is what happened on a node that went."""
+def _find_cause(state: CoordinatorState, round_: Round, ending: RoundEnding, now: float) -> RoundEnded:
+    """Return the ended round with its root cause.
+
+    Failures on nodes that were lost or left are never the cause. A broken collective is not the cause if a member was
+    lost or left, or if the round ended for another reason than a failed worker.
+    """
     lost = tuple(m.pod for m in round_.members.values() if m.lost)
-    gone = {*lost}
+    excused = {*lost}
     left = tuple(
-        n.pod for b in round_.members if (n := state.nodes.get(b)) and n.pod not in gone and departure_reason(state, n)
+        n.pod
+        for a in round_.members
+        if (n := state.nodes.get(a)) and n.pod not in excused and departure_reason(state, n)
     )
-    gone |= {*left}
-    root = root_cause(f for f in round_.failures if f.pod not in gone)
-    echo = root is not None and root.kind is FailureClass.COLLECTIVE_FAILED
-    if root is not None and not (echo and (lost or left or ending.reason is not EndReason.WORKER_FAILED)):
-        return _ended(state, round_, EndReason.WORKER_FAILED, _tell(root), now, failure=root)
+    excused |= {*left}
+    cause = root_cause(f for f in round_.failures if f.pod not in excused)
+    broken_collective = cause is not None and cause.kind is FailureClass.COLLECTIVE_FAILED
+    if cause and not (broken_collective and (excused or ending.reason is not EndReason.WORKER_FAILED)):
+        return _round_ended(state, round_, EndReason.WORKER_FAILED, _describe_failure(cause), now, failure=cause)
     if lost or ending.reason is EndReason.AGENT_LOST:
         message = f"{pod_names(lost)} lost" if lost else ending.message
-        return _ended(state, round_, EndReason.AGENT_LOST, message, now, lost=lost)
+        return _round_ended(state, round_, EndReason.AGENT_LOST, message, now, lost=lost)
     if left and ending.reason is not EndReason.SCALING_DOWN:
-        unfit = next((state.unhealthy[pod] for pod in left if pod in state.unhealthy), None)
-        message = f"{unfit.pod} is not fit: {unfit.message}" if unfit else f"{pod_names(left)} left"
-        return _ended(state, round_, EndReason.NODE_LEFT, message, now, failure=unfit, lost=left)
-    return _ended(state, round_, ending.reason, ending.message, now)
+        unhealthy = next((state.unhealthy[pod] for pod in left if pod in state.unhealthy), None)
+        message = f"{unhealthy.pod} is unhealthy: {unhealthy.message}" if unhealthy else f"{pod_names(left)} left"
+        return _round_ended(state, round_, EndReason.NODE_LEFT, message, now, failure=unhealthy, lost=left)
+    return _round_ended(state, round_, ending.reason, ending.message, now)
 
 
-def _tell(failure: Failure) -> str:
+def _describe_failure(failure: Failure) -> str:
     if failure.kind is FailureClass.HANG:
         return f"rank {failure.rank} in {failure.pod}: {failure.message.partition(chr(10))[0]}"
-    what = failure.exception or failure.signal or f"exit code {failure.exit_code}"
-    where = failure.pod if failure.rank is None else f"rank {failure.rank} in {failure.pod}"
-    return f"{where} failed: {what}"
+    problem = failure.exception or failure.signal or f"exit code {failure.exit_code}"
+    place = failure.pod if failure.rank is None else f"rank {failure.rank} in {failure.pod}"
+    return f"{place} failed: {problem}"
 
 
-def _ended(
+def _round_ended(
     state: CoordinatorState,
     round_: Round,
     reason: EndReason,
@@ -183,54 +195,54 @@ def _ended(
 def begin_end(
     state: CoordinatorState, round_: Round, reason: EndReason, message: str, now: float, *, on_plan: bool = False
 ) -> RoundDecision:
-    """Begin a round's end: everybody in it is told at once. On plan they are asked for their steps first."""
-    ending = RoundEnding(
-        reason, message, now, on_plan, PlannedStop() if on_plan and planned_end.can_plan(round_) else None
-    )
-    return _tell_end(
-        state, replace(round_, ending=ending), ending, f"round {round_.id} ends ({reason.value}): {message}"
-    )
+    """Begin the end of a round: its members stop at once or, with `on_plan`, report their steps first if they can."""
+    planned_stop = PlannedStop() if on_plan and planned_end.can_plan(round_) else None
+    ending = RoundEnding(reason, message, now, on_plan, planned_stop)
+    log_reason = f"round {round_.id} ends ({reason.value}): {message}"
+    return _send_end(state, replace(round_, ending=ending), ending, log_reason)
 
 
-def _tell_end(state: CoordinatorState, round_: Round, ending: RoundEnding, why: str) -> RoundDecision:
-    word = end_message(state, round_, ending)
-    effects = tuple(SendToNode(b, word) for b, m in round_.members.items() if not m.accounted_for)
-    return RoundDecision(replace(state, round=round_), effects, why)
+def _send_end(state: CoordinatorState, round_: Round, ending: RoundEnding, log_reason: str) -> RoundDecision:
+    message = end_message(state, round_, ending)
+    effects = tuple(SendToNode(a, message) for a, m in round_.members.items() if not m.accounted_for)
+    return RoundDecision(replace(state, round=round_), effects, log_reason)
 
 
 def end_message(state: CoordinatorState, round_: Round, ending: RoundEnding) -> PlanEnd | EndRound:
-    """What a member has to be told now."""
+    """Return the message that members get in the present phase of a round's end."""
     last_step = ending.planned_stop.last_step if ending.planned_stop else None
     if ending.planned_stop is not None and last_step is None:
         return PlanEnd(round_.id, ending.message)
-    hang, grace = _hangs(round_), state.settings.stop_grace
+    hang, grace = _has_hang(round_), state.settings.stop_grace
     grace = min(grace, HANG_GRACE) if hang else grace
     return EndRound(round_.id, grace, ending.message, ending.planned, last_step, dump_stacks=hang)
 
 
-def _hangs(round_: Round) -> bool:
+def _has_hang(round_: Round) -> bool:
     return any(f.kind is FailureClass.HANG for f in round_.failures)
 
 
 def stop_deadline(state: CoordinatorState, ending: RoundEnding) -> float:
+    """Return when members that have not reported their workers stopped count as lost."""
     return ending.since + state.settings.stop_grace + STOP_TIMEOUT
 
 
-def _declare(state: CoordinatorState, outcome: Outcome, reason: str, failure: Failure | None) -> RoundDecision:
-    """The job's end, told to everybody now and to whoever asks later; never undone."""
-    finish = Finish(outcome, reason, _tell(failure) if failure else "")
-    return _finish(replace(state, failure=failure), finish, f"{outcome.value}: {reason}")
+def _declare_outcome(state: CoordinatorState, outcome: Outcome, reason: str, failure: Failure | None) -> RoundDecision:
+    """Declare the outcome of the job. It is final; nodes that announce themselves later get it too."""
+    finish = Finish(outcome, reason, _describe_failure(failure) if failure else "")
+    return _finish_job(replace(state, failure=failure), finish, f"the job has ended: {outcome.value} ({reason})")
 
 
 def adopt_outcome(state: CoordinatorState, now: float) -> RoundDecision | None:
-    """An end that the operator knows of: another store declared it, as the termination message of a node tells."""
+    """Adopt an outcome that another store declared: the operator found it in a node's termination message."""
     finish = state.operator_view.finish
     if finish is None or state.outcome is not None:
         return None
     state = replace(state, round=None, recovering_until=None)
-    return _finish(state, finish, f"{finish.outcome.value}, by the operator's word: {finish.reason}")
+    log_reason = f"the job has ended, as the operator reports: {finish.outcome.value} ({finish.reason})"
+    return _finish_job(state, finish, log_reason)
 
 
-def _finish(state: CoordinatorState, finish: Finish, why: str) -> RoundDecision:
+def _finish_job(state: CoordinatorState, finish: Finish, log_reason: str) -> RoundDecision:
     state = replace(state, outcome=finish.outcome, outcome_reason=finish.reason)
-    return RoundDecision(state, tuple(SendToNode(agent_id, finish) for agent_id in state.nodes), why)
+    return RoundDecision(state, tuple(SendToNode(agent_id, finish) for agent_id in state.nodes), log_reason)

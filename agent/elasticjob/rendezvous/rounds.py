@@ -1,13 +1,16 @@
-"""The rules of rounds: `decide(state, event, now) -> Decision(state, effects, reason)`. Pure.
+"""The rules of rounds: `decide(state, event, now) -> RoundDecision(state, effects, reason)`. Pure.
 
-`events.observe` takes an event into the state, `settle` then applies the rules, first match first, until none applies.
-Rules about the end of a round are in `ending`. The I/O around it is `coordinator`. What each state of a member and each
-end of a round means: contract.messages.
+`apply_event` changes the state by an event. `apply_rules` then applies the first of RULES that fits, until none does.
+This module has the rules that start a round, resize it, and release nodes; `round_end` has those that end one.
+`store_pod.coordinator` does the I/O. `contract.messages` describes the states of a member and the reasons for which a
+round ends.
 
-    Gathering ──form──► Running ──break / make room──► Ending ──conclude──► Gathering
-        ▲                  │ succeed                      │ budget used up
-    Recovering             ▼                              ▼
-                       Finished(Succeeded)            Finished(Failed)
+    Gathering ──start round──► Running ──broken, resized──► Ending ──conclude──► Gathering
+        ▲                         │ all workers succeeded      │ maxRestarts used up
+    Recovering                    ▼                            ▼
+                              Finished(Succeeded)          Finished(Failed)
+
+Recovery may also lead to Running, if the round that the store found goes on, or to Ending.
 """
 
 from __future__ import annotations
@@ -15,14 +18,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from elasticjob.contract.messages import (
-    EndReason,
-    Finish,
-    HangAction,
-    MemberState,
-    Outcome,
-)
+from elasticjob.contract.messages import EndReason, Finish, HangAction, MemberState, Outcome
 from elasticjob.contract.names import RoundId
+from elasticjob.contract.text import with_noun
 from elasticjob.rendezvous import confirmation, planned_end, rank_assignment, stalls, store_recovery
 from elasticjob.rendezvous.apply_event import apply_event, standby_message, stop_stale_round
 from elasticjob.rendezvous.decision import RoundDecision, Rule, join_reasons, pod_names
@@ -52,25 +50,25 @@ from elasticjob.rendezvous.state import (
 
 
 def decide(state: CoordinatorState, event: CoordinatorEvent, now: float) -> RoundDecision:
-    """Take one event in and do what follows from it. `now` is the coordinator's monotonic clock, in seconds."""
+    """Apply one event, then the rules. `now` is the coordinator's monotonic time in seconds."""
     return decide_together(state, (event,), now)
 
 
 def decide_together(state: CoordinatorState, events: Iterable[CoordinatorEvent], now: float) -> RoundDecision:
-    """Take in events that arrived together, in order, then do what follows from them all."""
+    """Apply events that arrived together, in order, then the rules once for all of them."""
     effects: list[SendToNode] = []
     reasons: list[str] = []
     for event in events:
-        seen = apply_event(state, event, now)
-        state = seen.state
-        effects += seen.effects
-        reasons += [seen.reason] if seen.reason else []
+        applied = apply_event(state, event, now)
+        state = applied.state
+        effects += applied.effects
+        reasons += [applied.reason] if applied.reason else []
     return RoundDecision(state, tuple(effects), join_reasons(reasons)).then(apply_rules(state, now))
 
 
 def apply_rules(state: CoordinatorState, now: float) -> RoundDecision:
-    """Apply the rules until none applies; none does in a store that is closed."""
-    decision = RoundDecision(_formed(state, now))
+    """Apply the rules until none applies. A closed store applies none."""
+    decision = RoundDecision(_mark_formed(state, now))
     while state.newer_store is None:
         step = next((s for rule in RULES if (s := rule(decision.state, now)) is not None), None)
         if step is None:
@@ -79,8 +77,11 @@ def apply_rules(state: CoordinatorState, now: float) -> RoundDecision:
     return decision
 
 
-def _formed(state: CoordinatorState, now: float) -> CoordinatorState:
-    """A round is formed once nobody is starting; asked once for all that arrived together, not at each word."""
+def _mark_formed(state: CoordinatorState, now: float) -> CoordinatorState:
+    """Set the time at which all workers of the round had started.
+
+    Its cost grows with the number of members, so it runs once for all events that arrived together.
+    """
     round_ = state.round
     if round_ is None or round_.formed_at or round_.ending is not None:
         return state
@@ -90,44 +91,44 @@ def _formed(state: CoordinatorState, now: float) -> CoordinatorState:
 
 
 def next_deadline(state: CoordinatorState, now: float) -> float | None:
-    """When the next `Tick` is due if nothing happens before; None: never."""
+    """Return when the next `Tick` is due if no event comes before; None: never."""
     if state.newer_store is not None:
         return None
     times = [n.disconnected_at + RECONNECT_GRACE for n in state.nodes.values() if n.disconnected_at is not None]
     if state.outcome is None:
         if state.confirmation_requested_at is not None:
             times.append(state.confirmation_requested_at + confirmation.CONFIRMATION_SECONDS)
-        waits = (
+        deadlines = (
             state.last_call_at,
             state.recovering_until,
             store_recovery.lost_node_deadline(state),
             stalls.stall_deadline(state),
         )
-        times += [t for t in waits if t is not None]
+        times += [t for t in deadlines if t is not None]
         if state.joiners_since is not None:
             times.append(state.joiners_since + state.settings.scale_up_stabilization)
         if state.round is not None and state.round.ending is not None:
-            plan = planned_end.planned_end_deadline(state.round, state.settings.graceful_shutdown)
-            times.append(plan if plan is not None else stop_deadline(state, state.round.ending))
+            deadline = planned_end.planned_end_deadline(state.round, state.settings.graceful_shutdown)
+            times.append(deadline if deadline is not None else stop_deadline(state, state.round.ending))
     return min((t for t in times if t > now), default=None)
 
 
-def _dismiss(state: CoordinatorState, now: float) -> RoundDecision | None:
-    """Nodes in no round that are about to go, or that no round will take, may go."""
+def _release_departing_nodes(state: CoordinatorState, now: float) -> RoundDecision | None:
+    """Send `Finish` to nodes outside the round that are leaving; if the rendezvous is closed, to all outside it."""
     if state.recovering_until is not None or state.outcome is not None:
         return None
     members = state.round.members.keys() if state.round else ()
     outside = [n for n in state.nodes.values() if n.disconnected_at is None and n.agent_id not in members]
-    going = [n for n in outside if state.closed_reason or departure_reason(state, n)]
-    if not going:
+    departing = [n for n in outside if state.closed_reason or departure_reason(state, n)]
+    if not departing:
         return None
-    effects = tuple(SendToNode(n.agent_id, _farewell(state, n)) for n in going)
-    told = {n.agent_id for n in going}
-    nodes = {b: n for b, n in state.nodes.items() if b not in told}
-    return RoundDecision(replace(state, nodes=nodes), effects, f"{pod_names(n.pod for n in going)} may go")
+    effects = tuple(SendToNode(n.agent_id, _release_message(state, n)) for n in departing)
+    released = {n.agent_id for n in departing}
+    nodes = {agent_id: n for agent_id, n in state.nodes.items() if agent_id not in released}
+    return RoundDecision(replace(state, nodes=nodes), effects, f"{pod_names(n.pod for n in departing)} released")
 
 
-def _farewell(state: CoordinatorState, node: Node) -> Finish:
+def _release_message(state: CoordinatorState, node: Node) -> Finish:
     if superseded(state, node):
         return Finish(Outcome.SUPERSEDED, "Superseded", departure_reason(state, node))
     if state.closed_reason:
@@ -135,63 +136,71 @@ def _farewell(state: CoordinatorState, node: Node) -> Finish:
     return Finish(Outcome.LEFT, "NodeLeft", departure_reason(state, node))
 
 
-def _recover(state: CoordinatorState, now: float) -> RoundDecision | None:
-    """A successor store restores the round it finds, ends it, or finds none."""
-    verdict = store_recovery.evaluate_recovery(state, now)
-    if verdict is None:
+def _finish_recovery(state: CoordinatorState, now: float) -> RoundDecision | None:
+    """Restore the round that a successor store found, or end it, or go on without one."""
+    recovery = store_recovery.evaluate_recovery(state, now)
+    if recovery is None:
         return None
+    found = recovery.round
     state = replace(state, recovering_until=None)
-    outsiders = [n for n in state.nodes.values() if verdict.round is None or n.agent_id not in verdict.round.members]
-    decision = RoundDecision(state, reason=verdict.reason)
+    outsiders = [n for n in state.nodes.values() if found is None or n.agent_id not in found.members]
+    decision = RoundDecision(state, reason=recovery.reason)
     for node in outsiders:
         if node.membership is not None and node.membership.state is not MemberState.STOPPED:
             decision = decision.then(stop_stale_round(decision.state, node, node.membership.assignment.round))
-    if verdict.round is None:
+    if found is None:
         return replace(decision, state=store_recovery.with_last_round(decision.state))
+    # Each store incarnation numbers its own rounds.
+    own = found.id.store_incarnation == state.store_incarnation
     state = replace(
         decision.state,
-        round=verdict.round,
-        round_number=max(state.round_number, verdict.round.id.number)
-        if verdict.round.id.store_incarnation == state.store_incarnation
-        else state.round_number,
+        round=found,
+        round_number=max(state.round_number, found.id.number) if own else state.round_number,
         rounds=state.rounds + 1,
-        last_members=tuple(verdict.round.members),
+        last_members=tuple(found.members),
     )
     decision = replace(decision, state=state)
-    if verdict.whole:
-        told = tuple(SendToNode(agent_id, member.assignment) for agent_id, member in verdict.round.members.items())
-        return replace(decision, effects=decision.effects + told)
-    return decision.then(begin_end(state, verdict.round, EndReason.AGENT_LOST, verdict.reason, now))
+    if recovery.complete:
+        assignments = tuple(SendToNode(agent_id, member.assignment) for agent_id, member in found.members.items())
+        return replace(decision, effects=decision.effects + assignments)
+    return decision.then(begin_end(state, found, EndReason.AGENT_LOST, recovery.reason, now))
 
 
-def _make_room(state: CoordinatorState, now: float) -> RoundDecision | None:
-    """A running round ends for a lower target, or for ready joiners; never once a member has succeeded."""
+def _resize_round(state: CoordinatorState, now: float) -> RoundDecision | None:
+    """End a running round for a lower target, or for joining nodes; never once a member has succeeded.
+
+    A round with free places waits for the stabilization window, so that nodes which come one after the other join
+    together. It does not wait if it becomes full, or if no further pod is expected.
+    """
     round_ = state.round
     if round_ is None or round_.ending is not None or not round_.formed_at or state.closed_reason:
         return None
     if any(m.state is MemberState.SUCCEEDED for m in round_.members.values()):
         return None
-    room = state.settings.target - len(round_.members)
-    if room < 0:
+    free = state.settings.target - len(round_.members)
+    if free < 0:
         return begin_scale_down(state, round_, now)
-    joiners = [n for n in _newcomers(state) if n.agent_id not in round_.members]
-    if not joiners or not room:
+    joining = [n for n in _wanted_ready_nodes(state) if n.agent_id not in round_.members]
+    if not joining or not free:
         return None if state.joiners_since is None else RoundDecision(replace(state, joiners_since=None))
     since = now if state.joiners_since is None else state.joiners_since
-    patient = now < since + state.settings.scale_up_stabilization and len(joiners) < room
-    if patient and (not state.operator_seen or any(missing_pods(state, ready=True))):
+    may_wait = now < since + state.settings.scale_up_stabilization and len(joining) < free
+    if may_wait and (not state.operator_seen or any(missing_pods(state, ready=True))):
         return RoundDecision(replace(state, joiners_since=since)) if state.joiners_since is None else None
-    message = f"{pod_names(n.pod for n in joiners[:room])} joins"
+    message = f"{with_noun(len(joining[:free]), 'node')} can join: {pod_names(n.pod for n in joining[:free])}"
     return begin_end(state, round_, EndReason.SCALING_UP, message, now, on_plan=True)
 
 
-def _newcomers(state: CoordinatorState) -> list[Node]:
-    """Warm nodes that the job wants: one beyond target and spares is about to be told to go."""
+def _wanted_ready_nodes(state: CoordinatorState) -> list[Node]:
+    """Return the ready candidates, without those beyond the target and the spares: the operator deletes their pods."""
     return [n for n in candidates(state) if n.ready and n.index < state.settings.desired_pods]
 
 
-def _form(state: CoordinatorState, now: float) -> RoundDecision | None:
-    """Close a round as soon as everyone who can come has come; the last call is for what nobody knows about."""
+def _form_round(state: CoordinatorState, now: float) -> RoundDecision | None:
+    """Start a round as soon as no further node is expected. The last call bounds the wait for nodes of unknown number.
+
+    After a fault the surviving nodes start as soon as at least `min_nodes` are ready; others join later.
+    """
     if (
         state.round is not None
         or state.outcome is not None
@@ -200,35 +209,40 @@ def _form(state: CoordinatorState, now: float) -> RoundDecision | None:
     ):
         return None
     pool = candidates(state)
-    survivors = not {n.agent_id for n in pool}.isdisjoint(state.last_members)
+    has_survivor = not {n.agent_id for n in pool}.isdisjoint(state.last_members)
     ready = [n for n in pool if n.ready]
-    if survivors and len(ready) >= state.settings.min_nodes:
-        return _start(state, ready, "with who is left", now)
+    if has_survivor and len(ready) >= state.settings.min_nodes:
+        return _start_round(state, ready, "all nodes that are ready", now)
     if len(pool) < state.settings.min_nodes:
         idle = state.last_call_at is None and state.confirmation_requested_at is None
         return None if idle else RoundDecision(replace(state, last_call_at=None, confirmation_requested_at=None))
     if len(pool) >= state.settings.target:
-        return _start(state, pool, "everyone is here", now)
+        return _start_round(state, pool, "the target is reached", now)
     if state.operator_seen and not any(missing_pods(state, ready=False)):
-        return _start(state, pool, "everyone who can come is here", now)
+        return _start_round(state, pool, "no further node is expected", now)
     if state.last_call_at is None:
-        return RoundDecision(replace(state, last_call_at=now + state.settings.last_call_timeout), reason="last call")
-    return _start(state, pool, "the last call is over", now) if now >= state.last_call_at else None
+        timeout = state.settings.last_call_timeout
+        reason = f"last call: waiting up to {timeout:g} s for more nodes"
+        return RoundDecision(replace(state, last_call_at=now + timeout), reason=reason)
+    return _start_round(state, pool, "the last call is over", now) if now >= state.last_call_at else None
 
 
-def _start(state: CoordinatorState, pool: Sequence[Node], why: str, now: float) -> RoundDecision | None:
+def _start_round(state: CoordinatorState, pool: Sequence[Node], why: str, now: float) -> RoundDecision | None:
+    """Assign ranks to the chosen nodes of the pool; if a confirmation is needed first, request it."""
     if confirmation.needs_confirmation(state, now):
-        asking = confirmation.request_confirmation(state, now)
-        return None if asking is None else RoundDecision(asking, reason=confirmation.describe_missing(state))
-    chosen = rank_assignment.choose_nodes(pool, state.last_members, state.settings.target, state.settings.desired_pods)
+        requested = confirmation.request_confirmation(state, now)
+        reason = f"{confirmation.describe_missing(state)}; the operator is asked whether this is the only store"
+        return None if requested is None else RoundDecision(requested, reason=reason)
+    settings = state.settings
+    chosen = rank_assignment.choose_nodes(pool, state.last_members, settings.target, settings.desired_pods)
     round_id = RoundId(state.attempt, state.store_incarnation, state.round_number + 1)
     members = rank_assignment.assign_ranks(
         chosen,
         round_id,
         restarts=state.charged,
-        max_restarts=state.settings.max_restarts,
-        progress_timeout=state.settings.progress_timeout,
-        hang_ends_round=state.settings.hang_action is not HangAction.EVENT,
+        max_restarts=settings.max_restarts,
+        progress_timeout=settings.progress_timeout,
+        hang_ends_round=settings.hang_action is not HangAction.EVENT,
     )
     state = replace(
         state,
@@ -243,20 +257,20 @@ def _start(state: CoordinatorState, pool: Sequence[Node], why: str, now: float) 
     )
     effects = tuple(SendToNode(agent_id, member.assignment) for agent_id, member in members.items())
     effects += tuple(SendToNode(n.agent_id, standby_message(state)) for n in pool if n.agent_id not in members)
-    return RoundDecision(state, effects, f"round {round_id} of {len(members)} nodes: {why}")
+    return RoundDecision(state, effects, f"round {round_id} starts with {with_noun(len(members), 'node')}: {why}")
 
 
 RULES: tuple[Rule, ...] = (
     adopt_outcome,
-    _recover,
+    _finish_recovery,
     expire_lost_nodes,
     declare_success,
     end_broken_round,
     advance_planned_end,
     conclude_round,
     stalls.name_stalled_worker,
-    _dismiss,
-    _make_room,
-    _form,
+    _release_departing_nodes,
+    _resize_round,
+    _form_round,
 )
-"""In order: what is known to be over is settled before anything new begins."""
+"""In order of precedence: what has ended is settled before a new round starts."""

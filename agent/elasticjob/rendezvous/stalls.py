@@ -1,7 +1,7 @@
-"""Hangs that are told and end nothing (`hangPolicy.action: Event`): one word of many, and whom it names. Pure.
+"""Hangs that end nothing (`hangPolicy.action: Event`): which worker the report names for a stall. Pure.
 
-Every node notices a standstill by itself. Who is to be named is known when all have told where their workers stand, or
-a moment after the first.
+Every node detects a stall and reports it. The worker to blame is known when all nodes have reported their workers'
+steps, or at the latest STALL_REPORT_SECONDS after the first report.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from elasticjob.rendezvous.decision import RoundDecision
 from elasticjob.rendezvous.state import CoordinatorState, Node
 
 STALL_REPORT_SECONDS = 3.0
-"""Seconds that workers of one standstill may have made their last steps apart."""
+"""Seconds that all nodes have to report a stall after the first: their workers' last steps may be this far apart."""
 
 
 def record_stall(state: CoordinatorState, node: Node, message: WorkersStalled, now: float) -> CoordinatorState:
-    """Take in the word of one node; said again after a reconnect it is no news."""
+    """Return the state with a node's report. The same report again, after a reconnect, changes nothing."""
     round_ = state.round
     if round_ is None or message.round != round_.id or node.agent_id not in round_.members:
         return state
@@ -34,15 +34,17 @@ def record_stall(state: CoordinatorState, node: Node, message: WorkersStalled, n
 
 
 def stall_deadline(state: CoordinatorState) -> float | None:
-    """When a standstill is to be told at the latest; None: there is none to tell."""
+    """Return when the reported stall is attributed to a worker at the latest; None if none is pending."""
     round_ = state.round
     return round_.stall_since + STALL_REPORT_SECONDS if round_ is not None and round_.stall_pending else None
 
 
 def name_stalled_worker(state: CoordinatorState, now: float) -> RoundDecision | None:
-    """Name the worker to blame, once for all nodes."""
-    round_, due = state.round, stall_deadline(state)
-    if round_ is None or due is None or (now < due and not round_.members.keys() <= set(round_.stall_pending)):
+    """Name the worker to blame for the pending stall, once for all nodes."""
+    round_, deadline = state.round, stall_deadline(state)
+    if round_ is None or deadline is None:
+        return None
+    if now < deadline and not round_.members.keys() <= set(round_.stall_pending):
         return None
     cause = root_cause(round_.stall_reports[agent_id] for agent_id in round_.stall_pending)
     return RoundDecision(

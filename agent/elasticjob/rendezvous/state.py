@@ -1,4 +1,4 @@
-"""What a coordinator knows, as frozen data, and the questions its rules ask of it."""
+"""The state of a coordinator, its events and its effects, as frozen data, and queries that several rules share."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ from elasticjob.contract.names import RoundId
 from elasticjob.rendezvous.persistent_map import with_item
 
 RECONNECT_GRACE = 0.25
-"""Seconds that a node whose link closed has to come back: a blip is not a death."""
+"""Seconds that a node has to reconnect after its link closed, before it counts as lost."""
 RECOVERY_TIMEOUT = 10.0
-"""Seconds from the first node's announcement that a successor store waits for the others of a round."""
+"""Seconds that a successor store waits for the nodes of a round, from the first node's announcement."""
 LOST_TIMEOUT = 1.0
-"""The same for those whose node is lost: all lost their store together, and look for another once a second."""
+"""The same for pods on a lost Kubernetes node. Agents that lose their store try to reconnect once a second."""
 STOP_TIMEOUT = 30.0
-"""Seconds beyond the stop grace after which a member that does not report its workers' end counts as lost."""
+"""Seconds beyond the stop grace after which a member that has not reported its workers stopped counts as lost."""
 
 
 @dataclass(frozen=True)
 class Node:
-    """A node that has announced itself; known by its agent id."""
+    """A node that has announced itself, identified by its agent id."""
 
     agent_id: str
     index: int
@@ -47,20 +47,21 @@ class Node:
     local_world_size: int
     role: str
     ready: bool = False
-    leaving: str = ""
-    """Why it was told to go; empty while it stays."""
+    leaving_reason: str = ""
+    """Why the node asked to leave; empty while it stays."""
     disconnected_at: float | None = None
-    """When its link closed; None while it is up."""
+    """When its link closed; None while it is connected."""
     stale_round: RoundId | None = None
-    """A round of the past whose workers may still run there: they must stop before it may join."""
+    """An earlier round whose workers may still run on the node. They must stop before the node may join a round."""
     membership: LastMembership | None = None
-    """What became of its last round; kept and read only while recovering."""
+    """The last round that the node was in, and its state there. Read only during recovery."""
     failure: Failure | None = None
-    """Its failure in that round, if it told one while recovering."""
+    """The failure in that round that the node reported during recovery; None without one."""
     fork_disabled_reason: str = ""
-    """Why its workers start by exec, if they do and nobody asked for it."""
+    """Why its workers start by exec although the user did not ask for that; empty if they are forked."""
 
     def expired(self, now: float) -> bool:
+        """Return whether the node has been disconnected for longer than the grace."""
         return self.disconnected_at is not None and now >= self.disconnected_at + RECONNECT_GRACE
 
 
@@ -76,49 +77,53 @@ class Member:
 
     @property
     def accounted_for(self) -> bool:
-        """Nothing of the round can still run there, as far as anybody can know."""
+        """Whether no worker of the round runs there any more, to this coordinator's knowledge."""
         return self.lost or self.state is MemberState.STOPPED
 
 
 @dataclass(frozen=True)
 class PlannedStop:
-    """Where a round is to stop; `last_step` is None while members are asked for theirs (see `planned`)."""
+    """The negotiation of a planned end (see `planned_end`)."""
 
     steps: Mapping[str, int | None] = field(default_factory=dict)
-    """What members answered, by agent id."""
+    """The step that each member reported, by agent id."""
     last_step: int | None = None
+    """The step after which all workers stop; None until all members have reported."""
 
 
 @dataclass(frozen=True)
 class RoundEnding:
-    """A round that is being stopped: at once, or on a plan."""
+    """Why and since when a round is being stopped."""
 
     reason: EndReason
     message: str
     since: float
     planned: bool = False
+    """Whether the end was begun as a planned one."""
     planned_stop: PlannedStop | None = None
-    """None once members are told to stop at once."""
+    """None if the members stop at once, from the start or after the plan has failed."""
 
 
 @dataclass(frozen=True)
 class Round:
-    """The current round; `members` by agent id in order of group rank."""
+    """The current round."""
 
     id: RoundId
     members: Mapping[str, Member]
+    """By agent id, in order of group rank."""
     formed_at: float = 0.0
+    """Unix seconds at which all workers had started; 0 before."""
     ending: RoundEnding | None = None
     failures: tuple[Failure, ...] = ()
     """In order of arrival."""
     stall_reports: Mapping[str, Failure] = field(default_factory=dict)
-    """The last standstill that each node told of, by agent id, where a hang ends nothing."""
+    """The last stall that each node reported, by agent id. Used where a hang does not end the round."""
     stall_pending: tuple[str, ...] = ()
-    """Boot ids of those who have told of the present one, until it is known whom to name."""
+    """Agent ids of the nodes that have reported the present stall; empty once its cause is found."""
     stall_since: float = 0.0
-    """When the first of them did."""
+    """When the first of them reported it."""
     stall: Failure | None = None
-    """The worker to name for the last one."""
+    """The worker to blame for the last stall."""
 
     @property
     def world_size(self) -> int:
@@ -126,81 +131,93 @@ class Round:
 
     @property
     def size(self) -> int:
-        """Nodes that the round was formed of, also those that a successor store did not find."""
+        """The number of nodes that the round started with, including those that a successor store did not find."""
         return max(m.assignment.group_world_size for m in self.members.values())
 
 
 @dataclass(frozen=True)
 class LastRound:
-    """The last round that is over here, for `only_store`."""
+    """What this store knows of a round that is over (see `confirmation`)."""
 
     id: RoundId | None
+    """None if there was none, or if it is unknown."""
     size: int
-    """Nodes that it was formed of."""
+    """The number of nodes that the round started with."""
     stopped: frozenset[str]
-    """Boot ids of those who said that nothing of it runs any more, and are here."""
+    """Agent ids of the connected nodes that reported their workers of the round stopped."""
     stopped_disconnected: frozenset[str] = frozenset()
-    """Boot ids of those who said so and are not."""
+    """Agent ids of the nodes that reported the same and have disconnected since."""
 
     @property
     def missing(self) -> int:
-        """Nodes of which nobody knows what they run."""
+        """The number of nodes that may still run workers."""
         return self.size - len(self.stopped)
 
     @property
     def half_missing(self) -> bool:
-        """Half or more are missing."""
+        """Whether half of the nodes or more are missing."""
         return self.missing > 0 and 2 * self.missing >= self.size
 
 
 NO_LAST_ROUND = LastRound(None, 0, frozenset())
+"""There was no earlier round."""
 UNKNOWN_LAST_ROUND = LastRound(None, 1, frozenset())
-"""Somebody may run something."""
+"""Unknown history: an older round may still be running."""
 
 
 @dataclass(frozen=True)
 class CoordinatorState:
-    """Everything a coordinator knows. Times are its own monotonic clock; `epoch` turns them into Unix seconds."""
+    """Everything that a coordinator knows.
+
+    Times are seconds of its own monotonic clock; `epoch` is the Unix time of that clock's zero.
+    """
 
     attempt: int
     store_incarnation: int
     operator_view: OperatorView
     operator_seen: bool = False
-    """Whether an operator has spoken yet."""
+    """Whether an operator has sent its view to this store."""
     pods: Mapping[int, ExpectedPod] = field(default_factory=dict)
-    """`facts.pods` by index."""
+    """`operator_view.pods` by index."""
     nodes: Mapping[str, Node] = field(default_factory=dict)
+    """By agent id."""
     agent_ids: Mapping[int, str] = field(default_factory=dict)
-    """Who was the last to announce itself with a index, by agent id; it may have left `nodes` since."""
+    """By index: the agent id that announced itself last. Its node may have been removed from `nodes` since."""
     round: Round | None = None
     round_number: int = 0
-    """Number of the last round formed or restored."""
+    """Number of the last round that this store started or restored."""
     rounds: int = 0
+    """How many rounds this store has started or restored."""
     last_members: tuple[str, ...] = ()
-    """Boot ids of the last round in order of group rank: nodes that stay keep their place."""
+    """Agent ids of the last round in order of group rank: nodes that stay keep their order."""
     last_call_at: float | None = None
+    """When the last call ends; None while there is none."""
     joiners_since: float | None = None
+    """Since when ready nodes have waited to join the running round; None while none waits."""
     recovering_until: float | None = None
+    """When recovery ends at the latest; None once it is over."""
     successor: bool = False
-    """Whether another store, or another start of this one, was here before."""
+    """Whether another store of the job, or an earlier process of this one, ran before."""
     last_round: LastRound = NO_LAST_ROUND
-    """The last one that ran whole."""
+    """The last round whose workers all started."""
     attempted_rounds: tuple[LastRound, ...] = ()
-    """Those since then: not all of their nodes may have heard of them."""
+    """Later rounds whose workers did not all start: some of their nodes may not have received their assignment."""
     confirmation_requested_at: float | None = None
-    """When the operator was asked whether this is the only store; None: it is not asked."""
+    """When this store asked the operator to confirm that it is the only one; None if no request is open."""
     confirmed_until: float | None = None
-    """Until when its answer holds."""
+    """Until when the operator's confirmation holds; None without one."""
     newer_store: int | None = None
-    """A higher incarnation that was heard of: this store is closed."""
+    """A higher incarnation of the store, if a node has connected to one: this store is closed. Else None."""
     ended_rounds: tuple[RoundEnded, ...] = ()
+    """Rounds that ended and that the operator has not acknowledged yet."""
     unhealthy: Mapping[str, Failure] = field(default_factory=dict)
-    """By pod: nodes that asked to be replaced on another machine, also after they have left."""
+    """By pod name: why the node asked for a replacement on another machine. Kept after the node has left."""
     outcome: Outcome | None = None
     outcome_reason: str = ""
     failure: Failure | None = None
+    """The root cause of a FAILED outcome."""
     closed_reason: str = ""
-    """Why no round may form any more, by a node's word; empty while one may."""
+    """Why no further round may start, as a node asked (torch's `set_closed`); empty while rounds may start."""
     epoch: float = 0.0
 
     @property
@@ -209,7 +226,7 @@ class CoordinatorState:
 
     @property
     def charged(self) -> int:
-        """Restarts that count: those in status and those it has not taken into account yet."""
+        """Restarts charged to the budget: those in status, and those that status does not contain yet."""
         seen = self.operator_view.charged_round
         return self.operator_view.charged + sum(e.charged for e in self.ended_rounds if seen is None or e.round > seen)
 
@@ -222,20 +239,20 @@ def initial_state(
     now: float,
     epoch: float = 0.0,
     recovering: bool = False,
-    n: int = 0,
+    round_number: int = 0,
 ) -> CoordinatorState:
-    """A coordinator's state at its start; `recovering` for every store but an execution's first."""
-    facts = OperatorView(lease=-1, sequence=-1, settings=settings, charged=0, charged_round=None)
-    until = now + RECOVERY_TIMEOUT if recovering else None
-    last = UNKNOWN_LAST_ROUND if recovering else NO_LAST_ROUND
+    """Return the state of a coordinator that starts.
+
+    `recovering` is true for every store but the first of an attempt. The first round gets number `round_number` + 1.
+    """
     return CoordinatorState(
         attempt,
         store,
-        facts,
-        round_number=n,
-        recovering_until=until,
+        OperatorView(lease=-1, sequence=-1, settings=settings, charged=0, charged_round=None),
+        round_number=round_number,
+        recovering_until=now + RECOVERY_TIMEOUT if recovering else None,
         successor=recovering,
-        last_round=last,
+        last_round=UNKNOWN_LAST_ROUND if recovering else NO_LAST_ROUND,
         epoch=epoch,
     )
 
@@ -245,7 +262,7 @@ def initial_state(
 
 @dataclass(frozen=True)
 class NodeMessage:
-    """A message of a node; the first of a connection is its `Announce`."""
+    """A node sent a message. The first one of a connection is its `Announce`."""
 
     agent_id: str
     message: NodeToCoordinator
@@ -260,17 +277,19 @@ class NodeDisconnected:
 
 @dataclass(frozen=True)
 class OperatorViewReceived:
+    """The operator sent its view."""
+
     view: OperatorView
 
 
 @dataclass(frozen=True)
 class Tick:
-    """The deadline that `rounds.deadline` named has come."""
+    """The time that `rounds.next_deadline` returned has come."""
 
 
 @dataclass(frozen=True)
 class NewerStoreSeen:
-    """A node that has spoken with a store of a higher incarnation came to this one."""
+    """A node reported that it has connected to a store of a higher incarnation."""
 
     incarnation: int
 
@@ -280,46 +299,46 @@ CoordinatorEvent: TypeAlias = NodeMessage | NodeDisconnected | OperatorViewRecei
 
 @dataclass(frozen=True)
 class SendToNode:
-    """Tell the node `agent_id` something; lost if its link is down, which its next `Announce` repairs."""
+    """Send a message to a node. If its link is down, the answer to its next `Announce` makes up for the message."""
 
     agent_id: str
     message: CoordinatorToNode
 
 
-# ---- questions -------------------------------------------------------------------------------------------------
+# ---- queries ---------------------------------------------------------------------------------------------------
 
 
 def expected_pod(state: CoordinatorState, index: int) -> ExpectedPod | None:
-    """The operator's word on the live pod of a index."""
+    """Return the live pod of an index as the operator sees it; None if it has none."""
     return state.pods.get(index)
 
 
 def node_with_same_index(state: CoordinatorState, node: Node) -> Node | None:
-    """Another node that has this one's index: until the job's end there is one at most."""
+    """Return the other node that has this node's index, if any. Until the job has ended there is at most one."""
     other = state.nodes.get(state.agent_ids.get(node.index, ""))
     return other if other is not None and other.index == node.index and other.agent_id != node.agent_id else None
 
 
 def superseded(state: CoordinatorState, node: Node) -> bool:
-    """A newer pod has this node's index, whatever still runs here."""
-    fact = expected_pod(state, node.index)
-    return fact is not None and fact.incarnation > node.incarnation
+    """Return whether a newer pod has this node's index. The node is then ignored, even if its workers still run."""
+    pod = expected_pod(state, node.index)
+    return pod is not None and pod.incarnation > node.incarnation
 
 
 def departure_reason(state: CoordinatorState, node: Node) -> str:
-    """Why this node is about to go, by its own word or Kubernetes'; empty while it stays."""
-    if node.leaving:
-        return node.leaving
-    fact = expected_pod(state, node.index)
-    if fact is None or fact.incarnation < node.incarnation:
+    """Return why this node is leaving, as it reported itself or as the operator sees its pod; empty while it stays."""
+    if node.leaving_reason:
+        return node.leaving_reason
+    pod = expected_pod(state, node.index)
+    if pod is None or pod.incarnation < node.incarnation:
         return ""
-    if fact.incarnation > node.incarnation:
+    if pod.incarnation > node.incarnation:
         return "a newer pod has its index"
-    return "its pod is being deleted" if fact.state is PodState.DRAINING else ""
+    return "its pod is being deleted" if pod.state is PodState.DRAINING else ""
 
 
 def candidates(state: CoordinatorState) -> list[Node]:
-    """Nodes that could be in a round that forms now."""
+    """Return the nodes that may be in a round that starts now."""
     return [n for n in state.nodes.values() if _eligible(state, n)]
 
 
@@ -330,24 +349,26 @@ def _eligible(state: CoordinatorState, node: Node) -> bool:
 
 
 def missing_pods(state: CoordinatorState, *, ready: bool) -> Iterator[ExpectedPod]:
-    """Pods that the job wants, that should come and have not announced themselves (with `ready`: or are not warm)."""
-    here = {
+    """Yield the expected pods that are not connected; with `ready`, also those whose node is not ready."""
+    present = {
         (n.index, n.incarnation) for n in state.nodes.values() if n.disconnected_at is None and (n.ready or not ready)
     }
     for pod in state.operator_view.pods:
-        coming = pod.state in (PodState.STARTING, PodState.RUNNING)
-        if coming and pod.index < state.settings.desired_pods and (pod.index, pod.incarnation) not in here:
+        expected = pod.state in (PodState.STARTING, PodState.RUNNING)
+        if expected and pod.index < state.settings.desired_pods and (pod.index, pod.incarnation) not in present:
             yield pod
 
 
 def set_node(state: CoordinatorState, node: Node) -> CoordinatorState:
-    indices = (
+    """Return the state with this node added or replaced."""
+    agent_ids = (
         state.agent_ids
         if state.agent_ids.get(node.index) == node.agent_id
         else with_item(state.agent_ids, node.index, node.agent_id)
     )
-    return replace(state, nodes=with_item(state.nodes, node.agent_id, node), agent_ids=indices)
+    return replace(state, nodes=with_item(state.nodes, node.agent_id, node), agent_ids=agent_ids)
 
 
 def set_member(round_: Round, agent_id: str, member: Member) -> Round:
+    """Return the round with this member replaced."""
     return replace(round_, members=with_item(round_.members, agent_id, member))

@@ -1,8 +1,9 @@
-"""What a successor store makes of the round it finds. Pure.
+"""What a successor store does with the round that it finds. Pure.
 
-Nodes train on while their store is away, and say what they run when they announce themselves again. The newest round
-that anybody still runs is restored if all its ranks are there, and ended if one is missing or has ended. Where all who
-are here have succeeded, nobody runs again before the operator has spoken.
+Nodes go on training while no store runs, and announce what they run when they connect to the successor. The newest
+round that any node still runs is restored if all its members are connected and run or have succeeded. It ends if one is
+missing, failed or stopped. If all connected members have succeeded and others are missing, the store waits for the
+operator: the missing nodes may have learned already that the job succeeded.
 """
 
 from __future__ import annotations
@@ -18,24 +19,27 @@ from elasticjob.contract.messages import (
     WorkersSucceeded,
 )
 from elasticjob.contract.names import RoundId
+from elasticjob.rendezvous.decision import count_missing
 from elasticjob.rendezvous.state import LOST_TIMEOUT, RECOVERY_TIMEOUT, CoordinatorState, LastRound, Member, Node, Round
 
-_GOING_ON = (MemberState.STARTING, MemberState.RUNNING, MemberState.SUCCEEDED)
+_CAN_CONTINUE = (MemberState.STARTING, MemberState.RUNNING, MemberState.SUCCEEDED)
 
 
 @dataclass(frozen=True)
 class RecoveryDecision:
-    """`whole`: the round goes on; otherwise it must end. Without a round there is nothing to restore."""
+    """How recovery ends."""
 
     round: Round | None
-    whole: bool
+    """The round that was found; None if no node runs one."""
+    complete: bool
+    """Whether the round goes on; if not, it must end."""
     reason: str
 
 
 def record_message(
     node: Node, message: WorkersStarted | WorkersFailed | WorkersSucceeded | WorkersStopped, reached: MemberState
 ) -> Node:
-    """What a node says while the store recovers is kept with what it announced."""
+    """Return the node with the new state of its membership, which it reported while the store recovers."""
     if node.membership is None or node.membership.assignment.round != message.round:
         return node
     failure = message.failure if isinstance(message, WorkersFailed) else node.failure
@@ -43,40 +47,44 @@ def record_message(
 
 
 def evaluate_recovery(state: CoordinatorState, now: float) -> RecoveryDecision | None:
-    """The verdict, or None while somebody may still come whose word matters."""
+    """Return how recovery ends; None if it is over, or while the store waits for more nodes or for the operator."""
     if state.recovering_until is None:
         return None
-    newest = max((_round_of(n) for n in state.nodes.values() if _running(n)), default=None)
+    newest = max((_last_round_id(n) for n in state.nodes.values() if _runs_workers(n)), default=None)
     found = {} if newest is None else _members(state, newest)
     size = max((m.assignment.group_world_size for m in found.values()), default=0)
     if newest is not None and len(found) == size:
-        whole = all(m.state in _GOING_ON for m in found.values())
-        return RecoveryDecision(
-            _restored(state, newest, found, state.epoch + now), whole, f"round {newest} found whole"
-        )
-    if (now < state.recovering_until or not state.nodes) and not _all_here(state, now):
+        complete = all(m.state in _CAN_CONTINUE for m in found.values())
+        reason = f"all nodes of round {newest} reconnected" + ("" if complete else ", workers have failed or stopped")
+        return RecoveryDecision(_restored_round(state, newest, found, state.epoch + now), complete, reason)
+    if (now < state.recovering_until or not state.nodes) and not _all_expected_connected(state, now):
         return None
     if found and not state.operator_seen and all(m.state is MemberState.SUCCEEDED for m in found.values()):
-        # The missing ones may have been told that all have succeeded. The operator knows; nobody loses by waiting.
+        # The missing nodes may have learned that the job succeeded; the operator knows. Waiting costs nothing.
         return None
     if newest is None:
-        return RecoveryDecision(None, whole=True, reason="no round to restore")
-    return RecoveryDecision(
-        _restored(state, newest, found, 0.0), whole=False, reason=f"{size - len(found)} of {size} nodes are missing"
-    )
+        return RecoveryDecision(None, complete=True, reason="no round to restore")
+    reason = count_missing(size - len(found), size)
+    return RecoveryDecision(_restored_round(state, newest, found, 0.0), complete=False, reason=reason)
 
 
 def with_last_round(state: CoordinatorState) -> CoordinatorState:
-    """With the newest round that a node here was in, where nobody runs any; without one the past stays unknown."""
-    rounds = [_round_of(n) for n in state.nodes.values() if n.disconnected_at is None and n.membership is not None]
-    if not rounds:
+    """Return the state with the newest round of the connected nodes as the last one; no node runs workers of any.
+
+    Without such a round the history stays unknown.
+    """
+    round_ids = [
+        _last_round_id(n) for n in state.nodes.values() if n.disconnected_at is None and n.membership is not None
+    ]
+    if not round_ids:
         return state
-    members = _members(state, max(rounds))
+    newest = max(round_ids)
+    members = _members(state, newest)
     size = max(m.assignment.group_world_size for m in members.values())
-    return replace(state, last_round=LastRound(max(rounds), size, frozenset(members)), last_members=tuple(members))
+    return replace(state, last_round=LastRound(newest, size, frozenset(members)), last_members=tuple(members))
 
 
-def _running(node: Node) -> bool:
+def _runs_workers(node: Node) -> bool:
     return (
         node.disconnected_at is None
         and node.membership is not None
@@ -84,15 +92,17 @@ def _running(node: Node) -> bool:
     )
 
 
-def _round_of(node: Node) -> RoundId:
-    assert node.membership is not None  # noqa: S101  # callers ask _running first
+def _last_round_id(node: Node) -> RoundId:
+    assert node.membership is not None  # noqa: S101  # callers check it first
     return node.membership.assignment.round
 
 
-def _members(state: CoordinatorState, newest: RoundId) -> dict[str, Member]:
-    """Members of the round that are here, by agent id in order of group rank, also those that have stopped."""
-    here = [n for n in state.nodes.values() if n.disconnected_at is None and n.membership and _round_of(n) == newest]
-    ordered = sorted(here, key=lambda n: n.membership.assignment.group_rank if n.membership else 0)
+def _members(state: CoordinatorState, round_id: RoundId) -> dict[str, Member]:
+    """Return the connected members of the round by agent id, in order of group rank; also those that have stopped."""
+    connected = [
+        n for n in state.nodes.values() if n.disconnected_at is None and n.membership and _last_round_id(n) == round_id
+    ]
+    ordered = sorted(connected, key=lambda n: n.membership.assignment.group_rank if n.membership else 0)
     return {
         n.agent_id: Member(n.membership.assignment, n.pod, n.local_world_size, n.membership.state)
         for n in ordered
@@ -100,25 +110,25 @@ def _members(state: CoordinatorState, newest: RoundId) -> dict[str, Member]:
     }
 
 
-def _restored(state: CoordinatorState, round_id: RoundId, members: dict[str, Member], now: float) -> Round:
+def _restored_round(state: CoordinatorState, round_id: RoundId, members: dict[str, Member], formed_at: float) -> Round:
     started = all(m.state is not MemberState.STARTING for m in members.values())
     failures = tuple(f for agent_id in members if (f := state.nodes[agent_id].failure) is not None)
-    return Round(round_id, members, formed_at=now if started else 0.0, failures=failures)
+    return Round(round_id, members, formed_at=formed_at if started else 0.0, failures=failures)
 
 
 def lost_node_deadline(state: CoordinatorState) -> float | None:
-    """When nobody waits any more for pods whose node is lost."""
+    """Return until when the store waits for pods on lost Kubernetes nodes; None if there are none."""
     if state.recovering_until is None or not any(p.state is PodState.LOST for p in state.pods.values()):
         return None
     return state.recovering_until - RECOVERY_TIMEOUT + LOST_TIMEOUT
 
 
-def _all_here(state: CoordinatorState, now: float) -> bool:
-    """Every pod that Kubernetes calls running has announced itself, but for those whose node is lost."""
+def _all_expected_connected(state: CoordinatorState, now: float) -> bool:
+    """Return whether every running pod is connected. Pods on a lost node count until `lost_node_deadline`."""
     if not state.operator_seen:
         return False
-    until = lost_node_deadline(state)
-    patient = until is not None and (now < until or not state.nodes)
-    awaited = (PodState.RUNNING, PodState.LOST) if patient else (PodState.RUNNING,)
-    here = {(n.index, n.incarnation) for n in state.nodes.values() if n.disconnected_at is None}
-    return all((p.index, p.incarnation) in here for p in state.pods.values() if p.state in awaited)
+    deadline = lost_node_deadline(state)
+    wait_for_lost = deadline is not None and (now < deadline or not state.nodes)
+    awaited = (PodState.RUNNING, PodState.LOST) if wait_for_lost else (PodState.RUNNING,)
+    connected = {(n.index, n.incarnation) for n in state.nodes.values() if n.disconnected_at is None}
+    return all((p.index, p.incarnation) in connected for p in state.pods.values() if p.state in awaited)

@@ -1,4 +1,8 @@
-"""Which rank, if any, the others wait for in every step. Pure; beside the rules, which do not depend on it."""
+"""Which rank, if any, all others wait for in every step. Pure; no rule depends on it.
+
+Every node reports its workers' step times about once a minute. A window is complete when all nodes of the round have
+reported. A rank is named once two consecutive windows have found it.
+"""
 
 from __future__ import annotations
 
@@ -11,63 +15,67 @@ from elasticjob.contract.names import RoundId
 from elasticjob.rendezvous.persistent_map import with_item
 from elasticjob.rendezvous.state import CoordinatorState, Round
 
-LEAST_SHARE = 0.1
-"""Of a step: what its lag must cost all others. Less than a tenth of a job's speed is no reason to call a person."""
-LEAST_LAG = 0.01
-"""Seconds a step: shorter lags are within what two processes on one processor do to each other."""
+MIN_LAG_SHARE = 0.1
+"""The lag of a straggler is at least this share of a step. A smaller loss of speed needs no person's attention."""
+MIN_LAG_SECONDS = 0.01
+"""It is also at least this many seconds. Two processes that share a processor delay each other by less."""
 
 
 @dataclass(frozen=True)
 class StragglerTracker:
-    """What the nodes of one round have told. `told`, by agent id, is of the window that is not complete yet."""
+    """The step times that the nodes of one round have reported, and the straggler found so far."""
 
     round: RoundId | None = None
     reports: Mapping[str, StepTimes] = field(default_factory=dict)
+    """Reports of the window that is not complete yet, by agent id."""
     last_rank: int | None = None
-    """The slow rank of the last window; None: all kept up."""
+    """The slow rank of the last complete window; None if no rank was slow."""
     straggler: Straggler | None = None
 
 
 def track_step_times(
-    pace: StragglerTracker, state: CoordinatorState, agent_id: str, times: StepTimes, now: float
+    tracker: StragglerTracker, state: CoordinatorState, agent_id: str, times: StepTimes, now: float
 ) -> StragglerTracker:
-    """After a node has told its times: judged once all have, and held for true once two windows agree."""
+    """Return the tracker after a node's report. Reports that do not match the running round are dropped."""
     round_ = state.round
-    if round_ is None or round_.ending is not None or not _belongs(round_, agent_id, times):
-        return pace
-    if pace.round != round_.id:
-        pace = StragglerTracker(round_.id)
-    told = with_item(pace.reports, agent_id, times)
-    if len(told) < len(round_.members):
-        return replace(pace, reports=told)
-    found = find_straggler(round_, told, state.epoch + now)
+    if round_ is None or round_.ending is not None or not _matches(round_, agent_id, times):
+        return tracker
+    if tracker.round != round_.id:
+        tracker = StragglerTracker(round_.id)
+    reports = with_item(tracker.reports, agent_id, times)
+    if len(reports) < len(round_.members):
+        return replace(tracker, reports=reports)
+    found = find_straggler(round_, reports, state.epoch + now)
     rank = found.rank if found else None
-    known = pace.straggler.rank if pace.straggler else None
-    named = found if rank == pace.last_rank and rank != known else pace.straggler
-    return StragglerTracker(round_.id, last_rank=rank, straggler=named)
+    named_rank = tracker.straggler.rank if tracker.straggler else None
+    straggler = found if rank == tracker.last_rank and rank != named_rank else tracker.straggler
+    return StragglerTracker(round_.id, last_rank=rank, straggler=straggler)
 
 
-def current_straggler(pace: StragglerTracker, state: CoordinatorState) -> Straggler | None:
-    """The straggler of the round that runs now."""
-    return pace.straggler if state.round is not None and state.round.id == pace.round else None
+def current_straggler(tracker: StragglerTracker, state: CoordinatorState) -> Straggler | None:
+    """Return the straggler of the current round."""
+    return tracker.straggler if state.round is not None and state.round.id == tracker.round else None
 
 
-def find_straggler(round_: Round, told: Mapping[str, StepTimes], time: float) -> Straggler | None:
-    """The rank with the longest time of its own, if it is far enough from the median of all others."""
+def find_straggler(round_: Round, reports: Mapping[str, StepTimes], time: float) -> Straggler | None:
+    """Return the rank that spends most of a step in its own work, if it lags the median of all others enough.
+
+    `time` is in Unix seconds.
+    """
     ranks = [
-        (own, member.assignment.rank + i, member.pod, told[agent_id].step_seconds)
+        (own_seconds, member.assignment.rank + i, member.pod, reports[agent_id].step_seconds)
         for agent_id, member in round_.members.items()
-        for i, own in enumerate(told[agent_id].own_seconds)
+        for i, own_seconds in enumerate(reports[agent_id].own_seconds)
     ]
     if len(ranks) < 2:
         return None
-    *others, (own, rank, pod, whole) = sorted(ranks)
-    usual = median(other[0] for other in others)
-    if own - usual < max(LEAST_LAG, LEAST_SHARE * whole):
+    *others, (own_seconds, rank, pod, step_seconds) = sorted(ranks)
+    median_seconds = median(other[0] for other in others)
+    if own_seconds - median_seconds < max(MIN_LAG_SECONDS, MIN_LAG_SHARE * step_seconds):
         return None
-    return Straggler(rank, pod, own, usual, time)
+    return Straggler(rank, pod, own_seconds, median_seconds, time)
 
 
-def _belongs(round_: Round, agent_id: str, times: StepTimes) -> bool:
+def _matches(round_: Round, agent_id: str, times: StepTimes) -> bool:
     member = round_.members.get(agent_id)
     return member is not None and times.round == round_.id and len(times.own_seconds) == member.local_world_size

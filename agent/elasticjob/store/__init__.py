@@ -1,1 +1,1 @@
-"""The store of a job: torch's TCPStore protocol and the control link on one port. Standard library only."""
+"""torch's TCPStore protocol: server and client. Standard library only."""

@@ -1,4 +1,10 @@
-"""What one client of a store is answered: requests in, bytes out, in their order. No I/O."""
+"""Execute the requests of one client on the store's data, and collect the answers in order. No I/O.
+
+Every request is executed and answered at once, with one exception. A WAIT or BARRIER whose condition does not hold yet
+becomes a pending `Waiter` of the `Storage`, and is answered when a later request, usually another client's, makes the
+condition true. A client has one pending wait at most: CANCEL_WAIT ends it with an answer of its own, a further WAIT or
+BARRIER replaces it without one. torch's clients send nothing but CANCEL_WAIT during a wait; other requests are served.
+"""
 
 from __future__ import annotations
 
@@ -12,27 +18,32 @@ _STOP_WAITING, _WAIT_CANCELED = b"\0", b"\1"
 
 
 class RequestExecutor:
-    """Collects the answers to one client until they are taken. `wake` says that a wait of this client has ended."""
+    """Executes one client's requests and collects the answers until `take`.
 
-    def __init__(self, store: Storage, limit: int, wake: Callable[[], None]) -> None:
+    `on_wait_ended` is called when the answer to a pending WAIT or BARRIER has been collected, usually during another
+    client's request. The callee must then send the answers.
+    """
+
+    def __init__(self, store: Storage, limit: int, on_wait_ended: Callable[[], None]) -> None:
+        """`limit`: most bytes in one answer."""
         self._store = store
         self._limit = limit
-        """Bytes in one answer."""
-        self._wake = wake
+        self._on_wait_ended = on_wait_ended
         self._waiter: Waiter | None = None
-        self._collected: list[bytes] = []
+        """The pending WAIT or BARRIER; None if there is none."""
+        self._answers: list[bytes] = []
         self.size = 0
-        """Bytes collected."""
+        """Bytes in the collected answers."""
 
     def take(self) -> bytes:
-        """All that was collected since the last time."""
-        collected = b"".join(self._collected)
-        self._collected.clear()
+        """Return the answers collected since the last call."""
+        answers = b"".join(self._answers)
+        self._answers.clear()
         self.size = 0
-        return collected
+        return answers
 
     def execute(self, request: Request) -> None:
-        """Carry a request out and collect the answer, if it has one. WireError: close the connection."""
+        """Execute a request and collect its answer, if it has one. WireError: the connection must be closed."""
         op, store, write = request.op, self._store, self._write
         match op:
             case Op.SET:
@@ -56,9 +67,9 @@ class RequestExecutor:
                 for key, value in zip(request.keys, request.values, strict=True):
                     store.set(key, value)
             case _:
-                self._to_rare(request)
+                self._execute_rare(request)
 
-    def _to_rare(self, request: Request) -> None:
+    def _execute_rare(self, request: Request) -> None:
         store, write = self._store, self._write
         match request.op:
             case Op.GETNUMKEYS:
@@ -83,10 +94,10 @@ class RequestExecutor:
                 self.cancel_wait()
                 self._wait(store.barrier(request.keys[0], request.number, self._stop_waiting))
             case _:
-                raise WireError("out-of-place", f"{request.op.name} has no place here")
+                raise WireError("out-of-place", f"{request.op.name} is only allowed as the first request")
 
     def cancel_wait(self) -> None:
-        """This client waits no more."""
+        """Cancel the pending WAIT or BARRIER, without an answer."""
         if self._waiter is not None:
             self._store.cancel(self._waiter)
             self._waiter = None
@@ -99,14 +110,16 @@ class RequestExecutor:
     def _stop_waiting(self) -> None:
         self._waiter = None
         self._write(_STOP_WAITING)
-        self._wake()
+        self._on_wait_ended()
 
     def _write(self, data: bytes) -> None:
         self.size += len(data)
-        self._collected.append(data)
+        self._answers.append(data)
 
     def _write_all(self, items: list[bytes], head: bytes = b"") -> None:
         size = sum(map(len, items)) + 8 * len(items)
         if size > self._limit:
-            raise WireError("answer-too-long", f"asks for {size} bytes at once; {self._limit} are allowed")
+            raise WireError(
+                "answer-too-long", f"the answer to one request has {size} bytes; {self._limit} bytes are allowed"
+            )
         self._write(head + b"".join(map(sized, items)))

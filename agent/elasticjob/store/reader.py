@@ -1,4 +1,9 @@
-"""Requests out of the bytes of a TCPStore client, in whatever pieces they come. No I/O."""
+"""Decode the requests of a TCPStore client from its bytes, in whatever pieces they arrive. No I/O.
+
+Limits are checked as soon as a length has arrived, before memory is held for the field. Decoding restarts at a
+request's first byte when more bytes have arrived; two measures keep that linear for large requests. `next` does
+nothing before the field that was incomplete can be complete, and the items of a list are decoded once.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +14,8 @@ from elasticjob.store.wire import FIELDS, I64, U32, U64, Field, Limits, Op, Requ
 _BY_BYTE = {int(op): (op, fields) for op, fields in FIELDS.items()}
 
 
-class _Short(Exception):  # noqa: N818
-    """More bytes are needed, at least up to position `end`."""
+class _Incomplete(Exception):  # noqa: N818
+    """The request is incomplete: the buffer must extend at least to position `end`."""
 
     def __init__(self, end: int) -> None:
         super().__init__()
@@ -18,56 +23,58 @@ class _Short(Exception):  # noqa: N818
 
 
 class RequestReader:
-    """`feed` what arrives, then take requests with `next` until it gives None. WireError: close the connection."""
+    """Decoder of one connection: `feed` it what arrives, then call `next` until it returns None."""
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
         self._buffer: bytes | bytearray = b""
         self._at = 0
+        """Position of the first byte that is not decoded yet."""
         self._need = 1
-        """No attempt below this length of the buffer, so that a big value is not looked at for every piece of it."""
-        self._list: list[bytes] = []
-        """What has been read of a long list, and where it goes on: read once, in however many pieces it comes."""
-        self._resume = 0
+        """Length of the buffer below which the next request is certainly incomplete."""
+        self._items_read: list[bytes] = []
+        """Items decoded so far of the incomplete list at `_at`."""
+        self._items_end = 0
+        """Position after those items."""
 
     @property
     def pending(self) -> int:
-        """Bytes held for a request that has not arrived in full."""
+        """Bytes that are held for an incomplete request."""
         return len(self._buffer) - self._at
 
     def feed(self, data: bytes) -> None:
-        """Add what arrived."""
+        """Add bytes that arrived."""
         if self._at == len(self._buffer):
             self._buffer, self._at, self._need = data, 0, 1
             return
         if self._at or isinstance(self._buffer, bytes):
             self._buffer = bytearray(self._buffer[self._at :])
             self._need -= self._at
-            self._resume = max(0, self._resume - self._at)
+            self._items_end = max(0, self._items_end - self._at)
             self._at = 0
         self._buffer += data
 
     def rest(self) -> bytes:
-        """What was fed and not read; the reader is empty afterwards."""
+        """Return the bytes that are not decoded yet, and forget them."""
         rest = bytes(self._buffer[self._at :])
         self._buffer, self._at, self._need = b"", 0, 1
         return rest
 
     def next(self) -> Request | None:
-        """The next request, None until all of it is there."""
+        """Return the next request, None until it is complete. WireError: the connection must be closed."""
         at = self._at
         if at == len(self._buffer) or len(self._buffer) < self._need:
             return None
         try:
             op, fields = _BY_BYTE[self._buffer[at]]
         except KeyError:
-            raise WireError("unknown-operation", f"operation {self._buffer[at]} does not exist") from None
+            raise WireError("unknown-operation", f"operation {self._buffer[at]} is unknown") from None
         try:
             return self._read(op, fields, at + 1)
-        except _Short as short:
-            if short.end - at > self._limits.request:
-                raise WireError("request-too-long", f"a request of more than {self._limits.request} bytes") from None
-            self._need = short.end
+        except _Incomplete as incomplete:
+            if incomplete.end - at > self._limits.request:
+                raise WireError("request-too-long", f"a request exceeds {self._limits.request} bytes") from None
+            self._need = incomplete.end
             return None
 
     def _read(self, op: Op, fields: tuple[Field, ...], at: int) -> Request:
@@ -95,7 +102,7 @@ class RequestReader:
     def _number(self, kind: struct.Struct, at: int) -> tuple[int, int]:
         end = at + kind.size
         if end > len(self._buffer):
-            raise _Short(end)
+            raise _Incomplete(end)
         return int(kind.unpack_from(self._buffer, at)[0]), end
 
     def _key(self, at: int) -> tuple[bytes, int]:
@@ -104,28 +111,29 @@ class RequestReader:
     def _value(self, at: int) -> tuple[bytes, int]:
         return self._sized(at, self._limits.value, "value")
 
-    def _sized(self, at: int, limit: int, what: str) -> tuple[bytes, int]:
+    def _sized(self, at: int, limit: int, field: str) -> tuple[bytes, int]:
         size, at = self._number(U64, at)
         if size > limit:
-            raise WireError(f"{what}-too-long", f"a {what} of {size} bytes; {limit} are allowed")
+            raise WireError(f"{field}-too-long", f"a {field} has {size} bytes; {limit} bytes are allowed")
         end = at + size
         if end > len(self._buffer):
-            raise _Short(end)
+            raise _Incomplete(end)
         return bytes(self._buffer[at:end]), end
 
     def _items(self, at: int, width: int) -> tuple[list[bytes], int]:
-        """`width` (a key, or a key and its value) items for each of the count."""
+        """Decode a list: a count, and `width` items for each (1: a key; 2: a key and its value)."""
         count, at = self._number(U64, at)
         if count > self._limits.count:
-            raise WireError("too-many-keys", f"{count} keys in one request; {self._limits.count} are allowed")
-        items, at = self._list, max(at, self._resume)
+            raise WireError("too-many-keys", f"a request has {count} keys; {self._limits.count} keys are allowed")
+        items, at = self._items_read, max(at, self._items_end)
         total = count * width
         try:
             while len(items) < total:
                 item, at = self._value(at) if len(items) % width else self._key(at)
                 items.append(item)
-        except _Short as short:
-            self._resume = at
-            raise _Short(max(short.end, at + 8 * (total - len(items)))) from None
-        self._list, self._resume = [], 0
+        except _Incomplete as incomplete:
+            self._items_end = at
+            # Every missing item has at least its length, of 8 bytes.
+            raise _Incomplete(max(incomplete.end, at + 8 * (total - len(items)))) from None
+        self._items_read, self._items_end = [], 0
         return items, at

@@ -1,4 +1,11 @@
-"""A TCPStore server: torch's clients on one side, control links (if a gate is given) on the same port."""
+"""A TCPStore server on one port: torch's clients, and control links if a link handler is given.
+
+The first request of a connection decides what it is. VALIDATE makes it a client of the store: `RequestReader` decodes
+its requests, `RequestExecutor` executes them. LINK hands the connection to the link handler.
+
+No client can block or starve the others: clients take turns, a client that does not read its answers is not read from,
+and a client that exceeds a limit (`wire.Limits`) is disconnected, logged, and counted by reason.
+"""
 
 from __future__ import annotations
 
@@ -18,46 +25,50 @@ from elasticjob.store.wire import MAGIC, Limits, Op, Request, WireError
 
 log = logging.getLogger(__name__)
 
-Drop: TypeAlias = Callable[[str, str, str], None]
-"""Counts and logs a dropped peer: (reason, peer, message)."""
-TakeOver: TypeAlias = Callable[[asyncio.Transport, int, bytes, Drop], Coroutine[None, None, None]]
-"""Serves a connection that opened with Op.LINK: (transport, the client's number, bytes that followed, drop)."""
+RecordDrop: TypeAlias = Callable[[str, str, str], None]
+"""Counts and logs a connection that we close: (reason, peer, message). `reason` is a fixed text, for counting."""
+LinkHandler: TypeAlias = Callable[[asyncio.Transport, int, bytes, RecordDrop], Coroutine[None, None, None]]
+"""Serves a connection whose first request was LINK: (transport, number in the request, further bytes, RecordDrop)."""
 
 _BACKLOG = 4096
 _TURN_REQUESTS, _TURN_BYTES = 256, 1024 * 1024
-"""What one client is served before the others have their turn."""
+"""Requests executed and bytes answered in one client's turn, before other clients are served."""
 _KEEP_ALIVE = KeepAlive(interval=15, max_attempts=4)
-"""For plain clients, who may wait for hours: only that hosts which vanished do not hold their place for ever."""
+"""For plain clients. They may wait for hours; keep-alive only frees the connections of hosts that vanished."""
 _LOGGED_DROPS = 20
+"""Closed connections logged for each reason; later ones are only counted."""
 
 
 @dataclass
 class Counters:
-    """What a server has seen since its start."""
+    """Totals since the server's start."""
 
     connections: int = 0
     requests: int = 0
     dropped: Counter[str] = field(default_factory=Counter)
-    """Connections closed by us, by reason."""
+    """Connections that the server closed, by reason."""
 
 
 class StoreServer:
-    """Serves one store's keys in the running event loop. Without `links` the link operation is refused."""
+    """Serves one store in the running event loop. Without `links`, LINK requests are refused."""
 
-    def __init__(self, *, limits: Limits = Limits(), links: TakeOver | None = None) -> None:  # noqa: B008
+    def __init__(self, *, limits: Limits = Limits(), links: LinkHandler | None = None) -> None:  # noqa: B008
         self.limits = limits
         self.serve_link = links
         self.counters = Counters()
         self.storage = Storage(limits.memory, limits.value)
         self.clients: set[_Client] = set()
         self.slow_readers: set[_Client] = set()
-        """Clients who leave their answers unread."""
+        """Clients with more than `limits.write_buffer` bytes of unread answers."""
         self.link_tasks: set[asyncio.Task[None]] = set()
-        """Links, from their first byte on."""
+        """One task for each connection that the link handler serves."""
         self._server: asyncio.Server | None = None
 
     async def start(self, host: str = "0.0.0.0", port: int = 0, *, sock: socket.socket | None = None) -> int:  # noqa: S104
-        """Listen (on `sock`, if given; on IPv4 too where `host` is "::"); the bound port. OSError: address taken."""
+        """Listen and return the bound port. OSError: the address is in use.
+
+        `host` "::" includes IPv4. `sock`, if given, is a listening socket that is used instead of `host` and `port`.
+        """
         if sock is None and host == "::" and socket.has_dualstack_ipv6():
             sock = socket.create_server((host, port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=_BACKLOG)
         loop = asyncio.get_running_loop()
@@ -77,15 +88,15 @@ class StoreServer:
             task.cancel()
         await asyncio.gather(*self.link_tasks, return_exceptions=True)
 
-    def drop(self, reason: str, peer: str, message: str) -> None:
-        """Count, and say so in the log until it says the same for the twentieth time."""
+    def record_drop(self, reason: str, peer: str, message: str) -> None:
+        """Count a connection that we close, and log it unless the reason is frequent."""
         self.counters.dropped[reason] += 1
         if self.counters.dropped[reason] <= _LOGGED_DROPS:
-            log.warning("dropped %s: %s", peer, message)
+            log.warning("closed the connection of %s: %s", peer, message)
 
 
 class _Client(asyncio.Protocol):
-    """One connection of a TCPStore client, until it ends or becomes a link."""
+    """One connection, until it ends or becomes a control link."""
 
     def __init__(self, server: StoreServer) -> None:
         self._server = server
@@ -93,15 +104,16 @@ class _Client(asyncio.Protocol):
         self._reader = RequestReader(server.limits)
         self._transport: asyncio.Transport
         self._timer: asyncio.TimerHandle | None = None
-        """Runs while the client has not said what it is, has sent half a request, or leaves its answers unread."""
+        """Closes the connection. Runs until the first request, during an incomplete request, and for a slow reader."""
         self._valid = False
+        """Whether the client has sent VALIDATE."""
         self._reading = True
-        # A wait ends in another client's turn, or in this one after what it was answered before.
-        self._answers = RequestExecutor(self._store, server.limits.reply, self._flush)
+        # A pending wait can end during this client's own turn; the executor keeps its answers in order.
+        self._executor = RequestExecutor(self._store, server.limits.reply, self._flush)
         self._held = 0
-        """Bytes of unfinished requests, counted as the store's memory."""
+        """Bytes of an incomplete request that are counted against the store's memory limit."""
 
-    # ---- asyncio's calls
+    # ---- callbacks of asyncio
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
@@ -111,21 +123,21 @@ class _Client(asyncio.Protocol):
         self._transport.set_write_buffer_limits(high=limits.write_buffer)
         _KEEP_ALIVE.apply(self._transport.get_extra_info("socket"))
         if len(server.clients) + len(server.link_tasks) > limits.connections:
-            self._drop("too-many-connections", "too many connections")
+            self._drop("too-many-connections", f"the limit of {limits.connections} connections is reached")
         else:
-            self._start_timer(limits.opening_timeout, "silent", "did not say what it is")
+            self._start_timer(limits.opening_timeout, "silent", "it did not send its first request in time")
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._let_go()
+        self._release()
 
     def pause_writing(self) -> None:
         server = self._server
         server.slow_readers.add(self)
         unread = sum(client._transport.get_write_buffer_size() for client in server.slow_readers)
         if unread > server.limits.total_write_buffer:
-            self._drop("slow-reader", f"{len(server.slow_readers)} clients leave {unread} bytes unread")
+            self._drop("slow-reader", f"it and other slow readers leave {unread} bytes unread")
         else:
-            self._start_timer(server.limits.stall_timeout, "slow-reader", "does not read its answers")
+            self._start_timer(server.limits.stall_timeout, "slow-reader", "it does not read its answers")
 
     def resume_writing(self) -> None:
         self._server.slow_readers.discard(self)
@@ -136,17 +148,19 @@ class _Client(asyncio.Protocol):
         self._reader.feed(data)
         self._take_turn()
 
+    # ---- turns
+
     def _take_turn(self) -> None:
         try:
             self._serve()
             if self._held or self._reader.pending:
-                self._hold()
-                self._expect_the_rest()
+                self._account_pending()
+                self._time_incomplete_request()
         except WireError as error:
             self._drop(error.reason, str(error))
 
     def _serve(self) -> None:
-        """Serve what has arrived. A client with much more to ask, or that does not read, is not read from."""
+        """Serve requests that have arrived, and decide whether to go on reading from the client."""
         if self._transport.is_closing():
             return
         try:
@@ -155,46 +169,46 @@ class _Client(asyncio.Protocol):
             self._flush()
         if self._transport.is_closing():
             return
-        full = self in self._server.slow_readers
-        self._read(not (more or full))
-        if more and not full:
+        slow = self in self._server.slow_readers
+        self._set_reading(not (more or slow))
+        if more and not slow:
             asyncio.get_running_loop().call_soon(self._take_turn)
 
     def _serve_some(self) -> bool:
-        """Whether there may be more that has arrived."""
+        """Serve one turn's requests; return whether more may have arrived."""
         for _ in range(_TURN_REQUESTS):
-            if self._answers.size > _TURN_BYTES or self in self._server.slow_readers:
+            if self._executor.size > _TURN_BYTES or self in self._server.slow_readers:
                 break
             request = self._reader.next()
-            if request is None or self._take(request):
+            if request is None or self._handle(request):
                 return False
         return True
 
-    def _read(self, on: bool) -> None:
+    def _set_reading(self, on: bool) -> None:
         if on != self._reading:
             self._reading = on
             (self._transport.resume_reading if on else self._transport.pause_reading)()
 
-    def _hold(self) -> None:
+    def _account_pending(self) -> None:
         pending = 0 if self._transport.is_closing() else self._reader.pending
         self._store.account(pending - self._held)
         self._held = pending
 
-    def _expect_the_rest(self) -> None:
-        """Who stops in the middle of a request holds memory that others need."""
+    def _time_incomplete_request(self) -> None:
+        # A client that pauses within a request holds memory that others need.
         if not self._valid or self in self._server.slow_readers or self._transport.is_closing():
             return
         self._stop_timer()
         if self._held:
-            self._start_timer(self._server.limits.stall_timeout, "half-sent", "does not send the rest of its request")
+            self._start_timer(self._server.limits.stall_timeout, "half-sent", "it stopped within a request")
 
     # ---- requests
 
-    def _take(self, request: Request) -> bool:
-        """True when the connection has become a link."""
+    def _handle(self, request: Request) -> bool:
+        """Handle one request; return whether the connection has become a control link."""
         if self._valid:
             self._server.counters.requests += 1
-            self._answers.execute(request)
+            self._executor.execute(request)
             return False
         if request.op is Op.LINK and self._server.serve_link is not None:
             self._become_link(self._server.serve_link, request.number)
@@ -204,34 +218,34 @@ class _Client(asyncio.Protocol):
 
     def _validate(self, request: Request) -> None:
         if request.op is not Op.VALIDATE or request.number != MAGIC:
-            # SET was operation 0 before torch 2.2, and the length of its key looks like a small number.
-            short = request.op is Op.VALIDATE and request.number <= self._server.limits.key
-            if short or Op.VALIDATE < request.op <= Op.CANCEL_WAIT:
-                raise WireError("old-dialect", "opens as torch 2.1 and older do; torch 2.4 or newer is needed")
-            raise WireError("not-a-tcpstore", "is no TCPStore client")
+            # In torch 2.1 SET was operation 0; the length of its key is then read as the magic number.
+            old_set = request.op is Op.VALIDATE and request.number <= self._server.limits.key
+            if old_set or Op.VALIDATE < request.op <= Op.CANCEL_WAIT:
+                raise WireError("old-dialect", "it uses the protocol of torch 2.1 or older; use torch 2.4 or newer")
+            raise WireError("not-a-tcpstore", "it is not a TCPStore client")
         self._valid = True
         self._stop_timer()
 
     def _flush(self) -> None:
-        if answers := self._answers.take():
+        if answers := self._executor.take():
             self._transport.write(answers)
 
-    # ---- ends
+    # ---- end of the connection
 
-    def _become_link(self, take_over: TakeOver, number: int) -> None:
+    def _become_link(self, handler: LinkHandler, number: int) -> None:
         rest = self._reader.rest()
-        self._let_go()
-        task = asyncio.ensure_future(take_over(self._transport, number, rest, self._server.drop))
+        self._release()
+        task = asyncio.ensure_future(handler(self._transport, number, rest, self._server.record_drop))
         self._server.link_tasks.add(task)
         task.add_done_callback(self._server.link_tasks.discard)
 
     def _drop(self, reason: str, message: str) -> None:
         peer = self._transport.get_extra_info("peername")
-        self._server.drop(reason, f"{peer[0]}:{peer[1]}" if peer else "a client", message)
+        self._server.record_drop(reason, f"{peer[0]}:{peer[1]}" if peer else "a client", message)
         self._transport.abort()
 
     def close(self) -> None:
-        """Close once what was answered has been sent."""
+        """Close the connection after all answers have been sent."""
         self._transport.close()
 
     def _start_timer(self, seconds: float, reason: str, message: str) -> None:
@@ -243,9 +257,9 @@ class _Client(asyncio.Protocol):
             self._timer.cancel()
             self._timer = None
 
-    def _let_go(self) -> None:
+    def _release(self) -> None:
         self._stop_timer()
-        self._answers.cancel_wait()
+        self._executor.cancel_wait()
         self._store.account(-self._held)
         self._held = 0
         self._server.clients.discard(self)

@@ -1,4 +1,14 @@
-"""The keys of one store: values, queues, and who waits for what. No I/O."""
+"""The data of one store: values, queues, and the clients that wait for keys. No I/O.
+
+A value and a queue of the same key are independent; a key exists if it has a value or a queue that is not empty.
+
+Waiting: `wait` and `barrier` return None if their condition holds already. Otherwise they return a `Waiter`, which the
+caller keeps so that it can `cancel` it. The storage calls `Waiter.notify`, once, in the request that creates the last
+missing key; the waiter is then over. A value or queue item that is removed before that counts as having existed.
+
+Memory: keys, values, queue items and waiters count against one limit; `account` also counts bytes of others (partly
+received requests). A call that would exceed the limit raises WireError, and the client's connection is closed.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +19,9 @@ from collections.abc import Callable, Collection, Iterable
 from elasticjob.store.wire import WireError
 
 _DIGITS = 20
-"""No signed 64-bit number is longer."""
+"""Characters of the longest signed 64-bit number."""
 _OVERHEAD = 128
-"""Bytes that a key costs besides its own and its value's."""
+"""Estimated bytes of memory for a key, besides the key and its value."""
 
 
 def _cost(key: bytes, value: bytes) -> int:
@@ -19,64 +29,75 @@ def _cost(key: bytes, value: bytes) -> int:
 
 
 class Waiter:
-    """One connection's WAIT: told once, when its last missing key exists."""
+    """A pending WAIT or BARRIER of one client."""
 
     __slots__ = ("cost", "keys", "notify")
 
-    def __init__(self, keys: Collection[bytes], tell: Callable[[], None]) -> None:
+    def __init__(self, keys: Collection[bytes], notify: Callable[[], None]) -> None:
         self.keys = {*keys}
-        self.notify = tell
+        """Keys that have not existed since the wait began."""
+        self.notify = notify
+        """Called once, when `keys` has become empty; not called after `cancel`."""
         self.cost = sum(_cost(key, b"") for key in keys)
-        """Bytes of the store's memory, until told or forgotten."""
+        """Bytes that it counts against the memory limit; 0 once it is over."""
 
 
 class Storage:
-    """Semantics are those of torch's own server, key by key. At most `memory` bytes in all, `largest` in one value."""
+    """Keys with the semantics of torch's own server. At most `memory` bytes in all, `largest` bytes in one value."""
 
     def __init__(self, memory: int, largest: int) -> None:
         self._values: dict[bytes, bytes] = {}
         self._queues: dict[bytes, deque[bytes]] = {}
         self._waiters: dict[bytes, dict[Waiter, None]] = {}
-        """In the order in which they came."""
+        """By missing key, in the order in which they began to wait."""
         self._memory = memory
         self._largest = largest
         self.used = 0
+        """Bytes that count against the memory limit."""
 
     def __len__(self) -> int:
         return len(self._values)
 
     def keys(self) -> Iterable[bytes]:
+        """Return the keys that have a value."""
         return self._values.keys()
 
     def get(self, key: bytes) -> bytes:
-        """The value, empty for a missing key."""
+        """Return the value, empty if the key is missing."""
         return self._values.get(key, b"")
 
     def set(self, key: bytes, value: bytes) -> None:
+        """Set the value; waiters for the key go on."""
         self._put(key, value)
-        self._exists(key)
+        self._notify_waiters(key)
 
     def append(self, key: bytes, value: bytes) -> None:
+        """Append to the value, empty if the key is missing."""
         self.set(key, self.get(key) + value)
 
     def add(self, key: bytes, number: int) -> int:
+        """Add to the decimal number in the value, 0 if the key is missing; return the sum."""
         total = self._count(key) + number
         if not -(2**63) <= total < 2**63:
-            raise WireError("not-a-number", f"{key[:80]!r} would leave 64 bits")
+            raise WireError("not-a-number", f"the sum in key {key[:80]!r} does not fit into 64 bits")
         self.set(key, b"%d" % total)
         return total
 
     def compare_set(self, key: bytes, expected: bytes, desired: bytes) -> bytes:
-        """The value afterwards; for a missing key that was expected to have a value, what was expected."""
-        held = self._values.get(key)
-        if held is None and expected:
+        """Set `desired` if the value is `expected`, or if the key is missing and `expected` is empty.
+
+        Returns the value that the key has afterwards; if the key stays missing, `expected`.
+        """
+        current = self._values.get(key)
+        if current is None and expected:
             return expected
-        if held is None or held == expected:
+        if current is None or current == expected:
             self.set(key, desired)
             return desired
-        return held
+        return current
 
     def delete(self, key: bytes) -> int:
+        """Delete the value; return the number of deleted keys, 0 or 1."""
         value = self._values.pop(key, None)
         if value is None:
             return 0
@@ -84,22 +105,23 @@ class Storage:
         return 1
 
     def check(self, keys: Iterable[bytes]) -> bool:
+        """Return whether all keys exist."""
         return all(k in self._values or self._queues.get(k) for k in keys)
 
-    def wait(self, keys: Iterable[bytes], tell: Callable[[], None]) -> Waiter | None:
-        """A waiter for the keys that are missing; None when none is."""
+    def wait(self, keys: Iterable[bytes], notify: Callable[[], None]) -> Waiter | None:
+        """Return a waiter for the missing keys, None if all exist."""
         missing = {k for k in keys if k not in self._values and not self._queues.get(k)}
-        return self._wait(missing, tell) if missing else None
+        return self._wait(missing, notify) if missing else None
 
-    def _wait(self, keys: Collection[bytes], tell: Callable[[], None]) -> Waiter:
-        waiter = Waiter(keys, tell)
+    def _wait(self, keys: Collection[bytes], notify: Callable[[], None]) -> Waiter:
+        waiter = Waiter(keys, notify)
         self.account(waiter.cost)
         for key in keys:
             self._waiters.setdefault(key, {})[waiter] = None
         return waiter
 
     def cancel(self, waiter: Waiter) -> None:
-        """The wait is over, whatever it waited for."""
+        """Forget a waiter; it is not notified any more."""
         for key in waiter.keys:
             waiting = self._waiters.get(key, {})
             waiting.pop(waiter, None)
@@ -112,22 +134,23 @@ class Storage:
         self.account(-waiter.cost)
         waiter.cost = 0
 
-    def barrier(self, key: bytes, size: int, tell: Callable[[], None]) -> Waiter | None:
-        """Counts this caller in; None when it completes the barrier, which tells the others."""
+    def barrier(self, key: bytes, size: int, notify: Callable[[], None]) -> Waiter | None:
+        """Count the caller in; return None if it completes the barrier, which notifies the others, else a waiter."""
         arrived = self._count(key) + 1
         self._put(key, b"%d" % arrived)
         if arrived >= size:
-            self._exists(key)
+            self._notify_waiters(key)
             return None
-        return self._wait({key}, tell)
+        return self._wait({key}, notify)
 
     def push(self, key: bytes, value: bytes) -> None:
+        """Append to a queue; one waiter for the key goes on."""
         self.account(_cost(key, value))
         self._queues.setdefault(key, deque()).append(value)
-        self._exists(key, one=True)
+        self._notify_waiters(key, one=True)
 
     def pop(self, key: bytes) -> tuple[int, bytes]:
-        """(length before, first value); (0, b"") for an empty queue."""
+        """Remove a queue's first value; return the length before and the value, (0, b"") for an empty queue."""
         queue = self._queues.get(key)
         if not queue:
             return 0, b""
@@ -138,29 +161,33 @@ class Storage:
         return length, value
 
     def length(self, key: bytes) -> int:
+        """Return the length of a queue, 0 if there is none."""
         return len(self._queues.get(key, ()))
 
     def _count(self, key: bytes) -> int:
-        held = self._values.get(key, b"0")
-        if len(held) <= _DIGITS:
+        value = self._values.get(key, b"0")
+        if len(value) <= _DIGITS:
             with contextlib.suppress(ValueError):
-                return int(held)
-        raise WireError("not-a-number", f"{key[:80]!r} does not hold a number")
+                return int(value)
+        raise WireError("not-a-number", f"the value of key {key[:80]!r} is not a number")
 
     def _put(self, key: bytes, value: bytes) -> None:
         if len(value) > self._largest:
-            raise WireError("value-too-long", f"a value of {len(value)} bytes; {self._largest} are allowed")
+            raise WireError("value-too-long", f"a value has {len(value)} bytes; {self._largest} bytes are allowed")
         old = self._values.get(key)
         self.account(len(value) - len(old) if old is not None else _cost(key, value))
         self._values[key] = value
 
     def account(self, size: int) -> None:
-        """Count bytes that are held from now on (negative: no longer). WireError when they would be too many."""
+        """Count `size` more bytes, fewer if negative. WireError: the sum would exceed the memory limit."""
         if size > 0 and self.used + size > self._memory:
-            raise WireError("out-of-memory", f"the store holds {self.used} bytes; {self._memory} are allowed")
+            raise WireError(
+                "out-of-memory", f"the store holds {self.used} bytes, and {self._memory} bytes are allowed in all"
+            )
         self.used += size
 
-    def _exists(self, key: bytes, *, one: bool = False) -> None:
+    def _notify_waiters(self, key: bytes, *, one: bool = False) -> None:
+        """Remove a key from its waiters, and notify those without missing keys; with `one`, just the first."""
         waiting = self._waiters.pop(key, None)
         if waiting is None:
             return
@@ -173,5 +200,5 @@ class Storage:
                 if one:
                     break
         if waiting:
-            # A queue's value serves one waiter; the others wait on.
+            # A queue item serves one waiter; the others wait for the next item.
             self._waiters[key] = waiting

@@ -1,8 +1,11 @@
-"""torch's TCPStore protocol as bytes, without I/O: what there is, and requests as clients write them (`reader` reads).
+"""torch's TCPStore protocol: operations, limits, and how clients encode requests. No I/O. `reader` decodes requests.
 
-Numbers are native-endian. A key or value is a u64 length and its bytes; a request is one byte, `Op`, and the fields
-that `FIELDS` lists. A client opens with VALIDATE. Source: torch 2.15; torch from 2.4 on speaks it, with fewer
-operations. torch 2.1 opens without VALIDATE and numbers its operations from SET = 0.
+A request is one byte, the `Op`, and the fields that `FIELDS` lists for it. A key or value is a u64 length and its
+bytes; numbers are native-endian. A client's first request is VALIDATE, with a magic number. Answers carry no
+operation: a client matches them to its requests by their order. SET, APPEND, MULTI_SET and QUEUE_PUSH have no answer.
+
+Source: torch 2.15. torch 2.4 and newer use this protocol; older versions lack some of the operations. torch 2.1 and
+older send no VALIDATE, and number their operations from SET = 0.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ from enum import Enum, IntEnum
 from typing import NamedTuple
 
 MAGIC = 0x3C85F7CE
+"""Number in a VALIDATE request."""
 MIB = 1024 * 1024
 
 U32 = struct.Struct("=I")
@@ -44,34 +48,37 @@ class Op(IntEnum):
     LIST_KEYS = 17
     BARRIER = 18
     LINK = 0xE7
-    """Ours, far from torch's numbers, which grow: what follows is a control link (`link.py`)."""
+    """Ours: the connection becomes a control link (`control_link.link`). Far from torch's numbers, which grow."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What one server grants. Bytes and seconds; sizes of keys, values and counts are those of torch's server."""
+    """Limits of one server, in bytes and seconds. Those of keys, values and counts are the limits of torch's server."""
 
     key: int = 8 * 1024
     value: int = 8 * MIB
     count: int = 128 * 1024
     """Keys in one request."""
     request: int = 32 * MIB
+    """One request in all."""
     reply: int = 32 * MIB
+    """Answer to one request."""
     memory: int = 256 * MIB
-    """All keys and values, and requests that have arrived in part."""
+    """All keys and values, pending waits, and partly received requests."""
     connections: int = 16 * 1024
+    """Open connections, control links included."""
     opening_timeout: float = 5.0
-    """Seconds for a new connection to say what it is."""
+    """Seconds from the start of a connection to its first request (VALIDATE or LINK)."""
     write_buffer: int = 1 * MIB
-    """Answers waiting for a client; one that has more is not read from until it has read them."""
+    """Unread answers of one client. Beyond it the client is a slow reader: its requests wait until it has read them."""
     total_write_buffer: int = 128 * MIB
-    """Answers waiting for all such clients together."""
+    """Unread answers of all slow readers together."""
     stall_timeout: float = 30.0
-    """Seconds that a client may leave it at that, or be silent in the middle of a request."""
+    """Seconds that a client may be a slow reader, or pause within a request."""
 
 
 class WireError(Exception):
-    """What a client sent cannot be served: close the connection, count it under `reason`."""
+    """A client violated the protocol or a limit. The server closes its connection and counts it under `reason`."""
 
     def __init__(self, reason: str, message: str) -> None:
         super().__init__(message)
@@ -79,7 +86,7 @@ class WireError(Exception):
 
 
 class Request(NamedTuple):
-    """One request; which fields it uses depends on `op` (`FIELDS`). A tuple: a busy store makes many a second."""
+    """One request. `FIELDS` lists the fields that an `op` uses. A tuple, because it is fast to create."""
 
     op: Op
     keys: tuple[bytes, ...] = ()
@@ -88,16 +95,16 @@ class Request(NamedTuple):
 
 
 class Field(Enum):
-    """A part of a request."""
+    """Kinds of fields of a request."""
 
     KEY = "key"
     VALUE = "value"
     I64 = "i64"
     U32 = "u32"
     KEYS = "keys"
-    """A count and as many keys."""
+    """A u64 count and that many keys."""
     PAIRS = "pairs"
-    """A count and as many keys, each with its value."""
+    """A u64 count and that many keys, each followed by its value."""
 
 
 FIELDS: dict[Op, tuple[Field, ...]] = {
@@ -125,29 +132,29 @@ FIELDS: dict[Op, tuple[Field, ...]] = {
 
 
 def u32(value: int) -> bytes:
-    """4 bytes."""
+    """Return the 4 bytes of an unsigned number."""
     return U32.pack(value)
 
 
 def i64(value: int) -> bytes:
-    """8 bytes, signed."""
+    """Return the 8 bytes of a signed number."""
     return I64.pack(value)
 
 
 def sized(value: bytes) -> bytes:
-    """A key or a value, with its length."""
+    """Return a key or a value with its length before it."""
     return U64.pack(len(value)) + value
 
 
 def request(op: Op, keys: Sequence[bytes] = (), values: Sequence[bytes] = (), number: int = 0) -> bytes:
-    """One request as a client sends it."""
+    """Return one request as a client sends it."""
     parts = [bytes((op,))]
     for kind in FIELDS[op]:
         match kind:
             case Field.KEY:
                 parts.append(sized(keys[0]))
             case Field.VALUE:
-                # COMPARE_SET has two, one after the other: both are written at the first.
+                # Values are the last fields. COMPARE_SET has two of them; both are written here.
                 parts += map(sized, values)
                 break
             case Field.I64:

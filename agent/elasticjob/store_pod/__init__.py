@@ -1,1 +1,1 @@
-"""The store pod of a job: its TCPStore and its coordinator in one process."""
+"""The store pod of a job: its TCPStore server and its coordinator, in one process."""

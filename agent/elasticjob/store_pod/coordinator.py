@@ -1,4 +1,9 @@
-"""Carries the decisions of `rounds` over control links: one per job, in the store's process."""
+"""The coordinator of one job: it carries the decisions of `rendezvous.rounds` over control links.
+
+`rounds` is pure; this module has the state and the I/O. Messages of nodes and operators, closed links and deadlines
+become events. All events of one turn of the event loop are decided together. Then messages go to the nodes, a report
+goes to the operators, and the timer is set to the next deadline.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +29,7 @@ from elasticjob.contract.messages import (
     WorkersStopped,
     WorkersSucceeded,
 )
-from elasticjob.control_link.link import ControlLink, LinkError, LinkRole
+from elasticjob.control_link.link import ControlLink, LinkRole
 from elasticjob.rendezvous import recovery_times, rounds, stragglers
 from elasticjob.rendezvous.report import build_report
 from elasticjob.rendezvous.state import (
@@ -39,49 +44,51 @@ from elasticjob.rendezvous.state import (
 
 log = logging.getLogger(__name__)
 
-REPORT_PACE = 0.0001
-"""Seconds between two reports for each node in them: what one costs grows with its length, and all together they stay
-a small part of the processor, here and at the operator, however fast nodes come and go."""
+REPORT_SECONDS_PER_NODE = 0.0001
+"""Seconds from one report to the next, for each node in the report. The cost of a report grows with its nodes, so
+reports take a small part of the processor, here and at the operator, however often nodes connect and disconnect."""
 
 
 @dataclass
 class Coordinator:
-    """Owns the state. Events that arrive together are taken in together, and settled once."""
+    """Owner of the coordinator's state. `serve` must be called for every link."""
 
     state: CoordinatorState
     dropped: int = 0
-    """Messages that a peer had no business to send."""
+    """Messages that their sender was not allowed to send."""
     superseded: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set once a newer store has been heard of: whoever serves this one closes it."""
+    """Set when a node has reported a newer store: the server of this store must close it."""
     _nodes: dict[str, ControlLink] = field(default_factory=dict)
+    """Links of nodes, by agent id."""
     _operators: list[ControlLink] = field(default_factory=list)
     _events: list[CoordinatorEvent] = field(default_factory=list)
-    _timer: asyncio.TimerHandle | None = None
+    """Events that are not decided yet."""
     _scheduled: bool = False
+    """Whether `_run` is scheduled."""
+    _timer: asyncio.TimerHandle | None = None
+    """Runs until the next deadline of the rules."""
     _last_report: Report | None = None
-    _resting: asyncio.TimerHandle | None = None
+    _report_timer: asyncio.TimerHandle | None = None
     """Runs until the next report may be sent."""
     _outage: recovery_times.Outage | None = None
-    _pace: stragglers.StragglerTracker = field(default_factory=stragglers.StragglerTracker)
+    _straggler_tracker: stragglers.StragglerTracker = field(default_factory=stragglers.StragglerTracker)
 
     def start(self) -> None:
-        """Begin to keep time (needs the running loop)."""
+        """Start the timer of the rules. Needs the running event loop."""
         self._submit(Tick())
 
     def stop(self) -> None:
-        for timer in (self._timer, self._resting):
+        """Stop all timers."""
+        for timer in (self._timer, self._report_timer):
             if timer is not None:
                 timer.cancel()
 
     async def serve(self, link: ControlLink) -> None:
-        """Talk to one peer until its link closes."""
-        try:
-            if link.role is LinkRole.OPERATOR:
-                await self._serve_operator(link)
-            else:
-                await self._serve_node(link)
-        except LinkError as error:
-            log.warning("dropped %s: %s", link.peer, error)
+        """Serve one peer until its link closes. LinkError: the peer sent an invalid message; the caller counts it."""
+        if link.role is LinkRole.OPERATOR:
+            await self._serve_operator(link)
+        else:
+            await self._serve_node(link)
 
     async def _serve_operator(self, link: ControlLink) -> None:
         self._operators.append(link)
@@ -91,7 +98,7 @@ class Coordinator:
                 if isinstance(message, OperatorView):
                     self._submit(OperatorViewReceived(message))
                 else:
-                    self._drop(link, message)
+                    self._ignore(link, message)
         finally:
             self._operators.remove(link)
 
@@ -101,7 +108,7 @@ class Coordinator:
             self._submit(NewerStoreSeen(first.incarnation))
             return
         if not isinstance(first, Announce):
-            self._drop(link, first)
+            self._ignore(link, first)
             return
         agent_id = first.agent_id
         older = self._nodes.get(agent_id)
@@ -110,14 +117,14 @@ class Coordinator:
             older.close()
         self._submit(NodeMessage(agent_id, first))
         try:
-            await self._listen(link, agent_id)
+            await self._receive_messages(link, agent_id)
         finally:
-            # A node that came back over a new link has not gone.
+            # A node that has reconnected over a new link is not disconnected.
             if self._nodes.get(agent_id) is link:
                 del self._nodes[agent_id]
                 self._submit(NodeDisconnected(agent_id))
 
-    async def _listen(self, link: ControlLink, agent_id: str) -> None:
+    async def _receive_messages(self, link: ControlLink, agent_id: str) -> None:
         while (message := await link.receive()) is not None:
             if self._nodes.get(agent_id) is not link:
                 return
@@ -127,20 +134,23 @@ class Coordinator:
                 case Leaving() | Close() | StepReport() | WorkersStalled():
                     self._submit(NodeMessage(agent_id, message))
                 case StepTimes():
-                    self._take_times(agent_id, message)
+                    self._track_step_times(agent_id, message)
                 case _:
-                    self._drop(link, message)
+                    self._ignore(link, message)
 
-    def _drop(self, link: ControlLink, message: Message | None) -> None:
-        self.dropped += message is not None
-        log.warning("dropped %s from %s: not for it to say", type(message).__name__, link.peer)
+    def _ignore(self, link: ControlLink, message: Message | None) -> None:
+        """Count and log a message that the peer may not send now; None (a link that closed) is no message."""
+        if message is not None:
+            self.dropped += 1
+            name = type(message).__name__
+            log.warning("ignored a message of type %s from %s %s: not allowed here", name, link.role.value, link.peer)
 
-    def _take_times(self, agent_id: str, times: StepTimes) -> None:
-        """Beside the rules, which do not depend on it: every node says this again and again."""
-        now, named = time.monotonic(), self._pace.straggler
-        self._pace = stragglers.track_step_times(self._pace, self.state, agent_id, times, now)
-        if self._pace.straggler != named:
-            self._tell_operators(now)
+    def _track_step_times(self, agent_id: str, times: StepTimes) -> None:
+        # Not an event for the rules: they do not depend on step times, and every node sends them regularly.
+        now, before = time.monotonic(), self._straggler_tracker.straggler
+        self._straggler_tracker = stragglers.track_step_times(self._straggler_tracker, self.state, agent_id, times, now)
+        if self._straggler_tracker.straggler != before:
+            self._report_change(now)
 
     def _submit(self, event: CoordinatorEvent) -> None:
         self._events.append(event)
@@ -160,18 +170,19 @@ class Coordinator:
         for effect in decision.effects:
             if (link := self._nodes.get(effect.agent_id)) is not None:
                 link.send(effect.message)
-        self._tell_operators(now)
+        self._report_change(now)
         self._set_timer(now)
         if self.state.newer_store is not None:
             self.superseded.set()
 
     def _report(self, now: float) -> Report:
         recovery = self._outage.recovery if self._outage else None
-        return build_report(self.state, now, recovery, stragglers.current_straggler(self._pace, self.state))
+        straggler = stragglers.current_straggler(self._straggler_tracker, self.state)
+        return build_report(self.state, now, recovery, straggler)
 
-    def _tell_operators(self, now: float) -> None:
-        """The first change at once, those that follow it together."""
-        if self._resting is not None:
+    def _report_change(self, now: float) -> None:
+        """Send the operators a report if it has changed: the first change at once, those that follow it together."""
+        if self._report_timer is not None:
             return
         report = self._report(now)
         if report == self._last_report:
@@ -179,17 +190,18 @@ class Coordinator:
         self._last_report = report
         for link in self._operators:
             link.send(report)
-        self._resting = asyncio.get_running_loop().call_later(REPORT_PACE * len(report.nodes), self._rested)
+        pause = REPORT_SECONDS_PER_NODE * len(report.nodes)
+        self._report_timer = asyncio.get_running_loop().call_later(pause, self._report_again)
 
-    def _rested(self) -> None:
-        self._resting = None
-        self._tell_operators(time.monotonic())
+    def _report_again(self) -> None:
+        self._report_timer = None
+        self._report_change(time.monotonic())
 
     def _set_timer(self, now: float) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        due = rounds.next_deadline(self.state, now)
-        if due is not None:
-            # asyncio's clock is time.monotonic; a hair later, so that the deadline has surely come.
-            self._timer = asyncio.get_running_loop().call_at(due + 0.001, self._submit, Tick())
+        deadline = rounds.next_deadline(self.state, now)
+        if deadline is not None:
+            # The event loop's clock is time.monotonic, with a coarser resolution: 1 ms later the deadline has passed.
+            self._timer = asyncio.get_running_loop().call_at(deadline + 0.001, self._submit, Tick())

@@ -1,7 +1,7 @@
 """This project's rendezvous under a stock torchrun: `torchrun --rdzv-backend=elasticjob --rdzv-endpoint=HOST:PORT ...`.
 
-`handler` is torch's `RendezvousHandler` over the control link, and `create` makes it from torchrun's options. They
-import torch; importing this package does not.
+`handler` implements torch's `RendezvousHandler` over the control link. `create` builds it from torchrun's options.
+Both modules import torch; this package does not.
 """
 
 from __future__ import annotations
@@ -10,11 +10,14 @@ from collections.abc import Callable
 from typing import Any
 
 BACKEND = "elasticjob"
-"""The name that torchrun knows this rendezvous by."""
+"""The value of `--rdzv-backend` that selects this rendezvous."""
 
 
 def get_creator() -> Callable[[Any], Any]:
-    """Entry point `torchrun.handlers`: torch calls it whenever it imports its rendezvous, also in every worker."""
+    """Return the function that creates the handler: the entry point `torchrun.handlers`.
+
+    torch calls it on every import of its rendezvous package, in every worker too, so it imports nothing.
+    """
     return _create_handler
 
 

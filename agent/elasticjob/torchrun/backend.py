@@ -1,8 +1,8 @@
-"""`RendezvousBackend`s for torch's own dynamic rendezvous: its one state, in our store or in a file.
+"""A `RendezvousBackend` for torch's own dynamic rendezvous. It keeps the state in our store or in a file.
 
-Compatible with torch's c10d backend key by key, so that nodes with either may meet: the state is kept in base64 under
-`torch.rendezvous.<run id>`, a sentinel stands for none (torch's stores wait for keys that do not exist), and what is
-kept is its own fencing token.
+Nodes with this backend and nodes with torch's c10d backend can share one rendezvous, because both store the same bytes:
+base64 of the state under the key `torch.rendezvous.<run id>`, or a sentinel before the first state is set (a read from
+torch's store blocks until the key exists). The stored value is also the fencing token.
 """
 
 from __future__ import annotations
@@ -30,21 +30,27 @@ from elasticjob.contract.messages import RoundSettings
 from elasticjob.torchrun.stores import HostedStore, host_store, parse_endpoint, parse_read_timeout, tcp_store
 
 NULL_SENTINEL = b"Y2FuaW1hZGFt"
-"""Torch's own. It is base64 as well, of a text that no state is."""
+"""The value that stands for "no state", equal to torch's. It is base64 of a text that cannot be a state."""
 
 
 class Cell(Protocol):
-    """One value that can be compared and set; OSError and what torch's stores raise when it cannot be reached."""
+    """One stored value with an atomic compare-and-set.
+
+    Both methods raise OSError, ValueError or RuntimeError when the storage is unreachable.
+    """
 
     def get(self) -> bytes: ...
 
     def compare_set(self, expected: bytes, desired: bytes) -> bytes:
-        """The value afterwards; a missing one is set where nothing is expected."""
+        """Store `desired` if the value equals `expected`, and return the value afterwards.
+
+        A missing value equals b"".
+        """
         ...
 
 
 class StoreCell:
-    """A key of a TCPStore. `hosted`: its server, if it is a child of this process; it goes with the cell."""
+    """A key of a TCPStore. `hosted`: the server, if it is a child of this process; it ends when the cell is deleted."""
 
     def __init__(self, store: Any, key: str, hosted: HostedStore | None = None) -> None:
         self._store = store
@@ -59,30 +65,30 @@ class StoreCell:
 
 
 class FileCell:
-    """A file of its own, locked while it is used. Torch's FileStore appends every heartbeat and never shrinks."""
+    """A file, locked during each operation. torch's FileStore would grow: it appends every heartbeat."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
 
     def get(self) -> bytes:
-        return self._locked(lambda descriptor: _read(descriptor))
+        return self._locked(_read)
 
     def compare_set(self, expected: bytes, desired: bytes) -> bytes:
         def exchange(descriptor: int) -> bytes:
-            held = _read(descriptor)
-            if held != expected:
-                return held
+            current = _read(descriptor)
+            if current != expected:
+                return current
             os.pwrite(descriptor, desired, 0)
             os.ftruncate(descriptor, len(desired))
             return desired
 
         return self._locked(exchange)
 
-    def _locked(self, use: Callable[[int], bytes]) -> bytes:
+    def _locked(self, operation: Callable[[int], bytes]) -> bytes:
         descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600)
         try:
             fcntl.lockf(descriptor, fcntl.LOCK_EX)
-            return use(descriptor)
+            return operation(descriptor)
         finally:
             os.close(descriptor)
 
@@ -92,61 +98,61 @@ def _read(descriptor: int) -> bytes:
 
 
 class ElasticJobRendezvousBackend(RendezvousBackend):  # type: ignore[misc]  # torch has no types here
-    """The state of one rendezvous in one cell. See torch's base class for the contract."""
+    """The state of one rendezvous in one cell. torch's base class documents the contract."""
 
     def __init__(self, cell: Cell, name: str) -> None:
-        """RendezvousConnectionError where the cell cannot be reached."""
+        """Raise RendezvousConnectionError if the cell is unreachable."""
         self._cell = cell
         self._name = name
-        self._reach(lambda: cell.compare_set(b"", NULL_SENTINEL))
+        self._call(lambda: cell.compare_set(b"", NULL_SENTINEL))
 
     @property
     def name(self) -> str:
         return self._name
 
     def get_state(self) -> tuple[bytes, Any] | None:
-        return _decode(self._reach(self._cell.get))
+        return _decode(self._call(self._cell.get))
 
     def set_state(self, state: bytes, token: Any = None) -> tuple[bytes, Any, bool] | None:
         if token and not isinstance(token, bytes):
-            # It is none of ours: nothing can match it.
-            found = self.get_state()
-            return None if found is None else (*found, False)
+            # The token comes from another backend, so no stored value can match it.
+            current = self.get_state()
+            return None if current is None else (*current, False)
         expected, desired = token or NULL_SENTINEL, b64encode(state)
-        found = _decode(self._reach(lambda: self._cell.compare_set(expected, desired)))
-        # The value does not tell who wrote it: states that are the same are as good as set.
-        return None if found is None else (*found, found[0] == state)
+        current = _decode(self._call(lambda: self._cell.compare_set(expected, desired)))
+        # The value does not identify its writer, so an equal state counts as set by this call, as in torch's backend.
+        return None if current is None else (*current, current[0] == state)
 
-    def _reach(self, operation: Callable[[], bytes]) -> bytes:
+    def _call(self, operation: Callable[[], bytes]) -> bytes:
         try:
             return operation()
         except (OSError, ValueError, RuntimeError) as error:
-            raise RendezvousConnectionError(f"the {self._name} store cannot be reached: {error}") from error
+            raise RendezvousConnectionError(f"the {self._name} store is unreachable: {error}") from error
 
 
-def _decode(kept: bytes) -> tuple[bytes, bytes] | None:
-    if kept == NULL_SENTINEL:
+def _decode(value: bytes) -> tuple[bytes, bytes] | None:
+    if value == NULL_SENTINEL:
         return None
     try:
-        return b64decode(kept, validate=True), kept
+        return b64decode(value, validate=True), value
     except binascii.Error as error:
         raise RendezvousStateError(f"the rendezvous state is corrupt: {error}") from error
 
 
 def create_backend(params: RendezvousParameters) -> tuple[ElasticJobRendezvousBackend, Any]:
-    """The backend, and the store for the nodes' process groups. As torch's, with our store or file.
+    """Return the backend and the store for the process groups, as torch's `create_backend` of c10d does.
 
-    `store_type` is tcp (default) or file; tcp takes is_host and read_timeout, and the endpoint is host[:port] of the
-    store. With file the endpoint is a path, of a temporary file if empty; the groups' keys are in a file beside it.
+    `store_type` tcp (default): the endpoint is host[:port] of our store; the options are is_host and read_timeout.
+    `store_type` file: the endpoint is a path (empty: a temporary file); the process groups use the file `<path>.keys`.
     """
     store_type = str(params.get("store_type", "tcp")).strip().lower()
     try:
         if not params.run_id:
             raise ValueError("The run id must be a non-empty string.")
         if store_type == "tcp":
-            return _on_store(params)
+            return _tcp_backend(params)
         if store_type == "file":
-            return _on_file(params)
+            return _file_backend(params)
         raise ValueError(f"Invalid store type {store_type!r} given. Write tcp or file.")
     except Exception as error:
         message = f"{type(error).__name__}: {error}"
@@ -154,7 +160,7 @@ def create_backend(params: RendezvousParameters) -> tuple[ElasticJobRendezvousBa
         raise
 
 
-def _on_store(params: RendezvousParameters) -> tuple[ElasticJobRendezvousBackend, Any]:
+def _tcp_backend(params: RendezvousParameters) -> tuple[ElasticJobRendezvousBackend, Any]:
     timeout = parse_read_timeout(params)
     host, port = parse_endpoint(params)
     hosted = host_store(params, host, port, RoundSettings(1, 1, 1))
@@ -163,20 +169,20 @@ def _on_store(params: RendezvousParameters) -> tuple[ElasticJobRendezvousBackend
     return ElasticJobRendezvousBackend(cell, "tcp"), store
 
 
-def _on_file(params: RendezvousParameters) -> tuple[ElasticJobRendezvousBackend, Any]:
+def _file_backend(params: RendezvousParameters) -> tuple[ElasticJobRendezvousBackend, Any]:
     try:
-        path = Path(params.endpoint) if params.endpoint else _temporary()
+        path = Path(params.endpoint) if params.endpoint else _temporary_file()
         backend = ElasticJobRendezvousBackend(FileCell(path), "file")
         return backend, dist.FileStore(f"{path}.keys", -1)
     except RuntimeError as error:
-        raise RendezvousConnectionError(f"{params.endpoint} cannot be used: {error}") from error
+        raise RendezvousConnectionError(f"the rendezvous file {params.endpoint} is unusable: {error}") from error
 
 
-def _temporary() -> Path:
-    """Readable and writable by this user alone."""
+def _temporary_file() -> Path:
+    """Create an empty file that only this user can read and write, and return its path."""
     try:
         descriptor, name = tempfile.mkstemp(prefix="elasticjob-")
     except OSError as error:
-        raise RendezvousError(f"no temporary file for the rendezvous: {error}") from error
+        raise RendezvousError(f"cannot create a temporary file for the rendezvous: {error}") from error
     os.close(descriptor)
     return Path(name)

@@ -1,4 +1,4 @@
-"""The handler for torchrun's options: `torchrun --rdzv-backend=elasticjob --rdzv-conf=...`."""
+"""Create the handler from torchrun's options: `torchrun --rdzv-backend=elasticjob --rdzv-conf=...`."""
 
 from __future__ import annotations
 
@@ -16,16 +16,17 @@ _UNLIMITED = 2**31 - 1
 
 
 def create_handler(params: RendezvousParameters) -> ElasticJobRendezvousHandler:
-    """The handler for torchrun's options. `--rdzv-conf` takes join_timeout, last_call_timeout, close_timeout and
-    heartbeat_timeout, keep_alive_interval and keep_alive_max_attempt, read_timeout, is_host and key.
+    """Return the handler for torchrun's options.
 
-    As with c10d, the machine that the endpoint names hosts the store, unless one listens there already.
+    `--rdzv-conf` accepts join_timeout, last_call_timeout, close_timeout and heartbeat_timeout (seconds),
+    keep_alive_interval (seconds), keep_alive_max_attempt, read_timeout (seconds), is_host and key.
+    As with c10d, the host of the endpoint runs the store, unless a process on that host already listens on the port.
     """
     try:
         settings = read_settings(params)
         check_settings(settings)
         host, port = parse_endpoint(params)
-        hosted = host_store(params, host, port, _rules(settings))
+        hosted = host_store(params, host, port, _round_settings(settings))
         endpoint = StoreEndpoint(host, hosted.port if hosted else port, node_key(params), parse_read_timeout(params))
         return ElasticJobRendezvousHandler(settings, endpoint, params.local_addr, hosted)
     except Exception as error:
@@ -36,7 +37,10 @@ def create_handler(params: RendezvousParameters) -> ElasticJobRendezvousHandler:
 
 
 def read_settings(params: RendezvousParameters) -> RendezvousSettings:
-    """Torch's own settings and defaults, but for keep-alive: it is the kernel's, costs nothing, and is 1 s x 3."""
+    """Return torch's settings with torch's defaults, except for keep-alive.
+
+    The default keep-alive is 1 s x 3 instead of 5 s x 3: it is the kernel's TCP keep-alive and sends no messages.
+    """
     return RendezvousSettings(
         params.run_id,
         params.min_nodes,
@@ -54,8 +58,8 @@ def _seconds(params: RendezvousParameters, name: str) -> timedelta | None:
     return None if seconds is None else timedelta(seconds=seconds)
 
 
-def _rules(settings: RendezvousSettings) -> RoundSettings:
-    """What a coordinator hosted here works by; torchrun counts restarts itself."""
+def _round_settings(settings: RendezvousSettings) -> RoundSettings:
+    """Return the settings of a coordinator hosted by this process. Restarts are unlimited: torchrun counts them."""
     return RoundSettings(
         min_nodes=settings.min_nodes,
         max_nodes=settings.max_nodes,

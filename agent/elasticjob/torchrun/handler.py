@@ -1,8 +1,8 @@
-"""Torch's `RendezvousHandler` over our control link.
+"""torch's `RendezvousHandler` over our control link.
 
-The coordinator decides rounds; torchrun asks `num_nodes_waiting` several times a second and comes back to
-`next_rendezvous` when that is not 0 or its workers have failed. Torch's own dynamic rendezvous has every node rewrite
-one pickled state; here a node is told what it needs, and dead nodes are known by their closed connections.
+torchrun calls `num_nodes_waiting` several times a second. It calls `next_rendezvous` again when the result is not 0 or
+when its workers have failed. In torch's dynamic rendezvous every node rewrites one pickled state. Here the coordinator
+decides the rounds and sends each node its own part, and it detects lost nodes by their closed connections.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ from elasticjob.torchrun.stores import HostedStore, tcp_store
 
 log = logging.getLogger(__name__)
 
-TAKE_BACK_TIMEOUT = 5.0
-"""Seconds that a join which timed out has to take itself back."""
+WITHDRAW_TIMEOUT = 5.0
+"""Seconds to wait for the coordinator's confirmation after a join has timed out."""
 _local_ids = itertools.count()
 
 
 @dataclass(frozen=True)
 class NodeDesc:
-    """Who a node is: several handlers of one process differ by `local_id`."""
+    """The identity of a node. Handlers of one process differ by `local_id`."""
 
     addr: str
     pid: int
@@ -59,12 +59,15 @@ class NodeDesc:
 
 @dataclass(frozen=True)
 class StoreEndpoint:
-    """Where the coordinator is, and how to prove that one may talk to it."""
+    """The address of the coordinator and the key that a node must prove. `read_timeout` in seconds."""
 
     host: str
     port: int
     key: bytes
     read_timeout: int
+
+    def __str__(self) -> str:
+        return f"{self.host}:{self.port}"
 
     async def dial(self, run_id: str, keep_alive: KeepAlive) -> ControlLink:
         return await connect(
@@ -73,7 +76,7 @@ class StoreEndpoint:
 
 
 class ElasticJobRendezvousHandler(RendezvousHandler):  # type: ignore[misc]  # torch has no types here
-    """One node. Public methods block, may be called from one thread, and are torch's own."""
+    """The rendezvous handler of one node, with torch's interface. Call it from one thread; its methods block."""
 
     def __init__(
         self,
@@ -82,7 +85,7 @@ class ElasticJobRendezvousHandler(RendezvousHandler):  # type: ignore[misc]  # t
         local_addr: str | None = None,
         hosted: HostedStore | None = None,
     ) -> None:
-        """`hosted`: the store at `endpoint` if it is a child of this process, to be ended with this handler."""
+        """`hosted`: the store at `endpoint` if it is a child of this process; it ends with this handler."""
         check_settings(settings)
         self._settings = settings
         self._endpoint = endpoint
@@ -90,7 +93,7 @@ class ElasticJobRendezvousHandler(RendezvousHandler):  # type: ignore[misc]  # t
         self._node = NodeDesc(local_addr or socket.getfqdn(), os.getpid(), next(_local_ids))
         self._session: CoordinatorSession | None = None
         self._stores: dict[int, Any] = {}
-        """Process-group stores that this node serves, by port: of the present round and the next."""
+        """Process-group stores that this node serves for the current round and the next one, by port."""
 
     @property
     def settings(self) -> RendezvousSettings:
@@ -98,7 +101,7 @@ class ElasticJobRendezvousHandler(RendezvousHandler):  # type: ignore[misc]  # t
 
     @property
     def use_agent_store(self) -> bool:
-        """Whether workers meet on the store of the round; the variable is torch's way to opt out."""
+        """Whether workers use the store of the round. The environment variable is torch's own opt-out."""
         return os.getenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "0") != "1"
 
     def get_backend(self) -> str:
@@ -110,7 +113,7 @@ class ElasticJobRendezvousHandler(RendezvousHandler):  # type: ignore[misc]  # t
     # ---- joining ---------------------------------------------------------------------------------------------------
 
     def next_rendezvous(self) -> RendezvousInfo:
-        """See base class. A node that is redundant in the present round waits for as long as that lasts."""
+        """See the base class. The join timeout does not run while the node is redundant."""
         self._record(f"The node '{self._node}' attempts to join the next round of '{self.get_run_id()}'.")
         try:
             start, store = self._join()
@@ -126,63 +129,67 @@ class ElasticJobRendezvousHandler(RendezvousHandler):  # type: ignore[misc]  # t
         return info
 
     def _join(self) -> tuple[StartRound, Any]:
-        port, session = self._serve(), self._session
+        port, session = self._serve_next_store(), self._session
         if session is None:
             session = self._open(port)
         else:
-            session.leave_round(port, "torchrun came back to the rendezvous; its log says why")
+            session.leave_round(port, "torchrun started a new rendezvous; see its log for the reason")
         while True:
             start = self._wait_for_round(session)
             try:
                 store = self._store_of(start)
             except RendezvousConnectionError as error:
                 log.warning("round %s: %s", start.round, error)
-                session.leave_round(self._serve(), str(error))
+                session.leave_round(self._serve_next_store(), str(error))
                 continue
             session.started(start)
             self._stores = {p: s for p, s in self._stores.items() if p == start.master_port}
             return start, store
 
     def _wait_for_round(self, session: CoordinatorSession) -> StartRound:
-        join = self._settings.timeout.join.total_seconds()
-        deadline = time.monotonic() + join
+        timeout = self._settings.timeout.join.total_seconds()
+        deadline = time.monotonic() + timeout
         with session.changed:
             while True:
-                if session.finish is not None or (session.closed and session.start is None):
-                    raise self._refusal(session)
+                if session.termination is not None or (session.closed and session.start is None):
+                    raise self._error_of(session)
                 if session.start is not None:
                     return session.start
                 if session.redundant:
-                    deadline = time.monotonic() + join
+                    deadline = time.monotonic() + timeout
                 left = deadline - time.monotonic()
                 if left <= 0:
                     break
                 session.changed.wait(None if session.redundant else left)
-        self._take_back(session)
-        raise RendezvousTimeoutError(f"no round took this node within {join:g} s")
+        self._withdraw(session)
+        raise RendezvousTimeoutError(f"no round included this node within {timeout:g} s (join_timeout)")
 
-    def _take_back(self, session: CoordinatorSession) -> None:
-        """Leave the coordinator in no doubt that this node does not wait any more."""
+    def _withdraw(self, session: CoordinatorSession) -> None:
+        """Withdraw the join and wait for the confirmation, so that no round starts with this node."""
         session.withdraw()
         with session.changed:
-            session.changed.wait_for(lambda: session.finish is not None, TAKE_BACK_TIMEOUT)
+            session.changed.wait_for(lambda: session.termination is not None, WITHDRAW_TIMEOUT)
         self._end_session()
 
-    def _refusal(self, session: CoordinatorSession) -> RendezvousError:
-        said = session.finish or Termination(Outcome.LEFT, "RendezvousClosed", message=session.closed)
+    def _error_of(self, session: CoordinatorSession) -> RendezvousError:
+        """End the session and return the error for torchrun: why no round will start."""
+        termination = session.termination or Termination(Outcome.LEFT, "RendezvousClosed", message=session.closed)
         redundant = session.redundant
         self._end_session()
-        if said.outcome is Outcome.ERROR:
-            return RendezvousConnectionError(said.message)
-        why = said.message or said.reason
+        if termination.outcome is Outcome.ERROR:
+            return RendezvousConnectionError(termination.message)
+        why = termination.message or termination.reason
         if redundant:
-            return RendezvousGracefulExitError(f"the rendezvous was over before this node was needed: {why}")
+            return RendezvousGracefulExitError(f"the rendezvous closed before a round needed this node: {why}")
         return RendezvousClosedError(why)
 
     # ---- the store of a round --------------------------------------------------------------------------------------
 
-    def _serve(self) -> int:
-        """Torch's own server for the next round: it needs no interpreter while torchrun's threads wait in C++."""
+    def _serve_next_store(self) -> int:
+        """Start torch's TCPStore server for the next round and return its port.
+
+        Unlike our store, it needs no GIL while torchrun's threads wait in C++.
+        """
         store = tcp_store(self._node.addr, 0, serve=True, timeout=self._endpoint.read_timeout)
         self._stores[store.port] = store
         return int(store.port)
@@ -191,7 +198,7 @@ class ElasticJobRendezvousHandler(RendezvousHandler):  # type: ignore[misc]  # t
         store = self._stores.get(start.master_port) if start.group_rank == 0 else None
         if store is None:
             store = tcp_store(start.master_addr, start.master_port, serve=False, timeout=self._endpoint.read_timeout)
-        # Workers use the same store: torchrun's own keys keep out of their way.
+        # Workers use the same store, so torchrun's own keys get a prefix.
         return dist.PrefixStore(f"torch.rendezvous.{self.get_run_id()}.{start.round}", store)
 
     def _bootstrap(self, start: StartRound, store: Any) -> RendezvousStoreInfo:
@@ -202,29 +209,30 @@ class ElasticJobRendezvousHandler(RendezvousHandler):  # type: ignore[misc]  # t
     # ---- while a round runs ----------------------------------------------------------------------------------------
 
     def num_nodes_waiting(self) -> int:
-        """0, or 1 once the round has to end: for nodes that wait, are lost or told to go, or whose workers failed.
+        """Return 1 if the round must end, else 0.
 
-        Nodes that merely wait are the coordinator's to count: it ends a round for them when they are ready.
+        The coordinator decides this: nodes are ready to join, were lost or drained, or their workers failed. Waiting
+        nodes that are not ready do not count. The round also ends when the rendezvous is closed and its store is down.
         """
         return int(self._session is not None and (self._session.must_stop or self._session.orphaned))
 
     def is_closed(self) -> bool:
-        """See base class. Asks the coordinator, where this handler has no link yet."""
+        """See the base class. Connect to the coordinator if this handler has no link yet."""
         try:
-            session = self._session or self._open(self._serve())
+            session = self._session or self._open(self._serve_next_store())
             with session.changed:
-                known = session.changed.wait_for(
-                    lambda: session.messages_received or session.finish, self._endpoint.read_timeout
+                answered = session.changed.wait_for(
+                    lambda: session.messages_received or session.termination, self._endpoint.read_timeout
                 )
-            if not known or (session.finish is not None and session.finish.outcome is Outcome.ERROR):
-                raise RendezvousConnectionError(f"no word from {self._endpoint.host}:{self._endpoint.port}")
-            return bool(session.closed or session.finish)
+            if not answered or (session.termination is not None and session.termination.outcome is Outcome.ERROR):
+                raise RendezvousConnectionError(f"the coordinator at {self._endpoint} did not answer")
+            return bool(session.closed or session.termination)
         except Exception as error:
             self._record(f"{type(error).__name__}: {error}", NodeState.FAILED)
             raise
 
     def set_closed(self) -> None:
-        """See base class. Closed stays closed, also for a store that takes over."""
+        """See the base class. A replacement of the store keeps the rendezvous closed."""
         try:
             self._close()
         except Exception as error:
@@ -232,11 +240,11 @@ class ElasticJobRendezvousHandler(RendezvousHandler):  # type: ignore[misc]  # t
             raise
 
     def shutdown(self) -> bool:
-        """See base class. False where the others could not be told; other errors than torch's are raised."""
+        """See the base class. Return False if the coordinator is unavailable; raise errors that are not torch's."""
         try:
             self._close()
         except RendezvousError as error:
-            message = f"The node '{self._node}' has failed to shutdown '{self.get_run_id()}': {error}"
+            message = f"The node '{self._node}' failed to shut down '{self.get_run_id()}': {error}"
             self._record(message, NodeState.FAILED)
             log.warning("%s", message)
             return False
@@ -251,20 +259,20 @@ class ElasticJobRendezvousHandler(RendezvousHandler):  # type: ignore[misc]  # t
         return True
 
     def _close(self) -> None:
-        session = self._session or self._open(self._serve())
-        session.close_rendezvous(f"{self._node} closed it")
+        session = self._session or self._open(self._serve_next_store())
+        session.close_rendezvous(f"the node {self._node} closed the rendezvous")
         deadline = time.monotonic() + self._settings.timeout.close.total_seconds()
-        patience = self._settings.timeout.heartbeat.total_seconds()
+        heartbeat = self._settings.timeout.heartbeat.total_seconds()
         with session.changed:
-            while not (session.closed or session.finish):
+            while not (session.closed or session.termination):
                 now = time.monotonic()
-                if session.down_since is not None and now >= session.down_since + patience:
-                    raise RendezvousConnectionError(f"no store at {self._endpoint.host}:{self._endpoint.port}")
+                if session.down_since is not None and now >= session.down_since + heartbeat:
+                    raise RendezvousConnectionError(f"the store at {self._endpoint} is unavailable")
                 if now >= deadline:
-                    raise RendezvousTimeoutError("the coordinator did not close the rendezvous in time")
-                session.changed.wait(min(patience, deadline - now))
-        if session.finish is not None and session.finish.outcome is Outcome.ERROR:
-            raise RendezvousConnectionError(session.finish.message)
+                    raise RendezvousTimeoutError("the coordinator did not close the rendezvous within close_timeout")
+                session.changed.wait(min(heartbeat, deadline - now))
+        if session.termination is not None and session.termination.outcome is Outcome.ERROR:
+            raise RendezvousConnectionError(session.termination.message)
         self._record(f"The node '{self._node}' has closed '{self.get_run_id()}'.", NodeState.SUCCEEDED)
 
     # ---- the link --------------------------------------------------------------------------------------------------
@@ -273,7 +281,7 @@ class ElasticJobRendezvousHandler(RendezvousHandler):  # type: ignore[misc]  # t
         settings, endpoint = self._settings, self._endpoint
         keep_alive = KeepAlive(settings.keep_alive_interval.total_seconds(), settings.keep_alive_max_attempt)
         index = os.environ.get(Env.INDEX, "")
-        me = Announce(
+        announcement = Announce(
             index=int(index) if index.isdigit() else ANY_INDEX,
             incarnation=int(os.environ.get(Env.INCARNATION) or 0),
             agent_id=f"{self._node}_{time.time_ns()}",
@@ -284,10 +292,10 @@ class ElasticJobRendezvousHandler(RendezvousHandler):  # type: ignore[misc]  # t
         )
         run_id = self.get_run_id()
         session = CoordinatorSession(
-            lambda: endpoint.dial(run_id, keep_alive), me, connect_timeout=float(endpoint.read_timeout)
+            lambda: endpoint.dial(run_id, keep_alive), announcement, connect_timeout=float(endpoint.read_timeout)
         )
         self._session = session
-        # The thread knows the session, not the handler: a handler that nobody keeps goes, and its stay with it.
+        # The session's thread must not refer to the handler: a dropped handler is collected, and its session ends.
         self._end = weakref.finalize(self, session.close)
         return session
 
@@ -305,7 +313,7 @@ class ElasticJobRendezvousHandler(RendezvousHandler):  # type: ignore[misc]  # t
 
 
 def check_settings(settings: RendezvousSettings) -> None:
-    """ValueError, in torch's words, where a rendezvous cannot be had by these."""
+    """Raise ValueError, with torch's messages, if the settings are invalid."""
     if not settings.run_id:
         raise ValueError("The run id must be a non-empty string.")
     if settings.min_nodes < 1:

@@ -1,6 +1,7 @@
-"""A node's stay at the coordinator, in a thread of its own, for a caller that blocks. No torch here.
+"""A node's session with the coordinator, in a thread of its own, for a caller that blocks. It does not import torch.
 
-What to make of the coordinator's words is the agent's own machine; its workers are whatever the caller starts.
+The agent's state machine decides how the node reacts to the coordinator's messages. The caller starts and stops the
+workers.
 """
 
 from __future__ import annotations
@@ -44,89 +45,95 @@ from elasticjob.control_link.node_client import NoCoordinatorError, NodeClient
 log = logging.getLogger(__name__)
 
 ORPHANED_AFTER = 1.0
-"""Seconds: a link that only blinked is back by then."""
+"""Seconds without a link after which a closed rendezvous is orphaned. A link that broke briefly is back by then."""
 CLOSE_TIMEOUT = 5.0
-"""Seconds that the thread has to say good-bye."""
+"""Seconds that the caller waits for the session's thread."""
 
 
 class CoordinatorSession:
-    """Everything that is not private may be read while `changed` is held, and is notified of through it."""
+    """The session of one node, from the first announcement to the termination.
 
-    def __init__(self, dial: Callable[[], Awaitable[ControlLink]], me: Announce, *, connect_timeout: float) -> None:
-        """`connect_timeout`: seconds without a store after which `finish` says so, as long as no round was had."""
+    Hold `changed` to read the public attributes. `changed` is notified after each change.
+    """
+
+    def __init__(
+        self, dial: Callable[[], Awaitable[ControlLink]], announcement: Announce, *, connect_timeout: float
+    ) -> None:
+        """`connect_timeout`: seconds without a store before the first round after which `termination` is an error."""
         self.changed = threading.Condition()
         self.start: StartRound | None = None
-        """The round that the caller should be in."""
+        """The round that the caller must join; None while there is none."""
         self.must_stop = False
-        """The round is over, or the stay is: the caller must end its workers."""
-        self.finish: Termination | None = None
-        """The stay is over: nothing more will be heard."""
+        """Whether the caller must stop its workers: the round or the session has ended."""
+        self.termination: Termination | None = None
+        """How the session ended: no more messages will arrive. None until then."""
         self.closed = ""
-        """Why no round will form any more."""
+        """Why the rendezvous is closed: no more rounds will form. Empty while it is open."""
         self.redundant = False
-        """A round is full without this node."""
+        """Whether a round is full without this node."""
         self.messages_received = 0
-        """Messages of the coordinator."""
+        """Number of messages from the coordinator."""
         self.down_since: float | None = time.monotonic()
-        """When the link was lost (monotonic seconds); None while it is up."""
+        """When the link was lost, in monotonic seconds; None while the link is up."""
         self._closing = ""
         self._dial = dial
-        self._state = AgentState(announcement=me, stop_grace=0.0, launcher_ready=True)
+        self._state = AgentState(announcement=announcement, stop_grace=0.0, launcher_ready=True)
         self._node = NodeClient(
             self._connect,
             self._greeting,
-            self._hear,
+            self._receive,
             had_round=lambda: self._state.assignment is not None,
             join_timeout=connect_timeout,
         )
         self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._run, name=f"elasticjob-{me.pod}", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=f"elasticjob-{announcement.pod}", daemon=True)
         self._thread.start()
 
     @property
     def orphaned(self) -> bool:
-        """Closed, and whoever hosted the store has gone since: nobody is left to say that the round has ended."""
+        """Whether the rendezvous is closed and its store is down, so that no message will end the round."""
         down = self.down_since
         return bool(self.closed) and down is not None and time.monotonic() > down + ORPHANED_AFTER
 
-    # ---- for the caller's thread -----------------------------------------------------------------------------------
+    # ---- called from the caller's thread ---------------------------------------------------------------------------
 
     def started(self, start: StartRound) -> None:
-        """The caller's workers of the round are about to run."""
-        self._soon(self._dispatch, events.WorkersLaunched(start.round))
+        """Report that the caller starts the workers of the round."""
+        self._schedule(self._dispatch, events.WorkersLaunched(start.round))
 
     def leave_round(self, store_port: int, why: str) -> None:
-        """No worker of the last round is left; `store_port` is the one for the next. `why` if it did not end for all.
+        """Report that no worker of the last round is left. Return once `start` is no longer that round.
 
-        Returns once `start` is no longer the old round.
+        `store_port`: where this node serves the store of the next round. `why`: the message of the failure that is
+        reported if the coordinator has not ended the round.
         """
-        left = threading.Event()
-        if self._soon(self._leave_round, store_port, why, left):
-            left.wait(CLOSE_TIMEOUT)
+        done = threading.Event()
+        if self._schedule(self._leave_round, store_port, why, done):
+            done.wait(CLOSE_TIMEOUT)
 
     def withdraw(self) -> None:
-        """Give up a join; `finish` is set once the coordinator knows."""
-        self._soon(self._dispatch, events.SignalReceived("JoinTimeout"))
+        """Withdraw the join. `termination` is set once the coordinator has confirmed it."""
+        self._schedule(self._dispatch, events.SignalReceived("JoinTimeout"))
 
     def close_rendezvous(self, why: str) -> None:
-        """Ask for the end of all rounds; `closed` is set once that is so."""
-        self._soon(self._close_rendezvous, why)
+        """Ask the coordinator to close the rendezvous. `closed` is set once it has."""
+        self._schedule(self._close_rendezvous, why)
 
     def close(self) -> None:
-        """Close the link and end the thread. What was said before is still sent."""
-        self._soon(self._cancel)
+        """Close the link and end the thread. Messages that wait to be sent are sent first."""
+        self._schedule(self._cancel)
         if threading.current_thread() is not self._thread:
             self._thread.join(CLOSE_TIMEOUT)
 
-    def _soon(self, call: Callable[..., object], *args: object) -> bool:
-        """False once the thread has ended; `finish` says why, unless it was `end`."""
+    def _schedule(self, call: Callable[..., object], *args: object) -> bool:
+        """Run `call` in the session's thread. Return False if the thread has ended."""
         try:
             self._loop.call_soon_threadsafe(call, *args)
         except RuntimeError:
             return False
         return True
 
-    # ---- in the session's thread -----------------------------------------------------------------------------------
+    # ---- called in the session's thread ----------------------------------------------------------------------------
 
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
@@ -137,9 +144,9 @@ class CoordinatorSession:
             pass
         except NoCoordinatorError as error:
             self._dispatch(events.StoreUnreachable(str(error)))
-            self._dispatch(events.AllWorkersStopped(0))  # nobody will hear the caller say so
+            self._dispatch(events.AllWorkersStopped(0))  # the caller can report it no more: this thread ends
         finally:
-            self._loop.run_until_complete(asyncio.sleep(0))  # closed links hand over what they still hold
+            self._loop.run_until_complete(asyncio.sleep(0))  # closed links flush their buffers
             self._loop.close()
 
     def _cancel(self) -> None:
@@ -161,7 +168,7 @@ class CoordinatorSession:
         closing = self._closing or self.closed
         return [*machine.greeting(self._state), *([Close(closing)] if closing else [])]
 
-    def _hear(self, message: CoordinatorToNode) -> None:
+    def _receive(self, message: CoordinatorToNode) -> None:
         with self.changed:
             self.messages_received += 1
             if isinstance(message, Closed):
@@ -171,11 +178,11 @@ class CoordinatorSession:
             self._dispatch(events.Received(message))
             self.changed.notify_all()
 
-    def _leave_round(self, store_port: int, why: str, left: threading.Event) -> None:
+    def _leave_round(self, store_port: int, why: str, done: threading.Event) -> None:
         with self.changed:
             round_ = self._state.round
             if round_ is not None and self._state.phase in (AgentPhase.STARTING, AgentPhase.RUNNING):
-                # The caller knows that its workers failed, not whether that was the cause or an effect.
+                # The caller does not know whether its workers' failure is the root cause or an effect of another one.
                 failure = Failure(
                     FailureClass.COLLECTIVE_FAILED, self._state.announcement.pod, time.time(), message=why
                 )
@@ -184,7 +191,7 @@ class CoordinatorSession:
             if self._state.phase is AgentPhase.STOPPING:
                 self.must_stop = False
                 self._dispatch(events.AllWorkersStopped(store_port))
-        left.set()
+        done.set()
 
     def _close_rendezvous(self, why: str) -> None:
         self._closing = why
@@ -195,17 +202,17 @@ class CoordinatorSession:
             decision = machine.decide(self._state, event)
             self._state = decision.state
             for effect in decision.effects:
-                self._do(effect)
+                self._execute(effect)
             self.changed.notify_all()
 
-    def _do(self, effect: Effect) -> None:
+    def _execute(self, effect: Effect) -> None:
         match effect:
             case Send(message):
                 self._node.send(message)
             case LaunchWorkers(start):
                 self.start, self.must_stop, self.redundant = start, False, False
             case HoldWorkers(round_id):
-                self._dispatch(events.WorkersHeld(round_id, None))  # torchrun's workers report to nobody
+                self._dispatch(events.WorkersHeld(round_id, None))  # torchrun's workers report no steps
             case StopWorkersAt(round_id):
                 self._dispatch(events.LastStepMissed(round_id))
             case StopWorkers():
@@ -215,4 +222,4 @@ class CoordinatorSession:
             case Log(text):
                 log.info("%s", text)
             case Exit():
-                self.must_stop, self.finish = True, effect.termination
+                self.must_stop, self.termination = True, effect.termination

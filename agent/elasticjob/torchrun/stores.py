@@ -1,4 +1,4 @@
-"""Torch's TCPStore as client and as server, on every torch; and our own store as a process of this machine."""
+"""torch's TCPStore as client and server, for every version of torch, and our store as a child process."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ from elasticjob.contract.messages import RoundSettings
 from elasticjob.contract.names import DEFAULT_PORT, Env
 
 READ_TIMEOUT = 60
-"""Seconds that an operation on a store may take, unless `read_timeout` says otherwise."""
+"""Seconds that a store operation may take; the default of `read_timeout`."""
 
 
 def parse_endpoint(params: RendezvousParameters) -> tuple[str, int]:
-    """Host and port of the rendezvous; ValueError where the endpoint names none."""
+    """Return host and port of the rendezvous. Raise ValueError if the endpoint is invalid."""
     host, port = parse_rendezvous_endpoint(params.endpoint, default_port=DEFAULT_PORT)
     return str(host), int(port)
 
 
 def parse_read_timeout(params: RendezvousParameters) -> int:
-    """Seconds, positive."""
+    """Return `read_timeout` in seconds. Raise ValueError if it is not positive."""
     read_timeout = params.get_as_int("read_timeout", READ_TIMEOUT)
     if read_timeout is None or read_timeout <= 0:
         raise ValueError("The read timeout must be a positive integer.")
@@ -42,17 +42,17 @@ def parse_read_timeout(params: RendezvousParameters) -> int:
 
 
 def tcp_store(host: str, port: int, *, serve: bool, timeout: float) -> Any:
-    """A `TCPStore`; RendezvousConnectionError where it cannot be had. Serving on port 0 takes a free one."""
+    """Return a `TCPStore`. A server with port 0 chooses a free port. Raise RendezvousConnectionError on failure."""
     options = {"is_master": serve, "wait_for_workers": False, "timeout": timedelta(seconds=timeout)}
     try:
         return dist.TCPStore(host, port, use_libuv=_has_libuv(), **options)
     except (ValueError, RuntimeError, TimeoutError) as error:
-        raise RendezvousConnectionError(f"no store at {host}:{port}: {error}") from error
+        raise RendezvousConnectionError(f"the store at {host}:{port} is unavailable: {error}") from error
 
 
 @functools.cache
 def _has_libuv() -> bool:
-    """Debian's torch is built without, and fails instead of doing without."""
+    """Return whether torch has the libuv server. Debian's torch lacks it and raises instead of falling back."""
     if os.environ.get("USE_LIBUV") == "0":
         return False
     try:
@@ -63,48 +63,49 @@ def _has_libuv() -> bool:
 
 
 class HostedStore:
-    """`elasticjob store` as a child that dies with this process. `port` takes connections once this is made.
+    """`elasticjob store` as a child process that dies with this process. `port` accepts connections from the start.
 
-    A process of its own: a client in this one may hold the interpreter's lock while it waits for the answer.
+    A thread would not do: torch's client in this process can hold the GIL while it waits for the store's answer.
     """
 
     def __init__(self, params: RendezvousParameters, port: int, settings: RoundSettings) -> None:
-        """OSError where the port is taken."""
-        with _listen(port) as listening:
-            self.port: int = listening.getsockname()[1]
+        """Start the store. `port` 0 chooses a free port. Raise OSError if the port is in use."""
+        with _listen(port) as listener:
+            self.port: int = listener.getsockname()[1]
             environ = {
                 **os.environ,
                 Env.RUN_ID: params.run_id,
                 Env.NODE_KEY: node_key(params).hex(),
                 Env.OPERATOR_KEY: secrets.token_hex(32),
                 Env.SETTINGS: codec.dumps(settings).decode(),
-                Env.LISTEN_FD: str(listening.fileno()),
+                Env.LISTEN_FD: str(listener.fileno()),
             }
             self._process = subprocess.Popen(
                 [*program(), "store"],
                 env={name: value for name, value in environ.items() if name not in _NOT_INHERITED},
                 stdin=subprocess.DEVNULL,
-                pass_fds=(listening.fileno(),),
+                pass_fds=(listener.fileno(),),
                 start_new_session=True,
                 preexec_fn=die_with_parent,
             )
-        self.close = weakref.finalize(self, _end, self._process)
+        self.close = weakref.finalize(self, _terminate, self._process)
 
 
 def host_store(params: RendezvousParameters, host: str, port: int, settings: RoundSettings) -> HostedStore | None:
-    """The store at the endpoint, where it is this process's to host: by `is_host`, else by the host's name, first come.
+    """Start the store at the endpoint if this process hosts it; otherwise return None.
 
-    RendezvousConnectionError where `is_host` says so and the port is taken.
+    `is_host` decides. Without it, the first process that gets the port on the endpoint's machine is the host.
+    Raise RendezvousConnectionError if `is_host` is true and the port is in use.
     """
-    asked = params.get_as_bool("is_host")
-    if not (_matches_machine_hostname(host) if asked is None else asked):
+    is_host = params.get_as_bool("is_host")
+    if not (_matches_machine_hostname(host) if is_host is None else is_host):
         return None
     try:
         hosted = HostedStore(params, port, settings)
     except OSError as error:
-        if asked:
-            raise RendezvousConnectionError(f"cannot host the store on port {port}: {error}") from error
-        return None  # somebody else on this machine hosts it
+        if is_host:
+            raise RendezvousConnectionError(f"this process cannot host the store on port {port}: {error}") from error
+        return None  # another process on this machine hosts it
     message = f"Process {os.getpid()} hosts the store."
     construct_and_record_rdzv_event(run_id=params.run_id, message=message, node_state=NodeState.INIT)
     return hosted
@@ -119,14 +120,17 @@ def _listen(port: int) -> socket.socket:
     return socket.create_server(("0.0.0.0", port), backlog=4096)  # noqa: S104
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
+def _terminate(process: subprocess.Popen[bytes]) -> None:
     process.terminate()
     process.wait()
 
 
 def node_key(params: RendezvousParameters) -> bytes:
-    """`key` of the configuration or the pod's own; without either the run id stands for it: then, as with torch's
-    backends, whoever reaches the port may take part."""
+    """Return the key that nodes prove to the store: the option `key`, else the pod's key, else a hash of the run id.
+
+    The hash protects nothing: as with torch's backends, every process that reaches the port can then join.
+    Raise ValueError if the key is not hexadecimal.
+    """
     given = params.get("key") or os.environ.get(Env.NODE_KEY)
     if given is None:
         return hashlib.sha256(b"elasticjob:" + params.run_id.encode()).digest()

@@ -1,1 +1,1 @@
-"""What training code imports of us. Works without an agent too: then it reports to nobody, and nobody ends a round."""
+"""The API for training code. Without an agent its functions report nothing, and no round ends on plan."""

@@ -1,8 +1,8 @@
-"""How much of a step is the rank's own.
+"""Measure the seconds of each step that a rank spends in its own work.
 
-In data parallel training every step takes all ranks equally long: the fast ones wait for the slow ones where gradients
-are reduced, within the backward pass. What lies between two backward passes (data, forward pass, optimizer) is each
-rank's own. A rank that waits for others there as well looks as slow as they are, never slower.
+In data parallel training every step takes the same time on all ranks: fast ranks wait for slow ones in the backward
+pass, where gradients are reduced. The time between two backward passes (data, forward pass, optimizer) is the rank's
+own. A rank that waits for other ranks there too looks as slow as they are, but never slower.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ _OWN = int(PageWord.OWN)
 
 _words: memoryview | None = None
 _depth = 0
-"""Backward passes under way: reentrant checkpoints run some within others."""
+"""Number of nested backward passes in progress; reentrant checkpoints nest them."""
 _ended = 0
-"""When the last one had ended; 0: not known."""
+"""When the last backward pass ended, as `monotonic_ns`; 0 if unknown."""
 
 
 def measure(words: memoryview) -> None:
-    """Count in `words` from now on; does nothing in a process that has not imported torch.
+    """Wrap `torch.autograd.backward` and count in `words` (a page) from now on. Without torch this does nothing.
 
-    Only passes on the CPU count: other devices work on their own, and say nothing by when a call of Python returns.
+    Only backward passes on the CPU count. On other devices, work continues after the Python call has returned.
     """
     global _words
     autograd = sys.modules.get("torch.autograd")
@@ -52,10 +52,10 @@ def measure(words: memoryview) -> None:
     autograd.backward = measured  # type: ignore[attr-defined]  # what Tensor.backward calls
 
 
-def _forget() -> None:
-    """In a process forked from the one that is the rank."""
+def _reset_after_fork() -> None:
+    """Stop counting in a child process: it is not the rank."""
     global _words
     _words = None
 
 
-os.register_at_fork(after_in_child=_forget)
+os.register_at_fork(after_in_child=_reset_after_fork)

@@ -1,7 +1,7 @@
-"""A training process and its agent: `progress(step)` costs a few hundred nanoseconds and no system call.
+"""The connection of a training process to its agent. `progress(step)` takes a few hundred nanoseconds, no system call.
 
-The agent is found by a socket that the environment names, so it does not matter how the process was started. Processes
-that this one forks (data loaders, say) report nothing.
+The environment names the agent's socket, so the connection does not depend on how the process was started. Processes
+that the training process forks (data loaders, say) report nothing.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from elasticjob.contract.progress_page import HOLD, PageWord, open_page
 from elasticjob.training import own_time
 
 _STEP, _TIME, _LIMIT = int(PageWord.STEP), int(PageWord.TIME), int(PageWord.LIMIT)
-_PULSES, _PULSE_TIME = int(PageWord.HEARTBEATS), int(PageWord.HEARTBEAT_TIME)
+_HEARTBEATS, _HEARTBEAT_TIME = int(PageWord.HEARTBEATS), int(PageWord.HEARTBEAT_TIME)
 _TIMEOUT = 5.0
-"""Seconds that the first call waits for an agent that is busy."""
+"""Seconds that the first call waits for a busy agent."""
 _MAX_DESCRIPTORS = 8
 
 _opened = False
@@ -33,15 +33,15 @@ _callbacks: list[Callable[[], object]] = []
 
 
 class Stopped(SystemExit):
-    """Raised by `progress` at the last step of a round that ends on plan; the process should end with it."""
+    """Raised by `progress` at the last step of a round that ends on plan; the process should exit with it."""
 
 
 def progress(step: int) -> None:
-    """Report that `step` is done: a whole number, 0 or more, that grows by the same amounts on every rank.
+    """Report that `step` is done: an integer, 0 or more, that grows by the same amounts on every rank.
 
-    Call it once a step on every rank, from the main thread. Where the round ends on plan (a node joins, leaves or is
-    told to go) all ranks return from the same steps; at the last of them this runs what `on_stop` registered and
-    raises `Stopped`. Does nothing where no agent of ours started this process.
+    Call it once a step on every rank, from the main thread. If the round ends on plan (a node joins, leaves or is
+    drained), all ranks stop after the same step: there this runs the callbacks of `on_stop` and raises `Stopped`.
+    Without an elasticjob agent this does nothing.
     """
     if not _opened:
         _open()
@@ -51,17 +51,17 @@ def progress(step: int) -> None:
     words[_STEP] = step
     words[_TIME] = monotonic_ns()
     if step >= words[_LIMIT]:
-        _hold(words, step)
+        _stop_or_continue(words, step)
 
 
 def heartbeat() -> None:
-    """A sign of life where the script reports no steps: an optimizer has made one."""
+    """Report an optimizer step, for scripts that do not call `progress`."""
     if not _opened:
         _open()
     words = _words
     if words is not None:
-        words[_PULSES] += 1
-        words[_PULSE_TIME] = monotonic_ns()
+        words[_HEARTBEATS] += 1
+        words[_HEARTBEAT_TIME] = monotonic_ns()
 
 
 def on_stop(save: Callable[[], object]) -> None:
@@ -70,14 +70,14 @@ def on_stop(save: Callable[[], object]) -> None:
 
 
 def node_memory() -> tuple[int, ...]:
-    """Descriptors of the memory that the agent keeps for this node from round to round; none without an agent."""
+    """Return the descriptors of the memory that the agent keeps for this node across rounds; () without an agent."""
     if not _opened:
         _open()
     return _memory
 
 
-def _hold(words: memoryview, step: int) -> None:
-    """Wait until it is known which step is the last; come back if it is a later one."""
+def _stop_or_continue(words: memoryview, step: int) -> None:
+    """Wait until the agent has set the last step. Stop there; return if it is a later step."""
     while step >= (limit := words[_LIMIT]):
         if limit != HOLD:
             for save in _callbacks:
@@ -86,11 +86,11 @@ def _hold(words: memoryview, step: int) -> None:
             atexit.register(_end_at_once)
             raise Stopped(0)
         if _socket is None or not _socket.recv(1):
-            return  # the agent is gone, and this process with it
+            return  # the agent has ended, and this process ends with it
 
 
 def _end_at_once() -> None:
-    """The script's `finally` and atexit are done after this; to take torch apart as well takes Python seconds."""
+    """Run the remaining atexit functions, flush, and exit. Python's own finalization takes seconds with torch."""
     atexit.unregister(_end_at_once)
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
@@ -100,51 +100,51 @@ def _end_at_once() -> None:
 
 
 def _open() -> None:
-    """Meet the agent, once."""
+    """Connect to the agent. Later calls of this module use the result, also if there is no agent."""
     global _opened, _words, _socket, _memory
     _opened = True
     path, round_id, local_rank = (os.environ.get(n, "") for n in (Env.AGENT_SOCKET, Env.ROUND, "LOCAL_RANK"))
     if not path:
         return
-    meeting = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        meeting.settimeout(_TIMEOUT)
-        meeting.connect(path)
-        meeting.sendall(json.dumps({"local_rank": int(local_rank), "round": round_id}).encode() + b"\n")
-        _, descriptors, _, _ = socket.recv_fds(meeting, 1, _MAX_DESCRIPTORS)
+        connection.settimeout(_TIMEOUT)
+        connection.connect(path)
+        connection.sendall(json.dumps({"local_rank": int(local_rank), "round": round_id}).encode() + b"\n")
+        _, descriptors, _, _ = socket.recv_fds(connection, 1, _MAX_DESCRIPTORS)
         if descriptors:
-            meeting.settimeout(None)
+            connection.settimeout(None)
             page, *memory = descriptors
             for descriptor in memory:
                 os.set_inheritable(descriptor, False)
-            _words, _socket, _memory = open_page(page), meeting, tuple(memory)
+            _words, _socket, _memory = open_page(page), connection, tuple(memory)
             os.close(page)
             own_time.measure(_words)
-            _show_stacks()
+            _enable_stack_dumps()
             return
     except (OSError, ValueError):
-        pass  # another round's environment, or no agent any more
-    meeting.close()
+        pass  # the environment is of another round, or the agent has ended
+    connection.close()
 
 
-def _show_stacks() -> None:
-    """Write the stacks of all threads when the agent asks, also where Python hangs in a call into C."""
+def _enable_stack_dumps() -> None:
+    """Dump the stacks of all threads on the agent's signal, also if Python hangs in a call into C."""
     if path := os.environ.get(Env.STACK_DUMP_FILE):
         import faulthandler
 
         with suppress(OSError, ValueError):
             file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
             faulthandler.register(STACK_DUMP_SIGNAL, file=file, all_threads=True)
-            atexit.register(_end)
+            atexit.register(_mark_ending)
 
 
-def _end() -> None:
+def _mark_ending() -> None:
     if _words is not None:
         _words[PageWord.ENDING] = 1
 
 
-def _forget() -> None:
-    """In a process forked from the one that met the agent: it is not the rank."""
+def _reset_after_fork() -> None:
+    """Close the connection in a child process: it is not the rank."""
     global _opened, _words, _socket, _memory
     if _words is None:
         return
@@ -158,4 +158,4 @@ def _forget() -> None:
     _memory = ()
 
 
-os.register_at_fork(after_in_child=_forget)
+os.register_at_fork(after_in_child=_reset_after_fork)

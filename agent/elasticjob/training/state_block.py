@@ -1,7 +1,7 @@
-"""One training state as bytes, in memory or in a file: what it is, JSON that says what the bytes mean, the bytes.
+"""A block: one training state as bytes, in memory or in a file. It has a header, JSON, and the bytes of tensors.
 
-Nothing is pickled: whoever reads a block gets numbers, text and tensors, and runs nothing. Standard library only, so
-that an agent can read and save what its workers left.
+The JSON describes the tensors. Nothing is pickled: a reader gets numbers, text and tensors, and executes no code.
+Standard library only, so that an agent can read and save the blocks of its workers.
 """
 
 from __future__ import annotations
@@ -15,72 +15,79 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-_WORDS = struct.Struct("=8sqqq")
-"""Magic, step, length of the JSON, size of the whole."""
+_HEADER = struct.Struct("=8sqqq")
+"""Magic, step, length of the JSON, size of the block."""
 _MAGIC = b"EJSTATE1"
 HEADER_SIZE = 64
-"""Where the JSON begins."""
+"""Bytes; the JSON begins after them."""
 ALIGNMENT = 64
+"""Bytes: each tensor begins at a multiple of this."""
 NO_STEP = -1
-"""The step of a block that is not there, or not whole."""
+"""The step of a block that is absent or incomplete."""
 
 
 @dataclass(frozen=True)
 class BlockHeader:
-    """The first words of a block; sizes in bytes."""
+    """The header of a block."""
 
     step: int
-    text: int
+    """NO_STEP for ABSENT."""
+    json_size: int
+    """Length of the JSON in bytes."""
     size: int
+    """Size of the whole block in bytes."""
 
 
 ABSENT = BlockHeader(NO_STEP, 0, 0)
 
 
 def read_header(descriptor: int) -> BlockHeader:
-    """What a file or memory holds; ABSENT where that is no whole block."""
+    """Return the header of the block in a file or memory; ABSENT if there is no complete block."""
     try:
-        raw = os.pread(descriptor, _WORDS.size, 0)
-        magic, step, text, size = _WORDS.unpack(raw)
-        whole = (
-            magic == _MAGIC and step >= 0 and 0 < text <= size - HEADER_SIZE and size <= os.fstat(descriptor).st_size
+        raw = os.pread(descriptor, _HEADER.size, 0)
+        magic, step, json_size, size = _HEADER.unpack(raw)
+        complete = (
+            magic == _MAGIC
+            and step >= 0
+            and 0 < json_size <= size - HEADER_SIZE
+            and size <= os.fstat(descriptor).st_size
         )
     except (OSError, struct.error):
         return ABSENT
-    return BlockHeader(step, text, size) if whole else ABSENT
+    return BlockHeader(step, json_size, size) if complete else ABSENT
 
 
 def begin_write(descriptor: int, size: int) -> mmap.mmap:
-    """Make room for a block of `size` bytes, which is not there until `finish`."""
-    os.pwrite(descriptor, _WORDS.pack(_MAGIC, NO_STEP, 0, 0), 0)
+    """Map memory for a block of `size` bytes. The block is ABSENT until `finish_write`."""
+    os.pwrite(descriptor, _HEADER.pack(_MAGIC, NO_STEP, 0, 0), 0)
     if os.fstat(descriptor).st_size != size:
         os.ftruncate(descriptor, size)
     return mmap.mmap(descriptor, size)
 
 
-def finish_write(descriptor: int, whole: BlockHeader) -> None:
-    """All bytes of the block are written."""
-    os.pwrite(descriptor, _WORDS.pack(_MAGIC, whole.step, whole.text, whole.size), 0)
+def finish_write(descriptor: int, header: BlockHeader) -> None:
+    """Write the header, after all other bytes: it makes the block complete."""
+    os.pwrite(descriptor, _HEADER.pack(_MAGIC, header.step, header.json_size, header.size), 0)
 
 
 def read_block(descriptor: int) -> tuple[BlockHeader, Any, mmap.mmap]:
-    """Head, JSON and all bytes (a private copy, page by page as it is written to). ValueError where there is none."""
+    """Return header, parsed JSON and all bytes (mapped copy-on-write); ValueError if there is no complete block."""
     found = read_header(descriptor)
     if found is ABSENT:
-        raise ValueError("no whole training state")
+        raise ValueError("there is no complete training state")
     view = mmap.mmap(descriptor, found.size, access=mmap.ACCESS_COPY)
-    return found, json.loads(view[HEADER_SIZE : HEADER_SIZE + found.text]), view
+    return found, json.loads(view[HEADER_SIZE : HEADER_SIZE + found.json_size]), view
 
 
 def newest_block(descriptors: Sequence[int]) -> tuple[int, BlockHeader]:
-    """The index with the latest step, and its head; ABSENT where none has a whole block."""
-    heads = [read_header(descriptor) for descriptor in descriptors]
-    index = max(range(len(heads)), key=lambda i: heads[i].step)
-    return index, heads[index]
+    """Return the index of the block with the latest step, and its header; ABSENT if no block is complete."""
+    headers = [read_header(descriptor) for descriptor in descriptors]
+    index = max(range(len(headers)), key=lambda i: headers[i].step)
+    return index, headers[index]
 
 
 def read_file_header(path: str) -> BlockHeader:
-    """As `head`; a file that cannot be read is ABSENT."""
+    """Return the header of a file's block as `read_header` does; ABSENT if the file cannot be read."""
     try:
         with open(path, "rb") as file:
             return read_header(file.fileno())
@@ -89,30 +96,33 @@ def read_file_header(path: str) -> BlockHeader:
 
 
 def save_block(descriptor: int, path: str) -> bool:
-    """Copy a block to a file, all or nothing, unless that holds this step or a later one. OSError as of any file."""
+    """Write a block to a file atomically. Return False if there is no block, or the file has this step or a later one.
+
+    OSError if the file cannot be written; the file is unchanged then.
+    """
     found = read_header(descriptor)
     if found is ABSENT or read_file_header(path).step >= found.step:
         return False
-    draft = f"{path}.{os.uname().nodename}-{os.getpid()}.tmp"
+    temporary = f"{path}.{os.uname().nodename}-{os.getpid()}.tmp"
     try:
-        with open(draft, "wb") as file:
+        with open(temporary, "wb") as file:
             sent = 0
             while sent < found.size:
                 sent += os.sendfile(file.fileno(), descriptor, sent, found.size - sent)
             os.fsync(file.fileno())
-        os.replace(draft, path)  # noqa: PTH105
+        os.replace(temporary, path)  # noqa: PTH105
     except BaseException:
         with suppress(OSError):
-            os.unlink(draft)  # noqa: PTH108
+            os.unlink(temporary)  # noqa: PTH108
         raise
     return True
 
 
 def save_to_recorded_path(descriptors: Sequence[int]) -> str:
-    """Save the newest block to the path that it names; that path, or nothing where none was to be saved."""
+    """Save the newest block to the path in its JSON. Return the path, or an empty text if nothing was saved."""
     index, found = newest_block(descriptors)
     if found is ABSENT:
         return ""
-    text = json.loads(os.pread(descriptors[index], found.text, HEADER_SIZE))
-    path = text.get("path") if isinstance(text, dict) else None
+    content = json.loads(os.pread(descriptors[index], found.json_size, HEADER_SIZE))
+    path = content.get("path") if isinstance(content, dict) else None
     return path if isinstance(path, str) and save_block(descriptors[index], path) else ""

@@ -1,4 +1,4 @@
-{{/* Name of everything that is one per release; cluster-wide names carry it too. */}}
+{{/* Name of the namespaced objects of a release; names of cluster-wide objects contain it. */}}
 {{- define "elasticjob.name" -}}
 {{- if contains .Chart.Name .Release.Name -}}
 {{- .Release.Name | trunc 40 | trimSuffix "-" -}}
@@ -7,7 +7,7 @@
 {{- end -}}
 {{- end -}}
 
-{{/* Two releases of one name in two namespaces must not share a ClusterRole. */}}
+{{/* Name of cluster-wide objects. Releases of one name in two namespaces must not share a ClusterRole. */}}
 {{- define "elasticjob.clusterName" -}}
 {{- printf "%s:%s" .Release.Namespace (include "elasticjob.name" .) -}}
 {{- end -}}

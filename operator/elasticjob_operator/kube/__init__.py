@@ -1,4 +1,4 @@
-"""The only seam between the operator and the API server: raw JSON both ways."""
+"""Client of the API server: the operator's only access to it, with raw JSON in both directions."""
 
 from elasticjob_operator.kube.api import CRDS, EVENTS, JOBS, LEASES, PODS, SECRETS, SERVICES, KubeApi, Resource
 from elasticjob_operator.kube.errors import AlreadyExists, Conflict, KubeError, NotFound, Refused, Unclear

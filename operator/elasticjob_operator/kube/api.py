@@ -1,4 +1,4 @@
-"""Resources and calls that the operator uses, and no others: this list is its RBAC.
+"""Resources and calls that the operator uses. This list is complete: a test compares it with the chart's RBAC rules.
 
 elasticjobs                 get, list, watch
 elasticjobs/status          update
@@ -22,14 +22,14 @@ from elasticjob.contract.names import GROUP, PLURAL, VERSION
 
 @dataclass(frozen=True)
 class Resource:
-    """`group` is empty for the core API."""
+    """A resource type of the API server; `group` is empty for the core API."""
 
     group: str
     version: str
     plural: str
 
     def path(self, namespace: str | None = None, name: str = "", subresource: str = "") -> str:
-        """Path of the API; without a name, of the collection."""
+        """Return the URL path of an object; without a name, of the collection."""
         root = f"/apis/{self.group}/{self.version}" if self.group else f"/api/{self.version}"
         parts = [root, *(("namespaces", namespace) if namespace else ()), self.plural, name, subresource]
         return "/".join(part for part in parts if part)
@@ -45,12 +45,12 @@ CRDS = Resource("apiextensions.k8s.io", "v1", "customresourcedefinitions")
 
 
 class KubeApi(Protocol):
-    """Every call raises `KubeError`s, and may be cancelled. Retries and the rate limit are behind it."""
+    """Calls of the API server. Each may raise a KubeError or be cancelled; the client retries and limits the rate."""
 
     async def get(self, resource: Resource, namespace: str | None, name: str) -> dict[str, Any]: ...
 
     async def list(self, resource: Resource, namespace: str | None, selector: str = "") -> list[dict[str, Any]]:
-        """All objects with the labels, as of now (not from an old cache)."""
+        """Return all objects that match the label selector, as of now (not from the API server's cache)."""
         ...
 
     async def create(self, resource: Resource, namespace: str, body: Mapping[str, Any]) -> dict[str, Any]: ...
@@ -58,15 +58,15 @@ class KubeApi(Protocol):
     async def update(
         self, resource: Resource, namespace: str, body: Mapping[str, Any], subresource: str = ""
     ) -> dict[str, Any]:
-        """Replace an object; its resourceVersion must be the newest."""
+        """Replace an object; Conflict where its resourceVersion is not the newest."""
         ...
 
     async def patch(self, resource: Resource, namespace: str, name: str, body: Mapping[str, Any]) -> dict[str, Any]:
-        """A JSON merge patch."""
+        """Apply a JSON merge patch."""
         ...
 
     async def delete(
         self, resource: Resource, namespace: str, name: str, *, uid: str, grace: int | None = None
     ) -> None:
-        """Delete the object with this very uid; `grace` in seconds, None: the object's own."""
+        """Delete the object where it has this UID, else Conflict; `grace` in seconds, None: the object's own."""
         ...

@@ -1,4 +1,4 @@
-"""`KubeApi` over the transport of `kubernetes.aio`: its authentication and TLS, none of its models."""
+"""`KubeApi` over `kubernetes.aio`, of which only authentication, TLS and transport are used, not the models."""
 
 from __future__ import annotations
 
@@ -22,17 +22,19 @@ from elasticjob_operator.kube.limits import RateLimit
 
 ATTEMPTS = 4
 TIMEOUT = 15.0
+"""Seconds of one attempt."""
 LONGEST_WAIT = 10.0
+"""Seconds between two attempts, before jitter."""
 _HOME_CONFIG = str(Path("~/.kube/config").expanduser())
 _MERGE_PATCH = "application/merge-patch+json"
 
 
 class NoCluster(Exception):  # noqa: N818
-    """Neither a kubeconfig nor a service account is at hand."""
+    """The process has neither a kubeconfig nor a service account."""
 
 
 async def connect_cluster(*, rate: float, burst: int) -> KubeClient:
-    """A client for the cluster of $KUBECONFIG, of this pod's service account, or ~/.kube/config."""
+    """Return a client for $KUBECONFIG, this pod's service account or ~/.kube/config; NoCluster without any of them."""
     configuration = client.Configuration()
     path = os.environ.get("KUBECONFIG")
     try:
@@ -46,13 +48,16 @@ async def connect_cluster(*, rate: float, burst: int) -> KubeClient:
 
 
 class KubeClient:
-    """Requests are safe to repeat: names are functions of state, writes carry a resourceVersion or a uid."""
+    """Implements `KubeApi`, with retries.
+
+    Requests are safe to repeat: names follow from the job's state, and writes carry a resourceVersion or a UID.
+    """
 
     def __init__(self, api: Any, limit: RateLimit) -> None:
         self._api = api
         self._limit = limit
         self.last_success = asyncio.get_running_loop().time()
-        """Loop time of the last answer that was one."""
+        """Time of the last successful response, on the event loop's clock."""
 
     async def close(self) -> None:
         await self._api.close()
@@ -100,7 +105,7 @@ class KubeClient:
         path = quote(resource.path(namespace, name, subresource)) + (f"?{urlencode(query)}" if query else "")
         what = f"{verb or _VERBS[method]} {resource.plural} {name}".strip()
         for attempt in range(1, ATTEMPTS + 1):
-            await self._limit.turn()
+            await self._limit.acquire()
             status, answer, retry_after = await self._once(method, path, body)
             metrics.api_requests.labels(verb or _VERBS[method], resource.plural, str(status)).inc()
             if 200 <= status < 300:
@@ -108,13 +113,13 @@ class KubeClient:
                 return answer
             if attempt == ATTEMPTS or not (status in (0, 408, 429) or status >= 500):
                 break
-            await asyncio.sleep(_pause(attempt, retry_after))
+            await asyncio.sleep(_retry_delay(attempt, retry_after))
         if status == 0:
-            raise Unclear(f"{what}: {answer.get('message', 'no answer')}")
+            raise Unclear(f"{what}: {answer.get('message', 'no response')}")
         raise error_from(status, answer, what)
 
     async def _once(self, method: str, path: str, body: Mapping[str, Any] | None) -> tuple[int, dict[str, Any], float]:
-        """One try: HTTP status (0: no answer), the JSON of the answer, and seconds the server asks to wait."""
+        """Send one request; return the HTTP status (0: no response), the JSON response, and Retry-After in seconds."""
         content = _MERGE_PATCH if method == "PATCH" else "application/json"
         headers = {"Accept": "application/json", "Content-Type": content}
         try:
@@ -145,7 +150,7 @@ def _seconds(text: str | None) -> float:
     return float(text) if text and text.isascii() and text.isdigit() else 0.0
 
 
-def _pause(attempt: int, asked: float) -> float:
-    """What the server asks for, else doubling from 0.1 s; with jitter, so that clients do not march in step."""
-    base: float = asked or 0.1 * 2**attempt
+def _retry_delay(attempt: int, retry_after: float) -> float:
+    """Return Retry-After, else a delay that doubles from 0.2 s; with jitter, so that clients do not retry together."""
+    base: float = retry_after or 0.1 * 2**attempt
     return min(LONGEST_WAIT, base) * random.uniform(0.8, 1.2)  # noqa: S311  # no secret

@@ -1,11 +1,11 @@
-"""What can go wrong between the operator and the API server.
+"""Errors of requests to the API server.
 
 KubeError
-├── NotFound        there is no such object
-├── AlreadyExists   an object of this name is there
-├── Conflict        the object has changed since it was read, or has another uid
-├── Refused         the server said no, and nothing was done: quota, permission, validation
-└── Unclear         no answer, or a broken one: it may or may not have been done
+├── NotFound        the object (or its namespace) does not exist
+├── AlreadyExists   an object of this name exists
+├── Conflict        the object has changed since it was read, or has another UID
+├── Refused         the API server refused the request and changed nothing: quota, permission, validation
+└── Unclear         no response, or a server error: the API server may or may not have done it
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from typing import Any
 
 
 class KubeError(Exception):
-    """A request that did not succeed. `status` is HTTP's; 0 where there was no answer."""
+    """A request failed. `status` is the HTTP status; 0 without a response."""
 
     def __init__(self, message: str, status: int = 0) -> None:
         super().__init__(message)
         self.status = status
 
 
-class NotFound(KubeError): ...  # noqa: N818  # the API's own names
+class NotFound(KubeError): ...  # noqa: N818  # names of the API's reasons
 
 
 class AlreadyExists(KubeError): ...  # noqa: N818
@@ -34,7 +34,7 @@ class Conflict(KubeError): ...  # noqa: N818
 class Refused(KubeError):  # noqa: N818
     @property
     def quota(self) -> bool:
-        """Whether a ResourceQuota said no."""
+        """Whether a ResourceQuota refused the request."""
         return self.status == 403 and "exceeded quota" in str(self)
 
 
@@ -42,9 +42,9 @@ class Unclear(KubeError): ...  # noqa: N818
 
 
 def error_from(status: int, answer: Mapping[str, Any], what: str) -> KubeError:
-    """The error for an answer that is not a success; `answer` is a metav1.Status, or empty."""
-    said = answer.get("message") or answer.get("reason") or f"HTTP {status}"
-    message = f"{what}: {said}"
+    """Return the error for an HTTP status; `answer` is a metav1.Status or empty, `what` the request in words."""
+    reason = answer.get("message") or answer.get("reason") or f"HTTP {status}"
+    message = f"{what}: {reason}"
     if status == 404:
         return NotFound(message, status)
     if status == 409:

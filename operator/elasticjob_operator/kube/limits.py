@@ -1,4 +1,4 @@
-"""How fast the operator may ask: a token bucket, and the time of the last good answer."""
+"""The client's rate limit: a token bucket."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 
 class RateLimit:
-    """`rate` requests a second, `burst` at once. First come, first served."""
+    """Allows `rate` requests a second and `burst` at once, in the order of the calls."""
 
     def __init__(self, rate: float, burst: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._interval = 1.0 / rate
@@ -17,13 +17,13 @@ class RateLimit:
         self._next = clock() - self._ahead
 
     def reserve(self) -> float:
-        """Take the next turn; seconds until it comes."""
+        """Take a token; return the seconds until it is valid."""
         now = self._clock()
         self._next = max(self._next, now - self._ahead) + self._interval
         return max(0.0, self._next - now)
 
-    async def turn(self) -> None:
-        """Wait for the next turn."""
+    async def acquire(self) -> None:
+        """Take a token and wait until it is valid."""
         delay = self.reserve()
         if delay:
             await asyncio.sleep(delay)

@@ -1,4 +1,4 @@
-"""Children of a job as plain dicts, ready to be sent. Pure: names and content are functions of the job's state."""
+"""Manifests of a job's children as dicts. Pure: names and content follow from the job's state."""
 
 from elasticjob_operator.manifests.names import (
     key_secret,

@@ -1,4 +1,4 @@
-"""What all containers that the operator adds have in common: they pass Pod Security `restricted`."""
+"""Parts that several manifests use; containers that the operator adds pass Pod Security `restricted`."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ from typing import Any
 
 from elasticjob_operator.manifests.services import NODE_KEY, OPERATOR_KEY
 
-NOBODY = 65532
-"""Uid of our own containers."""
+USER_ID = 65532
+"""User and group id of the containers that the operator adds."""
 
 
 def security_context() -> dict[str, Any]:
-    """Of a container; a template that runs as root does not change it."""
+    """Return the security context of a container that the operator adds; a pod template cannot relax it."""
     return {
         "allowPrivilegeEscalation": False,
         "readOnlyRootFilesystem": True,
         "runAsNonRoot": True,
-        "runAsUser": NOBODY,
-        "runAsGroup": NOBODY,
+        "runAsUser": USER_ID,
+        "runAsGroup": USER_ID,
         "capabilities": {"drop": ["ALL"]},
         "seccompProfile": {"type": "RuntimeDefault"},
     }
@@ -36,8 +36,11 @@ def env_from_field(name: str, path: str) -> dict[str, Any]:
     return {"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}}
 
 
-def keep_away(pod: dict[str, Any], avoid: tuple[str, ...]) -> None:
-    """Keep a pod off some nodes. Required terms are alternatives: each of the template's must keep away by itself."""
+def exclude_nodes(pod: dict[str, Any], avoid: tuple[str, ...]) -> None:
+    """Exclude nodes from a pod's affinity, in place.
+
+    The node selector terms of a template are alternatives, so each of them gets the rule.
+    """
     rule = {"key": "kubernetes.io/hostname", "operator": "NotIn", "values": list(avoid)}
     affinity = pod["affinity"] = pod.get("affinity") or {}
     node = affinity["nodeAffinity"] = affinity.get("nodeAffinity") or {}

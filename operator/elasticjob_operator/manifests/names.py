@@ -8,7 +8,7 @@ from elasticjob.contract.names import GROUP, KIND, VERSION, Label, Role
 from elasticjob_operator.model.observed import Job
 
 SUFFIX = "rdzv"
-"""A job's own name cannot end in this, so no child of one job has the name of another's."""
+"""The CRD forbids job names that end in `-rdzv`, so two jobs never name their children alike."""
 
 
 def worker_pod(job: str, index: int, incarnation: int) -> str:
@@ -32,12 +32,12 @@ def key_secret(job: str) -> str:
 
 
 def endpoint(job: Job, port: int) -> str:
-    """Where workers find the store."""
+    """Return the `host:port` of the job's store."""
     return f"{store_service(job.name)}.{job.namespace}.svc:{port}"
 
 
 def labels(job: Job) -> dict[str, str]:
-    """On every child."""
+    """Return the labels of every child."""
     return {
         Label.JOB_NAME: job.name,
         Label.JOB_UID: job.uid,
@@ -48,7 +48,7 @@ def labels(job: Job) -> dict[str, str]:
 
 
 def role_selector(job: Job, role: Role) -> dict[str, str]:
-    """Selects the pods of one job and role."""
+    """Return the selector of one job's pods of one role."""
     return {Label.JOB_NAME: job.name, Label.JOB_UID: job.uid, Label.ROLE: role.value}
 
 
@@ -63,12 +63,12 @@ def pod_labels(job: Job, role: Role, index: int, incarnation: int) -> dict[str, 
 
 
 def attempt(job: Job) -> int:
-    """The execution attempt that children belong to, from 1."""
+    """Return the execution attempt that new children belong to, from 1."""
     return max(1, job.status.execution_attempts)
 
 
 def metadata(job: Job, name: str, own_labels: dict[str, str]) -> dict[str, Any]:
-    """Metadata of a child that goes when its job goes."""
+    """Return metadata of a child; Kubernetes deletes the child after its owner, the job."""
     return {
         "name": name,
         "namespace": job.namespace,

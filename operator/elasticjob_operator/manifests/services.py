@@ -1,4 +1,4 @@
-"""The two Services and the key Secret of a job."""
+"""Manifests of a job's two Services and of the Secret with its keys."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ OPERATOR_KEY = "operator"
 
 
 def secret_manifest(job: Job, keys: dict[str, str]) -> dict[str, Any]:
-    """`keys`: hexadecimal keys by data key."""
+    """Return the Secret; `keys` are hexadecimal, by data key."""
     data = {name: base64.b64encode(key.encode()).decode() for name, key in keys.items()}
     meta = metadata(job, key_secret(job.name), labels(job))
     return {"apiVersion": "v1", "kind": "Secret", "metadata": meta, "type": "Opaque", "immutable": True, "data": data}
 
 
 def nodes_service_manifest(job: Job) -> dict[str, Any]:
-    """Host names of workers resolve before they are ready: they find each other while they start."""
+    """Return the workers' headless Service. It publishes pods that are not Ready, as workers connect before that."""
     spec = {
         "clusterIP": "None",
         "publishNotReadyAddresses": True,
@@ -39,7 +39,7 @@ def nodes_service_manifest(job: Job) -> dict[str, Any]:
 
 
 def store_service_manifest(job: Job, port: int, incarnation: int) -> dict[str, Any]:
-    """A stable address for the store; it selects one incarnation, so a store that was given up gets no new client."""
+    """Return the Service of the store. It selects one incarnation: a replaced store gets no new connections."""
     spec = {
         "type": "ClusterIP",
         "publishNotReadyAddresses": True,

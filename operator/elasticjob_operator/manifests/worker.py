@@ -1,4 +1,4 @@
-"""A worker pod: the user's template, with our agent in front of the trainer's command."""
+"""Manifest of a worker pod: the user's template, with the trainer's command wrapped by the elasticjob agent."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 from typing import Any
 
 from elasticjob.contract.names import WORKER_ROLE, Env, Role
-from elasticjob_operator.manifests.common import env, env_from_field, env_from_secret, keep_away, security_context
+from elasticjob_operator.manifests.common import env, env_from_field, env_from_secret, exclude_nodes, security_context
 from elasticjob_operator.manifests.names import (
     attempt,
     endpoint,
@@ -33,7 +33,7 @@ _PYTHON = re.compile(r"python[0-9.]*")
 def worker_pod_manifest(
     job: Job, spec: JobSpec, index: int, incarnation: int, image: str, avoid: tuple[str, ...] = ()
 ) -> dict[str, Any]:
-    """One incarnation of index `index`; `image` holds the agent, `avoid` names nodes that it must stay away from."""
+    """Return the pod of one index and incarnation; `image` holds the agent, `avoid` names nodes it must not run on."""
     template: dict[str, Any] = copy.deepcopy(dict(spec.template))
     own = template.get("metadata") or {}
     labels = {**(own.get("labels") or {}), **pod_labels(job, Role.WORKER, index, incarnation)}
@@ -59,7 +59,7 @@ def _fill_pod(pod: dict[str, Any], job: Job, spec: JobSpec, index: int, avoid: t
     pod["terminationGracePeriodSeconds"] = spec.termination_grace
     pod["volumes"] = [*(pod.get("volumes") or []), {"name": "elasticjob-agent", "emptyDir": {"sizeLimit": "16Mi"}}]
     if avoid:
-        keep_away(pod, avoid)
+        exclude_nodes(pod, avoid)
 
 
 def _init_container(image: str) -> dict[str, Any]:
@@ -74,28 +74,28 @@ def _init_container(image: str) -> dict[str, Any]:
 
 
 def _fill_trainer(pod: dict[str, Any], job: Job, spec: JobSpec, index: int, incarnation: int) -> None:
-    trainer: dict[str, Any] = trainer_of(pod)  # type: ignore[assignment]  # a part of our own copy
-    trainer["command"] = _wrapped(trainer)
+    trainer: dict[str, Any] = trainer_of(pod)  # type: ignore[assignment]  # a part of the copied template
+    trainer["command"] = _wrapped_command(trainer)
     trainer.pop("args", None)
     trainer["terminationMessagePolicy"] = "File"
     path = trainer.get("terminationMessagePath")
-    ours = _agent_env(job, spec, index, incarnation, {Env.TERMINATION_LOG: path} if path else {})
-    names = {item["name"] for item in ours}
-    theirs = [item for item in trainer.get("env") or [] if item.get("name") not in names]
-    if not any(item.get("name") == "PYTHONUNBUFFERED" for item in theirs):
-        ours.append({"name": "PYTHONUNBUFFERED", "value": "1"})
-    # Ours first: the template's may refer to them as $(NAME).
-    trainer["env"] = [*ours, *theirs]
+    agent_env = _agent_env(job, spec, index, incarnation, {Env.TERMINATION_LOG: path} if path else {})
+    names = {item["name"] for item in agent_env}
+    template_env = [item for item in trainer.get("env") or [] if item.get("name") not in names]
+    if not any(item.get("name") == "PYTHONUNBUFFERED" for item in template_env):
+        agent_env.append({"name": "PYTHONUNBUFFERED", "value": "1"})
+    # The agent's variables come first, so that the template's may refer to them as $(NAME).
+    trainer["env"] = [*agent_env, *template_env]
     mounts = list(trainer.get("volumeMounts") or [])
     mounts.append({"name": "elasticjob-agent", "mountPath": AGENT_DIR, "readOnly": True})
     if not any(str(m.get("mountPath", "")).rstrip("/") == SHARED_MEMORY for m in mounts):
-        # The runtime's own is 64 MiB: too small for data loaders, gloo and NCCL.
+        # The container runtime's default of 64 MiB is too small for data loaders, gloo and NCCL.
         mounts.append({"name": "elasticjob-shm", "mountPath": SHARED_MEMORY})
         pod["volumes"].append({"name": "elasticjob-shm", "emptyDir": {"medium": "Memory"}})
     trainer["volumeMounts"] = mounts
 
 
-def _wrapped(trainer: dict[str, Any]) -> list[str]:
+def _wrapped_command(trainer: dict[str, Any]) -> list[str]:
     command = [*trainer["command"], *(trainer.get("args") or [])]
     first = command[0]
     python = first if _PYTHON.fullmatch(first.rsplit("/", 1)[-1]) else "python3"

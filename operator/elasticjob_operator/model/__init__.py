@@ -1,1 +1,1 @@
-"""What the operator knows, as frozen dataclasses parsed from raw JSON. Pure."""
+"""What the operator reads from the API server, parsed from raw JSON into frozen dataclasses. Pure."""

@@ -1,10 +1,11 @@
-"""One job and everything around it at one moment: the argument of `plan`."""
+"""A job and all objects around it at one moment: the argument of `plan`."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import TypeAlias
 
 from elasticjob.contract.messages import Report
 from elasticjob_operator.model.pods import Pod
@@ -12,10 +13,13 @@ from elasticjob_operator.model.raw import Raw, integer, mapping, moment, text
 from elasticjob_operator.model.spec import JobSpec, SpecError, parse_spec
 from elasticjob_operator.model.status import Status, parse_status
 
+JobKey: TypeAlias = tuple[str, str]
+"""Namespace and name of a job."""
+
 
 @dataclass(frozen=True)
 class Job:
-    """`spec` is None when it cannot be run; `spec_error` says why."""
+    """An ElasticJob."""
 
     namespace: str
     name: str
@@ -23,17 +27,18 @@ class Job:
     generation: int
     deleting: bool
     spec: JobSpec | None
+    """None if no pod can be made from the spec; `spec_error` says why."""
     spec_error: str
     status: Status
 
 
 def parse_job(raw: Raw) -> Job:
-    """An ElasticJob as the API server gave it."""
+    """Return the ElasticJob that the API server returned as `raw`."""
     spec, error = None, ""
     try:
         spec = parse_spec(mapping(raw, "spec"))
-    except SpecError as wrong:
-        error = str(wrong)
+    except SpecError as invalid:
+        error = str(invalid)
     return Job(
         namespace=text(raw, "metadata", "namespace"),
         name=text(raw, "metadata", "name"),
@@ -47,7 +52,7 @@ def parse_job(raw: Raw) -> Job:
 
 
 class RefusalReason(str, Enum):
-    """Why the API server did not make a child. Reasons of the `Running` condition."""
+    """Why the API server refused to create a child. The values are reasons of the `Running` condition."""
 
     QUOTA_EXCEEDED = "QuotaExceeded"
     POD_CREATION_FAILED = "PodCreationFailed"
@@ -56,26 +61,28 @@ class RefusalReason(str, Enum):
 
 @dataclass(frozen=True)
 class Refusal:
-    """A child that certainly was not made: the same name may be tried again from `retry_at` on."""
+    """A child that was certainly not created: the operator may try the same name again from `retry_at` on."""
 
     reason: RefusalReason
     message: str
     retry_at: float
+    """Unix seconds."""
 
 
 @dataclass(frozen=True)
 class Child:
-    """A Service or Secret of the job; `ours` is False when the name belongs to somebody else's object."""
+    """A Service or Secret that has the name of a child of the job."""
 
     uid: str
     ours: bool
+    """Whether the job owns the object. If not, the operator neither uses nor changes it."""
     incarnation: int | None = None
-    """The store incarnation that a Service selects."""
+    """The store incarnation that a Service selects; None for every other object."""
 
 
 @dataclass(frozen=True)
 class Children:
-    """None: there is no such object."""
+    """The job's Services and its Secret; None where no object has the name."""
 
     secret: Child | None = None
     nodes: Child | None = None
@@ -86,28 +93,34 @@ class Children:
 
 @dataclass(frozen=True)
 class LinkView:
-    """What the control link to the job's store gives. `report` may be old when not `connected`."""
+    """The state of the control link to the job's store, and what arrived over it."""
 
     connected: bool = False
     since: float = 0.0
-    """When it was connected, or the peer last heard of, or first tried."""
+    """Unix seconds. Connected: when the store sent its first report over this link. Not connected: when the operator
+    last received anything from the store, or first dialed it."""
     report: Report | None = None
+    """The last report. It may be old while the link is not connected, and it may be a previous store's."""
     lost_pods: Mapping[str, float] = field(default_factory=dict)
-    """Pods that the coordinator has lost, and since when."""
+    """Pods that the coordinator reports as lost, each with the time of the first such report, Unix seconds."""
     previous_report: Report | None = None
-    """The last report of the store before this one; None where this operator had none."""
+    """The last report of the store before this one; None if this operator received none."""
 
 
 @dataclass(frozen=True)
 class Observed:
+    """A job, its pods, its children and its control link at one moment."""
+
     job: Job
     workers: tuple[Pod, ...] = ()
     stores: tuple[Pod, ...] = ()
     children: Children = Children()
     refusals: Mapping[str, Refusal] = field(default_factory=dict)
-    """By name for pods, by `Kind/name` for the rest."""
+    """Keyed by name for pods, by `Kind/name` for other children."""
     link: LinkView = LinkView()
     older_store_at: float = 0.0
-    """When a store that has a successor was last there, as far as this operator can know."""
+    """When a store pod with a successor last existed, to this operator's knowledge, Unix seconds. An operator that has
+    seen none counts from its own first reconcile of the job."""
     leases: Mapping[str, float] = field(default_factory=dict)
-    """By node, when its kubelet last renewed its lease; 0 where it has none. Only of nodes in doubt."""
+    """Keyed by node: when its kubelet last renewed its lease, Unix seconds; 0 if the node has no lease. Only nodes
+    whose state is in doubt are listed."""

@@ -1,4 +1,7 @@
-"""Pods of a job, reduced to what decisions depend on. A pod is judged by its trainer container: sidecars never end."""
+"""Pods of a job, reduced to the fields that decisions depend on.
+
+A pod ends when its trainer container ends: sidecars may run for ever.
+"""
 
 from __future__ import annotations
 
@@ -7,27 +10,29 @@ from dataclasses import dataclass
 
 from elasticjob.contract import codec
 from elasticjob.contract.messages import Outcome, Termination
-from elasticjob.contract.names import Label
+from elasticjob.contract.names import GROUP, Label
 from elasticjob_operator.model.raw import Raw, integer, mapping, moment, objects, text
 from elasticjob_operator.model.spec import TRAINER
 
-AVOIDED_NODES = "elasticjob.dev/avoids"
-"""Annotation of a worker pod: comma-separated nodes that it was made to stay away from."""
+AVOIDED_NODES = f"{GROUP}/avoids"
+"""Annotation of a pod: the nodes on which it must not be placed, comma-separated."""
 
-_NO_IMAGE = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "RegistryUnavailable")
-_STUCK = ("CreateContainerConfigError", "CreateContainerError", "RunContainerError", "CrashLoopBackOff")
+_IMAGE_ERRORS = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "RegistryUnavailable")
+_START_ERRORS = ("CreateContainerConfigError", "CreateContainerError", "RunContainerError", "CrashLoopBackOff")
 
 
 @dataclass(frozen=True)
 class TrainerEnd:
-    """How a pod's trainer ended. `exit_code` is None where no container had run (an eviction, say)."""
+    """How a pod's trainer ended."""
 
     exit_code: int | None
+    """None if no container ran, for example after an eviction."""
     reason: str
     message: str
     time: float
+    """Unix seconds; 0 if no container ran."""
     termination: Termination | None = None
-    """What the agent declared; untrusted, None when it declared nothing readable."""
+    """The agent's termination message. Untrusted; None if it is missing or unreadable."""
 
     @property
     def outcome(self) -> Outcome | None:
@@ -35,7 +40,7 @@ class TrainerEnd:
 
     @property
     def signal(self) -> str:
-        """`SIGKILL` and the like when the container was ended by one."""
+        """The name of the signal that ended the container, such as `SIGKILL`; empty if none did."""
         code = self.exit_code or 0
         try:
             return signal.Signals(code - 128).name if code > 128 else ""
@@ -45,33 +50,37 @@ class TrainerEnd:
 
 @dataclass(frozen=True)
 class Pod:
-    """A worker or store pod. `index` is the index of a worker, 0 for a store."""
+    """A worker pod or a store pod."""
 
     name: str
     uid: str
     index: int
+    """The number of a worker pod in its job; 0 for a store pod."""
     incarnation: int
     phase: str = "Pending"
     node: str = ""
+    """Empty until the pod is scheduled."""
     ip: str = ""
     ready: bool = False
     created: float = 0.0
+    """Unix seconds."""
     deleting: float | None = None
-    """When its grace ends, once it is being deleted."""
+    """When the grace period of its deletion ends, Unix seconds; None if the pod is not being deleted."""
     unschedulable: str = ""
-    """The scheduler's words when it found no node."""
+    """The scheduler's message when it found no node."""
     image_error: str = ""
-    """The kubelet's words when an image cannot be had."""
+    """The kubelet's message when it cannot pull an image."""
     stuck: str = ""
-    """The kubelet's words when a container cannot be started for another reason."""
+    """The kubelet's message when it cannot start a container for another reason."""
     disrupted: str = ""
-    """Reason of a DisruptionTarget condition: eviction, preemption, taint."""
+    """The reason of a DisruptionTarget condition: eviction, preemption or taint."""
     avoided_nodes: frozenset[str] = frozenset()
     end: TrainerEnd | None = None
+    """None until the trainer has ended."""
 
     @property
     def live(self) -> bool:
-        """Neither ended nor being deleted."""
+        """Whether the pod has neither ended nor is being deleted."""
         return self.end is None and self.deleting is None
 
     @property
@@ -80,10 +89,10 @@ class Pod:
 
 
 def parse_pod(raw: Raw) -> Pod:
-    """A pod with the operator's labels."""
+    """Return a pod that has the operator's labels."""
     status = mapping(raw, "status")
     statuses = [*objects(status, "initContainerStatuses"), *objects(status, "containerStatuses")]
-    avoids = text(raw, "metadata", "annotations", AVOIDED_NODES)
+    avoided = text(raw, "metadata", "annotations", AVOIDED_NODES)
     return Pod(
         name=text(raw, "metadata", "name"),
         uid=text(raw, "metadata", "uid"),
@@ -97,9 +106,9 @@ def parse_pod(raw: Raw) -> Pod:
         deleting=moment(raw, "metadata", "deletionTimestamp"),
         unschedulable=_unschedulable(status),
         image_error=next(filter(None, map(_image_error, statuses)), ""),
-        stuck=next(filter(None, map(_stuck, statuses)), ""),
+        stuck=next(filter(None, map(_start_error, statuses)), ""),
         disrupted=text(_condition(status, "DisruptionTarget", "True") or {}, "reason"),
-        avoided_nodes=frozenset(filter(None, avoids.split(","))),
+        avoided_nodes=frozenset(filter(None, avoided.split(","))),
         end=_end(raw),
     )
 
@@ -110,8 +119,8 @@ def _label(raw: Raw, name: str) -> int:
 
 
 def _condition(status: Raw, kind: str, value: str) -> Raw | None:
-    found = (c for c in objects(status, "conditions") if text(c, "type") == kind and text(c, "status") == value)
-    return next(found, None)
+    matching = (c for c in objects(status, "conditions") if text(c, "type") == kind and text(c, "status") == value)
+    return next(matching, None)
 
 
 def _unschedulable(status: Raw) -> str:
@@ -123,14 +132,14 @@ def _unschedulable(status: Raw) -> str:
 
 def _image_error(container: Raw) -> str:
     waiting = mapping(container, "state", "waiting")
-    if text(waiting, "reason") not in _NO_IMAGE:
+    if text(waiting, "reason") not in _IMAGE_ERRORS:
         return ""
     return f"{text(container, 'image')}: {text(waiting, 'message') or text(waiting, 'reason')}"
 
 
-def _stuck(container: Raw) -> str:
+def _start_error(container: Raw) -> str:
     waiting = mapping(container, "state", "waiting")
-    if text(waiting, "reason") not in _STUCK:
+    if text(waiting, "reason") not in _START_ERRORS:
         return ""
     return f"container {text(container, 'name')}: {text(waiting, 'reason')}: {text(waiting, 'message')}"
 
@@ -139,28 +148,28 @@ def _end(raw: Raw) -> TrainerEnd | None:
     status = mapping(raw, "status")
     names = [text(c, "name") for c in objects(raw, "spec", "containers")]
     trainer = TRAINER if TRAINER in names else next(iter(names), "")
-    found = (c for c in objects(status, "containerStatuses") if text(c, "name") == trainer)
-    ended = mapping(next(found, {}), "state", "terminated")
-    if ended and text(raw, "spec", "restartPolicy") != "Always":
-        return _container_end(ended)
+    container = next((c for c in objects(status, "containerStatuses") if text(c, "name") == trainer), {})
+    terminated = mapping(container, "state", "terminated")
+    if terminated and text(raw, "spec", "restartPolicy") != "Always":
+        return _container_end(terminated)
     if text(status, "phase") not in ("Failed", "Succeeded"):
         return None
     return TrainerEnd(None, text(status, "reason") or text(status, "phase"), text(status, "message"), 0.0)
 
 
-def _container_end(ended: Raw) -> TrainerEnd:
-    said = text(ended, "message")
+def _container_end(terminated: Raw) -> TrainerEnd:
+    message = text(terminated, "message")
     return TrainerEnd(
-        exit_code=integer(ended, "exitCode"),
-        reason=text(ended, "reason"),
-        message=said[-1024:],
-        time=moment(ended, "finishedAt") or 0.0,
-        termination=_termination(said),
+        exit_code=integer(terminated, "exitCode"),
+        reason=text(terminated, "reason"),
+        message=message[-1024:],
+        time=moment(terminated, "finishedAt") or 0.0,
+        termination=_termination(message),
     )
 
 
-def _termination(said: str) -> Termination | None:
+def _termination(message: str) -> Termination | None:
     try:
-        return codec.parse(Termination, codec.loads(said.encode()))
+        return codec.parse(Termination, codec.loads(message.encode()))
     except codec.MessageError:
         return None

@@ -1,4 +1,4 @@
-"""Reading JSON that somebody else wrote: a missing or wrongly typed value reads as absent, never as a crash."""
+"""Read untrusted JSON: a missing or wrongly typed value reads as absent and never raises."""
 
 from __future__ import annotations
 
@@ -7,42 +7,42 @@ from datetime import datetime, timezone
 from typing import Any, TypeAlias
 
 Raw: TypeAlias = Mapping[str, Any]
-"""A Kubernetes object or a part of one."""
+"""A Kubernetes object, or a part of one."""
 
 _SUFFIXES = {"m": 0.001, "": 1.0, "k": 1e3, "M": 1e6, "G": 1e9, "Ki": 2.0**10, "Mi": 2.0**20, "Gi": 2.0**30}
 
 
 def mapping(value: Any, *path: str) -> Raw:
-    """The object at `path`, or an empty one."""
+    """Return the object at `path`, or an empty one."""
     found = at(value, *path)
     return found if isinstance(found, Mapping) else {}
 
 
 def sequence(value: Any, *path: str) -> list[Any]:
-    """The list at `path`, or an empty one."""
+    """Return the list at `path`, or an empty one."""
     found = at(value, *path)
     return found if isinstance(found, list) else []
 
 
 def objects(value: Any, *path: str) -> list[Raw]:
-    """The objects of the list at `path`."""
+    """Return the objects in the list at `path`."""
     return [item for item in sequence(value, *path) if isinstance(item, Mapping)]
 
 
 def text(value: Any, *path: str) -> str:
-    """The string at `path`, or an empty one."""
+    """Return the string at `path`, or an empty one."""
     found = at(value, *path)
     return found if isinstance(found, str) else ""
 
 
 def integer(value: Any, *path: str, default: int = 0) -> int:
-    """The whole number at `path`, or `default`."""
+    """Return the whole number at `path`, or `default`."""
     found = at(value, *path)
     return found if isinstance(found, int) and not isinstance(found, bool) else default
 
 
 def at(value: Any, *path: str) -> Any:
-    """Whatever is at `path`, or None."""
+    """Return the value at `path`, or None."""
     for key in path:
         if not isinstance(value, Mapping):
             return None
@@ -51,7 +51,7 @@ def at(value: Any, *path: str) -> Any:
 
 
 def moment(value: Any, *path: str) -> float | None:
-    """The RFC 3339 time at `path` as Unix seconds, or None."""
+    """Return the RFC 3339 time at `path` as Unix seconds, or None."""
     found = text(value, *path)
     try:
         return datetime.fromisoformat(found.replace("Z", "+00:00")).timestamp()
@@ -60,13 +60,13 @@ def moment(value: Any, *path: str) -> float | None:
 
 
 def timestamp(seconds: float, *, precise: bool = False) -> str:
-    """Unix seconds as Kubernetes writes times; `precise` keeps microseconds."""
+    """Return Unix seconds as an RFC 3339 time, as Kubernetes writes it; `precise` keeps microseconds."""
     when = datetime.fromtimestamp(seconds, timezone.utc)
     return when.strftime("%Y-%m-%dT%H:%M:%S.%fZ" if precise else "%Y-%m-%dT%H:%M:%SZ")
 
 
 def quantity(value: Any) -> float:
-    """A Kubernetes quantity (`500m`, `4`, `2Gi`) as a number; 0 for what is none."""
+    """Return a Kubernetes quantity (`500m`, `4`, `2Gi`) as a number; 0 for any other value."""
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         return float(value)
     if not isinstance(value, str):

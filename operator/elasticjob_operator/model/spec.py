@@ -1,4 +1,7 @@
-"""A job's spec with every default applied. The API server has checked it; reading stays tolerant all the same."""
+"""A job's spec with every default applied.
+
+The API server has validated the spec; parsing tolerates invalid values all the same.
+"""
 
 from __future__ import annotations
 
@@ -15,21 +18,22 @@ E = TypeVar("E", bound=Enum)
 
 DEFAULT_PRELOAD = ("torch", "torch._dynamo")
 GPU = "nvidia.com/gpu"
+"""The resource name of NVIDIA's GPUs."""
 TRAINER = "trainer"
+"""The container of this name is the trainer; without one, the first container is."""
 LEAVE_SECONDS = 5
-"""What an agent needs beyond its workers' end to leave in good order."""
+"""Seconds that an agent needs after the end of its workers to leave the job in order."""
 DEFAULT_GRACE = 30
-"""Kubernetes' own."""
-"""A container of this name is the trainer; without one, the first container is."""
+"""Seconds of terminationGracePeriodSeconds that Kubernetes applies to a pod that sets none."""
 
 
 class SpecError(ValueError):
-    """A spec that cannot be run, in a sentence for the person who wrote it."""
+    """No pod can be made from the spec. The message names what the user must change."""
 
 
 @dataclass(frozen=True)
 class StoreSpec:
-    """Where and how the store pod runs."""
+    """How the store pod is scheduled and which resources it gets."""
 
     resources: Raw = field(default_factory=dict)
     priority_class: str = ""
@@ -39,16 +43,16 @@ class StoreSpec:
 
 @dataclass(frozen=True)
 class JobSpec:
-    """Durations are seconds."""
+    """The spec with its defaults. Durations are in seconds."""
 
     target: int
-    """How many nodes the job should have now."""
+    """Number of nodes that the job should have now, within min_replicas and max_replicas."""
     min_replicas: int
     max_replicas: int
     nproc_per_node: int
     template: Raw
     spares: int = 0
-    """Nodes beyond the target that stand by."""
+    """Number of standby nodes beyond the target."""
     backend: Backend = Backend.ELASTICJOB
     port: int = DEFAULT_PORT
     join_timeout: int = 600
@@ -57,27 +61,27 @@ class JobSpec:
     keep_alive_attempts: int = 3
     store: StoreSpec = StoreSpec()
     gpus: int = 0
-    """NVIDIA's, that the trainer asks for."""
+    """Number of NVIDIA GPUs that the trainer requests."""
     preload: tuple[str, ...] = DEFAULT_PRELOAD
     stop_grace: int = 1
     graceful_shutdown: int | None = None
-    """How long a planned end may take; None: what the template's grace leaves."""
+    """Limit of a planned end of a round; None: what the template's terminationGracePeriodSeconds leaves."""
     max_restarts: int = 3
     avoid_node: int = 86400
-    """How long a machine that is not fit is avoided."""
+    """How long the operator avoids an unhealthy node."""
     progress_timeout: int = 0
-    """0: hangs are not looked for."""
+    """Time without a step after which workers hang; 0 disables hang detection."""
     hang_action: HangAction = HangAction.RESTART_GROUP
 
     @property
     def termination_grace(self) -> int:
-        """What the kubelet gives a pod: what the template asks for, and never less than the agent may need."""
-        asked = integer(self.template, "spec", "terminationGracePeriodSeconds", default=DEFAULT_GRACE)
-        return max((self.graceful_shutdown or 0) + self.stop_grace + LEAVE_SECONDS, asked)
+        """The grace period of worker pods: what the template sets, but at least what the agent may need."""
+        requested = integer(self.template, "spec", "terminationGracePeriodSeconds", default=DEFAULT_GRACE)
+        return max((self.graceful_shutdown or 0) + self.stop_grace + LEAVE_SECONDS, requested)
 
     @property
     def settings(self) -> RoundSettings:
-        """The rules a coordinator works by."""
+        """The settings that the coordinator of this job applies."""
         planned = self.graceful_shutdown
         if planned is None:
             planned = self.termination_grace - self.stop_grace - LEAVE_SECONDS
@@ -99,7 +103,7 @@ class JobSpec:
 
 
 def parse_spec(raw: Raw) -> JobSpec:
-    """The spec of a job; `SpecError` where no pod could be made from it."""
+    """Return the spec of a job; raise `SpecError` if no pod can be made from it."""
     low, high, target = _sizes(raw)
     template = mapping(raw, "template")
     rendezvous = mapping(raw, "rendezvous")
@@ -112,33 +116,33 @@ def parse_spec(raw: Raw) -> JobSpec:
         spares=max(0, integer(raw, "elasticPolicy", "spares")),
         nproc_per_node=_nproc(at(raw, "nprocPerNode"), trainer),
         template=template,
-        gpus=int(quantity(_asked(trainer).get(GPU))),
+        gpus=int(quantity(_requested(trainer).get(GPU))),
         backend=_choice(text(rendezvous, "backend"), Backend.ELASTICJOB),
         port=integer(rendezvous, "port", default=DEFAULT_PORT),
-        join_timeout=integer(rendezvous, "joinTimeoutSeconds", default=600),
-        last_call_timeout=integer(rendezvous, "lastCallTimeoutSeconds", default=30),
-        keep_alive_interval=integer(rendezvous, "keepAliveIntervalSeconds", default=1),
-        keep_alive_attempts=integer(rendezvous, "keepAliveMaxAttempts", default=3),
+        join_timeout=integer(rendezvous, "joinTimeoutSeconds", default=JobSpec.join_timeout),
+        last_call_timeout=integer(rendezvous, "lastCallTimeoutSeconds", default=JobSpec.last_call_timeout),
+        keep_alive_interval=integer(rendezvous, "keepAliveIntervalSeconds", default=JobSpec.keep_alive_interval),
+        keep_alive_attempts=integer(rendezvous, "keepAliveMaxAttempts", default=JobSpec.keep_alive_attempts),
         store=_store(mapping(rendezvous, "store")),
         preload=tuple(str(m) for m in preload) if isinstance(preload, list) else DEFAULT_PRELOAD,
-        stop_grace=integer(raw, "stopGraceSeconds", default=1),
+        stop_grace=integer(raw, "stopGraceSeconds", default=JobSpec.stop_grace),
         graceful_shutdown=_graceful_shutdown(mapping(raw, "elasticPolicy")),
-        max_restarts=max(0, integer(raw, "failurePolicy", "maxRestarts", default=3)),
-        avoid_node=max(0, integer(raw, "failurePolicy", "avoidNodeSeconds", default=86400)),
+        max_restarts=max(0, integer(raw, "failurePolicy", "maxRestarts", default=JobSpec.max_restarts)),
+        avoid_node=max(0, integer(raw, "failurePolicy", "avoidNodeSeconds", default=JobSpec.avoid_node)),
         progress_timeout=max(0, integer(raw, "hangPolicy", "progressTimeoutSeconds")),
         hang_action=_choice(text(raw, "hangPolicy", "action"), HangAction.RESTART_GROUP),
     )
 
 
 def trainer_of(pod_spec: Raw) -> Raw:
-    """The trainer container; `SpecError` when there is none or it has no command."""
+    """Return the trainer container; raise `SpecError` if there is none or it has no command."""
     containers = objects(pod_spec, "containers")
     if not containers:
-        raise SpecError("spec.template.spec.containers is empty: write the container that trains")
+        raise SpecError("spec.template.spec.containers is empty: add the container that trains")
     trainer = next((c for c in containers if text(c, "name") == TRAINER), containers[0])
     if not sequence(trainer, "command"):
         name = text(trainer, "name")
-        raise SpecError(f"container {name!r} has no command: write the one that trains, e.g. [python, train.py]")
+        raise SpecError(f"container {name!r} has no command: set the training command, for example [python, train.py]")
     return trainer
 
 
@@ -158,12 +162,13 @@ def _nproc(value: Any, trainer: Raw) -> int:
     if isinstance(value, str) and value.isascii() and value.isdigit():
         return max(1, int(value))
     if value == "cpu":
-        return max(1, math.ceil(quantity(_asked(trainer).get("cpu"))))
-    gpus = sum(quantity(amount) for name, amount in _asked(trainer).items() if name.endswith("/gpu"))
+        return max(1, math.ceil(quantity(_requested(trainer).get("cpu"))))
+    gpus = sum(quantity(amount) for name, amount in _requested(trainer).items() if name.endswith("/gpu"))
     return max(1, int(gpus))
 
 
-def _asked(container: Raw) -> dict[str, Any]:
+def _requested(container: Raw) -> dict[str, Any]:
+    # The limit wins: Kubernetes uses it where the request is missing.
     return {**mapping(container, "resources", "requests"), **mapping(container, "resources", "limits")}
 
 
@@ -172,7 +177,7 @@ def _graceful_shutdown(policy: Raw) -> int | None:
 
 
 def _choice(value: str, default: E) -> E:
-    """The member of the default's enum that has this value."""
+    """Return the member of the default's enum that has this value, or the default."""
     return next((member for member in type(default) if member.value == value), default)
 
 

@@ -1,4 +1,4 @@
-"""A job's status as the operator reads it back: counters it must not lose, and what it last said."""
+"""A job's status as the operator reads it back: counters that it must not lose, and the conditions it last wrote."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ from elasticjob.contract.names import RoundId
 from elasticjob_operator.model.raw import Raw, at, integer, mapping, moment, objects, text
 
 LOST_NODE_SECONDS = 86400.0
-"""A lost node is avoided this long at most: its kubelet is heard of again, or Kubernetes knows by then."""
+"""Seconds for which a lost node is avoided at most: by then its kubelet renews its lease again, or Kubernetes has
+marked the node NotReady."""
 DEVICE_UNHEALTHY = FailureClass.DEVICE_UNHEALTHY.value
 NODE_LOST = FailureClass.NODE_LOST.value
 
 
 class ConditionType(str, Enum):
-    """Types of `status.conditions`, in the order in which they are listed."""
+    """Types of `status.conditions`, in the order in which status lists them."""
 
     RENDEZVOUS_READY = "RendezvousReady"
     RUNNING = "Running"
@@ -31,13 +32,13 @@ class ConditionType(str, Enum):
 
 @dataclass(frozen=True)
 class Condition:
-    """metav1.Condition; `status` is True, False or Unknown as Kubernetes writes them."""
+    """A metav1.Condition; `status` is "True", "False" or "Unknown"."""
 
     status: str
     reason: str
     message: str
     since: float = 0.0
-    """lastTransitionTime, Unix seconds."""
+    """lastTransitionTime, in Unix seconds."""
 
     @property
     def true(self) -> bool:
@@ -46,16 +47,16 @@ class Condition:
 
 @dataclass(frozen=True)
 class AvoidedNode:
-    """A node that new pods must not be placed on: it was lost and its kubelet has not been heard of since, or it is
-    not fit to train."""
+    """A node on which new pods must not be placed: it was lost, or it is unhealthy."""
 
     name: str
     since: float
+    """Unix seconds."""
     message: str
     reason: str = NODE_LOST
-    """`LOST` or `UNFIT`."""
+    """`NODE_LOST` or `DEVICE_UNHEALTHY`."""
     seconds: float = LOST_NODE_SECONDS
-    """How long it is avoided at most."""
+    """How long the node is avoided at most. A lost node is avoided only until its kubelet renews its lease."""
 
     @property
     def until(self) -> float:
@@ -64,36 +65,43 @@ class AvoidedNode:
 
 @dataclass(frozen=True)
 class Status:
-    """The part of `status` that decisions depend on. `raw` is the whole, as read."""
+    """The fields of `status` that decisions depend on. `raw` is the whole status as read."""
 
     raw: Raw = field(default_factory=dict)
     incarnations: tuple[int, ...] = ()
     """For each index ever used, the incarnation of its newest pod."""
     store_incarnation: int | None = None
+    """None until the job has a store."""
     charged_round: RoundId | None = None
+    """The last ended round that the counters include; None before the first."""
     restarts: int = 0
     restarts_counted: int = 0
+    """Restarts that count towards maxRestarts."""
     execution_attempts: int = 0
     rounds: int = 0
+    """Rounds formed so far."""
     last_rendezvous: float = 0.0
+    """When the newest round formed, Unix seconds; 0 before the first."""
     target: int | None = None
+    """The target at the last status write; None before the first."""
     runtime_image: str = ""
+    """The operator's image that the job is pinned to; empty before the first status write."""
     avoided: tuple[AvoidedNode, ...] = ()
     conditions: Mapping[ConditionType, Condition] = field(default_factory=dict)
 
     def is_true(self, kind: ConditionType) -> bool:
-        """Whether the condition is there and True."""
+        """Return whether the condition exists and is True."""
         condition = self.conditions.get(kind)
         return condition is not None and condition.true
 
     @property
     def terminal(self) -> bool:
-        """Complete or Failed: nothing is created again."""
+        """Whether the job is Complete or Failed: the operator creates nothing for it again."""
         return self.is_true(ConditionType.COMPLETE) or self.is_true(ConditionType.FAILED)
 
 
 def parse_status(raw: Raw) -> Status:
-    """Whatever of `raw` makes sense; the rest reads as never written."""
+    """Return the status in `raw`; fields that cannot be parsed read as never written."""
     return Status(
         raw=raw,
         incarnations=_incarnations(text(raw, "incarnations")),

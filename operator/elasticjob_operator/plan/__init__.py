@@ -1,7 +1,20 @@
-"""`plan(observed, image, now) -> Plan`: what status must say and what must be done, and why. Pure.
+"""`plan(observed, image, now) -> Plan` decides the job's next status and the actions that lead to it. Pure.
 
-Read it top down: `reconcile`, then `decisions` and `workers` (worker pods), `stores`, `budget` (restarts), `ending`,
-`world` (the training), `conditions`, `status`, `notes` (Events).
+Modules, in reading order:
+
+    reconcile       `plan` itself: combines the decisions of the other modules
+    context         the inputs of one reconcile, and `Actions`
+    pod_decisions   for each index: keep, create or replace its worker pod
+    workers         from these decisions: incarnations, avoided nodes, expected pods, pods to create and to delete
+    stores          which store incarnation serves, and whether the operator may confirm it as the only store
+    budget          which failures are charged as restarts, and when the budget is exhausted
+    failures        failures as records for status, and their one-line summaries
+    world           the state of training: from the coordinator's report, or from the last status
+    job_end         the outcome of the job, and what is deleted at its end
+    conditions      the four conditions of a job that has not ended
+    status          the next status
+    stragglers      `status.straggler` and its Event
+    event_records   Events about changes between the last status and the next one
 """
 
 from elasticjob_operator.plan.reconcile import Plan, StoreAddress, plan

@@ -1,16 +1,19 @@
-"""Conditions: what is so, why, and what a person can do about it."""
+"""The four conditions of a job that has not ended: the state, its reason, and what the user can do about it."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from elasticjob.contract.messages import EndReason, FailureClass
+from elasticjob.contract.messages import EndReason
+from elasticjob.contract.text import with_noun
+from elasticjob_operator.manifests.names import key_secret, nodes_service, store_pod, store_service, worker_pod
 from elasticjob_operator.model.observed import Refusal
 from elasticjob_operator.model.pods import Pod
 from elasticjob_operator.model.raw import timestamp
 from elasticjob_operator.model.status import DEVICE_UNHEALTHY, NODE_LOST, AvoidedNode, Condition, ConditionType
 from elasticjob_operator.plan.budget import Budget
 from elasticjob_operator.plan.context import LOST_GRACE_SECONDS, ReconcileContext
+from elasticjob_operator.plan.failures import REASON_BY_CLASS
 from elasticjob_operator.plan.job_end import JobOutcome
 from elasticjob_operator.plan.pod_decisions import PodDecision, ReplacePod
 from elasticjob_operator.plan.stores import StorePlan
@@ -20,7 +23,7 @@ from elasticjob_operator.plan.world import World
 
 @dataclass(frozen=True)
 class JobContext:
-    """All that conditions are told from."""
+    """The inputs of one reconcile and all decisions on the job; status and Events are derived from it."""
 
     ctx: ReconcileContext
     pod_decisions: tuple[PodDecision, ...]
@@ -29,223 +32,239 @@ class JobContext:
     world: World
     budget: Budget
     outcome: JobOutcome | None = None
+    """None while the job goes on."""
 
     @property
     def kept_pods(self) -> list[Pod]:
-        """Pods that their decisions keep."""
-        return [s.pod for s in self.pod_decisions if s.pod is not None and not isinstance(s.action, ReplacePod)]
+        """Pods that are not replaced."""
+        return [d.pod for d in self.pod_decisions if d.pod is not None and not isinstance(d.action, ReplacePod)]
 
 
-def condition(yes: bool, reason: str, message: str) -> Condition:
-    return Condition("True" if yes else "False", reason, message)
+def condition(status: bool, reason: str, message: str) -> Condition:
+    """Return a condition that is True or False."""
+    return Condition("True" if status else "False", reason, message)
 
 
 # ---- RendezvousReady -------------------------------------------------------------------------------------------
 
 
-def rendezvous_ready(f: JobContext) -> Condition:
-    """Whether the store serves. A blink of the link says nothing yet."""
-    ctx, link = f.ctx, f.ctx.observed.link
+def rendezvous_ready(job: JobContext) -> Condition:
+    """Return whether the store serves. A link that has been down for less than the grace period changes nothing."""
+    ctx, store, link = job.ctx, job.store, job.ctx.observed.link
     before = ctx.status.conditions.get(ConditionType.RENDEZVOUS_READY)
-    same_store = f.store.incarnation == ctx.status.store_incarnation
-    if f.outcome is not None:
+    same_store = store.incarnation == ctx.status.store_incarnation
+    if job.outcome is not None:
         return condition(False, "Finished", "the job has ended")
-    if f.store.pod is not None and link.connected and same_store:
-        return condition(True, "StoreAvailable", f"store {f.store.pod.name} serves")
+    if store.pod is not None and link.connected and same_store:
+        return condition(True, "StoreAvailable", f"store pod {store.pod.name} serves")
     was_ready = before is not None and (before.true or before.reason in ("StoreLost", "StoreRescheduled"))
-    if f.store.pod is not None and same_store and before is not None and ctx.now < link.since + LOST_GRACE_SECONDS:
+    if store.pod is not None and same_store and before is not None and ctx.now < link.since + LOST_GRACE_SECONDS:
         return before
     if not was_ready:
-        return condition(False, "StoreStarting", _store_trouble(f) or "the store pod is starting")
-    if f.store.incarnation and not (f.store.pod is not None and same_store):
-        trouble = _store_trouble(f) or f"store incarnation {f.store.incarnation} is starting"
-        return condition(False, "StoreRescheduled", f"{trouble}; training goes on meanwhile")
-    if f.store.lost_reason:
-        return condition(False, "StoreLost", f.store.lost_reason)
-    since = timestamp(link.since)
+        return condition(False, "StoreStarting", _store_problem(job) or "the store pod is starting")
+    if store.incarnation and not (store.pod is not None and same_store):
+        problem = _store_problem(job) or f"store pod {store_pod(ctx.job.name, store.incarnation)} is starting"
+        return condition(False, "StoreRescheduled", f"{problem}; training continues meanwhile")
+    if store.lost_reason:
+        return condition(False, "StoreLost", store.lost_reason)
     message = (
-        f"the store has not been heard of since {since}: counts are those of then, and whether workers failed or were "
-        "restarted since is not known. Training goes on without a store; failures are repaired once one serves"
+        f"the store has not responded since {timestamp(link.since)}: the counts in status are of that time, and "
+        "failures and restarts since then are unknown. Training continues without a store; workers that fail are "
+        "restarted once a store serves"
     )
     return condition(False, "StoreLost", message)
 
 
-def _store_trouble(f: JobContext) -> str:
-    refusals = f.ctx.observed.refusals
-    name = f"{f.ctx.job.name}-rdzv-{f.store.incarnation}"
-    if name in refusals:
-        return f"the store pod cannot be created: {refusals[name].message}"
-    pod = next((p for p in f.ctx.observed.stores if p.incarnation == f.store.incarnation), None)
+def _store_problem(job: JobContext) -> str:
+    """Return the problem that keeps the store pod from starting; empty if none is known."""
+    if job.store.incarnation is None:
+        return ""
+    refusal = job.ctx.observed.refusals.get(store_pod(job.ctx.job.name, job.store.incarnation))
+    if refusal is not None:
+        return f"the store pod cannot be created: {refusal.message}"
+    pod = job.ctx.store_pod(job.store.incarnation)
     if pod is None:
         return ""
     if pod.unschedulable:
-        return f"the store pod {pod.name} finds no node: {pod.unschedulable}"
+        return f"store pod {pod.name} is unschedulable: {pod.unschedulable}"
     if pod.image_error:
-        return f"the store pod's image cannot be had: {pod.image_error}"
-    return f"the store pod {pod.name} does not start: {pod.stuck}" if pod.stuck else ""
+        return f"the image of store pod {pod.name} cannot be pulled: {pod.image_error}"
+    return f"store pod {pod.name} does not start: {pod.stuck}" if pod.stuck else ""
 
 
 # ---- Running ---------------------------------------------------------------------------------------------------
 
 
-def running(f: JobContext) -> Condition:
-    """Whether workers train; if not, the first thing that stands in the way."""
-    if f.outcome is not None:
+def running(job: JobContext) -> Condition:
+    """Return whether workers train; if not, the first problem that prevents it."""
+    if job.outcome is not None:
         return condition(False, "Finished", "the job has ended")
-    if f.world.formed:
-        nodes = _count(f.world.active, "node")
-        return condition(True, "WorldFormed", f"{nodes} train with {_count(f.world.size, 'worker')}")
-    blocked = _blocked(f)
+    if job.world.formed:
+        return condition(True, "WorldFormed", describe_world(job.world))
+    blocked = _blocked(job)
     if blocked is not None:
         return blocked
-    need = f.ctx.spec.min_replicas
-    if f.world.rounds > 0:
-        return condition(False, "Restarting", f.world.reason or "the workers are being started again")
-    here = f.world.ready
-    message = f.world.reason or f"{here} of at least {_count(need, 'node')} are here"
-    return condition(False, "WaitingForMinReplicas", f"starting: {message}")
+    if job.world.rounds > 0:
+        return condition(False, "Restarting", job.world.reason or "the workers are restarting")
+    nodes = f"{job.world.ready} of at least {with_noun(job.ctx.spec.min_replicas, 'node')} ready"
+    return condition(False, "WaitingForMinReplicas", f"starting: {job.world.reason or nodes}")
 
 
-def _blocked(f: JobContext) -> Condition | None:
-    """What keeps the job below its minimum."""
-    refusals = _refusals(f)
-    scarce = [p for p in f.kept_pods if p.unschedulable]
-    no_image = [p for p in f.kept_pods if p.image_error]
-    stuck = [p for p in f.kept_pods if p.stuck]
-    usable = len(f.pod_decisions) - len(refusals) - len(scarce) - len(no_image) - len(stuck)
-    store = _store_blocked(f)
+def describe_world(world: World) -> str:
+    """Return the size of the running world, for messages."""
+    return f"training on {with_noun(world.active, 'node')} with {with_noun(world.size, 'worker')}"
+
+
+def _blocked(job: JobContext) -> Condition | None:
+    """Return the problem that keeps the job below its minimum; None if there is none."""
+    store = _store_blocked(job)
     if store is not None:
         return store
-    if usable >= f.ctx.spec.min_replicas:
+    refusals = _refusals(job)
+    unschedulable = [p for p in job.kept_pods if p.unschedulable]
+    no_image = [p for p in job.kept_pods if p.image_error]
+    stuck = [p for p in job.kept_pods if p.stuck]
+    available = len(job.pod_decisions) - len(refusals) - len(unschedulable) - len(no_image) - len(stuck)
+    if available >= job.ctx.spec.min_replicas:
         return None
     if refusals:
-        worst = refusals[0]
-        return condition(False, worst.reason.value, f"{worst.message}. It is tried again by itself")
+        return _refused(refusals[0])
     if no_image:
-        return condition(
-            False,
-            "ImagePullFailed",
-            f"{no_image[0].name}: {no_image[0].image_error}. Correct the image's name, push it, or add "
-            "imagePullSecrets to the template; the job goes on by itself once it can be pulled",
+        message = (
+            f"{no_image[0].name} cannot pull image {no_image[0].image_error}. Correct the image name, push the image, "
+            "or add imagePullSecrets to the template; the job continues once the image can be pulled"
         )
+        return condition(False, "ImagePullFailed", message)
     if stuck:
-        message = f"{stuck[0].name}: {stuck[0].stuck}. The job goes on by itself once that is put right"
+        message = f"{stuck[0].name} does not start: {stuck[0].stuck}. The job continues once this is corrected"
         return condition(False, "PodCreationFailed", message)
-    return condition(
-        False,
-        "Unschedulable",
-        f"{usable} of at least {_count(f.ctx.spec.min_replicas, 'node')} found a place; {scarce[0].name}: "
-        f"{scarce[0].unschedulable} The job starts by itself once there is room",
+    message = (
+        f"{available} of at least {with_noun(job.ctx.spec.min_replicas, 'node')} available; "
+        f"{_describe_unschedulable(unschedulable[0]).rstrip('.')}. The job continues once the cluster has room"
     )
+    return condition(False, "Unschedulable", message)
 
 
-def _store_blocked(f: JobContext) -> Condition | None:
-    children = f.ctx.observed.children
-    named = {f.ctx.job.name: children.nodes, f"{f.ctx.job.name}-rdzv": children.rendezvous}
-    taken = [f"Service {name}" for name, child in named.items() if child is not None and not child.ours]
-    if children.secret is not None and not children.secret.ours:
-        taken.append(f"Secret {f.ctx.job.name}-rdzv")
+def _describe_unschedulable(pod: Pod) -> str:
+    return f"{pod.name} is unschedulable: {pod.unschedulable}"
+
+
+def _refused(refusal: Refusal) -> Condition:
+    return condition(False, refusal.reason.value, f"{refusal.message}. The operator retries automatically")
+
+
+def _store_blocked(job: JobContext) -> Condition | None:
+    name, observed = job.ctx.job.name, job.ctx.observed
+    children = {
+        f"Service {nodes_service(name)}": observed.children.nodes,
+        f"Service {store_service(name)}": observed.children.rendezvous,
+        f"Secret {key_secret(name)}": observed.children.secret,
+    }
+    taken = [child_name for child_name, child in children.items() if child is not None and not child.ours]
     if taken:
-        message = f"{', '.join(taken)} exists and is not this job's: delete it, or give the job another name"
+        verb, them = ("exists and does", "it") if len(taken) == 1 else ("exist and do", "them")
+        message = f"{', '.join(taken)} {verb} not belong to this job: delete {them}, or give the job another name"
         return condition(False, "NameTaken", message)
-    name = f.ctx.job.name
-    own = (f"Service/{name}", f"Service/{name}-rdzv", f"Secret/{name}-rdzv", f"{name}-rdzv-{f.store.incarnation}")
-    refusal = next((f.ctx.observed.refusals[name] for name in own if name in f.ctx.observed.refusals), None)
-    if refusal is None:
-        return None
-    return condition(False, refusal.reason.value, f"{refusal.message}. It is tried again by itself")
+    keys = [child_name.replace(" ", "/") for child_name in children]
+    if job.store.incarnation is not None:
+        keys.append(store_pod(name, job.store.incarnation))
+    refusal = next((observed.refusals[key] for key in keys if key in observed.refusals), None)
+    return None if refusal is None else _refused(refusal)
 
 
-def _refusals(f: JobContext) -> list[Refusal]:
-    names = [fact.pod for fact in f.workers.expected_pods]
-    missing = [s for s in f.pod_decisions if s.pod is None]
-    named = [f"{f.ctx.job.name}-{s.index}-{s.incarnation}" for s in missing]
-    return [f.ctx.observed.refusals[n] for n in dict.fromkeys(named + names) if n in f.ctx.observed.refusals]
+def _refusals(job: JobContext) -> list[Refusal]:
+    """Return the refusals of worker pods."""
+    name, refusals = job.ctx.job.name, job.ctx.observed.refusals
+    expected = [pod.pod for pod in job.workers.expected_pods]
+    missing = [worker_pod(name, d.index, d.incarnation or 0) for d in job.pod_decisions if d.pod is None]
+    return [refusals[pod] for pod in dict.fromkeys(expected + missing) if pod in refusals]
 
 
 # ---- FullyScaled -----------------------------------------------------------------------------------------------
 
 
-def fully_scaled(f: JobContext) -> Condition:
-    """Whether as many nodes train as the job should have. Spares are told of, and never waited for."""
-    target = f.ctx.spec.target
-    if f.outcome is not None:
+def fully_scaled(job: JobContext) -> Condition:
+    """Return whether as many nodes train as the job should have. Missing spares do not make the condition False."""
+    if job.outcome is not None:
         return condition(False, "Finished", "the job has ended")
-    spares = f.ctx.spec.spares
-    extra = [p for p in f.ctx.observed.workers if p.index >= target + spares and p.end is None]
-    if extra or f.world.active > target:
-        return condition(False, "ScalingDown", f"down to {_count(target, 'node')}; {len(extra)} still to go")
-    if f.world.formed and f.world.active == target:
-        told = f"; spares that stand by: {f.world.standby} of {spares}" if spares else ""
-        return condition(True, "AtDesiredReplicas", f"all {_count(target, 'node')} train{told}")
-    return _short(f, target, f"{f.world.active} of {_count(target, 'node')} train")
+    target, spares = job.ctx.spec.target, job.ctx.spec.spares
+    surplus = [p for p in job.ctx.observed.workers if p.index >= target + spares and p.end is None]
+    if surplus or job.world.active > target:
+        message = f"scaling down to {with_noun(target, 'node')}; pods still to be removed: {len(surplus)}"
+        return condition(False, "ScalingDown", message)
+    message = f"training on {job.world.active} of {with_noun(target, 'node')}"
+    if job.world.formed and job.world.active == target:
+        standby = f"; standby spares: {job.world.standby} of {spares}" if spares else ""
+        return condition(True, "AtDesiredReplicas", message + standby)
+    reason, why = _shortage(job)
+    return condition(False, reason, f"{message}; {why}")
 
 
-def _short(f: JobContext, target: int, counted: str) -> Condition:
-    refusals, scarce = _refusals(f), [p for p in f.kept_pods if p.unschedulable]
+def _shortage(job: JobContext) -> tuple[str, str]:
+    """Return why fewer nodes train than the job should have: the condition's reason, and a message."""
+    refusals, unschedulable = _refusals(job), [p for p in job.kept_pods if p.unschedulable]
     if refusals:
-        return condition(False, "InsufficientCapacity", f"{counted}; {refusals[0].message}")
-    avoided = [node.name for node in f.workers.avoided]
-    if scarce and not avoided:
-        return condition(False, "InsufficientCapacity", f"{counted}; {scarce[0].name}: {scarce[0].unschedulable}")
+        return "InsufficientCapacity", refusals[0].message
+    unscheduled = [_describe_unschedulable(pod) for pod in unschedulable[:1]]
+    avoided = [_describe_avoided(node) for node in job.workers.avoided]
+    if unscheduled and not avoided:
+        return "InsufficientCapacity", unscheduled[0]
     if avoided:
-        why = f"; {scarce[0].name}: {scarce[0].unschedulable}" if scarce else ""
-        told = "; ".join(map(_avoided, f.workers.avoided))
-        return condition(False, "NodeFault", f"{counted}; {told}{why}")
-    stuck = [p for p in f.kept_pods if p.image_error or p.stuck]
+        return "NodeFault", "; ".join(avoided + unscheduled)
+    stuck = [p for p in job.kept_pods if p.image_error or p.stuck]
     if stuck:
-        why = stuck[0].image_error or stuck[0].stuck
-        return condition(False, "BelowDesiredAboveMin", f"{counted}; {stuck[0].name}: {why}")
-    reason = "ScalingUp" if f.world.rounds == 0 or _grows(f, target) else "BelowDesiredAboveMin"
-    return condition(False, reason, f"{counted}; the others are starting")
+        return "BelowDesiredAboveMin", f"{stuck[0].name}: {stuck[0].image_error or stuck[0].stuck}"
+    return _growth(job), "the other nodes are starting"
 
 
-def _avoided(node: AvoidedNode) -> str:
+def _describe_avoided(node: AvoidedNode) -> str:
     if node.reason == DEVICE_UNHEALTHY:
         return f"{node.name} is avoided until {timestamp(node.until)}: {node.message}"
-    return f"{node.name} is avoided until its kubelet is heard of again"
+    return f"{node.name} is avoided until its kubelet renews its lease"
 
 
-def _grows(f: JobContext, target: int) -> bool:
-    """Whether a higher target is new, or has not been reached since it was."""
-    before = f.ctx.status.conditions.get(ConditionType.FULLY_SCALED)
-    raised = f.ctx.status.target is not None and target > f.ctx.status.target
-    return raised or (before is not None and before.reason == "ScalingUp")
+def _growth(job: JobContext) -> str:
+    """Return ScalingUp if the job starts, or if its target rose and has not been reached since."""
+    status = job.ctx.status
+    before = status.conditions.get(ConditionType.FULLY_SCALED)
+    raised = status.target is not None and job.ctx.spec.target > status.target
+    growing = job.world.rounds == 0 or raised or (before is not None and before.reason == "ScalingUp")
+    return "ScalingUp" if growing else "BelowDesiredAboveMin"
 
 
 # ---- Restarting ------------------------------------------------------------------------------------------------
 
-_CAUSES = {
+_REASON_BY_END = {
     EndReason.WORKER_FAILED: "WorkerFailed",
     EndReason.AGENT_LOST: "AgentLost",
     EndReason.NODE_LEFT: "PodEvicted",
 }
-_REASONS = {FailureClass.HANG: "HangDetected", FailureClass.DEVICE_UNHEALTHY: "DeviceUnhealthy"}
-"""What has a reason of its own, by the class of its cause."""
+"""Keyed by the reason for which a round ended; ends that are no faults are missing."""
 
 
-def restarting(f: JobContext) -> Condition | None:
-    """Whether the workers are down for a fault; None while that has never been so."""
-    before = f.ctx.status.conditions.get(ConditionType.RESTARTING)
-    if f.outcome is not None:
-        if before is None and f.outcome.succeeded:
+def restarting(job: JobContext) -> Condition | None:
+    """Return whether the workers are down because of a fault; None if no fault has happened yet."""
+    before = job.ctx.status.conditions.get(ConditionType.RESTARTING)
+    if job.outcome is not None:
+        if before is None and job.outcome.succeeded:
             return None
-        reason = "WorldFormed" if f.outcome.succeeded else "BudgetExhausted"
+        reason = "WorldFormed" if job.outcome.succeeded else "BudgetExhausted"
         return condition(False, reason, "the job has ended")
-    cause = _CAUSES.get(f.budget.last_round.reason) if f.budget.last_round else None
-    if f.world.formed or f.world.rounds == 0:
-        if before is None and cause is None:
+    last_round = job.budget.last_round
+    fault = _REASON_BY_END.get(last_round.reason) if last_round else None
+    if job.world.formed or job.world.rounds == 0:
+        if before is None and fault is None:
             return None
-        return condition(False, "WorldFormed", "the workers run") if f.world.formed else before
-    if cause is None or f.budget.last_round is None:
+        return condition(False, "WorldFormed", "the workers run") if job.world.formed else before
+    if fault is None or last_round is None:
         return before
-    lost = any(isinstance(s.action, ReplacePod) and s.action.lost_at is not None for s in f.pod_decisions)
-    avoided = any(node.reason == NODE_LOST for node in f.workers.avoided)
-    reason = "NodeLost" if cause == "AgentLost" and (lost or avoided) else cause
-    if f.budget.last_round.failure is not None:
-        reason = _REASONS.get(f.budget.last_round.failure.kind, reason)
-    return condition(True, reason, f"{f.budget.last_round.message}; the workers are started again")
+    if fault == "AgentLost" and _node_lost(job):
+        fault = "NodeLost"
+    if last_round.failure is not None:
+        fault = REASON_BY_CLASS.get(last_round.failure.kind, fault)
+    return condition(True, fault, f"{last_round.message}; the workers are restarting")
 
 
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+def _node_lost(job: JobContext) -> bool:
+    lost = any(isinstance(d.action, ReplacePod) and d.action.lost_at is not None for d in job.pod_decisions)
+    return lost or any(node.reason == NODE_LOST for node in job.workers.avoided)

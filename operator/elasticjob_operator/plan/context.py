@@ -1,32 +1,36 @@
-"""What every part of a plan is made from, and the little that they share."""
+"""The inputs of one reconcile, the actions that the parts of a plan add up to, and a helper for messages."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 
 from elasticjob.contract.messages import Report
 from elasticjob_operator.actions import Action, EventRecord
 from elasticjob_operator.model.observed import Job, Observed
+from elasticjob_operator.model.pods import Pod
 from elasticjob_operator.model.spec import JobSpec
 from elasticjob_operator.model.status import Status
 
 LOST_GRACE_SECONDS = 3.0
-"""Seconds that a pod whose agent is lost has before it counts as lost with its node: the kubelet may know more."""
+"""Seconds between the loss of an agent and the loss of its pod: in this time the kubelet may report more, for example
+that the container ended."""
 LEASE_LATE_SECONDS = 15.0
-"""Seconds without a renewal of its lease (it does so every 10) that make a kubelet suspect, with a second sign."""
+"""Seconds without a lease renewal after which a kubelet counts as down if a second sign agrees. Kubelets renew their
+lease every 10 s."""
 LEASE_STALE_SECONDS = 40.0
-"""Seconds after which Kubernetes itself calls the node gone."""
+"""Seconds without a lease renewal after which Kubernetes itself marks the node NotReady."""
 STORE_UNRESPONSIVE_SECONDS = 2.0
-"""Seconds of silence after which a store has a successor, with one more sign at most. A container that is started
-again in place is back by then, or its kubelet has said that it is not ready."""
+"""Seconds without contact after which the operator may replace a store. A container that restarts in place is back by
+then, or its kubelet has reported it as not ready."""
 NODES_SWITCH_SECONDS = 4.0
-"""Seconds after the end of a store in which its nodes find the next one: what they try first may be the old one."""
+"""Seconds after the end of a store in which its nodes connect to the next one: their first attempt may still go to the
+old one."""
 
 
 @dataclass(frozen=True)
 class ReconcileContext:
-    """One reconcile: what is there, the spec that holds, and the time in Unix seconds."""
+    """The inputs of one reconcile: the observed objects, the job's valid spec, and the time in Unix seconds."""
 
     observed: Observed
     spec: JobSpec
@@ -42,40 +46,46 @@ class ReconcileContext:
 
     @cached_property
     def report(self) -> Report | None:
-        """The last report of the present store; None when it has not spoken to this operator."""
+        """The last report of the store that status names; None if this operator has received none from it."""
         report = self.observed.link.report
         if report is None or report.incarnation != self.status.store_incarnation:
             return None
         return report
 
+    def store_pod(self, incarnation: int | None) -> Pod | None:
+        """Return the store pod of this incarnation, or None."""
+        return next((p for p in self.observed.stores if p.incarnation == incarnation), None)
+
+    def node_of(self, pod: str) -> str:
+        """Return the node of the worker pod of this name; empty if there is no such pod or it is not scheduled."""
+        return next((p.node for p in self.observed.workers if p.name == pod), "")
+
     def lease_age(self, node: str) -> float | None:
-        """Seconds since the node's kubelet renewed its lease; None when nobody looked."""
+        """Return the seconds since the node's kubelet renewed its lease; None if its lease was not read."""
         renewed = self.observed.leases.get(node)
         return None if renewed is None else self.now - renewed
 
-    def node_of(self, pod: str) -> str:
-        """Where a worker pod of this name is; empty where there is none, or no place for it yet."""
-        return next((p.node for p in self.observed.workers if p.name == pod), "")
+    def lease_late(self, node: str) -> bool:
+        """Return whether the node's lease is late: together with a second sign, its kubelet counts as down."""
+        age = self.lease_age(node)
+        return age is not None and age >= LEASE_LATE_SECONDS
 
-    def kubelet_gone(self, node: str) -> bool:
-        """Whether Kubernetes itself would call the node gone: nobody there ends a pod, or counts its grace."""
+    def kubelet_down(self, node: str) -> bool:
+        """Return whether Kubernetes marks the node NotReady: its kubelet neither ends pods nor counts their grace."""
         age = self.lease_age(node)
         return age is not None and age >= LEASE_STALE_SECONDS
 
 
 @dataclass(frozen=True)
 class Actions:
-    """What a part of the plan wants done; parts add up."""
+    """What one part of the plan wants done; `+` combines parts."""
 
     actions: tuple[Action, ...] = ()
     event_records: tuple[EventRecord, ...] = ()
-    requeue_at: tuple[float, ...] = field(default=())
-    """Times at which to look again, Unix seconds."""
+    requeue_at: tuple[float, ...] = ()
+    """Times at which the job must be reconciled again, Unix seconds."""
 
     def __add__(self, other: Actions) -> Actions:
         return Actions(
             self.actions + other.actions, self.event_records + other.event_records, self.requeue_at + other.requeue_at
         )
-
-
-NO_ACTIONS = Actions()

@@ -1,78 +1,84 @@
-"""Events: what changed between the status that was and the one that will be. Each is told once."""
+"""Events about changes between the last status and the next one, each recorded once."""
 
 from __future__ import annotations
 
+from elasticjob.contract.text import with_noun
 from elasticjob_operator.actions import EventRecord
 from elasticjob_operator.model.raw import text
 from elasticjob_operator.model.status import Condition, ConditionType
 from elasticjob_operator.plan import stragglers
-from elasticjob_operator.plan.conditions import JobContext
+from elasticjob_operator.plan.conditions import JobContext, describe_world
 
 
-def event_records(f: JobContext, told: dict[ConditionType, Condition]) -> tuple[EventRecord, ...]:
-    """Events beyond those of single pods and failures. Keys name the happening, so that a retry tells it once."""
+def event_records(job: JobContext, conditions: dict[ConditionType, Condition]) -> tuple[EventRecord, ...]:
+    """Return the Events that are not about a single pod or failure; `conditions` are those of the next status.
+
+    Keys name what happened, so that a repeated reconcile records no second Event.
+    """
     return (
-        *_world(f),
-        *_warm_fork(f),
-        *_scale(f, told),
-        *_nodes(f),
-        *_capacity(f, told),
-        *stragglers.straggler_event(f),
+        *_world(job),
+        *_warm_fork(job),
+        *_scale(job, conditions),
+        *_avoided_nodes(job),
+        *_capacity(job, conditions),
+        *stragglers.straggler_event(job),
     )
 
 
-def _world(f: JobContext) -> tuple[EventRecord, ...]:
-    if not (f.world.is_new_round and f.world.formed):
+def _world(job: JobContext) -> tuple[EventRecord, ...]:
+    if not (job.world.is_new_round and job.world.formed):
         return ()
-    what = f"{f.world.active} nodes train with {f.world.size} workers"
-    formed = EventRecord("WorldFormed", f"round {f.world.rounds}: {what}", key=str(f.world.rounds))
-    if f.budget.restarts == f.ctx.status.restarts and not _was_charged(f):
+    size, key = describe_world(job.world), str(job.world.rounds)
+    formed = EventRecord("WorldFormed", f"round {job.world.rounds}: {size}", key=key)
+    if job.budget.restarts == job.ctx.status.restarts and not _was_charged(job):
         return (formed,)
-    restarted = EventRecord("RestartedInPlace", f"restart {f.budget.restarts}: {what}", key=str(f.world.rounds))
-    return (formed, restarted)
+    return (formed, EventRecord("RestartedInPlace", f"restart {job.budget.restarts}: {size}", key=key))
 
 
-def _warm_fork(f: JobContext) -> tuple[EventRecord, ...]:
-    """Told of each reason once: the Event has its name from it."""
-    reason, known = (said.partition(": ")[2] for said in (f.world.warm_fork, text(f.ctx.status.raw, "warmFork")))
+def _was_charged(job: JobContext) -> bool:
+    restarting = job.ctx.status.conditions.get(ConditionType.RESTARTING)
+    return restarting is not None and restarting.true and restarting.reason in ("WorkerFailed", "HangDetected")
+
+
+def _warm_fork(job: JobContext) -> tuple[EventRecord, ...]:
+    # One Event per reason, however many nodes report it: the reason is the Event's key.
+    before = text(job.ctx.status.raw, "warmFork")
+    reason, known = (warm_fork.partition(": ")[2] for warm_fork in (job.world.warm_fork, before))
     if reason in ("", known):
         return ()
-    message = f"workers start by exec, which is slower at every restart: {reason}"
+    message = f"workers start by exec, which makes every restart slower: {reason}"
     return (EventRecord("WarmForkOff", message, key=reason, warning=True),)
 
 
-def _was_charged(f: JobContext) -> bool:
-    restarted = f.ctx.status.conditions.get(ConditionType.RESTARTING)
-    return restarted is not None and restarted.true and restarted.reason in ("WorkerFailed", "HangDetected")
-
-
-def _scale(f: JobContext, told: dict[ConditionType, Condition]) -> tuple[EventRecord, ...]:
-    before, target = f.ctx.status.target, f.ctx.spec.target
-    key = f"{f.ctx.job.generation}"
+def _scale(job: JobContext, conditions: dict[ConditionType, Condition]) -> tuple[EventRecord, ...]:
+    before, target = job.ctx.status.target, job.ctx.spec.target
+    key = str(job.ctx.job.generation)
     if before is not None and before != target:
-        return (
-            EventRecord("ScalingUp" if target > before else "ScalingDown", f"from {before} to {target} nodes", key),
-        )
-    was = f.ctx.status.conditions.get(ConditionType.FULLY_SCALED)
-    scaled = told[ConditionType.FULLY_SCALED]
-    if was is not None and not was.true and scaled.true and "lastScaleTime" in f.ctx.status.raw:
+        reason = "ScalingUp" if target > before else "ScalingDown"
+        return (EventRecord(reason, f"scaling from {before} to {with_noun(target, 'node')}", key),)
+    last = job.ctx.status.conditions.get(ConditionType.FULLY_SCALED)
+    scaled = conditions[ConditionType.FULLY_SCALED]
+    if last is not None and not last.true and scaled.true and "lastScaleTime" in job.ctx.status.raw:
         return (EventRecord("Scaled", scaled.message, key),)
     return ()
 
 
-def _nodes(f: JobContext) -> tuple[EventRecord, ...]:
-    known = {(node.name, node.since) for node in f.ctx.status.avoided}
+def _avoided_nodes(job: JobContext) -> tuple[EventRecord, ...]:
+    known = {(node.name, node.since) for node in job.ctx.status.avoided}
     return tuple(
         EventRecord(
-            node.reason, f"{node.message}; new pods stay away from {node.name}", f"{node.name}/{node.since:.0f}", True
+            node.reason,
+            f"{node.message}; new pods avoid {node.name}",
+            key=f"{node.name}/{node.since:.0f}",
+            warning=True,
         )
-        for node in f.workers.avoided
+        for node in job.workers.avoided
         if (node.name, node.since) not in known
     )
 
 
-def _capacity(f: JobContext, told: dict[ConditionType, Condition]) -> tuple[EventRecord, ...]:
-    now, was = told[ConditionType.FULLY_SCALED], f.ctx.status.conditions.get(ConditionType.FULLY_SCALED)
-    if now.reason != "InsufficientCapacity" or (was is not None and was.reason == now.reason):
+def _capacity(job: JobContext, conditions: dict[ConditionType, Condition]) -> tuple[EventRecord, ...]:
+    scaled, last = conditions[ConditionType.FULLY_SCALED], job.ctx.status.conditions.get(ConditionType.FULLY_SCALED)
+    if scaled.reason != "InsufficientCapacity" or (last is not None and last.reason == scaled.reason):
         return ()
-    return (EventRecord("InsufficientCapacity", now.message, key="capacity", warning=True, repeats=True),)
+    return (EventRecord("InsufficientCapacity", scaled.message, key="capacity", warning=True, repeats=True),)

@@ -1,7 +1,7 @@
-"""Worker pods: what each decision has, and the verdict on it. Level-triggered: it depends on what is there now.
+"""For each index of the job: keep its worker pod, create it, or replace it. Level-triggered: no history is needed.
 
-A decision's pod is the one with the incarnation that status names; older ones are dead to the job. A pod that is gone,
-ended, lost or being deleted has a successor at once, under the next incarnation.
+The pod of an index is the one with the incarnation that status names; pods of older incarnations are ignored, even if
+they still run. A pod that is missing, ended, lost or being deleted is replaced at once, under the next incarnation.
 """
 
 from __future__ import annotations
@@ -15,141 +15,156 @@ from elasticjob_operator.manifests.names import worker_pod
 from elasticjob_operator.model.observed import RefusalReason
 from elasticjob_operator.model.pods import Pod, TrainerEnd
 from elasticjob_operator.model.status import DEVICE_UNHEALTHY, NODE_LOST, AvoidedNode
-from elasticjob_operator.plan.context import LEASE_LATE_SECONDS, LOST_GRACE_SECONDS, ReconcileContext
+from elasticjob_operator.plan.context import LOST_GRACE_SECONDS, ReconcileContext
 
-UNCHARGED_EXITS = (ExitCode.LEFT, ExitCode.SUPERSEDED, ExitCode.UNAVAILABLE, ExitCode.JOIN_TIMEOUT)
-"""The node was told to go, or the job had no place for it: no failure of the pod's own. What a coordinator judged
-(exit code 1) is known by the termination message: any program that breaks may end with 1."""
-MIN_POD_LIFETIME = 10.0
-"""Seconds from a pod's creation before which it is not replaced, where it ended through no failure of its own."""
+UNCHARGED_EXITS = (ExitCode.LEFT, ExitCode.SUPERSEDED, ExitCode.UNAVAILABLE)
+"""Exit codes of a node that was drained or that the job did not use: the pod itself did not fail. Exit code 1 is not
+among them, because any program that breaks may exit with 1: that the coordinator declared the job failed is known from
+the termination message."""
 UNCHARGED_OUTCOMES = (Outcome.SUCCEEDED, Outcome.FAILED, Outcome.LEFT, Outcome.SUPERSEDED)
+MIN_POD_LIFETIME = 10.0
+"""Seconds after its creation before which a pod is not replaced if it ended without a failure of its own."""
 
 
 @dataclass(frozen=True)
 class KeepPod:
-    """Nothing to do before `until`, if that is set."""
+    """Leave the index as it is. If `until` (Unix seconds) is set, the decision may change then."""
 
     until: float | None = None
 
 
 @dataclass(frozen=True)
 class CreatePod:
-    """The pod of this incarnation was never made."""
+    """Create the pod of this incarnation; it never existed."""
 
     incarnation: int
 
 
 @dataclass(frozen=True)
 class ReplacePod:
-    """The decision needs a new pod. `charged`: the old one failed by itself."""
+    """Create a pod of the next incarnation. `charged`: the old pod failed by itself, which counts as a restart."""
 
     reason: str
     charged: bool = False
     lost_at: float | None = None
-    """When its node was lost with it."""
+    """When the pod was lost together with its node, Unix seconds; None if it was not."""
     unhealthy: Failure | None = None
-    """Why its node must not train."""
+    """Why the node of the pod is unhealthy; None if it is not."""
 
 
 @dataclass(frozen=True)
 class PodDecision:
+    """The decision on one index."""
+
     index: int
     incarnation: int | None
-    """None: the decision has never been used."""
+    """The incarnation that status names; None if the index was never used."""
     pod: Pod | None
+    """The pod of this incarnation; None if it does not exist."""
     action: KeepPod | CreatePod | ReplacePod
 
 
 def decide_pods(ctx: ReconcileContext) -> tuple[PodDecision, ...]:
-    """A verdict for each decision that the job should have."""
+    """Return a decision for each index that the job should have."""
     pods = {(p.index, p.incarnation): p for p in ctx.observed.workers}
     decisions = []
     for index in range(ctx.spec.settings.desired_pods):
         known = ctx.status.incarnations
         incarnation = known[index] if index < len(known) else None
         pod = None if incarnation is None else pods.get((index, incarnation))
-        decisions.append(PodDecision(index, incarnation, pod, _judge(ctx, index, incarnation, pod)))
+        decisions.append(PodDecision(index, incarnation, pod, _decide(ctx, index, incarnation, pod)))
     return tuple(decisions)
 
 
-def _judge(
+def _decide(
     ctx: ReconcileContext, index: int, incarnation: int | None, pod: Pod | None
 ) -> KeepPod | CreatePod | ReplacePod:
     if incarnation is None:
         return CreatePod(0)
     if pod is None:
-        return _judge_absent(ctx, index, incarnation)
-    if (unfit := _unfit(ctx, pod)) is not None:
-        return ReplacePod(f"{pod.name} on {pod.node} is not fit to train: {unfit.message}", unhealthy=unfit)
+        return _decide_missing(ctx, index, incarnation)
+    if (failure := _unhealthy_node(ctx, pod)) is not None:
+        return ReplacePod(f"{pod.name} is on an unhealthy node, {pod.node}: {failure.message}", unhealthy=failure)
     if pod.deleting is not None:
         return ReplacePod(f"{pod.name} is being deleted")
     if pod.end is not None:
-        return _judge_end(ctx, pod)
+        return _decide_ended(ctx, pod)
     if pod.unschedulable and pod.avoided_nodes - avoided_names(ctx):
         return ReplacePod(f"{pod.name} no longer needs to avoid {', '.join(sorted(pod.avoided_nodes))}")
-    return _judge_node(ctx, pod)
+    return _decide_live(ctx, pod)
 
 
-def _unfit(ctx: ReconcileContext, pod: Pod) -> Failure | None:
-    """Its agent asked for a successor on another node: by the coordinator, or in its last words."""
-    told = next((f for f in (ctx.report.unhealthy if ctx.report else ()) if f.pod == pod.name), None)
-    said = pod.end.termination.failure if pod.end and pod.end.outcome is Outcome.LEFT and pod.end.termination else None
-    return told or (said if said is not None and said.kind is FailureClass.DEVICE_UNHEALTHY else None)
+def _unhealthy_node(ctx: ReconcileContext, pod: Pod) -> Failure | None:
+    """Return why the pod's agent asked for a replacement on another node: over the link or by termination message."""
+    reported = next((f for f in (ctx.report.unhealthy if ctx.report else ()) if f.pod == pod.name), None)
+    if reported is not None:
+        return reported
+    termination = pod.end.termination if pod.end else None
+    if termination is None or termination.outcome is not Outcome.LEFT or termination.failure is None:
+        return None
+    return termination.failure if termination.failure.kind is FailureClass.DEVICE_UNHEALTHY else None
 
 
-def _judge_absent(ctx: ReconcileContext, index: int, incarnation: int) -> KeepPod | CreatePod | ReplacePod:
+def _decide_missing(ctx: ReconcileContext, index: int, incarnation: int) -> KeepPod | CreatePod | ReplacePod:
     name = worker_pod(ctx.job.name, index, incarnation)
     refusal = ctx.observed.refusals.get(name)
     if refusal is None:
-        return ReplacePod(f"{name} is gone")
+        return ReplacePod(f"{name} no longer exists")
     if refusal.reason is RefusalReason.NAME_TAKEN:
-        return ReplacePod(f"the name {name} belongs to a pod of somebody else")
+        return ReplacePod(f"the name {name} belongs to a pod of another owner")
     return CreatePod(incarnation) if ctx.now >= refusal.retry_at else KeepPod(refusal.retry_at)
 
 
-def _judge_end(ctx: ReconcileContext, pod: Pod) -> KeepPod | ReplacePod:
-    """The budget bounds failures; patience bounds other ends: a node may turn pods away as fast as they come."""
+def _decide_ended(ctx: ReconcileContext, pod: Pod) -> KeepPod | ReplacePod:
+    """The budget bounds how often failed pods are replaced; `MIN_POD_LIFETIME` bounds it for all other ends, because
+    a node may reject each pod as soon as it is created."""
     charged = is_own_failure(pod)
     if not charged and ctx.now < pod.created + MIN_POD_LIFETIME:
         return KeepPod(pod.created + MIN_POD_LIFETIME)
     return ReplacePod(f"{pod.name} ended: {describe_end(pod)}", charged)
 
 
-def _judge_node(ctx: ReconcileContext, pod: Pod) -> KeepPod | ReplacePod:
-    """A pod that Kubernetes calls fine may be on a node that is gone."""
+def _decide_live(ctx: ReconcileContext, pod: Pod) -> KeepPod | ReplacePod:
+    """Kubernetes reports this pod as live, but its node may be down."""
     link = ctx.observed.link
     if pod.node in avoided_names(ctx) and not pod.running:
-        return ReplacePod(f"{pod.name} was to start on {pod.node}, which is avoided")
-    since = link.lost_pods.get(pod.name)
-    if link.connected and since is not None:
-        if ctx.now >= since + LOST_GRACE_SECONDS:
-            return ReplacePod(f"the agent of {pod.name} on {pod.node} is lost", lost_at=since)
-        return KeepPod(since + LOST_GRACE_SECONDS)
+        return ReplacePod(f"{pod.name} was scheduled to {pod.node}, which is avoided")
+    lost_since = link.lost_pods.get(pod.name)
+    if link.connected and lost_since is not None:
+        if ctx.now >= lost_since + LOST_GRACE_SECONDS:
+            return ReplacePod(f"the agent of {pod.name} on {pod.node} is lost", lost_at=lost_since)
+        return KeepPod(lost_since + LOST_GRACE_SECONDS)
     if pod in unconnected_pods(ctx):
-        age = ctx.lease_age(pod.node)
-        if age is not None and age >= LEASE_LATE_SECONDS:
-            return ReplacePod(f"neither {pod.name} nor the kubelet of {pod.node} is heard of", lost_at=ctx.now)
-        if _others_came(ctx) and is_lost(pod.node, still_avoided(ctx)) and ctx.now >= link.since + LOST_GRACE_SECONDS:
-            return ReplacePod(f"{pod.name} is not heard of since {pod.node} was lost", lost_at=ctx.now)
+        if ctx.lease_late(pod.node):
+            return ReplacePod(f"neither {pod.name} nor the kubelet of {pod.node} responds", lost_at=ctx.now)
+        if (
+            _others_connected(ctx)
+            and is_lost(pod.node, still_avoided(ctx))
+            and ctx.now >= link.since + LOST_GRACE_SECONDS
+        ):
+            return ReplacePod(f"{pod.name} has not reconnected since {pod.node} was lost", lost_at=ctx.now)
         return KeepPod(ctx.now + LOST_GRACE_SECONDS)
     return KeepPod()
 
 
 def unconnected_pods(ctx: ReconcileContext) -> tuple[Pod, ...]:
-    """Running pods that the store, which we can hear, does not hear."""
+    """Return the running pods that are not connected to the store; none while the operator has no link to the store."""
     if ctx.report is None or not ctx.observed.link.connected:
         return ()
-    here = {node.pod for node in ctx.report.nodes}
-    return tuple(p for p in ctx.observed.workers if p.running and p.name not in here)
+    connected = {node.pod for node in ctx.report.nodes}
+    return tuple(p for p in ctx.observed.workers if p.running and p.name not in connected)
 
 
-def _others_came(ctx: ReconcileContext) -> bool:
-    """The store knows what became of the last round: who lives is at no other store."""
+def _others_connected(ctx: ReconcileContext) -> bool:
+    """Return whether the store has recovered and has nodes: no live node is then still connected to an older store."""
     return ctx.report is not None and bool(ctx.report.nodes) and ctx.report.phase is not RoundPhase.RECOVERING
 
 
 def is_own_failure(pod: Pod) -> bool:
-    """Whether an ended pod counts as a restart. What its coordinator has judged, or Kubernetes did to it, does not."""
+    """Return whether an ended pod failed by itself, which counts as a restart.
+
+    An end that the coordinator declared or that Kubernetes caused does not count.
+    """
     end = pod.end
     if end is None or pod.deleting is not None or pod.disrupted or end.exit_code is None:
         return False
@@ -157,7 +172,7 @@ def is_own_failure(pod: Pod) -> bool:
 
 
 def describe_end(pod: Pod) -> str:
-    """For people."""
+    """Return how the pod ended, for messages."""
     end = pod.end or TrainerEnd(None, "", "", 0.0)
     if pod.disrupted:
         return f"disrupted ({pod.disrupted})"
@@ -170,18 +185,21 @@ def describe_end(pod: Pod) -> str:
 
 
 def avoided_names(ctx: ReconcileContext) -> frozenset[str]:
-    """Nodes that are avoided now, by what status and leases say."""
+    """Return the names of the nodes that are avoided now."""
     return frozenset(node.name for node in still_avoided(ctx))
 
 
 def is_lost(node: str, avoided: Iterable[AvoidedNode]) -> bool:
-    """Whether it is one of those that nobody has heard of since."""
+    """Return whether the node is avoided because it was lost."""
     return any(n.name == node and n.reason == NODE_LOST for n in avoided)
 
 
 def still_avoided(ctx: ReconcileContext) -> tuple[AvoidedNode, ...]:
-    """A lost node is avoided until its kubelet has renewed its lease after the loss, one that is not fit for
-    failurePolicy.avoidNodeSeconds."""
+    """Return the nodes in status that are still avoided.
+
+    A lost node is avoided until its kubelet renews its lease after the loss, an unhealthy node for
+    failurePolicy.avoidNodeSeconds.
+    """
     return tuple(
         node
         for node in ctx.status.avoided

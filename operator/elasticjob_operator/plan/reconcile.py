@@ -1,4 +1,4 @@
-"""The parts of a plan put together."""
+"""Decide on one job: combine the decisions of the other modules into a `Plan`."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from elasticjob.contract.messages import Finish, Outcome
-from elasticjob.contract.messages import OperatorView as LinkFacts
+from elasticjob.contract.messages import Finish, OperatorView, Outcome
 from elasticjob_operator.actions import (
     Action,
     CreateNodesService,
@@ -16,27 +15,36 @@ from elasticjob_operator.actions import (
     EventRecord,
     UpdateStoreService,
 )
+from elasticjob_operator.manifests.names import attempt, key_secret, nodes_service, store_service
 from elasticjob_operator.model.observed import Job, Observed
 from elasticjob_operator.model.raw import timestamp
-from elasticjob_operator.model.status import Condition, ConditionType
-from elasticjob_operator.plan import job_end, world
-from elasticjob_operator.plan.budget import Budget, plan_budget
+from elasticjob_operator.model.status import ConditionType
+from elasticjob_operator.plan import conditions, job_end
+from elasticjob_operator.plan.budget import plan_budget, unchanged_budget
 from elasticjob_operator.plan.conditions import JobContext
 from elasticjob_operator.plan.context import Actions, ReconcileContext
 from elasticjob_operator.plan.event_records import event_records
 from elasticjob_operator.plan.pod_decisions import decide_pods, still_avoided
-from elasticjob_operator.plan.status import current_conditions, is_minor_change, next_status, same_status
-from elasticjob_operator.plan.stores import StorePlan, confirmed_request, plan_store
+from elasticjob_operator.plan.status import (
+    current_conditions,
+    is_minor_change,
+    next_status,
+    same_status,
+    written_condition,
+)
+from elasticjob_operator.plan.stores import StorePlan, confirmed_request, current_store, plan_store
 from elasticjob_operator.plan.workers import WorkersPlan, plan_workers
+from elasticjob_operator.plan.world import read_world
 
-SHORTEST_WAIT = 0.05
-NAME_WAIT = 15.0
-"""Seconds between looks at a name that somebody else has."""
+SHORTEST_REQUEUE = 0.05
+"""Seconds until the next reconcile at least."""
+NAME_TAKEN_REQUEUE = 15.0
+"""Seconds between reconciles of a job while an object of another owner has the name of one of its children."""
 
 
 @dataclass(frozen=True)
 class StoreAddress:
-    """Where the control link of a job goes."""
+    """Where the control link of a job connects to."""
 
     pod: str
     host: str
@@ -45,27 +53,34 @@ class StoreAddress:
     attempt: int
     incarnation: int
     keep_alive: tuple[float, int]
-    """Interval in seconds, attempts."""
+    """Interval in seconds, and the number of attempts."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """`status` is None when it says the same as the one read. The order of use: status, facts, actions, notes."""
+    """What must be done for a job, in this order: write `status`, connect to `store_address`, send `operator_view`,
+    execute `actions`, record `event_records`."""
 
     status: Mapping[str, Any] | None = None
+    """None if it equals the last status."""
     minor: bool = False
-    """Whether nothing depends on the write and nobody waits for it: more of the like may be awaited first."""
-    operator_view: LinkFacts | None = None
-    """For the store, without lease and sequence; only to be sent once `status` is written."""
+    """Whether the status write may be delayed, to be combined with later changes: nothing depends on it."""
+    operator_view: OperatorView | None = None
+    """Sent to the store once `status` is written; its lease and sequence are not set yet."""
     store_address: StoreAddress | None = None
+    """None while no store can serve."""
     actions: tuple[Action, ...] = ()
     event_records: tuple[EventRecord, ...] = ()
     requeue_after: float | None = None
-    """Seconds after which to look again even if nothing is heard."""
+    """Seconds after which the job must be reconciled again even without a watch event; None: no such need."""
 
 
 def plan(observed: Observed, image: str, now: float) -> Plan:
-    """Decide for one job. `image` is the operator's own, used by jobs that have none pinned; `now` is Unix seconds."""
+    """Decide on one job.
+
+    `image` is the operator's own image; a job that is not pinned to an image yet is pinned to it. `now` is Unix
+    seconds.
+    """
     job = observed.job
     if job.deleting:
         return Plan()
@@ -73,60 +88,79 @@ def plan(observed: Observed, image: str, now: float) -> Plan:
         return _invalid(job, now)
     ctx = ReconcileContext(observed, job.spec, now)
     decisions = decide_pods(ctx)
-    told_before = job_end.declared_outcome(ctx)
-    budget = _frozen(ctx) if told_before else plan_budget(ctx, decisions)
-    seen = world.read_world(ctx)
-    verdict = job_end.evaluate_outcome(ctx, seen, budget)
-    if verdict is not None:
-        store, workers = _last_store(ctx), _no_more_workers(ctx)
-        todo = job_end.remove_pods(ctx, verdict, told=seen.outcome is not None)
+    already_declared = job_end.declared_outcome(ctx) is not None
+    budget = unchanged_budget(ctx) if already_declared else plan_budget(ctx, decisions)
+    world = read_world(ctx)
+    outcome = job_end.evaluate_outcome(ctx, world, budget)
+    if outcome is not None:
+        store, workers = current_store(ctx), _unchanged_workers(ctx)
+        actions = job_end.remove_pods(ctx, outcome, declared=world.outcome is not None)
     elif _names_taken(ctx):
-        store, workers = _last_store(ctx), _no_more_workers(ctx)
-        todo = Actions(requeue_at=(ctx.now + NAME_WAIT,))
+        store, workers = current_store(ctx), _unchanged_workers(ctx)
+        actions = Actions(requeue_at=(now + NAME_TAKEN_REQUEUE,))
     else:
         store = plan_store(ctx)
         workers = plan_workers(ctx, decisions, store.lost_node)
-        todo = _start(ctx, store, workers)
-    facts = JobContext(ctx, decisions, workers, store, seen, budget, verdict)
-    told = current_conditions(facts)
-    told_notes = (*budget.event_records, *todo.event_records)
-    if verdict is None:
-        told_notes += event_records(facts, told)
-    elif told_before is None:
-        told_notes += (job_end.outcome_event(verdict),)
-    status = next_status(facts, told, image)
+        actions = _start(ctx, store, workers)
+    context = JobContext(ctx, decisions, workers, store, world, budget, outcome)
+    current = current_conditions(context)
+    records = (*budget.event_records, *actions.event_records)
+    if outcome is None:
+        records += event_records(context, current)
+    elif not already_declared:
+        records += (job_end.outcome_event(outcome),)
+    status = next_status(context, current, image)
     return Plan(
         status=None if same_status(status, ctx.status.raw) else status,
-        minor=not todo.actions and is_minor_change(status, ctx.status.raw),
-        operator_view=_link_facts(facts),
+        minor=not actions.actions and is_minor_change(status, ctx.status.raw),
+        operator_view=_operator_view(context),
         store_address=_address(ctx, store),
-        actions=todo.actions,
-        event_records=told_notes,
-        requeue_after=max(SHORTEST_WAIT, min(todo.requeue_at) - now) if todo.requeue_at else None,
+        actions=actions.actions,
+        event_records=records,
+        requeue_after=max(SHORTEST_REQUEUE, min(actions.requeue_at) - now) if actions.requeue_at else None,
     )
 
 
+def _invalid(job: Job, now: float) -> Plan:
+    """Fail a job whose spec the API server should have refused. A job that already runs is left as it is."""
+    if job.status.terminal or job.status.store_incarnation is not None:
+        return Plan()
+    invalid = conditions.condition(True, "InvalidSpec", job.spec_error)
+    written = written_condition(ConditionType.FAILED, invalid, job.generation, now)
+    status = {
+        "observedGeneration": job.generation,
+        "phase": "Failed",
+        "completionTime": timestamp(now),
+        "conditions": [written],
+    }
+    return Plan(status=status, event_records=(EventRecord("InvalidSpec", job.spec_error, key="end", warning=True),))
+
+
 def _names_taken(ctx: ReconcileContext) -> bool:
-    """Somebody else's Service or Secret has the name: make nothing, and touch nothing of theirs."""
+    """Return whether another owner's Service or Secret has the name of a child. The operator then creates nothing, and
+    does not touch that object."""
     children = ctx.observed.children
-    named = (children.secret, children.nodes, children.rendezvous)
-    return any(child is not None and not child.ours for child in named)
+    return any(child is not None and not child.ours for child in (children.secret, children.nodes, children.rendezvous))
+
+
+def _unchanged_workers(ctx: ReconcileContext) -> WorkersPlan:
+    return WorkersPlan(ctx.status.incarnations, still_avoided(ctx), (), Actions())
 
 
 def _start(ctx: ReconcileContext, store: StorePlan, workers: WorkersPlan) -> Actions:
-    """Services and Secret before the pods that need them."""
+    # The Services and the Secret come first: the pods need them.
     return Actions(actions=_children(ctx, store)) + store.actions + workers.actions + Actions(requeue_at=_retries(ctx))
 
 
 def _children(ctx: ReconcileContext, store: StorePlan) -> tuple[Action, ...]:
     name, children = ctx.job.name, ctx.observed.children
     actions: list[Action] = []
-    if children.secret is None and _may(ctx, f"Secret/{name}-rdzv"):
+    if children.secret is None and _may_create(ctx, f"Secret/{key_secret(name)}"):
         actions.append(CreateSecret())
-    if children.nodes is None and _may(ctx, f"Service/{name}"):
+    if children.nodes is None and _may_create(ctx, f"Service/{nodes_service(name)}"):
         actions.append(CreateNodesService())
     rendezvous = children.rendezvous
-    if rendezvous is None and _may(ctx, f"Service/{name}-rdzv"):
+    if rendezvous is None and _may_create(ctx, f"Service/{store_service(name)}"):
         actions.append(CreateStoreService(store.incarnation or 0))
     elif (
         rendezvous is not None
@@ -138,7 +172,7 @@ def _children(ctx: ReconcileContext, store: StorePlan) -> tuple[Action, ...]:
     return tuple(actions)
 
 
-def _may(ctx: ReconcileContext, child: str) -> bool:
+def _may_create(ctx: ReconcileContext, child: str) -> bool:
     refusal = ctx.observed.refusals.get(child)
     return refusal is None or ctx.now >= refusal.retry_at
 
@@ -147,74 +181,37 @@ def _retries(ctx: ReconcileContext) -> tuple[float, ...]:
     return tuple(r.retry_at for r in ctx.observed.refusals.values() if r.retry_at > ctx.now)
 
 
-# ---- the end ---------------------------------------------------------------------------------------------------
-
-
-def _frozen(ctx: ReconcileContext) -> Budget:
-    status = ctx.status
-    return Budget(status.restarts, status.restarts_counted, status.charged_round)
-
-
-def _last_store(ctx: ReconcileContext) -> StorePlan:
-    """The store as it is, with no successor."""
-    incarnation = ctx.status.store_incarnation
-    pod = next((p for p in ctx.observed.stores if p.incarnation == incarnation and p.running and p.ip), None)
-    return StorePlan(incarnation, pod, Actions())
-
-
-def _no_more_workers(ctx: ReconcileContext) -> WorkersPlan:
-    return WorkersPlan(ctx.status.incarnations, still_avoided(ctx), (), Actions())
-
-
 # ---- the store -------------------------------------------------------------------------------------------------
 
 
-def _link_facts(f: JobContext) -> LinkFacts:
-    return LinkFacts(
+def _operator_view(context: JobContext) -> OperatorView:
+    return OperatorView(
         lease=0,
         sequence=0,
-        settings=f.ctx.spec.settings,
-        charged=f.budget.counted,
-        charged_round=f.budget.charged_round,
-        pods=f.workers.expected_pods,
-        confirmed_request=confirmed_request(f.ctx),
-        finish=_finish(f.outcome) if f.outcome else None,
+        settings=context.ctx.spec.settings,
+        charged=context.budget.counted,
+        charged_round=context.budget.charged_round,
+        pods=context.workers.expected_pods,
+        confirmed_request=confirmed_request(context.ctx),
+        finish=_finish(context.outcome) if context.outcome else None,
     )
 
 
-def _finish(verdict: job_end.JobOutcome) -> Finish:
-    """For a coordinator that did not declare the job's end, or died since: nobody who is still here may run again."""
-    outcome = Outcome.SUCCEEDED if verdict.succeeded else Outcome.FAILED
-    return Finish(outcome, verdict.reason, verdict.message[:1024])
+def _finish(outcome: job_end.JobOutcome) -> Finish:
+    """Return the job's end for a store that did not declare it or restarted since: no connected node may run again."""
+    declared = Outcome.SUCCEEDED if outcome.succeeded else Outcome.FAILED
+    return Finish(declared, outcome.reason, outcome.message[:1024])
 
 
 def _address(ctx: ReconcileContext, store: StorePlan) -> StoreAddress | None:
     if store.pod is None or store.incarnation is None:
         return None
-    spec = ctx.spec
     return StoreAddress(
         pod=store.pod.name,
         host=store.pod.ip,
-        port=spec.port,
+        port=ctx.spec.port,
         run_id=ctx.job.uid,
-        attempt=max(1, ctx.status.execution_attempts),
+        attempt=attempt(ctx.job),
         incarnation=store.incarnation,
-        keep_alive=(float(spec.keep_alive_interval), spec.keep_alive_attempts),
+        keep_alive=(float(ctx.spec.keep_alive_interval), ctx.spec.keep_alive_attempts),
     )
-
-
-def _invalid(job: Job, now: float) -> Plan:
-    """A spec that the API server should have refused. A job that already runs is left as it is."""
-    if job.status.terminal or job.status.store_incarnation is not None:
-        return Plan()
-    failed = Condition("True", "InvalidSpec", job.spec_error, now)
-    written = {
-        "type": ConditionType.FAILED.value,
-        "status": failed.status,
-        "reason": failed.reason,
-        "message": failed.message,
-        "observedGeneration": job.generation,
-        "lastTransitionTime": timestamp(now),
-    }
-    status = {"observedGeneration": job.generation, "phase": "Failed", "conditions": [written]}
-    return Plan(status=status, event_records=(EventRecord("InvalidSpec", job.spec_error, key="end", warning=True),))

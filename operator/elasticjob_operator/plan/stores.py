@@ -1,6 +1,9 @@
-"""The store pod. A silent one has a successor soon, for whom it is nothing worse than a restart if it lived after all:
-who is not told to be the only store gives no round to half of the nodes or fewer. That word waits until the old one has
-surely ended, or can have no world."""
+"""The store pod: which incarnation serves, and when the operator confirms a store as the job's only one.
+
+The operator replaces an unresponsive store quickly. If the old store was alive after all, the cost is one restart of
+the store, because a store without the operator's confirmation starts no round with half of the last round's nodes or
+fewer. The operator sends this confirmation only once the old store has certainly ended or can have no world.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ import math
 from dataclasses import dataclass, replace
 
 from elasticjob.contract.messages import Report
-from elasticjob_operator.actions import CreateStore, DeletePod, EventRecord
+from elasticjob_operator.actions import Action, CreateStore, DeletePod, EventRecord
 from elasticjob_operator.manifests.names import store_pod
 from elasticjob_operator.model.observed import RefusalReason
 from elasticjob_operator.model.pods import Pod
@@ -25,59 +28,69 @@ from elasticjob_operator.plan.pod_decisions import avoided_names
 
 @dataclass(frozen=True)
 class StorePlan:
+    """The store that should serve, and the actions that lead to it."""
+
     incarnation: int | None
-    """None: the job never had one."""
+    """None if the job never had a store."""
     pod: Pod | None
-    """The pod of this incarnation that control links go to; None while there is none that could serve."""
+    """The pod of this incarnation, to which the control link connects; None while it cannot serve."""
     actions: Actions
     lost_node: AvoidedNode | None = None
-    """The node that was lost with it."""
+    """The node that was lost together with the last store."""
     lost_reason: str = ""
-    """Why the last one is no more, in the plan that names its successor."""
+    """Why the last store was replaced; empty in a plan that replaces none."""
 
 
 def plan_store(ctx: ReconcileContext) -> StorePlan:
-    """Which incarnation should serve, and what to do for it.
+    """Return the incarnation that should serve, and the actions for it.
 
-    A pod that is being deleted in good order is waited for. A store that is silent is given up: its successor has the
-    name, the Service and all links from now on, and the old pod is deleted like any other. Its kubelet takes it from
-    the API only once its container has ended.
+    The operator waits for a store pod that is being deleted and still responds. It replaces an unresponsive one: the
+    successor has the name, the Service and all links from then on, and the old pod is deleted like any other. The
+    old pod's object disappears only once its container has ended.
     """
     current = ctx.status.store_incarnation
     if current is None:
         return _create(ctx, 0)
-    pod = next((p for p in ctx.observed.stores if p.incarnation == current), None)
-    going = _end_older(ctx, current)
+    pod = ctx.store_pod(current)
+    actions = _delete_older(ctx, current)
     if pod is None:
-        store = _absent(ctx, current)
+        store = _plan_missing(ctx, current)
     elif pod.end is not None:
-        going += Actions((DeletePod(pod.name, pod.uid, "it has ended"),))
+        actions += Actions((DeletePod(pod.name, pod.uid, "it has ended"),))
         store = _create(ctx, current + 1, f"{pod.name} ended: {pod.end.reason} {pod.end.message}".strip())
     else:
-        store = _present(ctx, current, pod)
-    return replace(store, actions=going + store.actions)
+        store = _plan_live(ctx, current, pod)
+    return replace(store, actions=actions + store.actions)
+
+
+def current_store(ctx: ReconcileContext) -> StorePlan:
+    """Return the store as it is, with no actions: for a job that gets no new store."""
+    return StorePlan(ctx.status.store_incarnation, _serving(ctx.store_pod(ctx.status.store_incarnation)), Actions())
+
+
+def _serving(pod: Pod | None) -> Pod | None:
+    return pod if pod is not None and pod.running and pod.ip else None
 
 
 def confirmable_request(report: Report, before: Report | None, *, older: bool) -> float:
-    """The question of the present store, if it is to hear that it is the job's only one; else 0.
+    """Return the request of the current store that the operator may confirm ("you are the only store"); else 0.
 
-    True once no older store is left, nor a node that is on its way from one. An older store may have a world of more
-    than half of the last round; of half of it only by our word. A store whose last report (`before`) names a round has
-    used what words it had, or let them go, and gets no more: where just half of that is here, the others can form none.
+    Without an older store (`older` False: none is left, and no node is on its way from one) every request is confirmed.
+    An older store may have a world of more than half of the last round without a confirmation, and of just half with
+    one. If its last report (`before`) names a round, it has used or dropped the confirmations that it had, and it gets
+    no more: where just half of that round is missing here, the missing half can form no world.
     """
     if not older:
         return report.confirmation_request
     if before is None or before.round is None or before.incarnation + 1 != report.incarnation:
         return 0.0
-    return (
-        report.confirmation_request
-        if report.half_missing_round is not None and before.round <= report.half_missing_round
-        else 0.0
-    )
+    if report.half_missing_round is None or before.round > report.half_missing_round:
+        return 0.0
+    return report.confirmation_request
 
 
 def confirmed_request(ctx: ReconcileContext) -> float:
-    """What the present store is told (`Facts.only_store`)."""
+    """Return the request that the operator confirms to the current store (`OperatorView.confirmed_request`)."""
     if ctx.report is None:
         return 0.0
     return confirmable_request(
@@ -87,32 +100,35 @@ def confirmed_request(ctx: ReconcileContext) -> float:
     )
 
 
-def _asks_in_vain(ctx: ReconcileContext) -> bool:
+def _awaits_confirmation(ctx: ReconcileContext) -> bool:
     return ctx.report is not None and ctx.report.confirmation_request > 0 and not confirmed_request(ctx)
 
 
-def _end_older(ctx: ReconcileContext, current: int) -> Actions:
-    """Stores that have a successor. One whose kubelet is silent is gone by force after a time: our last word to it has
-    run out then, and nodes that could still reach it are cut off like itself, and obey the higher incarnation."""
+def _delete_older(ctx: ReconcileContext, current: int) -> Actions:
+    """Delete stores that have a successor.
+
+    One whose kubelet's lease is late is deleted by force once its successor exists for `LEASE_LATE_SECONDS`: the last
+    confirmation that it got has expired by then. Nodes that could still reach it are cut off like itself, and they
+    obey the higher incarnation.
+    """
     older = [p for p in ctx.observed.stores if p.incarnation < current]
-    newer = [p.created for p in ctx.observed.stores if p.incarnation == current]
-    actions, wake = [], []
+    successor = ctx.store_pod(current)
+    actions: list[Action] = []
     for pod in older:
-        late = (ctx.lease_age(pod.node) or 0.0) >= LEASE_LATE_SECONDS
-        if pod.end is None and late and newer and ctx.now >= newer[0] + LEASE_LATE_SECONDS:
-            why = f"neither {pod.name} nor the kubelet of {pod.node} is heard of"
+        expired = successor is not None and ctx.now >= successor.created + LEASE_LATE_SECONDS
+        if pod.end is None and ctx.lease_late(pod.node) and expired:
+            why = f"neither {pod.name} nor the kubelet of {pod.node} responds"
             actions.append(DeletePod(pod.name, pod.uid, why, force=True))
         elif pod.deleting is None:
             actions.append(DeletePod(pod.name, pod.uid, "a newer store serves"))
-        wake.append(ctx.now + 5.0)
-    return Actions(tuple(actions), requeue_at=tuple(wake))
+    return Actions(tuple(actions), requeue_at=(ctx.now + 5.0,) if older else ())
 
 
-def _absent(ctx: ReconcileContext, current: int) -> StorePlan:
+def _plan_missing(ctx: ReconcileContext, current: int) -> StorePlan:
     name = store_pod(ctx.job.name, current)
     refusal = ctx.observed.refusals.get(name)
     if refusal is None:
-        return _create(ctx, current + 1, f"{name} is gone")
+        return _create(ctx, current + 1, f"{name} no longer exists")
     if refusal.reason is RefusalReason.NAME_TAKEN:
         return _create(ctx, current + 1)
     if ctx.now < refusal.retry_at:
@@ -120,54 +136,58 @@ def _absent(ctx: ReconcileContext, current: int) -> StorePlan:
     return _create(ctx, current)
 
 
-def _present(ctx: ReconcileContext, current: int, pod: Pod) -> StorePlan:
-    silent = 0.0 if ctx.observed.link.connected else ctx.now - ctx.observed.link.since
-    if _given_up(ctx, pod, silent):
-        return _succeed(ctx, current, pod)
+def _plan_live(ctx: ReconcileContext, current: int, pod: Pod) -> StorePlan:
+    silence = 0.0 if ctx.observed.link.connected else ctx.now - ctx.observed.link.since
+    if _must_replace(ctx, pod, silence):
+        return _replace(ctx, current, pod)
     if pod.unschedulable and pod.avoided_nodes - avoided_names(ctx) and pod.deleting is None:
         why = f"it no longer needs to avoid {', '.join(sorted(pod.avoided_nodes))}"
         return StorePlan(current, None, Actions((DeletePod(pod.name, pod.uid, why),)))
-    wake: tuple[float, ...] = (ctx.observed.older_store_at + NODES_SWITCH_SECONDS,) if _asks_in_vain(ctx) else ()
+    requeue_at: tuple[float, ...] = ()
+    if _awaits_confirmation(ctx):
+        requeue_at += (ctx.observed.older_store_at + NODES_SWITCH_SECONDS,)
     if not ctx.observed.link.connected or pod.deleting is not None:
-        wake += (ctx.now + _patience(ctx, pod, silent),)
-    serving = pod if pod.running and pod.ip else None
-    return StorePlan(current, serving, Actions(requeue_at=wake))
+        requeue_at += (ctx.now + _seconds_to_decision(ctx, pod, silence),)
+    return StorePlan(current, _serving(pod), Actions(requeue_at=requeue_at))
 
 
-def _patience(ctx: ReconcileContext, pod: Pod, silent: float) -> float:
-    """Seconds until it may be given up; a lease is no doorbell."""
-    left = (
-        STORE_UNRESPONSIVE_SECONDS - silent
-        if silent < STORE_UNRESPONSIVE_SECONDS
-        else LEASE_LATE_SECONDS - (ctx.lease_age(pod.node) or 0.0)
-    )
+def _seconds_to_decision(ctx: ReconcileContext, pod: Pod, silence: float) -> float:
+    """Return the seconds until the store may be replaced, at most 5: the operator polls leases, it does not watch
+    them."""
+    if silence < STORE_UNRESPONSIVE_SECONDS:
+        left = STORE_UNRESPONSIVE_SECONDS - silence
+    else:
+        left = LEASE_LATE_SECONDS - (ctx.lease_age(pod.node) or 0.0)
     return left if 0.0 < left < 5.0 else 5.0
 
 
-def _given_up(ctx: ReconcileContext, pod: Pod, silent: float) -> bool:
-    """A store that we have heard needs no other sign: it may be silent to nobody but us, but then little is lost. One
-    that we have not may have no way to us: it would have one successor after the other."""
-    heard = ctx.report is not None and pod.running and pod.ready
-    late = bool(pod.node) and (ctx.lease_age(pod.node) or 0.0) >= LEASE_LATE_SECONDS
-    gone = pod.deleting is not None and ctx.kubelet_gone(pod.node)
-    return gone or (silent >= STORE_UNRESPONSIVE_SECONDS and (heard or late))
+def _must_replace(ctx: ReconcileContext, pod: Pod, silence: float) -> bool:
+    """Return whether the store must be replaced, after `silence` seconds without contact.
+
+    A store that has reported to this operator and is Ready is replaced for its silence alone: if only this operator
+    cannot reach it, little is lost. A store that has never reported may be unreachable from this operator for good:
+    it is replaced only if its lease is late too, or the operator would replace one store after the other.
+    """
+    reported = ctx.report is not None and pod.running and pod.ready
+    kubelet_down = pod.deleting is not None and ctx.kubelet_down(pod.node)
+    return kubelet_down or (silence >= STORE_UNRESPONSIVE_SECONDS and (reported or ctx.lease_late(pod.node)))
 
 
-def _succeed(ctx: ReconcileContext, current: int, pod: Pod) -> StorePlan:
-    """Status names the successor before anything is done: a word to the old one is never given after this."""
-    why = f"{pod.name} is silent"
-    lost = AvoidedNode(pod.node, math.ceil(ctx.now), f"{pod.name}, which was there, is silent")
-    store = _create(ctx, current + 1, why, lost)
-    return replace(
-        store, actions=store.actions + Actions((DeletePod(pod.name, pod.uid, why),) if pod.deleting is None else ())
-    )
+def _replace(ctx: ReconcileContext, current: int, pod: Pod) -> StorePlan:
+    """Status names the successor before any action is executed: after that the old store gets no confirmation."""
+    why = f"{pod.name} does not respond"
+    lost_node = AvoidedNode(pod.node, math.ceil(ctx.now), f"store {pod.name} on {pod.node} does not respond")
+    store = _create(ctx, current + 1, why, lost_node)
+    deletion = Actions((DeletePod(pod.name, pod.uid, why),) if pod.deleting is None else ())
+    return replace(store, actions=store.actions + deletion)
 
 
 def _create(ctx: ReconcileContext, incarnation: int, lost: str = "", lost_node: AvoidedNode | None = None) -> StorePlan:
+    """Plan a new store pod. `lost` says why the last one is replaced; empty if there was none."""
     name = store_pod(ctx.job.name, incarnation)
-    notes = [EventRecord("RendezvousStoreCreated", f"store {name} created", key=name)]
+    records = [EventRecord("RendezvousStoreCreated", f"created store pod {name}", key=name)]
     if lost:
-        notes.insert(0, EventRecord("StoreLost", f"{lost}; {name} takes its place", key=name, warning=True))
-    away = tuple(sorted(avoided_names(ctx) | ({lost_node.name} if lost_node else set())))
-    todo = Actions((CreateStore(name, incarnation, away),), tuple(notes))
-    return StorePlan(incarnation, None, todo, lost_node, lost_reason=lost)
+        records.insert(0, EventRecord("StoreLost", f"{lost}; {name} replaces it", key=name, warning=True))
+    avoid = tuple(sorted(avoided_names(ctx) | ({lost_node.name} if lost_node else set())))
+    actions = Actions((CreateStore(name, incarnation, avoid),), tuple(records))
+    return StorePlan(incarnation, None, actions, lost_node, lost_reason=lost)

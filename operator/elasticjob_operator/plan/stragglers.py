@@ -1,4 +1,4 @@
-"""The rank that all others wait for, as status and an Event tell it."""
+"""The straggler, the rank that slows all others: in status and as an Event."""
 
 from __future__ import annotations
 
@@ -10,35 +10,38 @@ from elasticjob_operator.model.raw import integer, mapping, text, timestamp
 from elasticjob_operator.plan.conditions import JobContext
 
 
-def straggler_record(f: JobContext) -> dict[str, Any] | None:
-    """`status.straggler`; None while a round runs in which nobody is one. It stays while nobody can be asked."""
-    if f.outcome is not None or not f.world.formed:
+def straggler_record(job: JobContext) -> dict[str, Any] | None:
+    """Return `status.straggler`; None if no round runs, or its coordinator names no straggler.
+
+    The last one stays while the coordinator is unavailable or recovers.
+    """
+    if job.outcome is not None or not job.world.formed:
         return None
-    report = f.ctx.report
+    report = job.ctx.report
     if report is None or report.phase is RoundPhase.RECOVERING:
-        return dict(mapping(f.ctx.status.raw, "straggler")) or None
-    slow = report.straggler
-    if slow is None:
+        return dict(mapping(job.ctx.status.raw, "straggler")) or None
+    straggler = report.straggler
+    if straggler is None:
         return None
-    told = {
-        "rank": slow.rank,
-        "pod": slow.pod,
-        "node": f.ctx.node_of(slow.pod),
-        "stepSeconds": round(slow.own_seconds, 4),
-        "medianSeconds": round(slow.median_seconds, 4),
-        "time": timestamp(slow.time),
+    record = {
+        "rank": straggler.rank,
+        "pod": straggler.pod,
+        "node": job.ctx.node_of(straggler.pod),
+        "stepSeconds": round(straggler.own_seconds, 4),
+        "medianSeconds": round(straggler.median_seconds, 4),
+        "time": timestamp(straggler.time),
     }
-    return {name: value for name, value in told.items() if value != ""}
+    return {name: value for name, value in record.items() if value != ""}
 
 
-def straggler_event(f: JobContext) -> tuple[EventRecord, ...]:
-    """Told once, when it is named."""
-    now, before = straggler_record(f), mapping(f.ctx.status.raw, "straggler")
+def straggler_event(job: JobContext) -> tuple[EventRecord, ...]:
+    """Return an Event if the straggler is new to status."""
+    now, before = straggler_record(job), mapping(job.ctx.status.raw, "straggler")
     if now is None or (now["time"], now["rank"]) == (text(before, "time"), integer(before, "rank", default=-1)):
         return ()
-    where = f" on {now['node']}" if "node" in now else ""
+    node = f" on {now['node']}" if "node" in now else ""
     message = (
-        f"rank {now['rank']} in {now['pod']}{where} holds up every step: {now['stepSeconds']:g} s of its own, "
-        f"{now['medianSeconds']:g} s in the other ranks"
+        f"rank {now['rank']} in {now['pod']}{node} slows every step: its own work takes {now['stepSeconds']:g} s per "
+        f"step, {now['medianSeconds']:g} s in the median of the other ranks"
     )
     return (EventRecord("Straggler", message, key=f"{now['time']}/{now['rank']}", warning=True),)

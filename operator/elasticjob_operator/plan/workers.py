@@ -1,4 +1,4 @@
-"""The future of worker pods: what the verdicts on decisions come to, in status, facts and actions."""
+"""From the decisions on pods: incarnations and avoided nodes for status, expected pods for the store, and actions."""
 
 from __future__ import annotations
 
@@ -7,19 +7,23 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from elasticjob.contract.messages import ExpectedPod, PodState
-from elasticjob_operator.actions import CreateWorker, DeletePod, EventRecord
+from elasticjob_operator.actions import Action, CreateWorker, DeletePod, EventRecord
 from elasticjob_operator.manifests.names import worker_pod
 from elasticjob_operator.model.pods import Pod
 from elasticjob_operator.model.status import DEVICE_UNHEALTHY, NODE_LOST, AvoidedNode
 from elasticjob_operator.plan.context import Actions, ReconcileContext
 from elasticjob_operator.plan.pod_decisions import CreatePod, KeepPod, PodDecision, ReplacePod, is_lost, still_avoided
 
+MAX_AVOIDED_NODES = 32
+"""Number of avoided nodes that status lists; the newest stay."""
+
 
 @dataclass(frozen=True)
 class WorkersPlan:
-    """The decisions' future: what status must say before it is done, and what to do."""
+    """What the decisions on pods lead to. Status must be written before the actions are executed."""
 
     incarnations: tuple[int, ...]
+    """For each index ever used, the incarnation of its pod."""
     avoided: tuple[AvoidedNode, ...]
     expected_pods: tuple[ExpectedPod, ...]
     actions: Actions
@@ -28,31 +32,32 @@ class WorkersPlan:
 def plan_workers(
     ctx: ReconcileContext, decisions: tuple[PodDecision, ...], lost_node: AvoidedNode | None
 ) -> WorkersPlan:
-    """Carry out the verdicts: every decision's incarnation, the pods to make and the pods to delete.
+    """Return the next incarnation of every index, the pods to create and the pods to delete.
 
-    `lost_node` was lost with the store.
+    `lost_node` is the node that was lost together with the store, if one was.
     """
     avoided = _avoided(ctx, decisions, lost_node)
-    away = tuple(sorted(node.name for node in avoided))
+    avoid = tuple(sorted(node.name for node in avoided))
     incarnations = list(ctx.status.incarnations)
-    facts, todo = [], Actions(requeue_at=_wake(ctx, decisions, avoided))
+    expected: list[ExpectedPod] = []
+    actions = Actions(requeue_at=_requeue_times(ctx, decisions, avoided))
     for decision in decisions:
         new = _next_incarnation(decision)
-        incarnations[decision.index : decision.index + 1] = [_newest(decision, new)]
+        incarnations[decision.index : decision.index + 1] = [decision.incarnation or 0 if new is None else new]
         if new is not None:
             name = worker_pod(ctx.job.name, decision.index, new)
-            todo += Actions(
-                actions=(CreateWorker(name, decision.index, new, away),), event_records=_notes(decision, name)
-            )
-            facts.append(ExpectedPod(decision.index, new, name, PodState.STARTING))
+            create = CreateWorker(name, decision.index, new, avoid)
+            actions += Actions((create,), _replacement_event(decision, name))
+            expected.append(ExpectedPod(decision.index, new, name, PodState.STARTING))
         elif decision.pod is not None and decision.pod.end is None:
-            facts.append(_on_lost_node(expected_pod_of(decision.pod), decision.pod.node, avoided))
+            expected.append(_mark_lost(expected_pod_of(decision.pod), decision.pod.node, avoided))
     current = {(index, incarnation) for index, incarnation in enumerate(incarnations[: ctx.spec.settings.desired_pods])}
-    going, leaving = _remove(ctx, current)
-    return WorkersPlan(tuple(incarnations), avoided, (*facts, *leaving), todo + going)
+    removal = _remove(ctx, current)
+    return WorkersPlan(tuple(incarnations), avoided, (*expected, *_surplus(ctx)), actions + removal)
 
 
 def _next_incarnation(decision: PodDecision) -> int | None:
+    """Return the incarnation of the pod to create; None if no pod is created."""
     if isinstance(decision.action, CreatePod):
         return decision.action.incarnation
     if isinstance(decision.action, ReplacePod):
@@ -60,18 +65,14 @@ def _next_incarnation(decision: PodDecision) -> int | None:
     return None
 
 
-def _newest(decision: PodDecision, new: int | None) -> int:
-    return new if new is not None else decision.incarnation or 0
-
-
-def _notes(decision: PodDecision, name: str) -> tuple[EventRecord, ...]:
+def _replacement_event(decision: PodDecision, name: str) -> tuple[EventRecord, ...]:
     if not isinstance(decision.action, ReplacePod):
         return ()
-    return (EventRecord("PodReplaced", f"{decision.action.reason}; {name} takes its place", key=name),)
+    return (EventRecord("PodReplaced", f"{decision.action.reason}; {name} replaces it", key=name),)
 
 
 def expected_pod_of(pod: Pod) -> ExpectedPod:
-    """What the coordinator must know of a pod that has not ended."""
+    """Return what the coordinator must know of a pod that has not ended."""
     if pod.deleting is not None:
         state = PodState.DRAINING
     elif pod.unschedulable or pod.image_error or pod.stuck:
@@ -81,10 +82,16 @@ def expected_pod_of(pod: Pod) -> ExpectedPod:
     return ExpectedPod(pod.index, pod.incarnation, pod.name, state)
 
 
-def _on_lost_node(fact: ExpectedPod, node: str, avoided: Iterable[AvoidedNode]) -> ExpectedPod:
-    """The API server calls a pod running for as long as nobody says otherwise."""
-    lost = fact.state is PodState.RUNNING and is_lost(node, avoided)
-    return replace(fact, state=PodState.LOST) if lost else fact
+def _mark_lost(pod: ExpectedPod, node: str, avoided: Iterable[AvoidedNode]) -> ExpectedPod:
+    """The API server reports a pod as running until its kubelet or the node controller reports otherwise."""
+    lost = pod.state is PodState.RUNNING and is_lost(node, avoided)
+    return replace(pod, state=PodState.LOST) if lost else pod
+
+
+def _surplus(ctx: ReconcileContext) -> list[ExpectedPod]:
+    """Return the pods whose index is beyond the desired number, as draining."""
+    surplus = (p for p in ctx.observed.workers if p.index >= ctx.spec.settings.desired_pods and p.end is None)
+    return [replace(expected_pod_of(pod), state=PodState.DRAINING) for pod in surplus]
 
 
 def _avoided(
@@ -93,16 +100,17 @@ def _avoided(
     new = [lost_node, *(_avoided_by(ctx, decision) for decision in decisions)]
     kept = {node.name: node for node in still_avoided(ctx)}
     for node in filter(None, new):
-        # A lost kubelet may be back soon; that does not make its node fit.
+        # The kubelet of a lost node may be back soon: a loss must not shorten the time of an unhealthy node.
         if node.reason == DEVICE_UNHEALTHY or node.name not in kept or kept[node.name].reason == NODE_LOST:
             kept[node.name] = node
-    return tuple(sorted(kept.values(), key=lambda node: node.since)[-32:])
+    return tuple(sorted(kept.values(), key=lambda node: node.since)[-MAX_AVOIDED_NODES:])
 
 
 def _avoided_by(ctx: ReconcileContext, decision: PodDecision) -> AvoidedNode | None:
-    """Times are written in whole seconds, and never before the loss."""
+    """Return the node that must be avoided from now on because of this decision."""
     if not isinstance(decision.action, ReplacePod) or decision.pod is None or not decision.pod.node:
         return None
+    # Status keeps whole seconds: rounding up keeps `since` from being before the loss.
     if decision.action.unhealthy is not None:
         return AvoidedNode(
             decision.pod.node, math.ceil(ctx.now), decision.action.reason, DEVICE_UNHEALTHY, ctx.spec.avoid_node
@@ -112,34 +120,31 @@ def _avoided_by(ctx: ReconcileContext, decision: PodDecision) -> AvoidedNode | N
     return None
 
 
-def _wake(
+def _requeue_times(
     ctx: ReconcileContext, decisions: tuple[PodDecision, ...], avoided: Iterable[AvoidedNode]
 ) -> tuple[float, ...]:
-    times = [s.action.until for s in decisions if isinstance(s.action, KeepPod) and s.action.until is not None]
-    # A lease is no doorbell: while a lost node is avoided, look whether it is back.
+    times = [d.action.until for d in decisions if isinstance(d.action, KeepPod) and d.action.until is not None]
+    # The operator does not watch leases: while a lost node is avoided, it polls them.
     return (*times, *(ctx.now + 5.0 for node in avoided if node.reason == NODE_LOST))
 
 
-def _remove(ctx: ReconcileContext, current: set[tuple[int, int]]) -> tuple[Actions, list[ExpectedPod]]:
-    """Delete pods that no decision wants. Of ended ones, the newest of each decision stays for its log."""
-    last_words = {}
+def _remove(ctx: ReconcileContext, current: set[tuple[int, int]]) -> Actions:
+    """Delete pods that are not `current` (index, incarnation). The newest ended pod of each index stays for its log."""
+    newest_ended: dict[int, str] = {}
     for pod in sorted(ctx.observed.workers, key=lambda p: p.incarnation):
         if pod.end is not None:
-            last_words[pod.index] = pod.uid
-    actions, facts, wake = [], [], []
+            newest_ended[pod.index] = pod.uid
+    actions: list[Action] = []
+    requeue_at: list[float] = []
     for pod in ctx.observed.workers:
-        wanted = (pod.index, pod.incarnation) in current
-        lost = wanted is False and ctx.kubelet_gone(pod.node)
+        unwanted = (pod.index, pod.incarnation) not in current
+        force = unwanted and ctx.kubelet_down(pod.node)
         if pod.deleting is not None:
-            if lost:
-                actions.append(DeletePod(pod.name, pod.uid, "its node is gone", force=True))
-            wake.append(max(pod.deleting, ctx.now) + 5.0)
-        elif not wanted and last_words.get(pod.index) != pod.uid:
-            actions.append(
-                DeletePod(
-                    pod.name, pod.uid, "a newer pod has its index, or the job does not want it any more", force=lost
-                )
-            )
-        if pod.index >= ctx.spec.settings.desired_pods and pod.end is None:
-            facts.append(replace(expected_pod_of(pod), state=PodState.DRAINING))
-    return Actions(tuple(actions), requeue_at=tuple(wake)), facts
+            if force:
+                actions.append(DeletePod(pod.name, pod.uid, "the kubelet of its node is down", force=True))
+            requeue_at.append(max(pod.deleting, ctx.now) + 5.0)
+        elif unwanted and newest_ended.get(pod.index) != pod.uid:
+            beyond = pod.index >= ctx.spec.settings.desired_pods
+            why = "its index is beyond the desired number of pods" if beyond else "a newer pod has its index"
+            actions.append(DeletePod(pod.name, pod.uid, why, force=force))
+    return Actions(tuple(actions), requeue_at=tuple(requeue_at))

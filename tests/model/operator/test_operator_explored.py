@@ -1,15 +1,15 @@
-"""The operator in a small Kubernetes: long random runs of faults, with oracles at every step.
+"""The operator in a simulated cluster: long random runs with faults, and invariants that are checked after each step.
 
-Moves: look (also on a crash before or after the i-th write), kubelet and scheduler steps, agents that connect, fail,
-break or vanish, nodes cut and healed, pods deleted by people, quota, scaling, silence between operator and stores.
-Then the faults stop, everything fair happens, and the world must match the spec and stay still.
+Steps: reconcile (also with a crash before or after the i-th write), steps of kubelet and scheduler, agents that
+connect, fail or disconnect, nodes cut and healed, pods that users delete, quota, scaling, lost links between operator
+and stores. Then the faults stop and every component does its work: the cluster must match the spec, and the operator
+must make no more writes.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
-from collections import Counter
 from collections.abc import Callable
 from random import Random
 from typing import Any
@@ -41,11 +41,12 @@ LOW, HIGH = 2, 4
 KEY = ("ns", "bert")
 TERMINAL = ("Complete", "Failed")
 RUNS = int(os.environ.get("ELASTICJOB_EXPLORE_RUNS", "60"))
-STEPS = 250
+RUN_LENGTH = 250
+"""Steps of a run."""
 
 
 class Run:
-    """One run from a seed."""
+    """One run, determined by its seed."""
 
     def __init__(self, seed: int, loop: asyncio.AbstractEventLoop) -> None:
         self.random = Random(seed)
@@ -60,15 +61,14 @@ class Run:
         self.controller = self._controller()
         self.restarts = 0
         self.ended = ""
-        self.unfit_node = ""
+        self.unhealthy_node = ""
         self.avoided = False
         self.names: dict[str, str] = {}
-        self.counts: Counter[str] = Counter()
-        self._foreign()
+        self._add_foreign_pods()
         self.world.renew()
 
-    def _foreign(self) -> None:
-        """Pods that are not the job's: one has a name it will want, one has all its labels."""
+    def _add_foreign_pods(self) -> None:
+        """Add pods that the job does not own: one with the name of a future worker, one with a worker's labels."""
         labels = {Label.JOB_NAME: "bert", Label.JOB_UID: self.api.objects[JOBS, "bert"]["metadata"]["uid"]}
         self.api.put(PODS, {"metadata": {"name": "bert-1-1", "labels": {}}, "spec": {"containers": []}})
         copied = labels | {Label.ROLE: "worker", Label.INDEX: "9", Label.INCARNATION: "0"}
@@ -80,15 +80,15 @@ class Run:
         clock = lambda: self.api.now  # noqa: E731
         return Controller(self.api, keys, self.links, Recorder(self.api, "me"), "image", clock=clock)  # type: ignore[arg-type]
 
-    # -- moves
+    # -- steps
 
-    def look(self) -> None:
+    def reconcile(self) -> None:
         self.loop.run_until_complete(self.controller.reconcile(KEY))
 
-    def look_and_crash(self) -> None:
+    def reconcile_and_crash(self) -> None:
         self.api.crash_in, self.api.committed = self.random.randrange(6), self.random.random() < 0.5
         try:
-            self.look()
+            self.reconcile()
         except Crash:
             self.restart_operator()
         finally:
@@ -103,30 +103,30 @@ class Run:
         if self.random.random() < 0.7:
             self.world.renew()
 
-    def place(self) -> None:
+    def schedule(self) -> None:
         for pod in self._some(self.workers() + self.stores()):
             self.world.schedule(pod, self.random.choice(list(self.world.nodes)))
 
     def start(self) -> None:
         for pod in self._some(self.workers() + self.stores()):
-            self.world.run(pod)
+            self.world.start(pod)
 
     def join(self) -> None:
         for pod in self._some(self.workers()):
             self.world.connect(pod)
 
-    def reap(self) -> None:
+    def finish_deletions(self) -> None:
         for pod in self._some(self.workers() + self.stores()):
-            self.world.reap(pod)
+            self.world.finish_deletion(pod)
 
     def form(self) -> None:
         for store in self.world.serving():
             store.form(self.api.now, LOW)
 
-    def ask(self) -> None:
-        """Half of a round or more is missing, for all that a store knows."""
+    def request_confirmation(self) -> None:
+        """A store misses half of a round or more, and asks whether it is the only store."""
         for store in self.world.serving():
-            store.asks = self.api.now
+            store.confirmation_request = self.api.now
 
     def worker_fails(self) -> None:
         for store in self.world.serving():
@@ -134,11 +134,11 @@ class Run:
                 self.world.failures += 1
                 store.end(EndReason.WORKER_FAILED, self.api.now, self.random.choice(store.members))
 
-    def agent_breaks(self) -> None:
+    def agent_fails(self) -> None:
         for pod in self._some(self.workers(), 1):
             if phase(pod) == "Running":
                 self.world.failures += 1
-                self.world.finish(pod, 137, "OOMKilled")
+                self.world.terminate(pod, 137, "OOMKilled")
 
     def succeed(self) -> None:
         for store in self.world.serving():
@@ -151,16 +151,16 @@ class Run:
                 continue
             code = 0 if store.outcome is Outcome.SUCCEEDED else 1
             for pod in self._some(self.workers()):
-                if pod["metadata"]["name"] in store.here:
-                    self.world.finish(pod, code, "Completed", Termination(store.outcome, "said"))
+                if pod["metadata"]["name"] in store.connected:
+                    self.world.terminate(pod, code, "Completed", Termination(store.outcome, "message"))
 
-    def not_fit(self) -> None:
-        """One node's health checks fail, for whichever agent runs them there."""
+    def fail_health_check(self) -> None:
+        """The health checks of a node fail; in one run, always of the same node."""
         for pod in self._some(self.workers(), 1):
             node = pod["spec"].get("nodeName", "")
-            if phase(pod) == "Running" and self.unfit_node in ("", node):
-                self.unfit_node = node
-                self.world.unfit(pod)
+            if phase(pod) == "Running" and self.unhealthy_node in ("", node):
+                self.unhealthy_node = node
+                self.world.fail_health_check(pod)
 
     def delete_pod(self) -> None:
         for pod in self._some(self.workers() + self.stores(), 1):
@@ -171,22 +171,22 @@ class Run:
         if sum(n.cut for n in self.world.nodes.values()) == 0:
             for pod in self.workers():
                 if pod["spec"].get("nodeName") == node.name:
-                    self.world.drop(pod["metadata"]["name"])
+                    self.world.disconnect(pod["metadata"]["name"])
             node.cut = True
 
     def heal(self) -> None:
         for node in self.world.nodes.values():
             node.cut = False
 
-    def no_room(self) -> None:
+    def mark_unschedulable(self) -> None:
         for pod in self._some(self.workers(), 1):
-            self.world.no_room(pod)
+            self.world.mark_unschedulable(pod)
 
     def evict(self) -> None:
         for pod in self._some(self.workers(), 1):
             if phase(pod) == "Running" and pod["spec"].get("nodeName"):
-                gone = {"type": "DisruptionTarget", "status": "True", "reason": "EvictionByEvictionAPI"}
-                pod["status"]["conditions"] = [gone]
+                evicted = {"type": "DisruptionTarget", "status": "True", "reason": "EvictionByEvictionAPI"}
+                pod["status"]["conditions"] = [evicted]
                 pod["metadata"].setdefault("deletionTimestamp", timestamp(self.api.now + 30))
 
     def scale(self) -> None:
@@ -196,20 +196,22 @@ class Run:
     def quota(self) -> None:
         self.api.quota = self.random.choice((None, 2, 4))
 
-    def silence(self) -> None:
-        self.links.up = not self.links.up
+    def toggle_links(self) -> None:
+        """Cut or restore the network between operator and stores."""
+        self.links.reachable = not self.links.reachable
         self.links.since = self.api.now
 
-    def meddle(self) -> None:
-        """A person deletes a Service."""
+    def delete_service(self) -> None:
+        """A user deletes a Service of the job."""
         self.api.remove(SERVICES, self.random.choice(("bert", "bert-rdzv")))
 
-    MOVES: tuple[tuple[int, Callable[[Run], None]], ...] = (
-        (30, look), (5, look_and_crash), (2, restart_operator), (15, tick), (12, place), (12, start), (14, join),
-        (8, reap), (12, form), (3, worker_fails), (1, agent_breaks), (1, succeed), (4, exit_agents), (2, delete_pod),
-        (1, cut), (2, heal), (2, no_room), (1, evict), (2, scale), (1, quota), (1, silence), (1, meddle),
-        (1, not_fit), (3, ask),
+    STEPS: tuple[tuple[int, Callable[[Run], None]], ...] = (
+        (30, reconcile), (5, reconcile_and_crash), (2, restart_operator), (15, tick), (12, schedule), (12, start),
+        (14, join), (8, finish_deletions), (12, form), (3, worker_fails), (1, agent_fails), (1, succeed),
+        (4, exit_agents), (2, delete_pod), (1, cut), (2, heal), (2, mark_unschedulable), (1, evict), (2, scale),
+        (1, quota), (1, toggle_links), (1, delete_service), (1, fail_health_check), (3, request_confirmation),
     )  # fmt: skip
+    """Steps with their weights. A seed gives the same run only while their order stays."""
 
     # -- running
 
@@ -223,18 +225,17 @@ class Run:
         return self.random.sample(pods, min(most, len(pods)))
 
     def step(self) -> None:
-        (move,) = self.random.choices([m for _, m in self.MOVES], [w for w, _ in self.MOVES])
+        (chosen,) = self.random.choices([step for _, step in self.STEPS], [weight for weight, _ in self.STEPS])
         before = len(self.api.calls)
-        move(self)
-        self.world.settle_agents()
-        self.counts[move.__name__] += 1
+        chosen(self)
+        self.world.drop_deleted()
         self.check(self.api.calls[before:])
-        if move is Run.look:
+        if chosen is Run.reconcile:
             live = [p["metadata"]["name"] for p in self.stores() if "deletionTimestamp" not in p["metadata"]]
-            assert len(live) <= 1, f"{live} are to serve"
+            assert len(live) <= 1, f"more than one store is to serve: {live}"
 
     def check(self, calls: list[tuple[str, str, str]]) -> None:
-        """Oracles that hold at every moment."""
+        """Check the invariants that hold after every step; `calls` are the step's writes."""
         status = job_status(self.api)
         for pod in self.workers() + self.stores():
             name, uid = pod["metadata"]["name"], pod["metadata"]["uid"]
@@ -244,51 +245,55 @@ class Run:
         assert len(wanted) <= HIGH + self.spares, "more live pods than the maximum"
         assert status.get("restarts", 0) >= self.restarts, "restarts went down"
         self.restarts = status.get("restarts", 0)
-        assert self.restarts <= self.world.failures, "charged more than failed"
-        assert self.restarts >= sum(s.acknowledged for s in self.world.stores.values()), "acknowledged and not counted"
+        assert self.restarts <= self.world.failures, "more restarts charged than failures"
+        assert self.restarts >= sum(s.acknowledged for s in self.world.stores.values()), (
+            "a charge was acknowledged before it was persisted"
+        )
         for name, uid in self.foreign.items():
-            assert self.api.objects[PODS, name]["metadata"]["uid"] == uid, f"{name} is not ours"
+            assert self.api.objects[PODS, name]["metadata"]["uid"] == uid, (
+                f"the operator replaced {name}, which the job does not own"
+            )
         named = [n for n in status.get("avoidedNodes", []) if n["reason"] == "DeviceUnhealthy"]
-        assert {n["name"] for n in named} <= {self.unfit_node}, "avoids a node that is fit"
-        assert named or not self.avoided, "a node that is not fit was forgotten"
+        assert {n["name"] for n in named} <= {self.unhealthy_node}, "the job avoids a healthy node"
+        assert named or not self.avoided, "the job no longer avoids an unhealthy node"
         self.avoided = bool(named)
         self._check_end(calls, status)
 
     def _current(self, pod: dict[str, Any], status: dict[str, Any]) -> bool:
-        known = [int(n) for n in (status.get("incarnations") or "").split(",") if n]
+        current = [int(n) for n in (status.get("incarnations") or "").split(",") if n]
         index = number(pod, Label.INDEX)
-        return index < len(known) and known[index] == number(pod, Label.INCARNATION)
+        return index < len(current) and current[index] == number(pod, Label.INCARNATION)
 
     def _check_end(self, calls: list[tuple[str, str, str]], status: dict[str, Any]) -> None:
-        told = conditions(self.api)
+        found = conditions(self.api)
         if self.ended:
-            assert told.get(self.ended) == "True", f"{self.ended} was left"
-            assert not [c for c in calls if c[0] == "create"], "made something after the end"
-        self.ended = next((kind for kind in ("SuccessCriteriaMet", "FailureTarget") if told.get(kind) == "True"), "")
-        final = [kind for kind in TERMINAL if told.get(kind) == "True"]
+            assert found.get(self.ended) == "True", f"{self.ended} is no longer True"
+            assert not [c for c in calls if c[0] == "create"], "an object was created after the end of the job"
+        self.ended = next((kind for kind in ("SuccessCriteriaMet", "FailureTarget") if found.get(kind) == "True"), "")
+        final = [kind for kind in TERMINAL if found.get(kind) == "True"]
         assert len(final) <= 1
         if final:
             assert status["completionTime"]
 
     def converge(self) -> None:
-        """Faults stop; everybody does their duty."""
+        """Stop the faults, and let every component do its work."""
         self.heal()
-        self.api.quota, self.links.up = None, True
+        self.api.quota, self.links.reachable = None, True
         for _ in range(40):
             self.api.now += 5.0
             self.world.renew()
-            self.look()
+            self.reconcile()
             for pod in self.workers() + self.stores():
                 for node in self.world.nodes:
                     self.world.schedule(pod, node)
-                self.world.no_room(pod)
-                self.world.run(pod)
-                self.world.reap(pod)
-            self.world.settle_agents()
+                self.world.mark_unschedulable(pod)
+                self.world.start(pod)
+                self.world.finish_deletion(pod)
+            self.world.drop_deleted()
             for pod in self.workers():
                 self.world.connect(pod)
             for store in self.world.serving():
-                if store.short:
+                if store.needs_new_round:
                     store.end(EndReason.SCALING_UP, self.api.now)
                 store.form(self.api.now, LOW)
             self.exit_all()
@@ -299,20 +304,20 @@ class Run:
             self.exit_agents()
 
     def check_converged(self) -> None:
-        """The world matches the spec, and the operator has nothing more to do."""
-        told = conditions(self.api)
+        """Check that the cluster matches the spec, and that further reconciles write nothing."""
+        found = conditions(self.api)
         before = len(self.api.calls)
-        self.look()
-        self.look()
-        assert self.api.calls[before:] == [], "not still"
+        self.reconcile()
+        self.reconcile()
+        assert self.api.calls[before:] == [], "the operator still writes"
         if self.ended:
-            assert [k for k in TERMINAL if told.get(k) == "True"], f"never ended: {told}"
+            assert [kind for kind in TERMINAL if found.get(kind) == "True"], f"the job did not end: {found}"
             assert self.stores() == []
             return
         target = self.api.objects[JOBS, "bert"]["spec"]["replicas"]
         running = [p for p in self.workers() if phase(p) == "Running" and "deletionTimestamp" not in p["metadata"]]
         assert sorted(number(p, Label.INDEX) for p in running) == list(range(target + self.spares))
-        assert told["Running"] == told["FullyScaled"] == told["RendezvousReady"] == "True"
+        assert found["Running"] == found["FullyScaled"] == found["RendezvousReady"] == "True"
         assert (job_status(self.api)["active"], job_status(self.api)["standby"]) == (target, self.spares)
 
 
@@ -323,7 +328,7 @@ def test_random_runs(first: int) -> None:
         for seed in range(first, first + 10):
             run = Run(seed, loop)
             try:
-                for _ in range(STEPS):
+                for _ in range(RUN_LENGTH):
                     run.step()
                 run.converge()
                 run.check_converged()

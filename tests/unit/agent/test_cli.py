@@ -1,4 +1,4 @@
-"""The command line's help and errors."""
+"""The command line: help and errors."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "sentence"),
+    ("arguments", "message"),
     [
         ([], "the following arguments are required: COMMAND"),
         (["nothing"], "invalid choice: 'nothing'"),
         (["run"], "the following arguments are required: manifest"),
-        (["agent"], "write the command after `--`, for instance: elasticjob agent -- python train.py"),
-        (["agent", "--"], "write the command after `--`"),
+        (["agent"], "the command must follow `--`, for example: elasticjob agent -- python train.py"),
+        (["agent", "--"], "the command must follow `--`"),
     ],
 )
-def test_wrong_words_exit_64(words: list[str], sentence: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_arguments_exit_64(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
-        main(words)
+        main(arguments)
     assert caught.value.code == 64
-    assert sentence in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 def test_help_shows_examples(capsys: pytest.CaptureFixture[str]) -> None:
@@ -38,7 +38,7 @@ def test_help_shows_examples(capsys: pytest.CaptureFixture[str]) -> None:
     assert "elasticjob agent -- python train.py" in capsys.readouterr().out
 
 
-def test_an_agent_without_its_environment_says_what_is_missing(
+def test_an_agent_without_its_environment_names_the_missing_variable(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.delenv(Env.STORE_ENDPOINT, raising=False)
@@ -46,6 +46,6 @@ def test_an_agent_without_its_environment_says_what_is_missing(
     assert "elasticjob agent: ELASTICJOB_STORE_ENDPOINT is not set" in capsys.readouterr().err
 
 
-def test_a_manifest_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_missing_manifest_exits_64(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["run", "/no/such.yaml"]) == 64
     assert "elasticjob run: /no/such.yaml: No such file or directory" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""Which commands a warm process can run."""
+"""Which commands the fork server can run."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ S, M, C = ProgramMode.SCRIPT, ProgramMode.MODULE, ProgramMode.CODE
         ("torchrun --no-python ./run.sh a", PlainCommand(("./run.sh", "a"), "torchrun --no-python")),
     ],
 )
-def test_read(line: str, expected: object) -> None:
+def test_parse_command(line: str, expected: object) -> None:
     assert parse_command(line.split(), "PY") == expected
 
 
@@ -58,7 +58,7 @@ def test_read(line: str, expected: object) -> None:
         "python-config t.py",
     ],
 )
-def test_anything_else_is_started_by_exec_as_it_is(line: str) -> None:
+def test_other_commands_start_by_exec_unchanged(line: str) -> None:
     command = parse_command(line.split(), "PY")
     assert isinstance(command, PlainCommand)
     assert command.argv == tuple(line.split())
@@ -78,12 +78,12 @@ def test_anything_else_is_started_by_exec_as_it_is(line: str) -> None:
         ("bash -c torchrun", {}),
     ],
 )
-def test_torchruns_options(line: str, expected: dict[str, str]) -> None:
+def test_torchrun_options(line: str, expected: dict[str, str]) -> None:
     assert {n: v for n, v in torchrun_options(line.split()).items() if v} == expected
 
 
 @pytest.mark.parametrize("line", ["python -Bu t.py a", "python -W error -m pkg a", "python -c pass -x"])
-def test_argv_gives_the_command_line_back(line: str) -> None:
+def test_argv_returns_the_command_line(line: str) -> None:
     command = parse_command(line.split(), "PY")
     assert command.argv == tuple(line.split())
 
@@ -100,7 +100,7 @@ RUN = "torch.distributed.run"
         ("bash run.sh", PlainCommand(("bash", "run.sh"), "bash is not Python")),
     ],
 )
-def test_an_agent_of_the_images_own_runs_as_it_is(line: str, expected: object) -> None:
+def test_parse_own_agent_command(line: str, expected: object) -> None:
     command = parse_own_agent_command(line.split(), "PY")
     assert command == expected
     if isinstance(command, PythonCommand):

@@ -1,4 +1,4 @@
-"""Hangs: when one is noticed, and who is named. Real stacks of torch and of plain Python are the evidence."""
+"""Hangs: when the monitor detects one, and which worker is named; the stacks are those of torch and plain Python."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ IDLE = """Thread 0x00007f12 (most recent call first):
 ASLEEP = (
     IDLE
     + """Current thread 0x00007f99 (most recent call first):
-  File "/app/train.py", line 12 in stands_still
+  File "/app/train.py", line 12 in hangs_here
   File "/app/train.py", line 30 in <module>
 """
 )
@@ -44,20 +44,20 @@ LOADING = """Current thread 0x00007f99 (most recent call first):
 
 
 @pytest.mark.parametrize(
-    ("stacks", "waiting"), [(ASLEEP, False), (REDUCING, True), (BACKWARD, True), (LOADING, False), ("", False)]
+    ("stacks", "waits"), [(ASLEEP, False), (REDUCING, True), (BACKWARD, True), (LOADING, False), ("", False)]
 )
-def test_who_waits_for_others(stacks: str, waiting: bool) -> None:
-    assert StackDump(0, 5, 10.0, stacks).waits_for_peers is waiting
+def test_workers_inside_torch_wait_for_peers(stacks: str, waits: bool) -> None:
+    assert StackDump(0, 5, 10.0, stacks).waits_for_peers is waits
 
 
-def test_the_failure_of_a_hang_says_where_it_stands() -> None:
+def test_the_failure_of_a_hang_names_the_place_in_the_code() -> None:
     failure = StackDump(3, 6, 10.04, ASLEEP).failure("job-1-0", 1.0)
     first, *rest = failure.message.splitlines()
-    assert first == "no progress for 10.0 s after step 6: stands in stands_still (/app/train.py:12)"
+    assert first == "no progress for 10.0 s after step 6: main thread is in hangs_here (/app/train.py:12)"
     assert "line 30 in <module>" in rest[-1]
     assert (failure.kind, failure.rank, failure.step, failure.waits_for_peers) == (FailureClass.HANG, 3, 6, False)
     silent = StackDump(3, 6, 10.0, "").failure("job-1-0", 1.0)
-    assert silent.message.splitlines()[0] == "no progress for 10.0 s after step 6: stands and does not answer"
+    assert silent.message.splitlines()[0] == "no progress for 10.0 s after step 6: the process does not respond"
     assert len(StackDump(3, 6, 10.0, ASLEEP * 100).failure("job-1-0", 1.0).message) <= 1024
 
 
@@ -65,24 +65,24 @@ def hang(rank: int, step: int | None, stacks: str = REDUCING) -> StackDump:
     return StackDump(rank, step, 1.0, stacks)
 
 
-STANDING = [
+DUMPS = [
     ("the lowest step", [hang(0, 7), hang(1, 6), hang(2, 7)], 1),
-    ("of one step the one that does not wait", [hang(0, 6), hang(1, 6), hang(2, 6, ASLEEP)], 2),
-    ("of one step the one that does not answer", [hang(0, 6), hang(1, 6, ""), hang(2, 6)], 1),
+    ("at one step the one that does not wait", [hang(0, 6), hang(1, 6), hang(2, 6, ASLEEP)], 2),
+    ("at one step the one that does not respond", [hang(0, 6), hang(1, 6, ""), hang(2, 6)], 1),
     ("not one that never made a step", [hang(0, 6), hang(1, None, ASLEEP)], 0),
 ]
 
 
-@pytest.mark.parametrize(("name", "standing", "blamed"), STANDING, ids=[s[0] for s in STANDING])
-def test_who_is_named_on_a_node_and_among_nodes(name: str, standing: list[StackDump], blamed: int) -> None:
-    found = farthest_behind(standing)
+@pytest.mark.parametrize(("name", "dumps", "named"), DUMPS, ids=[case[0] for case in DUMPS])
+def test_the_worker_named_on_one_node_and_among_nodes(name: str, dumps: list[StackDump], named: int) -> None:
+    found = farthest_behind(dumps)
     assert found is not None
-    assert found.rank == blamed
-    told = [s.failure(f"job-{s.rank}-0", 1.0) for s in standing]
-    for order in (told, told[::-1]):
+    assert found.rank == named
+    failures = [dump.failure(f"job-{dump.rank}-0", 1.0) for dump in dumps]
+    for order in (failures, failures[::-1]):
         cause = root_cause(f for f in order if f.step is not None)
         assert cause is not None
-        assert cause.rank == blamed
+        assert cause.rank == named
 
 
 def test_a_failure_that_came_before_a_hang_is_its_cause() -> None:
@@ -91,98 +91,98 @@ def test_a_failure_that_came_before_a_hang_is_its_cause() -> None:
     assert farthest_behind([]) is None
 
 
-# ---- the watch -------------------------------------------------------------------------------------------------------
+# ---- the monitor -----------------------------------------------------------------------------------------------------
 
 
-class Signs:
-    """Signs of life as a test gives them, and how often somebody looked."""
+class Heartbeats:
+    """Heartbeats that a test sets, and the number of times the monitor has read them."""
 
     def __init__(self) -> None:
-        self.signs: list[ProgressReport] = []
-        self.looks = 0
-        self.looked = asyncio.Event()
-        self.stalled = asyncio.Event()
+        self.last: list[ProgressReport] = []
+        self.reads = 0
+        self.was_read = asyncio.Event()
+        self.timed_out = asyncio.Event()
 
-    def look(self) -> list[ProgressReport]:
-        self.looks += 1
-        self.looked.set()
-        return self.signs
-
-
-async def test_a_hang_is_noticed_at_the_deadline_of_the_oldest_sign() -> None:
-    signs = Signs()
-    signs.signs = [ProgressReport(0, 5, time.monotonic()), ProgressReport(1, 5, time.monotonic() - 0.5)]
-    watch = HangMonitor(signs.look, signs.stalled.set)
-    watch.start(0.6)
-    await asyncio.wait_for(signs.stalled.wait(), 10)
-    assert time.monotonic() - signs.signs[1].time >= 0.6
-    assert signs.looks == 1, "nobody looked before"
+    def read(self) -> list[ProgressReport]:
+        self.reads += 1
+        self.was_read.set()
+        return self.last
 
 
-async def test_a_first_step_arms_the_watch() -> None:
-    signs = Signs()
-    watch = HangMonitor(signs.look, signs.stalled.set)
-    watch.start(0.02)
+async def test_a_hang_is_detected_at_the_deadline_of_the_oldest_heartbeat() -> None:
+    heartbeats = Heartbeats()
+    heartbeats.last = [ProgressReport(0, 5, time.monotonic()), ProgressReport(1, 5, time.monotonic() - 0.5)]
+    monitor = HangMonitor(heartbeats.read, heartbeats.timed_out.set)
+    monitor.start(0.6)
+    await asyncio.wait_for(heartbeats.timed_out.wait(), 10)
+    assert time.monotonic() - heartbeats.last[1].time >= 0.6
+    assert heartbeats.reads == 1, "the monitor did not read them before"
+
+
+async def test_the_first_step_arms_the_monitor() -> None:
+    heartbeats = Heartbeats()
+    monitor = HangMonitor(heartbeats.read, heartbeats.timed_out.set)
+    monitor.start(0.02)
     for _ in range(3):
-        signs.looked.clear()
-        await asyncio.wait_for(signs.looked.wait(), 10)
-    assert not signs.stalled.is_set()
-    signs.signs = [ProgressReport(0, 0, time.monotonic())]
-    await asyncio.wait_for(signs.stalled.wait(), 10)
+        heartbeats.was_read.clear()
+        await asyncio.wait_for(heartbeats.was_read.wait(), 10)
+    assert not heartbeats.timed_out.is_set()
+    heartbeats.last = [ProgressReport(0, 0, time.monotonic())]
+    await asyncio.wait_for(heartbeats.timed_out.wait(), 10)
 
 
 @pytest.mark.parametrize("timeout", [0.0, 0.02])
-async def test_a_watch_that_is_off_or_stopped_looks_at_nothing(timeout: float) -> None:
-    signs = Signs()
-    watch = HangMonitor(signs.look, signs.stalled.set)
-    watch.start(timeout)
-    watch.stop()
+async def test_a_disabled_or_stopped_hang_monitor_reads_no_heartbeats(timeout: float) -> None:
+    heartbeats = Heartbeats()
+    monitor = HangMonitor(heartbeats.read, heartbeats.timed_out.set)
+    monitor.start(timeout)
+    monitor.stop()
     for _ in range(3):
         await asyncio.get_running_loop().run_in_executor(None, sys.intern, "x")
-    assert signs.looks == 0
+    assert heartbeats.reads == 0
 
 
-async def test_a_standstill_is_told_again_only_after_progress() -> None:
-    signs, told = Signs(), list[int]()
+async def test_a_hang_is_reported_again_only_after_progress() -> None:
+    heartbeats, reported = Heartbeats(), list[int]()
 
-    def stalled() -> None:
-        told.append(signs.looks)
-        signs.stalled.set()
+    def timed_out() -> None:
+        reported.append(heartbeats.reads)
+        heartbeats.timed_out.set()
 
-    watch = HangMonitor(signs.look, stalled)
-    signs.signs = [ProgressReport(0, 5, time.monotonic())]
-    watch.start(0.02, again=True)
-    await asyncio.wait_for(signs.stalled.wait(), 10)
+    monitor = HangMonitor(heartbeats.read, timed_out)
+    heartbeats.last = [ProgressReport(0, 5, time.monotonic())]
+    monitor.start(0.02, repeat=True)
+    await asyncio.wait_for(heartbeats.timed_out.wait(), 10)
     for _ in range(3):
-        signs.looked.clear()
-        await asyncio.wait_for(signs.looked.wait(), 10)
-    assert told == [signs.looks - 3], "it looks on, and tells nothing new"
-    signs.stalled.clear()
-    signs.signs = [ProgressReport(0, 6, time.monotonic())]
-    await asyncio.wait_for(signs.stalled.wait(), 10)
-    assert len(told) == 2
-    watch.stop()
+        heartbeats.was_read.clear()
+        await asyncio.wait_for(heartbeats.was_read.wait(), 10)
+    assert reported == [heartbeats.reads - 3], "the monitor continues, and reports nothing new"
+    heartbeats.timed_out.clear()
+    heartbeats.last = [ProgressReport(0, 6, time.monotonic())]
+    await asyncio.wait_for(heartbeats.timed_out.wait(), 10)
+    assert len(reported) == 2
+    monitor.stop()
 
 
 # ---- stacks of real processes ----------------------------------------------------------------------------------------
 
-LISTENS = f"""
+HANDLES_SIGNAL = f"""
 import faulthandler, sys, threading
 faulthandler.register({STACK_DUMP_SIGNAL}, file=open(sys.argv[1], "a"), all_threads=True)
 threading.Thread(target=threading.Event().wait, daemon=True).start()
-def stands_still():
+def hangs_here():
     print("ready", flush=True)
     sys.stdin.read()
-stands_still()
+hangs_here()
 """
-DEAF = "import sys; print('ready', flush=True); sys.stdin.read()"
+WITHOUT_HANDLER = "import sys; print('ready', flush=True); sys.stdin.read()"
 
 
 @pytest.fixture
 def processes(tmp_path: Path) -> Iterator[dict[int, str]]:
-    """Two that listen, one that does not; files of their stacks by process id."""
+    """Two processes with a handler, and one without between them; their stack dump files by process id."""
     started: dict[int, tuple[subprocess.Popen[str], str]] = {}
-    for i, program in enumerate((LISTENS, DEAF, LISTENS)):
+    for i, program in enumerate((HANDLES_SIGNAL, WITHOUT_HANDLER, HANDLES_SIGNAL)):
         path = str(tmp_path / f"stacks-{i}")
         process = subprocess.Popen(
             [sys.executable, "-c", program, path], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -193,13 +193,13 @@ def processes(tmp_path: Path) -> Iterator[dict[int, str]]:
     yield {pid: path for pid, (_, path) in started.items()}
     for process, _ in started.values():
         process.communicate("", 10)
-        assert process.returncode == 0, "the signal killed nobody"
+        assert process.returncode == 0, "the signal must not kill the process"
 
 
-async def test_stacks_of_all_threads_and_only_of_who_listens(processes: dict[int, str]) -> None:
+async def test_stacks_of_all_threads_but_only_of_processes_that_handle_the_signal(processes: dict[int, str]) -> None:
     for _ in range(2):
-        first, deaf, third = (await dump_stacks(processes)).values()
-        assert deaf == ""
+        first, without_handler, third = (await dump_stacks(processes)).values()
+        assert without_handler == ""
         for stacks in (first, third):
             assert stacks.count("most recent call first") == 2
-            assert "in stands_still" in StackDump(0, 1, 1.0, stacks).main_thread
+            assert "in hangs_here" in StackDump(0, 1, 1.0, stacks).main_thread

@@ -1,4 +1,4 @@
-"""What a student of the warm process may learn, in processes of their own."""
+"""Which imports a candidate of preload learning accepts; each case runs in its own process."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 
 from elasticjob.code_root import CODE_ROOT
 
-STUDY = """
+IMPORT_REPORTED = """
 import json, os, sys
 sys.path[:0] = [sys.argv[1]]
 from elasticjob.agent.start_workers.fork_server import preload_learning
@@ -21,106 +21,109 @@ from elasticjob.agent.start_workers.fork_server import candidate
 from elasticjob.agent.start_workers.fork_server import self_test
 candidate.MIN_CPU_SECONDS, candidate.DEADLINE, self_test.SELF_TEST_TIMEOUT = float(sys.argv[2]), int(sys.argv[4]), 0.5
 baseline = preload_learning.Baseline(frozenset(sys.modules), dict(os.environ))
-verdict = candidate.import_reported(preload_learning.ImportReport(*json.loads(sys.argv[3])), baseline)
-print(json.dumps([verdict, sorted(name for name in sys.modules if name not in baseline.modules)]))
+result = candidate.import_reported(preload_learning.ImportReport(*json.loads(sys.argv[3])), baseline)
+print(json.dumps([result, sorted(name for name in sys.modules if name not in baseline.modules)]))
 """
 
 
 @dataclass(frozen=True)
-class Lesson:
-    """Libraries by their source, what differs in the worker, and why they are not learned."""
-
-    why: str
+class Case:
+    reason: str
+    """Part of the reason for rejection; empty if the imports are accepted."""
     libraries: dict[str, str]
+    """Source by module name."""
     environment: dict[str, str] = field(default_factory=dict)
-    own: tuple[str, ...] = ()
+    """Variables whose values differ in the worker."""
+    set_by_program: tuple[str, ...] = ()
 
 
-LESSONS = {
-    "plain": Lesson("", {"one": "import two", "two": "", "pkg.inner": ""}),
-    "a thread": Lesson(
-        "started 1 thread(s): writer",
+CASES = {
+    "plain": Case("", {"one": "import two", "two": "", "pkg.inner": ""}),
+    "a thread": Case(
+        "started 1 thread: writer",
         {
             "one": "import threading\n"
             "threading.Thread(target=threading.Event().wait, name='writer', daemon=True).start()"
         },
     ),
-    "a process": Lesson("started a process", {"one": "import subprocess; p = subprocess.Popen(['cat'], stdin=-1)"}),
-    "an open file": Lesson("left files open", {"one": "f = open('/dev/null')"}),
-    "an exception": Lesson("importing two raised RuntimeError: no", {"one": "", "two": "raise RuntimeError('no')"}),
-    "an end": Lesson("importing one raised SystemExit: 3", {"one": "raise SystemExit(3)"}),
-    "a fork that hangs": Lesson(
+    "a process": Case("started a process", {"one": "import subprocess; p = subprocess.Popen(['cat'], stdin=-1)"}),
+    "an open file": Case("left files open", {"one": "f = open('/dev/null')"}),
+    "an exception": Case("importing two raised RuntimeError: no", {"one": "", "two": "raise RuntimeError('no')"}),
+    "an end": Case("importing one raised SystemExit: 3", {"one": "raise SystemExit(3)"}),
+    "a fork that hangs": Case(
         "hung in its first parallel operation",
         {"one": "import os, threading; os.register_at_fork(after_in_child=threading.Event().wait)"},
     ),
-    "a fork that dies": Lesson("died", {"one": "import os; os.register_at_fork(after_in_child=lambda: os._exit(3))"}),
-    "a module of the user's": Lesson("a library imports local of", {"one": "import local"}),
-    "a rank": Lesson(
-        "they read RANK, which workers set", {"one": "import os; os.environ.get('RANK', 0)"}, {"RANK": "1"}
+    "a fork that dies": Case("died", {"one": "import os; os.register_at_fork(after_in_child=lambda: os._exit(3))"}),
+    "a module of the user": Case("a library imports local, which is not of a library", {"one": "import local"}),
+    "a rank": Case(
+        "the imports read RANK, whose values differ in workers",
+        {"one": "import os; os.environ.get('RANK', 0)"},
+        {"RANK": "1"},
     ),
-    "another rank": Lesson("", {"one": "import os; os.environ.get('HOME', 0)"}, {"RANK": "1"}),
-    "a variable of the script's": Lesson(
-        "they read HF_HOME", {"one": "import os; 'HF_HOME' in os.environ"}, {"HF_HOME": "/x"}, ("HF_HOME",)
+    "another rank": Case("", {"one": "import os; os.environ.get('HOME', 0)"}, {"RANK": "1"}),
+    "a variable of the script": Case(
+        "the imports read HF_HOME", {"one": "import os; 'HF_HOME' in os.environ"}, {"HF_HOME": "/x"}, ("HF_HOME",)
     ),
-    "a variable that libraries set": Lesson(
+    "a variable that libraries set": Case(
         "", {"one": "import os; os.environ.setdefault('KMP_INIT', '1')"}, {"KMP_INIT": "1"}, ("KMP_INIT",)
     ),
-    "a variable for native code": Lesson(
+    "a variable for native code": Case(
         "the script sets OMP_NUM_THREADS", {"one": ""}, {"OMP_NUM_THREADS": "3"}, ("OMP_NUM_THREADS",)
     ),
 }
 
 
-def study(
-    folder: Path, lesson: Lesson, worth: float = 0.0, deadline: int = 60, **reported: object
+def import_reported(
+    folder: Path, case: Case, min_cpu_seconds: float = 0.0, deadline: int = 60, **reported: object
 ) -> tuple[dict[str, object], list[str]]:
-    """The verdict, and what was imported."""
+    """Return the candidate's result, and the modules that it imported."""
     site = folder / "site-packages"
     files = []
-    for name, text in lesson.libraries.items():
+    for name, text in case.libraries.items():
         path = site.joinpath(*name.split(".")).with_suffix(".py")
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
         files.append((name, str(path)))
     (folder / "local.py").write_text("")
     report: dict[str, object] = {"modules": files, "package": "", "directory": "/app"} | reported
-    words = json.dumps([*report.values(), lesson.environment, lesson.own])
+    encoded = json.dumps([*report.values(), case.environment, case.set_by_program])
     env = {"PYTHONPATH": f"{site}{os.pathsep}{folder}", "HOME": "/"}
-    argv = [sys.executable, "-c", STUDY, CODE_ROOT, str(worth), words, str(deadline)]
+    argv = [sys.executable, "-c", IMPORT_REPORTED, CODE_ROOT, str(min_cpu_seconds), encoded, str(deadline)]
     done = subprocess.run(argv, env=env, stdout=subprocess.PIPE, check=True, timeout=60)
-    verdict, imported = json.loads(done.stdout)
-    return verdict, [name for name in imported if name in [*lesson.libraries, "local"]]
+    result, imported = json.loads(done.stdout)
+    return result, [name for name in imported if name in [*case.libraries, "local"]]
 
 
-@pytest.mark.parametrize("lesson", LESSONS.values(), ids=LESSONS.keys())
-def test_a_lesson(lesson: Lesson, tmp_path: Path) -> None:
-    verdict, imported = study(tmp_path, lesson)
-    if lesson.why:
-        assert verdict["ready"] is False
-        assert lesson.why in str(verdict["why"])
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
+def test_imports(case: Case, tmp_path: Path) -> None:
+    result, imported = import_reported(tmp_path, case)
+    if case.reason:
+        assert result["ready"] is False
+        assert case.reason in str(result["reason"])
     else:
-        assert (verdict["ready"], imported) == (True, sorted(lesson.libraries)), verdict
+        assert (result["ready"], imported) == (True, sorted(case.libraries)), result
 
 
-def test_what_saves_little_is_not_worth_a_process(tmp_path: Path) -> None:
+def test_imports_that_take_little_time_are_rejected(tmp_path: Path) -> None:
     busy = "import time\nwhile time.process_time() < {}: pass"
-    assert study(tmp_path, Lesson("", {"one": ""}), 0.3)[0] == {"ready": False, "why": ""}
-    assert study(tmp_path, Lesson("", {"one": busy.format(0.5)}), 0.3)[0]["ready"] is True
+    assert import_reported(tmp_path, Case("", {"one": ""}), 0.3)[0] == {"ready": False, "reason": ""}
+    assert import_reported(tmp_path, Case("", {"one": busy.format(0.5)}), 0.3)[0]["ready"] is True
 
 
-def test_what_is_installed_of_the_program_is_read_afresh(tmp_path: Path) -> None:
-    lesson = Lesson("", {"one": "", "mine.train": "", "mine.model": ""})
-    assert study(tmp_path, lesson, package="mine")[1] == ["one"]
+def test_an_installed_program_is_not_imported(tmp_path: Path) -> None:
+    case = Case("", {"one": "", "mine.train": "", "mine.model": ""})
+    assert import_reported(tmp_path, case, package="mine")[1] == ["one"]
     (tmp_path / "site-packages" / "mine" / "__init__.py").write_text("")
-    assert study(tmp_path, lesson, directory=str(tmp_path / "site-packages" / "mine"))[1] == ["one"]
+    assert import_reported(tmp_path, case, directory=str(tmp_path / "site-packages" / "mine"))[1] == ["one"]
 
 
-def test_a_module_found_elsewhere_is_not_the_same(tmp_path: Path) -> None:
+def test_a_module_must_come_from_the_same_file(tmp_path: Path) -> None:
     elsewhere = "/usr/lib/python3/dist-packages/one.py"
-    verdict, _ = study(tmp_path, Lesson("", {"one": ""}), modules=[("one", elsewhere)])
-    assert verdict["why"] == f"one is not {elsewhere}"
+    result, _ = import_reported(tmp_path, Case("", {"one": ""}), modules=[("one", elsewhere)])
+    assert result["reason"] == f"importing one did not load {elsewhere}"
 
 
-def test_an_import_that_never_ends_is_ended(tmp_path: Path) -> None:
+def test_the_deadline_ends_an_import_that_hangs(tmp_path: Path) -> None:
     with pytest.raises(subprocess.CalledProcessError, match="SIGALRM"):
-        study(tmp_path, Lesson("", {"one": "import threading; threading.Event().wait()"}), deadline=1)
+        import_reported(tmp_path, Case("", {"one": "import threading; threading.Event().wait()"}), deadline=1)

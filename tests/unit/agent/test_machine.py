@@ -1,4 +1,4 @@
-"""The agent's decisions: a story a test, told in events and what the agent does about each."""
+"""The agent's decisions: each test plays a sequence of events and checks the effects of each."""
 
 from __future__ import annotations
 
@@ -78,19 +78,19 @@ FAILURE = Failure(FailureClass.USER_ERROR, "job-0-0", 1.0, rank=1, exit_code=1, 
 BOOM = WorkerEnded(R1, 1, FAILURE)
 DONE = (WorkerEnded(R1, 0), WorkerEnded(R1, 1))
 PLAN, LAST = PlanEnd(R1, "why"), EndRound(R1, 0.5, "why", planned=True, last_step=7)
-STOPPED_ON_PLAN = (WorkerEnded(R1, 0, on_plan=True), WorkerEnded(R1, 1, on_plan=True))
+STOPPED_AS_PLANNED = (WorkerEnded(R1, 0, as_planned=True), WorkerEnded(R1, 1, as_planned=True))
 SUCCEEDED = Finish(Outcome.SUCCEEDED, "AllAgentsSucceeded")
 
 
 def play(*events: AgentEvent, state: AgentState | None = None) -> tuple[AgentState, list[list[Effect]]]:
-    """The state after the events, and the effects of each, without log lines and health checks."""
+    """Return the state after the events, and the effects of each event without log lines and health checks."""
     state = state or AgentState(ME, stop_grace=1.0)
-    acts: list[list[Effect]] = []
+    effects: list[list[Effect]] = []
     for event in events:
         decision = decide(state, event)
         state = decision.state
-        acts.append([e for e in decision.effects if not isinstance(e, (Log, CheckHealth))])
-    return state, acts
+        effects.append([e for e in decision.effects if not isinstance(e, (Log, CheckHealth))])
+    return state, effects
 
 
 def running() -> AgentState:
@@ -106,13 +106,13 @@ def exits(effects: list[Effect]) -> list[ExitCode]:
 
 
 def test_a_round_from_start_to_success() -> None:
-    state, acts = play(
+    state, effects = play(
         LauncherReady(), Received(Standby("wait")), Received(START), WorkersLaunched(R1), *DONE, Received(SUCCEEDED)
     )
-    assert acts[:6] == [
+    assert effects[:6] == [
         [Send(Ready())], [], [LaunchWorkers(START)], [Send(WorkersStarted(R1))], [], [Send(WorkersSucceeded(R1))],
     ]  # fmt: skip
-    assert exits(acts[6]) == [ExitCode.SUCCEEDED]
+    assert exits(effects[6]) == [ExitCode.SUCCEEDED]
     assert state.phase is AgentPhase.FINISHED
 
 
@@ -120,18 +120,18 @@ def test_a_round_waits_for_the_imports() -> None:
     assert play(Received(START), LauncherReady())[1] == [[], [Send(Ready()), LaunchWorkers(START)]]
 
 
-def test_why_workers_start_by_exec_is_told_at_once_and_on_every_new_link() -> None:
-    state, acts = play(LauncherReady("bash is not Python"), state=AgentState(ME, stop_grace=1.0))
-    assert acts == [[Send(Ready("bash is not Python"))]]
+def test_the_reason_for_exec_is_sent_at_once_and_on_every_new_link() -> None:
+    state, effects = play(LauncherReady("bash is not Python"), state=AgentState(ME, stop_grace=1.0))
+    assert effects == [[Send(Ready("bash is not Python"))]]
     assert greeting(state) == (replace(ME, ready=True, fork_disabled_reason="bash is not Python"),)
-    # The warm process was lost at a launch: the workers run all the same.
+    # The fork server was lost at a launch: the workers run nevertheless.
     assert last(LauncherReady("it ended"), state=running()) == [Send(Ready("it ended"))]
 
 
-def test_the_first_failure_is_told_at_once_and_the_rest_is_stopped() -> None:
+def test_the_first_failure_is_sent_at_once_and_the_other_workers_are_stopped() -> None:
     other = WorkerEnded(R1, 0)
-    state, acts = play(BOOM, other, AllWorkersStopped(1001), state=running())
-    assert acts == [
+    state, effects = play(BOOM, other, AllWorkersStopped(1001), state=running())
+    assert effects == [
         [Send(WorkersFailed(R1, FAILURE)), StopWorkers(1.0)],
         [],
         [Send(WorkersStopped(R1, 1001))],
@@ -141,20 +141,25 @@ def test_the_first_failure_is_told_at_once_and_the_rest_is_stopped() -> None:
 
 
 def test_an_ended_round_is_stopped_with_its_own_grace_and_another_may_follow() -> None:
-    _, acts = play(Received(END), Received(END), AllWorkersStopped(1001), Received(AGAIN), state=running())
-    assert acts == [[StopWorkers(0.5)], [], [Send(WorkersStopped(R1, 1001))], [LaunchWorkers(AGAIN)]]
+    _, effects = play(Received(END), Received(END), AllWorkersStopped(1001), Received(AGAIN), state=running())
+    assert effects == [[StopWorkers(0.5)], [], [Send(WorkersStopped(R1, 1001))], [LaunchWorkers(AGAIN)]]
 
 
 def test_finished_workers_run_again_when_the_round_ends_otherwise() -> None:
-    _, acts = play(*DONE, Received(END), AllWorkersStopped(1001), Received(AGAIN), state=running())
-    assert acts[2:] == [[StopWorkers(0.5)], [Send(WorkersStopped(R1, 1001))], [LaunchWorkers(AGAIN)]]
+    _, effects = play(*DONE, Received(END), AllWorkersStopped(1001), Received(AGAIN), state=running())
+    assert effects[2:] == [[StopWorkers(0.5)], [Send(WorkersStopped(R1, 1001))], [LaunchWorkers(AGAIN)]]
 
 
 def test_a_planned_end() -> None:
-    _, acts = play(
-        Received(PLAN), WorkersHeld(R1, 7), Received(LAST), *STOPPED_ON_PLAN, AllWorkersStopped(1001), state=running()
+    _, effects = play(
+        Received(PLAN),
+        WorkersHeld(R1, 7),
+        Received(LAST),
+        *STOPPED_AS_PLANNED,
+        AllWorkersStopped(1001),
+        state=running(),
     )
-    assert acts == [
+    assert effects == [
         [HoldWorkers(R1)],
         [Send(StepReport(R1, 7))],
         [StopWorkersAt(R1, 7)],
@@ -164,7 +169,7 @@ def test_a_planned_end() -> None:
     ]
 
 
-def test_a_question_asked_again_is_answered_again_until_the_last_step_is_known() -> None:
+def test_a_repeated_plan_end_is_answered_until_the_last_step_is_known() -> None:
     assert play(Received(PLAN), WorkersHeld(R1, 7), Received(PLAN), state=running())[1][2] == [HoldWorkers(R1)]
     assert play(Received(LAST), Received(PLAN), Received(LAST), state=running())[1][1:] == [[], []]
 
@@ -182,7 +187,7 @@ def test_a_question_asked_again_is_answered_again_until_the_last_step_is_known()
     ],
     ids=["starting", "succeeded", "stopping", "stopped"],
 )
-def test_who_can_be_asked_for_its_steps(before: tuple[AgentEvent, ...], expected: list[Effect]) -> None:
+def test_the_answer_to_a_plan_end_by_phase(before: tuple[AgentEvent, ...], expected: list[Effect]) -> None:
     assert last(*before, Received(PLAN)) == expected
 
 
@@ -192,15 +197,15 @@ def test_workers_that_may_be_past_the_last_step_are_stopped() -> None:
     ]
 
 
-def test_a_plan_that_does_not_come_about_ends_as_any_round() -> None:
+def test_a_planned_end_that_fails_stops_the_workers_with_grace() -> None:
     assert last(Received(PLAN), WorkersHeld(R1, 7), Received(LAST), Received(END), state=running()) == [
         StopWorkers(0.5)
     ]
 
 
-def test_a_failure_on_the_way_to_the_last_step_is_a_failure() -> None:
-    acts = last(Received(PLAN), Received(LAST), WorkerEnded(R1, 0, on_plan=True), BOOM, state=running())
-    assert acts == [Send(WorkersFailed(R1, FAILURE)), StopWorkers(1.0)]
+def test_a_failure_before_the_last_step_is_reported() -> None:
+    effects = last(Received(PLAN), Received(LAST), WorkerEnded(R1, 0, as_planned=True), BOOM, state=running())
+    assert effects == [Send(WorkersFailed(R1, FAILURE)), StopWorkers(1.0)]
 
 
 def test_workers_done_before_the_last_step_have_succeeded() -> None:
@@ -208,18 +213,18 @@ def test_workers_done_before_the_last_step_have_succeeded() -> None:
     assert last(*DONE, Received(LAST), state=running()) == []
 
 
-def test_a_node_with_workers_that_stopped_on_plan_has_not_succeeded() -> None:
-    assert last(Received(LAST), STOPPED_ON_PLAN[0], DONE[1], state=running()) == [StopWorkers(1.0)]
+def test_a_node_with_workers_that_stopped_as_planned_has_not_succeeded() -> None:
+    assert last(Received(LAST), STOPPED_AS_PLANNED[0], DONE[1], state=running()) == [StopWorkers(1.0)]
 
 
-def test_leaving_waits_for_the_plan() -> None:
-    _, acts = play(SignalReceived("SIGTERM"), Received(PLAN), LeaveTimedOut(), state=running())
-    assert acts[1:] == [[HoldWorkers(R1)], []]
+def test_a_leaving_node_waits_for_the_planned_end() -> None:
+    _, effects = play(SignalReceived("SIGTERM"), Received(PLAN), LeaveTimedOut(), state=running())
+    assert effects[1:] == [[HoldWorkers(R1)], []]
 
 
 def test_a_round_that_ends_before_the_imports_are_done_never_starts() -> None:
-    _, acts = play(Received(START), Received(END), LauncherReady(), AllWorkersStopped(1001))
-    assert acts[1:] == [[StopWorkers(0.5)], [Send(Ready())], [Send(WorkersStopped(R1, 1001))]]
+    _, effects = play(Received(START), Received(END), LauncherReady(), AllWorkersStopped(1001))
+    assert effects[1:] == [[StopWorkers(0.5)], [Send(Ready())], [Send(WorkersStopped(R1, 1001))]]
 
 
 @pytest.mark.parametrize(
@@ -228,14 +233,14 @@ def test_a_round_that_ends_before_the_imports_are_done_never_starts() -> None:
         (Received(START), []),
         (Received(start(RoundId(1, 0, 0))), []),
         (Received(EndRound(RoundId(1, 0, 0), 1.0, "old")), []),
-        (Received(EndRound(R2, 1.0, "never heard of")), [Send(WorkersStopped(R2, 1000))]),
+        (Received(EndRound(R2, 1.0, "unknown round")), [Send(WorkersStopped(R2, 1000))]),
         (WorkersLaunched(R2), []),
         (WorkerEnded(R2, 0, FAILURE), []),
         (AllWorkersStopped(1001), []),
         (LeaveTimedOut(), []),
     ],
 )
-def test_words_of_another_round_change_nothing(event: AgentEvent, expected: list[Effect]) -> None:
+def test_messages_and_events_of_another_round_change_nothing(event: AgentEvent, expected: list[Effect]) -> None:
     before = replace(running(), leave_acknowledged=True)
     after, (effects,) = play(event, state=before)
     assert (after, effects) == (before, expected)
@@ -255,20 +260,22 @@ def test_a_newer_round_replaces_the_running_one() -> None:
 
 def test_leaving_as_a_member() -> None:
     left = Finish(Outcome.LEFT, "NodeLeft")
-    _, acts = play(SignalReceived("SIGTERM"), Received(END), AllWorkersStopped(1001), Received(left), state=running())
-    assert acts[:3] == [
+    _, effects = play(
+        SignalReceived("SIGTERM"), Received(END), AllWorkersStopped(1001), Received(left), state=running()
+    )
+    assert effects[:3] == [
         [Send(Leaving("SIGTERM")), StartLeaveTimer(1.0)],
         [StopWorkers(0.5)],
         [Send(WorkersStopped(R1, 1001)), StartLeaveTimer(LEAVE_TIMEOUT)],
     ]
-    assert exits(acts[3]) == [ExitCode.LEFT]
+    assert exits(effects[3]) == [ExitCode.LEFT]
 
 
 def test_leaving_without_an_answer() -> None:
-    _, acts = play(SignalReceived("SIGTERM"), LeaveTimedOut(), AllWorkersStopped(1001), state=running())
-    assert acts[1] == [StopWorkers(1.0)]
-    assert acts[2][0] == Send(WorkersStopped(R1, 1001))
-    assert exits(acts[2]) == [ExitCode.LEFT]
+    _, effects = play(SignalReceived("SIGTERM"), LeaveTimedOut(), AllWorkersStopped(1001), state=running())
+    assert effects[1] == [StopWorkers(1.0)]
+    assert effects[2][0] == Send(WorkersStopped(R1, 1001))
+    assert exits(effects[2]) == [ExitCode.LEFT]
 
 
 def test_leaving_while_idle_and_alone() -> None:
@@ -276,9 +283,9 @@ def test_leaving_while_idle_and_alone() -> None:
 
 
 def test_a_second_signal_kills_at_once() -> None:
-    _, acts = play(SignalReceived("SIGTERM"), SignalReceived("SIGTERM"), AllWorkersStopped(1001), state=running())
-    assert acts[1] == [StopWorkers(0.0)]
-    assert exits(acts[2]) == [ExitCode.LEFT]
+    _, effects = play(SignalReceived("SIGTERM"), SignalReceived("SIGTERM"), AllWorkersStopped(1001), state=running())
+    assert effects[1] == [StopWorkers(0.0)]
+    assert exits(effects[2]) == [ExitCode.LEFT]
 
 
 @pytest.mark.parametrize(
@@ -286,15 +293,15 @@ def test_a_second_signal_kills_at_once() -> None:
     [
         (Finish(Outcome.FAILED, "MaxRestartsExceeded"), ExitCode.FAILED),
         (Finish(Outcome.SUPERSEDED, "Superseded"), ExitCode.SUPERSEDED),
-        (Finish(Outcome.ERROR, "JoinTimeout"), ExitCode.JOIN_TIMEOUT),
+        (Finish(Outcome.ERROR, "StoreUnreachable"), ExitCode.UNAVAILABLE),
         (Finish(Outcome.ERROR, "other"), ExitCode.INTERNAL),
     ],
 )
 def test_a_finish_stops_what_runs_before_the_exit(finish: Finish, code: ExitCode) -> None:
-    _, acts = play(Received(finish), AllWorkersStopped(1001), Received(AGAIN), state=running())
-    assert acts[0] == [StopWorkers(1.0)]
-    assert exits(acts[1]) == [code]
-    assert acts[2] == []
+    _, effects = play(Received(finish), AllWorkersStopped(1001), Received(AGAIN), state=running())
+    assert effects[0] == [StopWorkers(1.0)]
+    assert exits(effects[1]) == [code]
+    assert effects[2] == []
 
 
 def test_the_termination_message_names_round_and_failure_but_for_success() -> None:
@@ -313,7 +320,7 @@ def test_no_store_within_the_join_timeout() -> None:
 
 
 @pytest.mark.parametrize(
-    ("events", "member", "said"),
+    ("events", "member", "messages"),
     [
         ((), MemberState.RUNNING, ()),
         ((BOOM,), MemberState.FAILED, (WorkersFailed(R1, FAILURE),)),
@@ -323,11 +330,11 @@ def test_no_store_within_the_join_timeout() -> None:
     ],
 )
 def test_a_greeting_repeats_what_a_broken_link_may_have_lost(
-    events: tuple[AgentEvent, ...], member: MemberState, said: tuple[object, ...]
+    events: tuple[AgentEvent, ...], member: MemberState, messages: tuple[object, ...]
 ) -> None:
     state = play(*events, state=running())[0]
     announce, *rest = greeting(state)
-    assert tuple(rest) == said
+    assert tuple(rest) == messages
     assert announce == replace(state.announcement, ready=True, membership=LastMembership(START, member))
 
 
@@ -339,17 +346,17 @@ def test_the_announced_state_follows_the_round() -> None:
     assert greeting(AgentState(ME, 1.0)) == (ME,)
 
 
-def test_a_node_that_is_stopping_does_not_say_that_it_has() -> None:
+def test_a_stopping_node_does_not_announce_stopped_workers() -> None:
     state, _ = play(LauncherReady(), Received(START), WorkersLaunched(R1), Received(END))
     first = greeting(state)[0]
     assert isinstance(first, Announce)
     assert first.membership == LastMembership(START, MemberState.RUNNING)
 
 
-# ---- a node that is not fit ------------------------------------------------------------------------------------------
+# ---- an unhealthy node -----------------------------------------------------------------------------------------------
 
 BROKEN = Failure(FailureClass.DEVICE_UNHEALTHY, "job-0-0", 2.0, message="GPU 1 is lost")
-UNFIT = Send(Leaving("DeviceUnhealthy: GPU 1 is lost", BROKEN))
+UNHEALTHY = Send(Leaving("DeviceUnhealthy: GPU 1 is lost", BROKEN))
 
 
 @pytest.mark.parametrize(
@@ -361,13 +368,13 @@ UNFIT = Send(Leaving("DeviceUnhealthy: GPU 1 is lost", BROKEN))
         (SignalReceived("SIGTERM"), False),
     ],
 )
-def test_a_failure_here_or_elsewhere_is_followed_by_a_look_at_this_node(event: AgentEvent, checked: bool) -> None:
+def test_a_failure_here_or_elsewhere_is_followed_by_a_health_check(event: AgentEvent, checked: bool) -> None:
     assert (CheckHealth() in decide(running(), event).effects) is checked
 
 
-def test_a_node_that_is_not_fit_leaves_and_its_last_words_say_why() -> None:
+def test_an_unhealthy_node_leaves_with_the_problem_in_its_termination_message() -> None:
     left = Finish(Outcome.LEFT, "NodeLeft")
-    _, acts = play(
+    _, effects = play(
         NodeUnhealthy(BROKEN),
         NodeUnhealthy(BROKEN),
         Received(END),
@@ -375,24 +382,24 @@ def test_a_node_that_is_not_fit_leaves_and_its_last_words_say_why() -> None:
         Received(left),
         state=running(),
     )
-    assert acts[:4] == [
-        [UNFIT, StartLeaveTimer(1.0)],
+    assert effects[:4] == [
+        [UNHEALTHY, StartLeaveTimer(1.0)],
         [],
         [StopWorkers(0.5)],
         [Send(WorkersStopped(R1, 1001)), StartLeaveTimer(LEAVE_TIMEOUT)],
     ]
-    (exit_,) = (e for e in acts[4] if isinstance(e, Exit))
+    (exit_,) = (e for e in effects[4] if isinstance(e, Exit))
     assert (exit_.code, exit_.termination.failure) == (ExitCode.LEFT, BROKEN)
 
 
-def test_a_node_that_is_not_fit_at_its_start_never_gets_ready() -> None:
-    state, acts = play(Received(START), NodeUnhealthy(BROKEN), Received(END), AllWorkersStopped(1001))
-    assert acts[1] == [UNFIT, StartLeaveTimer(1.0)]
+def test_a_node_unhealthy_at_its_start_never_becomes_ready() -> None:
+    state, effects = play(Received(START), NodeUnhealthy(BROKEN), Received(END), AllWorkersStopped(1001))
+    assert effects[1] == [UNHEALTHY, StartLeaveTimer(1.0)]
     assert greeting(state)[-1] == Leaving("DeviceUnhealthy: GPU 1 is lost", BROKEN)
     assert not state.launcher_ready
 
 
-def test_a_worker_that_died_of_its_device_takes_the_node_along() -> None:
+def test_a_device_failure_of_a_worker_makes_the_node_leave() -> None:
     died = replace(BROKEN, rank=1, exit_code=1, exception="AcceleratorError", message="uncorrectable ECC error")
     _, (effects,) = play(WorkerEnded(R1, 1, died), state=running())
     reason = "DeviceUnhealthy: uncorrectable ECC error"
@@ -404,19 +411,24 @@ def test_a_worker_that_died_of_its_device_takes_the_node_along() -> None:
     ]
 
 
-def test_a_node_with_a_worker_stuck_in_the_kernel_says_so_before_it_says_that_it_has_stopped() -> None:
+def test_a_node_with_a_stuck_worker_sends_leaving_before_workers_stopped() -> None:
     stuck = AllWorkersStopped(1001, BROKEN)
-    _, acts = play(Received(END), stuck, Received(Finish(Outcome.LEFT, "NodeLeft")), state=running())
-    assert acts[1] == [UNFIT, StartLeaveTimer(1.0), Send(WorkersStopped(R1, 1001)), StartLeaveTimer(LEAVE_TIMEOUT)]
-    assert exits(acts[2]) == [ExitCode.LEFT]
-    _, acts = play(Received(AGAIN), stuck, state=running())
-    assert not [e for e in acts[1] if isinstance(e, LaunchWorkers)]
+    _, effects = play(Received(END), stuck, Received(Finish(Outcome.LEFT, "NodeLeft")), state=running())
+    assert effects[1] == [
+        UNHEALTHY,
+        StartLeaveTimer(1.0),
+        Send(WorkersStopped(R1, 1001)),
+        StartLeaveTimer(LEAVE_TIMEOUT),
+    ]
+    assert exits(effects[2]) == [ExitCode.LEFT]
+    _, effects = play(Received(AGAIN), stuck, state=running())
+    assert not [e for e in effects[1] if isinstance(e, LaunchWorkers)]
 
 
-def test_a_worker_that_had_failed_before_the_stop_is_told_of_too() -> None:
+def test_a_worker_that_failed_before_the_stop_is_reported_too() -> None:
     echo = replace(FAILURE, kind=FailureClass.COLLECTIVE_FAILED, rank=0)
-    state, acts = play(WorkerEnded(R1, 0, echo), BOOM, WorkerEnded(R1, 0, echo), state=running())
-    assert acts[1:] == [[Send(WorkersFailed(R1, FAILURE))], []]
+    state, effects = play(WorkerEnded(R1, 0, echo), BOOM, WorkerEnded(R1, 0, echo), state=running())
+    assert effects[1:] == [[Send(WorkersFailed(R1, FAILURE))], []]
     assert state.failure == FAILURE
 
 
@@ -425,9 +437,9 @@ def test_a_worker_that_had_failed_before_the_stop_is_told_of_too() -> None:
 HUNG = Failure(FailureClass.HANG, "job-0-0", 2.0, rank=0, message="no progress", step=6)
 
 
-def test_a_hang_here_asks_where_the_workers_stand_before_they_are_stopped() -> None:
-    state, acts = play(ProgressTimedOut(R1), StackReport(R1, HUNG), AllWorkersStopped(1001), state=running())
-    assert acts == [
+def test_a_hang_on_this_node_dumps_stacks_before_the_workers_are_stopped() -> None:
+    state, effects = play(ProgressTimedOut(R1), StackReport(R1, HUNG), AllWorkersStopped(1001), state=running())
+    assert effects == [
         [StopWorkers(HANG_GRACE, dump_stacks=True)],
         [Send(WorkersFailed(R1, HUNG))],
         [Send(WorkersStopped(R1, 1001))],
@@ -435,10 +447,10 @@ def test_a_hang_here_asks_where_the_workers_stand_before_they_are_stopped() -> N
     assert state.failure == HUNG
 
 
-def test_a_hang_elsewhere_asks_the_workers_here_too() -> None:
+def test_a_hang_on_another_node_dumps_stacks_here_too() -> None:
     end = replace(END, dump_stacks=True, grace_seconds=HANG_GRACE)
-    _, acts = play(Received(end), StackReport(R1, HUNG), AllWorkersStopped(1001), state=running())
-    assert acts[:2] == [[StopWorkers(HANG_GRACE, dump_stacks=True)], [Send(WorkersFailed(R1, HUNG))]]
+    _, effects = play(Received(end), StackReport(R1, HUNG), AllWorkersStopped(1001), state=running())
+    assert effects[:2] == [[StopWorkers(HANG_GRACE, dump_stacks=True)], [Send(WorkersFailed(R1, HUNG))]]
 
 
 @pytest.mark.parametrize("event", [ProgressTimedOut(R2), StackReport(R2, HUNG), StackReport(R1, HUNG)])
@@ -447,53 +459,53 @@ def test_a_hang_of_another_round_changes_nothing(event: AgentEvent) -> None:
     assert play(event, state=before) == (before, [[]])
 
 
-TOLD_ONLY = replace(START, hang_ends_round=False)
+NOT_ENDING = replace(START, hang_ends_round=False)
 
 
-def only_told() -> AgentState:
-    return play(LauncherReady(), Received(TOLD_ONLY), WorkersLaunched(R1))[0]
+def running_where_a_hang_ends_nothing() -> AgentState:
+    return play(LauncherReady(), Received(NOT_ENDING), WorkersLaunched(R1))[0]
 
 
-def test_a_hang_that_ends_nothing_is_told_with_where_the_workers_stand() -> None:
-    state, acts = play(ProgressTimedOut(R1), StackReport(R1, HUNG), state=only_told())
-    assert acts == [[DumpStacks(R1)], [Send(WorkersStalled(R1, HUNG))]]
+def test_a_hang_that_does_not_end_the_round_is_reported_with_stacks() -> None:
+    state, effects = play(ProgressTimedOut(R1), StackReport(R1, HUNG), state=running_where_a_hang_ends_nothing())
+    assert effects == [[DumpStacks(R1)], [Send(WorkersStalled(R1, HUNG))]]
     assert (state.phase, state.member, state.failure) == (AgentPhase.RUNNING, MemberState.RUNNING, None)
     assert greeting(state)[1:] == (WorkersStalled(R1, HUNG),)
-    ended, acts = play(Received(END), StackReport(R1, HUNG), state=state)
-    assert acts == [[StopWorkers(0.5)], []], "it was asked before the round ended, for nobody to blame"
+    ended, effects = play(Received(END), StackReport(R1, HUNG), state=state)
+    assert effects == [[StopWorkers(0.5)], []], "the stacks were requested before the round ended"
     assert greeting(play(AllWorkersStopped(1001), state=ended)[0])[1:] == (WorkersStopped(R1, 1001),)
 
 
-# ---- cut off
+# ---- cut off ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("word", "acts"),
+    ("message", "expected"),
     [
         (START, [FreezeWorkers(False)]),
         (END, [StopWorkers(0.0)]),
         (AGAIN, [StopWorkers(0.0)]),
         (SUCCEEDED, [StopWorkers(0.0)]),
     ],
-    ids=["the round goes on", "it has ended", "another one began", "the job is over"],
+    ids=["the round still runs", "it has ended", "a new round", "the job is over"],
 )
-def test_a_node_cut_off_freezes_its_workers_until_the_coordinator_says_what_became_of_their_round(
-    word: CoordinatorToNode, acts: list[Effect]
+def test_a_node_cut_off_freezes_its_workers_until_the_coordinator_reports_on_their_round(
+    message: CoordinatorToNode, expected: list[Effect]
 ) -> None:
     state, frozen = play(CutOff(), CutOff(), state=running())
     assert frozen == [[FreezeWorkers(True)], []]
-    assert play(ProgressTimedOut(R1), state=state)[1] == [[]]  # of course they do not make a step
-    assert play(Received(word), state=state)[1] == [acts]
+    assert play(ProgressTimedOut(R1), state=state)[1] == [[]]  # frozen workers make no steps
+    assert play(Received(message), state=state)[1] == [expected]
 
 
-def test_frozen_workers_get_no_chance_to_write_when_their_node_is_told_to_go() -> None:
+def test_frozen_workers_get_only_sigkill_when_their_node_leaves() -> None:
     state, _ = play(CutOff(), SignalReceived("SIGTERM"), state=running())
     assert play(LeaveTimedOut(), state=state)[1] == [[StopWorkers(0.0)]]
 
 
 def test_workers_that_start_while_the_node_is_cut_off_are_frozen_at_once() -> None:
-    _, acts = play(LauncherReady(), Received(START), CutOff(), WorkersLaunched(R1))
-    assert acts[2:] == [[FreezeWorkers(True)], [Send(WorkersStarted(R1)), FreezeWorkers(True)]]
+    _, effects = play(LauncherReady(), Received(START), CutOff(), WorkersLaunched(R1))
+    assert effects[2:] == [[FreezeWorkers(True)], [Send(WorkersStarted(R1)), FreezeWorkers(True)]]
 
 
 def test_a_node_without_workers_has_nothing_to_freeze() -> None:
@@ -501,7 +513,7 @@ def test_a_node_without_workers_has_nothing_to_freeze() -> None:
     assert play(*DONE, CutOff(), state=running())[1][-1] == []
 
 
-def test_a_process_that_stands_for_all_workers_of_the_node_ends_for_all() -> None:
+def test_one_torchrun_process_counts_for_all_workers_of_the_node() -> None:
     state = replace(AgentState(replace(ME, local_world_size=4), 1.0, processes=1), launcher_ready=True)
     state = decide(state, Received(START)).state
     assert state.running_ranks == {0}

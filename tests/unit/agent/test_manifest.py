@@ -1,4 +1,4 @@
-"""Manifests for local runs: what is taken from them, and the sentence for each mistake."""
+"""Manifests for local runs: the fields that are read, and the message for each mistake."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_replicas(spec: dict[str, Any], nodes: int | None, expected: tuple[int, 
     assert (settings.min_nodes, settings.max_nodes, settings.target) == expected
 
 
-def test_a_planned_end_has_its_time() -> None:
+def test_the_graceful_shutdown_time_is_read() -> None:
     assert parse_local_job(job(elasticPolicy={**ELASTIC, "gracefulShutdownSeconds": 7})).settings.graceful_shutdown == 7
     assert parse_local_job(job()).settings.graceful_shutdown == 120
 
@@ -57,7 +57,7 @@ def test_spares() -> None:
         parse_local_job(job(elasticPolicy={**ELASTIC, "spares": 65}))
 
 
-def test_the_trainer_container_is_run_with_kubernetes_expansion() -> None:
+def test_the_trainer_container_is_read_and_variables_expand_as_in_kubernetes() -> None:
     raw = job()
     raw["spec"]["template"]["spec"]["containers"] = [
         {"name": "sidecar", "command": ["no"]},
@@ -84,7 +84,7 @@ def test_backend_and_role() -> None:
 
 
 @pytest.mark.parametrize(
-    ("raw", "sentence"),
+    ("raw", "message"),
     [
         (None, "apiVersion: is required"),
         ([], "manifest: want an object, got []"),
@@ -103,13 +103,13 @@ def test_backend_and_role() -> None:
         (job(failurePolicy={"maxRestarts": -1}), "spec.failurePolicy.maxRestarts: want a whole number"),
         (
             job({"command": None}),
-            "spec.template.spec.containers[0].command: is required, for instance [python, train.py]",
+            "spec.template.spec.containers[0].command: is required, for example [python, train.py]",
         ),
         (job({"args": [1]}), "spec.template.spec.containers[0].args[0]: want text, got 1; put it in quotes"),
         (job({"env": [{"name": "A", "valueFrom": {}}]}), "env[0].valueFrom: cannot be resolved outside a cluster"),
     ],
 )
-def test_mistakes(raw: Any, sentence: str) -> None:
+def test_each_mistake_has_a_message(raw: Any, message: str) -> None:
     with pytest.raises(ManifestError) as caught:
         parse_local_job(raw)
-    assert sentence in str(caught.value)
+    assert message in str(caught.value)

@@ -1,4 +1,4 @@
-"""Health checks: given what the machine says, what is wrong with it."""
+"""Health checks: the problem that each check finds for a given state of the machine."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ import pytest
 from elasticjob.agent.monitoring import node_health
 from elasticjob.agent.monitoring.node_health import Gpus, KernelLog, NodeHealth
 
-FINE = "0, 0, No, No\n1, 0, No, No\n"
+HEALTHY = "0, 0, No, No\n1, 0, No, No\n"
 
 
 @pytest.mark.parametrize(
-    ("said", "trouble"),
+    ("output", "problem"),
     [
-        (FINE, ""),
+        (HEALTHY, ""),
         ("0, [N/A], [N/A], [N/A]\n1, [N/A], [N/A], [N/A]\n", ""),
-        ("0, 0, No, No\n", "1 of 2 GPUs are there"),
-        ("0, 0, No, No\n1, 3, Yes, No\n", "GPU 1: its memory has errors and needs a reset"),
-        ("0, 0, No, Yes\n1, 0, No, No\n", "GPU 0: its memory has errors that can no longer be mapped away"),
+        ("0, 0, No, No\n", "nvidia-smi lists 1 of 2 GPUs"),
+        ("0, 0, No, No\n1, 3, Yes, No\n", "GPU 1: a memory row remapping is pending; reset the GPU"),
+        ("0, 0, No, Yes\n1, 0, No, No\n", "GPU 0: memory row remapping failed; replace the GPU"),
         (
             "Unable to determine the device handle for GPU0000:3B:00.0: GPU is lost.  Reboot the system to recover\n",
             "Unable to determine the device handle for GPU0000:3B:00.0: GPU is lost.  Reboot the system to recover",
@@ -35,23 +35,23 @@ FINE = "0, 0, No, No\n1, 0, No, No\n"
         ("", ""),
     ],
 )
-def test_what_nvidia_smi_says(said: str, trouble: str) -> None:
-    assert Gpus(2).evaluate(said) == trouble
+def test_problems_in_the_output_of_nvidia_smi(output: str, problem: str) -> None:
+    assert Gpus(2).evaluate(output) == problem
 
 
-def test_memory_errors_of_the_past_are_forgiven_new_ones_are_not() -> None:
+def test_only_new_memory_errors_count() -> None:
     gpus = Gpus(1)
     assert gpus.evaluate("0, 2, No, No\n") == ""
     assert gpus.evaluate("0, 2, No, No\n") == ""
-    assert gpus.evaluate("0, 3, No, No\n") == "GPU 0: an uncorrectable memory error"
+    assert gpus.evaluate("0, 3, No, No\n") == "GPU 0: uncorrectable memory error"
 
 
 def test_a_clock_that_was_never_set() -> None:
     assert node_health.check_clock(time.time()) == ""
-    assert node_health.check_clock(0.0) == "the clock says 1970-01-01"
+    assert node_health.check_clock(0.0) == "the clock is not set: 1970-01-01"
 
 
-def test_a_place_that_cannot_be_written(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
     assert node_health.check_disk(str(tmp_path)) == ""
     assert node_health.check_disk("/proc/self") != ""
     assert node_health.check_disk(str(tmp_path / "absent")).endswith("No such file or directory")
@@ -87,47 +87,47 @@ def smi(folder: Path, text: str) -> dict[str, str]:
 
 
 @pytest.mark.parametrize(
-    ("gpus", "said", "trouble"),
-    [(2, FINE, ""), (2, "No devices were found\n", "No devices were found"), (0, "No devices were found\n", "")],
+    ("gpus", "output", "problem"),
+    [(2, HEALTHY, ""), (2, "No devices were found\n", "No devices were found"), (0, "No devices were found\n", "")],
 )
-async def test_a_node_is_asked_for_the_gpus_that_it_was_given(
-    tmp_path: Path, gpus: int, said: str, trouble: str
+async def test_nvidia_smi_must_list_the_gpus_that_the_pod_requests(
+    tmp_path: Path, gpus: int, output: str, problem: str
 ) -> None:
-    spared: set[int] = set()
-    assert await NodeHealth(str(tmp_path), gpus, smi(tmp_path, said), spared).find_problem() == trouble
-    assert spared == set()
+    non_workers: set[int] = set()
+    assert await NodeHealth(str(tmp_path), gpus, smi(tmp_path, output), non_workers).find_problem() == problem
+    assert non_workers == set()
 
 
-async def test_without_nvidia_smi_gpus_are_not_looked_at(tmp_path: Path) -> None:
+async def test_without_nvidia_smi_gpus_are_not_checked(tmp_path: Path) -> None:
     assert await NodeHealth(str(tmp_path), 8, {"PATH": str(tmp_path)}, set()).find_problem() == ""
 
 
-async def test_gpus_are_tried_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    broken = "print('GPU 3 does not compute: an uncorrectable memory error')"
+async def test_the_compute_check_runs_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    broken = "print('GPU 3 failed the compute check: uncorrectable memory error')"
     monkeypatch.setattr(node_health, "_COMPUTE", broken)
-    spared: set[int] = set()
-    node = NodeHealth(str(tmp_path), 4, {"PATH": str(tmp_path)}, spared)
-    assert await node.find_problem() == "GPU 3 does not compute: an uncorrectable memory error"
+    non_workers: set[int] = set()
+    node = NodeHealth(str(tmp_path), 4, {"PATH": str(tmp_path)}, non_workers)
+    assert await node.find_problem() == "GPU 3 failed the compute check: uncorrectable memory error"
     assert await node.find_problem() == ""
-    assert spared == set()
+    assert non_workers == set()
 
 
-async def test_gpus_that_cannot_be_tried_are_fit(
+async def test_gpus_without_a_driver_count_as_healthy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", "elasticjob")
     monkeypatch.setattr(node_health, "CUDA", "libabsent.so")
     assert await NodeHealth(str(tmp_path), 1, {"PATH": str(tmp_path)}, set()).find_problem() == ""
-    assert "GPUs were not tried: libabsent.so: " in caplog.text
+    assert "skipped the compute check of GPUs: libabsent.so: " in caplog.text
 
 
-async def test_a_check_that_hangs_is_a_finding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_check_that_hangs_is_a_problem(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     read, write = os.pipe()
     monkeypatch.setattr(node_health, "check_disk", lambda _: os.read(read, 1).decode())
-    assert "hang" in await NodeHealth(str(tmp_path), 0, {}, set()).find_problem(deadline=0.05)
+    assert "hang" in await NodeHealth(str(tmp_path), 0, {}, set()).find_problem(timeout=0.05)
     os.close(write)
 
 
-async def test_a_broken_check_blames_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_check_that_raises_is_no_problem_of_the_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(node_health, "check_clock", lambda _: 1 / 0)
     assert await NodeHealth(str(tmp_path), 0, {}, set()).find_problem() == ""

@@ -24,9 +24,9 @@ FAILED = replace(RUNNING, phase=AgentPhase.STOPPING, failure=FAILURE)
 
 
 def test_metrics_of_rounds_failures_restarts_flakiness_and_the_duration_of_each_step() -> None:
-    tally = update_counts(AgentCounts(100.0, 100.0), IDLE, RUNNING, 101.5)
-    tally = update_counts(tally, RUNNING, FAILED, 110.0)
-    assert metrics(tally, FAILED, 112.0).splitlines() == [
+    counts = update_counts(AgentCounts(100.0, 100.0), IDLE, RUNNING, 101.5)
+    counts = update_counts(counts, RUNNING, FAILED, 110.0)
+    assert metrics(counts, FAILED, 112.0).splitlines() == [
         "elasticjob_agent_rounds_total 1",
         'elasticjob_agent_worker_failures_total{class="UserError"} 1',
         'elasticjob_agent_phase_seconds_total{phase="idle"} 1.500',
@@ -57,7 +57,7 @@ def test_events_of_workers_and_agent(state: AgentState, outcome: Outcome, expect
 
 def test_an_event_has_torchs_metadata() -> None:
     event = list(final_events(EventSubject("uid", "trainer", "host", "python"), FAILED, Outcome.FAILED, 12.7))[1]
-    more = json.loads(event["metadata"].pop("metadata"))
+    extra = json.loads(event["metadata"].pop("metadata"))
     assert event["metadata"] == {
         "run_id": "uid",
         "global_rank": 3,
@@ -71,7 +71,7 @@ def test_an_event_has_torchs_metadata() -> None:
         "raw_error": "ValueError: bad",
         "agent_restarts": 2,
     }
-    assert more == {
+    assert extra == {
         "group_world_size": 3,
         "entry_point": "python",
         "local_rank": [1],
@@ -83,11 +83,11 @@ def test_an_event_has_torchs_metadata() -> None:
 async def test_the_health_endpoint() -> None:
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
-    tally = AgentCounts(1.0, 1.0)
+    counts = AgentCounts(1.0, 1.0)
     server = await health_endpoint.serve_health(
         {health_endpoint.HEALTH_PORT_VARIABLE: str(port)},
-        lambda: health(tally, RUNNING, 3.0),
-        lambda: metrics(tally, RUNNING, 3.0),
+        lambda: health(counts, RUNNING, 3.0),
+        lambda: metrics(counts, RUNNING, 3.0),
     )
     assert server is not None
     try:
@@ -98,7 +98,7 @@ async def test_the_health_endpoint() -> None:
 
 
 @pytest.mark.parametrize("port", ["", "x", "99999999"])
-async def test_no_health_endpoint(port: str) -> None:
+async def test_no_health_endpoint_without_a_valid_port(port: str) -> None:
     assert await health_endpoint.serve_health({health_endpoint.HEALTH_PORT_VARIABLE: port}, str, str) is None
 
 

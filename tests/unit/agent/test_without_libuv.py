@@ -1,4 +1,4 @@
-"""Workers whose torch lacks libuv, in a fresh interpreter with a package that looks like torch."""
+"""`sitecustomize` for a torch without libuv, in a new interpreter with a package that imitates torch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from elasticjob.agent.start_workers.libuv import WITHOUT_LIBUV
 from elasticjob.agent.start_workers.without_libuv.sitecustomize import MODULES
 
 
-def test_torch_is_told_and_what_is_hidden_is_loaded(tmp_path: Path) -> None:
+def test_stores_are_created_without_libuv_and_the_hidden_sitecustomize_is_imported(tmp_path: Path) -> None:
     for name in MODULES:
         path = tmp_path.joinpath(*name.split(".")).with_suffix(".py")
         path.parent.mkdir(parents=True, exist_ok=True)

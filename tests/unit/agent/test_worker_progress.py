@@ -1,4 +1,4 @@
-"""Workers report their steps to the agent's side of the channel, and stop where it says: real processes."""
+"""Workers (real processes) report their steps to the agent, and stop at the step that it sets."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from elasticjob.agent.monitoring import worker_progress as ranks_module
+from elasticjob.agent.monitoring import worker_progress as worker_progress_module
 from elasticjob.agent.monitoring.worker_progress import WorkerProgress
 from elasticjob.code_root import CODE_ROOT
 from elasticjob.contract.names import Env, RoundId
@@ -30,16 +30,16 @@ for step in range(int(sys.argv[1]), 1000, int(sys.argv[2])):
 
 
 class Script:
-    """A worker that goes on by one line of input at a time."""
+    """A worker that continues by one step for each line of input."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self._process = process
 
-    async def heard(self) -> str:
+    async def line(self) -> str:
         assert self._process.stdout is not None
         return (await asyncio.wait_for(self._process.stdout.readline(), 20)).decode().strip()
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         assert self._process.stdin is not None
         self._process.stdin.write(b"\n")
 
@@ -67,47 +67,49 @@ async def script(text: str, *args: object, path: str = "", local_rank: int = 0, 
 
 
 @pytest.fixture
-async def ranks(tmp_path: Path) -> AsyncIterator[WorkerProgress]:
+async def progress(tmp_path: Path) -> AsyncIterator[WorkerProgress]:
     found = WorkerProgress(tmp_path)
     found.begin_round(ROUND)
     yield found
     found.close()
 
 
-def steps(ranks: WorkerProgress) -> dict[int, int]:
-    return {report.local_rank: report.step for report in ranks.reports()}
+def steps(progress: WorkerProgress) -> dict[int, int]:
+    return {report.local_rank: report.step for report in progress.reports()}
 
 
-async def test_the_agent_sees_each_workers_latest_step_and_its_time(ranks: WorkerProgress) -> None:
-    before, met = asyncio.get_running_loop().time(), list[None]()
-    ranks.on_worker_connected = lambda: met.append(None)
-    workers = [await script(COUNT, 5 + rank, 10, path=ranks.path, local_rank=rank) for rank in range(2)]
-    assert [await w.heard() for w in workers] == ["passed 5", "passed 6"]
-    assert steps(ranks) == {0: 5, 1: 6}
-    assert all(before < report.time < asyncio.get_running_loop().time() for report in ranks.reports())
-    workers[1].go_on()
-    assert await workers[1].heard() == "passed 16"
-    assert steps(ranks) == {0: 5, 1: 16}
-    assert len(met) == 2
+async def test_the_agent_sees_each_workers_latest_step_and_its_time(progress: WorkerProgress) -> None:
+    before, connected = asyncio.get_running_loop().time(), list[None]()
+    progress.on_worker_connected = lambda: connected.append(None)
+    workers = [await script(COUNT, 5 + rank, 10, path=progress.path, local_rank=rank) for rank in range(2)]
+    assert [await w.line() for w in workers] == ["passed 5", "passed 6"]
+    assert steps(progress) == {0: 5, 1: 6}
+    assert all(before < report.time < asyncio.get_running_loop().time() for report in progress.reports())
+    workers[1].resume()
+    assert await workers[1].line() == "passed 16"
+    assert steps(progress) == {0: 5, 1: 16}
+    assert len(connected) == 2
     for worker in workers:
         await worker.end()
 
 
-async def test_workers_save_and_stop_at_the_first_report_of_the_last_step_or_a_later_one(ranks: WorkerProgress) -> None:
-    workers = [await script(COUNT, 0, stride, path=ranks.path, local_rank=stride - 1) for stride in (1, 2)]
-    assert [await w.heard() for w in workers] == ["passed 0", "passed 0"]
-    assert await ranks.hold(2) == 1
+async def test_workers_save_and_stop_at_the_first_report_of_the_last_step_or_a_later_one(
+    progress: WorkerProgress,
+) -> None:
+    workers = [await script(COUNT, 0, stride, path=progress.path, local_rank=stride - 1) for stride in (1, 2)]
+    assert [await w.line() for w in workers] == ["passed 0", "passed 0"]
+    assert await progress.hold(2) == 1
     for worker in workers:
-        worker.go_on()
-    assert ranks.stop_at(2)
-    assert await workers[0].heard() == "passed 1"
-    workers[0].go_on()
+        worker.resume()
+    assert progress.stop_at(2)
+    assert await workers[0].line() == "passed 1"
+    workers[0].resume()
     for worker in workers:
-        assert await worker.heard() == "saved"
+        assert await worker.line() == "saved"
         assert await worker.end() == 0
-    assert steps(ranks) == {0: 2, 1: 2}
-    assert ranks.stopped(0)
-    assert ranks.stopped(1)
+    assert steps(progress) == {0: 2, 1: 2}
+    assert progress.stopped(0)
+    assert progress.stopped(1)
 
 
 CLEANS_UP = """
@@ -115,9 +117,9 @@ import atexit, sys
 import elasticjob
 class Part:
     def __del__(self):
-        print("taken apart")
+        print("deleted")
 part = Part()
-atexit.register(print, "and out")
+atexit.register(print, "and exits")
 elasticjob.progress(0)
 print("waits", flush=True)
 sys.stdin.readline()
@@ -128,58 +130,58 @@ finally:
 """
 
 
-async def test_a_worker_that_stops_runs_its_own_clean_up_and_no_more(ranks: WorkerProgress) -> None:
-    worker = await script(CLEANS_UP, path=ranks.path)
-    assert await worker.heard() == "waits"
-    assert await ranks.hold(1) == 1
-    assert ranks.stop_at(1)
-    worker.go_on()
-    assert [await worker.heard(), await worker.heard()] == ["cleaned up and out", ""]
+async def test_a_worker_that_stops_runs_its_own_clean_up_and_no_more(progress: WorkerProgress) -> None:
+    worker = await script(CLEANS_UP, path=progress.path)
+    assert await worker.line() == "waits"
+    assert await progress.hold(1) == 1
+    assert progress.stop_at(1)
+    worker.resume()
+    assert [await worker.line(), await worker.line()] == ["cleaned up and exits", ""]
     assert await worker.end() == 0
 
 
-async def test_a_held_worker_waits_for_the_last_step_to_be_named(ranks: WorkerProgress) -> None:
-    worker = await script(COUNT, 3, 1, path=ranks.path)
-    assert await worker.heard() == "passed 3"
-    assert await ranks.hold(1) == 4
-    worker.go_on()
-    await until(lambda: steps(ranks) == {0: 4})
-    assert not ranks.stopped(0)
-    assert ranks.stop_at(4)
-    assert await worker.heard() == "saved"
+async def test_a_held_worker_waits_until_the_last_step_is_known(progress: WorkerProgress) -> None:
+    worker = await script(COUNT, 3, 1, path=progress.path)
+    assert await worker.line() == "passed 3"
+    assert await progress.hold(1) == 4
+    worker.resume()
+    await until(lambda: steps(progress) == {0: 4})
+    assert not progress.stopped(0)
+    assert progress.stop_at(4)
+    assert await worker.line() == "saved"
     await worker.end()
 
 
-async def test_a_hold_ends_by_itself_and_with_it_the_promise(
-    ranks: WorkerProgress, monkeypatch: pytest.MonkeyPatch
+async def test_after_an_expired_hold_workers_cannot_be_stopped_at_a_step(
+    progress: WorkerProgress, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    worker = await script(COUNT, 3, 1, path=ranks.path)
-    assert await worker.heard() == "passed 3"
-    monkeypatch.setattr(ranks_module, "HOLD_TIMEOUT", 0.05)
-    assert await ranks.hold(1) == 4
-    worker.go_on()
-    assert await worker.heard() == "passed 4"
-    assert not ranks.stop_at(4)
+    worker = await script(COUNT, 3, 1, path=progress.path)
+    assert await worker.line() == "passed 3"
+    monkeypatch.setattr(worker_progress_module, "HOLD_TIMEOUT", 0.05)
+    assert await progress.hold(1) == 4
+    worker.resume()
+    assert await worker.line() == "passed 4"
+    assert not progress.stop_at(4)
     assert await worker.end() == 0
-    assert not ranks.stopped(0)
+    assert not progress.stopped(0)
 
 
-async def test_nobody_is_held_where_a_worker_does_not_report(ranks: WorkerProgress) -> None:
-    worker = await script(COUNT, 3, 1, path=ranks.path)
-    assert await worker.heard() == "passed 3"
-    assert await ranks.hold(2) is None
-    worker.go_on()
-    assert await worker.heard() == "passed 4"
+async def test_no_worker_is_held_if_one_does_not_report(progress: WorkerProgress) -> None:
+    worker = await script(COUNT, 3, 1, path=progress.path)
+    assert await worker.line() == "passed 3"
+    assert await progress.hold(2) is None
+    worker.resume()
+    assert await worker.line() == "passed 4"
     await worker.end()
 
 
-async def test_a_new_round_begins_without_reports_and_a_worker_of_the_old_one_is_not_met(ranks: WorkerProgress) -> None:
-    worker = await script(COUNT, 3, 1, path=ranks.path)
-    assert await worker.heard() == "passed 3"
-    ranks.begin_round(RoundId(1, 0, 2))
-    late = await script(COUNT, 9, 1, path=ranks.path)
-    assert await late.heard() == "passed 9"
-    assert steps(ranks) == {}
+async def test_a_new_round_has_no_reports_and_refuses_workers_of_the_old_one(progress: WorkerProgress) -> None:
+    worker = await script(COUNT, 3, 1, path=progress.path)
+    assert await worker.line() == "passed 3"
+    progress.begin_round(RoundId(1, 0, 2))
+    late = await script(COUNT, 9, 1, path=progress.path)
+    assert await late.line() == "passed 9"
+    assert steps(progress) == {}
     assert await late.end() == await worker.end() == 0
 
 
@@ -201,22 +203,22 @@ if __name__ == "__main__":
 """
 
 
-async def test_processes_that_a_worker_starts_do_not_report(ranks: WorkerProgress, tmp_path: Path) -> None:
+async def test_processes_that_a_worker_starts_do_not_report(progress: WorkerProgress, tmp_path: Path) -> None:
     (tmp_path / "children.py").write_text(CHILDREN)
     worker = await script(f"import runpy; runpy.run_path({str(tmp_path / 'children.py')!r}, run_name='__main__')",
-                          path=ranks.path)  # fmt: skip
-    assert await worker.heard() == "done"
-    assert steps(ranks) == {0: 1}
-    await ranks.hold(1)
-    assert ranks.stop_at(2)
+                          path=progress.path)  # fmt: skip
+    assert await worker.line() == "done"
+    assert steps(progress) == {0: 1}
+    await progress.hold(1)
+    assert progress.stop_at(2)
     assert await worker.end() == 0
-    assert ranks.stopped(0)
+    assert progress.stopped(0)
 
 
 @pytest.mark.parametrize("path", ["", "/nowhere"])
 async def test_without_an_agent_nothing_happens(path: str) -> None:
     worker = await script(COUNT, 3, 1, path=path)
-    assert await worker.heard() == "passed 3"
+    assert await worker.line() == "passed 3"
     assert await worker.end() == 0
 
 
@@ -226,7 +228,7 @@ async def until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.005)
 
 
-SIGNS = """
+HEARTBEATS = """
 import atexit, os, sys
 os.environ["ELASTICJOB_STACK_DUMP_FILE"] = sys.argv[1]
 atexit.register(lambda: (print("ending", flush=True), sys.stdin.readline()))
@@ -238,16 +240,14 @@ sys.stdin.readline()
 """
 
 
-async def test_steps_of_an_optimizer_are_signs_of_life_until_the_program_is_over(
-    ranks: WorkerProgress, tmp_path: Path
-) -> None:
-    worker = await script(SIGNS, tmp_path / "stacks", path=ranks.path)
-    assert await worker.heard() == "trains"
-    (sign,) = ranks.heartbeats()
-    assert (sign.local_rank, sign.step) == (0, 2)
-    assert 0 <= time.monotonic() - sign.time < 20
-    assert ranks.reports() == (), "nothing that a round could be ended by"
-    worker.go_on()
-    assert await worker.heard() == "ending"
-    assert ranks.heartbeats() == ()
+async def test_optimizer_steps_are_heartbeats_until_the_script_ends(progress: WorkerProgress, tmp_path: Path) -> None:
+    worker = await script(HEARTBEATS, tmp_path / "stacks", path=progress.path)
+    assert await worker.line() == "trains"
+    (heartbeat,) = progress.heartbeats()
+    assert (heartbeat.local_rank, heartbeat.step) == (0, 2)
+    assert 0 <= time.monotonic() - heartbeat.time < 20
+    assert progress.reports() == (), "a planned end needs reported steps"
+    worker.resume()
+    assert await worker.line() == "ending"
+    assert progress.heartbeats() == ()
     assert await worker.end() == 0

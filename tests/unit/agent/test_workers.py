@@ -1,10 +1,12 @@
-"""Workers that cannot be ended: the kernel's part is played at the seam to processes."""
+"""Workers that cannot be started, and workers that survive SIGKILL."""
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -33,18 +35,22 @@ def config() -> AgentConfig:
 
 @pytest.fixture
 def unkillable(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
-    """Signals reach no process, as in an uninterruptible sleep; the processes they were meant for."""
-    meant: list[int] = []
-    monkeypatch.setattr(workers_module, "signal_group", lambda pid, _: meant.append(pid))
+    """Process ids that the agent signals; no signal has an effect, as in an uninterruptible sleep."""
+    signalled: list[int] = []
+    monkeypatch.setattr(workers_module, "signal_group", lambda pid, _: signalled.append(pid))
     monkeypatch.setattr(workers_module, "kill", lambda _: None)
     monkeypatch.setattr(workers_module, "KILL_TIMEOUT", 0.05)
-    yield meant
-    for pid in set(meant):
+    yield signalled
+    for pid in set(signalled):
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
 
 
-async def test_a_worker_stuck_in_the_kernel_is_abandoned_and_the_node_is_not_fit(
+def open_descriptors() -> list[Path]:
+    return sorted(Path("/proc/self/fd").iterdir())
+
+
+async def test_a_worker_stuck_in_the_kernel_is_abandoned_and_the_node_is_unhealthy(
     config: AgentConfig, tmp_path: Path, unkillable: list[int]
 ) -> None:
     launcher = Launcher(parse_command(["sleep", "600"]), config.env, (), 2)
@@ -56,4 +62,31 @@ async def test_a_worker_stuck_in_the_kernel_is_abandoned_and_the_node_is_not_fit
     assert failure is not None
     assert failure.kind is FailureClass.DEVICE_UNHEALTHY
     assert str(unkillable[0]) in failure.message
-    assert await workers.stop(0.0) is None, "the agent's own end does not wait for it again"
+    assert await workers.stop(0.0) is None, "the agent's exit does not wait for it again"
+
+
+@pytest.mark.parametrize("pipes", [0, 1, 3], ids=["no pipe", "one pipe", "the first worker's pipes"])
+async def test_workers_that_cannot_be_prepared_are_a_start_error_and_leave_nothing_open(
+    config: AgentConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pipes: int
+) -> None:
+    made: list[tuple[int, int]] = []
+    pipe = os.pipe
+
+    def limited_pipe() -> tuple[int, int]:
+        if len(made) == pipes:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        made.append(pipe())
+        return made[-1]
+
+    launcher = Launcher(parse_command(["true"]), config.env, (), 2)
+    null = os.open(os.devnull, os.O_WRONLY)
+    workers = WorkerGroup(replace(config, local_world_size=2), launcher, tmp_path, OutputSink(null), OutputSink(null))
+    before = open_descriptors()
+    monkeypatch.setattr(os, "pipe", limited_pipe)
+    workers.expect_start()
+    failure = await workers.start(START)
+    assert failure is not None
+    assert (failure.kind, failure.pod) == (FailureClass.START_ERROR, "job-0-0")
+    assert "Too many open files" in failure.message
+    assert await workers.stop(0.0) is None
+    assert open_descriptors() == before

@@ -1,4 +1,4 @@
-"""What benchmarks read from a script's output."""
+"""The events that benchmarks read from a script's output."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from benchmarks.output import Output
 from benchmarks.row import Sample, middle
 
 
-def heard(text: str) -> Output:
+def collect(text: str) -> Output:
+    """Return an Output that has read this text."""
     read, write = os.pipe()
     output = Output()
     output.follow("node", os.fdopen(read, "rb"))
@@ -19,8 +20,8 @@ def heard(text: str) -> Output:
     return output
 
 
-def test_steps_are_found_behind_a_launchers_prefix() -> None:
-    output = heard(
+def test_steps_are_found_after_a_launchers_prefix() -> None:
+    output = collect(
         "[default0]:step=7 rank=0 world=4 pid=12 at=1.500000\nnoise\nimported rank=1 world=4 pid=13 at=1.0\n"
     )
     [step] = output.steps()
@@ -29,12 +30,12 @@ def test_steps_are_found_behind_a_launchers_prefix() -> None:
 
 
 def test_steps_of_the_old_world_can_be_left_out() -> None:
-    output = heard("step=7 rank=0 world=4 pid=12 at=1.5\nstep=1 rank=0 world=3 pid=22 at=2.5\n")
-    assert [s.pid for s in output.steps(besides=frozenset({12}), world=3, after=2.0)] == [22]
+    output = collect("step=7 rank=0 world=4 pid=12 at=1.5\nstep=1 rank=0 world=3 pid=22 at=2.5\n")
+    assert [s.pid for s in output.steps(excluding=frozenset({12}), world=3, after=2.0)] == [22]
     assert output.pid_of(0) == 22
 
 
-def test_a_sample_that_never_came_counts_as_the_slowest() -> None:
+def test_a_sample_without_a_value_counts_as_the_slowest() -> None:
     never, fast, slow = Sample(None, "never"), Sample(1.0), Sample(2.0)
     assert middle([never, fast, slow]) == 2.0
     assert middle([never, never, fast]) is None

@@ -1,4 +1,4 @@
-"""Links: who may talk, what a bad peer gets, and that an end is noticed at once."""
+"""Control links: authentication, misbehaving peers, and detection of a closed link."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ WELCOME = Welcome("run-1", 2, 3)
 
 @dataclass
 class Peer:
-    """A served gate, and the links that came through it."""
+    """A server that accepts control links and answers each message with a Standby."""
 
     server: StoreServer
     port: int = 0
@@ -64,23 +64,23 @@ async def test_messages_go_both_ways(peer: Peer) -> None:
 
 
 @pytest.mark.parametrize(
-    ("role", "key", "run_id", "complaint"),
+    ("role", "key", "run_id", "error"),
     [
-        (LinkRole.NODE, OPERATOR, "run-1", "wrong key for a node"),
-        (LinkRole.OPERATOR, NODE, "run-1", "wrong key for a operator"),
-        (LinkRole.NODE, NODE, "run-2", "this store serves 'run-1'"),
+        (LinkRole.NODE, OPERATOR, "run-1", "wrong key for role node"),
+        (LinkRole.OPERATOR, NODE, "run-1", "wrong key for role operator"),
+        (LinkRole.NODE, NODE, "run-2", "belongs to run 'run-2', this store to run 'run-1'"),
     ],
 )
-async def test_who_cannot_prove_itself_is_refused(
-    peer: Peer, role: LinkRole, key: bytes, run_id: str, complaint: str
+async def test_a_client_with_a_wrong_key_or_run_is_refused(
+    peer: Peer, role: LinkRole, key: bytes, run_id: str, error: str
 ) -> None:
-    with pytest.raises(LinkRefused, match=complaint):
+    with pytest.raises(LinkRefused, match=error):
         await connect("127.0.0.1", peer.port, role=role, key=key, run_id=run_id)
     assert peer.server.counters.dropped["refused-link"] == 1
     assert peer.links.empty()
 
 
-async def test_a_store_that_does_not_have_the_key_is_refused() -> None:
+async def test_a_store_without_the_key_is_refused() -> None:
     async def impostor(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readexactly(5)
         for frame in (b'{"nonce":"00"}', b'{"proof":"00","welcome":{"run_id":"run-1","attempt":1,"incarnation":0}}'):
@@ -95,57 +95,57 @@ async def test_a_store_that_does_not_have_the_key_is_refused() -> None:
     server.close()
 
 
-async def test_another_version_is_refused(peer: Peer) -> None:
+async def test_another_protocol_version_is_refused(peer: Peer) -> None:
     reader, writer = await asyncio.open_connection("127.0.0.1", peer.port)
     writer.write(wire.request(Op.LINK, number=PROTOCOL + 1))
-    assert b"speaks version" in await asyncio.wait_for(reader.read(), 5)
+    assert b"uses version" in await asyncio.wait_for(reader.read(), 5)
     writer.close()
 
 
 @pytest.mark.parametrize(
-    ("frame", "complaint"),
+    ("frame", "error"),
     [
         (struct.pack("!I", 2**20 + 1), "are allowed"),
         (struct.pack("!I", 3) + b"abc", "not JSON"),
         (struct.pack("!I", 2) + b"[]", "want an object"),
     ],
 )
-async def test_a_bad_frame_ends_the_link(peer: Peer, frame: bytes, complaint: str) -> None:
+async def test_an_invalid_frame_closes_the_link(peer: Peer, frame: bytes, error: str) -> None:
     link = await connect("127.0.0.1", peer.port, role=LinkRole.NODE, key=NODE, run_id="run-1")
     link._frames.transport.write(frame)
-    assert complaint in await asyncio.wait_for(peer.ends.get(), 5)
+    assert error in await asyncio.wait_for(peer.ends.get(), 5)
     assert await asyncio.wait_for(link.receive(), 5) is None
 
 
-async def test_an_end_is_noticed_by_who_only_listens(peer: Peer) -> None:
+async def test_a_closed_link_is_noticed_by_a_peer_that_only_receives(peer: Peer) -> None:
     link = await connect("127.0.0.1", peer.port, role=LinkRole.OPERATOR, key=OPERATOR, run_id="run-1")
     listening = asyncio.ensure_future(link.receive())
     (await peer.links.get()).close()
     assert await asyncio.wait_for(listening, 5) is None
 
 
-async def test_a_big_first_message_may_follow_the_handshake_at_once() -> None:
-    big = Standby("x" * 100_000)
+async def test_a_large_first_message_may_follow_the_handshake_at_once() -> None:
+    large = Standby("x" * 100_000)
 
-    async def greet(link: ControlLink) -> None:
-        link.send(big)
+    async def send_at_once(link: ControlLink) -> None:
+        link.send(large)
         await link.receive()
 
-    server = StoreServer(links=LinkGate(WELCOME, {LinkRole.NODE: NODE}, greet).accept)
+    server = StoreServer(links=LinkGate(WELCOME, {LinkRole.NODE: NODE}, send_at_once).accept)
     port = await server.start("127.0.0.1")
     link = await connect("127.0.0.1", port, role=LinkRole.NODE, key=NODE, run_id="run-1")
-    assert await asyncio.wait_for(link.receive(), 5) == big
+    assert await asyncio.wait_for(link.receive(), 5) == large
     await server.close()
     assert await asyncio.wait_for(link.receive(), 5) is None
 
 
-async def test_who_does_not_read_its_messages_is_dropped(peer: Peer) -> None:
+async def test_a_peer_that_does_not_read_is_disconnected(peer: Peer) -> None:
     link = await connect("127.0.0.1", peer.port, role=LinkRole.NODE, key=NODE, run_id="run-1")
     link._frames.transport.pause_reading()
     served = await peer.links.get()
     while not served._frames.transport.is_closing():
         served.send(Standby("x" * 500_000))
-    assert await asyncio.wait_for(peer.ends.get(), 5) == "does not read what it is sent"
+    assert await asyncio.wait_for(peer.ends.get(), 5) == "the peer does not read its messages"
     link.close()
 
 
@@ -158,48 +158,48 @@ async def test_a_message_over_the_limit_is_not_sent(peer: Peer) -> None:
 
 
 async def test_a_changed_welcome_is_refused() -> None:
-    """The server's proof covers who it says it is."""
+    """The server's proof covers its welcome."""
     gate = LinkGate(WELCOME, {LinkRole.NODE: NODE}, lambda link: asyncio.sleep(0))
     server = StoreServer(links=gate.accept)
     port = await server.start("127.0.0.1")
 
-    async def between(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        to_reader, to_writer = await asyncio.open_connection("127.0.0.1", port)
+    async def proxied(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        server_reader, server_writer = await asyncio.open_connection("127.0.0.1", port)
 
-        async def back() -> None:
-            while data := await to_reader.read(65536):
+        async def relay_answers() -> None:
+            while data := await server_reader.read(65536):
                 writer.write(data.replace(b'"incarnation":3', b'"incarnation":4'))
             writer.close()
 
-        answers = asyncio.ensure_future(back())
+        answers = asyncio.ensure_future(relay_answers())
         while data := await reader.read(65536):
-            to_writer.write(data)
-        to_writer.close()
+            server_writer.write(data)
+        server_writer.close()
         await answers
 
-    proxy = await asyncio.start_server(between, "127.0.0.1")
+    proxy = await asyncio.start_server(proxied, "127.0.0.1")
     with pytest.raises(LinkRefused, match="did not prove"):
         await connect("127.0.0.1", proxy.sockets[0].getsockname()[1], role=LinkRole.NODE, key=NODE, run_id="run-1")
     proxy.close()
     await server.close()
 
 
-async def test_a_connection_that_nobody_takes_is_given_up_long_before_the_handshake(
+async def test_a_connection_that_is_not_accepted_times_out_before_the_handshake(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """As to the address of a dead store: a new one goes to its successor."""
+    """A connection to the address of a dead store is never accepted; a new one reaches its successor."""
     monkeypatch.setattr(link_module, "CONNECT_TIMEOUT", 0.05)
-    with socket.create_server(("127.0.0.1", 0), backlog=0) as deaf, ExitStack() as queue:
-        address = deaf.getsockname()
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as server, ExitStack() as pending:
+        address = server.getsockname()
         for _ in range(2):
-            sock = queue.enter_context(socket.socket())
+            sock = pending.enter_context(socket.socket())
             sock.setblocking(False)
             sock.connect_ex(address)
         with pytest.raises((TimeoutError, asyncio.TimeoutError)):
             await connect(*address, role=LinkRole.NODE, key=NODE, run_id="run-1", timeout=3600)
 
 
-async def test_keep_alive_is_the_kernels(peer: Peer) -> None:
+async def test_links_use_kernel_keep_alive(peer: Peer) -> None:
     keep_alive = KeepAlive(interval=2, max_attempts=4)
     peer.server.serve_link = LinkGate(WELCOME, {LinkRole.NODE: NODE}, peer.serve, keep_alive).accept
     link = await connect("127.0.0.1", peer.port, role=LinkRole.NODE, key=NODE, run_id="run-1", keep_alive=keep_alive)
@@ -215,28 +215,28 @@ async def test_keep_alive_is_the_kernels(peer: Peer) -> None:
     link.close()
 
 
-async def test_a_proof_cannot_be_used_again(peer: Peer) -> None:
-    """What one client sent opens no second link: the server's nonce is new."""
+async def test_a_proof_cannot_be_replayed(peer: Peer) -> None:
+    """A second connection with the same bytes is refused, because the server's nonce is new."""
     sent = bytearray()
     reader, writer = await asyncio.open_connection("127.0.0.1", peer.port)
 
-    async def relay(source: asyncio.StreamReader, target: asyncio.StreamWriter, keep: bool) -> None:
+    async def relay(source: asyncio.StreamReader, target: asyncio.StreamWriter, record: bool) -> None:
         while data := await source.read(65536):
-            if keep:
+            if record:
                 sent.extend(data)
             target.write(data)
         target.close()
 
-    async def between(client_reader: asyncio.StreamReader, client_writer: asyncio.StreamWriter) -> None:
+    async def proxied(client_reader: asyncio.StreamReader, client_writer: asyncio.StreamWriter) -> None:
         await asyncio.gather(relay(client_reader, writer, True), relay(reader, client_writer, False))
 
-    proxy = await asyncio.start_server(between, "127.0.0.1")
+    proxy = await asyncio.start_server(proxied, "127.0.0.1")
     port = proxy.sockets[0].getsockname()[1]
     link = await connect("127.0.0.1", port, role=LinkRole.NODE, key=NODE, run_id="run-1")
     link.close()
     await peer.ends.get()
     proxy.close()
-    again_reader, again_writer = await asyncio.open_connection("127.0.0.1", peer.port)
-    again_writer.write(sent)
-    assert b"wrong key" in await asyncio.wait_for(again_reader.read(), 5)
-    again_writer.close()
+    replay_reader, replay_writer = await asyncio.open_connection("127.0.0.1", peer.port)
+    replay_writer.write(sent)
+    assert b"wrong key" in await asyncio.wait_for(replay_reader.read(), 5)
+    replay_writer.close()

@@ -1,4 +1,4 @@
-"""Image archives put together by hand: the same input is the same image, and only what is meant to go is gone."""
+"""Image archives: the same input gives the same image, and only listed paths are left out."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from images import elasticjob, oci
 from images.debian import DOCUMENTS, copy_without
 
 
-def recipe(content: bytes, made: list[bytes] | None = None) -> oci.Recipe:
+def recipe(content: bytes, built: list[bytes] | None = None) -> oci.Recipe:
     def make(output: IO[bytes]) -> None:
-        if made is not None:
-            made.append(content)
+        if built is not None:
+            built.append(content)
         with tarfile.open(fileobj=output, mode="w|") as tar:
             oci.add_file(tar, "app/file", content)
 
     return oci.Recipe("test", {"content": content.decode()}, make)
 
 
-def test_a_layer_is_made_once(tmp_path: Path) -> None:
-    made: list[bytes] = []
-    first = oci.Cache(tmp_path).layer(recipe(b"a", made))
-    again = oci.Cache(tmp_path).layer(recipe(b"a", made))
-    other = oci.Cache(tmp_path).layer(recipe(b"b", made))
-    assert (first, made) == (again, [b"a", b"b"])
+def test_a_layer_is_built_once(tmp_path: Path) -> None:
+    built: list[bytes] = []
+    first = oci.Cache(tmp_path).layer(recipe(b"a", built))
+    again = oci.Cache(tmp_path).layer(recipe(b"a", built))
+    other = oci.Cache(tmp_path).layer(recipe(b"b", built))
+    assert (first, built) == (again, [b"a", b"b"])
     assert other != first
 
 
@@ -63,7 +63,7 @@ def test_an_archive_is_written_only_when_it_changes(tmp_path: Path) -> None:
     assert archive.read_bytes() == first
 
 
-def test_an_archive_holds_what_its_digests_say(tmp_path: Path) -> None:
+def test_the_blobs_of_an_archive_have_their_digests(tmp_path: Path) -> None:
     cache, archive = oci.Cache(tmp_path / "cache"), tmp_path / "app.tar"
     oci.write_archive(image(cache, b"a", b"b"), cache, archive)
     (named,) = read_archive(archive)
@@ -109,14 +109,14 @@ KEPT: list[tuple[str, bool]] = [
 
 
 @pytest.mark.parametrize(("name", "kept"), KEPT)
-def test_what_a_container_never_reads_is_left_out(name: str, kept: bool) -> None:
+def test_files_that_containers_do_not_need_are_left_out(name: str, kept: bool) -> None:
     output = io.BytesIO()
     copy_without(io.BytesIO(root(name)), output, DOCUMENTS)
     with tarfile.open(fileobj=io.BytesIO(output.getvalue())) as tar:
         assert tar.getnames() == ([name] if kept else [])
 
 
-def test_a_hard_link_goes_with_its_target() -> None:
+def test_a_hard_link_to_a_dropped_file_is_dropped() -> None:
     output = io.BytesIO()
     links = {"usr/bin/other": "usr/bin/perl", "usr/bin/sh": "usr/bin/dash"}
     copy_without(io.BytesIO(root("usr/bin/perl", "usr/bin/dash", links=links)), output, ["usr/bin/perl"])
@@ -127,7 +127,7 @@ def test_a_hard_link_goes_with_its_target() -> None:
         assert content.read() == b"usr/bin/dash"
 
 
-def test_the_agent_is_one_file_that_runs(tmp_path: Path) -> None:
+def test_the_agent_zip_is_reproducible_and_runs(tmp_path: Path) -> None:
     assert elasticjob.agent_zip() == elasticjob.agent_zip()
     (tmp_path / "agent.pyz").write_bytes(elasticjob.agent_zip())
     assert run(tmp_path / "agent.pyz", "version") == (0, elasticjob.version())
@@ -135,6 +135,6 @@ def test_the_agent_is_one_file_that_runs(tmp_path: Path) -> None:
 
 
 def run(program: Path, argument: str) -> tuple[int, str]:
-    """Exit code and stdout, in a Python that sees nothing of this checkout."""
+    """Run with an isolated Python (-I), which does not import this checkout; return exit code and stdout."""
     done = subprocess.run([sys.executable, "-I", program, argument], capture_output=True, text=True, check=False)
     return done.returncode, done.stdout.strip()

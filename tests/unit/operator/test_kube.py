@@ -1,4 +1,4 @@
-"""The client: paths, errors, retries and the rate limit, against an HTTP server on this machine."""
+"""The API client: paths, errors, retries and the rate limit, against an HTTP server on this machine."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ from elasticjob_operator.kube.limits import RateLimit
 
 
 class Server:
-    """Answers from a list, and keeps what it was asked."""
+    """Sends responses from a list, else an empty 200, and records the requests."""
 
     def __init__(self) -> None:
         self.answers: list[tuple[int, Any, dict[str, str]]] = []
-        self.asked: list[tuple[str, str, str, Any]] = []
+        self.requests: list[tuple[str, str, str, Any]] = []
 
     async def handle(self, request: web.Request) -> web.Response:
         body = await request.text()
         path = request.path_qs
-        self.asked.append((request.method, path, request.content_type, json.loads(body) if body else None))
+        self.requests.append((request.method, path, request.content_type, json.loads(body) if body else None))
         status, answer, headers = self.answers.pop(0) if self.answers else (200, {}, {})
         return web.json_response(answer, status=status, headers=headers)
 
-    def will(self, status: int, answer: Any = None, **headers: str) -> None:
+    def respond(self, status: int, answer: Any = None, **headers: str) -> None:
         self.answers.append((status, answer or {}, {k.replace("_", "-"): v for k, v in headers.items()}))
 
 
 @pytest.fixture
 async def server(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[Server, KubeClient]]:
-    monkeypatch.setattr(kube_client, "_pause", lambda attempt, asked: 0.0)
+    monkeypatch.setattr(kube_client, "_retry_delay", lambda attempt, retry_after: 0.0)
     fake = Server()
     app = web.Application()
     app.router.add_route("*", "/{tail:.*}", fake.handle)
@@ -53,19 +53,19 @@ async def server(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[Server,
     await runner.cleanup()
 
 
-Both = tuple[Server, KubeClient]
+Pair = tuple[Server, KubeClient]
 
 
-async def test_requests_are_what_the_api_wants(server: Both) -> None:
+async def test_requests_have_path_content_type_and_body_of_the_api(server: Pair) -> None:
     fake, api = server
-    fake.will(200, {"items": [{"a": 1}]})
+    fake.respond(200, {"items": [{"a": 1}]})
     assert await api.list(PODS, "ns", "a=b") == [{"a": 1}]
     await api.update(JOBS, "ns", {"metadata": {"name": "j"}}, "status")
     await api.patch(PODS, "ns", "p", {"x": 1})
     await api.delete(PODS, "ns", "p", uid="u", grace=0)
     await api.create(LEASES, "ns", {"metadata": {"name": "l"}})
     await api.get(PODS, "ns", "p")
-    assert fake.asked == [
+    assert fake.requests == [
         ("GET", "/api/v1/namespaces/ns/pods?labelSelector=a%3Db", "application/json", None),
         (
             "PUT", "/apis/elasticjob.dev/v1alpha1/namespaces/ns/elasticjobs/j/status", "application/json",
@@ -87,7 +87,7 @@ async def test_requests_are_what_the_api_wants(server: Both) -> None:
 @pytest.mark.parametrize(
     ("status", "answer", "kind"),
     [
-        (404, {"message": "gone"}, NotFound),
+        (404, {"message": "not found"}, NotFound),
         (409, {"reason": "AlreadyExists"}, AlreadyExists),
         (409, {"reason": "Conflict"}, Conflict),
         (403, {"message": "exceeded quota: q"}, Refused),
@@ -106,32 +106,32 @@ def test_errors(status: int, answer: dict[str, Any], kind: type[KubeError]) -> N
 
 
 @pytest.mark.parametrize("status", [429, 500, 503])
-async def test_what_may_pass_is_tried_again(server: Both, status: int) -> None:
+async def test_transient_errors_are_retried(server: Pair, status: int) -> None:
     fake, api = server
-    fake.will(status, Retry_After="1")
-    fake.will(200, {"ok": True})
+    fake.respond(status, Retry_After="1")
+    fake.respond(200, {"ok": True})
     assert await api.get(PODS, "ns", "p") == {"ok": True}
 
 
-async def test_a_no_is_a_no_at_once(server: Both) -> None:
+async def test_a_refusal_is_not_retried(server: Pair) -> None:
     fake, api = server
-    fake.will(403, {"message": "forbidden"})
+    fake.respond(403, {"message": "forbidden"})
     with pytest.raises(Refused):
         await api.create(PODS, "ns", {"metadata": {"name": "p"}})
-    assert len(fake.asked) == 1
+    assert len(fake.requests) == 1
 
 
-async def test_it_gives_up_after_some_tries(server: Both) -> None:
+async def test_after_the_last_attempt_the_error_is_raised(server: Pair) -> None:
     fake, api = server
     for _ in range(kube_client.ATTEMPTS):
-        fake.will(500, {"message": "etcd"})
+        fake.respond(500, {"message": "etcd"})
     with pytest.raises(Unclear, match="get pods p: etcd"):
         await api.get(PODS, "ns", "p")
-    assert len(fake.asked) == kube_client.ATTEMPTS
+    assert len(fake.requests) == kube_client.ATTEMPTS
 
 
-async def test_no_answer_is_unclear(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kube_client, "_pause", lambda attempt, asked: 0.0)
+async def test_no_response_is_unclear(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kube_client, "_retry_delay", lambda attempt, retry_after: 0.0)
     api = KubeClient(client.ApiClient(client.Configuration(host="http://127.0.0.1:1")), RateLimit(100, 100))
     before = api.last_success
     with pytest.raises(Unclear):
@@ -140,17 +140,17 @@ async def test_no_answer_is_unclear(monkeypatch: pytest.MonkeyPatch) -> None:
     await api.close()
 
 
-def test_waits_grow_and_heed_the_server() -> None:
-    assert 0.15 < kube_client._pause(1, 0.0) < 0.25
-    assert 2.3 < kube_client._pause(1, 3.0) < 3.7
-    assert kube_client._pause(30, 0.0) <= kube_client.LONGEST_WAIT * 1.2
+def test_retry_delays_grow_and_follow_retry_after() -> None:
+    assert 0.15 < kube_client._retry_delay(1, 0.0) < 0.25
+    assert 2.3 < kube_client._retry_delay(1, 3.0) < 3.7
+    assert kube_client._retry_delay(30, 0.0) <= kube_client.LONGEST_WAIT * 1.2
 
 
-def test_the_rate_limit_allows_a_burst_and_then_a_pace() -> None:
+def test_the_rate_limit_allows_a_burst_and_then_the_rate() -> None:
     now = [100.0]
     limit = RateLimit(10.0, 5, clock=lambda: now[0])
     waits = [limit.reserve() for _ in range(8)]
     assert waits == pytest.approx([0, 0, 0, 0, 0, 0.1, 0.2, 0.3])
     now[0] += 100
     assert [limit.reserve() for _ in range(6)] == pytest.approx([0, 0, 0, 0, 0, 0.1])
-    assert asyncio.iscoroutinefunction(limit.turn)
+    assert asyncio.iscoroutinefunction(limit.acquire)

@@ -1,4 +1,4 @@
-"""Leader election: who may take the Lease, and that two candidates never both lead. The clocks are the test's."""
+"""Leader election: when a candidate may take the Lease, and that two never lead together. The tests set the clocks."""
 
 from __future__ import annotations
 
@@ -12,30 +12,35 @@ from support.operator_world import Api
 
 
 @pytest.mark.parametrize(
-    ("name", "record", "waited", "free"),
+    ("name", "record", "waited", "allowed"),
     [
-        ("there is none", {}, 0.0, True),
+        ("no Lease", {}, 0.0, True),
         ("released", {"holderIdentity": ""}, 0.0, True),
-        ("mine", {"holderIdentity": "me"}, 0.0, True),
-        ("somebody's", {"holderIdentity": "you", "leaseDurationSeconds": 15}, 14.9, False),
-        ("somebody's, unchanged for its duration", {"holderIdentity": "you", "leaseDurationSeconds": 15}, 15.0, True),
+        ("own", {"holderIdentity": "me"}, 0.0, True),
+        ("of another holder", {"holderIdentity": "you", "leaseDurationSeconds": 15}, 14.9, False),
+        (
+            "of another holder, unchanged for its duration",
+            {"holderIdentity": "you", "leaseDurationSeconds": 15},
+            15.0,
+            True,
+        ),
         ("of unknown duration", {"holderIdentity": "you"}, DURATION - 1, False),
     ],
 )
-def test_who_may_take_it(name: str, record: dict[str, Any], waited: float, free: bool) -> None:
-    assert may_acquire(ObservedLease(record, 100.0), "me", 100.0 + waited) is free
+def test_may_acquire(name: str, record: dict[str, Any], waited: float, allowed: bool) -> None:
+    assert may_acquire(ObservedLease(record, 100.0), "me", 100.0 + waited) is allowed
 
 
-def test_each_change_of_holder_is_a_new_generation() -> None:
+def test_each_change_of_holder_raises_the_generation() -> None:
     first = next_record({}, "a", 0.0)
-    again = next_record(first, "a", 5.0)
-    other = next_record(again, "b", 9.0)
-    assert [r["leaseTransitions"] for r in (first, again, other)] == [1, 1, 2]
-    assert again["acquireTime"] == first["acquireTime"] != other["acquireTime"]
+    renewed = next_record(first, "a", 5.0)
+    other = next_record(renewed, "b", 9.0)
+    assert [r["leaseTransitions"] for r in (first, renewed, other)] == [1, 1, 2]
+    assert renewed["acquireTime"] == first["acquireTime"] != other["acquireTime"]
 
 
 class Clock:
-    """Time that passes only by sleeping."""
+    """A clock that advances only by `sleep`."""
 
     def __init__(self, api: Api) -> None:
         self.api = api
@@ -53,7 +58,7 @@ def election(api: Api, me: str, clock: Clock | None = None) -> tuple[Election, C
     return Election(api, "ns", "op", me, clock=lambda: clock.now, wall=lambda: clock.now, sleep=clock.sleep), clock
 
 
-async def test_the_first_leads_the_second_waits_and_takes_over_when_it_is_released() -> None:
+async def test_the_second_candidate_waits_and_takes_over_a_released_lease() -> None:
     api = Api(0.0)
     second, clock = election(api, "b")
     first, _ = election(api, "a", clock)
@@ -63,7 +68,7 @@ async def test_the_first_leads_the_second_waits_and_takes_over_when_it_is_releas
         if clock.now > 30:
             await first.release()
         else:
-            assert await first._try()
+            assert await first._try_acquire()
 
     clock.on_sleep = renew_then_release
     await second.acquire()
@@ -71,7 +76,7 @@ async def test_the_first_leads_the_second_waits_and_takes_over_when_it_is_releas
     assert (first.generation, second.generation) == (1, 2)
 
 
-async def test_a_dead_leader_is_followed_after_its_lease_has_run_out() -> None:
+async def test_a_candidate_takes_over_after_a_silent_leaders_lease_expired() -> None:
     api = Api(0.0)
     (first, _), (second, clock) = election(api, "a"), election(api, "b")
     await first.acquire()
@@ -79,7 +84,7 @@ async def test_a_dead_leader_is_followed_after_its_lease_has_run_out() -> None:
     assert DURATION <= clock.now <= DURATION + 4
 
 
-async def test_a_leader_that_was_overtaken_ends() -> None:
+async def test_a_leader_that_lost_the_lease_raises() -> None:
     api = Api(0.0)
     (first, _), (second, _) = election(api, "a"), election(api, "b")
     await first.acquire()
@@ -88,7 +93,9 @@ async def test_a_leader_that_was_overtaken_ends() -> None:
         await first.renew()
 
 
-async def test_a_leader_that_cannot_renew_ends_before_anybody_may_follow(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_leader_that_cannot_renew_raises_before_a_candidate_may_take_over(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     api = Api(0.0)
     first, clock = election(api, "a")
     await first.acquire()
@@ -102,18 +109,18 @@ async def test_a_leader_that_cannot_renew_ends_before_anybody_may_follow(monkeyp
     assert clock.now < DURATION
 
 
-async def test_two_candidates_of_one_moment_do_not_both_lead() -> None:
+async def test_of_two_simultaneous_candidates_one_leads() -> None:
     api = Api(0.0)
     elections = [election(api, name)[0] for name in "ab"]
-    assert [await e._try() for e in elections] == [True, False]
+    assert [await e._try_acquire() for e in elections] == [True, False]
 
 
-async def test_an_error_is_a_no(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_on_an_error_the_lease_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     api = Api(0.0)
 
     async def broken(*_: Any, **__: Any) -> Any:
         raise KubeError("down")
 
     monkeypatch.setattr(api, "get", broken)
-    assert await election(api, "a")[0]._try() is False
+    assert await election(api, "a")[0]._try_acquire() is False
     assert (LEASES, "op") not in api.objects

@@ -1,4 +1,4 @@
-"""Children as they are sent: what a template becomes, and that what we add is restricted."""
+"""Manifests of children: changes to the template, and that added containers pass Pod Security `restricted`."""
 
 from __future__ import annotations
 
@@ -51,15 +51,13 @@ def env(container: Raw) -> dict[str, Any]:
         (["/bin/pythonish"], None, ["python3", "/elasticjob/agent.pyz", "agent", "--", "/bin/pythonish"]),
     ],
 )  # fmt: skip
-def test_the_agent_stands_in_front_of_the_command(
-    command: list[str], args: list[str] | None, wrapped: list[str]
-) -> None:
+def test_the_agent_wraps_the_command(command: list[str], args: list[str] | None, wrapped: list[str]) -> None:
     container = trainer(worker(template(None, command=command, args=args)))
     assert container["command"] == wrapped
     assert "args" not in container
 
 
-def test_a_worker_has_its_place_and_its_own_token_only_if_asked() -> None:
+def test_a_worker_pod_has_its_host_name_and_a_token_only_if_the_template_asks() -> None:
     pod = worker(template({"nodeSelector": {"gpu": "yes"}, "imagePullSecrets": [{"name": "reg"}]}))
     assert pod["metadata"]["name"] == "bert-1-2"
     assert pod["metadata"]["ownerReferences"][0]["uid"] == UID
@@ -74,35 +72,41 @@ def test_a_worker_has_its_place_and_its_own_token_only_if_asked() -> None:
     assert worker(template({"automountServiceAccountToken": True}))["spec"]["automountServiceAccountToken"] is True
 
 
-def test_the_agent_is_told_what_it_needs_and_its_key_stays_in_the_secret() -> None:
-    told = env(trainer(worker(template(env=[{"name": "ELASTICJOB_INDEX", "value": "9"}, {"name": "A", "value": "b"}]))))
-    assert told["A"] == "b"
-    assert {told[n] for n in (Env.INDEX, Env.POD_NAME, Env.INCARNATION)} == {"1", "bert-1-2", "2"}
-    assert told[Env.STORE_ENDPOINT] == "bert-rdzv.ns.svc:29400"
-    assert told[Env.NODE_KEY] == {"secretKeyRef": {"name": "bert-rdzv", "key": "node"}}
-    assert told[Env.POD_IP] == {"fieldRef": {"fieldPath": "status.podIP"}}
-    assert (told[Env.PRELOAD], told[Env.KEEP_ALIVE], told["PYTHONUNBUFFERED"]) == ("torch,torch._dynamo", "1x3", "1")
-    assert Env.OPERATOR_KEY not in told
+def test_the_agent_gets_its_settings_and_its_key_from_the_secret() -> None:
+    variables = env(
+        trainer(worker(template(env=[{"name": "ELASTICJOB_INDEX", "value": "9"}, {"name": "A", "value": "b"}])))
+    )
+    assert variables["A"] == "b"
+    assert {variables[n] for n in (Env.INDEX, Env.POD_NAME, Env.INCARNATION)} == {"1", "bert-1-2", "2"}
+    assert variables[Env.STORE_ENDPOINT] == "bert-rdzv.ns.svc:29400"
+    assert variables[Env.NODE_KEY] == {"secretKeyRef": {"name": "bert-rdzv", "key": "node"}}
+    assert variables[Env.POD_IP] == {"fieldRef": {"fieldPath": "status.podIP"}}
+    assert (variables[Env.PRELOAD], variables[Env.KEEP_ALIVE], variables["PYTHONUNBUFFERED"]) == (
+        "torch,torch._dynamo",
+        "1x3",
+        "1",
+    )
+    assert Env.OPERATOR_KEY not in variables
 
 
-def test_the_agent_is_told_its_role_and_whose_agents_form_the_groups() -> None:
-    told = env(trainer(worker()))
-    assert (told[Env.ROLE], told[Env.RENDEZVOUS_BACKEND]) == ("", "elasticjob")
+def test_the_agent_gets_its_role_and_the_rendezvous_backend() -> None:
+    variables = env(trainer(worker()))
+    assert (variables[Env.ROLE], variables[Env.RENDEZVOUS_BACKEND]) == ("", "elasticjob")
     annotated = template() | {"metadata": {"annotations": {"elasticjob.dev/worker-role": "reader"}}}
-    told = env(trainer(worker(annotated, rendezvous={"backend": "c10d"})))
-    assert (told[Env.ROLE], told[Env.RENDEZVOUS_BACKEND]) == ("reader", "c10d")
+    variables = env(trainer(worker(annotated, rendezvous={"backend": "c10d"})))
+    assert (variables[Env.ROLE], variables[Env.RENDEZVOUS_BACKEND]) == ("reader", "c10d")
 
 
 @pytest.mark.parametrize(
-    ("asked", "stop_grace", "becomes"), [(None, 1, 30), (3, 1, 6), (60, 1, 60), (None, 40, 45), (0, 0, 5)]
+    ("requested", "stop_grace", "expected"), [(None, 1, 30), (3, 1, 6), (60, 1, 60), (None, 40, 45), (0, 0, 5)]
 )
-def test_the_kubelet_waits_longer_than_the_agent(asked: int | None, stop_grace: int, becomes: int) -> None:
-    pod = {} if asked is None else {"terminationGracePeriodSeconds": asked}
-    assert worker(template(pod), stopGraceSeconds=stop_grace)["spec"]["terminationGracePeriodSeconds"] == becomes
+def test_the_kubelet_waits_longer_than_the_agent(requested: int | None, stop_grace: int, expected: int) -> None:
+    pod = {} if requested is None else {"terminationGracePeriodSeconds": requested}
+    assert worker(template(pod), stopGraceSeconds=stop_grace)["spec"]["terminationGracePeriodSeconds"] == expected
 
 
 @pytest.mark.parametrize("own", [False, True])
-def test_shared_memory_is_the_hosts_unless_the_template_has_its_own(own: bool) -> None:
+def test_shared_memory_is_added_unless_the_template_has_its_own(own: bool) -> None:
     mounts = [{"name": "mine", "mountPath": "/dev/shm/"}] if own else []
     pod = worker(template(volumeMounts=mounts))
     assert [v["name"] for v in pod["spec"]["volumes"]] == ["elasticjob-agent", *([] if own else ["elasticjob-shm"])]
@@ -118,21 +122,21 @@ def test_the_named_trainer_is_wrapped_and_sidecars_are_left_alone() -> None:
     assert pod["spec"]["containers"][1]["command"][1] == "/elasticjob/agent.pyz"
 
 
-def test_each_alternative_of_the_templates_affinity_keeps_away_from_lost_nodes() -> None:
+def test_each_node_selector_term_of_the_template_excludes_avoided_nodes() -> None:
     terms = [{"matchExpressions": [{"key": "a", "operator": "Exists"}]}, {"matchFields": [{"key": "metadata.name"}]}]
     required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}
     pod = worker(template({"affinity": {"nodeAffinity": required, "podAntiAffinity": {}}}), avoid=("n1", "n2"))
     affinity = pod["spec"]["affinity"]
-    away = {"key": "kubernetes.io/hostname", "operator": "NotIn", "values": ["n1", "n2"]}
+    excluded = {"key": "kubernetes.io/hostname", "operator": "NotIn", "values": ["n1", "n2"]}
     chosen = affinity["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
-    assert [term["matchExpressions"][-1] for term in chosen] == [away, away]
+    assert [term["matchExpressions"][-1] for term in chosen] == [excluded, excluded]
     assert chosen[0]["matchExpressions"][0] == {"key": "a", "operator": "Exists"}
     assert "podAntiAffinity" in affinity
     assert pod["metadata"]["annotations"] == {"elasticjob.dev/avoids": "n1,n2"}
     assert "affinity" not in worker()["spec"]
 
 
-def test_building_leaves_the_job_as_it_was() -> None:
+def test_building_a_manifest_does_not_change_the_job() -> None:
     raw = raw_job(template=template({"volumes": [{"name": "data", "emptyDir": {}}]}))
     before = copy.deepcopy(raw)
     built = parse_job(raw)
@@ -153,7 +157,7 @@ def restricted(container: Raw) -> bool:
     )
 
 
-def test_our_own_containers_pass_the_restricted_policy() -> None:
+def test_added_containers_pass_the_restricted_policy() -> None:
     built = job()
     assert built.spec is not None
     pod = manifests.store_pod_manifest(built, built.spec, 3, "agent:1")
@@ -161,7 +165,7 @@ def test_our_own_containers_pass_the_restricted_policy() -> None:
     assert restricted(worker()["spec"]["initContainers"][0])
 
 
-def test_the_store_knows_its_rules_and_both_keys() -> None:
+def test_the_store_pod_gets_its_settings_and_both_keys() -> None:
     where = {"nodeSelector": {"cpu": "y"}, "tolerations": [{"key": "t"}], "priorityClassName": "high"}
     built = job(rendezvous={"port": 1234, "store": where}, failurePolicy={"maxRestarts": 7})
     assert built.spec is not None
@@ -169,14 +173,14 @@ def test_the_store_knows_its_rules_and_both_keys() -> None:
     assert (pod["metadata"]["name"], pod["spec"]["restartPolicy"]) == ("bert-rdzv-3", "Always")
     assert {name: pod["spec"][name] for name in where} == where
     assert "affinity" not in pod["spec"]
-    away = manifests.store_pod_manifest(built, built.spec, 3, "agent:1", ("n1",))
-    assert away["metadata"]["annotations"] == {"elasticjob.dev/avoids": "n1"}
-    assert "nodeAffinity" in away["spec"]["affinity"]
-    told = env(pod["spec"]["containers"][0])
-    settings = codec.parse(RoundSettings, json.loads(told[Env.SETTINGS]))
+    excluded = manifests.store_pod_manifest(built, built.spec, 3, "agent:1", ("n1",))
+    assert excluded["metadata"]["annotations"] == {"elasticjob.dev/avoids": "n1"}
+    assert "nodeAffinity" in excluded["spec"]["affinity"]
+    variables = env(pod["spec"]["containers"][0])
+    settings = codec.parse(RoundSettings, json.loads(variables[Env.SETTINGS]))
     assert (settings.min_nodes, settings.target, settings.max_restarts) == (2, 2, 7)
-    assert (told[Env.STORE_INCARNATION], told[Env.PORT], told[Env.RUN_ID]) == ("3", "1234", UID)
-    assert told[Env.OPERATOR_KEY] == {"secretKeyRef": {"name": "bert-rdzv", "key": "operator"}}
+    assert (variables[Env.STORE_INCARNATION], variables[Env.PORT], variables[Env.RUN_ID]) == ("3", "1234", UID)
+    assert variables[Env.OPERATOR_KEY] == {"secretKeyRef": {"name": "bert-rdzv", "key": "operator"}}
 
 
 def test_services_and_secret() -> None:

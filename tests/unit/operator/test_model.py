@@ -1,4 +1,4 @@
-"""What the operator reads: defaults, and that nothing somebody else wrote makes it crash."""
+"""Parsing of jobs, specs, status and pods: defaults, and no input that raises."""
 
 from __future__ import annotations
 
@@ -47,26 +47,26 @@ def test_defaults() -> None:
     assert parse_spec({"template": container(), "preload": []}).preload == ()
 
 
-@pytest.mark.parametrize(("asked", "stop_grace", "planned"), [(None, 1, 24), (600, 1, 594), (0, 1, 0), (None, 40, 0)])
+@pytest.mark.parametrize(("grace", "stop_grace", "planned"), [(None, 1, 24), (600, 1, 594), (0, 1, 0), (None, 40, 0)])
 def test_a_planned_end_takes_no_longer_than_the_kubelet_gives_a_pod(
-    asked: int | None, stop_grace: int, planned: int
+    grace: int | None, stop_grace: int, planned: int
 ) -> None:
     template = container()
-    template["spec"]["terminationGracePeriodSeconds"] = asked
+    template["spec"]["terminationGracePeriodSeconds"] = grace
     spec = parse_spec({"template": template, "stopGraceSeconds": stop_grace})
     assert spec.settings.graceful_shutdown == planned
 
 
 @pytest.mark.parametrize(
-    ("policy", "asked", "planned", "grace"),
+    ("policy", "requested", "planned", "grace"),
     [({}, None, 120, 126), ({}, 600, 120, 600), ({"gracefulShutdownSeconds": 0}, None, 0, 30),
      ({"gracefulShutdownSeconds": 300}, 30, 300, 306)],
 )  # fmt: skip
 def test_the_kubelet_gives_a_pod_longer_than_a_planned_end_may_take(
-    policy: dict[str, int], asked: int | None, planned: int, grace: int
+    policy: dict[str, int], requested: int | None, planned: int, grace: int
 ) -> None:
     template = container()
-    template["spec"]["terminationGracePeriodSeconds"] = asked
+    template["spec"]["terminationGracePeriodSeconds"] = requested
     elastic = {"minReplicas": 1, "maxReplicas": 2, **policy}
     spec = parse_spec({"template": template, "elasticPolicy": elastic})
     assert (spec.settings.graceful_shutdown, spec.termination_grace) == (planned, grace)
@@ -79,13 +79,13 @@ def test_quantities(written: Any, value: float) -> None:
     assert quantity(written) == value
 
 
-def test_times_survive_writing() -> None:
+def test_timestamps_survive_a_round_trip() -> None:
     assert moment({"t": timestamp(12.345678, precise=True)}, "t") == pytest.approx(12.345678, abs=1e-6)
     assert moment({"t": timestamp(12.9)}, "t") == 12.0
     assert moment({"t": "yesterday"}, "t") is None
 
 
-def test_a_pod_is_judged_by_its_trainer() -> None:
+def test_a_pod_ends_when_its_trainer_container_ends() -> None:
     raw = raw_pod(0, container={"name": "side", "state": {"terminated": {"exitCode": 1}}})
     assert parse_pod(raw).end is None
     done = worker(0, **ended(0, "Completed", declared(Outcome.SUCCEEDED)))
@@ -93,14 +93,14 @@ def test_a_pod_is_judged_by_its_trainer() -> None:
     assert done.end.outcome is Outcome.SUCCEEDED
 
 
-@pytest.mark.parametrize("said", ["", "{", "[]", '{"outcome": "Won"}', '{"outcome": 1, "reason": 2}', "x" * 5000])
-def test_a_termination_message_is_data(said: str) -> None:
-    pod = worker(0, **ended(1, said=said))
+@pytest.mark.parametrize("message", ["", "{", "[]", '{"outcome": "Won"}', '{"outcome": 1, "reason": 2}', "x" * 5000])
+def test_an_unreadable_termination_message_declares_no_outcome(message: str) -> None:
+    pod = worker(0, **ended(1, termination=message))
     assert pod.end is not None
     assert (pod.end.outcome, len(pod.end.message) <= 1024) == (None, True)
 
 
-def test_a_container_killed_by_a_signal_names_it() -> None:
+def test_the_end_of_a_killed_container_names_the_signal() -> None:
     pod = worker(0, **ended(137, "OOMKilled"))
     assert pod.end is not None
     assert (pod.end.signal, pod.end.reason) == ("SIGKILL", "OOMKilled")

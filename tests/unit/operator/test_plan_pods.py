@@ -1,4 +1,4 @@
-"""Worker pods: given what a index has, what becomes of it, whether it is charged, and what the store is told."""
+"""Plans for worker pods: what replaces them, what is charged, and which pods the store expects."""
 
 from __future__ import annotations
 
@@ -18,37 +18,32 @@ from elasticjob_operator.actions import (
 )
 from elasticjob_operator.model.observed import Child, Children, LinkView, Observed, Refusal, RefusalReason
 from elasticjob_operator.model.pods import Pod, parse_pod
-from elasticjob_operator.plan import Plan, plan
+from elasticjob_operator.plan import Plan
 from support.operator_build import (
     IMAGE,
     NOW,
     Raw,
+    conditions_of,
     declared,
     elastic,
     ended,
+    events_of,
     failure,
     gathering,
     job,
     link,
     raw_pod,
     report,
+    run,
     status,
+    status_of,
     steady,
     unschedulable,
     worker,
 )
 
 
-def run(observed: Observed, now: float = NOW) -> Plan:
-    return plan(observed, IMAGE, now)
-
-
-def told(p: Plan) -> dict[str, Any]:
-    assert p.status is not None
-    return dict(p.status)
-
-
-def test_a_new_job_gets_everything_at_once_and_status_names_it_first() -> None:
+def test_a_new_job_gets_all_its_children_in_one_plan_and_status_names_them() -> None:
     p = run(Observed(job()))
     assert p.actions == (
         CreateSecret(),
@@ -58,15 +53,15 @@ def test_a_new_job_gets_everything_at_once_and_status_names_it_first() -> None:
         CreateWorker("bert-0-0", 0, 0),
         CreateWorker("bert-1-0", 1, 0),
     )
-    status_ = told(p)
+    status_ = status_of(p)
     assert status_["incarnations"] == "0,0"
     assert status_["rendezvous"] == {"endpoint": "bert-rdzv.ns.svc:29400", "incarnation": 0}
     assert (status_["phase"], status_["targetReplicas"], status_["runtimeImage"]) == ("Pending", 2, IMAGE)
 
 
-def test_nothing_to_do_is_an_empty_plan() -> None:
+def test_a_steady_job_has_an_empty_plan() -> None:
     first = run(steady())
-    again = run(replace(steady(), job=job(status=told(first))))
+    again = run(replace(steady(), job=job(status=status_of(first))))
     assert (first.actions, again.actions, again.status, again.event_records) == ((), (), None, ())
 
 
@@ -74,78 +69,75 @@ OTHER = worker(1)
 LOST = {"bert_0_0": NOW - 4}
 
 REPLACED: list[tuple[str, tuple[Pod, ...], bool, list[str]]] = [
-    ("gone", (), False, []),
+    ("missing", (), False, []),
     ("being deleted", (worker(0, deleting=NOW + 30),), False, []),
-    ("left on SIGTERM", (worker(0, **ended(143)),), False, []),
+    ("drained", (worker(0, **ended(143)),), False, []),
     ("superseded", (worker(0, **ended(76)),), False, []),
-    ("found no round", (worker(0, **ended(75)),), False, []),
-    ("killed for memory", (worker(0, **ended(137, "OOMKilled")),), True, []),
-    ("agent broke", (worker(0, **ended(70)),), True, []),
-    ("exit 0 that nobody declared", (worker(0, **ended(0, "Completed")),), True, []),
-    ("said it left", (worker(0, **ended(1, said=declared(Outcome.LEFT))),), False, []),
+    ("found no store", (worker(0, **ended(69)),), False, []),
+    ("out of memory", (worker(0, **ended(137, "OOMKilled")),), True, []),
+    ("the agent broke", (worker(0, **ended(70)),), True, []),
+    ("exit code 0 without a declared outcome", (worker(0, **ended(0, "Completed")),), True, []),
+    ("declared that it left", (worker(0, **ended(1, termination=declared(Outcome.LEFT))),), False, []),
     (
         "evicted",
         (worker(0, **ended(137), conditions=[{"type": "DisruptionTarget", "status": "True", "reason": "Evicted"}]),),
         False,
         [],
     ),
-    ("no container ever ran", (worker(0, phase="Failed", container={"state": {}}),), False, []),
+    ("no container ran", (worker(0, phase="Failed", container={"state": {}}),), False, []),
 ]
 
 
 @pytest.mark.parametrize(("name", "pods", "charged", "deleted"), REPLACED, ids=[r[0] for r in REPLACED])
-def test_a_pod_that_is_no_more_has_a_successor_at_once(
+def test_a_pod_that_is_missing_ended_or_being_deleted_is_replaced_at_once(
     name: str, pods: tuple[Pod, ...], charged: bool, deleted: list[str]
 ) -> None:
-    p = run(steady(workers=(*pods, OTHER), told=report(OTHER)))
+    p = run(steady(workers=(*pods, OTHER), last_report=report(OTHER)))
     assert CreateWorker("bert-0-1", 0, 1) in p.actions
     assert [a.name for a in p.actions if isinstance(a, DeletePod)] == deleted
-    status_ = told(p)
+    status_ = status_of(p)
     assert status_["incarnations"] == "1,0"
     assert (status_["restarts"], status_["restartsCountTowardsMax"]) == ((1, 1) if charged else (0, 0))
     assert p.operator_view is not None
-    assert [(f.pod, f.state) for f in p.operator_view.pods] == [
+    assert [(pod.pod, pod.state) for pod in p.operator_view.pods] == [
         ("bert-0-1", PodState.STARTING),
         ("bert-1-0", PodState.RUNNING),
     ]
     assert p.operator_view.charged == int(charged)
 
 
-def test_a_pod_that_vanished_while_nobody_looked_is_replaced_and_not_charged() -> None:
-    """Operator and store were both down: nothing tells of it but its absence."""
+def test_a_pod_that_vanished_while_operator_and_store_were_down_is_replaced_and_not_charged() -> None:
     p = run(replace(steady(workers=(OTHER,)), stores=(), link=LinkView(connected=False, since=NOW)))
     assert CreateWorker("bert-0-1", 0, 1) in p.actions
-    status_ = told(p)
+    status_ = status_of(p)
     assert (status_["restarts"], status_.get("lastFailure")) == (0, None)
 
 
 def test_pods_that_fail_together_are_charged_once() -> None:
-    first = run(steady(workers=(worker(0, **ended(137, "OOMKilled")), OTHER), told=report(OTHER)))
+    first = run(steady(workers=(worker(0, **ended(137, "OOMKilled")), OTHER), last_report=report(OTHER)))
     later = replace(
-        steady(workers=(worker(0, 1), worker(1, **ended(137, "OOMKilled"))), told=gathering()),
-        job=job(status=told(first)),
+        steady(workers=(worker(0, 1), worker(1, **ended(137, "OOMKilled"))), last_report=gathering()),
+        job=job(status=status_of(first)),
     )
-    assert told(run(later))["restarts"] == 1
-    fresh_one = replace(later, workers=(worker(0, 1, **ended(70), created=NOW + 5), worker(1)))
-    assert told(run(fresh_one, NOW + 9))["restarts"] == 2
+    assert status_of(run(later))["restarts"] == 1
+    later_pod = replace(later, workers=(worker(0, 1, **ended(70), created=NOW + 5), worker(1)))
+    assert status_of(run(later_pod, NOW + 9))["restarts"] == 2
 
 
 def test_a_superseded_pod_that_still_runs_is_deleted() -> None:
     p = run(steady(workers=(worker(0), worker(0, 1), OTHER), incarnations="1,0"))
-    assert p.actions == (
-        DeletePod("bert-0-0", "uid-bert-0-0", "a newer pod has its index, or the job does not want it any more"),
-    )
+    assert p.actions == (DeletePod("bert-0-0", "uid-bert-0-0", "a newer pod has its index"),)
 
 
-def test_of_ended_pods_the_newest_of_each_slot_stays_for_its_log() -> None:
+def test_the_newest_ended_pod_of_each_index_is_kept_for_its_log() -> None:
     pods = (worker(0, 0, **ended(70)), worker(0, 1, **ended(70)), worker(0, 2), OTHER)
     p = run(steady(workers=pods, incarnations="2,0"))
     assert [a.name for a in p.actions if isinstance(a, DeletePod)] == ["bert-0-0"]
 
 
-def test_a_node_that_turns_pods_away_does_not_make_it_spin() -> None:
-    turned_away = worker(0, phase="Failed", container={"state": {}}, created=NOW - 2)
-    observed = steady(workers=(turned_away, OTHER), told=report(OTHER))
+def test_a_pod_that_a_node_rejected_is_replaced_after_a_delay() -> None:
+    rejected = worker(0, phase="Failed", container={"state": {}}, created=NOW - 2)
+    observed = steady(workers=(rejected, OTHER), last_report=report(OTHER))
     early = run(observed)
     assert early.actions == ()
     assert early.requeue_after == pytest.approx(8.0)
@@ -155,7 +147,7 @@ def test_a_node_that_turns_pods_away_does_not_make_it_spin() -> None:
 # ---- lost nodes ------------------------------------------------------------------------------------------------
 
 
-def test_a_lost_agent_gets_a_moment_then_its_node_is_avoided() -> None:
+def test_a_lost_agent_gets_a_grace_period_then_its_node_is_avoided() -> None:
     lost = replace(steady(), link=link(report(OTHER, lost_pods=("bert-0-0",)), bert_0_0=NOW - 1))
     early = run(lost)
     assert early.actions == ()
@@ -163,84 +155,89 @@ def test_a_lost_agent_gets_a_moment_then_its_node_is_avoided() -> None:
     late = run(lost, NOW + 2)
     assert late.actions == (
         CreateWorker("bert-0-1", 0, 1, avoid=("n1",)),
-        DeletePod("bert-0-0", "uid-bert-0-0", "a newer pod has its index, or the job does not want it any more"),
+        DeletePod("bert-0-0", "uid-bert-0-0", "a newer pod has its index"),
     )
-    assert [(n["name"], n["reason"]) for n in told(late)["avoidedNodes"]] == [("n1", "NodeLost")]
-    lost = told(late)["lastFailure"]
-    assert (lost["class"], lost["node"], lost["pod"]) == ("NodeLost", "n1", "bert-0-0")
-    assert told(late)["restarts"] == 0
+    assert [(n["name"], n["reason"]) for n in status_of(late)["avoidedNodes"]] == [("n1", "NodeLost")]
+    failed = status_of(late)["lastFailure"]
+    assert (failed["class"], failed["node"], failed["pod"]) == ("NodeLost", "n1", "bert-0-0")
+    assert status_of(late)["restarts"] == 0
 
 
-def test_a_report_of_a_store_that_cannot_be_asked_loses_nobody() -> None:
+def test_no_pod_is_lost_by_the_report_of_an_unavailable_store() -> None:
     lost = replace(steady(), link=replace(link(report(OTHER), since=NOW - 1, bert_0_0=NOW - 60), connected=False))
     assert run(lost).actions == ()
 
 
 def avoiding(lease: float | None, pod: Pod) -> Observed:
-    entry = {"name": "n1", "until": "2027-01-16T08:00:00Z", "why": "lost"}  # lost at NOW
+    """Return a job that avoids n1, lost at NOW, with `pod` and the last lease renewal of n1."""
+    entry = {"name": "n1", "until": "2027-01-16T08:00:00Z", "why": "lost"}
     observed = steady(workers=(pod, worker(1, node="n2")), avoidedNodes=[entry], incarnations="1,0")
     return replace(observed, leases={} if lease is None else {"n1": lease})
 
 
-WAITS = unschedulable()
-UNFIT = failure("bert-0-0", kind=FailureClass.DEVICE_UNHEALTHY, rank=None, exit_code=None, message="GPU 1 is lost")
-SAID_UNFIT = worker(0, **ended(143, said=declared(Outcome.LEFT, UNFIT)))
+PENDING = unschedulable()
+UNHEALTHY = failure("bert-0-0", kind=FailureClass.DEVICE_UNHEALTHY, rank=None, exit_code=None, message="GPU 1 is lost")
+DECLARED_UNHEALTHY = worker(0, **ended(143, termination=declared(Outcome.LEFT, UNHEALTHY)))
 
 
 @pytest.mark.parametrize(
-    ("pod", "told_by"),
+    ("pod", "last_report"),
     [
-        (worker(0), report(OTHER, unhealthy=(UNFIT,))),
-        (worker(0, deleting=NOW + 30), report(OTHER, unhealthy=(UNFIT,))),
-        (SAID_UNFIT, report(OTHER)),
-        (worker(0, **ended(143, said=declared(Outcome.LEFT, UNFIT)), created=NOW - 1), gathering()),
+        (worker(0), report(OTHER, unhealthy=(UNHEALTHY,))),
+        (worker(0, deleting=NOW + 30), report(OTHER, unhealthy=(UNHEALTHY,))),
+        (DECLARED_UNHEALTHY, report(OTHER)),
+        (worker(0, **ended(143, termination=declared(Outcome.LEFT, UNHEALTHY)), created=NOW - 1), gathering()),
     ],
     ids=["still runs", "is being deleted", "has ended", "ended at its start"],
 )
-def test_a_node_that_is_not_fit_is_replaced_elsewhere_at_once_and_not_charged(pod: Pod, told_by: Report) -> None:
-    p = run(steady(workers=(pod, worker(1, node="n2")), told=told_by))
+def test_a_pod_on_an_unhealthy_node_is_replaced_elsewhere_at_once_and_not_charged(
+    pod: Pod, last_report: Report
+) -> None:
+    p = run(steady(workers=(pod, worker(1, node="n2")), last_report=last_report))
     assert CreateWorker("bert-0-1", 0, 1, avoid=("n1",)) in p.actions
     assert [a.name for a in p.actions if isinstance(a, DeletePod)] == ([] if pod.deleting or pod.end else ["bert-0-0"])
-    status_ = told(p)
+    status_ = status_of(p)
     (avoided,) = status_["avoidedNodes"]
     assert (avoided["name"], avoided["reason"]) == ("n1", "DeviceUnhealthy")
     assert (status_["restarts"], status_["lastFailure"]["class"], status_["lastFailure"]["node"]) == (
         0, "DeviceUnhealthy", "n1",
     )  # fmt: skip
-    assert "DeviceUnhealthy" in [n.reason for n in p.event_records]
+    assert "DeviceUnhealthy" in events_of(p)
 
 
 @pytest.mark.parametrize(("later", "avoided"), [(3600.0, True), (86390.0, True), (86410.0, False)])
-def test_a_node_that_is_not_fit_is_avoided_for_a_day_whatever_its_kubelet_says(later: float, avoided: bool) -> None:
+def test_an_unhealthy_node_is_avoided_for_a_day_though_its_kubelet_renews_its_lease(
+    later: float, avoided: bool
+) -> None:
     entry = {"name": "n1", "until": "2027-01-16T08:00:00Z", "why": "GPU 1 is lost", "reason": "DeviceUnhealthy"}
-    pod = worker(0, 1, avoids="n1", **WAITS)
+    pod = worker(0, 1, avoids="n1", **PENDING)
     observed = steady(workers=(pod, worker(1, node="n2")), avoidedNodes=[entry], incarnations="1,0")
     p = run(replace(observed, leases={"n1": NOW + later}), NOW + later)
     assert ([a.name for a in p.actions if isinstance(a, CreateWorker)] == []) is avoided
     if avoided:
-        fault = next(c for c in told(p)["conditions"] if c["type"] == "FullyScaled")
+        fault = conditions_of(p)["FullyScaled"]
         assert fault["reason"] == "NodeFault"
         assert "n1 is avoided until 2027-01-16T08:00:00Z: GPU 1 is lost" in fault["message"]
 
 
-def test_how_long_a_node_that_is_not_fit_is_avoided_is_the_users_to_say() -> None:
-    observed = steady(workers=(worker(0), worker(1, node="n2")), told=report(OTHER, unhealthy=(UNFIT,)))
-    impatient = replace(observed, job=job(status=status(), failurePolicy={"avoidNodeSeconds": 600}))
-    (avoided,) = told(run(impatient))["avoidedNodes"]
+def test_avoid_node_seconds_sets_how_long_an_unhealthy_node_is_avoided() -> None:
+    observed = steady(workers=(worker(0), worker(1, node="n2")), last_report=report(OTHER, unhealthy=(UNHEALTHY,)))
+    shorter = replace(observed, job=job(status=status(), failurePolicy={"avoidNodeSeconds": 600}))
+    (avoided,) = status_of(run(shorter))["avoidedNodes"]
     assert (avoided["since"], avoided["until"]) == ("2027-01-15T08:00:00Z", "2027-01-15T08:10:00Z")
-    pod = worker(0, 1, avoids="n1", **WAITS)
-    # A change does not touch what is avoided already.
+    pod = worker(0, 1, avoids="n1", **PENDING)
+    # A changed avoidNodeSeconds does not apply to nodes that are avoided already.
     later = steady(workers=(pod, worker(1, node="n2")), avoidedNodes=[avoided], incarnations="1,0")
     assert run(later, NOW + 599).actions == ()
     assert run(later, NOW + 601).actions[0] == CreateWorker("bert-0-2", 0, 2)
 
 
 DRAINED = {"type": "DisruptionTarget", "status": "True", "reason": "EvictionByEvictionAPI"}
-TAKEN = {"type": "DisruptionTarget", "status": "True", "reason": "PreemptionByScheduler"}
+PREEMPTED = {"type": "DisruptionTarget", "status": "True", "reason": "PreemptionByScheduler"}
 COLLECTED = {"type": "DisruptionTarget", "status": "True", "reason": "DeletionByPodGC"}
 
 
-def taken_by_kubelet(reason: str) -> Raw:
+def failed_by_kubelet(reason: str) -> Raw:
     raw = raw_pod(0, phase="Failed", container={"state": {}})
     raw["status"] |= {"reason": reason, "message": "The node was low on resource: memory."}
     return raw
@@ -250,20 +247,22 @@ def taken_by_kubelet(reason: str) -> Raw:
     ("pod", "kind", "reason"),
     [
         (worker(0, deleting=NOW + 30, conditions=[DRAINED]), "Preempted", "EvictionByEvictionAPI"),
-        (worker(0, deleting=NOW + 30, conditions=[TAKEN]), "Preempted", "PreemptionByScheduler"),
-        (worker(0, **ended(143), conditions=[TAKEN]), "Preempted", "PreemptionByScheduler"),
+        (worker(0, deleting=NOW + 30, conditions=[PREEMPTED]), "Preempted", "PreemptionByScheduler"),
+        (worker(0, **ended(143), conditions=[PREEMPTED]), "Preempted", "PreemptionByScheduler"),
         (worker(0, deleting=NOW + 30, conditions=[COLLECTED]), "NodeLost", "DeletionByPodGC"),
-        (parse_pod(taken_by_kubelet("Evicted")), "Preempted", "Evicted"),
-        (parse_pod(taken_by_kubelet("Terminated")), "Preempted", "Terminated"),
-        (parse_pod(taken_by_kubelet("OutOfcpu")), "StartError", "OutOfcpu"),
+        (parse_pod(failed_by_kubelet("Evicted")), "Preempted", "Evicted"),
+        (parse_pod(failed_by_kubelet("Terminated")), "Preempted", "Terminated"),
+        (parse_pod(failed_by_kubelet("OutOfcpu")), "StartError", "OutOfcpu"),
         (worker(0, **ended(137, "OOMKilled")), "OOMKilled", "OOMKilled"),
         (worker(0, deleting=NOW + 30), None, None),
-        (worker(0, **ended(143, said=declared(Outcome.LEFT))), None, None),
+        (worker(0, **ended(143, termination=declared(Outcome.LEFT))), None, None),
     ],
     ids=lambda v: v.name if isinstance(v, Pod) else str(v),
 )
-def test_what_kubernetes_did_to_a_pod_is_told_in_its_own_words(pod: Pod, kind: str | None, reason: str | None) -> None:
-    status_ = told(run(steady(workers=(pod, OTHER), told=report(OTHER))))
+def test_a_pod_that_kubernetes_ended_is_recorded_with_the_reason_of_kubernetes(
+    pod: Pod, kind: str | None, reason: str | None
+) -> None:
+    status_ = status_of(run(steady(workers=(pod, OTHER), last_report=report(OTHER))))
     failed = status_.get("lastFailure", {})
     assert (failed.get("class"), failed.get("reason")) == (kind, reason)
     assert status_["restarts"] == int(kind == "OOMKilled")
@@ -273,29 +272,33 @@ def test_what_kubernetes_did_to_a_pod_is_told_in_its_own_words(pod: Pod, kind: s
 @pytest.mark.parametrize(
     ("name", "lease", "pod", "replaced"),
     [
-        ("silent kubelet", NOW - 5, worker(0, 1, avoids="n1", **WAITS), False),
-        ("kubelet is back", NOW + 3, worker(0, 1, avoids="n1", **WAITS), True),
-        ("nobody looked", None, worker(0, 1, avoids="n1", **WAITS), False),
-        ("back, and the pod has a place", NOW + 3, worker(0, 1, avoids="n1", node="n2"), False),
-        ("was to start there", NOW - 5, worker(0, 1, phase="Pending", node="n1"), True),
+        ("lease not renewed", NOW - 5, worker(0, 1, avoids="n1", **PENDING), False),
+        ("lease renewed", NOW + 3, worker(0, 1, avoids="n1", **PENDING), True),
+        ("the lease was not read", None, worker(0, 1, avoids="n1", **PENDING), False),
+        ("lease renewed, and the pod is scheduled", NOW + 3, worker(0, 1, avoids="n1", node="n2"), False),
+        ("scheduled there before the loss", NOW - 5, worker(0, 1, phase="Pending", node="n1"), True),
     ],
     ids=lambda v: v if isinstance(v, str) else "",
 )
-def test_avoidance_ends_with_the_kubelets_next_word(name: str, lease: float | None, pod: Pod, replaced: bool) -> None:
+def test_avoidance_ends_when_the_kubelet_renews_its_lease(
+    name: str, lease: float | None, pod: Pod, replaced: bool
+) -> None:
     p = run(avoiding(lease, pod), NOW + 10)
-    creates = [a.name for a in p.actions if isinstance(a, CreateWorker)]
-    assert creates == (["bert-0-2"] if replaced else [])
+    created = [a.name for a in p.actions if isinstance(a, CreateWorker)]
+    assert created == (["bert-0-2"] if replaced else [])
 
 
 @pytest.mark.parametrize(("age", "replaced"), [(5.0, False), (16.0, True)])
-def test_a_pod_that_a_new_store_never_heard_is_lost_when_its_kubelet_is_silent_too(age: float, replaced: bool) -> None:
-    observed = replace(steady(told=report(OTHER)), leases={"n1": NOW - age})
+def test_a_pod_unknown_to_a_new_store_is_lost_when_the_lease_of_its_node_is_late_too(
+    age: float, replaced: bool
+) -> None:
+    observed = replace(steady(last_report=report(OTHER)), leases={"n1": NOW - age})
     assert [type(a) for a in run(observed).actions] == ([CreateWorker, DeletePod] if replaced else [])
 
 
 @pytest.mark.parametrize(("age", "forced"), [(20.0, False), (41.0, True)])
 @pytest.mark.parametrize("grace_left", [-1, 100])
-def test_a_pod_stuck_terminating_is_forced_only_when_its_kubelet_is_gone(
+def test_a_terminating_pod_is_force_deleted_only_when_its_kubelet_is_down(
     age: float, forced: bool, grace_left: int
 ) -> None:
     stuck = worker(0, 0, deleting=NOW + grace_left, node="n9")
@@ -306,7 +309,7 @@ def test_a_pod_stuck_terminating_is_forced_only_when_its_kubelet_is_gone(
 # ---- scaling ---------------------------------------------------------------------------------------------------
 
 
-def test_scale_down_deletes_the_highest_slots_and_tells_the_store_first() -> None:
+def test_scale_down_deletes_the_highest_indices_and_reports_them_as_draining() -> None:
     pods = (worker(0), worker(1), worker(2))
     observed = replace(
         steady(workers=pods, incarnations="0,0,0", targetReplicas=3),
@@ -315,88 +318,88 @@ def test_scale_down_deletes_the_highest_slots_and_tells_the_store_first() -> Non
     p = run(observed)
     assert [a.name for a in p.actions if isinstance(a, DeletePod)] == ["bert-2-0"]
     assert p.operator_view is not None
-    assert {f.pod: f.state for f in p.operator_view.pods}["bert-2-0"] is PodState.DRAINING
+    assert {pod.pod: pod.state for pod in p.operator_view.pods}["bert-2-0"] is PodState.DRAINING
     assert p.operator_view.settings.target == 2
-    assert (told(p)["targetReplicas"], told(p)["incarnations"]) == (2, "0,0,0")
-    assert "lastScaleTime" in told(p)
-    assert "ScalingDown" in [n.reason for n in p.event_records]
+    assert (status_of(p)["targetReplicas"], status_of(p)["incarnations"]) == (2, "0,0,0")
+    assert "lastScaleTime" in status_of(p)
+    assert "ScalingDown" in events_of(p)
 
 
 def test_scale_up_again_never_reuses_a_name() -> None:
     observed = replace(steady(), job=job(status=status(incarnations="0,0,0"), **elastic(1, 4, 4)))
     p = run(observed)
     assert [a.name for a in p.actions if isinstance(a, CreateWorker)] == ["bert-2-1", "bert-3-0"]
-    assert (told(p)["phase"], [c["reason"] for c in told(p)["conditions"]][2]) == ("Scaling", "ScalingUp")
+    assert (status_of(p)["phase"], [c["reason"] for c in status_of(p)["conditions"]][2]) == ("Scaling", "ScalingUp")
 
 
-# ---- spares
+# ---- spares ----------------------------------------------------------------------------------------------------
 
 
-def spared(*, low: int = 1, replicas: int = 2, spares: int = 1) -> Raw:
+def elastic_with_spares(*, low: int = 1, replicas: int = 2, spares: int = 1) -> Raw:
     fields = elastic(low, 4, replicas)
     fields["elasticPolicy"]["spares"] = spares
     return fields
 
 
 def scaled(p: Plan) -> tuple[str, str, str]:
-    found = next(c for c in told(p)["conditions"] if c["type"] == "FullyScaled")
+    found = conditions_of(p)["FullyScaled"]
     return found["status"], found["reason"], found["message"]
 
 
-def with_spare(*pods: Pod, active: int = 2, **status_more: Any) -> Observed:
-    """Two of the pods train, the others stand by."""
+def with_spare(*pods: Pod, active: int = 2, **fields: Any) -> Observed:
+    """Return a job with one spare: the first `active` pods train, the others are standby."""
     nodes = report(*pods).nodes
     nodes = tuple(replace(n, member=i < active) for i, n in enumerate(nodes))
-    told_by = report(*pods, nodes=nodes, active=active, world_size=active)
-    observed = steady(workers=pods, told=told_by)
-    return replace(observed, job=job(status=status(**status_more), **spared()))
+    last_report = report(*pods, nodes=nodes, active=active, world_size=active)
+    observed = steady(workers=pods, last_report=last_report)
+    return replace(observed, job=job(status=status(**fields), **elastic_with_spares()))
 
 
-def test_spares_come_on_top_of_the_target_and_lower_slots_first() -> None:
-    p = run(Observed(job(**spared(spares=2))))
+def test_spares_are_added_to_the_target_lowest_index_first() -> None:
+    p = run(Observed(job(**elastic_with_spares(spares=2))))
     assert [a.index for a in p.actions if isinstance(a, CreateWorker)] == [0, 1, 2, 3]
-    assert (told(p)["targetReplicas"], told(p)["incarnations"]) == (2, "0,0,0,0")
+    assert (status_of(p)["targetReplicas"], status_of(p)["incarnations"]) == (2, "0,0,0,0")
 
 
 def test_a_job_is_fully_scaled_with_its_spares_and_without_them() -> None:
     pods = (worker(0), worker(1), worker(2))
     p = run(with_spare(*pods, incarnations="0,0,0"))
-    assert scaled(p) == ("True", "AtDesiredReplicas", "all 2 nodes train; spares that stand by: 1 of 1")
-    assert [told(p)[n] for n in ("replicas", "active", "ready", "standby")] == [3, 2, 3, 1]
+    assert scaled(p) == ("True", "AtDesiredReplicas", "training on 2 of 2 nodes; standby spares: 1 of 1")
+    assert [status_of(p)[n] for n in ("replicas", "active", "ready", "standby")] == [3, 2, 3, 1]
     assert p.operator_view is not None
     assert (p.operator_view.settings.target, p.operator_view.settings.spares, len(p.operator_view.pods)) == (2, 1, 3)
     scarce = with_spare(worker(0), worker(1), incarnations="0,0,0")
     p = run(replace(scarce, workers=(*scarce.workers, worker(2, **unschedulable()))))
-    assert scaled(p) == ("True", "AtDesiredReplicas", "all 2 nodes train; spares that stand by: 0 of 1")
-    assert (told(p)["phase"], [n.reason for n in p.event_records if n.warning]) == ("Running", [])
+    assert scaled(p) == ("True", "AtDesiredReplicas", "training on 2 of 2 nodes; standby spares: 0 of 1")
+    assert (status_of(p)["phase"], events_of(p, warning=True)) == ("Running", [])
 
 
-def test_a_lost_pod_whose_place_a_spare_took_has_a_successor_that_is_not_missing() -> None:
+def test_a_job_stays_fully_scaled_while_the_pod_that_a_spare_stands_in_for_is_replaced() -> None:
     p = run(with_spare(worker(0), worker(2), incarnations="0,0,0"))
     assert p.actions == (CreateWorker("bert-1-1", 1, 1),)
-    assert (told(p)["incarnations"], told(p)["restarts"], scaled(p)[0]) == ("0,1,0", 0, "True")
+    assert (status_of(p)["incarnations"], status_of(p)["restarts"], scaled(p)[0]) == ("0,1,0", 0, "True")
 
 
-def test_a_spare_counts_where_others_find_no_place() -> None:
+def test_a_spare_counts_towards_the_minimum_when_another_pod_is_unschedulable() -> None:
     pods = (worker(0), worker(1, **unschedulable()), worker(2))
     observed = replace(with_spare(*pods, incarnations="0,0,0"), link=link(gathering(pods[0], pods[2])))
-    waiting = run(replace(observed, job=job(status=status(incarnations="0,0,0"), **spared(low=2))))
-    assert {c["type"]: c["reason"] for c in told(waiting)["conditions"]}["Running"] == "WaitingForMinReplicas"
+    p = run(replace(observed, job=job(status=status(incarnations="0,0,0"), **elastic_with_spares(low=2))))
+    assert conditions_of(p)["Running"]["reason"] == "WaitingForMinReplicas"
 
 
-def test_fewer_spares_are_the_highest_slots_less() -> None:
+def test_lowering_spares_deletes_the_highest_indices() -> None:
     pods = (worker(0), worker(1), worker(2))
     observed = with_spare(*pods, incarnations="0,0,0")
     p = run(replace(observed, job=job(status=status(incarnations="0,0,0"), **elastic(1, 4, 2))))
     assert [a.name for a in p.actions if isinstance(a, DeletePod)] == ["bert-2-0"]
     assert p.operator_view is not None
-    assert {f.pod: f.state for f in p.operator_view.pods}["bert-2-0"] is PodState.DRAINING
+    assert {pod.pod: pod.state for pod in p.operator_view.pods}["bert-2-0"] is PodState.DRAINING
     assert scaled(p)[1] == "ScalingDown"
 
 
-@pytest.mark.parametrize(("asked", "target"), [(None, 4), (1, 2), (9, 4), (3, 3)])
-def test_the_target_stays_within_the_policy(asked: int | None, target: int) -> None:
-    fields = elastic(2, 4, asked)
+@pytest.mark.parametrize(("replicas", "target"), [(None, 4), (1, 2), (9, 4), (3, 3)])
+def test_the_target_stays_within_the_policy(replicas: int | None, target: int) -> None:
+    fields = elastic(2, 4, replicas)
     raw = job(**({"replicas": None} | fields))
     assert raw.spec is not None
     assert raw.spec.target == target
@@ -405,31 +408,30 @@ def test_the_target_stays_within_the_policy(asked: int | None, target: int) -> N
 # ---- refused children ------------------------------------------------------------------------------------------
 
 
-def test_a_refused_pod_is_tried_again_under_its_name_when_its_time_has_come() -> None:
+def test_a_refused_pod_is_created_again_under_its_name_after_a_delay() -> None:
     refused = {"bert-0-0": Refusal(RefusalReason.QUOTA_EXCEEDED, "pods bert-0-0 is forbidden: quota", NOW + 5)}
-    observed = replace(steady(workers=(OTHER,), told=gathering(OTHER)), refusals=refused)
+    observed = replace(steady(workers=(OTHER,), last_report=gathering(OTHER)), refusals=refused)
     early = run(observed)
     assert early.actions == ()
     assert early.requeue_after == pytest.approx(5.0)
-    assert {c["type"]: c["reason"] for c in told(early)["conditions"]}["Running"] == "QuotaExceeded"
+    assert conditions_of(early)["Running"]["reason"] == "QuotaExceeded"
     assert run(observed, NOW + 5).actions == (CreateWorker("bert-0-0", 0, 0),)
 
 
-def test_a_pod_name_of_somebody_else_is_passed_over() -> None:
+def test_a_pod_name_that_another_owner_uses_is_skipped() -> None:
     refused = {"bert-0-0": Refusal(RefusalReason.NAME_TAKEN, "taken", NOW)}
     p = run(replace(steady(workers=(OTHER,)), refusals=refused))
     assert p.actions == (CreateWorker("bert-0-1", 0, 1),)
 
 
-def test_a_service_of_somebody_else_stops_everything_and_is_left_alone() -> None:
+def test_a_service_of_another_owner_blocks_the_job_and_is_left_alone() -> None:
     children = Children(None, Child("x", ours=False), None)
     p = run(Observed(job(), children=children))
     assert p.actions == ()
-    status_ = told(p)
+    status_ = status_of(p)
     assert "incarnations" not in status_ or status_["incarnations"] == ""
-    assert {c["type"]: c["reason"] for c in status_["conditions"]}["Running"] == "NameTaken"
+    assert conditions_of(p)["Running"]["reason"] == "NameTaken"
 
 
-def test_a_deleted_job_gets_nothing() -> None:
-    gone = replace(job(), deleting=True)
-    assert run(Observed(gone)) == Plan()
+def test_a_job_being_deleted_has_an_empty_plan() -> None:
+    assert run(Observed(replace(job(), deleting=True))) == Plan()

@@ -1,4 +1,4 @@
-"""The keyed queue, on a clock that stands still unless told otherwise."""
+"""The keyed work queue. Times are arguments, so the tests need no clock."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ def schedule() -> Schedule[str]:
     return Schedule(jitter=lambda: 1.0)
 
 
-def test_many_doorbells_are_one_look() -> None:
+def test_a_key_enqueued_many_times_is_taken_once() -> None:
     s = schedule()
     for _ in range(100):
         s.enqueue("a", 0.0)
     assert (len(s), s.take(0.0), s.take(0.0)) == (1, "a", None)
 
 
-def test_a_key_that_runs_is_looked_at_again_afterwards_and_never_twice_at_once() -> None:
+def test_a_key_enqueued_while_it_runs_is_taken_again_after_it_is_done() -> None:
     s = schedule()
     s.enqueue("a", 0.0)
     assert s.take(0.0) == "a"
@@ -49,7 +49,7 @@ def test_the_longest_waiting_goes_first() -> None:
     assert s.oldest_wait(5.0) == 0.0
 
 
-def test_failures_back_off_until_one_look_succeeds() -> None:
+def test_failures_back_off_until_a_success() -> None:
     s, now, waits = schedule(), 0.0, []
     s.enqueue("a", now)
     for _ in range(10):
@@ -69,7 +69,7 @@ def test_failures_back_off_until_one_look_succeeds() -> None:
     assert s.next_due() == now + 7.0 + FIRST_BACKOFF
 
 
-def test_a_doorbell_cuts_a_backoff_short() -> None:
+def test_enqueue_cuts_a_backoff_short() -> None:
     s = schedule()
     s.enqueue("a", 0.0)
     s.take(0.0)
@@ -78,39 +78,32 @@ def test_a_doorbell_cuts_a_backoff_short() -> None:
     assert s.next_due() == 0.1
 
 
-def test_a_forgotten_key_is_not_looked_at() -> None:
-    s = schedule()
-    s.enqueue("a", 0.0)
-    s.forget("a")
-    assert (s.take(0.0), len(s)) == (None, 0)
-
-
 @pytest.mark.parametrize("workers", [1, 3])
-async def test_workers_share_the_keys_and_one_bad_key_harms_no_other(workers: int) -> None:
-    looked: list[str] = []
-    at_once: list[int] = []
+async def test_workers_share_the_keys_and_an_error_of_one_key_does_not_stop_the_others(workers: int) -> None:
+    reconciled: list[str] = []
+    concurrency: list[int] = []
     running: set[str] = set()
     finished = asyncio.Event()
 
-    async def look(key: str) -> float | None:
+    async def reconcile(key: str) -> float | None:
         assert key not in running
         running.add(key)
-        at_once.append(len(running))
+        concurrency.append(len(running))
         await asyncio.sleep(0)
         running.discard(key)
-        looked.append(key)
-        if set(looked) == {"a", "b", "c", "bad"}:
+        reconciled.append(key)
+        if set(reconciled) == {"a", "b", "c", "bad"}:
             finished.set()
         if key == "bad":
             raise RuntimeError("broken")
         return None
 
-    queue: WorkQueue[str] = WorkQueue(look)
+    queue: WorkQueue[str] = WorkQueue(reconcile)
     for key in ("bad", "a", "b", "c"):
         queue.enqueue(key)
     work = asyncio.create_task(queue.run(workers))
     await asyncio.wait_for(finished.wait(), 5.0)
     work.cancel()
     await asyncio.gather(work, return_exceptions=True)
-    assert max(at_once) <= workers
-    assert len(queue) >= 1, "the bad key comes again later"
+    assert max(concurrency) <= workers
+    assert len(queue) >= 1, "the failed key waits for its retry"

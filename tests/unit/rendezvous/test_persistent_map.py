@@ -1,4 +1,4 @@
-"""Mappings that share what they have in common."""
+"""Immutable mappings with cheap copies."""
 
 from __future__ import annotations
 
@@ -14,30 +14,31 @@ KEYS = st.integers(0, 200)
 
 
 @given(st.dictionaries(KEYS, st.integers()), st.lists(st.tuples(KEYS, st.integers(), st.booleans()), max_size=300))
-def test_a_copy_is_what_a_changed_dict_would_be_and_the_original_stays(
+def test_a_copy_equals_a_changed_dict_and_the_original_does_not_change(
     start: dict[int, int], changes: list[tuple[int, int, bool]]
 ) -> None:
-    mapping, like = with_item(start, -1, 0), {**start, -1: 0}
-    for key, value, look in changes:
-        original, before = mapping, dict(like)
-        mapping, like = with_item(mapping, key, value), {**like, key: value}
-        if look:
-            assert list(mapping.items()) == list(like.items())
+    mapping, expected = with_item(start, -1, 0), {**start, -1: 0}
+    for key, value, compare in changes:
+        original, before = mapping, dict(expected)
+        mapping, expected = with_item(mapping, key, value), {**expected, key: value}
+        if compare:
+            assert list(mapping.items()) == list(expected.items())
             assert list(original.items()) == list(before.items())
         assert (mapping[key], mapping.get(key), mapping.get(-2), -2 in mapping) == (value, value, None, False)
-    assert (list(mapping), list(mapping.values()), len(mapping)) == (list(like), list(like.values()), len(like))
+    assert (list(mapping), list(mapping.values())) == (list(expected), list(expected.values()))
+    assert len(mapping) == len(expected)
 
 
-def test_what_is_equal_is_pickled_alike() -> None:
+def test_equal_maps_have_equal_pickles() -> None:
     one, other = with_item(with_item({}, "a", 1), "b", 2), with_item({"a": 1}, "b", 2)
     assert one == other == {"a": 1, "b": 2} != with_item(one, "a", 2)
     assert pickle.dumps(one) == pickle.dumps(other) == pickle.dumps(with_item({"a": 0, "b": 2}, "a", 1))
 
 
 def test_a_change_does_not_copy_everything() -> None:
-    count = 10 * persistent_map._CHANGES
+    count = 10 * persistent_map._MAX_CHANGES
     mappings = [PersistentMap({n: n for n in range(count)}, {})]
     for n in range(count):
         mappings.append(mappings[-1].put(n, -n))
-        assert len(mappings[-1]._changes) <= persistent_map._CHANGES
+        assert len(mappings[-1]._changes) <= persistent_map._MAX_CHANGES
     assert len({id(mapping._base) for mapping in mappings}) <= 10

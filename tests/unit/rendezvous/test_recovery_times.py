@@ -1,4 +1,4 @@
-"""How long a fault keeps workers from running, by a clock that the test moves."""
+"""The phases of a recovery, timed by a clock that the test advances."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from support.rounds import Job, pods
 
 
 class Timed(Job):
-    """Follows the outage as a coordinator does."""
+    """A job that tracks the outage as the coordinator does."""
 
     outage: recovery_times.Outage | None = None
 
@@ -26,7 +26,7 @@ class Timed(Job):
 
 def job_of(*indices: int) -> Timed:
     job = Timed()
-    job.facts(*pods(*indices), target=len(indices))
+    job.operator_view(*pods(*indices), target=len(indices))
     job.running(*indices)
     return job
 
@@ -45,10 +45,10 @@ def test_a_failure_is_timed_phase_by_phase() -> None:
     assert (recovery.detect, recovery.stop, recovery.rendezvous, recovery.start) == pytest.approx((0, 0.2, 0, 0.06))
 
 
-def test_a_lost_node_is_timed_from_its_death() -> None:
+def test_the_recovery_from_a_lost_node_names_its_pod() -> None:
     job = job_of(0, 1, 2)
-    job.gone(2)
-    job.later(0.25)
+    job.disconnect(2)
+    job.advance(0.25)
     job.stopped(0, 1)
     job.started(0, 1)
     recovery = job.recovered()
@@ -56,13 +56,13 @@ def test_a_lost_node_is_timed_from_its_death() -> None:
     assert recovery.pods == ("j-2-0",)
 
 
-def test_what_is_planned_is_no_outage() -> None:
+def test_a_planned_end_is_no_outage() -> None:
     job = job_of(0, 1)
-    job.facts(*pods(0, 1), target=2, min_nodes=1)
+    job.operator_view(*pods(0, 1), target=2, min_nodes=1)
     job.fail(1)
     job.stopped(0, 1)
     job.started(0, 1)
     assert job.recovered() is not None
-    job.facts(*pods(0, 1), target=1, min_nodes=1)
+    job.operator_view(*pods(0, 1), target=1, min_nodes=1)
     job.stopped(0, 1)
     assert job.outage is None

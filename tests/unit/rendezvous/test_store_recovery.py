@@ -1,4 +1,7 @@
-"""A store that dies, and what its successor makes of what it finds; an operator that is away. Slots stand for nodes."""
+"""What a successor store does with the round that it finds, and a job without an operator.
+
+Numbers in calls of `Job` are the indices of nodes.
+"""
 
 from __future__ import annotations
 
@@ -21,161 +24,162 @@ from elasticjob.contract.messages import (
 )
 from elasticjob.contract.names import RoundId
 from elasticjob.rendezvous.state import LOST_TIMEOUT, Tick
-from support.rounds import SETTINGS, Job, job_of, member_of, pods
+from support.rounds import SETTINGS, Job, job_of, membership_of, pods
 
 FAILURE = Failure(FailureClass.KILLED, "j-0-0", 1.0)
 
 
 def restarted(before: Job, **states: MemberState) -> Job:
-    """A successor store, and the nodes of `before` announcing what they run."""
+    """A successor store, to which nodes of `before` have announced their state in the round (`n0`: of index 0)."""
     job = Job(before.state.settings, store=1, recovering=True)
     for name, state in states.items():
         index = int(name[1:])
-        job.announce(index, membership=member_of(before.start_of(index), state))
+        job.announce(index, membership=membership_of(before.start_of(index), state))
     return job
 
 
-def test_a_round_whose_ranks_are_all_there_is_restored() -> None:
+def test_a_round_whose_members_all_reconnect_is_restored() -> None:
     job = restarted(job_of(0, 1), n0=MemberState.RUNNING, n1=MemberState.SUCCEEDED)
     assert job.report.round == RoundId(1, 0, 1)
-    assert [m.round for told in job.told.values() for m in told if isinstance(m, StartRound)] == [RoundId(1, 0, 1)] * 2
-    job.say(0, WorkersFailed(RoundId(1, 0, 1), FAILURE))
-    job.say(0, WorkersStopped(RoundId(1, 0, 1), 6000))
-    job.say(1, WorkersStopped(RoundId(1, 0, 1), 6001))
+    assignments = [m for messages in job.sent.values() for m in messages if isinstance(m, StartRound)]
+    assert [start.round for start in assignments] == [RoundId(1, 0, 1)] * 2
+    job.send(0, WorkersFailed(RoundId(1, 0, 1), FAILURE))
+    job.send(0, WorkersStopped(RoundId(1, 0, 1), 6000))
+    job.send(1, WorkersStopped(RoundId(1, 0, 1), 6001))
     assert job.start_of(0).round == RoundId(1, 1, 1)
 
 
 def test_a_missing_member_ends_a_restored_round() -> None:
     job = restarted(job_of(0, 1, 2), n0=MemberState.RUNNING, n1=MemberState.RUNNING)
     assert job.phase() is RoundPhase.RECOVERING
-    job.facts(*pods(0, 1), target=2)
+    job.operator_view(*pods(0, 1), target=2)
     assert job.phase() is RoundPhase.ENDING
-    assert job.told_to_end(0, 1)
+    assert job.sent_end(0, 1)
 
 
-def test_pods_whose_node_is_lost_are_waited_for_as_long_as_a_reconnect_takes() -> None:
-    facts = (*pods(0, 1), *pods(2, state=PodState.LOST))
+def test_pods_on_a_lost_node_are_waited_for_as_long_as_a_reconnect_takes() -> None:
+    expected = (*pods(0, 1), *pods(2, state=PodState.LOST))
     job = restarted(job_of(0, 1, 2))
-    job.facts(*facts, target=3)
-    job.later(60)
+    job.operator_view(*expected, target=3)
+    job.advance(60)
     assert job.phase() is RoundPhase.RECOVERING
     before = job_of(0, 1, 2)
     for index in (0, 1):
-        job.announce(index, membership=member_of(before.start_of(index)))
-    job.later(LOST_TIMEOUT - 0.1)
+        job.announce(index, membership=membership_of(before.start_of(index)))
+    job.advance(LOST_TIMEOUT - 0.1)
     assert job.phase() is RoundPhase.RECOVERING
-    job.later(0.1)
-    assert job.told_to_end(0, 1)
+    job.advance(0.1)
+    assert job.sent_end(0, 1)
 
 
-def test_a_pod_whose_node_is_lost_and_that_comes_belongs_to_its_round() -> None:
+def test_a_pod_on_a_lost_node_that_reconnects_in_time_stays_in_its_round() -> None:
     job = restarted(job_of(0, 1, 2), n0=MemberState.RUNNING, n1=MemberState.RUNNING)
-    job.facts(*pods(0, 1), *pods(2, state=PodState.LOST), target=3)
-    job.announce(2, membership=member_of(job_of(0, 1, 2).start_of(2)))
+    job.operator_view(*pods(0, 1), *pods(2, state=PodState.LOST), target=3)
+    job.announce(2, membership=membership_of(job_of(0, 1, 2).start_of(2)))
     assert (job.phase(), job.report.round) == (RoundPhase.RUNNING, RoundId(1, 0, 1))
 
 
-def test_without_a_word_of_the_operator_recovery_ends_by_itself() -> None:
+def test_recovery_ends_without_an_operator() -> None:
     job = restarted(job_of(0, 1, 2), n0=MemberState.RUNNING, n1=MemberState.RUNNING)
-    job.later(10)
-    assert job.told_to_end(0, 1)
+    job.advance(10)
+    assert job.sent_end(0, 1)
 
 
-def test_nodes_that_all_come_a_minute_late_are_waited_for_all_the_same() -> None:
+def test_the_recovery_timeout_starts_with_the_first_announcement() -> None:
     before = job_of(0, 1)
     job = Job(before.state.settings, store=1, recovering=True)
-    job.later(60)
-    job.announce(0, membership=member_of(before.start_of(0)))
-    job.later(9)
+    job.advance(60)
+    job.announce(0, membership=membership_of(before.start_of(0)))
+    job.advance(9)
     assert job.phase() is RoundPhase.RECOVERING
-    job.announce(1, membership=member_of(before.start_of(1)))
+    job.announce(1, membership=membership_of(before.start_of(1)))
     assert (job.phase(), job.report.round, len(job.report.ended_rounds)) == (RoundPhase.RUNNING, RoundId(1, 0, 1), 0)
 
 
-def test_what_is_said_while_a_store_recovers_counts() -> None:
+def test_messages_during_recovery_count() -> None:
     job = restarted(job_of(0, 1), n0=MemberState.RUNNING)
-    job.say(0, WorkersSucceeded(RoundId(1, 0, 1)))
-    job.announce(1, membership=member_of(job_of(0, 1).start_of(1), MemberState.SUCCEEDED))
+    job.send(0, WorkersSucceeded(RoundId(1, 0, 1)))
+    job.announce(1, membership=membership_of(job_of(0, 1).start_of(1), MemberState.SUCCEEDED))
     assert job.report.outcome is Outcome.SUCCEEDED
 
 
-def test_a_successor_gives_out_no_round_before_everybody_has_announced() -> None:
+def test_a_successor_starts_no_round_before_all_expected_nodes_have_announced_themselves() -> None:
     job = Job(SETTINGS, store=1, recovering=True)
     job.announce(0, 1, 2, 3)
     assert job.members == []
-    job.facts(*pods(0, 1, 2, 3))
+    job.operator_view(*pods(0, 1, 2, 3))
     assert len(job.members) == 4
 
 
-@pytest.mark.parametrize("phase", list(MemberState))
-def test_a_successor_always_gets_to_a_new_round_or_keeps_the_old(phase: MemberState) -> None:
-    job = restarted(job_of(0, 1), n0=MemberState.RUNNING, n1=phase)
-    job.facts(*pods(0, 1), target=2)
+@pytest.mark.parametrize("member_state", list(MemberState))
+def test_a_successor_restores_the_round_or_starts_a_new_one(member_state: MemberState) -> None:
+    job = restarted(job_of(0, 1), n0=MemberState.RUNNING, n1=member_state)
+    job.operator_view(*pods(0, 1), target=2)
     if job.phase() is RoundPhase.ENDING:
-        job.say(0, WorkersStopped(RoundId(1, 0, 1), 6000))
-        job.say(1, WorkersStopped(RoundId(1, 0, 1), 6001))
+        job.send(0, WorkersStopped(RoundId(1, 0, 1), 6000))
+        job.send(1, WorkersStopped(RoundId(1, 0, 1), 6001))
     assert job.phase() is RoundPhase.RUNNING
 
 
-def test_a_failure_while_the_store_was_away_is_the_cause_and_is_charged_once() -> None:
+def test_a_failure_while_the_store_was_down_is_the_cause_and_is_charged_once() -> None:
     before = job_of(0, 1)
     round_id = before.start_of(0).round
     job = restarted(before, n0=MemberState.RUNNING, n1=MemberState.FAILED)
-    job.facts(*pods(0, 1), target=2)
-    job.say(1, WorkersFailed(round_id, replace(FAILURE, pod="j-1-0")))
-    assert job.told_to_end(0)
+    job.operator_view(*pods(0, 1), target=2)
+    job.send(1, WorkersFailed(round_id, replace(FAILURE, pod="j-1-0")))
+    assert job.sent_end(0)
     for index in (0, 1):
-        job.say(index, WorkersStopped(round_id, 6000 + index))
+        job.send(index, WorkersStopped(round_id, 6000 + index))
     assert [(e.round, e.charged, e.failure and e.failure.pod) for e in job.report.ended_rounds] == [
         (round_id, True, "j-1-0")
     ]
     assert job.start_of(0).restarts == 1
 
 
-def test_a_failure_of_which_nothing_runs_any_more_is_charged_once() -> None:
-    """Greetings of nodes that have failed or stopped while no store was there."""
+def test_a_failure_of_a_round_that_has_stopped_is_charged_once() -> None:
+    """The nodes failed or stopped while no store ran, and announce that to the successor."""
     before = job_of(0, 1)
     round_id = before.start_of(0).round
     job = Job(before.state.settings, store=1, recovering=True)
-    job.facts(*pods(0, 1), target=2)
-    job.announce(1, membership=member_of(before.start_of(1), MemberState.STOPPED))
-    job.announce(0, membership=member_of(before.start_of(0), MemberState.FAILED))
-    job.say(0, WorkersFailed(round_id, FAILURE))
+    job.operator_view(*pods(0, 1), target=2)
+    job.announce(1, membership=membership_of(before.start_of(1), MemberState.STOPPED))
+    job.announce(0, membership=membership_of(before.start_of(0), MemberState.FAILED))
+    job.send(0, WorkersFailed(round_id, FAILURE))
     for index in (0, 1):
-        job.say(index, WorkersStopped(round_id, 6000 + index))
+        job.send(index, WorkersStopped(round_id, 6000 + index))
     assert [(e.round, e.charged, e.failure) for e in job.report.ended_rounds] == [(round_id, True, FAILURE)]
     assert job.start_of(0).restarts == 1
 
 
-def test_where_nothing_runs_any_more_the_others_do_not_wait_for_a_node_that_is_not_warm() -> None:
+def test_stopped_nodes_do_not_wait_for_a_node_that_is_not_ready() -> None:
     before = job_of(0, 1, 2)
     job = Job(before.state.settings, store=1, recovering=True)
-    job.facts(*pods(0, 1), *pods(2, inc=1), target=3)
+    job.operator_view(*pods(0, 1), *pods(2, incarnation=1), target=3)
     for index in (0, 1):
-        job.announce(index, membership=member_of(before.start_of(index), MemberState.STOPPED))
-    job.announce(2, inc=1, ready=False)
+        job.announce(index, membership=membership_of(before.start_of(index), MemberState.STOPPED))
+    job.announce(2, incarnation=1, ready=False)
     assert job.start_of(0).world_size == 2
 
 
-def test_a_failure_that_is_told_before_the_last_node_is_back_is_the_cause() -> None:
+def test_a_failure_that_arrives_before_the_last_node_reconnects_is_the_cause() -> None:
     before = job_of(0, 1)
     job = restarted(before, n1=MemberState.FAILED)
-    job.say(1, WorkersFailed(before.start_of(1).round, replace(FAILURE, pod="j-1-0")))
-    job.announce(0, membership=member_of(before.start_of(0)))
-    assert job.told_to_end(0, 1)
+    job.send(1, WorkersFailed(before.start_of(1).round, replace(FAILURE, pod="j-1-0")))
+    job.announce(0, membership=membership_of(before.start_of(0)))
+    assert job.sent_end(0, 1)
     for index in (0, 1):
-        job.say(index, WorkersStopped(before.start_of(0).round, 6000 + index))
+        job.send(index, WorkersStopped(before.start_of(0).round, 6000 + index))
     assert [e.failure and e.failure.pod for e in job.report.ended_rounds] == ["j-1-0"]
 
 
-def test_a_store_may_die_twice_and_the_next_failure_recovers() -> None:
+def test_the_job_recovers_from_a_failure_after_two_store_losses() -> None:
     job = job_of(0, 1)
     round_id = job.start_of(0).round
     for store in (1, 2):
         successor = Job(job.state.settings, store=store, recovering=True)
         for index in (0, 1):
-            successor.announce(index, membership=member_of(job.start_of(index)))
-        successor.facts(*pods(0, 1), target=2)
+            successor.announce(index, membership=membership_of(job.start_of(index)))
+        successor.operator_view(*pods(0, 1), target=2)
         assert successor.report.round == round_id
         job = successor
     job.fail(1)
@@ -184,61 +188,61 @@ def test_a_store_may_die_twice_and_the_next_failure_recovers() -> None:
     assert [(e.round, e.charged) for e in job.report.ended_rounds] == [(round_id, True)]
 
 
-def test_a_store_that_stood_still_for_a_minute_goes_on_as_if_nothing_had_been() -> None:
+def test_a_store_that_paused_for_a_minute_goes_on_unchanged() -> None:
     job = job_of(0, 1)
     job.now += 60
     job.decide(Tick())
-    assert (job.phase(), job.report.rounds, job.told_to_end(0)) == (RoundPhase.RUNNING, 1, False)
+    assert (job.phase(), job.report.rounds, job.sent_end(0)) == (RoundPhase.RUNNING, 1, False)
     job.fail(1)
     job.now += 60
     job.stopped(0, 1)
     assert job.start_of(0).round == RoundId(1, 0, 2)
 
 
-def test_where_all_who_are_here_have_succeeded_nobody_runs_again_before_the_operator_has_spoken() -> None:
+def test_succeeded_nodes_do_not_run_again_before_the_operator_has_sent_its_view() -> None:
     job = restarted(job_of(0, 1, 2), n1=MemberState.SUCCEEDED, n2=MemberState.SUCCEEDED)
-    job.later(60)
+    job.advance(60)
     assert job.phase() is RoundPhase.RECOVERING
-    job.facts(finish=Finish(Outcome.SUCCEEDED, "AllAgentsSucceeded"))
+    job.operator_view(finish=Finish(Outcome.SUCCEEDED, "AllAgentsSucceeded"))
     assert job.report.outcome is Outcome.SUCCEEDED
-    assert [job.finished(s) for s in (1, 2)] == [Finish(Outcome.SUCCEEDED, "AllAgentsSucceeded")] * 2
+    assert [job.finished(index) for index in (1, 2)] == [Finish(Outcome.SUCCEEDED, "AllAgentsSucceeded")] * 2
     job = restarted(job_of(0, 1, 2), n1=MemberState.SUCCEEDED, n2=MemberState.SUCCEEDED)
-    job.later(60)
-    job.facts(*pods(1, 2))
-    assert job.told_to_end(1, 2)
+    job.advance(60)
+    job.operator_view(*pods(1, 2))
+    assert job.sent_end(1, 2)
 
 
 @pytest.mark.parametrize("finish", [Finish(Outcome.SUCCEEDED, "s"), Finish(Outcome.FAILED, "f", "why")])
-def test_the_operators_word_on_the_jobs_end_is_final_for_a_store_that_did_not_know(finish: Finish) -> None:
+def test_an_outcome_from_the_operator_is_final_for_a_store_that_did_not_declare_it(finish: Finish) -> None:
     job = job_of(0, 1)
-    job.facts(finish=finish)
+    job.operator_view(finish=finish)
     assert (job.report.outcome, job.phase()) == (finish.outcome, RoundPhase.FINISHED)
-    assert [job.finished(s) for s in (0, 1)] == [finish] * 2
+    assert [job.finished(index) for index in (0, 1)] == [finish] * 2
     job.stopped(0, 1)
-    job.facts(*pods(0, 1), target=2)
-    job.later(60)
+    job.operator_view(*pods(0, 1), target=2)
+    job.advance(60)
     assert job.report.rounds == 1
 
 
-# ---- the operator is away
+# ---- without an operator
 
 
-def test_restarts_go_on_by_the_last_known_rules_and_are_kept_until_acknowledged() -> None:
+def test_without_an_operator_restarts_follow_the_last_settings_and_are_kept_until_acknowledged() -> None:
     job = job_of(0, 1, max_restarts=2)
-    job.operator = False
-    ends = []
+    job.operator_confirms = False
+    ended = []
     for _ in range(3):
-        ends.append(job.start_of(1).round)
+        ended.append(job.start_of(1).round)
         job.fail(1)
         job.stopped(0, 1)
         if job.report.outcome is None:
             job.started(0, 1)
-    assert [e.round for e in job.report.ended_rounds] == ends
+    assert [e.round for e in job.report.ended_rounds] == ended
     assert [e.charged for e in job.report.ended_rounds] == [True, True, False]
     assert (job.report.outcome, job.start_of(0).restarts) == (Outcome.FAILED, 2)
-    job.later(3600)
+    job.advance(3600)
     assert len(job.report.ended_rounds) == 3
-    job.facts(*pods(0, 1), charged=1, charged_round=ends[0])
-    assert [e.round for e in job.report.ended_rounds] == ends[1:]
-    job.facts(*pods(0, 1), charged=2, charged_round=ends[2])
+    job.operator_view(*pods(0, 1), charged=1, charged_round=ended[0])
+    assert [e.round for e in job.report.ended_rounds] == ended[1:]
+    job.operator_view(*pods(0, 1), charged=2, charged_round=ended[2])
     assert not job.report.ended_rounds

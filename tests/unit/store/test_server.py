@@ -1,4 +1,4 @@
-"""Bad clients are dropped and counted, and nobody else waits."""
+"""The server disconnects and counts clients that break the protocol or a limit; other clients are not delayed."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ async def start() -> AsyncIterator[Start]:
 
 
 async def closed(reader: asyncio.StreamReader) -> bool:
-    """The server has hung up."""
+    """Wait until the server has closed the connection; return True."""
     try:
         return await asyncio.wait_for(reader.read(), 10) is not None
     except ConnectionError:
@@ -48,13 +48,16 @@ async def closed(reader: asyncio.StreamReader) -> bool:
         (b"\x03" + (6).to_bytes(8, "little") + b"/init/" + bytes(8), "old-dialect"),  # torch 2.1: ADD was 3
         (wire.request(Op.VALIDATE, number=2**31), "not-a-tcpstore"),
         (wire.request(Op.PING, number=7), "not-a-tcpstore"),
-        (wire.request(Op.LINK, number=1), "not-a-tcpstore"),  # no gate: a round's own store
+        (
+            wire.request(Op.LINK, number=1),
+            "not-a-tcpstore",
+        ),  # the server has no link handler
         (HELLO + HELLO, "out-of-place"),
         (HELLO + wire.request(Op.SET, [b"k"], [b"v" * 101]), "value-too-long"),
         (HELLO + wire.request(Op.SET, [b"k"], [b"x"]) + wire.request(Op.ADD, [b"k"], number=1), "not-a-number"),
     ],
 )
-async def test_nonsense_is_dropped_and_counted(start: Start, data: bytes, reason: str) -> None:
+async def test_an_invalid_request_closes_the_connection_and_is_counted(start: Start, data: bytes, reason: str) -> None:
     server, port = await start(value=100)
     good = await StoreClient.connect("127.0.0.1", port)
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -62,12 +65,12 @@ async def test_nonsense_is_dropped_and_counted(start: Start, data: bytes, reason
     assert await closed(reader)
     writer.close()
     assert dict(server.counters.dropped) == {reason: 1}
-    await good.set("still", b"here")
-    assert await good.get("still") == b"here"
+    await good.set("other", b"value")
+    assert await good.get("other") == b"value"
     good.close()
 
 
-async def test_a_silent_connection_is_dropped(start: Start) -> None:
+async def test_a_silent_connection_is_closed(start: Start) -> None:
     server, port = await start(opening_timeout=0.05)
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(HELLO[:3])
@@ -76,7 +79,7 @@ async def test_a_silent_connection_is_dropped(start: Start) -> None:
     assert server.counters.dropped["silent"] == 1
 
 
-async def test_a_client_that_stops_in_the_middle_of_a_request_is_dropped(start: Start) -> None:
+async def test_a_client_that_stops_within_a_request_is_disconnected(start: Start) -> None:
     server, port = await start(stall_timeout=0.2)
     good = await StoreClient.connect("127.0.0.1", port)
     used = server.storage.used
@@ -90,7 +93,7 @@ async def test_a_client_that_stops_in_the_middle_of_a_request_is_dropped(start: 
     good.close()
 
 
-async def test_a_request_that_comes_in_pieces_is_not_half_sent(start: Start) -> None:
+async def test_a_request_that_arrives_in_pieces_is_served(start: Start) -> None:
     server, port = await start()
     good = await StoreClient.connect("127.0.0.1", port)
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -125,8 +128,8 @@ async def test_sizes_of_keys_and_requests_are_bounded(start: Start, request_: by
     good.close()
 
 
-def deaf(port: int, data: bytes) -> socket.socket:
-    """A client that asks and never reads."""
+def client_that_does_not_read(port: int, data: bytes) -> socket.socket:
+    """Connect a client that sends requests and does not read the answers."""
     sock = socket.socket()
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     sock.connect(("127.0.0.1", port))
@@ -135,37 +138,37 @@ def deaf(port: int, data: bytes) -> socket.socket:
 
 
 @pytest.mark.parametrize(
-    ("limits", "why"),
+    ("limits", "logged"),
     [
         ({"stall_timeout": 0.05}, "does not read"),
         ({"total_write_buffer": 1_000_000, "write_buffer": 100_000}, "bytes unread"),
     ],
 )
-async def test_a_slow_reader_is_dropped(
-    start: Start, limits: dict[str, float], why: str, caplog: pytest.LogCaptureFixture
+async def test_a_slow_reader_is_disconnected(
+    start: Start, limits: dict[str, float], logged: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     server, port = await start(**limits)
     good = await StoreClient.connect("127.0.0.1", port)
     await good.set("big", b"x" * 8_000_000)
-    await good.num_keys()  # SET has no answer: now it has arrived
-    with deaf(port, wire.request(Op.GET, [b"/big"]) * 1000):
+    await good.num_keys()  # SET has no answer; the answer to this request shows that it has arrived
+    with client_that_does_not_read(port, wire.request(Op.GET, [b"/big"]) * 1000):
         while not server.counters.dropped["slow-reader"]:
             await good.add("n", 1)
-    assert why in caplog.text
+    assert logged in caplog.text
     assert sum(server.counters.dropped.values()) == 1
     good.close()
 
 
 @pytest.mark.parametrize("waits", [False, True])
-async def test_answers_wait_for_their_reader(start: Start, waits: bool) -> None:
-    """A client with many big questions costs one buffer of memory, and gets every answer once it reads."""
+async def test_a_slow_reader_gets_every_answer_once_it_reads(start: Start, waits: bool) -> None:
+    """A client with many requests for a large value costs one buffer of memory."""
     server, port = await start(write_buffer=100_000)
     good = await StoreClient.connect("127.0.0.1", port)
     await good.set("big", b"x" * 1_000_000)
-    await good.num_keys()  # SET has no answer: now it has arrived
-    ended = [wire.request(Op.WAIT, [b"%d" % n]) + wire.request(Op.SET, [b"%d" % n], [b""]) for n in range(30)]
-    question, size = wire.request(Op.GET, [b"/big"]), 1_000_008 + waits
-    with deaf(port, b"".join((wait if waits else b"") + question for wait in ended)) as sock:
+    await good.num_keys()  # SET has no answer; the answer to this request shows that it has arrived
+    waits_that_end = [wire.request(Op.WAIT, [b"%d" % n]) + wire.request(Op.SET, [b"%d" % n], [b""]) for n in range(30)]
+    get, size = wire.request(Op.GET, [b"/big"]), 1_000_008 + waits
+    with client_that_does_not_read(port, b"".join((wait if waits else b"") + get for wait in waits_that_end)) as sock:
         while not server.slow_readers:
             await good.add("n", 1)
         (client,) = server.slow_readers
@@ -177,7 +180,7 @@ async def test_answers_wait_for_their_reader(start: Start, waits: bool) -> None:
     good.close()
 
 
-async def test_one_who_asks_without_end_does_not_keep_the_others_waiting(start: Start) -> None:
+async def test_a_client_with_endless_requests_does_not_delay_other_clients(start: Start) -> None:
     server, port = await start()
     good = await StoreClient.connect("127.0.0.1", port)
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -210,7 +213,7 @@ async def test_no_request_makes_the_store_grow_beyond_its_limits(
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(HELLO + request_)
     if reason is None:
-        while server.storage.used < used + 90_000:  # a request that has arrived in part counts too
+        while server.storage.used < used + 90_000:  # a partly received request counts too
             await good.num_keys()
         writer.close()
     else:
@@ -254,26 +257,26 @@ async def test_a_wait_ends_when_all_its_keys_exist(start: Start) -> None:
     two.close()
 
 
-async def test_requests_sent_ahead_are_answered_in_order_up_to_a_bad_one(start: Start) -> None:
+async def test_pipelined_requests_are_answered_in_order_up_to_an_invalid_one(start: Start) -> None:
     _, port = await start()
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    ahead = [
+    requests = [
         HELLO,
         wire.request(Op.SET, [b"a"], [b"1"]),
         wire.request(Op.GET, [b"a"]),
-        wire.request(Op.WAIT, [b"b"]),  # its own next request ends this wait
+        wire.request(Op.WAIT, [b"b"]),  # the client's own next request ends this wait
         wire.request(Op.SET, [b"b"], [b"2"]),
         wire.request(Op.GET, [b"b"]),
         HELLO,
         wire.request(Op.GET, [b"a"]),
     ]
-    writer.write(b"".join(ahead))
+    writer.write(b"".join(requests))
     answers = await asyncio.wait_for(reader.read(), 10)
     writer.close()
     assert answers == wire.sized(b"1") + b"\0" + wire.sized(b"2")
 
 
-async def test_a_client_that_goes_while_it_waits_leaves_nothing_behind(start: Start) -> None:
+async def test_a_client_that_disconnects_during_a_wait_leaves_nothing_behind(start: Start) -> None:
     server, port = await start()
     one = await StoreClient.connect("127.0.0.1", port)
     waiting = asyncio.ensure_future(one.wait(["never"]))
@@ -291,7 +294,7 @@ async def test_a_client_that_goes_while_it_waits_leaves_nothing_behind(start: St
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.lists(st.one_of(st.binary(max_size=60), st.just(HELLO), st.just(wire.request(Op.WAIT, [b"k"])))))
-def test_fuzzed_bytes_never_stop_the_others(data: list[bytes]) -> None:
+def test_fuzzed_bytes_never_block_other_clients(data: list[bytes]) -> None:
     async def scenario() -> None:
         server = StoreServer()
         port = await server.start("127.0.0.1")

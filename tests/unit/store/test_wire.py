@@ -1,4 +1,4 @@
-"""The codec gives back what was sent, however the bytes are cut, and refuses what cannot be."""
+"""The reader decodes what a client encodes, in whatever pieces the bytes arrive, and refuses invalid requests."""
 
 from __future__ import annotations
 
@@ -31,20 +31,20 @@ REQUESTS = st.one_of(
 
 
 @given(st.lists(REQUESTS, max_size=8), st.lists(st.integers(1, 40), min_size=1, max_size=8))
-def test_requests_survive_any_cutting(requests: list[Request], cuts: list[int]) -> None:
+def test_requests_in_arbitrary_pieces_are_decoded(requests: list[Request], sizes: list[int]) -> None:
     data = b"".join(wire.request(r.op, r.keys, r.values, number=r.number) for r in requests)
-    reader, seen, at, turn = RequestReader(LIMITS), [], 0, 0
+    reader, decoded, at, piece = RequestReader(LIMITS), [], 0, 0
     while at < len(data):
-        size = cuts[turn % len(cuts)]
+        size = sizes[piece % len(sizes)]
         reader.feed(data[at : at + size])
-        at, turn = at + size, turn + 1
+        at, piece = at + size, piece + 1
         while (request := reader.next()) is not None:
-            seen.append(request)
-    assert seen == requests
+            decoded.append(request)
+    assert decoded == requests
 
 
 @given(st.binary(max_size=400))
-def test_garbage_is_requests_or_an_error_and_nothing_else(data: bytes) -> None:
+def test_arbitrary_bytes_decode_to_requests_or_a_wire_error(data: bytes) -> None:
     reader = RequestReader(LIMITS)
     reader.feed(data)
     with contextlib.suppress(WireError):
@@ -52,24 +52,24 @@ def test_garbage_is_requests_or_an_error_and_nothing_else(data: bytes) -> None:
             assert request.op in Op
 
 
-def test_a_long_list_in_small_pieces_is_read_once() -> None:
+def test_a_long_list_in_small_pieces_is_decoded_once() -> None:
     keys = tuple(b"/%d" % i for i in range(5000))
     data = wire.request(Op.WAIT, keys)
     reader = RequestReader(Limits())
-    steps = 0
+    decoded = 0
     reader._sized, real = (lambda *a: count(*a)), reader._sized  # type: ignore[method-assign]
 
-    def count(at: int, limit: int, what: str) -> tuple[bytes, int]:
-        nonlocal steps
-        steps += 1
-        return real(at, limit, what)
+    def count(at: int, limit: int, field: str) -> tuple[bytes, int]:
+        nonlocal decoded
+        decoded += 1
+        return real(at, limit, field)
 
     for at in range(0, len(data), 10):
         assert reader.next() is None
         reader.feed(data[at : at + 10])
     assert reader.next() == Request(Op.WAIT, keys)
     assert reader.pending == 0
-    assert steps < 3 * len(keys)
+    assert decoded < 3 * len(keys)
 
 
 @pytest.mark.parametrize(
@@ -81,7 +81,7 @@ def test_a_long_list_in_small_pieces_is_read_once() -> None:
         (b"\x05" + struct.pack("=Q", 2**63), "too-many-keys"),
     ],
 )
-def test_what_cannot_be_is_refused_before_it_is_read(data: bytes, reason: str) -> None:
+def test_an_invalid_request_is_refused_before_it_is_complete(data: bytes, reason: str) -> None:
     reader = RequestReader(LIMITS)
     reader.feed(data)
     with pytest.raises(WireError) as refused:

@@ -1,1 +1,1 @@
-"""What an agent does about what happens to it: states, events, effects, and the one function over them. Pure."""
+"""The agent's decisions: its state, the events, the effects, and the one function that maps between them. Pure."""

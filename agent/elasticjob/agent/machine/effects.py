@@ -1,4 +1,4 @@
-"""What an agent is to do: the closed union that `machine.decide` gives and `runner` carries out."""
+"""Effects of an agent: the closed union that `decide` returns and `runner` carries out."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ from elasticjob.contract.names import ExitCode, RoundId
 
 @dataclass(frozen=True)
 class Send:
-    """Send to the coordinator, if it is there; `greeting` says it again otherwise."""
+    """Send to the coordinator. Without a link the message is dropped: the next `greeting` carries the state."""
 
     message: NodeToCoordinator
 
 
 @dataclass(frozen=True)
 class LaunchWorkers:
-    """Start the round's workers; ends in `Launched` or `WorkerEnded`."""
+    """Start the round's workers; ends in `WorkersLaunched` or `WorkerEnded`."""
 
     start: StartRound
 
 
 @dataclass(frozen=True)
 class HoldWorkers:
-    """Let no worker of the round pass its next report; ends in `Held`."""
+    """Let no worker of the round pass its next report of a step; ends in `WorkersHeld`."""
 
     round: RoundId
 
 
 @dataclass(frozen=True)
 class StopWorkersAt:
-    """Let the workers go on to this step and end there by themselves; `TooLate` where that cannot be."""
+    """Let the held workers continue to this step and exit there; ends in `LastStepMissed` if the hold has expired."""
 
     round: RoundId
     step: int
@@ -44,49 +44,52 @@ class StopWorkersAt:
 
 @dataclass(frozen=True)
 class StopWorkers:
-    """SIGTERM, `grace` seconds, SIGKILL to every worker and its descendants; ends in `AllStopped`. 0: only SIGKILL."""
+    """SIGTERM, `grace` seconds, SIGKILL to every worker and its descendants; ends in `AllWorkersStopped`.
+
+    With a grace of 0 there is no SIGTERM.
+    """
 
     grace: float
     dump_stacks: bool = False
-    """Before that, ask the workers where they stand; ends in `Stood`."""
+    """Dump the workers' stacks before the first signal; ends in `StackReport`."""
 
 
 @dataclass(frozen=True)
 class DumpStacks:
-    """Ask the workers of the round where they stand, and let them be; ends in `Stood`."""
+    """Dump the stacks of the round's workers, which continue to run; ends in `StackReport`."""
 
     round: RoundId
 
 
 @dataclass(frozen=True)
 class CheckHealth:
-    """See whether this node is fit; nobody waits for it. Ends in `Unfit` where it is not."""
+    """Run the health checks of this node in the background; ends in `NodeUnhealthy` if one fails."""
 
 
 @dataclass(frozen=True)
 class FreezeWorkers:
-    """Stop every process of the workers where it is; not `on`: let them go on."""
+    """Stop every process of the workers with SIGSTOP, or continue it with SIGCONT."""
 
     on: bool
 
 
 @dataclass(frozen=True)
 class StartLeaveTimer:
-    """After `seconds`: `LeaveUnanswered`."""
+    """Send `LeaveTimedOut` after `seconds`; replaces a timer that is running."""
 
     seconds: float
 
 
 @dataclass(frozen=True)
 class Log:
-    """A line for people."""
+    """Write a line to the agent's log."""
 
     text: str
 
 
 @dataclass(frozen=True)
 class Exit:
-    """Write the termination message and end. No worker is left."""
+    """Write the termination message and exit. No worker is left."""
 
     code: ExitCode
     termination: Termination

@@ -1,4 +1,4 @@
-"""What happens to an agent: the closed union that `machine.decide` takes."""
+"""Events of an agent: the closed union that `decide` takes."""
 
 from __future__ import annotations
 
@@ -14,72 +14,75 @@ from elasticjob.contract.names import RoundId
 
 @dataclass(frozen=True)
 class Received:
-    """The coordinator said something."""
+    """The coordinator sent a message."""
 
     message: CoordinatorToNode
 
 
 @dataclass(frozen=True)
 class LauncherReady:
-    """Workers can be started at once from now on."""
+    """The imports are done: workers can start without delay. Sent again when the fork server is lost."""
 
     fork_disabled_reason: str = ""
-    """Why they start by exec, where the user did not ask for it."""
+    """Why workers start by exec; empty: they are forked, or the user has turned preloading off."""
 
 
 @dataclass(frozen=True)
 class WorkersLaunched:
-    """The round's workers run."""
+    """All workers of the round have been started."""
 
     round: RoundId
 
 
 @dataclass(frozen=True)
 class WorkerEnded:
-    """A worker of the round ended (or could not be started: then with all its siblings). No failure: exit 0, or
-    ended by a stop."""
+    """A worker of the round ended, or could not be started (then none of the round's workers runs on this node).
+
+    Without a failure the worker exited 0 or the agent stopped it.
+    """
 
     round: RoundId
     local_rank: int
     failure: Failure | None = None
-    on_plan: bool = False
-    """It stopped at the last step of a planned end."""
+    as_planned: bool = False
+    """The worker stopped at the last step of a planned end."""
 
 
 @dataclass(frozen=True)
 class WorkersHeld:
-    """No worker of the round passes its next report; the latest step that this may be. None: they do not report."""
+    """No worker of the round passes its next report of a step."""
 
     round: RoundId
     step: int | None
+    """The latest step that a worker may have completed; None: not all workers report steps, and none is held."""
 
 
 @dataclass(frozen=True)
 class LastStepMissed:
-    """Workers of the round may be past the last step: they were held for too long."""
+    """The hold of the round's workers has expired: they may be past the last step."""
 
     round: RoundId
 
 
 @dataclass(frozen=True)
 class AllWorkersStopped:
-    """No process of any worker is left, and a fresh store listens on `store_port`."""
+    """No process of any worker is left, and a new process-group store listens on `store_port`."""
 
     store_port: int
     unhealthy: Failure | None = None
-    """Some are left all the same: stuck in the kernel, and abandoned."""
+    """Set when processes are left after all: SIGKILL does not end them, and the agent has abandoned them."""
 
 
 @dataclass(frozen=True)
 class ProgressTimedOut:
-    """Workers of the round that made steps have made none for its progress timeout."""
+    """The round's workers have made steps before, and none within the progress timeout."""
 
     round: RoundId
 
 
 @dataclass(frozen=True)
 class StackReport:
-    """Where the worker of this node that is farthest behind stood when all were asked for a hang."""
+    """The stacks of this node's workers were dumped; `failure` describes the worker that is farthest behind."""
 
     round: RoundId
     failure: Failure
@@ -94,24 +97,24 @@ class NodeUnhealthy:
 
 @dataclass(frozen=True)
 class SignalReceived:
-    """SIGTERM or SIGINT to the agent."""
+    """The agent received one of the signals on which it leaves."""
 
     name: str
 
 
 @dataclass(frozen=True)
 class CutOff:
-    """Neither the coordinator nor anybody else of the round was heard of for the keep-alive time."""
+    """Neither the coordinator nor any other node of the round was reachable for the keep-alive time."""
 
 
 @dataclass(frozen=True)
 class LeaveTimedOut:
-    """The time is over that was asked for by `WaitForAnswer`."""
+    """The time of the last `StartLeaveTimer` is over."""
 
 
 @dataclass(frozen=True)
 class StoreUnreachable:
-    """The link gave up: never a round, and no coordinator within the join timeout."""
+    """No coordinator was reachable within the join timeout, and this node has had no round yet."""
 
     reason: str
 

@@ -1,4 +1,4 @@
-"""Ends, for processes and for people: exit codes, and one line on a failure. Pure."""
+"""Exit codes of the agent, and one-line descriptions of failures. Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from elasticjob.contract.names import ExitCode
 
 
 def exit_code(finish: Finish) -> ExitCode:
-    """The agent's exit code for an outcome."""
+    """Return the agent's exit code for an outcome."""
     match finish.outcome:
         case Outcome.SUCCEEDED:
             return ExitCode.SUCCEEDED
@@ -25,26 +25,25 @@ def exit_code(finish: Finish) -> ExitCode:
         case Outcome.SUPERSEDED:
             return ExitCode.SUPERSEDED
         case Outcome.ERROR:
-            special = {"StoreUnreachable": ExitCode.UNAVAILABLE, "JoinTimeout": ExitCode.JOIN_TIMEOUT}
-            return special.get(finish.reason, ExitCode.INTERNAL)
+            return ExitCode.UNAVAILABLE if finish.reason == "StoreUnreachable" else ExitCode.INTERNAL
         case _ as never:
             return assert_never(never)
 
 
 def describe_failure(failure: Failure) -> str:
-    """One line for people: `rank 3 died: ValueError: bad batch (exit 1, UserError)`."""
-    who = "the node" if failure.rank is None else f"rank {failure.rank}"
-    said = failure.message.splitlines()[-1] if failure.message else ""
+    """Return one line for users: `rank 3 died: ValueError: bad batch (exit 1, UserError)`."""
+    subject = "node" if failure.rank is None else f"rank {failure.rank}"
+    last_line = failure.message.splitlines()[-1] if failure.message else ""
     if failure.kind in (FailureClass.DEVICE_UNHEALTHY, FailureClass.HANG):
-        return f"{who}: {failure.message.partition(chr(10))[0]} ({failure.kind.value})"
+        return f"{subject}: {failure.message.partition(chr(10))[0]} ({failure.kind.value})"
     if failure.exit_code is None and not failure.signal:
-        return f"{who} did not start: {said} ({failure.kind.value})"
+        return f"{subject} did not start: {last_line} ({failure.kind.value})"
     end = failure.signal or f"exit {failure.exit_code}"
     if failure.exception:
-        return f"{who} died: {failure.exception}: {said} ({end}, {failure.kind.value})"
-    return f"{who} died: {end} ({failure.kind.value}){f'; its last line: {said}' if said else ''}"
+        return f"{subject} died: {failure.exception}: {last_line} ({end}, {failure.kind.value})"
+    return f"{subject} died: {end} ({failure.kind.value}){f'; last line: {last_line}' if last_line else ''}"
 
 
 def assert_never(value: NoReturn) -> NoReturn:
-    """As typing's, which Python 3.10 lacks."""
+    """Fail on a case that no branch handles. typing has this function from Python 3.11 on only."""
     raise AssertionError(f"not handled: {value!r}")

@@ -1,4 +1,4 @@
-"""Where an agent stands. What moves it is in `machine`."""
+"""The agent's state. `decide` returns the next state for each event."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from elasticjob.contract.names import RoundId
 
 
 class AgentPhase(str, Enum):
-    """Where an agent stands."""
+    """The phase of an agent; `decide` has the diagram."""
 
     IDLE = "idle"
     STARTING = "starting"
@@ -28,38 +28,40 @@ class AgentPhase(str, Enum):
 
 @dataclass(frozen=True)
 class AgentState:
-    """An agent. `assignment` is the last round it was in, running or over, `member` what became of it there."""
+    """The state of one agent. `assignment` is its last round, running or ended, `member` its workers' state there."""
 
     announcement: Announce
-    """What is announced, but for `ready` and `membership`; its store port is the one of the next round."""
+    """The announcement without `ready` and `membership`; its store port is the port for the next round."""
     stop_grace: float
+    """Seconds from SIGTERM to SIGKILL."""
     phase: AgentPhase = AgentPhase.IDLE
     processes: int | None = None
-    """How many workers are this agent's own to start; None: all that it announces."""
+    """How many processes this agent starts in a round; None: its local world size."""
     launcher_ready: bool = False
     assignment: StartRound | None = None
     member: MemberState = MemberState.STOPPED
     launched: bool = False
-    """Whether workers of `assignment` were asked for: not before the node is warm."""
+    """Whether `LaunchWorkers` was decided for `assignment`; it waits until the launcher is ready."""
     running_ranks: frozenset[int] = frozenset()
-    """Local ranks that run."""
+    """Local ranks of the running workers."""
     last_step: int | None = None
-    """Where the workers of `assignment` were told to stop by themselves."""
-    stopped_on_plan: bool = False
-    """Whether one of them did."""
+    """The step at which the workers of `assignment` stop by themselves; None without a planned end."""
+    stopped_as_planned: bool = False
+    """Whether a worker of `assignment` has stopped at the last step."""
     failure: Failure | None = None
-    """The first of `assignment`'s failures here."""
+    """The first failure of `assignment` on this node."""
     stall: Failure | None = None
-    """The last standstill of `assignment`'s workers here, where that ends nothing."""
+    """The last hang of `assignment` on this node that did not end the round."""
     after_stop: StartRound | Finish | None = None
-    """What to do once no worker is left."""
+    """The message to act on once no worker is left."""
     leaving: str = ""
+    """Why this node leaves: a signal's name or a failed health check; empty while it stays."""
     unhealthy: Failure | None = None
-    """Why this node is not fit to train; it is leaving then."""
+    """The failed health check; a node with one leaves."""
     leave_acknowledged: bool = False
-    """Whether the coordinator has reacted to our leaving."""
+    """Whether the coordinator has reacted to `Leaving`."""
     frozen: bool = False
-    """The workers stand still until the coordinator says that their round goes on, or has ended."""
+    """Whether the workers are stopped with SIGSTOP, until the coordinator reports what became of their round."""
 
     @property
     def round(self) -> RoundId | None:

@@ -1,1 +1,1 @@
-"""Whether workers make progress, and whether this node is fit and in touch with the others."""
+"""Monitors: progress, hangs and exits of workers, and health and reachability of this node."""

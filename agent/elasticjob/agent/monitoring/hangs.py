@@ -1,7 +1,7 @@
-"""Workers that make no progress: noticed at a deadline, and where they stand by then.
+"""Detect workers that make no progress, and dump their stacks.
 
-Nothing polls: workers write the time of their last step into memory, and this process looks there when the deadline
-of the oldest one has come. A worker counts from its first step on.
+Nothing polls: workers write the time of their last step into shared memory, and the agent reads it at the deadline of
+the oldest one. A worker is monitored from its first step on.
 """
 
 from __future__ import annotations
@@ -20,31 +20,36 @@ from elasticjob.contract.messages import Failure, FailureClass
 from elasticjob.contract.names import STACK_DUMP_SIGNAL
 
 STACKS_TIMEOUT = 0.3
-"""Seconds that workers have to write their stacks; one that is stopped, or stuck in the kernel, never does."""
+"""Seconds that workers have to write their stacks. A process that is stopped or stuck in the kernel writes none."""
 STACKS_INTERVAL = 0.02
-"""Seconds between looks at what they have written."""
+"""Seconds between reads of the size of the stack dump files."""
 MAX_STACKS = 16384
 """Bytes kept of each worker's stacks."""
 
 _FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)$', re.MULTILINE)
-_WAITS = re.compile(r"/torch/(?!utils/data/)")
+_TORCH_FILE = re.compile(r"/torch/(?!utils/data/)")
+"""Files of torch, but for its data loader, which waits for local processes."""
 
 
 class HangMonitor:
-    """Calls `stalled` once no worker that ever made a step has made one for the timeout."""
+    """Calls `timed_out` when a worker that has made a step makes no other within the timeout."""
 
-    def __init__(self, signs: Callable[[], Sequence[ProgressReport]], stalled: Callable[[], None]) -> None:
-        """`signs`: the last sign of life of every running worker that has given one."""
-        self._signs = signs
-        self._stalled = stalled
-        self._again = False
-        self._told: float | None = None
+    def __init__(self, heartbeats: Callable[[], Sequence[ProgressReport]], timed_out: Callable[[], None]) -> None:
+        """`heartbeats` returns the last heartbeat of every running worker that has made a step."""
+        self._heartbeats = heartbeats
+        self._timed_out = timed_out
+        self._repeat = False
+        self._reported: float | None = None
+        """Time of the heartbeat that the last call was for."""
         self._timer: asyncio.TimerHandle | None = None
 
-    def start(self, timeout: float, *, again: bool = False) -> None:
-        """Watch a round that has begun; 0: do not. `again`: go on after a standstill, for one after new progress."""
+    def start(self, timeout: float, *, repeat: bool = False) -> None:
+        """Monitor a round that begins; a timeout of 0 disables the monitor.
+
+        `repeat`: continue after a hang, and report the next one once the workers have made progress.
+        """
         self.stop()
-        self._again, self._told = again, None
+        self._repeat, self._reported = repeat, None
         if timeout > 0:
             self._wait(timeout, timeout)
 
@@ -54,54 +59,55 @@ class HangMonitor:
             self._timer = None
 
     def _wait(self, seconds: float, timeout: float) -> None:
-        self._timer = asyncio.get_running_loop().call_later(seconds, self._look, timeout)
+        self._timer = asyncio.get_running_loop().call_later(seconds, self._check, timeout)
 
-    def _look(self, timeout: float) -> None:
+    def _check(self, timeout: float) -> None:
         now = time.monotonic()
-        # Who gives the first sign after this look cannot be late before the next one.
-        oldest = min((sign.time for sign in self._signs()), default=now)
+        # A worker whose first heartbeat comes after this check cannot be late before the next one.
+        oldest = min((heartbeat.time for heartbeat in self._heartbeats()), default=now)
         left = oldest + timeout - now
         if left > 0:
             self._wait(left, timeout)
             return
         self._timer = None
-        if self._again:
-            self._wait(timeout, timeout)  # nobody who makes progress from now on is late before
-        if oldest != self._told:
-            self._told = oldest
-            self._stalled()
+        if self._repeat:
+            self._wait(timeout, timeout)  # a worker that makes progress after this check cannot be late before then
+        if oldest != self._reported:
+            self._reported = oldest
+            self._timed_out()
 
 
 @dataclass(frozen=True)
 class StackDump:
-    """A worker at the moment of a hang. `stacks` is empty where it did not answer."""
+    """A worker at the moment of a hang."""
 
     rank: int
     step: int | None
-    """The last that it reported; None before the first."""
+    """The last step that it made; None before the first."""
     age: float
-    """Seconds since then."""
+    """Seconds since that step."""
     stacks: str
+    """faulthandler's output for all threads; empty when the process wrote none."""
 
     @property
     def waits_for_peers(self) -> bool:
-        """Whether its main thread stands within torch, as the peers of a worker that stands still do."""
+        """Whether the main thread is inside torch, as in all peers of a rank that hangs elsewhere."""
         frame = _FRAME.search(self.main_thread)
-        return frame is not None and _WAITS.search(frame[1]) is not None
+        return frame is not None and _TORCH_FILE.search(frame[1]) is not None
 
     @property
     def main_thread(self) -> str:
-        """The main thread: the last that faulthandler shows."""
+        """The stack of the main thread, which faulthandler writes last."""
         return self.stacks[self.stacks.rfind("hread 0x") :]
 
     def failure(self, pod: str, now: float) -> Failure:
-        """As the coordinator hears of it."""
+        """Return the failure that the agent reports to the coordinator."""
         frame = _FRAME.search(self.main_thread)
-        place = "outside of Python code" if self.stacks else "and does not answer"
+        place = "main thread is outside of Python code" if self.stacks else "the process does not respond"
         if frame is not None:
-            place = f"in {frame[3]} ({frame[1]}:{frame[2]})"
+            place = f"main thread is in {frame[3]} ({frame[1]}:{frame[2]})"
         after = f"step {self.step}" if self.step is not None else "its start"
-        message = f"no progress for {self.age:.1f} s after {after}: stands {place}\n{self.main_thread}"
+        message = f"no progress for {self.age:.1f} s after {after}: {place}\n{self.main_thread}"
         return Failure(
             FailureClass.HANG,
             pod,
@@ -113,15 +119,18 @@ class StackDump:
         )
 
 
-def farthest_behind(standing: Sequence[StackDump]) -> StackDump | None:
-    """The worker to name: of the lowest step, and of those rather one that does not wait for others."""
-    known = [s for s in standing if s.step is not None]
-    return min(known, key=lambda s: (s.step, s.waits_for_peers, s.rank), default=None)
+def farthest_behind(dumps: Sequence[StackDump]) -> StackDump | None:
+    """Return the worker with the lowest step, preferring one that does not wait for peers; None before any step."""
+    known = [d for d in dumps if d.step is not None]
+    return min(known, key=lambda d: (d.step, d.waits_for_peers, d.rank), default=None)
 
 
 async def dump_stacks(files: Mapping[int, str]) -> dict[int, str]:
-    """What each process (by id) writes into its file when it is asked; empty for one that does not listen."""
-    asked = [pid for pid in files if _listens(pid)]
+    """Signal each process and return its stacks, by process id; empty for a process that writes none in time.
+
+    `files`: the stack dump file of each process, by process id.
+    """
+    asked = [pid for pid in files if _catches_signal(pid)]
     before = {pid: _size(files[pid]) for pid in asked}
     for pid in asked:
         with suppress(ProcessLookupError):
@@ -136,8 +145,8 @@ async def dump_stacks(files: Mapping[int, str]) -> dict[int, str]:
     return {pid: _read(files[pid], before[pid]) if pid in before else "" for pid in files}
 
 
-def _listens(pid: int) -> bool:
-    """Whether the process catches the signal: it would die of it otherwise."""
+def _catches_signal(pid: int) -> bool:
+    """Return whether the process has a handler for the signal, which would kill it otherwise."""
     try:
         status = Path(f"/proc/{pid}/status").read_text()
     except OSError:

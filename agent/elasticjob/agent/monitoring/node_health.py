@@ -1,6 +1,6 @@
-"""Whether this node is fit to train: shared memory, disk, clock, GPUs. Each check gives what is wrong, or nothing.
+"""Health checks of this node: shared memory, disk, clock, GPUs. Each check returns the problem, or "" if healthy.
 
-What a check needs and does not find (no nvidia-smi in the image, no right to read the kernel's log) is not checked.
+A check passes when its prerequisite is absent, such as nvidia-smi in the image or permission to read the kernel log.
 """
 
 from __future__ import annotations
@@ -23,20 +23,22 @@ from elasticjob.code_root import CODE_ROOT
 
 log = logging.getLogger(__name__)
 
-DEADLINE = 60.0
-"""Seconds: eight GPUs whose driver has to start need ten."""
+CHECK_TIMEOUT = 60.0
+"""Seconds for all checks. Eight GPUs need ten when their driver has to initialize."""
 SHARED_MEMORY = "/dev/shm"  # noqa: S108
 MIN_SHARED_MEMORY = 1 << 20
-"""Bytes of shared memory that must be free: gloo and NCCL need as much at their start."""
+"""Bytes of shared memory that must be free: gloo and NCCL allocate as much when they start."""
 EARLIEST_CLOCK = 1_735_689_600.0
-"""Unix seconds: no clock that was ever set says less (2025)."""
+"""Unix seconds (2025-01-01): a clock before this was never set."""
 KERNEL_LOG = "/dev/kmsg"
 CUDA = "libcuda.so.1"
 
 _QUERY = ("index", "ecc.errors.uncorrected.volatile.total", "remapped_rows.pending", "remapped_rows.failure")
-_GPU_TROUBLE = re.compile(r"(GPU is lost|Unable to determine the device handle|No devices were found|has failed)[^\n]*")
+_NVIDIA_SMI_ERROR = re.compile(
+    r"(GPU is lost|Unable to determine the device handle|No devices were found|has failed)[^\n]*"
+)
 _FATAL_XID = re.compile(rb"NVRM: Xid \(([^)]*)\): (48|62|64|74|79|92|95|119|120|140|143)\b[^\n\x00]*")
-"""Memory errors that were not contained, links, a GPU that fell off its bus or whose firmware hangs."""
+"""Xid codes of uncontained memory errors, NVLink errors, a GPU that is off its bus, and firmware that hangs."""
 
 _COMPUTE = (
     "import sys; sys.path.insert(0, sys.argv[1]); "
@@ -44,11 +46,11 @@ _COMPUTE = (
 )
 
 
-# ---- what is asked of the machine ----------------------------------------------------------------------------------
+# ---- single checks -------------------------------------------------------------------------------------------------
 
 
 def check_shared_memory(path: str = SHARED_MEMORY) -> str:
-    """Whether there is room for a segment."""
+    """Check that MIN_SHARED_MEMORY bytes can be allocated."""
     if not Path(path).is_dir():
         return ""
     try:
@@ -60,59 +62,60 @@ def check_shared_memory(path: str = SHARED_MEMORY) -> str:
 
 
 def check_disk(directory: str) -> str:
-    """Whether what is written reaches the disk and can be read back."""
-    said = os.urandom(4096)
+    """Check that data can be written, synced and read back."""
+    data = os.urandom(4096)
     try:
         with tempfile.TemporaryFile(dir=directory) as file:
-            file.write(said)
+            file.write(data)
             file.flush()
             os.fsync(file.fileno())
             file.seek(0)
-            if file.read() != said:
-                return f"the disk at {directory} gives back other bytes than were written"
+            if file.read() != data:
+                return f"the disk at {directory} returned other bytes than were written"
     except OSError as error:
         return f"the disk at {directory}: {error.strerror}"
     return ""
 
 
 def check_clock(now: float) -> str:
-    """Whether it was ever set: certificates and checkpoints depend on it."""
-    return "" if now >= EARLIEST_CLOCK else f"the clock says {time.strftime('%Y-%m-%d', time.gmtime(now))}"
+    """Check that the clock was ever set: certificates and checkpoints depend on it."""
+    return "" if now >= EARLIEST_CLOCK else f"the clock is not set: {time.strftime('%Y-%m-%d', time.gmtime(now))}"
 
 
 @dataclass
 class Gpus:
-    """What nvidia-smi says of them. `wanted`: as many as the pod asked for; 0: none are looked at."""
+    """The GPUs of this node as nvidia-smi reports them."""
 
-    wanted: int
+    expected: int
+    """The number of GPUs that the container requests; with 0 they are not checked."""
     errors: dict[str, int] = field(default_factory=dict)
-    """Uncorrectable memory errors that each had when first seen: they may be another job's, and mended since."""
+    """Uncorrectable memory errors of each GPU at the first check: an earlier job's, which may be repaired since."""
 
-    def evaluate(self, said: str) -> str:
-        """What is wrong, from nvidia-smi's output. An output of another kind (an old driver) says nothing."""
-        if trouble := _GPU_TROUBLE.search(said):
-            return trouble.group(0)
-        rows = [[cell.strip() for cell in line.split(",")] for line in said.splitlines()]
+    def evaluate(self, output: str) -> str:
+        """Return the problem that nvidia-smi's output shows. Output in an unknown format (an old driver) shows none."""
+        if error := _NVIDIA_SMI_ERROR.search(output):
+            return error.group(0)
+        rows = [[cell.strip() for cell in line.split(",")] for line in output.splitlines()]
         rows = [row for row in rows if len(row) == len(_QUERY) and row[0].isdigit()]
         if not rows:
             return ""
-        if len(rows) < self.wanted:
-            return f"{len(rows)} of {self.wanted} GPUs are there"
-        return next(filter(None, (self._judge_one(*row) for row in rows)), "")
+        if len(rows) < self.expected:
+            return f"nvidia-smi lists {len(rows)} of {self.expected} GPUs"
+        return next(filter(None, (self._evaluate_one(*row) for row in rows)), "")
 
-    def _judge_one(self, index: str, errors: str, pending: str, failed: str) -> str:
+    def _evaluate_one(self, index: str, errors: str, pending: str, failed: str) -> str:
         if failed == "Yes":
-            return f"GPU {index}: its memory has errors that can no longer be mapped away"
+            return f"GPU {index}: memory row remapping failed; replace the GPU"
         if pending == "Yes":
-            return f"GPU {index}: its memory has errors and needs a reset"
+            return f"GPU {index}: a memory row remapping is pending; reset the GPU"
         count = int(errors) if errors.isdigit() else 0
         if count > self.errors.setdefault(index, count):
-            return f"GPU {index}: an uncorrectable memory error"
+            return f"GPU {index}: uncorrectable memory error"
         return ""
 
 
 class KernelLog:
-    """Fatal errors of GPUs (Xid) that the kernel logs from now on; where it cannot be read, none."""
+    """Fatal GPU errors (Xid) in the kernel log since the start; none when the log cannot be read."""
 
     def __init__(self, path: str = KERNEL_LOG) -> None:
         self._file = -1
@@ -128,13 +131,13 @@ class KernelLog:
             self._file = -1
 
     def fatal(self) -> str:
-        """The first since the last call."""
+        """Return the first fatal error since the last call."""
         found = ""
         while self._file >= 0:
             try:
                 record = os.read(self._file, 8192)
             except BrokenPipeError:
-                continue  # records were overwritten before we came
+                continue  # the kernel has overwritten records that were not read yet
             except OSError:
                 break
             if not record:
@@ -144,77 +147,80 @@ class KernelLog:
         return found
 
 
-# ---- all of it -------------------------------------------------------------------------------------------------
+# ---- all checks ----------------------------------------------------------------------------------------------------
 
 
 class NodeHealth:
-    """The checks of one node, off the event loop: a disk or a driver that hangs must not stop the agent."""
+    """The checks of one node. They run in a thread: a disk or a driver that hangs must not block the agent."""
 
-    def __init__(self, directory: str, gpus: int, env: Mapping[str, str], spared: set[int]) -> None:
-        """`spared`: where the process ids of its programs are kept while they run: they are no workers."""
+    def __init__(self, directory: str, gpus: int, env: Mapping[str, str], non_workers: set[int]) -> None:
+        """`directory`: where the disk is checked. `gpus`: the number that the container requests.
+
+        `non_workers`: holds the process ids of the programs of checks while they run.
+        """
         self._directory = directory
         self._gpus = Gpus(gpus)
         self._env = env
-        self._spared = spared
+        self._non_workers = non_workers
         self._log = KernelLog() if gpus else None
-        self._tried = not gpus
-        """Whether the GPUs have computed; once is enough, since later their memory may be the workers'."""
+        self._computed = not gpus
+        """Whether the compute check has run. It runs once: later the workers may use all GPU memory."""
 
-    async def find_problem(self, deadline: float = DEADLINE) -> str:
-        """What is wrong; empty where this node is fit."""
+    async def find_problem(self, timeout: float = CHECK_TIMEOUT) -> str:
+        """Run all checks; return the first problem, or "" if this node is healthy."""
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[str] = loop.create_future()
 
-        def look() -> None:
+        def check() -> None:
             try:
                 found = self.run_checks()
             except Exception:
-                log.exception("health checks")
-                found = ""  # our own trouble, not the node's
-            # The loop may be closed, or nobody may wait any more.
+                log.exception("a health check failed to run; the node counts as healthy")
+                found = ""
+            # The event loop may be closed, or the wait may have timed out.
             try:
                 loop.call_soon_threadsafe(lambda: None if answer.done() else answer.set_result(found))
             except RuntimeError:
                 return
 
-        threading.Thread(target=look, daemon=True, name="health").start()
+        threading.Thread(target=check, daemon=True, name="health").start()
         try:
-            return await asyncio.wait_for(answer, deadline)
+            return await asyncio.wait_for(answer, timeout)
         except asyncio.TimeoutError:
-            return f"its health checks hang ({deadline:g} s): the disk, or the driver of its GPUs"
+            return f"health checks did not finish within {timeout:g} s: the disk or the GPU driver hangs"
 
     def run_checks(self) -> str:
-        """All checks, cheap ones first."""
+        """Run the checks, cheap ones first, up to the first problem; return it, or ""."""
         checks: tuple[Callable[[], str], ...] = (
             lambda: check_clock(time.time()),
             check_shared_memory,
             lambda: check_disk(self._directory),
             lambda: self._log.fatal() if self._log else "",
-            self._ask_gpus,
-            self._try_gpus,
+            self._query_gpus,
+            self._compute_on_gpus,
         )
         return next(filter(None, (check() for check in checks)), "")
 
-    def _ask_gpus(self) -> str:
+    def _query_gpus(self) -> str:
         program = shutil.which("nvidia-smi", path=self._env.get("PATH"))
-        if not self._gpus.wanted or program is None:
+        if not self._gpus.expected or program is None:
             return ""
-        said = self._run([program, f"--query-gpu={','.join(_QUERY)}", "--format=csv,noheader,nounits"])
-        return self._gpus.evaluate(said)
+        output = self._run([program, f"--query-gpu={','.join(_QUERY)}", "--format=csv,noheader,nounits"])
+        return self._gpus.evaluate(output)
 
-    def _try_gpus(self) -> str:
-        if self._tried:
+    def _compute_on_gpus(self) -> str:
+        if self._computed:
             return ""
-        self._tried = True
-        said = self._run([sys.executable, "-c", _COMPUTE, CODE_ROOT, CUDA]).strip()
-        if said.startswith("GPU "):
-            return said
-        if said:
-            log.info("%s", said)
+        self._computed = True
+        output = self._run([sys.executable, "-c", _COMPUTE, CODE_ROOT, CUDA]).strip()
+        if output.startswith("GPU "):
+            return output
+        if output:
+            log.info("%s", output)
         return ""
 
     def _run(self, argv: Sequence[str]) -> str:
-        """All that a program prints."""
+        """Run a program and return all that it prints."""
         process = subprocess.Popen(
             argv,
             env=self._env,
@@ -223,9 +229,9 @@ class NodeHealth:
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
-        self._spared.add(process.pid)
-        process.returncode = 0  # the agent reaps
-        with process.stdout as output:  # type: ignore[union-attr]  # a pipe, as asked for
-            said = output.read()
-        self._spared.discard(process.pid)
-        return said.decode(errors="replace")
+        self._non_workers.add(process.pid)
+        process.returncode = 0  # the agent reaps all children; Popen must not
+        with process.stdout as pipe:  # type: ignore[union-attr]  # stdout=PIPE
+            output = pipe.read()
+        self._non_workers.discard(process.pid)
+        return output.decode(errors="replace")

@@ -1,9 +1,9 @@
-"""Whether this node is cut off: it reaches neither the coordinator nor anybody else of its round.
+"""Detect that this node is cut off: it reaches neither the coordinator nor any other node of its round.
 
-Every node of a round keeps one idle link to the store of the round, on the node of group rank 0; that node sees by
-these links whether anybody else is there. Kernel keep-alive watches them, nobody polls. If only the coordinator is
-silent the node goes on: the store may be dead. A node that is alone with its round cannot tell the two apart, so a
-round of one node is never cut off.
+Every node of a round keeps one idle link to the round's store, on the node of group rank 0; that node sees by these
+links whether it reaches any other node. TCP keep-alive of the kernel detects a lost link. If only the coordinator is
+unreachable the node continues to train: the store may be down. A node that is alone in its round cannot distinguish
+the two cases, so it never counts as cut off.
 """
 
 from __future__ import annotations
@@ -17,53 +17,57 @@ from elasticjob.control_link.link import ControlLink, LinkError, LinkGate, LinkR
 from elasticjob.keep_alive import KeepAlive
 
 BACKOFF = 1.0
-"""Seconds between attempts to reach the round's store again."""
+"""Seconds between attempts to connect to the round's store."""
 
 
 class ReachabilityMonitor:
-    """`cut_off` is called once both are lost for the keep-alive time, which the kernel may have spent already."""
+    """Calls `cut_off` when the coordinator and all other nodes have been unreachable for the keep-alive time.
+
+    A loss that keep-alive detected has taken that time already; any other loss starts a timer.
+    """
 
     def __init__(self, run_id: str, key: bytes, keep_alive: KeepAlive, cut_off: Callable[[], None]) -> None:
         self._run_id = run_id
         self._key = key
         self._keep_alive = keep_alive
         self._cut_off = cut_off
-        self._coordinator = True
-        self._others = True
-        self._here: set[ControlLink] = set()
-        """Nodes that hold a link to a store of this node."""
+        self._coordinator_reachable = True
+        self._others_reachable = True
+        self._links: set[ControlLink] = set()
+        """Links of other nodes to the process-group stores of this node."""
         self._round: StartRound | None = None
         self._task: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
 
     def gate(self) -> LinkGate:
-        """For the store of a round, where it is this node's."""
+        """Return the gate through which a process-group store of this node accepts links of other nodes."""
         return LinkGate(Welcome(self._run_id, 0, 0), {LinkRole.NODE: self._key}, self._serve, self._keep_alive)
 
-    def coordinator_link_changed(self, up: bool, silent: bool) -> None:
-        """The control link came up, or was lost; `silent`: only keep-alive told."""
-        self._coordinator = up
-        self._changed(silent)
+    def coordinator_link_changed(self, up: bool, by_keep_alive: bool) -> None:
+        """Note that the link to the coordinator is up or lost; `by_keep_alive`: keep-alive detected the loss."""
+        self._coordinator_reachable = up
+        self._update_timer(by_keep_alive)
 
     def begin_round(self, start: StartRound) -> None:
-        """A round begins."""
+        """Monitor a round that begins."""
         self.end_round()
         if start.group_world_size > 1:
             self._round = start
         if self._round and start.group_rank > 0:
-            self._task = asyncio.get_running_loop().create_task(self._keep(start))
+            self._task = asyncio.get_running_loop().create_task(self._keep_link(start))
 
     def end_round(self) -> None:
-        """It is over, or about to be."""
-        self._round, self._others = None, True
+        """Stop monitoring the round: it has ended or is about to."""
+        self._round, self._others_reachable = None, True
         if self._task is not None:
             self._task.cancel()
             self._task = None
-        self._changed(silent=False)
+        self._update_timer(by_keep_alive=False)
 
     # ---- both sides of the links
 
-    async def _keep(self, start: StartRound) -> None:
+    async def _keep_link(self, start: StartRound) -> None:
+        """Keep a link to the store on group rank 0."""
         while True:
             with contextlib.suppress(OSError, LinkError):
                 link = await connect(
@@ -71,39 +75,40 @@ class ReachabilityMonitor:
                     keep_alive=self._keep_alive,
                 )  # fmt: skip
                 try:
-                    self._reached(True, silent=False)
+                    self._set_others_reachable(True, by_keep_alive=False)
                     await self._until_closed(link)
                 finally:
                     link.close()
-                self._reached(False, link.lost_by_keep_alive)
+                self._set_others_reachable(False, link.lost_by_keep_alive)
             await asyncio.sleep(BACKOFF)
 
     async def _serve(self, link: ControlLink) -> None:
-        self._here.add(link)
-        self._reached(True, silent=False)
+        """Hold a link that another node keeps to this node's store."""
+        self._links.add(link)
+        self._set_others_reachable(True, by_keep_alive=False)
         try:
             await self._until_closed(link)
         finally:
-            self._here.discard(link)
+            self._links.discard(link)
             if self._round and self._round.group_rank == 0:
-                self._reached(bool(self._here), link.lost_by_keep_alive)
+                self._set_others_reachable(bool(self._links), link.lost_by_keep_alive)
 
     async def _until_closed(self, link: ControlLink) -> None:
         with contextlib.suppress(LinkError):
             while await link.receive() is not None:
                 pass
 
-    # ---- what follows
+    # ---- the decision
 
-    def _reached(self, others: bool, silent: bool) -> None:
-        self._others = others
-        self._changed(silent)
+    def _set_others_reachable(self, reachable: bool, by_keep_alive: bool) -> None:
+        self._others_reachable = reachable
+        self._update_timer(by_keep_alive)
 
-    def _changed(self, silent: bool) -> None:
+    def _update_timer(self, by_keep_alive: bool) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        if self._round is None or self._coordinator or self._others:
+        if self._round is None or self._coordinator_reachable or self._others_reachable:
             return
-        patience = 0.0 if silent else self._keep_alive.interval * self._keep_alive.max_attempts
-        self._timer = asyncio.get_running_loop().call_later(patience, self._cut_off)
+        delay = 0.0 if by_keep_alive else self._keep_alive.interval * self._keep_alive.max_attempts
+        self._timer = asyncio.get_running_loop().call_later(delay, self._cut_off)

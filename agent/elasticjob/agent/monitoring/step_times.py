@@ -1,4 +1,4 @@
-"""How long the steps of this node's workers take, and how much of that is their own: looked at once a minute."""
+"""Measure how long a step takes on this node, and how much of it is each worker's own work, once a minute."""
 
 from __future__ import annotations
 
@@ -8,28 +8,34 @@ from collections.abc import Callable, Sequence
 from elasticjob.agent.monitoring.worker_progress import ProgressReport
 
 WINDOW = 60.0
-"""Seconds between looks: a slow rank is news for people, and nobody should be woken more often for it."""
+"""Seconds of a window. Users do not need the result more often, and every window wakes the agent."""
 MIN_STEPS = 5
-"""Fewer say little: where steps are long, a window lasts until all workers have made them."""
+"""Steps that every worker makes in a window at least: with long steps, the window is extended."""
 
 
 class StepTimeMonitor:
-    """Tells, for window after window, the seconds of a step, and by local rank each worker's own part of them."""
+    """Reports for every window the seconds of a step, and how many of them each worker spent in its own work."""
 
     def __init__(
         self,
-        signs: Callable[[], Sequence[ProgressReport]],
-        tell: Callable[[float, tuple[float, ...]], None],
+        heartbeats: Callable[[], Sequence[ProgressReport]],
+        report: Callable[[float, tuple[float, ...]], None],
         window: float = WINDOW,
     ) -> None:
-        """`signs`: the latest report of every running worker that has made one, by local rank."""
-        self._signs = signs
-        self._tell = tell
+        """`heartbeats` returns the last heartbeat of every running worker that has made a step, by local rank.
+
+        `report` gets the seconds of a step, and each worker's own seconds by local rank.
+        """
+        self._heartbeats = heartbeats
+        self._report = report
         self._window = window
         self._timer: asyncio.TimerHandle | None = None
 
     def start(self, workers: int) -> None:
-        """One of this many workers of a round here has come to report; where none does, nobody is woken."""
+        """Start the first window of a round of `workers` local workers, unless it has started.
+
+        To be called when a worker connects: the timer does not run for workers that report nothing.
+        """
         if self._timer is None:
             self._wait((), workers)
 
@@ -39,18 +45,21 @@ class StepTimeMonitor:
             self._timer = None
 
     def _wait(self, before: Sequence[ProgressReport], workers: int) -> None:
-        self._timer = asyncio.get_running_loop().call_later(self._window, self._look, before, workers)
+        self._timer = asyncio.get_running_loop().call_later(self._window, self._end_window, before, workers)
 
-    def _look(self, before: Sequence[ProgressReport], workers: int) -> None:
-        after = self._signs()
+    def _end_window(self, before: Sequence[ProgressReport], workers: int) -> None:
+        after = self._heartbeats()
         steps = common_steps(before, after) if len(after) == workers else 0
         if steps >= MIN_STEPS and (times := step_times(before, after)) is not None:
-            self._tell(*times)
+            self._report(*times)
         self._wait(before if 0 <= steps < MIN_STEPS else after, workers)
 
 
 def common_steps(before: Sequence[ProgressReport], after: Sequence[ProgressReport]) -> int:
-    """Steps that every worker has made in between; below 0 where they do not compare: somebody has only begun."""
+    """Return how many steps every worker has made from `before` to `after`.
+
+    Below 0 when the two do not compare: a worker has made its first step, or has restarted its step count.
+    """
     if len(before) != len(after):
         return -1
     return min(b.step - a.step for a, b in zip(before, after, strict=True))
@@ -59,7 +68,7 @@ def common_steps(before: Sequence[ProgressReport], after: Sequence[ProgressRepor
 def step_times(
     before: Sequence[ProgressReport], after: Sequence[ProgressReport]
 ) -> tuple[float, tuple[float, ...]] | None:
-    """Seconds of a step, and each worker's own part; None where a worker's own part is not known."""
+    """Return the seconds of a step and of each worker's own work in it; None when a worker does not measure its own."""
     steps = [(a, b, b.step - a.step) for a, b in zip(before, after, strict=True)]
     own = tuple((b.own_seconds - a.own_seconds) / n for a, b, n in steps)
     if min(own) <= 0:

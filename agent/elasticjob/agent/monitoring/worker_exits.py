@@ -1,4 +1,4 @@
-"""What a worker left behind, turned into a `Failure`."""
+"""Build a `Failure` from what is known of a worker's end: exit code, error file, last lines, OOM kills."""
 
 from __future__ import annotations
 
@@ -14,25 +14,30 @@ from elasticjob.contract.messages import Failure
 from elasticjob.diagnosis import classify
 
 MAX_MESSAGE = 1024
+"""Characters of a failure's message."""
 _MAX_ERROR_FILE = 1 << 20
+"""Bytes that are read of an error file."""
 
 
 @dataclass(frozen=True)
 class WorkerExit:
-    """One ended worker. `code` is negative for a signal; `recorded` is what `@record` or the warm fork wrote."""
+    """What is known of the end of one worker."""
 
     rank: int
     code: int
+    """The exit code; negative for a signal."""
     time: float
+    """Unix seconds."""
     exception: tuple[str, str] | None = None
-    """Type name and text."""
+    """Type name and text, from the error file or the last traceback; None when there was none."""
     lines: Sequence[str] = ()
+    """The last lines of output."""
     oom_killed: bool = False
-    """Whether the kernel has killed for memory here, and no other worker's end accounts for it."""
+    """Whether the kernel's OOM killer has killed a process here that no other worker's end accounts for."""
 
 
 def failure_of(evidence: WorkerExit, pod: str) -> Failure:
-    """The failure as the coordinator hears of it."""
+    """Return the failure that the agent reports to the coordinator."""
     name = signal_name(-evidence.code) if evidence.code < 0 else ""
     exception, message = evidence.exception or ("", "\n".join(evidence.lines)[-MAX_MESSAGE:])
     exit_code = evidence.code if evidence.code > 0 else None
@@ -56,7 +61,10 @@ def signal_name(number: int) -> str:
 
 
 def read_error_file(path: str) -> tuple[str, str, float] | None:
-    """(exception type, text, time it was written) from torch's error file; None where there is none worth reading."""
+    """Return (exception type, text, Unix time of the file) from torch's error file; None if absent or malformed.
+
+    The type is empty when the text does not start with one.
+    """
     try:
         with open(path, "rb") as file:
             written = os.fstat(file.fileno()).st_mtime
@@ -72,45 +80,43 @@ def read_error_file(path: str) -> tuple[str, str, float] | None:
 
 
 def read_torchrun_report(lines: Iterable[str]) -> tuple[int, int] | None:
-    """(global rank, exit code) of the worker that a torchrun names as its root cause in its last lines."""
+    """Return (global rank, exit code) of the root cause in the failure report of a torchrun; None without one."""
     lines = list(lines)
     for start in range(len(lines) - 1, -1, -1):
         if lines[start].startswith("Root Cause (first observed failure):"):
             report = "\n".join(lines[start:])
-            rank, code = (
-                re.search(r"^ +rank +: (\d+)", report, re.M),
-                re.search(r"^ +exitcode +: (-?\d+)", report, re.M),
-            )
+            rank = re.search(r"^ +rank +: (\d+)", report, re.M)
+            code = re.search(r"^ +exitcode +: (-?\d+)", report, re.M)
             return (int(rank[1]), int(code[1])) if rank and code else None
     return None
 
 
 OOM_FILES = ("/sys/fs/cgroup/memory.events", "/sys/fs/cgroup/memory/memory.oom_control")
-"""Of cgroup v2 and v1; a container sees its own cgroup there. Both count kills in a line `oom_kill N`."""
+"""Files of cgroup v2 and v1 where a container sees its own cgroup. Both have a line `oom_kill N`: kills so far."""
 
 
 class OomCounter:
-    """Processes that the kernel killed for memory in this container, each to account for one worker's end.
+    """Counts OOM kills in this container, and assigns each to one worker's end.
 
-    v1 kills one process; v2 may kill the whole container (then nobody asks here, and the pod says OOMKilled).
+    cgroup v1 kills one process. v2 may kill the whole container, agent included: the pod's status has OOMKilled then.
     """
 
     def __init__(self, files: Sequence[str] = OOM_FILES) -> None:
         self._files = files
-        self._seen = self._count()
+        self._claimed = self._count()
 
     @property
     def unclaimed(self) -> bool:
-        """Whether a kill is not accounted for yet."""
-        return self._count() > self._seen
+        """Whether a kill is not assigned to a worker's end yet."""
+        return self._count() > self._claimed
 
     def claim(self) -> None:
-        """One of them is."""
-        self._seen += 1
+        """Assign one kill to a worker's end."""
+        self._claimed += 1
 
     def reset(self) -> None:
-        """What was killed so far has nothing to do with what ends from now on."""
-        self._seen = self._count()
+        """Ignore all kills so far."""
+        self._claimed = self._count()
 
     def _count(self) -> int:
         for path in self._files:

@@ -1,6 +1,6 @@
-"""What the agent knows of its workers' steps, and where it lets them stop: the agent's side of `contract.page`.
+"""The agent's side of `contract.progress_page`: read the workers' steps, and set the step at which they stop.
 
-Workers write their steps into memory that this process reads when it wants to know: nobody is woken by a step.
+Workers write their steps into shared memory, which the agent reads when it needs them: a step wakes no process.
 """
 
 from __future__ import annotations
@@ -10,56 +10,61 @@ import json
 import logging
 import os
 import socket
-import struct
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from elasticjob.agent.processes import peer_pid
 from elasticjob.contract.names import RoundId
 from elasticjob.contract.progress_page import HOLD, NO_LIMIT, NO_STEP, PAGE_SIZE, PageWord, open_page
 
 log = logging.getLogger(__name__)
 
 HOLD_TIMEOUT = 3.0
-"""Seconds that workers stand still for a last step that nobody names: longer than a coordinator takes to name it."""
+"""Seconds that workers wait for their last step at most; longer than a coordinator needs to send it."""
 SETTLE = 0.001
-"""Seconds until a worker on another processor has surely seen a HOLD, or this process the step that it wrote before."""
+"""Seconds after which a worker on another processor sees a HOLD, and this process the step written before it."""
 STATE_BUFFERS = 2
-"""Pieces of memory kept for the node: one is whole while the other is written."""
+"""Memory buffers that outlive a round, for `elasticjob.State`: one is complete while the other is written."""
 _MAX_HELLO = 1024
+"""Bytes."""
 
 
 @dataclass(frozen=True)
 class ProgressReport:
-    """One worker's latest report; `time` is this host's CLOCK_MONOTONIC in seconds (time.monotonic)."""
+    """The latest step of one worker, reported by the script or counted by its optimizers."""
 
     local_rank: int
     step: int
     time: float
+    """When the step was done, in seconds of this host's CLOCK_MONOTONIC (time.monotonic)."""
     own_seconds: float = 0.0
-    """Seconds so far in which it waited for no other rank; 0 where nobody knows."""
+    """Seconds so far that the worker spent in its own work, not waiting for other ranks; 0 if not measured."""
 
 
 @dataclass
 class _Rank:
-    """A worker of the current round that has met us."""
+    """A worker of the current round that has connected."""
 
     page: int
+    """Descriptor of its page."""
     words: memoryview
     peer: socket.socket | None = None
     pid: int = 0
-    """The process that is the rank: not one that it started, and that has its environment."""
+    """The rank's own process; its child processes have the same environment, and are refused."""
 
 
 class WorkerProgress:
-    """The workers of the current round, as far as they report. `path` is the socket where they meet us."""
+    """The progress of the current round's workers, as far as they connect and report."""
 
     def __init__(self, folder: Path) -> None:
         self.path = str(folder / "agent.sock")
+        """The Unix socket to which workers connect."""
         self.on_worker_connected: Callable[[], None] = lambda: None
-        """Called when a worker has come to report here."""
+        """Called whenever a worker has connected."""
         self.memory = tuple(os.memfd_create(f"elasticjob-{i}", os.MFD_CLOEXEC) for i in range(STATE_BUFFERS))
+        """Descriptors of the buffers that every worker gets."""
         self._round: RoundId | None = None
         self._ranks: dict[int, _Rank] = {}
         self._limit = NO_LIMIT
@@ -71,13 +76,13 @@ class WorkerProgress:
         self._loop.add_reader(self._listener, self._accept)
 
     def begin_round(self, round_id: RoundId) -> None:
-        """A new round: its workers have reported nothing yet, and may run."""
+        """Forget the workers of the last round; those of the new one are not held."""
         self._forget()
         self._round = round_id
         self._set_limit(NO_LIMIT)
 
     def reports(self) -> tuple[ProgressReport, ...]:
-        """The latest report of every worker of the round that made one, by local rank."""
+        """Return the last step that each worker of the round has reported, sorted by local rank."""
         found = ((rank, r.words) for rank, r in sorted(self._ranks.items()))
         return tuple(
             ProgressReport(rank, step, words[PageWord.TIME] / 1e9, words[PageWord.OWN] / 1e9)
@@ -86,9 +91,9 @@ class WorkerProgress:
         )
 
     def heartbeats(self) -> tuple[ProgressReport, ...]:
-        """The last sign of life of every worker that gave one: its latest report, else its optimizers' last step.
+        """Return the last step of each worker: the last one reported, else the last one of its optimizers.
 
-        Whose program is over is no longer asked for signs.
+        Workers without a step, and workers whose script has ended (Python cleans up), are left out.
         """
         reported = {report.local_rank: report for report in self.reports()}
         for rank, r in sorted(self._ranks.items()):
@@ -96,20 +101,20 @@ class WorkerProgress:
                 reported[rank] = ProgressReport(
                     rank, heartbeats, r.words[PageWord.HEARTBEAT_TIME] / 1e9, r.words[PageWord.OWN] / 1e9
                 )
-        return tuple(sign for rank, sign in reported.items() if not self._ranks[rank].words[PageWord.ENDING])
+        return tuple(report for rank, report in reported.items() if not self._ranks[rank].words[PageWord.ENDING])
 
-    def process(self, local_rank: int) -> int | None:
-        """The process that is this rank, which may have been started by the worker; None before it has met us."""
+    def pid(self, local_rank: int) -> int | None:
+        """Return the rank's process, which may be a child of the agent's worker process; None before it connects."""
         return self._ranks[local_rank].pid or None if local_rank in self._ranks else None
 
     def stopped(self, local_rank: int) -> bool:
-        """Whether this worker said that it stopped at the last step, with everything saved."""
+        """Return whether this worker has stopped at the last step and has run its `on_stop` callbacks."""
         return local_rank in self._ranks and self._ranks[local_rank].words[PageWord.STOPPED] == 1
 
     async def hold(self, workers: int) -> int | None:
-        """Let no worker pass its next report; the latest step that any of them may have done by then.
+        """Hold all workers at their next report; return the latest step that any of them may have done by then.
 
-        None where not all of the `workers` report: then none is held. The hold ends by itself after HOLD_TIMEOUT.
+        Return None, and hold none, when fewer than `workers` report their steps. The hold ends after HOLD_TIMEOUT.
         """
         self._set_limit(HOLD)
         await asyncio.sleep(SETTLE)
@@ -121,14 +126,14 @@ class WorkerProgress:
         return max(report.step for report in reports) + 1
 
     def stop_at(self, step: int) -> bool:
-        """Let the workers stop at this step; False where they are no longer held, and may be past it."""
+        """Let held workers continue and stop at this step; return False if they are not held and may be past it."""
         if self._limit not in (HOLD, step):
             return False
         self._set_limit(step)
         return True
 
     def release(self) -> None:
-        """Let held workers go on: they are told to stop in another way."""
+        """Let held workers continue: the agent stops them by a signal."""
         if self._limit == HOLD:
             self._set_limit(NO_LIMIT)
 
@@ -153,37 +158,37 @@ class WorkerProgress:
 
     def _forget(self) -> None:
         for rank in self._ranks.values():
-            self._hang_up(rank)
+            self._disconnect(rank)
             os.close(rank.page)
         self._ranks = {}
 
-    # ---- meeting -----------------------------------------------------------------------------------------------------
+    # ---- connections -------------------------------------------------------------------------------------------------
 
     def _accept(self) -> None:
         with suppress(OSError):
             peer, _ = self._listener.accept()
             peer.setblocking(False)
-            self._loop.add_reader(peer, self._meet, peer)
+            self._loop.add_reader(peer, self._handshake, peer)
 
-    def _meet(self, peer: socket.socket) -> None:
-        """The first words of a connection; a worker says them in one write."""
+    def _handshake(self, peer: socket.socket) -> None:
+        """Read a worker's hello, which it sends in one write, and send it its page and the memory buffers."""
         self._loop.remove_reader(peer)
         try:
             hello = json.loads(peer.recv(_MAX_HELLO))
             local_rank, round_id = int(hello["local_rank"]), RoundId.parse(hello["round"])
             if round_id != self._round:
                 raise ValueError(f"round {round_id} is over")
-            rank, pid = self._rank(local_rank), _pid(peer)
-            if self._taken(rank, pid):
+            rank, pid = self._rank(local_rank), peer_pid(peer)
+            if self._taken_by_other(rank, pid):
                 peer.close()
                 return
             socket.send_fds(peer, [b"\0"], [rank.page, *self.memory])
         except (OSError, ValueError, KeyError, TypeError) as error:
-            log.warning("a worker's words were not understood: %s", error)
+            log.warning("refused a worker's connection for progress reports: %s", error)
             peer.close()
             return
         rank.peer, rank.pid = peer, pid
-        self._loop.add_reader(peer, self._hang_up, rank)
+        self._loop.add_reader(peer, self._disconnect, rank)
         self.on_worker_connected()
 
     def _rank(self, local_rank: int) -> _Rank:
@@ -195,25 +200,19 @@ class WorkerProgress:
             self._ranks[local_rank] = _Rank(page, words)
         return self._ranks[local_rank]
 
-    def _taken(self, rank: _Rank, pid: int) -> bool:
-        """Whether another living process is this rank."""
+    def _taken_by_other(self, rank: _Rank, pid: int) -> bool:
+        """Return whether another live process is connected as this rank; disconnect an earlier connection otherwise."""
         if rank.peer is not None and rank.pid != pid:
             with suppress(BlockingIOError):
                 rank.peer.recv(1)
-                self._hang_up(rank)
+                self._disconnect(rank)
         elif rank.peer is not None:
-            self._hang_up(rank)
+            self._disconnect(rank)
         return rank.peer is not None
 
-    def _hang_up(self, rank: _Rank) -> None:
-        """Workers say nothing more: what can be read is the end."""
+    def _disconnect(self, rank: _Rank) -> None:
+        """Close a worker's connection; also called when it is readable: a worker sends nothing after its hello."""
         if rank.peer is not None:
             self._loop.remove_reader(rank.peer)
             rank.peer.close()
             rank.peer = None
-
-
-def _pid(peer: socket.socket) -> int:
-    """The process at the other end (SO_PEERCRED)."""
-    pid: int = struct.unpack("iII", peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[0]
-    return pid

@@ -1,1 +1,1 @@
-"""What a node tells: its workers' output, metrics, health, and the termination message."""
+"""What the agent reports besides its messages: workers' output, metrics, health, and the termination message."""

@@ -1,4 +1,4 @@
-"""Where workers' output goes: the console, files, or both; torchrun's options of the same names. Pure."""
+"""torchrun's log options: whether workers' output goes to the console, to files, or to both. Pure."""
 
 from __future__ import annotations
 
@@ -8,34 +8,37 @@ from pathlib import Path
 from string import Template
 
 NOTHING, STDOUT, STDERR, BOTH = range(4)
-"""torch's `Std`: a stream's bit in `redirects` and `tee`."""
+"""torch's `Std`: the bits of the streams in `redirects` and `tee`."""
 PREFIX = "[${role_name}${rank}]:"
 
 
 @dataclass(frozen=True)
 class LogOptions:
-    """`redirects` and `tee` by local rank, else that of None. As torchrun's, but that lines always have a prefix."""
+    """The log options of a node. Unlike torchrun's console lines, these always have a prefix.
+
+    In `redirects` and `tee` the key is a local rank; None is for ranks without a key.
+    """
 
     directory: str = ""
     redirects: Mapping[int | None, int] = field(default_factory=dict)
-    """Streams that go to files only."""
+    """Streams written to files only."""
     tee: Mapping[int | None, int] = field(default_factory=dict)
-    """Streams that go to files too."""
+    """Streams written to the console and to files."""
     ranks: frozenset[int] | None = None
-    """Local ranks that are shown on the console; None: all."""
+    """Local ranks whose output goes to the console; None: all."""
     prefix: str = PREFIX
 
-    def shown(self, local_rank: int, stream: int) -> bool:
-        """Whether a worker's STDOUT or STDERR goes to the console."""
+    def to_console(self, local_rank: int, stream: int) -> bool:
+        """Return whether a worker's STDOUT or STDERR goes to the console."""
         redirected = _of(self.redirects, local_rank) & stream and not _of(self.tee, local_rank) & stream
         return not redirected and (self.ranks is None or local_rank in self.ranks)
 
-    def kept(self, local_rank: int, stream: int) -> bool:
-        """Whether it goes to a file."""
+    def to_file(self, local_rank: int, stream: int) -> bool:
+        """Return whether a worker's STDOUT or STDERR goes to a file."""
         return bool((_of(self.redirects, local_rank) | _of(self.tee, local_rank)) & stream)
 
-    def file(self, pod: str, round_id: str, local_rank: int, stream: int) -> Path:
-        """Whose name no other pod, round or worker has."""
+    def path(self, pod: str, round_id: str, local_rank: int, stream: int) -> Path:
+        """Return the path of a log file; no other pod, round or worker has the same."""
         return Path(self.directory, pod, round_id, str(local_rank), "stdout.log" if stream == STDOUT else "stderr.log")
 
     def line_prefix(self, *, role: str, local_rank: int, rank: int, hostname: str) -> str:
@@ -48,7 +51,7 @@ def _of(streams: Mapping[int | None, int], local_rank: int) -> int:
 
 
 def read_streams(text: str) -> dict[int | None, int]:
-    """`3` for all local ranks, or `0:1,1:2`; ValueError says what is wanted."""
+    """Parse `3` (all local ranks) or `0:1,1:2` (LOCAL_RANK:STREAMS); ValueError names the valid values."""
     try:
         if ":" not in text:
             found: dict[int | None, int] = {None: int(text)}
@@ -62,7 +65,7 @@ def read_streams(text: str) -> dict[int | None, int]:
 
 
 def read_ranks(text: str) -> frozenset[int] | None:
-    """`0,3`; empty: all."""
+    """Parse local ranks such as `0,3`; None, for all ranks, when empty."""
     try:
         return frozenset(int(word) for word in text.split(",")) if text else None
     except ValueError:

@@ -1,4 +1,4 @@
-"""What an agent tells monitoring systems: torch's events at its end, and counts at any time. Pure."""
+"""Metrics and health of an agent, and torch's events at its end. Pure."""
 
 from __future__ import annotations
 
@@ -9,45 +9,51 @@ from typing import Any
 
 from elasticjob.agent.machine.state import AgentState
 from elasticjob.contract.messages import Failure, Outcome
+from elasticjob.contract.names import Backend
 
 _PREFIX = "elasticjob_agent"
 
 
 @dataclass(frozen=True)
 class AgentCounts:
-    """Counts since the agent began. Times in seconds of one clock."""
+    """Counts since the agent started. Times are seconds of the caller's clock."""
 
-    since: float
-    """When the phase began."""
-    began: float
+    phase_since: float
+    """When the current phase began."""
+    started: float
+    """When the agent started."""
     rounds: int = 0
     failures: Mapping[str, int] = field(default_factory=dict)
-    """By class."""
+    """Number of failures by failure class."""
     seconds: Mapping[str, float] = field(default_factory=dict)
-    """By phase, the current one apart: how long rendezvous (idle), start, run and stop took in all."""
+    """Seconds spent in each phase so far, without the current stay; `idle` is the rendezvous."""
 
 
-def update_counts(tally: AgentCounts, before: AgentState, after: AgentState, now: float) -> AgentCounts:
-    """After a decision."""
+def update_counts(counts: AgentCounts, before: AgentState, after: AgentState, now: float) -> AgentCounts:
+    """Return the counts after a decision that led from state `before` to state `after`."""
     if after.round != before.round:
-        tally = replace(tally, rounds=tally.rounds + 1)
+        counts = replace(counts, rounds=counts.rounds + 1)
     if after.failure is not None and after.failure != before.failure:
         kind = after.failure.kind.value
-        tally = replace(tally, failures={**tally.failures, kind: tally.failures.get(kind, 0) + 1})
+        counts = replace(counts, failures={**counts.failures, kind: counts.failures.get(kind, 0) + 1})
     if after.phase is not before.phase:
-        spent = {before.phase.value: tally.seconds.get(before.phase.value, 0.0) + now - tally.since}
-        tally = replace(tally, since=now, seconds={**tally.seconds, **spent})
-    return tally
+        counts = replace(counts, phase_since=now, seconds=_phase_seconds(counts, before, now))
+    return counts
 
 
-def metrics(tally: AgentCounts, state: AgentState, now: float) -> str:
-    """In Prometheus' text format."""
+def _phase_seconds(counts: AgentCounts, state: AgentState, now: float) -> dict[str, float]:
+    """Return the seconds spent in each phase, with the current stay in the phase of `state`."""
+    phase = state.phase.value
+    return {**counts.seconds, phase: counts.seconds.get(phase, 0.0) + now - counts.phase_since}
+
+
+def metrics(counts: AgentCounts, state: AgentState, now: float) -> str:
+    """Return the metrics in Prometheus' text format."""
     start = state.assignment
-    seconds = {**tally.seconds}
-    seconds[state.phase.value] = seconds.get(state.phase.value, 0.0) + now - tally.since
+    seconds = _phase_seconds(counts, state, now)
     lines = [
-        f"{_PREFIX}_rounds_total {tally.rounds}",
-        *(f'{_PREFIX}_worker_failures_total{{class="{kind}"}} {n}' for kind, n in sorted(tally.failures.items())),
+        f"{_PREFIX}_rounds_total {counts.rounds}",
+        *(f'{_PREFIX}_worker_failures_total{{class="{kind}"}} {n}' for kind, n in sorted(counts.failures.items())),
         *(f'{_PREFIX}_phase_seconds_total{{phase="{phase}"}} {s:.3f}' for phase, s in sorted(seconds.items())),
         f'{_PREFIX}_phase{{phase="{state.phase.value}"}} 1',
     ]
@@ -62,15 +68,15 @@ def metrics(tally: AgentCounts, state: AgentState, now: float) -> str:
     return "\n".join(lines) + "\n"
 
 
-def health(tally: AgentCounts, state: AgentState, now: float) -> str:
-    """One JSON object: an agent that answers is alive, whatever its workers do."""
-    since = round(now - tally.since, 3)
+def health(counts: AgentCounts, state: AgentState, now: float) -> str:
+    """Return phase, round and seconds in that phase as one JSON object. An agent that answers at all is alive."""
+    since = round(now - counts.phase_since, 3)
     return json.dumps({"phase": state.phase.value, "round": str(state.round or ""), "seconds": since}) + "\n"
 
 
 @dataclass(frozen=True)
 class EventSubject:
-    """Who an event is about, for all of an agent's events."""
+    """The fields that all torch events of one agent share."""
 
     run_id: str
     role: str
@@ -78,14 +84,19 @@ class EventSubject:
     entry_point: str
 
 
-def final_events(names: EventSubject, state: AgentState, outcome: Outcome, seconds: float) -> Iterator[dict[str, Any]]:
-    """`torchelastic.worker.status.<STATE>` of each worker of the last round, then of the agent."""
+def final_events(
+    subject: EventSubject, state: AgentState, outcome: Outcome, seconds: float
+) -> Iterator[dict[str, Any]]:
+    """Yield `torchelastic.worker.status.<STATE>` of each worker of the last round, then of the agent.
+
+    `seconds` is how long the agent ran.
+    """
     start = state.assignment
     for local_rank in range(state.announcement.local_world_size if start else 0):
         rank = start.rank + local_rank if start else 0
         failure = state.failure if state.failure and state.failure.rank == rank else None
-        yield _event(names, state, _worker_state(outcome, failure), "WORKER", seconds, local_rank, failure)
-    yield _event(names, state, "SUCCEEDED" if outcome is Outcome.SUCCEEDED else "FAILED", "AGENT", seconds)
+        yield _event(subject, state, _worker_state(outcome, failure), "WORKER", seconds, local_rank, failure)
+    yield _event(subject, state, "SUCCEEDED" if outcome is Outcome.SUCCEEDED else "FAILED", "AGENT", seconds)
 
 
 def _worker_state(outcome: Outcome, failure: Failure | None) -> str:
@@ -95,7 +106,7 @@ def _worker_state(outcome: Outcome, failure: Failure | None) -> str:
 
 
 def _event(
-    names: EventSubject,
+    subject: EventSubject,
     state: AgentState,
     status: str,
     source: str,
@@ -104,25 +115,25 @@ def _event(
     failure: Failure | None = None,
 ) -> dict[str, Any]:
     start = state.assignment
-    more: dict[str, Any] = {
+    extra: dict[str, Any] = {
         "group_world_size": start.group_world_size if start else None,
-        "entry_point": names.entry_point,
+        "entry_point": subject.entry_point,
     }
     if start is not None and local_rank is not None:
         ranks = {"local_rank": local_rank, "role_rank": start.role_rank + local_rank}
-        more |= {name: [value] for name, value in {**ranks, "role_world_size": start.role_world_size}.items()}
+        extra |= {name: [value] for name, value in {**ranks, "role_world_size": start.role_world_size}.items()}
     metadata = {
-        "run_id": names.run_id,
+        "run_id": subject.run_id,
         "global_rank": start.rank + local_rank if start is not None and local_rank is not None else None,
         "group_rank": start.group_rank if start else None,
         "worker_id": None,
-        "role": names.role,
-        "hostname": names.hostname,
+        "role": subject.role,
+        "hostname": subject.hostname,
         "state": status,
         "total_run_time": int(seconds),
-        "rdzv_backend": "elasticjob",
+        "rdzv_backend": Backend.ELASTICJOB.value,
         "raw_error": f"{failure.exception}: {failure.message}" if failure else None,
-        "metadata": json.dumps(more),
+        "metadata": json.dumps(extra),
         "agent_restarts": start.restarts if start else 0,
     }
     return {"name": f"torchelastic.worker.status.{status}", "source": source, "metadata": metadata}

@@ -1,4 +1,4 @@
-"""The termination message: JSON in at most 4096 bytes, the outcome first, written at once. Pure but for `write`."""
+"""The termination message: JSON of at most 4096 bytes, the outcome first."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from elasticjob.contract import codec
 from elasticjob.contract.messages import Termination
 
 MAX_BYTES = 4096
-"""What the kubelet keeps of a container's termination message."""
+"""The kubelet cuts a container's termination message to this length."""
 
 
 def termination_json(termination: Termination, limit: int = MAX_BYTES) -> bytes:
-    """JSON of at most `limit` bytes: the longest texts are shortened, the outcome, round and ranks always stay."""
+    """Return JSON of at most `limit` bytes: long texts are shortened; outcome, round and ranks always stay."""
     data = codec.dumps(termination)
     width = limit
     while len(data) > limit and width > 8:
         width //= 2
-        data = codec.dumps(_narrow(termination, width))
+        data = codec.dumps(_shorten(termination, width))
     return data
 
 
-def _narrow(termination: Termination, width: int) -> Termination:
+def _shorten(termination: Termination, width: int) -> Termination:
     failure = termination.failure
     if failure is not None:
         failure = replace(
@@ -41,7 +41,7 @@ def _cut(text: str, width: int) -> str:
 
 
 def write_termination(path: str, termination: Termination) -> None:
-    """One write, so that a reader never sees half of it. OSError where the file cannot be written."""
+    """Write the message to `path` in one write, so that a reader never sees a part of it. Raise OSError on failure."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
     try:
         os.write(descriptor, termination_json(termination))

@@ -1,6 +1,6 @@
-"""Workers' output: prefixed line by line as torchrun's `tee` does, the last lines kept for the root cause.
+"""Workers' output: each line gets a prefix, as with torchrun's `tee`; the last lines are kept for failure reports.
 
-A reader that is slower than the workers slows the workers down (their pipes fill), never the agent.
+A slow reader of the agent's output blocks the workers, whose pipes fill, but never the agent.
 """
 
 from __future__ import annotations
@@ -15,27 +15,26 @@ from collections.abc import Callable
 
 CHUNK = 1 << 16
 MAX_LINE = 1 << 20
-"""Bytes; a longer line is cut in pieces."""
+"""Bytes; longer lines are split."""
 MAX_PENDING = 4 << 20
-"""Bytes waiting to be written; above it nothing is read."""
+"""Bytes that wait to be written; while there are more, no worker's pipe is read."""
 FILE_TIMEOUT = 1.0
-"""Seconds that a slow disk may hold up the end of a worker's log file."""
+"""Seconds that a slow disk may delay the close of a worker's log file."""
 TAIL_LINES = 20
+"""Last lines kept of each stream."""
 TAIL_WIDTH = 400
-"""Characters kept of each of the last lines."""
+"""Characters kept of each line."""
 
 _EXCEPTION = re.compile(rb"([A-Za-z_][\w.]*)(?:: (.*))?$")
 TORCHRUN_FAILED = "ChildFailedError"
-"""Torchrun's exception, which follows that of its worker and says nothing of its own."""
-_RANK = re.compile(rb"\[rank\d+\]: ?")
-"""What torch puts before each line of an uncaught exception, once a process group exists."""
+"""torchrun's exception, printed after its worker's; it does not name the cause."""
 _TRACEBACK = b"Traceback (most recent call last):"
 _RANK = re.compile(rb"\[rank\d+\]: ?")
-"""torch puts this before each line of a traceback, once a process group exists."""
+"""torch's prefix for each line of an uncaught exception, once a process group exists."""
 
 
 class OutputSink:
-    """One output of the agent (stdout or stderr): a thread writes, so that a slow reader cannot stop the loop."""
+    """One output of the agent (stdout or stderr). A thread writes: a slow reader cannot block the event loop."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
@@ -47,6 +46,7 @@ class OutputSink:
         self._thread.start()
 
     def put(self, data: bytes) -> None:
+        """Queue data to be written. Never blocks; callers check `full` before they read more."""
         self._pending += len(data)
         self._queue.put(data)
 
@@ -55,10 +55,11 @@ class OutputSink:
         return self._pending > MAX_PENDING
 
     def call_when_free(self, resume: Callable[[], None]) -> None:
+        """Call `resume` once, when at most half of MAX_PENDING is left to write."""
         self._waiting.append(resume)
 
     def close(self, timeout: float) -> None:
-        """Write what is pending, for at most `timeout` seconds."""
+        """Write the pending data, for at most `timeout` seconds."""
         self._queue.put(None)
         self._thread.join(timeout)
 
@@ -69,11 +70,11 @@ class OutputSink:
                 while data:
                     data = data[os.write(self._descriptor, data) :]
             except OSError:
-                pass  # nobody reads any more; workers must not notice
+                pass  # the reader has closed; the workers must not fail because of it
             try:
                 self._loop.call_soon_threadsafe(self._written, size)
             except RuntimeError:
-                return  # the loop is closed: the agent is gone
+                return  # the event loop is closed: the agent exits
 
     def _written(self, size: int) -> None:
         self._pending -= size
@@ -84,7 +85,7 @@ class OutputSink:
 
 
 class FileSink(OutputSink):
-    """A log file, closed once all is written."""
+    """A log file; it is closed once all data is written."""
 
     def _write(self) -> None:
         super()._write()
@@ -92,19 +93,19 @@ class FileSink(OutputSink):
 
 
 class Tail:
-    """The last lines of one worker, and the exception its last traceback ended with."""
+    """The last lines of one stream of a worker, and the exception that its last traceback ended with."""
 
     def __init__(self) -> None:
         self.lines: deque[str] = deque(maxlen=TAIL_LINES)
         self.exception: tuple[str, str] | None = None
+        """(type name without its module, text)."""
         self._in_traceback = False
 
     def feed(self, line: bytes) -> None:
+        """Take the next line, without its newline."""
         if match := _RANK.match(line):
             line = line[match.end() :]
         self.lines.append(line[: 4 * TAIL_WIDTH].decode(errors="replace")[:TAIL_WIDTH])
-        if rank := _RANK.match(line):
-            line = line[rank.end() :]
         if line.endswith(_TRACEBACK):
             self._in_traceback = True
         elif self._in_traceback and line and not line.startswith((b" ", b"\t")):
@@ -117,7 +118,7 @@ class Tail:
 
 
 class WorkerPipe:
-    """One pipe of a worker, read by the event loop."""
+    """The reading end of a worker's stdout or stderr."""
 
     def __init__(
         self,
@@ -127,7 +128,7 @@ class WorkerPipe:
         tail: Tail | None = None,
         file: FileSink | None = None,
     ) -> None:
-        """`sink` gets prefixed lines, `file` the bytes as they are."""
+        """`sink` gets lines with the prefix, `file` the bytes unchanged, `tail` the last lines."""
         self._descriptor = descriptor
         self._prefix = prefix.encode()
         self._sink = sink
@@ -140,12 +141,12 @@ class WorkerPipe:
         self._loop.add_reader(descriptor, self._readable)
 
     def drain(self) -> None:
-        """Take what is in the pipe now (its writer has ended, descendants may hold it open)."""
+        """Read all that is in the pipe now. The worker has ended; its descendants may keep the pipe open."""
         while self._open and self._read():
             pass
 
     def close(self) -> None:
-        """Take what is there, end the last line, and let go of the pipe."""
+        """Read all that is in the pipe, end the last line, and close the pipe."""
         self.drain()
         self._end()
 

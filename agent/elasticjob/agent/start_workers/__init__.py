@@ -1,1 +1,1 @@
-"""How workers start: by a fork of the warm process where the command is Python, also inside a shell; else by exec."""
+"""Start workers: Python commands, also inside a shell, as forks of the fork server; all other commands by exec."""

@@ -1,6 +1,6 @@
-"""Reading the user's command line: is it Python that a warm process can run, torchrun, or something else. Pure.
+"""Parse the user's command line: Python that the fork server can run, torchrun, or another program. Pure.
 
-`torchrun [options] script args` means: run the script under this agent, which is what torchrun would have started.
+`torchrun [options] script args` means: run the script under this agent, as torchrun would have started it.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ _PYTHON = re.compile(r"(python|pypy)(\d(\.\d+)?)?$")
 TORCHRUN_MODULES = ("torch.distributed.run", "torch.distributed.launch")
 
 _FLAGS = frozenset("bBdEIOPqsSu")
-"""Interpreter flags that the warm process gets too."""
+"""Interpreter flags that the fork server can be started with."""
 _FLAGS_WITH_VALUE = frozenset("WX")
 
 _TORCHRUN_SWITCHES = re.compile(
     r"--(standalone|no[-_]python|module|run[-_]path|virtual[-_]local[-_]rank)$|-m$"
     r"|--[a-z_-]+=|-[rt]."  # an attached value
 )
-"""Options of torchrun that do not take the next word."""
+"""Options of torchrun whose value, if any, is not the next argument."""
 
 
-_SHORT = {"-r": "redirects", "-t": "tee", "-m": "module"}
+_SHORT_OPTIONS = {"-r": "redirects", "-t": "tee", "-m": "module"}
 
 
 class ProgramMode(str, Enum):
@@ -54,55 +54,58 @@ class PythonCommand:
 
 @dataclass(frozen=True)
 class PlainCommand:
-    """Anything else: started by exec."""
+    """A command that starts by exec."""
 
     argv: tuple[str, ...]
     reason: str
-    """Why no warm process can run it."""
+    """Why the fork server cannot run it."""
     starts_python: bool = True
-    """Whether Python that it may start could be warm."""
+    """Whether the fork server could run Python that this command starts."""
 
 
 UserCommand: TypeAlias = PythonCommand | PlainCommand
 
 
 def parse_command(argv: Sequence[str], torchrun_python: str = "python3") -> UserCommand:
-    """What to run in each worker. `torchrun_python` is the interpreter that `torchrun` on this machine belongs to."""
+    """Return the command of each worker. `torchrun_python` is the interpreter of this machine's `torchrun`."""
     name = argv[0].rsplit("/", 1)[-1]
     if name == "torchrun":
-        return _read_torchrun(argv, argv[1:], torchrun_python, ("-u",))
+        return _parse_torchrun(argv, argv[1:], torchrun_python, ("-u",))
     if not _PYTHON.match(name):
         return PlainCommand(tuple(argv), f"{name} is not Python")
-    command = _read_python(argv)
+    command = _parse_python(argv)
     if isinstance(command, PythonCommand) and is_torchrun(command):
-        return _read_torchrun(argv, command.args, command.interpreter, (*command.flags, "-u"))
+        return _parse_torchrun(argv, command.args, command.interpreter, (*command.flags, "-u"))
     return command
 
 
 def parse_own_agent_command(argv: Sequence[str], torchrun_python: str = "python3") -> UserCommand:
-    """What to run once on a node whose command runs an agent of its own: a torchrun, if it is one, starts warm."""
+    """Return the command to run once on a node whose command is an elastic agent itself, such as torchrun."""
     name = argv[0].rsplit("/", 1)[-1]
     if name == "torchrun":
         return PythonCommand(torchrun_python, ("-u",), ProgramMode.MODULE, TORCHRUN_MODULES[0], tuple(argv[1:]))
     if _PYTHON.match(name):
-        return _read_python(argv)
+        return _parse_python(argv)
     return PlainCommand(tuple(argv), f"{name} is not Python")
 
 
 def is_torchrun(command: PythonCommand) -> bool:
-    """Whether it runs torchrun itself."""
+    """Return whether the command runs torchrun itself."""
     return command.mode is ProgramMode.MODULE and command.target in TORCHRUN_MODULES
 
 
-def _read_python(argv: Sequence[str]) -> UserCommand:
-    """Python's own command line: flags may be joined (`-Bu`); `-m`, `-c` and value flags may have theirs attached."""
+def _parse_python(argv: Sequence[str]) -> UserCommand:
+    """Parse Python's own command line.
+
+    Flags may be joined (`-Bu`). The value of `-m`, `-c` and of flags with a value may be attached (`-mpkg`).
+    """
     flags: list[str] = []
     rest = list(argv[1:])
     while rest:
-        word = rest.pop(0)
-        if not word.startswith("-"):
-            return PythonCommand(argv[0], tuple(flags), ProgramMode.SCRIPT, word, tuple(rest))
-        letters = word[1:]
+        argument = rest.pop(0)
+        if not argument.startswith("-"):
+            return PythonCommand(argv[0], tuple(flags), ProgramMode.SCRIPT, argument, tuple(rest))
+        letters = argument[1:]
         plain = len(letters) - len(letters.lstrip("".join(_FLAGS)))
         if letters[:plain]:
             flags.append(f"-{letters[:plain]}")
@@ -110,7 +113,9 @@ def _read_python(argv: Sequence[str]) -> UserCommand:
         if not option and plain:
             continue
         if option not in _FLAGS_WITH_VALUE | {"m", "c"} or not (attached or rest):
-            return PlainCommand(tuple(argv), f"no warm process for the interpreter flag {word}", False)
+            return PlainCommand(
+                tuple(argv), f"the fork server does not support the interpreter flag {argument}", starts_python=False
+            )
         value = attached or rest.pop(0)
         if option in _FLAGS_WITH_VALUE:
             flags += [f"-{option}", value]
@@ -118,43 +123,46 @@ def _read_python(argv: Sequence[str]) -> UserCommand:
         return PythonCommand(
             argv[0], tuple(flags), ProgramMode.MODULE if option == "m" else ProgramMode.CODE, value, tuple(rest)
         )
-    return PlainCommand(tuple(argv), "it names no script", False)
+    return _without_script(argv)
+
+
+def _without_script(argv: Sequence[str]) -> PlainCommand:
+    return PlainCommand(tuple(argv), "the command names no script", starts_python=False)
 
 
 def torchrun_options(argv: Sequence[str]) -> dict[str, str]:
-    """Torchrun's options with a value in a command, by their long names; {} where it is another's."""
+    """Return the torchrun options of a command by their long names; {} if the command does not run torchrun."""
     name = argv[0].rsplit("/", 1)[-1]
     if name == "torchrun":
         return _split_torchrun(argv[1:])[0]
-    command = _read_python(argv) if _PYTHON.match(name) else None
+    command = _parse_python(argv) if _PYTHON.match(name) else None
     if isinstance(command, PythonCommand) and is_torchrun(command):
         return _split_torchrun(command.args)[0]
     return {}
 
 
-def _split_torchrun(words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
-    """Options (switches have no value), and what follows them."""
-    rest, options = list(words), dict[str, str]()
+def _split_torchrun(arguments: Sequence[str]) -> tuple[dict[str, str], list[str]]:
+    """Return torchrun's options (the value of a switch is empty) and the arguments after them."""
+    rest, options = list(arguments), dict[str, str]()
     while rest and rest[0].startswith("-"):
-        word = rest.pop(0)
-        if word == "--":
+        argument = rest.pop(0)
+        if argument == "--":
             break
-        option, attached, value = word.partition("=")
-        if word[:2] in ("-r", "-t") and len(word) > 2:
-            option, value = word[:2], word[2:]
-        elif not attached and not _TORCHRUN_SWITCHES.match(word):
+        option, attached, value = argument.partition("=")
+        if argument[:2] in ("-r", "-t") and len(argument) > 2:
+            option, value = argument[:2], argument[2:]
+        elif not attached and not _TORCHRUN_SWITCHES.match(argument):
             value = rest.pop(0) if rest else ""
-        options[_SHORT.get(option, option.lstrip("-").replace("_", "-"))] = value
+        options[_SHORT_OPTIONS.get(option, option.lstrip("-").replace("_", "-"))] = value
     return options, rest
 
 
-def _read_torchrun(argv: Sequence[str], words: Sequence[str], python: str, flags: tuple[str, ...]) -> UserCommand:
-    """The program behind torchrun's own options, all of which this agent answers for."""
-    options, rest = _split_torchrun(words)
-    module, no_python = "module" in options, "no-python" in options
+def _parse_torchrun(argv: Sequence[str], arguments: Sequence[str], python: str, flags: tuple[str, ...]) -> UserCommand:
+    """Return the program that torchrun would start. This agent implements all of torchrun's options."""
+    options, rest = _split_torchrun(arguments)
     if not rest:
-        return PlainCommand(tuple(argv), "it names no script", False)
-    if no_python:
+        return _without_script(argv)
+    if "no-python" in options:
         return PlainCommand(tuple(rest), "torchrun --no-python")
-    mode = ProgramMode.MODULE if module else ProgramMode.SCRIPT
+    mode = ProgramMode.MODULE if "module" in options else ProgramMode.SCRIPT
     return PythonCommand(python, flags, mode, rest[0], tuple(rest[1:]))

@@ -1,4 +1,4 @@
-"""The agent's side of `warm.warm_process`: start it, have it fork, end it."""
+"""The agent's side of the fork server: start the process, request forks, end it."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ from elasticjob.agent.start_workers.command import PythonCommand
 from elasticjob.code_root import CODE_ROOT
 
 IMPORT_TIMEOUT = 600.0
-"""Seconds: an image on a slow network disk may need minutes for its imports."""
+"""Seconds. The imports of an image on a slow network disk may take minutes."""
 FORK_TIMEOUT = 30.0
+"""Seconds."""
 
 _START = (
     "import sys; sys.path.insert(0, sys.argv[1]); "
@@ -25,16 +26,16 @@ _START = (
 
 
 class ForkServerError(Exception):
-    """The warm process cannot be used; the message says why."""
+    """The fork server cannot be used; the message gives the reason."""
 
 
 def program_fields(command: PythonCommand) -> dict[str, object]:
-    """Fields of `run_main.Command`."""
+    """Return the fields of `run_main.Program`."""
     return {"mode": command.mode.value, "target": command.target, "args": command.args, "argv": command.argv}
 
 
 class ForkServerClient:
-    """The agent's side of `warm_process`."""
+    """One fork server process. `fork_server.main` describes the messages."""
 
     def __init__(
         self,
@@ -44,12 +45,15 @@ class ForkServerClient:
         env: Mapping[str, str],
         preload: Sequence[str],
         output: int,
-        reserve: int,
-        at_once: int,
+        preforked_workers: int,
+        workers_per_fork: int,
     ) -> None:
-        """`command`: what its workers run that are not told anything else.
+        """Start the process; ForkServerError if it cannot be started.
 
-        `reserve`: how many workers are forked ahead of need; `at_once`: how many each `fork` is for.
+        `command`: what a worker runs unless its request names another program; None if every request names one.
+        `output`: descriptor for the standard output and error of the process.
+        `preforked_workers`: how many workers are forked ahead of need.
+        `workers_per_fork`: how many workers each `fork` requests.
         """
         if command and command.mode.value == "script" and not Path(command.target).is_file():
             raise ForkServerError(f"{command.target} is not a file")
@@ -58,8 +62,8 @@ class ForkServerClient:
         config = {
             "preload": list(preload),
             "command": command and program_fields(command),
-            "reserve": reserve,
-            "at_once": at_once,
+            "preforked_workers": preforked_workers,
+            "workers_per_fork": workers_per_fork,
         }
         argv = [interpreter, *flags, "-c", _START, CODE_ROOT, str(theirs.fileno()), json.dumps(config)]
         try:
@@ -78,48 +82,52 @@ class ForkServerClient:
             raise ForkServerError(f"{interpreter}: {error}") from None
         finally:
             theirs.close()
-        process.returncode = 0
+        process.returncode = 0  # the agent reaps; Popen must not
         self.pid = process.pid
         self._socket = ours
         self._loop = asyncio.get_running_loop()
         self._alive = True
-        self._turn = asyncio.Lock()
+        self._request_lock = asyncio.Lock()
 
     async def ready(self) -> dict[str, Any]:
-        """Wait for the imports and the trial; `WarmError` where workers must start by exec."""
-        verdict = await self._answer(IMPORT_TIMEOUT)
-        if not verdict["ready"]:
-            raise ForkServerError(verdict["why"])
-        return verdict
+        """Wait for the imports and the self-test and return their result; ForkServerError if either failed."""
+        result = await self._receive(IMPORT_TIMEOUT)
+        if not result["ready"]:
+            raise ForkServerError(result["reason"])
+        return result
 
     async def fork(self, workers: Sequence[Mapping[str, Any]], descriptors: Sequence[int]) -> list[int]:
-        """Their process ids; see `warm_process`. `WarmError` where the process is gone."""
+        """Start workers as forks and return their process ids; ForkServerError if the fork server has ended.
+
+        `workers` are `workers` of the request; `descriptors` are those of all workers, in order.
+        """
         request = json.dumps({"workers": workers}).encode()
-        async with self._turn:
+        async with self._request_lock:
             try:
                 socket.send_fds(self._socket, [request], descriptors)
             except OSError as error:
-                raise ForkServerError(f"the warm process does not take requests: {error}") from None
-            pids: list[int] = (await self._answer(FORK_TIMEOUT))["pids"]
+                raise ForkServerError(f"the fork server does not accept requests: {error}") from None
+            pids: list[int] = (await self._receive(FORK_TIMEOUT))["pids"]
         return pids
 
     def mark_lost(self) -> None:
-        """It has ended; whoever waits for it learns it from the socket."""
+        """Record that the process has ended. A pending request fails by the end of file of the socket."""
         self._alive = False
 
     def close(self) -> None:
+        """End the process."""
         self._socket.close()
         if self._alive:
             kill([self.pid])
 
-    async def _answer(self, timeout: float) -> dict[str, Any]:
+    async def _receive(self, timeout: float) -> dict[str, Any]:
         try:
             data = await asyncio.wait_for(self._loop.sock_recv(self._socket, 1 << 16), timeout)
         except asyncio.TimeoutError:
-            raise ForkServerError(f"the warm process did not answer within {timeout:g} s") from None
+            raise ForkServerError(f"the fork server did not answer within {timeout:g} s") from None
         except OSError as error:
-            raise ForkServerError(f"the warm process is gone: {error}") from None
+            raise ForkServerError(f"the connection to the fork server was lost: {error}") from None
         if not data:
-            raise ForkServerError("the warm process ended")
-        answer: dict[str, Any] = json.loads(data)
-        return answer
+            raise ForkServerError("the fork server ended")
+        message: dict[str, Any] = json.loads(data)
+        return message

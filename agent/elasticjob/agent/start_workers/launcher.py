@@ -1,4 +1,4 @@
-"""Starting workers: by a fork of the warm process where the command is Python and the trial went well, else by exec."""
+"""Start workers: as forks of the fork server if the command is Python and the self-test passed, else by exec."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from elasticjob.agent.start_workers.shim_server import CannotForkError, ShimServ
 
 log = logging.getLogger(__name__)
 
-_TORCHRUN = ("torch.distributed.launcher.api",)
-"""What torchrun imports, but for the module that is torchrun."""
+_TORCHRUN_IMPORTS = ("torch.distributed.launcher.api",)
+"""The modules that torchrun imports, except torchrun's own module: it must run as `__main__`."""
 
 
 class StartError(Exception):
@@ -30,15 +30,18 @@ class StartError(Exception):
 
 @dataclass(frozen=True)
 class WorkerStart:
-    """One worker to start: environment to add, and where its output goes (descriptors of the caller)."""
+    """One worker to start."""
 
     env: Mapping[str, str]
+    """Variables to add to the launcher's environment."""
     stdout: int
+    """Descriptor of the caller."""
     stderr: int
+    """Descriptor of the caller."""
 
 
 class Launcher:
-    """`prepare` once, then `start` as often as wanted. `env` is what all workers have in common."""
+    """Starts the workers of this node. Call `prepare` once, then `start` for each round."""
 
     def __init__(
         self,
@@ -50,10 +53,13 @@ class Launcher:
         scratch: Path | None = None,
         torchruns_workers: int = 0,
     ) -> None:
-        """`workers`: how many each `start` asks for; `output`: where the warm process writes (a descriptor).
+        """`env`: the environment of all workers; each `WorkerStart` adds to it.
 
-        `scratch`: a directory; without it, Python that the command starts is not warm. `torchruns_workers`: how many
-        a torchrun of the command's own will start, where it has an agent of its own.
+        `preload`: modules that the fork server imports; empty: no fork server.
+        `output`: descriptor for the output of the fork server.
+        `workers`: how many workers each `start` starts.
+        `scratch`: directory for shims. Without it, Python that a shell command starts is not forked.
+        `torchruns_workers`: how many workers the command's own torchrun starts; 0 if the command is no agent itself.
         """
         self.workers = workers
         self._torchruns_workers = torchruns_workers
@@ -63,41 +69,44 @@ class Launcher:
         self._output = output
         self._scratch = scratch
         self.fork_disabled_reason = ""
-        """Why there is no warm process, where the user did not ask for none; at most 256 characters."""
-        self._warm: ForkServerClient | None = None
+        """Why no fork server runs, at most 256 characters; empty if one runs or the user turned it off."""
+        self._fork_server: ForkServerClient | None = None
         self._shims: ShimServer | None = None
 
     @property
     def has_shim_processes(self) -> bool:
-        """Whether processes run that are no descendants of the workers, but that these have started."""
+        """Whether forks run that act for shims. They belong to the workers but are not their descendants."""
         return self._shims is not None and self._shims.has_processes
 
     @property
     def fork_server_pid(self) -> int | None:
-        """The warm process."""
-        return self._warm.pid if self._warm else None
+        """Process id of the fork server; None if workers start by exec."""
+        return self._fork_server.pid if self._fork_server else None
 
     def without_preforked(self, pids: set[int]) -> set[int]:
-        """Those that are neither the warm process nor held ready by it: a worker has a session of its own."""
-        return outside_session(pids, self._warm.pid) if self._warm else pids
+        """Return `pids` without the fork server and its pre-forked workers.
+
+        These share one session; a started worker has its own.
+        """
+        return outside_session(pids, self._fork_server.pid) if self._fork_server else pids
 
     async def prepare(self) -> str:
-        """Make ready to start workers. Returns what is ready, for people."""
+        """Start the fork server and, for a shell or torchrun, the shims. Return a log line about the result."""
         libuv: bool | None = None
         interpreter, command = "", None
         try:
-            interpreter, flags, command = self._warmable()
-            preload = [*self._preload, *(_TORCHRUN if self._torchruns_workers else ())]
-            self._warm = ForkServerClient(
+            interpreter, flags, command = self._fork_server_program()
+            preload = [*self._preload, *(_TORCHRUN_IMPORTS if self._torchruns_workers else ())]
+            self._fork_server = ForkServerClient(
                 interpreter, flags, command, self._env, preload, self._output,
                 self.workers + self._torchruns_workers, self.workers if command else 1,
             )  # fmt: skip
-            verdict = await self._warm.ready()
-            libuv, what = verdict["libuv"], f"warm after {verdict['seconds']:.1f} s"
-            if verdict["missing"]:
-                what += f" (not imported: {'; '.join(verdict['missing'])})"
+            result = await self._fork_server.ready()
+            libuv, message = result["libuv"], f"fork server ready after {result['seconds']:.1f} s"
+            if result["missing"]:
+                message += f" (not imported: {'; '.join(result['missing'])})"
         except ForkServerError as error:
-            what = self._cold(str(error))
+            message = self._disable_fork(str(error))
         if libuv is None:
             python = self._command.interpreter if isinstance(self._command, PythonCommand) else "python3"
             libuv = await has_libuv(python, self._env)
@@ -105,54 +114,56 @@ class Launcher:
             self._env.setdefault("USE_LIBUV", "0")
             before = self._env.get("PYTHONPATH")
             self._env["PYTHONPATH"] = os.pathsep.join([WITHOUT_LIBUV, *([before] if before else [])])
-        if self._warm is not None and command is None:
-            what = self._make_shims(interpreter, f"{interpreter} in {self._command.argv[0]} is {what}")
+        if self._fork_server is not None and command is None:
+            message = self._make_shims(interpreter, f"{message}, for {interpreter} inside {self._command.argv[0]}")
             if self._shims is not None:
                 self._env["PATH"] = os.pathsep.join([str(self._shims.folder), self._env.get("PATH", os.defpath)])
-        elif self._warm is not None and command is not None and self._torchruns_workers and is_torchrun(command):
-            what = self._warm_torchruns_workers(command, what)
-        return what
+        elif self._fork_server is not None and command is not None and self._torchruns_workers and is_torchrun(command):
+            message = self._make_torchrun_shims(command, message)
+        return message
 
     async def start(self, workers: Sequence[WorkerStart]) -> list[int]:
-        """Start all; their process ids, each the leader of its own session and a child of this process.
+        """Start all workers and return their process ids.
 
-        `StartError` where the command cannot be executed: then none runs.
+        Each worker leads its own session and is a child of this process. If the command cannot be executed,
+        this raises StartError and no worker runs.
         """
-        if self._warm is not None and isinstance(command := self._command, PythonCommand):
+        if self._fork_server is not None and isinstance(command := self._command, PythonCommand):
             common = {
                 **(self._env if is_torchrun(command) else self._libuv_env()),
-                **self._workers_python(command, self._env),
+                **self._torchrun_python_exec(command, self._env),
             }
-            wanted: list[dict[str, Any]] = [{"env": {**common, **w.env}, "descriptors": [1, 2]} for w in workers]
+            requests: list[dict[str, Any]] = [{"env": {**common, **w.env}, "descriptors": [1, 2]} for w in workers]
             try:
-                return await self._warm.fork(wanted, [d for w in workers for d in (w.stdout, w.stderr)])
+                return await self._fork_server.fork(requests, [d for w in workers for d in (w.stdout, w.stderr)])
             except ForkServerError as error:
-                log.warning("%s", self._cold(str(error)))
-                kill(descendants(os.getpid()))  # it may have started some of them
+                log.warning("%s", self._disable_fork(str(error)))
+                kill(descendants(os.getpid()))  # the fork server may have started some of the workers
         return [self._exec(worker) for worker in workers]
 
     def child_ended(self, pid: int, code: int) -> Mapping[str, str] | None:
-        """A child of this process was reaped; it may have been the warm process, or what a shim stands for.
+        """Handle a reaped child of this process: a worker, the fork server, or a fork that acts for a shim.
 
-        Its environment, if it was a worker of a torchrun.
+        Return the child's environment if it was a worker of a torchrun, else None.
         """
-        if self._warm is not None and pid == self._warm.pid:
-            self._warm.mark_lost()
+        if self._fork_server is not None and pid == self._fork_server.pid:
+            self._fork_server.mark_lost()
         return self._shims.child_ended(pid, code) if self._shims is not None else None
 
-    def _cold(self, why: str) -> str:
-        """From now on workers start by exec. Returns it for people."""
+    def _disable_fork(self, reason: str) -> str:
+        """Start workers by exec from now on. Return a log line."""
         self.stop_fork_server()
-        self.fork_disabled_reason = why[:256] if self._preload else ""
-        return f"workers start by exec: {why}"
+        self.fork_disabled_reason = reason[:256] if self._preload else ""
+        return f"workers start by exec: {reason}"
 
     def stop_fork_server(self) -> None:
-        if self._warm is not None:
-            self._warm.close()
-            self._warm = None
+        """End the fork server. Its pre-forked workers end with it; started workers go on."""
+        if self._fork_server is not None:
+            self._fork_server.close()
+            self._fork_server = None
 
     def close(self) -> None:
-        """Start nothing any more."""
+        """End the fork server and the shims' service."""
         self.stop_fork_server()
         if self._shims is not None:
             self._shims.close()
@@ -160,17 +171,17 @@ class Launcher:
     def _libuv_env(self) -> dict[str, str]:
         return {"USE_LIBUV": self._env["USE_LIBUV"]} if "USE_LIBUV" in self._env else {}
 
-    def _workers_python(self, command: PythonCommand, env: Mapping[str, str]) -> dict[str, str]:
-        """For a torchrun, the shim that its workers are to run, unless the user has named it something else.
+    def _torchrun_python_exec(self, command: PythonCommand, env: Mapping[str, str]) -> dict[str, str]:
+        """Return the variable that makes a torchrun start its workers by the shim; {} if the user has set it.
 
-        Only for one that runs warm: then it has the interpreter that the shim stands for.
+        Only for a torchrun that runs in a fork: the shim stands for the interpreter of the fork server.
         """
         if self._shims is None or PYTHON_EXEC in env or not is_torchrun(command):
             return {}
         return {PYTHON_EXEC: self._shims.workers_python}
 
-    def _warmable(self) -> tuple[str, tuple[str, ...], PythonCommand | None]:
-        """Interpreter and flags of the warm process; and what it runs, None: what shims ask for."""
+    def _fork_server_program(self) -> tuple[str, tuple[str, ...], PythonCommand | None]:
+        """Return the fork server's interpreter, its flags, and the workers' command (None: shims name it)."""
         command = self._command
         if not self._preload:
             raise ForkServerError("preload is empty")
@@ -181,15 +192,16 @@ class Launcher:
             raise ForkServerError(command.reason)
         return python, (), None
 
-    def _warm_torchruns_workers(self, command: PythonCommand, ready: str) -> str:
-        """Returns what is ready, for people."""
+    def _make_torchrun_shims(self, command: PythonCommand, ready: str) -> str:
+        """Make the shims for torchrun's workers. Return a log line that begins with `ready`."""
         if set(command.flags) - {"-u"}:
-            return f"{ready}; torchrun's workers start by exec: they do not get its flags, {' '.join(command.flags)}"
+            flags = " ".join(command.flags)
+            return f"{ready}; torchrun's workers start by exec: torchrun does not pass on its interpreter flags {flags}"
         interpreter = shutil.which(command.interpreter, path=self._env.get("PATH")) or command.interpreter
         return self._make_shims(interpreter, f"{ready}, for torchrun and its workers")
 
     def _make_shims(self, interpreter: str, ready: str) -> str:
-        """Returns what is ready, for people."""
+        """Write the shims and serve them. Return the log line `ready`, or the reason why workers start by exec."""
         assert self._scratch is not None  # noqa: S101
         own_agent = self._torchruns_workers > 0
         try:
@@ -197,19 +209,19 @@ class Launcher:
                 self._scratch / "bin", interpreter, dict(self._env), self._fork_for, own_agent=own_agent
             )
         except OSError as error:
-            return self._cold(f"no shims for Python: {error}")
+            return self._disable_fork(f"cannot create shims for Python: {error}")
         return ready
 
     async def _fork_for(
         self, caller: ShimCaller, allowed: RunInFork, descriptors: Sequence[int], numbers: Sequence[int]
     ) -> int:
-        """A process in the place of one that runs a shim."""
-        if self._warm is None:
-            raise CannotForkError("the warm process is gone")
-        place = {
+        """Fork a process that acts for a shim, and return its id."""
+        if self._fork_server is None:
+            raise CannotForkError("the fork server is not running")
+        caller_process = {
             "command": program_fields(allowed.command),
             "executable": allowed.executable,
-            "env": {**caller.env, **self._libuv_env(), **self._workers_python(allowed.command, caller.env)},
+            "env": {**caller.env, **self._libuv_env(), **self._torchrun_python_exec(allowed.command, caller.env)},
             "directory": caller.directory,
             "umask": caller.umask,
             "ignored": caller.ignored,
@@ -217,9 +229,10 @@ class Launcher:
             "unbuffered": "-u" in allowed.command.flags or bool(caller.env.get("PYTHONUNBUFFERED")),
         }
         try:
-            (pid,) = await self._warm.fork([{"env": {}, "descriptors": list(numbers), "caller": place}], descriptors)
+            worker = {"env": {}, "descriptors": list(numbers), "caller": caller_process}
+            (pid,) = await self._fork_server.fork([worker], descriptors)
         except ForkServerError as error:
-            self._cold(str(error))
+            self._disable_fork(str(error))
             raise CannotForkError(str(error)) from None
         return pid
 

@@ -1,4 +1,4 @@
-"""Whether a torch has libuv, which its stores ask for by default; some distributions build without it."""
+"""Find out whether a torch was built with libuv. torch's stores use it by default; some distributions lack it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 WITHOUT_LIBUV = str(Path(__file__).parent / "without_libuv")
-"""On PYTHONPATH of workers that start by exec."""
+"""Folder for PYTHONPATH of workers that start by exec with a torch that lacks libuv."""
 _FIND_LIBUV = """
 import importlib.util, glob, mmap, os
 spec = importlib.util.find_spec("torch")
@@ -19,24 +19,27 @@ for root in (spec.submodule_search_locations if spec else ()):
         with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as data:
             print("libuv" if data.rfind(b"uv_tcp_init") >= 0 else "none")
 """
-"""Without importing torch: its library, which the workers read anyway, names libuv's functions if it has them."""
+"""Search torch's library for a function name of libuv. The workers load that file anyway; importing torch is slow."""
 
 
 async def has_libuv(python: str, env: Mapping[str, str]) -> bool:
-    """Asked of the interpreter's torch, by its files; True where there is no torch to ask, or the user has said."""
+    """Return whether the torch of an interpreter has libuv; True if there is no torch or the user sets USE_LIBUV."""
     if "USE_LIBUV" in env or (path := shutil.which(python, path=env.get("PATH"))) is None:
         return True
-    asked = asyncio.get_running_loop().run_in_executor(None, _ask, [path, "-c", _FIND_LIBUV], env)
-    return "none" not in await asked
+    output = asyncio.get_running_loop().run_in_executor(None, _run, [path, "-c", _FIND_LIBUV], env)
+    return "none" not in await output
 
 
-def _ask(argv: Sequence[str], env: Mapping[str, str]) -> str:
-    """Standard output of a short program, read to its end: its exit status may go to the agent's reaper."""
+def _run(argv: Sequence[str], env: Mapping[str, str]) -> str:
+    """Return the standard output of a short program.
+
+    It waits for the end of the output and not for the process: the agent's reaper may collect the exit status first.
+    """
     read, write = os.pipe()
-    with os.fdopen(read) as answer:
+    with os.fdopen(read) as output:
         process = subprocess.Popen(
             argv, env=env, stdin=subprocess.DEVNULL, stdout=write, stderr=subprocess.DEVNULL, start_new_session=True
         )
-        process.returncode = 0
+        process.returncode = 0  # the agent reaps; Popen must not
         os.close(write)
-        return answer.read()
+        return output.read()

@@ -1,10 +1,12 @@
-"""What `python` and `torchrun` are inside `bash -c "..."`: a stand-in for a process forked from the warm one.
+"""The program `python` or `torchrun` inside `bash -c "..."`: it stands for a process that the fork server forks.
 
-The agent writes this text to a folder that comes first on PATH, under those names, with a first line that names its
-own interpreter (`-I -S`). It imports built-in modules only, to start in half the time of `python -c pass`.
+The agent writes this text under those names to a folder that comes first on PATH. The first line of each copy names
+the agent's own interpreter (`-I -S`). The text imports built-in modules only and so starts in half the time of
+`python -c pass`.
 
-It hands its open descriptors to the agent, which reads all else in /proc, passes signals on, and ends as that process
-does. Where the agent says so, or is not there, it becomes the program that it stands for.
+The shim sends its open descriptors to the agent, which reads everything else about it from /proc. The shim then relays
+signals to the fork and ends as the fork ends. If the agent refuses, or no agent answers, the shim executes the program
+that it stands for.
 """
 
 from __future__ import annotations
@@ -24,62 +26,62 @@ def main() -> None:
     received: list[int] = []
     try:
         agent.connect(f"{folder}/agent")
-        relay(agent, received)
-        offer(agent)
-        words = hear(agent)
+        relay_signals(agent, received)
+        send_descriptors(agent)
+        answer = receive_answer(agent)
     except OSError:
-        words = [b"exec"]
-    if words[0] == b"exec":
-        become(folder, words[1:] or [encode(word) for word in (name, *sys.argv[1:])], received)
-    posix._exit(1)  # the agent is gone, and what it forked with it
+        answer = [b"exec"]
+    if answer[0] == b"exec":
+        exec_program(folder, answer[1:] or [encode_argument(word) for word in (name, *sys.argv[1:])], received)
+    posix._exit(1)  # the agent has ended, and with it the fork
 
 
-def relay(agent: _socket.socket, received: list[int]) -> None:
-    """Signals are the other process's from now on; those that are ignored stay so, there too."""
+def relay_signals(agent: _socket.socket, received: list[int]) -> None:
+    """Relay signals to the fork from now on, and record them. Ignored signals stay ignored here and in the fork."""
 
-    def pass_on(number: int, _frame: object) -> None:
+    def relay(number: int, _frame: object) -> None:
         received.append(number)
         agent.send(bytes((number,)))
 
     for number in RELAYED:
         if _signal.getsignal(number) != _signal.SIG_IGN:
-            _signal.signal(number, pass_on)
+            _signal.signal(number, relay)
 
 
-def offer(agent: _socket.socket) -> None:
-    """All descriptors that a program would inherit, and their numbers."""
+def send_descriptors(agent: _socket.socket) -> None:
+    """Send all inheritable descriptors and their numbers."""
     numbers = []
-    for text in posix.listdir("/proc/self/fd"):
+    for name in posix.listdir("/proc/self/fd"):
         try:
-            if posix.get_inheritable(int(text)):
-                numbers.append(int(text))
+            if posix.get_inheritable(int(name)):
+                numbers.append(int(name))
         except OSError:
-            continue  # the one that the list was read from
+            continue  # the descriptor that listdir used
     rights = b"".join(number.to_bytes(4, sys.byteorder) for number in numbers)
-    words = b" ".join(b"%d" % number for number in numbers)
-    agent.sendmsg([words + b"\n"], [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, rights)])
+    text = b" ".join(b"%d" % number for number in numbers)
+    agent.sendmsg([text + b"\n"], [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, rights)])
 
 
-def hear(agent: _socket.socket) -> list[bytes]:
-    """The agent's words, each ended by a zero byte; does not return once a process has ended in our place."""
-    said = b""
-    while data := agent.recv(65536):
-        said += data
-    words = said.split(b"\0")[:-1] or [b""]
-    if words[0] == b"ended":
-        end(int(words[1]))
-    return words
+def receive_answer(agent: _socket.socket) -> list[bytes]:
+    """Return the agent's answer, split at its zero bytes. Ends this process if the answer is that the fork ended."""
+    data = b""
+    while received := agent.recv(65536):
+        data += received
+    answer = data.split(b"\0")[:-1] or [b""]
+    if answer[0] == b"ended":
+        end_like_fork(int(answer[1]))
+    return answer
 
 
-def become(folder: str, program: list[bytes], received: list[int]) -> None:
-    """The program, searched for further down PATH."""
+def exec_program(folder: str, program: list[bytes], received: list[int]) -> None:
+    """Execute the program, found on PATH without `folder`. Signals received so far are delivered to it."""
     for number in RELAYED:
         if _signal.getsignal(number) != _signal.SIG_IGN:
             _signal.signal(number, _signal.SIG_DFL)
     for number in received:
         posix.kill(posix.getpid(), number)
     environ = dict(posix.environ)
-    folders = [entry for entry in environ.get(b"PATH", b"").split(b":") if entry != encode(folder)]
+    folders = [entry for entry in environ.get(b"PATH", b"").split(b":") if entry != encode_argument(folder)]
     environ[b"PATH"] = b":".join(folders)
     for entry in [b""] if b"/" in program[0] else folders:
         try:
@@ -91,12 +93,13 @@ def become(folder: str, program: list[bytes], received: list[int]) -> None:
     posix._exit(127)
 
 
-def encode(text: str) -> bytes:
+def encode_argument(text: str) -> bytes:
+    """Return the bytes of a command line argument, also where they are not valid text."""
     return text.encode(sys.getfilesystemencoding(), "surrogateescape")
 
 
-def end(code: int) -> None:
-    """As the other process did: by its exit code, or by its signal (negative), without a second core dump."""
+def end_like_fork(code: int) -> None:
+    """End with the fork's exit code, or by its signal (negative) but without a second core dump."""
     if code < 0:
         import resource
 

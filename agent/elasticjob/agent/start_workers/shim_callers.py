@@ -1,4 +1,4 @@
-"""Processes that run a shim: what is known of them, and whether a fork of the warm process can stand for one."""
+"""Read the attributes of processes that run a shim, and decide whether a fork can take their place."""
 
 from __future__ import annotations
 
@@ -11,40 +11,40 @@ from pathlib import Path
 
 from elasticjob.agent.start_workers.command import PlainCommand, PythonCommand, UserCommand, parse_command
 
-_AT_IMPORT = (
+_READ_AT_START = (
     *("PYTHON", "LD_", "LANG", "LC_", "GLIBC_", "MALLOC_", "OMP_", "KMP_", "GOMP_", "MKL_", "OPENBLAS_", "NUMEXPR_"),
     *("TORCH_", "TORCHDYNAMO_", "TORCHINDUCTOR_", "PYTORCH_"),
 )
-"""Variables that are read once, when the interpreter starts or a library is loaded."""
-_ANY_TIME = ("TORCH_NCCL_", "TORCH_ELASTIC_", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE")
-"""Of those, what torch reads where it uses it: torchrun has them, and its workers."""
+"""Prefixes of variables that are read once, when the interpreter starts or a library is loaded."""
+_READ_ON_USE = ("TORCH_NCCL_", "TORCH_ELASTIC_", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE")
+"""Exceptions to `_READ_AT_START`: torch reads these on each use. torchrun sets them, for itself and its workers."""
 PYTHON_EXEC = "PYTHON_EXEC"
-"""The variable that names torchrun the interpreter of its workers."""
+"""torchrun's variable for the interpreter of its workers."""
 LIMITS = tuple(sorted(name for name in dir(resource) if name.startswith("RLIMIT_")))
 
 
 @dataclass(frozen=True)
 class ShimCaller:
-    """A process at the moment of its exec. Texts are the operating system's bytes, decoded."""
+    """A process that runs a shim, at the moment of its exec. Texts are decoded by `os.fsdecode`."""
 
     program: tuple[str, ...]
-    """What it asked for."""
+    """The command line that the process asked for."""
     env: Mapping[str, str]
     directory: str
     umask: int
     ignored: tuple[int, ...]
-    """Signals."""
+    """Signal numbers."""
     limits: tuple[tuple[int, int, int], ...]
     """(resource, soft, hard)."""
     process_attributes: tuple[object, ...]
-    """What no process can take over from another: users, processors, memory policy, root and namespaces."""
+    """Attributes that a fork cannot take over: users, priority, processors, memory policy, root and namespaces."""
     of_torchrun: bool = False
-    """Whether it is a worker of a torchrun."""
+    """Whether the process is a worker of a torchrun."""
 
 
 @dataclass(frozen=True)
 class ForkServerProcess:
-    """The warm process that might stand for it."""
+    """The fork server, as far as its forks inherit it."""
 
     interpreter: str
     """Path."""
@@ -54,7 +54,7 @@ class ForkServerProcess:
 
 @dataclass(frozen=True)
 class ExecInstead:
-    """To be started by exec, as `program`."""
+    """Decision: the shim executes `program`."""
 
     program: tuple[str, ...]
     reason: str
@@ -62,7 +62,7 @@ class ExecInstead:
 
 @dataclass(frozen=True)
 class RunInFork:
-    """To be run in a fork, as if by the interpreter at `executable`."""
+    """Decision: a fork runs `command`, with `executable` as sys.executable."""
 
     command: PythonCommand
     executable: str
@@ -70,34 +70,37 @@ class RunInFork:
 
 def fork_or_exec(
     caller: ShimCaller,
-    warmth: ForkServerProcess,
+    fork_server: ForkServerProcess,
     torchrun_python: str,
-    read: Callable[[Sequence[str], str], UserCommand] = parse_command,
+    parse: Callable[[Sequence[str], str], UserCommand] = parse_command,
 ) -> RunInFork | ExecInstead:
-    """What to run in a fork, or why it takes an exec. `torchrun_python`: the interpreter of its `torchrun`."""
-    command = read(caller.program, torchrun_python)
+    """Decide whether a fork or the shim itself runs the program.
+
+    `torchrun_python` is the interpreter of the caller's `torchrun`; `parse` reads the command line.
+    """
+    command = parse(caller.program, torchrun_python)
     if isinstance(command, PlainCommand):
         return ExecInstead(command.argv, command.reason)
     path = shutil.which(command.interpreter, path=caller.env.get("PATH"))
-    if path is None or not _same(path, warmth.interpreter):
-        return ExecInstead(command.argv, f"the warm process is {warmth.interpreter}, not {path}")
+    if path is None or not _same_interpreter(path, fork_server.interpreter):
+        return ExecInstead(command.argv, f"the interpreter is {path}, the fork server runs {fork_server.interpreter}")
     if set(command.flags) - {"-u"}:
-        return ExecInstead(command.argv, f"flags {' '.join(command.flags)}")
-    if caller.process_attributes != warmth.process_attributes:
-        return ExecInstead(command.argv, "its user, processors, memory policy or namespaces are others")
-    if changed := changed_at_import_only(warmth.env, caller.env):
-        return ExecInstead(command.argv, f"read only at the start, and changed: {', '.join(changed)}")
+        return ExecInstead(command.argv, f"a fork does not support the interpreter flags {' '.join(command.flags)}")
+    if caller.process_attributes != fork_server.process_attributes:
+        return ExecInstead(command.argv, "its user, priority, processors, memory policy, root or namespaces differ")
+    if changed := changed_at_start(fork_server.env, caller.env):
+        return ExecInstead(command.argv, f"variables that are read only at the start differ: {', '.join(changed)}")
     return RunInFork(command, path)
 
 
-def changed_at_import_only(before: Mapping[str, str], after: Mapping[str, str]) -> list[str]:
-    """Variables that a fork would not notice."""
+def changed_at_start(before: Mapping[str, str], after: Mapping[str, str]) -> list[str]:
+    """Return the names of changed variables that a fork does not read again."""
     names = (name for name in before.keys() | after.keys() if before.get(name) != after.get(name))
-    return sorted(name for name in names if name.startswith(_AT_IMPORT) and not name.startswith(_ANY_TIME))
+    return sorted(name for name in names if name.startswith(_READ_AT_START) and not name.startswith(_READ_ON_USE))
 
 
-def _same(path: str, other: str) -> bool:
-    """One environment's interpreter: links to the same file from two environments are two interpreters."""
+def _same_interpreter(path: str, other: str) -> bool:
+    """Compare the folder too: virtual environments link to the same file, but each link is another interpreter."""
     return os.path.dirname(path) == os.path.dirname(other) and os.path.realpath(path) == os.path.realpath(other)  # noqa: PTH120
 
 
@@ -105,14 +108,15 @@ def _same(path: str, other: str) -> bool:
 
 
 def read_caller(pid: int, workers_python: tuple[str, str]) -> ShimCaller:
-    """OSError or ValueError where it is gone. Its command line is `INTERPRETER -IS SHIM ARGUMENTS...`.
+    """Return the caller with this process id; OSError or ValueError if it has ended.
 
-    `workers_python`: the shim that torchrun is told of as PYTHON_EXEC, and the interpreter that it stands for.
+    The caller's command line is `INTERPRETER -IS SHIM ARGUMENTS...`.
+    `workers_python`: the shim that torchrun gets as PYTHON_EXEC, and the interpreter that the shim stands for.
     """
     proc = Path(f"/proc/{pid}")
-    _, _, shim, *args = _words(proc / "cmdline")
+    _, _, shim, *args = _split_at_zeros(proc / "cmdline")
     folder, _, name = shim.rpartition("/")
-    env = dict(word.split("=", 1) for word in _words(proc / "environ") if "=" in word)
+    env = dict(entry.split("=", 1) for entry in _split_at_zeros(proc / "environ") if "=" in entry)
     of_torchrun = shim == workers_python[0]
     if env.get(PYTHON_EXEC) == workers_python[0]:
         del env[PYTHON_EXEC]
@@ -131,7 +135,7 @@ def read_caller(pid: int, workers_python: tuple[str, str]) -> ShimCaller:
 
 
 def process_attributes(pid: int) -> tuple[object, ...]:
-    """See `Caller.standing`."""
+    """Return `ShimCaller.process_attributes` of a process."""
     proc = Path(f"/proc/{pid}")
     status = _status(proc)
     root = os.stat(proc / "root")  # noqa: PTH116
@@ -139,27 +143,30 @@ def process_attributes(pid: int) -> tuple[object, ...]:
         memory = tuple((proc / "numa_maps").read_text().split()[1:2])
     except OSError:
         memory = ()  # a kernel without NUMA
-    fields = (proc / "stat").read_text().rpartition(")")[2].split()
+    nice = (proc / "stat").read_text().rpartition(")")[2].split()[16]  # field 19 of proc(5)
     namespaces = tuple(os.readlink(proc / "ns" / kind) for kind in ("mnt", "net", "pid", "ipc"))  # noqa: PTH115
-    told = tuple(status[name] for name in ("Uid", "Gid", "Groups", "CapEff", "NoNewPrivs", "Cpus_allowed"))
-    return (*told, (root.st_dev, root.st_ino), memory, fields[16], namespaces)
+    credentials = tuple(status[name] for name in ("Uid", "Gid", "Groups", "CapEff", "NoNewPrivs", "Cpus_allowed"))
+    return (*credentials, (root.st_dev, root.st_ino), memory, nice, namespaces)
 
 
-def _words(path: Path) -> list[str]:
-    return [os.fsdecode(word) for word in path.read_bytes().split(b"\0")[:-1]]
+def _split_at_zeros(path: Path) -> list[str]:
+    """Return the texts of /proc/PID/cmdline or environ."""
+    return [os.fsdecode(text) for text in path.read_bytes().split(b"\0")[:-1]]
 
 
 def _status(proc: Path) -> dict[str, str]:
+    """Return the fields of /proc/PID/status."""
     lines = (proc / "status").read_text(errors="replace").splitlines()
     return {name: value.strip() for name, _, value in (line.partition(":") for line in lines)}
 
 
 def _signals(mask: int) -> tuple[int, ...]:
+    """Return the signal numbers of a bit mask of /proc/PID/status."""
     return tuple(number for number in range(1, 65) if mask >> (number - 1) & 1)
 
 
 def torchrun_interpreter(program: str) -> str:
-    """The interpreter in the first line of the `torchrun` program, `python3` where that cannot be read."""
+    """Return the interpreter in the first line of the `torchrun` program; `python3` if there is none."""
     path = shutil.which(program)
     try:
         with open(path or program, "rb") as file:

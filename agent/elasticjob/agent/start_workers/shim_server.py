@@ -1,4 +1,4 @@
-"""The agent's side of `shim`: programs named `python` and `torchrun` for whatever the user's command starts."""
+"""The agent's side of the shims: `python` and `torchrun` for the processes that the user's command starts."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import re
 import shutil
 import signal
 import socket
-import struct
 import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from importlib.resources import files
 from pathlib import Path
 
+from elasticjob.agent.processes import peer_pid
 from elasticjob.agent.start_workers.command import parse_command, parse_own_agent_command
 from elasticjob.agent.start_workers.shim_callers import (
     ExecInstead,
@@ -31,19 +31,20 @@ from elasticjob.agent.start_workers.shim_callers import (
 log = logging.getLogger(__name__)
 
 MAX_DESCRIPTORS = 250
+"""Of one message; the kernel's limit is 253."""
 _PYTHONS = re.compile(r"python(3(\.\d+)?)?$")
 
 Fork = Callable[[ShimCaller, RunInFork, Sequence[int], Sequence[int]], Awaitable[int]]
-"""(caller, what to run, descriptors, their numbers there) -> process id; raises `CannotForkError`."""
+"""(caller, decision, descriptors, their numbers in the caller) -> process id; raises CannotForkError."""
 
 
 class CannotForkError(Exception):
-    """The message says why."""
+    """The program must start by exec; the message gives the reason."""
 
 
-def likely_python(words: Sequence[str], env: Mapping[str, str]) -> str | None:
-    """The Python that a command will most likely run: the first that it names, or the usual one."""
-    named = re.findall(r"(?:^|[\s;&|(/])(python[\d.]*|torchrun)(?=$|[\s;&|)])", "\n".join(words))
+def likely_python(argv: Sequence[str], env: Mapping[str, str]) -> str | None:
+    """Return the path of the first Python that a command names, else of `python` or `python3`; None if none exists."""
+    named = re.findall(r"(?:^|[\s;&|(/])(python[\d.]*|torchrun)(?=$|[\s;&|)])", "\n".join(argv))
     for name in (*named, "python", "python3"):
         if path := shutil.which(name, path=env.get("PATH")):
             return shutil.which(torchrun_interpreter(path), path=env.get("PATH")) if name == "torchrun" else path
@@ -51,32 +52,38 @@ def likely_python(words: Sequence[str], env: Mapping[str, str]) -> str | None:
 
 
 class ShimServer:
-    """A folder of shims, and who runs them. `folder` is to be first on PATH of what the user's command is."""
+    """Writes a folder of shims and serves the processes that run them.
+
+    The caller puts `folder` first on PATH of the user's command.
+    """
 
     def __init__(
         self, folder: Path, interpreter: str, env: Mapping[str, str], fork: Fork, *, own_agent: bool = False
     ) -> None:
-        """OSError where programs in `folder` cannot be executed.
+        """Write the shims and listen; OSError if programs in `folder` cannot be executed.
 
-        `own_agent`: `torchrun` is torchrun itself, and not this agent with its script.
+        `interpreter` and `env` are those of the fork server; `fork` starts a fork for a caller.
+        `own_agent`: the `torchrun` shim runs torchrun itself. Without it, the shim runs torchrun's script.
         """
         self.folder = folder
         self.workers_python = str(folder / "workers" / Path(interpreter).name)
-        """The shim for torchrun's PYTHON_EXEC: it stands for the interpreter, wherever that is."""
+        """Path of the shim for torchrun's PYTHON_EXEC; it stands for `interpreter`."""
         self._interpreter = interpreter
-        self._read = parse_own_agent_command if own_agent else parse_command
+        self._parse = parse_own_agent_command if own_agent else parse_command
         self._path = env.get("PATH")
-        self._warmth = ForkServerProcess(interpreter, env, process_attributes(os.getpid()))
+        self._fork_server = ForkServerProcess(interpreter, env, process_attributes(os.getpid()))
         self._fork = fork
         self._peers: dict[int, socket.socket] = {}
-        """The shim that each forked process's end is to be told to."""
+        """Connection to the shim of each fork, by the fork's process id."""
         self._of_torchrun: dict[int, Mapping[str, str]] = {}
-        """The environment of those that are workers of a torchrun."""
+        """Environment of each fork that is a worker of a torchrun, by process id."""
         self._ended: dict[int, int] = {}
+        """Exit codes of children that were reaped before the answer of `fork` named them."""
         self._pending = 0
+        """How many shims wait for a decision or a fork."""
         self._loop = asyncio.get_running_loop()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._write()
+        self._write_shims()
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
         self._listener.bind(str(folder / "agent"))
         self._listener.listen(64)
@@ -84,25 +91,26 @@ class ShimServer:
 
     @property
     def has_processes(self) -> bool:
-        """Whether a process runs that a shim stands for."""
+        """Whether a fork runs that acts for a shim."""
         return bool(self._peers)
 
     def child_ended(self, pid: int, code: int) -> Mapping[str, str] | None:
-        """A child of the agent was reaped; its environment, if it was a worker of a torchrun."""
+        """Handle a reaped child of the agent. Return its environment if it was a worker of a torchrun."""
         if peer := self._peers.pop(pid, None):
-            self._tell(peer, b"ended", b"%d" % code)
+            self._answer(peer, b"ended", b"%d" % code)
         elif self._pending:
-            self._ended[pid] = code  # faster than the answer that names it
+            self._ended[pid] = code
         return self._of_torchrun.pop(pid, None)
 
     def close(self) -> None:
+        """Stop listening, and cancel the tasks that serve shims."""
         self._loop.remove_reader(self._listener)
         self._listener.close()
         for task in self._tasks:
             task.cancel()
 
-    def _write(self) -> None:
-        """One for every name that a shell would find, and torchrun's."""
+    def _write_shims(self) -> None:
+        """Write a shim for each name of Python and torchrun that exists on PATH, and one for torchrun's workers."""
         workers = Path(self.workers_python)
         workers.parent.mkdir(parents=True)
         (workers.parent / "agent").symlink_to("../agent")
@@ -128,26 +136,27 @@ class ShimServer:
 
     async def _serve(self, peer: socket.socket) -> None:
         with peer:
-            await self._stand_in(peer)
+            await self._run_shim(peer)
 
-    async def _stand_in(self, peer: socket.socket) -> None:
-        """From the shim's descriptors to its process; then its signals, until it is gone."""
+    async def _run_shim(self, peer: socket.socket) -> None:
+        """Fork a process for one shim, then relay signals until the process ends; or let the shim exec its program."""
         descriptors: list[int] = []
         program: tuple[str, ...] = ()
         self._pending += 1
         try:
-            numbers, descriptors = await self._offered(peer)
-            caller = read_caller(_pid(peer), (self.workers_python, self._interpreter))
+            numbers, descriptors = await self._receive_descriptors(peer)
+            caller = read_caller(peer_pid(peer), (self.workers_python, self._interpreter))
             program = caller.program
-            verdict = fork_or_exec(caller, self._warmth, torchrun_interpreter(_find(caller, "torchrun")), self._read)
-            if isinstance(verdict, ExecInstead):
-                log.info("%s starts by exec: %s", program[0], verdict.reason)
-                self._tell(peer, b"exec", *map(os.fsencode, verdict.program))
+            torchrun_python = torchrun_interpreter(_find(caller, "torchrun"))
+            decision = fork_or_exec(caller, self._fork_server, torchrun_python, self._parse)
+            if isinstance(decision, ExecInstead):
+                log.info("%s starts by exec: %s", program[0], decision.reason)
+                self._answer(peer, b"exec", *map(os.fsencode, decision.program))
                 return
-            pid = await self._fork(caller, verdict, descriptors, numbers)
+            pid = await self._fork(caller, decision, descriptors, numbers)
         except (OSError, ValueError, KeyError, CannotForkError) as error:
             log.info("python starts by exec: %s", error)
-            self._tell(peer, b"exec", *map(os.fsencode, program))
+            self._answer(peer, b"exec", *map(os.fsencode, program))
             return
         finally:
             self._pending -= 1
@@ -160,20 +169,21 @@ class ShimServer:
             self.child_ended(pid, code)
         await self._relay(pid, peer, group=caller.of_torchrun)
 
-    async def _offered(self, peer: socket.socket) -> tuple[list[int], list[int]]:
+    async def _receive_descriptors(self, peer: socket.socket) -> tuple[list[int], list[int]]:
+        """Return the descriptors' numbers in the shim, and the descriptors."""
         await _readable(peer)
         data, descriptors, _, _ = socket.recv_fds(peer, 4096, MAX_DESCRIPTORS)
-        numbers = [int(word) for word in data.partition(b"\n")[0].split()]
+        numbers = [int(number) for number in data.partition(b"\n")[0].split()]
         if len(numbers) != len(descriptors) or not data:
             for descriptor in descriptors:
                 os.close(descriptor)
-            raise ValueError("a shim's descriptors did not come")
+            raise ValueError("the descriptors of a shim were not received")
         return numbers, descriptors
 
     async def _relay(self, pid: int, peer: socket.socket, *, group: bool) -> None:
-        """Pass signals on; a shim that is killed takes its process with it.
+        """Relay the shim's signals to its fork. If the shim was killed, kill the fork.
 
-        `group`: to all of its process group, as torchrun signals its workers; each process here leads one.
+        `group`: signal the fork's process group, as torchrun signals its workers. Each fork leads one.
         """
         while self._peers.get(pid) is peer:
             try:
@@ -181,16 +191,16 @@ class ShimServer:
             except OSError:
                 data = b""
             for number in data or bytes((signal.SIGKILL,)):
-                if self._peers.get(pid) is peer:  # not yet reaped: the number is still its own
-                    _send(pid, number, group=group and bool(data))
+                if self._peers.get(pid) is peer:  # not reaped yet: no other process can have this id
+                    _send_signal(pid, number, group=group and bool(data))
             if not data:
                 return
 
-    def _tell(self, peer: socket.socket, *words: bytes) -> None:
-        """The last words to a shim; it reads up to their end."""
+    def _answer(self, peer: socket.socket, *fields: bytes) -> None:
+        """Send the only answer to a shim, and shut the connection down: the shim reads to the end of file."""
         with suppress(OSError):
             peer.setblocking(True)
-            peer.sendall(b"".join(word + b"\0" for word in words))
+            peer.sendall(b"".join(field + b"\0" for field in fields))
             peer.shutdown(socket.SHUT_RDWR)
 
 
@@ -198,20 +208,15 @@ def _find(caller: ShimCaller, name: str) -> str:
     return shutil.which(name, path=caller.env.get("PATH")) or name
 
 
-def _send(pid: int, number: int, *, group: bool) -> None:
+def _send_signal(pid: int, number: int, *, group: bool) -> None:
     try:
         (os.killpg if group else os.kill)(pid, number)
-    except ProcessLookupError:  # just forked, it leads no group yet
+    except ProcessLookupError:  # forked just now: it leads no group yet
         os.kill(pid, number)
 
 
-def _pid(peer: socket.socket) -> int:
-    """The process at the other end (SO_PEERCRED)."""
-    pid: int = struct.unpack("iII", peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[0]
-    return pid
-
-
 async def _readable(peer: socket.socket) -> None:
+    """Wait until the socket can be read: asyncio cannot receive descriptors."""
     loop = asyncio.get_running_loop()
     ready = asyncio.Event()
     loop.add_reader(peer, ready.set)

@@ -1,1 +1,1 @@
-"""What runs in the warm process and in its forks: imports once, workers many times."""
+"""The fork server and its forks: one process imports modules once, then forks workers from itself."""

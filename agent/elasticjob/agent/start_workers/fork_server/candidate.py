@@ -1,4 +1,4 @@
-"""In the student of the warm process: import what a worker has reported, and find out whether forks may have it."""
+"""In the candidate of preload learning: import the reported modules, and check that forks may have them."""
 
 from __future__ import annotations
 
@@ -17,83 +17,94 @@ from elasticjob.agent.start_workers.fork_server import self_test
 from elasticjob.agent.start_workers.fork_server.preload_learning import Baseline, ImportReport
 
 MIN_CPU_SECONDS = 0.3
-"""CPU seconds of imports from which on they are worth a second process."""
+"""CPU seconds: imports that take less are not worth a second process."""
 DEADLINE = 600
-"""Seconds that a student may take."""
+"""Seconds that a candidate may take; SIGALRM ends it then."""
 WORK_SECONDS, REST_SECONDS = 0.01, 0.03
-"""Seconds: it sleeps so long after so much work. A lower priority could not be given back by the workers."""
+"""Seconds. The candidate sleeps after each span of work. A niceness would pass to the workers, which cannot undo it."""
 _READ_BY_LIBRARIES = ("ARROW_", "BLIS_", "GOMP_", "KMP_", "LD_", "MALLOC_", "MKL_", "OMP_", "OPENBLAS_", "TF_", "XLA_")
-"""Variables that native code reads as it is loaded, where nobody sees it."""
+"""Prefixes of variables that native code reads when it is loaded. Such reads bypass os.environ."""
 _STANDARD_LIBRARY = os.path.dirname(os.path.realpath(os.__file__)) + os.sep  # noqa: PTH120
 _SITES = frozenset({"site-packages", "dist-packages"})
 
 
-def import_reported(report: ImportReport, birth: Baseline) -> dict[str, Any]:
-    """Import what was reported: `{"ready": true, "seconds": 4.5}` or `{"ready": false, "why": "..."}`."""
+def import_reported(report: ImportReport, baseline: Baseline) -> dict[str, Any]:
+    """Import the reported libraries and return the result.
+
+    `{"ready": true, "seconds": 4.5}` (CPU seconds) or `{"ready": false, "reason": "..."}`; the reason is empty if the
+    imports are not worth a second process.
+    """
     signal.alarm(DEADLINE)
     files, started = _descriptors(), time.process_time()
     read: set[str] = set()
     importlib.invalidate_caches()
-    with self_test.import_environment(), _resting(), _watched_environment(read):
-        why = _import([(name, file) for name, file in report.modules if _is_library(name, file, report)])
+    with self_test.import_environment(), _yielding_processor(), _recorded_environment(read):
+        reason = _import([(name, file) for name, file in report.modules if _is_library(name, file, report)])
     seconds = time.process_time() - started
-    if not why and seconds < MIN_CPU_SECONDS:
-        return {"ready": False, "why": ""}
-    why = why or _odd_modules(birth) or _odd_variables(report, read) or _left_behind(files)
-    verdict = {"ready": False, "why": why} if why else self_test.check_threads() or self_test.run_self_test()
+    if not reason and seconds < MIN_CPU_SECONDS:
+        return {"ready": False, "reason": ""}
+    reason = reason or _find_user_module(baseline) or _find_variable(report, read) or _find_leftover(files)
+    failure = {"ready": False, "reason": reason} if reason else None
+    result = failure or self_test.check_threads() or self_test.run_self_test()
     signal.alarm(0)
-    return verdict | {"seconds": round(seconds, 3)}
+    return result | {"seconds": round(seconds, 3)}
 
 
 def _import(modules: list[tuple[str, str]]) -> str:
+    """Import (name, file) pairs. Return why this failed, else an empty text."""
     for name, file in modules:
         try:
             module = importlib.import_module(name)
         except BaseException as error:
             return f"importing {name} raised {type(error).__name__}: {error}"[:1000]
         if getattr(module.__spec__, "origin", None) != file:
-            return f"{name} is not {file}"
+            return f"importing {name} did not load {file}"
     return ""
 
 
 def _is_library(name: str, file: str, report: ImportReport) -> bool:
+    """Return whether a module belongs to a library and not to the worker's program."""
     directory = os.path.dirname(file)  # noqa: PTH120
     package = name.partition(".")[0]
-    return _of_library(directory) and package not in (report.package, "elasticjob") and directory != report.directory
+    return _in_library(directory) and package not in (report.package, "elasticjob") and directory != report.directory
 
 
 @functools.cache
-def _of_library(directory: str) -> bool:
+def _in_library(directory: str) -> bool:
+    """Return whether a directory belongs to the standard library or to site-packages."""
     directory = os.path.realpath(directory) + os.sep
     return directory.startswith(_STANDARD_LIBRARY) or not _SITES.isdisjoint(Path(directory).parts)
 
 
-def _odd_modules(birth: Baseline) -> str:
-    """Code that a user may change must be read afresh by every worker, also where a library imports it."""
-    for name in sys.modules.keys() - birth.modules:
+def _find_user_module(baseline: Baseline) -> str:
+    """Return a reason if a library imported code that the user may change: every worker must read such code anew."""
+    for name in sys.modules.keys() - baseline.modules:
         if name.partition(".")[0] == "elasticjob":
-            continue  # torch asks for what it may be given as a rendezvous
+            continue  # torch imports the rendezvous handlers of installed packages, elasticjob's too
         spec = getattr(sys.modules[name], "__spec__", None)
-        if spec is not None and spec.has_location and not _of_library(os.path.dirname(spec.origin)):  # noqa: PTH120
-            return f"a library imports {name} of {spec.origin}"
+        if spec is not None and spec.has_location and not _in_library(os.path.dirname(spec.origin)):  # noqa: PTH120
+            return f"a library imports {name}, which is not of a library: {spec.origin}"
     return ""
 
 
-def _odd_variables(report: ImportReport, read: set[str]) -> str:
-    """What a module reads as it is imported must be what it has read in the worker, and will read in others."""
+def _find_variable(report: ImportReport, read: set[str]) -> str:
+    """Return a reason if an import read a variable whose value differs between this process and workers."""
     differ = {name for name, value in report.environment.items() if os.environ.get(name) != value}
     if seen := sorted(differ & read):
-        return f"they read {', '.join(seen)}, which workers set"
-    unseen = [name for name in report.own if name in differ and name.startswith(_READ_BY_LIBRARIES)]
-    return f"the script sets {', '.join(unseen)}" if unseen else ""
+        return f"the imports read {', '.join(seen)}, whose values differ in workers"
+    unseen = [name for name in report.set_by_program if name in differ and name.startswith(_READ_BY_LIBRARIES)]
+    return f"the script sets {', '.join(unseen)}, which libraries read when they are loaded" if unseen else ""
 
 
-def _left_behind(files: list[str]) -> str:
-    """Open files would be shared by all workers; and of a device, be of no use after a fork."""
+def _find_leftover(files: list[str]) -> str:
+    """Return a reason if the imports left a process or an open file.
+
+    All workers would share an open file; an open device does not work after a fork.
+    """
     with suppress(ChildProcessError):
         os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-        return "importing them started a process"
-    return "importing them left files open" if _descriptors() != files else ""
+        return "the imports started a process"
+    return "the imports left files open" if _descriptors() != files else ""
 
 
 def _descriptors() -> list[str]:
@@ -101,8 +112,8 @@ def _descriptors() -> list[str]:
 
 
 @contextmanager
-def _resting() -> Iterator[None]:
-    """Leave most of a processor to the training."""
+def _yielding_processor() -> Iterator[None]:
+    """Sleep most of the time, so that the training has the processor."""
     before = signal.signal(signal.SIGPROF, lambda *_: time.sleep(REST_SECONDS))
     signal.setitimer(signal.ITIMER_PROF, WORK_SECONDS, WORK_SECONDS)
     try:
@@ -113,17 +124,17 @@ def _resting() -> Iterator[None]:
 
 
 @contextmanager
-def _watched_environment(read: set[str]) -> Iterator[None]:
-    """Collect the names of the variables that are read."""
+def _recorded_environment(read: set[str]) -> Iterator[None]:
+    """Add the names of the variables that are read from os.environ to `read`."""
     environ: Any = os.environ
     plain = type(environ)
 
-    class Watched(plain):  # type: ignore[misc, valid-type]
+    class Recorded(plain):  # type: ignore[misc, valid-type]
         def __getitem__(self, name: str) -> str:
             read.add(name)
             return str(super().__getitem__(name))
 
-    environ.__class__ = Watched
+    environ.__class__ = Recorded
     try:
         yield
     finally:

@@ -1,20 +1,24 @@
-"""The warm process: imports what training scripts import, once, and forks workers that run the user's command.
+"""The fork server: imports the modules that training scripts import, once, and forks workers that run the script.
 
-It runs under the interpreter of the user's command, which may be another than the agent's, and never touches a GPU.
-The control socket is a SOCK_SEQPACKET pair with the agent. The agent sends, with the descriptors of all workers:
+It runs under the interpreter of the user's command, which may differ from the agent's, and never touches a GPU.
+Its control socket is one end of a SOCK_SEQPACKET pair; the agent has the other. After the imports and the self-test
+the fork server sends one of
+
+    {"ready": true, "libuv": true, "seconds": 2.5, "missing": ["module: reason"]}
+    {"ready": false, "reason": "...", "seconds": 2.5, "missing": []}
+
+`libuv`: whether torch has it, null if torch is not preloaded. Then the agent sends requests, each with the descriptors
+of all its workers:
 
     {"workers": [{"env": {"NAME": "value", ...}, "descriptors": [1, 2]}, ...]}
 
-(environment to add, for a torchrun all of it; and which descriptor each becomes). A worker that stands for another
-process is told its command, too (`run_main.Place`): `"place": {...}`; without a command of this process, each is.
+`env`: variables to add, or the whole environment of a torchrun. `descriptors`: the number that each descriptor gets
+in the worker. A worker that takes the place of another process also has `"caller": {...}`, the fields of
+`run_main.CallerProcess`; if the fork server has no command of its own, every worker has it. The fork server answers
+`{"pids": [...]}` once the workers are children of the agent.
 
-and gets `{"pids": [...]}` once the workers are its own children. Before that, once, after the imports:
-
-    {"ready": true, "libuv": true, "seconds": 2.5, "missing": ["module: why"]}    or {"ready": false, "why": "..."}
-
-(`libuv`: whether torch has it, null where torch is not preloaded.)
-
-Its end of file ends this process. What the first workers import, this process may learn: see `learning`.
+The fork server ends when the agent closes the socket. `preload_learning` explains how the fork server may preload
+what the first workers import.
 """
 
 from __future__ import annotations
@@ -29,6 +33,7 @@ import sys
 import time
 from typing import Any, NamedTuple
 
+from elasticjob.agent.processes import die_with_parent
 from elasticjob.agent.start_workers.fork_server import own_torchrun, run_main, self_test
 from elasticjob.agent.start_workers.fork_server.candidate import import_reported
 from elasticjob.agent.start_workers.fork_server.preload_learning import (
@@ -41,226 +46,241 @@ from elasticjob.agent.start_workers.fork_server.preload_learning import (
 MAX_DESCRIPTORS = 250
 """Of one message; the kernel's limit is 253."""
 PREFORK_DELAY = 2.0
-"""Seconds of quiet before workers are forked ahead of need."""
+"""Seconds without a request after which workers are forked ahead of need."""
 
 
 class ForkRequest(NamedTuple):
-    """What a fork needs to become a worker."""
+    """What a pre-forked process needs to become a worker."""
 
     env: dict[str, str]
     descriptors: list[int]
-    """What those that come with it become."""
+    """Numbers for the descriptors that come with the request, in order."""
     caller: dict[str, Any] | None = None
-    """Fields of `run_main.Place`."""
+    """Fields of `run_main.CallerProcess`; None: run the fork server's own command."""
     channel: int | None = None
-    """Descriptor: where it may tell what it has imported."""
+    """Number for one more descriptor, on which the worker may report its imports; None: it does not report."""
 
 
 def main() -> None:
-    """Arguments: the agent's code (to be taken off sys.path), descriptor of the socket, JSON of the configuration."""
+    """Run the fork server. In each fork this returns after the user's program.
+
+    Arguments: the folder of the agent's code (removed from sys.path), the descriptor of the control socket, and the
+    configuration as JSON.
+    """
     code_root, descriptor, raw = sys.argv[1:4]
     sys.path.remove(code_root)
-    _forget_ourselves()
+    _unload_elasticjob()
     config = json.loads(raw)
     command = config["command"] and run_main.Program(**config["command"])
     if command:
         run_main.prepare_path(command)
     elif not run_main.keeps_path():
         del sys.path[0]  # the empty string of `-c`
-    run_main.show_command(["elasticjob-warm"])
+    run_main.set_process_title(["elasticjob-fork-server"])
     control = socket.socket(fileno=int(descriptor))
     started = time.monotonic()
     with self_test.import_environment():
         missing = self_test.import_modules(config["preload"])
-        verdict = self_test.check_threads() or self_test.run_self_test()
-    verdict |= {"seconds": round(time.monotonic() - started, 3), "missing": missing}
-    birth = Baseline(frozenset(sys.modules), dict(os.environ))
-    _settle()
-    control.send(json.dumps(verdict).encode())
-    if not verdict["ready"]:
+        result = self_test.check_threads() or self_test.run_self_test()
+    result |= {"seconds": round(time.monotonic() - started, 3), "missing": missing}
+    baseline = Baseline(frozenset(sys.modules), dict(os.environ))
+    _freeze_memory()
+    control.send(json.dumps(result).encode())
+    if not result["ready"]:
         return
-    worker = _serve(control, os.getppid(), config["reserve"], config["at_once"], PreloadLearning(birth))
-    if worker.caller is not None:
+    learning = PreloadLearning(baseline)
+    request = _serve(control, os.getppid(), config["preforked_workers"], config["workers_per_fork"], learning)
+    if request.caller is not None:
         if command and not run_main.keeps_path():
             del sys.path[0]
-        command = run_main.take_place_of(run_main.CallerProcess(**worker.caller))
+        command = run_main.take_place_of(run_main.CallerProcess(**request.caller))
     elif own_torchrun.runs_torchrun(command):
-        os.environ.clear()  # it is told all of its own: its workers must not get what imports here have set
-    os.environ.update(worker.env)
-    if worker.channel is not None:
-        report_imports_at_first_step(worker.channel, birth)
+        # The request has the whole environment: torchrun's workers must not get variables that the imports set here.
+        os.environ.clear()
+    os.environ.update(request.env)
+    if request.channel is not None:
+        report_imports_at_first_step(request.channel, baseline)
     if own_torchrun.runs_torchrun(command):
         own_torchrun.run_torchrun(command)
     run_main.run_program(command)
 
 
-def _settle() -> None:
+def _freeze_memory() -> None:
     gc.collect()
-    gc.freeze()  # a collection in a worker must not copy the pages it shares
+    gc.freeze()  # a collection in a worker must not copy the pages that it shares with the fork server
 
 
-def _forget_ourselves() -> None:
-    """The user's code may have its own `elasticjob`."""
+def _unload_elasticjob() -> None:
+    """Remove this package from sys.modules: the user's code may have its own `elasticjob`."""
     for name in [n for n in sys.modules if n.split(".")[0] == "elasticjob"]:
         del sys.modules[name]
 
 
-# ---- workers in reserve --------------------------------------------------------------------------------------------
+# ---- pre-forked workers --------------------------------------------------------------------------------------------
 
 
 class PreforkedWorkers(NamedTuple):
-    """Processes forked ahead of need, each waiting on its socket for what makes it a worker.
+    """A group of processes forked ahead of need. Each waits on its socket for a `ForkRequest`.
 
-    They are children of the agent (a child subreaper), which gets their exit status, and in the session of this
-    process, by which the agent tells them from workers.
+    They are children of the agent (a child subreaper), which gets their exit status. They are in the session of the
+    fork server, by which the agent distinguishes them from workers.
     """
 
     pids: list[int]
     sockets: list[socket.socket]
 
-    def release(self, workers: list[dict[str, Any]], descriptors: list[int], *, tell: bool) -> socket.socket | None:
-        """Let them go as workers of the agent (fields of `Worker`, and the descriptors of all).
+    def start(self, workers: list[dict[str, Any]], descriptors: list[int], *, report: bool) -> socket.socket | None:
+        """Make the processes workers. `workers` are fields of `ForkRequest`; `descriptors` those of all workers.
 
-        `tell`: one of them may tell what it has imported, into the socket that this returns.
+        `report`: the first worker may report its imports; this returns the socket for the report.
         """
-        kept = self.sockets[0] if tell else None
+        kept = self.sockets[0] if report else None
         for control, worker in zip(self.sockets, workers, strict=True):
             numbers = worker["descriptors"]
             channel = max([2, *numbers]) + 1 if control is kept else None
-            told = json.dumps({**worker, "channel": channel}).encode()
-            socket.send_fds(control, [told], descriptors[: len(numbers)])
+            request = json.dumps({**worker, "channel": channel}).encode()
+            socket.send_fds(control, [request], descriptors[: len(numbers)])
             descriptors = descriptors[len(numbers) :]
             if control is not kept:
                 control.close()
         return kept
 
     def discard(self) -> None:
-        """They are not needed, or not this process's to release: who holds no socket of theirs any more has no say."""
+        """Close this process's sockets. The workers end once no process has their sockets open."""
         for control in self.sockets:
             control.close()
 
 
-def _serve(control: socket.socket, agent: int, count: int, size: int, learning: PreloadLearning) -> ForkRequest:
-    """Keep `count` processes in reserve, released `size` at a time as asked, for ever. Returns in a worker only."""
-    reserves: list[PreforkedWorkers] = []
+def _serve(
+    control: socket.socket, agent: int, preforked_workers: int, workers_per_fork: int, learning: PreloadLearning
+) -> ForkRequest:
+    """Answer requests until the agent closes the socket. Returns in forks only, with the request of each.
+
+    Keeps `preforked_workers` processes ready, in groups of `workers_per_fork`; a request takes one group.
+    """
+    groups: list[PreforkedWorkers] = []
     while True:
-        # Not while the workers just released start: they want the processors.
-        patience = PREFORK_DELAY if len(reserves) < count // size else None
-        heard = select.select([control, *learning.sockets], [], [], patience)[0]
-        for said in heard:
-            if learning.candidate_ready(said):
-                for reserve in reserves:
-                    reserve.discard()
+        # No prefork right after a request: the workers that start need the processors.
+        timeout = PREFORK_DELAY if len(groups) < preforked_workers // workers_per_fork else None
+        readable = select.select([control, *learning.sockets], [], [], timeout)[0]
+        for ready in readable:
+            if learning.candidate_ready(ready):
+                for group in groups:
+                    group.discard()
                 learning.promote_candidate()
-            if (report := learning.receive(said)) and (answer := learning.fork_candidate()):
-                for reserve in reserves:
-                    reserve.discard()
-                _succeed(answer, report, learning.baseline)
-                reserves, heard = [], []
+            if (report := learning.receive(ready)) and (result := learning.fork_candidate()):
+                for group in groups:
+                    group.discard()
+                _become_fork_server(result, report, learning.baseline)
+                groups, readable = [], []
                 break
-        request = socket.recv_fds(control, 1 << 20, MAX_DESCRIPTORS) if control in heard else None
+        request = socket.recv_fds(control, 1 << 20, MAX_DESCRIPTORS) if control in readable else None
         if request is not None and not request[0]:
             os._exit(0)
-        if not heard or (request is not None and not reserves):
-            mustered = _muster(size, agent, [control, *learning.sockets], reserves)
-            if isinstance(mustered, ForkRequest):
-                return mustered
-            reserves.append(mustered)
+        if not readable or (request is not None and not groups):
+            forked = _prefork(workers_per_fork, agent, [control, *learning.sockets], groups)
+            if isinstance(forked, ForkRequest):
+                return forked
+            groups.append(forked)
         if request is not None:
-            reserve = reserves.pop()
-            tells = reserve.release(json.loads(request[0])["workers"], request[1], tell=learning.wants_reports)
-            if tells is not None:
-                learning.listen(tells)
+            group = groups.pop()
+            channel = group.start(json.loads(request[0])["workers"], request[1], report=learning.wants_reports)
+            if channel is not None:
+                learning.listen(channel)
             for descriptor in request[1]:
                 os.close(descriptor)
-            control.send(json.dumps({"pids": reserve.pids}).encode())
+            control.send(json.dumps({"pids": group.pids}).encode())
 
 
-def _succeed(answer: socket.socket, report: ImportReport, birth: Baseline) -> None:
-    """In the student: learn, then be the warm process. Ends where that is not to be."""
-    run_main.die_with_parent()
+def _become_fork_server(result: socket.socket, report: ImportReport, baseline: Baseline) -> None:
+    """In the candidate: import the reported modules and return as the fork server, or end if it is not promoted."""
+    die_with_parent()
     try:
-        verdict = import_reported(report, birth)
-        _settle()
+        outcome = import_reported(report, baseline)
+        _freeze_memory()
     except BaseException as error:
-        verdict = {"ready": False, "why": f"{type(error).__name__}: {error}"[:1000]}
-    answer.send(json.dumps(verdict).encode())
-    if not verdict["ready"] or not answer.recv(1):
+        outcome = {"ready": False, "reason": f"{type(error).__name__}: {error}"[:1000]}
+    result.send(json.dumps(outcome).encode())
+    if not outcome["ready"] or not result.recv(1):
         os._exit(0)
-    answer.close()
+    result.close()
 
 
-def _muster(
-    count: int, agent: int, ours_alone: list[socket.socket], others: list[PreforkedWorkers]
+def _prefork(
+    count: int, agent: int, own_sockets: list[socket.socket], others: list[PreforkedWorkers]
 ) -> PreforkedWorkers | ForkRequest:
-    """Fork a reserve. In each of its processes this returns a `Worker`, once released.
+    """Fork a group of `count` processes. In each of them this returns its request, once it is a worker.
 
-    What `ours_alone` and the other reserves have open stays in this process. They are forked by a process that ends
-    here and now: so they are the agent's before they are workers, and nothing is left to end when they are wanted.
+    The processes close `own_sockets` and the sockets of the other groups. An intermediate process forks them and ends
+    before this returns: thus they are children of the agent before they become workers.
     """
     sys.stdout.flush()
     sys.stderr.flush()
     pairs = [socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(count)]
-    answers, answer = os.pipe()
-    between = os.fork()
-    if between == 0:
-        for held in ours_alone:
-            held.close()
-        for reserve in others:
-            reserve.discard()
-        os.close(answers)
+    pids_read, pids_write = os.pipe()
+    intermediate = os.fork()
+    if intermediate == 0:
+        for control in own_sockets:
+            control.close()
+        for group in others:
+            group.discard()
+        os.close(pids_read)
         for ours, _ in pairs:
             ours.close()
-        return _fork_reserve([theirs for _, theirs in pairs], agent, answer)
-    os.close(answer)
+        return _fork_group([theirs for _, theirs in pairs], agent, pids_write)
+    os.close(pids_write)
     for _, theirs in pairs:
         theirs.close()
-    with os.fdopen(answers, "rb") as told:
-        pids: list[int] = json.loads(told.read())
-    os.waitpid(between, 0)
+    with os.fdopen(pids_read, "rb") as file:
+        pids: list[int] = json.loads(file.read())
+    os.waitpid(intermediate, 0)
     return PreforkedWorkers(pids, [ours for ours, _ in pairs])
 
 
-def _fork_reserve(waiting: list[socket.socket], agent: int, answer: int) -> ForkRequest:
+def _fork_group(sockets: list[socket.socket], agent: int, pids_write: int) -> ForkRequest:
+    """In the intermediate process: fork, write the process ids as JSON, and end. Returns in the forks."""
     pids = []
-    for control in waiting:
+    for control in sockets:
         pid = os.fork()
         if pid == 0:
-            os.close(answer)
-            for other in waiting:
+            os.close(pids_write)
+            for other in sockets:
                 if other is not control:
                     other.close()
-            return _await_release(control, agent)
+            return _await_request(control, agent)
         pids.append(pid)
-    os.write(answer, json.dumps(pids).encode())
+    os.write(pids_write, json.dumps(pids).encode())
     os._exit(0)
 
 
-def _await_release(control: socket.socket, agent: int) -> ForkRequest:
-    """In a process of the reserve: become a worker with its own session and output, that ends with the agent."""
+def _await_request(control: socket.socket, agent: int) -> ForkRequest:
+    """In a pre-forked process: wait for the request, then become a worker with its own session and output.
+
+    The worker ends with the agent.
+    """
     run_main.prepare_fork()
     data, descriptors, _, _ = socket.recv_fds(control, 1 << 20, MAX_DESCRIPTORS)
     if not data:
         os._exit(0)
-    worker = ForkRequest(**json.loads(data))
+    request = ForkRequest(**json.loads(data))
     os.setsid()
-    run_main.die_with_parent()
+    die_with_parent()
     if os.getppid() != agent:
         os._exit(1)
-    if worker.channel is None:
+    if request.channel is None:
         control.close()
-        _place(descriptors, worker.descriptors)
+        _move_descriptors(descriptors, request.descriptors)
     else:
-        _place([*descriptors, control.detach()], [*worker.descriptors, worker.channel])
-        os.set_inheritable(worker.channel, False)
-    if worker.caller is not None:
-        for closed in {0, 1, 2}.difference(worker.descriptors):
+        _move_descriptors([*descriptors, control.detach()], [*request.descriptors, request.channel])
+        os.set_inheritable(request.channel, False)
+    if request.caller is not None:
+        for closed in {0, 1, 2}.difference(request.descriptors):
             os.close(closed)
-    return worker
+    return request
 
 
-def _place(descriptors: list[int], numbers: list[int]) -> None:
-    """Give descriptors these numbers, whichever they have."""
+def _move_descriptors(descriptors: list[int], numbers: list[int]) -> None:
+    """Give the descriptors these numbers. The two lists may overlap: the moves go through unused numbers above both."""
     above = max([*descriptors, *numbers]) + 1
     for descriptor in descriptors:
         fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, above)

@@ -1,4 +1,4 @@
-"""In a fork of the warm process: be a torchrun that costs the nodes, which wait for its start and its end, little."""
+"""In a fork of the fork server: run torchrun itself, with a short start and a short end, on which all nodes wait."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from elasticjob.agent.start_workers.fork_server import run_main
 
 
 def runs_torchrun(command: run_main.Program) -> bool:
-    """Whether it is torchrun itself, and not a script."""
+    """Return whether the program is torchrun itself."""
     return command.mode == "module" and command.target in TORCHRUN_MODULES
 
 
 def run_torchrun(command: run_main.Program) -> NoReturn:
-    """Run it as `run_main` does, but leave at once also where it succeeds."""
+    """Run torchrun as `run_main.run_program` does, but end the process at once also after success."""
     _name_frames()
     with suppress(SystemExit):
         run_main.run_program(command)
@@ -27,10 +27,10 @@ def run_torchrun(command: run_main.Program) -> NoReturn:
 
 
 def _name_frames() -> None:
-    """Tell `inspect` that the frames below torchrun's belong to no module.
+    """Record in `inspect` that the frames below torchrun's belong to no module.
 
-    Its rendezvous asks for the stack at each operation, only for the name of a method, and `inspect` looks through
-    all modules, thousands here, for each frame whose module it does not know: 0.2 to 0.4 CPU seconds of a start.
+    torchrun's rendezvous inspects the stack at each operation, to get the name of a method. For each frame with an
+    unknown module, `inspect` searches all modules, thousands here: 0.2 to 0.4 CPU seconds of a start.
     """
     frame: FrameType | None = sys._getframe()
     files = {run_main.__file__, "<frozen runpy>"}

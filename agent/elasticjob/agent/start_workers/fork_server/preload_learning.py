@@ -1,9 +1,10 @@
-"""Imports learned from the first workers, so that later ones need not repeat them.
+"""Preload learning: later workers need not repeat the imports of the first ones.
 
-A script that imports much more than is preloaded (transformers, say) would spend those seconds at each of its starts.
-So a worker tells once, after its first step, what it has imported and the warm process has not. A process forked from
-the warm process, the student, imports the libraries among that beside the training (`student`). Where it may be
-trusted and saves something, it takes the place of the warm process; else it ends, and nothing has changed.
+A script that imports much more than the fork server preloads (transformers, say) spends those seconds at each start.
+So one worker reports, after its first optimizer step, what it has imported beyond the preloaded modules. The fork
+server then forks a candidate, which imports the libraries in the report beside the training (`candidate`). If the
+candidate passes its checks and saves enough time, it is promoted: it replaces the fork server. Otherwise it ends and
+the fork server stays as it is.
 """
 
 from __future__ import annotations
@@ -18,153 +19,170 @@ from typing import NamedTuple
 
 
 class Baseline(NamedTuple):
-    """What every worker begins with."""
+    """Modules and environment of the fork server after its imports: every fork starts with them."""
 
     modules: frozenset[str]
     environment: dict[str, str]
 
 
 class ImportReport(NamedTuple):
-    """What a worker has beyond its birth."""
+    """The differences between a worker and the baseline after its first optimizer step."""
 
     modules: list[tuple[str, str]]
-    """(name, file), in the order in which their imports began."""
+    """(name, file) of imported modules, in the order in which their imports began."""
     package: str
+    """Top-level package of the worker's program; empty if the program is no module."""
     directory: str
-    """Those of its program, which may be installed among the libraries."""
+    """Directory of the worker's program, which may be installed among the libraries."""
     environment: dict[str, str | None]
-    """What differs; None: not there any more."""
-    own: list[str]
-    """Variables among those that its program has changed, or what it imports."""
+    """Variables whose value differs; None: the variable is not set any more."""
+    set_by_program: list[str]
+    """Those variables that the program or its imports have changed."""
 
 
 # ---- in a worker -------------------------------------------------------------------------------------------------
 
 
-def report_imports_at_first_step(channel: int, birth: Baseline) -> None:
-    """Send a `Report` into the channel (a descriptor) once an optimizer has made a step: imports are done by then."""
+def report_imports_at_first_step(channel: int, baseline: Baseline) -> None:
+    """Send an `ImportReport` to the channel (a descriptor) after an optimizer's first step: imports are done by then.
+
+    Calls while torch compiles the step are ignored. Without torch the channel is closed at once.
+    """
     register = getattr(sys.modules.get("torch.optim.optimizer"), "register_optimizer_step_post_hook", None)
     compiling = getattr(getattr(sys.modules.get("torch"), "compiler", None), "is_compiling", None)
     if register is None or compiling is None:
         os.close(channel)
         return
     process, file = os.getpid(), os.fstat(channel).st_ino
-    environment, told = dict(os.environ), False
+    environment, reported = dict(os.environ), False
 
-    def tell(*_: object) -> None:
-        nonlocal told
-        if told or compiling():
+    def report_once(*_: object) -> None:
+        nonlocal reported
+        if reported or compiling():
             return
-        told = True
+        reported = True
         with suppress(Exception):
-            # A program may close what it does not know, and open something else.
+            # The program may have closed the descriptor and opened another file under its number.
             if os.getpid() == process and os.fstat(channel).st_ino == file:
                 os.set_blocking(channel, False)
-                os.write(channel, zlib.compress(json.dumps(_report(birth, environment)).encode(), 1))
+                os.write(channel, zlib.compress(json.dumps(_report(baseline, environment)).encode(), 1))
                 os.close(channel)
 
-    register(tell)
+    register(report_once)
 
 
-def _report(birth: Baseline, before: dict[str, str]) -> ImportReport:
+def _report(baseline: Baseline, before: dict[str, str]) -> ImportReport:
+    """Return the report. `before` is the worker's environment at its start."""
     specs = [(name, getattr(sys.modules[name], "__spec__", None)) for name in [*sys.modules] if name in sys.modules]
     modules = [
         (name, spec.origin)
         for name, spec in specs
-        if name not in birth.modules and spec is not None and spec.name == name and spec.has_location
+        if name not in baseline.modules and spec is not None and spec.name == name and spec.has_location
     ]
     main = sys.modules["__main__"]
     package = main.__spec__.name.partition(".")[0] if main.__spec__ else ""
     directory = os.path.dirname(os.path.realpath(getattr(main, "__file__", None) or "/"))  # noqa: PTH120
     now = dict(os.environ)
-    return ImportReport(modules, package, directory, _changes(birth.environment, now), [*_changes(before, now)])
+    return ImportReport(modules, package, directory, _changes(baseline.environment, now), [*_changes(before, now)])
 
 
 def _changes(before: dict[str, str], after: dict[str, str]) -> dict[str, str | None]:
     return {n: after.get(n) for n in sorted(before.keys() | after.keys()) if before.get(n) != after.get(n)}
 
 
-# ---- in the warm process -----------------------------------------------------------------------------------------
+# ---- in the fork server ------------------------------------------------------------------------------------------
 
 
 class PreloadLearning:
-    """Where workers report, until one has; then the student."""
+    """The sockets on which workers report until one report has come; then the candidate."""
 
-    def __init__(self, birth: Baseline) -> None:
-        self.baseline = birth
+    def __init__(self, baseline: Baseline) -> None:
+        self.baseline = baseline
         self.wants_reports = True
-        """Whether a report is still wanted."""
+        """Whether no report has come yet."""
         self._channels: list[socket.socket] = []
-        self._student: tuple[int, socket.socket] | None = None
+        self._candidate: tuple[int, socket.socket] | None = None
+        """Process id, and the socket for its result."""
 
     @property
     def sockets(self) -> list[socket.socket]:
-        """To listen to."""
-        return [*self._channels, *([self._student[1]] if self._student else [])]
+        """Sockets to wait on."""
+        return [*self._channels, *([self._candidate[1]] if self._candidate else [])]
 
     def listen(self, channel: socket.socket) -> None:
-        """A worker may report here."""
+        """Accept the report of a worker on this socket."""
         self._channels.append(channel)
 
     def receive(self, channel: socket.socket) -> ImportReport | None:
-        """What a worker says; None: it has ended, or this is no worker."""
+        """Return the report of a worker; None if the worker has ended, or if the socket is not a worker's."""
         if channel not in self._channels:
             return None
         with suppress(OSError, ValueError, TypeError, zlib.error):
             report = ImportReport(*json.loads(zlib.decompress(channel.recv(1 << 20))))
-            self.close()
+            self._close_channels()
             return report
         self._channels.remove(channel)
         channel.close()
         return None
 
-    def close(self) -> None:
-        """Want no reports any more."""
+    def _close_channels(self) -> None:
+        """Accept no more reports."""
         self.wants_reports = False
         for channel in self._channels:
             channel.close()
         self._channels = []
 
     def fork_candidate(self) -> socket.socket | None:
-        """In the student: its way to say what became of it."""
+        """Fork the candidate. Return the socket for its result in the candidate, None in the fork server."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         pid = os.fork()
         if pid == 0:
             ours.close()
             return theirs
         theirs.close()
-        self._student = pid, ours
+        self._candidate = pid, ours
         return None
 
-    def candidate_ready(self, said: socket.socket) -> bool:
-        """Whether it is the student that says something, and may take over; if not, it is gone after this."""
-        if self._student is None or said is not self._student[1]:
+    def candidate_ready(self, ready: socket.socket) -> bool:
+        """Return whether the socket is the candidate's and its result allows promotion.
+
+        If its result does not, the candidate has ended when this returns. Both results are logged.
+        """
+        if self._candidate is None or ready is not self._candidate[1]:
             return False
-        pid, _ = self._student
-        answer = said.recv(1 << 16)
+        pid, _ = self._candidate
+        answer = ready.recv(1 << 16)
         if answer:
-            verdict = json.loads(answer)
-            if verdict["ready"]:
-                _say(f"imports of the last workers are learned, {verdict['seconds']:.1f} s of each start")
+            result = json.loads(answer)
+            if result["ready"]:
+                saved = f"this saves {result['seconds']:.1f} s of each start"
+                _log(f"libraries that the last workers imported are now preloaded; {saved}")
                 return True
-            if verdict["why"]:
-                _say(f"imports of the last workers are not learned: {verdict['why']}")
-        self._student = None
-        said.close()
+            if result["reason"]:
+                _log_rejection(result["reason"])
+        self._candidate = None
+        ready.close()
         code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
         if not answer:
-            _say(f"imports of the last workers are not learned: the process that tried ended with {code}")
+            _log_rejection(f"the process that imported them ended with exit code {code}")
         return False
 
     def promote_candidate(self) -> None:
-        """Let the student serve, and end when it does: the agent knows this process."""
-        assert self._student is not None  # noqa: S101
-        pid, told = self._student
-        told.send(b"go")
+        """Let the candidate answer requests. This process stays its parent, and ends when the candidate ends.
+
+        The agent knows the fork server by the process id of the first one.
+        """
+        assert self._candidate is not None  # noqa: S101
+        pid, control = self._candidate
+        control.send(b"go")
         os.waitpid(pid, 0)
         os._exit(0)
 
 
-def _say(text: str) -> None:
+def _log_rejection(reason: str) -> None:
+    _log(f"libraries that the last workers imported are not preloaded: {reason}")
+
+
+def _log(text: str) -> None:
     with suppress(OSError):
         print(text, file=sys.stderr, flush=True)

@@ -1,4 +1,4 @@
-"""In a worker forked from the warm process: become what `python script.py` would be, then run it."""
+"""In a fork of the fork server: take on the state that `python script.py` has at its start, then run the script."""
 
 from __future__ import annotations
 
@@ -26,13 +26,11 @@ from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 from elasticjob.agent.start_workers.without_libuv import sitecustomize
-
-PR_SET_PDEATHSIG = 1
-_libc = ctypes.CDLL(None, use_errno=True)
+from elasticjob.contract.names import Env
 
 
 class Program(NamedTuple):
-    """A Python command line: `target` is a file, a module or source text as `mode` says."""
+    """A Python command line. `mode` determines whether `target` is a file, a module or source text."""
 
     mode: str
     """`script`, `module` or `code`."""
@@ -43,63 +41,61 @@ class Program(NamedTuple):
 
 
 class CallerProcess(NamedTuple):
-    """A process of another, that a worker takes the place of."""
+    """A process that runs a shim, whose place the fork takes."""
 
     command: dict[str, Any]
-    """Fields of `Command`."""
+    """Fields of `Program`."""
     executable: str
     env: dict[str, str]
     directory: str
     umask: int
     ignored: list[int]
-    """Signals."""
+    """Signal numbers."""
     limits: list[tuple[int, int, int]]
     """(resource, soft, hard)."""
     unbuffered: bool
+    """Whether Python runs with `-u` or PYTHONUNBUFFERED."""
 
 
-def die_with_parent() -> None:
-    """Ask the kernel for SIGKILL at the end of this process's parent (Linux)."""
-    _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-
-
-def show_command(words: Sequence[str]) -> None:
-    """What `ps` shows of this process; cut to the room that its own command line had."""
+def set_process_title(argv: Sequence[str]) -> None:
+    """Set the command line that `ps` shows, cut to the length of the process's first command line."""
     with open("/proc/self/stat") as stat:
         fields = stat.read().rpartition(")")[2].split()
     start, end = int(fields[45]), int(fields[46])  # arg_start and arg_end of proc(5)
     room = end - start
     if room > 0:
         ctypes.memmove(
-            start, b"\0".join(word.encode(errors="replace") for word in words)[: room - 1].ljust(room, b"\0"), room
+            start,
+            b"\0".join(argument.encode(errors="replace") for argument in argv)[: room - 1].ljust(room, b"\0"),
+            room,
         )
 
 
 def prepare_fork() -> None:
-    """All that need not wait for what the worker will be; after this the process forks no other worker.
+    """Do the work that does not depend on the request, in a pre-forked process, ahead of need.
 
-    A fork's first look at a page costs a fault, so what `run` repeats it finds quicker.
+    `run_program` repeats parts of it, which is quicker then: a fork's first access to a page costs a page fault.
     """
-    show_command(["elasticjob-reserve"])
+    set_process_title(["elasticjob-preforked"])
     _restore_threads()
-    _draw_afresh()
+    _reseed()
     importlib.invalidate_caches()
 
 
 def run_program(command: Program) -> None:
-    """Run the user's program as `__main__`; ends as Python would (returns, SystemExit(0), or a signal).
+    """Run the user's program as `__main__`, in a process that has called `prepare_fork`.
 
-    In a process that has called `prepare`. Where the program fails, the process ends here, at once.
+    On success this returns or raises SystemExit as the program does. If the program fails, this ends the process.
     """
-    show_command(command.argv)
-    _do_without_libuv()
-    _report_steps()
-    _forget_launch_directory()
-    importlib.invalidate_caches()  # directories of sys.path may have come since
-    atexit.register(gc.unfreeze)  # shared until the end, collected at the end like anything else
+    set_process_title(command.argv)
+    _disable_libuv()
+    _report_heartbeats()
+    _set_launch_directory()
+    importlib.invalidate_caches()  # directories of sys.path may have been created since
+    atexit.register(gc.unfreeze)  # frozen objects are shared with the fork server; Python collects them at its end
     main = types.ModuleType("__main__")
     main.__dict__["__builtins__"] = __builtins__
-    if hasattr(sys.modules["__main__"], "__annotations__"):  # not so from Python 3.14 on
+    if hasattr(sys.modules["__main__"], "__annotations__"):  # up to Python 3.13
         main.__annotations__ = {}
     sys.modules["__main__"] = main
     sys.orig_argv[:] = command.argv
@@ -112,39 +108,39 @@ def run_program(command: Program) -> None:
             print(end.code, file=sys.stderr)
         end_at_once(end.code & 0xFF if isinstance(end.code, int) else 1)
     except BaseException as error:
-        _report(error)
+        _report_exception(error)
         if isinstance(error, KeyboardInterrupt):
             _end_by_interrupt()
         end_at_once(1)
 
 
-def take_place_of(place: CallerProcess) -> Program:
-    """Be in the directory, with the environment, limits and streams, that a new process there would have."""
-    command = Program(**place.command)
-    os.chdir(place.directory)
-    os.umask(place.umask)
-    for number, soft, hard in place.limits:
+def take_place_of(caller: CallerProcess) -> Program:
+    """Take over the caller's directory, environment, limits, signals and streams. Return the program to run."""
+    command = Program(**caller.command)
+    os.chdir(caller.directory)
+    os.umask(caller.umask)
+    for number, soft, hard in caller.limits:
         with contextlib.suppress(OSError, ValueError):
             resource.setrlimit(number, (soft, hard))
-    for number in place.ignored:
+    for number in caller.ignored:
         with contextlib.suppress(OSError):
             signal.signal(number, signal.SIG_IGN)
     os.environ.clear()
-    os.environ.update(place.env)
-    sys.executable = place.executable
+    os.environ.update(caller.env)
+    sys.executable = caller.executable
     if not keeps_path():
         sys.path.insert(0, "")
     prepare_path(command)
-    _open_streams(place.unbuffered)
+    _open_streams(caller.unbuffered)
     return command
 
 
 def _open_streams(unbuffered: bool) -> None:
-    """As Python does at its start; those of this process were opened on other files."""
+    """Open the standard streams as Python does at its start: this process's own were opened on other files."""
     for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
         before, direct = getattr(sys, name), unbuffered and mode == "w"
         stream: Any = None
-        with contextlib.suppress(OSError):  # closed
+        with contextlib.suppress(OSError):  # the descriptor is closed
             file: Any = open(number, f"{mode}b", 0 if direct else -1, closefd=False)  # noqa: SIM115
             (file if direct else file.raw).name = f"<{name}>"
             lines = not direct and (number == 2 or file.isatty())
@@ -154,10 +150,10 @@ def _open_streams(unbuffered: bool) -> None:
         setattr(sys, f"__{name}__", stream)
 
 
-def _report_steps() -> None:
-    """Where somebody looks for hangs, every step of an optimizer is a sign of life."""
+def _report_heartbeats() -> None:
+    """Report each optimizer step as a heartbeat, if the agent monitors hangs."""
     optimizer = sys.modules.get("torch.optim.optimizer")
-    if optimizer is None or "ELASTICJOB_STACK_DUMP_FILE" not in os.environ:
+    if optimizer is None or Env.STACK_DUMP_FILE not in os.environ:
         return
     with contextlib.suppress(ImportError):  # the user's code may have its own `elasticjob`
         from elasticjob.training.progress_channel import heartbeat
@@ -165,19 +161,19 @@ def _report_steps() -> None:
         optimizer.register_optimizer_step_post_hook(lambda *_: heartbeat())
 
 
-def _do_without_libuv() -> None:
-    """The agent found that this torch has none: see `without_libuv`."""
+def _disable_libuv() -> None:
+    """Make torch create stores without libuv if the agent found that this torch has none: see `without_libuv`."""
     if os.environ.get("USE_LIBUV") == "0":
         sitecustomize.install()
 
 
 def keeps_path() -> bool:
-    """Whether Python puts nothing of the command on sys.path."""
+    """Return whether Python adds no entry for the command to sys.path (`-I`, `-P`)."""
     return bool(sys.flags.isolated or getattr(sys.flags, "safe_path", False))
 
 
 def prepare_path(command: Program) -> None:
-    """Make sys.path[0] what Python would make it; `python -c`, as this process was started, put the empty string."""
+    """Set sys.path[0] as Python does for the command. This process was started by `-c`: its entry is empty."""
     if keeps_path():
         return
     match command.mode:
@@ -190,6 +186,7 @@ def prepare_path(command: Program) -> None:
 
 
 def _execute(command: Program, main: types.ModuleType) -> None:
+    """Execute the program in the module `main`, with sys.argv as Python sets it."""
     match command.mode:
         case "module":
             import runpy
@@ -199,21 +196,21 @@ def _execute(command: Program, main: types.ModuleType) -> None:
         case "code":
             sys.argv[:] = ["-c", *command.args]
             main.__dict__.update(__spec__=None, __loader__=importlib.machinery.BuiltinImporter)
-            _show_source(command.target)
+            _cache_source(command.target)
             exec(compile(command.target, "<string>", "exec", dont_inherit=True), main.__dict__)  # noqa: S102
         case _:
             sys.argv[:] = [command.target, *command.args]
             _run_script(command.target, main)
 
 
-def _show_source(text: str) -> None:
-    """From Python 3.13 on tracebacks show the lines of `-c`; this process had another `-c`."""
+def _cache_source(text: str) -> None:
+    """Replace the source that tracebacks show for `-c` from Python 3.13 on: it is the fork server's own `-c`."""
     if "<string>" in linecache.cache:
         linecache.cache["<string>"] = (len(text), None, [f"{line}\n" for line in text.splitlines()], "<string>")
 
 
 def _run_script(path: str, main: types.ModuleType) -> None:
-    absolute = os.path.join(Path.cwd(), path)  # noqa: PTH118  (not normalized, as Python leaves it)
+    absolute = os.path.join(Path.cwd(), path)  # noqa: PTH118  (not normalized: Python does not normalize it either)
     loader = importlib.machinery.SourceFileLoader("__main__", absolute)
     main.__dict__.update(__file__=absolute, __cached__=None, __loader__=loader, __spec__=None)
     try:
@@ -227,11 +224,11 @@ def _run_script(path: str, main: types.ModuleType) -> None:
     exec(compile(source, absolute, "exec", dont_inherit=True), main.__dict__)  # noqa: S102
 
 
-# ---- what a fork inherits and a new process would not --------------------------------------------------------------
+# ---- state that a fork inherits but a new process does not have ----------------------------------------------------
 
 
-def _draw_afresh() -> None:
-    """New entropy: every fork has the same random state, new processes all have different ones."""
+def _reseed() -> None:
+    """Seed the random generators anew: all forks inherit the same states, new processes have different ones."""
     random.seed()
     if numpy_random := sys.modules.get("numpy.random"):
         numpy_random.seed()
@@ -241,19 +238,20 @@ def _draw_afresh() -> None:
         multiprocessing.current_process().authkey = os.urandom(32)
 
 
-def _forget_launch_directory() -> None:
+def _set_launch_directory() -> None:
+    """Set the directory in which multiprocessing resolves the path of the main module."""
     if multiprocessing := sys.modules.get("multiprocessing.process"):
         multiprocessing.ORIGINAL_DIR = str(Path.cwd())  # type: ignore[attr-defined]
 
 
 def _restore_threads() -> None:
-    """OpenBLAS was imported with one thread; give it what a new process would have.
+    """Give OpenBLAS, imported with one thread, the number of threads that it has in a new process.
 
-    Its threads, at most 63, spin for 20 ms of the processor when they start: the reason to do it ahead of need.
+    Each thread (at most 63) spins for 20 ms when it starts. Therefore this runs ahead of need.
     """
-    asked = os.environ.get("OPENBLAS_NUM_THREADS") or os.environ.get("OMP_NUM_THREADS") or ""
+    requested = os.environ.get("OPENBLAS_NUM_THREADS") or os.environ.get("OMP_NUM_THREADS") or ""
     processors = len(os.sched_getaffinity(0))
-    count = min(int(asked), processors) if asked.isdigit() else processors
+    count = min(int(requested), processors) if requested.isdigit() else processors
     if count <= 1:
         return
     for path in _loaded_libraries("openblas"):
@@ -264,16 +262,17 @@ def _restore_threads() -> None:
 
 
 def _loaded_libraries(part: str) -> set[str]:
+    """Return the paths of loaded shared libraries whose mapping contains `part`."""
     with open("/proc/self/maps") as maps:
         paths = (line.rsplit(maxsplit=1)[-1] for line in maps if part in line)
         return {p for p in paths if p.startswith("/") and ".so" in p}
 
 
-# ---- ends --------------------------------------------------------------------------------------------------------
+# ---- end of the process --------------------------------------------------------------------------------------------
 
 
-def _report(error: BaseException) -> None:
-    """Print the traceback without our own frames, and leave it in torchrun's error file unless `@record` did."""
+def _report_exception(error: BaseException) -> None:
+    """Print the traceback without this module's frames, and write torchrun's error file unless `@record` has."""
     trace = error.__traceback__
     while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
         trace = trace.tb_next
@@ -283,6 +282,7 @@ def _report(error: BaseException) -> None:
 
 
 def _write_error_file(error: BaseException) -> None:
+    """Write TORCHELASTIC_ERROR_FILE in the format of torch's `@record`, unless the file exists."""
     path = os.environ.get("TORCHELASTIC_ERROR_FILE")
     if not path or os.path.exists(path):  # noqa: PTH110
         return
@@ -296,28 +296,28 @@ def _write_error_file(error: BaseException) -> None:
 
 
 def end_at_once(status: int) -> NoReturn:
-    """Leave without taking Python apart, which takes a fork 1.3 CPU seconds with torch: somebody waits to recover.
+    """End the process without Python's finalization, which costs a fork with torch 1.3 CPU seconds of the recovery.
 
-    What that would write is written: threads end, atexit functions run, files that the program left open are flushed.
-    Destructors do not run, nor what libraries do at the end of a process.
+    Output is complete: this waits for threads, runs atexit functions, and flushes files that the program left open.
+    Destructors do not run, nor do exit handlers of native libraries.
     """
     _clean_up()
     os._exit(status)
 
 
 def _end_by_interrupt() -> None:
-    """Python ends by the signal itself, after its clean-up, so that the parent sees it."""
+    """Clean up, then end by SIGINT itself as Python does, so that the parent sees the signal."""
     _clean_up()
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     os.kill(os.getpid(), signal.SIGINT)
 
 
 def _clean_up() -> None:
-    """What Python does at its end before it takes itself apart."""
+    """Do what Python does at its end before its finalization."""
     atexit.unregister(gc.unfreeze)
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
-    for thing in (sys.stdout, sys.stderr, *gc.get_objects()):  # since the fork: what was there before is frozen
-        if issubclass(type(thing), io.IOBase):
+    for item in (sys.stdout, sys.stderr, *gc.get_objects()):  # objects since the fork: older ones are frozen
+        if issubclass(type(item), io.IOBase):
             with contextlib.suppress(Exception):
-                thing.flush()
+                item.flush()

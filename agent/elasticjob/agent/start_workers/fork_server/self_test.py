@@ -1,4 +1,4 @@
-"""Importing in a process that will be forked, and whether its forks can be trusted afterwards."""
+"""Import modules in a process that will fork, and test that its forks work afterwards."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from contextlib import contextmanager
 from typing import Any
 
 SELF_TEST_TIMEOUT = 20.0
-"""Seconds: the trial takes milliseconds, but four nodes may be importing on two cores."""
-_HELD_AT_IMPORT = {"OPENBLAS_NUM_THREADS": "1", "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
-"""While importing: numpy's OpenBLAS starts no thread, and `torch.cuda.is_available()` creates no CUDA state."""
+"""Seconds. The test takes milliseconds, but other nodes on the same cores may be importing."""
+_IMPORT_ENVIRONMENT = {"OPENBLAS_NUM_THREADS": "1", "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
+"""With these, numpy's OpenBLAS starts no thread, and `torch.cuda.is_available()` creates no CUDA state."""
 
 
 @contextmanager
 def import_environment() -> Iterator[None]:
-    """The environment for imports; afterwards what it was."""
-    held = {name: os.environ.get(name) for name in _HELD_AT_IMPORT}
-    os.environ.update(_HELD_AT_IMPORT)
+    """Set the environment for imports; restore the previous one at the end."""
+    previous = {name: os.environ.get(name) for name in _IMPORT_ENVIRONMENT}
+    os.environ.update(_IMPORT_ENVIRONMENT)
     try:
         yield
     finally:
-        for name, value in held.items():
+        for name, value in previous.items():
             if value is None:
                 os.environ.pop(name, None)
             else:
@@ -35,7 +35,7 @@ def import_environment() -> Iterator[None]:
 
 
 def import_modules(modules: list[str]) -> list[str]:
-    """Import what can be imported; what cannot is the script's business."""
+    """Import modules. Return `module: reason` for each that cannot be imported; this is no error."""
     missing = []
     for name in modules:
         try:
@@ -46,53 +46,58 @@ def import_modules(modules: list[str]) -> list[str]:
 
 
 def check_threads() -> dict[str, Any] | None:
-    """A fork has none of its parent's other threads, and whatever they held locked stays locked."""
+    """Return a failure if threads run. A fork has none of them, and the locks that they hold stay locked there."""
     count = len(list(os.scandir("/proc/self/task"))) - 1
     if not count:
         return None
     names = ", ".join(sorted({t.name for t in threading.enumerate() if t is not threading.main_thread()}))
-    why = f"importing the preloaded modules started {count} thread(s){f': {names}' if names else ''}"
-    return {"ready": False, "why": why}
+    threads = f"{count} thread{'' if count == 1 else 's'}{f': {names}' if names else ''}"
+    return {"ready": False, "reason": f"importing the preloaded modules started {threads}"}
 
 
 def run_self_test() -> dict[str, Any]:
-    """Fork once and compute in parallel: an OpenMP region entered before the fork would hang there for ever."""
+    """Fork, compute in parallel in the fork, and return the result.
+
+    The fork hangs for ever if an import has entered an OpenMP region before the fork.
+    """
     readable, writable = os.pipe()
     pid = os.fork()
     if pid == 0:
-        _try(writable)
+        _test_fork(writable)
     os.close(writable)
-    heard, _, _ = select.select([readable], [], [], SELF_TEST_TIMEOUT)
-    answer = os.read(readable, 4096) if heard else b""
+    answered, _, _ = select.select([readable], [], [], SELF_TEST_TIMEOUT)
+    answer = os.read(readable, 4096) if answered else b""
     os.close(readable)
     if not answer:
         os.kill(pid, signal.SIGKILL)
     os.waitpid(pid, 0)
-    if not heard:
-        return {"ready": False, "why": f"a forked process hung in its first parallel operation ({SELF_TEST_TIMEOUT} s)"}
+    if not answered:
+        reason = f"a forked process hung in its first parallel operation ({SELF_TEST_TIMEOUT:g} s)"
+        return {"ready": False, "reason": reason}
     if not answer:
-        return {"ready": False, "why": "a forked process died in its first parallel operation"}
+        return {"ready": False, "reason": "a forked process died in its first parallel operation"}
     result: dict[str, Any] = json.loads(answer)
     return result
 
 
-def _try(writable: int) -> None:
-    """In the trial fork: compute, answer, end."""
+def _test_fork(writable: int) -> None:
+    """In the fork: compute, write the result, and end."""
     try:
         null = os.open(os.devnull, os.O_WRONLY)
         os.dup2(null, 1)
         os.dup2(null, 2)
         torch = sys.modules.get("torch")
-        result = {"ready": True, "libuv": None} if torch is None else _try_torch(torch)
+        result = {"ready": True, "libuv": None} if torch is None else _test_torch(torch)
     except BaseException as error:
-        result = {"ready": False, "why": f"{type(error).__name__}: {error}"[:1000]}
+        result = {"ready": False, "reason": f"{type(error).__name__}: {error}"[:1000]}
     os.write(writable, json.dumps(result).encode())
     os._exit(0)
 
 
-def _try_torch(torch: Any) -> dict[str, Any]:
+def _test_torch(torch: Any) -> dict[str, Any]:
+    """Compute in parallel on the CPU."""
     if torch.cuda._is_in_bad_fork():
-        return {"ready": False, "why": "importing the preloaded modules initialized CUDA"}
+        return {"ready": False, "reason": "importing the preloaded modules initialized CUDA"}
     ones = torch.ones(512, 512, requires_grad=True)
     (ones @ ones).relu().sum().backward()
     torch.ones(1 << 20).sum().item()
@@ -100,7 +105,7 @@ def _try_torch(torch: Any) -> dict[str, Any]:
 
 
 def _has_libuv(torch: Any) -> bool:
-    """Whether torch's TCPStore client accepts its own default: some distributions build without libuv."""
+    """Return whether torch's TCPStore client accepts libuv, its default: some distributions build without it."""
     if not torch.distributed.is_available():
         return True
     from datetime import timedelta

@@ -1,1 +1,1 @@
-"""Put on PYTHONPATH as a folder: see `sitecustomize`."""
+"""A folder for PYTHONPATH: see `sitecustomize`."""

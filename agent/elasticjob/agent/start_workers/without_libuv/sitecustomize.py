@@ -1,8 +1,8 @@
-"""On PYTHONPATH of workers whose torch was built without libuv.
+"""Make torch create its stores without libuv. This module is on PYTHONPATH of workers whose torch lacks libuv.
 
-Where the agent hosts the store, and in torchrun's own rendezvous, such a torch asks for libuv all the same (USE_LIBUV
-is not read on that way) and fails. So its stores are told otherwise, once they have been imported. Python loads a
-module of this name at its start; the one that this hides is loaded too.
+Where the agent hosts the store, and in torchrun's own rendezvous, such a torch requests libuv without reading
+USE_LIBUV, and fails. This module therefore replaces TCPStore in the modules that create stores.
+Python imports a module named sitecustomize at its start. This one also imports the sitecustomize that it hides.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ MODULES = ("torch.distributed.rendezvous", "torch.distributed.elastic.rendezvous
 
 
 def install() -> None:
-    """Let torch make its stores without libuv, in modules that are imported already and that will be."""
+    """Replace TCPStore in the modules that are imported already, and in the others when they are imported."""
     sys.meta_path.insert(0, _Finder())
     for name in MODULES:
         if (module := sys.modules.get(name)) is not None:
-            _tell(module)
+            _replace_store(module)
 
 
-def _tell(module: ModuleType) -> None:
+def _replace_store(module: ModuleType) -> None:
     store = getattr(module, "TCPStore", None)
     if store is not None:
         module.TCPStore = functools.partial(store, use_libuv=False)  # type: ignore[attr-defined]
 
 
 class _Finder(MetaPathFinder):
-    """Finds these modules as everyone else would, and lets them be told."""
+    """Finds the modules by the other finders, and wraps their loaders."""
 
     def __init__(self) -> None:
         self._finding = ""
@@ -59,19 +59,19 @@ class _Loader(Loader):
 
     def exec_module(self, module: ModuleType) -> None:
         self._inner.exec_module(module)
-        _tell(module)
+        _replace_store(module)
 
 
-def _load_hidden() -> None:
+def _import_hidden() -> None:
     here = os.path.dirname(__file__)  # noqa: PTH120  # may be inside a zip archive
     sys.path[:] = [entry for entry in sys.path if entry != here]
-    hiding = sys.modules.pop(__name__)
+    this_module = sys.modules.pop(__name__)
     try:
         importlib.import_module(__name__)
     except ImportError:
-        sys.modules[__name__] = hiding
+        sys.modules[__name__] = this_module
 
 
 if __name__ == "sitecustomize":
     install()
-    _load_hidden()
+    _import_hidden()

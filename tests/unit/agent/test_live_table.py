@@ -1,4 +1,4 @@
-"""What the table of a local run says of its nodes."""
+"""The states of the nodes in the table of a local run."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def states(straggler: Straggler | None) -> list[str]:
     return [row.split(maxsplit=3)[3].strip() for row in rows]
 
 
-def test_where_each_node_stands_and_which_is_slow() -> None:
-    assert states(None) == ["in the round", "in the round", "ready, waits", "imports", "starts"]
-    slow = states(Straggler(1, "toy-1-0", 0.08, 0.03, 1.0))
-    assert slow == ["in the round", "in the round; rank 1 is slow", "ready, waits", "imports", "starts"]
+def test_each_node_has_a_state_and_the_straggler_is_named() -> None:
+    assert states(None) == ["in the round", "in the round", "ready, waiting", "importing", "starting"]
+    with_straggler = states(Straggler(1, "toy-1-0", 0.08, 0.03, 1.0))
+    assert with_straggler == ["in the round", "in the round; rank 1 is slow", "ready, waiting", "importing", "starting"]

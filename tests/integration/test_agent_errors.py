@@ -1,0 +1,56 @@
+"""An agent that breaks: its exit code and its termination message."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from elasticjob.code_root import CODE_ROOT
+from elasticjob.contract.names import Env
+
+BREAK_WHILE_STARTING_WORKERS = """
+import sys
+from elasticjob.agent import runner
+from elasticjob.agent.main import main
+from elasticjob.agent.start_workers.launcher import Launcher
+
+async def broken(self, workers):
+    raise RuntimeError("lost track of the workers")
+
+async def joins(self):
+    from elasticjob.agent.machine import events
+    from elasticjob.contract.messages import StartRound
+    from elasticjob.contract.names import RoundId
+    start = StartRound(RoundId(1, 0, 1), 0, 1, 0, 1, 0, 1, "127.0.0.1", 1, 0, 3)
+    self._dispatch(events.Received(start))
+
+Launcher.start = broken
+runner.Agent._connect = joins
+sys.exit(main(["python3", "-c", "pass"]))
+"""
+
+
+def test_an_agent_that_lost_track_of_its_workers_ends_with_70_and_says_why(tmp_path: Path) -> None:
+    """torch's WorkerState.UNKNOWN: the agent does not recover, it ends and leaves the node to the job manager."""
+    log = tmp_path / "termination"
+    env = {
+        **os.environ,
+        "PYTHONPATH": CODE_ROOT,
+        Env.RUN_ID: "uid",
+        Env.NODE_KEY: "00" * 32,
+        Env.INDEX: "0",
+        Env.POD_NAME: "bert-0-0",
+        Env.POD_IP: "127.0.0.1",
+        Env.STORE_ENDPOINT: "127.0.0.1:1",
+        Env.PRELOAD: "",
+        Env.TERMINATION_LOG: str(log),
+    }
+    argv = [sys.executable, "-c", BREAK_WHILE_STARTING_WORKERS]
+    done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 70, done.stderr
+    termination = json.loads(log.read_text())
+    assert termination["outcome"] == "Error"
+    assert "lost track of the workers" in termination["message"]

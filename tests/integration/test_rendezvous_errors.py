@@ -1,0 +1,183 @@
+"""Our rendezvous handler and the coordinator when something goes wrong, with the coordinator in this process."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from itertools import groupby
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.torch
+pytest.importorskip("torch")
+
+from torch.distributed.elastic.rendezvous import api  # noqa: E402
+
+from elasticjob.contract.messages import Announce, Message, RoundPhase, RoundSettings, WorkersFailed, WorkersStarted  # noqa: E402
+from elasticjob.control_link.link import ControlLink, LinkGate, LinkRole, Welcome, connect  # noqa: E402
+from elasticjob.rendezvous.report import round_phase  # noqa: E402
+from elasticjob.rendezvous.state import initial_state  # noqa: E402
+from elasticjob.store.server import StoreServer  # noqa: E402
+from elasticjob.store_pod.coordinator import Coordinator  # noqa: E402
+from elasticjob.torchrun.create import create_handler  # noqa: E402
+from elasticjob.torchrun.handler import ElasticJobRendezvousHandler  # noqa: E402
+from elasticjob.torchrun.stores import node_key  # noqa: E402
+
+RUN_ID = "errors"
+
+
+def params(port: int, **conf: Any) -> Any:
+    endpoint, conf = f"127.0.0.1:{port}", {"is_host": False, "read_timeout": 20, **conf}
+    return api.RendezvousParameters("elasticjob", endpoint, RUN_ID, 2, 2, local_addr="127.0.0.1", **conf)
+
+
+class Store:
+    """A store with a coordinator, in an event loop of its own thread. Records what each node sends."""
+
+    def __init__(self, serve: Callable[[ControlLink], Awaitable[None]] | None = None) -> None:
+        self.sent: dict[str, list[Message]] = {}
+        self._serve = serve
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._thread.start()
+        self.port: int = self.call(self._start())
+
+    def call(self, work: Coroutine[Any, Any, Any]) -> Any:
+        """Run a coroutine in the store's loop and return its result."""
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(30)
+
+    async def _start(self) -> int:
+        self.key = node_key(params(1))
+        now = time.monotonic()
+        self.coordinator = Coordinator(initial_state(RoundSettings(2, 2, 2), attempt=1, store=0, now=now))
+        gate = LinkGate(Welcome(RUN_ID, 1, 0), {LinkRole.NODE: self.key}, self._serve or self._record)
+        self.server = StoreServer(links=gate.accept)
+        self.coordinator.start()
+        return await self.server.start("127.0.0.1")
+
+    async def _record(self, link: ControlLink) -> None:
+        receive, node = link.receive, ""
+
+        async def recorded() -> Message | None:
+            nonlocal node
+            message = await receive()
+            if isinstance(message, Announce):
+                node = message.pod
+            if message is not None:
+                self.sent.setdefault(node, []).append(message)
+            return message
+
+        link.receive = recorded  # type: ignore[method-assign]
+        await self.coordinator.serve(link)
+
+    def close(self) -> None:
+        """Close every connection; nodes cannot connect again."""
+        self.coordinator.stop()
+        self.call(self.server.close())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(30)
+        self._loop.close()
+
+
+@pytest.fixture
+def store() -> Iterator[Store]:
+    made = Store()
+    yield made
+    if not made._loop.is_closed():
+        made.close()
+
+
+def until(condition: Callable[[], object], what: str) -> None:
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline, f"not so after 30 s: {what}"
+        time.sleep(0.01)
+
+
+def join(*handlers: ElasticJobRendezvousHandler) -> None:
+    """Bring all handlers into one round."""
+    threads = [threading.Thread(target=handler.next_rendezvous) for handler in handlers]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+        assert not thread.is_alive(), "no round was formed"
+
+
+def started(sent: list[Message]) -> int:
+    """Return how often a node has reported that its workers started."""
+    return sum(isinstance(message, WorkersStarted) for message in sent)
+
+
+def two_in_a_round(store: Store) -> tuple[ElasticJobRendezvousHandler, ElasticJobRendezvousHandler]:
+    one, two = create_handler(params(store.port)), create_handler(params(store.port))
+    join(one, two)
+    return one, two
+
+
+def test_set_closed_raises_a_time_out_when_the_coordinator_does_not_answer() -> None:
+    async def serve_silently(link: ControlLink) -> None:
+        while await link.receive() is not None:
+            pass
+
+    silent = Store(serve_silently)
+    handler = create_handler(params(silent.port, close_timeout=1))
+    began = time.monotonic()
+    with pytest.raises(api.RendezvousTimeoutError):
+        handler.set_closed()
+    assert time.monotonic() - began >= 1.0
+    handler._end_session()
+    silent.close()
+
+
+def test_a_lost_link_is_logged_by_every_node_and_never_raised(store: Store, caplog: pytest.LogCaptureFixture) -> None:
+    one, two = two_in_a_round(store)
+    caplog.clear()
+    caplog.set_level(logging.INFO, "elasticjob")
+    store.close()
+    for handler in (one, two):
+        until(lambda h=handler: h._session.down_since, "the node notices that its link is closed")  # type: ignore[misc]
+        assert handler.num_nodes_waiting() == 0
+    logged = [r for r in caplog.records if r.name == "elasticjob.control_link.node_client" and "store" in r.message]
+    assert len(logged) >= 2
+    for handler in (one, two):
+        handler._end_session()
+
+
+def test_a_node_sends_nothing_between_the_start_of_its_round_and_its_rejoin(store: Store) -> None:
+    """Torch stops its heartbeats before a rejoin; here there is no heartbeat to stop."""
+    handlers = two_in_a_round(store)
+    interval = handlers[0].settings.keep_alive_interval.total_seconds()
+    began = time.monotonic()
+    until(lambda: time.monotonic() > began + 1.5 * interval, "more than a keep-alive interval has passed")
+    join(*handlers)
+    until(lambda: [started(sent) for sent in store.sent.values()] == [2, 2], "the second round runs")
+    for sent in store.sent.values():
+        # The node that rejoins first reports that its workers failed. A node that has stopped when the coordinator
+        # ends the round reports that once more.
+        names = [type(message).__name__ for message in sent if not isinstance(message, WorkersFailed)]
+        distinct = [name for name, _ in groupby(names)]
+        assert distinct == ["Announce", "WorkersStarted", "WorkersStopped", "WorkersStarted"]
+    for handler in handlers:
+        handler._end_session()
+
+
+def test_a_corrupt_message_costs_only_its_sender_its_link(store: Store) -> None:
+    handlers = two_in_a_round(store)
+
+    async def send_garbage() -> None:
+        link = await connect("127.0.0.1", store.port, role=LinkRole.NODE, key=store.key, run_id=RUN_ID)
+        link._frames.send(b'{"type": "Announce", "index": "three"}')
+        assert await link.receive() is None
+
+    store.call(send_garbage())
+    assert store.server.counters.dropped == {"bad-link": 1}
+    assert round_phase(store.coordinator.state) is RoundPhase.RUNNING
+    assert [handler.num_nodes_waiting() for handler in handlers] == [0, 0]
+    assert len(store.coordinator.state.nodes) == 2
+    for handler in handlers:
+        handler._end_session()

@@ -1,0 +1,81 @@
+"""The environment of workers, and of a stock torchrun."""
+
+from __future__ import annotations
+
+import pytest
+
+from elasticjob.agent.worker_environment import node_env, torchrun_env, worker_env
+from elasticjob.contract.messages import StartRound
+from elasticjob.contract.names import RoundId
+
+START = StartRound(RoundId(1, 0, 3), 1, 3, 2, 6, 2, 6, "10.0.0.1", 4567, 2, 5)
+
+
+def test_a_workers_environment_is_torchruns() -> None:
+    env = worker_env(
+        START, local_rank=1, local_world_size=2, role="default", run_id="uid", error_file="/e",
+        agent_socket="/s", base={},
+    )  # fmt: skip
+    assert env == {
+        "LOCAL_RANK": "1",
+        "RANK": "3",
+        "GROUP_RANK": "1",
+        "ROLE_RANK": "3",
+        "ROLE_NAME": "default",
+        "LOCAL_WORLD_SIZE": "2",
+        "WORLD_SIZE": "6",
+        "GROUP_WORLD_SIZE": "3",
+        "ROLE_WORLD_SIZE": "6",
+        "MASTER_ADDR": "10.0.0.1",
+        "MASTER_PORT": "4567",
+        "TORCHELASTIC_RESTART_COUNT": "2",
+        "TORCHELASTIC_MAX_RESTARTS": "5",
+        "TORCHELASTIC_RUN_ID": "uid",
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "TORCHELASTIC_ERROR_FILE": "/e",
+        "ELASTICJOB_AGENT_SOCKET": "/s",
+        "ELASTICJOB_ROUND": "1.0.3",
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
+    }
+
+
+@pytest.mark.parametrize(
+    ("base", "workers", "threads"), [({}, 1, None), ({}, 2, "1"), ({"OMP_NUM_THREADS": "4"}, 2, "4")]
+)
+def test_several_workers_get_one_thread_each_by_default(
+    base: dict[str, str], workers: int, threads: str | None
+) -> None:
+    assert node_env(base, workers, "/code").get("OMP_NUM_THREADS") == threads
+
+
+@pytest.mark.parametrize(("before", "after"), [({}, "/code"), ({"PYTHONPATH": "/users"}, "/users:/code")])
+def test_this_package_comes_last_on_pythonpath(before: dict[str, str], after: str) -> None:
+    assert node_env(before, 1, "/code")["PYTHONPATH"] == after
+
+
+def torchrun_variables(base: dict[str, str]) -> dict[str, str]:
+    return torchrun_env(
+        START, local_world_size=2, role="default", address="10.0.0.7", endpoint="job-rdzv:29400", run_id="uid",
+        join_timeout=600.0, error_file="/e", base=base,
+    )  # fmt: skip
+
+
+def test_a_torchrun_gets_its_rendezvous_and_no_ranks() -> None:
+    assert torchrun_variables({}) == {
+        "PET_NNODES": "3:3",
+        "PET_NPROC_PER_NODE": "2",
+        "PET_ROLE": "default",
+        "PET_RDZV_BACKEND": "c10d",
+        "PET_RDZV_ENDPOINT": "job-rdzv:29400",
+        "PET_RDZV_ID": "uid.1.0.3",
+        "PET_RDZV_CONF": "is_host=0,join_timeout=600",
+        "PET_MAX_RESTARTS": "0",
+        "PET_LOCAL_ADDR": "10.0.0.7",
+        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
+        "TORCHELASTIC_ERROR_FILE": "/e",
+        "PET_MONITOR_INTERVAL": "0.1",
+    }
+
+
+def test_the_users_monitor_interval_wins() -> None:
+    assert "PET_MONITOR_INTERVAL" not in torchrun_variables({"PET_MONITOR_INTERVAL": "2"})
