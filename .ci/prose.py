@@ -1,6 +1,7 @@
 """Check names and sentences against the project's vocabulary: `python .ci/prose.py [FILE...]`.
 
-Without a file it checks all tracked ones. Each rule is a pattern and what to write instead. A line that must use the word ends with `prose: allow`.
+Without a file it checks all tracked ones. Each rule is a pattern and what to write instead. A line that must use the
+word ends with `prose: allow`.
 """
 
 from __future__ import annotations
