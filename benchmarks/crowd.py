@@ -29,7 +29,7 @@ from elasticjob.contract.messages import (
     WorkersStopped,
 )
 from elasticjob.control_link.link import ControlLink, LinkRole, connect
-from elasticjob.store_pod.main import raise_open_file_limit
+from elasticjob.store.open_files import raise_open_file_limit
 
 AT_ONCE = 256
 """Connections opened at a time, so that the server's backlog does not limit them."""

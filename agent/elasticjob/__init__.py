@@ -2,7 +2,30 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any
+
+
+def _refuse_old_python() -> None:
+    """End an agent as for any usage error; raise ImportError in other programs. Older Pythons run this module only."""
+    message = f"{sys.executable} is Python {sys.version.split()[0]}: use an image with Python 3.10 or newer"
+    if sys.argv[1:2] != ["agent"]:
+        raise ImportError(f"elasticjob: {message}")
+    import json
+    import os
+
+    sys.stderr.write(f"elasticjob agent: {message}\n")
+    termination = {"outcome": "Error", "reason": "UsageError", "message": message}
+    try:
+        with open(os.environ.get("ELASTICJOB_TERMINATION_LOG") or "/dev/termination-log", "w") as file:
+            json.dump(termination, file)
+    except OSError:
+        pass
+    sys.exit(64)
+
+
+if sys.version_info < (3, 10):  # noqa: UP036
+    _refuse_old_python()
 
 if TYPE_CHECKING:
     from elasticjob.local.launch import RunResult, WorkerState, launch

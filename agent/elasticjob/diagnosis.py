@@ -55,7 +55,7 @@ def classify(
     """
     if oom_killed and (signal == "SIGKILL" or _CHILD_KILLED.search(message)):
         return FailureClass.OOM_KILLED
-    if signal in _OUTSIDE_SIGNALS and not exception:
+    if signal in _OUTSIDE_SIGNALS and exception in ("", "KeyboardInterrupt"):
         return FailureClass.KILLED
     if _DEVICE.search(message):
         return FailureClass.DEVICE_UNHEALTHY

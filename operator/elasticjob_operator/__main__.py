@@ -4,29 +4,37 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import logging
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import prometheus_client
 
 from elasticjob.contract.names import GROUP, PLURAL
 from elasticjob_operator import handlers, keys, logs, metrics, probes
+from elasticjob_operator.backoff import doubling_delay
 from elasticjob_operator.controller import Controller
 from elasticjob_operator.events import Recorder
-from elasticjob_operator.kube import CRDS, KubeApi, KubeError, NotFound
+from elasticjob_operator.kube import CRDS, KubeApi, KubeError, NotFound, Unclear
 from elasticjob_operator.kube.client import KubeClient, NoCluster, connect_cluster
-from elasticjob_operator.lease import Election, LeaseLost
+from elasticjob_operator.lease import REQUEST_TIMEOUT, Election, LeaseLost
 from elasticjob_operator.model.observed import JobKey
 from elasticjob_operator.settings import OperatorSettings, parse_settings
 from elasticjob_operator.store_links import StoreLinks
 from elasticjob_operator.workqueue import WorkQueue
 
+T = TypeVar("T")
+
 log = logging.getLogger(__name__)
 
 API_CHECK_SECONDS = 30.0
+FIRST_API_RETRY = 1.0
+"""Seconds until a starting operator repeats a request that got no answer; each further failure doubles it."""
+LONGEST_API_RETRY = 10.0
 CRD_NAME = f"{PLURAL}.{GROUP}"
 
 
@@ -37,7 +45,7 @@ class CannotStart(Exception):  # noqa: N818
 async def check_crd(api: KubeApi) -> None:
     """Raise CannotStart where the ElasticJob CRD is not installed; kopf would wait for it without an error."""
     try:
-        await api.get(CRDS, None, CRD_NAME)
+        await until_answered(lambda: api.get(CRDS, None, CRD_NAME))
     except NotFound:
         raise CannotStart(
             f"the CustomResourceDefinition {CRD_NAME} is not installed: apply crds/elasticjobs.yaml"
@@ -46,55 +54,93 @@ async def check_crd(api: KubeApi) -> None:
         raise CannotStart(f"the operator cannot read {CRD_NAME} from the API server: {error}") from None
 
 
+async def until_answered(request: Callable[[], Awaitable[T]]) -> T:
+    """Return the response of the request; repeat it while the API server does not answer."""
+    failures = 0
+    while True:
+        try:
+            return await request()
+        except Unclear as error:
+            failures += 1
+            delay = doubling_delay(FIRST_API_RETRY, LONGEST_API_RETRY, failures)
+            log.warning("%s; the operator tries again in %.0f s", error, delay)
+            await asyncio.sleep(delay)
+
+
+async def run_until_one_ends(*coroutines: Coroutine[Any, Any, object]) -> None:
+    """Run the coroutines until one of them ends, then cancel the others and wait for their end; raise its error."""
+    tasks = [asyncio.create_task(coroutine) for coroutine in coroutines]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
 @dataclass
 class Operator:
     """The parts of a running operator."""
 
     settings: OperatorSettings
     api: KubeClient
+    lease_api: KubeClient
+    """The client of the leader election: no other request may delay its requests."""
     stop: asyncio.Event
+    _queue: WorkQueue[JobKey] | None = None
 
     async def run(self) -> None:
         """Run until `stop` is set; raise an exception where the process must end at once."""
         loop = asyncio.get_running_loop()
-        queue: WorkQueue[JobKey] | None = None
-        runner = None
-        if self.settings.health_port:
-            runner = await probes.serve_probes(
-                self.settings.health_port,
-                lambda: queue.oldest_wait() if queue else 0.0,
-                lambda: loop.time() - self.api.last_success,
-            )
+
+        def oldest_wait() -> float:
+            queue = self._queue
+            return queue.oldest_wait() if queue is not None else 0.0
+
+        def silence() -> float:
+            return max(0.0, loop.time() - max(self.api.last_success, self.lease_api.last_success))
+
+        metrics.queue_wait.set_function(oldest_wait)
+        metrics.api_silence.set_function(silence)
+        port = self.settings.health_port
+        runner = await probes.serve_probes(port, oldest_wait, silence) if port else None
         try:
-            await check_crd(self.api)
-            election = self._election()
-            if election is not None and not await self._acquire(election):
-                return
-            queue, links = await self._assemble(election)
-            await self._reconcile_jobs(queue, links, election)
+            await run_until_one_ends(self._run_terms(), self.stop.wait())
         finally:
             if runner is not None:
                 await runner.cleanup()
 
-    def _election(self) -> Election | None:
-        s = self.settings
-        return Election(self.api, s.namespace, s.lease_name, s.identity) if s.leader_election else None
+    async def _run_terms(self) -> None:
+        """Lead until cancelled. An operator that loses the Lease is a candidate again, without any earlier state."""
+        await check_crd(self.api)
+        if not self.settings.leader_election:
+            await run_until_one_ends(self._reconcile_jobs(None), self._check_api())
+            return
+        for term in itertools.count():
+            try:
+                await self._lead(self._election(term))
+            except LeaseLost as error:
+                log.error("%s; this operator has stopped its work and is a candidate again", error)
 
-    async def _acquire(self, election: Election) -> bool:
-        """Wait for leadership; return False when `stop` is set first."""
-        acquired, stopped = asyncio.create_task(election.acquire()), asyncio.create_task(self.stop.wait())
-        await asyncio.wait((acquired, stopped), return_when=asyncio.FIRST_COMPLETED)
-        stopped.cancel()
-        if acquired.done():
-            acquired.result()
-            return True
-        acquired.cancel()
-        return False
+    def _election(self, term: int) -> Election:
+        # Each term has an identity of its own: stores then see a new generation of the Lease.
+        s = self.settings
+        return Election(self.lease_api, s.namespace, s.lease_name, f"{s.identity}-{term}" if term else s.identity)
+
+    async def _lead(self, election: Election) -> None:
+        """Acquire the Lease and reconcile until cancelled; release the Lease once all work has stopped."""
+        await election.acquire()
+        try:
+            await run_until_one_ends(self._reconcile_jobs(election), election.renew())
+        finally:
+            await election.release()
 
     async def _assemble(self, election: Election | None) -> tuple[WorkQueue[JobKey], StoreLinks]:
         s = self.settings
         try:
-            job_keys = await keys.load_keys(self.api, s.namespace, s.master_secret)
+            job_keys = await until_answered(lambda: keys.load_keys(self.api, s.namespace, s.master_secret))
         except (KubeError, ValueError) as error:
             raise CannotStart(f"the master key is unavailable: {error}") from None
 
@@ -108,27 +154,21 @@ class Operator:
         controller = Controller(self.api, job_keys, links, recorder, s.image, s.resync_seconds)
         return queue, links
 
-    async def _reconcile_jobs(self, queue: WorkQueue[JobKey], links: StoreLinks, election: Election | None) -> None:
-        """Watch and reconcile until `stop` is set, then release the Lease; raise the error of a task that fails."""
-        reconciling = asyncio.create_task(queue.run(self.settings.workers))
-        watching = asyncio.create_task(handlers.watch_events(queue.enqueue, self.settings.watch_namespaces))
-        stopped = asyncio.create_task(self.stop.wait())
-        tasks: set[asyncio.Task[object]] = {reconciling, watching, stopped}
-        tasks.add(asyncio.create_task(election.renew() if election is not None else self._check_api()))
+    async def _reconcile_jobs(self, election: Election | None) -> None:
+        """Watch and reconcile until cancelled; raise the error of a task that fails."""
+        queue, links = await self._assemble(election)
+        self._queue = queue
         try:
-            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
-                task.result()
+            await run_until_one_ends(
+                queue.run(self.settings.workers), handlers.watch_events(queue.enqueue, self.settings.watch_namespaces)
+            )
         finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            self._queue = None
+            metrics.jobs.clear()
             await links.close()
-        if election is not None:
-            await election.release()
 
     async def _check_api(self) -> None:
-        """Send a request every 30 s, so that /healthz notices a lost API server also without Lease renewals."""
+        """Send a request every 30 s, so that /readyz notices a lost API server also without Lease renewals."""
         while True:
             await asyncio.sleep(API_CHECK_SECONDS)
             with contextlib.suppress(KubeError):
@@ -146,21 +186,23 @@ async def run(settings: OperatorSettings) -> None:
         raise CannotStart(
             f"the operator finds no cluster: {error}. Set KUBECONFIG, or run the operator in a pod"
         ) from None
+    lease_api = api.separate(timeout=REQUEST_TIMEOUT)
     if settings.metrics_port:
         prometheus_client.start_http_server(settings.metrics_port)
     try:
-        await Operator(settings, api, stop).run()
+        await Operator(settings, api, lease_api, stop).run()
     finally:
+        await lease_api.close()
         await api.close()
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the operator; return 1 where it could not start, lost the Lease or lost its watch."""
+    """Run the operator; return 1 where it could not start or lost its watch."""
     settings = parse_settings(argv)
     logs.configure(settings.log_level, settings.log_format)
     try:
         asyncio.run(run(settings))
-    except (CannotStart, LeaseLost, handlers.WatchEnded) as error:
+    except (CannotStart, handlers.WatchEnded) as error:
         log.error("%s", error)
         return 1
     return 0

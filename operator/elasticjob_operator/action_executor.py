@@ -38,7 +38,7 @@ from elasticjob_operator.manifests.names import attempt
 from elasticjob_operator.manifests.services import store_selector
 from elasticjob_operator.model.observed import Job, RefusalReason
 from elasticjob_operator.model.spec import JobSpec
-from elasticjob_operator.observe import is_owned
+from elasticjob_operator.observe import is_owned, is_terminating
 
 log = logging.getLogger(__name__)
 
@@ -59,24 +59,26 @@ class ActionExecutor:
     async def execute(self, actions: Iterable[Action]) -> list[str]:
         """Create Secret and Services, then store, then workers, then delete; return the names of created objects.
 
-        After a failed creation the later creations are skipped; deletions run in any case.
+        After a failed creation the later creations are skipped; deletions run in any case. The job's memory records
+        failures, and when to try again.
         """
         ordered = list(actions)
         prerequisites = [a for a in ordered if isinstance(a, (CreateSecret, CreateNodesService, CreateStoreService))]
         stores = [a for a in ordered if isinstance(a, (CreateStore, UpdateStoreService))]
         workers = [a for a in ordered if isinstance(a, CreateWorker)]
         deletions = [a for a in ordered if isinstance(a, (DeletePod, DeleteService))]
-        created: list[str] = []
+        done: list[_Result] = []
         problem = ""
         for stage in (prerequisites, stores, workers):
             if problem:
                 self._skip(stage, problem)
                 continue
             results = await asyncio.gather(*(self._execute(action) for action in stage))
-            created += [r.name for r in results if r.created]
+            done += results
             problem = next((r.problem for r in results if r.problem), "")
-        await asyncio.gather(*(self._execute(action) for action in deletions))
-        return created
+        done += await asyncio.gather(*(self._execute(action) for action in deletions))
+        self.memory.record_execution(failed=any(r.problem and not r.refused for r in done), now=self.clock())
+        return [r.name for r in done if r.created]
 
     def _skip(self, actions: Iterable[Action], problem: str) -> None:
         for action in actions:
@@ -125,7 +127,7 @@ class ActionExecutor:
             quota = isinstance(error, Refused) and error.quota
             reason = RefusalReason.QUOTA_EXCEEDED if quota else RefusalReason.POD_CREATION_FAILED
             self.memory.record_refusal(child, reason, str(error), self.clock())
-            return _Result(name, problem=str(error))
+            return _Result(name, problem=str(error), refused=True)
         except KubeError as error:
             self.memory.record_created(child)
             return _Result(name, problem=str(error))
@@ -142,9 +144,12 @@ class ActionExecutor:
         if is_owned(found, self.job.uid):
             self.memory.record_created(child)
             return _Result(name, created=True)
-        refused = f"{message}, and another owner holds it: delete or rename that object"
-        self.memory.record_refusal(child, RefusalReason.NAME_TAKEN, refused, self.clock())
-        return _Result(name, problem=message)
+        if is_terminating(found, self.job):
+            why = "Kubernetes is still deleting it"
+        else:
+            why = "another owner holds it: delete or rename that object"
+        self.memory.record_refusal(child, RefusalReason.NAME_TAKEN, f"{message}, and {why}", self.clock())
+        return _Result(name, problem=message, refused=True)
 
     async def _update_store_service(self, uid: str, incarnation: int) -> _Result:
         self.memory.children = None
@@ -172,3 +177,5 @@ class _Result:
     name: str
     created: bool = False
     problem: str = ""
+    refused: bool = False
+    """Whether the API server certainly did not create the object; the memory has a refusal then."""

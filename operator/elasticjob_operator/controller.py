@@ -20,7 +20,7 @@ from elasticjob_operator.manifests.services import OPERATOR_KEY
 from elasticjob_operator.model.observed import JobKey, Observed
 from elasticjob_operator.model.raw import text
 from elasticjob_operator.observe import fetch_job, observe
-from elasticjob_operator.plan import Plan, plan
+from elasticjob_operator.plan import SHORTEST_REQUEUE, Plan, plan
 from elasticjob_operator.store_links import StoreLinks
 
 log = logging.getLogger(__name__)
@@ -71,8 +71,15 @@ class Controller:
         written = decided.status if wait is None else None
         self._show_phase(key, text(written or raw.get("status"), "phase"))
         self._update_link(key, observed, decided)
+        before = self.clock()
         await self._act(observed, decided, memory)
-        return min(self.resync, decided.requeue_after or self.resync, wait or self.resync)
+        delays = (self.resync, decided.requeue_after, wait, self._retry_delay(memory, before))
+        return min(delay for delay in delays if delay is not None)
+
+    def _retry_delay(self, memory: JobMemory, since: float) -> float | None:
+        """Return the seconds until actions that failed at `since` or later are tried again; None: none failed."""
+        retry_at = memory.next_retry(since)
+        return None if retry_at is None else max(SHORTEST_REQUEUE, retry_at - self.clock())
 
     def _postponed(self, decided: Plan, memory: JobMemory) -> float | None:
         """Return the seconds that a minor change may still wait; None: write now, or nothing to write.

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from elasticjob_operator.backoff import doubling_delay
 from elasticjob_operator.model.observed import Children, Refusal, RefusalReason
 
 FIRST_RETRY = 1.0
 """Seconds until the first retry of a refused creation; each further refusal doubles it."""
+FIRST_NAME_RETRY = 0.1
+"""The same where another object has the name: the next pod gets another name, and a deleted job's objects end soon."""
 LONGEST_RETRY = 20.0
 
 
@@ -24,15 +27,20 @@ class JobMemory:
     """Since when a minor status change waits to be written; None: none waits."""
     refusals: dict[str, Refusal] = field(default_factory=dict)
     """Refused creations by child: the name of a pod, else `Kind/name`."""
+    retry_at: float | None = None
+    """When actions that failed without a refusal are planned again; None: none failed."""
+    terminating_since: float | None = None
+    """Since when the job waits for the deletion of objects that have the names of its Services or its Secret."""
     older_store_at: float | None = None
     """When the operator last saw a store that has a successor; before it sees one, when it first observed the job."""
     _attempts: dict[str, int] = field(default_factory=dict)
+    _failed_executions: int = 0
 
     def record_refusal(self, child: str, reason: RefusalReason, message: str, now: float) -> None:
         """Record that the API server refused to create a child; the delay before the next try doubles each time."""
         count = self._attempts[child] = self._attempts.get(child, 0) + 1
-        retry_at = now + min(LONGEST_RETRY, FIRST_RETRY * 2 ** (count - 1))
-        self.refusals[child] = Refusal(reason, message, retry_at)
+        first = FIRST_NAME_RETRY if reason is RefusalReason.NAME_TAKEN else FIRST_RETRY
+        self.refusals[child] = Refusal(reason, message, now + doubling_delay(first, LONGEST_RETRY, count))
 
     def record_skipped(self, child: str, message: str, now: float) -> None:
         """Record that a child was not tried, because the creation of one of its prerequisites failed."""
@@ -42,3 +50,18 @@ class JobMemory:
         """Record that a child may exist: from now on the plan counts a missing one as lost."""
         self.refusals.pop(child, None)
         self._attempts.pop(child, None)
+
+    def record_execution(self, *, failed: bool, now: float) -> None:
+        """Record whether an action got an error that is no refusal; the delay before the next try doubles each time."""
+        self._failed_executions = self._failed_executions + 1 if failed else 0
+        delay = doubling_delay(FIRST_RETRY, LONGEST_RETRY, self._failed_executions)
+        self.retry_at = now + delay if failed else None
+
+    def next_retry(self, since: float) -> float | None:
+        """Return when the first action that failed at `since` or later is due again, Unix seconds; None: none failed.
+
+        A refusal stays in memory after its retry is due, for its message; it must not cause further reconciles.
+        """
+        times = [refusal.retry_at for refusal in self.refusals.values()]
+        times += [self.retry_at] if self.retry_at is not None else []
+        return min((at for at in times if at > since), default=None)

@@ -1,7 +1,8 @@
-"""Leader election by a Lease. An operator that loses the Lease exits, so that no stale state survives in memory.
+"""Leader election by a Lease. An operator that loses the Lease stops its work and drops what it knows of the jobs.
 
 Clocks of different hosts are never compared. A candidate measures on its own clock for how long the record has not
-changed, and takes the Lease over once that is longer than the record's `leaseDurationSeconds`.
+changed, and takes the Lease over once that is longer than the record's `leaseDurationSeconds`. A leader counts its own
+deadline from the moment that it sent its last renewal: the candidate can have seen that renewal only later.
 """
 
 from __future__ import annotations
@@ -24,7 +25,12 @@ the same work twice, but no harm."""
 RENEW_EVERY = 1.0
 """Seconds."""
 RENEW_DEADLINE = 4.0
-"""Seconds. A leader that could not renew for this long exits, before a candidate may take over."""
+"""Seconds after it sent the last successful renewal at which a leader steps down. A candidate counts `DURATION` from a
+later moment, so the leader has 2 s to stop its work."""
+RETRY_AFTER = 0.25
+"""Seconds between a failed renewal and the next try."""
+REQUEST_TIMEOUT = 1.5
+"""Seconds of one request about the Lease: one that gets no answer leaves time for another one before the deadline."""
 
 
 class LeaseLost(Exception):  # noqa: N818
@@ -61,6 +67,7 @@ class Election:
     """Acquires, renews and releases the Lease for one operator process."""
 
     api: KubeApi
+    """A client of its own: no other request may delay a renewal. Its requests end within `REQUEST_TIMEOUT`."""
     namespace: str
     name: str
     identity: str
@@ -68,9 +75,16 @@ class Election:
     clock: Callable[[], float] = time.monotonic
     wall: Callable[[], float] = time.time
     sleep: Callable[[float], Any] = asyncio.sleep
+    deadline: float = RENEW_DEADLINE
+    """Seconds."""
     generation: int = 0
     """`leaseTransitions` of the Lease this process holds: each change of holder raises it. 0 before that."""
     _lease: dict[str, Any] = field(default_factory=dict)
+    """The Lease as this process last wrote it."""
+    _current: bool = False
+    """Whether no write of this process has failed since: `_lease` may then be written again without reading it."""
+    _held_since: float = 0.0
+    """When this process sent its last successful write. The API server committed it later."""
     _observed: ObservedLease = ObservedLease({}, 0.0)
 
     async def acquire(self) -> None:
@@ -85,43 +99,60 @@ class Election:
         log.info("%s leads, generation %d", self.identity, self.generation)
 
     async def renew(self) -> None:
-        """Renew every second; raise LeaseLost when another process holds the Lease or renewing failed for 4 s."""
-        renewed = self.clock()
+        """Renew every second; raise LeaseLost when another process holds the Lease, or at the deadline."""
+        renewed = True
         while True:
-            await self.sleep(RENEW_EVERY)
-            if await self._try_acquire():
-                renewed = self.clock()
-            elif text(self._observed.record, "holderIdentity") not in ("", self.identity):
-                raise LeaseLost(f"{text(self._observed.record, 'holderIdentity')} leads")
-            elif self.clock() > renewed + RENEW_DEADLINE:
-                raise LeaseLost(f"{self.identity} could not renew the Lease for {RENEW_DEADLINE:.0f} s")
+            pause = self._held_since + RENEW_EVERY - self.clock() if renewed else RETRY_AFTER
+            await self.sleep(min(self._seconds_left(), max(RETRY_AFTER, pause)))
+            renewed = await self._renew_in_time()
+            holder = text(self._observed.record, "holderIdentity")
+            if not renewed and holder not in ("", self.identity):
+                raise LeaseLost(f"{holder} leads")
+            if not self._seconds_left():
+                raise LeaseLost(f"{self.identity} could not renew the Lease for {self.deadline:.0f} s")
+
+    def _seconds_left(self) -> float:
+        """Return the seconds until the deadline, at least 0."""
+        return max(0.0, self._held_since + self.deadline - self.clock())
 
     async def release(self) -> None:
         """Release the Lease, so that a candidate may lead at once. Errors are only logged: the Lease expires anyway."""
-        record = mapping(self._lease, "spec")
-        if text(record, "holderIdentity") != self.identity:
-            return
-        body = {**self._lease, "spec": {**record, "holderIdentity": "", "leaseDurationSeconds": 1}}
         try:
-            await self.api.update(LEASES, self.namespace, body)
+            lease = self._lease if self._current else await self._read()
+            record = mapping(lease, "spec")
+            if text(record, "holderIdentity") == self.identity:
+                body = {**lease, "spec": {**record, "holderIdentity": "", "leaseDurationSeconds": 1}}
+                await self.api.update(LEASES, self.namespace, body)
         except KubeError as error:
             log.warning("the Lease was not released: %s", error)
+
+    async def _renew_in_time(self) -> bool:
+        """Try to renew; return False at the deadline at the latest, even if a request ignores its cancellation."""
+        attempt = asyncio.create_task(self._try_acquire())
+        try:
+            await asyncio.wait({attempt}, timeout=self._seconds_left())
+            return attempt.done() and attempt.result()
+        finally:
+            attempt.cancel()
 
     async def _try_acquire(self) -> bool:
         """Take or renew the Lease where allowed; return whether this process holds it. On errors return False."""
         try:
-            lease = await self._read()
+            lease = self._lease if self._current else await self._read()
+            self._current = False
             record = mapping(lease, "spec")
             if record != self._observed.record:
                 self._observed = ObservedLease(record, self.clock())
             if not may_acquire(self._observed, self.identity, self.clock()):
                 return False
+            sent = self.clock()
             self._lease = await self._write(lease, next_record(record, self.identity, self.wall()))
         except (AlreadyExists, Conflict):
             return False
         except KubeError as error:
             log.warning("the Lease was neither taken nor renewed: %s", error)
             return False
+        self._current, self._held_since = True, sent
         self._observed = ObservedLease(mapping(self._lease, "spec"), self.clock())
         self.generation = integer(self._observed.record, "leaseTransitions")
         return True

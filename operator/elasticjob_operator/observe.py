@@ -6,7 +6,7 @@ import asyncio
 import logging
 from typing import Any
 
-from elasticjob.contract.names import Label, Role
+from elasticjob.contract.names import GROUP, KIND, Label, Role
 from elasticjob_operator.job_memory import JobMemory
 from elasticjob_operator.kube import JOBS, LEASES, PODS, SECRETS, SERVICES, KubeApi, NotFound, Refused, Resource
 from elasticjob_operator.manifests import key_secret, nodes_service, store_service
@@ -48,6 +48,7 @@ async def observe(api: KubeApi, raw: dict[str, Any], memory: JobMemory, link: Li
         stores=stores,
         children=children,
         refusals=dict(memory.refusals),
+        terminating_since=memory.terminating_since,
         link=link,
         older_store_at=memory.older_store_at,
         leases=await _leases(api, _suspected_nodes(job, workers, stores, link, now)),
@@ -72,6 +73,21 @@ def is_owned(raw: dict[str, Any], uid: str) -> bool:
     return any(text(owner, "uid") == uid and owner.get("controller") is True for owner in owners)
 
 
+def is_terminating(raw: dict[str, Any], job: Job) -> bool:
+    """Return whether Kubernetes deletes the object soon, and frees its name.
+
+    The garbage collector deletes the children of a deleted job. One that had this job's name no longer exists.
+    """
+    return bool(text(raw, "metadata", "deletionTimestamp")) or any(
+        owner.get("controller") is True
+        and text(owner, "kind") == KIND
+        and text(owner, "apiVersion").startswith(f"{GROUP}/")
+        and text(owner, "name") == job.name
+        and text(owner, "uid") != job.uid
+        for owner in objects(raw, "metadata", "ownerReferences")
+    )
+
+
 async def _children(api: KubeApi, job: Job, memory: JobMemory, now: float) -> Children:
     if memory.children is None or now >= memory.children_at + CHILDREN_SECONDS:
         secret, nodes, rendezvous = await asyncio.gather(
@@ -79,7 +95,13 @@ async def _children(api: KubeApi, job: Job, memory: JobMemory, now: float) -> Ch
             _child(api, SERVICES, job, nodes_service(job.name)),
             _child(api, SERVICES, job, store_service(job.name)),
         )
-        memory.children, memory.children_at = Children(secret, nodes, rendezvous), now
+        children = Children(secret, nodes, rendezvous)
+        terminating = any(child.terminating for child in children.not_ours)
+        memory.terminating_since = (memory.terminating_since or now) if terminating else None
+        if children.not_ours:
+            # The job waits for their deletion: read them again at the next reconcile.
+            return children
+        memory.children, memory.children_at = children, now
     return memory.children
 
 
@@ -88,12 +110,12 @@ async def _child(api: KubeApi, resource: Resource, job: Job, name: str) -> Child
         raw = await api.get(resource, job.namespace, name)
     except NotFound:
         return None
-    if text(raw, "metadata", "deletionTimestamp"):
-        # The API server frees the name soon; until then the object is unusable.
-        return Child(text(raw, "metadata", "uid"), ours=False)
+    uid = text(raw, "metadata", "uid")
+    if is_terminating(raw, job):
+        return Child(uid, ours=False, terminating=True)
     selected = text(raw, "spec", "selector", Label.INCARNATION)
     incarnation = int(selected) if selected.isascii() and selected.isdigit() else None
-    return Child(text(raw, "metadata", "uid"), is_owned(raw, job.uid), incarnation)
+    return Child(uid, is_owned(raw, job.uid), incarnation)
 
 
 def _suspected_nodes(

@@ -1,4 +1,7 @@
-"""Health probes: /healthz fails when due jobs are not reconciled or the API server does not answer."""
+"""Health probes: /healthz succeeds while the event loop turns, /readyz while the operator also keeps up.
+
+A restart neither works off a backlog nor brings the API server back, so neither of them fails /healthz.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +15,8 @@ MAX_API_SILENCE = 120.0
 """Longest time in seconds without a successful response of the API server."""
 
 
-def probe_result(oldest_wait: float, silence: float) -> tuple[bool, str]:
-    """Return whether the operator works, and a line with the two times, both in seconds."""
+def readiness(oldest_wait: float, silence: float) -> tuple[bool, str]:
+    """Return whether the operator keeps up, and a line with the two times, both in seconds."""
     message = (
         f"the longest waiting job is {oldest_wait:.0f} s overdue, the API server last answered {silence:.0f} s ago"
     )
@@ -23,15 +26,16 @@ def probe_result(oldest_wait: float, silence: float) -> tuple[bool, str]:
 async def serve_probes(port: int, oldest_wait: Callable[[], float], silence: Callable[[], float]) -> web.AppRunner:
     """Serve /healthz and /readyz on `port`; `cleanup()` of the returned runner stops serving."""
 
-    async def probe(_: web.Request) -> web.Response:
-        healthy, message = probe_result(oldest_wait(), silence())
-        return web.Response(status=200 if healthy else 503, text=message + "\n")
-
-    async def ready(_: web.Request) -> web.Response:
+    async def health(_: web.Request) -> web.Response:
+        # The event loop that answers is the one that reconciles: if it hangs, the probe gets no answer.
         return web.Response(text="ok\n")
 
+    async def ready(_: web.Request) -> web.Response:
+        keeps_up, message = readiness(oldest_wait(), silence())
+        return web.Response(status=200 if keeps_up else 503, text=message + "\n")
+
     app = web.Application()
-    app.router.add_get("/healthz", probe)
+    app.router.add_get("/healthz", health)
     app.router.add_get("/readyz", ready)
     runner = web.AppRunner(app, access_log=None)
     await runner.setup()

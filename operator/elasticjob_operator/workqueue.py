@@ -13,6 +13,8 @@ import time
 from collections.abc import Awaitable, Callable, Hashable
 from typing import Generic, TypeVar
 
+from elasticjob_operator.backoff import doubling_delay
+
 K = TypeVar("K", bound=Hashable)
 
 log = logging.getLogger(__name__)
@@ -66,7 +68,7 @@ class Schedule(Generic[K]):
         self._running.discard(key)
         if failed:
             count = self._failures[key] = self._failures.get(key, 0) + 1
-            again_after = min(LONGEST_BACKOFF, FIRST_BACKOFF * 2 ** (count - 1)) * self._jitter()
+            again_after = doubling_delay(FIRST_BACKOFF, LONGEST_BACKOFF, count) * self._jitter()
         else:
             self._failures.pop(key, None)
         if again_after is not None:
@@ -75,8 +77,9 @@ class Schedule(Generic[K]):
             self._push(key)
 
     def oldest_wait(self, now: float) -> float:
-        """Return by how many seconds the longest waiting key is overdue; 0 where no key waits."""
-        return max((now - due for due in self._due.values()), default=0.0)
+        """Return by how many seconds the longest waiting key is overdue, else 0. Any thread may call this."""
+        # list() copies in one step of the interpreter: the event loop may change the dict meanwhile.
+        return max((now - due for due in list(self._due.values()) if due < now), default=0.0)
 
     def _push(self, key: K) -> None:
         # The number of pushes orders keys that are due at the same time; keys themselves need no order.
@@ -112,7 +115,7 @@ class WorkQueue(Generic[K]):
         self._changed.set()
 
     def oldest_wait(self) -> float:
-        """Return by how many seconds the longest waiting key is overdue."""
+        """Return by how many seconds the longest waiting key is overdue. Any thread may call this."""
         return self._schedule.oldest_wait(self._clock())
 
     async def run(self, workers: int) -> None:

@@ -63,6 +63,24 @@ def test_pods_have_the_logs_of_all_their_workers(submit: Submit, kube: Kube, nam
         assert f"[default{rank}]:i am {rank} of 4" in logs[f"hello-{rank // 2}-0"]
 
 
+def test_a_restricted_pod_needs_no_volume(submit: Submit, kube: Kube, namespace: str) -> None:
+    """A user without an entry in /etc/passwd, and a read-only root file system: there is no writable /tmp."""
+    script = "import os, tempfile; print('user', os.getuid(), 'writes to', tempfile.gettempdir())"
+    body = manifest("restricted", ["python3", "-c", script], replicas=2)
+    pod = body["spec"]["template"]["spec"]
+    pod["securityContext"] = {"runAsNonRoot": True, "runAsUser": 12345}
+    pod["containers"][0]["securityContext"] = {
+        "readOnlyRootFilesystem": True,
+        "allowPrivilegeEscalation": False,
+        "capabilities": {"drop": ["ALL"]},
+    }
+    job = submit(body)
+    job.wait("Complete")
+    assert (job.status()["phase"], job.status()["restarts"]) == ("Succeeded", 0)
+    for name in ("restricted-0-0", "restricted-1-0"):
+        assert "user 12345 writes to /dev/shm" in kube.logs(name, namespace)
+
+
 def test_status_has_the_reason_why_workers_start_by_exec(submit: Submit) -> None:
     flag = "--check-hash-based-pycs"
     job = submit(manifest("plain", ["python3", flag, "default", "-c", "import time; time.sleep(5)"], replicas=2))

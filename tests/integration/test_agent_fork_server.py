@@ -14,7 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from elasticjob.agent.processes import become_subreaper, descendants
+from elasticjob.agent.processes import become_subreaper, descendants, signal_group
+from elasticjob.agent.start_workers import launcher as launcher_module
 from elasticjob.agent.start_workers.command import parse_command
 from elasticjob.agent.start_workers.launcher import Launcher, WorkerStart
 from elasticjob.agent.worker_environment import worker_env
@@ -96,6 +97,7 @@ print(inspect.getsource(f), inspect.getfile(f))
     "syntax error": "def f(:\n    pass",
     "own excepthook": "import sys\nsys.excepthook = lambda *a: print('hook', a[1])\nraise ValueError('bad')",
     "atexit and unflushed output": "import atexit\natexit.register(print, 'bye')\nprint('x')",
+    "atexit and a file left open, without an exception": LEFT_OPEN + "import atexit\natexit.register(print, 'bye')",
     "atexit after an exception": "import atexit\natexit.register(print, 'bye')\nraise ValueError",
     "output and a file left open, after an exception": LEFT_OPEN + "raise ValueError",
     "output and a file left open, and an exit code": LEFT_OPEN + "sys.exit(3)",
@@ -314,6 +316,38 @@ async def test_preforked_workers_are_distinguished_from_workers(tmp_path: Path) 
         os.close(read)
 
 
+async def test_a_signal_right_after_the_start_reaches_the_worker(tmp_path: Path) -> None:
+    """A fork leads its group a moment after its start; before, the signal goes to the process."""
+    path = tmp_path / "script.py"
+    path.write_text("import signal; signal.pause()")
+    async with forking_launcher([sys.executable, str(path)], tmp_path) as launcher:
+        for _ in range(10):
+            (pid,) = await launcher.start([WorkerStart({}, 1, 2)])
+            signal_group(pid, signal.SIGTERM)
+            ended = asyncio.to_thread(os.waitpid, pid, 0)
+            assert os.waitstatus_to_exitcode((await asyncio.wait_for(ended, 30))[1]) == -signal.SIGTERM
+
+
+PROCESS_GROUP = """
+import torch.distributed
+class Aborts:
+    def __del__(self):
+        os.abort()
+torch.distributed.init_process_group("gloo", init_method="file://" + __file__ + ".store", rank=0, world_size=1)
+aborts = Aborts()
+"""
+
+
+@pytest.mark.torch
+@pytest.mark.timeout(300)
+async def test_a_script_that_succeeds_and_leaves_a_process_group_skips_pythons_finalization(tmp_path: Path) -> None:
+    """There, a thread of the process group that releases a tensor ends the process by SIGABRT."""
+    path = tmp_path / "script.py"
+    path.write_text(LEFT_OPEN + "import atexit\natexit.register(print, 'bye')\n" + PROCESS_GROUP)
+    async with forking_launcher([sys.executable, str(path)], tmp_path, ("torch",)) as launcher:
+        assert (await run_workers(launcher, tmp_path))[0] == (0, "x\nbye\n", "left open")
+
+
 async def test_an_exception_is_written_to_torchs_error_file(tmp_path: Path) -> None:
     path = tmp_path / "script.py"
     path.write_text("raise ValueError('bad batch')")
@@ -355,6 +389,45 @@ async def test_workers_start_by_exec_after_the_fork_server_has_died(tmp_path: Pa
     assert "fork server ready" in await launcher.prepare()
     assert launcher.fork_server_pid is not None
     os.kill(launcher.fork_server_pid, signal.SIGKILL)
+    assert (await run_workers(launcher, tmp_path))[0] == (0, "ran\n", "")
+
+
+async def lose_fork_server(launcher: Launcher) -> int:
+    """Kill the fork server as the kernel does when memory is short. Return its process id."""
+    lost = launcher.fork_server_pid
+    assert lost is not None
+    os.kill(lost, signal.SIGKILL)
+    await asyncio.to_thread(os.waitpid, lost, 0)
+    launcher.child_ended(lost, -signal.SIGKILL)
+    return lost
+
+
+async def test_a_fork_server_that_was_killed_is_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "script.py"
+    path.write_text("import sys; print('json' in sys.modules)")
+    launcher = Launcher(parse_command([sys.executable, str(path)]), os.environ, PRELOAD, 2)
+    assert "fork server ready" in await launcher.prepare()
+    lost = await lose_fork_server(launcher)
+    assert launcher.fork_disabled_reason == "the fork server ended by SIGKILL"
+    await until(lambda: launcher.fork_server_pid not in (None, lost))
+    assert (await run_workers(launcher, tmp_path))[0] == (0, "False\n", ""), "workers start by exec meanwhile"
+    await until(lambda: launcher.fork_disabled_reason == "")
+    assert (await run_workers(launcher, tmp_path))[0] == (0, "True\n", "")
+    launcher.stop_fork_server()
+
+
+async def test_a_fork_server_that_is_lost_again_and_again_is_not_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launcher_module, "MAX_REPLACEMENTS", 1)
+    (tmp_path / "script.py").write_text("print('ran')")
+    launcher = Launcher(parse_command([sys.executable, str(tmp_path / "script.py")]), os.environ, PRELOAD, 2)
+    assert "fork server ready" in await launcher.prepare()
+    await lose_fork_server(launcher)
+    await until(lambda: launcher.fork_disabled_reason == "")
+    await lose_fork_server(launcher)
+    await asyncio.sleep(0)
+    assert launcher.fork_server_pid is None
     assert (await run_workers(launcher, tmp_path))[0] == (0, "ran\n", "")
 
 

@@ -79,7 +79,7 @@ waits_for("done")
 
 @pytest.mark.timeout(120)
 def test_a_hang_that_is_only_reported(tmp_path: Path) -> None:
-    policy = {"progressTimeoutSeconds": 2, "action": "Event"}
+    policy = {"progressTimeoutSeconds": TIMEOUT, "action": "Event"}
     with LocalRun(manifest([*script(tmp_path, PAUSES), str(tmp_path)], replicas=2, hangPolicy=policy), tmp_path) as run:
         for step in (5, 9):
             reported = run.wait_for(r"\[job\] rank 1: (no progress for .*) \(Hang\) on toy-1-0; nothing is restarted")

@@ -86,7 +86,7 @@ def test_a_program_has_no_return_values(tmp_path: Path) -> None:
 
 
 def test_invalid_numbers_of_nodes_are_refused() -> None:
-    with pytest.raises(ManifestError, match="minReplicas: 3 is more than maxReplicas, 2"):
+    with pytest.raises(ManifestError, match=r"elasticPolicy\.minReplicas is above maxReplicas"):
         elasticjob.launch("true", nodes=2, min_nodes=3)
 
 

@@ -7,6 +7,7 @@ import re
 import signal
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -37,6 +38,67 @@ def test_a_script_that_raises_uses_up_the_restarts_and_names_the_cause(tmp_path:
         assert run.exit_code() == 1
     assert "toy failed: rank 1 died: ValueError: bad batch (exit 1, UserError) on toy-1-0; 1 restart" in run.text
     assert "toy-0-0: round 1.0.2 formed" in run.text
+
+
+ABORTS_IN_FINALIZATION = """
+import os, sys
+class Aborts:
+    def __del__(self):
+        os.abort()
+aborts = Aborts()
+print("last line", flush=True)
+"""
+
+
+def test_a_worker_that_dies_after_its_script_has_succeeded_has_not_failed(tmp_path: Path) -> None:
+    job = manifest(script(tmp_path, ABORTS_IN_FINALIZATION), preload=["json"], failurePolicy={"maxRestarts": 0})
+    with LocalRun(job, tmp_path) as run:
+        assert run.exit_code() == 0, run.text
+    assert "rank 0 succeeded; its process ended by SIGABRT in its clean-up" in run.text
+
+
+LEAKS_SHARED_MEMORY = """
+import os, sys, time
+from multiprocessing.shared_memory import SharedMemory
+
+def wait_for(what):
+    while not os.path.exists(what):
+        time.sleep(0.005)
+
+folder, name, rank = sys.argv[1], sys.argv[2], os.environ["RANK"]
+restarts = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+block = SharedMemory(f"{name}-{restarts}-{rank}", create=True, size=4096)
+mine = os.path.join(folder, f"ready-{restarts}-")
+open(mine + rank, "w").close()
+wait_for(mine + "0")
+wait_for(mine + "1")
+if restarts == 20:
+    os._exit(0)
+if rank == "0":
+    os.kill(os.getpid(), 9)
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("preload", [[], ["json"]], ids=["exec", "fork"])
+def test_restarts_in_place_leave_shared_memory_as_it_was(tmp_path: Path, preload: list[str]) -> None:
+    name = f"elasticjob-test-{os.getpid()}"
+    command = [*script(tmp_path, LEAKS_SHARED_MEMORY), str(tmp_path), name]
+    job = manifest(command, nprocPerNode=2, preload=preload, failurePolicy={"maxRestarts": 20})
+    with LocalRun(job, tmp_path) as run:
+        assert run.exit_code(240) == 0, run.text
+    assert "toy succeeded; 20 restarts" in run.text
+    assert [path.name for path in Path("/dev/shm").iterdir() if path.name.startswith(name)] == []
+
+
+@pytest.mark.parametrize("preload", [[], ["json"]], ids=["exec", "fork"])
+def test_an_interrupt_is_the_exception_of_the_failure(tmp_path: Path, preload: list[str]) -> None:
+    job = manifest(
+        script(tmp_path, "import os; os.kill(os.getpid(), 2)"), preload=preload, failurePolicy={"maxRestarts": 0}
+    )
+    with LocalRun(job, tmp_path) as run:
+        assert run.exit_code() == 1
+    assert "rank 0 died: KeyboardInterrupt" in run.text
 
 
 def test_the_root_cause_is_found_though_its_process_ends_last(tmp_path: Path) -> None:
@@ -147,10 +209,63 @@ def test_a_command_that_does_not_exist_fails_the_job(tmp_path: Path) -> None:
     assert re.search("toy failed: .*no-such-program.*StartError", run.text)
 
 
+def test_one_failure_is_one_line_and_a_healthy_start_has_no_refused_connection(tmp_path: Path) -> None:
+    text = "import os, sys; print('bar 10%', file=sys.stderr, flush=True); os._exit(3)"
+    with LocalRun(manifest(script(tmp_path, text), failurePolicy={"maxRestarts": 1}), tmp_path) as run:
+        assert run.exit_code() == 1
+    assert [line for line in run.lines if line.startswith("[job]") and ("died" in line or "ended" in line)] == [
+        "[job] round 1.0.1 ended: WorkerFailed: rank 0 died: exit 3 (UserError) (counts as a restart)",
+        "[job] toy failed: rank 0 died: exit 3 (UserError) on toy-0-0; 1 restart (MaxRestartsExceeded)",
+    ]
+    assert "finished: MaxRestartsExceeded" not in run.text
+    assert "cannot connect to the store" not in run.text
+
+
+@pytest.mark.parametrize(
+    ("command", "expected"),
+    [
+        (["python3", "-c", "import sys; print('runs', sys.prefix)"], sys.prefix),
+        (["sh", "-c", "exec python3 -c 'import sys; print(\"runs\", sys.prefix)'"], sys.prefix),
+        (["{folder}/python3", "train.py"], "{folder}/python3"),
+    ],
+    ids=["python3", "python3 in a shell", "a path"],
+)
+def test_python3_is_the_interpreter_of_this_process(
+    command: list[str], expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another python3 comes first on PATH."""
+    other = tmp_path / "python3"
+    other.write_text(f"#!/bin/sh\necho runs {other}; exit 0\n")
+    other.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    with LocalRun(manifest([word.format(folder=tmp_path) for word in command]), tmp_path) as run:
+        assert run.exit_code() == 0
+    assert re.findall(r"\]:runs (.*)$", run.text, re.MULTILINE) == [expected.format(folder=tmp_path)]
+
+
+def test_path_in_the_manifest_chooses_python3(tmp_path: Path) -> None:
+    other = tmp_path / "python3"
+    other.write_text("#!/bin/sh\necho runs the other one\n")
+    other.chmod(0o755)
+    job = manifest(["python3", "train.py"])
+    spec: Any = job["spec"]
+    path = {"name": "PATH", "value": f"{tmp_path}:{os.environ['PATH']}"}
+    spec["template"]["spec"]["containers"][0]["env"] = [path]
+    with LocalRun(job, tmp_path) as run:
+        assert run.exit_code() == 0
+    assert "]:runs the other one" in run.text
+
+
+def test_an_unknown_field_is_a_usage_error(tmp_path: Path) -> None:
+    with LocalRun(manifest(["true"], replica=3), tmp_path) as run:
+        assert run.exit_code() == 64
+    assert run.lines == ['elasticjob run: unknown field "spec.replica"']
+
+
 def test_a_bad_manifest_is_a_usage_error(tmp_path: Path) -> None:
     with LocalRun(manifest(["true"], replicas=0), tmp_path) as run:
         assert run.exit_code() == 64
-    assert "spec.replicas: want a whole number from 1 to 4096, got 0" in run.text
+    assert "spec.replicas in body should be greater than or equal to 1" in run.text
 
 
 @pytest.mark.torch

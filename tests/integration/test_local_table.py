@@ -25,7 +25,7 @@ def waiting(folder: Path, **spec: Any) -> Terminal:
 
 
 def test_a_table_shows_the_nodes_and_keys_kill_and_scale(tmp_path: Path) -> None:
-    policy = {"minReplicas": 1, "maxReplicas": 3, "scaleUpStabilizationSeconds": 0}
+    policy = {"minReplicas": 1, "maxReplicas": 3}
     with waiting(tmp_path, replicas=2, elasticPolicy=policy) as terminal:
         terminal.wait_for(r"toy: Running +2 of 2 nodes, 2 workers +round 1\.0\.1 +restarts 0")
         terminal.wait_for(r"1 +toy-1-0 +\d+ +in the round")

@@ -68,9 +68,31 @@ def test_a_drained_node_and_its_replacement_lose_no_step(tmp_path: Path) -> None
     assert "toy succeeded; 0 restarts" in run.text
 
 
+LEAVES_A_FILE_OPEN = """
+import atexit, os, sys
+file = open(os.path.join(sys.argv[1], f"left-{os.environ['ELASTICJOB_ROUND']}-{os.environ['RANK']}"), "w")
+file.write("left open")
+atexit.register(print, "bye", os.environ["RANK"])
+"""
+
+
+@pytest.mark.parametrize("preload", [[], ["json"]], ids=["exec", "fork"])
+def test_workers_that_stop_as_planned_flush_and_run_exit_functions(tmp_path: Path, preload: list[str]) -> None:
+    job = reporting(tmp_path, replicas=2, preload=preload, elasticPolicy={"minReplicas": 1, "maxReplicas": 2})
+    (tmp_path / "script.py").write_text(LEAVES_A_FILE_OPEN + REPORTS)
+    with LocalRun(job, tmp_path) as run:
+        agent = int(run.wait_for(r"did \d+ rank 1 of 2 agent (\d+)")[1])
+        os.kill(agent, signal.SIGTERM)
+        run.wait_for("done: Left")
+        (tmp_path / "done").touch()
+        assert run.exit_code() == 0
+    assert {"bye 0", "bye 1"} <= set(re.findall(r"bye \d", run.text))
+    assert [path.read_text() for path in tmp_path.glob("left-1.0.1-*")] == ["left open"] * 2
+
+
 @pytest.mark.parametrize("spares", [0, 1])
 def test_scaling_up_and_down_loses_no_step(tmp_path: Path, spares: int) -> None:
-    policy = {"minReplicas": 1, "maxReplicas": 3, "scaleUpStabilizationSeconds": 0, "spares": spares}
+    policy = {"minReplicas": 1, "maxReplicas": 3, "spares": spares}
     with Terminal(tmp_path, reporting(tmp_path, replicas=2, elasticPolicy=policy)) as terminal:
         terminal.wait_for(r"did \d+ rank 0 of 2 ")
         terminal.press("+")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import socket
+import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
@@ -233,6 +234,36 @@ def test_an_unreachable_store_of_a_round_ends_the_round(nodes: Nodes, monkeypatc
     assert info.bootstrap_store_info.master_port != first.bootstrap_store_info.master_port
 
 
+def test_a_node_that_never_reaches_the_store_of_a_round_leaves_and_the_others_go_on(
+    nodes: Nodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    handlers = [nodes.add((2, 3), last_call_timeout=1) for _ in range(3)]
+    real, cut_off = stores.tcp_store, set[int]()
+
+    def unreachable(host: str, port: int, *, serve: bool, timeout: float) -> Any:
+        if not serve and threading.get_ident() in cut_off:
+            raise api.RendezvousConnectionError("no route to rank 0")
+        return real(host, port, serve=serve, timeout=timeout)
+
+    def join_until_stable(handler: Handler) -> Any:
+        info = handler.next_rendezvous()
+        while info.world_size == 3:
+            until(handler.num_nodes_waiting, "the round ends")
+            info = handler.next_rendezvous()
+        return info
+
+    def join_cut_off(handler: Handler) -> Any:
+        cut_off.add(threading.get_ident())
+        return handler.next_rendezvous()
+
+    monkeypatch.setattr(module, "tcp_store", unreachable)
+    stay = [nodes.pool.submit(join_until_stable, handler) for handler in handlers[:2]]
+    until(lambda: all(h._session and h._session.messages_received for h in handlers[:2]), "two nodes are announced")
+    with pytest.raises(api.RendezvousConnectionError, match="none of 3 rounds in a row, it leaves: no route to rank 0"):
+        nodes.pool.submit(join_cut_off, handlers[2]).result(60)
+    assert {future.result(30).world_size for future in stay} == {2}
+
+
 # ---- the end
 
 
@@ -271,6 +302,21 @@ def test_a_lost_store_is_logged_and_never_raised_while_a_round_runs(nodes: Nodes
     until(lambda: two._session and two._session.down_since, "the loss is detected")
     assert (one.num_nodes_waiting(), two.num_nodes_waiting()) == (0, 0)
     assert two.shutdown() is False
+
+
+@pytest.mark.parametrize("redundant", [True, False])
+def test_a_node_that_waits_for_a_round_does_not_outwait_a_lost_store(nodes: Nodes, redundant: bool) -> None:
+    """Also not one that has been in a round: its session would reconnect without limit."""
+    one, last = nodes.add(), nodes.add(read_timeout=1, join_timeout=600)
+    nodes.join_all(one, last)
+    [waiting] = nodes.join(last)
+    until(lambda: last._session and last._session.start is None, "the node has left its round")
+    with last._session.changed:  # type: ignore[union-attr]
+        last._session.redundant = redundant  # type: ignore[union-attr]
+        last._session.changed.notify_all()  # type: ignore[union-attr]
+    one._hosted.close()  # type: ignore[union-attr]
+    with pytest.raises(api.RendezvousConnectionError, match="has been unavailable for 1 s"):
+        waiting.result(30)
 
 
 def test_errors_other_than_rendezvous_errors_are_raised(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -51,6 +51,13 @@ def agent_id(index: int, incarnation: int = 0) -> str:
     return f"{index}.{incarnation}"
 
 
+def announcement(index: int, membership: LastMembership | None = None, incarnation: int = 0) -> Announce:
+    """The announcement of a node of one worker that is ready."""
+    name, pod = agent_id(index, incarnation), f"j-{index}-{incarnation}"
+    address, port = f"10.0.0.{index}", 5000 + index
+    return Announce(index, incarnation, name, pod, address, port, 1, ready=True, membership=membership)
+
+
 class Job:
     """A coordinator's state, a clock, and the messages sent to each node, by agent id."""
 
@@ -124,12 +131,8 @@ class Job:
         membership: LastMembership | None = None,
     ) -> None:
         for index in indices:
-            name, pod = agent_id(index, incarnation), f"j-{index}-{incarnation}"
-            message = Announce(
-                index, incarnation, name, pod, f"10.0.0.{index}", 5000 + index, workers,
-                ready=ready, membership=membership,
-            )  # fmt: skip
-            self.decide(NodeMessage(name, message))
+            message = replace(announcement(index, membership, incarnation), ready=ready, local_world_size=workers)
+            self.decide(NodeMessage(message.agent_id, message))
 
     def send(self, index: int, message: NodeToCoordinator, incarnation: int = 0) -> None:
         self.decide(NodeMessage(agent_id(index, incarnation), message))

@@ -40,6 +40,7 @@ from elasticjob.contract.messages import (
 )
 from elasticjob.contract.names import RoundId
 from elasticjob.rendezvous import rounds
+from elasticjob.rendezvous.decision import RoundDecision
 from elasticjob.rendezvous.report import build_report
 from elasticjob.rendezvous.state import (
     CoordinatorEvent,
@@ -394,9 +395,14 @@ def _put(world: World, agent: Agent) -> World:
 
 def _decide(world: World, incarnation: int, event: CoordinatorEvent) -> World:
     store = next(s for s in world.stores if s.incarnation == incarnation)
-    decision = rounds.decide(store.state, event, world.now)
-    stores = tuple(Store(incarnation, decision.state) if s is store else s for s in world.stores)
-    agents = {a.agent_id: a for a in world.agents if a.store == incarnation}
+    return after_decision(world, incarnation, rounds.decide(store.state, event, world.now))
+
+
+def after_decision(world: World, incarnation: int, decision: RoundDecision) -> World:
+    """Return the world after a store has made a decision: its messages are on their way."""
+    stores = tuple(Store(incarnation, decision.state) if s.incarnation == incarnation else s for s in world.stores)
+    # The coordinator knows the new link of a node once it has read the `Announce` on it.
+    agents = {a.agent_id: a for a in world.agents if a.store == incarnation and not _announces(a)}
     for effect in decision.effects:
         if (a := agents.get(effect.agent_id)) is not None:
             agents[effect.agent_id] = replace(a, inbox=(*a.inbox, effect.message))

@@ -15,6 +15,7 @@ from elasticjob.contract.names import DEFAULT_PORT, GROUP, KIND, PLURAL, VERSION
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 CRDS = REPOSITORY / "crds"
+JOB_SCHEMA = REPOSITORY / "agent/elasticjob/local/job_schema.json"
 CHART_COPY = REPOSITORY / "charts/elasticjob/files/elasticjobs.yaml"
 
 
@@ -152,3 +153,8 @@ def test_the_crd_fits_the_last_applied_annotation_of_kubectl_apply() -> None:
 
 def test_the_chart_ships_the_same_crd() -> None:
     assert CHART_COPY.read_bytes() == (CRDS / "elasticjobs.yaml").read_bytes()
+
+
+def test_the_agent_ships_the_same_schema() -> None:
+    crd = yaml.safe_load((CRDS / "elasticjobs.yaml").read_text())
+    assert JOB_SCHEMA.read_text() == generator().job_schema_text(crd)

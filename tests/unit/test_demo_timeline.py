@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from rich.console import Console
+
+from demo import timeline_table
 from support.logbook import Step
-from timeline import Action, Snapshot, rows
+from timeline import Action, Row, Snapshot, rows
 
 
 def status(formed: str, size: int, **reasons: str) -> dict[str, Any]:
@@ -32,3 +35,15 @@ def test_an_action_without_effect_has_no_figures() -> None:
     steps = [Step(t, "j-0-0", t, 1.0, 3) for t in range(20)]
     (row,) = rows([Action(10.0, "nothing", 3)], steps, [Snapshot(5, status("05", 3))])
     assert (row.next_step, row.pause, row.full_size, row.status) == (None, None, None, ())
+
+
+def test_the_table_is_readable_on_80_columns() -> None:
+    console = Console(width=80)
+    status = ("RendezvousReady: StorePodPending → WorldFormed → Finished", "lastFailure: rank 2 in digits-2-0, SIGKILL")
+    what = "kill elasticjob-node-2 (kubelet and all containers)"
+    with console.capture() as capture:
+        console.print(timeline_table([Row(Action(1.0, what, 3), 10.41, 12.43, 114.19, status)]))
+    lines = capture.get().splitlines()
+    assert max(map(len, lines)) <= 80
+    assert [line.split()[-6:] for line in lines if "114.19" in line] == [["10.41", "s", "12.43", "s", "114.19", "s"]]
+    assert "…" not in capture.get()

@@ -39,6 +39,7 @@ ENDS: list[tuple[str, int | None, str, str, str, FailureClass]] = [
     ("raised, then killed during its exit", None, "SIGKILL", "ValueError", "bad batch", USER),
     ("lost a peer, then terminated", None, "SIGTERM", "RuntimeError", GLOO + "pair.cc:561] Connection closed", PEER),
     ("terminated", None, "SIGTERM", "", "", KILLED),
+    ("interrupted", None, "SIGINT", "KeyboardInterrupt", "", KILLED),
     ("gloo: closed", 1, "", "RuntimeError", GLOO + "pair.cc:561] Connection closed by peer [10.0.0.2]:34225.", PEER),
     ("gloo: reset", 1, "", "RuntimeError", GLOO + "pair.cc:534] Read error [10.0.0.2]:1: Connection reset", PEER),
     ("gloo: timeout", 1, "", "RuntimeError", GLOO + "unbound_buffer.cc:78] Timed out waiting 4000ms for recv", PEER),

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import FrameType
 
 SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT"
@@ -23,11 +23,24 @@ def main(command: Sequence[str]) -> int:
     def remember(number: int, _frame: FrameType | None) -> None:
         early.append(signal.Signals(number).name)
 
-    # A signal that is ignored already stays ignored (nohup).
-    handled = [s for s in signals(os.environ) if signal.getsignal(s) is not signal.SIG_IGN]
+    return _run(command, early, _catch(signals(os.environ), remember))
+
+
+def _catch(numbers: Sequence[signal.Signals], handler: Callable[[int, FrameType | None], None]) -> list[signal.Signals]:
+    """Install the handler and return the signals that have it: one that is ignored already stays ignored (nohup)."""
+    handled = [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]
     for number in handled:
-        signal.signal(number, remember)
-    return _run(command, early, handled)
+        signal.signal(number, handler)
+    return handled
+
+
+def _catch_instead(handled: Sequence[signal.Signals], names: str) -> list[signal.Signals]:
+    """Handle the signals in torchrun's --signals-to-handle instead of `handled`, with the same handler."""
+    wanted = signals({"TORCHELASTIC_SIGNALS_TO_HANDLE": names})
+    handler = signal.getsignal(handled[0]) if handled else signal.SIG_DFL
+    for number in set(handled) - set(wanted):
+        signal.signal(number, signal.SIG_DFL)
+    return _catch(wanted, handler) if callable(handler) else list(wanted)
 
 
 def signals(env: Mapping[str, str]) -> list[signal.Signals]:
@@ -38,30 +51,54 @@ def signals(env: Mapping[str, str]) -> list[signal.Signals]:
 
 def _run(command: Sequence[str], early: Sequence[str], handled: Sequence[signal.Signals]) -> int:
     import asyncio
-    import contextlib
     import traceback
 
-    from elasticjob.agent.config import UsageError, read_config
-    from elasticjob.agent.reporting.termination_message import write_termination
-    from elasticjob.agent.runner import Agent
-    from elasticjob.agent.start_workers.command import parse_command, parse_own_agent_command, torchrun_options
-    from elasticjob.agent.start_workers.shim_callers import torchrun_interpreter
-    from elasticjob.contract.messages import Outcome, Termination
-    from elasticjob.contract.names import Backend, ExitCode
-
     try:
-        config = read_config(os.environ, torchrun_options(command))
-    except UsageError as error:
-        print(f"elasticjob agent: {error}", file=sys.stderr)
-        return ExitCode.USAGE
+        from elasticjob.agent.config import UsageError, read_config, read_options
+        from elasticjob.agent.runner import Agent
+        from elasticjob.agent.start_workers.command import CommandError, parse_command, parse_own_agent_command
+        from elasticjob.agent.start_workers.shim_callers import torchrun_interpreter
+        from elasticjob.contract.names import Backend, ExitCode
+    except ImportError as error:
+        return _refuse(f"{sys.executable} lacks what the agent needs: {error}: use an image with a complete Python")
     try:
+        options = read_options(os.environ, command)
+        config = read_config(os.environ, options)
+        if names := options.get("signals-to-handle"):
+            handled = _catch_instead(handled, names)
         parse = parse_own_agent_command if config.backend is Backend.C10D else parse_command
-        program = parse(command, torchrun_interpreter(command[0]))
-        return asyncio.run(Agent(config, program, early, handled).run())
+        agent = Agent(config, parse(command, torchrun_interpreter(command[0]), os.environ), early, handled)
+    except (UsageError, CommandError) as error:
+        return _refuse(str(error))
+    except Exception as error:
+        # Until here everything depends on the image, the flags and the variables: another attempt ends the same way.
+        traceback.print_exc()
+        return _refuse(f"{type(error).__name__}: {error}")
+    try:
+        return asyncio.run(agent.run())
     except Exception as error:
         # Python's own exit code would be 1, which is the code of a failed job.
         traceback.print_exc()
-        message = f"{type(error).__name__}: {error}"
-        with contextlib.suppress(OSError):
-            write_termination(config.termination_log, Termination(Outcome.ERROR, "AgentBroke", message=message))
+        _write_error("AgentBroke", f"{type(error).__name__}: {error}")
         return ExitCode.INTERNAL
+
+
+def _refuse(message: str) -> int:
+    """Print and record why the agent does not start; return the exit code of a usage error."""
+    from elasticjob.contract.names import ExitCode
+
+    print(f"elasticjob agent: {message}", file=sys.stderr)
+    _write_error("UsageError", message)
+    return ExitCode.USAGE
+
+
+def _write_error(reason: str, message: str) -> None:
+    import contextlib
+
+    with contextlib.suppress(OSError, ImportError):
+        from elasticjob.agent.reporting.termination_message import TERMINATION_LOG, write_termination
+        from elasticjob.contract.messages import Outcome, Termination
+        from elasticjob.contract.names import Env
+
+        path = os.environ.get(Env.TERMINATION_LOG) or TERMINATION_LOG
+        write_termination(path, Termination(Outcome.ERROR, reason, message=message))

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import ctypes
 import os
+import resource
 import signal
 import socket
 import struct
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
+_THREADS = 17
+"""Index in `_stat` of the number of threads."""
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -25,6 +28,19 @@ def become_subreaper() -> None:
 def die_with_parent() -> None:
     """Ask the kernel to SIGKILL this process when its parent ends. Safe between fork and exec."""
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+
+def child_setup(open_files: tuple[int, int]) -> Callable[[], None]:
+    """Return what a child runs between fork and exec: `die_with_parent`, and its limits (soft, hard) of open files.
+
+    The agent raises its own limit for its store. A program with a high one may be slow, or break in `select`.
+    """
+
+    def set_up() -> None:
+        die_with_parent()
+        resource.setrlimit(resource.RLIMIT_NOFILE, open_files)
+
+    return set_up
 
 
 def peer_pid(peer: socket.socket) -> int:
@@ -46,9 +62,16 @@ def reap() -> list[tuple[int, int]]:
 
 
 def signal_group(leader: int, number: signal.Signals) -> None:
-    """Signal a process group, unless it has ended."""
-    with suppress(ProcessLookupError, PermissionError):
+    """Signal a process group; signal only the leader, a child that is not reaped, while it has no group of its own.
+
+    A fork of the fork server is a child of the agent a moment before it leads its group.
+    """
+    try:
         os.killpg(leader, number)
+    except ProcessLookupError:
+        signal_one(leader, number)
+    except PermissionError:
+        pass
 
 
 def descendants(root: int, *, without: Iterable[int] = ()) -> set[int]:
@@ -59,7 +82,12 @@ def descendants(root: int, *, without: Iterable[int] = ()) -> set[int]:
             if child not in excluded and child not in found:
                 found.add(child)
                 todo.append(child)
-    return {pid for pid in found if _state(pid) not in "ZX"}
+    return {pid for pid in found if not _ended(_stat(pid))}
+
+
+def cleaners(pids: Iterable[int]) -> set[int]:
+    """Return the processes that remove what others leave in shared memory, once those have ended."""
+    return {pid for pid in pids if _is_cleaner(_command_line(pid))}
 
 
 def outside_session(pids: Iterable[int], leader: int) -> set[int]:
@@ -87,8 +115,21 @@ def _children(pid: int) -> list[int]:
     return found
 
 
-def _state(pid: int) -> str:
-    return (_stat(pid) or ["X"])[0]
+def _ended(stat: list[str]) -> bool:
+    """Return whether no thread runs. The first thread's state is Z already if it has ended before the others."""
+    return not stat or stat[0] == "X" or (stat[0] == "Z" and int(stat[_THREADS]) <= 1)
+
+
+def _is_cleaner(argv: list[bytes]) -> bool:
+    """Return whether this is the command line of multiprocessing's or loky's resource tracker, or torch's manager."""
+    return b"resource_tracker import main" in b"".join(argv[1:]) or argv[0].endswith(b"torch_shm_manager")
+
+
+def _command_line(pid: int) -> list[bytes]:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    except OSError:
+        return [b""]
 
 
 def _stat(pid: int) -> list[str]:

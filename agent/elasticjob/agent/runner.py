@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import math
 import os
 import signal
 import socket
@@ -37,7 +38,7 @@ from elasticjob.agent.monitoring.hangs import HangMonitor
 from elasticjob.agent.monitoring.node_health import NodeHealth
 from elasticjob.agent.monitoring.reachability import ReachabilityMonitor
 from elasticjob.agent.monitoring.step_times import StepTimeMonitor
-from elasticjob.agent.processes import become_subreaper
+from elasticjob.agent.processes import become_subreaper, child_setup
 from elasticjob.agent.reporting import health_endpoint, telemetry
 from elasticjob.agent.reporting.termination_message import write_termination
 from elasticjob.agent.reporting.worker_output import OutputSink, WorkerPipe
@@ -51,6 +52,7 @@ from elasticjob.contract.names import ExitCode, RoundId
 from elasticjob.control_link.link import ControlLink, LinkRole, connect
 from elasticjob.control_link.node_client import NoCoordinatorError, NodeClient
 from elasticjob.keep_alive import KeepAlive
+from elasticjob.store.open_files import connection_limit, raise_open_file_limit, too_few_open_files
 from elasticjob.store.server import StoreServer
 from elasticjob.training import state_block
 
@@ -79,6 +81,8 @@ class Agent:
         self._early_signals = early_signals  # the caller's handlers append to it until `_start` replaces them
         self._tasks: set[asyncio.Task[object]] = set()
         self._leave_timer: asyncio.TimerHandle | None = None
+        self._leave_by = math.inf
+        """When all workers must have ended, because the pod's grace period ends soon after; loop time."""
         self._stores: list[StoreServer] = []
         """Process-group stores: of the next round or the running one; before it, until workers start, of the last."""
         self._keep_alive = KeepAlive(config.keep_alive_interval, config.keep_alive_attempts)
@@ -98,7 +102,8 @@ class Agent:
         logging.getLogger("elasticjob").addHandler(handler)
         logging.getLogger("elasticjob").setLevel(logging.INFO)
         become_subreaper()
-        with tempfile.TemporaryDirectory(prefix="elasticjob-", dir=_scratch_parent()) as scratch:
+        self._open_files = raise_open_file_limit()
+        with tempfile.TemporaryDirectory(prefix="elasticjob-", dir=self._config.scratch_parent) as scratch:
             await self._start(Path(scratch))
             try:
                 exit_ = await self._finished
@@ -118,19 +123,25 @@ class Agent:
 
     async def _start(self, scratch: Path) -> None:
         config = self._config
-        log_read, log_write = os.pipe()
+        if config.options_note and config.index == 0:  # the same on every node
+            log.info("%s", config.options_note)
+        log_read, self._fork_server_output = os.pipe()
         self._fork_server_log = WorkerPipe(log_read, "[fork-server]: ", self._stderr)
         env = node_env(config.env, config.local_world_size, CODE_ROOT)
         self._launcher = Launcher(
-            self._command, env, config.preload, log_write, config.processes, scratch, config.torchrun_workers
-        )
+            self._command, env, config.preload, self._fork_server_output, config.processes, scratch,
+            config.torchrun_workers, child_setup(self._open_files),
+        )  # fmt: skip
         self._workers = WorkerGroup(config, self._launcher, scratch, self._stdout, self._stderr)
         self._hangs = HangMonitor(self._workers.heartbeats, self._progress_timed_out)
         self._step_times = StepTimeMonitor(self._workers.heartbeats, self._send_step_times, config.step_time_window)
         self._workers.progress.on_worker_connected = lambda: self._step_times.start(config.processes)
         self._health = NodeHealth(str(scratch), config.gpus, env, self._workers.non_workers)
         self._state = AgentState(
-            announcement=await self._announcement(), stop_grace=config.stop_grace, processes=config.processes
+            announcement=await self._announcement(),
+            stop_grace=config.stop_grace,
+            graceful_shutdown=config.graceful_shutdown,
+            processes=config.processes,
         )
         self._counts = telemetry.AgentCounts(self._loop.time(), self._loop.time())
         self._endpoint = await health_endpoint.serve_health(
@@ -148,11 +159,11 @@ class Agent:
         )
         self._loop.add_signal_handler(signal.SIGCHLD, self._reap)
         for number in self._signals:
-            self._loop.add_signal_handler(number, self._dispatch, events.SignalReceived(number.name))
+            self._loop.add_signal_handler(number, self._leave, number.name)
         for name in self._early_signals:
-            self._dispatch(events.SignalReceived(name))
+            self._leave(name)
         self._spawn(self._connect())
-        self._spawn(self._prepare(log_write))
+        self._spawn(self._prepare())
 
     async def _announcement(self) -> Announce:
         config = self._config
@@ -186,6 +197,23 @@ class Agent:
         self._stores.append(store)
         return port
 
+    def _leave(self, signal_name: str) -> None:
+        if self._config.pod_grace is not None:
+            self._leave_by = min(self._leave_by, self._loop.time() + self._config.pod_grace)
+        self._dispatch(events.SignalReceived(signal_name))
+
+    def _within_pod_grace(self, seconds: float, at_least: float) -> float:
+        """Return `seconds`, or what the pod's grace period leaves if that is less; `at_least` if that is even less."""
+        return min(seconds, max(at_least, self._leave_by - self._loop.time()))
+
+    def _admit_workers(self, start: StartRound) -> None:
+        """Make the store that this node hosts for the round, if it does, accept the connections of all workers."""
+        if start.group_rank > 0:
+            return
+        self._stores[-1].allow_connections(connection_limit(start.world_size, start.group_world_size))
+        if warning := too_few_open_files(self._open_files, start.world_size, start.group_world_size):
+            log.warning("%s", warning)
+
     # ---- events and effects --------------------------------------------------------------------------------------
 
     def _dispatch(self, event: AgentEvent) -> None:
@@ -203,6 +231,7 @@ class Agent:
                 log.info("%s", text)
             case LaunchWorkers(start):
                 self._reachability.begin_round(start)
+                self._admit_workers(start)
                 self._step_times.stop()
                 self._workers.expect_start()
                 self._spawn(self._launch(start))
@@ -212,8 +241,9 @@ class Agent:
                 if not self._workers.progress.stop_at(step):
                     self._dispatch(events.LastStepMissed(round_id))
             case StopWorkers(grace, stacks):
-                self._reachability.end_round()
-                self._stop(grace, stacks)
+                if not self._state.stopping_gracefully:
+                    self._reachability.end_round()
+                self._stop(self._within_pod_grace(grace, self._config.stop_grace), stacks)
             case DumpStacks(round_id):
                 self._spawn(self._dump_stacks(round_id))
             case FreezeWorkers(on):
@@ -223,6 +253,7 @@ class Agent:
             case StartLeaveTimer(seconds):
                 if self._leave_timer:
                     self._leave_timer.cancel()
+                seconds = self._within_pod_grace(seconds, 1.0)
                 self._leave_timer = self._loop.call_later(seconds, self._dispatch, events.LeaveTimedOut())
             case Exit():
                 self._finished.set_result(effect)
@@ -247,9 +278,8 @@ class Agent:
         except NoCoordinatorError as error:
             self._dispatch(events.StoreUnreachable(str(error)))
 
-    async def _prepare(self, log_write: int) -> None:
+    async def _prepare(self) -> None:
         ready, healthy = await asyncio.gather(self._launcher.prepare(), self._check_health())
-        os.close(log_write)
         log.info("%s", ready)
         if healthy:
             self._dispatch(events.LauncherReady(self._launcher.fork_disabled_reason))
@@ -293,7 +323,7 @@ class Agent:
         self._hangs.stop()
         self._step_times.stop()
         if self._workers.stopping:
-            self._workers.skip_grace()
+            self._workers.limit_grace(grace)
         else:
             self._spawn(self._stop_workers(grace, stacks))
 
@@ -306,6 +336,7 @@ class Agent:
                 self._dispatch(events.StackReport(round_id, failure))
 
         unhealthy = await self._workers.stop(grace, first, report_hang if stacks else None)
+        self._reachability.end_round()
         self._dispatch(events.AllWorkersStopped(await self._start_store(), unhealthy))
 
     def _reap(self) -> None:
@@ -325,6 +356,7 @@ class Agent:
     async def _close(self) -> None:
         self._reachability.end_round()
         await self._workers.stop(0.0)
+        await self._workers.finish_log_files()
         for task in tuple(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -333,6 +365,7 @@ class Agent:
             self._endpoint.close()
         self._workers.progress.close()
         self._fork_server_log.close()
+        os.close(self._fork_server_output)
         for store in self._stores:
             await store.close()
 
@@ -364,14 +397,3 @@ class _SinkHandler(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         self._sink.put(f"[agent] {self._pod}: {record.getMessage()}\n".encode(errors="replace"))
-
-
-def _scratch_parent() -> str | None:
-    """Return a writable folder: the usual one for temporary files, or /dev/shm where the file system is read-only."""
-    for path in (tempfile.gettempdir, lambda: "/dev/shm"):  # noqa: S108
-        try:
-            if os.access(path(), os.W_OK):
-                return path()
-        except FileNotFoundError:
-            continue
-    return None

@@ -20,11 +20,22 @@ from elasticjob.agent.monitoring.worker_exits import (
     failure_of,
     read_error_file,
     read_torchrun_report,
+    reported_exception,
+    script_succeeded,
+    signal_name,
 )
 from elasticjob.agent.monitoring.worker_progress import ProgressReport, WorkerProgress
-from elasticjob.agent.processes import descendants, kill, reap, signal_group, signal_one
+from elasticjob.agent.processes import cleaners, descendants, kill, reap, signal_group, signal_one
 from elasticjob.agent.reporting.log_options import STDERR, STDOUT
-from elasticjob.agent.reporting.worker_output import TORCHRUN_FAILED, FileSink, OutputSink, Tail, WorkerPipe
+from elasticjob.agent.reporting.worker_output import (
+    FILE_TIMEOUT,
+    TORCHRUN_FAILED,
+    FileSink,
+    OutputSink,
+    Tail,
+    WorkerPipe,
+    wait_for_files,
+)
 from elasticjob.agent.start_workers.launcher import Launcher, StartError, WorkerStart
 from elasticjob.agent.worker_environment import rendezvous_id, torchrun_env, worker_env
 from elasticjob.contract.messages import Failure, FailureClass, StartRound
@@ -34,6 +45,8 @@ log = logging.getLogger(__name__)
 
 KILL_TIMEOUT = 10.0
 """Seconds after SIGKILL until a process counts as stuck in the kernel. Freeing its memory may take seconds."""
+CLEANUP_TIMEOUT = 1.0
+"""Seconds after the workers' end in which helpers may remove what the workers left in shared memory."""
 FILE_TIME_LAG = 0.02
 """Seconds by which the time of a file may be behind the clock."""
 
@@ -86,8 +99,11 @@ class WorkerGroup:
         self._started.set()
         self._child_ended = asyncio.Event()
         self._grace_skipped = False
+        self._grace_limit: asyncio.TimerHandle | None = None
         self._stopping_since: float | None = None
         """Unix seconds; None while no stop is in progress."""
+        self._files: list[FileSink] = []
+        """Log files that are not written completely yet, and those of the running workers."""
         self.non_workers: set[int] = set()
         """Process ids of the agent's children that are no workers, such as health checks."""
 
@@ -175,12 +191,8 @@ class WorkerGroup:
         sink = self._sinks[stream == STDERR] if logs.to_console(local_rank, stream) else None
         file = None
         if logs.to_file(local_rank, stream):
-            path = logs.path(config.pod, str(round_id), local_rank, stream)
-            try:
-                path.parent.mkdir(parents=True, exist_ok=True)
-                file = FileSink(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644))
-            except OSError as error:
-                log.warning("worker output is not written to a log file: %s", error)
+            file = FileSink(logs.path(config.pod, str(round_id), local_rank, stream))
+            self._files = [*(other for other in self._files if other.writing), file]
         return WorkerPipe(descriptor, prefix, sink, tail, file)
 
     def _start_error(self, start: StartRound, message: str) -> Failure:
@@ -199,7 +211,7 @@ class WorkerGroup:
         for pid, code in codes.items():
             torchrun_worker_env = self._launcher.child_ended(pid, code)
             if worker := self._running.pop(pid, None):
-                found.append(self._ended_worker(worker, code))
+                found.append(self._ended_worker(worker, pid, code))
             elif torchrun_worker_env is not None:
                 found += self._ended_torchrun_worker(torchrun_worker_env, code)
             elif not self._started.is_set():
@@ -207,9 +219,12 @@ class WorkerGroup:
         self._child_ended.set()
         return sorted(found, key=_order)
 
-    def _ended_worker(self, worker: _Worker, code: int) -> EndedWorker:
+    def _ended_worker(self, worker: _Worker, pid: int, code: int) -> EndedWorker:
         if self.progress.stopped(worker.local_rank):
             return EndedWorker(worker.round, worker.local_rank, None, as_planned=True)
+        if code < 0 and script_succeeded(worker.error_file, pid):
+            log.info("rank %d succeeded; its process ended by %s in its clean-up", worker.rank, signal_name(-code))
+            code = 0
         return EndedWorker(worker.round, worker.local_rank, self._failure(worker, code))
 
     def _ended_torchrun_worker(self, env: Mapping[str, str], code: int) -> list[EndedWorker]:
@@ -246,13 +261,14 @@ class WorkerGroup:
             if not (recorded and recorded[2] < self._stopping_since - FILE_TIME_LAG):
                 return None
             code = 1  # the worker had failed before the stop; the signal that ended it was the agent's
-        exception = recorded[:2] if recorded else err.exception if code > 0 else None
+        exception = recorded[:2] if recorded else reported_exception(code, err.exception)
         evidence = WorkerExit(
             rank=rank,
             code=code,
             time=recorded[2] if recorded else time.time(),
             exception=exception,
-            lines=err.lines or out.lines,
+            lines=err.lines,
+            output=out.lines,
             oom_killed=self._oom.unclaimed,
         )
         failure = failure_of(evidence, self._config.pod)
@@ -312,13 +328,14 @@ class WorkerGroup:
         await self._until(
             lambda: self._grace_skipped or not (self._running or self._launcher.has_shim_processes), grace
         )
-        for pid in ending:
-            signal_group(pid, signal.SIGKILL)
-        all_ended = await self._until(self._kill_rest, KILL_TIMEOUT)
+        all_ended = await self._kill_all()
         for worker in self._round:
             worker.close()
         self._round = ()
         self._stopping_since = None
+        if self._grace_limit is not None:
+            self._grace_limit.cancel()
+            self._grace_limit = None
         return None if all_ended else self._abandon()
 
     def _abandon(self) -> Failure:
@@ -329,8 +346,17 @@ class WorkerGroup:
         message = f"processes still alive {KILL_TIMEOUT:g} s after SIGKILL: {', '.join(map(str, stuck))}"
         return Failure(FailureClass.DEVICE_UNHEALTHY, self._config.pod, time.time(), message=message)
 
-    def skip_grace(self) -> None:
-        """End the grace period of a `stop` in progress."""
+    async def finish_log_files(self) -> None:
+        """Wait until the workers' log files are written; for at most FILE_TIMEOUT in total, since storage may hang."""
+        await asyncio.to_thread(wait_for_files, self._files, FILE_TIMEOUT)
+
+    def limit_grace(self, seconds: float) -> None:
+        """End the grace period of a `stop` in progress after `seconds`, unless it ends before."""
+        if self._grace_limit is not None:
+            self._grace_limit.cancel()
+        self._grace_limit = asyncio.get_running_loop().call_later(seconds, self._skip_grace)
+
+    def _skip_grace(self) -> None:
         self._grace_skipped = True
         self._child_ended.set()
 
@@ -338,6 +364,22 @@ class WorkerGroup:
         """Return the workers that are not reaped yet, and the live processes they have started."""
         found = descendants(os.getpid(), without=self.non_workers)
         return self._launcher.without_preforked(found) | set(self._running)
+
+    async def _kill_all(self) -> bool:
+        """Kill all processes of the workers, the cleaners among them last; return whether none is left."""
+        if not await self._until(self._kill_all_but_cleaners, KILL_TIMEOUT):
+            return False
+        cleaned_up = await self._until(lambda: not self._processes(), CLEANUP_TIMEOUT)
+        return cleaned_up or await self._until(self._kill_rest, KILL_TIMEOUT)
+
+    def _kill_all_but_cleaners(self) -> bool:
+        """Kill the processes of the workers except the cleaners; return whether none but those was left."""
+        left = self._processes()
+        kept = cleaners(left - set(self._running))
+        for pid in kept:
+            signal_one(pid, signal.SIGCONT)  # the workers may be frozen
+        kill(left - kept)
+        return left == kept
 
     def _kill_rest(self) -> bool:
         """Kill all processes of the workers; return whether none was left."""

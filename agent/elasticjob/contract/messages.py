@@ -22,9 +22,12 @@ A round, from its start to its end, between the coordinator and one node:
 A node whose worker fails sends WorkersFailed; the coordinator then ends the round with EndRound on every member. When
 every member has sent WorkersSucceeded, the coordinator sends Finish.
 
-Points in time are Unix seconds of the sender's clock, durations are seconds. A `RoundId` is written `attempt.store.n`.
-A message that is lost with its connection is not repeated: a node's next Announce carries its state, and every
-OperatorView and every Report is complete.
+Points in time are Unix seconds of the sender's clock, durations are seconds. A `RoundId` is written `attempt.store.n`:
+execution attempt (always 1 at present), incarnation of the store pod, number of the round.
+
+No message is queued for a broken connection. After a reconnect the node's Announce carries its state, the node repeats
+what the coordinator may have missed (`agent.machine.greeting`), and the coordinator sends the current StartRound,
+PlanEnd or EndRound again. Receivers ignore repetitions. Every OperatorView and every Report is complete.
 """
 
 from __future__ import annotations
@@ -84,7 +87,7 @@ class Failure:
     exception: str = ""
     """Type name of the exception; empty if unknown."""
     message: str = ""
-    """The exception's message, or the worker's last log lines. At most 1024 characters."""
+    """The exception's message, or the last lines of the worker's standard error. At most 1024 characters."""
     step: int | None = None
     """Hangs only: the last step that the worker reported; None if it reported none."""
     waits_for_peers: bool = False
@@ -226,7 +229,11 @@ class Close:
 
 @dataclass(frozen=True)
 class StepReport:
-    """Answer to `PlanEnd`. No worker of the node passes its next step before the last step is named."""
+    """Answer to `PlanEnd`.
+
+    Unless `step` is None, the node holds its workers at their next report until `EndRound` names the last step, or
+    until the hold expires.
+    """
 
     round: RoundId
     step: int | None
@@ -314,7 +321,7 @@ class EndRound:
     """Stop the workers of the round, then answer `WorkersStopped`.
 
     Without `last_step`, the node stops them: SIGTERM, `grace_seconds`, SIGKILL. With `last_step`, the workers stop by
-    themselves after that step; a second `EndRound`, without it, follows for workers that do not.
+    themselves after that step within `grace_seconds`; a second `EndRound`, without it, follows for workers that do not.
 
     The node keeps the round's process-group store up until `Finish` or the next `StartRound`.
     """
@@ -355,7 +362,7 @@ class HangAction(str, Enum):
 
 @dataclass(frozen=True)
 class RoundSettings:
-    """Rules of a coordinator. The store's environment has the first ones, every `OperatorView` replaces them."""
+    """The job's settings for rounds: first those of the store's environment, then those of each `OperatorView`."""
 
     min_nodes: int
     max_nodes: int
@@ -373,7 +380,7 @@ class RoundSettings:
     The last call applies only while no operator has named the expected pods.
     """
     stop_grace: float = 1.0
-    """Seconds from SIGTERM to SIGKILL."""
+    """Seconds from SIGTERM to SIGKILL after a failure; workers never have less."""
     graceful_shutdown: float = 120.0
     """Seconds that a planned end may take, from its announcement to the last worker's exit, before workers are killed.
     """
@@ -415,9 +422,9 @@ class PodState(str, Enum):
     DRAINING = "draining"
     """Being deleted or evicted: no round may include it."""
     UNSCHEDULABLE = "unschedulable"
-    """Pending without a node, or its image cannot be pulled: no round waits for it."""
+    """Pending without a machine, or its image cannot be pulled: no round waits for it."""
     LOST = "lost"
-    """Kubernetes reports it running, but its kubelet is silent: its agent connects at once or not at all."""
+    """Kubernetes reports it running, but its kubelet is silent: a recovering store waits for it only briefly."""
 
 
 @dataclass(frozen=True)
@@ -449,7 +456,8 @@ class OperatorView:
     """Last ended round that the status accounts for; the coordinator drops its records up to this round."""
     pods: tuple[ExpectedPod, ...] = ()
     confirmed_request: float = 0.0
-    """Value of `Report.confirmation_request` that this view answers: this store is the job's only one. 0: none."""
+    """Copy of `Report.confirmation_request`: the operator confirms that this is the job's only store. 0: nothing is
+    confirmed."""
     finish: Finish | None = None
     """How the job ended, by its status; None while it runs. A store that started after the end cannot know."""
 
@@ -471,10 +479,15 @@ class EndReason(str, Enum):
     """Why a round ended. Those that lead to a restart are reasons of the `Restarting` condition too."""
 
     WORKER_FAILED = "WorkerFailed"
+    """A worker failed or hung by itself. The only reason for which a restart is charged."""
     AGENT_LOST = "AgentLost"
+    """A node's connection was lost, or the node did not stop its workers in time."""
     NODE_LEFT = "NodeLeft"
+    """A node was drained, its pod was deleted, or the node was unhealthy, and it left."""
     SCALING_UP = "ScalingUp"
+    """Ready nodes join."""
     SCALING_DOWN = "ScalingDown"
+    """The job needs fewer nodes, or none of the indices that left."""
     SUCCEEDED = "Succeeded"
 
 

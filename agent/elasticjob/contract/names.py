@@ -68,6 +68,8 @@ class Env:
     """host:port of the job's store."""
     NPROC_PER_NODE = "ELASTICJOB_NPROC_PER_NODE"
     """Workers per node, a number: the operator has resolved `auto`."""
+    NPROC_IS_DEFAULT = "ELASTICJOB_NPROC_IS_DEFAULT"
+    """1 if the manifest leaves the number open: a number that torchrun's command or variable has counts instead."""
     GPUS = "ELASTICJOB_GPUS"
     """NVIDIA GPUs that the trainer container requests; 0 if unset. The agent checks that they exist and are healthy."""
     RENDEZVOUS_BACKEND = "ELASTICJOB_RENDEZVOUS_BACKEND"
@@ -75,6 +77,9 @@ class Env:
     PRELOAD = "ELASTICJOB_PRELOAD"
     """Comma-separated modules that the fork server imports; empty: no fork server."""
     STOP_GRACE_SECONDS = "ELASTICJOB_STOP_GRACE_SECONDS"
+    GRACEFUL_SHUTDOWN_SECONDS = "ELASTICJOB_GRACEFUL_SHUTDOWN_SECONDS"
+    POD_GRACE_SECONDS = "ELASTICJOB_POD_GRACE_SECONDS"
+    """Seconds from the pod's SIGTERM until its workers must have ended; no limit if unset."""
     JOIN_TIMEOUT_SECONDS = "ELASTICJOB_JOIN_TIMEOUT_SECONDS"
     KEEP_ALIVE = "ELASTICJOB_KEEP_ALIVE"
     """Kernel TCP keep-alive of the control link as `INTERVALxATTEMPTS`, interval in seconds, e.g. `1x3`."""
@@ -127,6 +132,11 @@ class ExitCode(IntEnum):
     """A newer pod has this index, or the job no longer needs this node."""
     LEFT = 143
     """The node was drained (SIGTERM), and left its round in good order."""
+
+
+def script_end_file(error_file: str) -> str:
+    """Return the path of the file in which a forked worker writes its process id once its script has succeeded."""
+    return f"{error_file}.succeeded"
 
 
 class RoundId(NamedTuple):

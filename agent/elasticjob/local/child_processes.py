@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import signal
-from collections.abc import Mapping
+import socket
+import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,6 +16,7 @@ from elasticjob.agent.processes import die_with_parent
 from elasticjob.code_root import program
 from elasticjob.contract import codec
 from elasticjob.contract.names import Env, ExitCode
+from elasticjob.contract.python_command import is_python
 from elasticjob.control_link.link import LinkRole
 from elasticjob.local.manifest import LocalJob
 
@@ -27,8 +31,11 @@ class RunEnvironment:
     port: int
     scratch: Path
 
-    async def store(self, output: int) -> asyncio.subprocess.Process:
-        """Start the job's store. Its output goes to the descriptor `output`."""
+    async def store(self, output: int, listener: socket.socket | None) -> asyncio.subprocess.Process:
+        """Start the job's store. Its output goes to the descriptor `output`.
+
+        It accepts on `listener`, or binds the port if that is None.
+        """
         environ = {
             **os.environ,
             Env.JOB: self.job.name,
@@ -41,7 +48,10 @@ class RunEnvironment:
             Env.SETTINGS: codec.dumps(self.job.settings).decode(),
             Env.STATE_DIR: str(self.scratch),
         }
-        return await _start([*program(), "store"], environ, output)
+        if listener is None:
+            return await _start([*program(), "store"], environ, output)
+        environ[Env.LISTEN_FD] = str(listener.fileno())
+        return await _start([*program(), "store"], environ, output, inherited=(listener.fileno(),))
 
     async def agent(self, index: int, incarnation: int, pod: str, output: int | None) -> asyncio.subprocess.Process:
         """Start a node's agent. `output`: a descriptor, subprocess.PIPE, or None for this process's own output."""
@@ -49,6 +59,7 @@ class RunEnvironment:
         environ = {
             **os.environ,
             "PYTHONUNBUFFERED": "1",
+            "PATH": search_path(os.environ.get("PATH", os.defpath), job.command, sys.executable),
             **job.env,
             Env.JOB: job.name,
             Env.RUN_ID: self.run_id,
@@ -60,16 +71,37 @@ class RunEnvironment:
             Env.INCARNATION: str(incarnation),
             Env.STORE_ENDPOINT: f"127.0.0.1:{self.port}",
             Env.NPROC_PER_NODE: str(job.nproc_per_node),
+            Env.NPROC_IS_DEFAULT: str(int(job.nproc_is_default)),
             Env.GPUS: str(job.gpus),
             Env.ROLE: job.role,
             Env.RENDEZVOUS_BACKEND: job.backend.value,
             Env.PRELOAD: ",".join(job.preload),
             Env.STOP_GRACE_SECONDS: str(job.settings.stop_grace),
+            Env.GRACEFUL_SHUTDOWN_SECONDS: str(job.settings.graceful_shutdown),
             Env.JOIN_TIMEOUT_SECONDS: str(job.settings.join_timeout),
             Env.KEEP_ALIVE: f"{job.settings.keep_alive_interval:g}x{job.settings.keep_alive_max_attempts}",
             Env.TERMINATION_LOG: str(self.scratch / f"{pod}.json"),
         }
-        return await _start([*program(), "agent", "--", *job.command], environ, output, job.working_dir)
+        return await _start([*program(), "agent", "--", *self._command()], environ, output, job.working_dir)
+
+    def _command(self) -> Sequence[str]:
+        return self.job.command if "PATH" in self.job.env else with_interpreter(self.job.command, sys.executable)
+
+
+def search_path(path: str, command: Sequence[str], interpreter: str) -> str:
+    """Return PATH for a command: `python3` and `torchrun` are found beside the interpreter of this process first.
+
+    For Python the path stays, as under torchrun: `with_interpreter` has chosen it already.
+    """
+    folder = os.path.dirname(interpreter)  # noqa: PTH120
+    found = shutil.which("python3", path=path)
+    is_first = found is not None and os.path.dirname(found) == folder  # noqa: PTH120
+    return path if is_first or is_python(command[0]) else f"{folder}{os.pathsep}{path}"
+
+
+def with_interpreter(command: Sequence[str], interpreter: str) -> Sequence[str]:
+    """Return the command with this interpreter for `python` or `python3`. A path or a version stays."""
+    return (interpreter, *command[1:]) if command[0] in ("python", "python3") else command
 
 
 def describe_exit_code(code: int) -> str:
@@ -81,7 +113,11 @@ def describe_exit_code(code: int) -> str:
 
 
 async def _start(
-    argv: list[str], environ: Mapping[str, str], output: int | None, directory: str | None = None
+    argv: list[str],
+    environ: Mapping[str, str],
+    output: int | None,
+    directory: str | None = None,
+    inherited: Sequence[int] = (),
 ) -> asyncio.subprocess.Process:
     """Start a process that dies with this one. Its own session keeps the terminal's Ctrl-C from it."""
     return await asyncio.create_subprocess_exec(
@@ -93,4 +129,5 @@ async def _start(
         stderr=asyncio.subprocess.STDOUT if output == asyncio.subprocess.PIPE else output,
         start_new_session=True,
         preexec_fn=die_with_parent,
+        pass_fds=inherited,
     )

@@ -44,6 +44,8 @@ _MIN_DELAY = 0.25
 _MAX_DELAY = 30.0
 _OUTPUT_TIMEOUT = 2.0
 """Seconds to wait for the rest of the output after all agents have ended."""
+_BACKLOG = 4096
+"""Connections that wait until the first store accepts them."""
 _LONGEST_LINE = 1 << 20
 """Bytes of one line of a node's output. A longer line is printed in parts."""
 
@@ -82,9 +84,11 @@ class LocalRun:
         self._over = asyncio.Event()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self._interrupt)
-        with tempfile.TemporaryDirectory(prefix=f"elasticjob-{self._job.name}-") as scratch:
-            self._environment = RunEnvironment(self._job, self._run_id, self._keys, _free_port(), Path(scratch))
-            self._spawn(self._keep_store())
+        listener = socket.create_server(("127.0.0.1", 0), backlog=_BACKLOG)
+        with listener, tempfile.TemporaryDirectory(prefix=f"elasticjob-{self._job.name}-") as scratch:
+            port = listener.getsockname()[1]
+            self._environment = RunEnvironment(self._job, self._run_id, self._keys, port, Path(scratch))
+            self._spawn(self._keep_store(listener))
             self._spawn(self._follow())
             for index in range(self._settings.desired_pods):
                 self._spawn(self._keep_agent(index))
@@ -137,15 +141,19 @@ class LocalRun:
 
     # ---- processes -------------------------------------------------------------------------------------------------
 
-    async def _keep_store(self) -> None:
+    async def _keep_store(self, listener: socket.socket | None) -> None:
         """Run the store and start it again when it ends, as a pod with restartPolicy Always does.
 
+        The first one inherits `listener`, which is open already: no agent starts with a refused connection.
         The new process reads in the state folder that it is not the first one.
         """
         log = self._environment.scratch / "store.log"
         while not self._over.is_set():
             with log.open("ab") as output:
-                self._store = await self._environment.store(output.fileno())
+                self._store = await self._environment.store(output.fileno(), listener)
+            if listener is not None:
+                listener.close()  # the port closes with the store, as that of a pod does
+                listener = None
             self._show()
             code = await self._store.wait()
             if self._over.is_set():
@@ -248,11 +256,16 @@ class LocalRun:
         for ended in newly_ended:
             self._charged += ended.charged
             self._charged_round = ended.round
-            if ended.reason is not EndReason.SUCCEEDED:
+            if ended.reason is not EndReason.SUCCEEDED and not _ends_job(ended, report):
                 self._print(_describe_end(ended))
         if report.formed_at and (before is None or before.formed_at != report.formed_at):
             self._print(f"round {report.round} runs: {_world(report)}")
-        elif not report.formed_at and report.reason and (before is None or before.reason != report.reason):
+        elif (
+            not report.formed_at
+            and report.outcome is None
+            and report.reason
+            and (before is None or before.reason != report.reason)
+        ):
             self._print(f"{report.phase.value.lower()}: {report.reason}")
         if report.stall is not None and (before is None or before.stall != report.stall):
             self._print(f"{describe_failure(report.stall)} on {report.stall.pod}; nothing is restarted")
@@ -332,7 +345,8 @@ class LocalRun:
             return ExitCode.SUCCEEDED
         if report is not None and report.outcome is Outcome.FAILED:
             why = describe_failure(report.failure) + f" on {report.failure.pod}" if report.failure else report.reason
-            self._print(f"{self._job.name} failed: {why}; {with_noun(self._charged, 'restart')}")
+            code = f" ({report.reason})" if report.failure else ""
+            self._print(f"{self._job.name} failed: {why}; {with_noun(self._charged, 'restart')}{code}")
             return ExitCode.FAILED
         if self._problem:
             self._print(f"{self._job.name} failed: {self._problem}")
@@ -361,6 +375,11 @@ def _describe_end(ended: RoundEnded) -> str:
     return f"round {ended.round} ended: {ended.reason.value}: {cause}{charged}"
 
 
+def _ends_job(ended: RoundEnded, report: Report) -> bool:
+    """Return whether the job's last line describes the end of this round too."""
+    return report.outcome is Outcome.FAILED and ended.failure is not None and ended.failure == report.failure
+
+
 def _describe_straggler(slow: Straggler | None) -> str:
     if slow is None:
         return "all ranks keep up again"
@@ -368,9 +387,3 @@ def _describe_straggler(slow: Straggler | None) -> str:
     return (
         f"rank {slow.rank} on {slow.pod} holds up every step: {own:.0f} ms of its own, {others:.0f} ms on other ranks"
     )
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port: int = probe.getsockname()[1]
-        return port

@@ -101,12 +101,20 @@ def _apply_announce(state: CoordinatorState, agent_id: str, announce: Announce, 
         return RoundDecision(state, (SendToNode(agent_id, finish),), reason)
     state = _remove_node(state, other)
     closed = (SendToNode(agent_id, Closed(state.closed_reason)),) if state.closed_reason else ()
-    answer = RoundDecision(state, closed)
+    answer = RoundDecision(state, (*_displaced(other), *closed))
     if state.recovering_until is not None:
         if not state.nodes:
             state = replace(state, recovering_until=now + RECOVERY_TIMEOUT)
         return answer.then(RoundDecision(set_node(state, node), reason=f"{node.pod} announced itself during recovery"))
-    return answer.then(_connect_node(state, node))
+    return answer.then(_connect_node(state, node, now))
+
+
+def _displaced(node: Node | None) -> tuple[SendToNode, ...]:
+    """Return the last message to a node whose index another one has taken: without it, the node would wait forever."""
+    if node is None or node.disconnected_at is not None:
+        return ()
+    why = f"another agent has announced itself with index {node.index}"
+    return (SendToNode(node.agent_id, Finish(Outcome.SUPERSEDED, "Superseded", why)),)
 
 
 def _apply_close(state: CoordinatorState, message: Close) -> RoundDecision:
@@ -154,11 +162,11 @@ def _remove_node(state: CoordinatorState, node: Node | None) -> CoordinatorState
     return replace(state, nodes=nodes)
 
 
-def _connect_node(state: CoordinatorState, node: Node) -> RoundDecision:
+def _connect_node(state: CoordinatorState, node: Node, now: float) -> RoundDecision:
     """Add a node that (re)connects: as a member of the current round, in an older round that it must stop, or idle."""
     member = state.round.members.get(node.agent_id) if state.round else None
     if state.round is not None and member is not None and not member.lost:
-        return _reconnect_member(state, node, state.round, member)
+        return _reconnect_member(state, node, state.round, member, now)
     last = node.membership
     if last is not None and last.state is not MemberState.STOPPED:
         return stop_stale_round(state, node, last.assignment.round)
@@ -185,7 +193,7 @@ def stop_stale_round(state: CoordinatorState, node: Node, stale_round: RoundId) 
     return RoundDecision(state, (SendToNode(node.agent_id, end),), f"{node.pod} still runs round {stale_round}")
 
 
-def _reconnect_member(state: CoordinatorState, node: Node, round_: Round, member: Member) -> RoundDecision:
+def _reconnect_member(state: CoordinatorState, node: Node, round_: Round, member: Member, now: float) -> RoundDecision:
     """Update a member from what its node announces, and send again what it may have missed."""
     state = set_node(state, node)
     last = node.membership
@@ -196,7 +204,7 @@ def _reconnect_member(state: CoordinatorState, node: Node, round_: Round, member
         if round_.ending is None:
             # A node that was cut off has frozen its workers. The assignment, sent again, lets it resume them.
             return RoundDecision(state, (SendToNode(node.agent_id, member.assignment),), f"{node.pod} reconnected")
-        end = end_message(state, round_, round_.ending)
+        end = end_message(state, round_, round_.ending, now)
         reason = f"{node.pod} reconnected while its round ends"
         return RoundDecision(state, (SendToNode(node.agent_id, end),), reason)
     if round_.ending is not None:
@@ -261,8 +269,7 @@ def _apply_worker_state(
     """
     round_ = state.round
     if state.recovering_until is not None:
-        known = state.nodes[node.agent_id]
-        return set_node(state, store_recovery.record_message(known, message, _REACHED[type(message)]))
+        return store_recovery.record_message(state, state.nodes[node.agent_id], message, _REACHED[type(message)])
     if round_ is None or message.round != round_.id:
         return state
     member = round_.members.get(node.agent_id)

@@ -1,10 +1,11 @@
-"""Two stores must never run two worlds: when a round needs the operator's confirmation "you are the only store". Pure.
+"""When a coordinator must ask the operator whether its store is the job's only one before it starts a round. Pure.
 
-A store that is cut off, or that was replaced while it was alive, sees nodes disconnect that go on training with its
-successor. A round therefore needs the confirmation if half of the nodes of the last round, or more, are missing. The
-store requests it when it needs it. The confirmation expires CONFIRMATION_SECONDS after the request, so that an answer
-that was delayed on its way does not count. A successor that finds nothing of earlier rounds needs the confirmation too.
-A first store that no operator has ever connected to needs none.
+At most one round of a job may run, even while two store pods are alive (docs/store-loss.md, "When a store is
+replaced"). To a store that is cut off, or that was replaced while it was alive, nodes look lost although they train
+on with its successor. So the coordinator needs the operator's confirmation to start a round while half or more of the
+last round's nodes are missing. It asks at that moment, not in advance. The confirmation expires CONFIRMATION_SECONDS
+after the request, so that a delayed answer does not count. A successor that finds nothing of earlier rounds needs it
+too; a first store to which no operator has ever connected needs none.
 """
 
 from __future__ import annotations
@@ -23,7 +24,10 @@ only after at least this long (`plan.stores`)."""
 
 
 def least_complete_round(state: CoordinatorState) -> LastRound:
-    """Return, of the rounds that another store may know as the last one, the one with the most missing nodes."""
+    """Return the round that decides about the confirmation, of those that another store may know as the last one.
+
+    That is one with half or more of its nodes missing, if there is any; else the one with the most missing nodes.
+    """
     return max((state.last_round, *state.attempted_rounds), key=lambda r: (r.half_missing, r.missing))
 
 
@@ -71,8 +75,9 @@ def receive_confirmation(state: CoordinatorState, view: OperatorView) -> Coordin
 def record_ended_round(state: CoordinatorState, round_: Round) -> CoordinatorState:
     """Record a round that has ended.
 
-    If all its workers had started, it becomes the last round. Otherwise some of its nodes may not have received their
-    assignment and may still count for another store as nodes of the round before: it is kept beside that one.
+    If all its workers had started, or no earlier round is known, it replaces the last round. Otherwise a node that did
+    not receive its assignment may report the previous round to another store: both rounds are kept, and enough nodes of
+    each must be present.
     """
     connected = {agent_id for agent_id, node in state.nodes.items() if node.disconnected_at is None}
     stopped = frozenset(agent_id for agent_id, m in round_.members.items() if m.state is MemberState.STOPPED)

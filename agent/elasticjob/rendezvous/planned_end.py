@@ -26,6 +26,8 @@ class PlannedEndDecision:
 
     last_step: int | None
     reason: str
+    failed: bool = False
+    """Whether they stop because a member failed or was lost."""
 
 
 def can_plan(round_: Round) -> bool:
@@ -58,7 +60,7 @@ def evaluate_planned_end(round_: Round, graceful_shutdown: float, now: float) ->
         return None
     plan, members = round_.ending.planned_stop, round_.members
     if round_.failures or any(m.lost or m.state is MemberState.FAILED for m in members.values()):
-        return PlannedEndDecision(None, "a node failed before the last step")
+        return PlannedEndDecision(None, "a node failed before the last step", failed=True)
     if plan.last_step is not None:
         done = all(m.accounted_for or m.state is MemberState.SUCCEEDED for m in members.values())
         reason = f"not all nodes stopped at step {plan.last_step}"

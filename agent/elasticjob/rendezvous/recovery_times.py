@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, replace
 
 from elasticjob.contract.messages import EndReason, RecoverySeconds, RoundEnded
@@ -31,9 +32,8 @@ class Outage:
 
 def track_outage(outage: Outage | None, before: CoordinatorState, after: CoordinatorState, now: float) -> Outage | None:
     """Return the last outage after the coordinator's state has changed from `before` to `after`; None without one."""
-    for ended in after.ended_rounds:
-        if ended not in before.ended_rounds:
-            outage = _new_outage(before, ended, after.epoch, now) if ended.reason in _FAULTS else None
+    for ended in _newly_ended(before.ended_rounds, after.ended_rounds):
+        outage = _new_outage(before, ended, after.epoch, now) if ended.reason in _FAULTS else None
     round_ = after.round
     if outage is None or outage.recovery is not None or round_ is None or round_.id <= outage.round:
         return outage
@@ -51,6 +51,14 @@ def track_outage(outage: Outage | None, before: CoordinatorState, after: Coordin
             start=max(0.0, round_.formed_at - after.epoch - outage.next_round_at),
         ),
     )
+
+
+def _newly_ended(before: tuple[RoundEnded, ...], after: tuple[RoundEnded, ...]) -> list[RoundEnded]:
+    """Return the rounds that ended since `before`, the oldest first. Round ids grow, so older ones are not compared."""
+    if not before:
+        return list(after)
+    newest_first = itertools.takewhile(lambda e: e.round > before[-1].round, reversed(after))
+    return list(newest_first)[::-1]
 
 
 def _new_outage(before: CoordinatorState, ended: RoundEnded, epoch: float, now: float) -> Outage:

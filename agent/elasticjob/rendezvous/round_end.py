@@ -1,6 +1,7 @@
 """How a round ends: what ends it, what its members are sent, its root cause and whether a restart is charged. Pure.
 
-`rounds` begins the ends that change a round's size, with `begin_end` and `begin_scale_down`.
+`begin_end` is the only way in: this module calls it for broken rounds and for nodes that leave, `rounds` calls it for a
+change of size and for a round that a recovering store cannot restore.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from elasticjob.rendezvous.state import (
     Round,
     RoundEnding,
     SendToNode,
+    add_ended_round,
     departure_reason,
     set_node,
 )
@@ -41,7 +43,7 @@ def expire_lost_nodes(state: CoordinatorState, now: float) -> RoundDecision | No
     if round_ is None:
         return None
     stopping = round_.ending is not None and round_.ending.planned_stop is None
-    overdue = stopping and round_.ending is not None and now >= stop_deadline(state, round_.ending)
+    overdue = stopping and round_.ending is not None and now >= stop_deadline(round_.ending)
     connected = {agent_id for agent_id, n in state.nodes.items() if n.disconnected_at is None}
     suspects = [a for a in round_.members if overdue or a not in connected]
     lost = {a: None for a in suspects if not round_.members[a].accounted_for and (overdue or _is_lost(state, a, now))}
@@ -71,7 +73,7 @@ def declare_success(state: CoordinatorState, now: float) -> RoundDecision | None
     if not all(m.state is MemberState.SUCCEEDED and not m.lost for m in round_.members.values()):
         return None
     ended = _round_ended(state, round_, EndReason.SUCCEEDED, "all workers succeeded", now)
-    state = replace(state, round=None, ended_rounds=(*state.ended_rounds, ended))
+    state = add_ended_round(replace(state, round=None), ended)
     return _declare_outcome(state, Outcome.SUCCEEDED, "AllAgentsSucceeded", None)
 
 
@@ -118,10 +120,15 @@ def advance_planned_end(state: CoordinatorState, now: float) -> RoundDecision | 
     decision = planned_end.evaluate_planned_end(round_, state.settings.graceful_shutdown, now)
     if decision is None:
         return None
-    plan = round_.ending.planned_stop if decision.last_step is not None else None
-    plan = plan and replace(plan, last_step=decision.last_step)
-    ending = replace(round_.ending, planned_stop=plan, since=round_.ending.since if plan else now)
-    return _send_end(state, replace(round_, ending=ending), ending, decision.reason)
+    if decision.last_step is not None:
+        plan = replace(round_.ending.planned_stop or PlannedStop(), last_step=decision.last_step)
+        ending = replace(round_.ending, planned_stop=plan)
+    else:
+        # A plan that fails leaves its members the rest of the graceful time; a failure ends that time.
+        at_least = now + state.settings.stop_grace
+        kill_at = at_least if decision.failed else max(at_least, round_.ending.kill_at)
+        ending = replace(round_.ending, planned_stop=None, since=now, kill_at=kill_at)
+    return _send_end(state, replace(round_, ending=ending), ending, decision.reason, now)
 
 
 def conclude_round(state: CoordinatorState, now: float) -> RoundDecision | None:
@@ -135,7 +142,7 @@ def conclude_round(state: CoordinatorState, now: float) -> RoundDecision | None:
     job_failed = fatal_hang or (ended.charged and state.charged >= state.settings.max_restarts)
     ended = replace(ended, charged=ended.charged and not job_failed)
     state = confirmation.record_ended_round(state, round_)
-    state = replace(state, round=None, joiners_since=None, ended_rounds=(*state.ended_rounds, ended))
+    state = add_ended_round(replace(state, round=None, joiners_since=None), ended)
     if job_failed:
         reason = "HangDetected" if fatal_hang else "MaxRestartsExceeded"
         return _declare_outcome(state, Outcome.FAILED, reason, ended.failure)
@@ -188,7 +195,9 @@ def _round_ended(
     failure: Failure | None = None,
     lost: tuple[str, ...] = (),
 ) -> RoundEnded:
-    charged = reason is EndReason.WORKER_FAILED
+    counted = state.operator_view.charged_round
+    # A store that was lost may have concluded the same round before: status then contains its charge.
+    charged = reason is EndReason.WORKER_FAILED and (counted is None or round_.id > counted)
     return RoundEnded(round_.id, reason, message, charged, state.epoch + now, round_.world_size, failure, lost)
 
 
@@ -197,23 +206,31 @@ def begin_end(
 ) -> RoundDecision:
     """Begin the end of a round: its members stop at once or, with `on_plan`, report their steps first if they can."""
     planned_stop = PlannedStop() if on_plan and planned_end.can_plan(round_) else None
-    ending = RoundEnding(reason, message, now, on_plan, planned_stop)
+    ending = RoundEnding(reason, message, now, on_plan, planned_stop, now + _grace(state, on_plan))
     log_reason = f"round {round_.id} ends ({reason.value}): {message}"
-    return _send_end(state, replace(round_, ending=ending), ending, log_reason)
+    return _send_end(state, replace(round_, ending=ending), ending, log_reason, now)
 
 
-def _send_end(state: CoordinatorState, round_: Round, ending: RoundEnding, log_reason: str) -> RoundDecision:
-    message = end_message(state, round_, ending)
+def _grace(state: CoordinatorState, on_plan: bool) -> float:
+    """Return the seconds that workers have to end; `stop_grace` is for the peers of a failure only."""
+    settings = state.settings
+    return max(settings.stop_grace, settings.graceful_shutdown) if on_plan else settings.stop_grace
+
+
+def _send_end(
+    state: CoordinatorState, round_: Round, ending: RoundEnding, log_reason: str, now: float
+) -> RoundDecision:
+    message = end_message(state, round_, ending, now)
     effects = tuple(SendToNode(a, message) for a, m in round_.members.items() if not m.accounted_for)
     return RoundDecision(replace(state, round=round_), effects, log_reason)
 
 
-def end_message(state: CoordinatorState, round_: Round, ending: RoundEnding) -> PlanEnd | EndRound:
+def end_message(state: CoordinatorState, round_: Round, ending: RoundEnding, now: float) -> PlanEnd | EndRound:
     """Return the message that members get in the present phase of a round's end."""
     last_step = ending.planned_stop.last_step if ending.planned_stop else None
     if ending.planned_stop is not None and last_step is None:
         return PlanEnd(round_.id, ending.message)
-    hang, grace = _has_hang(round_), state.settings.stop_grace
+    hang, grace = _has_hang(round_), max(state.settings.stop_grace, round(ending.kill_at - now, 3))
     grace = min(grace, HANG_GRACE) if hang else grace
     return EndRound(round_.id, grace, ending.message, ending.planned, last_step, dump_stacks=hang)
 
@@ -222,9 +239,9 @@ def _has_hang(round_: Round) -> bool:
     return any(f.kind is FailureClass.HANG for f in round_.failures)
 
 
-def stop_deadline(state: CoordinatorState, ending: RoundEnding) -> float:
+def stop_deadline(ending: RoundEnding) -> float:
     """Return when members that have not reported their workers stopped count as lost."""
-    return ending.since + state.settings.stop_grace + STOP_TIMEOUT
+    return ending.kill_at + STOP_TIMEOUT
 
 
 def _declare_outcome(state: CoordinatorState, outcome: Outcome, reason: str, failure: Failure | None) -> RoundDecision:

@@ -18,12 +18,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from elasticjob.contract.messages import EndReason, Finish, HangAction, MemberState, Outcome
+from elasticjob.contract.messages import Announce, EndReason, Finish, HangAction, MemberState, Outcome
 from elasticjob.contract.names import RoundId
 from elasticjob.contract.text import with_noun
 from elasticjob.rendezvous import confirmation, planned_end, rank_assignment, stalls, store_recovery
 from elasticjob.rendezvous.apply_event import apply_event, standby_message, stop_stale_round
 from elasticjob.rendezvous.decision import RoundDecision, Rule, join_reasons, pod_names
+from elasticjob.rendezvous.event_batch import OpenCounts, count_open, follow, may_wait
 from elasticjob.rendezvous.round_end import (
     adopt_outcome,
     advance_planned_end,
@@ -40,10 +41,13 @@ from elasticjob.rendezvous.state import (
     CoordinatorEvent,
     CoordinatorState,
     Node,
+    NodeDisconnected,
+    NodeMessage,
     Round,
     SendToNode,
     candidates,
     departure_reason,
+    expected_pod,
     missing_pods,
     superseded,
 )
@@ -55,15 +59,81 @@ def decide(state: CoordinatorState, event: CoordinatorEvent, now: float) -> Roun
 
 
 def decide_together(state: CoordinatorState, events: Iterable[CoordinatorEvent], now: float) -> RoundDecision:
-    """Apply events that arrived together, in order, then the rules once for all of them."""
-    effects: list[SendToNode] = []
-    reasons: list[str] = []
+    """Apply events that arrived together, in order; the rules run once for as many of them as `event_batch` allows.
+
+    What is charged, its cause and the job's outcome are the same as if `decide` got one event after the other.
+    """
+    batch = _Batch(state, now)
     for event in events:
-        applied = apply_event(state, event, now)
-        state = applied.state
-        effects += applied.effects
-        reasons += [applied.reason] if applied.reason else []
-    return RoundDecision(state, tuple(effects), join_reasons(reasons)).then(apply_rules(state, now))
+        batch.apply(event)
+    return batch.decision()
+
+
+class _Batch:
+    """Events that are decided together."""
+
+    def __init__(self, state: CoordinatorState, now: float) -> None:
+        self._state, self._now = state, now
+        self._effects: list[SendToNode] = []
+        self._addressed: set[str] = set()
+        self._reasons: list[str] = []
+        self._rule_reasons: list[str] = []
+        self._counts: OpenCounts | None = None
+        """Of the present state, once they are needed; None after the rules have run."""
+        self._first = self._rules_wait = True
+        self._may_join = False
+        """Whether nodes may join because of events since the rules ran: some that are not `NodeDisconnected`."""
+
+    def apply(self, event: CoordinatorEvent) -> None:
+        waits = self._may_wait(event)
+        if self._rules_wait and not self._first and not (waits and self._keeps_joiners(event)):
+            self._apply_rules()
+        if isinstance(event, NodeMessage) and isinstance(event.message, Announce):
+            self._drop_effects_of_old_link(event.agent_id)
+        applied = apply_event(self._state, event, self._now)
+        if waits and self._counts is not None and isinstance(event, (NodeMessage, NodeDisconnected)):
+            self._counts = follow(self._counts, self._state, applied.state, event.agent_id)
+        self._state = applied.state
+        self._send(applied.effects)
+        self._reasons += [applied.reason] if applied.reason else []
+        self._first, self._rules_wait = False, True
+        self._may_join = self._may_join or not isinstance(event, NodeDisconnected)
+        if not waits:
+            self._apply_rules()
+
+    def _may_wait(self, event: CoordinatorEvent) -> bool:
+        """Return whether the rules need not run around this event. After the first one a deadline may have passed."""
+        if self._first:
+            return False
+        if self._counts is None:
+            self._counts = count_open(self._state)
+        return may_wait(self._state, event, self._counts, self._now)
+
+    def _keeps_joiners(self, event: CoordinatorEvent) -> bool:
+        """Return whether the event leaves it open whether joining nodes end the round. They wait for a missing node."""
+        running = self._state.round is not None and self._state.round.ending is None
+        return not (running and self._may_join and isinstance(event, NodeDisconnected))
+
+    def _send(self, effects: tuple[SendToNode, ...]) -> None:
+        self._effects += effects
+        self._addressed.update(e.agent_id for e in effects)
+
+    def _drop_effects_of_old_link(self, agent_id: str) -> None:
+        """Drop messages to a node that has connected anew. The answer to its `Announce` makes up for them."""
+        if agent_id in self._addressed:
+            self._effects = [e for e in self._effects if e.agent_id != agent_id]
+
+    def _apply_rules(self) -> None:
+        ruled = apply_rules(self._state, self._now)
+        self._state, self._counts, self._rules_wait, self._may_join = ruled.state, None, False, False
+        self._send(ruled.effects)
+        self._rule_reasons += [ruled.reason] if ruled.reason else []
+
+    def decision(self) -> RoundDecision:
+        if self._rules_wait:
+            self._apply_rules()
+        reasons = (join_reasons(self._reasons), *self._rule_reasons)
+        return RoundDecision(self._state, tuple(self._effects), "; ".join(r for r in reasons if r))
 
 
 def apply_rules(state: CoordinatorState, now: float) -> RoundDecision:
@@ -109,7 +179,7 @@ def next_deadline(state: CoordinatorState, now: float) -> float | None:
             times.append(state.joiners_since + state.settings.scale_up_stabilization)
         if state.round is not None and state.round.ending is not None:
             deadline = planned_end.planned_end_deadline(state.round, state.settings.graceful_shutdown)
-            times.append(deadline if deadline is not None else stop_deadline(state, state.round.ending))
+            times.append(deadline if deadline is not None else stop_deadline(state.round.ending))
     return min((t for t in times if t > now), default=None)
 
 
@@ -142,7 +212,7 @@ def _finish_recovery(state: CoordinatorState, now: float) -> RoundDecision | Non
     if recovery is None:
         return None
     found = recovery.round
-    state = replace(state, recovering_until=None)
+    state = replace(state, recovering_until=None, recovery_failures={})
     outsiders = [n for n in state.nodes.values() if found is None or n.agent_id not in found.members]
     decision = RoundDecision(state, reason=recovery.reason)
     for node in outsiders:
@@ -160,10 +230,10 @@ def _finish_recovery(state: CoordinatorState, now: float) -> RoundDecision | Non
         last_members=tuple(found.members),
     )
     decision = replace(decision, state=state)
-    if recovery.complete:
+    if recovery.end is None:
         assignments = tuple(SendToNode(agent_id, member.assignment) for agent_id, member in found.members.items())
         return replace(decision, effects=decision.effects + assignments)
-    return decision.then(begin_end(state, found, EndReason.AGENT_LOST, recovery.reason, now))
+    return decision.then(begin_end(state, found, recovery.end, recovery.reason, now))
 
 
 def _resize_round(state: CoordinatorState, now: float) -> RoundDecision | None:
@@ -211,6 +281,8 @@ def _form_round(state: CoordinatorState, now: float) -> RoundDecision | None:
     pool = candidates(state)
     has_survivor = not {n.agent_id for n in pool}.isdisjoint(state.last_members)
     ready = [n for n in pool if n.ready]
+    if has_survivor and len(ready) < state.settings.target and _reconnecting_members(state, now):
+        return None
     if has_survivor and len(ready) >= state.settings.min_nodes:
         return _start_round(state, ready, "all nodes that are ready", now)
     if len(pool) < state.settings.min_nodes:
@@ -225,6 +297,17 @@ def _form_round(state: CoordinatorState, now: float) -> RoundDecision | None:
         reason = f"last call: waiting up to {timeout:g} s for more nodes"
         return RoundDecision(replace(state, last_call_at=now + timeout), reason=reason)
     return _start_round(state, pool, "the last call is over", now) if now >= state.last_call_at else None
+
+
+def _reconnecting_members(state: CoordinatorState, now: float) -> list[Node]:
+    """Return members of the last round whose link has just closed. A round without them would soon end for them."""
+    last = (state.nodes.get(agent_id) for agent_id in state.last_members)
+    return [n for n in last if n and n.disconnected_at is not None and not n.expired(now) and _may_return(state, n)]
+
+
+def _may_return(state: CoordinatorState, node: Node) -> bool:
+    wanted = not state.operator_seen or expected_pod(state, node.index) is not None
+    return wanted and node.index < state.settings.desired_pods and not departure_reason(state, node)
 
 
 def _start_round(state: CoordinatorState, pool: Sequence[Node], why: str, now: float) -> RoundDecision | None:

@@ -31,7 +31,10 @@ RECOVERY_TIMEOUT = 10.0
 LOST_TIMEOUT = 1.0
 """The same for pods on a lost Kubernetes node. Agents that lose their store try to reconnect once a second."""
 STOP_TIMEOUT = 30.0
-"""Seconds beyond the stop grace after which a member that has not reported its workers stopped counts as lost."""
+"""Seconds beyond the grace period after which a member that has not reported its workers stopped counts as lost."""
+
+MAX_ENDED_ROUNDS = 256
+"""Ended rounds that wait for an operator. Without a limit every report of a job that has none would grow."""
 
 
 @dataclass(frozen=True)
@@ -55,8 +58,6 @@ class Node:
     """An earlier round whose workers may still run on the node. They must stop before the node may join a round."""
     membership: LastMembership | None = None
     """The last round that the node was in, and its state there. Read only during recovery."""
-    failure: Failure | None = None
-    """The failure in that round that the node reported during recovery; None without one."""
     fork_disabled_reason: str = ""
     """Why its workers start by exec although the user did not ask for that; empty if they are forked."""
 
@@ -102,6 +103,8 @@ class RoundEnding:
     """Whether the end was begun as a planned one."""
     planned_stop: PlannedStop | None = None
     """None if the members stop at once, from the start or after the plan has failed."""
+    kill_at: float = 0.0
+    """When the grace period of workers that get SIGTERM is over."""
 
 
 @dataclass(frozen=True)
@@ -196,6 +199,8 @@ class CoordinatorState:
     """Since when ready nodes have waited to join the running round; None while none waits."""
     recovering_until: float | None = None
     """When recovery ends at the latest; None once it is over."""
+    recovery_failures: Mapping[RoundId, tuple[Failure, ...]] = field(default_factory=dict)
+    """By round: the failures that nodes reported during recovery, in order of arrival. Empty once it is over."""
     successor: bool = False
     """Whether another store of the job, or an earlier process of this one, ran before."""
     last_round: LastRound = NO_LAST_ROUND
@@ -209,7 +214,9 @@ class CoordinatorState:
     newer_store: int | None = None
     """A higher incarnation of the store, if a node has connected to one: this store is closed. Else None."""
     ended_rounds: tuple[RoundEnded, ...] = ()
-    """Rounds that ended and that the operator has not acknowledged yet."""
+    """Rounds that ended and that the operator has not acknowledged yet, the oldest first; at most MAX_ENDED_ROUNDS."""
+    forgotten_charges: int = 0
+    """Charged restarts of rounds that `ended_rounds` had no place for."""
     unhealthy: Mapping[str, Failure] = field(default_factory=dict)
     """By pod name: why the node asked for a replacement on another machine. Kept after the node has left."""
     outcome: Outcome | None = None
@@ -228,7 +235,8 @@ class CoordinatorState:
     def charged(self) -> int:
         """Restarts charged to the budget: those in status, and those that status does not contain yet."""
         seen = self.operator_view.charged_round
-        return self.operator_view.charged + sum(e.charged for e in self.ended_rounds if seen is None or e.round > seen)
+        waiting = sum(e.charged for e in self.ended_rounds if seen is None or e.round > seen)
+        return self.operator_view.charged + self.forgotten_charges + waiting
 
 
 def initial_state(
@@ -367,6 +375,16 @@ def set_node(state: CoordinatorState, node: Node) -> CoordinatorState:
         else with_item(state.agent_ids, node.index, node.agent_id)
     )
     return replace(state, nodes=with_item(state.nodes, node.agent_id, node), agent_ids=agent_ids)
+
+
+def add_ended_round(state: CoordinatorState, ended: RoundEnded) -> CoordinatorState:
+    """Return the state with one more ended round. If there are too many, the oldest that was not charged is dropped."""
+    kept = (*state.ended_rounds, ended)
+    if len(kept) <= MAX_ENDED_ROUNDS:
+        return replace(state, ended_rounds=kept)
+    drop = next((n for n, e in enumerate(kept) if not e.charged), 0)
+    forgotten = state.forgotten_charges + kept[drop].charged
+    return replace(state, ended_rounds=(*kept[:drop], *kept[drop + 1 :]), forgotten_charges=forgotten)
 
 
 def set_member(round_: Round, agent_id: str, member: Member) -> Round:

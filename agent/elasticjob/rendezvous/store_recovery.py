@@ -2,8 +2,11 @@
 
 Nodes go on training while no store runs, and announce what they run when they connect to the successor. The newest
 round that any node still runs is restored if all its members are connected and run or have succeeded. It ends if one is
-missing, failed or stopped. If all connected members have succeeded and others are missing, the store waits for the
-operator: the missing nodes may have learned already that the job succeeded.
+missing, failed or stopped. A round in which a node reported a failure ends here too, even if all its workers have
+stopped by then, because the failure must be charged.
+
+If all connected members have succeeded and others are missing, the store waits for the operator: the missing nodes may
+have learned already that the job succeeded.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from elasticjob.contract.messages import (
+    EndReason,
     MemberState,
     PodState,
     WorkersFailed,
@@ -20,7 +24,17 @@ from elasticjob.contract.messages import (
 )
 from elasticjob.contract.names import RoundId
 from elasticjob.rendezvous.decision import count_missing
-from elasticjob.rendezvous.state import LOST_TIMEOUT, RECOVERY_TIMEOUT, CoordinatorState, LastRound, Member, Node, Round
+from elasticjob.rendezvous.persistent_map import with_item
+from elasticjob.rendezvous.state import (
+    LOST_TIMEOUT,
+    RECOVERY_TIMEOUT,
+    CoordinatorState,
+    LastRound,
+    Member,
+    Node,
+    Round,
+    set_node,
+)
 
 _CAN_CONTINUE = (MemberState.STARTING, MemberState.RUNNING, MemberState.SUCCEEDED)
 
@@ -30,42 +44,65 @@ class RecoveryDecision:
     """How recovery ends."""
 
     round: Round | None
-    """The round that was found; None if no node runs one."""
-    complete: bool
-    """Whether the round goes on; if not, it must end."""
+    """The round that was found; None if no node runs one and none failed."""
+    end: EndReason | None
+    """Why the round must end; None if it goes on."""
     reason: str
 
 
 def record_message(
-    node: Node, message: WorkersStarted | WorkersFailed | WorkersSucceeded | WorkersStopped, reached: MemberState
-) -> Node:
-    """Return the node with the new state of its membership, which it reported while the store recovers."""
+    state: CoordinatorState,
+    node: Node,
+    message: WorkersStarted | WorkersFailed | WorkersSucceeded | WorkersStopped,
+    reached: MemberState,
+) -> CoordinatorState:
+    """Return the state with what a node reported about the round that it announced, while the store recovers."""
     if node.membership is None or node.membership.assignment.round != message.round:
-        return node
-    failure = message.failure if isinstance(message, WorkersFailed) else node.failure
-    return replace(node, membership=replace(node.membership, state=reached), failure=failure)
+        return state
+    state = set_node(state, replace(node, membership=replace(node.membership, state=reached)))
+    if not isinstance(message, WorkersFailed):
+        return state
+    failures = (*state.recovery_failures.get(message.round, ()), message.failure)
+    return replace(state, recovery_failures=with_item(state.recovery_failures, message.round, failures))
 
 
 def evaluate_recovery(state: CoordinatorState, now: float) -> RecoveryDecision | None:
     """Return how recovery ends; None if it is over, or while the store waits for more nodes or for the operator."""
     if state.recovering_until is None:
         return None
-    newest = max((_last_round_id(n) for n in state.nodes.values() if _runs_workers(n)), default=None)
+    newest = _newest_unsettled_round(state)
     found = {} if newest is None else _members(state, newest)
     size = max((m.assignment.group_world_size for m in found.values()), default=0)
     if newest is not None and len(found) == size:
-        complete = all(m.state in _CAN_CONTINUE for m in found.values())
-        reason = f"all nodes of round {newest} reconnected" + ("" if complete else ", workers have failed or stopped")
-        return RecoveryDecision(_restored_round(state, newest, found, state.epoch + now), complete, reason)
+        return _recover_all(state, newest, found, now)
     if (now < state.recovering_until or not state.nodes) and not _all_expected_connected(state, now):
         return None
     if found and not state.operator_seen and all(m.state is MemberState.SUCCEEDED for m in found.values()):
         # The missing nodes may have learned that the job succeeded; the operator knows. Waiting costs nothing.
         return None
     if newest is None:
-        return RecoveryDecision(None, complete=True, reason="no round to restore")
+        return RecoveryDecision(None, None, "no round to restore")
     reason = count_missing(size - len(found), size)
-    return RecoveryDecision(_restored_round(state, newest, found, 0.0), complete=False, reason=reason)
+    return RecoveryDecision(_restored_round(state, newest, found, 0.0), EndReason.AGENT_LOST, reason)
+
+
+def _newest_unsettled_round(state: CoordinatorState) -> RoundId | None:
+    """Return the newest round of the connected nodes that must go on or end: one runs it, or reported a failure."""
+    connected = [n for n in state.nodes.values() if n.disconnected_at is None and n.membership is not None]
+    failed = state.recovery_failures
+    unsettled = (r for n in connected if (r := _last_round_id(n)) in failed or _runs_workers(n))
+    return max(unsettled, default=None)
+
+
+def _recover_all(state: CoordinatorState, round_id: RoundId, found: dict[str, Member], now: float) -> RecoveryDecision:
+    """Return how recovery ends if all members of the round are connected."""
+    round_ = _restored_round(state, round_id, found, state.epoch + now)
+    reason = f"all nodes of round {round_id} reconnected"
+    if round_.failures or any(m.state is MemberState.FAILED for m in found.values()):
+        return RecoveryDecision(round_, EndReason.WORKER_FAILED, f"{reason}, workers have failed")
+    if all(m.state in _CAN_CONTINUE for m in found.values()):
+        return RecoveryDecision(round_, None, reason)
+    return RecoveryDecision(round_, EndReason.AGENT_LOST, f"{reason}, workers have stopped")
 
 
 def with_last_round(state: CoordinatorState) -> CoordinatorState:
@@ -112,7 +149,7 @@ def _members(state: CoordinatorState, round_id: RoundId) -> dict[str, Member]:
 
 def _restored_round(state: CoordinatorState, round_id: RoundId, members: dict[str, Member], formed_at: float) -> Round:
     started = all(m.state is not MemberState.STARTING for m in members.values())
-    failures = tuple(f for agent_id in members if (f := state.nodes[agent_id].failure) is not None)
+    failures = state.recovery_failures.get(round_id, ())
     return Round(round_id, members, formed_at=formed_at if started else 0.0, failures=failures)
 
 

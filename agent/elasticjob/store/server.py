@@ -14,7 +14,7 @@ import logging
 import socket
 from collections import Counter
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeAlias, cast
 
 from elasticjob.keep_alive import KeepAlive
@@ -28,7 +28,8 @@ log = logging.getLogger(__name__)
 RecordDrop: TypeAlias = Callable[[str, str, str], None]
 """Counts and logs a connection that we close: (reason, peer, message). `reason` is a fixed text, for counting."""
 LinkHandler: TypeAlias = Callable[[asyncio.Transport, int, bytes, RecordDrop], Coroutine[None, None, None]]
-"""Serves a connection whose first request was LINK: (transport, number in the request, further bytes, RecordDrop)."""
+"""Serves a connection whose first request was LINK: (transport, the peer's protocol version, further bytes,
+RecordDrop)."""
 
 _BACKLOG = 4096
 _TURN_REQUESTS, _TURN_BYTES = 256, 1024 * 1024
@@ -78,6 +79,10 @@ class StoreServer:
             self._server = await loop.create_server(lambda: _Client(self), sock=sock, backlog=_BACKLOG)
         return int(self._server.sockets[0].getsockname()[1])
 
+    def allow_connections(self, count: int) -> None:
+        """Set the limit of open connections, from the next connection on."""
+        self.limits = replace(self.limits, connections=count)
+
     async def close(self) -> None:
         """Stop listening and close every connection."""
         if self._server is not None:
@@ -89,7 +94,7 @@ class StoreServer:
         await asyncio.gather(*self.link_tasks, return_exceptions=True)
 
     def record_drop(self, reason: str, peer: str, message: str) -> None:
-        """Count a connection that we close, and log it unless the reason is frequent."""
+        """Count a connection that we close, and log the first `_LOGGED_DROPS` of each reason."""
         self.counters.dropped[reason] += 1
         if self.counters.dropped[reason] <= _LOGGED_DROPS:
             log.warning("closed the connection of %s: %s", peer, message)

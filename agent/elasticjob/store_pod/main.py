@@ -6,7 +6,6 @@ import argparse
 import asyncio
 import logging
 import os
-import resource
 import signal
 import socket
 import sys
@@ -18,6 +17,7 @@ from elasticjob.contract.names import ExitCode
 from elasticjob.control_link.link import LinkGate, LinkRole, Welcome
 from elasticjob.keep_alive import KeepAlive
 from elasticjob.rendezvous.state import initial_state
+from elasticjob.store.open_files import raise_open_file_limit
 from elasticjob.store.server import StoreServer
 from elasticjob.store_pod.config import StoreConfig
 from elasticjob.store_pod.coordinator import Coordinator
@@ -26,22 +26,44 @@ log = logging.getLogger(__name__)
 
 ROUNDS_PER_START = 1_000_000
 """Numbers of rounds reserved for each start of the container, so that no number is used twice in one incarnation."""
+_MAX_DIGITS = 18
+"""Digits of a counter: a longer one was not written by this program."""
 
 
-def count_container_start(state_dir: Path | None) -> int:
-    """Count one more start of the container in `state_dir`; return the number of earlier starts, 0 without it."""
+def count_container_start(state_dir: Path | None, now: float) -> int:
+    """Count one more start of the container in `state_dir`; return the number of earlier starts, 0 without it.
+
+    `now` in Unix seconds. A counter that is unreadable goes on from there: that is more than all starts so far, so
+    no number is used twice.
+    """
     if state_dir is None:
         return 0
-    marker = state_dir / "starts"
-    starts = int(marker.read_text()) if marker.exists() else 0
-    marker.write_text(str(starts + 1))
+    counter = state_dir / "starts"
+    starts = _read_counter(counter)
+    if starts is None:
+        starts = int(now)
+        log.warning("%s is unreadable: this start counts as number %d", counter, starts)
+    _write_counter(counter, starts + 1)
     return starts
 
 
-def raise_open_file_limit() -> None:
-    """Raise the soft limit of open files to the hard one: each connection is one, and the usual 1024 are too few."""
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+def _read_counter(path: Path) -> int | None:
+    """Return the number in the file, 0 if there is no file, None if its content is no number."""
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        return 0
+    return int(data) if data.isdigit() and len(data) <= _MAX_DIGITS else None
+
+
+def _write_counter(path: Path, number: int) -> None:
+    """Replace the file as a whole: a process that ends in between leaves the old number or the new one."""
+    written = path.with_name(f"{path.name}.new")
+    with written.open("w") as file:
+        file.write(str(number))
+        file.flush()
+        os.fsync(file.fileno())
+    written.replace(path)
 
 
 async def serve_store(config: StoreConfig) -> None:
@@ -50,7 +72,7 @@ async def serve_store(config: StoreConfig) -> None:
     stop = asyncio.Event()
     for signum in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(signum, stop.set)
-    starts = count_container_start(config.state_dir)
+    starts = count_container_start(config.state_dir, time.time())
     coordinator = _coordinator(config, starts)
     gate = LinkGate(
         welcome=Welcome(config.run_id, config.attempt, config.incarnation),

@@ -11,6 +11,7 @@ import itertools
 import logging
 import os
 import socket
+import threading
 import time
 import weakref
 from dataclasses import dataclass
@@ -42,6 +43,8 @@ log = logging.getLogger(__name__)
 
 WITHDRAW_TIMEOUT = 5.0
 """Seconds to wait for the coordinator's confirmation after a join has timed out."""
+MAX_STORE_ATTEMPTS = 3
+"""Rounds in a row whose store a node does not reach before it gives up. Each of them ends for all nodes."""
 _local_ids = itertools.count()
 
 
@@ -134,17 +137,26 @@ class ElasticJobRendezvousHandler(RendezvousHandler):  # type: ignore[misc]  # t
             session = self._open(port)
         else:
             session.leave_round(port, "torchrun started a new rendezvous; see its log for the reason")
-        while True:
+        for attempt in itertools.count(1):
             start = self._wait_for_round(session)
             try:
                 store = self._store_of(start)
             except RendezvousConnectionError as error:
                 log.warning("round %s: %s", start.round, error)
+                if attempt == MAX_STORE_ATTEMPTS:
+                    raise self._give_up(session, error) from error
                 session.leave_round(self._serve_next_store(), str(error))
                 continue
             session.started(start)
             self._stores = {p: s for p, s in self._stores.items() if p == start.master_port}
             return start, store
+        raise AssertionError
+
+    def _give_up(self, session: CoordinatorSession, error: RendezvousConnectionError) -> RendezvousConnectionError:
+        """Leave for good, so that the other nodes go on, and return the error for torchrun."""
+        self._withdraw(session, left_round=str(error))
+        problem = f"this node reached the store of none of {MAX_STORE_ATTEMPTS} rounds in a row, it leaves: {error}"
+        return RendezvousConnectionError(problem)
 
     def _wait_for_round(self, session: CoordinatorSession) -> StartRound:
         timeout = self._settings.timeout.join.total_seconds()
@@ -160,13 +172,31 @@ class ElasticJobRendezvousHandler(RendezvousHandler):  # type: ignore[misc]  # t
                 left = deadline - time.monotonic()
                 if left <= 0:
                     break
-                session.changed.wait(None if session.redundant else left)
+                patience = self._patience(session)
+                if patience <= 0:
+                    raise self._lost_store()
+                session.changed.wait(min(patience, threading.TIMEOUT_MAX if session.redundant else left))
         self._withdraw(session)
         raise RendezvousTimeoutError(f"no round included this node within {timeout:g} s (join_timeout)")
 
-    def _withdraw(self, session: CoordinatorSession) -> None:
-        """Withdraw the join and wait for the confirmation, so that no round starts with this node."""
+    def _patience(self, session: CoordinatorSession) -> float:
+        """Return how many seconds this node still waits for a store that is unavailable."""
+        down = session.down_since
+        return threading.TIMEOUT_MAX if down is None else down + self._endpoint.read_timeout - time.monotonic()
+
+    def _lost_store(self) -> RendezvousConnectionError:
+        self._end_session()
+        seconds = self._endpoint.read_timeout
+        return RendezvousConnectionError(f"the store at {self._endpoint} has been unavailable for {seconds} s")
+
+    def _withdraw(self, session: CoordinatorSession, left_round: str = "") -> None:
+        """Withdraw the join and wait for the confirmation, so that no round starts with this node.
+
+        `left_round`: why this node leaves the round that it was assigned to; empty if it was in none.
+        """
         session.withdraw()
+        if left_round:
+            session.leave_round(0, left_round)
         with session.changed:
             session.changed.wait_for(lambda: session.termination is not None, WITHDRAW_TIMEOUT)
         self._end_session()

@@ -10,7 +10,6 @@ import atexit
 import json
 import os
 import socket
-import sys
 from collections.abc import Callable
 from contextlib import suppress
 from time import monotonic_ns
@@ -18,6 +17,7 @@ from time import monotonic_ns
 from elasticjob.contract.names import STACK_DUMP_SIGNAL, Env
 from elasticjob.contract.progress_page import HOLD, PageWord, open_page
 from elasticjob.training import own_time
+from elasticjob.training.process_end import end_at_once
 
 _STEP, _TIME, _LIMIT = int(PageWord.STEP), int(PageWord.TIME), int(PageWord.LIMIT)
 _HEARTBEATS, _HEARTBEAT_TIME = int(PageWord.HEARTBEATS), int(PageWord.HEARTBEAT_TIME)
@@ -90,13 +90,9 @@ def _stop_or_continue(words: memoryview, step: int) -> None:
 
 
 def _end_at_once() -> None:
-    """Run the remaining atexit functions, flush, and exit. Python's own finalization takes seconds with torch."""
+    """Run the remaining atexit functions and end the process, as a worker that fails does."""
     atexit.unregister(_end_at_once)
-    atexit._run_exitfuncs()
-    for stream in (sys.stdout, sys.stderr):
-        with suppress(OSError, ValueError, AttributeError):
-            stream.flush()
-    os._exit(0)
+    end_at_once(0)
 
 
 def _open() -> None:

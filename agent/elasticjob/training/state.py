@@ -9,6 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from elasticjob.contract.memory_file import memory_file
 from elasticjob.training import progress_channel, state_block
 from elasticjob.training.state_block import ALIGNMENT, HEADER_SIZE, BlockHeader
 from elasticjob.training.state_tree import PackedTree, unpack_tree
@@ -137,7 +138,7 @@ class State:
 
 def _own_memory() -> tuple[int, ...]:
     """Return descriptors of memory for two copies that ends with this process."""
-    return tuple(os.memfd_create(f"elasticjob-state-{i}", os.MFD_CLOEXEC) for i in range(2))
+    return tuple(memory_file(f"elasticjob-state-{i}") for i in range(2))
 
 
 def _data_start(json_size: int) -> int:

@@ -22,7 +22,7 @@ from elasticjob_operator.kube.limits import RateLimit
 
 ATTEMPTS = 4
 TIMEOUT = 15.0
-"""Seconds of one attempt."""
+"""Seconds of one attempt, where a client has no other."""
 LONGEST_WAIT = 10.0
 """Seconds between two attempts, before jitter."""
 _HOME_CONFIG = str(Path("~/.kube/config").expanduser())
@@ -51,13 +51,23 @@ class KubeClient:
     """Implements `KubeApi`, with retries.
 
     Requests are safe to repeat: names follow from the job's state, and writes carry a resourceVersion or a UID.
+    `limit` None: the rate is not limited. `timeout`: seconds of one attempt.
     """
 
-    def __init__(self, api: Any, limit: RateLimit) -> None:
+    def __init__(
+        self, api: Any, limit: RateLimit | None, *, timeout: float = TIMEOUT, attempts: int = ATTEMPTS
+    ) -> None:
         self._api = api
         self._limit = limit
+        self._timeout = timeout
+        self._attempts = attempts
         self.last_success = asyncio.get_running_loop().time()
         """Time of the last successful response, on the event loop's clock."""
+
+    def separate(self, *, timeout: float) -> KubeClient:
+        """Return a client with connections of its own, without rate limit and retries: no other request delays its
+        requests. `timeout`: seconds of one request."""
+        return KubeClient(client.ApiClient(self._api.configuration), None, timeout=timeout, attempts=1)
 
     async def close(self) -> None:
         await self._api.close()
@@ -104,14 +114,15 @@ class KubeClient:
     ) -> dict[str, Any]:
         path = quote(resource.path(namespace, name, subresource)) + (f"?{urlencode(query)}" if query else "")
         what = f"{verb or _VERBS[method]} {resource.plural} {name}".strip()
-        for attempt in range(1, ATTEMPTS + 1):
-            await self._limit.acquire()
+        for attempt in range(1, self._attempts + 1):
+            if self._limit is not None:
+                await self._limit.acquire()
             status, answer, retry_after = await self._once(method, path, body)
             metrics.api_requests.labels(verb or _VERBS[method], resource.plural, str(status)).inc()
             if 200 <= status < 300:
                 self.last_success = asyncio.get_running_loop().time()
                 return answer
-            if attempt == ATTEMPTS or not (status in (0, 408, 429) or status >= 500):
+            if attempt == self._attempts or not (status in (0, 408, 429) or status >= 500):
                 break
             await asyncio.sleep(_retry_delay(attempt, retry_after))
         if status == 0:
@@ -127,7 +138,7 @@ class KubeClient:
                 method, path, header_params=headers, auth_settings=["BearerToken"]
             )
             response = await self._api.rest_client.request(
-                method, url, headers=headers, body=body, _request_timeout=TIMEOUT
+                method, url, headers=headers, body=body, _request_timeout=self._timeout
             )
             data = await response.read()
         except (aiohttp.ClientError, asyncio.TimeoutError, OSError) as error:

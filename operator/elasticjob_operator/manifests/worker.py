@@ -21,7 +21,7 @@ from elasticjob_operator.manifests.services import NODE_KEY
 from elasticjob_operator.model.observed import Job
 from elasticjob_operator.model.pods import AVOIDED_NODES
 from elasticjob_operator.model.raw import text
-from elasticjob_operator.model.spec import JobSpec, trainer_of
+from elasticjob_operator.model.spec import LEAVE_SECONDS, JobSpec, trainer_of
 
 AGENT_DIR = "/elasticjob"
 AGENT = f"{AGENT_DIR}/agent.pyz"
@@ -112,11 +112,14 @@ def _agent_env(job: Job, spec: JobSpec, index: int, incarnation: int, more: dict
         Env.INCARNATION: incarnation,
         Env.STORE_ENDPOINT: endpoint(job, spec.port),
         Env.NPROC_PER_NODE: spec.nproc_per_node,
+        Env.NPROC_IS_DEFAULT: int(spec.nproc_is_default),
         Env.GPUS: spec.gpus,
         Env.ROLE: text(spec.template, "metadata", "annotations", WORKER_ROLE),
         Env.RENDEZVOUS_BACKEND: spec.backend.value,
         Env.PRELOAD: ",".join(spec.preload),
         Env.STOP_GRACE_SECONDS: spec.stop_grace,
+        Env.GRACEFUL_SHUTDOWN_SECONDS: spec.planned_end,
+        Env.POD_GRACE_SECONDS: spec.termination_grace - LEAVE_SECONDS,
         Env.JOIN_TIMEOUT_SECONDS: spec.join_timeout,
         Env.KEEP_ALIVE: f"{spec.keep_alive_interval}x{spec.keep_alive_attempts}",
     }

@@ -78,6 +78,8 @@ class Child:
     """Whether the job owns the object. If not, the operator neither uses nor changes it."""
     incarnation: int | None = None
     """The store incarnation that a Service selects; None for every other object."""
+    terminating: bool = False
+    """Whether Kubernetes deletes the object soon: it is being deleted, or its owner was a deleted job of this name."""
 
 
 @dataclass(frozen=True)
@@ -89,6 +91,11 @@ class Children:
     """The headless Service of the workers."""
     rendezvous: Child | None = None
     """The Service of the store."""
+
+    @property
+    def not_ours(self) -> tuple[Child, ...]:
+        """The objects that have the name of a child but do not belong to the job."""
+        return tuple(c for c in (self.secret, self.nodes, self.rendezvous) if c is not None and not c.ours)
 
 
 @dataclass(frozen=True)
@@ -117,6 +124,9 @@ class Observed:
     children: Children = Children()
     refusals: Mapping[str, Refusal] = field(default_factory=dict)
     """Keyed by name for pods, by `Kind/name` for other children."""
+    terminating_since: float | None = None
+    """Since when Services or a Secret that are being deleted have the names of the children, on this operator's clock,
+    Unix seconds; None: none has."""
     link: LinkView = LinkView()
     older_store_at: float = 0.0
     """When a store pod with a successor last existed, to this operator's knowledge, Unix seconds. An operator that has

@@ -9,8 +9,6 @@ from typing import Any, TypeAlias
 Raw: TypeAlias = Mapping[str, Any]
 """A Kubernetes object, or a part of one."""
 
-_SUFFIXES = {"m": 0.001, "": 1.0, "k": 1e3, "M": 1e6, "G": 1e9, "Ki": 2.0**10, "Mi": 2.0**20, "Gi": 2.0**30}
-
 
 def mapping(value: Any, *path: str) -> Raw:
     """Return the object at `path`, or an empty one."""
@@ -63,16 +61,3 @@ def timestamp(seconds: float, *, precise: bool = False) -> str:
     """Return Unix seconds as an RFC 3339 time, as Kubernetes writes it; `precise` keeps microseconds."""
     when = datetime.fromtimestamp(seconds, timezone.utc)
     return when.strftime("%Y-%m-%dT%H:%M:%S.%fZ" if precise else "%Y-%m-%dT%H:%M:%SZ")
-
-
-def quantity(value: Any) -> float:
-    """Return a Kubernetes quantity (`500m`, `4`, `2Gi`) as a number; 0 for any other value."""
-    if isinstance(value, (int, float)) and not isinstance(value, bool):
-        return float(value)
-    if not isinstance(value, str):
-        return 0.0
-    number = value.rstrip("kKMGim")
-    try:
-        return float(number) * _SUFFIXES[value[len(number) :]]
-    except (ValueError, KeyError):
-        return 0.0

@@ -5,14 +5,16 @@ The API server has validated the spec; parsing tolerates invalid values all the 
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, TypeVar
 
 from elasticjob.contract.messages import HangAction, RoundSettings
 from elasticjob.contract.names import DEFAULT_PORT, Backend
-from elasticjob_operator.model.raw import Raw, at, integer, mapping, objects, quantity, sequence, text
+from elasticjob.contract.python_command import expand_variables
+from elasticjob.contract.torchrun_command import CommandError
+from elasticjob.contract.worker_count import WorkerCount, count_workers, quantity, requested_devices
+from elasticjob_operator.model.raw import Raw, at, integer, mapping, objects, sequence, text
 
 E = TypeVar("E", bound=Enum)
 
@@ -60,6 +62,8 @@ class JobSpec:
     keep_alive_interval: int = 1
     keep_alive_attempts: int = 3
     store: StoreSpec = StoreSpec()
+    nproc_is_default: bool = False
+    """Whether the manifest leaves the number of workers open (`WorkerCount.is_default`)."""
     gpus: int = 0
     """Number of NVIDIA GPUs that the trainer requests."""
     preload: tuple[str, ...] = DEFAULT_PRELOAD
@@ -80,11 +84,15 @@ class JobSpec:
         return max((self.graceful_shutdown or 0) + self.stop_grace + LEAVE_SECONDS, requested)
 
     @property
+    def planned_end(self) -> int:
+        """The limit of a planned end, from its begin to the end of the last worker."""
+        if self.graceful_shutdown is not None:
+            return self.graceful_shutdown
+        return self.termination_grace - self.stop_grace - LEAVE_SECONDS
+
+    @property
     def settings(self) -> RoundSettings:
         """The settings that the coordinator of this job applies."""
-        planned = self.graceful_shutdown
-        if planned is None:
-            planned = self.termination_grace - self.stop_grace - LEAVE_SECONDS
         return RoundSettings(
             min_nodes=self.min_replicas,
             max_nodes=self.max_replicas,
@@ -94,7 +102,7 @@ class JobSpec:
             join_timeout=float(self.join_timeout),
             last_call_timeout=float(self.last_call_timeout),
             stop_grace=float(self.stop_grace),
-            graceful_shutdown=float(planned),
+            graceful_shutdown=float(self.planned_end),
             keep_alive_interval=float(self.keep_alive_interval),
             keep_alive_max_attempts=self.keep_alive_attempts,
             progress_timeout=float(self.progress_timeout),
@@ -109,15 +117,18 @@ def parse_spec(raw: Raw) -> JobSpec:
     rendezvous = mapping(raw, "rendezvous")
     preload = at(raw, "preload")
     trainer = trainer_of(mapping(template, "spec"))
+    backend = _choice(text(rendezvous, "backend"), Backend.ELASTICJOB)
+    workers = _workers(at(raw, "nprocPerNode"), trainer, backend)
     return JobSpec(
         target=target,
         min_replicas=low,
         max_replicas=high,
         spares=max(0, integer(raw, "elasticPolicy", "spares")),
-        nproc_per_node=_nproc(at(raw, "nprocPerNode"), trainer),
+        nproc_per_node=workers.number,
+        nproc_is_default=workers.is_default,
         template=template,
         gpus=int(quantity(_requested(trainer).get(GPU))),
-        backend=_choice(text(rendezvous, "backend"), Backend.ELASTICJOB),
+        backend=backend,
         port=integer(rendezvous, "port", default=DEFAULT_PORT),
         join_timeout=integer(rendezvous, "joinTimeoutSeconds", default=JobSpec.join_timeout),
         last_call_timeout=integer(rendezvous, "lastCallTimeoutSeconds", default=JobSpec.last_call_timeout),
@@ -156,15 +167,18 @@ def _sizes(raw: Raw) -> tuple[int, int, int]:
     return low, high, min(max(integer(raw, "replicas", default=high), low), high)
 
 
-def _nproc(value: Any, trainer: Raw) -> int:
-    if isinstance(value, int) and not isinstance(value, bool):
-        return max(1, value)
-    if isinstance(value, str) and value.isascii() and value.isdigit():
-        return max(1, int(value))
-    if value == "cpu":
-        return max(1, math.ceil(quantity(_requested(trainer).get("cpu"))))
-    gpus = sum(quantity(amount) for name, amount in _requested(trainer).items() if name.endswith("/gpu"))
-    return max(1, int(gpus))
+def _workers(value: Any, trainer: Raw, backend: Backend) -> WorkerCount:
+    env: dict[str, str] = {}
+    for item in objects(trainer, "env"):
+        if isinstance(item.get("value"), str):
+            env[text(item, "name")] = expand_variables(item["value"], env)
+    words = (*sequence(trainer, "command"), *sequence(trainer, "args"))
+    command = [expand_variables(str(word), env) for word in words]
+    devices = requested_devices(mapping(trainer, "resources", "requests"), mapping(trainer, "resources", "limits"))
+    try:
+        return count_workers(value, command, env, devices, backend)
+    except CommandError as error:
+        raise SpecError(str(error)) from None
 
 
 def _requested(container: Raw) -> dict[str, Any]:

@@ -17,6 +17,6 @@ Modules, in reading order:
     event_records   Events about changes between the last status and the next one
 """
 
-from elasticjob_operator.plan.reconcile import Plan, StoreAddress, plan
+from elasticjob_operator.plan.reconcile import SHORTEST_REQUEUE, Plan, StoreAddress, plan
 
-__all__ = ["Plan", "StoreAddress", "plan"]
+__all__ = ["SHORTEST_REQUEUE", "Plan", "StoreAddress", "plan"]

@@ -160,11 +160,15 @@ def _store_blocked(job: JobContext) -> Condition | None:
         f"Service {store_service(name)}": observed.children.rendezvous,
         f"Secret {key_secret(name)}": observed.children.secret,
     }
-    taken = [child_name for child_name, child in children.items() if child is not None and not child.ours]
+    others = {child_name: child for child_name, child in children.items() if child is not None and not child.ours}
+    taken = [child_name for child_name, child in others.items() if not child.terminating]
     if taken:
         verb, them = ("exists and does", "it") if len(taken) == 1 else ("exist and do", "them")
         message = f"{', '.join(taken)} {verb} not belong to this job: delete {them}, or give the job another name"
         return condition(False, "NameTaken", message)
+    if others:
+        message = f"starting: Kubernetes is still deleting {', '.join(others)}, and the job needs the name"
+        return condition(False, "WaitingForMinReplicas", message)
     keys = [child_name.replace(" ", "/") for child_name in children]
     if job.store.incarnation is not None:
         keys.append(store_pod(name, job.store.incarnation))

@@ -1,7 +1,9 @@
 """For each index of the job: keep its worker pod, create it, or replace it. Level-triggered: no history is needed.
 
 The pod of an index is the one with the incarnation that status names; pods of older incarnations are ignored, even if
-they still run. A pod that is missing, ended, lost or being deleted is replaced at once, under the next incarnation.
+they still run. A pod is replaced under the next incarnation: at once if it is missing, is being deleted or failed
+through its own fault, LOST_GRACE_SECONDS after its agent was lost, and no sooner than MIN_POD_LIFETIME after its
+creation if it ended for another reason.
 """
 
 from __future__ import annotations
@@ -18,10 +20,11 @@ from elasticjob_operator.model.status import DEVICE_UNHEALTHY, NODE_LOST, Avoide
 from elasticjob_operator.plan.context import LOST_GRACE_SECONDS, ReconcileContext
 
 UNCHARGED_EXITS = (ExitCode.LEFT, ExitCode.SUPERSEDED, ExitCode.UNAVAILABLE)
-"""Exit codes of a node that was drained or that the job did not use: the pod itself did not fail. Exit code 1 is not
-among them, because any program that breaks may exit with 1: that the coordinator declared the job failed is known from
-the termination message."""
+"""Exit codes that are no failure of the pod: its node left, was superseded, or never reached the store. FAILED (1) is
+not among them, because any program that breaks may exit with 1."""
 UNCHARGED_OUTCOMES = (Outcome.SUCCEEDED, Outcome.FAILED, Outcome.LEFT, Outcome.SUPERSEDED)
+"""Outcomes in a termination message that are no further failure of the pod. For FAILED the coordinator has charged the
+cause already."""
 MIN_POD_LIFETIME = 10.0
 """Seconds after its creation before which a pod is not replaced if it ended without a failure of its own."""
 

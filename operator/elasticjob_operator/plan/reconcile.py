@@ -40,6 +40,8 @@ SHORTEST_REQUEUE = 0.05
 """Seconds until the next reconcile at least."""
 NAME_TAKEN_REQUEUE = 15.0
 """Seconds between reconciles of a job while an object of another owner has the name of one of its children."""
+FIRST_TERMINATING_REQUEUE = 0.2
+"""Seconds until the next reconcile while objects of that name are being deleted; it grows with the time waited."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +99,7 @@ def plan(observed: Observed, image: str, now: float) -> Plan:
         actions = job_end.remove_pods(ctx, outcome, declared=world.outcome is not None)
     elif _names_taken(ctx):
         store, workers = current_store(ctx), _unchanged_workers(ctx)
-        actions = Actions(requeue_at=(now + NAME_TAKEN_REQUEUE,))
+        actions = Actions(requeue_at=(now + _name_requeue(ctx),))
     else:
         store = plan_store(ctx)
         workers = plan_workers(ctx, decisions, store.lost_node)
@@ -139,8 +141,18 @@ def _invalid(job: Job, now: float) -> Plan:
 def _names_taken(ctx: ReconcileContext) -> bool:
     """Return whether another owner's Service or Secret has the name of a child. The operator then creates nothing, and
     does not touch that object."""
-    children = ctx.observed.children
-    return any(child is not None and not child.ours for child in (children.secret, children.nodes, children.rendezvous))
+    return bool(ctx.observed.children.not_ours)
+
+
+def _name_requeue(ctx: ReconcileContext) -> float:
+    """Return the seconds until the operator reads the objects again that have the names of children.
+
+    It does not watch them. Kubernetes usually deletes the objects of a deleted job within a second.
+    """
+    since = ctx.observed.terminating_since
+    if since is None or not all(child.terminating for child in ctx.observed.children.not_ours):
+        return NAME_TAKEN_REQUEUE
+    return min(NAME_TAKEN_REQUEUE, max(FIRST_TERMINATING_REQUEUE, (ctx.now - since) / 2))
 
 
 def _unchanged_workers(ctx: ReconcileContext) -> WorkersPlan:

@@ -1,8 +1,9 @@
 """The store pod: which incarnation serves, and when the operator confirms a store as the job's only one.
 
-The operator replaces an unresponsive store quickly. If the old store was alive after all, the cost is one restart of
-the store, because a store without the operator's confirmation starts no round with half of the last round's nodes or
-fewer. The operator sends this confirmation only once the old store has certainly ended or can have no world.
+The operator replaces an unresponsive store quickly. If the old store was alive after all, little is lost: the nodes
+reconnect to the new store and training does not notice. A store without the operator's confirmation starts no round
+with half of the last round's nodes or fewer; the operator sends the confirmation only once the old store has certainly
+ended or can run no round (docs/store-loss.md, "When a store is replaced").
 """
 
 from __future__ import annotations
@@ -24,6 +25,9 @@ from elasticjob_operator.plan.context import (
     ReconcileContext,
 )
 from elasticjob_operator.plan.pod_decisions import avoided_names
+
+LEASE_POLL_SECONDS = 5.0
+"""The operator does not watch the leases of kubelets: it reads those that matter this often."""
 
 
 @dataclass(frozen=True)
@@ -75,10 +79,12 @@ def _serving(pod: Pod | None) -> Pod | None:
 def confirmable_request(report: Report, before: Report | None, *, older: bool) -> float:
     """Return the request of the current store that the operator may confirm ("you are the only store"); else 0.
 
-    Without an older store (`older` False: none is left, and no node is on its way from one) every request is confirmed.
-    An older store may have a world of more than half of the last round without a confirmation, and of just half with
-    one. If its last report (`before`) names a round, it has used or dropped the confirmations that it had, and it gets
-    no more: where just half of that round is missing here, the missing half can form no world.
+    `older`: an older store pod may still be alive, or nodes may still be on their way here from it. Then one case is
+    safe: exactly half of the last round is missing here, and the older store holds no confirmation, without which it
+    cannot continue with the other half. It holds none if its last report (`before`) names a round: a store asks only
+    while it has no round, starting one uses the confirmation up, and the operator sends it no more. That round must not
+    be newer than `report.half_missing_round`, or the older store has continued without the nodes that are here. The
+    older store must be the direct predecessor, because the operator keeps no other's last report.
     """
     if not older:
         return report.confirmation_request
@@ -107,9 +113,9 @@ def _awaits_confirmation(ctx: ReconcileContext) -> bool:
 def _delete_older(ctx: ReconcileContext, current: int) -> Actions:
     """Delete stores that have a successor.
 
-    One whose kubelet's lease is late is deleted by force once its successor exists for `LEASE_LATE_SECONDS`: the last
-    confirmation that it got has expired by then. Nodes that could still reach it are cut off like itself, and they
-    obey the higher incarnation.
+    One whose kubelet's lease is late is deleted by force once its successor has existed for LEASE_LATE_SECONDS. This
+    exceeds CONFIRMATION_SECONDS, and must: the last confirmation that it got has expired by then. Nodes that only it
+    can reach are cut off too; when they meet the new store they leave the old one.
     """
     older = [p for p in ctx.observed.stores if p.incarnation < current]
     successor = ctx.store_pod(current)
@@ -121,7 +127,7 @@ def _delete_older(ctx: ReconcileContext, current: int) -> Actions:
             actions.append(DeletePod(pod.name, pod.uid, why, force=True))
         elif pod.deleting is None:
             actions.append(DeletePod(pod.name, pod.uid, "a newer store serves"))
-    return Actions(tuple(actions), requeue_at=(ctx.now + 5.0,) if older else ())
+    return Actions(tuple(actions), requeue_at=(ctx.now + LEASE_POLL_SECONDS,) if older else ())
 
 
 def _plan_missing(ctx: ReconcileContext, current: int) -> StorePlan:
@@ -152,13 +158,12 @@ def _plan_live(ctx: ReconcileContext, current: int, pod: Pod) -> StorePlan:
 
 
 def _seconds_to_decision(ctx: ReconcileContext, pod: Pod, silence: float) -> float:
-    """Return the seconds until the store may be replaced, at most 5: the operator polls leases, it does not watch
-    them."""
+    """Return the seconds until the store may be replaced, at most LEASE_POLL_SECONDS."""
     if silence < STORE_UNRESPONSIVE_SECONDS:
         left = STORE_UNRESPONSIVE_SECONDS - silence
     else:
         left = LEASE_LATE_SECONDS - (ctx.lease_age(pod.node) or 0.0)
-    return left if 0.0 < left < 5.0 else 5.0
+    return left if 0.0 < left < LEASE_POLL_SECONDS else LEASE_POLL_SECONDS
 
 
 def _must_replace(ctx: ReconcileContext, pod: Pod, silence: float) -> bool:
@@ -166,15 +171,20 @@ def _must_replace(ctx: ReconcileContext, pod: Pod, silence: float) -> bool:
 
     A store that has reported to this operator and is Ready is replaced for its silence alone: if only this operator
     cannot reach it, little is lost. A store that has never reported may be unreachable from this operator for good:
-    it is replaced only if its lease is late too, or the operator would replace one store after the other.
+    it is replaced only if the lease of its machine's kubelet is late too, or the operator would replace one store after
+    the other.
     """
-    reported = ctx.report is not None and pod.running and pod.ready
+    known_and_ready = ctx.report is not None and pod.running and pod.ready
     kubelet_down = pod.deleting is not None and ctx.kubelet_down(pod.node)
-    return kubelet_down or (silence >= STORE_UNRESPONSIVE_SECONDS and (reported or ctx.lease_late(pod.node)))
+    return kubelet_down or (silence >= STORE_UNRESPONSIVE_SECONDS and (known_and_ready or ctx.lease_late(pod.node)))
 
 
 def _replace(ctx: ReconcileContext, current: int, pod: Pod) -> StorePlan:
-    """Status names the successor before any action is executed: after that the old store gets no confirmation."""
+    """Plan the successor, and delete the old pod unless that has begun.
+
+    This is safe because status is written before any action, and the operator confirms only the store that status
+    names.
+    """
     why = f"{pod.name} does not respond"
     lost_node = AvoidedNode(pod.node, math.ceil(ctx.now), f"store {pod.name} on {pod.node} does not respond")
     store = _create(ctx, current + 1, why, lost_node)

@@ -5,13 +5,16 @@ from __future__ import annotations
 import pytest
 
 from elasticjob.agent.start_workers.command import (
+    CommandError,
     PlainCommand,
     ProgramMode,
     PythonCommand,
     is_torchrun,
     parse_command,
     parse_own_agent_command,
+    parse_shell_command,
     torchrun_options,
+    with_local_rank,
 )
 
 S, M, C = ProgramMode.SCRIPT, ProgramMode.MODULE, ProgramMode.CODE
@@ -105,3 +108,81 @@ def test_parse_own_agent_command(line: str, expected: object) -> None:
     assert command == expected
     if isinstance(command, PythonCommand):
         assert is_torchrun(command) == (RUN in command.argv)
+
+
+RANK = "--local-rank=${local_rank}"
+LAUNCH = "python -m torch.distributed.launch"
+
+
+@pytest.mark.parametrize(
+    ("line", "env", "expected"),
+    [
+        ("torchrun --stand t.py a", {}, PythonCommand("PY", ("-u",), S, "t.py", ("a",))),
+        ("torchrun --no-py ./run.sh", {}, PlainCommand(("./run.sh",), "torchrun --no-python")),
+        ("torchrun ./run.sh", {"PET_NO_PYTHON": "1"}, PlainCommand(("./run.sh",), "torchrun --no-python")),
+        ("torchrun t.py", {"PET_NO_PYTHON": "0"}, PythonCommand("PY", ("-u",), S, "t.py")),
+        ("torchrun pkg.train", {"PET_MODULE": "1"}, PythonCommand("PY", ("-u",), M, "pkg.train")),
+        ("python pkg.train", {"PET_MODULE": "1"}, PythonCommand("python", (), S, "pkg.train")),
+        ("torchrun --run-path /t.py a", {}, PythonCommand("PY", ("-u",), S, "/t.py", ("a",))),
+        ("torchrun --run-path --no-python /t.py", {}, PythonCommand("PY", ("-u",), S, "/t.py")),
+        ("torchrun t.py", {"PYTHON_EXEC": "/opt/python"}, PythonCommand("/opt/python", ("-u",), S, "t.py")),
+        (f"{LAUNCH} --use-env t.py a", {}, PythonCommand("python", ("-u",), S, "t.py", ("a",))),
+        (f"{LAUNCH} t.py a", {}, PythonCommand("python", ("-u",), S, "t.py", (RANK, "a"), has_macros=True)),
+        (f"{LAUNCH} -m pkg a", {}, PythonCommand("python", ("-u",), M, "pkg", (RANK, "a"), has_macros=True)),
+        (f"{LAUNCH} --use-env --no-python ./r", {}, PlainCommand(("./r",), "torchrun --no-python")),
+        ("torchrun t.py --out=${local_rank}", {},
+         PythonCommand("PY", ("-u",), S, "t.py", ("--out=${local_rank}",), has_macros=True)),
+    ],
+)  # fmt: skip
+def test_torchruns_commands_and_variables(line: str, env: dict[str, str], expected: object) -> None:
+    assert parse_command(line.split(), "PY", env) == expected
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("torchrun --standalone", "torchrun: the following arguments are required: training_script"),
+        ("torchrun --unknown t.py", "torchrun: unrecognized arguments: --unknown"),
+        ("torchrun --max-restarts=x t.py", "torchrun: argument --max-restarts"),
+        ("torchrun -m --no-python t.py", "--no-python and --module contradict each other"),
+        (f"{LAUNCH} --no-python ./run.sh", "--no-python needs --use-env"),
+        ("torchrun --numa-binding=node t.py", "--numa-binding is not supported: the agent binds no processors"),
+        ("torchrun --virtual-local-rank t.py", "--virtual-local-rank is not supported: each worker has its own"),
+        ("torchrun --logs-specs=mine t.py", "--logs-specs is not supported"),
+        ("torchrun --duplicate-stdout-filters=a t.py", "--duplicate-stdout-filters is not supported"),
+    ],
+)
+def test_commands_that_torchrun_or_elasticjob_refuse(line: str, message: str) -> None:
+    with pytest.raises(CommandError) as caught:
+        parse_command(line.split(), "PY")
+    assert message in str(caught.value)
+    own = parse_own_agent_command(line.split(), "PY")
+    assert isinstance(own, PythonCommand)  # torchrun itself reads the command
+    inside = parse_shell_command(line.split(), "PY", {})
+    assert isinstance(inside, PythonCommand)
+    assert (inside.mode, message in inside.args[0]) == (C, True)
+
+
+def test_each_worker_gets_its_local_rank() -> None:
+    command = PythonCommand("python", ("-u",), S, "t.py", ("--local-rank=${local_rank}", "$$x", "$y"), has_macros=True)
+    assert with_local_rank(command, "3").argv == ("python", "-u", "t.py", "--local-rank=3", "$x", "$y")
+    plain = PlainCommand(("./${local_rank}", "${local_rank}"), "", has_macros=True)
+    assert with_local_rank(plain, "3").argv == ("./${local_rank}", "3")
+    assert with_local_rank(parse_command(["python", "t.py", "${local_rank}"]), "3").argv[-1] == "${local_rank}"
+    inside = parse_shell_command(f"{LAUNCH} t.py".split(), "PY", {"LOCAL_RANK": "2"})
+    assert inside.argv == ("python", "-u", "t.py", "--local-rank=2")
+
+
+@pytest.mark.parametrize(
+    ("asked", "running", "runs"),
+    [("3", "3", True), ("3", "1", False), ("auto", "1", True), ("3", "", True)],
+)
+def test_torchrun_in_a_shell_asks_for_the_number_of_workers_that_the_node_runs(
+    asked: str, running: str, runs: bool
+) -> None:
+    argv = ["torchrun", f"--nproc-per-node={asked}", "t.py"]
+    command = parse_shell_command(argv, "PY", {"LOCAL_WORLD_SIZE": running})
+    assert isinstance(command, PythonCommand)
+    assert (command.mode is S) == runs
+    if not runs:
+        assert command.args[0].endswith("set spec.nprocPerNode: 3")

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from elasticjob.agent.machine.decide import LEAVE_TIMEOUT, decide, greeting
+from elasticjob.agent.machine.decide import LAST_STEP_TIMEOUT, LEAVE_TIMEOUT, decide, greeting
 from elasticjob.agent.machine.effects import (
     CheckHealth,
     DumpStacks,
@@ -351,6 +351,101 @@ def test_a_stopping_node_does_not_announce_stopped_workers() -> None:
     first = greeting(state)[0]
     assert isinstance(first, Announce)
     assert first.membership == LastMembership(START, MemberState.RUNNING)
+
+
+# ---- the time from SIGTERM to SIGKILL --------------------------------------------------------------------------------
+
+PLANNED_END = EndRound(R1, 20.0, "why", planned=True)
+LONG_LAST = replace(PLANNED_END, last_step=7)
+TERM = SignalReceived("SIGTERM")
+
+
+def graceful(*events: AgentEvent) -> AgentState:
+    """Return the state after these events of a node whose workers run, with 20 s for a planned end and 1 s else."""
+    return play(*events, state=replace(running(), graceful_shutdown=20.0))[0]
+
+
+def grace(*events: AgentEvent) -> float | None:
+    """Return the grace period of the stop that the last event begins or shortens; None without one."""
+    return next((e.grace for e in last(events[-1], state=graceful(*events[:-1])) if isinstance(e, StopWorkers)), None)
+
+
+@pytest.mark.parametrize(
+    ("events", "expected"),
+    [
+        ((Received(PLANNED_END),), 20.0),
+        ((TERM, Received(PLANNED_END)), 20.0),
+        ((TERM, LeaveTimedOut()), 20.0),
+        ((Received(PLAN), WorkersHeld(R1, 7), Received(LONG_LAST), LastStepMissed(R1)), 20.0),
+        ((BOOM,), 1.0),
+        ((TERM, BOOM), 1.0),
+        ((ProgressTimedOut(R1),), HANG_GRACE),
+        ((Received(END),), 0.5),
+        ((Received(AGAIN),), 1.0),
+        ((Received(Finish(Outcome.SUPERSEDED, "Superseded")),), 1.0),
+    ],
+    ids=["planned end", "leaving", "no coordinator", "last step missed", "failure here", "failure while leaving",
+         "hang", "failure elsewhere", "newer round", "superseded"],
+)  # fmt: skip
+def test_planned_ends_have_the_graceful_time_and_failures_have_the_stop_grace(
+    events: tuple[AgentEvent, ...], expected: float
+) -> None:
+    assert grace(*events) == expected
+
+
+@pytest.mark.parametrize(
+    ("event", "expected"),
+    [
+        (Received(PLANNED_END), None),
+        (Received(END), 0.5),
+        (Received(AGAIN), 1.0),
+        (Received(Finish(Outcome.SUPERSEDED, "Superseded")), 1.0),
+        (CutOff(), 0.0),
+        (TERM, None),
+        (LeaveTimedOut(), None),
+        (WorkerEnded(R1, 0), None),
+    ],
+    ids=["repeated", "stale round", "newer round", "superseded", "cut off", "signal", "timer", "worker ended"],
+)
+def test_a_graceful_stop_is_shortened_once_other_nodes_may_train(event: AgentEvent, expected: float | None) -> None:
+    assert grace(Received(PLANNED_END), event) == expected
+    assert grace(Received(PLANNED_END), Received(END), Received(AGAIN)) is None  # it is short already
+
+
+def test_a_leaving_node_that_is_cut_off_saves_nevertheless() -> None:
+    assert grace(TERM, Received(PLANNED_END), CutOff()) is None
+
+
+def test_a_leaving_node_does_not_wait_for_a_coordinator_that_ends_during_the_planned_end() -> None:
+    state, effects = play(TERM, Received(PLAN), WorkersHeld(R1, None), state=graceful())
+    assert effects[2] == [Send(StepReport(R1, None)), StartLeaveTimer(LAST_STEP_TIMEOUT)]
+    assert last(LeaveTimedOut(), state=state) == [StopWorkers(20.0)]
+    assert last(Received(LONG_LAST), state=state) == [StartLeaveTimer(20.0), StopWorkersAt(R1, 7)]
+    assert last(Received(LONG_LAST), LeaveTimedOut(), state=state) == [StopWorkers(1.0)]
+
+
+@pytest.mark.parametrize(
+    ("before", "seconds"),
+    [
+        ((), 1.0),
+        ((Received(PLAN), WorkersHeld(R1, 7)), LAST_STEP_TIMEOUT),
+        ((Received(PLAN), WorkersHeld(R1, 7), Received(LONG_LAST)), 20.0),
+    ],
+    ids=["running", "step reported", "last step known"],
+)
+def test_a_signal_leaves_a_planned_end_its_time(before: tuple[AgentEvent, ...], seconds: float) -> None:
+    assert last(TERM, state=graceful(*before))[-1] == StartLeaveTimer(seconds)
+
+
+def test_the_end_of_an_earlier_round_does_not_acknowledge_that_the_node_leaves() -> None:
+    second_round = (Received(END), AllWorkersStopped(1001), Received(AGAIN), WorkersLaunched(R2))
+    assert grace(*second_round, TERM, LeaveTimedOut()) == 20.0
+
+
+def test_the_deletion_of_an_unhealthy_node_leaves_its_workers_their_time() -> None:
+    unhealthy = (NodeUnhealthy(BROKEN), Received(PLANNED_END))
+    assert grace(*unhealthy, TERM) is None
+    assert grace(*unhealthy, TERM, TERM) == 0.0
 
 
 # ---- an unhealthy node -----------------------------------------------------------------------------------------------

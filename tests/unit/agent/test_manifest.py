@@ -53,7 +53,7 @@ def test_the_graceful_shutdown_time_is_read() -> None:
 
 def test_spares() -> None:
     assert parse_local_job(job(elasticPolicy={**ELASTIC, "spares": 2})).settings.desired_pods == 6
-    with pytest.raises(ManifestError, match=r"elasticPolicy\.spares: want a whole number from 0 to 64, got 65"):
+    with pytest.raises(ManifestError, match=r"elasticPolicy\.spares: Invalid value: 65: .* less than or equal to 64"):
         parse_local_job(job(elasticPolicy={**ELASTIC, "spares": 65}))
 
 
@@ -89,27 +89,51 @@ def test_backend_and_role() -> None:
         (None, "apiVersion: is required"),
         ([], "manifest: want an object, got []"),
         ({**job(), "apiVersion": "v1"}, "apiVersion: want elasticjob.dev/v1alpha1, got 'v1'"),
-        ({**job(), "metadata": {"name": "A_b"}}, "metadata.name: 'A_b': lower-case letters, digits and '-'"),
-        ({**job(), "spec": 3}, "spec: want an object, got 3"),
-        (job(replicas="2"), "spec.replicas: want a whole number from 1 to 4096, got '2'"),
-        (job(replicas=True), "spec.replicas: want a whole number from 1 to 4096, got True"),
-        (job(replicas=5, elasticPolicy=ELASTIC), "spec.replicas: 5 must be within minReplicas, 2, and maxReplicas, 4"),
-        (job(elasticPolicy={"minReplicas": 3, "maxReplicas": 2}), "spec.elasticPolicy.minReplicas: 3 is more than"),
-        (job(elasticPolicy={"minReplicas": 3}), "spec.elasticPolicy.maxReplicas: is required"),
-        (job(nprocPerNode=0), "spec.nprocPerNode: want a whole number from 1 to 64, got 0"),
-        (job(preload="torch"), "spec.preload: want a list, got 'torch'"),
-        (job(rendezvous={"backend": "etcd"}), "spec.rendezvous.backend: want elasticjob or c10d, got 'etcd'"),
-        (job(stopGraceSeconds=-1), "spec.stopGraceSeconds: want seconds from 0 to 3600, got -1"),
-        (job(failurePolicy={"maxRestarts": -1}), "spec.failurePolicy.maxRestarts: want a whole number"),
+        ({**job(), "metadata": {"name": "A_b"}}, "metadata.name must start with a letter and have only a-z, 0-9"),
+        ({**job(), "spec": 3}, 'spec in body must be of type object: "integer"'),
+        (job(replicas="2"), 'spec.replicas in body must be of type integer: "string"'),
+        (job(replicas=True), 'spec.replicas in body must be of type integer: "boolean"'),
+        (job(replicas=5, elasticPolicy=ELASTIC), "spec: replicas is above elasticPolicy.maxReplicas: lower replicas"),
+        (
+            job(elasticPolicy={"minReplicas": 3, "maxReplicas": 2}),
+            "spec.elasticPolicy: elasticPolicy.minReplicas is above max",
+        ),
+        (job(elasticPolicy={"minReplicas": 3}), "spec.elasticPolicy.maxReplicas: Required value"),
+        (job(nprocPerNode=0), "spec.nprocPerNode: nprocPerNode must be a number from 1 to 64"),
+        (job(preload="torch"), 'spec.preload in body must be of type array: "string"'),
+        (
+            job(rendezvous={"backend": "etcd"}),
+            'backend: Unsupported value: "etcd": supported values: "elasticjob", "c10d"',
+        ),
+        (job(stopGraceSeconds=-1), "spec.stopGraceSeconds: Invalid value: -1"),
+        (job(failurePolicy={"maxRestarts": -1}), "spec.failurePolicy.maxRestarts: Invalid value: -1"),
         (
             job({"command": None}),
-            "spec.template.spec.containers[0].command: is required, for example [python, train.py]",
+            'spec.template.spec.containers[0].command in body must be of type array: "null"',
         ),
-        (job({"args": [1]}), "spec.template.spec.containers[0].args[0]: want text, got 1; put it in quotes"),
-        (job({"env": [{"name": "A", "valueFrom": {}}]}), "env[0].valueFrom: cannot be resolved outside a cluster"),
+        (job({"args": [1]}), "spec.template.spec.containers[0].args[0] in body must be of type string"),
+        (
+            job({"env": [{"name": "A", "valueFrom": {}}]}),
+            "containers[0].env[0].valueFrom: cannot be resolved outside a cluster",
+        ),
     ],
 )
 def test_each_mistake_has_a_message(raw: Any, message: str) -> None:
     with pytest.raises(ManifestError) as caught:
         parse_local_job(raw)
     assert message in str(caught.value)
+
+
+def test_nodes_are_within_the_limits_of_the_job() -> None:
+    with pytest.raises(ManifestError, match="--nodes: 5 must be within minReplicas, 2, and maxReplicas, 4"):
+        parse_local_job(job(elasticPolicy=ELASTIC), nodes=5)
+    with pytest.raises(ManifestError, match="--nodes: 0 must be within 1 and 4096"):
+        parse_local_job(job(), nodes=0)
+
+
+def test_an_open_number_of_workers_is_left_to_the_agent() -> None:
+    assert parse_local_job(job()).nproc_is_default
+    assert not parse_local_job(job(nprocPerNode=1)).nproc_is_default
+    option = {"name": "N", "value": "--nproc_per_node=3"}
+    asked = parse_local_job(job({"command": ["torchrun", "$(N)", "t.py"], "env": [option]}))
+    assert (asked.nproc_per_node, asked.nproc_is_default) == (3, False)

@@ -4,12 +4,37 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
+from pathlib import Path
 
 import pytest
 
-from elasticjob.agent.reporting.worker_output import MAX_LINE, MAX_PENDING, OutputSink, Tail, WorkerPipe
+from elasticjob.agent.reporting.worker_output import (
+    MAX_LINE,
+    MAX_PENDING,
+    FileSink,
+    LineSplitter,
+    OutputSink,
+    Tail,
+    WorkerPipe,
+    wait_for_files,
+)
 
 TRACEBACK = ["Traceback (most recent call last):", '  File "x.py", line 1, in <module>', "    f()"]
+
+GROUP = """
+  + Exception Group Traceback (most recent call last):
+  |   File "x.py", line 1, in <module>
+  |     raise g
+  | ExceptionGroup: two (2 sub-exceptions)
+  +-+---------------- 1 ----------------
+    | ValueError: 1
+    +---------------- 2 ----------------
+    | Traceback (most recent call last):
+    |   File "x.py", line 1, in <module>
+    | TypeError: 2
+    +------------------------------------
+""".splitlines()
 
 
 @pytest.mark.parametrize(
@@ -21,6 +46,12 @@ TRACEBACK = ["Traceback (most recent call last):", '  File "x.py", line 1, in <m
         ([*TRACEBACK, "KeyError: 1", "", "During ...:", "", *TRACEBACK, "OSError: x", "later"], ("OSError", "x")),
         (["ValueError: printed without a traceback"], None),
         ([f"[rank3]: {line}" for line in (*TRACEBACK, "ValueError: bad")], ("ValueError", "bad")),
+        ([*TRACEBACK, "__main__.f.<locals>.Bad: no"], ("Bad", "no")),
+        ([*TRACEBACK, "Größe: no"], ("Größe", "no")),
+        (['  File "x.py", line 1', "    def f(:", "          ^", "SyntaxError: bad"], ("SyntaxError", "bad")),
+        (['  File "x.py", line 1', "printed", "ValueError: printed"], None),
+        ([*TRACEBACK, "OSError: x", "Exception ignored in: <f>", *TRACEBACK, "ValueError: y"], ("OSError", "x")),
+        ([*GROUP, "printed"], ("ExceptionGroup", "two (2 sub-exceptions)")),
         ([*TRACEBACK, "OSError: x", *TRACEBACK, "torch.errors.ChildFailedError: ", "===="], ("OSError", "x")),
     ],
 )
@@ -29,6 +60,70 @@ def test_the_last_exception_of_standard_error(lines: list[str], expected: tuple[
     for line in lines:
         tail.feed(line.encode())
     assert tail.exception == expected
+
+
+@pytest.mark.parametrize(
+    ("chunks", "expected"),
+    [
+        (["a\nb", "c\n\nd\n"], [["a"], ["bc", "", "d"]]),
+        (["\r 1%", "\r 2%", "\r 3%\n", "end\n"], [[" 1%"], [" 2%"], [" 3%"], ["end"]]),
+        (["\r 1%", "\n", "\n", "end\n"], [[" 1%"], [], [""], ["end"]]),
+        (["\r 1%", "Traceback\n", "x\n"], [[" 1%"], ["Traceback"], ["x"]]),
+        (["a\r\nb\r", "\nc\n"], [["a", "b"], ["c"]]),
+        (["a\n\r 1%\r 2%\r"], [["a", " 1%", " 2%"]]),
+    ],
+)
+def test_lines_that_replace_each_other_are_shown_at_once(chunks: list[str], expected: list[list[str]]) -> None:
+    splitter = LineSplitter()
+    assert [[line.text.decode() for line in splitter.feed(chunk.encode())] for chunk in chunks] == expected
+
+
+def test_a_progress_bar_leaves_other_lines_in_the_tail() -> None:
+    tail, splitter = Tail(), LineSplitter()
+    for data in (b"begin\n", *(b"\r%d%%" % done for done in range(100)), b"\nend\n"):
+        for line in splitter.feed(data):
+            tail.feed(line.text, replaces=line.replaces)
+    assert list(tail.lines) == ["begin", "99%", "end"]
+
+
+async def test_a_progress_bar_appears_as_it_is_written() -> None:
+    (out, into), (read, write) = os.pipe(), os.pipe()
+    sink = OutputSink(write)
+    pipe = WorkerPipe(out, "[default0]:", sink)
+    for done in (b"\r10%", b"\r20%"):
+        os.write(into, done)
+        assert await asyncio.to_thread(os.read, read, 100) == b"[default0]:" + done[1:] + b"\n"
+    pipe.close()
+    sink.close(10)
+    for descriptor in (into, read, write):
+        os.close(descriptor)
+
+
+async def test_a_log_file_on_storage_that_hangs_does_not_block_the_event_loop(tmp_path: Path) -> None:
+    """A FIFO without a reader: `open` blocks."""
+    path, (out, into) = tmp_path / "stdout.log", os.pipe()
+    os.mkfifo(path)
+    started = time.monotonic()
+    file = FileSink(path)
+    pipe = WorkerPipe(out, "", None, None, file)
+    os.write(into, b"line\n")
+    os.close(into)
+    pipe.close()
+    assert time.monotonic() - started < 0.5
+    assert file.writing
+    with path.open("rb") as reader:
+        assert await asyncio.to_thread(reader.read) == b"line\n"
+    wait_for_files([file], 30)
+    assert not file.writing
+
+
+async def test_a_log_file_that_cannot_be_opened_is_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "folder").touch()
+    file = FileSink(tmp_path / "folder" / "stdout.log")
+    file.put(b"line\n")
+    file.finish()
+    await asyncio.to_thread(wait_for_files, [file], 30)
+    assert "worker output is not written to a log file" in caplog.text
 
 
 async def test_output_is_prefixed_line_by_line_and_long_lines_are_cut() -> None:

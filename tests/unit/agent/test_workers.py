@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import os
 import signal
@@ -37,8 +38,7 @@ def config() -> AgentConfig:
 def unkillable(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     """Process ids that the agent signals; no signal has an effect, as in an uninterruptible sleep."""
     signalled: list[int] = []
-    monkeypatch.setattr(workers_module, "signal_group", lambda pid, _: signalled.append(pid))
-    monkeypatch.setattr(workers_module, "kill", lambda _: None)
+    monkeypatch.setattr(workers_module, "kill", signalled.extend)
     monkeypatch.setattr(workers_module, "KILL_TIMEOUT", 0.05)
     yield signalled
     for pid in set(signalled):
@@ -90,3 +90,19 @@ async def test_workers_that_cannot_be_prepared_are_a_start_error_and_leave_nothi
     assert "Too many open files" in failure.message
     assert await workers.stop(0.0) is None
     assert open_descriptors() == before
+
+
+async def test_a_grace_period_in_progress_can_be_shortened(config: AgentConfig, tmp_path: Path) -> None:
+    launcher = Launcher(parse_command(["sh", "-c", "trap '' TERM; while :; do sleep 1; done"]), config.env, (), 2)
+    null = os.open(os.devnull, os.O_WRONLY)
+    workers = WorkerGroup(config, launcher, tmp_path, OutputSink(null), OutputSink(null))
+    asyncio.get_running_loop().add_signal_handler(signal.SIGCHLD, workers.reap)
+    workers.expect_start()
+    assert await workers.start(START) is None
+    stop = asyncio.create_task(workers.stop(600.0))
+    await asyncio.sleep(0)  # the stop begins
+    assert workers.stopping
+    workers.limit_grace(600.0)
+    workers.limit_grace(0.05)
+    assert await asyncio.wait_for(stop, 60) is None
+    asyncio.get_running_loop().remove_signal_handler(signal.SIGCHLD)

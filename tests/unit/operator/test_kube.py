@@ -11,11 +11,14 @@ import pytest
 from aiohttp import web
 from kubernetes.aio import client
 
+from elasticjob_operator.__main__ import Operator
 from elasticjob_operator.kube import JOBS, LEASES, PODS, AlreadyExists, Conflict, KubeError, NotFound, Refused, Unclear
 from elasticjob_operator.kube import client as kube_client
 from elasticjob_operator.kube.client import KubeClient
 from elasticjob_operator.kube.errors import error_from
 from elasticjob_operator.kube.limits import RateLimit
+from elasticjob_operator.lease import REQUEST_TIMEOUT
+from elasticjob_operator.settings import OperatorSettings
 
 
 class Server:
@@ -24,11 +27,19 @@ class Server:
     def __init__(self) -> None:
         self.answers: list[tuple[int, Any, dict[str, str]]] = []
         self.requests: list[tuple[str, str, str, Any]] = []
+        self.hang = False
+        """Whether requests that arrive now get no answer until the server stops."""
+        self.hung = asyncio.Semaphore(0)
+        """One permit for each of these requests."""
+        self.stopped = asyncio.Event()
 
     async def handle(self, request: web.Request) -> web.Response:
         body = await request.text()
         path = request.path_qs
         self.requests.append((request.method, path, request.content_type, json.loads(body) if body else None))
+        if self.hang:
+            self.hung.release()
+            await self.stopped.wait()
         status, answer, headers = self.answers.pop(0) if self.answers else (200, {}, {})
         return web.json_response(answer, status=status, headers=headers)
 
@@ -49,6 +60,7 @@ async def server(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[Server,
     configuration = client.Configuration(host=f"http://127.0.0.1:{runner.addresses[0][1]}")
     api = KubeClient(client.ApiClient(configuration), RateLimit(1000, 1000))
     yield fake, api
+    fake.stopped.set()
     await api.close()
     await runner.cleanup()
 
@@ -138,6 +150,49 @@ async def test_no_response_is_unclear(monkeypatch: pytest.MonkeyPatch) -> None:
         await api.get(PODS, "ns", "p")
     assert api.last_success == before
     await api.close()
+
+
+async def test_a_separate_client_has_no_rate_limit_no_retries_and_a_timeout_of_its_own(server: Pair) -> None:
+    fake, api = server
+    api._limit = RateLimit(0.01, 1)
+    busy = [asyncio.create_task(api.get(PODS, "ns", f"p-{i}")) for i in range(50)]
+    separate = api.separate(timeout=0.2)
+    try:
+        async with asyncio.timeout(10.0):
+            for _ in range(20):
+                assert await separate.get(LEASES, "ns", "l") == {}
+            fake.respond(500)
+            with pytest.raises(Unclear):
+                await separate.get(LEASES, "ns", "l")
+            fake.hang = True
+            with pytest.raises(Unclear, match="Timeout"):
+                await separate.get(LEASES, "ns", "l")
+        assert sum("leases" in path for _, path, _, _ in fake.requests) == 22
+    finally:
+        await separate.close()
+        for task in busy:
+            task.cancel()
+        await asyncio.gather(*busy, return_exceptions=True)
+
+
+async def test_the_lease_is_renewed_while_a_large_job_uses_all_connections(server: Pair) -> None:
+    """200 creates hang: they use the client's connections and its rate."""
+    fake, api = server
+    fake.hang = True
+    creates = [asyncio.create_task(api.create(PODS, "ns", {"metadata": {"name": f"p-{i}"}})) for i in range(200)]
+    settings = OperatorSettings(image="i", namespace="ns", identity="me", health_port=0)
+    operator = Operator(settings, api, api.separate(timeout=REQUEST_TIMEOUT), asyncio.Event())
+    try:
+        async with asyncio.timeout(10.0):
+            for _ in range(100):
+                await fake.hung.acquire()
+            fake.hang = False
+            assert await operator._election(0)._try_acquire()
+    finally:
+        await operator.lease_api.close()
+        for task in creates:
+            task.cancel()
+        await asyncio.gather(*creates, return_exceptions=True)
 
 
 def test_retry_delays_grow_and_follow_retry_after() -> None:

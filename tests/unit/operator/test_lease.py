@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import time
 from typing import Any
 
 import pytest
 
-from elasticjob_operator.kube import LEASES, KubeError, Unclear
-from elasticjob_operator.lease import DURATION, Election, LeaseLost, ObservedLease, may_acquire, next_record
+from elasticjob_operator.kube import LEASES, Conflict, KubeError, Unclear
+from elasticjob_operator.lease import (
+    DURATION,
+    RENEW_DEADLINE,
+    RENEW_EVERY,
+    REQUEST_TIMEOUT,
+    RETRY_AFTER,
+    Election,
+    LeaseLost,
+    ObservedLease,
+    may_acquire,
+    next_record,
+)
 from support.operator_world import Api
 
 
@@ -124,3 +138,127 @@ async def test_on_an_error_the_lease_is_not_taken(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(api, "get", broken)
     assert await election(api, "a")[0]._try_acquire() is False
     assert (LEASES, "op") not in api.objects
+
+
+# ---- slow and hanging requests ---------------------------------------------------------------------------------
+
+
+def test_a_hanging_request_leaves_time_for_another_before_the_deadline_and_that_is_before_a_takeover() -> None:
+    second_try = RENEW_EVERY + REQUEST_TIMEOUT + RETRY_AFTER
+    assert second_try + 1.0 <= RENEW_DEADLINE <= DURATION - 2.0
+
+
+async def test_the_deadline_counts_from_the_moment_that_the_renewal_was_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The API server commits at once, and its response takes 3 s. A candidate counts from the commit."""
+    api = Api(0.0)
+    first, clock = election(api, "a")
+    update, commits = api.update, [0.0]
+
+    async def respond_late(*args: Any, **more: Any) -> Any:
+        if len(commits) > 3:
+            raise Unclear("no answer")
+        commits.append(clock.now)
+        answer = await update(*args, **more)
+        clock.now += 3.0
+        return answer
+
+    await first.acquire()
+    monkeypatch.setattr(api, "update", respond_late)
+    with pytest.raises(LeaseLost, match="could not renew"):
+        await first.renew()
+    assert len(commits) == 4
+    assert clock.now <= commits[-1] + RENEW_DEADLINE
+
+
+@pytest.mark.parametrize("stubborn", [False, True])
+async def test_a_request_that_hangs_does_not_delay_the_end_of_leadership(
+    monkeypatch: pytest.MonkeyPatch, stubborn: bool
+) -> None:
+    """`stubborn`: the request also ignores its cancellation."""
+    api = Api(0.0)
+    answered = asyncio.Event()
+    leader = Election(api, "ns", "op", "a", deadline=0.3)
+    await leader.acquire()
+    acquired = time.monotonic()
+
+    async def hang(*_: Any, **__: Any) -> Any:
+        while not answered.is_set():
+            with contextlib.suppress(*([asyncio.CancelledError] if stubborn else [])):
+                await answered.wait()
+        raise Unclear("no answer")
+
+    for call in ("get", "update"):
+        monkeypatch.setattr(api, call, hang)
+    renewing = asyncio.create_task(leader.renew())
+    done, _ = await asyncio.wait({renewing}, timeout=10.0)
+    took = time.monotonic() - acquired
+    answered.set()
+    assert done, "the leader waits for its request"
+    with pytest.raises(LeaseLost, match="could not renew"):
+        await renewing
+    assert took < 2.0
+
+
+async def test_slow_requests_do_not_cost_the_lease(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each request takes almost as long as it may. A candidate that sees each renewal never takes over."""
+    api = Api(0.0)
+    (leader, clock), (candidate, _) = election(api, "a"), election(api, "b")
+    await leader.acquire()
+    update, renewals = api.update, [0]
+
+    async def slow(*args: Any, **more: Any) -> Any:
+        clock.now += REQUEST_TIMEOUT * 0.9
+        candidate.clock = lambda: clock.now
+        assert not await candidate._try_acquire()
+        renewals[0] += 1
+        if renewals[0] > 50:
+            raise asyncio.CancelledError
+        return await update(*args, **more)
+
+    monkeypatch.setattr(api, "update", slow)
+    with pytest.raises(asyncio.CancelledError):
+        await leader.renew()
+    assert clock.now > 60.0
+
+
+async def test_a_renewal_that_was_committed_without_an_answer_is_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
+    api = Api(0.0)
+    leader, clock = election(api, "a")
+    await leader.acquire()
+    update, writes = api.update, [0]
+
+    async def lose_answers(*args: Any, **more: Any) -> Any:
+        writes[0] += 1
+        answer = await update(*args, **more)
+        if writes[0] in (1, 2):
+            raise Unclear("no answer")
+        if writes[0] == 5:
+            raise Conflict("another operator was faster", 409)
+        return answer
+
+    async def stop() -> None:
+        if clock.now > 20:
+            raise TimeoutError
+
+    monkeypatch.setattr(api, "update", lose_answers)
+    clock.on_sleep = stop
+    with pytest.raises(TimeoutError):
+        await leader.renew()
+    assert leader.generation == 1
+
+
+async def test_the_lease_is_released_although_the_last_renewal_got_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    api = Api(0.0)
+    leader, _ = election(api, "a")
+    await leader.acquire()
+    update = api.update
+
+    async def lose_answer(*args: Any, **more: Any) -> Any:
+        await update(*args, **more)
+        raise Unclear("no answer")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(api, "update", lose_answer)
+        assert not await leader._try_acquire()
+    await leader.release()
+    assert api.objects[LEASES, "op"]["spec"]["holderIdentity"] == ""

@@ -105,6 +105,20 @@ def test_the_kubelet_waits_longer_than_the_agent(requested: int | None, stop_gra
     assert worker(template(pod), stopGraceSeconds=stop_grace)["spec"]["terminationGracePeriodSeconds"] == expected
 
 
+@pytest.mark.parametrize(
+    ("policy", "requested", "graceful", "pod_grace"),
+    [({}, None, 24, 25), ({}, 600, 594, 595), ({"gracefulShutdownSeconds": 120}, None, 120, 121),
+     ({"gracefulShutdownSeconds": 120}, 600, 120, 595)],
+)  # fmt: skip
+def test_the_agent_gets_the_time_that_its_workers_have_to_end(
+    policy: dict[str, int], requested: int | None, graceful: int, pod_grace: int
+) -> None:
+    pod = {} if requested is None else {"terminationGracePeriodSeconds": requested}
+    variables = env(trainer(worker(template(pod), elasticPolicy=policy)))
+    assert variables[Env.GRACEFUL_SHUTDOWN_SECONDS] == str(graceful)
+    assert variables[Env.POD_GRACE_SECONDS] == str(pod_grace)
+
+
 @pytest.mark.parametrize("own", [False, True])
 def test_shared_memory_is_added_unless_the_template_has_its_own(own: bool) -> None:
     mounts = [{"name": "mine", "mountPath": "/dev/shm/"}] if own else []

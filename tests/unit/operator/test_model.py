@@ -9,9 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from elasticjob.contract.messages import Outcome
+from elasticjob.contract.worker_count import quantity
 from elasticjob_operator.model.observed import Observed, parse_job
 from elasticjob_operator.model.pods import parse_pod
-from elasticjob_operator.model.raw import moment, quantity, timestamp
+from elasticjob_operator.model.raw import moment, timestamp
 from elasticjob_operator.model.spec import parse_spec
 from elasticjob_operator.model.status import parse_status
 from elasticjob_operator.plan import plan

@@ -69,6 +69,21 @@ def test_failures_back_off_until_a_success() -> None:
     assert s.next_due() == now + 7.0 + FIRST_BACKOFF
 
 
+def test_the_delay_of_a_key_that_fails_for_days_does_not_overflow() -> None:
+    s = schedule()
+    for attempt in range(3000):
+        s.enqueue("a", float(attempt))
+        assert s.take(float(attempt)) == "a"
+        s.done("a", float(attempt), failed=True)
+        assert s.next_due() == attempt + min(LONGEST_BACKOFF, FIRST_BACKOFF * 2.0 ** min(attempt, 60))
+
+
+def test_keys_that_are_not_due_do_not_wait() -> None:
+    s = schedule()
+    s.enqueue("a", 9.0)
+    assert (s.oldest_wait(5.0), s.oldest_wait(10.0)) == (0.0, 1.0)
+
+
 def test_enqueue_cuts_a_backoff_short() -> None:
     s = schedule()
     s.enqueue("a", 0.0)

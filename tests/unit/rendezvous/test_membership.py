@@ -152,6 +152,26 @@ def test_roles_have_ranks_of_their_own_among_heterogeneous_nodes() -> None:
     assert [(s.role_rank, s.role_world_size) for s in starts] == [(0, 5), (0, 1), (2, 5)]
 
 
+def test_a_node_whose_index_another_agent_takes_gets_finish() -> None:
+    job = spared(0, 1, 2, 3)
+    for displaced, taker in ((3, 1), (1, 1)):  # a standby and a member
+        job.announce(displaced, incarnation=taker)
+        finish = job.finished(displaced)
+        assert finish is not None
+        why = f"another agent has announced itself with index {displaced}"
+        assert (finish.outcome, finish.reason, finish.message) == (Outcome.SUPERSEDED, "Superseded", why)
+    assert job.sent_end(0, 2)
+
+
+def test_a_displaced_node_that_is_disconnected_gets_finish_when_it_reconnects() -> None:
+    job = spared(0, 1, 2, 3)
+    job.disconnect(3)
+    job.announce(3, incarnation=1)
+    assert job.finished(3) is None
+    job.announce(3)
+    assert job.finished(3) is not None
+
+
 # ---- without an operator, under a stock torchrun: nodes without an index, and torch's `set_closed`
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from elasticjob.contract.messages import (
@@ -10,20 +12,22 @@ from elasticjob.contract.messages import (
     FailureClass,
     Outcome,
     PlanEnd,
+    PodState,
     RoundPhase,
     StepReport,
     WorkersSucceeded,
 )
 from elasticjob.rendezvous.planned_end import STEP_REPORT_TIMEOUT
+from elasticjob.rendezvous.state import RECONNECT_GRACE, STOP_TIMEOUT
 from support.rounds import Job, membership_of, pods
 
 REASON = "1 node can join: j-2-0"
 
 
-def planning(*indices: int) -> Job:
+def planning(*indices: int, **settings: Any) -> Job:
     """A job with a running round of these indices, which a ready node of the next index has begun to end."""
     job = Job()
-    job.operator_view(*pods(*indices), target=len(indices) + 1)
+    job.operator_view(*pods(*indices), target=len(indices) + 1, **settings)
     job.running(*indices)
     job.operator_view(*pods(*indices, len(indices)))
     job.announce(len(indices))
@@ -181,3 +185,114 @@ def test_a_member_that_stopped_before_the_last_step_was_known_ends_the_round_at_
     job = planning(0, 1)
     job.stopped(1)
     assert last_steps(job, 0) == ["now"]
+
+
+# ---- the time from SIGTERM to SIGKILL
+
+GRACEFUL, STOP_GRACE = 20.0, 2.0
+
+
+def planning_with_grace(*indices: int) -> Job:
+    return planning(*indices, graceful_shutdown=GRACEFUL, stop_grace=STOP_GRACE)
+
+
+def graces(job: Job, *indices: int) -> list[float]:
+    """Return the grace period in the last end that was sent to each node."""
+    return [m.grace_seconds for index in indices if isinstance(m := job.last(index), EndRound)]
+
+
+@pytest.mark.parametrize(
+    ("why", "grace"),
+    [
+        ("a node leaves", GRACEFUL),
+        ("its pod is deleted", GRACEFUL),
+        ("scale down", GRACEFUL),
+        ("a node joins", GRACEFUL),
+        ("a worker fails", STOP_GRACE),
+        ("a node is lost", STOP_GRACE),
+        ("a worker fails on a node that leaves", STOP_GRACE),
+    ],
+)
+def test_only_peers_of_a_failure_get_the_short_grace(why: str, grace: float) -> None:
+    job = Job()
+    job.operator_view(*pods(0, 1, 2), target=3, graceful_shutdown=GRACEFUL, stop_grace=STOP_GRACE)
+    job.running(0, 1, 2)
+    if why == "a node leaves":
+        job.leave(2)
+    elif why == "its pod is deleted":
+        job.operator_view(*pods(0, 1), *pods(2, state=PodState.DRAINING))
+    elif why == "scale down":
+        job.operator_view(*pods(0, 1, 2), target=2)
+    elif why == "a node joins":
+        job.operator_view(*pods(0, 1, 2, 3), target=4)
+        job.announce(3)
+    elif why == "a worker fails":
+        job.fail(2)
+    elif why == "a node is lost":
+        job.disconnect(2)
+        job.advance(0.5)
+    else:
+        job.leave(2)
+        job.fail(2)
+    if why in ("a node leaves", "its pod is deleted", "scale down", "a node joins"):
+        report_step(job, 2, None)
+    assert graces(job, 0, 1) == [grace, grace]
+
+
+def test_a_round_that_has_not_started_everywhere_ends_on_plan_with_the_graceful_time() -> None:
+    job = Job()
+    job.operator_view(*pods(0, 1, 2), target=3, graceful_shutdown=GRACEFUL)
+    job.announce(0, 1, 2)
+    job.started(0, 1)
+    job.leave(2)
+    assert graces(job, 0, 1, 2) == [GRACEFUL] * 3
+
+
+@pytest.mark.parametrize(
+    ("what", "after", "grace"),
+    [
+        ("no report in time", STEP_REPORT_TIMEOUT, GRACEFUL - STEP_REPORT_TIMEOUT),
+        ("the last step is not reached", GRACEFUL, STOP_GRACE),
+        ("a node succeeds instead", 5.0, GRACEFUL - 5.0),
+        ("a worker fails", 5.0, STOP_GRACE),
+        ("a node is lost", 5.0, STOP_GRACE),
+    ],
+)
+def test_a_plan_that_fails_leaves_the_rest_of_the_graceful_time(what: str, after: float, grace: float) -> None:
+    job = planning_with_grace(0, 1)
+    report_step(job, 0, 7)
+    if what != "no report in time":
+        report_step(job, 1, 7)
+        assert graces(job, 0, 1) == [GRACEFUL] * 2
+    if what == "a node is lost":
+        job.advance(after - RECONNECT_GRACE)
+        job.disconnect(1)
+        job.advance(RECONNECT_GRACE)
+    else:
+        job.advance(after)
+    if what == "a node succeeds instead":
+        job.succeed(0)
+        job.stopped(1)
+    if what == "a worker fails":
+        job.fail(1)
+    assert last_steps(job, 0) == ["now"]
+    assert graces(job, 0) == [grace]
+
+
+def test_a_node_that_saves_in_its_graceful_time_is_not_lost() -> None:
+    job = planning_with_grace(0, 1)
+    report_step(job, 0, None)
+    job.stopped(0)
+    job.advance(GRACEFUL + STOP_TIMEOUT - 1)
+    assert job.members == ["j-0-0", "j-1-0"]
+    job.advance(1)
+    assert [e.lost_pods for e in job.report.ended_rounds] == [("j-1-0",)]
+
+
+def test_a_node_that_reconnects_gets_what_is_left_of_the_graceful_time() -> None:
+    job = planning_with_grace(0, 1)
+    report_step(job, 0, None)
+    job.advance(5)
+    job.disconnect(1)
+    job.announce(1, membership=membership_of(job.start_of(1)))
+    assert graces(job, 1) == [GRACEFUL - 5]

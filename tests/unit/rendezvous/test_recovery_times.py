@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from elasticjob.contract.messages import RecoverySeconds
+from elasticjob.contract.messages import RecoverySeconds, RoundEnded
 from elasticjob.rendezvous import recovery_times
 from elasticjob.rendezvous.state import CoordinatorEvent
 from support.rounds import Job, pods
@@ -26,7 +26,7 @@ class Timed(Job):
 
 def job_of(*indices: int) -> Timed:
     job = Timed()
-    job.operator_view(*pods(*indices), target=len(indices))
+    job.operator_view(*pods(*indices), target=len(indices), max_restarts=100)
     job.running(*indices)
     return job
 
@@ -54,6 +54,26 @@ def test_the_recovery_from_a_lost_node_names_its_pod() -> None:
     recovery = job.recovered()
     assert recovery is not None
     assert recovery.pods == ("j-2-0",)
+
+
+def test_following_many_ended_rounds_compares_none_of_the_old_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    job = job_of(0, 1)
+    for _ in range(20):
+        job.fail(1)
+        job.stopped(0, 1)
+        job.started(0, 1)
+    compared: list[RoundEnded] = []
+
+    def compare(one: RoundEnded, other: object) -> bool:
+        compared.append(one)
+        return one is other
+
+    monkeypatch.setattr(RoundEnded, "__eq__", compare)
+    job.fail(1)
+    job.stopped(0, 1)
+    job.started(0, 1)
+    assert job.outage is not None
+    assert (job.outage.round.number, job.recovered() is not None, compared) == (21, True, [])
 
 
 def test_a_planned_end_is_no_outage() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -12,8 +13,10 @@ from elasticjob.contract.messages import (
     Failure,
     FailureClass,
     HangAction,
+    LastMembership,
     Leaving,
     MemberState,
+    NodeToCoordinator,
     Outcome,
     PodState,
     Ready,
@@ -23,14 +26,22 @@ from elasticjob.contract.messages import (
     StartRound,
     WorkersFailed,
     WorkersStalled,
+    WorkersStarted,
     WorkersStopped,
 )
 from elasticjob.contract.names import RoundId
 from elasticjob.diagnosis import HANG_GRACE
 from elasticjob.rendezvous import rounds
+from elasticjob.rendezvous.decision import RoundDecision
 from elasticjob.rendezvous.stalls import STALL_REPORT_SECONDS
-from elasticjob.rendezvous.state import NodeMessage
-from support.rounds import SETTINGS, Job, job_of, membership_of, pods
+from elasticjob.rendezvous.state import (
+    RECONNECT_GRACE,
+    CoordinatorEvent,
+    CoordinatorState,
+    NodeDisconnected,
+    NodeMessage,
+)
+from support.rounds import SETTINGS, Job, agent_id, announcement, job_of, membership_of, pods
 
 FAILURE = Failure(FailureClass.KILLED, "j-0-0", 1.0)
 
@@ -138,6 +149,86 @@ def test_a_failure_that_arrives_together_with_the_stop_counts() -> None:
     assert job.state.round is not None
     assert job.state.round.ending is not None
     assert job.state.round.ending.reason is EndReason.WORKER_FAILED
+
+
+@pytest.mark.parametrize("reconnects", [True, False])
+def test_a_brief_disconnect_while_a_round_concludes_costs_no_second_round(reconnects: bool) -> None:
+    job = job_of(0, 1, 2)
+    job.fail(1)
+    start = job.start_of(2)
+    job.stopped(1, 2)
+    job.disconnect(2)
+    job.stopped(0)
+    assert job.members == []
+    if reconnects:
+        job.announce(2, membership=membership_of(start, MemberState.STOPPED))
+    job.advance(RECONNECT_GRACE)
+    assert job.members == ["j-0-0", "j-1-0", "j-2-0"][: 2 + reconnects]
+    assert job.report.rounds == 2
+
+
+def test_a_round_with_a_spare_does_not_wait_for_a_disconnected_node() -> None:
+    job = job_of(0, 1, 2, spares=1)
+    job.operator_view(*pods(0, 1, 2, 3))
+    job.announce(3)
+    job.fail(1)
+    job.stopped(1, 2)
+    job.disconnect(2)
+    job.stopped(0)
+    assert job.members == ["j-0-0", "j-1-0", "j-3-0"]
+
+
+def test_messages_to_a_link_that_was_lost_are_not_sent_on_the_next_one() -> None:
+    job = job_of(0, 1)
+    round_id = job.start_of(0).round
+    job.fail(1)
+    job.stopped(1)
+    again = announcement(1, membership_of(job.start_of(1), MemberState.STOPPED))
+    events: list[CoordinatorEvent] = [
+        NodeMessage(agent_id(0), WorkersStopped(round_id, 6000)),
+        NodeDisconnected(agent_id(1)),
+        NodeMessage(agent_id(1), again),
+    ]
+    decision = rounds.decide_together(job.state, events, job.now)
+    assert [type(e.message).__name__ for e in decision.effects if e.agent_id == agent_id(1)] == ["StartRound"]
+
+
+def test_the_rules_run_a_few_times_for_any_number_of_events(monkeypatch: pytest.MonkeyPatch) -> None:
+    runs: list[float] = []
+    apply_rules = rounds.apply_rules
+
+    def counted(state: CoordinatorState, now: float) -> RoundDecision:
+        runs.append(now)
+        return apply_rules(state, now)
+
+    monkeypatch.setattr(rounds, "apply_rules", counted)
+    size = 300
+    job = Job(RoundSettings(min_nodes=size, max_nodes=size, target=size))
+
+    def together(*messages: Callable[[int], NodeToCoordinator]) -> bool:
+        """Decide on the messages of all nodes; return whether the rules ran only a few times."""
+        events = [NodeMessage(agent_id(index), message(index)) for index in range(size) for message in messages]
+        runs.clear()
+        job.state = rounds.decide_together(job.state, events, job.now).state
+        return len(runs) < 10
+
+    assert together(announcement)
+    assert job.state.round is not None
+    number, members = job.state.round.id, job.state.round.members
+    assert together(lambda index: WorkersStarted(number))
+    failure = replace(FAILURE, kind=FailureClass.COLLECTIVE_FAILED)
+    assert together(lambda index: WorkersFailed(number, failure), lambda index: WorkersStopped(number, index))
+    (ended,) = job.state.ended_rounds
+    assert (ended.charged, job.state.round.id.number) == (True, 2)
+
+    job = Job(job.state.settings, store=1, recovering=True)
+    failed = {name: LastMembership(m.assignment, MemberState.FAILED) for name, m in members.items()}
+    assert together(
+        lambda index: announcement(index, failed[agent_id(index)]),
+        lambda index: WorkersFailed(number, failure),
+        lambda index: WorkersStopped(number, index),
+    )
+    assert [e.charged for e in job.state.ended_rounds] == [True]
 
 
 def test_the_next_round_waits_until_all_members_have_stopped() -> None:

@@ -14,6 +14,7 @@ from elasticjob.contract.messages import (
     FailureClass,
     Finish,
     MemberState,
+    NodeToCoordinator,
     Outcome,
     PodState,
     RoundPhase,
@@ -23,8 +24,9 @@ from elasticjob.contract.messages import (
     WorkersSucceeded,
 )
 from elasticjob.contract.names import RoundId
-from elasticjob.rendezvous.state import LOST_TIMEOUT, Tick
-from support.rounds import SETTINGS, Job, job_of, membership_of, pods
+from elasticjob.rendezvous import rounds
+from elasticjob.rendezvous.state import LOST_TIMEOUT, MAX_ENDED_ROUNDS, NodeMessage, Tick
+from support.rounds import SETTINGS, Job, agent_id, announcement, job_of, membership_of, pods
 
 FAILURE = Failure(FailureClass.KILLED, "j-0-0", 1.0)
 
@@ -151,6 +153,43 @@ def test_a_failure_of_a_round_that_has_stopped_is_charged_once() -> None:
     assert job.start_of(0).restarts == 1
 
 
+@pytest.mark.parametrize("together", [True, False])
+@pytest.mark.parametrize("kind", [FailureClass.KILLED, FailureClass.COLLECTIVE_FAILED])
+def test_a_failure_is_charged_though_all_nodes_report_its_end_at_once(kind: FailureClass, together: bool) -> None:
+    """The store died, a rank failed, and all workers had stopped before the nodes reached the successor."""
+    before = job_of(0, 1)
+    round_id, failure = before.start_of(0).round, replace(FAILURE, kind=kind)
+    job = restarted(before)
+    job.operator_view(*pods(0, 1), target=2)
+    failed = membership_of(before.start_of(0), MemberState.FAILED)
+    stopped = membership_of(before.start_of(1), MemberState.STOPPED)
+    greetings: list[tuple[int, tuple[NodeToCoordinator, ...]]] = [
+        (0, (announcement(0, failed), WorkersFailed(round_id, failure), WorkersStopped(round_id, 6000))),
+        (1, (announcement(1, stopped), WorkersStopped(round_id, 6001))),
+    ]
+    events = [NodeMessage(agent_id(index), message) for index, messages in greetings for message in messages]
+    if together:
+        job.state = rounds.decide_together(job.state, events, job.now).state
+    else:
+        for event in events:
+            job.decide(event)
+    assert [(e.round, e.charged, e.failure) for e in job.report.ended_rounds] == [(round_id, True, failure)]
+    assert job.state.charged == 1
+
+
+def test_a_round_that_status_has_charged_is_not_charged_by_a_successor() -> None:
+    before = job_of(0, 1)
+    round_id = before.start_of(0).round
+    job = restarted(before)
+    job.operator_view(*pods(0, 1), target=2, charged=1, charged_round=round_id, max_restarts=1)
+    job.announce(0, membership=membership_of(before.start_of(0), MemberState.FAILED))
+    job.announce(1, membership=membership_of(before.start_of(1), MemberState.STOPPED))
+    job.send(0, WorkersFailed(round_id, FAILURE))
+    for index in (0, 1):
+        job.send(index, WorkersStopped(round_id, 6000 + index))
+    assert (job.report.outcome, job.state.charged, job.start_of(0).restarts) == (None, 1, 1)
+
+
 def test_stopped_nodes_do_not_wait_for_a_node_that_is_not_ready() -> None:
     before = job_of(0, 1, 2)
     job = Job(before.state.settings, store=1, recovering=True)
@@ -246,3 +285,23 @@ def test_without_an_operator_restarts_follow_the_last_settings_and_are_kept_unti
     assert [e.round for e in job.report.ended_rounds] == ended[1:]
     job.operator_view(*pods(0, 1), charged=2, charged_round=ended[2])
     assert not job.report.ended_rounds
+
+
+def test_ended_rounds_are_bounded_and_no_charge_is_forgotten() -> None:
+    job = job_of(0, 1, max_restarts=10**6)
+    for number in range(MAX_ENDED_ROUNDS + 50):
+        job.fail(1, FailureClass.USER_ERROR)
+        if number % 3 == 0:
+            job.leave(1)  # the node has left: its failure is not charged
+        job.stopped(0, 1)
+        if number % 3 == 0:
+            job.announce(1)
+        job.started(0, 1)
+    charged = (MAX_ENDED_ROUNDS + 50) * 2 // 3
+    assert len(job.report.ended_rounds) == MAX_ENDED_ROUNDS
+    assert sum(e.charged for e in job.report.ended_rounds) == job.state.charged == charged
+    for _ in range(300):
+        job.fail(1)
+        job.stopped(0, 1)
+        job.started(0, 1)
+    assert (len(job.report.ended_rounds), job.state.charged) == (MAX_ENDED_ROUNDS, charged + 300)

@@ -243,6 +243,18 @@ async def test_memory_and_connections_are_bounded(start: Start) -> None:
     one.close()
 
 
+async def test_the_connection_limit_can_be_raised(start: Start) -> None:
+    server, port = await start(connections=1)
+    one = await StoreClient.connect("127.0.0.1", port)
+    server.allow_connections(2)
+    two = await StoreClient.connect("127.0.0.1", port)
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    assert await closed(reader)
+    assert (await one.num_keys(), await two.num_keys()) == (0, 0)
+    for client in (one, two, writer):
+        client.close()
+
+
 async def test_a_wait_ends_when_all_its_keys_exist(start: Start) -> None:
     _, port = await start()
     one = await StoreClient.connect("127.0.0.1", port)

@@ -74,6 +74,9 @@ from elasticjob.diagnosis import HANG_GRACE
 
 LEAVE_TIMEOUT = 10.0
 """Seconds that a leaving node whose workers have ended waits for the coordinator's `Finish`."""
+LAST_STEP_TIMEOUT = 5.0
+"""Seconds that a leaving node which has reported its step waits for the last step. The coordinator answers within
+`planned_end.STEP_REPORT_TIMEOUT`; when a job is deleted, its store may end in between."""
 
 
 @dataclass(frozen=True)
@@ -174,6 +177,9 @@ def _start(state: AgentState, start: StartRound) -> AgentDecision:
         failure=None,
         stall=None,
         last_step=None,
+        step_reported=False,
+        stopping_gracefully=False,
+        leave_acknowledged=state.leave_acknowledged and bool(state.leaving),
         stopped_as_planned=False,
         launched=False,
         running_ranks=frozenset(range(state.processes or state.announcement.local_world_size)),
@@ -204,7 +210,15 @@ def _workers_launched(state: AgentState, round_id: RoundId) -> AgentDecision:
 
 
 def _cut_off(state: AgentState) -> AgentDecision:
-    """Freeze the workers: the other nodes may train without this one, whose workers must not overwrite a checkpoint."""
+    """Freeze the workers: the other nodes may train without this one, whose workers must not overwrite a checkpoint.
+
+    Workers that stop gracefully are killed, unless this node leaves: when a job is deleted, all its other nodes and its
+    store may end first.
+    """
+    if state.phase is AgentPhase.STOPPING and state.stopping_gracefully and not state.leaving:
+        stopped = _stop(state, 0.0)
+        log = Log("cut off from the store and from all other nodes: killing the workers")
+        return AgentDecision(stopped.state, (log, *stopped.effects))
     if state.frozen or state.phase not in (AgentPhase.STARTING, AgentPhase.RUNNING):
         return AgentDecision(state)
     log = Log("cut off from the store and from all other nodes: the workers are frozen")
@@ -253,19 +267,25 @@ def _plan_end(state: AgentState, message: PlanEnd) -> AgentDecision:
         return AgentDecision(state, () if state.last_step is not None else (HoldWorkers(message.round),))
     if state.phase is AgentPhase.IDLE:
         return AgentDecision(state, (Send(WorkersStopped(message.round, state.announcement.store_port)),))
-    return AgentDecision(state, (Send(StepReport(message.round, None)),))
+    return _report_step(state, message.round, None)
 
 
 def _workers_held(state: AgentState, round_id: RoundId, step: int | None) -> AgentDecision:
     if round_id != state.round or state.phase not in (AgentPhase.RUNNING, AgentPhase.SUCCEEDED):
         return AgentDecision(state)
-    return AgentDecision(state, (Send(StepReport(round_id, step)),))
+    return _report_step(state, round_id, step)
+
+
+def _report_step(state: AgentState, round_id: RoundId, step: int | None) -> AgentDecision:
+    state = replace(state, step_reported=state.step_reported or round_id == state.round)
+    timer = (_leave_timer(state),) if state.leaving else ()
+    return AgentDecision(state, (Send(StepReport(round_id, step)), *timer))
 
 
 def _last_step_missed(state: AgentState, round_id: RoundId) -> AgentDecision:
     if round_id != state.round or state.phase is not AgentPhase.RUNNING:
         return AgentDecision(state)
-    stopped = _stop(state, state.stop_grace)
+    stopped = _stop(state, max(state.stop_grace, state.last_step_seconds), graceful=True)
     log = Log("workers may be past the last step: stopping them now")
     return AgentDecision(stopped.state, (log, *stopped.effects))
 
@@ -287,17 +307,19 @@ def _leave_unhealthy(state: AgentState, failure: Failure) -> AgentDecision:
         return AgentDecision(state)
     state = replace(state, leaving=f"{failure.kind.value}: {failure.message}", unhealthy=failure)
     leaving = (Log(f"node is unhealthy, leaving: {failure.message}"), Send(Leaving(state.leaving, failure)))
-    return AgentDecision(state, (*leaving, StartLeaveTimer(max(1.0, state.stop_grace))))
+    return AgentDecision(state, (*leaving, _leave_timer(state)))
 
 
 def _end_round(state: AgentState, message: EndRound) -> AgentDecision:
     if state.phase is AgentPhase.IDLE or (state.round is not None and message.round > state.round):
         return AgentDecision(state, (Send(WorkersStopped(message.round, state.announcement.store_port)),))
-    if state.phase is AgentPhase.STOPPING or message.round != state.round:
+    if message.round != state.round or (state.phase is AgentPhase.STOPPING and message.planned):
         return AgentDecision(state)
+    if state.phase is AgentPhase.STOPPING:
+        return _stop(state, message.grace_seconds)
     if message.last_step is not None:
         return _end_at_step(state, message, message.last_step)
-    stopped = _stop(state, message.grace_seconds, dump_stacks=message.dump_stacks)
+    stopped = _stop(state, message.grace_seconds, graceful=message.planned, dump_stacks=message.dump_stacks)
     check = () if message.planned else (CheckHealth(),)
     return AgentDecision(
         stopped.state, (Log(f"round {message.round} ends: {message.reason}"), *stopped.effects, *check)
@@ -309,15 +331,18 @@ def _end_at_step(state: AgentState, message: EndRound, step: int) -> AgentDecisi
     if state.phase is not AgentPhase.RUNNING or state.last_step is not None:
         return AgentDecision(state)
     log = Log(f"round {message.round} ends after step {step}: {message.reason}")
-    return AgentDecision(replace(state, last_step=step), (log, StopWorkersAt(message.round, step)))
+    state = replace(state, last_step=step, last_step_seconds=message.grace_seconds)
+    timer = (_leave_timer(state),) if state.leaving else ()
+    return AgentDecision(state, (log, *timer, StopWorkersAt(message.round, step)))
 
 
-def _stop(state: AgentState, grace: float, *, dump_stacks: bool = False) -> AgentDecision:
-    if state.phase is AgentPhase.STOPPING:
+def _stop(state: AgentState, grace: float, *, graceful: bool = False, dump_stacks: bool = False) -> AgentDecision:
+    """Stop the workers; during a graceful stop, only shorten its grace period: other nodes may train already."""
+    if state.phase is AgentPhase.STOPPING and (graceful or not state.stopping_gracefully):
         return AgentDecision(state)
     # Frozen workers get SIGKILL only: a SIGTERM handler must not write anything.
     stop = StopWorkers(0.0) if state.frozen else StopWorkers(grace, dump_stacks)
-    return AgentDecision(replace(state, phase=AgentPhase.STOPPING), (stop,))
+    return AgentDecision(replace(state, phase=AgentPhase.STOPPING, stopping_gracefully=graceful), (stop,))
 
 
 def _progress_timed_out(state: AgentState, round_id: RoundId) -> AgentDecision:
@@ -377,24 +402,41 @@ def _all_stopped(state: AgentState, event: AllWorkersStopped) -> AgentDecision:
 
 
 def _signal_received(state: AgentState, name: str) -> AgentDecision:
-    if state.leaving:
+    if state.signalled:
         ended = replace(state, phase=AgentPhase.STOPPING, after_stop=Finish(Outcome.LEFT, name))
         return AgentDecision(ended, (Log(f"{name} again: killing the workers"), StopWorkers(0.0)))
-    return AgentDecision(
-        replace(state, leaving=name),
-        (Log(f"leaving: {name}"), Send(Leaving(name)), StartLeaveTimer(max(1.0, state.stop_grace))),
-    )
+    state = replace(state, signalled=True)
+    if state.leaving:  # an unhealthy node, whose pod the operator deletes
+        return AgentDecision(state)
+    leaving = (Log(f"leaving: {name}"), Send(Leaving(name)), _leave_timer(state))
+    return AgentDecision(replace(state, leaving=name), leaving)
+
+
+def _leave_timer(state: AgentState) -> StartLeaveTimer:
+    """Return the timer for the next message that a leaving node needs from the coordinator, or for its last step."""
+    if state.last_step is not None:
+        return StartLeaveTimer(state.last_step_seconds)
+    return StartLeaveTimer(LAST_STEP_TIMEOUT if state.step_reported else max(1.0, state.stop_grace))
 
 
 def _leave_timed_out(state: AgentState) -> AgentDecision:
-    if state.phase is AgentPhase.STOPPING or (state.leave_acknowledged and state.phase is not AgentPhase.IDLE):
-        return AgentDecision(state)
     if state.phase is AgentPhase.IDLE:
         return _exit(state, Finish(Outcome.LEFT, state.leaving))
-    stopped = _stop(state, state.stop_grace)
-    return AgentDecision(
-        stopped.state, (Log("the coordinator does not answer: stopping the workers"), *stopped.effects)
-    )
+    if state.phase is AgentPhase.STOPPING or (state.leave_acknowledged and not _is_overdue(state)):
+        return AgentDecision(state)
+    if state.last_step is not None:
+        log = Log(f"the workers have not stopped at step {state.last_step} in time: stopping them now")
+        stopped = _stop(state, state.stop_grace)
+    else:
+        log = Log("the coordinator does not answer: stopping the workers")
+        stopped = _stop(state, max(state.stop_grace, state.graceful_shutdown), graceful=True)
+    return AgentDecision(stopped.state, (log, *stopped.effects))
+
+
+def _is_overdue(state: AgentState) -> bool:
+    """Return whether a planned end that the coordinator began has not continued in time."""
+    started = state.phase in (AgentPhase.STARTING, AgentPhase.RUNNING)
+    return started and (state.step_reported or state.last_step is not None)
 
 
 def _finish(state: AgentState, finish: Finish) -> AgentDecision:

@@ -46,7 +46,7 @@ class StopWorkersAt:
 class StopWorkers:
     """SIGTERM, `grace` seconds, SIGKILL to every worker and its descendants; ends in `AllWorkersStopped`.
 
-    With a grace of 0 there is no SIGTERM.
+    With a grace of 0 there is no SIGTERM. During a stop: SIGKILL after `grace` seconds.
     """
 
     grace: float

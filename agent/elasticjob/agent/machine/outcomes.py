@@ -31,7 +31,10 @@ def exit_code(finish: Finish) -> ExitCode:
 
 
 def describe_failure(failure: Failure) -> str:
-    """Return one line for users: `rank 3 died: ValueError: bad batch (exit 1, UserError)`."""
+    """Return one sentence for users: `rank 3 died: ValueError: bad batch (exit 1, UserError)`.
+
+    It quotes no output of a worker that ran: the last lines of that are in the failure's message.
+    """
     subject = "node" if failure.rank is None else f"rank {failure.rank}"
     last_line = failure.message.splitlines()[-1] if failure.message else ""
     if failure.kind in (FailureClass.DEVICE_UNHEALTHY, FailureClass.HANG):
@@ -39,9 +42,11 @@ def describe_failure(failure: Failure) -> str:
     if failure.exit_code is None and not failure.signal:
         return f"{subject} did not start: {last_line} ({failure.kind.value})"
     end = failure.signal or f"exit {failure.exit_code}"
+    if failure.kind is FailureClass.START_ERROR and last_line:
+        return f"{subject} did not start: {last_line} ({end}, {failure.kind.value})"
     if failure.exception:
         return f"{subject} died: {failure.exception}: {last_line} ({end}, {failure.kind.value})"
-    return f"{subject} died: {end} ({failure.kind.value}){f'; last line: {last_line}' if last_line else ''}"
+    return f"{subject} died: {end} ({failure.kind.value})"
 
 
 def assert_never(value: NoReturn) -> NoReturn:

@@ -33,7 +33,9 @@ class AgentState:
     announcement: Announce
     """The announcement without `ready` and `membership`; its store port is the port for the next round."""
     stop_grace: float
-    """Seconds from SIGTERM to SIGKILL."""
+    """Seconds from SIGTERM to SIGKILL after a failure; workers never have less."""
+    graceful_shutdown: float = 0.0
+    """Seconds from SIGTERM to SIGKILL if this node leaves and the coordinator does not answer."""
     phase: AgentPhase = AgentPhase.IDLE
     processes: int | None = None
     """How many processes this agent starts in a round; None: its local world size."""
@@ -46,6 +48,12 @@ class AgentState:
     """Local ranks of the running workers."""
     last_step: int | None = None
     """The step at which the workers of `assignment` stop by themselves; None without a planned end."""
+    last_step_seconds: float = 0.0
+    """Seconds that the workers have for `last_step`, from the message that names it."""
+    step_reported: bool = False
+    """Whether this node has sent its `StepReport` for `assignment`."""
+    stopping_gracefully: bool = False
+    """Whether the stop in progress belongs to a planned end, which may take long."""
     stopped_as_planned: bool = False
     """Whether a worker of `assignment` has stopped at the last step."""
     failure: Failure | None = None
@@ -56,6 +64,8 @@ class AgentState:
     """The message to act on once no worker is left."""
     leaving: str = ""
     """Why this node leaves: a signal's name or a failed health check; empty while it stays."""
+    signalled: bool = False
+    """Whether the agent has received a signal on which it leaves; the next one kills the workers."""
     unhealthy: Failure | None = None
     """The failed health check; a node with one leaves."""
     leave_acknowledged: bool = False

@@ -20,12 +20,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from elasticjob.code_root import CODE_ROOT
+from elasticjob.contract.memory_file import SHARED_MEMORY
 
 log = logging.getLogger(__name__)
 
 CHECK_TIMEOUT = 60.0
 """Seconds for all checks. Eight GPUs need ten when their driver has to initialize."""
-SHARED_MEMORY = "/dev/shm"  # noqa: S108
 MIN_SHARED_MEMORY = 1 << 20
 """Bytes of shared memory that must be free: gloo and NCCL allocate as much when they start."""
 EARLIEST_CLOCK = 1_735_689_600.0

@@ -11,10 +11,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from elasticjob.contract.messages import Failure
+from elasticjob.contract.names import script_end_file
 from elasticjob.diagnosis import classify
 
 MAX_MESSAGE = 1024
 """Characters of a failure's message."""
+LAST_LINES = 5
+"""Lines of standard error that are the message of a worker that died without an exception."""
+LAST_LINES_WIDTH = 500
+"""Characters of these lines together."""
 _MAX_ERROR_FILE = 1 << 20
 """Bytes that are read of an error file."""
 
@@ -31,7 +36,9 @@ class WorkerExit:
     exception: tuple[str, str] | None = None
     """Type name and text, from the error file or the last traceback; None when there was none."""
     lines: Sequence[str] = ()
-    """The last lines of output."""
+    """The last lines of standard error."""
+    output: Sequence[str] = ()
+    """The last lines of standard output. They only help to classify a worker that wrote nothing to standard error."""
     oom_killed: bool = False
     """Whether the kernel's OOM killer has killed a process here that no other worker's end accounts for."""
 
@@ -39,18 +46,31 @@ class WorkerExit:
 def failure_of(evidence: WorkerExit, pod: str) -> Failure:
     """Return the failure that the agent reports to the coordinator."""
     name = signal_name(-evidence.code) if evidence.code < 0 else ""
-    exception, message = evidence.exception or ("", "\n".join(evidence.lines)[-MAX_MESSAGE:])
+    exception, evident = evidence.exception or ("", "\n".join(evidence.lines or evidence.output))
+    message = evident[:MAX_MESSAGE] if evidence.exception else last_lines(evidence.lines)
     exit_code = evidence.code if evidence.code > 0 else None
     return Failure(
-        kind=classify(exit_code, name, exception, message, oom_killed=evidence.oom_killed),
+        kind=classify(exit_code, name, exception, evident, oom_killed=evidence.oom_killed),
         pod=pod,
         time=evidence.time,
         rank=evidence.rank,
         exit_code=exit_code,
         signal=name,
         exception=exception,
-        message=message[:MAX_MESSAGE],
+        message=message,
     )
+
+
+def last_lines(lines: Sequence[str]) -> str:
+    """Return the last few lines that are not blank, whole ones, and at least the end of the last one."""
+    found: list[str] = []
+    left = LAST_LINES_WIDTH
+    for line in reversed([line.rstrip() for line in lines if line.strip()][-LAST_LINES:]):
+        if found and len(line) >= left:
+            break
+        found.insert(0, line[-LAST_LINES_WIDTH:])
+        left -= len(line) + 1
+    return "\n".join(found)
 
 
 def signal_name(number: int) -> str:
@@ -77,6 +97,24 @@ def read_error_file(path: str) -> tuple[str, str, float] | None:
         return None
     name, _, rest = text.partition(": ")
     return (name, rest, written) if name.isidentifier() else ("", text, written)
+
+
+def script_succeeded(error_file: str, pid: int) -> bool:
+    """Return whether this process recorded that its script has succeeded: only its clean-up can fail after that."""
+    try:
+        return Path(script_end_file(error_file)).read_text() == str(pid)
+    except OSError:
+        return False
+
+
+def reported_exception(code: int, last: tuple[str, str] | None) -> tuple[str, str] | None:
+    """Return the `last` exception on standard error if it ended the worker, None otherwise.
+
+    A worker that ended by a signal may have handled that exception; Python itself ends by SIGINT for one exception.
+    """
+    if code > 0 or (code == -signal.SIGINT and last is not None and last[0] == "KeyboardInterrupt"):
+        return last
+    return None
 
 
 def read_torchrun_report(lines: Iterable[str]) -> tuple[int, int] | None:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from elasticjob.agent.processes import peer_pid
+from elasticjob.contract.memory_file import memory_file
 from elasticjob.contract.names import RoundId
 from elasticjob.contract.progress_page import HOLD, NO_LIMIT, NO_STEP, PAGE_SIZE, PageWord, open_page
 
@@ -63,7 +64,7 @@ class WorkerProgress:
         """The Unix socket to which workers connect."""
         self.on_worker_connected: Callable[[], None] = lambda: None
         """Called whenever a worker has connected."""
-        self.memory = tuple(os.memfd_create(f"elasticjob-{i}", os.MFD_CLOEXEC) for i in range(STATE_BUFFERS))
+        self.memory = tuple(memory_file(f"elasticjob-{i}") for i in range(STATE_BUFFERS))
         """Descriptors of the buffers that every worker gets."""
         self._round: RoundId | None = None
         self._ranks: dict[int, _Rank] = {}
@@ -193,7 +194,7 @@ class WorkerProgress:
 
     def _rank(self, local_rank: int) -> _Rank:
         if local_rank not in self._ranks:
-            page = os.memfd_create("elasticjob-page", os.MFD_CLOEXEC)
+            page = memory_file("elasticjob-page")
             os.ftruncate(page, PAGE_SIZE)
             words = open_page(page)
             words[PageWord.STEP], words[PageWord.LIMIT] = NO_STEP, self._limit

@@ -37,6 +37,11 @@ class LogOptions:
         """Return whether a worker's STDOUT or STDERR goes to a file."""
         return bool((_of(self.redirects, local_rank) | _of(self.tee, local_rank)) & stream)
 
+    @property
+    def writes_files(self) -> bool:
+        """Whether the output of any worker goes to a file."""
+        return any((*self.redirects.values(), *self.tee.values()))
+
     def path(self, pod: str, round_id: str, local_rank: int, stream: int) -> Path:
         """Return the path of a log file; no other pod, round or worker has the same."""
         return Path(self.directory, pod, round_id, str(local_rank), "stdout.log" if stream == STDOUT else "stderr.log")

@@ -8,6 +8,8 @@ from dataclasses import replace
 from elasticjob.contract import codec
 from elasticjob.contract.messages import Termination
 
+TERMINATION_LOG = "/dev/termination-log"
+"""File of the message, unless the pod sets terminationMessagePath."""
 MAX_BYTES = 4096
 """The kubelet cuts a container's termination message to this length."""
 

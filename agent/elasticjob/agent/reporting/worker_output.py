@@ -6,12 +6,19 @@ A slow reader of the agent's output blocks the workers, whose pipes fill, but ne
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import queue
 import re
 import threading
+import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+log = logging.getLogger(__name__)
 
 CHUNK = 1 << 16
 MAX_LINE = 1 << 20
@@ -19,13 +26,26 @@ MAX_LINE = 1 << 20
 MAX_PENDING = 4 << 20
 """Bytes that wait to be written; while there are more, no worker's pipe is read."""
 FILE_TIMEOUT = 1.0
-"""Seconds that a slow disk may delay the close of a worker's log file."""
+"""Seconds that slow storage of the workers' log files may delay the agent's exit."""
+_NO_FILE = -1
+"""Descriptor of a log file that is not open: what is written to it is dropped."""
 TAIL_LINES = 20
 """Last lines kept of each stream."""
 TAIL_WIDTH = 400
 """Characters kept of each line."""
 
-_EXCEPTION = re.compile(rb"([A-Za-z_][\w.]*)(?:: (.*))?$")
+_LINE_ENDS = re.compile(rb"(\r\n|\r|\n)")
+_EXCEPTION = re.compile(r"([^\W\d][\w.]*(?:<locals>[\w.]+)*)(?:: (.*))?$")
+"""The line with an exception's qualified name and text."""
+_GROUP_INDENT = b"  | "
+"""What precedes the lines of a traceback where the exception is a group."""
+_OF_GROUP_MEMBER = re.compile(rb" +\| ")
+"""The beginning of the lines of the traceback of an exception in a group."""
+_SYNTAX_ERRORS = (b"SyntaxError: ", b"IndentationError: ", b"TabError: ")
+"""Errors in the script itself; Python prints their place without a traceback."""
+_FILE = b'  File "'
+_IGNORED = b"Exception ignored "
+"""The beginning of the line before the traceback of an exception that ends nothing (`__del__`, atexit)."""
 TORCHRUN_FAILED = "ChildFailedError"
 """torchrun's exception, printed after its worker's; it does not name the cause."""
 _TRACEBACK = b"Traceback (most recent call last):"
@@ -58,9 +78,13 @@ class OutputSink:
         """Call `resume` once, when at most half of MAX_PENDING is left to write."""
         self._waiting.append(resume)
 
+    def finish(self) -> None:
+        """Take no more data. The pending data is still written; this does not wait for it."""
+        self._queue.put(None)
+
     def close(self, timeout: float) -> None:
         """Write the pending data, for at most `timeout` seconds."""
-        self._queue.put(None)
+        self.finish()
         self._thread.join(timeout)
 
     def _write(self) -> None:
@@ -85,11 +109,93 @@ class OutputSink:
 
 
 class FileSink(OutputSink):
-    """A log file; it is closed once all data is written."""
+    """A log file. Its thread creates the folder, and opens, writes and closes the file: the storage may be slow."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        super().__init__(_NO_FILE)
+
+    @property
+    def writing(self) -> bool:
+        """Whether the file is not closed yet."""
+        return self._thread.is_alive()
+
+    def join(self, timeout: float) -> None:
+        """Wait until the file is closed, for at most `timeout` seconds."""
+        self._thread.join(timeout)
 
     def _write(self) -> None:
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            self._descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        except OSError as error:
+            text = f"worker output is not written to a log file: {error}"
+            with suppress(RuntimeError):  # the event loop is closed
+                self._loop.call_soon_threadsafe(log.warning, "%s", text)
         super()._write()
-        os.close(self._descriptor)
+        if self._descriptor != _NO_FILE:
+            os.close(self._descriptor)
+
+
+def wait_for_files(files: Iterable[FileSink], timeout: float) -> None:
+    """Wait until the files are closed, for at most `timeout` seconds in total. `finish` of each was called before."""
+    deadline = time.monotonic() + timeout
+    for file in files:
+        file.join(max(0.0, deadline - time.monotonic()))
+
+
+class OutputLine(NamedTuple):
+    """A line of output, without its end."""
+
+    text: bytes
+    replaces: bool = False
+    """Whether it replaces the line before on a terminal, as the lines of a progress bar do."""
+
+
+class LineSplitter:
+    r"""Splits output into lines as a terminal shows them. `\r` ends a line; the next one replaces it.
+
+    A line that replaces another is returned as soon as it is read, because the `\r` after it may come much later.
+    """
+
+    def __init__(self) -> None:
+        self._partial = b""
+        self._after_return = False
+        """Whether `_partial` follows a carriage return."""
+        self._row_shown = False
+        """Whether a line of the terminal's current row was returned."""
+
+    def feed(self, data: bytes) -> list[OutputLine]:
+        """Return the lines that end in `data`, and the beginning of a line if it is to be shown at once."""
+        lines = self._split_at_returns(data) if self._after_return or b"\r" in data else self._split(data)
+        if len(self._partial) > MAX_LINE or (self._after_return and self._partial):
+            lines.append(self._line(self._partial))
+            self._partial = b""
+        return lines
+
+    def end(self) -> list[OutputLine]:
+        """Return the line that has no end."""
+        return self.feed(b"\n") if self._partial else []
+
+    def _split(self, data: bytes) -> list[OutputLine]:
+        whole, newline, self._partial = (self._partial + data).rpartition(b"\n")
+        self._row_shown = self._row_shown and not newline
+        return [OutputLine(line) for line in whole.split(b"\n")] if newline else []
+
+    def _split_at_returns(self, data: bytes) -> list[OutputLine]:
+        *parts, self._partial = _LINE_ENDS.split(self._partial + data)
+        lines = []
+        for text, end in zip(parts[::2], parts[1::2], strict=True):
+            if text or (end != b"\r" and not self._after_return):
+                lines.append(self._line(text))
+            self._after_return = end == b"\r"
+            self._row_shown = self._row_shown and self._after_return
+        return lines
+
+    def _line(self, text: bytes) -> OutputLine:
+        line = OutputLine(text, self._row_shown and self._after_return)
+        self._row_shown = True
+        return line
 
 
 class Tail:
@@ -100,21 +206,44 @@ class Tail:
         self.exception: tuple[str, str] | None = None
         """(type name without its module, text)."""
         self._in_traceback = False
+        self._in_syntax_error = False
+        self._before = b""
+        """The line before."""
 
-    def feed(self, line: bytes) -> None:
-        """Take the next line, without its newline."""
+    def feed(self, line: bytes, *, replaces: bool = False) -> None:
+        """Take the next line, without its newline. `replaces`: see `OutputLine`."""
         if match := _RANK.match(line):
             line = line[match.end() :]
+        if replaces and self.lines:
+            self.lines.pop()
         self.lines.append(line[: 4 * TAIL_WIDTH].decode(errors="replace")[:TAIL_WIDTH])
-        if line.endswith(_TRACEBACK):
-            self._in_traceback = True
-        elif self._in_traceback and line and not line.startswith((b" ", b"\t")):
+        self._find_exception(line)
+        self._before = line
+
+    def _find_exception(self, line: bytes) -> None:
+        if line.endswith(_TRACEBACK) and not _OF_GROUP_MEMBER.match(line):
+            self._in_traceback = not self._before.startswith(_IGNORED)
+        elif self._in_traceback and (text := _unindented(line)):
             self._in_traceback = False
-            if match := _EXCEPTION.match(line):
-                name, text = match.group(1).decode(), (match.group(2) or b"").decode(errors="replace")
-                name = name.rsplit(".", 1)[-1]
-                if name != TORCHRUN_FAILED:
-                    self.exception = (name, text)
+            self._record(text)
+        elif line.startswith(_FILE) and not self._in_traceback:
+            self._in_syntax_error = True
+        elif self._in_syntax_error and (text := _unindented(line)):
+            self._in_syntax_error = False
+            if text.startswith(_SYNTAX_ERRORS):
+                self._record(text)
+
+    def _record(self, line: bytes) -> None:
+        if match := _EXCEPTION.match(line.decode(errors="replace")):
+            name, text = match[1].rsplit(".", 1)[-1], match[2] or ""
+            if name != TORCHRUN_FAILED:
+                self.exception = (name, text)
+
+
+def _unindented(line: bytes) -> bytes:
+    """Return a line that begins in the first column of a traceback, which a group of exceptions indents; else b""."""
+    text = line.removeprefix(_GROUP_INDENT)
+    return b"" if text.startswith((b" ", b"\t")) else text
 
 
 class WorkerPipe:
@@ -134,7 +263,7 @@ class WorkerPipe:
         self._sink = sink
         self._file = file
         self._tail = tail
-        self._partial = b""
+        self._lines = LineSplitter()
         self._open = True
         self._loop = asyncio.get_running_loop()
         os.set_blocking(descriptor, False)
@@ -181,25 +310,18 @@ class WorkerPipe:
         self._open = False
         self._loop.remove_reader(self._descriptor)
         os.close(self._descriptor)
-        if self._partial:
-            self._take_lines(b"\n")
+        self._take_lines(self._lines.end())
         if self._file is not None:
-            self._file.close(FILE_TIMEOUT)
+            self._file.finish()
 
     def _take(self, data: bytes) -> None:
         if self._file is not None:
             self._file.put(data)
-        self._take_lines(data)
+        self._take_lines(self._lines.feed(data))
 
-    def _take_lines(self, data: bytes) -> None:
-        whole, newline, self._partial = (self._partial + data).rpartition(b"\n")
-        if not newline and len(self._partial) > MAX_LINE:
-            whole, self._partial = self._partial, b""
-        if not (whole or newline):
-            return
-        lines = whole.split(b"\n")
+    def _take_lines(self, lines: list[OutputLine]) -> None:
         if self._tail is not None:
             for line in lines[-4 * TAIL_LINES :]:
-                self._tail.feed(line)
-        if self._sink is not None:
-            self._sink.put(b"".join(b"%s%s\n" % (self._prefix, line) for line in lines))
+                self._tail.feed(line.text, replaces=line.replaces)
+        if self._sink is not None and lines:
+            self._sink.put(b"".join(b"%s%s\n" % (self._prefix, line.text) for line in lines))

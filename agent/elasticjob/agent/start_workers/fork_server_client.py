@@ -6,7 +6,7 @@ import asyncio
 import json
 import socket
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +47,7 @@ class ForkServerClient:
         output: int,
         preforked_workers: int,
         workers_per_fork: int,
+        child_setup: Callable[[], None] = die_with_parent,
     ) -> None:
         """Start the process; ForkServerError if it cannot be started.
 
@@ -54,6 +55,7 @@ class ForkServerClient:
         `output`: descriptor for the standard output and error of the process.
         `preforked_workers`: how many workers are forked ahead of need.
         `workers_per_fork`: how many workers each `fork` requests.
+        `child_setup`: what the process runs before its program.
         """
         if command and command.mode.value == "script" and not Path(command.target).is_file():
             raise ForkServerError(f"{command.target} is not a file")
@@ -75,7 +77,7 @@ class ForkServerClient:
                 stderr=output,
                 pass_fds=(theirs.fileno(),),
                 start_new_session=True,
-                preexec_fn=die_with_parent,
+                preexec_fn=child_setup,
             )
         except (OSError, subprocess.SubprocessError) as error:
             ours.close()

@@ -2,26 +2,39 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import shutil
+import signal
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from elasticjob.agent.processes import descendants, die_with_parent, kill, outside_session
-from elasticjob.agent.start_workers.command import PythonCommand, UserCommand, is_torchrun
+from elasticjob.agent.start_workers.command import (
+    PYTHON_EXEC,
+    PythonCommand,
+    UserCommand,
+    is_torchrun,
+    with_local_rank,
+)
 from elasticjob.agent.start_workers.fork_server_client import ForkServerClient, ForkServerError, program_fields
 from elasticjob.agent.start_workers.libuv import WITHOUT_LIBUV, has_libuv
-from elasticjob.agent.start_workers.shim_callers import PYTHON_EXEC, RunInFork, ShimCaller
+from elasticjob.agent.start_workers.shim_callers import RunInFork, ShimCaller
 from elasticjob.agent.start_workers.shim_server import CannotForkError, ShimServer, likely_python
 
 log = logging.getLogger(__name__)
 
 _TORCHRUN_IMPORTS = ("torch.distributed.launcher.api",)
 """The modules that torchrun imports, except torchrun's own module: it must run as `__main__`."""
+
+
+MAX_REPLACEMENTS = 5
+"""How many lost fork servers of a pod are replaced: one that is lost again and again is not worth its imports."""
 
 
 class StartError(Exception):
@@ -52,6 +65,7 @@ class Launcher:
         workers: int = 1,
         scratch: Path | None = None,
         torchruns_workers: int = 0,
+        child_setup: Callable[[], None] = die_with_parent,
     ) -> None:
         """`env`: the environment of all workers; each `WorkerStart` adds to it.
 
@@ -60,6 +74,7 @@ class Launcher:
         `workers`: how many workers each `start` starts.
         `scratch`: directory for shims. Without it, Python that a shell command starts is not forked.
         `torchruns_workers`: how many workers the command's own torchrun starts; 0 if the command is no agent itself.
+        `child_setup`: what the fork server and each worker that starts by exec run before their program.
         """
         self.workers = workers
         self._torchruns_workers = torchruns_workers
@@ -68,9 +83,17 @@ class Launcher:
         self._preload = tuple(preload)
         self._output = output
         self._scratch = scratch
+        self._child_setup = child_setup
         self.fork_disabled_reason = ""
         """Why no fork server runs, at most 256 characters; empty if one runs or the user turned it off."""
         self._fork_server: ForkServerClient | None = None
+        self._fork_ready = False
+        """Whether the fork server has finished its imports and its self-test."""
+        self._create_fork_server: Callable[[], ForkServerClient] | None = None
+        self._replaceable_pid: int | None = None
+        """The process that another fork server replaces when it ends: the last one that was ready."""
+        self._replacements = 0
+        self._replacing: asyncio.Task[None] | None = None
         self._shims: ShimServer | None = None
 
     @property
@@ -97,11 +120,11 @@ class Launcher:
         try:
             interpreter, flags, command = self._fork_server_program()
             preload = [*self._preload, *(_TORCHRUN_IMPORTS if self._torchruns_workers else ())]
-            self._fork_server = ForkServerClient(
-                interpreter, flags, command, self._env, preload, self._output,
-                self.workers + self._torchruns_workers, self.workers if command else 1,
+            self._create_fork_server = partial(
+                ForkServerClient, interpreter, flags, command, dict(self._env), preload, self._output,
+                self.workers + self._torchruns_workers, self.workers if command else 1, self._child_setup,
             )  # fmt: skip
-            result = await self._fork_server.ready()
+            result = await self._start_fork_server(self._create_fork_server)
             libuv, message = result["libuv"], f"fork server ready after {result['seconds']:.1f} s"
             if result["missing"]:
                 message += f" (not imported: {'; '.join(result['missing'])})"
@@ -128,17 +151,20 @@ class Launcher:
         Each worker leads its own session and is a child of this process. If the command cannot be executed,
         this raises StartError and no worker runs.
         """
-        if self._fork_server is not None and isinstance(command := self._command, PythonCommand):
+        if (server := self._ready_fork_server) is not None and isinstance(command := self._command, PythonCommand):
             common = {
                 **(self._env if is_torchrun(command) else self._libuv_env()),
                 **self._torchrun_python_exec(command, self._env),
             }
-            requests: list[dict[str, Any]] = [{"env": {**common, **w.env}, "descriptors": [1, 2]} for w in workers]
+            requests: list[dict[str, Any]] = [
+                {"env": {**common, **w.env}, "descriptors": [1, 2], **_own_command(command, w)} for w in workers
+            ]
             try:
-                return await self._fork_server.fork(requests, [d for w in workers for d in (w.stdout, w.stderr)])
+                return await server.fork(requests, [d for w in workers for d in (w.stdout, w.stderr)])
             except ForkServerError as error:
-                log.warning("%s", self._disable_fork(str(error)))
-                kill(descendants(os.getpid()))  # the fork server may have started some of the workers
+                log.warning("%s", self._fork_failed(server, str(error)))
+                # The fork server may have started some of the workers.
+                kill(self.without_preforked(descendants(os.getpid())))
         return [self._exec(worker) for worker in workers]
 
     def child_ended(self, pid: int, code: int) -> Mapping[str, str] | None:
@@ -148,19 +174,65 @@ class Launcher:
         """
         if self._fork_server is not None and pid == self._fork_server.pid:
             self._fork_server.mark_lost()
+        if pid == self._replaceable_pid:
+            self._replace_fork_server(code)
         return self._shims.child_ended(pid, code) if self._shims is not None else None
+
+    @property
+    def _ready_fork_server(self) -> ForkServerClient | None:
+        return self._fork_server if self._fork_ready else None
+
+    async def _start_fork_server(self, create: Callable[[], ForkServerClient]) -> dict[str, Any]:
+        """Start a fork server and return its result; ForkServerError if it cannot be used."""
+        self._fork_server, self._fork_ready = create(), False
+        result = await self._fork_server.ready()
+        self._fork_ready, self._replaceable_pid = True, self._fork_server.pid
+        return result
+
+    def _replace_fork_server(self, code: int) -> None:
+        """Start another fork server in the background. Workers start by exec until it is ready."""
+        self._replaceable_pid = None
+        reason = f"the fork server ended {f'by {signal.Signals(-code).name}' if code < 0 else f'with exit code {code}'}"
+        create = self._create_fork_server
+        if create is None or self._replacements == MAX_REPLACEMENTS:
+            log.warning("%s", self._disable_fork(reason))
+            return
+        log.warning("%s; another one starts", self._disable_fork(reason))
+        self._replacements += 1
+        self._replacing = asyncio.get_running_loop().create_task(self._replace(create))
+
+    async def _replace(self, create: Callable[[], ForkServerClient]) -> None:
+        try:
+            result = await self._start_fork_server(create)
+        except ForkServerError as error:
+            log.warning("%s", self._disable_fork(str(error)))
+        else:
+            self.fork_disabled_reason = ""
+            log.info("another fork server is ready after %.1f s", result["seconds"])
+
+    def _fork_failed(self, server: ForkServerClient, reason: str) -> str:
+        """Give up a fork server that does not answer, unless another one has its place. Return a log line."""
+        if server is self._fork_server:
+            return self._disable_fork(reason)
+        return f"workers start by exec: {reason}"
 
     def _disable_fork(self, reason: str) -> str:
         """Start workers by exec from now on. Return a log line."""
-        self.stop_fork_server()
+        self._close_fork_server()
         self.fork_disabled_reason = reason[:256] if self._preload else ""
         return f"workers start by exec: {reason}"
 
     def stop_fork_server(self) -> None:
-        """End the fork server. Its pre-forked workers end with it; started workers go on."""
+        """End the fork server for good. Its pre-forked workers end with it; started workers go on."""
+        self._replaceable_pid = None
+        if self._replacing is not None:
+            self._replacing.cancel()
+        self._close_fork_server()
+
+    def _close_fork_server(self) -> None:
         if self._fork_server is not None:
             self._fork_server.close()
-            self._fork_server = None
+            self._fork_server, self._fork_ready = None, False
 
     def close(self) -> None:
         """End the fork server and the shims' service."""
@@ -209,6 +281,7 @@ class Launcher:
                 self._scratch / "bin", interpreter, dict(self._env), self._fork_for, own_agent=own_agent
             )
         except OSError as error:
+            self._replaceable_pid = None
             return self._disable_fork(f"cannot create shims for Python: {error}")
         return ready
 
@@ -216,7 +289,7 @@ class Launcher:
         self, caller: ShimCaller, allowed: RunInFork, descriptors: Sequence[int], numbers: Sequence[int]
     ) -> int:
         """Fork a process that acts for a shim, and return its id."""
-        if self._fork_server is None:
+        if (server := self._ready_fork_server) is None:
             raise CannotForkError("the fork server is not running")
         caller_process = {
             "command": program_fields(allowed.command),
@@ -230,24 +303,33 @@ class Launcher:
         }
         try:
             worker = {"env": {}, "descriptors": list(numbers), "caller": caller_process}
-            (pid,) = await self._fork_server.fork([worker], descriptors)
+            (pid,) = await server.fork([worker], descriptors)
         except ForkServerError as error:
-            self._disable_fork(str(error))
+            self._fork_failed(server, str(error))
             raise CannotForkError(str(error)) from None
         return pid
 
     def _exec(self, worker: WorkerStart) -> int:
         try:
             process = subprocess.Popen(
-                self._command.argv,
+                with_local_rank(self._command, worker.env.get("LOCAL_RANK", "")).argv,
                 env={**self._env, **worker.env},
                 stdin=subprocess.DEVNULL,
                 stdout=worker.stdout,
                 stderr=worker.stderr,
                 start_new_session=True,
-                preexec_fn=die_with_parent,
+                preexec_fn=self._child_setup,
             )
         except (OSError, subprocess.SubprocessError) as error:
             raise StartError(f"{self._command.argv[0]}: {error}") from None
         process.returncode = 0  # the agent reaps; Popen must not
         return process.pid
+
+
+def _own_command(command: PythonCommand, worker: WorkerStart) -> dict[str, object]:
+    """Return the field of a request whose worker runs a command of its own: its arguments name its local rank."""
+    if not command.has_macros:
+        return {}
+    own = with_local_rank(command, worker.env.get("LOCAL_RANK", ""))
+    assert isinstance(own, PythonCommand)  # noqa: S101
+    return {"command": program_fields(own)}

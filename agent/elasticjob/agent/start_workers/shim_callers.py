@@ -9,7 +9,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from elasticjob.agent.start_workers.command import PlainCommand, PythonCommand, UserCommand, parse_command
+from elasticjob.agent.start_workers.command import (
+    PYTHON_EXEC,
+    PlainCommand,
+    PythonCommand,
+    UserCommand,
+    parse_shell_command,
+)
 
 _READ_AT_START = (
     *("PYTHON", "LD_", "LANG", "LC_", "GLIBC_", "MALLOC_", "OMP_", "KMP_", "GOMP_", "MKL_", "OPENBLAS_", "NUMEXPR_"),
@@ -18,8 +24,6 @@ _READ_AT_START = (
 """Prefixes of variables that are read once, when the interpreter starts or a library is loaded."""
 _READ_ON_USE = ("TORCH_NCCL_", "TORCH_ELASTIC_", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE")
 """Exceptions to `_READ_AT_START`: torch reads these on each use. torchrun sets them, for itself and its workers."""
-PYTHON_EXEC = "PYTHON_EXEC"
-"""torchrun's variable for the interpreter of its workers."""
 LIMITS = tuple(sorted(name for name in dir(resource) if name.startswith("RLIMIT_")))
 
 
@@ -72,13 +76,13 @@ def fork_or_exec(
     caller: ShimCaller,
     fork_server: ForkServerProcess,
     torchrun_python: str,
-    parse: Callable[[Sequence[str], str], UserCommand] = parse_command,
+    parse: Callable[[Sequence[str], str, Mapping[str, str]], UserCommand] = parse_shell_command,
 ) -> RunInFork | ExecInstead:
     """Decide whether a fork or the shim itself runs the program.
 
     `torchrun_python` is the interpreter of the caller's `torchrun`; `parse` reads the command line.
     """
-    command = parse(caller.program, torchrun_python)
+    command = parse(caller.program, torchrun_python, caller.env)
     if isinstance(command, PlainCommand):
         return ExecInstead(command.argv, command.reason)
     path = shutil.which(command.interpreter, path=caller.env.get("PATH"))

@@ -16,7 +16,7 @@ from importlib.resources import files
 from pathlib import Path
 
 from elasticjob.agent.processes import peer_pid
-from elasticjob.agent.start_workers.command import parse_command, parse_own_agent_command
+from elasticjob.agent.start_workers.command import parse_own_agent_command, parse_shell_command
 from elasticjob.agent.start_workers.shim_callers import (
     ExecInstead,
     ForkServerProcess,
@@ -69,7 +69,7 @@ class ShimServer:
         self.workers_python = str(folder / "workers" / Path(interpreter).name)
         """Path of the shim for torchrun's PYTHON_EXEC; it stands for `interpreter`."""
         self._interpreter = interpreter
-        self._parse = parse_own_agent_command if own_agent else parse_command
+        self._parse = parse_own_agent_command if own_agent else parse_shell_command
         self._path = env.get("PATH")
         self._fork_server = ForkServerProcess(interpreter, env, process_attributes(os.getpid()))
         self._fork = fork

@@ -13,7 +13,8 @@ of all its workers:
     {"workers": [{"env": {"NAME": "value", ...}, "descriptors": [1, 2]}, ...]}
 
 `env`: variables to add, or the whole environment of a torchrun. `descriptors`: the number that each descriptor gets
-in the worker. A worker that takes the place of another process also has `"caller": {...}`, the fields of
+in the worker. A worker whose arguments differ from the others' has `"command": {...}`, the fields of
+`run_main.Program`. A worker that takes the place of another process also has `"caller": {...}`, the fields of
 `run_main.CallerProcess`; if the fork server has no command of its own, every worker has it. The fork server answers
 `{"pids": [...]}` once the workers are children of the agent.
 
@@ -55,6 +56,8 @@ class ForkRequest(NamedTuple):
     env: dict[str, str]
     descriptors: list[int]
     """Numbers for the descriptors that come with the request, in order."""
+    command: dict[str, Any] | None = None
+    """Fields of `run_main.Program`; None: the fork server's own command."""
     caller: dict[str, Any] | None = None
     """Fields of `run_main.CallerProcess`; None: run the fork server's own command."""
     channel: int | None = None
@@ -94,6 +97,8 @@ def main() -> None:
         if command and not run_main.keeps_path():
             del sys.path[0]
         command = run_main.take_place_of(run_main.CallerProcess(**request.caller))
+    elif request.command is not None:
+        command = run_main.Program(**request.command)
     elif own_torchrun.runs_torchrun(command):
         # The request has the whole environment: torchrun's workers must not get variables that the imports set here.
         os.environ.clear()

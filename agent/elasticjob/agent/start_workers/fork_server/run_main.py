@@ -17,16 +17,16 @@ import random
 import resource
 import signal
 import sys
-import threading
 import time
 import traceback
 import types
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 
 from elasticjob.agent.start_workers.without_libuv import sitecustomize
-from elasticjob.contract.names import Env
+from elasticjob.contract.names import Env, script_end_file
+from elasticjob.training.process_end import clean_up, end_at_once
 
 
 class Program(NamedTuple):
@@ -85,7 +85,8 @@ def prepare_fork() -> None:
 def run_program(command: Program) -> None:
     """Run the user's program as `__main__`, in a process that has called `prepare_fork`.
 
-    On success this returns or raises SystemExit as the program does. If the program fails, this ends the process.
+    On success this returns or raises SystemExit as the program does. This ends the process if the program fails, or
+    succeeds and leaves a process group.
     """
     set_process_title(command.argv)
     _disable_libuv()
@@ -93,6 +94,8 @@ def run_program(command: Program) -> None:
     _set_launch_directory()
     importlib.invalidate_caches()  # directories of sys.path may have been created since
     atexit.register(gc.unfreeze)  # frozen objects are shared with the fork server; Python collects them at its end
+    script = _Script(os.getpid())
+    atexit.register(script.record_success)  # it runs after the functions that the program registers
     main = types.ModuleType("__main__")
     main.__dict__["__builtins__"] = __builtins__
     if hasattr(sys.modules["__main__"], "__annotations__"):  # up to Python 3.13
@@ -103,6 +106,7 @@ def run_program(command: Program) -> None:
         _execute(command, main)
     except SystemExit as end:
         if end.code in (None, 0):
+            script.succeed()
             raise
         if not isinstance(end.code, int):
             print(end.code, file=sys.stderr)
@@ -112,6 +116,7 @@ def run_program(command: Program) -> None:
         if isinstance(error, KeyboardInterrupt):
             _end_by_interrupt()
         end_at_once(1)
+    script.succeed()
 
 
 def take_place_of(caller: CallerProcess) -> Program:
@@ -295,29 +300,39 @@ def _write_error_file(error: BaseException) -> None:
         print(f"cannot write {path}: {cause}", file=sys.stderr)
 
 
-def end_at_once(status: int) -> NoReturn:
-    """End the process without Python's finalization, which costs a fork with torch 1.3 CPU seconds of the recovery.
+class _Script:
+    """Whether the program has succeeded, and the end of its process if so."""
 
-    Output is complete: this waits for threads, runs atexit functions, and flushes files that the program left open.
-    Destructors do not run, nor do exit handlers of native libraries.
-    """
-    _clean_up()
-    os._exit(status)
+    def __init__(self, pid: int) -> None:
+        self._pid = pid
+        """The process that runs the program; its children may run its atexit functions too."""
+        self._succeeded = False
+
+    def succeed(self) -> None:
+        """Note that the program has succeeded; end the process at once if the program left a process group.
+
+        Python's finalization ends threads that ask for the interpreter. A thread of a process group does so to release
+        a tensor, and C++ ends the process by SIGABRT then ("terminate called without an active exception").
+        """
+        self._succeeded = os.getpid() == self._pid
+        if self._succeeded and _has_process_group():
+            end_at_once(0)
+
+    def record_success(self) -> None:
+        """Tell the agent, if the program has succeeded, that a signal from now on is no failure of the program."""
+        path = os.environ.get("TORCHELASTIC_ERROR_FILE")
+        if path and self._succeeded and os.getpid() == self._pid:
+            with contextlib.suppress(OSError), open(script_end_file(path), "w") as file:
+                file.write(str(os.getpid()))
+
+
+def _has_process_group() -> bool:
+    distributed = sys.modules.get("torch.distributed")
+    return distributed is not None and distributed.is_available() and distributed.is_initialized()
 
 
 def _end_by_interrupt() -> None:
     """Clean up, then end by SIGINT itself as Python does, so that the parent sees the signal."""
-    _clean_up()
+    clean_up()
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     os.kill(os.getpid(), signal.SIGINT)
-
-
-def _clean_up() -> None:
-    """Do what Python does at its end before its finalization."""
-    atexit.unregister(gc.unfreeze)
-    threading._shutdown()  # type: ignore[attr-defined]
-    atexit._run_exitfuncs()
-    for item in (sys.stdout, sys.stderr, *gc.get_objects()):  # objects since the fork: older ones are frozen
-        if issubclass(type(item), io.IOBase):
-            with contextlib.suppress(Exception):
-                item.flush()

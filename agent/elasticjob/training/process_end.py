@@ -1,0 +1,33 @@
+"""The end of a worker's process without Python's finalization, which takes seconds with torch."""
+
+from __future__ import annotations
+
+import atexit
+import gc
+import io
+import os
+import sys
+import threading
+from contextlib import suppress
+from typing import NoReturn
+
+
+def end_at_once(status: int) -> NoReturn:
+    """End the process without Python's finalization, which costs a fork with torch 1.3 CPU seconds of the recovery.
+
+    Output is complete: this waits for threads, runs atexit functions, and flushes files that the program left open.
+    Destructors do not run, nor do exit handlers of native libraries.
+    """
+    clean_up()
+    os._exit(status)
+
+
+def clean_up() -> None:
+    """Do what Python does at its end before its finalization."""
+    atexit.unregister(gc.unfreeze)
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    for item in (sys.stdout, sys.stderr, *gc.get_objects()):  # objects since the fork: older ones are frozen
+        if issubclass(type(item), io.IOBase):
+            with suppress(Exception):
+                item.flush()

@@ -1,0 +1,11 @@
+"""Delays that double with each failure in a row, up to a limit."""
+
+from __future__ import annotations
+
+_MOST_DOUBLINGS = 64
+"""More doublings reach every limit, and a float overflows after 1024."""
+
+
+def doubling_delay(first: float, longest: float, failures: int) -> float:
+    """Return the seconds until the next try after `failures` failures in a row, from 1: `first`, doubled each time."""
+    return min(longest, first * 2.0 ** min(failures - 1, _MOST_DOUBLINGS))

@@ -1,0 +1,153 @@
+"""The controller around `plan`: when it reconciles again after failed actions, without any watch event in between."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from elasticjob.contract.names import Label, Role
+from elasticjob_operator.controller import Controller
+from elasticjob_operator.events import Recorder
+from elasticjob_operator.job_memory import FIRST_RETRY, LONGEST_RETRY, JobMemory
+from elasticjob_operator.keys import JobKeys
+from elasticjob_operator.kube import JOBS, PODS, SECRETS, SERVICES, Unclear
+from elasticjob_operator.model.observed import RefusalReason
+from support.operator_build import NOW, UID, raw_job
+from support.operator_world import Api, FakeStoreLinks, World, job_status
+
+KEY = ("ns", "bert")
+
+
+class Cluster:
+    """An API server with the job `bert`, and a controller that is called only when it asked for it."""
+
+    def __init__(self) -> None:
+        self.api = Api(NOW)
+        self.api.put(JOBS, raw_job())
+        self.world = World(self.api, {})
+        links: Any = FakeStoreLinks(self.api, self.world.stores)
+        recorder = Recorder(self.api, "me")
+        self.controller = Controller(self.api, JobKeys(b"k" * 32), links, recorder, "image", clock=lambda: self.api.now)
+
+    async def reconcile(self) -> float:
+        """Reconcile; return the seconds after which the controller wants to reconcile again."""
+        delay = await self.controller.reconcile(KEY)
+        assert delay is not None
+        return delay
+
+    async def reconcile_for(self, seconds: float) -> list[float]:
+        """Reconcile whenever the controller asked for it; return its delays."""
+        end, delays = self.api.now + seconds, []
+        while self.api.now < end:
+            delays.append(await self.reconcile())
+            self.api.now += delays[-1]
+        return delays
+
+    def running(self) -> dict[str, str]:
+        """Return the job's condition `Running`."""
+        found: dict[str, str] = next(c for c in job_status(self.api)["conditions"] if c["type"] == "Running")
+        return found
+
+    def workers(self) -> list[str]:
+        """Return the names of the job's own worker pods."""
+        own = [p["metadata"] for p in self.api.pods(Role.WORKER) if p["metadata"]["labels"][Label.JOB_UID] == UID]
+        return sorted(meta["name"] for meta in own)
+
+
+async def test_pods_that_a_quota_refuses_are_tried_again_after_growing_seconds() -> None:
+    cluster = Cluster()
+    cluster.api.quota = 1
+    delays = await cluster.reconcile_for(120.0)
+    tries = [name for verb, _, name in cluster.api.calls if (verb, name) == ("create", "bert-1-0")]
+    assert max(delays) <= LONGEST_RETRY
+    assert 5 <= len(tries) <= 15
+    assert cluster.running()["reason"] == "QuotaExceeded"
+    cluster.api.quota = None
+    await cluster.reconcile_for(LONGEST_RETRY + 1.0)
+    assert cluster.workers() == ["bert-0-0", "bert-1-0"]
+
+
+async def test_a_request_without_an_answer_is_tried_again_after_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = Cluster()
+
+    async def broken(*_: Any, **__: Any) -> Any:
+        raise Unclear("no answer")
+
+    with monkeypatch.context() as outage:
+        outage.setattr(cluster.api, "create", broken)
+        delays = await cluster.reconcile_for(60.0)
+    assert max(delays) <= LONGEST_RETRY
+    await cluster.reconcile_for(LONGEST_RETRY + 1.0)
+    assert len(cluster.workers()) == 2
+
+
+def test_the_delay_of_a_creation_that_is_refused_for_days_does_not_overflow() -> None:
+    memory = JobMemory("uid")
+    delays = []
+    for _ in range(3000):
+        memory.record_refusal("pod", RefusalReason.QUOTA_EXCEEDED, "quota", 0.0)
+        memory.record_execution(failed=True, now=0.0)
+        delays.append(memory.refusals["pod"].retry_at)
+        assert memory.retry_at == delays[-1]
+    assert delays[:3] == [FIRST_RETRY, FIRST_RETRY * 2, FIRST_RETRY * 4]
+    assert delays[-1] == LONGEST_RETRY
+
+
+def test_a_refusal_whose_time_has_come_asks_for_no_further_reconcile() -> None:
+    memory = JobMemory("uid")
+    memory.record_refusal("pod", RefusalReason.QUOTA_EXCEEDED, "quota", 0.0)
+    assert (memory.next_retry(0.5), memory.next_retry(FIRST_RETRY)) == (FIRST_RETRY, None)
+
+
+# ---- a job that is deleted and applied again -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("deleting", [False, True])
+async def test_a_job_that_is_applied_again_starts_once_its_predecessors_objects_are_deleted(deleting: bool) -> None:
+    """`deleting`: the garbage collector has already asked for the deletion of the objects."""
+    cluster = Cluster()
+    add_predecessor(cluster.api, deleting)
+    first = await cluster.reconcile()
+    assert [call for call in cluster.api.calls if call[0] != "update"] == []
+    assert cluster.running()["reason"] == "WaitingForMinReplicas"
+    assert "Service bert, Service bert-rdzv, Secret bert-rdzv" in cluster.running()["message"]
+    assert first < 0.5
+    cluster.api.now += first
+    for resource, name in ((SERVICES, "bert"), (SERVICES, "bert-rdzv"), (SECRETS, "bert-rdzv")):
+        cluster.api.remove(resource, name)
+    await cluster.reconcile_for(1.0)
+    assert cluster.workers() == ["bert-0-1", "bert-1-0"], "the pod of the predecessor still has the name bert-0-0"
+
+
+async def test_the_wait_for_a_deletion_that_does_not_end_gets_longer() -> None:
+    cluster = Cluster()
+    add_predecessor(cluster.api, deleting=True)
+    delays = await cluster.reconcile_for(120.0)
+    assert delays[0] < 0.5
+    assert len(delays) < 30
+    assert max(delays) <= 15.0
+
+
+async def test_a_job_starts_soon_after_a_user_deletes_the_object_of_another_owner() -> None:
+    cluster = Cluster()
+    cluster.api.put(SECRETS, {"metadata": {"name": "bert-rdzv"}})
+    delay = await cluster.reconcile()
+    assert cluster.running()["reason"] == "NameTaken"
+    assert delay <= 15.0
+    cluster.api.remove(SECRETS, "bert-rdzv")
+    cluster.api.now += delay
+    await cluster.reconcile()
+    assert len(cluster.workers()) == 2
+
+
+def add_predecessor(api: Api, deleting: bool) -> None:
+    """Add the children of a deleted job of the same name: Services, Secret and a worker pod."""
+    owner = {"apiVersion": "elasticjob.dev/v1alpha1", "kind": "ElasticJob", "name": "bert", "uid": "old"}
+    labels = {Label.JOB_UID: "old", Label.ROLE: "worker", Label.INDEX: "0", Label.INCARNATION: "0"}
+    meta: dict[str, Any] = {"ownerReferences": [owner | {"controller": True}]}
+    if deleting:
+        meta["deletionTimestamp"] = "2027-01-15T08:00:00Z"
+    for resource, name in ((SERVICES, "bert"), (SERVICES, "bert-rdzv"), (SECRETS, "bert-rdzv")):
+        api.put(resource, {"metadata": meta | {"name": name}})
+    api.put(PODS, {"metadata": meta | {"name": "bert-0-0", "labels": labels}, "spec": {"containers": []}})

@@ -1,0 +1,90 @@
+"""Health probes: /healthz says that the event loop turns, /readyz that the operator keeps up; so do metrics."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+
+import aiohttp
+import prometheus_client
+import pytest
+
+from elasticjob_operator import metrics
+from elasticjob_operator.probes import MAX_API_SILENCE, MAX_QUEUE_WAIT, readiness, serve_probes
+
+
+@pytest.mark.parametrize(
+    ("name", "oldest_wait", "silence", "ready"),
+    [
+        ("idle", 0.0, 0.0, True),
+        ("10,000 finished jobs after a start", MAX_QUEUE_WAIT + 1, 0.0, False),
+        ("an API server that is down for ten minutes", 0.0, 600.0, False),
+        ("just within both limits", MAX_QUEUE_WAIT, MAX_API_SILENCE, True),
+    ],
+)
+async def test_only_readiness_tells_of_backlog_and_api_silence(
+    name: str, oldest_wait: float, silence: float, ready: bool
+) -> None:
+    assert readiness(oldest_wait, silence)[0] is ready
+    port = free_port()
+    runner = await serve_probes(port, lambda: oldest_wait, lambda: silence)
+    try:
+        assert await fetch(port, "healthz") == (200, "ok\n")
+        status, message = await fetch(port, "readyz")
+        assert (status, f"{silence:.0f} s ago" in message) == (200 if ready else 503, True)
+    finally:
+        await runner.cleanup()
+
+
+async def test_a_hanging_event_loop_fails_the_liveness_probe() -> None:
+    port, hang = free_port(), threading.Event()
+    with loop_that_serves(port) as loop:
+        assert await fetch(port, "healthz") == (200, "ok\n")
+        loop.call_soon_threadsafe(hang.wait, 60.0)
+        try:
+            with pytest.raises(TimeoutError):
+                await fetch(port, "healthz", timeout=0.5)
+        finally:
+            hang.set()
+        assert await fetch(port, "healthz") == (200, "ok\n")
+
+
+def test_the_metrics_tell_of_backlog_and_api_silence() -> None:
+    metrics.queue_wait.set_function(lambda: 7.0)
+    metrics.api_silence.set_function(lambda: 9.0)
+    text = prometheus_client.generate_latest().decode()
+    assert "\nelasticjob_queue_wait_seconds 7.0\n" in text
+    assert "\nelasticjob_api_silence_seconds 9.0\n" in text
+
+
+@contextmanager
+def loop_that_serves(port: int) -> Iterator[asyncio.AbstractEventLoop]:
+    """Serve the probes from an event loop in a thread."""
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+    runner = asyncio.run_coroutine_threadsafe(serve_probes(port, lambda: 0.0, lambda: 0.0), loop).result(10.0)
+    try:
+        yield loop
+    finally:
+        asyncio.run_coroutine_threadsafe(runner.cleanup(), loop).result(10.0)
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join(10.0)
+        loop.close()
+
+
+async def fetch(port: int, path: str, timeout: float = 10.0) -> tuple[int, str]:
+    """Return status and body of a probe's response."""
+    limit = aiohttp.ClientTimeout(total=timeout)
+    async with aiohttp.ClientSession(timeout=limit) as session, session.get(f"http://127.0.0.1:{port}/{path}") as found:
+        return found.status, await found.text()
+
+
+def free_port() -> int:
+    with closing(socket.socket()) as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
