@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from elasticjob.code_root import CODE_ROOT, program
 from elasticjob.contract.names import Env
+from elasticjob.store.open_files import connection_limit
 from support.local_run import LocalRun, manifest
 from support.worker_scripts import script
 
@@ -64,6 +66,7 @@ READ_ONLY = """
 set -e
 mount --make-rprivate /
 [ -z "$WRITABLE" ] || mount --bind "$WRITABLE" "$WRITABLE"
+mount -t tmpfs -o mode=1777 tmpfs /dev/shm
 [ "$READ_ONLY_SHM" != yes ] || mount -o remount,bind,ro /dev/shm
 mount -o remount,bind,ro /
 # The capability to read stands for an image whose files every user may read.
@@ -86,26 +89,16 @@ with tempfile.TemporaryDirectory() as folder:
 """
 
 
-@pytest.fixture
-def memory_folder() -> Iterator[Path]:
-    """A folder in /dev/shm for the files of `elasticjob run` itself, which needs a temporary folder."""
-    path = Path("/dev/shm") / f"elasticjob-test-{os.getpid()}"
-    path.mkdir(mode=0o777)
-    path.chmod(0o777)
-    yield path
-    subprocess.run(["rm", "-rf", str(path)], check=True)
-
-
 @needs_root
 @pytest.mark.torch
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(("launcher", "user"), [("python", "12345"), ("torchrun", "12345"), ("shell", "0")])
 def test_a_read_only_root_without_a_temporary_folder_needs_no_volume(
-    launcher: str, user: str, tmp_path: Path, memory_folder: Path, monkeypatch: pytest.MonkeyPatch
+    launcher: str, user: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # A shell's Python is found by access(2), which ignores the capability: that node runs as root.
     monkeypatch.setenv("USER_ID", user)
-    monkeypatch.setenv("TMPDIR", str(memory_folder))
+    monkeypatch.setenv("TMPDIR", "/dev/shm")  # for `elasticjob run` itself
     monkeypatch.setenv("PATH", os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]))
     python = script(tmp_path, USES_FOLDERS)
     path = python[1]
@@ -249,7 +242,11 @@ sys.exit(main(["true"]))
 
 
 def test_the_connection_limit_of_a_rounds_store_follows_the_size_of_the_round(tmp_path: Path) -> None:
+    large = [sys.executable, "-c", HOSTS_A_LARGE_ROUND]
+    done = run_agent(tmp_path / "termination", argv=large)
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    assert f"limit {connection_limit(20_000, 2500, hard)}\n" in done.stdout, done.stderr
     few = ["bash", "-c", 'ulimit -n 4096; exec "$@"', "bash"]
-    done = run_agent(tmp_path / "termination", argv=[*few, sys.executable, "-c", HOSTS_A_LARGE_ROUND])
-    assert "limit 1282500\n" in done.stdout, done.stderr
-    assert "gets 22500 connections or more, but this process may open only 4096 files" in done.stderr
+    done = run_agent(tmp_path / "termination", argv=[*few, *large])
+    assert "limit 3840\n" in done.stdout, done.stderr
+    assert "gets 22500 connections or more, but the limit of open files allows only 3840:" in done.stderr

@@ -52,7 +52,7 @@ from elasticjob.contract.names import ExitCode, RoundId
 from elasticjob.control_link.link import ControlLink, LinkRole, connect
 from elasticjob.control_link.node_client import NoCoordinatorError, NodeClient
 from elasticjob.keep_alive import KeepAlive
-from elasticjob.store.open_files import connection_limit, raise_open_file_limit, too_few_open_files
+from elasticjob.store.open_files import connection_limit, raise_open_file_limit, too_few_connections
 from elasticjob.store.server import StoreServer
 from elasticjob.training import state_block
 
@@ -210,8 +210,10 @@ class Agent:
         """Make the store that this node hosts for the round, if it does, accept the connections of all workers."""
         if start.group_rank > 0:
             return
-        self._stores[-1].allow_connections(connection_limit(start.world_size, start.group_world_size))
-        if warning := too_few_open_files(self._open_files, start.world_size, start.group_world_size):
+        size = start.world_size, start.group_world_size
+        limit = connection_limit(*size, self._open_files[1])
+        self._stores[-1].allow_connections(limit)
+        if warning := too_few_connections(limit, *size):
             log.warning("%s", warning)
 
     # ---- events and effects --------------------------------------------------------------------------------------

@@ -8,6 +8,8 @@ from elasticjob.store.wire import Limits
 
 CONNECTIONS_PER_WORKER = 64
 """A worker of torch has one connection, and one or two more for each process group that it splits off."""
+RESERVED_FILES = 256
+"""Open files that a store leaves to the rest of its process: without one, asyncio logs every attempt to accept."""
 
 
 def raise_open_file_limit() -> tuple[int, int]:
@@ -20,17 +22,22 @@ def raise_open_file_limit() -> tuple[int, int]:
     return limits
 
 
-def connection_limit(workers: int, nodes: int) -> int:
-    """Return how many connections the store of a round accepts, as `Limits.connections`."""
-    return max(Limits.connections, CONNECTIONS_PER_WORKER * workers + nodes)
+def connection_limit(workers: int, nodes: int, open_files: int) -> int:
+    """Return how many connections the store of a round accepts, as `Limits.connections`.
+
+    `open_files`: how many files this process may open.
+    """
+    wanted = max(Limits.connections, CONNECTIONS_PER_WORKER * workers + nodes)
+    if open_files == resource.RLIM_INFINITY:
+        return wanted
+    return min(wanted, max(open_files // 2, open_files - RESERVED_FILES))
 
 
-def too_few_open_files(limits: tuple[int, int], workers: int, nodes: int) -> str:
-    """Return a log line if the hard limit of open files is below one connection for each worker and node, else ""."""
-    hard, needed = limits[1], workers + nodes
-    if hard == resource.RLIM_INFINITY or hard > needed:
+def too_few_connections(limit: int, workers: int, nodes: int) -> str:
+    """Return a log line if the limit is below one connection for each worker and node, else ""."""
+    if limit >= workers + nodes:
         return ""
     return (
-        f"the round's store gets {needed} connections or more, but this process may open only {hard} files: "
-        "raise the container runtime's limit (LimitNOFILE)"
+        f"the round's store gets {workers + nodes} connections or more, but the limit of open files allows only "
+        f"{limit}: raise the container runtime's limit (LimitNOFILE)"
     )
