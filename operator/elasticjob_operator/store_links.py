@@ -143,9 +143,13 @@ class StoreLinks:
             job.connection.send(replace(job.operator_view, lease=self._generation(), sequence=self._sequence))
 
     async def _maintain(self, key: JobKey, job: _Job, address: StoreAddress) -> None:
-        """Connect and receive reports until cancelled; reconnect with growing delay."""
+        """Connect and receive reports until cancelled; reconnect with growing delay.
+
+        Before Python 3.12 a cancellation at the moment that a connect ends, well or not, is lost: the task looks after
+        each one whether it is still the job's.
+        """
         backoff = FIRST_BACKOFF
-        while True:
+        while job.task is asyncio.current_task():
             try:
                 connection = await self._connect(address, job.key)
             except (LinkError, OSError, asyncio.TimeoutError) as error:
@@ -155,7 +159,6 @@ class StoreLinks:
                 continue
             backoff = FIRST_BACKOFF
             if job.task is not asyncio.current_task():
-                # Before Python 3.12, a cancellation at the moment that the connection completes is lost.
                 connection.close()
                 return
             if _is_other_store(connection.welcome, address):
