@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -349,12 +350,14 @@ class TestWholeLife:
         other = command("up", "--nodes", "2")
         assert (other.returncode, other.stderr.count("take it down first")) == (1, 1)
 
-    def test_up_from_another_clone_is_an_error(self, tmp_path: Path) -> None:
+    def test_up_from_another_clone_is_an_error(self) -> None:
         verbs.up()
-        environment = {**os.environ, "ELASTICJOB_STATE": str(tmp_path / "s"), "ELASTICJOB_CACHE": str(LAYOUT.cache)}
-        environment.pop("CI", None)
-        line = [sys.executable, str(SCRIPT), "up"]
-        result = subprocess.run(line, check=False, capture_output=True, text=True, env=environment)
+        # pytest's own temporary folder may be too long a path for the cluster's Unix sockets.
+        with tempfile.TemporaryDirectory(prefix="clone-") as folder:
+            environment = {**os.environ, "ELASTICJOB_STATE": f"{folder}/s", "ELASTICJOB_CACHE": str(LAYOUT.cache)}
+            environment.pop("CI", None)
+            line = [sys.executable, str(SCRIPT), "up"]
+            result = subprocess.run(line, check=False, capture_output=True, text=True, env=environment)
         assert (result.returncode, str(LAYOUT.state.parent) in result.stderr) == (1, True)
         assert set(verbs.status().values()) == {"Ready"}
 
