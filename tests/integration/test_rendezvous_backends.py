@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import threading
 from base64 import b64encode
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -98,6 +99,18 @@ def test_only_one_of_concurrent_writers_succeeds(make: Make) -> None:
         results = list(pool.map(lambda i: backends[i].set_state(b"by %d" % i), range(4)))
     assert [done for _, _, done in results].count(True) == 1
     assert len({(state, token) for state, token, _ in results}) == 1
+
+
+def test_the_file_excludes_threads_of_one_process(tmp_path: Path) -> None:
+    with ThreadPoolExecutor(4) as pool:
+        for attempt in range(100):
+            path, start = tmp_path / str(attempt), threading.Barrier(4)
+
+            def exchange(i: int, path: Path = path, start: threading.Barrier = start) -> bytes:
+                start.wait()
+                return FileCell(path).compare_set(b"", b"%d" % i * (i + 1))
+
+            assert len(set(pool.map(exchange, range(4)))) == 1
 
 
 def test_torchs_dynamic_rendezvous_runs_on_it(make: Make) -> None:

@@ -87,7 +87,8 @@ class FileCell:
     def _locked(self, operation: Callable[[int], bytes]) -> bytes:
         descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600)
         try:
-            fcntl.lockf(descriptor, fcntl.LOCK_EX)
+            # Not lockf: its locks belong to the process, so two threads would both hold one.
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
             return operation(descriptor)
         finally:
             os.close(descriptor)
