@@ -5,6 +5,7 @@ Every message is a frozen dataclass. `encode` and `decode` convert it to a JSON 
     node ──► coordinator       Announce, Ready, WorkersStarted, WorkersFailed, WorkersSucceeded, WorkersStopped,
                                WorkersStalled, Leaving, StepReport, StepTimes, Close, NewerStore
     coordinator ──► node       StartRound, Standby, PlanEnd, EndRound, Closed, Finish
+    store ──► node             StandbyStore, StoreActive
     operator ──► coordinator   OperatorView
     coordinator ──► operator   Report
 
@@ -347,6 +348,30 @@ class Finish:
     """Details, for people."""
 
 
+# ---- about stores ----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class StandbyStore:
+    """The standby store, to which the nodes go when they lose the present one.
+
+    The operator sends it to the store, which sends it to its nodes: after each `Announce`, and when it changes.
+    """
+
+    incarnation: int
+    host: str
+    """Address of its pod; empty: there is no standby store."""
+    port: int
+
+
+NO_STANDBY_STORE = StandbyStore(-1, "", 0)
+
+
+@dataclass(frozen=True)
+class StoreActive:
+    """This store, which was passive when the node connected, is the job's store from now on."""
+
+
 # ---- operator and coordinator ----------------------------------------------------------------------------------
 
 
@@ -458,13 +483,27 @@ class OperatorView:
     confirmed_request: float = 0.0
     """Copy of `Report.confirmation_request`: the operator confirms that this is the job's only store. 0: nothing is
     confirmed."""
+    confirmed_half: bool = False
+    """The confirmation holds only while no more than half of the last round's nodes are missing."""
     finish: Finish | None = None
     """How the job ended, by its status; None while it runs. A store that started after the end cannot know."""
+    serving: int = -1
+    """Incarnation of the store that status names. A standby store that it names becomes active."""
+    standby_store: StandbyStore | None = None
+    """The standby store, once it can take over; None: there is none that the nodes may use."""
+    retired: bool = False
+    """To a passive standby store: it must never become active."""
+    newest_round: RoundId | None = None
+    """The newest round that the operator knows. A standby store takes over for this round or a newer one only."""
+    beside_store: tuple[str, ...] = ()
+    """Names of the pods on the node of the store that status names: they are lost together with that node."""
 
 
 class RoundPhase(str, Enum):
     """Phase of a coordinator."""
 
+    STANDBY = "Standby"
+    """The store is a passive standby store: it collects announcements and decides nothing."""
     RECOVERING = "Recovering"
     """The store has replaced another one and collects the nodes' announcements before it decides anything."""
     GATHERING = "Gathering"
@@ -595,6 +634,8 @@ class Report:
     """The worker to blame for the last stall of the round, if hangs do not end rounds."""
     straggler: Straggler | None = None
     """The straggler of the current round."""
+    retired: bool = False
+    """This standby store has never been active, and never will be."""
 
 
 # ---- termination message ---------------------------------------------------------------------------------------
@@ -632,7 +673,9 @@ NodeToCoordinator: TypeAlias = (
     | NewerStore
 )
 CoordinatorToNode: TypeAlias = StartRound | Standby | PlanEnd | EndRound | Closed | Finish
-Message: TypeAlias = NodeToCoordinator | CoordinatorToNode | OperatorView | Report
+StoreToNode: TypeAlias = StandbyStore | StoreActive
+"""Messages about stores, for the node's side of the control link."""
+Message: TypeAlias = NodeToCoordinator | CoordinatorToNode | StoreToNode | OperatorView | Report
 
 _TYPES: dict[str, type[Message]] = {cls.__name__: cls for cls in get_args(Message)}
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from elasticjob.contract.messages import (
     ANY_INDEX,
+    NO_STANDBY_STORE,
     Announce,
     Close,
     Closed,
@@ -59,9 +60,12 @@ def apply_event(state: CoordinatorState, event: CoordinatorEvent, now: float) ->
         return RoundDecision(state)
     if isinstance(event, NewerStoreSeen):
         return _apply_newer_store(state, event.incarnation)
+    if state.passive:
+        return _apply_to_standby_store(state, event, now)
     if isinstance(event, NodeMessage):
         if isinstance(event.message, Announce):
-            return _apply_announce(state, event.agent_id, event.message, now)
+            announced = announce_node(state, _announced_node(state, event.agent_id, event.message, now), now)
+            return _with_standby_store(announced, event.agent_id)
         if isinstance(event.message, Close):
             return _apply_close(state, event.message)
         node = state.nodes.get(event.agent_id)
@@ -75,9 +79,45 @@ def apply_event(state: CoordinatorState, event: CoordinatorEvent, now: float) ->
         state = confirmation.record_disconnected_node(state, event.agent_id)
         return RoundDecision(set_node(state, replace(node, disconnected_at=now)), reason=f"{node.pod} disconnected")
     if isinstance(event, OperatorViewReceived):
-        return RoundDecision(_apply_operator_view(state, event.view))
+        after = _apply_operator_view(state, event.view)
+        return RoundDecision(after, _changed_standby_store(state, after))
     _: Tick = event
     return RoundDecision(state)
+
+
+def _apply_to_standby_store(state: CoordinatorState, event: CoordinatorEvent, now: float) -> RoundDecision:
+    """Record an event at a passive standby store. A node that disconnects has returned to the present store."""
+    if isinstance(event, OperatorViewReceived):
+        state = _apply_operator_view(state, event.view)
+        return RoundDecision(replace(state, retired=state.operator_view.retired and not state.restarted))
+    if isinstance(event, NodeDisconnected):
+        nodes = {agent_id: n for agent_id, n in state.nodes.items() if agent_id != event.agent_id}
+        rounds = {n.membership.assignment.round for n in nodes.values() if n.membership is not None}
+        failures = {r: f for r, f in state.recovery_failures.items() if r in rounds}
+        return RoundDecision(replace(state, nodes=nodes, recovery_failures=failures))
+    if not isinstance(event, NodeMessage) or isinstance(event.message, Close):
+        return RoundDecision(state)
+    if isinstance(event.message, Announce):
+        node = _announced_node(state, event.agent_id, event.message, now)
+        return RoundDecision(set_node(state, node), reason=f"{node.pod} announced itself at this standby store")
+    known = state.nodes.get(event.agent_id)
+    return RoundDecision(state if known is None else _apply_node_message(state, known, event.message, now))
+
+
+def _with_standby_store(decision: RoundDecision, agent_id: str) -> RoundDecision:
+    """Return the decision with the standby store's address for a node that has announced itself."""
+    standby = decision.state.operator_view.standby_store
+    if standby is None or agent_id not in decision.state.nodes:
+        return decision
+    return replace(decision, effects=(*decision.effects, SendToNode(agent_id, standby)))
+
+
+def _changed_standby_store(before: CoordinatorState, after: CoordinatorState) -> tuple[SendToNode, ...]:
+    """Return the messages to all connected nodes after the standby store has changed."""
+    standby = after.operator_view.standby_store or NO_STANDBY_STORE
+    if standby == (before.operator_view.standby_store or NO_STANDBY_STORE):
+        return ()
+    return tuple(SendToNode(n.agent_id, standby) for n in after.nodes.values() if n.disconnected_at is None)
 
 
 def _apply_newer_store(state: CoordinatorState, incarnation: int) -> RoundDecision:
@@ -88,8 +128,9 @@ def _apply_newer_store(state: CoordinatorState, incarnation: int) -> RoundDecisi
     return RoundDecision(replace(state, newer_store=incarnation), reason=reason)
 
 
-def _apply_announce(state: CoordinatorState, agent_id: str, announce: Announce, now: float) -> RoundDecision:
-    node = _announced_node(state, agent_id, announce, now)
+def announce_node(state: CoordinatorState, node: Node, now: float) -> RoundDecision:
+    """Return the state with a node that has announced itself, and the answer to it."""
+    agent_id = node.agent_id
     if state.outcome is not None:
         finish = Finish(state.outcome, state.outcome_reason)
         reason = f"{node.pod} announced itself after the end of the job"
@@ -105,6 +146,7 @@ def _apply_announce(state: CoordinatorState, agent_id: str, announce: Announce, 
     if state.recovering_until is not None:
         if not state.nodes:
             state = replace(state, recovering_until=now + RECOVERY_TIMEOUT)
+        state = replace(state, announced_at=now) if state.took_over else state
         return answer.then(RoundDecision(set_node(state, node), reason=f"{node.pod} announced itself during recovery"))
     return answer.then(_connect_node(state, node, now))
 

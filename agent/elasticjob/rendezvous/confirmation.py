@@ -41,7 +41,10 @@ def needs_confirmation(state: CoordinatorState, now: float) -> bool:
     """Return whether no round may start until the operator has confirmed that this is the only store."""
     if not (state.operator_seen or state.successor) or not least_complete_round(state).half_missing:
         return False
-    return state.confirmed_until is None or now >= state.confirmed_until
+    if state.confirmed_until is None or now >= state.confirmed_until:
+        return True
+    # More nodes may be missing by now: a standby store could have taken over with them.
+    return state.confirmed_half and not _exactly_half_missing(state)
 
 
 def request_confirmation(state: CoordinatorState, now: float) -> CoordinatorState | None:
@@ -61,15 +64,20 @@ def half_missing_round(state: CoordinatorState) -> RoundId | None:
 
     In that case the missing nodes cannot form a round without a confirmation either.
     """
-    exactly_half = not state.attempted_rounds and 2 * state.last_round.missing == state.last_round.size
-    return state.last_round.id if state.confirmation_requested_at is not None and exactly_half else None
+    requested = state.confirmation_requested_at is not None
+    return state.last_round.id if requested and _exactly_half_missing(state) else None
+
+
+def _exactly_half_missing(state: CoordinatorState) -> bool:
+    return not state.attempted_rounds and 2 * state.last_round.missing == state.last_round.size
 
 
 def receive_confirmation(state: CoordinatorState, view: OperatorView) -> CoordinatorState:
     """Return the state with the confirmation, if the operator's view answers the open request."""
     if state.confirmation_requested_at is None or view.confirmed_request != open_request(state):
         return state
-    return replace(state, confirmed_until=state.confirmation_requested_at + CONFIRMATION_SECONDS)
+    confirmed_until = state.confirmation_requested_at + CONFIRMATION_SECONDS
+    return replace(state, confirmed_until=confirmed_until, confirmed_half=view.confirmed_half)
 
 
 def record_ended_round(state: CoordinatorState, round_: Round) -> CoordinatorState:

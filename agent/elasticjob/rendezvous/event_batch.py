@@ -23,6 +23,7 @@ from elasticjob.contract.messages import (
     WorkersSucceeded,
 )
 from elasticjob.rendezvous.state import (
+    RECONNECT_GRACE,
     CoordinatorEvent,
     CoordinatorState,
     Member,
@@ -121,10 +122,14 @@ def _recovery_may_wait(
     state: CoordinatorState, event: NodeMessage | NodeDisconnected, counts: OpenCounts, now: float
 ) -> bool:
     """Return whether recovery goes on after this event, because too few nodes are connected."""
-    due = state.recovering_until is not None and now >= state.recovering_until and bool(state.nodes)
     wanted = counts.wanted
+    deadline = state.announced_at + RECONNECT_GRACE if state.took_over else state.recovering_until
+    due = deadline is not None and now >= deadline and bool(state.nodes)
     if isinstance(event, NodeMessage) and isinstance(event.message, Announce) and event.message.membership is not None:
         wanted = min(wanted, event.message.membership.assignment.group_world_size)
+    if state.passive:
+        # A standby store takes over with more than half of a round. The end of recovery is decided after that.
+        return 2 * (counts.connected + 1) <= wanted
     return not due and counts.connected + 1 < wanted
 
 

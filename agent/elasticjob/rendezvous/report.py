@@ -36,6 +36,7 @@ def build_report(
         fork_disabled_nodes=len(fork_disabled_reasons),
         stall=round_.stall if round_ else None,
         straggler=straggler,
+        retired=state.retired,
     )
 
 
@@ -47,6 +48,8 @@ def _fork_disabled_reasons(state: CoordinatorState) -> list[str]:
 
 def round_phase(state: CoordinatorState) -> RoundPhase:
     """Return the phase that the report carries."""
+    if state.passive:
+        return RoundPhase.STANDBY
     if state.outcome is not None:
         return RoundPhase.FINISHED
     if state.recovering_until is not None:
@@ -57,6 +60,8 @@ def round_phase(state: CoordinatorState) -> RoundPhase:
 
 
 def _reason(state: CoordinatorState) -> str:
+    if state.passive:
+        return "the store is retired" if state.retired else "the store is a standby store"
     if state.outcome is not None:
         return state.outcome_reason
     if state.closed_reason and state.round is None:

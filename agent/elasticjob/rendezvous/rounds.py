@@ -21,7 +21,7 @@ from dataclasses import replace
 from elasticjob.contract.messages import Announce, EndReason, Finish, HangAction, MemberState, Outcome
 from elasticjob.contract.names import RoundId
 from elasticjob.contract.text import with_noun
-from elasticjob.rendezvous import confirmation, planned_end, rank_assignment, stalls, store_recovery
+from elasticjob.rendezvous import confirmation, planned_end, rank_assignment, stalls, standby_store, store_recovery
 from elasticjob.rendezvous.apply_event import apply_event, standby_message, stop_stale_round
 from elasticjob.rendezvous.decision import RoundDecision, Rule, join_reasons, pod_names
 from elasticjob.rendezvous.event_batch import OpenCounts, count_open, follow, may_wait
@@ -137,10 +137,11 @@ class _Batch:
 
 
 def apply_rules(state: CoordinatorState, now: float) -> RoundDecision:
-    """Apply the rules until none applies. A closed store applies none."""
+    """Apply the rules until none applies. A closed store applies none, a passive standby store may only take over."""
     decision = RoundDecision(_mark_formed(state, now))
     while state.newer_store is None:
-        step = next((s for rule in RULES if (s := rule(decision.state, now)) is not None), None)
+        rules = (standby_store.take_over,) if decision.state.passive else RULES
+        step = next((s for rule in rules if (s := rule(decision.state, now)) is not None), None)
         if step is None:
             break
         decision = decision.then(step)
@@ -162,7 +163,7 @@ def _mark_formed(state: CoordinatorState, now: float) -> CoordinatorState:
 
 def next_deadline(state: CoordinatorState, now: float) -> float | None:
     """Return when the next `Tick` is due if no event comes before; None: never."""
-    if state.newer_store is not None:
+    if state.newer_store is not None or state.passive:
         return None
     times = [n.disconnected_at + RECONNECT_GRACE for n in state.nodes.values() if n.disconnected_at is not None]
     if state.outcome is None:
@@ -172,6 +173,7 @@ def next_deadline(state: CoordinatorState, now: float) -> float | None:
             state.last_call_at,
             state.recovering_until,
             store_recovery.lost_node_deadline(state),
+            store_recovery.takeover_deadline(state),
             stalls.stall_deadline(state),
         )
         times += [t for t in deadlines if t is not None]

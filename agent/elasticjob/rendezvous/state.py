@@ -20,6 +20,7 @@ from elasticjob.contract.messages import (
     RoundEnded,
     RoundSettings,
     StartRound,
+    StoreToNode,
 )
 from elasticjob.contract.names import RoundId
 from elasticjob.rendezvous.persistent_map import with_item
@@ -30,6 +31,9 @@ RECOVERY_TIMEOUT = 10.0
 """Seconds that a successor store waits for the nodes of a round, from the first node's announcement."""
 LOST_TIMEOUT = 1.0
 """The same for pods on a lost Kubernetes node. Agents that lose their store try to reconnect once a second."""
+TAKEOVER_TIMEOUT = 1.0
+"""Seconds without an announcement after which a standby store that has taken over waits no longer. The nodes lose the
+old store together; where only keep-alive notices it, within one interval of the probes."""
 STOP_TIMEOUT = 30.0
 """Seconds beyond the grace period after which a member that has not reported its workers stopped counts as lost."""
 
@@ -201,6 +205,17 @@ class CoordinatorState:
     """When recovery ends at the latest; None once it is over."""
     recovery_failures: Mapping[RoundId, tuple[Failure, ...]] = field(default_factory=dict)
     """By round: the failures that nodes reported during recovery, in order of arrival. Empty once it is over."""
+    passive: bool = False
+    """Whether this is a standby store that has not taken over: it decides nothing."""
+    retired: bool = False
+    """Whether this passive standby store never takes over, because the operator demanded it."""
+    restarted: bool = False
+    """Whether this standby store may have been active before: its container restarted. Only the operator activates
+    it then, and it confirms no retirement."""
+    took_over: bool = False
+    """Whether this store was a standby store and has become active."""
+    announced_at: float = 0.0
+    """When the last node announced itself, or the store took over. Set during the recovery of a standby store only."""
     successor: bool = False
     """Whether another store of the job, or an earlier process of this one, ran before."""
     last_round: LastRound = NO_LAST_ROUND
@@ -211,6 +226,8 @@ class CoordinatorState:
     """When this store asked the operator to confirm that it is the only one; None if no request is open."""
     confirmed_until: float | None = None
     """Until when the operator's confirmation holds; None without one."""
+    confirmed_half: bool = False
+    """Whether the confirmation holds only while no more than half of the last round's nodes are missing."""
     newer_store: int | None = None
     """A higher incarnation of the store, if a node has connected to one: this store is closed. Else None."""
     ended_rounds: tuple[RoundEnded, ...] = ()
@@ -248,19 +265,24 @@ def initial_state(
     epoch: float = 0.0,
     recovering: bool = False,
     round_number: int = 0,
+    standby: bool = False,
+    restarted: bool = False,
 ) -> CoordinatorState:
     """Return the state of a coordinator that starts.
 
     `recovering` is true for every store but the first of an attempt. The first round gets number `round_number` + 1.
+    `standby`: the store is a passive standby store; `restarted`: an earlier process of it ran before.
     """
     return CoordinatorState(
         attempt,
         store,
         OperatorView(lease=-1, sequence=-1, settings=settings, charged=0, charged_round=None),
         round_number=round_number,
-        recovering_until=now + RECOVERY_TIMEOUT if recovering else None,
-        successor=recovering,
-        last_round=UNKNOWN_LAST_ROUND if recovering else NO_LAST_ROUND,
+        recovering_until=now + RECOVERY_TIMEOUT if recovering or standby else None,
+        passive=standby,
+        restarted=standby and restarted,
+        successor=recovering or standby,
+        last_round=UNKNOWN_LAST_ROUND if recovering or standby else NO_LAST_ROUND,
         epoch=epoch,
     )
 
@@ -310,7 +332,7 @@ class SendToNode:
     """Send a message to a node. If its link is down, the answer to its next `Announce` makes up for the message."""
 
     agent_id: str
-    message: CoordinatorToNode
+    message: CoordinatorToNode | StoreToNode
 
 
 # ---- queries ---------------------------------------------------------------------------------------------------

@@ -27,7 +27,9 @@ from elasticjob.rendezvous.decision import count_missing
 from elasticjob.rendezvous.persistent_map import with_item
 from elasticjob.rendezvous.state import (
     LOST_TIMEOUT,
+    RECONNECT_GRACE,
     RECOVERY_TIMEOUT,
+    TAKEOVER_TIMEOUT,
     CoordinatorState,
     LastRound,
     Member,
@@ -75,7 +77,7 @@ def evaluate_recovery(state: CoordinatorState, now: float) -> RecoveryDecision |
     size = max((m.assignment.group_world_size for m in found.values()), default=0)
     if newest is not None and len(found) == size:
         return _recover_all(state, newest, found, now)
-    if (now < state.recovering_until or not state.nodes) and not _all_expected_connected(state, now):
+    if not (_waited_long_enough(state, now) or _all_expected_connected(state, now)):
         return None
     if found and not state.operator_seen and all(m.state is MemberState.SUCCEEDED for m in found.values()):
         # The missing nodes may have learned that the job succeeded; the operator knows. Waiting costs nothing.
@@ -153,10 +155,53 @@ def _restored_round(state: CoordinatorState, round_id: RoundId, members: dict[st
     return Round(round_id, members, formed_at=formed_at if started else 0.0, failures=failures)
 
 
+def count_newest_round(state: CoordinatorState) -> tuple[int, int]:
+    """Return how many members of the newest announced round are connected, and its size; (0, 0) without a round.
+
+    A round older than the newest one that the operator knows does not count: the present store may have started a later
+    one, with a confirmation, without the nodes that are here.
+    """
+    connected = (n.membership for n in state.nodes.values() if n.disconnected_at is None)
+    memberships = [m.assignment for m in connected if m is not None]
+    newest = max((m.round for m in memberships), default=None)
+    known = state.operator_view.newest_round
+    if newest is None or (known is not None and newest < known):
+        return 0, 0
+    members = [m for m in memberships if m.round == newest]
+    return len(members), max(m.group_world_size for m in members)
+
+
+def _waited_long_enough(state: CoordinatorState, now: float) -> bool:
+    if state.recovering_until is None or not state.nodes:
+        return False
+    takeover = takeover_deadline(state)
+    return now >= state.recovering_until or (takeover is not None and now >= takeover)
+
+
+def takeover_deadline(state: CoordinatorState) -> float | None:
+    """Return until when a standby store that has taken over waits for more nodes; None: as any other store.
+
+    It needs more than half of the newest round. The missing nodes lost the old store when the others did: those beside
+    it may be lost with it, and all others come soon.
+    """
+    if state.recovering_until is None or not state.took_over:
+        return None
+    members, size = count_newest_round(state)
+    if 2 * members <= size:
+        return None
+    connected = {(n.index, n.incarnation) for n in state.nodes.values() if n.disconnected_at is None}
+    awaited = [p for p in state.pods.values() if p.state is PodState.RUNNING]
+    missing = {p.pod for p in awaited if (p.index, p.incarnation) not in connected}
+    only_beside = missing <= set(state.operator_view.beside_store)
+    return state.announced_at + (RECONNECT_GRACE if only_beside else TAKEOVER_TIMEOUT)
+
+
 def lost_node_deadline(state: CoordinatorState) -> float | None:
     """Return until when the store waits for pods on lost Kubernetes nodes; None if there are none."""
     if state.recovering_until is None or not any(p.state is PodState.LOST for p in state.pods.values()):
         return None
+    if state.took_over:
+        return state.announced_at + RECONNECT_GRACE
     return state.recovering_until - RECOVERY_TIMEOUT + LOST_TIMEOUT
 
 
