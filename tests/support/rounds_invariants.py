@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 from elasticjob.contract.messages import MemberState, Outcome
 from elasticjob.contract.names import RoundId
-from elasticjob.rendezvous.state import candidates
-from support.rounds_world import BUDGET, MIN, Move, World, calm, faults, step
+from elasticjob.rendezvous.state import Round, candidates
+from support.rounds_world import BUDGET, MIN, Move, Store, World, calm, faults, step
 
 Invariant = Callable[[World, Move, World], bool]
 
@@ -38,24 +38,27 @@ def old_messages_have_no_effect(before: World, move: Move, after: World) -> bool
     ]
 
 
+def _formed_round(store: Store) -> Round | None:
+    """Return the store's round, unless it has found it: then some of its members may be missing."""
+    round_ = store.state.round
+    if round_ is None or round_.id.store_incarnation != store.incarnation or len(round_.members) < round_.size:
+        return None
+    return round_
+
+
 def between_min_and_max(_: World, __: Move, after: World) -> bool:
-    formed = [
-        s.state.round for s in after.stores if s.state.round and s.state.round.id.store_incarnation == s.incarnation
-    ]
+    formed = [round_ for s in after.stores if (round_ := _formed_round(s))]
     return all(MIN <= len(r.members) <= after.size - after.spares for r in formed)
 
 
 def spares_replace_lost_nodes(before: World, _: Move, after: World) -> bool:
     """No round starts with fewer nodes than the target while a ready node is left out."""
     earlier = {s.state.round.id for s in before.stores if s.state.round}
-    for state in (s.state for s in after.stores if s.state.round and s.state.round.id not in earlier):
-        assert state.round is not None
-        free = [n for n in candidates(state) if n.ready and n.agent_id not in state.round.members]
-        if (
-            len(state.round.members) < state.settings.target
-            and free
-            and state.round.id.store_incarnation == state.store_incarnation
-        ):
+    for state, round_ in ((s.state, _formed_round(s)) for s in after.stores):
+        if round_ is None or round_.id in earlier:
+            continue
+        free = [n for n in candidates(state) if n.ready and n.agent_id not in round_.members]
+        if len(round_.members) < state.settings.target and free:
             return False
     return True
 
@@ -93,6 +96,27 @@ def a_charge_is_counted_once(before: World, _: Move, after: World) -> bool:
     return len(set(after.counted)) == len(after.counted) == after.charged and before.charged <= after.charged <= BUDGET
 
 
+def a_standby_store_takes_over_with_a_majority(before: World, _: Move, after: World) -> bool:
+    """A passive store becomes active only if status names it or most of the newest round is connected to it."""
+    passive = {s.incarnation for s in before.stores if s.state.passive}
+    for store in after.stores:
+        if store.incarnation not in passive or store.state.passive or store.incarnation <= after.named:
+            continue
+        connected = [a for a in after.agents if a.store == store.incarnation and a.start]
+        newest = max((a.start.round for a in connected if a.start), default=None)
+        members = [a.start for a in connected if a.start and a.start.round == newest]
+        if not members or 2 * len(members) <= members[0].group_world_size:
+            return False
+    return True
+
+
+def only_a_store_that_was_active_closes_another(before: World, _: Move, after: World) -> bool:
+    """No store is closed for a standby store that has always been passive."""
+    open_before = {s.incarnation for s in before.stores if s.state.newer_store is None}
+    always_passive = {s.incarnation for s in after.stores if s.state.passive and not s.state.restarted}
+    return not any(s.state.newer_store in always_passive for s in after.stores if s.incarnation in open_before)
+
+
 INVARIANTS: tuple[Invariant, ...] = (
     never_two_running_worlds,
     no_rank_twice,
@@ -103,6 +127,8 @@ INVARIANTS: tuple[Invariant, ...] = (
     an_outcome_is_never_undone,
     success_that_a_node_received_is_final,
     a_charge_is_counted_once,
+    a_standby_store_takes_over_with_a_majority,
+    only_a_store_that_was_active_closes_another,
 )
 
 

@@ -31,8 +31,11 @@ from elasticjob.contract.messages import (
     Ready,
     Report,
     RoundSettings,
+    StandbyStore,
     StartRound,
     StepReport,
+    StoreActive,
+    StoreToNode,
     WorkersFailed,
     WorkersStarted,
     WorkersStopped,
@@ -59,7 +62,13 @@ Move = tuple[str, int]
 """The name of the move, and the index or target that it applies to."""
 
 AGENT_FAULTS = ("crash", "blip", "fail", "sigterm", "cut", "pause", "late", "succeed")
+STANDBY_AGENT_FAULTS = (*AGENT_FAULTS, "cut-store")
 FAULTS = (*AGENT_FAULTS, "restart-store", "second-store", "target", "operator-down")
+STANDBY_FAULTS = (
+    *STANDBY_AGENT_FAULTS, "kill-store", "restart-in-place", "promote", "second-store", "kill-standby",
+    "restart-standby", "delay-view", "target", "operator-down",
+)  # fmt: skip
+"""Faults in a world with a standby store."""
 
 
 @dataclass(frozen=True)
@@ -71,6 +80,12 @@ class Agent:
     """The store it is connected to."""
     newest: int = 0
     """The highest incarnation of a store that it has connected to."""
+    standby: int = -1
+    """The incarnation of the standby store that it knows."""
+    passive: bool = False
+    """Whether the store it is connected to is a passive standby store."""
+    cut_store: int = -1
+    """The incarnation of a store that it cannot reach, though it reaches all others; -1 for none."""
     leaving: bool = False
     start: StartRound | None = None
     """The last assignment that it received."""
@@ -81,7 +96,7 @@ class Agent:
     frozen: bool = False
     paused: bool = False
     outbox: tuple[NodeToCoordinator, ...] = ()
-    inbox: tuple[CoordinatorToNode, ...] = ()
+    inbox: tuple[CoordinatorToNode | StoreToNode, ...] = ()
     past: NodeToCoordinator | None = None
     """The last message about the round before the present one, for the move `late`."""
 
@@ -110,7 +125,7 @@ class World:
     """Indices, including those of spares."""
     stores: tuple[Store, ...]
     agents: tuple[Agent, ...]
-    now: float = 0.0
+    now: float = 1.0
     target: int = 3
     operator_down: bool = False
     sequence: int = 0
@@ -126,9 +141,28 @@ class World:
     """Agent ids that were not connected to the newest store when the older one ended: it may not know their rounds."""
     on_lost_node: int = -1
     """The index whose first pod is on the lost node of the store, as the operator sees it; -1 for none."""
+    with_standby: bool = False
+    """Whether the operator keeps a standby store."""
+    named: int = 0
+    """Incarnation of the store that status names."""
+    standby: int = -1
+    """Incarnation of the standby store that status names; -1 for none."""
+    newest: int = 0
+    """The highest incarnation of a store so far."""
+    late_view: tuple[int, OperatorView] | None = None
+    """A view on its way to the store of this incarnation, later than those that follow it."""
 
     def agent(self, index: int) -> Agent:
         return next(a for a in self.agents if a.index == index)
+
+    def store(self, incarnation: int) -> Store | None:
+        return next((s for s in self.stores if s.incarnation == incarnation), None)
+
+    @property
+    def current(self) -> Store | None:
+        """The store that status names; None if it is dead or closed."""
+        store = self.store(self.named)
+        return store if store is not None and store.state.newer_store is None else None
 
 
 def settings(world: World) -> RoundSettings:
@@ -137,14 +171,19 @@ def settings(world: World) -> RoundSettings:
 
 def begin(size: int = 3, spares: int = 0) -> World:
     world = World(size, (), (), target=size - spares, spares=spares)
-    first = Store(0, initial_state(settings(world), attempt=1, store=0, now=0.0))
+    first = Store(0, initial_state(settings(world), attempt=1, store=0, now=world.now))
     return replace(world, stores=(first,), agents=tuple(Agent(index, 0) for index in range(size)))
 
 
 def running(size: int = 3, spares: int = 0) -> World:
     """All nodes but the spares train in their second round, and the operator knows it."""
-    world = _settle(begin(size, spares))
-    return _settle(step(world, ("fail", size - spares - 1)))
+    world = settle(begin(size, spares))
+    return settle(step(world, ("fail", size - spares - 1)))
+
+
+def with_standby(size: int = 3, spares: int = 0) -> World:
+    """All nodes but the spares train, and a standby store exists that they know."""
+    return settle(replace(running(size, spares), with_standby=True))
 
 
 def finishing(size: int = 3) -> World:
@@ -155,6 +194,25 @@ def finishing(size: int = 3) -> World:
     return step(world, ("down", 0))
 
 
+def continued_without(size: int, lost: tuple[int, ...]) -> World:
+    """The operator has confirmed the store, which goes on without the nodes `lost`. A new standby store exists."""
+    world = with_standby(size)
+    for index in lost:
+        world = step(world, ("cut", index))
+    world = settle(step(world, ("tick", 0)), but=("tick", "heal"))
+    for index in lost:
+        world = step(world, ("heal", index))
+    return world
+
+
+def moved_to_standby(size: int, moved: tuple[int, ...]) -> World:
+    """The nodes `moved` cannot reach the store, and wait at the standby store."""
+    world = with_standby(size)
+    for index in moved:
+        world = step(step(step(world, ("cut-store", index)), ("connect-standby", index)), ("up", index))
+    return world
+
+
 def two_stores(size: int, moved: tuple[int, ...], *, confirmed: bool) -> World:
     """The operator has replaced a store that is still alive, and the nodes `moved` are connected to its successor.
 
@@ -163,14 +221,14 @@ def two_stores(size: int, moved: tuple[int, ...], *, confirmed: bool) -> World:
     world = running(size)
     for index in moved:
         world = step(world, ("cut", index))
-    world = _settle(step(world, ("tick", 0)), but=("tick", "heal")) if confirmed else world
+    world = settle(step(world, ("tick", 0)), but=("tick", "heal")) if confirmed else world
     world = step(world, ("second-store", -1))
     for index in moved:
         world = step(step(world, ("heal", index)), ("connect", index))
     return world
 
 
-def _settle(world: World, but: tuple[str, ...] = ("tick",)) -> World:
+def settle(world: World, but: tuple[str, ...] = ("tick",)) -> World:
     """Take all calm moves until none is left but those in `but`."""
     while moves := [m for m in calm(world) if m[0] not in but]:
         world = step(world, moves[0])
@@ -188,8 +246,12 @@ def calm(world: World) -> Iterator[Move]:
         yield "operator-up", 0
     elif _has_news(world):
         yield "reconcile", 0
-    if len(world.stores) > 1:
+    if world.stores and world.stores[0].incarnation < world.named:
         yield "old-store-ends", 0
+    if world.late_view is not None:
+        yield "view-arrives", 0
+    if any(s.state.retired for s in world.stores):
+        yield "retired-store-ends", 0
     if any(rounds.next_deadline(s.state, world.now) is not None for s in world.stores):
         yield "tick", 0
 
@@ -202,8 +264,8 @@ def _agent_moves(world: World, a: Agent) -> Iterator[str]:
         return
     if a.cut:
         yield "heal"
-    elif a.store is None:
-        yield from ("connect", "connect-old")[: len(world.stores)]
+    else:
+        yield from _connections(world, a)
     if a.outbox:
         yield "up"
     if a.inbox:
@@ -214,18 +276,53 @@ def _agent_moves(world: World, a: Agent) -> Iterator[str]:
         yield "work"
 
 
+def _connections(world: World, a: Agent) -> Iterator[str]:
+    """Yield the stores that a node tries: all without a link, and the active ones while it waits at a passive one.
+
+    It finds the store that status names, an older one that still runs, and the standby store that it knows.
+    """
+    if a.cut_store >= 0:
+        yield "heal"
+    if a.store is not None and not a.passive:
+        return
+    stores = {"connect": world.named, "connect-old": world.stores[0].incarnation if world.stores else -1}
+    if a.store is None:
+        stores["connect-standby"] = a.standby
+    for move, incarnation in stores.items():
+        store = world.store(incarnation)
+        passive = move == "connect-old" and store is not None and store.state.passive
+        if store is not None and incarnation not in (a.cut_store, a.store) and not passive:
+            yield move
+
+
 def faults(world: World, kinds: tuple[str, ...] = FAULTS) -> Iterator[Move]:
     """Yield the possible faults of these kinds."""
     for a in world.agents:
-        yield from ((move, a.index) for move in kinds if move in AGENT_FAULTS and _possible(a, move))
+        yield from ((move, a.index) for move in kinds if move in STANDBY_AGENT_FAULTS and _possible(a, move))
     if "restart-store" in kinds:
         yield "restart-store", 0
-    if "second-store" in kinds and len(world.stores) == 1:
+    yield from ((move, 0) for move in kinds if _store_fault_possible(world, move))
+    if "second-store" in kinds and world.current is not None and sum(not s.state.passive for s in world.stores) == 1:
         yield from (("second-store", index) for index in (-1, world.size - 1))
     if "target" in kinds:
         yield "target", MIN if world.target > MIN else world.size - world.spares
     if "operator-down" in kinds and not world.operator_down:
         yield "operator-down", 0
+
+
+def _store_fault_possible(world: World, move: str) -> bool:
+    standby = world.store(world.standby)
+    match move:
+        case "kill-store" | "restart-in-place":
+            return world.current is not None
+        case "promote":
+            return world.current is not None and standby is not None
+        case "kill-standby" | "restart-standby":
+            return standby is not None
+        case "delay-view":
+            return world.current is not None and world.late_view is None and not world.operator_down
+        case _:
+            return False
 
 
 def _possible(a: Agent, move: str) -> bool:
@@ -234,6 +331,8 @@ def _possible(a: Agent, move: str) -> bool:
     match move:
         case "blip" | "cut":
             return a.store is not None
+        case "cut-store":
+            return a.store is not None and not a.passive and a.cut_store < 0
         case "sigterm":
             return not a.leaving
         case "fail":
@@ -266,38 +365,104 @@ def step(world: World, move: Move) -> World:
             return replace(world, target=index)
         case "restart-store":
             last = world.stores[-1]
-            return _with_successor(_close_links(world, last.incarnation), world.stores[:-1], last)
+            return _with_successor(_close_links(world, last.incarnation), world.stores[:-1])
         case "second-store":
-            return _with_successor(_replace_store(world, index), world.stores, world.stores[-1])
+            return _with_successor(_replace_store(world, index), world.stores)
         case "old-store-ends":
-            newest = world.stores[-1].incarnation
-            in_transit = frozenset(a.agent_id for a in world.agents if a.store != newest)
-            world = _close_links(world, world.stores[0].incarnation)
-            return replace(world, stores=world.stores[1:], in_transit=in_transit)
+            return _end_store(world, world.stores[0])
+        case "retired-store-ends":
+            retired = next(s for s in world.stores if s.state.retired)
+            world = _close_links(world, retired.incarnation)
+            return replace(world, stores=tuple(s for s in world.stores if s is not retired))
+        case "delay-view":
+            assert world.current is not None
+            world = replace(world, sequence=world.sequence + 1)
+            return replace(world, late_view=(world.named, _operator_view(world, world.current, world)))
+        case "view-arrives":
+            assert world.late_view is not None
+            number, view = world.late_view
+            world = replace(world, late_view=None)
+            return _decide(world, number, OperatorViewReceived(view)) if world.store(number) else world
+        case "kill-store" | "restart-in-place" | "promote":
+            return _current_store_fault(world, name)
+        case "kill-standby" | "restart-standby":
+            return _standby_store_fault(world, name)
         case _:
             return _agent_step(world, world.agent(index), name)
 
 
-def _with_successor(world: World, kept: tuple[Store, ...], last: Store) -> World:
-    """Start a successor of `last`. In the model every start of a store has an incarnation of its own."""
-    state = initial_state(settings(world), attempt=1, store=last.incarnation + 1, now=world.now, recovering=True)
-    return replace(world, stores=(*kept, Store(last.incarnation + 1, state)))
+def _with_successor(world: World, kept: tuple[Store, ...]) -> World:
+    """Start a successor, which status names. In the model every start of a store has an incarnation of its own."""
+    number = world.newest + 1
+    state = initial_state(settings(world), attempt=1, store=number, now=world.now, recovering=True)
+    return replace(world, stores=(*kept, Store(number, state)), named=number, newest=number, standby=-1)
 
 
 def _replace_store(world: World, index: int) -> World:
     """The operator ends its link to the newest store and replaces it (`plan.stores`); the store may go on."""
-    return replace(world, before=build_report(world.stores[-1].state, world.now), on_lost_node=index)
+    assert world.current is not None
+    return replace(world, before=build_report(world.current.state, world.now), on_lost_node=index)
+
+
+def _end_store(world: World, store: Store) -> World:
+    """A store that may have been active ends: its nodes are on their way to others."""
+    in_transit = frozenset(a.agent_id for a in world.agents if a.store != world.named)
+    world = _close_links(world, store.incarnation)
+    return replace(world, stores=tuple(s for s in world.stores if s is not store), in_transit=in_transit)
+
+
+def _current_store_fault(world: World, name: str) -> World:
+    """The store that status names ends, restarts in place, or is alive and replaced by the standby store."""
+    store = world.current
+    assert store is not None
+    if name == "restart-in-place":
+        number = store.state.round_number + 1000
+        state = initial_state(
+            settings(world), attempt=1, store=store.incarnation, now=world.now, recovering=True, round_number=number
+        )
+        world = _close_links(world, store.incarnation)
+        return _put_store(world, Store(store.incarnation, state))
+    world = _replace_store(world, -1)
+    if name == "promote":
+        return replace(world, named=world.standby, standby=-1)
+    world = _close_links(world, store.incarnation)
+    return replace(world, stores=tuple(s for s in world.stores if s is not store))
+
+
+def _standby_store_fault(world: World, name: str) -> World:
+    """The standby store ends, or restarts in place: if it was active, it is passive again."""
+    store = world.store(world.standby)
+    assert store is not None
+    if name == "kill-standby":
+        return _end_store(world, store)
+    world = _close_links(world, store.incarnation)
+    state = initial_state(
+        settings(world), attempt=1, store=store.incarnation, now=world.now, standby=True, restarted=True
+    )
+    return _put_store(world, Store(store.incarnation, state))
+
+
+def _put_store(world: World, store: Store) -> World:
+    return replace(world, stores=tuple(store if s.incarnation == store.incarnation else s for s in world.stores))
 
 
 def _close_links(world: World, incarnation: int) -> World:
-    agents = (replace(a, store=None, outbox=(), inbox=()) if a.store == incarnation else a for a in world.agents)
+    agents = (unlinked(a) if a.store == incarnation else a for a in world.agents)
     return replace(world, agents=tuple(agents))
+
+
+def unlinked(a: Agent) -> Agent:
+    """Return the agent without its link."""
+    return replace(a, store=None, passive=False, outbox=(), inbox=())
 
 
 def _agent_step(world: World, a: Agent, name: str) -> World:
     match name:
-        case "connect" | "connect-old":
-            return _connect(world, a, world.stores[-1 if name == "connect" else 0])
+        case "connect" | "connect-old" | "connect-standby":
+            number = {"connect": world.named, "connect-standby": a.standby}.get(name, world.stores[0].incarnation)
+            store = world.store(number)
+            assert store is not None
+            return _connect(world, a, store)
         case "up":
             assert a.store is not None
             world = _put(world, replace(a, outbox=a.outbox[1:]))
@@ -324,14 +489,17 @@ def _agent_step(world: World, a: Agent, name: str) -> World:
         case "pause" | "resume":
             return _put(world, replace(a, paused=name == "pause"))
         case "heal":
-            return _put(world, replace(a, cut=False))
+            return _put(world, replace(a, cut=False, cut_store=-1))
         case _:
             return _cut(world, a, name)
 
 
 def _cut(world: World, a: Agent, name: str) -> World:
-    """Apply crash, blip or cut: the link closes, and the store notices that."""
-    store, a = a.store, replace(a, store=None, outbox=(), inbox=())
+    """Apply crash, blip, cut or cut-store: the link closes, and the store notices that."""
+    store, a = a.store, unlinked(a)
+    if name == "cut-store":
+        assert store is not None
+        a = replace(a, cut_store=store)
     if name == "crash":
         a = replace(a, ended=Outcome.ERROR, state=MemberState.STOPPED)
     if name == "cut":
@@ -345,6 +513,9 @@ def _connect(world: World, a: Agent, store: Store) -> World:
         return world  # a closed store accepts no connection
     if store.incarnation < a.newest:
         return _decide(world, store.incarnation, NewerStoreSeen(a.newest))
+    if a.store is not None:  # it waited at a standby store
+        world = _cut(world, a, "blip")
+        a = world.agent(a.index)
     membership = LastMembership(a.start, a.state) if a.start else None
     messages: list[NodeToCoordinator] = [
         Announce(a.index, a.incarnation, a.agent_id, a.pod, "ip", 1, 1, "default", a.ready, membership)
@@ -353,14 +524,23 @@ def _connect(world: World, a: Agent, store: Store) -> World:
         messages.append(WorkersStopped(a.start.round, 1))
     if a.leaving:
         messages.append(Leaving("SIGTERM"))
-    return _put(world, replace(a, store=store.incarnation, newest=store.incarnation, outbox=tuple(messages), inbox=()))
+    newest = newest_store(a, store)
+    a = replace(
+        a, store=store.incarnation, passive=store.state.passive, newest=newest, outbox=tuple(messages), inbox=()
+    )
+    return _put(world, a)
+
+
+def newest_store(a: Agent, store: Store) -> int:
+    """Return the highest incarnation that a node has met. A passive standby store does not count."""
+    return a.newest if store.state.passive else store.incarnation
 
 
 def send(a: Agent, message: NodeToCoordinator) -> Agent:
     return a if a.store is None else replace(a, outbox=(*a.outbox, message))
 
 
-def receive(a: Agent, message: CoordinatorToNode) -> Agent:
+def receive(a: Agent, message: CoordinatorToNode | StoreToNode) -> Agent:
     match message:
         case StartRound() if a.start is not None and message.round <= a.start.round:
             return replace(a, frozen=a.frozen and message.round != a.start.round)  # sent again after a reconnect
@@ -375,7 +555,12 @@ def receive(a: Agent, message: CoordinatorToNode) -> Agent:
         case PlanEnd():
             return send(a, StepReport(message.round, None))
         case Finish():
-            return replace(a, ended=message.outcome, state=MemberState.STOPPED, store=None, outbox=(), inbox=())
+            return replace(unlinked(a), ended=message.outcome, state=MemberState.STOPPED)
+        case StandbyStore():
+            return replace(a, standby=message.incarnation)
+        case StoreActive():
+            assert a.store is not None
+            return replace(a, passive=False, newest=a.store)
         case _:
             return a
 
@@ -415,14 +600,33 @@ def after_decision(world: World, incarnation: int, decision: RoundDecision) -> W
 # ---- the operator
 
 
-def _operator_view(world: World) -> OperatorView:
-    """Return the operator's view for the newest store, which status names."""
+def _operator_view(world: World, store: Store, read: World) -> OperatorView:
+    """Return the operator's view for a store: the one that status names, or a standby store.
+
+    `read`: the world with the status that the operator has read.
+    """
     pods = tuple(
         ExpectedPod(a.index, a.incarnation, a.pod, _pod_state(world, a)) for a in world.agents if a.ended is None
     )
-    report = build_report(world.stores[-1].state, world.now)
-    view = OperatorView(1, world.sequence, settings(world), world.charged, world.charged_round, pods)
-    return replace(view, confirmed_request=stores.confirmable_request(report, world.before, older=_older(world)))
+    view = OperatorView(
+        1, world.sequence, settings(world), world.charged, world.charged_round, pods, serving=world.named
+    )
+    current = world.current
+    report = build_report(current.state, world.now) if current is not None else None
+    if store.incarnation != world.named:
+        return replace(view, retired=store.incarnation != world.standby, newest_round=stores.formed_round(report))
+    assert report is not None
+    confirmed = stores.confirmable_request(
+        report, world.before, older=_older(world), standby=standby_may_act(world, read)
+    )
+    standby = world.store(world.standby)
+    return replace(
+        view,
+        confirmed_request=confirmed,
+        confirmed_half=report.half_missing_round is not None,
+        newest_round=stores.formed_round(world.before),
+        standby_store=None if standby is None else StandbyStore(standby.incarnation, "ip", 1),
+    )
 
 
 def _older(world: World) -> bool:
@@ -431,7 +635,14 @@ def _older(world: World) -> bool:
     The real operator waits long enough for such nodes to arrive.
     """
     in_transit = (a for a in world.agents if a.agent_id in world.in_transit and a.busy and not a.cut)
-    return len(world.stores) > 1 or any(a.store is None or _announces(a) for a in in_transit)
+    older = any(s.incarnation < world.named for s in world.stores)
+    return older or any(a.store is None or _announces(a) for a in in_transit)
+
+
+def standby_may_act(world: World, read: World) -> bool:
+    """Return whether a standby store may be active, or become so: status names one, or one has not retired."""
+    alive = any(s.incarnation > world.named and not s.state.retired for s in world.stores)
+    return read.standby >= 0 or alive
 
 
 def _announces(a: Agent) -> bool:
@@ -450,20 +661,56 @@ def reported_outcome(world: World) -> Outcome | None:
     return next((o for o in (Outcome.SUCCEEDED, Outcome.FAILED) if o in outcomes), None)
 
 
+def _plan_stores(world: World) -> World:
+    """Return the world with the stores that the operator wants, and the status that names them (`plan.stores`)."""
+    taken_over = next((s for s in world.stores if s.incarnation > world.named and not s.state.passive), None)
+    if taken_over is not None:
+        world = _replace_store(world, -1) if world.current is not None else world
+        world = replace(world, named=taken_over.incarnation, standby=-1)
+    current = world.current
+    if current is None:
+        if world.store(world.standby) is None:
+            kept = tuple(s for s in world.stores if s.incarnation != world.named)
+            return _with_successor(world, kept)
+        return replace(world, named=world.standby, standby=-1)
+    report = build_report(current.state, world.now)
+    if stores.must_retire(report) or world.store(world.standby) is None:
+        world = replace(world, standby=-1)
+    newer = any(s.incarnation > world.named for s in world.stores)
+    if not world.with_standby or newer or not stores.may_have_standby(report):
+        return world
+    number = world.newest + 1
+    state = initial_state(settings(world), attempt=1, store=number, now=world.now, standby=True)
+    return replace(world, stores=(*world.stores, Store(number, state)), standby=number, newest=number)
+
+
 def _has_news(world: World) -> bool:
-    newest = world.stores[-1].state
+    planned = _plan_stores(world)
+    if planned != world:
+        return True
+    assert world.current is not None
+    newest = world.current.state
     if newest.outcome is not None or reported_outcome(world) is not None:
         return newest.outcome is None
-    known = newest.operator_view
-    changed = _operator_view(world) != replace(known, lease=1, sequence=world.sequence)
     indices = world.target + world.spares
     missing = any(a.ended is not None and a.index < indices for a in world.agents)
     surplus = any(a.ended is None and not a.leaving and a.index >= indices for a in world.agents)
-    return changed or missing or surplus or bool(_uncounted(world))
+    return missing or surplus or bool(_uncounted(world)) or any(_view_changed(world, s) for s in _linked(world))
+
+
+def _view_changed(world: World, store: Store) -> bool:
+    known = store.state.operator_view
+    return _operator_view(world, store, world) != replace(known, lease=1, sequence=world.sequence)
+
+
+def _linked(world: World) -> list[Store]:
+    """Return the stores to which the operator has a link: the one that status names, and newer ones."""
+    return [s for s in world.stores if s.incarnation >= world.named]
 
 
 def _uncounted(world: World) -> list[tuple[RoundId, bool]]:
-    ended = build_report(world.stores[-1].state, world.now).ended_rounds
+    assert world.current is not None
+    ended = build_report(world.current.state, world.now).ended_rounds
     seen = world.charged_round
     return [(e.round, e.charged) for e in ended if seen is None or e.round > seen]
 
@@ -471,12 +718,15 @@ def _uncounted(world: World) -> list[tuple[RoundId, bool]]:
 def _reconcile(world: World) -> World:
     """Reconcile the job: send an outcome that the store does not know, and nothing else.
 
-    Without one: count charges, replace ended pods, send the view, and drain pods beyond the target.
+    Without one: replace stores, count charges, replace ended pods, send the view, and drain pods beyond the target.
     """
+    before, world = world, _plan_stores(world)
+    assert world.current is not None
     if (outcome := reported_outcome(world)) is not None:
         world = replace(world, sequence=world.sequence + 1)
-        end = replace(_operator_view(world), pods=(), finish=Finish(outcome, "from a termination message"))
-        return _decide(world, world.stores[-1].incarnation, OperatorViewReceived(end))
+        view = _operator_view(world, world.current, before)
+        end = replace(view, pods=(), finish=Finish(outcome, "from a termination message"))
+        return _decide(world, world.named, OperatorViewReceived(end))
     for round_id, charged in _uncounted(world):
         counted = (*world.counted, round_id) if charged else world.counted
         world = replace(world, charged=world.charged + charged, charged_round=round_id, counted=counted)
@@ -484,7 +734,8 @@ def _reconcile(world: World) -> World:
         if a.ended is not None and a.index < world.target + world.spares:
             world = _put(world, Agent(a.index, a.incarnation + 1))
     world = replace(world, sequence=world.sequence + 1)
-    world = _decide(world, world.stores[-1].incarnation, OperatorViewReceived(_operator_view(world)))
+    for store, view in [(s, _operator_view(world, s, before)) for s in _linked(world)]:
+        world = _decide(world, store.incarnation, OperatorViewReceived(view))
     for a in world.agents:
         if a.ended is None and not a.leaving and a.index >= world.target + world.spares:
             world = _put(world, send(replace(a, leaving=True), Leaving("SIGTERM")))

@@ -494,7 +494,8 @@ class OperatorView:
     retired: bool = False
     """To a passive standby store: it must never become active."""
     newest_round: RoundId | None = None
-    """The newest round that the operator knows. A standby store takes over for this round or a newer one only."""
+    """The newest round that the operator knows of, if all its workers had started. A standby store takes over for this
+    round or a newer one only, and no store takes an older one for the last round."""
     beside_store: tuple[str, ...] = ()
     """Names of the pods on the node of the store that status names: they are lost together with that node."""
 

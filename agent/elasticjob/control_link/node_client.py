@@ -6,17 +6,29 @@ node's state is complete at the coordinator after each reconnect, and nothing ne
 A node that has been in a round reconnects without limit, because its workers can train without the store. A node that
 has not gives up after the join timeout. Incarnations of stores only grow: a node that has met a store does not talk to
 an older one, but sends it `NewerStore`, on which that store closes itself.
+
+The store tells its nodes where its standby store is. A node without a link tries both. At a standby store that is still
+passive it waits, and goes on trying the store: the first of them that is active gets the node. A passive standby store
+does not count as a store that the node has met.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import random
 import time
 from collections.abc import Awaitable, Callable, Sequence
 
-from elasticjob.contract.messages import CoordinatorToNode, NewerStore, NodeToCoordinator
+from elasticjob.contract.messages import (
+    NO_STANDBY_STORE,
+    CoordinatorToNode,
+    NewerStore,
+    NodeToCoordinator,
+    StandbyStore,
+    StoreActive,
+)
 from elasticjob.control_link.link import ControlLink, LinkError
 
 log = logging.getLogger(__name__)
@@ -24,6 +36,9 @@ log = logging.getLogger(__name__)
 FIRST_BACKOFF = 0.05
 MAX_BACKOFF = 1.0
 """Seconds between attempts: doubled from the first to the largest, each shortened by a random part, at most half."""
+HEAD_START = 0.1
+"""Seconds that the first attempt to reconnect has before the standby store is tried too. A link that broke alone is
+back by then, and the standby store does not notice it."""
 
 
 class NoCoordinatorError(Exception):
@@ -47,12 +62,15 @@ class NodeClient:
         join_timeout: float,
         on_link_change: Callable[[bool, bool], None] = lambda up, by_keep_alive: None,
         jitter: Callable[[], float] = random.random,
+        dial_standby: Callable[[StandbyStore], Awaitable[ControlLink]] | None = None,
     ) -> None:
         """`dial` opens a link; `greeting` returns the messages to send first on it; `had_round` returns whether the
         node has been in a round. `on_link_change` is called with (True, False) when the link is up, and with (False,
         whether only keep-alive detected the loss) when it is lost. `jitter` returns a number from 0 to 1.
+        `dial_standby` opens a link to a standby store; None: the node uses none.
         """
         self._dial = dial
+        self._dial_standby = dial_standby
         self._greeting = greeting
         self._on_message = on_message
         self._had_round = had_round
@@ -60,59 +78,156 @@ class NodeClient:
         self._on_link_change = on_link_change
         self._jitter = jitter
         self._link: ControlLink | None = None
+        """The link to an active store."""
+        self._waiting: ControlLink | None = None
+        """The link to a passive standby store."""
+        self._standby = NO_STANDBY_STORE
         self._newest = 0
         """Highest incarnation of a store that this node has met."""
+        self._started = time.monotonic()
+        """When the node began to look for a store."""
         self._logged_problem = ""
         """Why the last attempt failed, so that the log has each problem once; empty after a success."""
 
     def send(self, message: NodeToCoordinator) -> None:
         """Send a message if there is a link. If there is none, the next greeting carries the node's state."""
-        if self._link is not None:
-            self._link.send(message)
+        link = self._link or self._waiting
+        if link is not None:
+            link.send(message)
 
     async def run(self) -> None:
         """Stay connected until cancelled. NoCoordinatorError: the join timeout is over; the message has the reason."""
-        started, backoff = time.monotonic(), FIRST_BACKOFF
+        while True:
+            link = await self._find_store()
+            self._started = time.monotonic()
+            await self._serve(link)
+            log.info("lost the connection to the store, reconnecting")
+            if self._join_timeout_over():
+                raise NoCoordinatorError("connection closed")
+            if not self._uses_standby():
+                await asyncio.sleep(self._delay(FIRST_BACKOFF))
+
+    def _join_timeout_over(self) -> bool:
+        return not self._had_round() and time.monotonic() - self._started > self._join_timeout
+
+    def _uses_standby(self) -> bool:
+        return self._dial_standby is not None and bool(self._standby.host)
+
+    def _delay(self, backoff: float) -> float:
+        return backoff * (0.5 + self._jitter() / 2)
+
+    # ---- looking for an active store
+
+    async def _find_store(self) -> ControlLink:
+        """Return a link to an active store on which the node has announced itself."""
+        if not self._uses_standby():
+            return await self._try(self._dial)
+        failed = asyncio.Event()
+        searches = [
+            asyncio.ensure_future(self._try(self._dial, failed)),
+            asyncio.ensure_future(self._try_standby(failed)),
+        ]
+        try:
+            done, _ = await asyncio.wait(searches, return_when=asyncio.FIRST_COMPLETED)
+            found = [task.result() for task in searches if task in done]
+            for link in found[1:]:
+                link.close()
+            return found[0]
+        finally:
+            for task in searches:
+                task.cancel()
+            await asyncio.gather(*searches, return_exceptions=True)
+
+    async def _try_standby(self, failed: asyncio.Event) -> ControlLink:
+        """Look for the standby store once the first attempt to reconnect has failed, or has had its head start."""
+        assert self._dial_standby is not None  # noqa: S101
+        dial = self._dial_standby
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(failed.wait(), HEAD_START)
+        return await self._try(lambda: dial(self._standby))
+
+    async def _try(self, dial: Callable[[], Awaitable[ControlLink]], failed: asyncio.Event | None = None) -> ControlLink:
+        """Try until a store that is active, or becomes so, answers. NoCoordinatorError: the join timeout is over."""
+        backoff = FIRST_BACKOFF
         while True:
             try:
-                reason = await self._connect_once()
-                started, backoff = time.monotonic(), FIRST_BACKOFF
+                link = await self._open(dial)
+                if link is not None:
+                    return link
+                reason, backoff = "the standby store closed the connection", FIRST_BACKOFF
             except (OSError, LinkError, StaleStoreError) as error:
                 reason = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
                 if reason != self._logged_problem:
                     self._logged_problem = reason
                     log.info("cannot connect to the store, retrying: %s", reason)
-            if not self._had_round() and time.monotonic() - started > self._join_timeout:
+            if failed is not None:
+                failed.set()
+            if self._join_timeout_over():
                 raise NoCoordinatorError(reason)
-            await asyncio.sleep(backoff * (0.5 + self._jitter() / 2))
+            await asyncio.sleep(self._delay(backoff))
             backoff = min(2 * backoff, MAX_BACKOFF)
 
-    async def _connect_once(self) -> str:
-        """Serve one connection until it closes; return the reason."""
-        link = await self._dial()
+    async def _open(self, dial: Callable[[], Awaitable[ControlLink]]) -> ControlLink | None:
+        """Return a link to an active store; None if it was to a standby store that stayed passive until it closed."""
+        link = await dial()
         try:
             if link.welcome.incarnation < self._newest:
                 link.send(NewerStore(self._newest))
                 raise StaleStoreError(f"store {link.welcome.incarnation} is older than store {self._newest}")
+            if not link.welcome.passive or await self._wait_until_active(link):
+                return link
+        except BaseException:
+            link.close()
+            raise
+        link.close()
+        return None
+
+    async def _wait_until_active(self, link: ControlLink) -> bool:
+        """Announce the node at a passive standby store; return whether the store became active before it closed."""
+        log.info("waiting at standby store %d", link.welcome.incarnation)
+        older, self._waiting = self._waiting, link
+        if older is not None:
+            older.close()
+        try:
+            self._greet(link)
+            while (message := await link.receive()) is not None:
+                if isinstance(message, StoreActive):
+                    return True
+        finally:
+            if self._waiting is link:
+                self._waiting = None
+        return False
+
+    # ---- a link to an active store
+
+    def _greet(self, link: ControlLink) -> None:
+        for message in self._greeting():
+            link.send(message)
+
+    async def _serve(self, link: ControlLink) -> None:
+        """Serve one link to an active store until it closes."""
+        try:
             self._newest = link.welcome.incarnation
             self._logged_problem = ""
             log.info("connected to store %d", self._newest)
-            for message in self._greeting():
-                link.send(message)
+            if not link.welcome.passive:  # else the node has announced itself already
+                self._greet(link)
             self._link = link
             self._on_link_change(True, False)
             await self._receive_messages(link)
+        except LinkError as error:
+            log.info("the connection to the store failed: %s", error)
         finally:
             link.close()
             if self._link is not None:
                 self._link = None
                 self._on_link_change(False, link.lost_by_keep_alive)
-        log.info("lost the connection to the store, reconnecting")
-        return "connection closed"
 
     async def _receive_messages(self, link: ControlLink) -> None:
         while (message := await link.receive()) is not None:
-            if isinstance(message, CoordinatorToNode):
+            if isinstance(message, StandbyStore):
+                self._standby = message
+            elif isinstance(message, CoordinatorToNode):
                 self._on_message(message)
-            else:
+            elif not isinstance(message, StoreActive):
                 log.warning("ignored a message of type %s: it is not for a node", type(message).__name__)

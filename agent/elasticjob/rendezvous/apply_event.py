@@ -341,6 +341,8 @@ def _apply_operator_view(state: CoordinatorState, view: OperatorView) -> Coordin
     ended = tuple(e for e in state.ended_rounds if seen is None or e.round > seen)
     unhealthy = {pod: failure for pod, failure in state.unhealthy.items() if any(p.pod == pod for p in view.pods)}
     state = replace(state, operator_view=view, operator_seen=True, pods=pods, ended_rounds=ended, unhealthy=unhealthy)
+    if view.newest_round is not None and (state.known_round is None or view.newest_round > state.known_round):
+        state = replace(state, known_round=view.newest_round)
     state = confirmation.receive_confirmation(state, view)
     return replace(state, nodes={a: n for a, n in state.nodes.items() if not _is_obsolete(state, n)})
 

@@ -34,12 +34,14 @@ def least_complete_round(state: CoordinatorState) -> LastRound:
 def describe_missing(state: CoordinatorState) -> str:
     """Return what makes a confirmation necessary, for the log and the report."""
     last = least_complete_round(state)
+    if _last_round_outdated(state):
+        return f"no node knows round {state.known_round}"
     return "earlier rounds are unknown" if last.id is None else count_missing(last.missing, last.size)
 
 
 def needs_confirmation(state: CoordinatorState, now: float) -> bool:
     """Return whether no round may start until the operator has confirmed that this is the only store."""
-    if not (state.operator_seen or state.successor) or not least_complete_round(state).half_missing:
+    if not (state.operator_seen or state.successor) or not _half_missing(state):
         return False
     if state.confirmed_until is None or now >= state.confirmed_until:
         return True
@@ -69,7 +71,17 @@ def half_missing_round(state: CoordinatorState) -> RoundId | None:
 
 
 def _exactly_half_missing(state: CoordinatorState) -> bool:
-    return not state.attempted_rounds and 2 * state.last_round.missing == state.last_round.size
+    exactly = not state.attempted_rounds and 2 * state.last_round.missing == state.last_round.size
+    return exactly and not _last_round_outdated(state)
+
+
+def _half_missing(state: CoordinatorState) -> bool:
+    return least_complete_round(state).half_missing or _last_round_outdated(state)
+
+
+def _last_round_outdated(state: CoordinatorState) -> bool:
+    """Return whether a later round than the last one ran, of which no connected node knows."""
+    return state.last_round.id is not None and state.is_outdated(state.last_round.id)
 
 
 def receive_confirmation(state: CoordinatorState, view: OperatorView) -> CoordinatorState:

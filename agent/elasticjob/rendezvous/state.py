@@ -212,6 +212,8 @@ class CoordinatorState:
     restarted: bool = False
     """Whether this standby store may have been active before: its container restarted. Only the operator activates
     it then, and it confirms no retirement."""
+    known_round: RoundId | None = None
+    """The newest round that an operator has named in a view (`OperatorView.newest_round`)."""
     took_over: bool = False
     """Whether this store was a standby store and has become active."""
     announced_at: float = 0.0
@@ -247,6 +249,10 @@ class CoordinatorState:
     @property
     def settings(self) -> RoundSettings:
         return self.operator_view.settings
+
+    def is_outdated(self, round_id: RoundId) -> bool:
+        """Return whether the operator knows a newer round: this one need not be the last."""
+        return self.known_round is not None and round_id < self.known_round
 
     @property
     def charged(self) -> int:

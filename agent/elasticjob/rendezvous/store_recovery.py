@@ -164,8 +164,7 @@ def count_newest_round(state: CoordinatorState) -> tuple[int, int]:
     connected = (n.membership for n in state.nodes.values() if n.disconnected_at is None)
     memberships = [m.assignment for m in connected if m is not None]
     newest = max((m.round for m in memberships), default=None)
-    known = state.operator_view.newest_round
-    if newest is None or (known is not None and newest < known):
+    if newest is None or state.is_outdated(newest):
         return 0, 0
     members = [m for m in memberships if m.round == newest]
     return len(members), max(m.group_world_size for m in members)

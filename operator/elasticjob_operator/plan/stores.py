@@ -12,6 +12,7 @@ import math
 from dataclasses import dataclass, replace
 
 from elasticjob.contract.messages import Report
+from elasticjob.contract.names import RoundId
 from elasticjob_operator.actions import Action, CreateStore, DeletePod, EventRecord
 from elasticjob_operator.manifests.names import store_pod
 from elasticjob_operator.model.observed import RefusalReason
@@ -76,8 +77,34 @@ def _serving(pod: Pod | None) -> Pod | None:
     return pod if pod is not None and pod.running and pod.ip else None
 
 
-def confirmable_request(report: Report, before: Report | None, *, older: bool) -> float:
+def must_retire(report: Report) -> bool:
+    """Return whether a standby store must be retired before the store with this report is confirmed.
+
+    More than half of the last round is missing: it may go to the standby store, which then takes over by itself.
+    """
+    return report.confirmation_request > 0 and report.half_missing_round is None
+
+
+def may_have_standby(report: Report) -> bool:
+    """Return whether a standby store may be created beside the store with this report.
+
+    A round runs, so the store holds no confirmation. With one it could continue without nodes that then make the new
+    standby store active. The standby store is told this round, and takes over for it or a newer one only.
+    """
+    return formed_round(report) is not None and report.outcome is None
+
+
+def formed_round(report: Report | None) -> RoundId | None:
+    """Return the report's round if all its workers have started, so that each of its nodes knows it; else None."""
+    return report.round if report is not None and report.formed_at else None
+
+
+def confirmable_request(report: Report, before: Report | None, *, older: bool, standby: bool = False) -> float:
     """Return the request of the current store that the operator may confirm ("you are the only store"); else 0.
+
+    `standby`: a standby store may be active, or become so, unknown to the operator. It needs more than half of the last
+    round, so the store may be confirmed if exactly half is missing there, as long as no more is
+    (`OperatorView.confirmed_half`).
 
     `older`: an older store pod may still be alive, or nodes may still be on their way here from it. Then one case is
     safe: exactly half of the last round is missing here, and the older store holds no confirmation, without which it
@@ -86,6 +113,8 @@ def confirmable_request(report: Report, before: Report | None, *, older: bool) -
     be newer than `report.half_missing_round`, or the older store has continued without the nodes that are here. The
     older store must be the direct predecessor, because the operator keeps no other's last report.
     """
+    if standby and must_retire(report):
+        return 0.0
     if not older:
         return report.confirmation_request
     if before is None or before.round is None or before.incarnation + 1 != report.incarnation:

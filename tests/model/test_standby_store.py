@@ -1,0 +1,248 @@
+"""Every interleaving of small jobs with a standby store, long random walks, and seeded bugs that must be found."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from dataclasses import replace
+from random import Random
+from types import ModuleType
+
+import pytest
+
+from elasticjob.rendezvous import confirmation, standby_store
+from elasticjob.rendezvous.state import RECOVERY_TIMEOUT, CoordinatorState
+from elasticjob.rendezvous.store_recovery import count_newest_round
+from elasticjob_operator.plan import stores
+from support import rounds_world
+from support.rounds_explorer import explore
+from support.rounds_invariants import broken_invariants, liveness_violation
+from support.rounds_world import (
+    MIN,
+    STANDBY_FAULTS,
+    Agent,
+    Store,
+    World,
+    calm,
+    continued_without,
+    faults,
+    moved_to_standby,
+    settle,
+    step,
+    with_standby,
+)
+
+STATES, DEEP_STATES = 900, 20_000
+WALKS, DEEP_WALKS, STEPS = 60, 3000, 250
+
+
+@pytest.mark.parametrize("kind", STANDBY_FAULTS)
+def test_every_interleaving_around_one_fault(kind: str, deep: bool) -> None:
+    assert not explore(with_standby(), (kind,), 1, DEEP_STATES if deep else STATES)
+
+
+DEFAULT_PAIRS = [
+    ("kill-store", "crash"), ("kill-store", "restart-standby"), ("cut-store", "operator-down"),
+    ("promote", "cut-store"),
+    ("restart-in-place", "cut-store"), ("kill-standby", "kill-store"), ("cut-store", "fail"),
+]  # fmt: skip
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Parametrize over all pairs of faults with `--deep`, else over some."""
+    if "pair" in metafunc.fixturenames:
+        deep = metafunc.config.getoption("--deep", default=False)
+        pairs = list(itertools.combinations(STANDBY_FAULTS, 2)) if deep else DEFAULT_PAIRS
+        metafunc.parametrize("pair", pairs, ids="+".join)
+
+
+def test_every_interleaving_around_two_faults(pair: tuple[str, str], deep: bool) -> None:
+    assert not explore(with_standby(4), pair, 2, DEEP_STATES if deep else STATES)
+
+
+STARTS = (3, 4, 5, 6)
+"""Sizes of the jobs that the walks begin with."""
+
+
+def start_of(seed: int) -> World:
+    """Return the world in which a walk begins: a quiet one, or one whose nodes are divided."""
+    size = STARTS[seed % len(STARTS)]
+    moved = tuple(range(size - size // 2 - seed % 2, size))
+    if seed % 7 == 5:
+        return moved_to_standby(size, moved)
+    if seed % 7 == 6 and size - len(moved) >= MIN:
+        return continued_without(size, moved)
+    return with_standby(size, spares=seed % 5 // 4)
+
+
+def walk(seed: int, kinds: tuple[str, ...], reached: set[str], steps: int = STEPS) -> str:
+    """Return what a random walk breaks; empty if nothing."""
+    random, world = Random(seed), start_of(seed)
+    for _ in range(steps):
+        moves = list(faults(world, kinds)) if random.random() < 0.08 else []
+        moves = moves or [m for m in calm(world) for _ in range(_weight(m[0]))]
+        if not moves:
+            break
+        move = random.choice(moves)
+        after = step(world, move)
+        if move[0] == "old-store-ends" and random.random() < 0.8:
+            continue
+        if move[0] == "tick" and after.now > world.now + RECOVERY_TIMEOUT and any(a.inbox for a in world.agents):
+            continue  # the tick would make a slow node count as lost: not the subject here
+        if wrong := broken_invariants(world, move, after):
+            return f"seed {seed}: {move}: {wrong}"
+        reached |= _events(world, after)
+        world = after
+    wrong = liveness_violation(world, 5000)
+    return f"seed {seed}: {wrong}" if wrong else ""
+
+
+def _weight(move: str) -> int:
+    return {"old-store-ends": 1, "retired-store-ends": 1, "heal": 2, "resume": 3, "tick": 3}.get(move, 9)
+
+
+def _events(before: World, after: World) -> set[str]:
+    """Return what a step shows of the standby store's life."""
+    passive = {s.incarnation for s in before.stores if s.state.passive}
+    events = set()
+    for store in after.stores:
+        if store.incarnation in passive and not store.state.passive:
+            events |= {"promoted" if store.state.operator_view.serving == store.incarnation else "took over"}
+        if store.state.took_over and store.state.round is not None:
+            events |= {"formed" if store.state.round.id.store_incarnation == store.incarnation else "restored"}
+        events |= {"retired"} if store.state.retired else set()
+        events |= {"confirmed for half"} if store.state.confirmed_half else set()
+    for a, b in zip(before.agents, after.agents, strict=True):
+        events |= {"went back"} if a.passive and b.store is not None and b.store != a.store else set()
+    return events
+
+
+GROUPS = ("cut-store", "cut-store", "cut-store", "blip", "cut", "crash", "delay-view", "operator-down")
+"""Faults of which several together separate a part of the nodes from the store."""
+
+
+@pytest.mark.parametrize("kinds", [STANDBY_FAULTS, GROUPS], ids=["all", "groups"])
+def test_invariants_hold_and_the_job_ends_once_faults_stop(kinds: tuple[str, ...], deep: bool) -> None:
+    for seed in range(DEEP_WALKS if deep else WALKS):
+        assert not walk(seed, kinds, set())
+
+
+def test_the_walks_reach_all_that_can_happen_to_a_standby_store() -> None:
+    reached = set[str]()
+    for kinds, seed in itertools.product((STANDBY_FAULTS, GROUPS), range(WALKS)):
+        walk(seed, kinds, reached, 150)
+    assert reached == {
+        "promoted", "took over", "formed", "restored", "retired", "confirmed for half", "went back"
+    }  # fmt: skip
+
+
+# ---- the exploration finds seeded bugs
+
+
+def _half_is_enough(state: CoordinatorState) -> bool:
+    """Wrong: take over with exactly half of the newest round."""
+    connected, size = count_newest_round(state)
+    return connected > 0 and 2 * connected >= size
+
+
+def _never(*_: object) -> bool:
+    """Wrong: confirm the present store although nodes can go to a standby store."""
+    return False
+
+
+def _raised_by_a_passive_store(a: Agent, store: Store) -> int:
+    """Wrong: a node that waits at a passive standby store closes the present one when it returns."""
+    return store.incarnation
+
+
+def _half_holds_for_any(state: CoordinatorState, now: float) -> bool:
+    """Wrong: a confirmation for half of the nodes holds for any number of missing ones."""
+    return _needs_confirmation(replace(state, confirmed_half=False), now)
+
+
+_needs_confirmation = confirmation.needs_confirmation
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "wrong", "found"),
+    [
+        (standby_store, "has_majority", _half_is_enough, "a_standby_store_takes_over_with_a_majority"),
+        (rounds_world, "newest_store", _raised_by_a_passive_store, "only_a_store_that_was_active_closes_another"),
+    ],
+)
+def test_a_seeded_bug_is_found_by_walks(
+    module: ModuleType, name: str, wrong: object, found: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, name, wrong)
+    broken = (walk(seed, GROUPS, set()) for seed in range(WALKS))
+    assert found in next(filter(None, broken), "")
+
+
+Moves = tuple[tuple[str, int], ...]
+ISOLATED = ("tick", "heal", "connect-standby")
+"""Moves that would bring separated nodes to a store."""
+
+
+def majority_leaves() -> tuple[World, Moves]:
+    """Most nodes cannot reach the store. It continues, if it is confirmed, and then they find the standby store."""
+    world = with_standby(5)
+    for index in (2, 3, 4):
+        world = step(world, ("cut-store", index))
+    world = settle(step(world, ("tick", 0)), but=(*ISOLATED, "retired-store-ends"))
+    return world, tuple((move, index) for index in (2, 3, 4) for move in ("connect-standby", "up"))
+
+
+def half_leaves_then_one_more() -> tuple[World, Moves]:
+    """Half of the nodes wait at the standby store. One more goes there after the operator has confirmed the store."""
+    world = settle(step(moved_to_standby(6, (3, 4, 5)), ("tick", 0)), but=(*ISOLATED, "reconcile"))
+    world = step(step(step(world, ("delay-view", 0)), ("cut-store", 2)), ("view-arrives", 0))
+    world = settle(world, but=(*ISOLATED, "reconcile"))
+    return world, (("connect-standby", 2), ("up", 2))
+
+
+def old_majority_returns() -> tuple[World, Moves]:
+    """The store was confirmed without most nodes. They return, hear of the new standby store, and go there."""
+    world = continued_without(5, (2, 3, 4))
+    return world, tuple(
+        (move, index)
+        for index in (2, 3, 4)
+        for move in ("connect", "up", "down", "down", "cut-store", "connect-standby", "up")
+    )
+
+
+OUTDATED = (CoordinatorState, "is_outdated", lambda state, round_id: False)
+"""Wrong: forget that the operator knows a newer round."""
+
+
+def violation(world: World, moves: Moves) -> str:
+    """Return the invariants that break in these moves, or when the operator then does nothing for a while."""
+    late = ("tick", "heal", "reconcile", "old-store-ends", "retired-store-ends", "connect", "view-arrives")
+    for number in range(400):
+        calm_moves = [m for m in calm(world) if m[0] not in late] or [("tick", 0)]
+        move = moves[number] if number < len(moves) else calm_moves[0]
+        if number >= len(moves) and move[0] == "tick" and all(m[0] != "tick" for m in calm(world)):
+            break
+        after = step(world, move)
+        if wrong := broken_invariants(world, move, after):
+            return wrong
+        world = after
+    return ""
+
+
+@pytest.mark.parametrize(
+    ("situation", "patches"),
+    [
+        (majority_leaves, [(stores, "must_retire", _never), (rounds_world, "standby_may_act", _never), OUTDATED]),
+        (half_leaves_then_one_more, [(confirmation, "needs_confirmation", _half_holds_for_any)]),
+        (old_majority_returns, [OUTDATED]),
+    ],
+)
+def test_a_second_world_is_prevented_and_without_the_rule_it_is_found(
+    situation: Callable[[], tuple[World, Moves]],
+    patches: list[tuple[object, str, object]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert not violation(*situation())
+    for module, name, wrong in patches:
+        monkeypatch.setattr(module, name, wrong)
+    assert "never_two_running_worlds" in violation(*situation())
