@@ -47,7 +47,7 @@ from elasticjob.agent.start_workers.launcher import Launcher
 from elasticjob.agent.worker_environment import node_env
 from elasticjob.agent.workers import WorkerGroup
 from elasticjob.code_root import CODE_ROOT
-from elasticjob.contract.messages import Announce, Failure, FailureClass, StartRound, StepTimes
+from elasticjob.contract.messages import Announce, Failure, FailureClass, StandbyStore, StartRound, StepTimes
 from elasticjob.contract.names import ExitCode, RoundId
 from elasticjob.control_link.link import ControlLink, LinkRole, connect
 from elasticjob.control_link.node_client import NoCoordinatorError, NodeClient
@@ -156,6 +156,7 @@ class Agent:
             had_round=lambda: self._state.assignment is not None,
             join_timeout=config.join_timeout,
             on_link_change=self._reachability.coordinator_link_changed,
+            dial_standby=self._dial_standby,
         )
         self._loop.add_signal_handler(signal.SIGCHLD, self._reap)
         for number in self._signals:
@@ -179,9 +180,15 @@ class Agent:
         )
 
     async def _dial(self) -> ControlLink:
+        return await self._dial_store(self._config.host, self._config.port)
+
+    async def _dial_standby(self, store: StandbyStore) -> ControlLink:
+        return await self._dial_store(store.host, store.port)
+
+    async def _dial_store(self, host: str, port: int) -> ControlLink:
         config = self._config
         return await connect(
-            config.host, config.port, role=LinkRole.NODE, key=config.key, run_id=config.run_id,
+            host, port, role=LinkRole.NODE, key=config.key, run_id=config.run_id,
             keep_alive=self._keep_alive,
         )  # fmt: skip
 

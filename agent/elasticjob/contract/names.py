@@ -105,6 +105,8 @@ class Env:
     """Hexadecimal key with which the operator authenticates on the control link. Only the store pod has it."""
     STORE_INCARNATION = "ELASTICJOB_STORE_INCARNATION"
     """How many store pods the job had before this one."""
+    STANDBY_STORE = "ELASTICJOB_STANDBY_STORE"
+    """1 if the store starts as a passive standby store."""
     STATE_DIR = "ELASTICJOB_STATE_DIR"
     """Directory that outlives the store's container (an emptyDir); unset if the container is never restarted."""
     SETTINGS = "ELASTICJOB_SETTINGS"

@@ -24,7 +24,7 @@ import logging
 import secrets
 import socket
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any
 
@@ -65,6 +65,8 @@ class Welcome:
     attempt: int
     """Execution attempt of the job."""
     incarnation: int
+    passive: bool = False
+    """Whether it is a standby store that decides nothing yet; `StoreActive` follows if it becomes active."""
 
 
 @dataclass
@@ -77,6 +79,8 @@ class LinkGate:
     serve: Callable[[ControlLink], Awaitable[None]]
     """Serves one authenticated link; the link is closed when it returns."""
     keep_alive: KeepAlive = field(default_factory=KeepAlive)
+    passive: Callable[[], bool] = lambda: False
+    """Returns whether the store is a passive standby store now."""
 
     async def accept(self, transport: asyncio.Transport, protocol: int, rest: bytes, record_drop: RecordDrop) -> None:
         """Authenticate a connection that opened with LINK, and serve it until it closes (a `server.LinkHandler`).
@@ -248,6 +252,7 @@ async def _authenticate(gate: LinkGate, frames: FrameProtocol, protocol: int, pe
     expected = _proof(key, None, role, run_id, (nonce, client_nonce))
     if len(client_nonce) < 32 or not hmac.compare_digest(expected.encode(), str(answer.get("proof")).encode()):
         raise LinkRefused(f"the peer has the wrong key for role {role.value}")
-    proof = _proof(key, gate.welcome, role, run_id, (nonce, client_nonce))
-    frames.send(codec.dumps({"proof": proof, "welcome": codec.dump(gate.welcome)}))
-    return ControlLink(frames, role, gate.welcome, peer)
+    welcome = replace(gate.welcome, passive=gate.passive())
+    proof = _proof(key, welcome, role, run_id, (nonce, client_nonce))
+    frames.send(codec.dumps({"proof": proof, "welcome": codec.dump(welcome)}))
+    return ControlLink(frames, role, welcome, peer)

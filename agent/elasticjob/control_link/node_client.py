@@ -49,6 +49,18 @@ class StaleStoreError(Exception):
     """The store that answered is older than one that this node has met."""
 
 
+class _Search:
+    """A search for an active store by several tasks.
+
+    Before Python 3.12 a cancellation at the moment that a connect ends is lost, so the tasks look at `over` as well.
+    """
+
+    def __init__(self) -> None:
+        self.failed = asyncio.Event()
+        """Set when an attempt has failed."""
+        self.over = False
+
+
 class NodeClient:
     """Keeps one node connected to the job's coordinator."""
 
@@ -97,15 +109,19 @@ class NodeClient:
 
     async def run(self) -> None:
         """Stay connected until cancelled. NoCoordinatorError: the join timeout is over; the message has the reason."""
+        backoff = FIRST_BACKOFF
         while True:
-            link = await self._find_store()
-            self._started = time.monotonic()
+            link = await self._find_store(backoff)
+            connected_at = time.monotonic()
             await self._serve(link)
+            self._started = time.monotonic()
             log.info("lost the connection to the store, reconnecting")
             if self._join_timeout_over():
                 raise NoCoordinatorError("connection closed")
-            if not self._uses_standby():
+            backoff = FIRST_BACKOFF
+            if not self._uses_standby() or self._started < connected_at + MAX_BACKOFF:
                 await asyncio.sleep(self._delay(FIRST_BACKOFF))
+                backoff = 2 * FIRST_BACKOFF
 
     def _join_timeout_over(self) -> bool:
         return not self._had_round() and time.monotonic() - self._started > self._join_timeout
@@ -118,40 +134,40 @@ class NodeClient:
 
     # ---- looking for an active store
 
-    async def _find_store(self) -> ControlLink:
-        """Return a link to an active store on which the node has announced itself."""
+    async def _find_store(self, backoff: float) -> ControlLink:
+        """Return a link to an active store, or to a standby store that has become active."""
+        search = _Search()
         if not self._uses_standby():
-            return await self._try(self._dial)
-        failed = asyncio.Event()
-        searches = [
-            asyncio.ensure_future(self._try(self._dial, failed)),
-            asyncio.ensure_future(self._try_standby(failed)),
-        ]
+            return await self._try(self._dial, search, backoff)
+        attempts = self._try(self._dial, search, backoff), self._try_standby(search)
+        tasks = [asyncio.ensure_future(attempt) for attempt in attempts]
         try:
-            done, _ = await asyncio.wait(searches, return_when=asyncio.FIRST_COMPLETED)
-            found = [task.result() for task in searches if task in done]
-            for link in found[1:]:
-                link.close()
-            return found[0]
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            for task in searches:
+            search.over = True
+            for task in tasks:
                 task.cancel()
-            await asyncio.gather(*searches, return_exceptions=True)
+            ended = await asyncio.gather(*tasks, return_exceptions=True)
+        links = [link for link in ended if not isinstance(link, BaseException)]
+        if not links:
+            raise next((error for error in ended if isinstance(error, Exception)), asyncio.CancelledError())
+        for link in links[1:]:
+            link.close()
+        return links[0]
 
-    async def _try_standby(self, failed: asyncio.Event) -> ControlLink:
+    async def _try_standby(self, search: _Search) -> ControlLink:
         """Look for the standby store once the first attempt to reconnect has failed, or has had its head start."""
         assert self._dial_standby is not None  # noqa: S101
         dial = self._dial_standby
         with contextlib.suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(failed.wait(), HEAD_START)
-        return await self._try(lambda: dial(self._standby))
+            await asyncio.wait_for(search.failed.wait(), HEAD_START)
+        return await self._try(lambda: dial(self._standby), search, FIRST_BACKOFF)
 
-    async def _try(self, dial: Callable[[], Awaitable[ControlLink]], failed: asyncio.Event | None = None) -> ControlLink:
+    async def _try(self, dial: Callable[[], Awaitable[ControlLink]], search: _Search, backoff: float) -> ControlLink:
         """Try until a store that is active, or becomes so, answers. NoCoordinatorError: the join timeout is over."""
-        backoff = FIRST_BACKOFF
-        while True:
+        while not search.over:
             try:
-                link = await self._open(dial)
+                link = await self._open(dial, search)
                 if link is not None:
                     return link
                 reason, backoff = "the standby store closed the connection", FIRST_BACKOFF
@@ -160,17 +176,19 @@ class NodeClient:
                 if reason != self._logged_problem:
                     self._logged_problem = reason
                     log.info("cannot connect to the store, retrying: %s", reason)
-            if failed is not None:
-                failed.set()
+            search.failed.set()
             if self._join_timeout_over():
                 raise NoCoordinatorError(reason)
             await asyncio.sleep(self._delay(backoff))
             backoff = min(2 * backoff, MAX_BACKOFF)
+        raise asyncio.CancelledError
 
-    async def _open(self, dial: Callable[[], Awaitable[ControlLink]]) -> ControlLink | None:
+    async def _open(self, dial: Callable[[], Awaitable[ControlLink]], search: _Search) -> ControlLink | None:
         """Return a link to an active store; None if it was to a standby store that stayed passive until it closed."""
         link = await dial()
         try:
+            if search.over:
+                raise asyncio.CancelledError
             if link.welcome.incarnation < self._newest:
                 link.send(NewerStore(self._newest))
                 raise StaleStoreError(f"store {link.welcome.incarnation} is older than store {self._newest}")

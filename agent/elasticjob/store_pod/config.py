@@ -27,6 +27,8 @@ class StoreConfig:
     operator_key: bytes
     state_dir: Path | None = None
     """Directory that outlives the container; None if the container is never restarted."""
+    standby: bool = False
+    """Whether the store starts as a passive standby store."""
     listen_fd: int | None = None
     """Inherited listening socket; None: listen on `port`."""
 
@@ -43,6 +45,7 @@ class StoreConfig:
             settings=settings,
             node_key=_key(environ, Env.NODE_KEY),
             operator_key=_key(environ, Env.OPERATOR_KEY),
+            standby=environ.get(Env.STANDBY_STORE) == "1",
             state_dir=Path(state_dir) if state_dir else None,
             listen_fd=_number(environ, Env.LISTEN_FD, "") if environ.get(Env.LISTEN_FD) else None,
         )

@@ -79,12 +79,14 @@ async def serve_store(config: StoreConfig) -> None:
         keys={LinkRole.NODE: config.node_key, LinkRole.OPERATOR: config.operator_key},
         serve=coordinator.serve,
         keep_alive=KeepAlive(config.settings.keep_alive_interval, config.settings.keep_alive_max_attempts),
+        passive=lambda: coordinator.state.passive,
     )
     server = StoreServer(links=gate.accept)
     sock = None if config.listen_fd is None else socket.socket(fileno=config.listen_fd)
     port = await server.start(port=config.port, sock=sock)
     coordinator.start()
-    log.info("serving on port %d, incarnation %d, start %d", port, config.incarnation, starts)
+    role = ", standby" if config.standby else ""
+    log.info("serving on port %d, incarnation %d, start %d%s", port, config.incarnation, starts, role)
     ends = [asyncio.ensure_future(event.wait()) for event in (stop, coordinator.superseded)]
     await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
     coordinator.stop()
@@ -105,6 +107,8 @@ def _coordinator(config: StoreConfig, starts: int) -> Coordinator:
             epoch=time.time() - now,
             recovering=config.incarnation > 0 or starts > 0,
             round_number=starts * ROUNDS_PER_START,
+            standby=config.standby,
+            restarted=starts > 0,
         )
     )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from typing import Any, cast
 
 import pytest
@@ -17,6 +17,8 @@ from elasticjob.contract.messages import (
     Report,
     RoundPhase,
     Standby,
+    StandbyStore,
+    StoreActive,
 )
 from elasticjob.control_link.link import ControlLink, LinkRefused, Welcome
 from elasticjob.control_link.node_client import NoCoordinatorError, NodeClient
@@ -27,8 +29,8 @@ ANNOUNCE = Announce(0, 0, "agent_id", "pod", "10.0.0.1", 1, 1)
 class FakeLink:
     """A link to a store that sends some messages and then closes."""
 
-    def __init__(self, incarnation: int, *messages: Message) -> None:
-        self.welcome = Welcome("run", 1, incarnation)
+    def __init__(self, incarnation: int, *messages: Message, passive: bool = False) -> None:
+        self.welcome = Welcome("run", 1, incarnation, passive)
         self.sent: list[Message] = []
         self.closed = False
         self.lost_by_keep_alive = False
@@ -119,3 +121,132 @@ async def test_a_node_that_had_a_round_reconnects_without_limit(delays: list[flo
     assert sum(delays) > 60
     assert max(delays) == 1.0
     assert store.sent == [ANNOUNCE, Ready()]
+
+
+# ---- with a standby store
+
+STANDBY = StandbyStore(1, "10.0.0.9", 29400)
+
+
+class OpenLink(FakeLink):
+    """A link that stays open: the test sends messages, and closes it with None."""
+
+    def __init__(self, incarnation: int, *, passive: bool = False) -> None:
+        super().__init__(incarnation, passive=passive)
+        self.messages: asyncio.Queue[Message | None] = asyncio.Queue()
+
+    async def receive(self) -> Message | None:
+        return await self.messages.get()
+
+    def close(self) -> None:
+        super().close()
+        self.messages.put_nowait(None)
+
+
+class Stores:
+    """A store and a standby store. Each accepts with the link that the test has prepared, and else refuses."""
+
+    def __init__(self) -> None:
+        self.links: dict[str, OpenLink | None] = {"store": None, "standby": None}
+        self.dialed: list[str] = []
+        self.received: list[CoordinatorToNode] = []
+        self.changes: list[bool] = []
+        self.node = NodeClient(
+            lambda: self.accept("store"), lambda: (ANNOUNCE,), self.received.append, had_round=lambda: True,
+            join_timeout=0.0, on_link_change=lambda up, _: self.changes.append(up), jitter=lambda: 0.0,
+            dial_standby=lambda address: self.accept("standby" if address == STANDBY else "?"),
+        )  # fmt: skip
+        self.running = asyncio.ensure_future(self.node.run())
+
+    async def accept(self, name: str) -> ControlLink:
+        self.dialed.append(name)
+        link = self.links[name]
+        if link is None or link.closed:
+            raise ConnectionRefusedError
+        return cast("ControlLink", link)
+
+    def serve(self, name: str, incarnation: int, *, passive: bool = False) -> OpenLink:
+        link = self.links[name] = OpenLink(incarnation, passive=passive)
+        return link
+
+
+@pytest.fixture
+async def stores() -> AsyncIterator[Stores]:
+    """A node that is connected to store 0 and knows the standby store."""
+    found = Stores()
+    first = found.serve("store", 0)
+    first.messages.put_nowait(STANDBY)
+    await until(lambda: bool(found.changes) and first.messages.empty())
+    yield found
+    found.running.cancel()
+    await asyncio.gather(found.running, return_exceptions=True)
+
+
+async def until(met: Callable[[], bool]) -> None:
+    for _ in range(5000):
+        if met():
+            return
+        await asyncio.sleep(0.001)
+    raise AssertionError("the condition was not met")
+
+
+def lose_store(stores: Stores) -> None:
+    link = stores.links["store"]
+    assert link is not None
+    link.closed = True
+    link.messages.put_nowait(None)
+
+
+async def test_a_node_that_loses_its_store_announces_itself_at_the_standby_store_and_waits(stores: Stores) -> None:
+    standby = stores.serve("standby", 1, passive=True)
+    lose_store(stores)
+    await until(lambda: bool(standby.sent))
+    assert standby.sent == [ANNOUNCE]
+    assert stores.changes == [True, False]
+    stores.node.send(Ready())
+    assert standby.sent == [ANNOUNCE, Ready()]
+    standby.messages.put_nowait(StoreActive())
+    await until(lambda: stores.changes == [True, False, True])
+    standby.messages.put_nowait(Standby("a"))
+    await until(lambda: stores.received == [Standby("a")])
+    assert standby.sent == [ANNOUNCE, Ready()]
+
+
+async def test_a_node_at_a_passive_store_returns_to_the_store_that_answers(stores: Stores) -> None:
+    standby = stores.serve("standby", 1, passive=True)
+    lose_store(stores)
+    await until(lambda: bool(standby.sent))
+    again = stores.serve("store", 0)
+    await until(lambda: stores.changes == [True, False, True])
+    assert standby.closed
+    assert again.sent == [ANNOUNCE]  # and not NewerStore: a passive store does not count
+
+
+async def test_a_store_that_answers_at_once_leaves_the_standby_store_alone(stores: Stores) -> None:
+    stores.serve("standby", 1, passive=True)
+    link = stores.links["store"]
+    assert link is not None
+    stores.serve("store", 0)
+    link.messages.put_nowait(None)
+    await until(lambda: stores.changes == [True, False, True])
+    assert "standby" not in stores.dialed
+
+
+async def test_after_the_takeover_the_old_store_is_sent_newer_store(stores: Stores) -> None:
+    standby = stores.serve("standby", 1, passive=True)
+    lose_store(stores)
+    await until(lambda: bool(standby.sent))
+    standby.messages.put_nowait(StoreActive())
+    await until(lambda: stores.changes[-1])
+    old = stores.serve("store", 0)
+    standby.closed = True
+    standby.messages.put_nowait(None)
+    await until(lambda: bool(old.sent))
+    assert old.sent == [NewerStore(1)]
+
+
+async def test_an_active_standby_store_gets_the_node_like_any_other(stores: Stores) -> None:
+    standby = stores.serve("standby", 1)
+    lose_store(stores)
+    await until(lambda: stores.changes == [True, False, True])
+    assert standby.sent == [ANNOUNCE]
