@@ -13,6 +13,7 @@ from elasticjob_operator.actions import (
     Action,
     CreateNodesService,
     CreateSecret,
+    CreateStandbyStore,
     CreateStore,
     CreateStoreService,
     CreateWorker,
@@ -20,7 +21,7 @@ from elasticjob_operator.actions import (
     DeleteService,
     UpdateStoreService,
 )
-from elasticjob_operator.job_memory import JobMemory
+from elasticjob_operator.job_memory import LONGEST_RETRY, LONGEST_STANDBY_RETRY, JobMemory
 from elasticjob_operator.keys import JobKeys
 from elasticjob_operator.kube import (
     PODS,
@@ -57,7 +58,8 @@ class ActionExecutor:
     """Unix seconds."""
 
     async def execute(self, actions: Iterable[Action]) -> list[str]:
-        """Create Secret and Services, then store, then workers, then delete; return the names of created objects.
+        """Create Secret and Services, then store, workers and standby store, then delete; return the names of what
+        was created.
 
         After a failed creation the later creations are skipped; deletions run in any case. The job's memory records
         failures, and when to try again.
@@ -66,6 +68,7 @@ class ActionExecutor:
         prerequisites = [a for a in ordered if isinstance(a, (CreateSecret, CreateNodesService, CreateStoreService))]
         stores = [a for a in ordered if isinstance(a, (CreateStore, UpdateStoreService))]
         workers = [a for a in ordered if isinstance(a, CreateWorker)]
+        standbys = [a for a in ordered if isinstance(a, CreateStandbyStore)]
         deletions = [a for a in ordered if isinstance(a, (DeletePod, DeleteService))]
         done: list[_Result] = []
         problem = ""
@@ -76,13 +79,17 @@ class ActionExecutor:
             results = await asyncio.gather(*(self._execute(action) for action in stage))
             done += results
             problem = next((r.problem for r in results if r.problem), "")
+        if problem:
+            self._skip(standbys, problem)
+        else:
+            done += await asyncio.gather(*(self._execute(action) for action in standbys))
         done += await asyncio.gather(*(self._execute(action) for action in deletions))
         self.memory.record_execution(failed=any(r.problem and not r.refused for r in done), now=self.clock())
         return [r.name for r in done if r.created]
 
     def _skip(self, actions: Iterable[Action], problem: str) -> None:
         for action in actions:
-            if isinstance(action, (CreateStore, CreateWorker)):
+            if isinstance(action, (CreateStore, CreateWorker, CreateStandbyStore)):
                 self.memory.record_skipped(action.name, problem, self.clock())
 
     async def _execute(self, action: Action) -> _Result:
@@ -98,6 +105,9 @@ class ActionExecutor:
             case CreateStore(_, incarnation, avoid):
                 pod = manifests.store_pod_manifest(self.job, self.spec, incarnation, self.image, avoid)
                 return await self._create(PODS, "", pod)
+            case CreateStandbyStore(_, incarnation, avoid):
+                pod = manifests.store_pod_manifest(self.job, self.spec, incarnation, self.image, avoid, standby=True)
+                return await self._create(PODS, "", pod, LONGEST_STANDBY_RETRY)
             case CreateWorker(_, index, incarnation, avoid):
                 pod = manifests.worker_pod_manifest(self.job, self.spec, index, incarnation, self.image, avoid)
                 return await self._create(PODS, "", pod)
@@ -112,7 +122,9 @@ class ActionExecutor:
             case _:
                 assert_never(action)
 
-    async def _create(self, resource: Resource, kind: str, body: dict[str, Any]) -> _Result:
+    async def _create(
+        self, resource: Resource, kind: str, body: dict[str, Any], longest_retry: float = LONGEST_RETRY
+    ) -> _Result:
         """Create a child. Record a refusal, so that the next plan does not take the missing child for a lost one."""
         name = body["metadata"]["name"]
         child = kind + name
@@ -126,7 +138,7 @@ class ActionExecutor:
             # NotFound on create means that the namespace does not exist.
             quota = isinstance(error, Refused) and error.quota
             reason = RefusalReason.QUOTA_EXCEEDED if quota else RefusalReason.POD_CREATION_FAILED
-            self.memory.record_refusal(child, reason, str(error), self.clock())
+            self.memory.record_refusal(child, reason, str(error), self.clock(), longest_retry)
             return _Result(name, problem=str(error), refused=True)
         except KubeError as error:
             self.memory.record_created(child)

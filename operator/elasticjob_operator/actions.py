@@ -53,6 +53,16 @@ class CreateStore:
 
 
 @dataclass(frozen=True)
+class CreateStandbyStore:
+    """Create the pod of a standby store. The job runs without it if that fails."""
+
+    name: str
+    incarnation: int
+    avoid: tuple[str, ...] = ()
+    """Nodes on which the pod must not be placed."""
+
+
+@dataclass(frozen=True)
 class CreateWorker:
     """Create a worker pod."""
 
@@ -80,6 +90,7 @@ Action: TypeAlias = (
     | UpdateStoreService
     | DeleteService
     | CreateStore
+    | CreateStandbyStore
     | CreateWorker
     | DeletePod
 )

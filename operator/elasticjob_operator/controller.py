@@ -11,7 +11,7 @@ from typing import Any
 from elasticjob.contract.text import with_noun
 from elasticjob_operator import metrics
 from elasticjob_operator.action_executor import ActionExecutor
-from elasticjob_operator.actions import CreateStore, CreateWorker, EventRecord
+from elasticjob_operator.actions import CreateStandbyStore, CreateStore, CreateWorker, EventRecord
 from elasticjob_operator.events import Recorder
 from elasticjob_operator.job_memory import JobMemory
 from elasticjob_operator.keys import JobKeys
@@ -56,7 +56,8 @@ class Controller:
             self._forget(key)
             return None
         memory = self._memory(key, text(raw, "metadata", "uid"))
-        observed = await observe(self.api, raw, memory, self.links.view(key), self.clock())
+        links = self.links.view(key), self.links.standby_view(key)
+        observed = await observe(self.api, raw, memory, *links, self.clock())
         decided = plan(observed, self.image, self.clock())
         wait = self._postponed(decided, memory)
         if decided.status is not None and wait is None:
@@ -107,12 +108,14 @@ class Controller:
 
         Call this after the status write only: charges that the store receives must be persisted.
         """
-        address = decided.store_address
+        address = decided.store_address or decided.standby_address
         uid = observed.job.uid
         secret = self.keys.derive(OPERATOR_KEY, uid, address.attempt) if address else b""
-        self.links.set_address(key, address, secret)
+        self.links.set_address(key, decided.store_address, secret, decided.standby_address)
         if decided.operator_view is not None:
             self.links.set_operator_view(key, decided.operator_view)
+        if decided.standby_view is not None:
+            self.links.set_standby_view(key, decided.standby_view)
 
     async def _act(self, observed: Observed, decided: Plan, memory: JobMemory) -> None:
         job, now = observed.job, self.clock()
@@ -121,7 +124,7 @@ class Controller:
             image = job.status.runtime_image or self.image
             executor = ActionExecutor(self.api, self.keys, job, job.spec, image, memory, self.clock)
             created = await executor.execute(decided.actions)
-        wanted = {a.name for a in decided.actions if isinstance(a, (CreateWorker, CreateStore))}
+        wanted = {a.name for a in decided.actions if isinstance(a, (CreateWorker, CreateStore, CreateStandbyStore))}
         for record in (*decided.event_records, *_creation_records(decided, created, memory)):
             # An Event about a pod is recorded only where the pod was created.
             if record.key not in wanted or record.key in created:

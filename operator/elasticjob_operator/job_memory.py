@@ -12,6 +12,8 @@ FIRST_RETRY = 1.0
 FIRST_NAME_RETRY = 0.1
 """The same where another object has the name: the next pod gets another name, and a deleted job's objects end soon."""
 LONGEST_RETRY = 20.0
+LONGEST_STANDBY_RETRY = 300.0
+"""The same for a standby store, without which the job runs as well."""
 
 
 @dataclass
@@ -33,14 +35,18 @@ class JobMemory:
     """Since when the job waits for the deletion of objects that have the names of its Services or its Secret."""
     older_store_at: float | None = None
     """When the operator last saw a store that has a successor; before it sees one, when it first observed the job."""
+    standby_store_at: float | None = None
+    """When the operator last saw a newer store that has not confirmed its retirement; before that, as above."""
     _attempts: dict[str, int] = field(default_factory=dict)
     _failed_executions: int = 0
 
-    def record_refusal(self, child: str, reason: RefusalReason, message: str, now: float) -> None:
+    def record_refusal(
+        self, child: str, reason: RefusalReason, message: str, now: float, longest: float = LONGEST_RETRY
+    ) -> None:
         """Record that the API server refused to create a child; the delay before the next try doubles each time."""
         count = self._attempts[child] = self._attempts.get(child, 0) + 1
         first = FIRST_NAME_RETRY if reason is RefusalReason.NAME_TAKEN else FIRST_RETRY
-        self.refusals[child] = Refusal(reason, message, now + doubling_delay(first, LONGEST_RETRY, count))
+        self.refusals[child] = Refusal(reason, message, now + doubling_delay(first, longest, count))
 
     def record_skipped(self, child: str, message: str, now: float) -> None:
         """Record that a child was not tried, because the creation of one of its prerequisites failed."""

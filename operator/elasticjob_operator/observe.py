@@ -10,7 +10,7 @@ from elasticjob.contract.names import GROUP, KIND, Label, Role
 from elasticjob_operator.job_memory import JobMemory
 from elasticjob_operator.kube import JOBS, LEASES, PODS, SECRETS, SERVICES, KubeApi, NotFound, Refused, Resource
 from elasticjob_operator.manifests import key_secret, nodes_service, store_service
-from elasticjob_operator.model.observed import Child, Children, Job, LinkView, Observed, parse_job
+from elasticjob_operator.model.observed import Child, Children, Job, LinkView, Observed, has_retired, parse_job
 from elasticjob_operator.model.pods import Pod, parse_pod
 from elasticjob_operator.model.raw import mapping, moment, objects, text
 from elasticjob_operator.model.status import NODE_LOST
@@ -34,7 +34,9 @@ async def fetch_job(api: KubeApi, namespace: str, name: str) -> dict[str, Any] |
         return None
 
 
-async def observe(api: KubeApi, raw: dict[str, Any], memory: JobMemory, link: LinkView, now: float) -> Observed:
+async def observe(
+    api: KubeApi, raw: dict[str, Any], memory: JobMemory, link: LinkView, standby_link: LinkView, now: float
+) -> Observed:
     """Return everything that `plan` needs about this job; `now` is Unix seconds."""
     job = parse_job(raw)
     pods, children = await asyncio.gather(_pods(api, job), _children(api, job, memory, now))
@@ -42,6 +44,11 @@ async def observe(api: KubeApi, raw: dict[str, Any], memory: JobMemory, link: Li
     stores = tuple(pod for role, pod in pods if role == Role.STORE.value)
     if memory.older_store_at is None or any(_has_successor(job, pod) for pod in stores):
         memory.older_store_at = now
+    newer = [pod for pod in stores if _is_newer(job, pod)]
+    if newer:
+        memory.standby_store_at = 0.0 if all(has_retired(pod, standby_link) for pod in newer) else now
+    elif memory.standby_store_at is None:
+        memory.standby_store_at = now
     return Observed(
         job=job,
         workers=workers,
@@ -50,6 +57,8 @@ async def observe(api: KubeApi, raw: dict[str, Any], memory: JobMemory, link: Li
         refusals=dict(memory.refusals),
         terminating_since=memory.terminating_since,
         link=link,
+        standby_link=standby_link,
+        standby_store_at=memory.standby_store_at or 0.0,
         older_store_at=memory.older_store_at,
         leases=await _leases(api, _suspected_nodes(job, workers, stores, link, now)),
     )
@@ -65,6 +74,12 @@ async def _pods(api: KubeApi, job: Job) -> list[tuple[str, Pod]]:
 def _has_successor(job: Job, store: Pod) -> bool:
     """Return whether a store pod is live although a later incarnation of the store exists."""
     return store.end is None and store.incarnation < (job.status.store_incarnation or 0)
+
+
+def _is_newer(job: Job, store: Pod) -> bool:
+    """Return whether a store pod is live that is newer than the store in status: a standby store, retired or not."""
+    current = job.status.store_incarnation
+    return store.end is None and current is not None and store.incarnation > current
 
 
 def is_owned(raw: dict[str, Any], uid: str) -> bool:

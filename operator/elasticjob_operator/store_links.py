@@ -69,7 +69,7 @@ class _Job:
 
 
 class StoreLinks:
-    """One control link per job.
+    """One control link per job to its store, and one to its standby store.
 
     `generation` returns the generation of the Lease. Where two operators send views, the store takes those with the
     higher generation.
@@ -87,6 +87,7 @@ class StoreLinks:
         self._connect = connect
         self._clock = clock
         self._jobs: dict[JobKey, _Job] = {}
+        self._standbys: dict[JobKey, _Job] = {}
         # Starts at the time: without a Lease, the sequence must also grow over restarts of this process.
         self._sequence = int(clock() * 1000)
 
@@ -95,10 +96,44 @@ class StoreLinks:
         job = self._jobs.get(key)
         return job.view if job else LinkView(since=self._clock())
 
-    def set_address(self, key: JobKey, address: StoreAddress | None, secret: bytes) -> None:
-        """Connect to the store at `address`; None: no store can serve now. The last store's reports are kept."""
+    def standby_view(self, key: JobKey) -> LinkView:
+        """Return the state of the link to the job's standby store, as `view`."""
+        job = self._standbys.get(key)
+        return job.view if job else LinkView(since=self._clock())
+
+    def set_address(
+        self, key: JobKey, address: StoreAddress | None, secret: bytes, standby: StoreAddress | None = None
+    ) -> None:
+        """Connect to the store at `address`, and to the standby store at `standby`.
+
+        None: no such store can serve now. The last store's reports are kept. If the standby store becomes the store,
+        it keeps its link.
+        """
+        promoted = self._standbys.get(key)
+        if address is not None and promoted is not None and promoted.address == address:
+            self._promote(key, self._standbys.pop(key))
+        self._connect_to(self._jobs, key, address, secret)
+        if standby is None:
+            if (job := self._standbys.pop(key, None)) is not None:
+                self._stop(job)
+        else:
+            before = self._standbys.get(key)
+            if before is not None and before.address != standby:
+                self._stop(self._standbys.pop(key))
+            self._connect_to(self._standbys, key, standby, secret)
+
+    def _promote(self, key: JobKey, promoted: _Job) -> None:
+        """Make the link to the standby store the job's link."""
+        old = self._jobs.get(key)
+        previous = old.view.report if old is not None else None
+        promoted.view = replace(promoted.view, since=self._clock(), previous_report=previous)
+        if old is not None:
+            self._stop(old)
+        self._jobs[key] = promoted
+
+    def _connect_to(self, jobs: dict[JobKey, _Job], key: JobKey, address: StoreAddress | None, secret: bytes) -> None:
         now = self._clock()
-        job = self._jobs.setdefault(key, _Job(view=LinkView(since=now)))
+        job = jobs.setdefault(key, _Job(view=LinkView(since=now)))
         if job.address == address:
             return
         self._stop(job)
@@ -109,22 +144,27 @@ class StoreLinks:
 
     def set_operator_view(self, key: JobKey, operator_view: OperatorView) -> None:
         """Send a changed view to the job's store, now and after each reconnection."""
-        job = self._jobs.get(key)
-        if job is None or operator_view == job.operator_view:
-            return
-        job.operator_view = operator_view
-        self._send_view(job)
+        self._set_view(self._jobs.get(key), operator_view)
+
+    def set_standby_view(self, key: JobKey, operator_view: OperatorView) -> None:
+        """The same for the job's standby store."""
+        self._set_view(self._standbys.get(key), operator_view)
+
+    def _set_view(self, job: _Job | None, operator_view: OperatorView) -> None:
+        if job is not None and operator_view != job.operator_view:
+            job.operator_view = operator_view
+            self._send_view(job)
 
     def forget(self, key: JobKey) -> None:
         """Close the link of a deleted job."""
-        job = self._jobs.pop(key, None)
-        if job is not None:
-            self._stop(job)
+        for jobs in (self._jobs, self._standbys):
+            if (job := jobs.pop(key, None)) is not None:
+                self._stop(job)
 
     async def close(self) -> None:
         """Close all links."""
-        tasks = [job.task for job in self._jobs.values() if job.task]
-        for key in list(self._jobs):
+        tasks = [job.task for jobs in (self._jobs, self._standbys) for job in jobs.values() if job.task]
+        for key in {*self._jobs, *self._standbys}:
             self.forget(key)
         for task in tasks:
             with contextlib.suppress(asyncio.CancelledError):

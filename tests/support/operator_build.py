@@ -60,7 +60,7 @@ def status(**more: Any) -> Raw:
     """Return the status of a job of two nodes that has been started."""
     return {
         "incarnations": "0,0",
-        "rendezvous": {"endpoint": "bert-rdzv.ns.svc:29400", "incarnation": 0},
+        "rendezvous": {"endpoint": "bert-rdzv.ns.svc:29400", "incarnation": 0, "standby": 1},
         "targetReplicas": 2,
         "executionAttempts": 1,
         "runtimeImage": IMAGE,
@@ -164,6 +164,11 @@ def gathering(*pods: Pod, **more: Any) -> Report:
     return replace(report(*pods), **(none | more))
 
 
+def standby_report(incarnation: int = 1, *pods: Pod, **more: Any) -> Report:
+    """Return the report of a passive standby store to which `pods` are connected."""
+    return gathering(*pods, **({"incarnation": incarnation, "phase": RoundPhase.STANDBY} | more))
+
+
 def link(last_report: Report | None = None, *, since: float = NOW - 20, **lost: float) -> LinkView:
     """Return a connected link; `lost` maps lost pods (with underscores) to the time of their loss."""
     lost_pods = {name.replace("_", "-"): at for name, at in lost.items()}
@@ -175,8 +180,16 @@ def steady(*, workers: tuple[Pod, ...] | None = None, last_report: Report | None
     pods = workers if workers is not None else (worker(0), worker(1))
     last_report = last_report or report(*(p for p in pods if p.running))
     return Observed(
-        job=job(status=status(**fields)), workers=pods, stores=(store(),), children=CHILDREN, link=link(last_report)
-    )
+        job=job(status=status(**fields)), workers=pods, stores=(store(), store(1, node="n9")), children=CHILDREN,
+        link=link(last_report), standby_link=link(standby_report()),
+    )  # fmt: skip
+
+
+def without_standby(observed: Observed) -> Observed:
+    """Return the same job without a standby store."""
+    stores = tuple(pod for pod in observed.stores if pod.incarnation == 0)
+    known = {**observed.job.status.raw, "rendezvous": {"endpoint": "bert-rdzv.ns.svc:29400", "incarnation": 0}}
+    return replace(observed, job=job(status=known), stores=stores, standby_link=LinkView())
 
 
 def run(observed: Observed, now: float = NOW) -> Plan:

@@ -25,7 +25,7 @@ from elasticjob.contract.messages import (
     RoundPhase,
     Termination,
 )
-from elasticjob.contract.names import Label, Role, RoundId
+from elasticjob.contract.names import Env, Label, Role, RoundId
 from elasticjob_operator.kube import (
     JOBS,
     LEASES,
@@ -185,12 +185,18 @@ class Store:
     failure: Failure | None = None
     confirmation_request: float = 0.0
     """When the store asked the operator to confirm that it is the only store; 0: it does not ask."""
+    passive: bool = False
+    """Whether this is a standby store that has not taken over."""
+    retired: bool = False
     acknowledged: int = 0
     """Charged rounds that the operator reported as persisted."""
 
     def receive(self, view: OperatorView) -> None:
         """Take over the operator's view, and forget the ended rounds that it has persisted."""
         self.view = view
+        if self.passive:
+            self.retired = view.retired
+            self.passive = self.retired or view.serving != self.incarnation
         persisted = view.charged_round
         if persisted is not None:
             self.acknowledged += sum(e.charged for e in self.ended if e.round <= persisted)
@@ -235,7 +241,7 @@ class Store:
         running = {p.pod for p in self.view.pods if p.state is PodState.RUNNING} if self.view else set()
         return Report(
             incarnation=self.incarnation,
-            phase=RoundPhase.FINISHED if self.outcome else RoundPhase.RUNNING if self.members else RoundPhase.GATHERING,
+            phase=self._phase(),
             reason="",
             round=RoundId(1, self.incarnation, self.rounds) if self.members else None,
             rounds=self.rounds,
@@ -249,7 +255,15 @@ class Store:
             unhealthy=tuple(self.unhealthy.values()),
             active=len(self.members),
             confirmation_request=self.confirmation_request,
+            retired=self.retired,
         )
+
+    def _phase(self) -> RoundPhase:
+        if self.passive:
+            return RoundPhase.STANDBY
+        if self.outcome:
+            return RoundPhase.FINISHED
+        return RoundPhase.RUNNING if self.members else RoundPhase.GATHERING
 
 
 @dataclass
@@ -261,6 +275,9 @@ class FakeStoreLinks:
     reachable: bool = True
     """Whether the operator can connect to stores."""
     address: StoreAddress | None = None
+    standby_address: StoreAddress | None = None
+    standby_since: float = 0.0
+    standby_last_report: Report | None = None
     since: float = 0.0
     last_report: Report | None = None
     lost: dict[str, float] = field(default_factory=dict)
@@ -273,9 +290,25 @@ class FakeStoreLinks:
         self.lost = {pod: self.lost.get(pod, self.api.now) for pod in self.last_report.lost_pods}
         return LinkView(True, self.since, self.last_report, dict(self.lost))
 
-    def set_address(self, key: object, address: StoreAddress | None, secret: bytes) -> None:
+    def standby_view(self, key: object) -> LinkView:
+        store = self._store_at(self.standby_address)
+        if store is None:
+            return LinkView(False, self.standby_since, self.standby_last_report)
+        self.standby_last_report = store.report()
+        return LinkView(True, self.standby_since, self.standby_last_report)
+
+    def set_address(
+        self, key: object, address: StoreAddress | None, secret: bytes, standby: StoreAddress | None = None
+    ) -> None:
         if address != self.address:
             self.address, self.since, self.lost = address, self.api.now, {}
+        if standby != self.standby_address:
+            self.standby_address, self.standby_since, self.standby_last_report = standby, self.api.now, None
+
+    def set_standby_view(self, key: object, view: OperatorView) -> None:
+        store = self._store_at(self.standby_address)
+        if store is not None:
+            store.receive(view)
 
     def set_operator_view(self, key: object, view: OperatorView) -> None:
         store = self._store()
@@ -285,14 +318,19 @@ class FakeStoreLinks:
                 assert all(phase(p) == "Failed" for p in older), (
                     "the operator confirmed a store although an older one runs"
                 )
+                newer = [s for s in self.stores.values() if s.incarnation > store.incarnation]
+                assert all(s.retired for s in newer), "the operator confirmed a store beside a standby store"
                 store.confirmation_request = 0.0
             store.receive(view)
 
     def forget(self, key: object) -> None:
-        self.address = None
+        self.address = self.standby_address = None
 
     def _store(self) -> Store | None:
-        return self.stores.get(self.address.pod) if self.reachable and self.address is not None else None
+        return self._store_at(self.address)
+
+    def _store_at(self, address: StoreAddress | None) -> Store | None:
+        return self.stores.get(address.pod) if self.reachable and address is not None else None
 
 
 # ---- nodes -----------------------------------------------------------------------------------------------------
@@ -346,7 +384,9 @@ class World:
         name = pod["metadata"]["name"]
         if role(pod) is Role.STORE:
             pod["status"]["conditions"] = [{"type": "Ready", "status": "True"}]
-            self.stores[name] = Store(name, number(pod, Label.INCARNATION), 3)
+            env = {e["name"]: e.get("value") for e in pod["spec"]["containers"][0]["env"]}
+            standby = env.get(Env.STANDBY_STORE) == "1"
+            self.stores[name] = Store(name, number(pod, Label.INCARNATION), 3, passive=standby)
 
     def connect(self, pod: Raw) -> None:
         """The agent of a running pod connects to the store."""
@@ -363,7 +403,19 @@ class World:
         names = {
             p["metadata"]["name"] for p in self.api.pods(Role.STORE) if phase(p) == "Running" and self._reachable(p)
         }
-        return [store for name, store in self.stores.items() if name in names]
+        return [store for name, store in self.stores.items() if name in names and not store.passive]
+
+    def take_over(self) -> None:
+        """All nodes lose the store, and their standby store takes over."""
+        names = {
+            p["metadata"]["name"] for p in self.api.pods(Role.STORE) if phase(p) == "Running" and self._reachable(p)
+        }
+        standbys = [s for name, s in self.stores.items() if name in names and s.passive and not s.retired and s.view]
+        serving = self.serving()
+        if standbys and serving and serving[-1].outcome is None and serving[-1].members:
+            old, new = serving[-1], standbys[-1]
+            new.passive = False
+            new.connected, old.connected, old.members = dict(old.connected), {}, ()
 
     def disconnect(self, name: str) -> None:
         """The link of a pod's agent closes; its round ends."""
@@ -460,4 +512,12 @@ def conditions(api: Api) -> dict[str, str]:
 
 def reset(links: FakeStoreLinks) -> FakeStoreLinks:
     """Return the links as a restarted operator starts with them."""
-    return replace(links, address=None, since=links.api.now, last_report=None, lost={})
+    return replace(
+        links,
+        address=None,
+        standby_address=None,
+        since=links.api.now,
+        last_report=None,
+        standby_last_report=None,
+        lost={},
+    )

@@ -7,7 +7,14 @@ from typing import Any
 from elasticjob.contract import codec
 from elasticjob.contract.names import Env, Role
 from elasticjob_operator.manifests.common import USER_ID, env, env_from_secret, exclude_nodes, security_context
-from elasticjob_operator.manifests.names import attempt, key_secret, metadata, pod_labels, store_pod
+from elasticjob_operator.manifests.names import (
+    attempt,
+    key_secret,
+    metadata,
+    pod_labels,
+    role_selector,
+    store_pod,
+)
 from elasticjob_operator.manifests.services import NODE_KEY, OPERATOR_KEY
 from elasticjob_operator.model.observed import Job
 from elasticjob_operator.model.pods import AVOIDED_NODES
@@ -19,20 +26,41 @@ STATE_DIR = "/var/lib/elasticjob"
 
 
 def store_pod_manifest(
-    job: Job, spec: JobSpec, incarnation: int, image: str, avoid: tuple[str, ...] = ()
+    job: Job, spec: JobSpec, incarnation: int, image: str, avoid: tuple[str, ...] = (), *, standby: bool = False
 ) -> dict[str, Any]:
     """Return the pod of one incarnation. Its container restarts in place; a successor pod has the next incarnation.
 
     It has no probe: an agent that connects too early tries again sooner than the kubelet would probe.
-    `avoid` names nodes that the pod must not run on.
+    `avoid` names nodes that the pod must not run on. A `standby` store starts passive, on another node than the job's
+    other stores and, if there is one, than its workers, so that no node's loss takes both.
     """
     name = store_pod(job.name, incarnation)
     meta = metadata(job, name, pod_labels(job, Role.STORE, 0, incarnation))
     pod = _pod_spec(job, spec, incarnation, image)
+    if standby:
+        pod["containers"][0]["env"].append({"name": Env.STANDBY_STORE, "value": "1"})
+        pod["affinity"] = {"podAntiAffinity": _apart_from_stores_and_workers(job)}
     if avoid:
         meta["annotations"] = {AVOIDED_NODES: ",".join(avoid)}
         exclude_nodes(pod, avoid)
     return {"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": pod}
+
+
+def _apart_from_stores_and_workers(job: Job) -> dict[str, Any]:
+    """Return preferences, not requirements: a standby store on the same node still replaces one that fails alone."""
+    weights = {Role.STORE: 100, Role.WORKER: 10}
+    return {
+        "preferredDuringSchedulingIgnoredDuringExecution": [
+            {
+                "weight": weight,
+                "podAffinityTerm": {
+                    "labelSelector": {"matchLabels": role_selector(job, role)},
+                    "topologyKey": "kubernetes.io/hostname",
+                },
+            }
+            for role, weight in weights.items()
+        ]
+    }
 
 
 def _pod_spec(job: Job, spec: JobSpec, incarnation: int, image: str) -> dict[str, Any]:

@@ -114,6 +114,12 @@ class LinkView:
     """The last report of the store before this one; None if this operator received none."""
 
 
+def has_retired(pod: Pod, standby_link: LinkView) -> bool:
+    """Return whether this store has confirmed that it was never active and never will be."""
+    report = standby_link.report
+    return report is not None and report.incarnation == pod.incarnation and report.retired
+
+
 @dataclass(frozen=True)
 class Observed:
     """A job, its pods, its children and its control link at one moment."""
@@ -128,6 +134,11 @@ class Observed:
     """Since when Services or a Secret that are being deleted have the names of the children, on this operator's clock,
     Unix seconds; None: none has."""
     link: LinkView = LinkView()
+    standby_link: LinkView = LinkView()
+    """The link to the standby store, or to one that was retired."""
+    standby_store_at: float = 0.0
+    """When a store pod newer than the one that status names last existed without having confirmed its retirement, Unix
+    seconds. An operator that has seen none counts from its own first reconcile of the job."""
     older_store_at: float = 0.0
     """When a store pod with a successor last existed, to this operator's knowledge, Unix seconds. An operator that has
     seen none counts from its own first reconcile of the job."""

@@ -72,6 +72,10 @@ class Status:
     """For each index ever used, the incarnation of its newest pod."""
     store_incarnation: int | None = None
     """None until the job has a store."""
+    standby_store: int | None = None
+    """Incarnation of the standby store; None if there is none, or if it was retired."""
+    newest_store: int = 0
+    """The highest incarnation that a store pod of the job may have had."""
     charged_round: RoundId | None = None
     """The last ended round that the counters include; None before the first."""
     restarts: int = 0
@@ -106,6 +110,8 @@ def parse_status(raw: Raw) -> Status:
         raw=raw,
         incarnations=_incarnations(text(raw, "incarnations")),
         store_incarnation=_optional(raw, "rendezvous", "incarnation"),
+        standby_store=_optional(raw, "rendezvous", "standby"),
+        newest_store=max(integer(raw, "rendezvous", name) for name in ("incarnation", "standby", "newest")),
         charged_round=_round(text(raw, "chargedRound")),
         restarts=integer(raw, "restarts"),
         restarts_counted=integer(raw, "restartsCountTowardsMax"),

@@ -57,6 +57,8 @@ def rendezvous_ready(job: JobContext) -> Condition:
         return condition(False, "Finished", "the job has ended")
     if store.pod is not None and link.connected and same_store:
         return condition(True, "StoreAvailable", f"store pod {store.pod.name} serves")
+    if store.pod is not None and store.promoted:
+        return condition(True, "StoreAvailable", f"store pod {store.pod.name} serves")
     was_ready = before is not None and (before.true or before.reason in ("StoreLost", "StoreRescheduled"))
     if store.pod is not None and same_store and before is not None and ctx.now < link.since + LOST_GRACE_SECONDS:
         return before

@@ -23,6 +23,8 @@ LEASE_STALE_SECONDS = 40.0
 STORE_UNRESPONSIVE_SECONDS = 2.0
 """Seconds without contact after which the operator may replace a store. A container that restarts in place is back by
 then, or its kubelet has reported it as not ready."""
+STORE_LEFT_SECONDS = 0.25
+"""The same if nodes have left the store for its standby store, which then takes over."""
 NODES_SWITCH_SECONDS = 4.0
 """Seconds after the end of a store in which its nodes connect to the next one: their first attempt may still go to the
 old one."""
@@ -51,6 +53,24 @@ class ReconcileContext:
         if report is None or report.incarnation != self.status.store_incarnation:
             return None
         return report
+
+    @cached_property
+    def newer_stores(self) -> tuple[Pod, ...]:
+        """The live store pods that are newer than the one that status names: the standby store, and retired ones."""
+        current = self.status.store_incarnation
+        return tuple(p for p in self.observed.stores if current is not None and p.incarnation > current and not p.end)
+
+    @cached_property
+    def newer_store(self) -> Pod | None:
+        """The newest of them that serves: the one to which the standby link goes; None without one."""
+        serving = [p for p in self.newer_stores if p.phase == "Running" and p.ip]
+        return max(serving, key=lambda p: p.incarnation, default=None)
+
+    @cached_property
+    def standby_report(self) -> Report | None:
+        """The last report of `newer_store`; None if this operator has received none from it."""
+        report, pod = self.observed.standby_link.report, self.newer_store
+        return report if report is not None and pod is not None and report.incarnation == pod.incarnation else None
 
     def store_pod(self, incarnation: int | None) -> Pod | None:
         """Return the store pod of this incarnation, or None."""

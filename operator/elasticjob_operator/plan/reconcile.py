@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from elasticjob.contract.messages import Finish, OperatorView, Outcome
+from elasticjob.contract.names import RoundId
 from elasticjob_operator.actions import (
     Action,
     CreateNodesService,
@@ -17,6 +18,7 @@ from elasticjob_operator.actions import (
 )
 from elasticjob_operator.manifests.names import attempt, key_secret, nodes_service, store_service
 from elasticjob_operator.model.observed import Job, Observed
+from elasticjob_operator.model.pods import Pod
 from elasticjob_operator.model.raw import timestamp
 from elasticjob_operator.model.status import ConditionType
 from elasticjob_operator.plan import conditions, job_end
@@ -32,7 +34,14 @@ from elasticjob_operator.plan.status import (
     same_status,
     written_condition,
 )
-from elasticjob_operator.plan.stores import StorePlan, confirmed_request, current_store, plan_store
+from elasticjob_operator.plan.stores import (
+    StorePlan,
+    confirmed_request,
+    current_store,
+    formed_round,
+    plan_store,
+    standby_store,
+)
 from elasticjob_operator.plan.workers import WorkersPlan, plan_workers
 from elasticjob_operator.plan.world import read_world
 
@@ -71,6 +80,10 @@ class Plan:
     """Sent to the store once `status` is written; its lease and sequence are not set yet."""
     store_address: StoreAddress | None = None
     """None while no store can serve."""
+    standby_view: OperatorView | None = None
+    """The same for the standby store, or for one that is retired."""
+    standby_address: StoreAddress | None = None
+    """None without such a store."""
     actions: tuple[Action, ...] = ()
     event_records: tuple[EventRecord, ...] = ()
     requeue_after: float | None = None
@@ -112,11 +125,14 @@ def plan(observed: Observed, image: str, now: float) -> Plan:
     elif not already_declared:
         records += (job_end.outcome_event(outcome),)
     status = next_status(context, current, image)
+    view, newer = _operator_view(context), _newer_store(ctx, store)
     return Plan(
         status=None if same_status(status, ctx.status.raw) else status,
         minor=not actions.actions and is_minor_change(status, ctx.status.raw),
-        operator_view=_operator_view(context),
-        store_address=_address(ctx, store),
+        operator_view=view,
+        store_address=_address(ctx, store.pod),
+        standby_view=None if newer is None else _standby_view(ctx, store, view, newer),
+        standby_address=_address(ctx, newer),
         actions=actions.actions,
         event_records=records,
         requeue_after=max(SHORTEST_REQUEUE, min(actions.requeue_at) - now) if actions.requeue_at else None,
@@ -204,8 +220,43 @@ def _operator_view(context: JobContext) -> OperatorView:
         charged=context.budget.counted,
         charged_round=context.budget.charged_round,
         pods=context.workers.expected_pods,
-        confirmed_request=confirmed_request(context.ctx),
+        confirmed_request=0.0 if context.store.promoted else confirmed_request(context.ctx),
+        confirmed_half=_half_missing(context),
         finish=_finish(context.outcome) if context.outcome else None,
+        serving=-1 if context.store.incarnation is None else context.store.incarnation,
+        standby_store=standby_store(context.ctx, context.store),
+        newest_round=_newest_round(context),
+    )
+
+
+def _half_missing(context: JobContext) -> bool:
+    report = context.ctx.report
+    return not context.store.promoted and report is not None and report.half_missing_round is not None
+
+
+def _newest_round(context: JobContext) -> RoundId | None:
+    """Return the last round that the store before this one reported."""
+    link = context.ctx.observed.link
+    return formed_round(link.report if context.store.promoted else link.previous_report)
+
+
+def _newer_store(ctx: ReconcileContext, store: StorePlan) -> Pod | None:
+    """Return the pod of the standby store, or of a retired one that must confirm it; None if it serves already."""
+    return None if ctx.newer_store is None or store.promoted else ctx.newer_store
+
+
+def _standby_view(ctx: ReconcileContext, store: StorePlan, view: OperatorView, newer: Pod) -> OperatorView:
+    """Return the view for a passive store: it knows the job as the serving store does."""
+    serving = ctx.store_pod(store.incarnation)
+    beside = [p.name for p in ctx.observed.workers if serving is not None and p.node and p.node == serving.node]
+    return replace(
+        view,
+        confirmed_request=0.0,
+        confirmed_half=False,
+        standby_store=None,
+        retired=newer.incarnation != store.standby,
+        newest_round=formed_round(ctx.report),
+        beside_store=tuple(sorted(beside)),
     )
 
 
@@ -215,15 +266,15 @@ def _finish(outcome: job_end.JobOutcome) -> Finish:
     return Finish(declared, outcome.reason, outcome.message[:1024])
 
 
-def _address(ctx: ReconcileContext, store: StorePlan) -> StoreAddress | None:
-    if store.pod is None or store.incarnation is None:
+def _address(ctx: ReconcileContext, pod: Pod | None) -> StoreAddress | None:
+    if pod is None:
         return None
     return StoreAddress(
-        pod=store.pod.name,
-        host=store.pod.ip,
+        pod=pod.name,
+        host=pod.ip,
         port=ctx.spec.port,
         run_id=ctx.job.uid,
         attempt=attempt(ctx.job),
-        incarnation=store.incarnation,
+        incarnation=pod.incarnation,
         keep_alive=(float(ctx.spec.keep_alive_interval), ctx.spec.keep_alive_attempts),
     )

@@ -70,7 +70,15 @@ def _without_minor(status: Mapping[str, Any]) -> dict[str, Any]:
 def _rendezvous(job: JobContext) -> dict[str, Any] | None:
     if job.store.incarnation is None:
         return None
-    return {"endpoint": endpoint(job.ctx.job, job.ctx.spec.port), "incarnation": job.store.incarnation}
+    rendezvous: dict[str, Any] = {
+        "endpoint": endpoint(job.ctx.job, job.ctx.spec.port),
+        "incarnation": job.store.incarnation,
+    }
+    if job.store.standby is not None:
+        rendezvous["standby"] = job.store.standby
+    if job.ctx.status.newest_store > max(job.store.incarnation, job.store.standby or 0):
+        rendezvous["newest"] = job.ctx.status.newest_store
+    return rendezvous
 
 
 def _counts(job: JobContext) -> dict[str, int]:

@@ -11,16 +11,17 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from elasticjob.contract.messages import Report
+from elasticjob.contract.messages import Report, RoundPhase, StandbyStore
 from elasticjob.contract.names import RoundId
-from elasticjob_operator.actions import Action, CreateStore, DeletePod, EventRecord
+from elasticjob_operator.actions import Action, CreateStandbyStore, CreateStore, DeletePod, EventRecord
 from elasticjob_operator.manifests.names import store_pod
-from elasticjob_operator.model.observed import RefusalReason
+from elasticjob_operator.model.observed import RefusalReason, has_retired
 from elasticjob_operator.model.pods import Pod
 from elasticjob_operator.model.status import AvoidedNode
 from elasticjob_operator.plan.context import (
     LEASE_LATE_SECONDS,
     NODES_SWITCH_SECONDS,
+    STORE_LEFT_SECONDS,
     STORE_UNRESPONSIVE_SECONDS,
     Actions,
     ReconcileContext,
@@ -29,6 +30,12 @@ from elasticjob_operator.plan.pod_decisions import avoided_names
 
 LEASE_POLL_SECONDS = 5.0
 """The operator does not watch the leases of kubelets: it reads those that matter this often."""
+STANDBY_SILENT_SECONDS = 5.0
+"""Seconds without contact after which a standby store is replaced. It costs nothing while the store serves."""
+STANDBY_MIN_LIFETIME = 60.0
+"""Seconds after its creation before which it is not replaced for its silence alone: the operator may never reach it."""
+SHORTEST_WAIT = 0.05
+"""Seconds until the next reconcile at least."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +51,10 @@ class StorePlan:
     """The node that was lost together with the last store."""
     lost_reason: str = ""
     """Why the last store was replaced; empty in a plan that replaces none."""
+    standby: int | None = None
+    """Incarnation of the standby store; None for none."""
+    promoted: bool = False
+    """Whether the standby store has just become the store."""
 
 
 def plan_store(ctx: ReconcileContext) -> StorePlan:
@@ -58,19 +69,24 @@ def plan_store(ctx: ReconcileContext) -> StorePlan:
         return _create(ctx, 0)
     pod = ctx.store_pod(current)
     actions = _delete_older(ctx, current)
-    if pod is None:
+    if ctx.standby_report is not None and ctx.standby_report.phase is not RoundPhase.STANDBY:
+        store = _promote(ctx, pod, f"the nodes have left {store_pod(ctx.job.name, current)}", _silent_node(ctx, pod))
+    elif pod is None:
         store = _plan_missing(ctx, current)
     elif pod.end is not None:
         actions += Actions((DeletePod(pod.name, pod.uid, "it has ended"),))
-        store = _create(ctx, current + 1, f"{pod.name} ended: {pod.end.reason} {pod.end.message}".strip())
+        store = _succeed(ctx, f"{pod.name} ended: {pod.end.reason} {pod.end.message}".strip())
     else:
         store = _plan_live(ctx, current, pod)
+    if store.incarnation == current:
+        store = plan_standby(ctx, store)
     return replace(store, actions=actions + store.actions)
 
 
 def current_store(ctx: ReconcileContext) -> StorePlan:
-    """Return the store as it is, with no actions: for a job that gets no new store."""
-    return StorePlan(ctx.status.store_incarnation, _serving(ctx.store_pod(ctx.status.store_incarnation)), Actions())
+    """Return the stores as they are, with no actions: for a job that gets no new store."""
+    pod = _serving(ctx.store_pod(ctx.status.store_incarnation))
+    return StorePlan(ctx.status.store_incarnation, pod, Actions(), standby=ctx.status.standby_store)
 
 
 def _serving(pod: Pod | None) -> Pod | None:
@@ -132,7 +148,19 @@ def confirmed_request(ctx: ReconcileContext) -> float:
         ctx.report,
         ctx.observed.link.previous_report,
         older=ctx.now < ctx.observed.older_store_at + NODES_SWITCH_SECONDS,
+        standby=_standby_may_act(ctx),
     )
+
+
+def _standby_may_act(ctx: ReconcileContext) -> bool:
+    """Return whether a standby store may be active, or become so.
+
+    Status names one; or one has not confirmed its retirement; or one has ended without that so recently that its nodes
+    may be on their way here.
+    """
+    waiting = ctx.now < ctx.observed.standby_store_at + NODES_SWITCH_SECONDS
+    retired = all(has_retired(p, ctx.observed.standby_link) for p in ctx.newer_stores)
+    return ctx.status.standby_store is not None or waiting or not retired
 
 
 def _awaits_confirmation(ctx: ReconcileContext) -> bool:
@@ -142,15 +170,17 @@ def _awaits_confirmation(ctx: ReconcileContext) -> bool:
 def _delete_older(ctx: ReconcileContext, current: int) -> Actions:
     """Delete stores that have a successor.
 
-    One whose kubelet's lease is late is deleted by force once its successor has existed for LEASE_LATE_SECONDS. This
-    exceeds CONFIRMATION_SECONDS, and must: the last confirmation that it got has expired by then. Nodes that only it
-    can reach are cut off too; when they meet the new store they leave the old one.
+    One whose kubelet's lease is late is deleted by force once its successor has served for LEASE_LATE_SECONDS, by this
+    operator's link. This exceeds CONFIRMATION_SECONDS, and must: the last confirmation that it got has expired by then.
+    Nodes that only it can reach are cut off too; when they meet the new store they leave the old one.
     """
     older = [p for p in ctx.observed.stores if p.incarnation < current]
     successor = ctx.store_pod(current)
     actions: list[Action] = []
     for pod in older:
-        expired = successor is not None and ctx.now >= successor.created + LEASE_LATE_SECONDS
+        # A successor that was a standby store existed long before status named it.
+        since = None if successor is None else max(successor.created, ctx.observed.link.since)
+        expired = since is not None and ctx.now >= since + LEASE_LATE_SECONDS
         if pod.end is None and ctx.lease_late(pod.node) and expired:
             why = f"neither {pod.name} nor the kubelet of {pod.node} responds"
             actions.append(DeletePod(pod.name, pod.uid, why, force=True))
@@ -163,9 +193,9 @@ def _plan_missing(ctx: ReconcileContext, current: int) -> StorePlan:
     name = store_pod(ctx.job.name, current)
     refusal = ctx.observed.refusals.get(name)
     if refusal is None:
-        return _create(ctx, current + 1, f"{name} no longer exists")
+        return _succeed(ctx, f"{name} no longer exists")
     if refusal.reason is RefusalReason.NAME_TAKEN:
-        return _create(ctx, current + 1)
+        return _create(ctx, ctx.status.newest_store + 1)
     if ctx.now < refusal.retry_at:
         return StorePlan(current, None, Actions(requeue_at=(refusal.retry_at,)))
     return _create(ctx, current)
@@ -180,7 +210,8 @@ def _plan_live(ctx: ReconcileContext, current: int, pod: Pod) -> StorePlan:
         return StorePlan(current, None, Actions((DeletePod(pod.name, pod.uid, why),)))
     requeue_at: tuple[float, ...] = ()
     if _awaits_confirmation(ctx):
-        requeue_at += (ctx.observed.older_store_at + NODES_SWITCH_SECONDS,)
+        seen_at = max(ctx.observed.older_store_at, ctx.observed.standby_store_at)
+        requeue_at += (max(seen_at + NODES_SWITCH_SECONDS, ctx.now + SHORTEST_WAIT),)
     if not ctx.observed.link.connected or pod.deleting is not None:
         requeue_at += (ctx.now + _seconds_to_decision(ctx, pod, silence),)
     return StorePlan(current, _serving(pod), Actions(requeue_at=requeue_at))
@@ -188,9 +219,8 @@ def _plan_live(ctx: ReconcileContext, current: int, pod: Pod) -> StorePlan:
 
 def _seconds_to_decision(ctx: ReconcileContext, pod: Pod, silence: float) -> float:
     """Return the seconds until the store may be replaced, at most LEASE_POLL_SECONDS."""
-    if silence < STORE_UNRESPONSIVE_SECONDS:
-        left = STORE_UNRESPONSIVE_SECONDS - silence
-    else:
+    left = _patience(ctx) - silence
+    if left <= 0.0:
         left = LEASE_LATE_SECONDS - (ctx.lease_age(pod.node) or 0.0)
     return left if 0.0 < left < LEASE_POLL_SECONDS else LEASE_POLL_SECONDS
 
@@ -205,7 +235,126 @@ def _must_replace(ctx: ReconcileContext, pod: Pod, silence: float) -> bool:
     """
     known_and_ready = ctx.report is not None and pod.running and pod.ready
     kubelet_down = pod.deleting is not None and ctx.kubelet_down(pod.node)
+    if _nodes_have_left(ctx) and silence >= STORE_LEFT_SECONDS:
+        return True
     return kubelet_down or (silence >= STORE_UNRESPONSIVE_SECONDS and (known_and_ready or ctx.lease_late(pod.node)))
+
+
+def _patience(ctx: ReconcileContext) -> float:
+    """Return the seconds without contact after which the store may be replaced."""
+    return STORE_LEFT_SECONDS if _nodes_have_left(ctx) else STORE_UNRESPONSIVE_SECONDS
+
+
+def _nodes_have_left(ctx: ReconcileContext) -> bool:
+    """Return whether nodes wait at the standby store: the operator is not the only one that has lost the store."""
+    return _can_promote(ctx) and ctx.standby_report is not None and bool(ctx.standby_report.nodes)
+
+
+def _can_promote(ctx: ReconcileContext) -> bool:
+    """Return whether the standby store that status names is connected, so that the operator can activate it."""
+    report, pod = ctx.standby_report, ctx.newer_store
+    named = pod is not None and pod.incarnation == ctx.status.standby_store and pod.deleting is None
+    return named and report is not None and not report.retired and ctx.observed.standby_link.connected
+
+
+def _promote(ctx: ReconcileContext, old: Pod | None, why: str, lost_node: AvoidedNode | None) -> StorePlan:
+    """Plan that the standby store serves, and delete the old pod unless that has begun."""
+    pod = ctx.newer_store
+    assert pod is not None  # noqa: S101  # callers check it first
+    record = EventRecord("StoreLost", f"{why}; standby store {pod.name} replaces it", key=pod.name, warning=True)
+    deleted = old is not None and old.deleting is None
+    actions = (DeletePod(old.name, old.uid, why),) if old is not None and deleted else ()
+    # The next reconcile creates the next standby store.
+    planned = Actions(actions, (record,), requeue_at=(ctx.now + SHORTEST_WAIT,))
+    return StorePlan(pod.incarnation, _serving(pod), planned, lost_node, lost_reason=why, promoted=True)
+
+
+def _silent_node(ctx: ReconcileContext, pod: Pod | None) -> AvoidedNode | None:
+    """Return the node of a store that does not respond though its kubelet calls it running: it may be lost too."""
+    if pod is None or not pod.running or ctx.observed.link.connected:
+        return None
+    return AvoidedNode(pod.node, math.ceil(ctx.now), f"store {pod.name} on {pod.node} does not respond")
+
+
+def _succeed(ctx: ReconcileContext, why: str) -> StorePlan:
+    """Plan a successor for a store that is gone: the standby store, or a new one."""
+    if _can_promote(ctx):
+        return _promote(ctx, None, why, None)
+    return _create(ctx, ctx.status.newest_store + 1, why)
+
+
+# ---- the standby store
+
+
+def plan_standby(ctx: ReconcileContext, store: StorePlan) -> StorePlan:
+    """Return the plan with a standby store beside the store that serves: it is kept, retired or created."""
+    standby = ctx.status.standby_store
+    pod = ctx.store_pod(standby) if standby is not None else None
+    name = store_pod(ctx.job.name, standby or 0)
+    refusal = ctx.observed.refusals.get(name) if standby is not None else None
+    actions = _delete_retired(ctx, None if _must_go(ctx, pod) else standby)
+    if pod is None and refusal is not None and refusal.reason is not RefusalReason.NAME_TAKEN:
+        retry = ctx.now >= refusal.retry_at and not _must_retire(ctx)
+        actions += _create_standby(ctx, standby or 0) if retry else Actions(requeue_at=(refusal.retry_at,))
+    elif pod is None or _must_go(ctx, pod):
+        standby = ctx.status.newest_store + 1 if _may_create_standby(ctx) else None
+        actions += _create_standby(ctx, standby) if standby is not None else Actions()
+    elif not ctx.observed.standby_link.connected:
+        actions += Actions(requeue_at=(ctx.now + LEASE_POLL_SECONDS,))
+    if _must_retire(ctx):
+        standby = None
+    return replace(store, standby=standby, actions=store.actions + actions)
+
+
+def _must_retire(ctx: ReconcileContext) -> bool:
+    return ctx.report is not None and must_retire(ctx.report)
+
+
+def _must_go(ctx: ReconcileContext, pod: Pod | None) -> bool:
+    """Return whether the standby store's pod must be replaced: it has ended, does not respond, or must be retired.
+
+    An operator that has lost the store as well does not judge by silence.
+    """
+    if pod is None:
+        return False
+    link = ctx.observed.standby_link
+    silent = pod.running and not link.connected and ctx.now >= link.since + STANDBY_SILENT_SECONDS
+    judges = ctx.observed.link.connected and (ctx.lease_late(pod.node) or ctx.now >= pod.created + STANDBY_MIN_LIFETIME)
+    return pod.end is not None or pod.deleting is not None or _must_retire(ctx) or (silent and judges)
+
+
+def _may_create_standby(ctx: ReconcileContext) -> bool:
+    """Return whether a standby store may be created now: no other newer store is alive, and a round runs."""
+    known = ctx.report is not None and ctx.observed.link.connected and may_have_standby(ctx.report)
+    return known and not ctx.newer_stores
+
+
+def _create_standby(ctx: ReconcileContext, incarnation: int) -> Actions:
+    name = store_pod(ctx.job.name, incarnation)
+    return Actions((CreateStandbyStore(name, incarnation, tuple(sorted(avoided_names(ctx)))),))
+
+
+def _delete_retired(ctx: ReconcileContext, standby: int | None) -> Actions:
+    """Delete newer stores that are not the standby store; by force if the kubelet's lease is late by then."""
+    unwanted = [p for p in ctx.observed.stores if p.incarnation > (ctx.status.store_incarnation or 0)]
+    unwanted = [p for p in unwanted if p.incarnation != standby]
+    actions: list[Action] = []
+    for pod in unwanted:
+        if pod.deleting is None:
+            actions.append(DeletePod(pod.name, pod.uid, "it is not the standby store any more"))
+        elif ctx.lease_late(pod.node) and ctx.now >= pod.deleting + LEASE_LATE_SECONDS:
+            why = f"neither {pod.name} nor the kubelet of {pod.node} responds"
+            actions.append(DeletePod(pod.name, pod.uid, why, force=True))
+    return Actions(tuple(actions), requeue_at=(ctx.now + LEASE_POLL_SECONDS,) if unwanted else ())
+
+
+def standby_store(ctx: ReconcileContext, store: StorePlan) -> StandbyStore | None:
+    """Return the standby store that the nodes may use: it is passive, and has the operator's view."""
+    pod, report = ctx.newer_store, ctx.standby_report
+    if store.standby is None or store.promoted or pod is None or report is None or report.retired:
+        return None
+    usable = pod.incarnation == store.standby and ctx.observed.standby_link.connected
+    return StandbyStore(pod.incarnation, pod.ip, ctx.spec.port) if usable and not _must_retire(ctx) else None
 
 
 def _replace(ctx: ReconcileContext, current: int, pod: Pod) -> StorePlan:
@@ -216,7 +365,9 @@ def _replace(ctx: ReconcileContext, current: int, pod: Pod) -> StorePlan:
     """
     why = f"{pod.name} does not respond"
     lost_node = AvoidedNode(pod.node, math.ceil(ctx.now), f"store {pod.name} on {pod.node} does not respond")
-    store = _create(ctx, current + 1, why, lost_node)
+    if _can_promote(ctx):
+        return _promote(ctx, pod, why, lost_node)
+    store = _create(ctx, ctx.status.newest_store + 1, why, lost_node)
     deletion = Actions((DeletePod(pod.name, pod.uid, why),) if pod.deleting is None else ())
     return replace(store, actions=store.actions + deletion)
 

@@ -128,6 +128,9 @@ class Run:
         for store in self.world.serving():
             store.confirmation_request = self.api.now
 
+    def take_over(self) -> None:
+        self.world.take_over()
+
     def worker_fails(self) -> None:
         for store in self.world.serving():
             if store.members and store.outcome is None:
@@ -210,6 +213,7 @@ class Run:
         (14, join), (8, finish_deletions), (12, form), (3, worker_fails), (1, agent_fails), (1, succeed),
         (4, exit_agents), (2, delete_pod), (1, cut), (2, heal), (2, mark_unschedulable), (1, evict), (2, scale),
         (1, quota), (1, toggle_links), (1, delete_service), (1, fail_health_check), (3, request_confirmation),
+        (2, take_over),
     )  # fmt: skip
     """Steps with their weights. A seed gives the same run only while their order stays."""
 
@@ -232,7 +236,7 @@ class Run:
         self.check(self.api.calls[before:])
         if chosen is Run.reconcile:
             live = [p["metadata"]["name"] for p in self.stores() if "deletionTimestamp" not in p["metadata"]]
-            assert len(live) <= 1, f"more than one store is to serve: {live}"
+            assert len(live) <= 2, f"more than one store and its standby store are to serve: {live}"
 
     def check(self, calls: list[tuple[str, str, str]]) -> None:
         """Check the invariants that hold after every step; `calls` are the step's writes."""

@@ -52,6 +52,7 @@ from support.operator_build import (
     steady,
     store,
     unschedulable,
+    without_standby,
     worker,
 )
 
@@ -63,7 +64,7 @@ DOWN = LinkView(connected=False, since=NOW - 12)
 def with_store(pod: Pod | None, link_view: LinkView = DOWN, lease: float | None = None) -> Observed:
     """Return a job with this store pod, this link, and this time of the last lease renewal of node n1."""
     leases = {} if lease is None else {"n1": lease}
-    observed = steady(conditions=[condition("RendezvousReady")])
+    observed = without_standby(steady(conditions=[condition("RendezvousReady")]))
     return replace(observed, stores=() if pod is None else (pod,), link=link_view, leases=leases)
 
 
@@ -435,6 +436,7 @@ def test_a_job_is_complete_once_all_pods_have_ended_and_then_the_store_is_delete
     assert status_["completionTime"] == "2027-01-15T08:00:00Z"
     assert p.actions == (
         DeletePod("bert-rdzv-0", "uid-bert-rdzv-0", "the job has ended"),
+        DeletePod("bert-rdzv-1", "uid-bert-rdzv-1", "the job has ended"),
         DeleteService("bert", "n"),
         DeleteService("bert-rdzv", "r"),
     )
@@ -554,8 +556,9 @@ def test_running_and_fully_scaled(
 
 
 def test_only_the_current_store_gets_a_confirmation() -> None:
-    assert confirmed(steady(last_report=report(*TWO, confirmation_request=12.5))) == 12.5
-    assert confirmed(steady(last_report=report(*TWO, confirmation_request=12.5, incarnation=1))) == 0.0
+    assert confirmed(without_standby(steady(last_report=report(*TWO, confirmation_request=12.5)))) == 12.5
+    other = report(*TWO, confirmation_request=12.5, incarnation=1)
+    assert confirmed(without_standby(steady(last_report=other))) == 0.0
 
 
 R1, R2 = RoundId(1, 0, 1), RoundId(1, 0, 2)
