@@ -107,7 +107,7 @@ def may_have_standby(report: Report) -> bool:
     A round runs, so the store holds no confirmation. With one it could continue without nodes that then make the new
     standby store active. The standby store is told this round, and takes over for it or a newer one only.
     """
-    return formed_round(report) is not None and report.outcome is None
+    return formed_round(report) is not None and report.confirmation_request == 0 and report.outcome is None
 
 
 def formed_round(report: Report | None) -> RoundId | None:

@@ -160,6 +160,9 @@ def test_while_a_retired_store_may_be_alive_no_other_standby_store_is_created() 
 # ---- promoted
 
 
+ENDED = store(phase="Failed", container={"state": {}})
+
+
 def down(silence: float, *, by: tuple[Any, ...] = (), last: Report | None = None) -> Observed:
     """Return a job whose store has been silent; nodes `by` wait at its standby store."""
     observed = steady(conditions=[condition("RendezvousReady")])
@@ -244,6 +247,7 @@ def test_with_fewer_nodes_the_standby_store_is_retired_first() -> None:
     assert p.operator_view.standby_store is None
 
 
+SWITCHED = NOW - NODES_SWITCH_SECONDS
 RETIRED = status(rendezvous={"incarnation": 0, "newest": 1})
 
 
