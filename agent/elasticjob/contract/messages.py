@@ -157,6 +157,8 @@ class Announce:
     """None if the node has not been in a round."""
     fork_disabled_reason: str = ""
     """Why workers start by exec although preloading is configured; empty if they are forked or `preload` is empty."""
+    store_vanished: bool = False
+    """Only keep-alive detected that the node's last link was lost: the machine of that store is down or cut off."""
 
 
 @dataclass(frozen=True)

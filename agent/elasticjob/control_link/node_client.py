@@ -20,9 +20,11 @@ import logging
 import random
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 
 from elasticjob.contract.messages import (
     NO_STANDBY_STORE,
+    Announce,
     CoordinatorToNode,
     NewerStore,
     NodeToCoordinator,
@@ -94,6 +96,8 @@ class NodeClient:
         self._waiting: ControlLink | None = None
         """The link to a passive standby store."""
         self._standby = NO_STANDBY_STORE
+        self._store_vanished = False
+        """Whether only keep-alive detected that the last link was lost."""
         self._newest = 0
         """Highest incarnation of a store that this node has met."""
         self._started = time.monotonic()
@@ -220,6 +224,8 @@ class NodeClient:
 
     def _greet(self, link: ControlLink) -> None:
         for message in self._greeting():
+            if isinstance(message, Announce) and self._store_vanished:
+                message = replace(message, store_vanished=True)
             link.send(message)
 
     async def _serve(self, link: ControlLink) -> None:
@@ -239,6 +245,7 @@ class NodeClient:
             link.close()
             if self._link is not None:
                 self._link = None
+                self._store_vanished = link.lost_by_keep_alive
                 self._on_link_change(False, link.lost_by_keep_alive)
 
     async def _receive_messages(self, link: ControlLink) -> None:

@@ -188,6 +188,7 @@ def _announced_node(state: CoordinatorState, agent_id: str, announce: Announce, 
         leaving_reason=known.leaving_reason if known else "",
         stale_round=known.stale_round if known else None,
         fork_disabled_reason=announce.fork_disabled_reason,
+        store_vanished=announce.store_vanished,
     )
 
 

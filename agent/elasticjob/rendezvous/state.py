@@ -64,6 +64,8 @@ class Node:
     """The last round that the node was in, and its state there. Read only during recovery."""
     fork_disabled_reason: str = ""
     """Why its workers start by exec although the user did not ask for that; empty if they are forked."""
+    store_vanished: bool = False
+    """Whether the machine of the store that it was connected to before is down or cut off."""
 
     def expired(self, now: float) -> bool:
         """Return whether the node has been disconnected for longer than the grace."""

@@ -181,7 +181,7 @@ def takeover_deadline(state: CoordinatorState) -> float | None:
     """Return until when a standby store that has taken over waits for more nodes; None: as any other store.
 
     It needs more than half of the newest round. The missing nodes lost the old store when the others did: those beside
-    it may be lost with it, and all others come soon.
+    it may be lost with it, and are if its machine has vanished; all others come soon.
     """
     if state.recovering_until is None or not state.took_over:
         return None
@@ -191,8 +191,10 @@ def takeover_deadline(state: CoordinatorState) -> float | None:
     connected = {(n.index, n.incarnation) for n in state.nodes.values() if n.disconnected_at is None}
     awaited = [p for p in state.pods.values() if p.state is PodState.RUNNING]
     missing = {p.pod for p in awaited if (p.index, p.incarnation) not in connected}
-    only_beside = missing <= set(state.operator_view.beside_store)
-    return state.announced_at + (RECONNECT_GRACE if only_beside else TAKEOVER_TIMEOUT)
+    if not missing <= set(state.operator_view.beside_store):
+        return state.announced_at + TAKEOVER_TIMEOUT
+    vanished = any(n.store_vanished for n in state.nodes.values())
+    return state.announced_at + (0.0 if vanished else RECONNECT_GRACE)
 
 
 def lost_node_deadline(state: CoordinatorState) -> float | None:

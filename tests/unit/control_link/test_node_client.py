@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from typing import Any, cast
 
 import pytest
@@ -210,6 +211,15 @@ async def test_a_node_that_loses_its_store_announces_itself_at_the_standby_store
     standby.messages.put_nowait(Standby("a"))
     await until(lambda: stores.received == [Standby("a")])
     assert standby.sent == [ANNOUNCE, Ready()]
+
+
+async def test_a_node_whose_store_vanished_says_so(stores: Stores) -> None:
+    standby, link = stores.serve("standby", 1, passive=True), stores.links["store"]
+    assert link is not None
+    link.lost_by_keep_alive = True
+    lose_store(stores)
+    await until(lambda: bool(standby.sent))
+    assert standby.sent == [replace(ANNOUNCE, store_vanished=True)]
 
 
 async def test_a_node_at_a_passive_store_returns_to_the_store_that_answers(stores: Stores) -> None:

@@ -27,11 +27,12 @@ from elasticjob.rendezvous.state import (
     RECOVERY_TIMEOUT,
     TAKEOVER_TIMEOUT,
     NodeDisconnected,
+    NodeMessage,
     OperatorViewReceived,
     Tick,
     initial_state,
 )
-from support.rounds import SETTINGS, Job, agent_id, job_of, membership_of, pods
+from support.rounds import SETTINGS, Job, agent_id, announcement, job_of, membership_of, pods
 
 ADDRESS = StandbyStore(1, "10.0.0.9", 29400)
 
@@ -172,6 +173,14 @@ def test_the_wait_for_missing_members_is_short_and_shorter_for_those_beside_the_
     assert job.start_of(0).round == RoundId(1, 1, 1)
     assert [(e.reason, e.charged) for e in job.report.ended_rounds] == [(EndReason.AGENT_LOST, False)]
     assert not job.report.confirmation_request
+
+
+def test_if_the_machine_of_the_old_store_has_vanished_nodes_on_it_are_not_waited_for() -> None:
+    before, job = job_of(0, 1, 2), standby(0, 1, 2, beside_store=("j-2-0",))
+    for index in (0, 1):
+        announce = replace(announcement(index, membership_of(before.start_of(index))), store_vanished=index == 1)
+        job.decide(NodeMessage(announce.agent_id, announce))
+    assert isinstance(job.last(0), EndRound)
 
 
 def test_the_wait_goes_on_as_long_as_announcements_come() -> None:
