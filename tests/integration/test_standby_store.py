@@ -95,8 +95,13 @@ class Cluster:
 
     async def start(self, *command: str, **env: str) -> Process:
         environ = {**os.environ, "PYTHONPATH": str(CODE_ROOT), Env.RUN_ID: "run", Env.NODE_KEY: NODE_KEY.hex(), **env}
-        pipes = {"stdout": asyncio.subprocess.PIPE, "stderr": asyncio.subprocess.STDOUT}
-        started = await asyncio.create_subprocess_exec(*command, env=environ, start_new_session=True, **pipes)
+        started = await asyncio.create_subprocess_exec(
+            *command,
+            env=environ,
+            start_new_session=True,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+        )
         self.processes.append(Process(started))
         return self.processes[-1]
 

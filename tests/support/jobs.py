@@ -113,6 +113,29 @@ class Job:
         status: Json = job["status"]
         return status
 
+    def wait_store(self, incarnation: int, *, timeout: float) -> None:
+        """Wait until a store of this incarnation or a newer one serves."""
+
+        def reached(job: Json) -> bool:
+            serving = int(job.get("status", {}).get("rendezvous", {}).get("incarnation", -1))
+            return serving >= incarnation and is_true(job, "RendezvousReady")
+
+        what = f"{self.name}: store {incarnation} serves"
+        self.kube.wait("elasticjobs", self.name, self.namespace, reached, timeout=timeout, what=what)
+
+    def wait_standby_store(self, *, timeout: float) -> str:
+        """Wait until the pod of the standby store is Ready, and return its name."""
+
+        def named(job: Json) -> bool:
+            return "standby" in job.get("status", {}).get("rendezvous", {})
+
+        what = f"{self.name}: a standby store"
+        job = self.kube.wait("elasticjobs", self.name, self.namespace, named, timeout=timeout, what=what)
+        name = f"{self.name}-rdzv-{job['status']['rendezvous']['standby']}"
+        ready = lambda pod: is_true(pod, "Ready")  # noqa: E731
+        self.kube.wait("pods", name, self.namespace, ready, timeout=timeout, what=f"{name} is Ready")
+        return name
+
     def pods(self, selector: str = "") -> list[Json]:
         """Return the worker pods (or those of a selector) that are not being deleted, by name."""
         pods = self.kube.list("pods", self.namespace, selector or self.workers)

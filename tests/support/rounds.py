@@ -26,6 +26,7 @@ from elasticjob.contract.messages import (
     RoundPhase,
     RoundSettings,
     StartRound,
+    StoreToNode,
     WorkersFailed,
     WorkersStarted,
     WorkersStopped,
@@ -66,7 +67,7 @@ class Job:
         self.state: CoordinatorState = initial_state(
             settings, attempt=1, store=store, now=self.now, recovering=recovering
         )
-        self.sent: dict[str, list[CoordinatorToNode]] = defaultdict(list)
+        self.sent: dict[str, list[CoordinatorToNode | StoreToNode]] = defaultdict(list)
         self.reasons: list[str] = []
         self.sequence = 0
         self.operator_confirms = False
@@ -175,7 +176,7 @@ class Job:
     def start_of(self, index: int, incarnation: int = 0) -> StartRound:
         return next(m for m in reversed(self.sent[agent_id(index, incarnation)]) if isinstance(m, StartRound))
 
-    def last(self, index: int, incarnation: int = 0) -> CoordinatorToNode | None:
+    def last(self, index: int, incarnation: int = 0) -> CoordinatorToNode | StoreToNode | None:
         messages = self.sent[agent_id(index, incarnation)]
         return messages[-1] if messages else None
 

@@ -375,9 +375,9 @@ def step(world: World, move: Move) -> World:
             world = _close_links(world, retired.incarnation)
             return replace(world, stores=tuple(s for s in world.stores if s is not retired))
         case "delay-view":
-            assert world.current is not None
-            world = replace(world, sequence=world.sequence + 1)
-            return replace(world, late_view=(world.named, _operator_view(world, world.current, world)))
+            current, world = world.current, replace(world, sequence=world.sequence + 1)
+            assert current is not None
+            return replace(world, late_view=(world.named, _operator_view(world, current, world)))
         case "view-arrives":
             assert world.late_view is not None
             number, view = world.late_view
@@ -721,10 +721,11 @@ def _reconcile(world: World) -> World:
     Without one: replace stores, count charges, replace ended pods, send the view, and drain pods beyond the target.
     """
     before, world = world, _plan_stores(world)
-    assert world.current is not None
+    current = world.current
+    assert current is not None
     if (outcome := reported_outcome(world)) is not None:
         world = replace(world, sequence=world.sequence + 1)
-        view = _operator_view(world, world.current, before)
+        view = _operator_view(world, current, before)
         end = replace(view, pods=(), finish=Finish(outcome, "from a termination message"))
         return _decide(world, world.named, OperatorViewReceived(end))
     for round_id, charged in _uncounted(world):

@@ -160,7 +160,8 @@ def unconnected_pods(ctx: ReconcileContext) -> tuple[Pod, ...]:
 
 def _others_connected(ctx: ReconcileContext) -> bool:
     """Return whether the store has recovered and has nodes: no live node is then still connected to an older store."""
-    return ctx.report is not None and bool(ctx.report.nodes) and ctx.report.phase is not RoundPhase.RECOVERING
+    waiting = (RoundPhase.RECOVERING, RoundPhase.STANDBY)
+    return ctx.report is not None and bool(ctx.report.nodes) and ctx.report.phase not in waiting
 
 
 def is_own_failure(pod: Pod) -> bool:

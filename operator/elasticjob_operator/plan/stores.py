@@ -105,7 +105,7 @@ def may_have_standby(report: Report) -> bool:
     """Return whether a standby store may be created beside the store with this report.
 
     A round runs, so the store holds no confirmation. With one it could continue without nodes that then make the new
-    standby store active. The standby store is told this round, and takes over for it or a newer one only.
+    standby store active. The standby store receives this round, and takes over for it or a newer one only.
     """
     return formed_round(report) is not None and report.confirmation_request == 0 and report.outcome is None
 
@@ -313,14 +313,16 @@ def _must_retire(ctx: ReconcileContext) -> bool:
 def _must_go(ctx: ReconcileContext, pod: Pod | None) -> bool:
     """Return whether the standby store's pod must be replaced: it has ended, does not respond, or must be retired.
 
-    An operator that has lost the store as well does not judge by silence.
+    An operator that has lost the store as well does not go by silence.
     """
     if pod is None:
         return False
     link = ctx.observed.standby_link
     silent = pod.running and not link.connected and ctx.now >= link.since + STANDBY_SILENT_SECONDS
-    judges = ctx.observed.link.connected and (ctx.lease_late(pod.node) or ctx.now >= pod.created + STANDBY_MIN_LIFETIME)
-    return pod.end is not None or pod.deleting is not None or _must_retire(ctx) or (silent and judges)
+    known_lost = ctx.observed.link.connected and (
+        ctx.lease_late(pod.node) or ctx.now >= pod.created + STANDBY_MIN_LIFETIME
+    )
+    return pod.end is not None or pod.deleting is not None or _must_retire(ctx) or (silent and known_lost)
 
 
 def _may_create_standby(ctx: ReconcileContext) -> bool:

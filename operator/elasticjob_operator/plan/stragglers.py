@@ -18,7 +18,7 @@ def straggler_record(job: JobContext) -> dict[str, Any] | None:
     if job.outcome is not None or not job.world.formed:
         return None
     report = job.ctx.report
-    if report is None or report.phase is RoundPhase.RECOVERING:
+    if report is None or report.phase in (RoundPhase.RECOVERING, RoundPhase.STANDBY):
         return dict(mapping(job.ctx.status.raw, "straggler")) or None
     straggler = report.straggler
     if straggler is None:

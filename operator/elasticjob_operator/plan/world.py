@@ -44,7 +44,7 @@ class World:
 def read_world(ctx: ReconcileContext) -> World:
     """Return the state of training. The last status is used where the coordinator still recovers: it knows more."""
     report = ctx.report
-    if report is None or report.phase is RoundPhase.RECOVERING:
+    if report is None or report.phase in (RoundPhase.RECOVERING, RoundPhase.STANDBY):
         return _from_status(ctx, report)
     formed = report.phase is RoundPhase.RUNNING and report.formed_at > 0
     # A successor store restores the running round: it is the same round, though its `formed_at` is the restoration.

@@ -13,7 +13,7 @@ from elasticjob.control_link.link import LinkRefused, Welcome
 from elasticjob_operator import store_links as links_module
 from elasticjob_operator.plan import StoreAddress
 from elasticjob_operator.store_links import LinkConnection, StoreLinks
-from support.operator_build import gathering, report, worker
+from support.operator_build import gathering, report, standby_report, worker
 
 KEY = ("ns", "bert")
 ADDRESS = StoreAddress("bert-rdzv-0", "10.0.0.1", 29400, "uid", 1, 0, (1.0, 3))
@@ -158,6 +158,46 @@ async def test_the_last_report_of_the_previous_store_is_kept_while_its_successor
         successor.inbox.put_nowait(latest)
         await stores.until(lambda latest=latest: stores.links.view(KEY).report == latest)
         assert stores.links.view(KEY).previous_report == last
+
+
+STANDBY = replace(ADDRESS, pod="bert-rdzv-1", host="10.0.0.2", incarnation=1)
+
+
+async def test_the_standby_store_has_a_link_of_its_own_and_keeps_it_when_it_becomes_the_store(stores: Stores) -> None:
+    last = report(worker(0))
+    connection = await connected(stores, last)
+    standby = FakeConnection(incarnation=1)
+    stores.connections.append(standby)
+    stores.links.set_address(KEY, ADDRESS, b"k", STANDBY)
+    stores.links.set_operator_view(KEY, VIEW)
+    stores.links.set_standby_view(KEY, replace(VIEW, charged=1))
+    passive = standby_report()
+    standby.inbox.put_nowait(passive)
+    await stores.until(lambda: stores.links.standby_view(KEY).connected)
+    assert [v.charged for v in standby.sent if isinstance(v, OperatorView)] == [1]
+    assert stores.links.view(KEY).report == last
+    stores.now = 120.0
+    stores.links.set_address(KEY, STANDBY, b"k")
+    view = stores.links.view(KEY)
+    assert (view.connected, view.since, view.report, view.previous_report) == (True, 120.0, passive, last)
+    assert connection.closed
+    assert not standby.closed
+    assert stores.links.standby_view(KEY).report is None
+    stores.links.set_operator_view(KEY, replace(VIEW, charged=2))
+    assert [v.charged for v in standby.sent if isinstance(v, OperatorView)] == [1, 2]
+
+
+async def test_a_standby_store_that_is_gone_has_no_link(stores: Stores) -> None:
+    await connected(stores, gathering())
+    standby = FakeConnection(incarnation=1)
+    stores.connections.append(standby)
+    stores.links.set_address(KEY, ADDRESS, b"k", STANDBY)
+    standby.inbox.put_nowait(standby_report())
+    await stores.until(lambda: stores.links.standby_view(KEY).connected)
+    stores.links.set_address(KEY, ADDRESS, b"k")
+    assert standby.closed
+    assert stores.links.standby_view(KEY).report is None
+    assert stores.links.view(KEY).connected
 
 
 async def test_a_store_of_another_incarnation_is_ignored(stores: Stores) -> None:

@@ -1,4 +1,4 @@
-"""The standby store: when it takes over, whom it waits for, and what it must not do before."""
+"""The standby store: when it takes over, which nodes it waits for, and what it must not do before."""
 
 from __future__ import annotations
 
@@ -225,7 +225,7 @@ def test_nodes_learn_the_standby_store_when_they_announce_themselves_and_when_it
     assert job.last(1) == NO_STANDBY_STORE
 
 
-def test_a_failure_that_a_standby_store_heard_of_is_charged_after_the_takeover() -> None:
+def test_a_failure_that_a_standby_store_received_is_charged_after_the_takeover() -> None:
     before, job = job_of(0, 1, 2), standby(0, 1, 2)
     come(job, before, 0)
     before.fail(0)

@@ -1,0 +1,61 @@
+"""The loss of the machine that has the store, alone and with the operator's leader: the standby store takes over."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import pytest
+
+from cluster import verbs
+from support.install import SYSTEM
+from support.jobs import Job, digits
+from support.kube import Json, Kube
+from support.logbook import LogBook
+
+Submit = Callable[[Json], Job]
+Follow = Callable[[Job], LogBook]
+SETTLE = 2.0
+"""Seconds from the standby store's readiness until all nodes know it."""
+
+
+def start(submit: Submit, follow: Follow, shared_dir: str, name: str) -> tuple[Job, LogBook]:
+    """Start a job of three nodes with a standby store."""
+    elastic = {"minReplicas": 2, "maxReplicas": 3}
+    job = submit(digits(name, shared_dir, "--epochs", "40", "--step-delay", "0.05", elasticPolicy=elastic))
+    book = follow(job)
+    book.wait_step(5, timeout=120)
+    job.wait_status(worldSize=3)
+    standby = job.wait_standby_store(timeout=60)
+    assert job.node_of(standby) != job.node_of(f"{name}-rdzv-0")
+    time.sleep(SETTLE)
+    return job, book
+
+
+@pytest.mark.parametrize(("fault", "undo"), [(verbs.kill, verbs.restart), (verbs.cut, verbs.heal)], ids=["kill", "cut"])
+@pytest.mark.parametrize("operator_dies", [False, True], ids=["", "operator-dies-too"])
+def test_the_machine_of_the_store_is_lost(
+    submit: Submit,
+    follow: Follow,
+    shared_dir: str,
+    kube: Kube,
+    fault: Callable[[str], None],
+    undo: Callable[[str], None],
+    operator_dies: bool,
+) -> None:
+    name = f"standby-{fault.__name__}-{int(operator_dies)}"
+    job, book = start(submit, follow, shared_dir, name)
+    victim = job.node_of(f"{name}-rdzv-0")
+    try:
+        if operator_dies:
+            for pod in kube.list("pods", SYSTEM):
+                kube.delete("pods", pod["metadata"]["name"], SYSTEM, grace=0)
+        fault(victim)
+        moment = time.time()
+        step = book.wait_steps_after(moment, timeout=60)
+        print(f"{name}: next step after {step.time - moment:.2f} s")
+        job.wait_store(1, timeout=120)
+    finally:
+        undo(victim)
+    job.wait("Complete", timeout=300)
+    assert job.status()["restarts"] == 0
