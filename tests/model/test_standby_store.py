@@ -65,9 +65,11 @@ STARTS = (3, 4, 5, 6)
 
 
 def start_of(seed: int) -> World:
-    """Return the world in which a walk begins: a quiet one, or one whose nodes are divided."""
+    """Return the world in which a walk begins: a quiet one, one without its store, or one whose nodes are divided."""
     size = STARTS[seed % len(STARTS)]
     moved = tuple(range(size - size // 2 - seed % 2, size))
+    if seed % 7 == 4:
+        return step(with_standby(size), ("kill-store", 0))
     if seed % 7 == 5:
         return moved_to_standby(size, moved)
     if seed % 7 == 6 and size - len(moved) >= MIN:

@@ -541,6 +541,8 @@ def send(a: Agent, message: NodeToCoordinator) -> Agent:
 
 
 def receive(a: Agent, message: CoordinatorToNode | StoreToNode) -> Agent:
+    if a.passive and not isinstance(message, StoreActive):
+        return a  # it waits for a store that is active
     match message:
         case StartRound() if a.start is not None and message.round <= a.start.round:
             return replace(a, frozen=a.frozen and message.round != a.start.round)  # sent again after a reconnect

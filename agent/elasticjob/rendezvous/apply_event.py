@@ -23,6 +23,7 @@ from elasticjob.contract.messages import (
     Standby,
     StepReport,
     StepTimes,
+    StoreActive,
     WorkersFailed,
     WorkersStalled,
     WorkersStarted,
@@ -65,7 +66,7 @@ def apply_event(state: CoordinatorState, event: CoordinatorEvent, now: float) ->
     if isinstance(event, NodeMessage):
         if isinstance(event.message, Announce):
             announced = announce_node(state, _announced_node(state, event.agent_id, event.message, now), now)
-            return _with_standby_store(announced, event.agent_id)
+            return _with_messages_about_stores(announced, event.agent_id)
         if isinstance(event.message, Close):
             return _apply_close(state, event.message)
         node = state.nodes.get(event.agent_id)
@@ -104,12 +105,16 @@ def _apply_to_standby_store(state: CoordinatorState, event: CoordinatorEvent, no
     return RoundDecision(state if known is None else _apply_node_message(state, known, event.message, now))
 
 
-def _with_standby_store(decision: RoundDecision, agent_id: str) -> RoundDecision:
-    """Return the decision with the standby store's address for a node that has announced itself."""
+def _with_messages_about_stores(decision: RoundDecision, agent_id: str) -> RoundDecision:
+    """Return the decision with what a node that has announced itself must know about this store and the next one.
+
+    When the node connected, this store may still have been passive.
+    """
+    active = (SendToNode(agent_id, StoreActive()),) if decision.state.took_over else ()
     standby = decision.state.operator_view.standby_store
-    if standby is None or agent_id not in decision.state.nodes:
-        return decision
-    return replace(decision, effects=(*decision.effects, SendToNode(agent_id, standby)))
+    stays = agent_id in decision.state.nodes
+    address = (SendToNode(agent_id, standby),) if standby is not None and stays else ()
+    return replace(decision, effects=(*active, *decision.effects, *address))
 
 
 def _changed_standby_store(before: CoordinatorState, after: CoordinatorState) -> tuple[SendToNode, ...]:

@@ -153,7 +153,8 @@ def test_if_all_members_come_the_round_is_restored() -> None:
     come(job, before, 2)
     assert job.phase() is RoundPhase.RUNNING
     assert [job.sent[agent_id(index)] for index in range(3)] == [
-        [StoreActive(), before.start_of(0)], [StoreActive(), before.start_of(1)], [before.start_of(2)]
+        [StoreActive(), before.start_of(0)], [StoreActive(), before.start_of(1)],
+        [StoreActive(), before.start_of(2)],
     ]  # fmt: skip
 
 
