@@ -96,7 +96,9 @@ class JobRun:
     # ---- measurements
 
     def _stores(self) -> list[Json]:
-        return self.job.pods(self.job.stores)
+        """Return the pod of the store, without its standby store."""
+        name = self.job.serving_store()
+        return [pod for pod in self.job.pods(self.job.stores) if pod["metadata"]["name"] == name]
 
     def _node(self, *, with_store: bool) -> str:
         """Return a node with one worker, with or without the store.

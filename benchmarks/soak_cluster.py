@@ -126,10 +126,9 @@ class ClusterStage:
         return f"{node}, connected again after {DOWNTIME:g} s"
 
     def _delete_store(self, _: random.Random) -> str:
-        pods = [pod["metadata"]["name"] for pod in self._job.pods(self._job.stores)]
-        for pod in pods:
-            self._kube.delete("pods", pod, NAMESPACE)
-        return ", ".join(pods)
+        pod = self._job.serving_store()
+        self._kube.delete("pods", pod, NAMESPACE)
+        return pod
 
     def _delete_operator(self, _: random.Random) -> str:
         pods = operator_pods(self._kube)

@@ -113,6 +113,10 @@ class Job:
         status: Json = job["status"]
         return status
 
+    def serving_store(self) -> str:
+        """Return the name of the store pod that status names: not that of the standby store."""
+        return f"{self.name}-rdzv-{self.status()['rendezvous']['incarnation']}"
+
     def wait_store(self, incarnation: int, *, timeout: float) -> None:
         """Wait until a store of this incarnation or a newer one serves."""
 

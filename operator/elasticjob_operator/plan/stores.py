@@ -326,7 +326,12 @@ def _must_go(ctx: ReconcileContext, pod: Pod | None) -> bool:
 
 
 def _may_create_standby(ctx: ReconcileContext) -> bool:
-    """Return whether a standby store may be created now: no other newer store is alive, and a round runs."""
+    """Return whether a standby store may be created now: no other newer store is alive, and a round runs.
+
+    A job of one node needs none: without its node there is nothing to go on with, and else training does not notice.
+    """
+    if ctx.spec.settings.max_nodes == 1:
+        return False
     known = ctx.report is not None and ctx.observed.link.connected and may_have_standby(ctx.report)
     return known and not ctx.newer_stores
 

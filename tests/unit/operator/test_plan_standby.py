@@ -72,6 +72,12 @@ def test_a_standby_store_is_created_once_a_round_runs(
     assert rendezvous(p) == {"incarnation": 0} | ({"standby": 1} if created else {})
 
 
+def test_a_job_of_one_node_gets_no_standby_store() -> None:
+    single = job(replicas=1, status=status(incarnations="0", targetReplicas=1, rendezvous={"incarnation": 0}))
+    observed = replace(without_standby(steady(workers=(worker(0),))), job=single)
+    assert not [a for a in run(observed).actions if isinstance(a, CreateStandbyStore)]
+
+
 def test_a_job_with_a_standby_store_needs_nothing_more_and_its_nodes_learn_the_address() -> None:
     p = run(steady())
     assert p.actions == ()
