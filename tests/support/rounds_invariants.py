@@ -54,6 +54,7 @@ def between_min_and_max(_: World, __: Move, after: World) -> bool:
 def spares_replace_lost_nodes(before: World, _: Move, after: World) -> bool:
     """No round starts with fewer nodes than the target while a ready node is left out."""
     earlier = {s.state.round.id for s in before.stores if s.state.round}
+    earlier |= {a.start.round for a in before.agents if a.start}  # a store that restarted in place restores its own
     for state, round_ in ((s.state, _formed_round(s)) for s in after.stores):
         if round_ is None or round_.id in earlier:
             continue

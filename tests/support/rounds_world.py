@@ -250,7 +250,7 @@ def calm(world: World) -> Iterator[Move]:
         yield "old-store-ends", 0
     if world.late_view is not None:
         yield "view-arrives", 0
-    if any(s.state.retired for s in world.stores):
+    if _unwanted(world):
         yield "retired-store-ends", 0
     if any(rounds.next_deadline(s.state, world.now) is not None for s in world.stores):
         yield "tick", 0
@@ -371,9 +371,11 @@ def step(world: World, move: Move) -> World:
         case "old-store-ends":
             return _end_store(world, world.stores[0])
         case "retired-store-ends":
-            retired = next(s for s in world.stores if s.state.retired)
-            world = _close_links(world, retired.incarnation)
-            return replace(world, stores=tuple(s for s in world.stores if s is not retired))
+            unwanted = _unwanted(world)[0]
+            if not unwanted.state.retired:
+                return _end_store(world, unwanted)
+            world = _close_links(world, unwanted.incarnation)
+            return replace(world, stores=tuple(s for s in world.stores if s is not unwanted))
         case "delay-view":
             current, world = world.current, replace(world, sequence=world.sequence + 1)
             assert current is not None
@@ -402,6 +404,11 @@ def _replace_store(world: World, index: int) -> World:
     """The operator ends its link to the newest store and replaces it (`plan.stores`); the store may go on."""
     assert world.current is not None
     return replace(world, before=build_report(world.current.state, world.now), on_lost_node=index)
+
+
+def _unwanted(world: World) -> list[Store]:
+    """Return the passive stores that status does not name any more, so that the operator has deleted their pods."""
+    return [s for s in world.stores if s.state.passive and world.named < s.incarnation != world.standby]
 
 
 def _end_store(world: World, store: Store) -> World:
