@@ -111,7 +111,8 @@ def _children(pid: int) -> list[int]:
     found: list[int] = []
     with suppress(OSError):
         for task in Path(f"/proc/{pid}/task").iterdir():
-            found += map(int, (task / "children").read_text().split())
+            with suppress(OSError):  # a thread that has ended; its children belong to another one
+                found += map(int, (task / "children").read_text().split())
     return found
 
 
