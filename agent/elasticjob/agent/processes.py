@@ -107,6 +107,16 @@ def signal_one(pid: int, number: signal.Signals) -> None:
         os.kill(pid, number)
 
 
+def open_files(process: Path) -> dict[str, str]:
+    """Return the paths of a process's open files by number; `process` is its folder in /proc. Empty if unreadable."""
+    found: dict[str, str] = {}
+    with suppress(OSError):
+        for descriptor in (process / "fd").iterdir():
+            with suppress(OSError):  # closed since; the listing's own descriptor is
+                found[descriptor.name] = str(descriptor.readlink())
+    return found
+
+
 def _children(pid: int) -> list[int]:
     found: list[int] = []
     with suppress(OSError):

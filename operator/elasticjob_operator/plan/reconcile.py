@@ -20,11 +20,12 @@ from elasticjob_operator.model.observed import Job, Observed
 from elasticjob_operator.model.raw import timestamp
 from elasticjob_operator.model.status import ConditionType
 from elasticjob_operator.plan import conditions, job_end
-from elasticjob_operator.plan.budget import plan_budget, unchanged_budget
+from elasticjob_operator.plan.budget import charged_rounds, plan_budget, unchanged_budget
 from elasticjob_operator.plan.conditions import JobContext
 from elasticjob_operator.plan.context import Actions, ReconcileContext
 from elasticjob_operator.plan.event_records import event_records
 from elasticjob_operator.plan.pod_decisions import decide_pods, still_avoided
+from elasticjob_operator.plan.starts import plan_starts, unchanged_starts
 from elasticjob_operator.plan.status import (
     current_conditions,
     is_minor_change,
@@ -72,7 +73,11 @@ class Plan:
     store_address: StoreAddress | None = None
     """None while no store can serve."""
     actions: tuple[Action, ...] = ()
+    failed_starts: int = 0
+    """What new worker pods carry: how many attempts to start pods have failed."""
     event_records: tuple[EventRecord, ...] = ()
+    unresponsive_store: str = ""
+    """The node of a store that this plan replaces because it does not respond; empty if it replaces none."""
     requeue_after: float | None = None
     """Seconds after which the job must be reconciled again even without a watch event; None: no such need."""
 
@@ -89,11 +94,12 @@ def plan(observed: Observed, image: str, now: float) -> Plan:
     if job.spec is None:
         return _invalid(job, now)
     ctx = ReconcileContext(observed, job.spec, now)
-    decisions = decide_pods(ctx)
     already_declared = job_end.declared_outcome(ctx) is not None
-    budget = unchanged_budget(ctx) if already_declared else plan_budget(ctx, decisions)
     world = read_world(ctx)
-    outcome = job_end.evaluate_outcome(ctx, world, budget)
+    starts = unchanged_starts(ctx) if already_declared else plan_starts(ctx, new_round=world.is_new_round)
+    decisions = decide_pods(ctx, starts.retry_at)
+    budget = unchanged_budget(ctx) if already_declared else plan_budget(ctx, decisions, starts)
+    outcome = job_end.evaluate_outcome(ctx, world, budget, starts)
     if outcome is not None:
         store, workers = current_store(ctx), _unchanged_workers(ctx)
         actions = job_end.remove_pods(ctx, outcome, declared=world.outcome is not None)
@@ -104,7 +110,7 @@ def plan(observed: Observed, image: str, now: float) -> Plan:
         store = plan_store(ctx)
         workers = plan_workers(ctx, decisions, store.lost_node)
         actions = _start(ctx, store, workers)
-    context = JobContext(ctx, decisions, workers, store, world, budget, outcome)
+    context = JobContext(ctx, decisions, workers, store, world, budget, starts, outcome)
     current = current_conditions(context)
     records = (*budget.event_records, *actions.event_records)
     if outcome is None:
@@ -118,7 +124,9 @@ def plan(observed: Observed, image: str, now: float) -> Plan:
         operator_view=_operator_view(context),
         store_address=_address(ctx, store),
         actions=actions.actions,
+        failed_starts=starts.failed,
         event_records=records,
+        unresponsive_store=store.lost_node.name if store.lost_node else "",
         requeue_after=max(SHORTEST_REQUEUE, min(actions.requeue_at) - now) if actions.requeue_at else None,
     )
 
@@ -156,7 +164,7 @@ def _name_requeue(ctx: ReconcileContext) -> float:
 
 
 def _unchanged_workers(ctx: ReconcileContext) -> WorkersPlan:
-    return WorkersPlan(ctx.status.incarnations, still_avoided(ctx), (), Actions())
+    return WorkersPlan(ctx.status.incarnations, still_avoided(ctx), ctx.status.suspects, (), Actions())
 
 
 def _start(ctx: ReconcileContext, store: StorePlan, workers: WorkersPlan) -> Actions:
@@ -203,6 +211,7 @@ def _operator_view(context: JobContext) -> OperatorView:
         settings=context.ctx.spec.settings,
         charged=context.budget.counted,
         charged_round=context.budget.charged_round,
+        charged_rounds=charged_rounds(context.budget),
         pods=context.workers.expected_pods,
         confirmed_request=confirmed_request(context.ctx),
         finish=_finish(context.outcome) if context.outcome else None,

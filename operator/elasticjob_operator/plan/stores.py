@@ -9,6 +9,7 @@ ended or can run no round (docs/store-loss.md, "When a store is replaced").
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 
 from elasticjob.contract.messages import Report
@@ -23,7 +24,9 @@ from elasticjob_operator.plan.context import (
     STORE_UNRESPONSIVE_SECONDS,
     Actions,
     ReconcileContext,
+    poll_interval,
 )
+from elasticjob_operator.plan.operator_reach import may_replace
 from elasticjob_operator.plan.pod_decisions import avoided_names
 
 LEASE_POLL_SECONDS = 5.0
@@ -76,8 +79,11 @@ def _serving(pod: Pod | None) -> Pod | None:
     return pod if pod is not None and pod.running and pod.ip else None
 
 
-def confirmable_request(report: Report, before: Report | None, *, older: bool) -> float:
+def confirmable_request(report: Report, before: Report | None, *, older: bool, live: Collection[str]) -> float:
     """Return the request of the current store that the operator may confirm ("you are the only store"); else 0.
+
+    `live`: worker pods that run, as far as their kubelets report. None of them may be one that can go on with an
+    earlier round: more than half of a round's nodes write without a coordinator.
 
     `older`: an older store pod may still be alive, or nodes may still be on their way here from it. Then one case is
     safe: exactly half of the last round is missing here, and the older store holds no confirmation, without which it
@@ -86,6 +92,10 @@ def confirmable_request(report: Report, before: Report | None, *, older: bool) -
     be newer than `report.half_missing_round`, or the older store has continued without the nodes that are here. The
     older store must be the direct predecessor, because the operator keeps no other's last report.
     """
+    connected = {node.pod for node in report.nodes}
+    may_write = set(live) - connected if report.pods_that_may_write is None else report.pods_that_may_write
+    if not set(live).isdisjoint(may_write):
+        return 0.0
     if not older:
         return report.confirmation_request
     if before is None or before.round is None or before.incarnation + 1 != report.incarnation:
@@ -103,6 +113,17 @@ def confirmed_request(ctx: ReconcileContext) -> float:
         ctx.report,
         ctx.observed.link.previous_report,
         older=ctx.now < ctx.observed.older_store_at + NODES_SWITCH_SECONDS,
+        live=_live_workers(ctx),
+    )
+
+
+def _live_workers(ctx: ReconcileContext) -> frozenset[str]:
+    """Return the worker pods that run, and those that end, as far as their kubelets report.
+
+    A kubelet that is silent for LEASE_LATE_SECONDS reports nothing: its pods are taken for dead.
+    """
+    return frozenset(
+        p.name for p in ctx.observed.workers if p.end is None and p.phase == "Running" and not ctx.lease_late(p.node)
     )
 
 
@@ -119,15 +140,16 @@ def _delete_older(ctx: ReconcileContext, current: int) -> Actions:
     """
     older = [p for p in ctx.observed.stores if p.incarnation < current]
     successor = ctx.store_pod(current)
+    waited = ctx.now - successor.seen if successor is not None else 0.0
     actions: list[Action] = []
     for pod in older:
-        expired = successor is not None and ctx.now >= successor.created + LEASE_LATE_SECONDS
+        expired = successor is not None and ctx.now >= successor.seen + LEASE_LATE_SECONDS
         if pod.end is None and ctx.lease_late(pod.node) and expired:
             why = f"neither {pod.name} nor the kubelet of {pod.node} responds"
             actions.append(DeletePod(pod.name, pod.uid, why, force=True))
         elif pod.deleting is None:
             actions.append(DeletePod(pod.name, pod.uid, "a newer store serves"))
-    return Actions(tuple(actions), requeue_at=(ctx.now + LEASE_POLL_SECONDS,) if older else ())
+    return Actions(tuple(actions), requeue_at=(ctx.now + poll_interval(waited),) if older else ())
 
 
 def _plan_missing(ctx: ReconcileContext, current: int) -> StorePlan:
@@ -151,19 +173,20 @@ def _plan_live(ctx: ReconcileContext, current: int, pod: Pod) -> StorePlan:
         return StorePlan(current, None, Actions((DeletePod(pod.name, pod.uid, why),)))
     requeue_at: tuple[float, ...] = ()
     if _awaits_confirmation(ctx):
-        requeue_at += (ctx.observed.older_store_at + NODES_SWITCH_SECONDS,)
+        switched = ctx.observed.older_store_at + NODES_SWITCH_SECONDS
+        requeue_at += (switched if ctx.now < switched else ctx.now + LEASE_POLL_SECONDS,)
     if not ctx.observed.link.connected or pod.deleting is not None:
         requeue_at += (ctx.now + _seconds_to_decision(ctx, pod, silence),)
     return StorePlan(current, _serving(pod), Actions(requeue_at=requeue_at))
 
 
 def _seconds_to_decision(ctx: ReconcileContext, pod: Pod, silence: float) -> float:
-    """Return the seconds until the store may be replaced, at most LEASE_POLL_SECONDS."""
+    """Return the seconds until the store may be replaced, at most a growing interval."""
     if silence < STORE_UNRESPONSIVE_SECONDS:
         left = STORE_UNRESPONSIVE_SECONDS - silence
     else:
         left = LEASE_LATE_SECONDS - (ctx.lease_age(pod.node) or 0.0)
-    return left if 0.0 < left < LEASE_POLL_SECONDS else LEASE_POLL_SECONDS
+    return left if 0.0 < left < LEASE_POLL_SECONDS else poll_interval(silence)
 
 
 def _must_replace(ctx: ReconcileContext, pod: Pod, silence: float) -> bool:
@@ -172,11 +195,16 @@ def _must_replace(ctx: ReconcileContext, pod: Pod, silence: float) -> bool:
     A store that has reported to this operator and is Ready is replaced for its silence alone: if only this operator
     cannot reach it, little is lost. A store that has never reported may be unreachable from this operator for good:
     it is replaced only if the lease of its machine's kubelet is late too, or the operator would replace one store after
-    the other.
+    the other. So is any store while the operator suspects its own network (`operator_reach`).
     """
     known_and_ready = ctx.report is not None and pod.running and pod.ready
-    kubelet_down = pod.deleting is not None and ctx.kubelet_down(pod.node)
-    return kubelet_down or (silence >= STORE_UNRESPONSIVE_SECONDS and (known_and_ready or ctx.lease_late(pod.node)))
+    late = ctx.lease_late(pod.node)
+    if pod.deleting is not None and ctx.kubelet_down(pod.node):
+        return True
+    if silence < STORE_UNRESPONSIVE_SECONDS or not (known_and_ready or late):
+        return False
+    # A store that refuses the link responds; its successor would refuse it too.
+    return not ctx.observed.link.refused and may_replace(ctx.observed.reach, kubelet_late=late)
 
 
 def _replace(ctx: ReconcileContext, current: int, pod: Pod) -> StorePlan:
