@@ -29,6 +29,10 @@ lint: venv ## ruff, mypy --strict, import contracts, spelling, vocabulary
 unit: venv ## tests without cluster or torch
 	@pytest -q tests/unit tests/model
 
+.PHONY: programs
+programs: ## build what the cluster runs, once (8 minutes on two cores)
+	@python3 tests/cluster/cluster.py prepare
+
 .PHONY: cluster
 cluster: ## a real three-node Kubernetes on this machine
 	@python3 tests/cluster/cluster.py up
@@ -61,12 +65,14 @@ e2e: venv cluster images ## everything, on the real cluster (it stays up afterwa
 test: ## all tests, fast ones first
 	@$(MAKE) --no-print-directory lint
 	@$(MAKE) --no-print-directory unit
+	@$(MAKE) --no-print-directory -j2 programs images
 	@$(MAKE) --no-print-directory cluster-test
 	@$(MAKE) --no-print-directory integration
 	@$(MAKE) --no-print-directory e2e
 
 .PHONY: demo
-demo: venv ## a cluster, a job, and everything taken away while it trains
+demo: ## a cluster, a job, and everything taken away while it trains
+	@$(MAKE) --no-print-directory -j2 venv programs
 	@$(PY) examples/demo/demo.py
 
 .PHONY: bench

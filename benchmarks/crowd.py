@@ -14,8 +14,8 @@ import struct
 import sys
 import time
 from dataclasses import dataclass
-from pathlib import Path
 
+from benchmarks.threads import thread_files
 from elasticjob.agent.config import AgentConfig, read_config
 from elasticjob.contract.messages import (
     Announce,
@@ -46,7 +46,7 @@ def transferred(sock: socket.socket) -> int:
 
 def cpu_seconds(pid: int) -> float:
     """Return the CPU seconds of all threads of a process. They vary less than elapsed time on a shared machine."""
-    return sum(int(task.read_text().split()[0]) for task in Path(f"/proc/{pid}/task").glob("*/schedstat")) / 1e9
+    return sum(int(text.split()[0]) for text in thread_files(pid, "schedstat")) / 1e9
 
 
 @dataclass

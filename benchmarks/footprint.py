@@ -10,6 +10,7 @@ from benchmarks.recovery import START
 from benchmarks.rendezvous import EmptyStore, memory
 from benchmarks.row import OURS, Row, Sample
 from benchmarks.side import Size
+from benchmarks.threads import thread_files
 
 IDLE = 60.0
 
@@ -69,9 +70,8 @@ def idle(folder: Path) -> Sample:
 def switches(pid: int) -> int:
     """Return the voluntary context switches of all threads of a process."""
     total = 0
-    for status in Path(f"/proc/{pid}/task").glob("*/status"):
-        lines = status.read_text().splitlines()
-        total += sum(int(line.split()[1]) for line in lines if line.startswith("voluntary_ctxt_switches"))
+    for status in thread_files(pid, "status"):
+        total += sum(int(line.split()[1]) for line in status.splitlines() if line.startswith("voluntary_ctxt_switches"))
     return total
 
 

@@ -24,7 +24,7 @@ from benchmarks.output import spawn
 from benchmarks.side import TRAIN, Side, Size, kill, kill_session
 from elasticjob.contract import codec
 from elasticjob.contract.messages import ExpectedPod, OperatorView, Outcome, PodState, Report, RoundSettings
-from elasticjob.contract.names import Backend, Env, RoundId
+from elasticjob.contract.names import Backend, Env, RoundId, job_store_clients
 from elasticjob.control_link.link import LinkError, LinkRole, connect
 
 PROGRAM = [sys.executable, str(Path(__file__).parents[1] / "agent" / "elasticjob")]
@@ -169,6 +169,7 @@ class Ours(Side):
             Env.EXECUTION_ATTEMPT: "1",
             Env.STORE_INCARNATION: "0",
             Env.PORT: str(self.port),
+            Env.STORE_CLIENTS: job_store_clients(self._backend).value,
             Env.SETTINGS: codec.dumps(self.settings).decode(),
             Env.STATE_DIR: str(self.folder),
         }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from benchmarks import cold_start, footprint, recovery, rendezvous, store_killed, store_operations
+from benchmarks import cold_start, footprint, process_group, recovery, rendezvous, store_killed, store_operations
 from benchmarks.row import Row
 
 ROWS: list[Row] = [
@@ -11,6 +11,7 @@ ROWS: list[Row] = [
     *cold_start.ROWS,
     *rendezvous.ROWS,
     *store_operations.ROWS,
+    *process_group.ROWS,
     *footprint.ROWS,
 ]
 ORDER = {row.name: position for position, row in enumerate(ROWS)}

@@ -15,6 +15,7 @@ from benchmarks.ours import Ours, free_port
 from benchmarks.output import Output
 from benchmarks.row import OURS, Row, Sample
 from benchmarks.stock import torch_store
+from elasticjob.contract.names import Backend
 from elasticjob.store import wire
 from elasticjob.store.wire import Op
 
@@ -28,7 +29,7 @@ BATCH = 100
 @contextmanager
 def our_server(folder: Path) -> Iterator[tuple[int, int]]:
     """Start our store; yield its port and its process id."""
-    with Ours(folder) as side:
+    with Ours(folder, backend=Backend.C10D) as side:
         side.start(0)
         side.wait_until_serving()
         assert side.store is not None

@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -28,7 +29,7 @@ import picture  # noqa: E402
 from cluster import verbs  # noqa: E402
 from cluster.kind import docker_answers  # noqa: E402
 from local import play as local_play  # noqa: E402
-from support.images import build_and_load  # noqa: E402
+from support.images import build_all  # noqa: E402
 from support.install import install  # noqa: E402
 from support.jobs import Job, kill_worker  # noqa: E402
 from support.kube import ApiError, Json, Kube, is_true  # noqa: E402
@@ -104,8 +105,11 @@ def act(demo: Demo) -> None:
 
 def prepare() -> tuple[Kube, Path]:
     """Start the cluster, load the images, install the operator, and create an empty namespace."""
-    cluster_dir = verbs.up().parent
-    build_and_load()
+    with ThreadPoolExecutor() as pool:
+        archives = pool.submit(build_all)  # downloads, while the cluster's programs compile
+        cluster_dir = verbs.up().parent
+        for archive in archives.result():
+            verbs.load(archive)
     kube = Kube(cluster_dir / "kubeconfig")
     console.print("[bold]helm upgrade --install elasticjob charts/elasticjob[/]")
     install(kube, cluster_dir)

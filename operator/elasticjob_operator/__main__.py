@@ -24,7 +24,9 @@ from elasticjob_operator.kube.client import KubeClient, NoCluster, connect_clust
 from elasticjob_operator.lease import REQUEST_TIMEOUT, Election, LeaseLost
 from elasticjob_operator.model.observed import JobKey
 from elasticjob_operator.settings import OperatorSettings, parse_settings
+from elasticjob_operator.steady_clock import SteadyClock
 from elasticjob_operator.store_links import StoreLinks
+from elasticjob_operator.view_generation import RAISE_AFTER
 from elasticjob_operator.workqueue import WorkQueue
 
 T = TypeVar("T")
@@ -149,9 +151,15 @@ class Operator:
             return await controller.reconcile(key)
 
         queue: WorkQueue[JobKey] = WorkQueue(reconcile)
-        links = StoreLinks(queue.enqueue, lambda: election.generation if election else 0)
+        clock = SteadyClock()
+        links = StoreLinks(
+            queue.enqueue,
+            lambda: election.generation if election else 0,
+            clock=clock,
+            raise_after=RAISE_AFTER if election else 0.0,
+        )
         recorder = Recorder(self.api, s.identity)
-        controller = Controller(self.api, job_keys, links, recorder, s.image, s.resync_seconds)
+        controller = Controller(self.api, job_keys, links, recorder, s.image, s.resync_seconds, clock)
         return queue, links
 
     async def _reconcile_jobs(self, election: Election | None) -> None:

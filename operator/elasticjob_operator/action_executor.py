@@ -37,7 +37,7 @@ from elasticjob_operator.kube import (
 )
 from elasticjob_operator.manifests.names import attempt
 from elasticjob_operator.manifests.services import store_selector
-from elasticjob_operator.model.observed import Job, RefusalReason
+from elasticjob_operator.model.observed import Children, Job, RefusalReason
 from elasticjob_operator.model.spec import JobSpec
 from elasticjob_operator.observe import is_owned, is_terminating
 
@@ -56,13 +56,16 @@ class ActionExecutor:
     memory: JobMemory
     clock: Callable[[], float]
     """Unix seconds."""
+    failed_starts: int = 0
+    """`Plan.failed_starts`"""
 
     async def execute(self, actions: Iterable[Action]) -> list[str]:
         """Create Secret and Services, then store, workers and standby store, then delete; return the names of what
         was created.
 
-        After a failed creation the later creations are skipped; deletions run in any case. The job's memory records
-        failures, and when to try again.
+        After a failed creation the later creations are skipped, and so are pods while the Secret or a Service does not
+        exist, whose creation is tried later; deletions run in any case. The job's memory records failures, and when to
+        try again.
         """
         ordered = list(actions)
         prerequisites = [a for a in ordered if isinstance(a, (CreateSecret, CreateNodesService, CreateStoreService))]
@@ -71,14 +74,14 @@ class ActionExecutor:
         standbys = [a for a in ordered if isinstance(a, CreateStandbyStore)]
         deletions = [a for a in ordered if isinstance(a, (DeletePod, DeleteService))]
         done: list[_Result] = []
-        problem = ""
+        problem, missing = "", self._missing_children(prerequisites)
         for stage in (prerequisites, stores, workers):
             if problem:
                 self._skip(stage, problem)
                 continue
             results = await asyncio.gather(*(self._execute(action) for action in stage))
             done += results
-            problem = next((r.problem for r in results if r.problem), "")
+            problem = next((r.problem for r in results if r.problem), "") or missing
         if problem:
             self._skip(standbys, problem)
         else:
@@ -86,6 +89,22 @@ class ActionExecutor:
         done += await asyncio.gather(*(self._execute(action) for action in deletions))
         self.memory.record_execution(failed=any(r.problem and not r.refused for r in done), now=self.clock())
         return [r.name for r in done if r.created]
+
+    def _missing_children(self, creations: Iterable[Action]) -> str:
+        """Return why no pod can be created yet, although all of these creations succeed; empty if one can.
+
+        The refusals of the API server are in memory: the plan does not try a refused creation before its time.
+        """
+        children, name = self.memory.children or Children(), self.job.name
+        created = {type(action) for action in creations}
+        wanted = (
+            (children.secret, CreateSecret, f"Secret/{manifests.key_secret(name)}"),
+            (children.nodes, CreateNodesService, f"Service/{manifests.nodes_service(name)}"),
+            (children.rendezvous, CreateStoreService, f"Service/{manifests.store_service(name)}"),
+        )
+        missing = next((key for child, creation, key in wanted if child is None and creation not in created), "")
+        refusal = self.memory.refusals.get(missing)
+        return refusal.message if refusal else missing and f"{missing} does not exist yet"
 
     def _skip(self, actions: Iterable[Action], problem: str) -> None:
         for action in actions:
@@ -109,7 +128,9 @@ class ActionExecutor:
                 pod = manifests.store_pod_manifest(self.job, self.spec, incarnation, self.image, avoid, standby=True)
                 return await self._create(PODS, "", pod, LONGEST_STANDBY_RETRY)
             case CreateWorker(_, index, incarnation, avoid):
-                pod = manifests.worker_pod_manifest(self.job, self.spec, index, incarnation, self.image, avoid)
+                pod = manifests.worker_pod_manifest(
+                    self.job, self.spec, index, incarnation, self.image, avoid, self.failed_starts
+                )
                 return await self._create(PODS, "", pod)
             case UpdateStoreService(uid, incarnation):
                 return await self._update_store_service(uid, incarnation)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from elasticjob.contract.text import with_noun
@@ -19,8 +19,10 @@ from elasticjob_operator.kube import JOBS, Conflict, KubeApi, NotFound
 from elasticjob_operator.manifests.services import OPERATOR_KEY
 from elasticjob_operator.model.observed import JobKey, Observed
 from elasticjob_operator.model.raw import text
+from elasticjob_operator.node_leases import NodeLeases
 from elasticjob_operator.observe import fetch_job, observe
 from elasticjob_operator.plan import SHORTEST_REQUEUE, Plan, plan
+from elasticjob_operator.store_census import StoreCensus
 from elasticjob_operator.store_links import StoreLinks
 
 log = logging.getLogger(__name__)
@@ -42,8 +44,13 @@ class Controller:
     image: str
     resync: float = 300.0
     clock: Callable[[], float] = time.time
+    _leases: NodeLeases = field(init=False)
+    _census: StoreCensus = field(default_factory=StoreCensus)
     _memories: dict[JobKey, JobMemory] = field(default_factory=dict)
     _phases: dict[JobKey, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._leases = NodeLeases(self.clock)
 
     async def reconcile(self, key: JobKey) -> float | None:
         """Bring one job nearer to its spec; return seconds until the next reconcile, None where the job is deleted."""
@@ -57,8 +64,8 @@ class Controller:
             return None
         memory = self._memory(key, text(raw, "metadata", "uid"))
         links = self.links.view(key), self.links.standby_view(key)
-        observed = await observe(self.api, raw, memory, *links, self.clock())
-        decided = plan(observed, self.image, self.clock())
+        observed = await observe(self.api, raw, memory, self._leases, *links, self.clock())
+        decided = self._plan(key, observed)
         wait = self._postponed(decided, memory)
         if decided.status is not None and wait is None:
             try:
@@ -71,11 +78,22 @@ class Controller:
                 return None
         written = decided.status if wait is None else None
         self._show_phase(key, text(written or raw.get("status"), "phase"))
-        self._update_link(key, observed, decided)
+        self._update_link(key, observed, decided, memory)
         before = self.clock()
         await self._act(observed, decided, memory)
         delays = (self.resync, decided.requeue_after, wait, self._retry_delay(memory, before))
         return min(delay for delay in delays if delay is not None)
+
+    def _plan(self, key: JobKey, observed: Observed) -> Plan:
+        """Plan with what is known of the stores of all jobs. Nothing awaits here: two plans never count the same."""
+        now = self.clock()
+        self._census.record(key, observed, now)
+        if not observed.link.connected:
+            self._census.record_links(lambda other: self.links.view(other).connected)
+        decided = plan(replace(observed, reach=self._census.reach(now)), self.image, now)
+        if decided.unresponsive_store:
+            self._census.record_replacement(key, decided.unresponsive_store, now)
+        return decided
 
     def _retry_delay(self, memory: JobMemory, since: float) -> float | None:
         """Return the seconds until actions that failed at `since` or later are tried again; None: none failed."""
@@ -103,14 +121,15 @@ class Controller:
         await self.api.update(JOBS, raw["metadata"]["namespace"], {**raw, "status": dict(status)}, "status")
         metrics.count_change(raw.get("status") or {}, status)
 
-    def _update_link(self, key: JobKey, observed: Observed, decided: Plan) -> None:
+    def _update_link(self, key: JobKey, observed: Observed, decided: Plan, memory: JobMemory) -> None:
         """Set the link's address and send the operator view.
 
         Call this after the status write only: charges that the store receives must be persisted.
         """
         address = decided.store_address or decided.standby_address
-        uid = observed.job.uid
-        secret = self.keys.derive(OPERATOR_KEY, uid, address.attempt) if address else b""
+        # The job's Secret has the key of its stores. Where it is not read yet, the operator has just derived its keys.
+        derived = self.keys.derive(OPERATOR_KEY, observed.job.uid, address.attempt) if address else b""
+        secret = memory.operator_key or derived
         self.links.set_address(key, decided.store_address, secret, decided.standby_address)
         if decided.operator_view is not None:
             self.links.set_operator_view(key, decided.operator_view)
@@ -122,7 +141,9 @@ class Controller:
         created: list[str] = []
         if decided.actions and job.spec is not None:
             image = job.status.runtime_image or self.image
-            executor = ActionExecutor(self.api, self.keys, job, job.spec, image, memory, self.clock)
+            executor = ActionExecutor(
+                self.api, self.keys, job, job.spec, image, memory, self.clock, decided.failed_starts
+            )
             created = await executor.execute(decided.actions)
         wanted = {a.name for a in decided.actions if isinstance(a, (CreateWorker, CreateStore, CreateStandbyStore))}
         for record in (*decided.event_records, *_creation_records(decided, created, memory)):
@@ -142,6 +163,7 @@ class Controller:
     def _forget(self, key: JobKey) -> None:
         self._memories.pop(key, None)
         self.links.forget(key)
+        self._census.forget(key)
         self._show_phase(key, "")
 
     def _show_phase(self, key: JobKey, phase: str) -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from elasticjob_operator.backoff import doubling_delay
+from elasticjob_operator.lost_nodes import LostNodes
 from elasticjob_operator.model.observed import Children, Refusal, RefusalReason
+from elasticjob_operator.pod_sightings import PodSightings
 
 FIRST_RETRY = 1.0
 """Seconds until the first retry of a refused creation; each further refusal doubles it."""
@@ -35,8 +37,18 @@ class JobMemory:
     """Since when the job waits for the deletion of objects that have the names of its Services or its Secret."""
     older_store_at: float | None = None
     """When the operator last saw a store that has a successor; before it sees one, when it first observed the job."""
+    serving_store: tuple[int | None, float] = (None, 0.0)
+    """`status.rendezvous.incarnation` as last read, and when this operator first read that number."""
     standby_store_at: float | None = None
     """When the operator last saw a newer store that has not confirmed its retirement; before that, as above."""
+    outcome_seen: float | None = None
+    """When the operator first read a status that declares the job's outcome; None: it has not."""
+    failed_starts: tuple[int, float | None] = (0, None)
+    """`status.failedStarts` as last read, and when this operator first read that number."""
+    operator_key: bytes | None = None
+    """The operator's key in the job's Secret; None: no Secret of the job has been read."""
+    pods: PodSightings = field(default_factory=PodSightings)
+    lost_nodes: LostNodes = field(default_factory=LostNodes)
     _attempts: dict[str, int] = field(default_factory=dict)
     _failed_executions: int = 0
 

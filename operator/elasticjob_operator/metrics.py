@@ -44,22 +44,22 @@ def count_change(before: Status, after: Status) -> None:
         restarts.labels(text(last, "class") or "Unknown", "InPlace").inc(restarted)
     if last and last != mapping(before, "lastFailure"):
         pod_failures.labels(text(last, "class") or "Unknown").inc()
-    formed = moment(after, "lastRendezvousTime")
-    if formed is not None and formed != moment(before, "lastRendezvousTime"):
-        _observe_round(before, formed)
+    _observe_first_round(before, after)
     for record in objects(after, "recentFailures"):
         if record not in objects(before, "recentFailures"):
-            for phase, seconds in mapping(record, "recoverySeconds").items():
+            phases = mapping(record, "recoverySeconds")
+            for phase, seconds in phases.items():
                 recovery_seconds.labels(phase).observe(seconds)
+            if phases:
+                recovery_seconds.labels("total").observe(sum(phases.values()))
     _observe_scaling(before, after)
 
 
-def _observe_round(before: Status, formed: float) -> None:
-    started, failed = moment(before, "startTime"), moment(before, "lastFailure", "time")
-    if "lastRendezvousTime" not in before and started is not None:
-        rendezvous_seconds.observe(max(0.0, formed - started))
-    elif failed is not None and failed > (moment(before, "lastRendezvousTime") or 0.0):
-        recovery_seconds.labels("total").observe(max(0.0, formed - failed))
+def _observe_first_round(before: Status, after: Status) -> None:
+    # Both times are the operator's; lastRendezvousTime is the store's.
+    started, running = moment(before, "startTime"), _true_since(after, "Running")
+    if "lastRendezvousTime" not in before and started is not None and running is not None:
+        rendezvous_seconds.observe(max(0.0, running - started))
 
 
 def _observe_scaling(before: Status, after: Status) -> None:

@@ -3,27 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from typing import Any
 
 from elasticjob.contract.names import GROUP, KIND, Label, Role
 from elasticjob_operator.job_memory import JobMemory
-from elasticjob_operator.kube import JOBS, LEASES, PODS, SECRETS, SERVICES, KubeApi, NotFound, Refused, Resource
+from elasticjob_operator.kube import JOBS, PODS, SECRETS, SERVICES, KubeApi, NotFound, Resource
 from elasticjob_operator.manifests import key_secret, nodes_service, store_service
+from elasticjob_operator.manifests.services import read_operator_key
 from elasticjob_operator.model.observed import Child, Children, Job, LinkView, Observed, has_retired, parse_job
 from elasticjob_operator.model.pods import Pod, parse_pod
-from elasticjob_operator.model.raw import mapping, moment, objects, text
-from elasticjob_operator.model.status import NODE_LOST
-
-log = logging.getLogger(__name__)
+from elasticjob_operator.model.raw import objects, text
+from elasticjob_operator.node_leases import NodeLeases
 
 CHILDREN_SECONDS = 60.0
 """Services and the Secret change only when another client changes them: they are read this often, in seconds, and after
 each change by this operator."""
-NODE_LEASES = "kube-node-lease"
-"""Namespace of the kubelets' Leases."""
+LEASE_MAX_AGE = 1.0
+"""Seconds after which the operator reads the Lease of a suspected node again."""
 SUSPECT_SECONDS = 2.0
-"""Silence of a store after which the operator reads the Lease of the store's node."""
+"""Silence of a store that has reported after which the operator reads the Lease of the store's node."""
 
 
 async def fetch_job(api: KubeApi, namespace: str, name: str) -> dict[str, Any] | None:
@@ -35,13 +33,21 @@ async def fetch_job(api: KubeApi, namespace: str, name: str) -> dict[str, Any] |
 
 
 async def observe(
-    api: KubeApi, raw: dict[str, Any], memory: JobMemory, link: LinkView, standby_link: LinkView, now: float
+    api: KubeApi,
+    raw: dict[str, Any],
+    memory: JobMemory,
+    node_leases: NodeLeases,
+    link: LinkView,
+    standby_link: LinkView,
+    now: float,
 ) -> Observed:
     """Return everything that `plan` needs about this job; `now` is Unix seconds."""
     job = parse_job(raw)
-    pods, children = await asyncio.gather(_pods(api, job), _children(api, job, memory, now))
-    workers = tuple(pod for role, pod in pods if role == Role.WORKER.value)
-    stores = tuple(pod for role, pod in pods if role == Role.STORE.value)
+    listed, children = await asyncio.gather(_pods(api, job), _children(api, job, memory, now))
+    pods = memory.pods.update((pod for _, pod in listed), now)
+    workers = tuple(pod for (role, _), pod in zip(listed, pods, strict=True) if role == Role.WORKER.value)
+    stores = tuple(pod for (role, _), pod in zip(listed, pods, strict=True) if role == Role.STORE.value)
+    memory.outcome_seen = (memory.outcome_seen or now) if job.status.outcome_declared else None
     if memory.older_store_at is None or any(_has_successor(job, pod) for pod in stores):
         memory.older_store_at = now
     newer = [pod for pod in stores if _is_newer(job, pod)]
@@ -49,6 +55,14 @@ async def observe(
         memory.standby_store_at = 0.0 if all(has_retired(pod, standby_link) for pod in newer) else now
     elif memory.standby_store_at is None:
         memory.standby_store_at = now
+    if job.status.store_incarnation != memory.serving_store[0]:
+        memory.serving_store = (job.status.store_incarnation, now)
+    if job.status.failed_starts != memory.failed_starts[0]:
+        memory.failed_starts = (job.status.failed_starts, now)
+    suspects = _suspected_nodes(workers, stores, link, now) | _suspected_standby_nodes(newer, standby_link, now)
+    suspected = dict.fromkeys(suspects, LEASE_MAX_AGE)
+    leases = await node_leases.read(api, memory.lost_nodes.max_ages(job.status.avoided, now) | suspected)
+    memory.lost_nodes.record(leases, now)
     return Observed(
         job=job,
         workers=workers,
@@ -59,8 +73,14 @@ async def observe(
         link=link,
         standby_link=standby_link,
         standby_store_at=memory.standby_store_at or 0.0,
+        store_named_at=memory.serving_store[1],
         older_store_at=memory.older_store_at,
-        leases=await _leases(api, _suspected_nodes(job, workers, stores, link, now)),
+        # A Lease may have been renewed since the last read: its age counts until then.
+        leases={node: now - (lease.read_at - lease.since) for node, lease in leases.items()},
+        returned_nodes=memory.lost_nodes.returned(),
+        lease_reads=memory.lost_nodes.next_reads(),
+        outcome_seen=memory.outcome_seen,
+        start_failure_seen=memory.failed_starts[1],
     )
 
 
@@ -106,11 +126,14 @@ def is_terminating(raw: dict[str, Any], job: Job) -> bool:
 async def _children(api: KubeApi, job: Job, memory: JobMemory, now: float) -> Children:
     if memory.children is None or now >= memory.children_at + CHILDREN_SECONDS:
         secret, nodes, rendezvous = await asyncio.gather(
-            _child(api, SECRETS, job, key_secret(job.name)),
-            _child(api, SERVICES, job, nodes_service(job.name)),
-            _child(api, SERVICES, job, store_service(job.name)),
+            _find(api, SECRETS, job, key_secret(job.name)),
+            _find(api, SERVICES, job, nodes_service(job.name)),
+            _find(api, SERVICES, job, store_service(job.name)),
         )
-        children = Children(secret, nodes, rendezvous)
+        children = Children(_child(job, secret), _child(job, nodes), _child(job, rendezvous))
+        if secret is not None and is_owned(secret, job.uid):
+            # The store has the key of this Secret; the master key may have changed since.
+            memory.operator_key = read_operator_key(secret)
         terminating = any(child.terminating for child in children.not_ours)
         memory.terminating_since = (memory.terminating_since or now) if terminating else None
         if children.not_ours:
@@ -120,10 +143,15 @@ async def _children(api: KubeApi, job: Job, memory: JobMemory, now: float) -> Ch
     return memory.children
 
 
-async def _child(api: KubeApi, resource: Resource, job: Job, name: str) -> Child | None:
+async def _find(api: KubeApi, resource: Resource, job: Job, name: str) -> dict[str, Any] | None:
     try:
-        raw = await api.get(resource, job.namespace, name)
+        return await api.get(resource, job.namespace, name)
     except NotFound:
+        return None
+
+
+def _child(job: Job, raw: dict[str, Any] | None) -> Child | None:
+    if raw is None:
         return None
     uid = text(raw, "metadata", "uid")
     if is_terminating(raw, job):
@@ -133,33 +161,20 @@ async def _child(api: KubeApi, resource: Resource, job: Job, name: str) -> Child
     return Child(uid, is_owned(raw, job.uid), incarnation)
 
 
-def _suspected_nodes(
-    job: Job, workers: tuple[Pod, ...], stores: tuple[Pod, ...], link: LinkView, now: float
-) -> frozenset[str]:
-    """Return nodes that may be lost: avoided as lost, overdue with a deletion, or with a silent agent or store."""
-    suspected = {node.name for node in job.status.avoided if node.reason == NODE_LOST}
-    suspected |= {p.node for p in (*workers, *stores) if p.deleting is not None and p.deleting < now}
+def _suspected_nodes(workers: tuple[Pod, ...], stores: tuple[Pod, ...], link: LinkView, now: float) -> frozenset[str]:
+    """Return nodes that may be lost: overdue with a deletion, or with a silent agent or store."""
+    suspected = {p.node for p in (*workers, *stores) if p.deleting is not None and p.deleting < now}
     if link.connected and link.report is not None:
         connected = {node.pod for node in link.report.nodes}
         suspected |= {p.node for p in workers if p.running and p.name not in connected}
-    elif now - link.since >= SUSPECT_SECONDS:
+    elif link.report is None or now - link.since >= SUSPECT_SECONDS:
+        # A new operator does not know how old a Lease is: it begins to count at once.
         suspected |= {p.node for p in stores}
     return frozenset(suspected - {""})
 
 
-async def _leases(api: KubeApi, nodes: frozenset[str]) -> dict[str, float]:
-    names = sorted(nodes)
-    times = await asyncio.gather(*(_renew_time(api, name) for name in names))
-    return {name: at for name, at in zip(names, times, strict=True) if at is not None}
-
-
-async def _renew_time(api: KubeApi, node: str) -> float | None:
-    """Return when the kubelet last renewed its Lease, in Unix seconds; 0: no Lease, None: no permission to read it."""
-    try:
-        lease = await api.get(LEASES, NODE_LEASES, node)
-    except NotFound:
-        return 0.0
-    except Refused as error:
-        log.warning("the operator cannot read the Lease of node %s: %s", node, error)
-        return None
-    return moment(mapping(lease, "spec"), "renewTime") or 0.0
+def _suspected_standby_nodes(newer: list[Pod], standby_link: LinkView, now: float) -> frozenset[str]:
+    """Return the nodes of newer stores that do not respond. The operator counts from its first read of a Lease."""
+    if standby_link.connected or now - standby_link.since < SUSPECT_SECONDS:
+        return frozenset()
+    return frozenset(p.node for p in newer if p.node)

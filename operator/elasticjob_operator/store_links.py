@@ -16,10 +16,11 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol, TypeAlias
 
 from elasticjob.contract.messages import Message, OperatorView, Report
-from elasticjob.control_link.link import LinkError, LinkRole, Welcome, connect
+from elasticjob.control_link.link import LinkError, LinkRefused, LinkRole, Welcome, connect
 from elasticjob.keep_alive import KeepAlive
 from elasticjob_operator.model.observed import JobKey, LinkView
 from elasticjob_operator.plan import StoreAddress
+from elasticjob_operator.view_generation import RAISE_AFTER, ViewGeneration
 
 log = logging.getLogger(__name__)
 
@@ -60,19 +61,23 @@ async def connect_store(address: StoreAddress, key: bytes) -> LinkConnection:
 
 @dataclass
 class _Job:
+    generation: ViewGeneration
     address: StoreAddress | None = None
     key: bytes = b""
     view: LinkView = field(default_factory=LinkView)
     operator_view: OperatorView | None = None
     connection: LinkConnection | None = None
     task: asyncio.Task[None] | None = None
+    raising: asyncio.TimerHandle | None = None
+    """Runs until the generation of the views is raised."""
 
 
 class StoreLinks:
     """One control link per job to its store, and one to its standby store.
 
     `generation` returns the generation of the Lease. Where two operators send views, the store takes those with the
-    higher generation.
+    higher generation (`view_generation`). `raise_after`: seconds until this operator raises the generation of views
+    that a store drops; 0 if there is no other operator.
     """
 
     def __init__(
@@ -81,15 +86,16 @@ class StoreLinks:
         generation: Callable[[], int],
         connect: ConnectStore = connect_store,
         clock: Callable[[], float] = time.time,
+        raise_after: float = RAISE_AFTER,
     ) -> None:
         self._enqueue = enqueue
         self._generation = generation
         self._connect = connect
         self._clock = clock
+        self._raise_after = raise_after
         self._jobs: dict[JobKey, _Job] = {}
         self._standbys: dict[JobKey, _Job] = {}
-        # Starts at the time: without a Lease, the sequence must also grow over restarts of this process.
-        self._sequence = int(clock() * 1000)
+        self._sequence = 0
 
     def view(self, key: JobKey) -> LinkView:
         """Return the state of the job's link; for a job without a link, one that is disconnected since now."""
@@ -133,12 +139,13 @@ class StoreLinks:
 
     def _connect_to(self, jobs: dict[JobKey, _Job], key: JobKey, address: StoreAddress | None, secret: bytes) -> None:
         now = self._clock()
-        job = jobs.setdefault(key, _Job(view=LinkView(since=now)))
+        job = jobs.setdefault(key, _Job(ViewGeneration(self._generation), view=LinkView(since=now)))
+        job.key = secret
         if job.address == address:
             return
         self._stop(job)
-        job.address, job.key = address, secret
-        job.view = replace(job.view, connected=False, since=now, lost_pods={})
+        job.address = address
+        job.view = replace(job.view, connected=False, since=now, lost_pods={}, refused="")
         if address is not None:
             job.task = asyncio.get_running_loop().create_task(self._maintain(key, job, address))
 
@@ -175,12 +182,14 @@ class StoreLinks:
             job.task.cancel()
         if job.connection is not None:
             job.connection.close()
-        job.task = job.connection = None
+        if job.raising is not None:
+            job.raising.cancel()
+        job.task = job.connection = job.raising = None
 
     def _send_view(self, job: _Job) -> None:
         if job.connection is not None and job.operator_view is not None:
             self._sequence += 1
-            job.connection.send(replace(job.operator_view, lease=self._generation(), sequence=self._sequence))
+            job.connection.send(replace(job.operator_view, lease=job.generation.next(), sequence=self._sequence))
 
     async def _maintain(self, key: JobKey, job: _Job, address: StoreAddress) -> None:
         """Connect and receive reports until cancelled; reconnect with growing delay.
@@ -193,6 +202,7 @@ class StoreLinks:
             try:
                 connection = await self._connect(address, job.key)
             except (LinkError, OSError, asyncio.TimeoutError) as error:
+                self._record_refusal(key, job, str(error) if isinstance(error, LinkRefused) else "")
                 log.debug("%s/%s: no link to %s: %s", *key, address.pod, error)
                 await asyncio.sleep(backoff * random.uniform(0.8, 1.2))  # noqa: S311  # no secret
                 backoff = min(LONGEST_BACKOFF, backoff * 2)
@@ -211,10 +221,12 @@ class StoreLinks:
     async def _receive_reports(self, key: JobKey, job: _Job, connection: LinkConnection) -> None:
         """Record reports until the link ends."""
         job.connection = connection
+        job.generation.open_link()
         self._send_view(job)
         try:
             while (message := await connection.receive()) is not None:
                 if isinstance(message, Report):
+                    self._check_generation(job, message)
                     self._record_report(key, job, message)
         except LinkError as error:
             log.warning("%s/%s: the link to the store failed: %s", *key, error)
@@ -223,6 +235,23 @@ class StoreLinks:
             job.connection = None
             since = self._clock() - (_keep_alive_timeout(job) if connection.lost_by_keep_alive else 0.0)
             job.view = replace(job.view, connected=False, since=since, lost_pods={})
+            self._enqueue(key)
+
+    def _check_generation(self, job: _Job, report: Report) -> None:
+        """Send the view again with a higher generation, after a delay, if the store drops this operator's views."""
+        if job.generation.is_stale(report.view_lease) and job.raising is None:
+            loop = asyncio.get_running_loop()
+            job.raising = loop.call_later(self._raise_after, self._raise_generation, job)
+
+    def _raise_generation(self, job: _Job) -> None:
+        job.raising = None
+        if job.view.report is not None:
+            job.generation.raise_above(job.view.report.view_lease)
+            self._send_view(job)
+
+    def _record_refusal(self, key: JobKey, job: _Job, refused: str) -> None:
+        if job.view.refused != refused:
+            job.view = replace(job.view, refused=refused)
             self._enqueue(key)
 
     def _record_report(self, key: JobKey, job: _Job, report: Report) -> None:

@@ -70,6 +70,13 @@ class BareCluster:
             progress(f"{time.monotonic() - began:5.1f} s  in total")
             return self.print_usage()
 
+    def prepare(self) -> None:
+        if os.geteuid() != 0:
+            return progress("neither root nor Docker: this machine runs no cluster")
+        prerequisites.check(self.layout)
+        build.programs(self.layout)
+        return None
+
     def start(self, programs: build.Programs, settings: Settings) -> None:
         """Start a cluster that can run pods."""
         layout, nodes = self.layout, self.layout.nodes(settings.nodes)

@@ -1,5 +1,6 @@
 """Build the cluster's Go programs from their published modules, once, into a cache."""
 
+import fcntl
 import hashlib
 import os
 import re
@@ -10,11 +11,12 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from host.debian_packages import has_apt, install
+
 from . import pause
-from .console import progress
+from .console import console, progress
 from .errors import ClusterError
 from .layout import Layout
-from .prerequisites import install, program
 
 TOOLS = Path(__file__).parent / "tools"
 VERSION = "v1.34.4"
@@ -51,10 +53,14 @@ def key() -> str:
 
 
 def programs(layout: Layout) -> Programs:
-    """Return the programs, built unless the cache has them."""
+    """Return the programs, built unless the cache has them. Of two calls at the same time one waits for the other."""
     folder = layout.cache / "cluster" / key()
     if not folder.exists():
-        build(folder)
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with folder.with_name("lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not folder.exists():
+                build(folder)
     return Programs(folder)
 
 
@@ -109,8 +115,8 @@ def go_command() -> str:
     """Return a Go that is new enough or can fetch a newer toolchain; ClusterError where there is none."""
     if (found := usable_go()) is not None:
         return found
-    if program("apt-get") is not None and debian_go() >= GO_NEEDED:
-        install([GO_PACKAGE])
+    if has_apt() and debian_go() >= GO_NEEDED:
+        install([GO_PACKAGE], console)
         if (found := usable_go()) is not None:
             return found
     raise ClusterError("building the cluster's programs needs Go 1.24 or newer: install it and put `go` on the PATH")

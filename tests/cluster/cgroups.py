@@ -3,7 +3,10 @@
 import os
 import signal
 import time
+from contextlib import suppress
 from pathlib import Path
+
+from host import files
 
 from .errors import ClusterError
 
@@ -35,7 +38,7 @@ def create(name: str) -> None:
     if unified():
         (ROOT / "cgroup.subtree_control").write_text(" ".join(f"+{controller}" for controller in NEEDED))
         return (ROOT / name).mkdir(exist_ok=True)
-    for tree in sorted(folder for folder in ROOT.iterdir() if (folder / "tasks").exists()):
+    for tree in (folder for folder in files.children(ROOT) if (folder / "tasks").exists()):
         (tree / name).mkdir(exist_ok=True)
     for setting in ("cpuset.cpus", "cpuset.mems"):  # a new cpuset is empty, and accepts no process until it is set
         (ROOT / "cpuset" / name / setting).write_text((ROOT / "cpuset" / setting).read_text())
@@ -44,19 +47,13 @@ def create(name: str) -> None:
 
 def roots(name: str) -> list[Path]:
     """Return the folders of group `name` directly below the root of each tree; `name` may be a glob pattern."""
-    return sorted([*ROOT.glob(name), *ROOT.glob(f"*/{name}")])
+    return [group for tree in (ROOT, *files.children(ROOT)) for group in files.children(tree, name)]
 
 
 def pids(name: str) -> set[int]:
     """Return the ids of all processes in the group `name` or below it."""
-    found: set[int] = set()
-    for root in roots(name):
-        for listing in root.rglob("cgroup.procs"):
-            try:
-                found.update(map(int, listing.read_text().split()))
-            except OSError:
-                continue  # the group was removed meanwhile
-    return found
+    groups = (group for root in roots(name) for group in files.folders(root))
+    return {int(pid) for group in groups for pid in files.read(group / "cgroup.procs").split()}
 
 
 def kill_once(name: str) -> int:
@@ -83,5 +80,6 @@ def kill(name: str, timeout: float = 20.0) -> None:
 def remove(name: str) -> None:
     """Remove the empty group `name` and all groups below it."""
     for root in roots(name):
-        for folder, _, _ in os.walk(root, topdown=False):
-            Path(folder).rmdir()
+        for group in files.folders(root):
+            with suppress(FileNotFoundError):
+                group.rmdir()

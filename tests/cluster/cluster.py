@@ -9,7 +9,7 @@ if not __package__:  # started as a file: this folder is a package one level up
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 from cluster import verbs
-from cluster.errors import ClusterError
+from host.errors import SetupError
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
@@ -20,6 +20,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     help_grace = "seconds until a silent node counts as lost (the default of Kubernetes is 50)"
     up.add_argument("--node-monitor-grace-period", dest="grace", type=float, metavar="S", help=help_grace)
     up.add_argument("--replace", action="store_true", default=None, help="remove a running cluster of another clone")
+    commands.add_parser("prepare", help="install and build what the cluster needs, without starting it")
     commands.add_parser("down", help="stop the cluster and remove everything it created")
     commands.add_parser("status", help="show the state of its components")
     load = commands.add_parser("load", help="load an image on every node")
@@ -37,6 +38,8 @@ def run(options: argparse.Namespace) -> int:
     match options.command:
         case "up":
             verbs.up(options.nodes, options.grace, options.replace)
+        case "prepare":
+            verbs.prepare()
         case "down":
             verbs.down()
         case "status":
@@ -63,7 +66,7 @@ def show(parts: dict[str, str]) -> int:
 def main(arguments: list[str] | None = None) -> int:
     try:
         return run(parse(arguments))
-    except ClusterError as error:
+    except SetupError as error:
         print(f"cluster: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:

@@ -1,19 +1,6 @@
-"""Progress on standard error."""
+"""The cluster's progress on standard error."""
 
-import sys
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from host.console import Console
 
-
-def progress(text: str) -> None:
-    """Print one line of progress, unbuffered."""
-    print(f"[cluster] {text}", file=sys.stderr, flush=True)
-
-
-@contextmanager
-def stage(name: str) -> Iterator[None]:
-    """Print the name and the duration of the block when it ends without an error."""
-    began = time.monotonic()
-    yield
-    progress(f"{time.monotonic() - began:5.1f} s  {name}")
+console = Console("cluster")
+progress, stage = console.progress, console.stage

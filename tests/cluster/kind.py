@@ -36,6 +36,9 @@ class KindCluster:
     def kubeconfig(self) -> Path:
         return self.layout.kubeconfig
 
+    def prepare(self) -> None:
+        """Nothing to do: kind fetches what it needs."""
+
     def up(self, nodes: int | None, grace: float | None, replace: bool) -> None:
         """Create the cluster unless it exists. `replace` has no effect: kind's cluster belongs to no clone."""
         if NAME in run("kind", "get", "clusters").split():

@@ -3,7 +3,10 @@
 import json
 import re
 import subprocess
+from contextlib import suppress
 from pathlib import Path
+
+from host import files
 
 from . import cgroups, network, processes, shims
 from .errors import ClusterError
@@ -46,7 +49,7 @@ def restore_machine(state: Path) -> None:
         Path("/proc/sys", name).write_text(value)
     for folder in before["absent"]:
         remove_if_empty(Path(folder))
-    if not before["netns_mounted"] and RUN_NETNS.is_dir() and not any(RUN_NETNS.iterdir()):
+    if not before["netns_mounted"] and RUN_NETNS.is_dir() and not files.children(RUN_NETNS):
         subprocess.run(["umount", str(RUN_NETNS)], check=False, capture_output=True)
         remove_if_empty(RUN_NETNS)
 
@@ -97,13 +100,14 @@ def unmount(state: Path) -> None:
 
 def remove_shared(state: Path) -> None:
     """Remove the cluster's files from folders that other containers of the machine may use too."""
-    for link in CONTAINER_LINKS.glob("*.log"):
-        if link.is_symlink() and link.readlink().is_relative_to(state):
-            link.unlink()
-    for result in CNI_RESULTS.glob("*"):
-        if f'"{state}/' in result.read_text(errors="replace"):
-            result.unlink()
-    for home in state.glob("node*"):
+    for link in files.children(CONTAINER_LINKS, "*.log"):
+        with suppress(FileNotFoundError):
+            if link.is_symlink() and link.readlink().is_relative_to(state):
+                link.unlink()
+    for result in files.children(CNI_RESULTS):
+        if f'"{state}/' in files.read(result):
+            result.unlink(missing_ok=True)
+    for home in files.children(state, "node*"):
         shims.remove(shims.sockets(home))
     if not Path("/var/lib/kubelet/config.yaml").exists():  # the machine may run a kubelet of its own, which uses them
         for name in ("kubelet.sock", "DEPRECATION"):
@@ -114,7 +118,7 @@ def remove_folder(state: Path) -> None:
     """Remove the state folder, but nothing across a mount, and no folder that a cluster did not create."""
     if not state.exists():
         return
-    if any(state.iterdir()) and not (state / RECORD).exists():
+    if files.children(state) and not (state / RECORD).exists():
         raise ClusterError(
             f"{state} holds files that no cluster created: empty it, or set ELASTICJOB_STATE to another folder"
         )

@@ -8,6 +8,8 @@ import subprocess
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from host import files
+
 from .errors import ClusterError
 from .layout import (
     BRIDGE,
@@ -105,15 +107,14 @@ def plugged(node: Node) -> bool:
 
 def namespaces() -> list[str]:
     """Return the network namespaces of all bare clusters on this machine."""
-    folder = Path("/run/netns")
-    return sorted(entry.name for entry in folder.glob("ej*")) if folder.is_dir() else []
+    return [entry.name for entry in files.children(Path("/run/netns"), "ej*")]
 
 
 def remove() -> None:
     """Remove everything that `create` creates, also after an incomplete `create`."""
     for namespace in namespaces():
         ip("netns", "del", namespace)
-    links = [entry.name for entry in Path("/sys/class/net").glob("ej*")]
+    links = [entry.name for entry in files.children(Path("/sys/class/net"), "ej*")]
     for link in links:
         # Removing a namespace removes both ends of its veth pair, so the link may no longer exist.
         subprocess.run(["ip", "link", "del", link], check=False, capture_output=True)

@@ -6,11 +6,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+from host.debian_packages import PATH, install
+
 from . import cgroups
-from .console import progress
+from .console import console
 from .errors import ClusterError
 from .layout import Layout
-from .processes import PATH
 
 PACKAGES = {
     "containerd": "containerd",
@@ -49,7 +50,7 @@ def check(layout: Layout) -> None:
         )
     check_overlay(layout)
     if packages := missing_packages():
-        install(packages)
+        install(packages, console)
     if packages := missing_packages():
         raise ClusterError(f"still missing after the installation: {' '.join(packages)}; install them by hand")
 
@@ -88,20 +89,3 @@ def missing_packages() -> list[str]:
     if cni_folder() is None:
         packages.add(CNI_PACKAGE)
     return sorted(packages)
-
-
-def install(packages: list[str]) -> None:
-    """Install Debian packages with apt-get; on other systems raise ClusterError with their names."""
-    wanted = " ".join(packages)
-    if program("apt-get") is None:
-        raise ClusterError(
-            f"missing: {wanted} (names of Debian packages); install them with this system's package manager"
-        )
-    progress(f"installing Debian packages: {wanted}")
-    environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
-    commands = (["apt-get", "update", "-qq"], ["apt-get", "install", "-y", "-qq", "--no-install-recommends", *packages])
-    for command in commands:
-        result = subprocess.run(command, check=False, capture_output=True, text=True, env=environment)
-        if result.returncode != 0:
-            reason = (result.stderr.strip() or result.stdout.strip()).splitlines()
-            raise ClusterError(f"`{' '.join(command)}` failed: {reason[-1] if reason else result.returncode}")

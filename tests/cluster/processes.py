@@ -13,10 +13,12 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from host import files
+from host.debian_packages import PATH
+
 from .errors import ClusterError
 
 MARK = "ELASTICJOB_CLUSTER"
-PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
 @dataclass(frozen=True)
@@ -51,7 +53,7 @@ def start(part: str, argv: Sequence[str], *, state: Path, log: Path, namespace: 
 
 def find(state: Path | None = None) -> list[Process]:
     """Return the live processes of the cluster in `state`; None: of every cluster on this machine."""
-    found = (read(int(entry.name)) for entry in Path("/proc").iterdir() if entry.name.isdigit())
+    found = (read(int(entry.name)) for entry in files.children(Path("/proc"), "[0-9]*"))
     return [process for process in found if process is not None and state in (None, process.state)]
 
 

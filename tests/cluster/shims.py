@@ -4,6 +4,8 @@ import hashlib
 from collections.abc import Iterable
 from pathlib import Path
 
+from host import files
+
 SOCKETS = Path("/run/containerd/s")
 
 
@@ -12,7 +14,8 @@ def sockets(home: Path) -> list[Path]:
 
     containerd names a socket by the hash of its own address, the namespace and the sandbox.
     """
-    bundles = home.glob("run/io.containerd.runtime.v2.task/*/*")
+    tasks = files.children(home / "run/io.containerd.runtime.v2.task")
+    bundles = (bundle for namespace in tasks for bundle in files.children(namespace))
     keys = [f"{home / 'containerd.sock'}/{bundle.parent.name}/{bundle.name}" for bundle in bundles]
     return [SOCKETS / hashlib.sha256(key.encode()).hexdigest() for key in keys]
 

@@ -22,6 +22,9 @@ class Cluster(Protocol):
     def up(self, nodes: int | None, grace: float | None, replace: bool) -> None:
         """Start the cluster or repair the running one; return when all nodes are Ready and DNS answers."""
 
+    def prepare(self) -> None:
+        """Install and build what `up` needs."""
+
     def down(self) -> None:
         """Remove the cluster and everything that it created."""
 
@@ -62,6 +65,10 @@ def up(nodes: int | None = None, grace: float | None = None, replace: bool | Non
     started = cluster()
     started.up(nodes, grace, bool(os.environ.get("CI")) if replace is None else replace)
     return started.kubeconfig
+
+
+def prepare() -> None:
+    cluster().prepare()
 
 
 def down() -> None:

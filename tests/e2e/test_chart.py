@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
+from elasticjob.contract.names import Label
 from elasticjob_operator.kube import api
 from support.install import RELEASE, SYSTEM, install
 from support.jobs import manifest
@@ -115,6 +116,24 @@ def test_permissions_are_limited_to_the_watched_namespaces(tools: Tools) -> None
     (policy,) = of_kind(documents, "ValidatingAdmissionPolicyBinding")
     (where,) = policy["spec"]["matchResources"]["namespaceSelector"]["matchExpressions"]
     assert where["values"] == ["a", "b"]
+
+
+def test_job_pods_accept_connections_of_job_pods_and_the_operator_only(tools: Tools) -> None:
+    assert not of_kind(rendered(tools), "NetworkPolicy")
+    policies = of_kind(rendered(tools, "networkPolicy.enabled=true", "watchNamespaces={a,b}"), "NetworkPolicy")
+    assert [policy["metadata"]["namespace"] for policy in policies] == ["a", "b"]
+    jobs = {"matchExpressions": [{"key": Label.JOB_UID, "operator": "Exists"}]}
+    for policy in policies:
+        assert policy["spec"]["podSelector"] == jobs
+        assert policy["spec"]["policyTypes"] == ["Ingress"]
+        ((of_jobs, of_operator),) = (rule["from"] for rule in policy["spec"]["ingress"])
+        assert of_jobs == {"podSelector": jobs}
+        assert of_operator["namespaceSelector"] == {"matchLabels": {"kubernetes.io/metadata.name": "place"}}
+        (operator,) = of_kind(rendered(tools), "Deployment")
+        labels = operator["spec"]["template"]["metadata"]["labels"]
+        assert of_operator["podSelector"]["matchLabels"].items() <= labels.items()
+    refused = template(tools, "networkPolicy.enabled=true", check=False)
+    assert "networkPolicy.enabled needs watchNamespaces" in refused.output
 
 
 @pytest.mark.parametrize(("keep", "annotations"), [("true", {"helm.sh/resource-policy": "keep"}), ("false", None)])

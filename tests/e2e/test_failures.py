@@ -8,7 +8,7 @@ from pathlib import Path
 
 from cluster import verbs
 from support.images import renamed
-from support.jobs import Job, manifest
+from support.jobs import DIGITS, Job, manifest
 from support.kube import Json, condition
 
 Submit = Callable[[Json], Job]
@@ -70,3 +70,38 @@ def test_a_job_waits_for_an_image_that_does_not_exist_yet(submit: Submit, tmp_pa
     assert image in waiting["message"]
     verbs.load(renamed("elasticjob", image, tmp_path))
     job.wait("Complete", timeout=400)
+
+
+def test_a_failing_init_container_is_tried_again_and_then_fails_the_job(submit: Submit) -> None:
+    body = manifest(
+        "setup", ["python3", "-c", "print('here')"], replicas=2, preload=[], failurePolicy={"maxStartFailures": 2}
+    )
+    script = "import sys; print('downloading', flush=True); sys.exit('no such bucket: s3://data')"
+    setup = {"name": "download", "image": DIGITS, "command": ["python3", "-c", script]}
+    body["spec"]["template"]["spec"]["initContainers"] = [setup]
+    job = submit(body)
+    waiting = condition(job.wait("Running", status="False", reason="PodStartFailed"), "Running")
+    for part in ("download", "exit code 1", "no such bucket: s3://data", "1 of 2 attempts"):
+        assert part in waiting["message"]
+    failed = condition(job.wait("Failed"), "Failed")
+    assert failed["reason"] == "MaxStartFailuresExceeded"
+    assert "no such bucket: s3://data" in failed["message"]
+    status = job.status()
+    assert (status["lastFailure"]["class"], status["startFailures"], status["restarts"]) == ("StartError", 2, 0)
+    assert "PodStartFailed" in job.events()
+
+
+def test_pods_that_run_out_of_memory_together_are_one_restart(submit: Submit) -> None:
+    script = (
+        "import os, time\n"
+        "if os.environ['TORCHELASTIC_RESTART_COUNT'] == '0':\n"
+        "    time.sleep(2)\n"
+        "    x = b'x' * 2 ** 31\n"
+    )
+    resources = {"requests": {"cpu": "50m", "memory": "256Mi"}, "limits": {"memory": "256Mi"}}
+    job = submit(
+        manifest("oom", ["python3", "-c", script], replicas=3, preload=[], resources=resources,
+                 failurePolicy={"maxRestarts": 1})
+    )  # fmt: skip
+    job.wait("Complete")
+    assert job.status()["restarts"] == 1

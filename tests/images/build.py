@@ -16,8 +16,9 @@ from pathlib import Path
 if not __package__:  # started as a file: this folder is a package one level up
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
+from host.errors import SetupError
 from images import digits, elasticjob, oci
-from images.console import ImageError, progress
+from images.console import progress
 
 BUILDERS = {"elasticjob": elasticjob.build, "elasticjob-digits": digits.build}
 
@@ -54,7 +55,7 @@ def main() -> int:
     try:
         for name in wanted:
             print(build(name), flush=True)
-    except ImageError as error:
+    except SetupError as error:
         progress(str(error))
         return 1
     return 0

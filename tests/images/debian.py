@@ -7,14 +7,14 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 import tarfile
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import IO
 
-from images.console import ImageError, progress
+from host import debian_packages
+from images.console import ImageError, console
 
 SUITE = "trixie"
 
@@ -102,15 +102,6 @@ def require_mmdebstrap() -> None:
         raise ImageError("building images needs root: mmdebstrap installs Debian packages into a folder")
     if shutil.which("mmdebstrap"):
         return
-    if not shutil.which("apt-get"):
+    if not debian_packages.has_apt():
         raise ImageError("building images needs mmdebstrap: install it, or build with Docker (see Dockerfile)")
-    progress("installing mmdebstrap with apt-get")
-    for command in (["update", "-qq"], ["install", "-qq", "-y", "mmdebstrap", "debian-archive-keyring"]):
-        ran = subprocess.run(
-            ["apt-get", *command],
-            env={**os.environ, "DEBIAN_FRONTEND": "noninteractive"},
-            stdout=sys.stderr,
-            check=False,
-        )
-        if ran.returncode != 0:
-            raise ImageError(f"apt-get {command[0]} failed with exit code {ran.returncode}")
+    debian_packages.install(["mmdebstrap", "debian-archive-keyring"], console)

@@ -8,8 +8,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+from elasticjob.agent.reporting.termination_message import read_round
 from elasticjob.code_root import CODE_ROOT
-from elasticjob.contract.names import Env
+from elasticjob.contract.names import Env, RoundId
+from support.local_run import LocalRun, manifest
+from support.worker_scripts import script
 
 BREAK_WHILE_STARTING_WORKERS = """
 import sys
@@ -54,3 +57,25 @@ def test_an_agent_that_lost_track_of_its_workers_ends_with_70_and_says_why(tmp_p
     termination = json.loads(log.read_text())
     assert termination["outcome"] == "Error"
     assert "lost track of the workers" in termination["message"]
+    assert termination["round"] == "1.0.1"
+
+
+KILLED_ONCE = """
+import os, pathlib, signal, time
+
+before = os.environ["TORCHELASTIC_RESTART_COUNT"]
+print("restart", before, "agent", os.getppid(), flush=True)
+if before == "0":
+    os.kill(os.getpid(), signal.SIGKILL)
+while True:
+    time.sleep(1)
+"""
+
+
+def test_an_agent_that_is_killed_leaves_the_round_of_its_workers_in_the_termination_message(tmp_path: Path) -> None:
+    """With cgroup v2 the kernel kills the agent with its workers when the container runs out of memory."""
+    with LocalRun(manifest([*script(tmp_path, KILLED_ONCE)], replicas=1), tmp_path) as run:
+        agent = int(run.wait_for(r"restart 1 agent (\d+)")[1])
+        variables = Path(f"/proc/{agent}/environ").read_bytes().decode().split("\0")
+        (log,) = (v.partition("=")[2] for v in variables if v.startswith(f"{Env.TERMINATION_LOG}="))
+        assert read_round(log) == RoundId(1, 0, 2)

@@ -372,8 +372,15 @@ async def test_an_exception_is_written_to_torchs_error_file(tmp_path: Path) -> N
             "os.register_at_fork(after_in_child=threading.Event().wait)",
             "hung in its first parallel operation",
         ),
+        (
+            "import pathlib, sys\nframe = sys._getframe()\n"
+            "while frame and 'SELF_TEST_TIMEOUT' not in frame.f_globals: frame = frame.f_back\n"
+            "process = frame.f_globals['PROCESS'] = pathlib.Path(__file__).parent / 'process'\n"
+            "(process / 'fd').mkdir(parents=True)\n(process / 'fd' / '7').symlink_to('/dev/nvidia0')",
+            "opened /dev/nvidia0",
+        ),
     ],
-    ids=["dies in a fork", "dies", "has threads", "hangs in a fork"],
+    ids=["dies in a fork", "dies", "has threads", "hangs in a fork", "uses a GPU"],
 )
 async def test_a_fork_server_that_fails_the_self_test_is_not_used(tmp_path: Path, module: str, reason: str) -> None:
     (tmp_path / "bad.py").write_text(module)

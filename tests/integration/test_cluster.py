@@ -30,6 +30,8 @@ from cluster.layout import CONTROL, Layout
 from cluster.node import PARTS as NODE_PARTS
 from cluster.node import ready_nodes
 from cluster.waiting import until
+from host import debian_packages
+from host.errors import SetupError
 
 SCRIPT = Path(verbs.__file__).with_name("cluster.py")
 LAYOUT = Layout.default()
@@ -249,8 +251,9 @@ def test_missing_packages(monkeypatch: pytest.MonkeyPatch, absent: set[str], exp
 
 
 def test_missing_package_without_apt_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prerequisites, "program", lambda name: None if name in ("runc", "apt-get") else name)
-    with pytest.raises(ClusterError, match="missing: runc"):
+    monkeypatch.setattr(prerequisites, "program", lambda name: None if name == "runc" else name)
+    monkeypatch.setattr(debian_packages, "has_apt", lambda: False)
+    with pytest.raises(SetupError, match="missing: runc"):
         prerequisites.check(LAYOUT)
 
 

@@ -93,3 +93,10 @@ def test_invalid_numbers_of_nodes_are_refused() -> None:
 @pytest.mark.parametrize("state", list(WorkerState))
 def test_worker_states_that_run(state: WorkerState) -> None:
     assert WorkerState.is_running(state) == (state.value in ("HEALTHY", "UNHEALTHY"))
+
+
+@pytest.mark.torch
+def test_worker_states_are_torchs() -> None:
+    torchs = pytest.importorskip("torch.distributed.elastic.agent.server.api").WorkerState
+    assert {state.name: state.value for state in WorkerState} == {state.name: state.value for state in torchs}
+    assert [torchs.is_running(torchs(s.value)) for s in WorkerState] == [WorkerState.is_running(s) for s in WorkerState]

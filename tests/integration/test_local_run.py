@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import signal
 import sys
 from pathlib import Path
@@ -72,7 +73,7 @@ mine = os.path.join(folder, f"ready-{restarts}-")
 open(mine + rank, "w").close()
 wait_for(mine + "0")
 wait_for(mine + "1")
-if restarts == 20:
+if restarts == 100:
     os._exit(0)
 if rank == "0":
     os.kill(os.getpid(), 9)
@@ -80,14 +81,16 @@ time.sleep(600)
 """
 
 
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("preload", [[], ["json"]], ids=["exec", "fork"])
 def test_restarts_in_place_leave_shared_memory_as_it_was(tmp_path: Path, preload: list[str]) -> None:
     name = f"elasticjob-test-{os.getpid()}"
-    command = [*script(tmp_path, LEAKS_SHARED_MEMORY), str(tmp_path), name]
-    job = manifest(command, nprocPerNode=2, preload=preload, failurePolicy={"maxRestarts": 20})
+    python, path = script(tmp_path, LEAKS_SHARED_MEMORY)
+    command = [python, "-I", "-S", path, str(tmp_path), name]  # Python starts fast, and so do its resource trackers
+    job = manifest(command, nprocPerNode=2, preload=preload, failurePolicy={"maxRestarts": 100})
     with LocalRun(job, tmp_path) as run:
         assert run.exit_code(240) == 0, run.text
-    assert "toy succeeded; 20 restarts" in run.text
+    assert "toy succeeded; 100 restarts" in run.text
     assert [path.name for path in Path("/dev/shm").iterdir() if path.name.startswith(name)] == []
 
 
@@ -123,6 +126,36 @@ raise RuntimeError("[/gloo/transport/tcp/pair.cc:561] Connection closed by peer 
     assert "toy failed: rank 1 died: ValueError: bad batch" in run.text
 
 
+BREAKS_IN_A_FORK = """
+import os, sys
+if "json" in sys.modules and sys.argv[1] == "fork":  # the fork server has imported it
+    raise RuntimeError("Cannot re-initialize CUDA in forked subprocess")
+print("cold" if "json" not in sys.modules else "warm", os.environ["TORCHELASTIC_RESTART_COUNT"], flush=True)
+if sys.argv[1] == "always":
+    sys.exit(3)
+"""
+
+
+@pytest.mark.parametrize("shell", [False, True], ids=["python", "in a shell"])
+def test_a_script_that_forks_break_starts_cold_before_its_restarts_are_used_up(tmp_path: Path, shell: bool) -> None:
+    command = [*script(tmp_path, BREAKS_IN_A_FORK), "fork"]
+    command = ["sh", "-c", "; ".join([shlex.join(["python3", *command[1:]]), "exit $?"])] if shell else command
+    job = manifest(command, preload=["json"], failurePolicy={"maxRestarts": 2})
+    with LocalRun(job, tmp_path) as run:
+        assert run.exit_code() == 0, run.text
+    assert re.findall(r"\]:(cold|warm) (\d)$", run.text, re.MULTILINE) == [("cold", "2")]
+    assert "2 starts in a row failed at once in forked workers: the next ones start by exec" in run.text
+
+
+def test_a_script_that_fails_at_once_either_way_is_forked_again(tmp_path: Path) -> None:
+    command = [*script(tmp_path, BREAKS_IN_A_FORK), "always"]
+    job = manifest(command, preload=["json"], failurePolicy={"maxRestarts": 4})
+    with LocalRun(job, tmp_path) as run:
+        assert run.exit_code() == 1, run.text
+    starts = re.findall(r"\]:(cold|warm) (\d)$", run.text, re.MULTILINE)
+    assert starts == [("warm", "0"), ("warm", "1"), ("cold", "2"), ("warm", "3"), ("warm", "4")]
+
+
 def test_a_worker_killed_restarts_in_place_and_counts_once(tmp_path: Path) -> None:
     done = tmp_path / "done"
     job = manifest([*script(tmp_path, WAIT_FOR_FILE), str(done)], replicas=2, nprocPerNode=2)
@@ -153,6 +186,32 @@ if os.environ["RANK"] == "1" and first:
         gate.open("w").close()
         assert run.exit_code() == 0
     assert sorted(re.findall(r"\]:ran (\d \d)$", run.text, re.MULTILINE)) == ["0 0", "0 1", "1 0", "1 1"]
+
+
+def agent_fails(folder: Path, *pods: str) -> dict[str, object]:
+    """Return a job of two nodes, whose agents in these pods exit 1 before they do anything."""
+    (folder / "broken").mkdir()
+    (folder / "broken" / "sitecustomize.py").write_text(
+        f"import os, sys\nif 'agent' in sys.orig_argv and os.environ['ELASTICJOB_POD_NAME'] in {pods}: os._exit(1)\n"
+    )
+    job = manifest(script(folder, "print('ran')"), replicas=2, failurePolicy={"maxRestarts": 1})
+    spec: Any = job["spec"]
+    variables = [{"name": "PYTHONPATH", "value": str(folder / "broken")}]
+    spec["template"]["spec"]["containers"][0]["env"] = variables
+    return job
+
+
+def test_an_agent_that_fails_before_the_job_has_ended_is_replaced_and_counts_as_a_restart(tmp_path: Path) -> None:
+    with LocalRun(agent_fails(tmp_path, "toy-0-0"), tmp_path) as run:
+        assert run.exit_code(60) == 0, run.text
+    assert "toy-0-0 ended (exit 1, failed); toy-0-1 takes its place" in run.text
+    assert "toy succeeded; 1 restart" in run.text
+
+
+def test_an_agent_that_fails_again_and_again_ends_the_job(tmp_path: Path) -> None:
+    with LocalRun(agent_fails(tmp_path, "toy-0-0", "toy-0-1"), tmp_path) as run:
+        assert run.exit_code(60) == 1, run.text
+    assert "toy failed: toy-0-1 ended (exit 1, failed); 1 restart" in run.text
 
 
 def test_a_drained_node_leaves_and_is_replaced_without_counting_a_restart(tmp_path: Path) -> None:

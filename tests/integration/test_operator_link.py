@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
+from functools import partial
 
 import pytest
 
@@ -121,3 +122,21 @@ async def test_a_wrong_key_is_refused(store: Store, links: StoreLinks) -> None:
     links.set_address(KEY, store.address, KEYS.derive(NODE_KEY, "uid", 1))
     await until(lambda: sum(store.server.counters.dropped.values()) > 0)
     assert links.view(KEY).connected is False
+    await until(lambda: "the peer has the wrong key for role operator" in links.view(KEY).refused)
+
+
+async def test_a_store_takes_the_views_of_an_operator_whose_lease_begins_anew(store: Store, links: StoreLinks) -> None:
+    key = KEYS.derive(OPERATOR_KEY, "uid", 1)
+    links.set_address(KEY, store.address, key)
+    links.set_operator_view(KEY, OperatorView(0, 0, SETTINGS, charged=1, charged_round=None, pods=(POD,)))
+    await until(lambda: store.coordinator.state.operator_view.charged == 1)
+    for charged, generation in ((2, 1), (3, 3), (4, 0)):
+        successor = StoreLinks(lambda key: None, partial(int, generation), raise_after=0.0)
+        successor.set_address(KEY, store.address, key)
+        successor.set_operator_view(KEY, OperatorView(0, 0, SETTINGS, charged=charged, charged_round=None, pods=(POD,)))
+        await until(partial(_is_charged, store, charged))
+        await successor.close()
+
+
+def _is_charged(store: Store, restarts: int) -> bool:
+    return store.coordinator.state.operator_view.charged == restarts

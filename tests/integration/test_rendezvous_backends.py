@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import threading
 from base64 import b64encode
@@ -108,7 +109,7 @@ def test_the_file_excludes_threads_of_one_process(tmp_path: Path) -> None:
 
             def exchange(i: int, path: Path = path, start: threading.Barrier = start) -> bytes:
                 start.wait()
-                return FileCell(path).compare_set(b"", b"%d" % i * (i + 1))
+                return FileCell(path, "key").compare_set(b"", b"%d" % i * (i + 1))
 
             assert len(set(pool.map(exchange, range(4)))) == 1
 
@@ -154,11 +155,54 @@ def test_a_corrupt_state_raises_a_state_error(tmp_path: Path) -> None:
         backend.get_state()
 
 
+@pytest.mark.parametrize("text", ["no base64!", "[]", '{"torch.rendezvous.job": 1}', '{"torch.rendezvous.job": "%"}'])
+def test_a_corrupt_file_raises_a_state_error(tmp_path: Path, text: str) -> None:
+    backend, _ = create_backend(params(str(tmp_path / "state"), store_type="file"))
+    (tmp_path / "state").write_text(text)
+    with pytest.raises(api.RendezvousStateError):
+        backend.get_state()
+
+
 def test_a_file_is_as_long_as_its_state(tmp_path: Path) -> None:
-    cell = FileCell(tmp_path / "state")
+    path = tmp_path / "state"
+    cell = FileCell(path, "key")
     assert cell.compare_set(b"", b"a long value") == b"a long value"
     assert cell.compare_set(b"wrong", b"x") == b"a long value"
     assert cell.compare_set(b"a long value", b"b") == cell.get() == b"b"
+    length = path.stat().st_size
+    for number in range(100):
+        cell.compare_set(cell.get(), b"%d" % (number % 10))
+    assert path.stat().st_size == length
+
+
+def test_runs_that_share_a_file_have_their_own_state(tmp_path: Path) -> None:
+    """As on one of torch's stores, and so a new run does not find the closed state of an older one."""
+    endpoint = str(tmp_path / "state")
+    one, two = (create_backend(params(endpoint, run_id, store_type="file"))[0] for run_id in ("one", "two"))
+    one.set_state(b"state of one")
+    assert two.get_state() is None
+    assert two.set_state(b"state of two")[2]
+    assert one.get_state()[0] == b"state of one"
+    assert set(json.loads((tmp_path / "state").read_text())) == {"torch.rendezvous.one", "torch.rendezvous.two"}
+
+
+def test_the_backend_has_torchs_name(make: Make) -> None:
+    assert make()[0].name == "c10d"
+
+
+@pytest.mark.parametrize("store_type", ["tcp", "file"])
+def test_torchrun_reaches_the_backend_by_an_option(tmp_path: Path, store_type: str) -> None:
+    """torch finds elasticjob's entry point, which returns torch's own handler on the backend."""
+    endpoint = f"localhost:{free_port()}" if store_type == "tcp" else str(tmp_path / "state")
+    handler = api.rendezvous_handler_registry.create_handler(params(endpoint, handler="dynamic", store_type=store_type))
+    assert isinstance(handler, dynamic_rendezvous.DynamicRendezvousHandler)
+    assert handler.get_backend() == "elasticjob"
+    assert isinstance(handler._state_holder._backend, module.ElasticJobRendezvousBackend)
+
+
+def test_an_unknown_handler_is_refused() -> None:
+    with pytest.raises(ValueError, match="Invalid handler 'static' given"):
+        api.rendezvous_handler_registry.create_handler(params("localhost:1", handler="static"))
 
 
 def test_only_this_user_can_read_the_temporary_file() -> None:
@@ -207,6 +251,20 @@ def test_a_creation_that_fails_is_recorded_and_raised(
 def test_the_port_is_torchs_unless_the_endpoint_has_one() -> None:
     assert stores.parse_endpoint(params("somewhere")) == ("somewhere", 29400)
     assert stores.parse_endpoint(params("somewhere:123")) == ("somewhere", 123)
+
+
+def test_the_read_timeout_is_torchs_unless_given() -> None:
+    assert stores.parse_read_timeout(params("somewhere")) == 60
+    assert stores.parse_read_timeout(params("somewhere", read_timeout="5")) == 5
+
+
+def test_a_temporary_file_that_cannot_be_created_is_a_rendezvous_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(**_: Any) -> Any:
+        raise OSError("no space left")
+
+    monkeypatch.setattr("tempfile.mkstemp", fail)
+    with pytest.raises(api.RendezvousError, match="cannot create a temporary file for the rendezvous: no space left"):
+        create_backend(params("", store_type="file"))
 
 
 def test_only_an_inferred_host_falls_back_to_client() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import struct
 import threading
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
@@ -181,3 +182,85 @@ def test_a_corrupt_message_costs_only_its_sender_its_link(store: Store) -> None:
     assert len(store.coordinator.state.nodes) == 2
     for handler in handlers:
         handler._end_session()
+
+
+class Impostor:
+    """Refuses the first links that reach its port, and relays the others to a store."""
+
+    def __init__(self, store: Store, refusals: int) -> None:
+        self._store = store
+        self._refusals = refusals
+        self.refused = 0
+        self._relays: set[asyncio.Task[None]] = set()
+        server = store.call(asyncio.start_server(self._serve, "127.0.0.1"))
+        self.port: int = server.sockets[0].getsockname()[1]
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self.refused < self._refusals:
+            self.refused += 1
+            frame = b'{"refused":"go away"}'
+            writer.write(struct.pack("!I", len(frame)) + frame)
+            writer.close()
+            return
+        store_reader, store_writer = await asyncio.open_connection("127.0.0.1", self._store.port)
+        self._relays |= {
+            asyncio.ensure_future(_copy(reader, store_writer)),
+            asyncio.ensure_future(_copy(store_reader, writer)),
+        }
+
+    async def close(self) -> None:
+        """End all links."""
+        for relay in self._relays:
+            relay.cancel()
+        await asyncio.gather(*self._relays, return_exceptions=True)
+
+
+async def _copy(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
+    while data := await source.read(65536):
+        target.write(data)
+    target.close()
+
+
+def test_a_refusal_by_an_impostor_ends_nothing(store: Store, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "elasticjob")
+    impostor = Impostor(store, refusals=3)
+    one, two = create_handler(params(impostor.port)), create_handler(params(store.port))
+    join(one, two)
+    assert impostor.refused == 3
+    assert "cannot connect to the store, retrying: LinkRefused: go away" in caplog.text
+    impostor._refusals = 4
+    session = one._session
+    assert session is not None
+    session._schedule(session._node._link._frames.transport.abort)
+    until(lambda: impostor.refused == 4 and not session.down_since, "the node is connected again")
+    assert [handler.num_nodes_waiting() for handler in (one, two)] == [0, 0]
+    for handler in (one, two):
+        handler._end_session()
+    visitor = create_handler(params(impostor.port))
+    impostor._refusals = 7
+    assert not visitor.is_closed()
+    assert impostor.refused == 7
+    store.call(impostor.close())
+
+
+def test_every_node_reports_to_a_successor_store_that_the_rendezvous_is_closed(store: Store) -> None:
+    """Each of them: the node that closed it may have ended."""
+    handlers = two_in_a_round(store)
+    handlers[0].set_closed()
+    until(handlers[1].is_closed, "the other node learns of it")
+    for handler in handlers:
+        assert handler._session is not None
+        greeting = handler._session._greeting()
+        assert [type(message).__name__ for message in greeting] == ["Announce", "Close"]
+        handler._end_session()
+
+
+def test_a_visitor_in_a_thread_with_an_event_loop_gets_its_answer(store: Store) -> None:
+    """torch's handler may be called from a notebook, whose thread runs a loop."""
+
+    async def ask() -> bool:
+        closed: bool = create_handler(params(store.port)).is_closed()
+        return closed
+
+    assert asyncio.run(ask()) is False
+    assert store.coordinator.state.nodes == {}

@@ -5,6 +5,8 @@ from __future__ import annotations
 import gc
 import os
 import socket
+import subprocess
+import sys
 import threading
 import time
 import weakref
@@ -21,6 +23,7 @@ pytest.importorskip("torch")
 from torch.distributed.elastic.rendezvous import api, rendezvous_handler_registry  # noqa: E402
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import RendezvousSettings, RendezvousTimeout  # noqa: E402
 
+from elasticjob.contract.messages import Standby  # noqa: E402
 from elasticjob.torchrun import create, stores  # noqa: E402
 from elasticjob.torchrun import handler as module  # noqa: E402
 from elasticjob.torchrun.create import create_handler, read_settings  # noqa: E402
@@ -74,6 +77,14 @@ def until(condition: Callable[[], object], what: str) -> None:
         time.sleep(0.01)
 
 
+def stays(condition: Callable[[], object], seconds: float, what: str) -> None:
+    """Check that a condition holds for some time: the coordinator ends a round 0.25 s after it has lost a node."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        assert condition(), f"not for {seconds:g} s: {what}"
+        time.sleep(0.01)
+
+
 # ---- settings and errors
 
 
@@ -81,6 +92,7 @@ def test_torch_finds_the_handler_by_its_entry_point() -> None:
     handler = rendezvous_handler_registry.create_handler(params(endpoint="localhost:1", is_host=False))
     assert isinstance(handler, Handler)
     assert (handler.get_backend(), handler.get_run_id()) == ("elasticjob", "job")
+    assert (handler.settings.run_id, handler.settings.min_nodes, handler.settings.max_nodes) == ("job", 2, 2)
 
 
 def test_settings_have_the_defaults_of_torch_and_can_be_given() -> None:
@@ -155,6 +167,9 @@ def test_nodes_get_ranks_and_a_store_of_their_own_round(nodes: Nodes) -> None:
     assert len({(i.bootstrap_store_info.master_addr, i.bootstrap_store_info.master_port) for i in infos}) == 1
     infos[0].store.set("key", "value")
     assert infos[1].store.get("key") == b"value"
+    info = infos[0].bootstrap_store_info
+    unprefixed = stores.tcp_store(info.master_addr, info.master_port, serve=False, timeout=20)
+    assert not unprefixed.check(["key"])  # the workers' store: torchrun's keys are not theirs
     again = nodes.join_all(one, two)
     assert [i.rank for i in again] == [i.rank for i in infos]
     assert not again[0].store.check(["key"])
@@ -292,7 +307,125 @@ def test_shutdown_returns_true_once_the_rendezvous_is_closed(nodes: Nodes) -> No
     assert two.shutdown()
     until(one.is_closed, "the other node learns of it")
     assert one.shutdown()
-    assert one.shutdown() is False  # it hosted the store, which has ended with it
+
+
+@pytest.mark.parametrize("joined", [True, False])
+def test_a_second_shutdown_of_the_host_returns_true_at_once(nodes: Nodes, joined: bool) -> None:
+    """The store has ended with the first one."""
+    host = nodes.add((1, 1))
+    if joined:
+        nodes.join_all(host)
+    assert host.shutdown()
+    began = time.monotonic()
+    assert host.shutdown()
+    host.set_closed()
+    assert host.is_closed()
+    with pytest.raises(api.RendezvousClosedError):
+        host.next_rendezvous()
+    assert time.monotonic() - began < 1.0
+
+
+@pytest.mark.parametrize("host_leaves", [True, False])
+def test_a_node_that_shuts_down_leaves_the_round_of_the_others_running(nodes: Nodes, host_leaves: bool) -> None:
+    """Also the node that hosts the store. The others then finish, and shut down too."""
+    handlers = [nodes.add((3, 3)) for _ in range(3)]
+    nodes.join_all(*handlers)
+    leaves = handlers[0 if host_leaves else 1]
+    others = [handler for handler in handlers if handler is not leaves]
+    assert leaves.shutdown()
+    stays(lambda: not any(o.num_nodes_waiting() for o in others), 1.5, "the others continue")
+    assert all(other.is_closed() for other in others)
+    assert [other.shutdown() for other in others] == [True, True]
+
+
+@pytest.mark.parametrize("host_fails", [True, False])
+@pytest.mark.parametrize("closed_before", [True, False])
+def test_a_node_that_shuts_down_while_it_raises_ends_the_round(
+    nodes: Nodes, host_fails: bool, closed_before: bool
+) -> None:
+    """torchrun shuts down while it raises the error of its workers. Their peers would wait for them."""
+    handlers = [nodes.add((3, 3)) for _ in range(3)]
+    nodes.join_all(*handlers)
+    fails, *others = handlers if host_fails else reversed(handlers)
+    if closed_before:
+        others[0].set_closed()
+        until(fails.is_closed, "all nodes know that the rendezvous is closed")
+    try:
+        raise ArithmeticError("a worker failed")
+    except ArithmeticError:
+        assert fails.shutdown()
+    for other in others:
+        until(other.num_nodes_waiting, "the round ends")
+        why = "closed the rendezvous" if closed_before else r"failed \(ArithmeticError\) and closed the rendezvous"
+        with pytest.raises(api.RendezvousClosedError, match=why):
+            other.next_rendezvous()
+
+
+def test_a_handler_that_has_not_joined_is_no_member(nodes: Nodes) -> None:
+    one, visitor = nodes.add(), nodes.add()
+    [waiting] = nodes.join(one)
+    until(lambda: one._session and one._session.messages_received, "one node is announced")
+    assert not visitor.is_closed()
+    assert visitor.num_nodes_waiting() == 0
+    with pytest.raises(TimeoutError):
+        waiting.result(0.5)
+    two = nodes.add()
+    nodes.join_all(two)
+    assert waiting.result(30).world_size == 2
+    visitor.set_closed()
+    until(lambda: one.is_closed() and two.is_closed(), "the nodes learn of it")
+    assert visitor.shutdown()
+    stays(lambda: not one.num_nodes_waiting() and not two.num_nodes_waiting(), 0.5, "the round runs")
+
+
+@pytest.mark.parametrize("close", [Handler.set_closed, Handler.shutdown])
+def test_a_handler_that_closes_before_it_has_joined_completes_no_round(
+    nodes: Nodes, close: Callable[[Handler], object]
+) -> None:
+    one, visitor = nodes.add(), nodes.add()
+    [waiting] = nodes.join(one)
+    until(lambda: one._session and one._session.messages_received, "one node is announced")
+    close(visitor)
+    with pytest.raises(api.RendezvousClosedError):
+        waiting.result(30)
+
+
+def test_a_node_does_not_end_its_session_under_the_sessions_lock(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The session's thread needs the lock to end: the node would wait 5 s for it."""
+    one, visitor = nodes.add(), nodes.add()
+    [waiting] = nodes.join(one)
+    until(lambda: one._session and one._session.messages_received, "one node is announced")
+    session, end_session, free = one._session, one._end_session, list[bool]()
+    assert session is not None
+
+    def acquire() -> bool:
+        acquired = session.changed.acquire(timeout=1)
+        if acquired:
+            session.changed.release()
+        return acquired
+
+    def end() -> None:
+        free.append(nodes.pool.submit(acquire).result())
+        end_session()
+
+    monkeypatch.setattr(one, "_end_session", end)
+    visitor.set_closed()
+    with pytest.raises(api.RendezvousClosedError):
+        waiting.result(30)
+    assert free == [True]
+
+
+def test_a_node_that_arrives_at_a_closed_full_rendezvous_gets_torchs_error(nodes: Nodes) -> None:
+    """Only a node that stood by before it was closed ends gracefully."""
+    one, two, late = nodes.add(), nodes.add(), nodes.add()
+    nodes.join_all(one, two)
+    one.set_closed()
+    with pytest.raises(api.RendezvousClosedError):
+        late.next_rendezvous()
+    assert two._session is not None
+    until(two.is_closed, "the other node learns of it")
+    two._session._receive(Standby("the round is full without this node", redundant=True))
+    assert not two._session.redundant
 
 
 def test_a_lost_store_is_logged_and_never_raised_while_a_round_runs(nodes: Nodes) -> None:
@@ -322,7 +455,7 @@ def test_a_node_that_waits_for_a_round_does_not_outwait_a_lost_store(nodes: Node
 def test_errors_other_than_rendezvous_errors_are_raised(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
     one = nodes.add()
 
-    def broken() -> None:
+    def broken(_: str) -> None:
         raise OSError("no disk")
 
     monkeypatch.setattr(one, "_close", broken)
@@ -355,10 +488,12 @@ def test_a_store_that_does_not_answer_is_a_connection_error() -> None:
     assert handler.num_nodes_waiting() == 0
 
 
-def test_a_wrong_key_is_refused_at_once(nodes: Nodes) -> None:
-    nodes.add()
-    with pytest.raises(api.RendezvousConnectionError, match=r"proof|prove|key"):
-        nodes.add(key="00" * 32, read_timeout=60).next_rendezvous()
+def test_a_wrong_key_is_an_error_that_names_it(nodes: Nodes) -> None:
+    """After the time-out, as a refusal may come from an impostor."""
+    assert not nodes.add().is_closed()  # the store serves
+    for call in ("next_rendezvous", "is_closed"):
+        with pytest.raises(api.RendezvousConnectionError, match="the peer has the wrong key for role node"):
+            getattr(nodes.add(key="00" * 32, read_timeout=2), call)()
 
 
 def test_only_an_inferred_host_accepts_another_host(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -371,15 +506,64 @@ def test_only_an_inferred_host_accepts_another_host(nodes: Nodes, monkeypatch: p
         create_handler(params(endpoint=f"localhost:{port}", is_host=True))
 
 
+def test_a_store_outlives_the_thread_that_started_it(nodes: Nodes) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        host = pool.submit(nodes.add).result()
+    # The thread has ended.
+    infos = nodes.join_all(host, nodes.add())
+    assert [i.world_size for i in infos] == [2, 2]
+    assert host._hosted is not None
+    assert host._hosted._process.poll() is None
+
+
+def test_a_store_ends_with_the_process_that_hosts_it() -> None:
+    """Also if that process is killed."""
+    hosts = """
+from elasticjob.contract.messages import RoundSettings
+from elasticjob.torchrun.stores import HostedStore
+from torch.distributed.elastic.rendezvous import api
+store = HostedStore(api.RendezvousParameters("elasticjob", "localhost", "job", 1, 1), 0, RoundSettings(1, 1, 1))
+print("port", store.port, flush=True)
+input()
+"""
+    parent = subprocess.Popen([sys.executable, "-c", hosts], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    port = int(parent.stdout.readline().split()[1])
+    handler = create_handler(params(endpoint=f"localhost:{port}", is_host=False))
+    assert not handler.is_closed()
+    parent.kill()
+    parent.communicate()
+    until(lambda: not listens(port), "the store has ended")
+
+
+def listens(port: int) -> bool:
+    try:
+        socket.create_connection(("localhost", port), 1.0).close()
+    except OSError:
+        return False
+    return True
+
+
 def test_events_name_the_node_and_its_rank(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
     one = nodes.add((1, 1))
     events = record_events(monkeypatch)
     nodes.join_all(one)
-    assert [(e["node_state"].name, e["rank"]) for e in events] == [("RUNNING", None), ("RUNNING", 0)]
+    joined = [("RUNNING", None), ("SUCCEEDED", None), ("RUNNING", 0)]
+    assert [(e["node_state"].name, e["rank"]) for e in events] == joined
     assert {(e["hostname"], e["pid"], e["local_id"]) for e in events} == {
         ("127.0.0.1", os.getpid(), one._node.local_id)
     }
     one.set_closed()
     with pytest.raises(api.RendezvousClosedError):
         one.next_rendezvous()
-    assert [e["node_state"].name for e in events[2:]] == ["SUCCEEDED", "RUNNING", "FAILED"]
+    assert [e["node_state"].name for e in events[3:]] == ["SUCCEEDED", "RUNNING", "FAILED"]
+    assert one.shutdown()
+    methods = ["next_rendezvous"] * 3 + ["set_closed"] + ["next_rendezvous"] * 2 + ["shutdown"]
+    assert [e["name"] for e in events] == [f"ElasticJobRendezvousHandler.{method}" for method in methods]
+
+
+def test_only_rank_0_records_that_a_round_is_complete(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
+    one, two = nodes.add(), nodes.add()
+    events = record_events(monkeypatch)
+    nodes.join_all(one, two)
+    assert [e["node_state"].name for e in events].count("SUCCEEDED") == 1

@@ -11,6 +11,9 @@ import time
 from pathlib import Path
 from typing import Any
 
+from elasticjob.contract.names import Env
+from elasticjob.store import wire
+from elasticjob.store.wire import Op
 from support.local_run import LocalRun, manifest
 
 SCRIPT = """
@@ -70,3 +73,25 @@ def test_the_store_of_a_round_closes_after_the_round(tmp_path: Path) -> None:
         deadline = time.monotonic() + 30
         while serves(first["port"]):
             assert time.monotonic() < deadline, f"the store of the first round still serves on {first['port']}"
+
+
+def answer(source: str, port: int) -> bytes:
+    """Ask a store for its number of keys, from an address of this machine. Return its answer, empty if it closed."""
+    with socket.create_connection(("127.0.0.1", port), 30, (source, 0)) as client:
+        client.sendall(wire.request(Op.VALIDATE, number=wire.MAGIC) + wire.request(Op.GETNUMKEYS))
+        with contextlib.suppress(ConnectionResetError):
+            return client.recv(8)
+        return b""
+
+
+def test_only_clients_on_the_addresses_of_nodes_use_the_store_of_a_round_and_none_that_of_the_job(
+    tmp_path: Path,
+) -> None:
+    with LocalRun(job(tmp_path), tmp_path) as run:
+        rank_0 = started(run)
+        assert answer("127.0.0.1", rank_0["port"]) == wire.i64(0)
+        assert answer("127.0.0.9", rank_0["port"]) == b""
+        run.wait_for("no node of this job has a control link from its address")
+        environ = Path(f"/proc/{rank_0['agent']}/environ").read_bytes().split(b"\0")
+        endpoint = next(e for e in environ if e.startswith(f"{Env.STORE_ENDPOINT}=".encode())).decode()
+        assert answer("127.0.0.1", int(endpoint.rpartition(":")[2])) == b""

@@ -61,6 +61,63 @@ def test_a_joining_node_starts_a_round_without_a_charge(tmp_path: Path, port: in
             assert [host.exit_code(), joiner.exit_code()] == [0, 0]
 
 
+@pytest.mark.parametrize("store_type", ["tcp", "file"])
+def test_torchs_own_handler_runs_on_elasticjobs_backend(tmp_path: Path, port: int, store_type: str) -> None:
+    endpoint = f"localhost:{port}" if store_type == "tcp" else str(tmp_path / "state")
+    options = [
+        "--rdzv-backend=elasticjob", f"--rdzv-conf=handler=dynamic,store_type={store_type},last_call_timeout=1",
+        f"--rdzv-endpoint={endpoint}", "--rdzv-id=job", "--local-addr=127.0.0.1", "--nnodes=2", "--max-restarts=3",
+    ]  # fmt: skip
+    common = [*options, *script(tmp_path)]
+    with Torchrun(*common) as one, Torchrun(*common) as two:
+        for node in (one, two):
+            trains(node, 2, restarts="0")
+        (tmp_path / "done").touch()
+        assert [one.exit_code(), two.exit_code()] == [0, 0]
+
+
+SHORT_EXIT_BARRIER = """
+import functools
+from torch.distributed.launcher import api
+api.LocalElasticAgent = functools.partial(api.LocalElasticAgent, exit_barrier_timeout=1)
+from torch.distributed.run import main
+main()
+"""
+
+FINISHES = """
+import os, sys, time
+for step in range(10**6):
+    print("step", step, flush=True)
+    if sys.argv[1] == "first" or os.path.exists(sys.argv[2]):
+        break
+    time.sleep(0.05)
+"""
+
+
+@pytest.mark.parametrize("first_is_host", [True, False])
+def test_a_node_that_finishes_first_leaves_the_others_running(tmp_path: Path, port: int, first_is_host: bool) -> None:
+    """Its torchrun gives up the exit barrier, closes the rendezvous and ends, and the store with it if it is the host.
+
+    torch waits 300 s at the barrier: the others evaluate or upload for longer.
+    """
+    (tmp_path / "finishes.py").write_text(FINISHES)
+
+    def node(mode: str, *, host: bool) -> Torchrun:
+        options = arguments(port, "2", "--max-restarts=0", f"--rdzv-conf=is_host={int(host)}")
+        script = [str(tmp_path / "finishes.py"), mode, str(tmp_path / "done")]
+        return Torchrun(*options, *script, program=("-c", SHORT_EXIT_BARRIER))
+
+    with node("first", host=first_is_host) as first, node("last", host=not first_is_host) as last:
+        assert first.exit_code(90) == 0
+        assert "Error waiting on exit barrier" in first.text
+        step = int(last.wait_for(r"step (\d+)$")[1])
+        last.wait_for(rf"step {int(last.lines[-1].split()[-1]) + 60}$")  # 3 s later; a stopped worker is gone after 1 s
+        (tmp_path / "done").touch()
+        assert last.exit_code(90) == 0
+        assert sum(line.endswith("step 0") for line in last.lines) == 1
+        assert step == 0
+
+
 @pytest.mark.parametrize("host_fails", [True, False])
 def test_a_worker_that_keeps_failing_ends_every_node(tmp_path: Path, port: int, host_fails: bool) -> None:
     """The failing node may be the one that hosts the store: the store then ends with it."""

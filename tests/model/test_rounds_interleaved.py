@@ -1,4 +1,8 @@
-"""Every interleaving of small jobs around one or two faults, and seeded bugs that must be found."""
+"""Interleavings of small jobs around one or two faults, breadth first, and seeded bugs that must be found.
+
+The search is bounded: it explores all interleavings up to some depth. `Search` says how far it came, and whether it
+came to an end; the names of the tests claim no more.
+"""
 
 from __future__ import annotations
 
@@ -14,41 +18,83 @@ from elasticjob.contract.messages import OperatorView, WorkersStopped
 from elasticjob.rendezvous import apply_event, round_end, rounds
 from elasticjob.rendezvous.decision import RoundDecision, Rule
 from elasticjob.rendezvous.state import CoordinatorState, Node
-from support.rounds_explorer import explore
+from support.rounds_explorer import explore, search
 from support.rounds_invariants import broken_invariants, liveness_violation
-from support.rounds_world import FAULTS, Move, calm, faults, finishing, running, step
+from support.rounds_world import FAULTS, Move, calm, charged, faults, finishing, running, step
 
 STATES, DEEP_STATES = 900, 20_000
 """Different worlds explored around each fault."""
 
 
 @pytest.mark.parametrize("kind", FAULTS)
-def test_every_interleaving_around_one_fault(kind: str, deep: bool) -> None:
+def test_interleavings_around_one_fault(kind: str, deep: bool) -> None:
     assert not explore(running(), (kind,), 1, DEEP_STATES if deep else STATES)
 
 
+@pytest.mark.parametrize("kind", ["fail", "crash", "sigterm", "target", "half-open", "restart-in-place"])
+def test_interleavings_around_one_fault_with_batches(kind: str, deep: bool) -> None:
+    start = replace(running(), batched=True)
+    assert not explore(start, (kind,), 1, DEEP_STATES if deep else STATES)
+
+
 @pytest.mark.parametrize("kind", ["crash", "sigterm", "target", "blip"])
-def test_every_interleaving_around_one_fault_with_a_spare(kind: str, deep: bool) -> None:
+def test_interleavings_around_one_fault_with_a_spare(kind: str, deep: bool) -> None:
     assert not explore(running(4, spares=1), (kind,), 1, DEEP_STATES if deep else STATES)
 
 
-DEFAULT_PAIRS = [("fail", "cut"), ("blip", "second-store"), ("succeed", "restart-store"), ("crash", "operator-down")]
+@pytest.mark.parametrize("kind", ["target", "sigterm", "succeed"])
+def test_interleavings_around_one_fault_of_a_script_that_reports_no_steps(kind: str, deep: bool) -> None:
+    start = replace(running(workers=2), reports_steps=False)
+    assert not explore(start, (kind,), 1, DEEP_STATES if deep else STATES)
+
+
+@pytest.mark.parametrize("budget", [1, 2])
+def test_interleavings_around_the_last_restart(budget: int, deep: bool) -> None:
+    """One restart was charged already: with a budget of 1 the next failure ends the job, with 2 the one after it."""
+    assert not explore(running(2, budget=budget), ("fail",), 2, DEEP_STATES if deep else STATES)
+
+
+DEFAULT_PAIRS = [
+    ("fail", "cut"), ("blip", "second-store"), ("succeed", "restart-store"), ("crash", "operator-down"),
+    ("fail", "restart-store"), ("fail", "restart-in-place"),
+]  # fmt: skip
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Parametrize over all pairs of faults with `--deep`, else over four."""
+    """Parametrize over all pairs of faults with `--deep`, else over some."""
     if "pair" in metafunc.fixturenames:
         deep = metafunc.config.getoption("--deep", default=False)
         metafunc.parametrize("pair", list(itertools.combinations(FAULTS, 2)) if deep else DEFAULT_PAIRS, ids="+".join)
 
 
-def test_every_interleaving_around_two_faults(pair: tuple[str, str], deep: bool) -> None:
+def test_interleavings_around_two_faults(pair: tuple[str, str], deep: bool) -> None:
     assert not explore(running(), pair, 2, DEEP_STATES if deep else STATES)
 
 
 @pytest.mark.parametrize("kinds", [("restart-store",), ("second-store", "cut"), ("restart-store", "operator-down")])
-def test_every_interleaving_around_a_success_while_the_store_dies(kinds: tuple[str, ...], deep: bool) -> None:
+def test_interleavings_around_a_success_while_the_store_dies(kinds: tuple[str, ...], deep: bool) -> None:
     assert not explore(finishing(), kinds, len(kinds), DEEP_STATES if deep else 2 * STATES)
+
+
+@pytest.mark.parametrize("kind", ["restart-store", "restart-in-place", "crash"])
+def test_interleavings_around_a_charged_failure_while_the_store_dies(kind: str, deep: bool) -> None:
+    start = charged()
+    assert start.charged == 2
+    assert not explore(start, (kind,), 1, DEEP_STATES if deep else STATES)
+
+
+def test_a_search_says_whether_it_came_to_an_end() -> None:
+    """A job that has ended has few worlds ahead of it: they can all be explored."""
+    short, ended = search(running(), ("fail",), 1, 50), finishing()
+    while moves := list(calm(ended)):
+        before, ended = ended, step(ended, moves[0])
+    whole = search(before, (), 0, 1000)
+    assert not short.exhaustive
+    assert short.depth > 0
+    assert "cut short" in str(short)
+    assert whole.exhaustive
+    assert "all there are" in str(whole)
+    assert not short.wrong + whole.wrong
 
 
 @settings(max_examples=40, deadline=None)
@@ -112,9 +158,15 @@ def _with_rule(number: int, rule: Rule) -> tuple[Rule, ...]:
 @pytest.mark.parametrize(
     ("module", "name", "value", "kinds", "found"),
     [
-        (rounds, "RULES", _with_rule(rounds.RULES.index(_conclude_round), _conclude_early), ("fail",), "still runs"),
+        (
+            rounds,
+            "RULES",
+            _with_rule(rounds.RULES.index(_conclude_round), _conclude_early),
+            ("fail",),
+            "while_its_workers_run",
+        ),
         (apply_event, "_apply_worker_state", _apply_to_any_round, ("late",), "old_messages_have_no_effect"),
-        (apply_event, "_apply_operator_view", _charge_again, ("fail",), "a_charge_is_counted_once"),
+        (apply_event, "_apply_operator_view", _charge_again, ("fail",), "each_failure_is_charged_once"),
     ],
 )
 def test_a_seeded_bug_is_found(

@@ -9,10 +9,15 @@ from cluster import verbs
 from images import build, oci
 
 
+def build_all() -> list[Path]:
+    """Build both images and return their archives."""
+    return [build.build(name) for name in build.BUILDERS]
+
+
 def build_and_load() -> None:
     """Build both images and load them on every node."""
-    for name in build.BUILDERS:
-        verbs.load(build.build(name))
+    for archive in build_all():
+        verbs.load(archive)
 
 
 def renamed(name: str, image: str, folder: Path) -> Path:

@@ -10,6 +10,7 @@ from elasticjob.contract.messages import (
     EndReason,
     Failure,
     FailureClass,
+    InRound,
     NodeReport,
     Outcome,
     Report,
@@ -19,7 +20,7 @@ from elasticjob.contract.messages import (
 )
 from elasticjob.contract.names import Label, Role, RoundId
 from elasticjob_operator.model.observed import Child, Children, Job, LinkView, Observed, parse_job
-from elasticjob_operator.model.pods import AVOIDED_NODES, Pod, parse_pod
+from elasticjob_operator.model.pods import AVOIDED_NODES, FAILED_STARTS, Pod, parse_pod
 from elasticjob_operator.model.raw import timestamp
 from elasticjob_operator.plan import Plan, plan
 
@@ -76,7 +77,11 @@ def condition(kind: str, value: bool = True, reason: str = "R", at: float = NOW 
 
 
 def raw_pod(index: int, incarnation: int = 0, *, role: Role = Role.WORKER, node: str = "n1", **more: Any) -> Raw:
-    """Return a running pod; `phase`, `deleting`, `conditions`, `container` (status), `avoids`, `created` change it."""
+    """Return a running pod.
+
+    `phase`, `deleting`, `conditions`, `container` (its status), `status` (more of the pod's), `avoids`, `failed_starts`
+    and `created` change it.
+    """
     store = role is Role.STORE
     name = f"bert-rdzv-{incarnation}" if store else f"bert-{index}-{incarnation}"
     meta: Raw = {
@@ -89,8 +94,9 @@ def raw_pod(index: int, incarnation: int = 0, *, role: Role = Role.WORKER, node:
     }  # fmt: skip
     if "deleting" in more:
         meta["deletionTimestamp"] = timestamp(more["deleting"])
-    if "avoids" in more:
-        meta["annotations"] = {AVOIDED_NODES: more["avoids"]}
+    annotations = {AVOIDED_NODES: more.get("avoids"), FAILED_STARTS: more.get("failed_starts")}
+    if any(annotations.values()):
+        meta["annotations"] = {key: str(value) for key, value in annotations.items() if value}
     phase = more.get("phase", "Running")
     container = {"name": "main", "image": "user:1", "state": {"running": {}}} | more.get("container", {})
     return {
@@ -103,18 +109,19 @@ def raw_pod(index: int, incarnation: int = 0, *, role: Role = Role.WORKER, node:
             "conditions": [
                 {"type": "Ready", "status": "True" if phase == "Running" else "False"}, *more.get("conditions", []),
             ],
-        },
+        } | more.get("status", {}),
     }  # fmt: skip
 
 
 def worker(index: int, incarnation: int = 0, **more: Any) -> Pod:
-    """Return a worker pod; arguments as for `raw_pod`."""
-    return parse_pod(raw_pod(index, incarnation, **more))
+    """Return a worker pod that the operator has seen since its creation; arguments as for `raw_pod`."""
+    return replace(parse_pod(raw_pod(index, incarnation, **more)), seen=more.get("created", NOW - 60))
 
 
 def store(incarnation: int = 0, **more: Any) -> Pod:
-    """Return a store pod; arguments as for `raw_pod`."""
-    return parse_pod(raw_pod(0, incarnation, role=Role.STORE, **more))
+    """Return a store pod that the operator has seen since its creation; arguments as for `raw_pod`."""
+    raw = raw_pod(0, incarnation, role=Role.STORE, **more)
+    return replace(parse_pod(raw), seen=more.get("created", NOW - 60))
 
 
 def ended(exit_code: int, reason: str = "Error", termination: Termination | str = "") -> Raw:
@@ -122,6 +129,23 @@ def ended(exit_code: int, reason: str = "Error", termination: Termination | str 
     message = codec.dumps(termination).decode() if isinstance(termination, Termination) else termination
     terminated = {"exitCode": exit_code, "reason": reason, "message": message, "finishedAt": timestamp(NOW - 1)}
     return {"phase": "Failed" if exit_code else "Succeeded", "container": {"state": {"terminated": terminated}}}
+
+
+def killed(round_number: int | None = None, reason: str = "OOMKilled") -> Raw:
+    """Return the arguments for a pod whose agent was killed with its workers, in this round or before its first."""
+    message = codec.dumps(InRound(RoundId(1, 0, round_number))).decode() if round_number else ""
+    return ended(137, reason, message)
+
+
+def failed_init(container: str = "setup", code: int = 3, message: str = "no such bucket") -> Raw:
+    """Return the arguments for a pod whose init container failed."""
+    end = {"name": container, "state": {"terminated": {"exitCode": code, "reason": "Error", "message": message}}}
+    return {"phase": "Failed", "container": {"state": {}}, "status": {"initContainerStatuses": [end]}}
+
+
+def evicted(message: str = 'Usage of EmptyDir volume "scratch" exceeds the limit "1Gi".') -> Raw:
+    """Return the arguments for a pod that the kubelet evicted for its own use."""
+    return ended(137) | {"status": {"reason": "Evicted", "message": message}}
 
 
 def declared(outcome: Outcome, failure: Failure | None = None) -> Termination:

@@ -16,6 +16,7 @@ from elasticjob.contract.messages import (
     EndReason,
     Failure,
     FailureClass,
+    InRound,
     NodeReport,
     OperatorView,
     Outcome,
@@ -37,6 +38,7 @@ from elasticjob_operator.kube import (
     Resource,
 )
 from elasticjob_operator.model.observed import LinkView
+from elasticjob_operator.model.pods import FAILED_STARTS
 from elasticjob_operator.model.raw import timestamp
 from elasticjob_operator.plan import StoreAddress
 
@@ -57,11 +59,20 @@ class Api:
     """Mutating calls but those of Events: verb, plural, name."""
     quota: int | None = None
     """How many worker pods may exist; None: any number."""
+    refused: Resource | None = None
+    """Objects of this kind cannot be created."""
     crash_in: int | None = None
     """Mutating calls until the operator crashes; None: it does not."""
     committed: bool = False
     """Whether the call of the crash takes effect."""
+    operator_offset: float = 0.0
+    """Seconds by which the clock of the operator's host is ahead of all other hosts' clocks."""
     _version: int = 0
+
+    @property
+    def operator_now(self) -> float:
+        """The time on the operator's host."""
+        return self.now + self.operator_offset
 
     def pods(self, role: Role) -> list[Raw]:
         """Return the pods of a role that the job owns, live or not."""
@@ -99,6 +110,8 @@ class Api:
             raise AlreadyExists(f"{resource.plural} {name} already exists", 409)
         if resource is PODS and self.quota is not None and len(self.pods(Role.WORKER)) >= self.quota:
             raise Refused(f"pods {name} is forbidden: exceeded quota: small", 403)
+        if resource is self.refused:
+            raise Refused(f"{resource.plural} {name} is forbidden", 403)
         stored = self.put(resource, body)
         self._end_write()
         return copy.deepcopy(stored)
@@ -131,7 +144,7 @@ class Api:
         if found["metadata"]["uid"] != uid:
             raise Conflict("the uid has changed", 409)
         if resource is PODS and grace != 0 and found.get("spec", {}).get("nodeName"):
-            found["metadata"].setdefault("deletionTimestamp", timestamp(self.now + 30))
+            mark_deleted(found, self.now)
         else:
             self.remove(resource, name)
         self._end_write()
@@ -172,6 +185,8 @@ class Store:
     pod: str
     incarnation: int
     max_restarts: int
+    last_rounds: dict[str, RoundId]
+    """By pod: the last round that its agent started workers of."""
     view: OperatorView | None = None
     rounds: int = 0
     members: tuple[str, ...] = ()
@@ -207,13 +222,20 @@ class Store:
     @property
     def charged(self) -> int:
         """Charged restarts, persisted or not."""
-        return (self.view.charged if self.view else 0) + sum(e.charged for e in self.ended)
+        counted = self.view.charged_rounds if self.view else ()
+        return (self.view.charged if self.view else 0) + sum(e.charged and e.round not in counted for e in self.ended)
 
     def form(self, now: float, minimum: int) -> None:
         """Form a round of the connected nodes, up to the target."""
         if self.outcome is None and not self.members and len(self.connected) >= minimum:
             self.rounds += 1
             self.members, self.formed_at = tuple(sorted(self.connected))[: self.target], now
+            self.last_rounds.update(dict.fromkeys(self.members, self.round))
+
+    @property
+    def round(self) -> RoundId:
+        """The running round, or the last one."""
+        return RoundId(1, self.incarnation, self.rounds)
 
     @property
     def target(self) -> int:
@@ -230,11 +252,11 @@ class Store:
         if not self.members or self.outcome is not None:
             return
         failure = Failure(FailureClass.USER_ERROR, failed, now, rank=0, exit_code=1, exception="E") if failed else None
-        charged = bool(failed) and self.charged < self.max_restarts
-        round_id = RoundId(1, self.incarnation, self.rounds)
-        self.ended.append(RoundEnded(round_id, reason, "ended", charged, now, len(self.members), failure))
+        known = self.view is not None and self.round in self.view.charged_rounds
+        charged = bool(failed) and not known and self.charged < self.max_restarts
+        self.ended.append(RoundEnded(self.round, reason, "ended", charged, now, len(self.members), failure))
         self.members, self.formed_at = (), 0.0
-        if failed and not charged:
+        if failed and not known and not charged:
             self.outcome, self.failure = Outcome.FAILED, failure
 
     def report(self) -> Report:
@@ -243,7 +265,7 @@ class Store:
             incarnation=self.incarnation,
             phase=self._phase(),
             reason="",
-            round=RoundId(1, self.incarnation, self.rounds) if self.members else None,
+            round=self.round if self.members else None,
             rounds=self.rounds,
             world_size=len(self.members),
             formed_at=self.formed_at,
@@ -287,7 +309,7 @@ class FakeStoreLinks:
         if store is None:
             return LinkView(False, self.since, self.last_report)
         self.last_report = store.report()
-        self.lost = {pod: self.lost.get(pod, self.api.now) for pod in self.last_report.lost_pods}
+        self.lost = {pod: self.lost.get(pod, self.api.operator_now) for pod in self.last_report.lost_pods}
         return LinkView(True, self.since, self.last_report, dict(self.lost))
 
     def standby_view(self, key: object) -> LinkView:
@@ -301,9 +323,10 @@ class FakeStoreLinks:
         self, key: object, address: StoreAddress | None, secret: bytes, standby: StoreAddress | None = None
     ) -> None:
         if address != self.address:
-            self.address, self.since, self.lost = address, self.api.now, {}
+            self.address, self.since, self.lost = address, self.api.operator_now, {}
         if standby != self.standby_address:
-            self.standby_address, self.standby_since, self.standby_last_report = standby, self.api.now, None
+            self.standby_address, self.standby_since = standby, self.api.operator_now
+            self.standby_last_report = None
 
     def set_standby_view(self, key: object, view: OperatorView) -> None:
         store = self._store_at(self.standby_address)
@@ -351,8 +374,10 @@ class World:
     api: Api
     nodes: dict[str, Node]
     stores: dict[str, Store] = field(default_factory=dict)
-    failures: int = 0
-    """Failures that may be charged, so far."""
+    outages: set[str] = field(default_factory=set)
+    """Rounds in which workers or agents failed, and attempts to start in which agents failed: each may be charged."""
+    last_rounds: dict[str, RoundId] = field(default_factory=dict)
+    """By pod: the last round that its agent started workers of. The agent writes it into the termination message."""
 
     def renew(self) -> None:
         """Kubelets of reachable nodes renew their Leases."""
@@ -386,7 +411,8 @@ class World:
             pod["status"]["conditions"] = [{"type": "Ready", "status": "True"}]
             env = {e["name"]: e.get("value") for e in pod["spec"]["containers"][0]["env"]}
             standby = env.get(Env.STANDBY_STORE) == "1"
-            self.stores[name] = Store(name, number(pod, Label.INCARNATION), 3, passive=standby)
+            incarnation = number(pod, Label.INCARNATION)
+            self.stores[name] = Store(name, incarnation, 3, self.last_rounds, passive=standby)
 
     def connect(self, pod: Raw) -> None:
         """The agent of a running pod connects to the store."""
@@ -444,11 +470,35 @@ class World:
         """A container ends, and its kubelet reports that."""
         if not self._reachable(pod) or phase(pod) != "Running":
             return
-        self.disconnect(pod["metadata"]["name"])
-        message = codec.dumps(termination).decode() if termination else ""
+        name = pod["metadata"]["name"]
+        self.disconnect(name)
+        in_round = InRound(self.last_rounds[name]) if name in self.last_rounds else None
+        message = codec.dumps(termination or in_round).decode() if termination or in_round else ""
         ended = {"exitCode": exit_code, "reason": reason, "message": message, "finishedAt": timestamp(self.api.now)}
         pod["status"]["phase"] = "Failed" if exit_code else "Succeeded"
         pod["status"]["containerStatuses"][0]["state"] = {"terminated": ended}
+
+    def kill_agent(self, pod: Raw) -> None:
+        """The kernel kills an agent with its workers at the container's memory limit."""
+        if not self._reachable(pod) or phase(pod) != "Running":
+            return
+        last_round = self.last_rounds.get(pod["metadata"]["name"])
+        attempt = pod["metadata"].get("annotations", {}).get(FAILED_STARTS, "0")
+        self.outages.add(str(last_round) if last_round else f"start-{attempt}")
+        self.terminate(pod, 137, "OOMKilled")
+
+    def fail_init(self, pod: Raw) -> None:
+        """An init container of a scheduled pod fails."""
+        if not self._reachable(pod) or phase(pod) != "Pending" or "deletionTimestamp" in pod["metadata"]:
+            return
+        failed = {"name": "setup", "state": {"terminated": {"exitCode": 3, "message": "no such bucket"}}}
+        pod["status"] = {"phase": "Failed", "initContainerStatuses": [failed]}
+
+    def evict_for_own_use(self, pod: Raw) -> None:
+        """The kubelet evicts a pod that has filled an emptyDir."""
+        if self._reachable(pod) and phase(pod) == "Running":
+            self.terminate(pod, 137)
+            pod["status"] |= {"reason": "Evicted", "message": "Usage of EmptyDir exceeds the limit"}
 
     def finish_deletion(self, pod: Raw) -> None:
         """The kubelet completes a deletion."""
@@ -463,7 +513,7 @@ class World:
             self.disconnect(pod["metadata"]["name"])
             self.api.remove(PODS, pod["metadata"]["name"])
         else:
-            pod["metadata"].setdefault("deletionTimestamp", timestamp(self.api.now + 30))
+            mark_deleted(pod, self.api.now)
 
     def drop_deleted(self) -> None:
         """Drop stores whose pods are deleted, and disconnect agents whose pods do not run."""
@@ -485,6 +535,12 @@ class World:
     def _reachable(self, pod: Raw) -> bool:
         node = pod["spec"].get("nodeName")
         return node is not None and not self.nodes[node].cut
+
+
+def mark_deleted(pod: Raw, now: float) -> None:
+    """The API server begins to delete a pod, with a grace of 30 s."""
+    pod["metadata"].setdefault("deletionTimestamp", timestamp(now + 30))
+    pod["metadata"].setdefault("deletionGracePeriodSeconds", 30)
 
 
 def phase(pod: Raw) -> str:
@@ -516,7 +572,7 @@ def reset(links: FakeStoreLinks) -> FakeStoreLinks:
         links,
         address=None,
         standby_address=None,
-        since=links.api.now,
+        since=links.api.operator_now,
         last_report=None,
         standby_last_report=None,
         lost={},

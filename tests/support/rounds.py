@@ -113,13 +113,16 @@ class Job:
         *pods: ExpectedPod,
         charged: int = 0,
         charged_round: RoundId | None = None,
+        charged_rounds: tuple[RoundId, ...] = (),
         finish: Finish | None = None,
         **settings: Any,
     ) -> None:
         self.sequence += 1
         self.operator_confirms = True
         changed = replace(self.state.settings, **settings)
-        view = OperatorView(1, self.sequence, changed, charged, charged_round, pods, finish=finish)
+        view = OperatorView(
+            1, self.sequence, changed, charged, charged_round, pods, charged_rounds=charged_rounds, finish=finish
+        )
         self.decide(OperatorViewReceived(view))
 
     # ---- nodes

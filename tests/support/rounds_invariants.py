@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 
-from elasticjob.contract.messages import MemberState, Outcome
+from elasticjob.contract.messages import EndReason, FailureClass, MemberState, Outcome, RoundEnded, StartRound
 from elasticjob.contract.names import RoundId
-from elasticjob.rendezvous.state import Round, candidates
-from support.rounds_world import BUDGET, MIN, Move, Store, World, calm, faults, step
+from elasticjob.rendezvous import rounds
+from elasticjob.rendezvous.confirmation import CONFIRMATION_SECONDS, least_complete_round
+from elasticjob.rendezvous.decision import RoundDecision
+from elasticjob.rendezvous.state import CoordinatorEvent, CoordinatorState, Round, candidates
+from support import rounds_partition
+from support.rounds_agent import Agent
+from support.rounds_operator import MIN
+from support.rounds_world import Move, Store, World, calm, ended_rounds_since, faults, status_outcome, step
 
 Invariant = Callable[[World, Move, World], bool]
+
+
+# ---- worlds and ranks
 
 
 def never_two_running_worlds(_: World, __: Move, after: World) -> bool:
@@ -23,11 +33,28 @@ def never_two_running_worlds(_: World, __: Move, after: World) -> bool:
     return sum(running_nodes[r] == sizes[r] for r in running_nodes) <= 1
 
 
+def never_two_writers(_: World, __: Move, after: World) -> bool:
+    """Of one round at most, group rank 0 may write: it is connected to a store in which the round runs, or is cut off
+    from all stores and goes on. The keep-alive time is over."""
+    current = {s.state.round.id for s in after.stores if s.state.round and s.state.round.ending is None}
+    return len(rounds_partition.writers(after.agents, frozenset(current))) <= 1
+
+
 def no_rank_twice(_: World, __: Move, after: World) -> bool:
     """No node is in a round twice, and no two nodes have the same rank of a round."""
     ranks = [(a.start.round, a.start.rank) for a in after.agents if a.start and a.busy]
     members = [[m.pod for m in s.state.round.members.values()] for s in after.stores if s.state.round]
     return len(set(ranks)) == len(ranks) and all(len(set(pods)) == len(pods) for pods in members)
+
+
+def nodes_that_stay_keep_their_order(before: World, _: Move, after: World) -> bool:
+    """The nodes of a store's last round that are in its next one have the same order of ranks there."""
+    last = dict(before.history.ranks)
+    for incarnation, members in after.history.ranks:
+        stayed = [a for a in last.get(incarnation, ()) if a in members]
+        if stayed != [a for a in members if a in stayed]:
+            return False
+    return True
 
 
 def old_messages_have_no_effect(before: World, move: Move, after: World) -> bool:
@@ -38,46 +65,169 @@ def old_messages_have_no_effect(before: World, move: Move, after: World) -> bool
     ]
 
 
-def _formed_round(store: Store) -> Round | None:
-    """Return the store's round, unless it has found it: then some of its members may be missing."""
-    round_ = store.state.round
-    if round_ is None or round_.id.store_incarnation != store.incarnation or len(round_.members) < round_.size:
-        return None
-    return round_
-
-
-def between_min_and_max(_: World, __: Move, after: World) -> bool:
-    formed = [round_ for s in after.stores if (round_ := _formed_round(s))]
-    return all(MIN <= len(r.members) <= after.size - after.spares for r in formed)
-
-
-def spares_replace_lost_nodes(before: World, _: Move, after: World) -> bool:
-    """No round starts with fewer nodes than the target while a ready node is left out."""
-    earlier = {s.state.round.id for s in before.stores if s.state.round}
-    earlier |= {a.start.round for a in before.agents if a.start}  # a store that restarted in place restores its own
-    for state, round_ in ((s.state, _formed_round(s)) for s in after.stores):
-        if round_ is None or round_.id in earlier:
-            continue
-        free = [n for n in candidates(state) if n.ready and n.agent_id not in round_.members]
-        if len(round_.members) < state.settings.target and free:
+def an_older_view_is_not_applied(before: World, _: Move, after: World) -> bool:
+    """The view that a store goes by never becomes an older one."""
+    known = {(s.incarnation, s.starts): s.state.operator_view for s in before.stores}
+    for s in after.stores:
+        old, new = known.get((s.incarnation, s.starts)), s.state.operator_view
+        if old is not None and (new.lease, new.sequence) < (old.lease, old.sequence):
             return False
     return True
 
 
+def no_node_gets_a_round_while_its_workers_run(before: World, move: Move, _: World) -> bool:
+    """A store assigns a new round to a node only once the node has stopped the workers of its last one."""
+    if move[0] != "down":
+        return True
+    a = before.agent(move[1])
+    message = a.inbox[0]
+    return not (isinstance(message, StartRound) and a.start and a.busy and message.round > a.start.round)
+
+
+# ---- which nodes are in a round
+
+
+def _new_rounds(before: World, after: World) -> Iterator[tuple[Store, Round]]:
+    """Yield the rounds that stores have started by this move; not those that they restored."""
+    earlier = {s.state.round.id for s in before.stores if s.state.round}
+    for s in after.stores:
+        found = s.state.round
+        restored = found is not None and any(a.start and a.start.round == found.id for a in before.agents)
+        if (
+            found is not None
+            and found.id not in earlier
+            and found.id.store_incarnation == s.incarnation
+            and not restored
+        ):
+            yield s, found
+
+
+def _may_have_come_later(before: World, s: Store) -> bool:
+    """Return whether more happened in the batch in which a round started: nodes may have come or left since."""
+    known = before.store(s.incarnation)
+    return known is not None and len(known.queue) > 1
+
+
+def between_min_and_max(_: World, __: Move, after: World) -> bool:
+    formed = [
+        s.state.round for s in after.stores if s.state.round and s.state.round.id.store_incarnation == s.incarnation
+    ]
+    return all(MIN <= r.size <= after.size - after.spares for r in formed)
+
+
+def spares_replace_lost_nodes(before: World, _: Move, after: World) -> bool:
+    """No round starts with fewer nodes than the target while a ready node is left out."""
+    for s, started in _new_rounds(before, after):
+        if _may_have_come_later(before, s):
+            continue
+        free = [n for n in candidates(s.state) if n.ready and n.agent_id not in started.members]
+        if len(started.members) < s.state.settings.target and free:
+            return False
+    return True
+
+
+def no_round_exceeds_the_target(before: World, _: Move, after: World) -> bool:
+    return all(
+        len(started.members) <= s.state.settings.target or _may_have_come_later(before, s)
+        for s, started in _new_rounds(before, after)
+    )
+
+
+def scaling_down_drops_the_highest_indices(before: World, _: Move, after: World) -> bool:
+    """A node beyond the desired number of pods is in a new round only if no other one is left out; the operator
+    deletes only such pods, and those that have a successor."""
+    for s, started in _new_rounds(before, after):
+        wanted = s.state.settings.desired_pods
+        if _may_have_come_later(before, s):
+            continue
+        surplus = [agent_id for agent_id in started.members if s.state.nodes[agent_id].index >= wanted]
+        left_out = [n for n in candidates(s.state) if n.index < wanted and n.agent_id not in started.members]
+        if surplus and any(n.ready for n in left_out):
+            return False
+    deleting = {a.number for a in before.agents if a.deleting}
+    newest = {a.index: a.incarnation for a in sorted(after.agents, key=lambda a: a.incarnation)}
+    ended = status_outcome(after) is not None
+    return ended or not any(
+        a.deleting and a.number not in deleting and a.leaving is False and a.index < after.target + after.spares
+        and newest[a.index] == a.incarnation
+        for a in after.agents
+    )  # fmt: skip
+
+
+def no_leaving_node_joins(before: World, _: Move, after: World) -> bool:
+    """No round starts with a node that has reported that it leaves."""
+    return not any(
+        s.state.nodes[agent_id].leaving_reason
+        for s, started in _new_rounds(before, after)
+        if not _may_have_come_later(before, s)
+        for agent_id in started.members
+    )
+
+
+def a_confirmation_that_has_run_out_is_not_used(before: World, _: Move, after: World) -> bool:
+    """A round that misses half of the last one or more starts only while the operator's confirmation holds."""
+    confirmed = dict(after.history.confirmed)
+    for s, _started in _new_rounds(before, after):
+        needs = (s.state.operator_seen or s.state.successor) and least_complete_round(s.state).half_missing
+        if (
+            needs
+            and not _may_have_come_later(before, s)
+            and after.now >= confirmed.get(s.incarnation, 0.0) + CONFIRMATION_SECONDS
+        ):
+            return False
+    return True
+
+
+# ---- the standby store
+
+
+def a_standby_store_takes_over_with_a_majority(before: World, _: Move, after: World) -> bool:
+    """A passive store becomes active only if status names it, or if more than half of the newest round that it knows is
+    connected to it. That round is not older than the newest one that the operator has sent it."""
+    passive = {s.incarnation for s in before.stores if s.state.passive}
+    for s in after.stores:
+        if s.incarnation not in passive or s.state.passive or s.state.operator_view.serving == s.incarnation:
+            continue
+        connected = [a for a in after.agents if a.store == s.incarnation and a.start]
+        newest = max((a.start.round for a in connected if a.start), default=None)
+        members = [a.start for a in connected if a.start and a.start.round == newest]
+        outdated = newest is not None and s.state.known_round is not None and newest < s.state.known_round
+        if not members or outdated or 2 * len(members) <= members[0].group_world_size:
+            return False
+    return True
+
+
+def only_a_store_that_was_active_closes_another(before: World, _: Move, after: World) -> bool:
+    """No store is closed for a standby store that has always been passive."""
+    open_before = {s.incarnation for s in before.stores if s.state.newer_store is None}
+    always_passive = {s.incarnation for s in after.stores if s.state.passive and not s.state.restarted}
+    return not any(s.state.newer_store in always_passive for s in after.stores if s.incarnation in open_before)
+
+
+def a_retired_store_stays_passive(before: World, _: Move, after: World) -> bool:
+    retired = {(s.incarnation, s.starts) for s in before.stores if s.state.retired}
+    return all(s.state.passive for s in after.stores if (s.incarnation, s.starts) in retired)
+
+
+# ---- the end of rounds and of the job
+
+
 def closed_stays_closed(before: World, _: Move, after: World) -> bool:
-    closed = {s.incarnation for s in before.stores if s.state.newer_store is not None}
+    closed = {(s.incarnation, s.starts) for s in before.stores if s.state.newer_store is not None}
     return all(
         s.state.newer_store is not None and all(a.store != s.incarnation for a in after.agents)
         for s in after.stores
-        if s.incarnation in closed
+        if (s.incarnation, s.starts) in closed
     )
 
 
 def an_outcome_is_never_undone(before: World, _: Move, after: World) -> bool:
     kept = before.declared is None or after.declared is before.declared
-    stores = {s.incarnation: s.state.outcome for s in after.stores}
-    held = all(s.state.outcome is None or stores.get(s.incarnation, s.state.outcome) is s.state.outcome
-               for s in before.stores)  # fmt: skip
+    stores = {(s.incarnation, s.starts): s.state.outcome for s in after.stores}
+    held = all(
+        s.state.outcome is None or stores.get((s.incarnation, s.starts), s.state.outcome) is s.state.outcome
+        for s in before.stores
+    )
     return kept and held
 
 
@@ -93,52 +243,228 @@ def success_that_a_node_received_is_final(before: World, _: Move, after: World) 
     return not failed and all(a.start == started.get(a.agent_id) for a in after.agents)
 
 
-def a_charge_is_counted_once(before: World, _: Move, after: World) -> bool:
-    return len(set(after.counted)) == len(after.counted) == after.charged and before.charged <= after.charged <= BUDGET
-
-
-def a_standby_store_takes_over_with_a_majority(before: World, _: Move, after: World) -> bool:
-    """A passive store becomes active only if status names it or most of the newest round is connected to it."""
-    passive = {s.incarnation for s in before.stores if s.state.passive}
-    for store in after.stores:
-        if store.incarnation not in passive or store.state.passive or store.incarnation <= after.named:
+def success_means_that_every_member_succeeded(before: World, _: Move, after: World) -> bool:
+    """When a store declares success, all workers of all members of the round have ended with success."""
+    for s in after.stores:
+        known = before.store(s.incarnation)
+        old = known.state if known is not None and known.starts == s.starts else None
+        if s.state.outcome is not Outcome.SUCCEEDED or s.state.operator_view.finish is not None:
             continue
-        connected = [a for a in after.agents if a.store == store.incarnation and a.start]
-        newest = max((a.start.round for a in connected if a.start), default=None)
-        members = [a.start for a in connected if a.start and a.start.round == newest]
-        if not members or 2 * len(members) <= members[0].group_world_size:
+        if old is not None and old.outcome is None and not _all_succeeded(after, s.state.ended_rounds[-1].round):
             return False
     return True
 
 
-def only_a_store_that_was_active_closes_another(before: World, _: Move, after: World) -> bool:
-    """No store is closed for a standby store that has always been passive."""
-    open_before = {s.incarnation for s in before.stores if s.state.newer_store is None}
-    always_passive = {s.incarnation for s in after.stores if s.state.passive and not s.state.restarted}
-    return not any(s.state.newer_store in always_passive for s in after.stores if s.incarnation in open_before)
+def _all_succeeded(world: World, round_id: RoundId) -> bool:
+    members = {pod for r, pod in world.history.succeeded if r == round_id}
+    sizes = [a.start.group_world_size for a in world.agents if a.start and a.start.round == round_id]
+    return bool(sizes) and len(members) == sizes[0]
+
+
+def a_planned_end_loses_no_step(_: World, __: Move, after: World) -> bool:
+    """Workers never stop at a step that one of them has passed, nor later than needed, and all at the same one."""
+    steps: dict[RoundId, set[int]] = {}
+    for a in after.agents:
+        if a.missed_step:
+            return False
+        if a.stops_at is not None and a.start:
+            steps.setdefault(a.start.round, set()).add(a.stops_at)
+    return all(len(last) == 1 and max(last) <= _latest_step(after, r) for r, last in steps.items())
+
+
+def _latest_step(world: World, round_id: RoundId) -> int:
+    members = [a for a in world.agents if a.start and a.start.round == round_id]
+    complete = members and len(members) == members[0].start.group_world_size if members[0].start else False
+    return max(a.step for a in members) + 1 if complete else 2**30
+
+
+def a_failure_ends_the_round_at_once(_: World, __: Move, after: World) -> bool:
+    """Once a member has reported a failure the round ends, and no member waits for a last step."""
+    reported = (s.state.round for s in after.stores if s.state.newer_store is None and s.state.outcome is None)
+    return all(
+        r is None or not r.failures or (r.ending is not None and r.ending.planned_stop is None) for r in reported
+    )
+
+
+# ---- charges
+
+
+def each_failure_is_charged_once(before: World, _: Move, after: World) -> bool:
+    """A round is charged if one of its workers failed by itself on a node that was neither lost nor left; only then.
+
+    What status has charged already is not charged again.
+    """
+    return all(
+        _is_charged_rightly(after, s, old.state, ended)
+        for s in after.stores
+        if (old := before.store(s.incarnation)) is not None and old.starts == s.starts
+        for ended in ended_rounds_since(old.state, s.state)
+    )
+
+
+def _is_charged_rightly(world: World, s: Store, before: CoordinatorState, ended: RoundEnded) -> bool:
+    failed = [pod for r, pod in world.history.failures if r == ended.round]
+    lost = {m.pod for m in before.round.members.values() if m.lost} if before.round is not None else set()
+    lost |= set(ended.lost_pods)
+    if ended.charged:
+        cause = ended.failure
+        if cause is None or cause.pod in lost or _status_counts(s.state, ended.round):
+            return False
+        if cause.kind is FailureClass.COLLECTIVE_FAILED:
+            return not lost and not any(_reports(a, s, ended.round) for a in _agents(world, failed))
+        return cause.pod in failed
+    if s.state.outcome is Outcome.FAILED or ended.reason is EndReason.SUCCEEDED:
+        return True
+    owed = [a for a in _agents(world, failed) if _reports(a, s, ended.round) and a.pod not in lost]
+    return not owed or _status_counts(s.state, ended.round)
+
+
+def _status_counts(state: CoordinatorState, round_id: RoundId) -> bool:
+    """Return whether the operator has sent the store a view that counts the round."""
+    view = state.operator_view
+    return round_id in view.charged_rounds or (view.charged_round is not None and round_id <= view.charged_round)
+
+
+def _agents(world: World, pods: Sequence[str]) -> list[Agent]:
+    return [a for a in world.agents if a.pod in pods]
+
+
+def _reports(a: Agent, s: Store, round_id: RoundId) -> bool:
+    """Return whether the store has all that a node reported about its last round, and the node stays."""
+    here = a.store == s.incarnation and not a.deaf and a.ended is None and not (a.leaving or a.deleting)
+    return here and a.start is not None and a.start.round == round_id and not a.outbox
+
+
+def no_round_starts_before_failures_are_charged(before: World, _: Move, after: World) -> bool:
+    """No node starts a round while a failure of its workers in the last one is not charged, and never will be."""
+    for _s, started in _new_rounds(before, after):
+        for a in after.agents:
+            if a.agent_id in started.members and (failed := a.last_failure) is not None and failed[0] < started.id:
+                decided = [c for c in after.history.concluded if c[0] == failed[0]]
+                counted = str(failed[0]) in after.operator.parsed.charged_outages  # for a pod of the round
+                if not counted and not any(charged or a.pod in lost for _, charged, lost in decided):
+                    return False
+    return True
+
+
+def a_charge_is_counted_once(before: World, _: Move, after: World) -> bool:
+    once = len(set(after.counted)) == len(after.counted)
+    history = after.history
+    truth = len(history.failures) + len(history.crashes) + history.collectives
+    return once and before.charged <= after.charged <= min(after.budget, truth)
+
+
+def budgets_are_exact(before: World, move: Move, after: World) -> bool:
+    """The budget bounds all charges, a job fails only when it is used up, and status counts each charged round."""
+    for s in after.stores:
+        spent = _spent(s.state)
+        if spent > after.budget:
+            return False
+        old = before.store(s.incarnation)
+        fails = old is not None and old.state.outcome is None and s.state.outcome is Outcome.FAILED
+        if fails and s.state.operator_view.finish is None and spent != after.budget:
+            return False
+    return _status_counts_charges(before, after)
+
+
+def _spent(state: CoordinatorState) -> int:
+    waiting = [e for e in state.ended_rounds if e.charged and not _status_counts(state, e.round)]
+    return state.operator_view.charged + len(waiting) + state.forgotten_charges
+
+
+def _status_counts_charges(before: World, after: World) -> bool:
+    new = [r for r in after.counted if r not in before.counted]
+    crashed = [a for a in before.agents if a.crashed]
+    excused = [r for r in new if _is_excused(before, r) or str(r) in before.operator.parsed.charged_outages]
+    added = after.charged - before.charged
+    at_least = min(len(new) - len(excused), after.budget - before.charged)
+    fails = status_outcome(after) is Outcome.FAILED and before.declared is None
+    if fails and after.charged != after.budget:
+        return False
+    return at_least <= added <= len(new) + len(crashed)
+
+
+def _is_excused(world: World, round_id: RoundId) -> bool:
+    """Return whether Kubernetes ended a pod of the round: the operator may withdraw the charge."""
+    pods = [pod for r, pod in world.history.failures if r == round_id]
+    live = [a for a in _agents(world, pods) if not a.deleting and not a.cut]
+    return len(live) < len(pods) or not pods
+
+
+# ---- batches
+
+
+def one_by_one(state: CoordinatorState, batch: Sequence[CoordinatorEvent], now: float) -> RoundDecision:
+    """Return what the coordinator decides on one event after the other."""
+    decision = RoundDecision(state)
+    for event in batch:
+        decision = decision.then(rounds.decide(decision.state, event, now))
+    return decision
+
+
+def settled(before: CoordinatorState, after: CoordinatorState) -> object:
+    """Return all that was decided about the rounds that existed before, and about the job."""
+
+    def existed(round_id: RoundId) -> bool:
+        return round_id.store_incarnation < before.store_incarnation or round_id.number <= before.round_number
+
+    ended = [e for e in after.ended_rounds if existed(e.round)]
+    open_round = after.round if after.round and existed(after.round.id) else None
+    ending = open_round.ending if open_round else None
+    if open_round and ending:
+        # Which nodes can join is not decided together with what is charged.
+        open_round = replace(open_round, ending=replace(ending, message=""))
+    ended = [e if e.reason is not EndReason.SCALING_UP else replace(e, message="") for e in ended]
+    return ended, open_round, after.charged, after.outcome, after.failure
+
+
+def a_batch_is_decided_as_its_events_are(before: World, move: Move, after: World) -> bool:
+    """What is charged, why a round ends, and the outcome do not depend on which events arrive together."""
+    store = before.store(move[1]) if move[0] == "turn" else None
+    if store is None:
+        return True
+    now = after.store(store.incarnation)
+    apart = one_by_one(store.state, store.queue, before.now)
+    return now is not None and settled(store.state, now.state) == settled(store.state, apart.state)
 
 
 INVARIANTS: tuple[Invariant, ...] = (
     never_two_running_worlds,
+    never_two_writers,
     no_rank_twice,
+    nodes_that_stay_keep_their_order,
     old_messages_have_no_effect,
+    no_node_gets_a_round_while_its_workers_run,
+    an_older_view_is_not_applied,
     between_min_and_max,
     spares_replace_lost_nodes,
+    no_round_exceeds_the_target,
+    scaling_down_drops_the_highest_indices,
+    no_leaving_node_joins,
+    a_confirmation_that_has_run_out_is_not_used,
+    a_standby_store_takes_over_with_a_majority,
+    only_a_store_that_was_active_closes_another,
+    a_retired_store_stays_passive,
     closed_stays_closed,
     an_outcome_is_never_undone,
     success_that_a_node_received_is_final,
+    success_means_that_every_member_succeeded,
+    a_planned_end_loses_no_step,
+    a_failure_ends_the_round_at_once,
+    each_failure_is_charged_once,
+    no_round_starts_before_failures_are_charged,
     a_charge_is_counted_once,
-    a_standby_store_takes_over_with_a_majority,
-    only_a_store_that_was_active_closes_another,
+    budgets_are_exact,
+    a_batch_is_decided_as_its_events_are,
 )
 
 
-def broken_invariants(before: World, move: Move, after: World) -> str:
+def broken_invariants(before: World, move: Move, after: World, invariants: Sequence[Invariant] = INVARIANTS) -> str:
     """Return the names of the invariants that a move broke; empty if none."""
-    return ", ".join(i.__name__ for i in INVARIANTS if not i(before, move, after))
+    return ", ".join(i.__name__ for i in invariants if not i(before, move, after))
 
 
-def liveness_violation(world: World, limit: int = 500) -> str:
+def liveness_violation(world: World, limit: int = 500, invariants: Sequence[Invariant] = INVARIANTS) -> str:
     """Return why the job, or one of its nodes, does not end when no more faults occur; empty if all end."""
     for number in range(limit):
         moves = [m for m in calm(world) if m[0] != "tick"] or list(faults(world, ("succeed",))) or list(calm(world))
@@ -146,9 +472,11 @@ def liveness_violation(world: World, limit: int = 500) -> str:
             break
         move = moves[number % len(moves)]
         after = step(world, move)
-        if broken_invariants(world, move, after):
-            return f"{move}: {broken_invariants(world, move, after)}"
+        if wrong := broken_invariants(world, move, after, invariants):
+            return f"{move}: {wrong}"
         world = after
+        if world.declared is not None and all(a.ended is not None for a in world.agents):
+            return ""
     waiting = [a.pod for a in world.agents if a.ended is None]
     if world.declared is None or waiting:
         return f"after {limit} moves without a fault: outcome {world.declared}, not ended: {waiting}"

@@ -1,45 +1,33 @@
-"""Small models of agents, links, an operator and up to two stores around the real rules: a world to explore.
+"""A world to explore: agents, links, an operator and up to three stores, each of which runs the product's decisions.
 
-Everything is frozen data. `calm(world)` and `faults(world)` yield the moves that are possible next; `step(world, move)`
-returns the world after a move and is deterministic. The invariants are in `rounds_invariants`.
-
-The model agent does what the real one must do: it starts and stops workers as the coordinator sends it to, reconnects,
-announces its round, freezes its workers when it is cut off, and reports a newer store to an older one.
+The agents run `machine.decide` (`rounds_agent`), the stores `rounds.decide_together`, the operator `plan`
+(`rounds_operator`). Workers, links, kubelets and the clock are models. Everything is frozen data. `calm(world)` and
+`faults(world)` yield the moves that are possible next; `step(world, move)` returns the world after a move and is
+deterministic. The invariants are in `rounds_invariants`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
 
+from elasticjob.agent.machine import decide as machine
+from elasticjob.agent.machine import events
 from elasticjob.contract.messages import (
     Announce,
     CoordinatorToNode,
-    EndRound,
-    ExpectedPod,
-    Failure,
     FailureClass,
-    Finish,
-    LastMembership,
-    Leaving,
     MemberState,
-    NodeToCoordinator,
     OperatorView,
     Outcome,
-    PlanEnd,
-    PodState,
-    Ready,
     Report,
+    RoundEnded,
     RoundSettings,
     StandbyStore,
     StartRound,
-    StepReport,
     StoreActive,
     StoreToNode,
-    WorkersFailed,
-    WorkersStarted,
-    WorkersStopped,
-    WorkersSucceeded,
 )
 from elasticjob.contract.names import RoundId
 from elasticjob.rendezvous import rounds
@@ -55,68 +43,76 @@ from elasticjob.rendezvous.state import (
     Tick,
     initial_state,
 )
-from elasticjob_operator.plan import stores
+from elasticjob.store_pod.main import ROUNDS_PER_START
+from elasticjob_operator.actions import (
+    CreateStandbyStore,
+    CreateStore,
+    CreateStoreService,
+    CreateWorker,
+    DeletePod,
+    DeleteService,
+    UpdateStoreService,
+)
+from elasticjob_operator.model.status import ConditionType
+from elasticjob_operator.plan.context import NODES_SWITCH_SECONDS, STORE_UNRESPONSIVE_SECONDS
+from support import rounds_operator, rounds_partition
+from support.rounds_agent import Agent, crash, dispatch, fail, may_fail, new_agent, work, works
+from support.rounds_operator import MIN, ById, Operator, StorePod, node_of
 
-MIN, BUDGET = 2, 6
+BUDGET = 6
+BEGIN = 1_000_000.0
+"""The time at which a world begins, Unix seconds."""
 Move = tuple[str, int]
-"""The name of the move, and the index or target that it applies to."""
+"""The name of the move, and the index, target or group that it applies to."""
 
-AGENT_FAULTS = ("crash", "blip", "fail", "sigterm", "cut", "pause", "late", "succeed")
-STANDBY_AGENT_FAULTS = (*AGENT_FAULTS, "cut-store")
-FAULTS = (*AGENT_FAULTS, "restart-store", "second-store", "target", "operator-down")
+AGENT_FAULTS = (
+    "crash", "vanish", "blip", "fail", "collective", "sigterm", "cut", "pause", "late", "succeed", "half-open", "deaf",
+)  # fmt: skip
+_AGENT_FAULTS = (*AGENT_FAULTS, "cut-store")
+FAULTS = (
+    *AGENT_FAULTS, "restart-store", "restart-in-place", "second-store", "target", "operator-down", "old-view",
+    "partition",
+)  # fmt: skip
 STANDBY_FAULTS = (
-    *STANDBY_AGENT_FAULTS, "kill-store", "restart-in-place", "promote", "second-store", "kill-standby",
-    "restart-standby", "delay-view", "target", "operator-down",
+    "crash", "blip", "fail", "sigterm", "cut", "pause", "late", "succeed", "half-open", "cut-store", "restart-store",
+    "restart-in-place", "second-store", "kill-standby", "restart-standby", "delay-view", "target", "operator-down",
 )  # fmt: skip
 """Faults in a world with a standby store."""
-
-
-@dataclass(frozen=True)
-class Agent:
-    index: int
-    incarnation: int
-    ready: bool = False
-    store: int | None = None
-    """The store it is connected to."""
-    newest: int = 0
-    """The highest incarnation of a store that it has connected to."""
-    standby: int = -1
-    """The incarnation of the standby store that it knows."""
-    passive: bool = False
-    """Whether the store it is connected to is a passive standby store."""
-    cut_store: int = -1
-    """The incarnation of a store that it cannot reach, though it reaches all others; -1 for none."""
-    leaving: bool = False
-    start: StartRound | None = None
-    """The last assignment that it received."""
-    state: MemberState = MemberState.STOPPED
-    stopping: bool = False
-    ended: Outcome | None = None
-    cut: bool = False
-    frozen: bool = False
-    paused: bool = False
-    outbox: tuple[NodeToCoordinator, ...] = ()
-    inbox: tuple[CoordinatorToNode | StoreToNode, ...] = ()
-    past: NodeToCoordinator | None = None
-    """The last message about the round before the present one, for the move `late`."""
-
-    @property
-    def agent_id(self) -> str:
-        return f"{self.index}.{self.incarnation}"
-
-    @property
-    def pod(self) -> str:
-        return f"j-{self.index}-{self.incarnation}"
-
-    @property
-    def busy(self) -> bool:
-        return self.ended is None and self.state is not MemberState.STOPPED
 
 
 @dataclass(frozen=True)
 class Store:
     incarnation: int
     state: CoordinatorState
+    starts: int = 0
+    """How often its container has been restarted."""
+    standby: bool = False
+    """Whether it starts as a standby store."""
+    queue: tuple[CoordinatorEvent, ...] = ()
+    """Events that it has received and will decide together; always empty unless the world is `batched`."""
+    node: str = ""
+    created: float = BEGIN
+    deleting: bool = False
+
+
+@dataclass(frozen=True)
+class History:
+    """What happened in truth, which no part of the product knows."""
+
+    failures: tuple[tuple[RoundId, str], ...] = ()
+    """Rounds and pods of workers that failed by themselves."""
+    succeeded: frozenset[tuple[RoundId, str]] = frozenset()
+    """Rounds and pods of workers that ended with success."""
+    crashes: tuple[str, ...] = ()
+    """Pods whose container ended by itself."""
+    ranks: tuple[tuple[int, tuple[str, ...]], ...] = ()
+    """For each store: the agent ids of the last round that it started or restored, by group rank."""
+    confirmed: tuple[tuple[int, float], ...] = ()
+    """For each store: the newest of its requests that the operator has confirmed."""
+    collectives: int = 0
+    """How many collectives broke because another member of the round did not run."""
+    concluded: tuple[tuple[RoundId, bool, tuple[str, ...]], ...] = ()
+    """Rounds that a store concluded, whether it charged them, and the pods that it counted as lost."""
 
 
 @dataclass(frozen=True)
@@ -125,65 +121,103 @@ class World:
     """Indices, including those of spares."""
     stores: tuple[Store, ...]
     agents: tuple[Agent, ...]
-    now: float = 1.0
+    now: float = BEGIN
     target: int = 3
-    operator_down: bool = False
-    sequence: int = 0
+    spares: int = 0
+    budget: int = BUDGET
+    batched: bool = False
+    """Whether stores decide what they receive in batches, at the move `turn`."""
+    reports_steps: bool = True
+    """Whether the script reports its steps."""
+    workers: int = 1
+    """Workers of each node."""
+    operator: Operator = field(default_factory=Operator)
     charged: int = 0
     charged_round: RoundId | None = None
     counted: tuple[RoundId, ...] = ()
     """Rounds that the operator has charged, in order."""
     declared: Outcome | None = None
-    spares: int = 0
-    before: Report | None = None
-    """The last report of the older store to the operator."""
     in_transit: frozenset[str] = frozenset()
     """Agent ids that were not connected to the newest store when the older one ended: it may not know their rounds."""
-    on_lost_node: int = -1
-    """The index whose first pod is on the lost node of the store, as the operator sees it; -1 for none."""
     with_standby: bool = False
-    """Whether the operator keeps a standby store."""
-    named: int = 0
-    """Incarnation of the store that status names."""
-    standby: int = -1
-    """Incarnation of the standby store that status names; -1 for none."""
-    newest: int = 0
-    """The highest incarnation of a store so far."""
+    """Whether there is room for a standby store."""
+    delays_view: bool = False
+    """Whether the next view that the operator sends to the store is late."""
     late_view: tuple[int, OperatorView] | None = None
     """A view on its way to the store of this incarnation, later than those that follow it."""
+    lost_nodes: tuple[tuple[str, float], ...] = ()
+    """Kubernetes nodes whose kubelets no longer renew their leases, each with the time of the last renewal."""
+    history: History = History()
 
-    def agent(self, index: int) -> Agent:
-        return next(a for a in self.agents if a.index == index)
+    def agent(self, number: int) -> Agent:
+        return next(a for a in self.agents if a.number == number)
 
     def store(self, incarnation: int) -> Store | None:
         return next((s for s in self.stores if s.incarnation == incarnation), None)
 
     @property
-    def current(self) -> Store | None:
-        """The store that status names; None if it is dead or closed."""
-        store = self.store(self.named)
-        return store if store is not None and store.state.newer_store is None else None
+    def named(self) -> int:
+        """Incarnation of the store that status names."""
+        return self.operator.parsed.store_incarnation or 0
+
+    @property
+    def standby(self) -> Store | None:
+        """The standby store that status names, if it runs."""
+        number = self.operator.parsed.standby_store
+        return None if number is None else self.store(number)
+
+    @property
+    def serving(self) -> tuple[Store, ...]:
+        """The stores that status names or has named, oldest first: all but standby stores."""
+        return tuple(s for s in self.stores if s.incarnation <= self.named)
 
 
 def settings(world: World) -> RoundSettings:
-    return RoundSettings(MIN, world.size - world.spares, world.target, spares=world.spares, max_restarts=BUDGET)
+    return rounds_operator.settings(world.target, world.size - world.spares, world.spares, world.budget)
 
 
-def begin(size: int = 3, spares: int = 0) -> World:
-    world = World(size, (), (), target=size - spares, spares=spares)
-    first = Store(0, initial_state(settings(world), attempt=1, store=0, now=world.now))
-    return replace(world, stores=(first,), agents=tuple(Agent(index, 0) for index in range(size)))
+def begin(size: int = 3, spares: int = 0, budget: int = BUDGET, workers: int = 1) -> World:
+    """Return a job that has just been applied: the operator has made its store and its pods."""
+    world = World(size, (), (), target=size - spares, spares=spares, budget=budget, workers=workers)
+    return _reconcile(world)
 
 
-def running(size: int = 3, spares: int = 0) -> World:
+def running(size: int = 3, spares: int = 0, budget: int = BUDGET, workers: int = 1) -> World:
     """All nodes but the spares train in their second round, and the operator knows it."""
-    world = settle(begin(size, spares))
+    world = settle(begin(size, spares, budget, workers))
     return settle(step(world, ("fail", size - spares - 1)))
 
 
 def with_standby(size: int = 3, spares: int = 0) -> World:
-    """All nodes but the spares train, and a standby store exists that they know."""
-    return settle(replace(running(size, spares), with_standby=True))
+    """All nodes but the spares have trained for a while, and a standby store exists that they know."""
+    world = settle(replace(begin(size, spares), with_standby=True))
+    world = settle(step(world, ("fail", size - spares - 1)))
+    return replace(world, now=world.now + 2 * NODES_SWITCH_SECONDS)
+
+
+def continued_without(size: int, lost: tuple[int, ...]) -> World:
+    """The operator has confirmed the store, which goes on without the nodes `lost`. A new standby store exists."""
+    world = with_standby(size)
+    last = _formed_rounds(world)
+    for index in lost:
+        world = step(world, ("cut", index))
+    while world.standby is None or _formed_rounds(world) <= last:
+        world = settle(step(world, ("tick", 0)), but=("tick", "heal"))
+    for index in lost:
+        world = step(world, ("heal", index)) if any(a.number == index for a in world.agents) else world
+    return world
+
+
+def _formed_rounds(world: World) -> set[RoundId]:
+    return {s.state.round.id for s in world.serving if s.state.round is not None and s.state.round.formed_at}
+
+
+def moved_to_standby(size: int, moved: tuple[int, ...]) -> World:
+    """The nodes `moved` cannot reach the store, and wait at the standby store."""
+    world = with_standby(size)
+    for index in moved:
+        world = step(step(step(world, ("cut-store", index)), ("connect-standby", index)), ("up", index))
+    return world
 
 
 def finishing(size: int = 3) -> World:
@@ -194,23 +228,16 @@ def finishing(size: int = 3) -> World:
     return step(world, ("down", 0))
 
 
-def continued_without(size: int, lost: tuple[int, ...]) -> World:
-    """The operator has confirmed the store, which goes on without the nodes `lost`. A new standby store exists."""
-    world = with_standby(size)
-    for index in lost:
-        world = step(world, ("cut", index))
-    world = settle(step(world, ("tick", 0)), but=("tick", "heal"))
-    for index in lost:
-        world = step(world, ("heal", index))
+def charged(size: int = 3) -> World:
+    """A worker has failed, status counts that, and no node has received the assignment to the next round."""
+    world = step(running(size), ("fail", 0))
+    while moves := [m for m in calm(world) if m[0] != "tick" and not _starts_a_round(world, m)]:
+        world = step(world, moves[0])
     return world
 
 
-def moved_to_standby(size: int, moved: tuple[int, ...]) -> World:
-    """The nodes `moved` cannot reach the store, and wait at the standby store."""
-    world = with_standby(size)
-    for index in moved:
-        world = step(step(step(world, ("cut-store", index)), ("connect-standby", index)), ("up", index))
-    return world
+def _starts_a_round(world: World, move: Move) -> bool:
+    return move[0] == "down" and isinstance(world.agent(move[1]).inbox[0], StartRound)
 
 
 def two_stores(size: int, moved: tuple[int, ...], *, confirmed: bool) -> World:
@@ -241,254 +268,308 @@ def settle(world: World, but: tuple[str, ...] = ("tick",)) -> World:
 def calm(world: World) -> Iterator[Move]:
     """Yield all moves that are no fault: messages, work, the clock, the operator, and the ends of faults."""
     for a in world.agents:
-        yield from ((move, a.index) for move in _agent_moves(world, a))
-    if world.operator_down:
+        yield from ((move, a.number) for move in _agent_moves(world, a))
+    yield from (("turn", s.incarnation) for s in world.stores if s.queue)
+    if world.operator.down:
         yield "operator-up", 0
     elif _has_news(world):
         yield "reconcile", 0
-    if world.stores and world.stores[0].incarnation < world.named:
-        yield "old-store-ends", 0
+    yield from (("old-store-ends", s.incarnation) for s in world.stores if s.deleting)
     if world.late_view is not None:
         yield "view-arrives", 0
-    if _unwanted(world):
-        yield "retired-store-ends", 0
-    if any(rounds.next_deadline(s.state, world.now) is not None for s in world.stores):
+    if next(_deadlines(world), None) is not None:
         yield "tick", 0
 
 
 def _agent_moves(world: World, a: Agent) -> Iterator[str]:
+    if a.old_link is not None:
+        yield from ("old-up", "old-closes") if a.old_outbox else ("old-closes",)
     if a.ended is not None:
         return
     if a.paused:
         yield "resume"
         return
-    if a.cut:
+    if a.cut or a.cut_store >= 0:
         yield "heal"
-    else:
+    if not a.cut:
         yield from _connections(world, a)
-    if a.outbox:
+    if a.deaf:
+        yield "notice"
+    if a.outbox and not a.deaf:
         yield "up"
     if a.inbox:
         yield "down"
     if not a.ready:
         yield "warm"
-    if a.stopping or a.state is MemberState.FAILED or (a.state is MemberState.STARTING and not a.frozen):
+    if a.deleting and (a.group or not a.cut) and not a.machine.signalled:
+        yield "kubelet"
+    if works(a):
         yield "work"
 
 
 def _connections(world: World, a: Agent) -> Iterator[str]:
-    """Yield the stores that a node tries: all without a link, and the active ones while it waits at a passive one.
+    """Yield the moves by which a node connects: to any store without a link, else from a passive store to others."""
+    if a.store is None or a.passive:
+        moves = ("connect", "connect-old")[: len(world.serving)]
+        moves = moves if a.store is not None else (*moves, "connect-standby")
+        targets = ((move, _target(world, a, move)) for move in moves)
+        yield from (m for m, s in targets if s is not None and s.incarnation not in (a.cut_store, a.store))
 
-    It finds the store that status names, an older one that still runs, and the standby store that it knows.
-    """
-    if a.cut_store >= 0:
-        yield "heal"
-    if a.store is not None and not a.passive:
-        return
-    stores = {"connect": world.named, "connect-old": world.stores[0].incarnation if world.stores else -1}
-    if a.store is None:
-        stores["connect-standby"] = a.standby
-    for move, incarnation in stores.items():
-        store = world.store(incarnation)
-        passive = move == "connect-old" and store is not None and store.state.passive
-        if store is not None and incarnation not in (a.cut_store, a.store) and not passive:
-            yield move
+
+def _target(world: World, a: Agent, move: str) -> Store | None:
+    """Return the store to which a node connects."""
+    if move == "connect-standby":
+        return world.store(a.standby)
+    serving = world.serving
+    return serving[-1 if move == "connect" else 0] if serving else None
 
 
 def faults(world: World, kinds: tuple[str, ...] = FAULTS) -> Iterator[Move]:
     """Yield the possible faults of these kinds."""
     for a in world.agents:
-        yield from ((move, a.index) for move in kinds if move in STANDBY_AGENT_FAULTS and _possible(a, move))
-    if "restart-store" in kinds:
+        yield from ((move, a.number) for move in kinds if move in _AGENT_FAULTS and _possible(world, a, move))
+    if "restart-store" in kinds and world.serving:
         yield "restart-store", 0
-    yield from ((move, 0) for move in kinds if _store_fault_possible(world, move))
-    if "second-store" in kinds and world.current is not None and sum(not s.state.passive for s in world.stores) == 1:
+    if "restart-in-place" in kinds and world.serving:
+        yield "restart-in-place", 0
+    if world.standby is not None:
+        yield from ((move, 0) for move in ("kill-standby", "restart-standby") if move in kinds)
+    if "delay-view" in kinds and world.late_view is None and not world.delays_view:
+        yield "delay-view", 0
+    if "second-store" in kinds and len(world.serving) == 1 and not world.operator.down:
         yield from (("second-store", index) for index in (-1, world.size - 1))
     if "target" in kinds:
         yield "target", MIN if world.target > MIN else world.size - world.spares
-    if "operator-down" in kinds and not world.operator_down:
+    if "operator-down" in kinds and not world.operator.down:
         yield "operator-down", 0
+    if "old-view" in kinds and world.operator.before is not None and world.serving:
+        yield "old-view", 0
+    if "partition" in kinds:
+        yield from (("partition", group) for group in rounds_partition.groups(world.agents))
 
 
-def _store_fault_possible(world: World, move: str) -> bool:
-    standby = world.store(world.standby)
-    match move:
-        case "kill-store" | "restart-in-place":
-            return world.current is not None
-        case "promote":
-            return world.current is not None and standby is not None
-        case "kill-standby" | "restart-standby":
-            return standby is not None
-        case "delay-view":
-            return world.current is not None and world.late_view is None and not world.operator_down
-        case _:
-            return False
-
-
-def _possible(a: Agent, move: str) -> bool:
+def _possible(world: World, a: Agent, move: str) -> bool:
     if a.ended is not None or a.paused:
         return False
     match move:
         case "blip" | "cut":
             return a.store is not None
         case "cut-store":
-            return a.store is not None and not a.passive and a.cut_store < 0
+            return a.store is not None and not (a.passive or a.deaf) and a.cut_store < 0
+        case "half-open":
+            return a.store is not None and not a.deaf and a.old_link is None and not _announces(a)
+        case "deaf":
+            return a.store is not None and not a.deaf and not _announces(a)
         case "sigterm":
             return not a.leaving
         case "fail":
-            return a.state in (MemberState.STARTING, MemberState.RUNNING) and not (a.stopping or a.frozen)
+            return may_fail(a)
+        case "collective":
+            return a.training and _round_is_broken(world, a)
         case "succeed":
-            return a.state is MemberState.RUNNING and not (a.stopping or a.frozen)
+            return a.training and a.exited < a.workers
         case "late":
             return a.past is not None and a.store is not None
         case _:
             return True
 
 
+def _round_is_broken(world: World, a: Agent) -> bool:
+    """Return whether a collective of this node's workers fails, because a member of their round does not run."""
+    peers = [b for b in world.agents if b.start and a.start and b.start.round == a.start.round]
+    alive = [b for b in peers if b.training or b.machine.member is MemberState.SUCCEEDED]
+    return a.start is not None and len(alive) < a.start.group_world_size
+
+
+def _deadlines(world: World) -> Iterator[float]:
+    """Yield the times at which something happens by itself, if nothing else happens before."""
+    for s in world.stores:
+        if (due := rounds.next_deadline(s.state, world.now)) is not None:
+            yield due
+    yield from (a.timer for a in world.agents if a.timer is not None and a.timer > world.now and not a.paused)
+    due = world.operator.requeue_at
+    if due is not None and due > world.now and not world.operator.down:
+        yield due
+
+
 # ---- effects of moves
 
 
 def step(world: World, move: Move) -> World:
+    return _freeze(_step(world, move))
+
+
+def _freeze(world: World) -> World:
+    """Let the nodes that are cut off act on that, group rank 0 before those that have a link to it."""
+    for rank_zero in (True, False):
+        for a in world.agents:
+            if a.start and (a.start.group_rank == 0) is rank_zero and rounds_partition.must_freeze(world.agents, a):
+                world = _put(world, dispatch(a, events.CutOff(), world.now))
+    return world
+
+
+def _step(world: World, move: Move) -> World:
     name, index = move
     match name:
         case "tick":
-            due = [d for s in world.stores if (d := rounds.next_deadline(s.state, world.now)) is not None]
-            world = replace(world, now=min(due))
-            for store in world.stores:
-                world = _decide(world, store.incarnation, Tick())
-            return world
+            return _tick(world)
+        case "turn":
+            return _turn(world, index)
         case "reconcile":
             return _reconcile(world)
         case "operator-down" | "operator-up":
-            return replace(world, operator_down=name == "operator-down")
+            restarted = rounds_operator.restarted(world.operator, world.now)
+            return replace(world, operator=replace(restarted, down=name == "operator-down"))
+        case "old-view":
+            assert world.operator.before is not None
+            return _decide(world, world.serving[-1].incarnation, OperatorViewReceived(world.operator.before))
         case "target":
             return replace(world, target=index)
+        case "partition":
+            return _partition(world, index)
         case "restart-store":
-            last = world.stores[-1]
-            return _with_successor(_close_links(world, last.incarnation), world.stores[:-1])
-        case "second-store":
-            return _with_successor(_replace_store(world, index), world.stores)
-        case "old-store-ends":
-            return _end_store(world, world.stores[0])
-        case "retired-store-ends":
-            unwanted = _unwanted(world)[0]
-            if not unwanted.state.retired:
-                return _end_store(world, unwanted)
-            world = _close_links(world, unwanted.incarnation)
-            return replace(world, stores=tuple(s for s in world.stores if s is not unwanted))
+            return _end_store(world, world.serving[-1].incarnation)
+        case "restart-in-place":
+            return _restart_in_place(world, world.serving[-1])
+        case "kill-standby" | "restart-standby":
+            assert world.standby is not None
+            if name == "kill-standby":
+                return _end_store(world, world.standby.incarnation)
+            return _restart_in_place(world, world.standby)
         case "delay-view":
-            current, world = world.current, replace(world, sequence=world.sequence + 1)
-            assert current is not None
-            return replace(world, late_view=(world.named, _operator_view(world, current, world)))
+            return replace(world, delays_view=True)
         case "view-arrives":
             assert world.late_view is not None
             number, view = world.late_view
-            world = replace(world, late_view=None)
-            return _decide(world, number, OperatorViewReceived(view)) if world.store(number) else world
-        case "kill-store" | "restart-in-place" | "promote":
-            return _current_store_fault(world, name)
-        case "kill-standby" | "restart-standby":
-            return _standby_store_fault(world, name)
+            return _decide(replace(world, late_view=None), number, OperatorViewReceived(view))
+        case "second-store":
+            return _second_store(world, index)
+        case "old-store-ends":
+            return _end_store(world, index)
         case _:
             return _agent_step(world, world.agent(index), name)
 
 
-def _with_successor(world: World, kept: tuple[Store, ...]) -> World:
-    """Start a successor, which status names. In the model every start of a store has an incarnation of its own."""
-    number = world.newest + 1
-    state = initial_state(settings(world), attempt=1, store=number, now=world.now, recovering=True)
-    return replace(world, stores=(*kept, Store(number, state)), named=number, newest=number, standby=-1)
+def _tick(world: World) -> World:
+    world = replace(world, now=min(_deadlines(world)))
+    for store in world.stores:
+        world = _decide(world, store.incarnation, Tick())
+    for a in world.agents:
+        if a.timer is not None and a.timer <= world.now and not a.paused and a.ended is None:
+            world = _put(world, dispatch(replace(a, timer=None), events.LeaveTimedOut(), world.now))
+    return world
 
 
-def _replace_store(world: World, index: int) -> World:
-    """The operator ends its link to the newest store and replaces it (`plan.stores`); the store may go on."""
-    assert world.current is not None
-    return replace(world, before=build_report(world.current.state, world.now), on_lost_node=index)
-
-
-def _unwanted(world: World) -> list[Store]:
-    """Return the passive stores that status does not name any more, so that the operator has deleted their pods."""
-    return [s for s in world.stores if s.state.passive and world.named < s.incarnation != world.standby]
-
-
-def _end_store(world: World, store: Store) -> World:
-    """A store that may have been active ends: its nodes are on their way to others."""
-    in_transit = frozenset(a.agent_id for a in world.agents if a.store != world.named)
-    world = _close_links(world, store.incarnation)
-    return replace(world, stores=tuple(s for s in world.stores if s is not store), in_transit=in_transit)
-
-
-def _current_store_fault(world: World, name: str) -> World:
-    """The store that status names ends, restarts in place, or is alive and replaced by the standby store."""
-    store = world.current
+def _turn(world: World, incarnation: int) -> World:
+    """Let a store decide on all that it has received."""
+    store = world.store(incarnation)
     assert store is not None
-    if name == "restart-in-place":
-        number = store.state.round_number + 1000
-        state = initial_state(
-            settings(world), attempt=1, store=store.incarnation, now=world.now, recovering=True, round_number=number
-        )
-        world = _close_links(world, store.incarnation)
-        return _put_store(world, Store(store.incarnation, state))
-    world = _replace_store(world, -1)
-    if name == "promote":
-        return replace(world, named=world.standby, standby=-1)
-    world = _close_links(world, store.incarnation)
-    return replace(world, stores=tuple(s for s in world.stores if s is not store))
+    decision = rounds.decide_together(store.state, store.queue, world.now)
+    return after_decision(_put_store(world, replace(store, queue=())), incarnation, decision)
 
 
-def _standby_store_fault(world: World, name: str) -> World:
-    """The standby store ends, or restarts in place: if it was active, it is passive again."""
-    store = world.store(world.standby)
-    assert store is not None
-    if name == "kill-standby":
-        return _end_store(world, store)
+def _end_store(world: World, incarnation: int) -> World:
+    """End a store: its pod is gone, and the operator sees that."""
+    left = tuple(s for s in world.stores if s.incarnation != incarnation)
+    serving = [s.incarnation for s in left if s.incarnation <= world.named]
+    ended = world.store(incarnation)
+    if serving and ended is not None and not ended.state.retired:
+        in_transit = frozenset(a.agent_id for a in world.agents if a.store != serving[-1])
+        world = replace(world, in_transit=in_transit)
+    world = replace(_close_links(world, incarnation), stores=left)
+    if world.operator.linked == incarnation:
+        world = replace(world, operator=rounds_operator.disconnected(world.operator, world.now))
+    return world
+
+
+def _restart_in_place(world: World, store: Store) -> World:
+    """Restart the container of a store: the same incarnation without its memory."""
     world = _close_links(world, store.incarnation)
+    starts = store.starts + 1
     state = initial_state(
-        settings(world), attempt=1, store=store.incarnation, now=world.now, standby=True, restarted=True
-    )
-    return _put_store(world, Store(store.incarnation, state))
+        settings(world), attempt=1, store=store.incarnation, now=world.now, recovering=True,
+        round_number=starts * ROUNDS_PER_START, standby=store.standby, restarted=True,
+    )  # fmt: skip
+    world = _put_store(world, replace(store, state=state, starts=starts, queue=()))
+    ranks = tuple(known for known in world.history.ranks if known[0] != store.incarnation)
+    world = replace(world, history=replace(world.history, ranks=ranks))
+    if world.operator.linked == store.incarnation:
+        lost = rounds_operator.disconnected(world.operator, world.now)
+        world = replace(world, operator=replace(lost, address=None))
+    if world.operator.standby_address == store.incarnation:
+        world = replace(world, operator=rounds_operator.with_standby_link(world.operator, None, world.now))
+    return world
 
 
-def _put_store(world: World, store: Store) -> World:
-    return replace(world, stores=tuple(store if s.incarnation == store.incarnation else s for s in world.stores))
+def _second_store(world: World, index: int) -> World:
+    """The operator no longer reaches the store, which goes on, and replaces it.
+
+    With an index the operator believes that the Kubernetes node of that index's first pod, and of the store, is lost.
+    """
+    store = world.serving[-1]
+    if index >= 0:
+        node = node_of(new_agent(index, 0, 0.0))
+        world = _put_store(world, replace(store, node=node))
+        world = replace(world, lost_nodes=(*world.lost_nodes, (node, world.now)))
+    if world.operator.linked == store.incarnation:
+        silent = rounds_operator.disconnected(world.operator, world.now - STORE_UNRESPONSIVE_SECONDS)
+        world = replace(world, operator=replace(silent, silent_since=world.now))
+    world = _reconcile(world)
+    if world.operator.silent_since is not None and world.named == store.incarnation:
+        # The operator keeps a store that it was never connected to.
+        return replace(world, operator=replace(world.operator, silent_since=None, address=None))
+    return world
 
 
 def _close_links(world: World, incarnation: int) -> World:
-    agents = (unlinked(a) if a.store == incarnation else a for a in world.agents)
+    agents = (_without_links(a, incarnation) for a in world.agents)
     return replace(world, agents=tuple(agents))
 
 
-def unlinked(a: Agent) -> Agent:
-    """Return the agent without its link."""
-    return replace(a, store=None, passive=False, outbox=(), inbox=())
+def _without_links(a: Agent, incarnation: int) -> Agent:
+    if a.old_link == incarnation:
+        a = replace(a, old_link=None, old_outbox=())
+    return _unlinked(a) if a.store == incarnation else a
+
+
+def _unlinked(a: Agent) -> Agent:
+    return replace(a, store=None, passive=False, deaf=False, outbox=(), inbox=())
 
 
 def _agent_step(world: World, a: Agent, name: str) -> World:
+    now = world.now
     match name:
         case "connect" | "connect-old" | "connect-standby":
-            number = {"connect": world.named, "connect-standby": a.standby}.get(name, world.stores[0].incarnation)
-            store = world.store(number)
+            store = _target(world, a, name)
             assert store is not None
             return _connect(world, a, store)
         case "up":
-            assert a.store is not None
-            world = _put(world, replace(a, outbox=a.outbox[1:]))
-            return _decide(world, a.store, NodeMessage(a.agent_id, a.outbox[0]))
+            return _deliver(world, a)
         case "down":
-            return _put(world, receive(replace(a, inbox=a.inbox[1:]), a.inbox[0]))
+            return _put(world, receive(replace(a, inbox=a.inbox[1:]), a.inbox[0], now))
+        case "old-up":
+            assert a.old_link is not None
+            world = _put(world, replace(a, old_outbox=a.old_outbox[1:]))
+            return _decide(world, a.old_link, NodeMessage(a.agent_id, a.old_outbox[0]))
+        case "old-closes":
+            assert a.old_link is not None
+            world = _put(world, replace(a, old_link=None, old_outbox=()))
+            return _decide(world, a.old_link, NodeDisconnected(a.agent_id))
+        case "notice":
+            return _put(world, _unlinked(a))
         case "warm":
-            return _put(world, send(replace(a, ready=True), Ready()))
+            return _put(world, dispatch(a, events.LauncherReady(), now))
         case "work":
-            return _put(world, _work(a))
+            return _put(world, work(a, now, reports_steps=world.reports_steps))
         case "succeed":
-            assert a.start is not None
-            return _put(world, send(replace(a, state=MemberState.SUCCEEDED), WorkersSucceeded(a.start.round)))
+            return _succeed(world, a)
         case "fail":
-            assert a.start is not None
-            failure = Failure(FailureClass.KILLED, a.pod, world.now, rank=a.start.rank)
-            return _put(world, send(replace(a, state=MemberState.FAILED), WorkersFailed(a.start.round, failure)))
-        case "sigterm":
-            return _put(world, send(replace(a, leaving=True), Leaving("SIGTERM")))
+            return _fail(world, a)
+        case "collective":
+            history = replace(world.history, collectives=world.history.collectives + 1)
+            return _put(replace(world, history=history), fail(a, FailureClass.COLLECTIVE_FAILED, now))
+        case "sigterm" | "kubelet":
+            return _put(world, dispatch(replace(a, deleting=True), events.SignalReceived("SIGTERM"), now))
         case "late":
             assert a.store is not None
             assert a.past is not None
@@ -496,23 +577,74 @@ def _agent_step(world: World, a: Agent, name: str) -> World:
         case "pause" | "resume":
             return _put(world, replace(a, paused=name == "pause"))
         case "heal":
-            return _put(world, replace(a, cut=False, cut_store=-1))
+            lost = tuple(node for node in world.lost_nodes if node[0] != node_of(a))
+            return _put(replace(world, lost_nodes=lost), replace(a, cut=False, cut_store=-1, group=0))
         case _:
             return _cut(world, a, name)
 
 
+def _deliver(world: World, a: Agent) -> World:
+    """Let the store read the first message of a node. Its `Announce` replaces an older link of the node."""
+    assert a.store is not None
+    store, message = a.store, a.outbox[0]
+    if isinstance(message, Announce) and a.old_link == store:
+        a = replace(a, old_link=None, old_outbox=())
+    world = _put(world, replace(a, outbox=a.outbox[1:]))
+    return _decide(world, store, NodeMessage(a.agent_id, message))
+
+
+def _succeed(world: World, a: Agent) -> World:
+    assert a.start is not None
+    round_id, done = a.start.round, (a.start.round, a.pod)
+    a = replace(a, exited=a.exited + 1)
+    if a.exited == a.workers:
+        history = replace(world.history, succeeded=world.history.succeeded | {done})
+        world, a = replace(world, history=history), replace(a, stops_at=None)
+    return _put(world, dispatch(a, events.WorkerEnded(round_id, a.exited - 1), world.now))
+
+
+def _fail(world: World, a: Agent) -> World:
+    assert a.start is not None
+    failures = (*world.history.failures, (a.start.round, a.pod))
+    world = replace(world, history=replace(world.history, failures=failures))
+    return _put(world, fail(a, FailureClass.KILLED, world.now))
+
+
 def _cut(world: World, a: Agent, name: str) -> World:
-    """Apply crash, blip, cut or cut-store: the link closes, and the store notices that."""
-    store, a = a.store, unlinked(a)
-    if name == "cut-store":
+    """Apply crash, vanish, or the loss of a link: by one side or by both."""
+    store, known, now = a.store, not _announces(a) and not a.deaf, world.now
+    if name == "deaf":
+        world = _put(world, replace(a, deaf=True, outbox=()))
+    elif name == "half-open":
+        return _put(world, replace(_unlinked(a), old_link=store, old_outbox=a.outbox))
+    elif name == "crash":
+        world = replace(world, history=replace(world.history, crashes=(*world.history.crashes, a.pod)))
+        world = _put(world, crash(a, now))
+    elif name == "vanish":
+        world = _put(world, crash(a, now))
+        world = replace(world, agents=tuple(b for b in world.agents if b.number != a.number))
+    elif name == "cut":
+        a = replace(_unlinked(a), cut=True, cut_at=now)
+        world = replace(world, lost_nodes=(*world.lost_nodes, (node_of(a), now)))
+        world = _put(world, dispatch(a, events.CutOff(), now) if a.busy else a)
+    elif name == "cut-store":
         assert store is not None
-        a = replace(a, cut_store=store)
-    if name == "crash":
-        a = replace(a, ended=Outcome.ERROR, state=MemberState.STOPPED)
-    if name == "cut":
-        a = replace(a, cut=True, frozen=a.busy)
-    world = _put(world, a)
-    return world if store is None else _decide(world, store, NodeDisconnected(a.agent_id))
+        world = _put(world, replace(_unlinked(a), cut_store=store))
+    else:
+        world = _put(world, _unlinked(a))
+    return world if store is None or not known else _decide(world, store, NodeDisconnected(a.agent_id))
+
+
+def _partition(world: World, group: int) -> World:
+    """Cut the links between a group of nodes and their stores. Their kubelets go on reporting."""
+    members = rounds_partition.members_of(world.agents, group)
+    for a in members:
+        world = _put(world, replace(_unlinked(a), cut=True, cut_at=world.now, group=group))
+    world = _freeze(world)
+    for a in members:
+        if a.store is not None and not (_announces(a) or a.deaf):
+            world = _decide(world, a.store, NodeDisconnected(a.agent_id))
+    return world
 
 
 def _connect(world: World, a: Agent, store: Store) -> World:
@@ -522,19 +654,9 @@ def _connect(world: World, a: Agent, store: Store) -> World:
         return _decide(world, store.incarnation, NewerStoreSeen(a.newest))
     if a.store is not None:  # it waited at a standby store
         world = _cut(world, a, "blip")
-        a = world.agent(a.index)
-    membership = LastMembership(a.start, a.state) if a.start else None
-    messages: list[NodeToCoordinator] = [
-        Announce(a.index, a.incarnation, a.agent_id, a.pod, "ip", 1, 1, "default", a.ready, membership)
-    ]
-    if a.start and a.state is MemberState.STOPPED:
-        messages.append(WorkersStopped(a.start.round, 1))
-    if a.leaving:
-        messages.append(Leaving("SIGTERM"))
-    newest = newest_store(a, store)
-    a = replace(
-        a, store=store.incarnation, passive=store.state.passive, newest=newest, outbox=tuple(messages), inbox=()
-    )
+        a = world.agent(a.number)
+    greeting, passive = machine.greeting(a.machine), store.state.passive
+    a = replace(a, store=store.incarnation, passive=passive, newest=newest_store(a, store), outbox=greeting, inbox=())
     return _put(world, a)
 
 
@@ -543,99 +665,93 @@ def newest_store(a: Agent, store: Store) -> int:
     return a.newest if store.state.passive else store.incarnation
 
 
-def send(a: Agent, message: NodeToCoordinator) -> Agent:
-    return a if a.store is None else replace(a, outbox=(*a.outbox, message))
-
-
-def receive(a: Agent, message: CoordinatorToNode | StoreToNode) -> Agent:
-    if a.passive and not isinstance(message, StoreActive):
-        return a  # it waits for a store that is active
-    match message:
-        case StartRound() if a.start is not None and message.round <= a.start.round:
-            return replace(a, frozen=a.frozen and message.round != a.start.round)  # sent again after a reconnect
-        case StartRound():
-            assert a.state is MemberState.STOPPED, f"{a.pod} still runs {a.start} and is assigned {message.round}"
-            past = WorkersStopped(a.start.round, 1) if a.start else None
-            return replace(a, start=message, state=MemberState.STARTING, past=past, frozen=False)
-        case EndRound() if a.start and message.round == a.start.round and a.state is not MemberState.STOPPED:
-            return replace(a, stopping=True)
-        case EndRound() if a.state is MemberState.STOPPED:
-            return send(a, WorkersStopped(message.round, 1))
-        case PlanEnd():
-            return send(a, StepReport(message.round, None))
-        case Finish():
-            return replace(unlinked(a), ended=message.outcome, state=MemberState.STOPPED)
-        case StandbyStore():
-            return replace(a, standby=message.incarnation)
-        case StoreActive():
-            assert a.store is not None
-            return replace(a, passive=False, newest=a.store)
-        case _:
-            return a
-
-
-def _work(a: Agent) -> Agent:
-    """Starting workers have started; stopping ones, and the siblings of a failed one, have stopped."""
-    assert a.start is not None
-    if a.state is MemberState.STARTING and not a.stopping:
-        return send(replace(a, state=MemberState.RUNNING), WorkersStarted(a.start.round))
-    a = replace(a, state=MemberState.STOPPED, stopping=False, frozen=False)
-    return send(a, WorkersStopped(a.start.round, 1)) if a.start else a
+def receive(a: Agent, message: CoordinatorToNode | StoreToNode, now: float) -> Agent:
+    """Let an agent act on a message of its store, as its client does (`NodeClient`)."""
+    if isinstance(message, StoreActive):
+        return replace(a, passive=False, newest=a.newest if a.store is None else a.store)
+    if a.passive:
+        return a  # it waits until the store is active
+    if isinstance(message, StandbyStore):
+        return replace(a, standby=message.incarnation)
+    a = dispatch(a, events.Received(message), now)
+    return _unlinked(a) if a.ended is not None else a
 
 
 def _put(world: World, agent: Agent) -> World:
-    return replace(world, agents=tuple(agent if a.index == agent.index else a for a in world.agents))
+    agents = (agent if a.number == agent.number else a for a in world.agents)
+    gone = agent.ended is not None and agent.deleting
+    if agent.ended is not None and agent.store is not None:
+        # The process has ended: the store reads what it sent, and sees that its link closes.
+        closed = replace(_unlinked(agent), old_link=agent.store, old_outbox=agent.outbox)
+        known = not (_announces(agent) or agent.deaf) and agent.old_link is None
+        agents = (closed if known and a.number == agent.number else a for a in agents)
+    world = replace(world, agents=tuple(agents))
+    return world if not gone else _remove_pod(world, agent)
+
+
+def _remove_pod(world: World, agent: Agent) -> World:
+    """Remove the object of a pod that was being deleted; its last messages reach the store first."""
+    last = world.agent(agent.number)
+    if last.old_link is not None:
+        for message in last.old_outbox:
+            world = _decide(world, last.old_link, NodeMessage(last.agent_id, message))
+        world = _decide(world, last.old_link, NodeDisconnected(last.agent_id))
+    return replace(world, agents=tuple(a for a in world.agents if a.number != agent.number))
+
+
+def _put_store(world: World, store: Store) -> World:
+    stores = tuple(store if s.incarnation == store.incarnation else s for s in world.stores)
+    return replace(world, stores=stores)
 
 
 def _decide(world: World, incarnation: int, event: CoordinatorEvent) -> World:
-    store = next(s for s in world.stores if s.incarnation == incarnation)
+    """Let a store decide on an event, or queue it if the world is batched."""
+    store = world.store(incarnation)
+    if store is None:
+        return world
+    if world.batched:
+        return _put_store(world, replace(store, queue=(*store.queue, event)))
     return after_decision(world, incarnation, rounds.decide(store.state, event, world.now))
 
 
 def after_decision(world: World, incarnation: int, decision: RoundDecision) -> World:
     """Return the world after a store has made a decision: its messages are on their way."""
-    stores = tuple(Store(incarnation, decision.state) if s.incarnation == incarnation else s for s in world.stores)
+    store = world.store(incarnation)
+    assert store is not None
+    concluded = _concluded(store.state, decision.state)
+    world = _put_store(world, replace(store, state=decision.state))
+    world = replace(world, history=replace(world.history, concluded=world.history.concluded + concluded))
     # The coordinator knows the new link of a node once it has read the `Announce` on it.
-    agents = {a.agent_id: a for a in world.agents if a.store == incarnation and not _announces(a)}
+    agents = {a.agent_id: a for a in world.agents if a.store == incarnation and not a.deaf and not _announces(a)}
     for effect in decision.effects:
         if (a := agents.get(effect.agent_id)) is not None:
             agents[effect.agent_id] = replace(a, inbox=(*a.inbox, effect.message))
-    world = replace(world, stores=stores, agents=tuple(agents.get(a.agent_id, a) for a in world.agents))
+    world = replace(world, agents=tuple(agents.get(a.agent_id, a) for a in world.agents))
     if world.declared is None and decision.state.outcome is not None:
         world = replace(world, declared=decision.state.outcome)
+    world = replace(world, history=_with_ranks(world.history, incarnation, decision.state))
     return _close_links(world, incarnation) if decision.state.newer_store is not None else world
 
 
+def ended_rounds_since(before: CoordinatorState, after: CoordinatorState) -> tuple[RoundEnded, ...]:
+    """Return the rounds that a decision has ended."""
+    known = {e.round for e in before.ended_rounds}
+    return tuple(e for e in after.ended_rounds if e.round not in known)
+
+
+def _concluded(before: CoordinatorState, after: CoordinatorState) -> tuple[tuple[RoundId, bool, tuple[str, ...]], ...]:
+    return tuple((e.round, e.charged, e.lost_pods) for e in ended_rounds_since(before, after))
+
+
+def _with_ranks(history: History, incarnation: int, state: CoordinatorState) -> History:
+    if state.round is None:
+        return history
+    members = sorted(state.round.members.items(), key=lambda item: item[1].assignment.group_rank)
+    ranks = dict(history.ranks) | {incarnation: tuple(agent_id for agent_id, _ in members)}
+    return replace(history, ranks=tuple(sorted(ranks.items())))
+
+
 # ---- the operator
-
-
-def _operator_view(world: World, store: Store, read: World) -> OperatorView:
-    """Return the operator's view for a store: the one that status names, or a standby store.
-
-    `read`: the world with the status that the operator has read.
-    """
-    pods = tuple(
-        ExpectedPod(a.index, a.incarnation, a.pod, _pod_state(world, a)) for a in world.agents if a.ended is None
-    )
-    view = OperatorView(
-        1, world.sequence, settings(world), world.charged, world.charged_round, pods, serving=world.named
-    )
-    current = world.current
-    report = build_report(current.state, world.now) if current is not None else None
-    if store.incarnation != world.named:
-        return replace(view, retired=store.incarnation != world.standby, newest_round=stores.formed_round(report))
-    assert report is not None
-    confirmed = stores.confirmable_request(
-        report, world.before, older=_older(world), standby=standby_may_act(world, read)
-    )
-    standby = world.store(world.standby)
-    return replace(
-        view,
-        confirmed_request=confirmed,
-        confirmed_half=report.half_missing_round is not None,
-        newest_round=stores.formed_round(world.before),
-        standby_store=None if standby is None else StandbyStore(standby.incarnation, "ip", 1),
-    )
 
 
 def _older(world: World) -> bool:
@@ -644,109 +760,210 @@ def _older(world: World) -> bool:
     The real operator waits long enough for such nodes to arrive.
     """
     in_transit = (a for a in world.agents if a.agent_id in world.in_transit and a.busy and not a.cut)
-    older = any(s.incarnation < world.named for s in world.stores)
-    return older or any(a.store is None or _announces(a) for a in in_transit)
+    return len(world.serving) > 1 or any(a.store is None or _announces(a) for a in in_transit)
 
 
-def standby_may_act(world: World, read: World) -> bool:
-    """Return whether a standby store may be active, or become so: status names one, or one has not retired."""
-    alive = any(s.incarnation > world.named and not s.state.retired for s in world.stores)
-    return read.standby >= 0 or alive
+def _standby_may_act(world: World) -> bool:
+    """Return whether a newer store than the one in status runs that has not retired, or one has ended just now."""
+    return any(s.incarnation > world.named and not s.state.retired for s in world.stores) or _older(world)
 
 
 def _announces(a: Agent) -> bool:
     return any(isinstance(message, Announce) for message in a.outbox)
 
 
-def _pod_state(world: World, a: Agent) -> PodState:
-    if a.leaving:
-        return PodState.DRAINING
-    return PodState.LOST if (a.index, a.incarnation) == (world.on_lost_node, 0) else PodState.RUNNING
+@lru_cache(maxsize=2000)
+def _cached_report(state: ById, now: float) -> Report:
+    return build_report(state.value, now)
 
 
-def reported_outcome(world: World) -> Outcome | None:
-    """Return the outcome of the job in the termination message of a pod; None without one."""
-    outcomes = {a.ended for a in world.agents}
-    return next((o for o in (Outcome.SUCCEEDED, Outcome.FAILED) if o in outcomes), None)
+def _report(world: World, store: Store) -> Report:
+    return _cached_report(ById(store.state), world.now)
 
 
-def _plan_stores(world: World) -> World:
-    """Return the world with the stores that the operator wants, and the status that names them (`plan.stores`)."""
-    taken_over = next((s for s in world.stores if s.incarnation > world.named and not s.state.passive), None)
-    if taken_over is not None:
-        world = _replace_store(world, -1) if world.current is not None else world
-        world = replace(world, named=taken_over.incarnation, standby=-1)
-    current = world.current
-    if current is None:
-        if world.store(world.standby) is None:
-            kept = tuple(s for s in world.stores if s.incarnation != world.named)
-            return _with_successor(world, kept)
-        return replace(world, named=world.standby, standby=-1)
-    report = build_report(current.state, world.now)
-    if stores.must_retire(report) or world.store(world.standby) is None:
-        world = replace(world, standby=-1)
-    newer = any(s.incarnation > world.named for s in world.stores)
-    if not world.with_standby or newer or not stores.may_have_standby(report):
-        return world
-    number = world.newest + 1
-    state = initial_state(settings(world), attempt=1, store=number, now=world.now, standby=True)
-    return replace(world, stores=(*world.stores, Store(number, state)), standby=number, newest=number)
+def _dialed(world: World) -> Store | None:
+    """Return the store to which the operator's link leads; None if it reaches none."""
+    operator = world.operator
+    if operator.down or operator.silent_since is not None or operator.linked is None:
+        return None
+    return world.store(operator.linked)
+
+
+def _inputs(world: World) -> object:
+    """Return all that makes the operator reconcile the job when it changes."""
+    store = _dialed(world)
+    pods = rounds_operator.worker_pods(world.agents, world.now)
+    stores = tuple((s.incarnation, s.starts, s.deleting) for s in world.stores)
+    standby = None if world.operator.standby_address is None else world.store(world.operator.standby_address)
+    reports = tuple(None if s is None else _report(world, s) for s in (store, standby))
+    return (reports, pods, stores, world.target)
 
 
 def _has_news(world: World) -> bool:
-    planned = _plan_stores(world)
-    if planned != world:
-        return True
-    assert world.current is not None
-    newest = world.current.state
-    if newest.outcome is not None or reported_outcome(world) is not None:
-        return newest.outcome is None
-    indices = world.target + world.spares
-    missing = any(a.ended is not None and a.index < indices for a in world.agents)
-    surplus = any(a.ended is None and not a.leaving and a.index >= indices for a in world.agents)
-    return missing or surplus or bool(_uncounted(world)) or any(_view_changed(world, s) for s in _linked(world))
+    due = world.operator.requeue_at
+    return (due is not None and due <= world.now) or _inputs(world) != world.operator.inputs
 
 
-def _view_changed(world: World, store: Store) -> bool:
-    known = store.state.operator_view
-    return _operator_view(world, store, world) != replace(known, lease=1, sequence=world.sequence)
-
-
-def _linked(world: World) -> list[Store]:
-    """Return the stores to which the operator has a link: the one that status names, and newer ones."""
-    return [s for s in world.stores if s.incarnation >= world.named]
-
-
-def _uncounted(world: World) -> list[tuple[RoundId, bool]]:
-    assert world.current is not None
-    ended = build_report(world.current.state, world.now).ended_rounds
-    seen = world.charged_round
-    return [(e.round, e.charged) for e in ended if seen is None or e.round > seen]
+def _leases(world: World) -> dict[str, float]:
+    """Return when the kubelets have renewed their leases: those of reachable nodes do it all the time."""
+    nodes = {node_of(a): world.now for a in world.agents} | {s.node: world.now for s in world.stores}
+    return nodes | dict(world.lost_nodes)
 
 
 def _reconcile(world: World) -> World:
-    """Reconcile the job: send an outcome that the store does not know, and nothing else.
+    """Reconcile the job as the controller does: observe, plan, write status, send the view, act."""
+    operator = world.operator
+    if operator.older_store_at == 0.0 or _older(world):
+        operator = replace(operator, older_store_at=world.now)
+    if any(s.incarnation > world.named for s in world.stores) and not _standby_may_act(world):
+        operator = replace(operator, standby_store_at=0.0)
+    elif operator.standby_store_at is None or _standby_may_act(world):
+        operator = replace(operator, standby_store_at=world.now)
+    if operator.store_named[0] != operator.parsed.store_incarnation:
+        operator = replace(operator, store_named=(operator.parsed.store_incarnation, world.now))
+    if (store := _dialed(world)) is not None:
+        operator = rounds_operator.with_report(operator, _report(world, store), world.now)
+    operator = _with_standby_report(world, operator)
+    inputs = _inputs(world)
+    stores = tuple(StorePod(s.incarnation, s.node, s.created, s.deleting) for s in world.stores)
+    spec = rounds_operator.job_spec(world.target, world.size - world.spares, world.spares, world.budget)
+    decided = rounds_operator.reconcile(operator, spec, world.agents, stores, _leases(world), world.now)
+    status = operator.status if decided.status is None else decided.status
+    asks_again = decided.requeue_after is not None and decided.requeue_after < rounds_operator.NEVER / 2
+    requeue_at = world.now + decided.requeue_after if decided.requeue_after is not None and asks_again else None
+    before = operator
+    operator = replace(operator, status=status, inputs=inputs, requeue_at=requeue_at)
+    world = _count(replace(world, operator=operator), before)
+    address = decided.store_address.incarnation if decided.store_address else None
+    standby = decided.standby_address.incarnation if decided.standby_address else None
+    world = _dial_standby(_dial(world, address), standby)
+    if decided.operator_view is not None and _dialed(world) is not None:
+        world = _send_view(world, decided.operator_view)
+    if decided.standby_view is not None and world.operator.standby_linked:
+        world = _send_standby_view(world, decided.standby_view)
+    for action in decided.actions:
+        world = _act(world, action)
+    if decided.actions:
+        # The operator watches what it writes.
+        world = replace(world, operator=replace(world.operator, inputs=None))
+    return world
 
-    Without one: replace stores, count charges, replace ended pods, send the view, and drain pods beyond the target.
-    """
-    before, world = world, _plan_stores(world)
-    current = world.current
-    assert current is not None
-    if (outcome := reported_outcome(world)) is not None:
-        world = replace(world, sequence=world.sequence + 1)
-        view = _operator_view(world, current, before)
-        end = replace(view, pods=(), finish=Finish(outcome, "from a termination message"))
-        return _decide(world, world.named, OperatorViewReceived(end))
-    for round_id, charged in _uncounted(world):
-        counted = (*world.counted, round_id) if charged else world.counted
-        world = replace(world, charged=world.charged + charged, charged_round=round_id, counted=counted)
+
+def _with_standby_report(world: World, operator: Operator) -> Operator:
+    store = None if operator.standby_address is None else world.store(operator.standby_address)
+    return rounds_operator.with_standby_link(operator, None if store is None else _report(world, store), world.now)
+
+
+def _dial_standby(world: World, address: int | None) -> World:
+    operator = world.operator
+    if address != operator.standby_address:
+        operator = replace(
+            operator, standby_address=address, standby_report=None, standby_sent=None, standby_linked=False,
+            standby_since=world.now,
+        )  # fmt: skip
+    return replace(world, operator=_with_standby_report(world, operator))
+
+
+def _send_standby_view(world: World, view: OperatorView) -> World:
+    operator = world.operator
+    if operator.standby_sent is not None and replace(operator.standby_sent, lease=0, sequence=0) == view:
+        return world
+    assert operator.standby_address is not None
+    view = replace(view, lease=1, sequence=operator.sequence + 1)
+    world = replace(world, operator=replace(operator, sequence=view.sequence, standby_sent=view))
+    return _decide(world, operator.standby_address, OperatorViewReceived(view))
+
+
+def _count(world: World, before: Operator) -> World:
+    """Note which rounds a status write has charged."""
+    old, new = before.parsed, world.operator.parsed
+    ended = before.report.ended_rounds if before.report is not None else ()
+    rounds_charged = [
+        e.round for e in ended
+        if e.charged and (old.charged_round is None or e.round > old.charged_round)
+        and new.charged_round is not None and e.round <= new.charged_round
+    ]  # fmt: skip
+    return replace(
+        world, charged=new.restarts_counted, charged_round=new.charged_round,
+        counted=(*world.counted, *sorted(rounds_charged)), declared=world.declared or status_outcome(world),
+    )  # fmt: skip
+
+
+def status_outcome(world: World) -> Outcome | None:
+    """Return the outcome that the job's status declares."""
+    status = world.operator.parsed
+    if status.is_true(ConditionType.SUCCESS_CRITERIA_MET) or status.is_true(ConditionType.COMPLETE):
+        return Outcome.SUCCEEDED
+    return Outcome.FAILED if status.is_true(ConditionType.FAILURE_TARGET) else None
+
+
+def _dial(world: World, address: int | None) -> World:
+    operator = world.operator
+    if address is not None and address == operator.standby_address and operator.standby_linked:
+        return replace(world, operator=rounds_operator.promoted(operator, world.now))
+    if address == operator.address and (operator.linked is not None or operator.silent_since is not None):
+        return world
+    if address is None or world.store(address) is None:
+        # No store serves; the reports of the last one are kept.
+        gone = operator if operator.linked is None else rounds_operator.disconnected(operator, world.now)
+        return replace(world, operator=replace(gone, address=address, linked=None))
+    world = replace(world, operator=rounds_operator.connected(operator, address, world.now))
+    store = world.store(address)
+    assert store is not None
+    return replace(world, operator=rounds_operator.with_report(world.operator, _report(world, store), world.now))
+
+
+def _send_view(world: World, view: OperatorView) -> World:
+    """Send the view unless the store has it."""
+    operator = world.operator
+    if operator.sent is not None and replace(operator.sent, lease=0, sequence=0) == view:
+        return world
+    view = replace(view, lease=1, sequence=operator.sequence + 1)
+    assert operator.linked is not None
+    if view.confirmed_request:
+        confirmed = dict(world.history.confirmed) | {operator.linked: view.confirmed_request}
+        history = replace(world.history, confirmed=tuple(sorted(confirmed.items())))
+        world = replace(world, history=history)
+    before = operator.sent or operator.before
+    world = replace(world, operator=replace(operator, sequence=view.sequence, sent=view, before=before))
+    if world.delays_view:
+        return replace(world, delays_view=False, late_view=(operator.linked, view))
+    return _decide(world, operator.linked, OperatorViewReceived(view))
+
+
+def _act(world: World, action: object) -> World:
+    match action:
+        case CreateStandbyStore(name, _) if not world.with_standby:
+            refusals = (*world.operator.refusals, name)
+            return replace(world, operator=replace(world.operator, refusals=refusals))
+        case CreateStore(_, incarnation) | CreateStandbyStore(_, incarnation):
+            standby = isinstance(action, CreateStandbyStore)
+            state = initial_state(
+                settings(world), attempt=1, store=incarnation, now=world.now, recovering=incarnation > 0,
+                standby=standby,
+            )  # fmt: skip
+            store = Store(incarnation, state, standby=standby, node=f"store-{incarnation}", created=world.now)
+            stores = sorted((*world.stores, store), key=lambda s: s.incarnation)
+            return replace(world, stores=tuple(stores))
+        case CreateStoreService(incarnation) | UpdateStoreService(_, incarnation):
+            return replace(world, operator=replace(world.operator, service=incarnation))
+        case CreateWorker(_, index, incarnation):
+            return replace(world, agents=(*world.agents, new_agent(index, incarnation, world.now, world.workers)))
+        case DeleteService():
+            return replace(world, operator=replace(world.operator, services=False))
+        case DeletePod(name, _, _, force):
+            return _delete(world, name, force=force)
+        case _:
+            return world
+
+
+def _delete(world: World, name: str, *, force: bool) -> World:
+    for s in world.stores:
+        if name == f"bert-rdzv-{s.incarnation}":
+            return _end_store(world, s.incarnation) if force else _put_store(world, replace(s, deleting=True))
     for a in world.agents:
-        if a.ended is not None and a.index < world.target + world.spares:
-            world = _put(world, Agent(a.index, a.incarnation + 1))
-    world = replace(world, sequence=world.sequence + 1)
-    for store, view in [(s, _operator_view(world, s, before)) for s in _linked(world)]:
-        world = _decide(world, store.incarnation, OperatorViewReceived(view))
-    for a in world.agents:
-        if a.ended is None and not a.leaving and a.index >= world.target + world.spares:
-            world = _put(world, send(replace(a, leaving=True), Leaving("SIGTERM")))
+        if name == a.pod and (a.ended is not None or force):
+            return replace(world, agents=tuple(b for b in world.agents if b.number != a.number))
+        if name == a.pod:
+            return _put(world, replace(a, deleting=True))
     return world

@@ -32,8 +32,13 @@ class Torchrun(ChildProcess):
 
     wait_timeout = 90.0
 
-    def __init__(self, *arguments: str, environ: dict[str, str] | None = None) -> None:
-        command = [sys.executable, "-m", "torch.distributed.run", *arguments]
+    def __init__(
+        self,
+        *arguments: str,
+        environ: dict[str, str] | None = None,
+        program: Sequence[str] = ("-m", "torch.distributed.run"),
+    ) -> None:
+        command = [sys.executable, *program, *arguments]
         super().__init__(command, env={**os.environ, **(environ or {})}, new_session=True)
 
 

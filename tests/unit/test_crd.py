@@ -130,7 +130,9 @@ def test_defaults_are_those_of_the_operator() -> None:
     assert rendezvous["keepAliveMaxAttempts"] == defaults["keep_alive_attempts"]
     assert tuple(SPEC["preload"]["default"]) == defaults["preload"]
     assert SPEC["stopGraceSeconds"]["default"] == defaults["stop_grace"]
-    assert SPEC["failurePolicy"]["properties"]["maxRestarts"]["default"] == defaults["max_restarts"]
+    policy = SPEC["failurePolicy"]["properties"]
+    assert policy["maxRestarts"]["default"] == defaults["max_restarts"]
+    assert policy["maxStartFailures"]["default"] == defaults["max_start_failures"]
 
 
 def test_columns_and_scale_name_fields_that_exist() -> None:

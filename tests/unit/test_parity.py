@@ -1,4 +1,4 @@
-"""Each row of the tables in docs/ names a test that exists; docs/store-loss.md names all of the explorer's faults."""
+"""Each row of the tables in docs/ names a test that exists; docs/explorer.md names all of the explorer's faults."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from support import rounds_invariants, rounds_world
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 NAMED = re.compile(r"`([\w/]+\.py)::(test_\w+)`")
-TABLES = ("docs/parity.md", "docs/store-loss.md")
+TABLES = ("docs/parity.md", "docs/security.md", "docs/store-loss.md", "docs/explorer.md")
 
 
 def rows(path: str) -> list[str]:
@@ -33,6 +33,6 @@ def test_tests_named_in_a_table_exist(path: str) -> None:
 
 
 def test_every_fault_and_invariant_of_the_explorer_is_documented() -> None:
-    documented = set(re.findall(r"`([\w-]+)`", (REPOSITORY / "docs/store-loss.md").read_text()))
+    documented = set(re.findall(r"`([\w-]+)`", (REPOSITORY / "docs/explorer.md").read_text()))
     names = {*rounds_world.FAULTS, *(invariant.__name__ for invariant in rounds_invariants.INVARIANTS)}
     assert names - documented == set()

@@ -96,9 +96,9 @@ def _write_error(reason: str, message: str) -> None:
     import contextlib
 
     with contextlib.suppress(OSError, ImportError):
-        from elasticjob.agent.reporting.termination_message import TERMINATION_LOG, write_termination
+        from elasticjob.agent.reporting.termination_message import TERMINATION_LOG, read_round, write_termination
         from elasticjob.contract.messages import Outcome, Termination
         from elasticjob.contract.names import Env
 
         path = os.environ.get(Env.TERMINATION_LOG) or TERMINATION_LOG
-        write_termination(path, Termination(Outcome.ERROR, reason, message=message))
+        write_termination(path, Termination(Outcome.ERROR, reason, read_round(path), message))

@@ -107,11 +107,22 @@ def signal_one(pid: int, number: signal.Signals) -> None:
         os.kill(pid, number)
 
 
+def open_files(process: Path) -> dict[str, str]:
+    """Return the paths of a process's open files by number; `process` is its folder in /proc. Empty if unreadable."""
+    found: dict[str, str] = {}
+    with suppress(OSError):
+        for descriptor in (process / "fd").iterdir():
+            with suppress(OSError):  # closed since; the listing's own descriptor is
+                found[descriptor.name] = str(descriptor.readlink())
+    return found
+
+
 def _children(pid: int) -> list[int]:
     found: list[int] = []
     with suppress(OSError):
         for task in Path(f"/proc/{pid}/task").iterdir():
-            found += map(int, (task / "children").read_text().split())
+            with suppress(OSError):  # a thread that has ended; its children belong to another one
+                found += map(int, (task / "children").read_text().split())
     return found
 
 

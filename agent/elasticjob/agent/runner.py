@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 import math
@@ -40,7 +41,7 @@ from elasticjob.agent.monitoring.reachability import ReachabilityMonitor
 from elasticjob.agent.monitoring.step_times import StepTimeMonitor
 from elasticjob.agent.processes import become_subreaper, child_setup
 from elasticjob.agent.reporting import health_endpoint, telemetry
-from elasticjob.agent.reporting.termination_message import write_termination
+from elasticjob.agent.reporting.termination_message import write_round, write_termination
 from elasticjob.agent.reporting.worker_output import OutputSink, WorkerPipe
 from elasticjob.agent.start_workers.command import UserCommand
 from elasticjob.agent.start_workers.launcher import Launcher
@@ -48,11 +49,16 @@ from elasticjob.agent.worker_environment import node_env
 from elasticjob.agent.workers import WorkerGroup
 from elasticjob.code_root import CODE_ROOT
 from elasticjob.contract.messages import Announce, Failure, FailureClass, StandbyStore, StartRound, StepTimes
-from elasticjob.contract.names import ExitCode, RoundId
+from elasticjob.contract.names import ExitCode, RoundId, round_store_clients
 from elasticjob.control_link.link import ControlLink, LinkRole, connect
 from elasticjob.control_link.node_client import NoCoordinatorError, NodeClient
 from elasticjob.keep_alive import KeepAlive
-from elasticjob.store.open_files import connection_limit, raise_open_file_limit, too_few_connections
+from elasticjob.store.open_files import (
+    connection_limit,
+    raise_open_file_limit,
+    too_few_connections,
+    unauthenticated_limit,
+)
 from elasticjob.store.server import StoreServer
 from elasticjob.training import state_block
 
@@ -61,7 +67,8 @@ log = logging.getLogger(__name__)
 FLUSH_TIMEOUT = 5.0
 """Seconds that a slow reader of the agent's output may delay the agent's exit."""
 CLOSE_TIMEOUT = 15.0
-"""Seconds for the clean-up before the exit; more than `workers.KILL_TIMEOUT`."""
+"""Seconds for the clean-up before the exit. It kills workers only after an error of the agent itself; the container's
+end kills what is left, and Kubernetes waits for it."""
 
 
 class Agent:
@@ -198,7 +205,8 @@ class Agent:
         The last round's store stays up: other nodes may still use it while they stop.
         """
         loopback = self._config.address.startswith("127.")
-        store = StoreServer(links=self._reachability.gate().accept)
+        clients = round_store_clients(self._config.backend)
+        store = StoreServer(links=self._reachability.gate().accept, clients=clients)
         host = "127.0.0.1" if loopback else "::" if ":" in self._config.address else "0.0.0.0"  # noqa: S104
         port = await store.start(host)
         self._stores.append(store)
@@ -219,7 +227,7 @@ class Agent:
             return
         size = start.world_size, start.group_world_size
         limit = connection_limit(*size, self._open_files[1])
-        self._stores[-1].allow_connections(limit)
+        self._stores[-1].allow_connections(limit, unauthenticated_limit(start.group_world_size))
         if warning := too_few_connections(limit, *size):
             log.warning("%s", warning)
 
@@ -242,6 +250,7 @@ class Agent:
                 self._reachability.begin_round(start)
                 self._admit_workers(start)
                 self._step_times.stop()
+                self._record_round(start.round)
                 self._workers.expect_start()
                 self._spawn(self._launch(start))
             case HoldWorkers(round_id):
@@ -295,10 +304,11 @@ class Agent:
 
     async def _check_health(self) -> bool:
         problem = await self._health.find_problem()
-        if problem:
-            failure = Failure(FailureClass.DEVICE_UNHEALTHY, self._config.pod, time.time(), message=problem[:1024])
+        if problem is not None:
+            kind, pod, text = FailureClass.DEVICE_UNHEALTHY, self._config.pod, problem.text[:1024]
+            failure = Failure(kind, pod, time.time(), message=text, suspected=problem.suspected)
             self._dispatch(events.NodeUnhealthy(failure))
-        return not problem
+        return problem is None
 
     async def _launch(self, start: StartRound) -> None:
         failure = await self._workers.start(start)
@@ -388,6 +398,11 @@ class Agent:
         seconds = self._loop.time() - self._counts.started
         for event in telemetry.final_events(subject, self._state, exit_.termination.outcome, seconds):
             self._stderr.put(json.dumps(event).encode() + b"\n")
+
+    def _record_round(self, round_id: RoundId) -> None:
+        # An agent that cannot write says so at its end.
+        with contextlib.suppress(OSError):
+            write_round(self._config.termination_log, round_id)
 
     def _write_termination(self, exit_: Exit) -> None:
         try:

@@ -14,6 +14,14 @@ from pathlib import Path
 
 from elasticjob.agent.config import AgentConfig
 from elasticjob.agent.monitoring.hangs import StackDump, dump_stacks, farthest_behind
+from elasticjob.agent.monitoring.stuck_processes import (
+    LONGEST_KILL,
+    LOOK_INTERVAL,
+    BlockedThreads,
+    blocked_threads,
+    held_resources,
+    kill_timeout,
+)
 from elasticjob.agent.monitoring.worker_exits import (
     OomCounter,
     WorkerExit,
@@ -36,6 +44,7 @@ from elasticjob.agent.reporting.worker_output import (
     WorkerPipe,
     wait_for_files,
 )
+from elasticjob.agent.start_workers.fork_trust import fails_at_once
 from elasticjob.agent.start_workers.launcher import Launcher, StartError, WorkerStart
 from elasticjob.agent.worker_environment import rendezvous_id, torchrun_env, worker_env
 from elasticjob.contract.messages import Failure, FailureClass, StartRound
@@ -43,8 +52,6 @@ from elasticjob.contract.names import Backend, RoundId
 
 log = logging.getLogger(__name__)
 
-KILL_TIMEOUT = 10.0
-"""Seconds after SIGKILL until a process counts as stuck in the kernel. Freeing its memory may take seconds."""
 CLEANUP_TIMEOUT = 1.0
 """Seconds after the workers' end in which helpers may remove what the workers left in shared memory."""
 FILE_TIME_LAG = 0.02
@@ -97,11 +104,17 @@ class WorkerGroup:
         """Exit codes by process id of children that ended before `Launcher.start` returned their ids."""
         self._started = asyncio.Event()
         self._started.set()
+        self._started_at = 0.0
+        """When the last workers were started; monotonic time."""
+        self._start_recorded = False
+        """Whether the launcher knows how that start went."""
         self._child_ended = asyncio.Event()
         self._grace_skipped = False
         self._grace_limit: asyncio.TimerHandle | None = None
         self._stopping_since: float | None = None
         """Unix seconds; None while no stop is in progress."""
+        self._killed_at = 0.0
+        """When the last stop began to send SIGKILL; loop time."""
         self._files: list[FileSink] = []
         """Log files that are not written completely yet, and those of the running workers."""
         self.non_workers: set[int] = set()
@@ -134,6 +147,7 @@ class WorkerGroup:
             return self._start_error(start, f"cannot prepare the workers: {error}")
         else:
             self._running = dict(zip(pids, self._round, strict=True))
+            self._started_at, self._start_recorded = time.monotonic(), False
             return None
         finally:
             for _, worker_start in workers:
@@ -225,7 +239,19 @@ class WorkerGroup:
         if code < 0 and script_succeeded(worker.error_file, pid):
             log.info("rank %d succeeded; its process ended by %s in its clean-up", worker.rank, signal_name(-code))
             code = 0
-        return EndedWorker(worker.round, worker.local_rank, self._failure(worker, code))
+        failure = self._failure(worker, code)
+        self._record_start(worker, failure)
+        return EndedWorker(worker.round, worker.local_rank, failure)
+
+    def _record_start(self, worker: _Worker, failure: Failure | None) -> None:
+        """Let the launcher know, by the first worker whose end says so, whether the workers failed at once."""
+        if self._start_recorded or self.stopping:
+            return
+        made_step = any(report.local_rank == worker.local_rank for report in self.progress.heartbeats())
+        failed = fails_at_once(failure, time.monotonic() - self._started_at, made_step=made_step)
+        if failed is not None:
+            self._start_recorded = True
+            self._launcher.record_start(failed_at_once=failed)
 
     def _ended_torchrun_worker(self, env: Mapping[str, str], code: int) -> list[EndedWorker]:
         """Return the failure of a torchrun's worker before torchrun reports it, unless torchrun restarts the worker.
@@ -339,12 +365,18 @@ class WorkerGroup:
         return None if all_ended else self._abandon()
 
     def _abandon(self) -> Failure:
-        """Stop waiting for processes that survive SIGKILL; the GPU and memory they hold are lost to this node."""
+        """Stop waiting for processes that survive SIGKILL; the GPU and memory they hold are lost to this node.
+
+        The machine is only suspected: its kernel may free them later.
+        """
         stuck = sorted(self._processes())
         self.non_workers.update(stuck)
         self._running = {}
-        message = f"processes still alive {KILL_TIMEOUT:g} s after SIGKILL: {', '.join(map(str, stuck))}"
-        return Failure(FailureClass.DEVICE_UNHEALTHY, self._config.pod, time.time(), message=message)
+        state = "in an uninterruptible sleep" if blocked_threads(stuck) else "still alive"
+        seconds = asyncio.get_running_loop().time() - self._killed_at
+        message = f"processes {state} {seconds:.0f} s after SIGKILL: {', '.join(map(str, stuck))}"
+        pod = self._config.pod
+        return Failure(FailureClass.DEVICE_UNHEALTHY, pod, time.time(), message=message, suspected=True)
 
     async def finish_log_files(self) -> None:
         """Wait until the workers' log files are written; for at most FILE_TIMEOUT in total, since storage may hang."""
@@ -367,10 +399,22 @@ class WorkerGroup:
 
     async def _kill_all(self) -> bool:
         """Kill all processes of the workers, the cleaners among them last; return whether none is left."""
-        if not await self._until(self._kill_all_but_cleaners, KILL_TIMEOUT):
+        self._killed_at = asyncio.get_running_loop().time()
+        if not await self._until_killed(self._kill_all_but_cleaners):
             return False
         cleaned_up = await self._until(lambda: not self._processes(), CLEANUP_TIMEOUT)
-        return cleaned_up or await self._until(self._kill_rest, KILL_TIMEOUT)
+        return cleaned_up or await self._until_killed(self._kill_rest)
+
+    async def _until_killed(self, killed: Callable[[], bool]) -> bool:
+        """Wait until processes have been killed; return False if they are stuck in the kernel."""
+        # Once they have got the signal, /proc does not tell any more what they hold.
+        timeout = kill_timeout(held_resources(self._processes()))
+        blocked = BlockedThreads()
+        while not await self._until(killed, timeout):
+            blocked, timeout = blocked.look(blocked_threads(self._processes())), LOOK_INTERVAL
+            if blocked.stuck or asyncio.get_running_loop().time() - self._killed_at > LONGEST_KILL:
+                return False
+        return True
 
     def _kill_all_but_cleaners(self) -> bool:
         """Kill the processes of the workers except the cleaners; return whether none but those was left."""

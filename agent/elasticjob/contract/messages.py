@@ -3,9 +3,11 @@
 Every message is a frozen dataclass. `encode` and `decode` convert it to a JSON object whose `type` is the class name.
 
     node ──► coordinator       Announce, Ready, WorkersStarted, WorkersFailed, WorkersSucceeded, WorkersStopped,
-                               WorkersStalled, Leaving, StepReport, StepTimes, Close, NewerStore
+                               WorkersStalled, Leaving, StepReport, StepTimes, Close, QueryClosed, NewerStore
     coordinator ──► node       StartRound, Standby, PlanEnd, EndRound, Closed, Finish
     store ──► node             StandbyStore, StoreActive
+    node ──► group rank 0      MemberLink, over a link of their own, which stays idle
+    group rank 0 ──► node      CutOffNotice
     operator ──► coordinator   OperatorView
     coordinator ──► operator   Report
 
@@ -40,7 +42,7 @@ from typing import Any, TypeAlias, get_args
 from elasticjob.contract import codec
 from elasticjob.contract.names import RoundId
 
-PROTOCOL = 1
+PROTOCOL = 2
 """Version of the control link. A store refuses a peer of another version."""
 
 ANY_INDEX = -1
@@ -93,6 +95,8 @@ class Failure:
     """Hangs only: the last step that the worker reported; None if it reported none."""
     waits_for_peers: bool = False
     """Hangs only: the worker's stack shows that it waits in torch, where ranks wait for each other."""
+    suspected: bool = False
+    """DEVICE_UNHEALTHY only: a healthy machine may show the same. The first time, the job only moves away from it."""
 
 
 class Outcome(str, Enum):
@@ -225,9 +229,20 @@ class Leaving:
 
 @dataclass(frozen=True)
 class Close:
-    """Form no more rounds (torch's `set_closed`). Ignored if the job has an operator, which decides when it ends."""
+    """Form no more rounds (torch's `set_closed`). Ignored if the job has an operator, which decides when it ends.
+
+    Without an `Announce` before it, the sender is a visitor and no node: it gets the answer to `QueryClosed`.
+    """
 
     reason: str
+
+
+@dataclass(frozen=True)
+class QueryClosed:
+    """Asks whether the rendezvous is closed (torch's `is_closed`). The first message of a visitor.
+
+    Answer: `Closed`; `Standby` while the rendezvous is open.
+    """
 
 
 @dataclass(frozen=True)
@@ -374,6 +389,23 @@ class StoreActive:
     """This store, which was passive when the node connected, is the job's store from now on."""
 
 
+# ---- nodes of a round, on the links to the round's store ---------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class MemberLink:
+    """First message on a node's link to the store of its round. Group rank 0 knows by it which nodes it reaches."""
+
+    round: RoundId
+    group_rank: int
+    """Group rank of the node."""
+
+
+@dataclass(frozen=True)
+class CutOffNotice:
+    """Group rank 0 has frozen its workers: it is cut off, and closes this link."""
+
+
 # ---- operator and coordinator ----------------------------------------------------------------------------------
 
 
@@ -473,7 +505,7 @@ class OperatorView:
     """
 
     lease: int
-    """Generation of the operator's leader-election lease."""
+    """Generation of the operator's leader-election lease, or more than `Report.view_lease` where that is not newer."""
     sequence: int
     """Counter of the views of one lease holder."""
     settings: RoundSettings
@@ -487,6 +519,8 @@ class OperatorView:
     confirmed."""
     confirmed_half: bool = False
     """The confirmation holds only while no more than half of the last round's nodes are missing."""
+    charged_rounds: tuple[RoundId, ...] = ()
+    """Rounds after `charged_round` that `charged` includes already, because a pod failed as their member."""
     finish: Finish | None = None
     """How the job ended, by its status; None while it runs. A store that started after the end cannot know."""
     serving: int = -1
@@ -618,7 +652,7 @@ class Report:
     failure: Failure | None = None
     """The root cause if the outcome is FAILED."""
     lost_pods: tuple[str, ...] = ()
-    """Names of pods that are disconnected although the operator lists them as running."""
+    """Names of pods that are disconnected, or do not stop an old round, although the operator lists them as running."""
     unhealthy: tuple[Failure, ...] = ()
     """One failure for each listed pod whose node cannot train and needs a replacement on another machine."""
     active: int = 0
@@ -629,6 +663,9 @@ class Report:
     """When this coordinator asked whether it is the job's only store; Unix seconds, 0 if no request is open."""
     half_missing_round: RoundId | None = None
     """The last round, if a confirmation request is open because exactly half of that round's nodes are missing."""
+    pods_that_may_write: tuple[str, ...] | None = ()
+    """While a request is open: pods that are missing here and may go on with an earlier round; None if the coordinator
+    does not know all of them."""
     fork_disabled_reason: str = ""
     """Why workers start by exec on the first member, by group rank, that reports a reason; empty if none does."""
     fork_disabled_nodes: int = 0
@@ -639,6 +676,8 @@ class Report:
     """The straggler of the current round."""
     retired: bool = False
     """This standby store has never been active, and never will be."""
+    view_lease: int = -1
+    """`lease` of the last `OperatorView` that the coordinator accepted; -1 before the first."""
 
 
 # ---- termination message ---------------------------------------------------------------------------------------
@@ -659,6 +698,16 @@ class Termination:
     failure: Failure | None = None
 
 
+@dataclass(frozen=True)
+class InRound:
+    """What stands in /dev/termination-log from the start of a node's workers on.
+
+    The kubelet finds it there if the agent is killed with its workers, for example at the container's memory limit.
+    """
+
+    round: RoundId
+
+
 # ---- the closed unions and their wire form -----------------------------------------------------------------------
 
 NodeToCoordinator: TypeAlias = (
@@ -671,6 +720,7 @@ NodeToCoordinator: TypeAlias = (
     | WorkersStopped
     | Leaving
     | Close
+    | QueryClosed
     | StepReport
     | StepTimes
     | NewerStore
@@ -678,7 +728,9 @@ NodeToCoordinator: TypeAlias = (
 CoordinatorToNode: TypeAlias = StartRound | Standby | PlanEnd | EndRound | Closed | Finish
 StoreToNode: TypeAlias = StandbyStore | StoreActive
 """Messages about stores, for the node's side of the control link."""
-Message: TypeAlias = NodeToCoordinator | CoordinatorToNode | StoreToNode | OperatorView | Report
+Message: TypeAlias = (
+    NodeToCoordinator | CoordinatorToNode | StoreToNode | MemberLink | CutOffNotice | OperatorView | Report
+)
 
 _TYPES: dict[str, type[Message]] = {cls.__name__: cls for cls in get_args(Message)}
 

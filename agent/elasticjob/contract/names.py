@@ -45,6 +45,26 @@ class Backend(str, Enum):
     """A stock torchrun that the pod's command runs on each node; it meets its peers on the job's store."""
 
 
+class StoreClients(str, Enum):
+    """Clients that may use the TCPStore operations of a store."""
+
+    NONE = "none"
+    NODES = "nodes"
+    """Clients on the addresses of the job's nodes: the node has a control link from the client's address, or client and
+    store have the same address."""
+    ANY = "any"
+
+
+def job_store_clients(backend: Backend) -> StoreClients:
+    """Return the clients of a job's own store: only torchrun's c10d backend keeps its state there."""
+    return StoreClients.NODES if backend is Backend.C10D else StoreClients.NONE
+
+
+def round_store_clients(backend: Backend) -> StoreClients:
+    """Return the clients of a round's store: workers of a stock torchrun meet on a store of torchrun's."""
+    return StoreClients.NONE if backend is Backend.C10D else StoreClients.NODES
+
+
 class Env:
     """Environment variables of agents and stores, set by operator or `elasticjob run`, and of workers, by agents."""
 
@@ -101,6 +121,8 @@ class Env:
     """Port to listen on; DEFAULT_PORT if unset."""
     LISTEN_FD = "ELASTICJOB_LISTEN_FD"
     """Descriptor of an inherited socket that listens already; replaces `PORT`."""
+    PARENT_FD = "ELASTICJOB_PARENT_FD"
+    """Read end of a pipe: the store ends when the other end is closed, as it is when its parent process ends."""
     OPERATOR_KEY = "ELASTICJOB_OPERATOR_KEY"
     """Hexadecimal key with which the operator authenticates on the control link. Only the store pod has it."""
     STORE_INCARNATION = "ELASTICJOB_STORE_INCARNATION"
@@ -109,6 +131,8 @@ class Env:
     """1 if the store starts as a passive standby store."""
     STATE_DIR = "ELASTICJOB_STATE_DIR"
     """Directory that outlives the store's container (an emptyDir); unset if the container is never restarted."""
+    STORE_CLIENTS = "ELASTICJOB_STORE_CLIENTS"
+    """A `StoreClients`; `none` if unset."""
     SETTINGS = "ELASTICJOB_SETTINGS"
     """JSON of `messages.RoundSettings`, in force until the operator's first `OperatorView`."""
 

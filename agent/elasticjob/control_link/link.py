@@ -6,13 +6,16 @@ The client is a node or the operator. It opens the connection with the store's o
     client                                          server
     LINK, u32 protocol version ───────────────────►
                                ◄─────────────────── {"nonce"}                or {"refused": why}
-    {"role", "run_id", "nonce", "proof"} ─────────►
-                               ◄─────────────────── {"proof", "welcome"}     or {"refused": why}
+    {"role", "run_id", "nonce", "proof", "macs"} ─►
+                               ◄─────────────────── {"proof", "welcome", "mac"} or {"refused": why}
     messages                   ◄──────────────────► messages
 
 A proof is an HMAC-SHA256, with the role's key, over protocol version, welcome, role, run id and both nonces. It shows
 that its sender has the key. The nonces make it useless for another connection. The welcome, which only the server's
 proof covers, distinguishes the proofs of the two sides, and cannot be changed on the way.
+
+The same values give each direction a key of its own, which protects the messages (`frames`); the server chooses the MAC
+from those that the client has. A refusal has no proof: the client counts it as a failed attempt and tries again.
 """
 
 from __future__ import annotations
@@ -30,10 +33,10 @@ from typing import Any
 
 from elasticjob.contract import codec
 from elasticjob.contract.messages import PROTOCOL, Message, decode, encode
-from elasticjob.control_link.frames import FrameProtocol, LinkError, LinkRefused
+from elasticjob.control_link.frames import MACS, TAG_SIZE, ForgedFrame, FrameProtocol, LinkError, LinkRefused
 from elasticjob.keep_alive import KeepAlive
 from elasticjob.store import wire
-from elasticjob.store.server import RecordDrop
+from elasticjob.store.server import Peer
 
 __all__ = ["ControlLink", "LinkError", "LinkGate", "LinkRefused", "LinkRole", "Welcome", "connect"]
 
@@ -42,7 +45,7 @@ log = logging.getLogger(__name__)
 CONNECT_TIMEOUT = 1.5
 """Seconds for a TCP connection. An attempt towards the address of a dead store never ends; a new attempt reaches its
 successor."""
-HANDSHAKE_TIMEOUT = 10.0
+HANDSHAKE_TIMEOUT = 5.0
 """Seconds in which a client must authenticate."""
 
 
@@ -54,7 +57,7 @@ class LinkRole(str, Enum):
 
 
 FRAME_LIMIT = {LinkRole.NODE: 1024 * 1024, LinkRole.OPERATOR: 8 * 1024 * 1024}
-"""Bytes in one frame. Views of the operator and reports to it list every node."""
+"""Bytes in one frame, with its tag. Views of the operator and reports to it list every node."""
 
 
 @dataclass(frozen=True)
@@ -82,30 +85,29 @@ class LinkGate:
     passive: Callable[[], bool] = lambda: False
     """Returns whether the store is a passive standby store now."""
 
-    async def accept(self, transport: asyncio.Transport, protocol: int, rest: bytes, record_drop: RecordDrop) -> None:
+    async def accept(self, peer: Peer, protocol: int, rest: bytes) -> None:
         """Authenticate a connection that opened with LINK, and serve it until it closes (a `server.LinkHandler`).
 
         `protocol` is the client's version of the control link, `rest` are the bytes that followed the opcode.
         """
         frames = FrameProtocol()
-        frames.connection_made(transport)
-        transport.set_protocol(frames)
+        frames.connection_made(peer.transport)
+        peer.transport.set_protocol(frames)
         if rest:
             frames.data_received(rest)
-        address = transport.get_extra_info("peername") or ("?", 0)
-        peer = f"{address[0]}:{address[1]}"
         try:
-            self.keep_alive.apply(transport.get_extra_info("socket"))
-            link = await asyncio.wait_for(_authenticate(self, frames, protocol, peer), HANDSHAKE_TIMEOUT)
+            link = await asyncio.wait_for(_authenticate(self, frames, protocol, peer.name), HANDSHAKE_TIMEOUT)
+            self.keep_alive.apply(peer.transport.get_extra_info("socket"))
         except asyncio.TimeoutError:
-            record_drop("handshake-timeout", peer, "it did not authenticate in time")
+            peer.record_drop("handshake-timeout", "it did not authenticate in time")
         except (LinkError, OSError) as error:
             frames.send(codec.dumps({"refused": str(error)}))
-            record_drop("refused-link", peer, str(error))
+            peer.record_drop("refused-link", str(error))
         else:
-            await _serve(self, link, frames, record_drop)
+            peer.authenticated(is_node=link.role is LinkRole.NODE)
+            await _serve(self, link, frames, peer)
         finally:
-            transport.close()
+            peer.transport.close()
 
 
 class ControlLink:
@@ -132,9 +134,9 @@ class ControlLink:
         A message over the frame limit closes the link, and so does a peer that leaves too much unread; `receive` then
         raises the LinkError.
         """
-        frame = encode(message)
-        if len(frame) > self._frames.limit:
-            self._frames.fail(f"a message has {len(frame)} bytes; {self._frames.limit} bytes are allowed")
+        frame, limit = encode(message), self._frames.limit - TAG_SIZE
+        if len(frame) > limit:
+            self._frames.fail(f"a message has {len(frame)} bytes; {limit} bytes are allowed")
             return
         self._frames.send(frame)
 
@@ -160,6 +162,26 @@ def _proof(key: bytes, welcome: Welcome | None, role: LinkRole, run_id: str, non
     return hmac.new(key, covered, hashlib.sha256).hexdigest()
 
 
+def _frame_keys(
+    key: bytes, mac: str, welcome: Welcome, role: LinkRole, run_id: str, nonces: tuple[str, str]
+) -> tuple[bytes, bytes]:
+    """Return the keys of the frames to the server and to the client."""
+    # A proof covers a list that begins with a number, so neither key is a proof.
+    covered = (mac, PROTOCOL, codec.dump(welcome), role.value, run_id, *nonces)
+    to_server, to_client = (
+        hmac.digest(key, codec.dumps((direction, *covered)), "sha256") for direction in ("to server", "to client")
+    )
+    return to_server, to_client
+
+
+def _choose_mac(offered: object) -> str:
+    """Return the best MAC of those that the other side has."""
+    for mac in MACS:
+        if isinstance(offered, list) and mac in offered:
+            return mac
+    raise LinkRefused(f"the peer has none of the MACs {', '.join(MACS)}")
+
+
 # ---- client
 
 
@@ -173,7 +195,7 @@ async def connect(
     keep_alive: KeepAlive = KeepAlive(),  # noqa: B008  # frozen
     timeout: float = 5.0,
 ) -> ControlLink:
-    """Connect to a store and authenticate. LinkRefused: do not retry. LinkError, OSError, TimeoutError: retry."""
+    """Connect to a store and authenticate. LinkError, OSError, TimeoutError: this attempt failed."""
     try:
         return await asyncio.wait_for(_connect(host, port, role, key, run_id, keep_alive), timeout)
     except asyncio.TimeoutError:  # another class before Python 3.11
@@ -202,12 +224,16 @@ async def _connect(host: str, port: int, role: LinkRole, key: bytes, run_id: str
         server_nonce = str((await frames.receive_object()).get("nonce"))
         nonce = secrets.token_hex(16)
         proof = _proof(key, None, role, run_id, (server_nonce, nonce))
-        frames.send(codec.dumps({"role": role.value, "run_id": run_id, "nonce": nonce, "proof": proof}))
+        hello = {"role": role.value, "run_id": run_id, "nonce": nonce, "proof": proof, "macs": MACS}
+        frames.send(codec.dumps(hello))
         answer = await frames.receive_object()
         welcome = _parse_welcome(answer)
         expected = _proof(key, welcome, role, run_id, (server_nonce, nonce))
         if not hmac.compare_digest(expected.encode(), str(answer.get("proof")).encode()):
             raise LinkRefused("the store did not prove that it has the key")
+        mac = _choose_mac([answer.get("mac")])
+        to_server, to_client = _frame_keys(key, mac, welcome, role, run_id, (server_nonce, nonce))
+        frames.protect(mac, send_key=to_server, receive_key=to_client)
     except BaseException:
         transport.abort()
         raise
@@ -224,7 +250,7 @@ def _parse_welcome(answer: dict[str, Any]) -> Welcome:
 # ---- server
 
 
-async def _serve(gate: LinkGate, link: ControlLink, frames: FrameProtocol, record_drop: RecordDrop) -> None:
+async def _serve(gate: LinkGate, link: ControlLink, frames: FrameProtocol, peer: Peer) -> None:
     try:
         await gate.serve(link)
     except LinkError as error:
@@ -232,7 +258,8 @@ async def _serve(gate: LinkGate, link: ControlLink, frames: FrameProtocol, recor
     except Exception:
         log.exception("serving the control link of %s failed", link.peer)
     if frames.error is not None:
-        record_drop("bad-link", link.peer, str(frames.error))
+        reason = "forged-frame" if isinstance(frames.error, ForgedFrame) else "bad-link"
+        peer.record_drop(reason, str(frames.error))
 
 
 async def _authenticate(gate: LinkGate, frames: FrameProtocol, protocol: int, peer: str) -> ControlLink:
@@ -253,6 +280,9 @@ async def _authenticate(gate: LinkGate, frames: FrameProtocol, protocol: int, pe
     if len(client_nonce) < 32 or not hmac.compare_digest(expected.encode(), str(answer.get("proof")).encode()):
         raise LinkRefused(f"the peer has the wrong key for role {role.value}")
     welcome = replace(gate.welcome, passive=gate.passive())
+    mac = _choose_mac(answer.get("macs"))
     proof = _proof(key, welcome, role, run_id, (nonce, client_nonce))
-    frames.send(codec.dumps({"proof": proof, "welcome": codec.dump(welcome)}))
+    frames.send(codec.dumps({"proof": proof, "welcome": codec.dump(welcome), "mac": mac}))
+    to_server, to_client = _frame_keys(key, mac, welcome, role, run_id, (nonce, client_nonce))
+    frames.protect(mac, send_key=to_client, receive_key=to_server)
     return ControlLink(frames, role, welcome, peer)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import shutil
 import signal
@@ -15,7 +16,8 @@ from pathlib import Path
 from elasticjob.agent.processes import die_with_parent
 from elasticjob.code_root import program
 from elasticjob.contract import codec
-from elasticjob.contract.names import Env, ExitCode
+from elasticjob.contract.messages import Outcome, Termination
+from elasticjob.contract.names import Env, ExitCode, job_store_clients
 from elasticjob.contract.python_command import is_python
 from elasticjob.control_link.link import LinkRole
 from elasticjob.local.manifest import LocalJob
@@ -45,6 +47,7 @@ class RunEnvironment:
             Env.EXECUTION_ATTEMPT: "1",
             Env.STORE_INCARNATION: "0",
             Env.PORT: str(self.port),
+            Env.STORE_CLIENTS: job_store_clients(self.job.backend).value,
             Env.SETTINGS: codec.dumps(self.job.settings).decode(),
             Env.STATE_DIR: str(self.scratch),
         }
@@ -80,9 +83,18 @@ class RunEnvironment:
             Env.GRACEFUL_SHUTDOWN_SECONDS: str(job.settings.graceful_shutdown),
             Env.JOIN_TIMEOUT_SECONDS: str(job.settings.join_timeout),
             Env.KEEP_ALIVE: f"{job.settings.keep_alive_interval:g}x{job.settings.keep_alive_max_attempts}",
-            Env.TERMINATION_LOG: str(self.scratch / f"{pod}.json"),
+            Env.TERMINATION_LOG: str(self._termination_log(pod)),
         }
         return await _start([*program(), "agent", "--", *self._command()], environ, output, job.working_dir)
+
+    def outcome(self, pod: str) -> Outcome | None:
+        """Return how an agent that has ended says that it ended; None if it failed before it could."""
+        with contextlib.suppress(OSError, codec.MessageError):
+            return codec.parse(Termination, codec.loads(self._termination_log(pod).read_bytes())).outcome
+        return None
+
+    def _termination_log(self, pod: str) -> Path:
+        return self.scratch / f"{pod}.json"
 
     def _command(self) -> Sequence[str]:
         return self.job.command if "PATH" in self.job.env else with_interpreter(self.job.command, sys.executable)

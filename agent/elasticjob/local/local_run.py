@@ -6,6 +6,7 @@ This process does the operator's work: it replaces agents that end, restarts the
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import secrets
 import signal
 import socket
@@ -42,6 +43,8 @@ _SHORT_LIFE = 5.0
 """Seconds. Each agent in a row that ends sooner doubles the delay before the next one starts."""
 _MIN_DELAY = 0.25
 _MAX_DELAY = 30.0
+_UNCHARGED_EXITS = (ExitCode.LEFT, ExitCode.SUPERSEDED, ExitCode.UNAVAILABLE)
+"""Exit codes of an agent that has not failed."""
 _OUTPUT_TIMEOUT = 2.0
 """Seconds to wait for the rest of the output after all agents have ended."""
 _BACKLOG = 4096
@@ -180,10 +183,14 @@ class LocalRun:
             code = await self._run_agent(index, incarnation, pod)
             del self._pods[index]
             self._send_view()
-            if code in (ExitCode.SUCCEEDED, ExitCode.FAILED) or self._ended():
+            outcome = self._environment.outcome(pod)
+            if code == ExitCode.SUCCEEDED or outcome is Outcome.FAILED or self._ended():
                 return
             if code == ExitCode.USAGE:
                 self._fail(f"{pod} did not start: its configuration is invalid; see its output")
+                return
+            if self._exhausts_restarts(code, outcome):
+                self._fail(f"{pod} ended ({describe_exit_code(code)}); {with_noun(self._charged, 'restart')}")
                 return
             delay = min(2 * delay, _MAX_DELAY) if time.monotonic() - started < _SHORT_LIFE else _MIN_DELAY
             if self._draining:
@@ -194,6 +201,17 @@ class LocalRun:
             successor = f"{self._job.name}-{index}-{incarnation + 1}"
             self._print(f"{pod} ended ({describe_exit_code(code)}); {successor} takes its place")
             await asyncio.sleep(0 if delay == _MIN_DELAY else delay)
+
+    def _exhausts_restarts(self, code: int, outcome: Outcome | None) -> bool:
+        """Charge an agent that failed by itself, as the operator does; return whether no restart was left for that."""
+        declared = outcome not in (None, Outcome.ERROR)
+        if code < 0 or declared or code in _UNCHARGED_EXITS or self._draining:
+            return False
+        if self._charged >= self._settings.max_restarts:
+            return True
+        self._charged += 1
+        self._send_view()
+        return False
 
     async def _run_agent(self, index: int, incarnation: int, pod: str) -> int:
         output = asyncio.subprocess.PIPE if self._screen.captures_output else None
@@ -232,9 +250,10 @@ class LocalRun:
                 continue
             self._link_send = link.send
             self._send_view()
-            while (message := await link.receive()) is not None:
-                if isinstance(message, Report):
-                    self._receive(message)
+            with contextlib.suppress(LinkError):  # the link is closed; the next one continues
+                while (message := await link.receive()) is not None:
+                    if isinstance(message, Report):
+                        self._receive(message)
             self._link_send = None
 
     def _send_view(self) -> None:
@@ -245,7 +264,19 @@ class LocalRun:
         self._sequence += 1
         pods = tuple(replace(p, state=PodState.DRAINING) if self._is_draining(p) else p for p in self._pods.values())
         view = OperatorView(1, self._sequence, self._settings, self._charged, self._charged_round, pods)
-        self._link_send(replace(view, confirmed_request=self._report.confirmation_request if self._report else 0.0))
+        self._link_send(replace(view, confirmed_request=self._confirmable_request()))
+
+    def _confirmable_request(self) -> float:
+        """Return the coordinator's request to confirm its store; 0 while a node that may go on without it lives."""
+        report = self._report
+        if report is None:
+            return 0.0
+        alive = {pod.pod for pod in self._pods.values()}
+        if report.pods_that_may_write is None:
+            alive -= {node.pod for node in report.nodes}
+        else:
+            alive &= {*report.pods_that_may_write}
+        return 0.0 if alive else report.confirmation_request
 
     def _is_draining(self, pod: ExpectedPod) -> bool:
         return self._draining or pod.index >= self._settings.desired_pods

@@ -19,6 +19,7 @@ from elasticjob.contract.messages import (
     NodeToCoordinator,
     OperatorView,
     Outcome,
+    QueryClosed,
     Ready,
     Standby,
     StepReport,
@@ -68,7 +69,9 @@ def apply_event(state: CoordinatorState, event: CoordinatorEvent, now: float) ->
             announced = announce_node(state, _announced_node(state, event.agent_id, event.message, now), now)
             return _with_messages_about_stores(announced, event.agent_id)
         if isinstance(event.message, Close):
-            return _apply_close(state, event.message)
+            return _apply_close(state, event.agent_id, event.message)
+        if isinstance(event.message, QueryClosed):
+            return RoundDecision(state, _answer_visitor(state, event.agent_id))
         node = state.nodes.get(event.agent_id)
         if node is None:
             return RoundDecision(state)
@@ -96,7 +99,7 @@ def _apply_to_standby_store(state: CoordinatorState, event: CoordinatorEvent, no
         rounds = {n.membership.assignment.round for n in nodes.values() if n.membership is not None}
         failures = {r: f for r, f in state.recovery_failures.items() if r in rounds}
         return RoundDecision(replace(state, nodes=nodes, recovery_failures=failures))
-    if not isinstance(event, NodeMessage) or isinstance(event.message, Close):
+    if not isinstance(event, NodeMessage) or isinstance(event.message, (Close, QueryClosed)):
         return RoundDecision(state)
     if isinstance(event.message, Announce):
         node = _announced_node(state, event.agent_id, event.message, now)
@@ -164,13 +167,22 @@ def _displaced(node: Node | None) -> tuple[SendToNode, ...]:
     return (SendToNode(node.agent_id, Finish(Outcome.SUPERSEDED, "Superseded", why)),)
 
 
-def _apply_close(state: CoordinatorState, message: Close) -> RoundDecision:
+def _apply_close(state: CoordinatorState, agent_id: str, message: Close) -> RoundDecision:
     """Close the rendezvous for good. Once an operator has connected, only it decides when the job ends."""
     if state.closed_reason or state.operator_seen:
-        return RoundDecision(state)
+        return RoundDecision(state, _answer_visitor(state, agent_id))
     reason = message.reason or "a node closed it"
-    effects = tuple(SendToNode(agent_id, Closed(reason)) for agent_id in state.nodes)
-    return RoundDecision(replace(state, closed_reason=reason), effects, f"rendezvous closed: {reason}")
+    effects = tuple(SendToNode(node, Closed(reason)) for node in state.nodes)
+    state = replace(state, closed_reason=reason)
+    return RoundDecision(state, effects + _answer_visitor(state, agent_id), f"rendezvous closed: {reason}")
+
+
+def _answer_visitor(state: CoordinatorState, agent_id: str) -> tuple[SendToNode, ...]:
+    """Return the answer to a sender that is no node: nodes are sent `Closed` anyway."""
+    if agent_id in state.nodes:
+        return ()
+    reason = state.closed_reason or state.outcome_reason
+    return (SendToNode(agent_id, Closed(reason) if reason else standby_message(state)),)
 
 
 def _announced_node(state: CoordinatorState, agent_id: str, announce: Announce, now: float) -> Node:
@@ -219,7 +231,7 @@ def _connect_node(state: CoordinatorState, node: Node, now: float) -> RoundDecis
     if last is not None and last.state is not MemberState.STOPPED:
         return stop_stale_round(state, node, last.assignment.round)
     state = set_node(state, replace(node, stale_round=None))
-    state = confirmation.record_stopped_node(state, node.agent_id, last.assignment.round) if last is not None else state
+    state = confirmation.record_stopped_node(state, node.agent_id, last.assignment.round if last else None)
     return RoundDecision(state, (SendToNode(node.agent_id, standby_message(state)),), f"{node.pod} announced itself")
 
 
@@ -276,16 +288,20 @@ def _apply_node_message(
         if message.failure is not None:
             state = replace(state, unhealthy={**state.unhealthy, node.pod: message.failure})
         return set_node(state, replace(node, leaving_reason=message.reason or "the node asked to leave"))
-    if isinstance(message, (Announce, Close, NewerStore, StepTimes)):
+    if isinstance(message, (Announce, Close, NewerStore, QueryClosed, StepTimes)):
         return state
     if isinstance(message, StepReport):
         return _apply_step_report(state, node, message)
     if isinstance(message, WorkersStalled):
         return stalls.record_stall(state, node, message, now)
     if isinstance(message, WorkersStopped):
-        state = confirmation.record_stopped_node(state, node.agent_id, message.round)
         stale = node.stale_round if node.stale_round and node.stale_round > message.round else None
-        state = set_node(state, replace(node, store_port=message.store_port, stale_round=stale))
+        announced = node.membership.assignment.round if node.membership else message.round
+        if stale is None and message.round >= announced:
+            state = confirmation.record_stopped_node(state, node.agent_id, message.round)
+        unresponsive = node.unresponsive and stale is not None
+        node = replace(node, store_port=message.store_port, stale_round=stale, unresponsive=unresponsive)
+        state = set_node(state, node)
     return _apply_worker_state(state, node, message)
 
 

@@ -3,9 +3,10 @@
 At most one round of a job may run, even while two store pods are alive (docs/store-loss.md, "When a store is
 replaced"). To a store that is cut off, or that was replaced while it was alive, nodes look lost although they train
 on with its successor. So the coordinator needs the operator's confirmation to start a round while half or more of the
-last round's nodes are missing. It asks at that moment, not in advance. The confirmation expires CONFIRMATION_SECONDS
-after the request, so that a delayed answer does not count. A successor that finds nothing of earlier rounds needs it
-too; a first store to which no operator has ever connected needs none.
+last round's nodes are missing. It asks at that moment, not in advance, and names the pods that may go on with the last
+round (docs/design.md, "Which workers may write"). The confirmation expires CONFIRMATION_SECONDS after the request, so
+that a delayed answer does not count. A successor that finds nothing of earlier rounds needs it too; a first store to
+which no operator has ever connected needs none.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from elasticjob.rendezvous.state import CoordinatorState, LastRound, Round
 
 CONFIRMATION_SECONDS = 10.0
 """How long a confirmation holds, in seconds after the request. The operator treats a store that may hold one as ended
-only after at least this long (`plan.stores`)."""
+only after at least this long (`plan.store_confirmation`)."""
 
 
 def least_complete_round(state: CoordinatorState) -> LastRound:
@@ -84,6 +85,31 @@ def _last_round_outdated(state: CoordinatorState) -> bool:
     return state.last_round.id is not None and state.is_outdated(state.last_round.id)
 
 
+def pods_that_may_write(state: CoordinatorState) -> tuple[str, ...] | None:
+    """Return the pods that may go on with an earlier round while a request is open; None if not all are known.
+
+    More than half of a round's nodes may write without the coordinator. Half of them freeze their workers, unless their
+    agents hang. The pods of a later round, of which no connected node knows, are unknown.
+    """
+    pods: dict[str, None] = {}
+    if state.confirmation_requested_at is None:
+        return ()
+    if _last_round_outdated(state):
+        return None
+    for r in (state.last_round, *state.attempted_rounds):
+        majority = 2 * r.missing > r.size
+        if majority and len(r.pods) < r.size:
+            return None
+        missing = (a for a in r.pods if a not in r.stopped)
+        pods |= {r.pods[a]: None for a in missing if majority or _is_unresponsive(state, a)}
+    return tuple(pods)
+
+
+def _is_unresponsive(state: CoordinatorState, agent_id: str) -> bool:
+    node = state.nodes.get(agent_id)
+    return node is not None and node.unresponsive
+
+
 def receive_confirmation(state: CoordinatorState, view: OperatorView) -> CoordinatorState:
     """Return the state with the confirmation, if the operator's view answers the open request."""
     if state.confirmation_requested_at is None or view.confirmed_request != open_request(state):
@@ -100,11 +126,14 @@ def record_ended_round(state: CoordinatorState, round_: Round) -> CoordinatorSta
     each must be present.
     """
     connected = {agent_id for agent_id, node in state.nodes.items() if node.disconnected_at is None}
-    stopped = frozenset(agent_id for agent_id, m in round_.members.items() if m.state is MemberState.STOPPED)
-    ended = LastRound(round_.id, round_.size, stopped & connected, stopped - connected)
+    # A node may have been lost, and have connected again without workers.
+    idle = {agent_id for agent_id in connected if state.nodes[agent_id].stale_round is None}
+    stopped = frozenset(a for a, m in round_.members.items() if m.state is MemberState.STOPPED or a in idle)
+    pods = {agent_id: m.pod for agent_id, m in round_.members.items()}
+    ended = LastRound(round_.id, round_.size, stopped & connected, stopped - connected, pods)
     if round_.formed_at or state.last_round.id is None:
         return replace(state, last_round=ended, attempted_rounds=())
-    lost = frozenset(agent_id for agent_id, m in round_.members.items() if m.lost)
+    lost = frozenset(agent_id for agent_id, m in round_.members.items() if m.lost) - idle
     last, *attempted = (
         replace(r, stopped=r.stopped - lost, stopped_disconnected=r.stopped_disconnected | r.stopped & lost)
         for r in (state.last_round, *state.attempted_rounds)
@@ -112,10 +141,13 @@ def record_ended_round(state: CoordinatorState, round_: Round) -> CoordinatorSta
     return replace(state, last_round=last, attempted_rounds=(*attempted, ended))
 
 
-def record_stopped_node(state: CoordinatorState, agent_id: str, round_id: RoundId) -> CoordinatorState:
-    """Record that a connected node runs no workers of `round_id`, nor of the rounds that it had stopped before."""
+def record_stopped_node(state: CoordinatorState, agent_id: str, round_id: RoundId | None) -> CoordinatorState:
+    """Record that a connected node runs no workers of an earlier round; `round_id` is the last one that it was in."""
     return _update_rounds(
-        state, lambda r: agent_id in r.stopped_disconnected or r.id == round_id, agent_id, connected=True
+        state,
+        lambda r: r.id == round_id or agent_id in r.pods or agent_id in r.stopped_disconnected,
+        agent_id,
+        connected=True,
     )
 
 

@@ -26,17 +26,19 @@ def build_report(
         ended_rounds=state.ended_rounds,
         outcome=state.outcome,
         failure=state.failure,
-        lost_pods=tuple(n.pod for n in state.nodes.values() if n.expired(now) and _expected_to_run(state, n)),
+        lost_pods=tuple(n.pod for n in state.nodes.values() if _is_lost(n, now) and _expected_to_run(state, n)),
         unhealthy=tuple(state.unhealthy.values()),
         active=len(round_.members) if round_ else 0,
         recovery=recovery,
         confirmation_request=confirmation.open_request(state),
         half_missing_round=confirmation.half_missing_round(state),
+        pods_that_may_write=confirmation.pods_that_may_write(state),
         fork_disabled_reason=next(iter(fork_disabled_reasons), ""),
         fork_disabled_nodes=len(fork_disabled_reasons),
         stall=round_.stall if round_ else None,
         straggler=straggler,
         retired=state.retired,
+        view_lease=state.operator_view.lease,
     )
 
 
@@ -80,6 +82,10 @@ def _reason(state: CoordinatorState) -> str:
 def _node_report(state: CoordinatorState, node: Node) -> NodeReport:
     is_member = state.round is not None and node.agent_id in state.round.members
     return NodeReport(node.index, node.incarnation, node.pod, node.ready, is_member)
+
+
+def _is_lost(node: Node, now: float) -> bool:
+    return node.expired(now) or node.unresponsive
 
 
 def _expected_to_run(state: CoordinatorState, node: Node) -> bool:

@@ -27,6 +27,7 @@ from elasticjob.rendezvous.decision import RoundDecision, pod_names
 from elasticjob.rendezvous.state import (
     STOP_TIMEOUT,
     CoordinatorState,
+    Member,
     PlannedStop,
     Round,
     RoundEnding,
@@ -46,18 +47,44 @@ def expire_lost_nodes(state: CoordinatorState, now: float) -> RoundDecision | No
     overdue = stopping and round_.ending is not None and now >= stop_deadline(round_.ending)
     connected = {agent_id for agent_id, n in state.nodes.items() if n.disconnected_at is None}
     suspects = [a for a in round_.members if overdue or a not in connected]
-    lost = {a: None for a in suspects if not round_.members[a].accounted_for and (overdue or _is_lost(state, a, now))}
+    lost = {
+        a: None
+        for a in suspects
+        if not (member := round_.members[a]).accounted_for and (overdue or _is_lost(state, a, member, now))
+    }
     if not lost:
         return None
     members = {a: replace(m, lost=True) if a in lost else m for a, m in round_.members.items()}
     state = replace(state, round=replace(round_, members=members))
     for agent_id in lost:
         if agent_id in state.nodes:
-            state = set_node(state, replace(state.nodes[agent_id], stale_round=round_.id))
+            node = replace(state.nodes[agent_id], stale_round=round_.id, unresponsive=agent_id in connected)
+            state = set_node(state, node)
     return RoundDecision(state, reason=f"{pod_names(members[a].pod for a in lost)} lost")
 
 
-def _is_lost(state: CoordinatorState, agent_id: str, now: float) -> bool:
+def excuse_finished_nodes(state: CoordinatorState, now: float) -> RoundDecision | None:
+    """Count finished members that have left a closed rendezvous as stopped, now that their round ends."""
+    round_ = state.round
+    if round_ is None or round_.ending is None or not state.closed_reason:
+        return None
+    gone = {a for a, m in round_.members.items() if _has_finished(state, m) and _is_gone(state, a, now)}
+    if not gone:
+        return None
+    members = {a: replace(m, state=MemberState.STOPPED) if a in gone else m for a, m in round_.members.items()}
+    return RoundDecision(replace(state, round=replace(round_, members=members)))
+
+
+def _has_finished(state: CoordinatorState, member: Member) -> bool:
+    """Return whether no round needs the node any more: its workers succeeded, and no further round will form."""
+    return bool(state.closed_reason) and member.state is MemberState.SUCCEEDED and not member.lost
+
+
+def _is_lost(state: CoordinatorState, agent_id: str, member: Member, now: float) -> bool:
+    return not _has_finished(state, member) and _is_gone(state, agent_id, now)
+
+
+def _is_gone(state: CoordinatorState, agent_id: str, now: float) -> bool:
     node = state.nodes.get(agent_id)
     if node is None or node.expired(now):
         return True
@@ -195,9 +222,9 @@ def _round_ended(
     failure: Failure | None = None,
     lost: tuple[str, ...] = (),
 ) -> RoundEnded:
-    counted = state.operator_view.charged_round
-    # A store that was lost may have concluded the same round before: status then contains its charge.
-    charged = reason is EndReason.WORKER_FAILED and (counted is None or round_.id > counted)
+    # A store that was lost may have concluded the same round before, or a pod of the round has ended: status then
+    # contains the charge.
+    charged = reason is EndReason.WORKER_FAILED and not state.is_counted(round_.id)
     return RoundEnded(round_.id, reason, message, charged, state.epoch + now, round_.world_size, failure, lost)
 
 

@@ -33,6 +33,7 @@ from elasticjob.rendezvous.round_end import (
     conclude_round,
     declare_success,
     end_broken_round,
+    excuse_finished_nodes,
     expire_lost_nodes,
     stop_deadline,
 )
@@ -348,6 +349,7 @@ def _start_round(state: CoordinatorState, pool: Sequence[Node], why: str, now: f
 RULES: tuple[Rule, ...] = (
     adopt_outcome,
     _finish_recovery,
+    excuse_finished_nodes,
     expire_lost_nodes,
     declare_success,
     end_broken_round,

@@ -60,8 +60,11 @@ class Node:
     """When its link closed; None while it is connected."""
     stale_round: RoundId | None = None
     """An earlier round whose workers may still run on the node. They must stop before the node may join a round."""
+    unresponsive: bool = False
+    """Whether the node is connected, but has not stopped the workers of `stale_round` in time."""
     membership: LastMembership | None = None
-    """The last round that the node was in, and its state there. Read only during recovery."""
+    """The last round that the node had been in when it announced itself, and its state there at that time. During
+    recovery the state follows the node's messages."""
     fork_disabled_reason: str = ""
     """Why its workers start by exec although the user did not ask for that; empty if they are forked."""
     store_vanished: bool = False
@@ -156,6 +159,8 @@ class LastRound:
     """Agent ids of the connected nodes that reported their workers of the round stopped."""
     stopped_disconnected: frozenset[str] = frozenset()
     """Agent ids of the nodes that reported the same and have disconnected since."""
+    pods: Mapping[str, str] = field(default_factory=dict)
+    """By agent id: the pods of its nodes, as far as this store knows them."""
 
     @property
     def missing(self) -> int:
@@ -259,9 +264,13 @@ class CoordinatorState:
     @property
     def charged(self) -> int:
         """Restarts charged to the budget: those in status, and those that status does not contain yet."""
-        seen = self.operator_view.charged_round
-        waiting = sum(e.charged for e in self.ended_rounds if seen is None or e.round > seen)
+        waiting = sum(e.charged for e in self.ended_rounds if not self.is_counted(e.round))
         return self.operator_view.charged + self.forgotten_charges + waiting
+
+    def is_counted(self, round_id: RoundId) -> bool:
+        """Return whether status accounts for this round already."""
+        view = self.operator_view
+        return round_id in view.charged_rounds or (view.charged_round is not None and round_id <= view.charged_round)
 
 
 def initial_state(

@@ -120,7 +120,9 @@ def with_last_round(state: CoordinatorState) -> CoordinatorState:
     newest = max(round_ids)
     members = _members(state, newest)
     size = max(m.assignment.group_world_size for m in members.values())
-    return replace(state, last_round=LastRound(newest, size, frozenset(members)), last_members=tuple(members))
+    pods = {agent_id: m.pod for agent_id, m in members.items()}
+    last = LastRound(newest, size, frozenset(members), pods=pods)
+    return replace(state, last_round=last, last_members=tuple(members))
 
 
 def _runs_workers(node: Node) -> bool:

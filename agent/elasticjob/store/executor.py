@@ -8,10 +8,10 @@ BARRIER replaces it without one. torch's clients send nothing but CANCEL_WAIT du
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
-from elasticjob.store.storage import Storage, Waiter
-from elasticjob.store.wire import Op, Request, WireError, i64, sized, u32
+from elasticjob.store.storage import Storage, Value, Waiter
+from elasticjob.store.wire import U64, Op, Request, WireError, i64, sized, u32
 
 _READY, _NOT_READY = b"\0", b"\1"
 _STOP_WAITING, _WAIT_CANCELED = b"\0", b"\1"
@@ -116,10 +116,13 @@ class RequestExecutor:
         self.size += len(data)
         self._answers.append(data)
 
-    def _write_all(self, items: list[bytes], head: bytes = b"") -> None:
+    def _write_all(self, items: Sequence[Value], head: bytes = b"") -> None:
         size = sum(map(len, items)) + 8 * len(items)
         if size > self._limit:
             raise WireError(
                 "answer-too-long", f"the answer to one request has {size} bytes; {self._limit} bytes are allowed"
             )
-        self._write(head + b"".join(map(sized, items)))
+        parts: list[Value] = [head]
+        for item in items:
+            parts += (U64.pack(len(item)), item)
+        self._write(b"".join(parts))

@@ -33,6 +33,14 @@ def connection_limit(workers: int, nodes: int, open_files: int) -> int:
     return min(wanted, max(open_files // 2, open_files - RESERVED_FILES))
 
 
+def unauthenticated_limit(nodes: int) -> int:
+    """Return how many connections the store of a job or a round of this size authenticates at once.
+
+    All nodes may come at the same moment, and again before the store has seen that their last attempts ended.
+    """
+    return max(Limits.unauthenticated, 2 * nodes)
+
+
 def too_few_connections(limit: int, workers: int, nodes: int) -> str:
     """Return a log line if the limit is below one connection for each worker and node, else ""."""
     if limit >= workers + nodes:

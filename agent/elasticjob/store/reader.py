@@ -3,6 +3,8 @@
 Limits are checked as soon as a length has arrived, before memory is held for the field. Decoding restarts at a
 request's first byte when more bytes have arrived; two measures keep that linear for large requests. `next` does
 nothing before the field that was incomplete can be complete, and the items of a list are decoded once.
+
+While a process group forms, all its ranks read the same keys, by the same bytes. `KnownRequests` decodes them once.
 """
 
 from __future__ import annotations
@@ -12,6 +14,12 @@ import struct
 from elasticjob.store.wire import FIELDS, I64, U32, U64, Field, Limits, Op, Request, WireError
 
 _BY_BYTE = {int(op): (op, fields) for op, fields in FIELDS.items()}
+_REPEATED = frozenset(map(int, (Op.GET, Op.CHECK, Op.WAIT, Op.MULTI_GET)))
+"""Operations that many clients send with the same bytes."""
+_LONGEST_KNOWN = 64 * 1024
+"""Bytes of the longest request that is kept: 1000 keys and more."""
+_KNOWN_BYTES = 512 * 1024
+"""Bytes of all requests that are kept, a constant part of a server's memory."""
 
 
 class _Incomplete(Exception):  # noqa: N818
@@ -22,11 +30,38 @@ class _Incomplete(Exception):  # noqa: N818
         self.end = end
 
 
+class KnownRequests:
+    """Requests that clients of one server have sent, by their bytes."""
+
+    def __init__(self) -> None:
+        self._requests: dict[bytes, Request] = {}
+        self._size = 0
+
+    def find(self, data: bytes | bytearray) -> Request | None:
+        """Return the request that is exactly this data; None if it is not known."""
+        if type(data) is not bytes or len(data) > _LONGEST_KNOWN or data[0] not in _REPEATED:
+            return None
+        return self._requests.get(data)
+
+    def add(self, data: bytes | bytearray, request: Request) -> None:
+        """Keep a request, unless another client will hardly send the same. The oldest ones make room."""
+        if type(data) is not bytes or len(data) > _LONGEST_KNOWN or request.op not in _REPEATED:
+            return
+        self._requests[data] = request
+        self._size += len(data)
+        while self._size > _KNOWN_BYTES:
+            oldest = next(iter(self._requests))
+            del self._requests[oldest]
+            self._size -= len(oldest)
+
+
 class RequestReader:
     """Decoder of one connection: `feed` it what arrives, then call `next` until it returns None."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: Limits, known: KnownRequests | None = None) -> None:
+        """`known`: the requests that all connections of a server share."""
         self._limits = limits
+        self._known = known or KnownRequests()
         self._buffer: bytes | bytearray = b""
         self._at = 0
         """Position of the first byte that is not decoded yet."""
@@ -65,6 +100,9 @@ class RequestReader:
         at = self._at
         if at == len(self._buffer) or len(self._buffer) < self._need:
             return None
+        if at == 0 and (known := self._known.find(self._buffer)) is not None:
+            self._at, self._need = len(self._buffer), len(self._buffer) + 1
+            return known
         try:
             op, fields = _BY_BYTE[self._buffer[at]]
         except KeyError:
@@ -96,8 +134,12 @@ class RequestReader:
                 width = 2 if kind is Field.PAIRS else 1
                 items, at = self._items(at, width)
                 keys, values = tuple(items[::width]), tuple(items[1::2]) if width == 2 else ()
+        is_whole_buffer = self._at == 0 and at == len(self._buffer)
         self._at, self._need = at, at + 1
-        return Request(op, keys, values, number)
+        request = Request(op, keys, values, number)
+        if is_whole_buffer:
+            self._known.add(self._buffer, request)
+        return request
 
     def _number(self, kind: struct.Struct, at: int) -> tuple[int, int]:
         end = at + kind.size

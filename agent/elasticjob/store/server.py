@@ -5,6 +5,10 @@ its requests, `RequestExecutor` executes them. LINK hands the connection to the 
 
 No client can block or starve the others: clients take turns, a client that does not read its answers is not read from,
 and a client that exceeds a limit (`wire.Limits`) is disconnected, logged, and counted by reason.
+
+A connection is authenticated once its control link is, or once it is a client that `StoreClients` admits. TCPStore's
+protocol has no credentials, so a client is known by the address of its node, from which the node has a control link.
+Connections that are not authenticated are few, hold few bytes, and never displace others.
 """
 
 from __future__ import annotations
@@ -12,28 +16,28 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias, cast
 
+from elasticjob.contract.names import StoreClients
 from elasticjob.keep_alive import KeepAlive
 from elasticjob.store.executor import RequestExecutor
-from elasticjob.store.reader import RequestReader
+from elasticjob.store.reader import KnownRequests, RequestReader
 from elasticjob.store.storage import Storage
 from elasticjob.store.wire import MAGIC, Limits, Op, Request, WireError
 
 log = logging.getLogger(__name__)
 
-RecordDrop: TypeAlias = Callable[[str, str, str], None]
-"""Counts and logs a connection that we close: (reason, peer, message). `reason` is a fixed text, for counting."""
-LinkHandler: TypeAlias = Callable[[asyncio.Transport, int, bytes, RecordDrop], Coroutine[None, None, None]]
-"""Serves a connection whose first request was LINK: (transport, the peer's protocol version, further bytes,
-RecordDrop)."""
-
 _BACKLOG = 4096
+"""Connections that wait until the server accepts them."""
+_ACCEPTED_AT_ONCE = 128
+"""Connections accepted before those that are open are served again."""
 _TURN_REQUESTS, _TURN_BYTES = 256, 1024 * 1024
 """Requests executed and bytes answered in one client's turn, before other clients are served."""
+_RECEIVE_BYTES = 256 * 1024
+"""Bytes received at once. asyncio's own buffer is as large, but new for each read, which takes longer than the rest."""
 _KEEP_ALIVE = KeepAlive(interval=15, max_attempts=4)
 """For plain clients. They may wait for hours; keep-alive only frees the connections of hosts that vanished."""
 _LOGGED_DROPS = 20
@@ -50,19 +54,89 @@ class Counters:
     """Connections that the server closed, by reason."""
 
 
+class Peer:
+    """One connection as its server counts it, whatever it becomes. The link handler reports its progress here."""
+
+    def __init__(self, server: StoreServer, transport: asyncio.Transport) -> None:
+        self.transport = transport
+        name = transport.get_extra_info("peername")
+        self.address = _plain_address(name)
+        """IP address of the other side."""
+        self.name = f"{name[0]}:{name[1]}" if name else "a client"
+        self._server = server
+        self._dropped = self._ended = self._is_node = False
+
+    def record_drop(self, reason: str, message: str) -> None:
+        """Count and log that we close the connection, once. `reason` is a fixed text, for counting."""
+        if not self._dropped:
+            self._dropped = True
+            self._server.record_drop(reason, self.name, message)
+
+    def drop(self, reason: str, message: str) -> None:
+        """Close the connection at once; count and log it."""
+        self.record_drop(reason, message)
+        self.transport.abort()
+        self.end()
+
+    def authenticated(self, *, is_node: bool = False) -> None:
+        """Note that the connection is authenticated; `is_node`: it is a node's link, so that its address is known."""
+        if self._ended:
+            return
+        self._server.unauthenticated.pop(self, None)
+        if is_node:
+            self._is_node = True
+            self._server.add_node(self.address)
+
+    def end(self) -> None:
+        """Note that the connection has ended."""
+        if self._ended:
+            return
+        self._ended = True
+        self._server.open_connections -= 1
+        self._server.unauthenticated.pop(self, None)
+        if self._is_node:
+            self._server.remove_node(self.address)
+
+    @property
+    def is_local(self) -> bool:
+        """Whether both sides have the same address."""
+        return bool(self.address) and self.address == _plain_address(self.transport.get_extra_info("sockname"))
+
+
+LinkHandler: TypeAlias = Callable[[Peer, int, bytes], Coroutine[None, None, None]]
+"""Serves a connection whose first request was LINK: (peer, its protocol version, further bytes)."""
+
+
 class StoreServer:
     """Serves one store in the running event loop. Without `links`, LINK requests are refused."""
 
-    def __init__(self, *, limits: Limits = Limits(), links: LinkHandler | None = None) -> None:  # noqa: B008
+    def __init__(
+        self,
+        *,
+        limits: Limits = Limits(),  # noqa: B008  # frozen
+        links: LinkHandler | None = None,
+        clients: StoreClients = StoreClients.ANY,
+    ) -> None:
         self.limits = limits
         self.serve_link = links
+        self.admits = clients
         self.counters = Counters()
         self.storage = Storage(limits.memory, limits.value)
+        self.known_requests = KnownRequests()
+        self.received = memoryview(bytearray(_RECEIVE_BYTES))
+        """Where the bytes of all clients arrive. Each client copies its own at once."""
         self.clients: set[_Client] = set()
         self.slow_readers: set[_Client] = set()
         """Clients with more than `limits.write_buffer` bytes of unread answers."""
         self.link_tasks: set[asyncio.Task[None]] = set()
         """One task for each connection that the link handler serves."""
+        self.open_connections = 0
+        self.unauthenticated: OrderedDict[Peer, None] = OrderedDict()
+        """Connections that are not authenticated yet, the oldest first."""
+        self.waiting: set[_Client] = set()
+        """Clients that wait for their node's control link."""
+        self._nodes: Counter[str] = Counter()
+        """Number of nodes' control links, by address."""
         self._server: asyncio.Server | None = None
 
     async def start(self, host: str = "0.0.0.0", port: int = 0, *, sock: socket.socket | None = None) -> int:  # noqa: S104
@@ -70,18 +144,17 @@ class StoreServer:
 
         `host` "::" includes IPv4. `sock`, if given, is a listening socket that is used instead of `host` and `port`.
         """
-        if sock is None and host == "::" and socket.has_dualstack_ipv6():
-            sock = socket.create_server((host, port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=_BACKLOG)
-        loop = asyncio.get_running_loop()
-        if sock is None:
-            self._server = await loop.create_server(lambda: _Client(self), host, port, backlog=_BACKLOG)
-        else:
-            self._server = await loop.create_server(lambda: _Client(self), sock=sock, backlog=_BACKLOG)
+        sock = sock or _listen(host, port)
+        # asyncio's `backlog` is also the number of connections that it accepts at once.
+        self._server = await asyncio.get_running_loop().create_server(
+            lambda: _Client(self), sock=sock, backlog=_ACCEPTED_AT_ONCE
+        )
+        sock.listen(_BACKLOG)
         return int(self._server.sockets[0].getsockname()[1])
 
-    def allow_connections(self, count: int) -> None:
-        """Set the limit of open connections, from the next connection on."""
-        self.limits = replace(self.limits, connections=count)
+    def allow_connections(self, count: int, unauthenticated: int = Limits.unauthenticated) -> None:
+        """Set the limits of open connections, from the next connection on."""
+        self.limits = replace(self.limits, connections=count, unauthenticated=unauthenticated)
 
     async def close(self) -> None:
         """Stop listening and close every connection."""
@@ -99,19 +172,64 @@ class StoreServer:
         if self.counters.dropped[reason] <= _LOGGED_DROPS:
             log.warning("closed the connection of %s: %s", peer, message)
 
+    def add(self, peer: Peer) -> None:
+        """Count a new connection. One too many closes the oldest one that is not authenticated."""
+        limits = self.limits
+        self.counters.connections += 1
+        self.open_connections += 1
+        self.unauthenticated[peer] = None
+        if len(self.unauthenticated) > limits.unauthenticated:
+            problem = "too-many-unauthenticated", f"{limits.unauthenticated} younger ones are not authenticated either"
+        elif self.open_connections > limits.connections:
+            problem = "too-many-connections", f"the limit of {limits.connections} connections is reached"
+        else:
+            return
+        next(iter(self.unauthenticated)).drop(*problem)
 
-class _Client(asyncio.Protocol):
+    def is_admitted(self, peer: Peer) -> bool:
+        """Return whether a client may use the store's operations now. WireError: it never may."""
+        if self.admits is StoreClients.NONE:
+            raise WireError("no-tcpstore", "this store has control links only: its job does not use it as a TCPStore")
+        return self.admits is StoreClients.ANY or peer.is_local or peer.address in self._nodes
+
+    def add_node(self, address: str) -> None:
+        """Admit the clients on a node's address."""
+        self._nodes[address] += 1
+        for client in [client for client in self.waiting if client.peer.address == address]:
+            client.admit()
+
+    def remove_node(self, address: str) -> None:
+        """Note that one of the address's control links has ended: without another one it admits no further client."""
+        self._nodes[address] -= 1
+        if not self._nodes[address]:
+            del self._nodes[address]
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    if host == "::" and socket.has_dualstack_ipv6():
+        return socket.create_server((host, port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=_BACKLOG)
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    return socket.create_server((host, port), family=family, backlog=_BACKLOG)
+
+
+def _plain_address(name: tuple[str, int] | None) -> str:
+    """Return the IP address of a socket's name; an IPv4 address has one form on sockets of both families."""
+    return name[0].removeprefix("::ffff:") if name else ""
+
+
+class _Client(asyncio.BufferedProtocol):
     """One connection, until it ends or becomes a control link."""
 
     def __init__(self, server: StoreServer) -> None:
         self._server = server
         self._store = server.storage
-        self._reader = RequestReader(server.limits)
+        self._reader = RequestReader(server.limits, server.known_requests)
         self._transport: asyncio.Transport
+        self.peer: Peer
         self._timer: asyncio.TimerHandle | None = None
         """Closes the connection. Runs until the first request, during an incomplete request, and for a slow reader."""
-        self._valid = False
-        """Whether the client has sent VALIDATE."""
+        self._served = False
+        """Whether the client has sent VALIDATE and is admitted."""
         self._reading = True
         # A pending wait can end during this client's own turn; the executor keeps its answers in order.
         self._executor = RequestExecutor(self._store, server.limits.reply, self._flush)
@@ -123,17 +241,14 @@ class _Client(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
         server, limits = self._server, self._server.limits
+        self.peer = Peer(server, self._transport)
+        self._start_timer(limits.opening_timeout, "silent", "it did not send its first request in time")
         server.clients.add(self)
-        server.counters.connections += 1
-        self._transport.set_write_buffer_limits(high=limits.write_buffer)
-        _KEEP_ALIVE.apply(self._transport.get_extra_info("socket"))
-        if len(server.clients) + len(server.link_tasks) > limits.connections:
-            self._drop("too-many-connections", f"the limit of {limits.connections} connections is reached")
-        else:
-            self._start_timer(limits.opening_timeout, "silent", "it did not send its first request in time")
+        server.add(self.peer)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._release()
+        self.peer.end()
 
     def pause_writing(self) -> None:
         server = self._server
@@ -149,8 +264,11 @@ class _Client(asyncio.Protocol):
         self._stop_timer()
         self._take_turn()
 
-    def data_received(self, data: bytes) -> None:
-        self._reader.feed(data)
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._server.received
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self._reader.feed(bytes(self._server.received[:nbytes]))
         self._take_turn()
 
     # ---- turns
@@ -158,15 +276,22 @@ class _Client(asyncio.Protocol):
     def _take_turn(self) -> None:
         try:
             self._serve()
-            if self._held or self._reader.pending:
+            if not self._served:
+                self._check_unauthenticated()
+            elif self._held or self._reader.pending:
                 self._account_pending()
                 self._time_incomplete_request()
         except WireError as error:
             self._drop(error.reason, str(error))
 
+    def _check_unauthenticated(self) -> None:
+        # Not counted against the memory of the store: that belongs to its clients.
+        if self._reader.pending > self._server.limits.unauthenticated_bytes:
+            raise WireError("too-much-unauthenticated", f"it sent {self._reader.pending} bytes before it was admitted")
+
     def _serve(self) -> None:
         """Serve requests that have arrived, and decide whether to go on reading from the client."""
-        if self._transport.is_closing():
+        if self._transport.is_closing() or self in self._server.waiting:
             return
         try:
             more = self._serve_some()
@@ -175,7 +300,7 @@ class _Client(asyncio.Protocol):
         if self._transport.is_closing():
             return
         slow = self in self._server.slow_readers
-        self._set_reading(not (more or slow))
+        self._set_reading(not (more or slow or self in self._server.waiting))
         if more and not slow:
             asyncio.get_running_loop().call_soon(self._take_turn)
 
@@ -185,7 +310,7 @@ class _Client(asyncio.Protocol):
             if self._executor.size > _TURN_BYTES or self in self._server.slow_readers:
                 break
             request = self._reader.next()
-            if request is None or self._handle(request):
+            if request is None or not self._handle(request):
                 return False
         return True
 
@@ -201,7 +326,7 @@ class _Client(asyncio.Protocol):
 
     def _time_incomplete_request(self) -> None:
         # A client that pauses within a request holds memory that others need.
-        if not self._valid or self in self._server.slow_readers or self._transport.is_closing():
+        if self in self._server.slow_readers or self._transport.is_closing():
             return
         self._stop_timer()
         if self._held:
@@ -210,16 +335,23 @@ class _Client(asyncio.Protocol):
     # ---- requests
 
     def _handle(self, request: Request) -> bool:
-        """Handle one request; return whether the connection has become a control link."""
-        if self._valid:
+        """Handle one request; return whether the next one may be handled now."""
+        if self._served:
             self._server.counters.requests += 1
             self._executor.execute(request)
-            return False
+            return True
         if request.op is Op.LINK and self._server.serve_link is not None:
             self._become_link(self._server.serve_link, request.number)
-            return True
+            return False
         self._validate(request)
-        return False
+        if self._server.is_admitted(self.peer):
+            self._begin()
+        else:
+            self._start_timer(
+                self._server.limits.link_timeout, "no-link", "no node of this job has a control link from its address"
+            )
+            self._server.waiting.add(self)
+        return self._served
 
     def _validate(self, request: Request) -> None:
         if request.op is not Op.VALIDATE or request.number != MAGIC:
@@ -228,8 +360,20 @@ class _Client(asyncio.Protocol):
             if old_set or Op.VALIDATE < request.op <= Op.CANCEL_WAIT:
                 raise WireError("old-dialect", "it uses the protocol of torch 2.1 or older; use torch 2.4 or newer")
             raise WireError("not-a-tcpstore", "it is not a TCPStore client")
-        self._valid = True
+
+    def _begin(self) -> None:
+        """Serve the client from now on."""
+        self._served = True
         self._stop_timer()
+        self.peer.authenticated()
+        self._transport.set_write_buffer_limits(high=self._server.limits.write_buffer)
+        _KEEP_ALIVE.apply(self._transport.get_extra_info("socket"))
+
+    def admit(self) -> None:
+        """Serve the client, whose node has a control link now."""
+        self._server.waiting.discard(self)
+        self._begin()
+        asyncio.get_running_loop().call_soon(self._take_turn)
 
     def _flush(self) -> None:
         if answers := self._executor.take():
@@ -240,14 +384,16 @@ class _Client(asyncio.Protocol):
     def _become_link(self, handler: LinkHandler, number: int) -> None:
         rest = self._reader.rest()
         self._release()
-        task = asyncio.ensure_future(handler(self._transport, number, rest, self._server.record_drop))
+        task = asyncio.ensure_future(handler(self.peer, number, rest))
         self._server.link_tasks.add(task)
-        task.add_done_callback(self._server.link_tasks.discard)
+        task.add_done_callback(self._link_ended)
+
+    def _link_ended(self, task: asyncio.Task[None]) -> None:
+        self._server.link_tasks.discard(task)
+        self.peer.end()
 
     def _drop(self, reason: str, message: str) -> None:
-        peer = self._transport.get_extra_info("peername")
-        self._server.record_drop(reason, f"{peer[0]}:{peer[1]}" if peer else "a client", message)
-        self._transport.abort()
+        self.peer.drop(reason, message)
 
     def close(self) -> None:
         """Close the connection after all answers have been sent."""
@@ -267,5 +413,5 @@ class _Client(asyncio.Protocol):
         self._executor.cancel_wait()
         self._store.account(-self._held)
         self._held = 0
-        self._server.clients.discard(self)
-        self._server.slow_readers.discard(self)
+        for group in (self._server.clients, self._server.slow_readers, self._server.waiting):
+            group.discard(self)

@@ -15,17 +15,40 @@ from __future__ import annotations
 import contextlib
 from collections import deque
 from collections.abc import Callable, Collection, Iterable
+from typing import TypeAlias
 
 from elasticjob.store.wire import WireError
 
+Value: TypeAlias = bytes | bytearray
+"""A value. One that has been appended to is a bytearray: an APPEND to it copies nothing. It reserves an eighth of its
+size for the next ones, which is not counted."""
 _DIGITS = 20
 """Characters of the longest signed 64-bit number."""
-_OVERHEAD = 128
-"""Estimated bytes of memory for a key, besides the key and its value."""
+
+# Bytes of memory besides those of keys and values. Measured with tracemalloc on Python 3.11 for 1,000 to 175,000
+# entries, at the moment in which a dict grows; rounded up.
+VALUE_OVERHEAD = 160
+"""A key with a value: two objects and a dict entry. Measured: 156."""
+QUEUE_OVERHEAD = 880
+"""A key with a queue: a deque has room for 64 items from the start. Measured: 875."""
+ITEM_OVERHEAD = 48
+"""A queue's item. Measured: 43."""
+WAITER_OVERHEAD = 400
+"""A pending wait. Measured: 803 with its first key."""
+WAITED_KEY_OVERHEAD = 500
+"""A key of a pending wait, if no other client waits for it. Measured: 490."""
 
 
-def _cost(key: bytes, value: bytes) -> int:
-    return len(key) + len(value) + _OVERHEAD
+def _cost(key: bytes, value: Value) -> int:
+    return len(key) + len(value) + VALUE_OVERHEAD
+
+
+def _queue_cost(key: bytes) -> int:
+    return len(key) + QUEUE_OVERHEAD
+
+
+def _item_cost(value: bytes) -> int:
+    return len(value) + ITEM_OVERHEAD
 
 
 class Waiter:
@@ -38,7 +61,7 @@ class Waiter:
         """Keys that have not existed since the wait began."""
         self.notify = notify
         """Called once, when `keys` has become empty; not called after `cancel`."""
-        self.cost = sum(_cost(key, b"") for key in keys)
+        self.cost = WAITER_OVERHEAD + sum(len(key) + WAITED_KEY_OVERHEAD for key in keys)
         """Bytes that it counts against the memory limit; 0 once it is over."""
 
 
@@ -46,7 +69,7 @@ class Storage:
     """Keys with the semantics of torch's own server. At most `memory` bytes in all, `largest` bytes in one value."""
 
     def __init__(self, memory: int, largest: int) -> None:
-        self._values: dict[bytes, bytes] = {}
+        self._values: dict[bytes, Value] = {}
         self._queues: dict[bytes, deque[bytes]] = {}
         self._waiters: dict[bytes, dict[Waiter, None]] = {}
         """By missing key, in the order in which they began to wait."""
@@ -62,8 +85,8 @@ class Storage:
         """Return the keys that have a value."""
         return self._values.keys()
 
-    def get(self, key: bytes) -> bytes:
-        """Return the value, empty if the key is missing."""
+    def get(self, key: bytes) -> Value:
+        """Return the value, empty if the key is missing. The next APPEND may change it in place."""
         return self._values.get(key, b"")
 
     def set(self, key: bytes, value: bytes) -> None:
@@ -73,7 +96,16 @@ class Storage:
 
     def append(self, key: bytes, value: bytes) -> None:
         """Append to the value, empty if the key is missing."""
-        self.set(key, self.get(key) + value)
+        current = self._values.get(key)
+        if current is None:
+            self._put(key, value)
+        else:
+            self._check_size(len(current) + len(value))
+            self.account(len(value))
+            if not isinstance(current, bytearray):
+                current = self._values[key] = bytearray(current)
+            current += value
+        self._notify_waiters(key)
 
     def add(self, key: bytes, number: int) -> int:
         """Add to the decimal number in the value, 0 if the key is missing; return the sum."""
@@ -83,7 +115,7 @@ class Storage:
         self.set(key, b"%d" % total)
         return total
 
-    def compare_set(self, key: bytes, expected: bytes, desired: bytes) -> bytes:
+    def compare_set(self, key: bytes, expected: bytes, desired: bytes) -> Value:
         """Set `desired` if the value is `expected`, or if the key is missing and `expected` is empty.
 
         Returns the value that the key has afterwards; if the key stays missing, `expected`.
@@ -108,8 +140,10 @@ class Storage:
         """Return whether all keys exist."""
         return all(k in self._values or self._queues.get(k) for k in keys)
 
-    def wait(self, keys: Iterable[bytes], notify: Callable[[], None]) -> Waiter | None:
+    def wait(self, keys: Collection[bytes], notify: Callable[[], None]) -> Waiter | None:
         """Return a waiter for the missing keys, None if all exist."""
+        if all(map(self._values.__contains__, keys)):
+            return None
         missing = {k for k in keys if k not in self._values and not self._queues.get(k)}
         return self._wait(missing, notify) if missing else None
 
@@ -145,8 +179,11 @@ class Storage:
 
     def push(self, key: bytes, value: bytes) -> None:
         """Append to a queue; one waiter for the key goes on."""
-        self.account(_cost(key, value))
-        self._queues.setdefault(key, deque()).append(value)
+        queue = self._queues.get(key)
+        self.account(_item_cost(value) + (_queue_cost(key) if queue is None else 0))
+        if queue is None:
+            queue = self._queues[key] = deque()
+        queue.append(value)
         self._notify_waiters(key, one=True)
 
     def pop(self, key: bytes) -> tuple[int, bytes]:
@@ -155,9 +192,10 @@ class Storage:
         if not queue:
             return 0, b""
         length, value = len(queue), queue.popleft()
+        self.account(-_item_cost(value))
         if not queue:
             del self._queues[key]
-        self.account(-_cost(key, value))
+            self.account(-_queue_cost(key))
         return length, value
 
     def length(self, key: bytes) -> int:
@@ -172,11 +210,14 @@ class Storage:
         raise WireError("not-a-number", f"the value of key {key[:80]!r} is not a number")
 
     def _put(self, key: bytes, value: bytes) -> None:
-        if len(value) > self._largest:
-            raise WireError("value-too-long", f"a value has {len(value)} bytes; {self._largest} bytes are allowed")
+        self._check_size(len(value))
         old = self._values.get(key)
         self.account(len(value) - len(old) if old is not None else _cost(key, value))
         self._values[key] = value
+
+    def _check_size(self, size: int) -> None:
+        if size > self._largest:
+            raise WireError("value-too-long", f"a value has {size} bytes; {self._largest} bytes are allowed")
 
     def account(self, size: int) -> None:
         """Count `size` more bytes, fewer if negative. WireError: the sum would exceed the memory limit."""

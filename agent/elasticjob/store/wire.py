@@ -67,8 +67,14 @@ class Limits:
     """All keys and values, pending waits, and partly received requests."""
     connections: int = 16 * 1024
     """Open connections, control links included."""
+    unauthenticated: int = 1024
+    """Those of them that are not authenticated yet. A further one closes the oldest of them."""
+    unauthenticated_bytes: int = 16 * 1024
+    """Unread bytes of a connection that is not authenticated yet."""
     opening_timeout: float = 5.0
     """Seconds from the start of a connection to its first request (VALIDATE or LINK)."""
+    link_timeout: float = 10.0
+    """Seconds that a client waits for its node's control link (`StoreClients.NODES`)."""
     write_buffer: int = 1 * MIB
     """Unread answers of one client. Beyond it the client is a slow reader: its requests wait until it has read them."""
     total_write_buffer: int = 128 * MIB
@@ -141,7 +147,7 @@ def i64(value: int) -> bytes:
     return I64.pack(value)
 
 
-def sized(value: bytes) -> bytes:
+def sized(value: bytes | bytearray) -> bytes:
     """Return a key or a value with its length before it."""
     return U64.pack(len(value)) + value
 

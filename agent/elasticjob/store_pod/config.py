@@ -8,7 +8,7 @@ from pathlib import Path
 
 from elasticjob.contract import codec
 from elasticjob.contract.messages import RoundSettings
-from elasticjob.contract.names import DEFAULT_PORT, Env
+from elasticjob.contract.names import DEFAULT_PORT, Env, StoreClients
 
 _MIN_KEY_BYTES = 16
 
@@ -25,12 +25,15 @@ class StoreConfig:
     settings: RoundSettings
     node_key: bytes
     operator_key: bytes
+    clients: StoreClients = StoreClients.NONE
     state_dir: Path | None = None
     """Directory that outlives the container; None if the container is never restarted."""
     standby: bool = False
     """Whether the store starts as a passive standby store."""
     listen_fd: int | None = None
     """Inherited listening socket; None: listen on `port`."""
+    parent_fd: int | None = None
+    """Inherited read end of a pipe whose other end the parent process has; None if the store outlives its parent."""
 
     @classmethod
     def from_environ(cls, environ: Mapping[str, str]) -> StoreConfig:
@@ -46,8 +49,10 @@ class StoreConfig:
             node_key=_key(environ, Env.NODE_KEY),
             operator_key=_key(environ, Env.OPERATOR_KEY),
             standby=environ.get(Env.STANDBY_STORE) == "1",
+            clients=_clients(environ.get(Env.STORE_CLIENTS) or StoreClients.NONE.value),
             state_dir=Path(state_dir) if state_dir else None,
-            listen_fd=_number(environ, Env.LISTEN_FD, "") if environ.get(Env.LISTEN_FD) else None,
+            listen_fd=_descriptor(environ, Env.LISTEN_FD),
+            parent_fd=_descriptor(environ, Env.PARENT_FD),
         )
 
 
@@ -63,6 +68,18 @@ def _number(environ: Mapping[str, str], name: str, default: str) -> int:
     if not (text.isascii() and text.isdigit()):
         raise ValueError(f"{name} must be a whole number, not {text!r}")
     return int(text)
+
+
+def _descriptor(environ: Mapping[str, str], name: str) -> int | None:
+    return _number(environ, name, "") if environ.get(name) else None
+
+
+def _clients(text: str) -> StoreClients:
+    try:
+        return StoreClients(text)
+    except ValueError:
+        allowed = ", ".join(clients.value for clients in StoreClients)
+        raise ValueError(f"{Env.STORE_CLIENTS} must be one of {allowed}, not {text!r}") from None
 
 
 def _key(environ: Mapping[str, str], name: str) -> bytes:

@@ -19,6 +19,7 @@ from elasticjob.contract.messages import (
     Message,
     NewerStore,
     OperatorView,
+    QueryClosed,
     Ready,
     Report,
     StepReport,
@@ -107,10 +108,13 @@ class Coordinator:
         if isinstance(first, NewerStore):
             self._submit(NewerStoreSeen(first.incarnation))
             return
-        if not isinstance(first, Announce):
+        if isinstance(first, Announce):
+            agent_id = first.agent_id
+        elif isinstance(first, (Close, QueryClosed)):
+            agent_id = f"visitor@{link.peer}"
+        else:
             self._ignore(link, first)
             return
-        agent_id = first.agent_id
         older = self._nodes.get(agent_id)
         self._nodes[agent_id] = link
         if older is not None:
@@ -131,7 +135,7 @@ class Coordinator:
             match message:
                 case Ready() | WorkersStarted() | WorkersFailed() | WorkersSucceeded() | WorkersStopped():
                     self._submit(NodeMessage(agent_id, message))
-                case Leaving() | Close() | StepReport() | WorkersStalled():
+                case Leaving() | Close() | QueryClosed() | StepReport() | WorkersStalled():
                     self._submit(NodeMessage(agent_id, message))
                 case StepTimes():
                     self._track_step_times(agent_id, message)

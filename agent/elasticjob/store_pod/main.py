@@ -13,12 +13,14 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from elasticjob.contract.messages import RoundSettings
 from elasticjob.contract.names import ExitCode
 from elasticjob.control_link.link import LinkGate, LinkRole, Welcome
 from elasticjob.keep_alive import KeepAlive
 from elasticjob.rendezvous.state import initial_state
-from elasticjob.store.open_files import raise_open_file_limit
+from elasticjob.store.open_files import connection_limit, raise_open_file_limit, unauthenticated_limit
 from elasticjob.store.server import StoreServer
+from elasticjob.store.wire import MIB, Limits
 from elasticjob.store_pod.config import StoreConfig
 from elasticjob.store_pod.coordinator import Coordinator
 
@@ -26,6 +28,8 @@ log = logging.getLogger(__name__)
 
 ROUNDS_PER_START = 1_000_000
 """Numbers of rounds reserved for each start of the container, so that no number is used twice in one incarnation."""
+KEYS_MEMORY, ANSWERS_MEMORY = 64 * MIB, 32 * MIB
+"""Bytes that a job's store keeps for TCPStore clients. Only torchrun's c10d backend uses it, for one value."""
 _MAX_DIGITS = 18
 """Digits of a counter: a longer one was not written by this program."""
 
@@ -67,11 +71,16 @@ def _write_counter(path: Path, number: int) -> None:
 
 
 async def serve_store(config: StoreConfig) -> None:
-    """Serve until SIGTERM or SIGINT. If a node reports a newer store, stop listening, but wait for the signal too."""
-    raise_open_file_limit()
+    """Serve until SIGTERM, SIGINT or the end of the parent process (`parent_fd`).
+
+    If a node reports a newer store, stop listening, but wait for the signal too.
+    """
+    _, open_files = raise_open_file_limit()
     stop = asyncio.Event()
     for signum in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(signum, stop.set)
+    if config.parent_fd is not None:
+        asyncio.get_running_loop().add_reader(config.parent_fd, _end_with_parent, config.parent_fd, stop)
     starts = count_container_start(config.state_dir, time.time())
     coordinator = _coordinator(config, starts)
     gate = LinkGate(
@@ -81,7 +90,8 @@ async def serve_store(config: StoreConfig) -> None:
         keep_alive=KeepAlive(config.settings.keep_alive_interval, config.settings.keep_alive_max_attempts),
         passive=lambda: coordinator.state.passive,
     )
-    server = StoreServer(links=gate.accept)
+    limits = store_limits(config.settings, open_files)
+    server = StoreServer(limits=limits, links=gate.accept, clients=config.clients)
     sock = None if config.listen_fd is None else socket.socket(fileno=config.listen_fd)
     port = await server.start(port=config.port, sock=sock)
     coordinator.start()
@@ -94,6 +104,23 @@ async def serve_store(config: StoreConfig) -> None:
     # If a superseded process exited, the kubelet would restart its container.
     await stop.wait()
     ends[1].cancel()
+
+
+def _end_with_parent(parent_fd: int, stop: asyncio.Event) -> None:
+    """Stop the store: the other end of the pipe, to which no process writes, is closed."""
+    asyncio.get_running_loop().remove_reader(parent_fd)
+    stop.set()
+
+
+def store_limits(settings: RoundSettings, open_files: int) -> Limits:
+    """Return the limits of a job's store. `open_files`: how many files its process may open."""
+    nodes = settings.max_nodes + settings.spares
+    return Limits(
+        memory=KEYS_MEMORY,
+        total_write_buffer=ANSWERS_MEMORY,
+        connections=connection_limit(0, nodes, open_files),
+        unauthenticated=unauthenticated_limit(nodes),
+    )
 
 
 def _coordinator(config: StoreConfig, starts: int) -> Coordinator:

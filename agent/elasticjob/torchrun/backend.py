@@ -1,14 +1,17 @@
 """A `RendezvousBackend` for torch's own dynamic rendezvous. It keeps the state in our store or in a file.
 
-Nodes with this backend and nodes with torch's c10d backend can share one rendezvous, because both store the same bytes:
-base64 of the state under the key `torch.rendezvous.<run id>`, or a sentinel before the first state is set (a read from
-torch's store blocks until the key exists). The stored value is also the fencing token.
+Nodes with this backend and nodes with torch's c10d backend can share a rendezvous on one store, because both store the
+same bytes: base64 of the state under the key `torch.rendezvous.<run id>`, or a sentinel before the first state is set
+(a read from torch's store blocks until the key exists). The stored value is also the fencing token.
+
+torchrun uses it with `--rdzv-backend=elasticjob --rdzv-conf=handler=dynamic`.
 """
 
 from __future__ import annotations
 
 import binascii
 import fcntl
+import json
 import os
 import tempfile
 from base64 import b64decode, b64encode
@@ -27,6 +30,7 @@ from torch.distributed.elastic.rendezvous.api import (
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import RendezvousBackend
 
 from elasticjob.contract.messages import RoundSettings
+from elasticjob.contract.names import Backend, StoreClients
 from elasticjob.torchrun.stores import HostedStore, host_store, parse_endpoint, parse_read_timeout, tcp_store
 
 NULL_SENTINEL = b"Y2FuaW1hZGFt"
@@ -65,24 +69,30 @@ class StoreCell:
 
 
 class FileCell:
-    """A file, locked during each operation. torch's FileStore would grow: it appends every heartbeat."""
+    """A key of a file: a JSON object, so that several runs can share the file. Locked during each operation.
 
-    def __init__(self, path: Path) -> None:
+    torch's FileStore would grow: it appends every heartbeat.
+    """
+
+    def __init__(self, path: Path, key: str) -> None:
         self._path = path
+        self._key = key
 
     def get(self) -> bytes:
-        return self._locked(_read)
+        return self._locked(lambda descriptor: self._value(_read(descriptor)))
 
     def compare_set(self, expected: bytes, desired: bytes) -> bytes:
         def exchange(descriptor: int) -> bytes:
-            current = _read(descriptor)
-            if current != expected:
-                return current
-            os.pwrite(descriptor, desired, 0)
-            os.ftruncate(descriptor, len(desired))
-            return desired
+            values = _read(descriptor)
+            if self._value(values) == expected:
+                values[self._key] = desired.decode()
+                _write(descriptor, values)
+            return self._value(values)
 
         return self._locked(exchange)
+
+    def _value(self, values: dict[str, str]) -> bytes:
+        return values.get(self._key, "").encode()
 
     def _locked(self, operation: Callable[[int], bytes]) -> bytes:
         descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600)
@@ -94,22 +104,35 @@ class FileCell:
             os.close(descriptor)
 
 
-def _read(descriptor: int) -> bytes:
-    return os.pread(descriptor, os.fstat(descriptor).st_size, 0)
+def _read(descriptor: int) -> dict[str, str]:
+    data = os.pread(descriptor, os.fstat(descriptor).st_size, 0)
+    try:
+        values = json.loads(data or b"{}")
+    except ValueError as error:
+        raise RendezvousStateError(f"the rendezvous file is corrupt: {error}") from error
+    if not (isinstance(values, dict) and all(isinstance(value, str) for value in values.values())):
+        raise RendezvousStateError("the rendezvous file is corrupt: it is no JSON object of texts")
+    return values
+
+
+def _write(descriptor: int, values: dict[str, str]) -> None:
+    data = json.dumps(values).encode()
+    os.pwrite(descriptor, data, 0)
+    os.ftruncate(descriptor, len(data))
 
 
 class ElasticJobRendezvousBackend(RendezvousBackend):  # type: ignore[misc]  # torch has no types here
     """The state of one rendezvous in one cell. torch's base class documents the contract."""
 
-    def __init__(self, cell: Cell, name: str) -> None:
+    def __init__(self, cell: Cell) -> None:
         """Raise RendezvousConnectionError if the cell is unreachable."""
         self._cell = cell
-        self._name = name
         self._call(lambda: cell.compare_set(b"", NULL_SENTINEL))
 
     @property
     def name(self) -> str:
-        return self._name
+        """See the base class. torch's name: this is another implementation of the same backend."""
+        return Backend.C10D.value
 
     def get_state(self) -> tuple[bytes, Any] | None:
         return _decode(self._call(self._cell.get))
@@ -128,7 +151,7 @@ class ElasticJobRendezvousBackend(RendezvousBackend):  # type: ignore[misc]  # t
         try:
             return operation()
         except (OSError, ValueError, RuntimeError) as error:
-            raise RendezvousConnectionError(f"the {self._name} store is unreachable: {error}") from error
+            raise RendezvousConnectionError(f"the rendezvous store is unreachable: {error}") from error
 
 
 def _decode(value: bytes) -> tuple[bytes, bytes] | None:
@@ -164,16 +187,19 @@ def create_backend(params: RendezvousParameters) -> tuple[ElasticJobRendezvousBa
 def _tcp_backend(params: RendezvousParameters) -> tuple[ElasticJobRendezvousBackend, Any]:
     timeout = parse_read_timeout(params)
     host, port = parse_endpoint(params)
-    hosted = host_store(params, host, port, RoundSettings(1, 1, 1))
+    hosted = host_store(params, host, port, RoundSettings(1, 1, 1), StoreClients.ANY)
     store = tcp_store(host, hosted.port if hosted else port, serve=False, timeout=timeout)
-    cell = StoreCell(store, f"torch.rendezvous.{params.run_id}", hosted)
-    return ElasticJobRendezvousBackend(cell, "tcp"), store
+    return ElasticJobRendezvousBackend(StoreCell(store, _key(params), hosted)), store
+
+
+def _key(params: RendezvousParameters) -> str:
+    return f"torch.rendezvous.{params.run_id}"
 
 
 def _file_backend(params: RendezvousParameters) -> tuple[ElasticJobRendezvousBackend, Any]:
     try:
         path = Path(params.endpoint) if params.endpoint else _temporary_file()
-        backend = ElasticJobRendezvousBackend(FileCell(path), "file")
+        backend = ElasticJobRendezvousBackend(FileCell(path, _key(params)))
         return backend, dist.FileStore(f"{path}.keys", -1)
     except RuntimeError as error:
         raise RendezvousConnectionError(f"the rendezvous file {params.endpoint} is unusable: {error}") from error

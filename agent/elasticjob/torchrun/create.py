@@ -3,26 +3,50 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from typing import Any
 
 from torch.distributed.elastic.events import NodeState, construct_and_record_rdzv_event
+from torch.distributed.elastic.rendezvous import dynamic_rendezvous
 from torch.distributed.elastic.rendezvous.api import RendezvousParameters
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import RendezvousSettings, RendezvousTimeout
 
 from elasticjob.contract.messages import RoundSettings
+from elasticjob.torchrun import BACKEND
+from elasticjob.torchrun.backend import create_backend
 from elasticjob.torchrun.handler import ElasticJobRendezvousHandler, StoreEndpoint, check_settings
 from elasticjob.torchrun.stores import host_store, node_key, parse_endpoint, parse_read_timeout
 
 _UNLIMITED = 2**31 - 1
 
 
-def create_handler(params: RendezvousParameters) -> ElasticJobRendezvousHandler:
-    """Return the handler for torchrun's options.
+DYNAMIC = "dynamic"
+"""The value of the option `handler` for torch's own handler."""
+
+
+def create_handler(params: RendezvousParameters) -> Any:
+    """Return the handler for torchrun's options: elasticjob's, or torch's dynamic rendezvous with `handler=dynamic`.
+
+    torch's own keeps its state in elasticjob's store or in a file (`backend.create_backend`).
+    """
+    kind = str(params.get("handler", BACKEND)).strip().lower()
+    if kind == DYNAMIC:
+        backend, store = create_backend(params)
+        handler = dynamic_rendezvous.create_handler(store, backend, params)
+        handler.get_backend = lambda: BACKEND  # torch refuses a handler that has another name than its entry point
+        return handler
+    return _create_own_handler(params, kind)
+
+
+def _create_own_handler(params: RendezvousParameters, kind: str) -> ElasticJobRendezvousHandler:
+    """Return elasticjob's handler.
 
     `--rdzv-conf` accepts join_timeout, last_call_timeout, close_timeout and heartbeat_timeout (seconds),
     keep_alive_interval (seconds), keep_alive_max_attempt, read_timeout (seconds), is_host and key.
     As with c10d, the host of the endpoint runs the store, unless a process on that host already listens on the port.
     """
     try:
+        if kind != BACKEND:
+            raise ValueError(f"Invalid handler {kind!r} given. Write {BACKEND} or {DYNAMIC}.")
         settings = read_settings(params)
         check_settings(settings)
         host, port = parse_endpoint(params)

@@ -11,9 +11,11 @@ import itertools
 import logging
 import os
 import socket
+import sys
 import threading
 import time
 import weakref
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,13 +33,24 @@ from torch.distributed.elastic.rendezvous.api import (
 )
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import RendezvousSettings
 
-from elasticjob.contract.messages import ANY_INDEX, Announce, Outcome, StartRound, Termination
+from elasticjob.contract.messages import (
+    ANY_INDEX,
+    Announce,
+    Close,
+    Closed,
+    Outcome,
+    QueryClosed,
+    StartRound,
+    Termination,
+)
 from elasticjob.contract.names import Env
 from elasticjob.control_link.link import ControlLink, LinkRole, connect
+from elasticjob.control_link.node_client import NoCoordinatorError
 from elasticjob.keep_alive import KeepAlive
 from elasticjob.torchrun import BACKEND
 from elasticjob.torchrun.session import CoordinatorSession
 from elasticjob.torchrun.stores import HostedStore, tcp_store
+from elasticjob.torchrun.visit import NoAnswerError, ask_coordinator
 
 log = logging.getLogger(__name__)
 
@@ -95,6 +108,8 @@ class ElasticJobRendezvousHandler(RendezvousHandler):  # type: ignore[misc]  # t
         self._hosted = hosted
         self._node = NodeDesc(local_addr or socket.getfqdn(), os.getpid(), next(_local_ids))
         self._session: CoordinatorSession | None = None
+        self._closed = ""
+        """Why the rendezvous is closed, once this handler has learnt of it: it is never open again."""
         self._stores: dict[int, Any] = {}
         """Process-group stores that this node serves for the current round and the next one, by port."""
 
@@ -117,21 +132,27 @@ class ElasticJobRendezvousHandler(RendezvousHandler):  # type: ignore[misc]  # t
 
     def next_rendezvous(self) -> RendezvousInfo:
         """See the base class. The join timeout does not run while the node is redundant."""
-        self._record(f"The node '{self._node}' attempts to join the next round of '{self.get_run_id()}'.")
+        caller = "next_rendezvous"
+        self._record(caller, f"The node '{self._node}' attempts to join the next round of '{self.get_run_id()}'.")
         try:
             start, store = self._join()
             info = RendezvousInfo(store, start.group_rank, start.group_world_size, self._bootstrap(start, store))
         except Exception as error:
-            self._record(f"{type(error).__name__}: {error}", NodeState.FAILED)
+            self._record_failure(caller, error)
             raise
+        if start.group_rank == 0:  # one event for each round
+            message = f"Round {start.round} of '{self.get_run_id()}' is complete."
+            self._record(caller, message, NodeState.SUCCEEDED)
         message = (
             f"The node '{self._node}' has joined round {start.round} of '{self.get_run_id()}' as rank "
             f"{start.group_rank} in a world of size {start.group_world_size}."
         )
-        self._record(message, rank=start.group_rank)
+        self._record(caller, message, rank=start.group_rank)
         return info
 
     def _join(self) -> tuple[StartRound, Any]:
+        if self._session is None and self._closed:
+            raise RendezvousClosedError(self._closed)
         port, session = self._serve_next_store(), self._session
         if session is None:
             session = self._open(port)
@@ -160,34 +181,43 @@ class ElasticJobRendezvousHandler(RendezvousHandler):  # type: ignore[misc]  # t
 
     def _wait_for_round(self, session: CoordinatorSession) -> StartRound:
         timeout = self._settings.timeout.join.total_seconds()
-        deadline = time.monotonic() + timeout
         with session.changed:
-            while True:
-                if session.termination is not None or (session.closed and session.start is None):
-                    raise self._error_of(session)
-                if session.start is not None:
-                    return session.start
-                if session.redundant:
-                    deadline = time.monotonic() + timeout
-                left = deadline - time.monotonic()
-                if left <= 0:
-                    break
-                patience = self._patience(session)
-                if patience <= 0:
-                    raise self._lost_store()
-                session.changed.wait(min(patience, threading.TIMEOUT_MAX if session.redundant else left))
+            start = self._await_start(session, timeout)
+            over = session.termination is not None or bool(session.closed)
+            lost = self._patience(session) <= 0
+        # Without the lock: the session's thread may need it to end.
+        if start is not None:
+            return start
+        if over:
+            raise self._error_of(session)
+        if lost:
+            raise self._lost_store(session.problem)
         self._withdraw(session)
         raise RendezvousTimeoutError(f"no round included this node within {timeout:g} s (join_timeout)")
+
+    def _await_start(self, session: CoordinatorSession, timeout: float) -> StartRound | None:
+        """Wait for a round. Return None if none will start, the store is lost, or the time is over."""
+        deadline = time.monotonic() + timeout
+        while session.termination is None and not (session.closed and session.start is None):
+            if session.start is not None:
+                return session.start
+            if session.redundant:
+                deadline = time.monotonic() + timeout
+            left, patience = deadline - time.monotonic(), self._patience(session)
+            if left <= 0 or patience <= 0:
+                break
+            session.changed.wait(min(patience, threading.TIMEOUT_MAX if session.redundant else left))
+        return None
 
     def _patience(self, session: CoordinatorSession) -> float:
         """Return how many seconds this node still waits for a store that is unavailable."""
         down = session.down_since
         return threading.TIMEOUT_MAX if down is None else down + self._endpoint.read_timeout - time.monotonic()
 
-    def _lost_store(self) -> RendezvousConnectionError:
+    def _lost_store(self, problem: str) -> RendezvousConnectionError:
         self._end_session()
-        seconds = self._endpoint.read_timeout
-        return RendezvousConnectionError(f"the store at {self._endpoint} has been unavailable for {seconds} s")
+        lost = f"the store at {self._endpoint} has been unavailable for {self._endpoint.read_timeout} s"
+        return RendezvousConnectionError(f"{lost}: {problem}" if problem else lost)
 
     def _withdraw(self, session: CoordinatorSession, left_round: str = "") -> None:
         """Withdraw the join and wait for the confirmation, so that no round starts with this node.
@@ -209,6 +239,8 @@ class ElasticJobRendezvousHandler(RendezvousHandler):  # type: ignore[misc]  # t
         if termination.outcome is Outcome.ERROR:
             return RendezvousConnectionError(termination.message)
         why = termination.message or termination.reason
+        job_ended = termination.outcome in (Outcome.SUCCEEDED, Outcome.FAILED)
+        self._closed = self._closed or session.closed or (why if job_ended else "")
         if redundant:
             return RendezvousGracefulExitError(f"the rendezvous closed before a round needed this node: {why}")
         return RendezvousClosedError(why)
@@ -242,44 +274,63 @@ class ElasticJobRendezvousHandler(RendezvousHandler):  # type: ignore[misc]  # t
         """Return 1 if the round must end, else 0.
 
         The coordinator decides this: nodes are ready to join, were lost or drained, or their workers failed. Waiting
-        nodes that are not ready do not count. The round also ends when the rendezvous is closed and its store is down.
+        nodes that are not ready do not count.
         """
-        return int(self._session is not None and (self._session.must_stop or self._session.orphaned))
+        return int(self._session is not None and self._session.must_stop)
 
     def is_closed(self) -> bool:
-        """See the base class. Connect to the coordinator if this handler has no link yet."""
+        """See the base class. A handler that has not joined asks the coordinator without becoming a member."""
         try:
-            session = self._session or self._open(self._serve_next_store())
-            with session.changed:
-                answered = session.changed.wait_for(
-                    lambda: session.messages_received or session.termination, self._endpoint.read_timeout
-                )
-            if not answered or (session.termination is not None and session.termination.outcome is Outcome.ERROR):
-                raise RendezvousConnectionError(f"the coordinator at {self._endpoint} did not answer")
-            return bool(session.closed or session.termination)
+            if not self._closed:
+                self._closed = self._closed_reason()
+            return bool(self._closed)
         except Exception as error:
-            self._record(f"{type(error).__name__}: {error}", NodeState.FAILED)
+            self._record_failure("is_closed", error)
             raise
+
+    def _closed_reason(self) -> str:
+        """Return why the rendezvous is closed, empty while it is open."""
+        session, timeout = self._session, float(self._endpoint.read_timeout)
+        if session is None:
+            return self._ask(QueryClosed(), connect_timeout=timeout, answer_timeout=timeout)
+        with session.changed:
+            answered = session.changed.wait_for(lambda: session.messages_received or session.termination, timeout)
+        ended = session.termination
+        if not answered or (ended is not None and ended.outcome is Outcome.ERROR):
+            raise RendezvousConnectionError(f"the coordinator at {self._endpoint} did not answer")
+        return session.closed or (ended.message or ended.reason if ended is not None else "")
 
     def set_closed(self) -> None:
         """See the base class. A replacement of the store keeps the rendezvous closed."""
         try:
-            self._close()
+            why = f"the node {self._node} closed the rendezvous"
+            if self._session is None:
+                self._close_as_visitor(why)
+            else:
+                self._session.close_rendezvous(why)
+                self._await_close(self._session)
+            self._record_close("set_closed")
         except Exception as error:
-            self._record(f"{type(error).__name__}: {error}", NodeState.FAILED)
+            self._record_failure("set_closed", error)
             raise
 
     def shutdown(self) -> bool:
-        """See the base class. Return False if the coordinator is unavailable; raise errors that are not torch's."""
+        """See the base class. Return False if the coordinator is unavailable; raise errors that are not torch's.
+
+        The other nodes continue their round, unless this call handles an exception: torchrun shuts down while it raises
+        that of its workers, whose peers would wait for them.
+        """
+        error = sys.exc_info()[1]
         try:
-            self._close()
-        except RendezvousError as error:
-            message = f"The node '{self._node}' failed to shut down '{self.get_run_id()}': {error}"
-            self._record(message, NodeState.FAILED)
+            self._close(type(error).__name__ if error is not None else "")
+            self._record_close("shutdown")
+        except RendezvousError as problem:
+            message = f"The node '{self._node}' failed to shut down '{self.get_run_id()}': {problem}"
+            self._record("shutdown", message, NodeState.FAILED)
             log.warning("%s", message)
             return False
-        except Exception as error:
-            self._record(f"{type(error).__name__}: {error}", NodeState.FAILED)
+        except Exception as problem:
+            self._record_failure("shutdown", problem)
             raise
         finally:
             self._end_session()
@@ -288,13 +339,38 @@ class ElasticJobRendezvousHandler(RendezvousHandler):  # type: ignore[misc]  # t
                 self._hosted.close()
         return True
 
-    def _close(self) -> None:
-        session = self._session or self._open(self._serve_next_store())
-        session.close_rendezvous(f"the node {self._node} closed the rendezvous")
+    def _close(self, failure: str) -> None:
+        """Close the rendezvous and leave it. `failure`: the error that ends this node; empty without one."""
+        why = f"the node {self._node} {f'failed ({failure}) and ' if failure else ''}closed the rendezvous"
+        session = self._session
+        if session is None:
+            self._close_as_visitor(why)
+            return
+        with session.changed:
+            ends_round = bool(failure) and session.start is not None and not session.round_ending
+        session.shut_down(why, f"the node failed: {failure}" if failure else "")
+        self._await_close(session, ends_round=ends_round)
+
+    def _close_as_visitor(self, why: str) -> None:
+        """Close the rendezvous from outside; return at once if it is closed."""
+        if not self._closed:
+            timeout = self._settings.timeout
+            self._closed = self._ask(
+                Close(why),
+                connect_timeout=timeout.heartbeat.total_seconds(),
+                answer_timeout=timeout.close.total_seconds(),
+            )
+        if not self._closed:
+            raise RendezvousError(
+                f"the coordinator at {self._endpoint} has an operator, which decides when the job ends"
+            )
+
+    def _await_close(self, session: CoordinatorSession, *, ends_round: bool = False) -> None:
+        """Wait until the rendezvous is closed; with `ends_round`, until the coordinator has also ended the round."""
         deadline = time.monotonic() + self._settings.timeout.close.total_seconds()
         heartbeat = self._settings.timeout.heartbeat.total_seconds()
         with session.changed:
-            while not (session.closed or session.termination):
+            while not (session.termination or (session.closed and (session.round_ending or not ends_round))):
                 now = time.monotonic()
                 if session.down_since is not None and now >= session.down_since + heartbeat:
                     raise RendezvousConnectionError(f"the store at {self._endpoint} is unavailable")
@@ -303,13 +379,30 @@ class ElasticJobRendezvousHandler(RendezvousHandler):  # type: ignore[misc]  # t
                 session.changed.wait(min(heartbeat, deadline - now))
         if session.termination is not None and session.termination.outcome is Outcome.ERROR:
             raise RendezvousConnectionError(session.termination.message)
-        self._record(f"The node '{self._node}' has closed '{self.get_run_id()}'.", NodeState.SUCCEEDED)
+        self._closed = self._closed or session.closed or "the job has ended"
+
+    def _ask(self, message: Close | QueryClosed, *, connect_timeout: float, answer_timeout: float) -> str:
+        """Ask the coordinator without joining. Return why the rendezvous is closed, empty while it is open."""
+        try:
+            answer = ask_coordinator(
+                self._dial(), message, connect_timeout=connect_timeout, answer_timeout=answer_timeout
+            )
+        except NoCoordinatorError as error:
+            raise RendezvousConnectionError(f"the store at {self._endpoint} is unavailable: {error}") from error
+        except NoAnswerError as error:
+            problem = f"the coordinator at {self._endpoint} did not answer within {answer_timeout:g} s"
+            raise RendezvousTimeoutError(problem) from error
+        return answer.reason if isinstance(answer, Closed) else ""
 
     # ---- the link --------------------------------------------------------------------------------------------------
 
-    def _open(self, store_port: int) -> CoordinatorSession:
-        settings, endpoint = self._settings, self._endpoint
+    def _dial(self) -> Callable[[], Awaitable[ControlLink]]:
+        """Return a function that opens a link. It must not refer to the handler, see `_open`."""
+        settings, endpoint, run_id = self._settings, self._endpoint, self.get_run_id()
         keep_alive = KeepAlive(settings.keep_alive_interval.total_seconds(), settings.keep_alive_max_attempt)
+        return lambda: endpoint.dial(run_id, keep_alive)
+
+    def _open(self, store_port: int) -> CoordinatorSession:
         index = os.environ.get(Env.INDEX, "")
         announcement = Announce(
             index=int(index) if index.isdigit() else ANY_INDEX,
@@ -320,10 +413,7 @@ class ElasticJobRendezvousHandler(RendezvousHandler):  # type: ignore[misc]  # t
             store_port=store_port,
             local_world_size=1,
         )
-        run_id = self.get_run_id()
-        session = CoordinatorSession(
-            lambda: endpoint.dial(run_id, keep_alive), announcement, connect_timeout=float(endpoint.read_timeout)
-        )
+        session = CoordinatorSession(self._dial(), announcement, connect_timeout=float(self._endpoint.read_timeout))
         self._session = session
         # The session's thread must not refer to the handler: a dropped handler is collected, and its session ends.
         self._end = weakref.finalize(self, session.close)
@@ -334,11 +424,18 @@ class ElasticJobRendezvousHandler(RendezvousHandler):  # type: ignore[misc]  # t
             self._end()
             self._session = None
 
-    def _record(self, message: str, state: NodeState = NodeState.RUNNING, rank: int | None = None) -> None:
+    def _record_close(self, caller: str) -> None:
+        self._record(caller, f"The node '{self._node}' has closed '{self.get_run_id()}'.", NodeState.SUCCEEDED)
+
+    def _record_failure(self, caller: str, error: Exception) -> None:
+        self._record(caller, f"{type(error).__name__}: {error}", NodeState.FAILED)
+
+    def _record(self, caller: str, message: str, state: NodeState = NodeState.RUNNING, rank: int | None = None) -> None:
+        """Log a message and record torch's event of it, named after the method that torch called."""
         log.info("%s", message)
         construct_and_record_rdzv_event(
-            run_id=self.get_run_id(), message=message, node_state=state, hostname=self._node.addr,
-            pid=self._node.pid, local_id=self._node.local_id, rank=rank,
+            name=f"{type(self).__name__}.{caller}", run_id=self.get_run_id(), message=message, node_state=state,
+            hostname=self._node.addr, pid=self._node.pid, local_id=self._node.local_id, rank=rank,
         )  # fmt: skip
 
 

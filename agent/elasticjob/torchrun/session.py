@@ -32,20 +32,20 @@ from elasticjob.contract.messages import (
     Close,
     Closed,
     CoordinatorToNode,
+    EndRound,
     Failure,
     FailureClass,
     NodeToCoordinator,
+    PlanEnd,
     Standby,
     StartRound,
     Termination,
 )
-from elasticjob.control_link.link import ControlLink, LinkRefused
+from elasticjob.control_link.link import ControlLink, LinkError
 from elasticjob.control_link.node_client import NoCoordinatorError, NodeClient
 
 log = logging.getLogger(__name__)
 
-ORPHANED_AFTER = 1.0
-"""Seconds without a link after which a closed rendezvous is orphaned. A link that broke briefly is back by then."""
 CLOSE_TIMEOUT = 5.0
 """Seconds that the caller waits for the session's thread."""
 
@@ -65,16 +65,20 @@ class CoordinatorSession:
         """The round that the caller must join; None while there is none."""
         self.must_stop = False
         """Whether the caller must stop its workers: the round or the session has ended."""
+        self.round_ending = False
+        """Whether the coordinator has sent the end of the round that `start` names."""
         self.termination: Termination | None = None
         """How the session ended: no more messages will arrive. None until then."""
         self.closed = ""
         """Why the rendezvous is closed: no more rounds will form. Empty while it is open."""
         self.redundant = False
-        """Whether a round is full without this node."""
+        """Whether a round is full without this node. Not changed any more once the rendezvous is closed."""
         self.messages_received = 0
         """Number of messages from the coordinator."""
         self.down_since: float | None = time.monotonic()
         """When the link was lost, in monotonic seconds; None while the link is up."""
+        self.problem = ""
+        """Why the last attempt to connect failed. Empty if none has."""
         self._closing = ""
         self._dial = dial
         self._state = AgentState(announcement=announcement, stop_grace=0.0, launcher_ready=True)
@@ -88,12 +92,6 @@ class CoordinatorSession:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name=f"elasticjob-{announcement.pod}", daemon=True)
         self._thread.start()
-
-    @property
-    def orphaned(self) -> bool:
-        """Whether the rendezvous is closed and its store is down, so that no message will end the round."""
-        down = self.down_since
-        return bool(self.closed) and down is not None and time.monotonic() > down + ORPHANED_AFTER
 
     # ---- called from the caller's thread ---------------------------------------------------------------------------
 
@@ -118,6 +116,14 @@ class CoordinatorSession:
     def close_rendezvous(self, why: str) -> None:
         """Ask the coordinator to close the rendezvous. `closed` is set once it has."""
         self._schedule(self._close_rendezvous, why)
+
+    def shut_down(self, why: str, failure: str) -> None:
+        """Close the rendezvous for good: no worker of this node is left, and it joins no further round.
+
+        `failure`: why its workers did not succeed; the coordinator then ends the round. Empty if they succeeded: the
+        other nodes continue without this one.
+        """
+        self._schedule(self._shut_down, why, failure)
 
     def close(self) -> None:
         """Close the link and end the thread. Messages that wait to be sent are sent first."""
@@ -158,8 +164,10 @@ class CoordinatorSession:
             self.changed.notify_all()
         try:
             link = await self._dial()
-        except LinkRefused as error:
-            raise NoCoordinatorError(str(error)) from error
+        except (OSError, LinkError) as error:
+            with self.changed:
+                self.problem = str(error) or type(error).__name__
+            raise
         with self.changed:
             self.down_since = None
         return link
@@ -173,8 +181,11 @@ class CoordinatorSession:
             self.messages_received += 1
             if isinstance(message, Closed):
                 self.closed = message.reason
-            if isinstance(message, Standby):
+            if isinstance(message, Standby) and not self.closed:
+                # A node that arrives at a closed rendezvous is no standby: torch gives it another error.
                 self.redundant = message.redundant
+            if isinstance(message, (PlanEnd, EndRound)):
+                self.round_ending = True
             self._dispatch(events.Received(message))
             self.changed.notify_all()
 
@@ -182,16 +193,26 @@ class CoordinatorSession:
         with self.changed:
             round_ = self._state.round
             if round_ is not None and self._state.phase in (AgentPhase.STARTING, AgentPhase.RUNNING):
-                # The caller does not know whether its workers' failure is the root cause or an effect of another one.
-                failure = Failure(
-                    FailureClass.COLLECTIVE_FAILED, self._state.announcement.pod, time.time(), message=why
-                )
-                self._dispatch(events.WorkerEnded(round_, 0, failure))
+                self._dispatch(events.WorkerEnded(round_, 0, self._failure(why)))
             self.start = None
             if self._state.phase is AgentPhase.STOPPING:
                 self.must_stop = False
                 self._dispatch(events.AllWorkersStopped(store_port))
         done.set()
+
+    def _failure(self, why: str) -> Failure:
+        # The caller does not know whether its workers' failure is the root cause or an effect of another one.
+        return Failure(FailureClass.COLLECTIVE_FAILED, self._state.announcement.pod, time.time(), message=why)
+
+    def _shut_down(self, why: str, failure: str) -> None:
+        """Report how the workers ended, then close: the coordinator handles both in this order.
+
+        The caller may end the store as soon as `closed` is set.
+        """
+        if self._state.round is not None:
+            self._dispatch(events.WorkerEnded(self._state.round, 0, self._failure(failure) if failure else None))
+        self._close_rendezvous(why)
+        self._dispatch(events.AllWorkersStopped(0))
 
     def _close_rendezvous(self, why: str) -> None:
         self._closing = why
@@ -210,7 +231,7 @@ class CoordinatorSession:
             case Send(message):
                 self._node.send(message)
             case LaunchWorkers(start):
-                self.start, self.must_stop, self.redundant = start, False, False
+                self.start, self.must_stop, self.round_ending, self.redundant = start, False, False, False
             case HoldWorkers(round_id):
                 self._dispatch(events.WorkersHeld(round_id, None))  # torchrun's workers report no steps
             case StopWorkersAt(round_id):

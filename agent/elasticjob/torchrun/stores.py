@@ -17,11 +17,10 @@ from torch.distributed.elastic.events import NodeState, construct_and_record_rdz
 from torch.distributed.elastic.rendezvous.api import RendezvousConnectionError, RendezvousParameters
 from torch.distributed.elastic.rendezvous.utils import _matches_machine_hostname, parse_rendezvous_endpoint
 
-from elasticjob.agent.processes import die_with_parent
 from elasticjob.code_root import program
 from elasticjob.contract import codec
 from elasticjob.contract.messages import RoundSettings
-from elasticjob.contract.names import DEFAULT_PORT, Env
+from elasticjob.contract.names import DEFAULT_PORT, Env, StoreClients
 
 READ_TIMEOUT = 60
 """Seconds that a store operation may take; the default of `read_timeout`."""
@@ -63,35 +62,51 @@ def _has_libuv() -> bool:
 
 
 class HostedStore:
-    """`elasticjob store` as a child process that dies with this process. `port` accepts connections from the start.
+    """`elasticjob store` as a child process that ends with this process. `port` accepts connections from the start.
 
-    A thread would not do: torch's client in this process can hold the GIL while it waits for the store's answer.
+    A thread would not do: torch's client in this process can hold the GIL while it waits for the store's answer. Nor
+    would the kernel's parent-death signal: it comes when the thread ends that started the child.
     """
 
-    def __init__(self, params: RendezvousParameters, port: int, settings: RoundSettings) -> None:
+    def __init__(
+        self,
+        params: RendezvousParameters,
+        port: int,
+        settings: RoundSettings,
+        clients: StoreClients = StoreClients.NONE,
+    ) -> None:
         """Start the store. `port` 0 chooses a free port. Raise OSError if the port is in use."""
         with _listen(port) as listener:
             self.port: int = listener.getsockname()[1]
+            parent_fd, own_end = os.pipe()
             environ = {
                 **os.environ,
                 Env.RUN_ID: params.run_id,
                 Env.NODE_KEY: node_key(params).hex(),
                 Env.OPERATOR_KEY: secrets.token_hex(32),
                 Env.SETTINGS: codec.dumps(settings).decode(),
+                Env.STORE_CLIENTS: clients.value,
                 Env.LISTEN_FD: str(listener.fileno()),
+                Env.PARENT_FD: str(parent_fd),
             }
             self._process = subprocess.Popen(
                 [*program(), "store"],
                 env={name: value for name, value in environ.items() if name not in _NOT_INHERITED},
                 stdin=subprocess.DEVNULL,
-                pass_fds=(listener.fileno(),),
+                pass_fds=(listener.fileno(), parent_fd),
                 start_new_session=True,
-                preexec_fn=die_with_parent,
             )
-        self.close = weakref.finalize(self, _terminate, self._process)
+            os.close(parent_fd)
+        self.close = weakref.finalize(self, _terminate, self._process, own_end)
 
 
-def host_store(params: RendezvousParameters, host: str, port: int, settings: RoundSettings) -> HostedStore | None:
+def host_store(
+    params: RendezvousParameters,
+    host: str,
+    port: int,
+    settings: RoundSettings,
+    clients: StoreClients = StoreClients.NONE,
+) -> HostedStore | None:
     """Start the store at the endpoint if this process hosts it; otherwise return None.
 
     `is_host` decides. Without it, the first process that gets the port on the endpoint's machine is the host.
@@ -101,7 +116,7 @@ def host_store(params: RendezvousParameters, host: str, port: int, settings: Rou
     if not (_matches_machine_hostname(host) if is_host is None else is_host):
         return None
     try:
-        hosted = HostedStore(params, port, settings)
+        hosted = HostedStore(params, port, settings, clients)
     except OSError as error:
         if is_host:
             raise RendezvousConnectionError(f"this process cannot host the store on port {port}: {error}") from error
@@ -120,9 +135,10 @@ def _listen(port: int) -> socket.socket:
     return socket.create_server(("0.0.0.0", port), backlog=4096)  # noqa: S104
 
 
-def _terminate(process: subprocess.Popen[bytes]) -> None:
+def _terminate(process: subprocess.Popen[bytes], own_end: int) -> None:
     process.terminate()
     process.wait()
+    os.close(own_end)
 
 
 def node_key(params: RendezvousParameters) -> bytes:

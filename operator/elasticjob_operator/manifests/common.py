@@ -39,14 +39,15 @@ def env_from_field(name: str, path: str) -> dict[str, Any]:
 def exclude_nodes(pod: dict[str, Any], avoid: tuple[str, ...]) -> None:
     """Exclude nodes from a pod's affinity, in place.
 
-    The node selector terms of a template are alternatives, so each of them gets the rule.
+    The node selector terms of a template are alternatives, so each of them gets the rules.
     """
-    rule = {"key": "kubernetes.io/hostname", "operator": "NotIn", "values": list(avoid)}
+    # The label kubernetes.io/hostname may differ from the node's name. A rule about the name takes one value only.
+    rules = [{"key": "metadata.name", "operator": "NotIn", "values": [node]} for node in avoid]
     affinity = pod["affinity"] = pod.get("affinity") or {}
     node = affinity["nodeAffinity"] = affinity.get("nodeAffinity") or {}
     key = "requiredDuringSchedulingIgnoredDuringExecution"
     required = node[key] = node.get(key) or {}
     terms = required.get("nodeSelectorTerms") or [{}]
     required["nodeSelectorTerms"] = [
-        {**term, "matchExpressions": [*(term.get("matchExpressions") or []), rule]} for term in terms
+        {**term, "matchFields": [*(term.get("matchFields") or []), *rules]} for term in terms
     ]

@@ -19,7 +19,7 @@ from elasticjob_operator.manifests.names import (
 )
 from elasticjob_operator.manifests.services import NODE_KEY
 from elasticjob_operator.model.observed import Job
-from elasticjob_operator.model.pods import AVOIDED_NODES
+from elasticjob_operator.model.pods import AVOIDED_NODES, FAILED_STARTS, TRAINER_CONTAINER
 from elasticjob_operator.model.raw import text
 from elasticjob_operator.model.spec import LEAVE_SECONDS, JobSpec, trainer_of
 
@@ -27,25 +27,43 @@ AGENT_DIR = "/elasticjob"
 AGENT = f"{AGENT_DIR}/agent.pyz"
 SHARED_MEMORY = "/dev/shm"  # noqa: S108
 _INIT_RESOURCES = {"requests": {"cpu": "10m", "memory": "16Mi"}, "limits": {"cpu": "500m", "memory": "64Mi"}}
+DEFAULT_CONTAINER = "kubectl.kubernetes.io/default-container"
+"""Annotation of a pod: the container whose log `kubectl logs` shows."""
 _PYTHON = re.compile(r"python[0-9.]*")
 
 
 def worker_pod_manifest(
-    job: Job, spec: JobSpec, index: int, incarnation: int, image: str, avoid: tuple[str, ...] = ()
+    job: Job,
+    spec: JobSpec,
+    index: int,
+    incarnation: int,
+    image: str,
+    avoid: tuple[str, ...] = (),
+    failed_starts: int = 0,
 ) -> dict[str, Any]:
-    """Return the pod of one index and incarnation; `image` holds the agent, `avoid` names nodes it must not run on."""
+    """Return the pod of one index and incarnation.
+
+    `image` holds the agent, `avoid` names nodes that the pod must not run on, `failed_starts` is the number of attempts
+    to start the job's pods that have failed.
+    """
     template: dict[str, Any] = copy.deepcopy(dict(spec.template))
     own = template.get("metadata") or {}
     labels = {**(own.get("labels") or {}), **pod_labels(job, Role.WORKER, index, incarnation)}
     meta = metadata(job, worker_pod(job.name, index, incarnation), labels)
-    annotations = dict(own.get("annotations") or {})
+    pod: dict[str, Any] = template["spec"]
+    trainer = text(trainer_of(pod), "name")
+    annotations = {DEFAULT_CONTAINER: trainer, **(own.get("annotations") or {}), TRAINER_CONTAINER: trainer}
     if avoid:
         annotations[AVOIDED_NODES] = ",".join(avoid)
-    if annotations:
-        meta["annotations"] = annotations
-    pod: dict[str, Any] = template["spec"]
+    annotations.pop(FAILED_STARTS, None)
+    if failed_starts:
+        annotations[FAILED_STARTS] = str(failed_starts)
+    meta["annotations"] = annotations
     _fill_pod(pod, job, spec, index, avoid)
     pod["initContainers"] = [_init_container(image), *(pod.get("initContainers") or [])]
+    for container in pod["initContainers"]:
+        # So that status quotes the last line of one that fails.
+        container.setdefault("terminationMessagePolicy", "FallbackToLogsOnError")
     _fill_trainer(pod, job, spec, index, incarnation)
     return {"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": pod}
 

@@ -112,6 +112,20 @@ class LinkView:
     """Pods that the coordinator reports as lost, each with the time of the first such report, Unix seconds."""
     previous_report: Report | None = None
     """The last report of the store before this one; None if this operator received none."""
+    refused: str = ""
+    """Why the store refused the last attempt to connect; empty if it did not refuse it."""
+
+
+@dataclass(frozen=True)
+class StoreReach:
+    """How many stores of all jobs this operator reaches."""
+
+    lost_nodes: int = 0
+    """Nodes with a store that does not respond to the operator, and none that does."""
+    reached_nodes: int = 0
+    """Nodes with a store that responds."""
+    replaced: int = 0
+    """Stores that the operator replaced within the last seconds because they did not respond."""
 
 
 def has_retired(pod: Pod, standby_link: LinkView) -> bool:
@@ -139,9 +153,21 @@ class Observed:
     standby_store_at: float = 0.0
     """When a store pod newer than the one that status names last existed without having confirmed its retirement, Unix
     seconds. An operator that has seen none counts from its own first reconcile of the job."""
+    store_named_at: float = 0.0
+    """When this operator first read a status that names the present store, Unix seconds."""
     older_store_at: float = 0.0
     """When a store pod with a successor last existed, to this operator's knowledge, Unix seconds. An operator that has
     seen none counts from its own first reconcile of the job."""
     leases: Mapping[str, float] = field(default_factory=dict)
-    """Keyed by node: when its kubelet last renewed its lease, Unix seconds; 0 if the node has no lease. Only nodes
-    whose state is in doubt are listed."""
+    """Keyed by node: since when its kubelet's lease is the same, Unix seconds: now less the seconds from the operator's
+    first to its last read of it; 0 if the node has no lease. Only nodes whose state is in doubt are listed."""
+    returned_nodes: frozenset[str] = frozenset()
+    """Nodes avoided as lost whose kubelet has renewed its lease since."""
+    lease_reads: Mapping[str, float] = field(default_factory=dict)
+    """Keyed by nodes that status avoids as lost: when to read their lease again, Unix seconds."""
+    start_failure_seen: float | None = None
+    """When this operator first read the present `status.failedStarts`, Unix seconds; None: no start has failed. Another
+    operator, on another host, may have written `status.lastStartFailureTime`."""
+    reach: StoreReach = StoreReach()
+    outcome_seen: float | None = None
+    """When this operator first read a status that declares the outcome, Unix seconds; None: status declares none."""

@@ -5,17 +5,26 @@ A pod ends when its trainer container ends: sidecars may run for ever.
 
 from __future__ import annotations
 
+import contextlib
 import signal
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from elasticjob.contract import codec
-from elasticjob.contract.messages import Outcome, Termination
-from elasticjob.contract.names import GROUP, Label
+from elasticjob.contract.messages import InRound, Outcome, Termination
+from elasticjob.contract.names import GROUP, Label, RoundId
 from elasticjob_operator.model.raw import Raw, integer, mapping, moment, objects, text
 from elasticjob_operator.model.spec import TRAINER
 
 AVOIDED_NODES = f"{GROUP}/avoids"
 """Annotation of a pod: the nodes on which it must not be placed, comma-separated."""
+TRAINER_CONTAINER = f"{GROUP}/trainer"
+"""Annotation of a worker pod: the name of its trainer. An admission webhook may have added containers before it."""
+
+FAILED_STARTS = f"{GROUP}/failed-starts"
+"""Annotation of a worker pod: how many attempts to start the job's pods had failed when it was created."""
+
+MAX_LINE = 300
+"""Characters of a failed init container's last line that messages quote."""
 
 _IMAGE_ERRORS = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "RegistryUnavailable")
 _START_ERRORS = ("CreateContainerConfigError", "CreateContainerError", "RunContainerError", "CrashLoopBackOff")
@@ -33,6 +42,13 @@ class TrainerEnd:
     """Unix seconds; 0 if no container ran."""
     termination: Termination | None = None
     """The agent's termination message. Untrusted; None if it is missing or unreadable."""
+    round: RoundId | None = None
+    """The last round that the agent started workers of; None if it started none. Untrusted."""
+    start_failure: str = ""
+    """Why the pod counts as one that does not start: an init container failed, or the kubelet evicted the pod for its
+    own use. Empty for all other ends."""
+    seconds: float = 0.0
+    """How long the container ran, by its kubelet's clock; 0 if it did not run."""
 
     @property
     def outcome(self) -> Outcome | None:
@@ -41,11 +57,14 @@ class TrainerEnd:
     @property
     def signal(self) -> str:
         """The name of the signal that ended the container, such as `SIGKILL`; empty if none did."""
-        code = self.exit_code or 0
-        try:
-            return signal.Signals(code - 128).name if code > 128 else ""
-        except ValueError:
-            return ""
+        return _signal_name(self.exit_code or 0)
+
+
+def _signal_name(exit_code: int) -> str:
+    try:
+        return signal.Signals(exit_code - 128).name if exit_code > 128 else ""
+    except ValueError:
+        return ""
 
 
 @dataclass(frozen=True)
@@ -62,10 +81,14 @@ class Pod:
     """Empty until the pod is scheduled."""
     ip: str = ""
     ready: bool = False
-    created: float = 0.0
-    """Unix seconds."""
+    seen: float = 0.0
+    """When this operator first saw the pod, Unix seconds of its own clock (`PodSightings`). The pod's creationTimestamp
+    is a time of another host's clock."""
     deleting: float | None = None
-    """When the grace period of its deletion ends, Unix seconds; None if the pod is not being deleted."""
+    """When the grace period of its deletion ends, Unix seconds; None if the pod is not being deleted. `parse_pod`
+    returns the API server's time, `PodSightings` the time on the operator's clock."""
+    deletion_grace: int = 0
+    """Seconds that the pod was given when its deletion began."""
     unschedulable: str = ""
     """The scheduler's message when it found no node."""
     image_error: str = ""
@@ -75,6 +98,8 @@ class Pod:
     disrupted: str = ""
     """The reason of a DisruptionTarget condition: eviction, preemption or taint."""
     avoided_nodes: frozenset[str] = frozenset()
+    failed_starts: int = 0
+    """How many attempts to start the job's pods had failed when this pod was created."""
     end: TrainerEnd | None = None
     """None until the trainer has ended."""
 
@@ -102,19 +127,23 @@ def parse_pod(raw: Raw) -> Pod:
         node=text(raw, "spec", "nodeName"),
         ip=text(status, "podIP"),
         ready=_condition(status, "Ready", "True") is not None,
-        created=moment(raw, "metadata", "creationTimestamp") or 0.0,
         deleting=moment(raw, "metadata", "deletionTimestamp"),
+        deletion_grace=integer(raw, "metadata", "deletionGracePeriodSeconds"),
         unschedulable=_unschedulable(status),
         image_error=next(filter(None, map(_image_error, statuses)), ""),
         stuck=next(filter(None, map(_start_error, statuses)), ""),
         disrupted=text(_condition(status, "DisruptionTarget", "True") or {}, "reason"),
         avoided_nodes=frozenset(filter(None, avoided.split(","))),
+        failed_starts=_number(text(raw, "metadata", "annotations", FAILED_STARTS)),
         end=_end(raw),
     )
 
 
 def _label(raw: Raw, name: str) -> int:
-    value = text(raw, "metadata", "labels", name)
+    return _number(text(raw, "metadata", "labels", name))
+
+
+def _number(value: str) -> int:
     return int(value) if value.isascii() and value.isdigit() else 0
 
 
@@ -146,25 +175,69 @@ def _start_error(container: Raw) -> str:
 
 def _end(raw: Raw) -> TrainerEnd | None:
     status = mapping(raw, "status")
-    names = [text(c, "name") for c in objects(raw, "spec", "containers")]
-    trainer = TRAINER if TRAINER in names else next(iter(names), "")
+    trainer = _trainer(raw)
     container = next((c for c in objects(status, "containerStatuses") if text(c, "name") == trainer), {})
     terminated = mapping(container, "state", "terminated")
     if terminated and text(raw, "spec", "restartPolicy") != "Always":
-        return _container_end(terminated)
+        end = _container_end(terminated)
+        evicted = _own_eviction(raw)
+        reason, message = ("Evicted", text(status, "message")) if evicted else (end.reason, end.message)
+        return replace(end, reason=reason, message=message, start_failure=evicted)
     if text(status, "phase") not in ("Failed", "Succeeded"):
         return None
-    return TrainerEnd(None, text(status, "reason") or text(status, "phase"), text(status, "message"), 0.0)
+    reason = text(status, "reason") or text(status, "phase")
+    start_failure = _own_eviction(raw) or _failed_init_container(raw)
+    return TrainerEnd(None, reason, text(status, "message"), 0.0, start_failure=start_failure)
+
+
+def _own_eviction(raw: Raw) -> str:
+    """Return why the kubelet evicted the pod for its own use, such as a full emptyDir; empty if it did not.
+
+    A pod that is evicted because its node is short of something has a DisruptionTarget condition.
+    """
+    status = mapping(raw, "status")
+    if text(status, "reason") != "Evicted" or _condition(status, "DisruptionTarget", "True") is not None:
+        return ""
+    return f"evicted: {text(status, 'message').strip() or 'the kubelet gave no reason'}"
+
+
+def _failed_init_container(raw: Raw) -> str:
+    """Return the init container that failed, its exit code and the last line of its message; empty if none failed."""
+    specs = objects(raw, "spec", "initContainers")
+    sidecars = {text(c, "name") for c in specs if text(c, "restartPolicy") == "Always"}
+    for container in objects(raw, "status", "initContainerStatuses"):
+        terminated = mapping(container, "state", "terminated")
+        code = integer(terminated, "exitCode")
+        if code and text(container, "name") not in sidecars:  # those are ended because another one failed
+            end = _signal_name(code) or f"exit code {code}"
+            reason = text(terminated, "reason")
+            killed = f"{reason}, " if reason not in ("", "Error") else ""
+            line = next(reversed(text(terminated, "message").strip().splitlines()), "")
+            described = f"init container {text(container, 'name')} failed: {killed}{end}"
+            return f"{described}: {line[:MAX_LINE]}" if line else described
+    return ""
+
+
+def _trainer(raw: Raw) -> str:
+    """Return the name of the trainer container."""
+    names = [text(c, "name") for c in objects(raw, "spec", "containers")]
+    annotated = text(raw, "metadata", "annotations", TRAINER_CONTAINER)
+    return annotated or (TRAINER if TRAINER in names else next(iter(names), ""))
 
 
 def _container_end(terminated: Raw) -> TrainerEnd:
     message = text(terminated, "message")
+    termination = _termination(message)
+    killed_in = None if termination else _killed_in(message)
+    finished = moment(terminated, "finishedAt") or 0.0
     return TrainerEnd(
         exit_code=integer(terminated, "exitCode"),
         reason=text(terminated, "reason"),
-        message=message[-1024:],
-        time=moment(terminated, "finishedAt") or 0.0,
-        termination=_termination(message),
+        message="" if killed_in else message[-1024:],
+        time=finished,
+        seconds=max(0.0, finished - (moment(terminated, "startedAt") or finished)),
+        termination=termination,
+        round=termination.round if termination else killed_in,
     )
 
 
@@ -173,3 +246,10 @@ def _termination(message: str) -> Termination | None:
         return codec.parse(Termination, codec.loads(message.encode()))
     except codec.MessageError:
         return None
+
+
+def _killed_in(message: str) -> RoundId | None:
+    """Return the round in which an agent was killed that could write no termination message; None if it was in none."""
+    with contextlib.suppress(codec.MessageError):
+        return codec.parse(InRound, codec.loads(message.encode())).round
+    return None

@@ -71,8 +71,10 @@ class JobSpec:
     graceful_shutdown: int | None = None
     """Limit of a planned end of a round; None: what the template's terminationGracePeriodSeconds leaves."""
     max_restarts: int = 3
+    max_start_failures: int = 10
+    """Attempts to start pods that may fail in a row before the job fails."""
     avoid_node: int = 86400
-    """How long the operator avoids an unhealthy node."""
+    """How long the operator avoids an unhealthy node: a day, for its repair. A first suspicion does not count."""
     progress_timeout: int = 0
     """Time without a step after which workers hang; 0 disables hang detection."""
     hang_action: HangAction = HangAction.RESTART_GROUP
@@ -139,6 +141,9 @@ def parse_spec(raw: Raw) -> JobSpec:
         stop_grace=integer(raw, "stopGraceSeconds", default=JobSpec.stop_grace),
         graceful_shutdown=_graceful_shutdown(mapping(raw, "elasticPolicy")),
         max_restarts=max(0, integer(raw, "failurePolicy", "maxRestarts", default=JobSpec.max_restarts)),
+        max_start_failures=max(
+            1, integer(raw, "failurePolicy", "maxStartFailures", default=JobSpec.max_start_failures)
+        ),
         avoid_node=max(0, integer(raw, "failurePolicy", "avoidNodeSeconds", default=JobSpec.avoid_node)),
         progress_timeout=max(0, integer(raw, "hangPolicy", "progressTimeoutSeconds")),
         hang_action=_choice(text(raw, "hangPolicy", "action"), HangAction.RESTART_GROUP),

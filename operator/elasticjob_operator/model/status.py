@@ -8,7 +8,7 @@ from enum import Enum
 
 from elasticjob.contract.messages import FailureClass
 from elasticjob.contract.names import RoundId
-from elasticjob_operator.model.raw import Raw, at, integer, mapping, moment, objects, text
+from elasticjob_operator.model.raw import Raw, at, integer, mapping, moment, objects, sequence, text
 
 LOST_NODE_SECONDS = 86400.0
 """Seconds for which a lost node is avoided at most: by then its kubelet renews its lease again, or Kubernetes has
@@ -78,25 +78,43 @@ class Status:
     """The highest incarnation that a store pod of the job may have had."""
     charged_round: RoundId | None = None
     """The last ended round that the counters include; None before the first."""
+    charged_outages: tuple[str, ...] = ()
+    """The last outages that the counters include, oldest first (`budget.outage_of`)."""
     restarts: int = 0
     restarts_counted: int = 0
     """Restarts that count towards maxRestarts."""
+    failed_starts: int = 0
+    """Attempts to start pods that failed in the job's life."""
+    start_failures: int = 0
+    """Attempts that failed in a row, since the last round started."""
+    last_start_failure: float = 0.0
+    """When the last attempt failed, Unix seconds; 0 if none did."""
     execution_attempts: int = 0
     rounds: int = 0
     """Rounds formed so far."""
+    last_round: RoundId | None = None
+    """The newest round that has formed; None before the first."""
     last_rendezvous: float = 0.0
-    """When the newest round formed, Unix seconds; 0 before the first."""
+    """When the newest round formed, Unix seconds of its store; 0 before the first."""
     target: int | None = None
     """The target at the last status write; None before the first."""
     runtime_image: str = ""
     """The operator's image that the job is pinned to; empty before the first status write."""
     avoided: tuple[AvoidedNode, ...] = ()
+    suspects: tuple[AvoidedNode, ...] = ()
+    """Nodes with a suspicion of late: the next one before `until` avoids them, for `failurePolicy.avoidNodeSeconds`."""
     conditions: Mapping[ConditionType, Condition] = field(default_factory=dict)
 
     def is_true(self, kind: ConditionType) -> bool:
         """Return whether the condition exists and is True."""
         condition = self.conditions.get(kind)
         return condition is not None and condition.true
+
+    @property
+    def outcome_declared(self) -> bool:
+        """Whether the job's end has begun: its outcome is final."""
+        declaring = (ConditionType.SUCCESS_CRITERIA_MET, ConditionType.FAILURE_TARGET)
+        return self.terminal or any(map(self.is_true, declaring))
 
     @property
     def terminal(self) -> bool:
@@ -112,15 +130,21 @@ def parse_status(raw: Raw) -> Status:
         store_incarnation=_optional(raw, "rendezvous", "incarnation"),
         standby_store=_optional(raw, "rendezvous", "standby"),
         newest_store=max(integer(raw, "rendezvous", name) for name in ("incarnation", "standby", "newest")),
-        charged_round=_round(text(raw, "chargedRound")),
+        charged_round=parse_round(text(raw, "chargedRound")),
+        charged_outages=tuple(str(item) for item in sequence(raw, "chargedOutages")),
         restarts=integer(raw, "restarts"),
         restarts_counted=integer(raw, "restartsCountTowardsMax"),
+        failed_starts=integer(raw, "failedStarts"),
+        start_failures=integer(raw, "startFailures"),
+        last_start_failure=moment(raw, "lastStartFailureTime") or 0.0,
         execution_attempts=integer(raw, "executionAttempts"),
         rounds=integer(raw, "rendezvousRound"),
+        last_round=parse_round(text(raw, "rendezvous", "round")),
         last_rendezvous=moment(raw, "lastRendezvousTime") or 0.0,
         target=_optional(raw, "targetReplicas"),
         runtime_image=text(raw, "runtimeImage"),
         avoided=tuple(_avoided(item) for item in objects(raw, "avoidedNodes")),
+        suspects=tuple(_avoided(item) for item in objects(raw, "suspectNodes")),
         conditions=_conditions(raw),
     )
 
@@ -134,7 +158,8 @@ def _incarnations(listed: str) -> tuple[int, ...]:
     return tuple(int(part) if part.isascii() and part.isdigit() else 0 for part in parts)
 
 
-def _round(written: str) -> RoundId | None:
+def parse_round(written: str) -> RoundId | None:
+    """Return the round of this name; None if it is none."""
     try:
         return RoundId.parse(written)
     except ValueError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from elasticjob.contract.messages import EndReason
@@ -15,7 +16,9 @@ from elasticjob_operator.plan.budget import Budget
 from elasticjob_operator.plan.context import LOST_GRACE_SECONDS, ReconcileContext
 from elasticjob_operator.plan.failures import REASON_BY_CLASS
 from elasticjob_operator.plan.job_end import JobOutcome
-from elasticjob_operator.plan.pod_decisions import PodDecision, ReplacePod
+from elasticjob_operator.plan.operator_reach import describe_unreachable, suspects_itself
+from elasticjob_operator.plan.pod_decisions import PodDecision, ReplacePod, did_not_start
+from elasticjob_operator.plan.starts import Starts
 from elasticjob_operator.plan.stores import StorePlan
 from elasticjob_operator.plan.workers import WorkersPlan
 from elasticjob_operator.plan.world import World
@@ -31,6 +34,7 @@ class JobContext:
     store: StorePlan
     world: World
     budget: Budget
+    starts: Starts
     outcome: JobOutcome | None = None
     """None while the job goes on."""
 
@@ -59,7 +63,9 @@ def rendezvous_ready(job: JobContext) -> Condition:
         return condition(True, "StoreAvailable", f"store pod {store.pod.name} serves")
     if store.pod is not None and store.promoted:
         return condition(True, "StoreAvailable", f"store pod {store.pod.name} serves")
-    was_ready = before is not None and (before.true or before.reason in ("StoreLost", "StoreRescheduled"))
+    if store.pod is not None and same_store and link.refused:
+        return condition(False, "LinkRefused", _describe_refusal(store.pod, link.refused))
+    was_ready = before is not None and (before.true or before.reason in _REASONS_OF_LOSS)
     if store.pod is not None and same_store and before is not None and ctx.now < link.since + LOST_GRACE_SECONDS:
         return before
     if not was_ready:
@@ -69,12 +75,28 @@ def rendezvous_ready(job: JobContext) -> Condition:
         return condition(False, "StoreRescheduled", f"{problem}; training continues meanwhile")
     if store.lost_reason:
         return condition(False, "StoreLost", store.lost_reason)
+    if store.pod is not None and suspects_itself(ctx.observed.reach):
+        late = ctx.lease_late(store.pod.node)
+        message = describe_unreachable(ctx.observed.reach, store.pod, since=link.since, kubelet_late=late)
+        return Condition("Unknown", "StoreUnreachable", message)
     message = (
         f"the store has not responded since {timestamp(link.since)}: the counts in status are of that time, and "
         "failures and restarts since then are unknown. Training continues without a store; workers that fail are "
         "restarted once a store serves"
     )
     return condition(False, "StoreLost", message)
+
+
+_REASONS_OF_LOSS = ("StoreLost", "StoreRescheduled", "StoreUnreachable", "LinkRefused")
+"""Reasons for which a store that has served does not count as serving."""
+
+
+def _describe_refusal(store: Pod, refused: str) -> str:
+    return (
+        f"store pod {store.name} refuses the operator: {refused}. Training and restarts continue, but status is not "
+        "updated. The store has the keys that the job's Secret had when the store started: if the Secret was replaced, "
+        "delete the job and apply it again"
+    )
 
 
 def _store_problem(job: JobContext) -> str:
@@ -109,7 +131,11 @@ def running(job: JobContext) -> Condition:
     if job.world.rounds > 0:
         return condition(False, "Restarting", job.world.reason or "the workers are restarting")
     nodes = f"{job.world.ready} of at least {with_noun(job.ctx.spec.min_replicas, 'node')} ready"
-    return condition(False, "WaitingForMinReplicas", f"starting: {job.world.reason or nodes}")
+    message = f"starting: {job.world.reason or nodes}"
+    if job.starts.in_row:
+        failed = f"{with_noun(job.starts.in_row, 'attempt')} to start pods failed"
+        message += f"; {failed}: see status.lastFailure"
+    return condition(False, "WaitingForMinReplicas", message)
 
 
 def describe_world(world: World) -> str:
@@ -126,7 +152,9 @@ def _blocked(job: JobContext) -> Condition | None:
     unschedulable = [p for p in job.kept_pods if p.unschedulable]
     no_image = [p for p in job.kept_pods if p.image_error]
     stuck = [p for p in job.kept_pods if p.stuck]
-    available = len(job.pod_decisions) - len(refusals) - len(unschedulable) - len(no_image) - len(stuck)
+    failed = [p for p in job.kept_pods if did_not_start(p)]
+    waiting = len(refusals) + len(unschedulable) + len(no_image) + len(stuck) + len(failed)
+    available = len(job.pod_decisions) - waiting
     if available >= job.ctx.spec.min_replicas:
         return None
     if refusals:
@@ -140,11 +168,20 @@ def _blocked(job: JobContext) -> Condition | None:
     if stuck:
         message = f"{stuck[0].name} does not start: {stuck[0].stuck}. The job continues once this is corrected"
         return condition(False, "PodCreationFailed", message)
+    if failed:
+        return condition(False, "PodStartFailed", _describe_failed_start(job, failed[0]))
     message = (
         f"{available} of at least {with_noun(job.ctx.spec.min_replicas, 'node')} available; "
         f"{_describe_unschedulable(unschedulable[0]).rstrip('.')}. The job continues once the cluster has room"
     )
     return condition(False, "Unschedulable", message)
+
+
+def _describe_failed_start(job: JobContext, pod: Pod) -> str:
+    failure, starts = pod.end.start_failure if pod.end else "", job.starts
+    attempts = f"{starts.in_row} of {with_noun(job.ctx.spec.max_start_failures, 'attempt')} in a row failed"
+    retry = timestamp(math.ceil(max(starts.retry_at, job.ctx.now)))
+    return f"{pod.name}: {failure.rstrip('.')}; {attempts}. The operator tries again at {retry}"
 
 
 def _describe_unschedulable(pod: Pod) -> str:
@@ -220,13 +257,22 @@ def _shortage(job: JobContext) -> tuple[str, str]:
     stuck = [p for p in job.kept_pods if p.image_error or p.stuck]
     if stuck:
         return "BelowDesiredAboveMin", f"{stuck[0].name}: {stuck[0].image_error or stuck[0].stuck}"
+    failed = [p for p in job.kept_pods if did_not_start(p)]
+    if failed:
+        return "BelowDesiredAboveMin", _describe_failed_start(job, failed[0])
     return _growth(job), "the other nodes are starting"
 
 
 def _describe_avoided(node: AvoidedNode) -> str:
+    why = f": {node.message}" if node.reason == DEVICE_UNHEALTHY else ""
+    return f"{node.name} is avoided {describe_avoidance(node)}{why}"
+
+
+def describe_avoidance(node: AvoidedNode) -> str:
+    """Return how long a node is avoided."""
     if node.reason == DEVICE_UNHEALTHY:
-        return f"{node.name} is avoided until {timestamp(node.until)}: {node.message}"
-    return f"{node.name} is avoided until its kubelet renews its lease"
+        return f"until {timestamp(node.until)}"
+    return "until its kubelet renews its lease"
 
 
 def _growth(job: JobContext) -> str:

@@ -7,6 +7,7 @@ from functools import cached_property
 
 from elasticjob.contract.messages import Report
 from elasticjob_operator.actions import Action, EventRecord
+from elasticjob_operator.backoff import growing_interval
 from elasticjob_operator.model.observed import Job, Observed
 from elasticjob_operator.model.pods import Pod
 from elasticjob_operator.model.spec import JobSpec
@@ -20,6 +21,10 @@ LEASE_LATE_SECONDS = 15.0
 lease every 10 s."""
 LEASE_STALE_SECONDS = 40.0
 """Seconds without a lease renewal after which Kubernetes itself marks the node NotReady."""
+POLL_SECONDS = 5.0
+"""Seconds between two reconciles of a job that waits for what the operator does not watch, such as kubelets' leases."""
+LONGEST_POLL_SECONDS = 120.0
+"""The same once the job has waited for long."""
 STORE_UNRESPONSIVE_SECONDS = 2.0
 """Seconds without contact after which the operator may replace a store. A container that restarts in place is back by
 then, or its kubelet has reported it as not ready."""
@@ -55,6 +60,12 @@ class ReconcileContext:
         return report
 
     @cached_property
+    def current_pods(self) -> tuple[Pod, ...]:
+        """The existing worker pods that status names: one for each index that the job should have."""
+        current = set(enumerate(self.status.incarnations[: self.spec.settings.desired_pods]))
+        return tuple(p for p in self.observed.workers if (p.index, p.incarnation) in current)
+
+    @cached_property
     def newer_stores(self) -> tuple[Pod, ...]:
         """The live store pods that are newer than the one that status names: the standby store, and retired ones."""
         current = self.status.store_incarnation
@@ -81,9 +92,10 @@ class ReconcileContext:
         return next((p.node for p in self.observed.workers if p.name == pod), "")
 
     def lease_age(self, node: str) -> float | None:
-        """Return the seconds since the node's kubelet renewed its lease; None if its lease was not read."""
-        renewed = self.observed.leases.get(node)
-        return None if renewed is None else self.now - renewed
+        """Return for how many seconds the operator has read the same lease of the node's kubelet; None if it has not
+        read it. The kubelet's last renewal is at least as old."""
+        since = self.observed.leases.get(node)
+        return None if since is None else self.now - since
 
     def lease_late(self, node: str) -> bool:
         """Return whether the node's lease is late: together with a second sign, its kubelet counts as down."""
@@ -94,6 +106,11 @@ class ReconcileContext:
         """Return whether Kubernetes marks the node NotReady: its kubelet neither ends pods nor counts their grace."""
         age = self.lease_age(node)
         return age is not None and age >= LEASE_STALE_SECONDS
+
+
+def poll_interval(waited: float) -> float:
+    """Return the seconds until the next reconcile of a job that has waited for `waited` seconds."""
+    return growing_interval(waited, POLL_SECONDS, LONGEST_POLL_SECONDS)
 
 
 @dataclass(frozen=True)

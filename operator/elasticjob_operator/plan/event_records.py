@@ -7,7 +7,7 @@ from elasticjob_operator.actions import EventRecord
 from elasticjob_operator.model.raw import text
 from elasticjob_operator.model.status import Condition, ConditionType
 from elasticjob_operator.plan import stragglers
-from elasticjob_operator.plan.conditions import JobContext, describe_world
+from elasticjob_operator.plan.conditions import JobContext, describe_avoidance, describe_world
 
 
 def event_records(job: JobContext, conditions: dict[ConditionType, Condition]) -> tuple[EventRecord, ...]:
@@ -68,7 +68,7 @@ def _avoided_nodes(job: JobContext) -> tuple[EventRecord, ...]:
     return tuple(
         EventRecord(
             node.reason,
-            f"{node.message}; new pods avoid {node.name}",
+            f"{node.message}; new pods avoid {node.name} {describe_avoidance(node)}",
             key=f"{node.name}/{node.since:.0f}",
             warning=True,
         )

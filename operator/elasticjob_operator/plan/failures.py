@@ -7,7 +7,7 @@ from typing import Any
 from elasticjob.contract.messages import Failure, FailureClass
 from elasticjob_operator.model.pods import Pod
 from elasticjob_operator.model.raw import timestamp
-from elasticjob_operator.plan.pod_decisions import PodDecision, ReplacePod, describe_end
+from elasticjob_operator.plan.pod_decisions import PodDecision, ReplacePod, describe_end, did_not_start
 
 MESSAGE_LENGTH = 1024
 """Characters of a failure's message that status keeps."""
@@ -65,10 +65,26 @@ def pod_record(pod: Pod, now: float) -> dict[str, Any]:
     )
 
 
+def start_record(pod: Pod, now: float) -> dict[str, Any]:
+    """Return the record of a pod that did not start, or that was evicted for its own use."""
+    end = pod.end
+    if end is None:
+        raise ValueError(f"{pod.name} has not ended")
+    time = end.time or now
+    if end.reason == "Evicted":
+        return _uncharged(pod, time, FailureClass.PREEMPTED, "Evicted", end.message or end.start_failure)
+    return _uncharged(pod, time, FailureClass.START_ERROR, "InitContainerFailed", end.start_failure)
+
+
 def uncharged_record(decision: PodDecision, now: float) -> dict[str, Any] | None:
-    """Return the record of a pod that Kubernetes or its node ended; None if a user or the job itself ended it."""
+    """Return the record of a pod that Kubernetes or its node ended; None if a user or the job itself ended it.
+
+    A pod that did not start has its record already: it is replaced later than it fails.
+    """
     pod, action = decision.pod, decision.action
     if pod is None or not isinstance(action, ReplacePod) or action.charged:
+        return None
+    if did_not_start(pod):
         return None
     if action.unhealthy is not None:
         return worker_record(action.unhealthy, pod.node)

@@ -17,6 +17,7 @@ from elasticjob_operator.model.status import ConditionType
 from elasticjob_operator.plan import failures
 from elasticjob_operator.plan.budget import Budget
 from elasticjob_operator.plan.context import Actions, ReconcileContext
+from elasticjob_operator.plan.starts import Starts, gives_up
 from elasticjob_operator.plan.world import World
 
 LEAVE_GRACE = 10.0
@@ -40,7 +41,7 @@ class JobOutcome:
     """The record of the root cause, if status may not include it yet."""
 
 
-def evaluate_outcome(ctx: ReconcileContext, world: World, budget: Budget) -> JobOutcome | None:
+def evaluate_outcome(ctx: ReconcileContext, world: World, budget: Budget, starts: Starts) -> JobOutcome | None:
     """Return the outcome: the one in status if there is one, else a new one; None while the job goes on."""
     declared = declared_outcome(ctx)
     if declared is not None:
@@ -51,7 +52,8 @@ def evaluate_outcome(ctx: ReconcileContext, world: World, budget: Budget) -> Job
     if world.outcome is Outcome.FAILED or budget.exhausted:
         failed = _failed(ctx, budget)
         return replace(failed, message=failed.message + _source(world))
-    return None
+    unstarted = gives_up(ctx, starts)
+    return None if unstarted is None else _not_started(ctx, starts, unstarted)
 
 
 def _source(world: World) -> str:
@@ -69,7 +71,9 @@ def declared_outcome(ctx: ReconcileContext) -> JobOutcome | None:
     for kind, succeeded in _OUTCOME_CONDITIONS:
         condition = ctx.status.conditions.get(kind)
         if condition is not None and condition.true:
-            return JobOutcome(succeeded, condition.reason, condition.message, condition.since)
+            # Another operator, on another host, may have written the condition's time.
+            since = condition.since if ctx.observed.outcome_seen is None else ctx.observed.outcome_seen
+            return JobOutcome(succeeded, condition.reason, condition.message, since)
     return None
 
 
@@ -92,6 +96,16 @@ def _failed(ctx: ReconcileContext, budget: Budget) -> JobOutcome:
         "or allow more restarts with spec.failurePolicy.maxRestarts"
     )
     return JobOutcome(False, "MaxRestartsExceeded", message, ctx.now, record)
+
+
+def _not_started(ctx: ReconcileContext, starts: Starts, pod: Pod) -> JobOutcome:
+    cause = failures.describe_record(failures.start_record(pod, ctx.now))
+    message = (
+        f"pods did not start in {with_noun(starts.in_row, 'attempt')} in a row; last failure: {cause}. "
+        "Correct the cause and apply the job under a new name, "
+        "or allow more attempts with spec.failurePolicy.maxStartFailures"
+    )
+    return JobOutcome(False, "MaxStartFailuresExceeded", message, ctx.now)
 
 
 def _root_cause(ctx: ReconcileContext, budget: Budget) -> dict[str, Any] | None:

@@ -3,7 +3,8 @@
 The pod of an index is the one with the incarnation that status names; pods of older incarnations are ignored, even if
 they still run. A pod is replaced under the next incarnation: at once if it is missing, is being deleted or failed
 through its own fault, LOST_GRACE_SECONDS after its agent was lost, and no sooner than MIN_POD_LIFETIME after its
-creation if it ended for another reason.
+first sighting if it ended for another reason before its container ran as long. A pod that did not start is replaced
+after a delay that grows with each attempt (`starts`).
 """
 
 from __future__ import annotations
@@ -13,11 +14,12 @@ from dataclasses import dataclass
 
 from elasticjob.contract.messages import Failure, FailureClass, Outcome, RoundPhase
 from elasticjob.contract.names import ExitCode
+from elasticjob_operator.backoff import growing_interval
 from elasticjob_operator.manifests.names import worker_pod
 from elasticjob_operator.model.observed import RefusalReason
 from elasticjob_operator.model.pods import Pod, TrainerEnd
 from elasticjob_operator.model.status import DEVICE_UNHEALTHY, NODE_LOST, AvoidedNode
-from elasticjob_operator.plan.context import LOST_GRACE_SECONDS, ReconcileContext
+from elasticjob_operator.plan.context import LONGEST_POLL_SECONDS, LOST_GRACE_SECONDS, ReconcileContext
 
 UNCHARGED_EXITS = (ExitCode.LEFT, ExitCode.SUPERSEDED, ExitCode.UNAVAILABLE)
 """Exit codes that are no failure of the pod: its node left, was superseded, or never reached the store. FAILED (1) is
@@ -26,7 +28,9 @@ UNCHARGED_OUTCOMES = (Outcome.SUCCEEDED, Outcome.FAILED, Outcome.LEFT, Outcome.S
 """Outcomes in a termination message that are no further failure of the pod. For FAILED the coordinator has charged the
 cause already."""
 MIN_POD_LIFETIME = 10.0
-"""Seconds after its creation before which a pod is not replaced if it ended without a failure of its own."""
+"""Seconds, from when the operator first saw it, for which a pod that ended without a failure of its own is kept."""
+MISPLACED_POD_LIFETIME = 60.0
+"""The same for a pod that was placed on the unhealthy node that it should avoid: so may be its successor."""
 
 
 @dataclass(frozen=True)
@@ -67,30 +71,37 @@ class PodDecision:
     action: KeepPod | CreatePod | ReplacePod
 
 
-def decide_pods(ctx: ReconcileContext) -> tuple[PodDecision, ...]:
-    """Return a decision for each index that the job should have."""
+def decide_pods(ctx: ReconcileContext, start_retry_at: float) -> tuple[PodDecision, ...]:
+    """Return a decision for each index that the job should have.
+
+    Pods that did not start are replaced at `start_retry_at`, Unix seconds.
+    """
     pods = {(p.index, p.incarnation): p for p in ctx.observed.workers}
     decisions = []
     for index in range(ctx.spec.settings.desired_pods):
         known = ctx.status.incarnations
         incarnation = known[index] if index < len(known) else None
         pod = None if incarnation is None else pods.get((index, incarnation))
-        decisions.append(PodDecision(index, incarnation, pod, _decide(ctx, index, incarnation, pod)))
+        decisions.append(PodDecision(index, incarnation, pod, _decide(ctx, index, incarnation, pod, start_retry_at)))
     return tuple(decisions)
 
 
 def _decide(
-    ctx: ReconcileContext, index: int, incarnation: int | None, pod: Pod | None
+    ctx: ReconcileContext, index: int, incarnation: int | None, pod: Pod | None, start_retry_at: float
 ) -> KeepPod | CreatePod | ReplacePod:
     if incarnation is None:
         return CreatePod(0)
     if pod is None:
         return _decide_missing(ctx, index, incarnation)
     if (failure := _unhealthy_node(ctx, pod)) is not None:
+        if pod.node in pod.avoided_nodes and ctx.now < pod.seen + MISPLACED_POD_LIFETIME:
+            return KeepPod(pod.seen + MISPLACED_POD_LIFETIME)
         return ReplacePod(f"{pod.name} is on an unhealthy node, {pod.node}: {failure.message}", unhealthy=failure)
     if pod.deleting is not None:
         return ReplacePod(f"{pod.name} is being deleted")
     if pod.end is not None:
+        if did_not_start(pod) and ctx.now < start_retry_at:
+            return KeepPod(start_retry_at)
         return _decide_ended(ctx, pod)
     if pod.unschedulable and pod.avoided_nodes - avoided_names(ctx):
         return ReplacePod(f"{pod.name} no longer needs to avoid {', '.join(sorted(pod.avoided_nodes))}")
@@ -122,15 +133,17 @@ def _decide_ended(ctx: ReconcileContext, pod: Pod) -> KeepPod | ReplacePod:
     """The budget bounds how often failed pods are replaced; `MIN_POD_LIFETIME` bounds it for all other ends, because
     a node may reject each pod as soon as it is created."""
     charged = is_own_failure(pod)
-    if not charged and ctx.now < pod.created + MIN_POD_LIFETIME:
-        return KeepPod(pod.created + MIN_POD_LIFETIME)
+    ran = pod.end.seconds if pod.end else 0.0
+    if not charged and ran < MIN_POD_LIFETIME and ctx.now < pod.seen + MIN_POD_LIFETIME:
+        return KeepPod(pod.seen + MIN_POD_LIFETIME)
     return ReplacePod(f"{pod.name} ended: {describe_end(pod)}", charged)
 
 
 def _decide_live(ctx: ReconcileContext, pod: Pod) -> KeepPod | ReplacePod:
     """Kubernetes reports this pod as live, but its node may be down."""
     link = ctx.observed.link
-    if pod.node in avoided_names(ctx) and not pod.running:
+    # A pod that was placed there although it avoids the node would be placed there again.
+    if pod.node in avoided_names(ctx) - pod.avoided_nodes and not pod.running:
         return ReplacePod(f"{pod.name} was scheduled to {pod.node}, which is avoided")
     lost_since = link.lost_pods.get(pod.name)
     if link.connected and lost_since is not None:
@@ -146,7 +159,8 @@ def _decide_live(ctx: ReconcileContext, pod: Pod) -> KeepPod | ReplacePod:
             and ctx.now >= link.since + LOST_GRACE_SECONDS
         ):
             return ReplacePod(f"{pod.name} has not reconnected since {pod.node} was lost", lost_at=ctx.now)
-        return KeepPod(ctx.now + LOST_GRACE_SECONDS)
+        waited = ctx.now - max(link.since, pod.seen)
+        return KeepPod(ctx.now + growing_interval(waited, LOST_GRACE_SECONDS, LONGEST_POLL_SECONDS))
     return KeepPod()
 
 
@@ -170,14 +184,21 @@ def is_own_failure(pod: Pod) -> bool:
     An end that the coordinator declared or that Kubernetes caused does not count.
     """
     end = pod.end
-    if end is None or pod.deleting is not None or pod.disrupted or end.exit_code is None:
+    if end is None or pod.deleting is not None or pod.disrupted or end.exit_code is None or end.start_failure:
         return False
     return end.exit_code not in UNCHARGED_EXITS and end.outcome not in UNCHARGED_OUTCOMES
+
+
+def did_not_start(pod: Pod) -> bool:
+    """Return whether an init container failed or the pod was evicted for its own use: it is replaced after a delay."""
+    return pod.end is not None and bool(pod.end.start_failure) and pod.deleting is None
 
 
 def describe_end(pod: Pod) -> str:
     """Return how the pod ended, for messages."""
     end = pod.end or TrainerEnd(None, "", "", 0.0)
+    if end.start_failure:
+        return end.start_failure
     if pod.disrupted:
         return f"disrupted ({pod.disrupted})"
     if end.termination is not None:
@@ -207,6 +228,5 @@ def still_avoided(ctx: ReconcileContext) -> tuple[AvoidedNode, ...]:
     return tuple(
         node
         for node in ctx.status.avoided
-        if ctx.now < node.until
-        and (node.reason == DEVICE_UNHEALTHY or ctx.observed.leases.get(node.name, 0.0) <= node.since)
+        if ctx.now < node.until and (node.reason == DEVICE_UNHEALTHY or node.name not in ctx.observed.returned_nodes)
     )

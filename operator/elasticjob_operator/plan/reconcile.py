@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from elasticjob.contract.messages import Finish, OperatorView, Outcome
-from elasticjob.contract.names import RoundId
 from elasticjob_operator.actions import (
     Action,
     CreateNodesService,
@@ -22,11 +21,13 @@ from elasticjob_operator.model.pods import Pod
 from elasticjob_operator.model.raw import timestamp
 from elasticjob_operator.model.status import ConditionType
 from elasticjob_operator.plan import conditions, job_end
-from elasticjob_operator.plan.budget import plan_budget, unchanged_budget
+from elasticjob_operator.plan.budget import charged_rounds, plan_budget, unchanged_budget
 from elasticjob_operator.plan.conditions import JobContext
 from elasticjob_operator.plan.context import Actions, ReconcileContext
 from elasticjob_operator.plan.event_records import event_records
 from elasticjob_operator.plan.pod_decisions import decide_pods, still_avoided
+from elasticjob_operator.plan.standby import usable_standby_store
+from elasticjob_operator.plan.starts import plan_starts, unchanged_starts
 from elasticjob_operator.plan.status import (
     current_conditions,
     is_minor_change,
@@ -34,14 +35,8 @@ from elasticjob_operator.plan.status import (
     same_status,
     written_condition,
 )
-from elasticjob_operator.plan.stores import (
-    StorePlan,
-    confirmed_request,
-    current_store,
-    formed_round,
-    plan_store,
-    standby_store,
-)
+from elasticjob_operator.plan.store_confirmation import confirmed_request
+from elasticjob_operator.plan.stores import StorePlan, current_store, plan_store
 from elasticjob_operator.plan.workers import WorkersPlan, plan_workers
 from elasticjob_operator.plan.world import read_world
 
@@ -85,7 +80,11 @@ class Plan:
     standby_address: StoreAddress | None = None
     """None without such a store."""
     actions: tuple[Action, ...] = ()
+    failed_starts: int = 0
+    """What new worker pods carry: how many attempts to start pods have failed."""
     event_records: tuple[EventRecord, ...] = ()
+    unresponsive_store: str = ""
+    """The node of a store that this plan replaces because it does not respond; empty if it replaces none."""
     requeue_after: float | None = None
     """Seconds after which the job must be reconciled again even without a watch event; None: no such need."""
 
@@ -102,11 +101,12 @@ def plan(observed: Observed, image: str, now: float) -> Plan:
     if job.spec is None:
         return _invalid(job, now)
     ctx = ReconcileContext(observed, job.spec, now)
-    decisions = decide_pods(ctx)
     already_declared = job_end.declared_outcome(ctx) is not None
-    budget = unchanged_budget(ctx) if already_declared else plan_budget(ctx, decisions)
     world = read_world(ctx)
-    outcome = job_end.evaluate_outcome(ctx, world, budget)
+    starts = unchanged_starts(ctx) if already_declared else plan_starts(ctx, new_round=world.is_new_round)
+    decisions = decide_pods(ctx, starts.retry_at)
+    budget = unchanged_budget(ctx) if already_declared else plan_budget(ctx, decisions, starts)
+    outcome = job_end.evaluate_outcome(ctx, world, budget, starts)
     if outcome is not None:
         store, workers = current_store(ctx), _unchanged_workers(ctx)
         actions = job_end.remove_pods(ctx, outcome, declared=world.outcome is not None)
@@ -117,7 +117,7 @@ def plan(observed: Observed, image: str, now: float) -> Plan:
         store = plan_store(ctx)
         workers = plan_workers(ctx, decisions, store.lost_node)
         actions = _start(ctx, store, workers)
-    context = JobContext(ctx, decisions, workers, store, world, budget, outcome)
+    context = JobContext(ctx, decisions, workers, store, world, budget, starts, outcome)
     current = current_conditions(context)
     records = (*budget.event_records, *actions.event_records)
     if outcome is None:
@@ -134,7 +134,9 @@ def plan(observed: Observed, image: str, now: float) -> Plan:
         standby_view=None if newer is None else _standby_view(ctx, store, view, newer),
         standby_address=_address(ctx, newer),
         actions=actions.actions,
+        failed_starts=starts.failed,
         event_records=records,
+        unresponsive_store=store.lost_node.name if store.lost_node else "",
         requeue_after=max(SHORTEST_REQUEUE, min(actions.requeue_at) - now) if actions.requeue_at else None,
     )
 
@@ -172,7 +174,7 @@ def _name_requeue(ctx: ReconcileContext) -> float:
 
 
 def _unchanged_workers(ctx: ReconcileContext) -> WorkersPlan:
-    return WorkersPlan(ctx.status.incarnations, still_avoided(ctx), (), Actions())
+    return WorkersPlan(ctx.status.incarnations, still_avoided(ctx), ctx.status.suspects, (), Actions())
 
 
 def _start(ctx: ReconcileContext, store: StorePlan, workers: WorkersPlan) -> Actions:
@@ -219,25 +221,20 @@ def _operator_view(context: JobContext) -> OperatorView:
         settings=context.ctx.spec.settings,
         charged=context.budget.counted,
         charged_round=context.budget.charged_round,
+        charged_rounds=charged_rounds(context.budget),
         pods=context.workers.expected_pods,
         confirmed_request=0.0 if context.store.promoted else confirmed_request(context.ctx),
         confirmed_half=_half_missing(context),
         finish=_finish(context.outcome) if context.outcome else None,
         serving=-1 if context.store.incarnation is None else context.store.incarnation,
-        standby_store=standby_store(context.ctx, context.store),
-        newest_round=_newest_round(context),
+        standby_store=None if context.store.promoted else usable_standby_store(context.ctx, context.store.standby),
+        newest_round=context.world.last_round,
     )
 
 
 def _half_missing(context: JobContext) -> bool:
     report = context.ctx.report
     return not context.store.promoted and report is not None and report.half_missing_round is not None
-
-
-def _newest_round(context: JobContext) -> RoundId | None:
-    """Return the last round that the store before this one reported."""
-    link = context.ctx.observed.link
-    return formed_round(link.report if context.store.promoted else link.previous_report)
 
 
 def _newer_store(ctx: ReconcileContext, store: StorePlan) -> Pod | None:
@@ -255,7 +252,6 @@ def _standby_view(ctx: ReconcileContext, store: StorePlan, view: OperatorView, n
         confirmed_half=False,
         standby_store=None,
         retired=newer.incarnation != store.standby,
-        newest_round=formed_round(ctx.report),
         beside_store=tuple(sorted(beside)),
     )
 

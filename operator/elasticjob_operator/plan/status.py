@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from elasticjob.contract.messages import RecoverySeconds
@@ -11,9 +11,9 @@ from elasticjob.contract.names import Label, Role
 from elasticjob_operator.manifests.names import attempt, endpoint
 from elasticjob_operator.model.pods import Pod
 from elasticjob_operator.model.raw import objects, timestamp
-from elasticjob_operator.model.status import Condition, ConditionType
+from elasticjob_operator.model.status import AvoidedNode, Condition, ConditionType
 from elasticjob_operator.plan import conditions, stragglers
-from elasticjob_operator.plan.budget import MAX_RECENT_FAILURES
+from elasticjob_operator.plan.budget import MAX_OUTAGES, MAX_RECENT_FAILURES
 from elasticjob_operator.plan.conditions import JobContext
 from elasticjob_operator.plan.job_end import all_workers_ended
 
@@ -36,12 +36,16 @@ def next_status(job: JobContext, current: dict[ConditionType, Condition], image:
         "rendezvousRound": job.world.rounds,
         "restarts": job.budget.restarts,
         "restartsCountTowardsMax": job.budget.counted,
+        "failedStarts": job.starts.failed or None,
+        "startFailures": job.starts.in_row or None,
+        "chargedOutages": list(job.budget.outages[-MAX_OUTAGES:]),
         "executionAttempts": attempt(ctx.job),
         "rendezvous": _rendezvous(job),
         "incarnations": ",".join(map(str, job.workers.incarnations)),
         "runtimeImage": ctx.status.runtime_image or image,
         "warmFork": job.world.warm_fork or None,
-        "avoidedNodes": _avoided_nodes(job),
+        "avoidedNodes": _avoided_nodes(job.workers.avoided),
+        "suspectNodes": _avoided_nodes(job.workers.suspects),
         "straggler": stragglers.straggler_record(job),
         "conditions": _written_conditions(job, current),
         **_times(job, current),
@@ -78,7 +82,7 @@ def _rendezvous(job: JobContext) -> dict[str, Any] | None:
         rendezvous["standby"] = job.store.standby
     if job.ctx.status.newest_store > max(job.store.incarnation, job.store.standby or 0):
         rendezvous["newest"] = job.ctx.status.newest_store
-    return rendezvous
+    return rendezvous | ({"round": str(job.world.last_round)} if job.world.last_round else {})
 
 
 def _counts(job: JobContext) -> dict[str, int]:
@@ -102,7 +106,7 @@ def _succeeded(pod: Pod) -> bool:
     return pod.end is not None and (pod.end.exit_code == 0 or pod.end.reason == "Succeeded")
 
 
-def _avoided_nodes(job: JobContext) -> list[dict[str, str]]:
+def _avoided_nodes(nodes: Iterable[AvoidedNode]) -> list[dict[str, str]]:
     return [
         {
             "name": node.name,
@@ -111,7 +115,7 @@ def _avoided_nodes(job: JobContext) -> list[dict[str, str]]:
             "why": node.message,
             "reason": node.reason,
         }
-        for node in job.workers.avoided
+        for node in nodes
     ]
 
 
@@ -123,6 +127,8 @@ def _times(job: JobContext, current: dict[ConditionType, Condition]) -> dict[str
         times["lastRendezvousTime"] = timestamp(job.world.formed_at, precise=True)
     if job.budget.restarts > ctx.status.restarts or job.budget.exhausted:
         times["lastRestartTime"] = now
+    if job.starts.failed > ctx.status.failed_starts:
+        times["lastStartFailureTime"] = timestamp(job.starts.failed_at)
     if ctx.status.target is not None and ctx.status.target != ctx.spec.target:
         times["lastScaleTime"] = now
     ended = current.get(ConditionType.COMPLETE) or current.get(ConditionType.FAILED)

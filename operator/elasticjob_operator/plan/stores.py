@@ -1,9 +1,9 @@
-"""The store pod: which incarnation serves, and when the operator confirms a store as the job's only one.
+"""The store pod: which incarnation serves, and what replaces it.
 
 The operator replaces an unresponsive store quickly. If the old store was alive after all, little is lost: the nodes
 reconnect to the new store and training does not notice. A store without the operator's confirmation starts no round
-with half of the last round's nodes or fewer; the operator sends the confirmation only once the old store has certainly
-ended or can run no round (docs/store-loss.md, "When a store is replaced").
+with half of the last round's nodes or fewer (`store_confirmation`). The standby store is the successor if it can be
+(`standby`), else a new pod (docs/store-loss.md, "When a store is replaced").
 """
 
 from __future__ import annotations
@@ -11,11 +11,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from elasticjob.contract.messages import Report, RoundPhase, StandbyStore
-from elasticjob.contract.names import RoundId
-from elasticjob_operator.actions import Action, CreateStandbyStore, CreateStore, DeletePod, EventRecord
+from elasticjob_operator.actions import Action, CreateStore, DeletePod, EventRecord
 from elasticjob_operator.manifests.names import store_pod
-from elasticjob_operator.model.observed import RefusalReason, has_retired
+from elasticjob_operator.model.observed import RefusalReason
 from elasticjob_operator.model.pods import Pod
 from elasticjob_operator.model.status import AvoidedNode
 from elasticjob_operator.plan.context import (
@@ -25,17 +23,21 @@ from elasticjob_operator.plan.context import (
     STORE_UNRESPONSIVE_SECONDS,
     Actions,
     ReconcileContext,
+    poll_interval,
 )
+from elasticjob_operator.plan.operator_reach import may_replace
 from elasticjob_operator.plan.pod_decisions import avoided_names
+from elasticjob_operator.plan.standby import (
+    can_promote,
+    has_taken_over,
+    next_incarnation,
+    nodes_have_left,
+    plan_standby,
+)
+from elasticjob_operator.plan.store_confirmation import awaits_confirmation
 
 LEASE_POLL_SECONDS = 5.0
 """The operator does not watch the leases of kubelets: it reads those that matter this often."""
-STANDBY_SILENT_SECONDS = 5.0
-"""Seconds without contact after which a standby store is replaced. It costs nothing while the store serves."""
-STANDBY_MIN_LIFETIME = 60.0
-"""Seconds after its creation before which it is not replaced for its silence alone: the operator may never reach it."""
-SHORTEST_WAIT = 0.05
-"""Seconds until the next reconcile at least."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +71,7 @@ def plan_store(ctx: ReconcileContext) -> StorePlan:
         return _create(ctx, 0)
     pod = ctx.store_pod(current)
     actions = _delete_older(ctx, current)
-    if ctx.standby_report is not None and ctx.standby_report.phase is not RoundPhase.STANDBY:
+    if has_taken_over(ctx):
         store = _promote(ctx, pod, f"the nodes have left {store_pod(ctx.job.name, current)}", _silent_node(ctx, pod))
     elif pod is None:
         store = _plan_missing(ctx, current)
@@ -79,7 +81,8 @@ def plan_store(ctx: ReconcileContext) -> StorePlan:
     else:
         store = _plan_live(ctx, current, pod)
     if store.incarnation == current:
-        store = plan_standby(ctx, store)
+        standby, beside = plan_standby(ctx)
+        store = replace(store, standby=standby, actions=store.actions + beside)
     return replace(store, actions=actions + store.actions)
 
 
@@ -93,100 +96,26 @@ def _serving(pod: Pod | None) -> Pod | None:
     return pod if pod is not None and pod.running and pod.ip else None
 
 
-def must_retire(report: Report) -> bool:
-    """Return whether a standby store must be retired before the store with this report is confirmed.
-
-    More than half of the last round is missing: it may go to the standby store, which then takes over by itself.
-    """
-    return report.confirmation_request > 0 and report.half_missing_round is None
-
-
-def may_have_standby(report: Report) -> bool:
-    """Return whether a standby store may be created beside the store with this report.
-
-    A round runs, so the store holds no confirmation. With one it could continue without nodes that then make the new
-    standby store active. The standby store receives this round, and takes over for it or a newer one only.
-    """
-    return formed_round(report) is not None and report.confirmation_request == 0 and report.outcome is None
-
-
-def formed_round(report: Report | None) -> RoundId | None:
-    """Return the report's round if all its workers have started, so that each of its nodes knows it; else None."""
-    return report.round if report is not None and report.formed_at else None
-
-
-def confirmable_request(report: Report, before: Report | None, *, older: bool, standby: bool = False) -> float:
-    """Return the request of the current store that the operator may confirm ("you are the only store"); else 0.
-
-    `standby`: a standby store may be active, or become so, unknown to the operator. It needs more than half of the last
-    round, so the store may be confirmed if exactly half is missing there, as long as no more is
-    (`OperatorView.confirmed_half`).
-
-    `older`: an older store pod may still be alive, or nodes may still be on their way here from it. Then one case is
-    safe: exactly half of the last round is missing here, and the older store holds no confirmation, without which it
-    cannot continue with the other half. It holds none if its last report (`before`) names a round: a store asks only
-    while it has no round, starting one uses the confirmation up, and the operator sends it no more. That round must not
-    be newer than `report.half_missing_round`, or the older store has continued without the nodes that are here. The
-    older store must be the direct predecessor, because the operator keeps no other's last report.
-    """
-    if standby and must_retire(report):
-        return 0.0
-    if not older:
-        return report.confirmation_request
-    if before is None or before.round is None or before.incarnation + 1 != report.incarnation:
-        return 0.0
-    if report.half_missing_round is None or before.round > report.half_missing_round:
-        return 0.0
-    return report.confirmation_request
-
-
-def confirmed_request(ctx: ReconcileContext) -> float:
-    """Return the request that the operator confirms to the current store (`OperatorView.confirmed_request`)."""
-    if ctx.report is None:
-        return 0.0
-    return confirmable_request(
-        ctx.report,
-        ctx.observed.link.previous_report,
-        older=ctx.now < ctx.observed.older_store_at + NODES_SWITCH_SECONDS,
-        standby=_standby_may_act(ctx),
-    )
-
-
-def _standby_may_act(ctx: ReconcileContext) -> bool:
-    """Return whether a standby store may be active, or become so.
-
-    Status names one; or one has not confirmed its retirement; or one has ended without that so recently that its nodes
-    may be on their way here.
-    """
-    waiting = ctx.now < ctx.observed.standby_store_at + NODES_SWITCH_SECONDS
-    retired = all(has_retired(p, ctx.observed.standby_link) for p in ctx.newer_stores)
-    return ctx.status.standby_store is not None or waiting or not retired
-
-
-def _awaits_confirmation(ctx: ReconcileContext) -> bool:
-    return ctx.report is not None and ctx.report.confirmation_request > 0 and not confirmed_request(ctx)
-
-
 def _delete_older(ctx: ReconcileContext, current: int) -> Actions:
     """Delete stores that have a successor.
 
-    One whose kubelet's lease is late is deleted by force once its successor has served for LEASE_LATE_SECONDS, by this
-    operator's link. This exceeds CONFIRMATION_SECONDS, and must: the last confirmation that it got has expired by then.
-    Nodes that only it can reach are cut off too; when they meet the new store they leave the old one.
+    One whose kubelet's lease is late is deleted by force once its successor has existed, and has been named by status,
+    for LEASE_LATE_SECONDS. This exceeds CONFIRMATION_SECONDS, and must: the last confirmation that it got has expired
+    by then. Nodes that only it can reach are cut off too; when they meet the new store they leave the old one.
     """
     older = [p for p in ctx.observed.stores if p.incarnation < current]
     successor = ctx.store_pod(current)
+    # A successor that was a standby store existed long before status named it.
+    since = ctx.now if successor is None else max(successor.seen, ctx.observed.store_named_at)
     actions: list[Action] = []
     for pod in older:
-        # A successor that was a standby store existed long before status named it.
-        since = None if successor is None else max(successor.created, ctx.observed.link.since)
-        expired = since is not None and ctx.now >= since + LEASE_LATE_SECONDS
+        expired = ctx.now >= since + LEASE_LATE_SECONDS
         if pod.end is None and ctx.lease_late(pod.node) and expired:
             why = f"neither {pod.name} nor the kubelet of {pod.node} responds"
             actions.append(DeletePod(pod.name, pod.uid, why, force=True))
         elif pod.deleting is None:
             actions.append(DeletePod(pod.name, pod.uid, "a newer store serves"))
-    return Actions(tuple(actions), requeue_at=(ctx.now + LEASE_POLL_SECONDS,) if older else ())
+    return Actions(tuple(actions), requeue_at=(ctx.now + poll_interval(ctx.now - since),) if older else ())
 
 
 def _plan_missing(ctx: ReconcileContext, current: int) -> StorePlan:
@@ -195,7 +124,7 @@ def _plan_missing(ctx: ReconcileContext, current: int) -> StorePlan:
     if refusal is None:
         return _succeed(ctx, f"{name} no longer exists")
     if refusal.reason is RefusalReason.NAME_TAKEN:
-        return _create(ctx, ctx.status.newest_store + 1)
+        return _create(ctx, next_incarnation(ctx))
     if ctx.now < refusal.retry_at:
         return StorePlan(current, None, Actions(requeue_at=(refusal.retry_at,)))
     return _create(ctx, current)
@@ -209,20 +138,19 @@ def _plan_live(ctx: ReconcileContext, current: int, pod: Pod) -> StorePlan:
         why = f"it no longer needs to avoid {', '.join(sorted(pod.avoided_nodes))}"
         return StorePlan(current, None, Actions((DeletePod(pod.name, pod.uid, why),)))
     requeue_at: tuple[float, ...] = ()
-    if _awaits_confirmation(ctx):
-        seen_at = max(ctx.observed.older_store_at, ctx.observed.standby_store_at)
-        requeue_at += (max(seen_at + NODES_SWITCH_SECONDS, ctx.now + SHORTEST_WAIT),)
+    if awaits_confirmation(ctx):
+        switched = max(ctx.observed.older_store_at, ctx.observed.standby_store_at) + NODES_SWITCH_SECONDS
+        requeue_at += (switched if ctx.now < switched else ctx.now + LEASE_POLL_SECONDS,)
     if not ctx.observed.link.connected or pod.deleting is not None:
         requeue_at += (ctx.now + _seconds_to_decision(ctx, pod, silence),)
     return StorePlan(current, _serving(pod), Actions(requeue_at=requeue_at))
 
 
 def _seconds_to_decision(ctx: ReconcileContext, pod: Pod, silence: float) -> float:
-    """Return the seconds until the store may be replaced, at most LEASE_POLL_SECONDS."""
-    left = _patience(ctx) - silence
-    if left <= 0.0:
-        left = LEASE_LATE_SECONDS - (ctx.lease_age(pod.node) or 0.0)
-    return left if 0.0 < left < LEASE_POLL_SECONDS else LEASE_POLL_SECONDS
+    """Return the seconds until the store may be replaced, at most a growing interval."""
+    patience = STORE_LEFT_SECONDS if nodes_have_left(ctx) else STORE_UNRESPONSIVE_SECONDS
+    left = patience - silence if silence < patience else LEASE_LATE_SECONDS - (ctx.lease_age(pod.node) or 0.0)
+    return left if 0.0 < left < LEASE_POLL_SECONDS else poll_interval(silence)
 
 
 def _must_replace(ctx: ReconcileContext, pod: Pod, silence: float) -> bool:
@@ -231,30 +159,20 @@ def _must_replace(ctx: ReconcileContext, pod: Pod, silence: float) -> bool:
     A store that has reported to this operator and is Ready is replaced for its silence alone: if only this operator
     cannot reach it, little is lost. A store that has never reported may be unreachable from this operator for good:
     it is replaced only if the lease of its machine's kubelet is late too, or the operator would replace one store after
-    the other.
+    the other. So is any store while the operator suspects its own network (`operator_reach`). Nodes that wait at the
+    standby store have lost the store too: then its silence is enough, at once.
     """
     known_and_ready = ctx.report is not None and pod.running and pod.ready
-    kubelet_down = pod.deleting is not None and ctx.kubelet_down(pod.node)
-    if _nodes_have_left(ctx) and silence >= STORE_LEFT_SECONDS:
+    late = ctx.lease_late(pod.node)
+    if pod.deleting is not None and ctx.kubelet_down(pod.node):
         return True
-    return kubelet_down or (silence >= STORE_UNRESPONSIVE_SECONDS and (known_and_ready or ctx.lease_late(pod.node)))
-
-
-def _patience(ctx: ReconcileContext) -> float:
-    """Return the seconds without contact after which the store may be replaced."""
-    return STORE_LEFT_SECONDS if _nodes_have_left(ctx) else STORE_UNRESPONSIVE_SECONDS
-
-
-def _nodes_have_left(ctx: ReconcileContext) -> bool:
-    """Return whether nodes wait at the standby store: the operator is not the only one that has lost the store."""
-    return _can_promote(ctx) and ctx.standby_report is not None and bool(ctx.standby_report.nodes)
-
-
-def _can_promote(ctx: ReconcileContext) -> bool:
-    """Return whether the standby store that status names is connected, so that the operator can activate it."""
-    report, pod = ctx.standby_report, ctx.newer_store
-    named = pod is not None and pod.incarnation == ctx.status.standby_store and pod.deleting is None
-    return named and report is not None and not report.retired and ctx.observed.standby_link.connected
+    if ctx.observed.link.refused:
+        return False  # a store that refuses the link responds; its successor would refuse it too
+    if nodes_have_left(ctx) and silence >= STORE_LEFT_SECONDS:
+        return True
+    if silence < STORE_UNRESPONSIVE_SECONDS or not (known_and_ready or late):
+        return False
+    return may_replace(ctx.observed.reach, kubelet_late=late)
 
 
 def _promote(ctx: ReconcileContext, old: Pod | None, why: str, lost_node: AvoidedNode | None) -> StorePlan:
@@ -265,7 +183,7 @@ def _promote(ctx: ReconcileContext, old: Pod | None, why: str, lost_node: Avoide
     deleted = old is not None and old.deleting is None
     actions = (DeletePod(old.name, old.uid, why),) if old is not None and deleted else ()
     # The next reconcile creates the next standby store.
-    planned = Actions(actions, (record,), requeue_at=(ctx.now + SHORTEST_WAIT,))
+    planned = Actions(actions, (record,), requeue_at=(ctx.now,))
     return StorePlan(pod.incarnation, _serving(pod), planned, lost_node, lost_reason=why, promoted=True)
 
 
@@ -278,90 +196,9 @@ def _silent_node(ctx: ReconcileContext, pod: Pod | None) -> AvoidedNode | None:
 
 def _succeed(ctx: ReconcileContext, why: str) -> StorePlan:
     """Plan a successor for a store that is gone: the standby store, or a new one."""
-    if _can_promote(ctx):
+    if can_promote(ctx):
         return _promote(ctx, None, why, None)
-    return _create(ctx, ctx.status.newest_store + 1, why)
-
-
-# ---- the standby store
-
-
-def plan_standby(ctx: ReconcileContext, store: StorePlan) -> StorePlan:
-    """Return the plan with a standby store beside the store that serves: it is kept, retired or created."""
-    standby = ctx.status.standby_store
-    pod = ctx.store_pod(standby) if standby is not None else None
-    name = store_pod(ctx.job.name, standby or 0)
-    refusal = ctx.observed.refusals.get(name) if standby is not None else None
-    actions = _delete_retired(ctx, None if _must_go(ctx, pod) else standby)
-    if pod is None and refusal is not None and refusal.reason is not RefusalReason.NAME_TAKEN:
-        retry = ctx.now >= refusal.retry_at and not _must_retire(ctx)
-        actions += _create_standby(ctx, standby or 0) if retry else Actions(requeue_at=(refusal.retry_at,))
-    elif pod is None or _must_go(ctx, pod):
-        standby = ctx.status.newest_store + 1 if _may_create_standby(ctx) else None
-        actions += _create_standby(ctx, standby) if standby is not None else Actions()
-    elif not ctx.observed.standby_link.connected:
-        actions += Actions(requeue_at=(ctx.now + LEASE_POLL_SECONDS,))
-    if _must_retire(ctx):
-        standby = None
-    return replace(store, standby=standby, actions=store.actions + actions)
-
-
-def _must_retire(ctx: ReconcileContext) -> bool:
-    return ctx.report is not None and must_retire(ctx.report)
-
-
-def _must_go(ctx: ReconcileContext, pod: Pod | None) -> bool:
-    """Return whether the standby store's pod must be replaced: it has ended, does not respond, or must be retired.
-
-    An operator that has lost the store as well does not go by silence.
-    """
-    if pod is None:
-        return False
-    link = ctx.observed.standby_link
-    silent = pod.running and not link.connected and ctx.now >= link.since + STANDBY_SILENT_SECONDS
-    known_lost = ctx.observed.link.connected and (
-        ctx.lease_late(pod.node) or ctx.now >= pod.created + STANDBY_MIN_LIFETIME
-    )
-    return pod.end is not None or pod.deleting is not None or _must_retire(ctx) or (silent and known_lost)
-
-
-def _may_create_standby(ctx: ReconcileContext) -> bool:
-    """Return whether a standby store may be created now: no other newer store is alive, and a round runs.
-
-    A job of one node needs none: without its node there is nothing to go on with, and else training does not notice.
-    """
-    if ctx.spec.settings.max_nodes == 1:
-        return False
-    known = ctx.report is not None and ctx.observed.link.connected and may_have_standby(ctx.report)
-    return known and not ctx.newer_stores
-
-
-def _create_standby(ctx: ReconcileContext, incarnation: int) -> Actions:
-    name = store_pod(ctx.job.name, incarnation)
-    return Actions((CreateStandbyStore(name, incarnation, tuple(sorted(avoided_names(ctx)))),))
-
-
-def _delete_retired(ctx: ReconcileContext, standby: int | None) -> Actions:
-    """Delete newer stores that are not the standby store; by force if the kubelet's lease is late by then."""
-    unwanted = [p for p in ctx.observed.stores if p.incarnation > (ctx.status.store_incarnation or 0)]
-    unwanted = [p for p in unwanted if p.incarnation != standby]
-    actions: list[Action] = []
-    for pod in unwanted:
-        if pod.deleting is None:
-            actions.append(DeletePod(pod.name, pod.uid, "it is not the standby store any more"))
-        elif ctx.lease_late(pod.node) and ctx.now >= pod.deleting + LEASE_LATE_SECONDS:
-            why = f"neither {pod.name} nor the kubelet of {pod.node} responds"
-            actions.append(DeletePod(pod.name, pod.uid, why, force=True))
-    return Actions(tuple(actions), requeue_at=(ctx.now + LEASE_POLL_SECONDS,) if unwanted else ())
-
-
-def standby_store(ctx: ReconcileContext, store: StorePlan) -> StandbyStore | None:
-    """Return the standby store that the nodes may use: it is passive, and has the operator's view."""
-    pod, report = ctx.newer_store, ctx.standby_report
-    if store.standby is None or store.promoted or pod is None or report is None or report.retired:
-        return None
-    usable = pod.incarnation == store.standby and ctx.observed.standby_link.connected
-    return StandbyStore(pod.incarnation, pod.ip, ctx.spec.port) if usable and not _must_retire(ctx) else None
+    return _create(ctx, next_incarnation(ctx), why)
 
 
 def _replace(ctx: ReconcileContext, current: int, pod: Pod) -> StorePlan:
@@ -372,9 +209,9 @@ def _replace(ctx: ReconcileContext, current: int, pod: Pod) -> StorePlan:
     """
     why = f"{pod.name} does not respond"
     lost_node = AvoidedNode(pod.node, math.ceil(ctx.now), f"store {pod.name} on {pod.node} does not respond")
-    if _can_promote(ctx):
+    if can_promote(ctx):
         return _promote(ctx, pod, why, lost_node)
-    store = _create(ctx, ctx.status.newest_store + 1, why, lost_node)
+    store = _create(ctx, next_incarnation(ctx), why, lost_node)
     deletion = Actions((DeletePod(pod.name, pod.uid, why),) if pod.deleting is None else ())
     return replace(store, actions=store.actions + deletion)
 

@@ -11,11 +11,15 @@ from elasticjob_operator.actions import Action, CreateWorker, DeletePod, EventRe
 from elasticjob_operator.manifests.names import worker_pod
 from elasticjob_operator.model.pods import Pod
 from elasticjob_operator.model.status import DEVICE_UNHEALTHY, NODE_LOST, AvoidedNode
-from elasticjob_operator.plan.context import Actions, ReconcileContext
+from elasticjob_operator.plan.context import POLL_SECONDS, Actions, ReconcileContext, poll_interval
 from elasticjob_operator.plan.pod_decisions import CreatePod, KeepPod, PodDecision, ReplacePod, is_lost, still_avoided
 
 MAX_AVOIDED_NODES = 32
-"""Number of avoided nodes that status lists; the newest stay."""
+"""Number of avoided nodes, and of suspect ones, that status lists; the newest stay. It bounds the status, and how much
+of a cluster one job can rule out for itself."""
+MOVE_SECONDS = 60.0
+"""Seconds for which a node is avoided on the first suspicion: the successor of its pod is placed elsewhere by then, if
+there is room elsewhere."""
 
 
 @dataclass(frozen=True)
@@ -25,6 +29,7 @@ class WorkersPlan:
     incarnations: tuple[int, ...]
     """For each index ever used, the incarnation of its pod."""
     avoided: tuple[AvoidedNode, ...]
+    suspects: tuple[AvoidedNode, ...]
     expected_pods: tuple[ExpectedPod, ...]
     actions: Actions
 
@@ -53,7 +58,8 @@ def plan_workers(
             expected.append(_mark_lost(expected_pod_of(decision.pod), decision.pod.node, avoided))
     current = {(index, incarnation) for index, incarnation in enumerate(incarnations[: ctx.spec.settings.desired_pods])}
     removal = _remove(ctx, current)
-    return WorkersPlan(tuple(incarnations), avoided, (*expected, *_surplus(ctx)), actions + removal)
+    suspects = _suspects(ctx, decisions, avoided)
+    return WorkersPlan(tuple(incarnations), avoided, suspects, (*expected, *_surplus(ctx)), actions + removal)
 
 
 def _next_incarnation(decision: PodDecision) -> int | None:
@@ -101,7 +107,9 @@ def _avoided(
     kept = {node.name: node for node in still_avoided(ctx)}
     for node in filter(None, new):
         # The kubelet of a lost node may be back soon: a loss must not shorten the time of an unhealthy node.
-        if node.reason == DEVICE_UNHEALTHY or node.name not in kept or kept[node.name].reason == NODE_LOST:
+        before = kept.get(node.name)
+        longer = before is None or (node.reason == DEVICE_UNHEALTHY and node.until > before.until)
+        if longer or (before is not None and before.reason == NODE_LOST):
             kept[node.name] = node
     return tuple(sorted(kept.values(), key=lambda node: node.since)[-MAX_AVOIDED_NODES:])
 
@@ -111,13 +119,38 @@ def _avoided_by(ctx: ReconcileContext, decision: PodDecision) -> AvoidedNode | N
     if not isinstance(decision.action, ReplacePod) or decision.pod is None or not decision.pod.node:
         return None
     # Status keeps whole seconds: rounding up keeps `since` from being before the loss.
-    if decision.action.unhealthy is not None:
-        return AvoidedNode(
-            decision.pod.node, math.ceil(ctx.now), decision.action.reason, DEVICE_UNHEALTHY, ctx.spec.avoid_node
-        )
+    if (failure := decision.action.unhealthy) is not None:
+        first = failure.suspected and not _is_suspect(ctx, decision.pod.node)
+        seconds = min(MOVE_SECONDS, ctx.spec.avoid_node) if first else ctx.spec.avoid_node
+        since = math.ceil(ctx.now)
+        return AvoidedNode(decision.pod.node, since, decision.action.reason, DEVICE_UNHEALTHY, seconds)
     if decision.action.lost_at is not None:
         return AvoidedNode(decision.pod.node, math.ceil(decision.action.lost_at), decision.action.reason)
     return None
+
+
+def _is_suspect(ctx: ReconcileContext, node: str) -> bool:
+    """Return whether the job has moved away from the node before, on a suspicion that is not the present one.
+
+    Several pods may report the present one: the node is avoided already when the second report comes.
+    """
+    known = any(s.name == node and ctx.now < s.until for s in ctx.status.suspects)
+    return known and not any(n.name == node and n.reason == DEVICE_UNHEALTHY for n in still_avoided(ctx))
+
+
+def _suspects(
+    ctx: ReconcileContext, decisions: tuple[PodDecision, ...], avoided: Iterable[AvoidedNode]
+) -> tuple[AvoidedNode, ...]:
+    """Return the nodes on which the next suspicion is not the first one."""
+    since = {node.name: node.since for node in avoided if node.reason == DEVICE_UNHEALTHY}
+    found = {node.name: node for node in ctx.status.suspects if ctx.now < node.until}
+    for decision in decisions:
+        pod, action = decision.pod, decision.action
+        failure = action.unhealthy if isinstance(action, ReplacePod) else None
+        if pod is not None and failure is not None and failure.suspected and pod.node in since:
+            at, why = since[pod.node], failure.message
+            found[pod.node] = AvoidedNode(pod.node, at, why, DEVICE_UNHEALTHY, ctx.spec.avoid_node)
+    return tuple(sorted(found.values(), key=lambda node: node.since)[-MAX_AVOIDED_NODES:])
 
 
 def _requeue_times(
@@ -125,7 +158,10 @@ def _requeue_times(
 ) -> tuple[float, ...]:
     times = [d.action.until for d in decisions if isinstance(d.action, KeepPod) and d.action.until is not None]
     # The operator does not watch leases: while a lost node is avoided, it polls them.
-    return (*times, *(ctx.now + 5.0 for node in avoided if node.reason == NODE_LOST))
+    lost = [node.name for node in avoided if node.reason == NODE_LOST]
+    # A pod that no other node has room for waits until then.
+    times += [node.until for node in avoided if node.reason == DEVICE_UNHEALTHY]
+    return (*times, *(ctx.observed.lease_reads.get(name, ctx.now + POLL_SECONDS) for name in lost))
 
 
 def _remove(ctx: ReconcileContext, current: set[tuple[int, int]]) -> Actions:
@@ -142,7 +178,7 @@ def _remove(ctx: ReconcileContext, current: set[tuple[int, int]]) -> Actions:
         if pod.deleting is not None:
             if force:
                 actions.append(DeletePod(pod.name, pod.uid, "the kubelet of its node is down", force=True))
-            requeue_at.append(max(pod.deleting, ctx.now) + 5.0)
+            requeue_at.append(max(pod.deleting, ctx.now) + poll_interval(ctx.now - pod.deleting))
         elif unwanted and newest_ended.get(pod.index) != pod.uid:
             beyond = pod.index >= ctx.spec.settings.desired_pods
             why = "its index is beyond the desired number of pods" if beyond else "a newer pod has its index"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from elasticjob.contract.messages import Outcome, Report, RoundPhase
+from elasticjob.contract.names import RoundId
 from elasticjob.contract.text import with_noun
 from elasticjob_operator.model.raw import integer, text
 from elasticjob_operator.model.status import ConditionType
@@ -27,8 +28,10 @@ class World:
     """Workers in the running round (the world size)."""
     rounds: int
     """Rounds formed in the job's life."""
+    last_round: RoundId | None
+    """The newest round that has formed; None before the first."""
     formed_at: float
-    """When the newest round formed, Unix seconds; 0 before the first."""
+    """When the newest round formed, Unix seconds of its store; 0 before the first."""
     is_new_round: bool
     """Whether status does not include the newest round yet."""
     outcome: Outcome | None
@@ -47,11 +50,13 @@ def read_world(ctx: ReconcileContext) -> World:
     if report is None or report.phase in (RoundPhase.RECOVERING, RoundPhase.STANDBY):
         return _from_status(ctx, report)
     formed = report.phase is RoundPhase.RUNNING and report.formed_at > 0
-    # A successor store restores the running round: it is the same round, though its `formed_at` is the restoration.
-    restored = (
-        report.round is not None and report.round.store_incarnation != report.incarnation and ctx.status.rounds > 0
+    # Not by `formed_at`: stores on two hosts have two clocks, and a successor that restores a round starts it anew.
+    is_new = (
+        report.round is not None
+        and report.formed_at > 0
+        and (ctx.status.last_round is None or report.round > ctx.status.last_round)
     )
-    is_new = not restored and report.formed_at > ctx.status.last_rendezvous + 0.001
+    last_round = report.round if is_new else ctx.status.last_round
     rounds = ctx.status.rounds
     outcome, outcome_pod = _outcome(ctx, report)
     return World(
@@ -61,6 +66,7 @@ def read_world(ctx: ReconcileContext) -> World:
         standby=sum(not node.member for node in report.nodes) if formed else 0,
         size=report.world_size if formed else 0,
         rounds=max(rounds + 1, report.rounds) if is_new else rounds,
+        last_round=last_round,
         formed_at=report.formed_at if is_new else ctx.status.last_rendezvous,
         is_new_round=is_new,
         outcome=outcome,
@@ -88,6 +94,7 @@ def _from_status(ctx: ReconcileContext, report: Report | None) -> World:
         standby=integer(raw, "standby") if formed else 0,
         size=integer(raw, "worldSize") if formed else 0,
         rounds=ctx.status.rounds,
+        last_round=ctx.status.last_round,
         formed_at=ctx.status.last_rendezvous,
         is_new_round=False,
         outcome=outcome,

@@ -1,9 +1,9 @@
 """The operator in a simulated cluster: long random runs with faults, and invariants that are checked after each step.
 
 Steps: reconcile (also with a crash before or after the i-th write), steps of kubelet and scheduler, agents that
-connect, fail or disconnect, nodes cut and healed, pods that users delete, quota, scaling, lost links between operator
-and stores. Then the faults stop and every component does its work: the cluster must match the spec, and the operator
-must make no more writes.
+connect, fail, are killed or disconnect, pods that do not start, nodes cut and healed, pods that users delete, quota,
+refused Secrets and Services, scaling, lost links between operator and stores. Then the faults stop and every component
+does its work: the cluster must match the spec, and the operator must make no more writes.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from elasticjob.contract.names import Label, Role
 from elasticjob_operator.controller import Controller
 from elasticjob_operator.events import Recorder
 from elasticjob_operator.keys import JobKeys
-from elasticjob_operator.kube import JOBS, PODS, SERVICES
-from elasticjob_operator.model.raw import timestamp
+from elasticjob_operator.kube import JOBS, PODS, SECRETS, SERVICES
+from elasticjob_operator.plan.starts import LONGEST_START_RETRY
 from support.operator_build import elastic, raw_job
 from support.operator_world import (
     Api,
@@ -32,6 +32,7 @@ from support.operator_world import (
     World,
     conditions,
     job_status,
+    mark_deleted,
     number,
     phase,
     reset,
@@ -64,6 +65,8 @@ class Run:
         self.unhealthy_node = ""
         self.avoided = False
         self.names: dict[str, str] = {}
+        self.deleted: set[str] = set()
+        """Services that a user has deleted at some time."""
         self._add_foreign_pods()
         self.world.renew()
 
@@ -77,7 +80,7 @@ class Run:
 
     def _controller(self) -> Controller:
         keys = JobKeys(b"k" * 32)
-        clock = lambda: self.api.now  # noqa: E731
+        clock = lambda: self.api.operator_now  # noqa: E731
         return Controller(self.api, keys, self.links, Recorder(self.api, "me"), "image", clock=clock)  # type: ignore[arg-type]
 
     # -- steps
@@ -95,6 +98,8 @@ class Run:
             self.api.crash_in = None
 
     def restart_operator(self) -> None:
+        """An operator starts on another host, with another clock."""
+        self.api.operator_offset = self.random.choice((-500.0, -3.0, 0.0, 3.0, 500.0))
         self.links = reset(self.links)
         self.controller = self._controller()
 
@@ -134,14 +139,33 @@ class Run:
     def worker_fails(self) -> None:
         for store in self.world.serving():
             if store.members and store.outcome is None:
-                self.world.failures += 1
+                self.world.outages.add(str(store.round))
                 store.end(EndReason.WORKER_FAILED, self.api.now, self.random.choice(store.members))
 
     def agent_fails(self) -> None:
         for pod in self._some(self.workers(), 1):
-            if phase(pod) == "Running":
-                self.world.failures += 1
-                self.world.terminate(pod, 137, "OOMKilled")
+            self.world.kill_agent(pod)
+
+    def round_runs_out_of_memory(self) -> None:
+        """The kernel kills some or all agents of a round; kubelets report that one after the other."""
+        for store in self.world.serving():
+            members = [p for p in self.workers() if p["metadata"]["name"] in store.members]
+            for pod in self._some(members, self.random.randint(1, HIGH)):
+                self.world.kill_agent(pod)
+                if self.random.random() < 0.3:
+                    self.reconcile()
+
+    def fail_init(self) -> None:
+        for pod in self._some(self.workers()):
+            self.world.fail_init(pod)
+
+    def evict_for_own_use(self) -> None:
+        for pod in self._some(self.workers(), 1):
+            self.world.evict_for_own_use(pod)
+
+    def refuse_children(self) -> None:
+        """The API server refuses Secrets or Services; None: neither."""
+        self.api.refused = self.random.choice((None, None, SECRETS, SERVICES))
 
     def succeed(self) -> None:
         for store in self.world.serving():
@@ -190,7 +214,7 @@ class Run:
             if phase(pod) == "Running" and pod["spec"].get("nodeName"):
                 evicted = {"type": "DisruptionTarget", "status": "True", "reason": "EvictionByEvictionAPI"}
                 pod["status"]["conditions"] = [evicted]
-                pod["metadata"].setdefault("deletionTimestamp", timestamp(self.api.now + 30))
+                mark_deleted(pod, self.api.now)
 
     def scale(self) -> None:
         if not self.ended:
@@ -202,18 +226,20 @@ class Run:
     def toggle_links(self) -> None:
         """Cut or restore the network between operator and stores."""
         self.links.reachable = not self.links.reachable
-        self.links.since = self.api.now
+        self.links.since = self.api.operator_now
 
     def delete_service(self) -> None:
         """A user deletes a Service of the job."""
-        self.api.remove(SERVICES, self.random.choice(("bert", "bert-rdzv")))
+        name = self.random.choice(("bert", "bert-rdzv"))
+        self.deleted |= {name} if (SERVICES, name) in self.api.objects else set()
+        self.api.remove(SERVICES, name)
 
     STEPS: tuple[tuple[int, Callable[[Run], None]], ...] = (
         (30, reconcile), (5, reconcile_and_crash), (2, restart_operator), (15, tick), (12, schedule), (12, start),
         (14, join), (8, finish_deletions), (12, form), (3, worker_fails), (1, agent_fails), (1, succeed),
         (4, exit_agents), (2, delete_pod), (1, cut), (2, heal), (2, mark_unschedulable), (1, evict), (2, scale),
         (1, quota), (1, toggle_links), (1, delete_service), (1, fail_health_check), (3, request_confirmation),
-        (2, take_over),
+        (1, round_runs_out_of_memory), (1, fail_init), (1, evict_for_own_use), (2, refuse_children), (2, take_over),
     )  # fmt: skip
     """Steps with their weights. A seed gives the same run only while their order stays."""
 
@@ -249,10 +275,15 @@ class Run:
         assert len(wanted) <= HIGH + self.spares, "more live pods than the maximum"
         assert status.get("restarts", 0) >= self.restarts, "restarts went down"
         self.restarts = status.get("restarts", 0)
-        assert self.restarts <= self.world.failures, "more restarts charged than failures"
+        assert self.restarts <= len(self.world.outages), "more restarts charged than outages"
+        assert set(status.get("chargedOutages", ())) <= self.world.outages, "an outage was charged that never was"
         assert self.restarts >= sum(s.acknowledged for s in self.world.stores.values()), (
             "a charge was acknowledged before it was persisted"
         )
+        if self.workers() or self.stores():
+            existing = {name for resource, name in self.api.objects if resource is SERVICES} | self.deleted
+            assert (SECRETS, "bert-rdzv") in self.api.objects, "a pod was created before the Secret"
+            assert existing >= {"bert", "bert-rdzv"} or self.ended, "a pod was created before the Services"
         for name, uid in self.foreign.items():
             assert self.api.objects[PODS, name]["metadata"]["uid"] == uid, (
                 f"the operator replaced {name}, which the job does not own"
@@ -282,7 +313,8 @@ class Run:
     def converge(self) -> None:
         """Stop the faults, and let every component do its work."""
         self.heal()
-        self.api.quota, self.links.reachable = None, True
+        self.api.quota, self.api.refused, self.links.reachable = None, None, True
+        self.api.now += LONGEST_START_RETRY
         for _ in range(40):
             self.api.now += 5.0
             self.world.renew()

@@ -14,12 +14,13 @@ import pytest
 from elasticjob.code_root import CODE_ROOT
 
 IMPORT_REPORTED = """
-import json, os, sys
+import json, os, pathlib, sys
 sys.path[:0] = [sys.argv[1]]
 from elasticjob.agent.start_workers.fork_server import preload_learning
 from elasticjob.agent.start_workers.fork_server import candidate
 from elasticjob.agent.start_workers.fork_server import self_test
 candidate.MIN_CPU_SECONDS, candidate.DEADLINE, self_test.SELF_TEST_TIMEOUT = float(sys.argv[2]), int(sys.argv[4]), 0.5
+self_test.PROCESS = pathlib.Path(os.environ["PROCESS"])
 baseline = preload_learning.Baseline(frozenset(sys.modules), dict(os.environ))
 result = candidate.import_reported(preload_learning.ImportReport(*json.loads(sys.argv[3])), baseline)
 print(json.dumps([result, sorted(name for name in sys.modules if name not in baseline.modules)]))
@@ -35,6 +36,14 @@ class Case:
     environment: dict[str, str] = field(default_factory=dict)
     """Variables whose values differ in the worker."""
     set_by_program: tuple[str, ...] = ()
+    devices: bool = False
+    """Whether the open files of the process are symbolic links in a folder, to which imports may add."""
+
+
+def opens(*devices: str) -> str:
+    """Return a module that has these devices open, as the case's `/proc/self` says."""
+    links = "".join(f"os.symlink({path!r}, f'{{fd}}/{7 + number}')\n" for number, path in enumerate(devices))
+    return f"import os\nfd = os.environ['PROCESS'] + '/fd'\n{links}"
 
 
 CASES = {
@@ -48,6 +57,9 @@ CASES = {
     ),
     "a process": Case("started a process", {"one": "import subprocess; p = subprocess.Popen(['cat'], stdin=-1)"}),
     "an open file": Case("left files open", {"one": "f = open('/dev/null')"}),
+    "NVML": Case("", {"one": opens("/dev/nvidiactl")}, devices=True),
+    "a GPU": Case("the imports opened /dev/nvidia0", {"one": opens("/dev/nvidiactl", "/dev/nvidia0")}, devices=True),
+    "the GPUs' memory": Case("the imports opened /dev/nvidia-uvm", {"one": opens("/dev/nvidia-uvm")}, devices=True),
     "an exception": Case("importing two raised RuntimeError: no", {"one": "", "two": "raise RuntimeError('no')"}),
     "an end": Case("importing one raised SystemExit: 3", {"one": "raise SystemExit(3)"}),
     "a fork that hangs": Case(
@@ -88,7 +100,12 @@ def import_reported(
     (folder / "local.py").write_text("")
     report: dict[str, object] = {"modules": files, "package": "", "directory": "/app"} | reported
     encoded = json.dumps([*report.values(), case.environment, case.set_by_program])
-    env = {"PYTHONPATH": f"{site}{os.pathsep}{folder}", "HOME": "/"}
+    process = Path("/proc/self")
+    if case.devices:
+        process = folder / "process"
+        (process / "fd").mkdir(parents=True)
+        (process / "fd" / "0").symlink_to("/dev/null")
+    env = {"PYTHONPATH": f"{site}{os.pathsep}{folder}", "HOME": "/", "PROCESS": str(process)}
     argv = [sys.executable, "-c", IMPORT_REPORTED, CODE_ROOT, str(min_cpu_seconds), encoded, str(deadline)]
     done = subprocess.run(argv, env=env, stdout=subprocess.PIPE, check=True, timeout=60)
     result, imported = json.loads(done.stdout)

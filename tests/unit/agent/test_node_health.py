@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import time
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from elasticjob.agent.monitoring import node_health
-from elasticjob.agent.monitoring.node_health import Gpus, KernelLog, NodeHealth
+from elasticjob.agent.monitoring.node_health import Gpus, HealthProblem, KernelLog, NodeHealth
 
 HEALTHY = "0, 0, No, No\n1, 0, No, No\n"
 
@@ -94,12 +95,13 @@ async def test_nvidia_smi_must_list_the_gpus_that_the_pod_requests(
     tmp_path: Path, gpus: int, output: str, problem: str
 ) -> None:
     non_workers: set[int] = set()
-    assert await NodeHealth(str(tmp_path), gpus, smi(tmp_path, output), non_workers).find_problem() == problem
+    node = NodeHealth(str(tmp_path), gpus, smi(tmp_path, output), non_workers)
+    assert await node.find_problem() == (HealthProblem(problem) if problem else None)
     assert non_workers == set()
 
 
 async def test_without_nvidia_smi_gpus_are_not_checked(tmp_path: Path) -> None:
-    assert await NodeHealth(str(tmp_path), 8, {"PATH": str(tmp_path)}, set()).find_problem() == ""
+    assert await NodeHealth(str(tmp_path), 8, {"PATH": str(tmp_path)}, set()).find_problem() is None
 
 
 async def test_the_compute_check_runs_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -107,8 +109,8 @@ async def test_the_compute_check_runs_once(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(node_health, "_COMPUTE", broken)
     non_workers: set[int] = set()
     node = NodeHealth(str(tmp_path), 4, {"PATH": str(tmp_path)}, non_workers)
-    assert await node.find_problem() == "GPU 3 failed the compute check: uncorrectable memory error"
-    assert await node.find_problem() == ""
+    assert await node.find_problem() == HealthProblem("GPU 3 failed the compute check: uncorrectable memory error")
+    assert await node.find_problem() is None
     assert non_workers == set()
 
 
@@ -117,17 +119,34 @@ async def test_gpus_without_a_driver_count_as_healthy(
 ) -> None:
     caplog.set_level("INFO", "elasticjob")
     monkeypatch.setattr(node_health, "CUDA", "libabsent.so")
-    assert await NodeHealth(str(tmp_path), 1, {"PATH": str(tmp_path)}, set()).find_problem() == ""
+    assert await NodeHealth(str(tmp_path), 1, {"PATH": str(tmp_path)}, set()).find_problem() is None
     assert "skipped the compute check of GPUs: libabsent.so: " in caplog.text
 
 
 async def test_a_check_that_hangs_is_a_problem(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     read, write = os.pipe()
     monkeypatch.setattr(node_health, "check_disk", lambda _: os.read(read, 1).decode())
-    assert "hang" in await NodeHealth(str(tmp_path), 0, {}, set()).find_problem(timeout=0.05)
+    problem = await NodeHealth(str(tmp_path), 0, {}, set()).find_problem(timeout=0.05)
     os.close(write)
+    assert problem is not None
+    assert "hang" in problem.text
+    assert problem.suspected, "a slow disk is not a broken one"
+
+
+@pytest.mark.parametrize(
+    ("number", "suspected"), [(errno.ENOSPC, True), (errno.EDQUOT, True), (errno.EIO, False), (errno.EROFS, False)]
+)
+async def test_full_storage_is_only_a_suspicion(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, suspected: bool
+) -> None:
+    def fails(_: int) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "fsync", fails)
+    problem = await NodeHealth(str(tmp_path), 0, {}, set()).find_problem()
+    assert problem == HealthProblem(f"the disk at {tmp_path}: {os.strerror(number)}", suspected)
 
 
 async def test_a_check_that_raises_is_no_problem_of_the_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(node_health, "check_clock", lambda _: 1 / 0)
-    assert await NodeHealth(str(tmp_path), 0, {}, set()).find_problem() == ""
+    assert await NodeHealth(str(tmp_path), 0, {}, set()).find_problem() is None

@@ -80,3 +80,13 @@ def test_a_process_without_a_group_of_its_own_gets_the_groups_signal() -> None:
         process.stdout.readline()
         signal_group(process.pid, signal.SIGTERM)
         assert process.wait(30) == -signal.SIGTERM
+
+
+def test_children_of_the_other_threads_are_found_when_one_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    listed = Path.iterdir
+    monkeypatch.setattr(Path, "iterdir", lambda folder: iter([folder / "0", *listed(folder)]))
+    with subprocess.Popen(["sleep", "60"]) as process:
+        try:
+            assert process.pid in descendants(os.getpid())
+        finally:
+            process.kill()

@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elasticjob.agent.reporting.termination_message import MAX_BYTES, termination_json
+from elasticjob.agent.reporting.termination_message import (
+    MAX_BYTES,
+    read_round,
+    termination_json,
+    write_round,
+    write_termination,
+)
 from elasticjob.contract import codec
 from elasticjob.contract.messages import Failure, FailureClass, Outcome, Termination
 from elasticjob.contract.names import RoundId
@@ -29,3 +36,15 @@ def test_a_termination_message_fits_and_keeps_outcome_round_and_rank(
     assert back.round == RoundId(1, 2, 3)
     assert back.failure is not None
     assert back.failure.rank == 7
+
+
+def test_the_round_stands_in_the_message_until_the_agent_writes_how_it_ended(tmp_path: Path) -> None:
+    path = str(tmp_path / "termination")
+    assert read_round(path) is None
+    write_round(path, RoundId(1, 0, 9))
+    write_round(path, RoundId(1, 0, 10))
+    assert read_round(path) == RoundId(1, 0, 10)
+    write_termination(path, Termination(Outcome.ERROR, "AgentBroke", read_round(path)))
+    assert codec.parse(Termination, json.loads(Path(path).read_text())).round == RoundId(1, 0, 10)
+    Path(path).write_text("{broken")
+    assert read_round(path) is None

@@ -50,6 +50,14 @@ def test_the_last_exception_counts_if_it_ended_the_worker(code: int, name: str, 
     assert reported_exception(code, None) is None
 
 
+@pytest.mark.parametrize(
+    ("text", "suspected"), [("CUDA error: system not yet initialized", True), ("index out of range", False)]
+)
+def test_what_a_worker_says_of_its_device_is_only_a_suspicion(text: str, suspected: bool) -> None:
+    failure = failure_of(WorkerExit(rank=0, code=1, time=1.0, exception=("RuntimeError", text)), "job-0-0")
+    assert (failure.kind is FailureClass.DEVICE_UNHEALTHY, failure.suspected) == (suspected, suspected)
+
+
 def test_only_the_process_that_recorded_its_success_has_succeeded(tmp_path: Path) -> None:
     error_file = str(tmp_path / "error.json")
     assert not script_succeeded(error_file, 17)

@@ -14,6 +14,8 @@ import pytest
 
 from elasticjob.agent import workers as workers_module
 from elasticjob.agent.config import AgentConfig, read_config
+from elasticjob.agent.monitoring import stuck_processes
+from elasticjob.agent.monitoring.stuck_processes import BLOCKED_LOOKS, BlockedThread
 from elasticjob.agent.reporting.worker_output import OutputSink
 from elasticjob.agent.start_workers.command import parse_command
 from elasticjob.agent.start_workers.launcher import Launcher
@@ -39,7 +41,8 @@ def unkillable(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     """Process ids that the agent signals; no signal has an effect, as in an uninterruptible sleep."""
     signalled: list[int] = []
     monkeypatch.setattr(workers_module, "kill", signalled.extend)
-    monkeypatch.setattr(workers_module, "KILL_TIMEOUT", 0.05)
+    monkeypatch.setattr(stuck_processes, "KILL_TIMEOUT", 0.05)
+    monkeypatch.setattr(workers_module, "LOOK_INTERVAL", 0.01)
     yield signalled
     for pid in set(signalled):
         os.kill(pid, signal.SIGKILL)
@@ -50,19 +53,61 @@ def open_descriptors() -> list[Path]:
     return sorted(Path("/proc/self/fd").iterdir())
 
 
-async def test_a_worker_stuck_in_the_kernel_is_abandoned_and_the_node_is_unhealthy(
-    config: AgentConfig, tmp_path: Path, unkillable: list[int]
-) -> None:
+async def sleeping_worker(config: AgentConfig, folder: Path) -> WorkerGroup:
     launcher = Launcher(parse_command(["sleep", "600"]), config.env, (), 2)
     null = os.open(os.devnull, os.O_WRONLY)
-    workers = WorkerGroup(config, launcher, tmp_path, OutputSink(null), OutputSink(null))
+    workers = WorkerGroup(config, launcher, folder, OutputSink(null), OutputSink(null))
     workers.expect_start()
     assert await workers.start(START) is None
+    return workers
+
+
+async def test_a_worker_stuck_in_the_kernel_is_abandoned_and_the_node_is_unhealthy(
+    config: AgentConfig, tmp_path: Path, unkillable: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(workers_module, "blocked_threads", lambda pids: frozenset((pid, 7) for pid in pids))
+    workers = await sleeping_worker(config, tmp_path)
     failure = await workers.stop(0.0)
     assert failure is not None
     assert failure.kind is FailureClass.DEVICE_UNHEALTHY
     assert str(unkillable[0]) in failure.message
+    assert "in an uninterruptible sleep" in failure.message
+    assert failure.suspected, "the first time, the machine is not avoided"
     assert await workers.stop(0.0) is None, "the agent's exit does not wait for it again"
+
+
+async def test_a_worker_whose_memory_is_being_freed_is_waited_for(
+    config: AgentConfig, tmp_path: Path, unkillable: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is never seen in an uninterruptible sleep, or uses the processor between two looks."""
+    looks = 0
+
+    def at_work(pids: set[int]) -> frozenset[BlockedThread]:
+        nonlocal looks
+        looks += 1
+        if looks == 4 * BLOCKED_LOOKS:  # all is freed
+            for pid in pids:
+                os.kill(pid, signal.SIGKILL)
+        return frozenset((pid, looks) for pid in pids) if looks < 2 * BLOCKED_LOOKS else frozenset()
+
+    monkeypatch.setattr(workers_module, "blocked_threads", at_work)
+    workers = await sleeping_worker(config, tmp_path)
+    asyncio.get_running_loop().add_signal_handler(signal.SIGCHLD, workers.reap)
+    assert await workers.stop(0.0) is None
+    asyncio.get_running_loop().remove_signal_handler(signal.SIGCHLD)
+    assert looks >= 4 * BLOCKED_LOOKS
+    unkillable.clear()  # it has been reaped
+
+
+async def test_the_agent_does_not_wait_for_ever(
+    config: AgentConfig, tmp_path: Path, unkillable: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(workers_module, "LONGEST_KILL", 0.2)
+    workers = await sleeping_worker(config, tmp_path)
+    failure = await workers.stop(0.0)
+    assert failure is not None
+    assert f"still alive 0 s after SIGKILL: {unkillable[0]}" in failure.message
+    assert failure.suspected
 
 
 @pytest.mark.parametrize("pipes", [0, 1, 3], ids=["no pipe", "one pipe", "the first worker's pipes"])

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import itertools
 import socket
 import struct
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 
 import pytest
 
 from elasticjob.contract.messages import PROTOCOL, Leaving, Ready, Standby
+from elasticjob.control_link import frames as frames_module
 from elasticjob.control_link import link as link_module
+from elasticjob.control_link.frames import MACS, TAG_SIZE, ForgedFrame
 from elasticjob.control_link.link import ControlLink, LinkError, LinkGate, LinkRefused, LinkRole, Welcome, connect
 from elasticjob.keep_alive import KeepAlive
 from elasticjob.store import wire
@@ -50,6 +55,13 @@ async def peer() -> AsyncIterator[Peer]:
     peer.port = await server.start("127.0.0.1")
     yield peer
     await server.close()
+
+
+async def until(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < deadline, "the condition did not hold within 10 s"
+        await asyncio.sleep(0.001)
 
 
 async def test_messages_go_both_ways(peer: Peer) -> None:
@@ -106,13 +118,17 @@ async def test_another_protocol_version_is_refused(peer: Peer) -> None:
     ("frame", "error"),
     [
         (struct.pack("!I", 2**20 + 1), "are allowed"),
-        (struct.pack("!I", 3) + b"abc", "not JSON"),
-        (struct.pack("!I", 2) + b"[]", "want an object"),
+        (b"abc", "not JSON"),
+        (b"[]", "want an object"),
+        (struct.pack("!I", 3) + b"abc", "its tag is wrong"),
     ],
 )
 async def test_an_invalid_frame_closes_the_link(peer: Peer, frame: bytes, error: str) -> None:
     link = await connect("127.0.0.1", peer.port, role=LinkRole.NODE, key=NODE, run_id="run-1")
-    link._frames.transport.write(frame)
+    if error in ("not JSON", "want an object"):
+        link._frames.send(frame)
+    else:
+        link._frames.transport.write(frame)
     assert error in await asyncio.wait_for(peer.ends.get(), 5)
     assert await asyncio.wait_for(link.receive(), 5) is None
 
@@ -240,3 +256,166 @@ async def test_a_proof_cannot_be_replayed(peer: Peer) -> None:
     replay_writer.write(sent)
     assert b"wrong key" in await asyncio.wait_for(replay_reader.read(), 5)
     replay_writer.close()
+
+
+# ---- an impostor, and an attacker on the path
+
+
+class PathProxy:
+    """A proxy between both sides. It relays frames, except where `attack` replaces what is sent for one of them."""
+
+    def __init__(self, port: int, attack: Attack, *, to_server: bool) -> None:
+        self._port = port
+        self._attack = attack
+        self._to_server = to_server
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        server_reader, server_writer = await asyncio.open_connection("127.0.0.1", self._port)
+        server_writer.write(await reader.readexactly(5))
+        with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
+            await asyncio.gather(
+                self._relay(reader, server_writer, handshake=1, attacked=self._to_server),
+                self._relay(server_reader, writer, handshake=2, attacked=not self._to_server),
+            )
+        writer.close()
+        server_writer.close()
+
+    async def _relay(
+        self, source: asyncio.StreamReader, target: asyncio.StreamWriter, *, handshake: int, attacked: bool
+    ) -> None:
+        for number in itertools.count(-handshake):
+            try:
+                (size,) = struct.unpack("!I", await source.readexactly(4))
+                frame = await source.readexactly(size)
+            except asyncio.IncompleteReadError:
+                target.close()
+                return
+            for sent in self._attack(number, frame) if attacked else [frame]:
+                target.write(struct.pack("!I", len(sent)) + sent)
+
+
+Attack = Callable[[int, bytes], list[bytes]]
+"""From the number of a frame after the handshake, and the frame, to the frames that are sent instead."""
+FORGED = b'{"type":"Leaving","reason":"forged"}'
+
+
+def repeated() -> Attack:
+    return lambda number, frame: [frame, frame] if number == 1 else [frame]
+
+
+def swapped() -> Attack:
+    kept: list[bytes] = []
+
+    def swap(number: int, frame: bytes) -> list[bytes]:
+        if number == 1:
+            kept.append(frame)
+        return [] if number == 1 else [frame, *kept] if number == 2 else [frame]
+
+    return swap
+
+
+def merged() -> Attack:
+    """Two frames become one, with the tag of the second."""
+    kept: list[bytes] = []
+
+    def merge(number: int, frame: bytes) -> list[bytes]:
+        if number == 1:
+            kept.append(frame[:-TAG_SIZE])
+        return [] if number == 1 else [kept[0] + frame] if number == 2 else [frame]
+
+    return merge
+
+
+ATTACKS: dict[str, Callable[[], Attack]] = {
+    "changed": lambda: lambda number, frame: [b"!" + frame[1:]] if number == 1 else [frame],
+    "other tag": lambda: lambda number, frame: [frame[:-1] + bytes([frame[-1] ^ 1])] if number == 1 else [frame],
+    "injected": lambda: lambda number, frame: [FORGED + b"x" * TAG_SIZE, frame] if number == 1 else [frame],
+    "without a tag": lambda: lambda number, frame: [FORGED, frame] if number == 1 else [frame],
+    "merged": merged,
+    "too short": lambda: lambda number, frame: [b"", frame] if number == 1 else [frame],
+    "omitted": lambda: lambda number, frame: [] if number == 1 else [frame],
+    "repeated": repeated,
+    "swapped": swapped,
+}
+
+
+@pytest.mark.parametrize("to_server", [True, False])
+@pytest.mark.parametrize("attack", ATTACKS)
+async def test_frames_that_an_attacker_on_the_path_touches_end_the_link(
+    peer: Peer, attack: str, to_server: bool
+) -> None:
+    path = PathProxy(peer.port, ATTACKS[attack](), to_server=to_server)
+    proxy = await asyncio.start_server(path.serve, "127.0.0.1")
+    link = await connect("127.0.0.1", proxy.sockets[0].getsockname()[1], role=LinkRole.NODE, key=NODE, run_id="run-1")
+    genuine = [Standby("Leaving")] * 4
+    for _ in genuine:
+        link.send(Leaving("x"))
+    received: list[object] = []
+    with contextlib.suppress(LinkError):
+        while (message := await asyncio.wait_for(link.receive(), 5)) is not None:
+            received.append(message)
+    assert received == genuine[: len(received)]
+    assert len(received) < len(genuine)
+    if to_server:
+        assert "its tag is wrong" in await asyncio.wait_for(peer.ends.get(), 5)
+        await until(lambda: peer.server.counters.dropped)
+        assert peer.server.counters.dropped == {"forged-frame": 1}
+    else:
+        with pytest.raises(ForgedFrame):
+            await link.receive()
+    proxy.close()
+
+
+async def test_a_frame_of_one_direction_is_forged_in_the_other(peer: Peer) -> None:
+    link = await connect("127.0.0.1", peer.port, role=LinkRole.NODE, key=NODE, run_id="run-1")
+    link._frames._send_mac = link._frames._receive_mac
+    link.send(Ready())
+    assert "its tag is wrong" in await asyncio.wait_for(peer.ends.get(), 5)
+    link.close()
+
+
+async def test_links_have_different_frame_keys(peer: Peer) -> None:
+    links = [await connect("127.0.0.1", peer.port, role=LinkRole.NODE, key=NODE, run_id="run-1") for _ in range(2)]
+    macs = [mac for link in links for mac in (link._frames._send_mac, link._frames._receive_mac)]
+    assert len({mac.digest() for mac in macs if mac is not None}) == 4
+    for link in links:
+        link.close()
+
+
+async def test_without_blake2b_hmac_protects_the_frames(peer: Peer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python has no BLAKE2b on a machine that is restricted to the algorithms of FIPS."""
+
+    def refuse(**_: object) -> None:
+        raise ValueError("disabled for FIPS")
+
+    assert MACS == ("blake2b", "hmac-sha256")
+    with monkeypatch.context() as patch:
+        patch.setattr("hashlib.blake2b", refuse)
+        assert not frames_module._works(frames_module._blake2b)
+    monkeypatch.setattr(link_module, "MACS", MACS[1:])
+    link = await connect("127.0.0.1", peer.port, role=LinkRole.NODE, key=NODE, run_id="run-1")
+    link.send(Ready())
+    link.send(Leaving("x"))
+    assert [await link.receive(), await link.receive()] == [Standby("Ready"), Standby("Leaving")]
+    link._frames.transport.write(struct.pack("!I", len(FORGED) + TAG_SIZE) + FORGED + b"x" * TAG_SIZE)
+    assert "its tag is wrong" in await asyncio.wait_for(peer.ends.get(), 5)
+    link.close()
+
+
+async def test_a_client_without_a_common_mac_is_refused(peer: Peer, monkeypatch: pytest.MonkeyPatch) -> None:
+    served = link_module._choose_mac
+    monkeypatch.setattr(link_module, "_choose_mac", lambda offered: served(["other"]))
+    with pytest.raises(LinkRefused, match="none of the MACs blake2b, hmac-sha256"):
+        await connect("127.0.0.1", peer.port, role=LinkRole.NODE, key=NODE, run_id="run-1")
+
+
+@pytest.mark.parametrize("sent", [b"x" * 20_000, struct.pack("!I", 0) * 5000])
+async def test_a_client_sends_little_before_it_is_authenticated(peer: Peer, sent: bytes) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", peer.port)
+    writer.write(wire.request(Op.LINK, number=PROTOCOL) + sent)
+    with contextlib.suppress(ConnectionError):
+        await asyncio.wait_for(reader.read(), 5)
+    writer.close()
+    await until(lambda: peer.server.counters.dropped)
+    assert sum(peer.server.counters.dropped.values()) == 1
+    assert peer.links.empty()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -11,7 +12,16 @@ from elasticjob_operator.controller import Controller
 from elasticjob_operator.events import Recorder
 from elasticjob_operator.job_memory import FIRST_RETRY, LONGEST_RETRY, JobMemory
 from elasticjob_operator.keys import JobKeys
-from elasticjob_operator.kube import JOBS, PODS, SECRETS, SERVICES, Unclear
+from elasticjob_operator.kube import (
+    JOBS,
+    PODS,
+    SECRETS,
+    SERVICES,
+    KubeError,
+    Refused,
+    Resource,
+    Unclear,
+)
 from elasticjob_operator.model.observed import RefusalReason
 from support.operator_build import NOW, UID, raw_job
 from support.operator_world import Api, FakeStoreLinks, World, job_status
@@ -79,6 +89,56 @@ async def test_a_request_without_an_answer_is_tried_again_after_seconds(monkeypa
         delays = await cluster.reconcile_for(60.0)
     assert max(delays) <= LONGEST_RETRY
     await cluster.reconcile_for(LONGEST_RETRY + 1.0)
+    assert len(cluster.workers()) == 2
+
+
+@pytest.mark.parametrize(
+    ("resource", "error"),
+    [(SECRETS, Refused("quota", 403)), (SERVICES, Refused("no", 403)), (SECRETS, Unclear("no answer"))],
+    ids=["the Secret is refused", "the Services are refused", "no answer"],
+)
+async def test_no_pod_is_created_before_the_secret_and_the_services_exist(
+    monkeypatch: pytest.MonkeyPatch, resource: Resource, error: KubeError
+) -> None:
+    cluster = Cluster()
+    create = cluster.api.create
+
+    async def refusing(kind: Resource, *args: Any) -> Any:
+        if kind is resource:
+            raise error
+        return await create(kind, *args)
+
+    with monkeypatch.context() as outage:
+        outage.setattr(cluster.api, "create", refusing)
+        for _ in range(8):
+            delay = await cluster.reconcile()
+            cluster.api.now += delay / 2
+            await cluster.reconcile()  # an event before the next try
+            cluster.api.now += delay / 2
+    assert [call for call in cluster.api.calls if call[:2] == ("create", "pods")] == []
+    assert cluster.running()["reason"] in ("PodCreationFailed", "QuotaExceeded")
+    await cluster.reconcile_for(LONGEST_RETRY + 1.0)
+    assert cluster.workers() == ["bert-0-0", "bert-1-0"]
+
+
+async def test_a_slow_creation_of_the_secret_delays_the_pods(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = Cluster()
+    create, asked, done = cluster.api.create, asyncio.Event(), asyncio.Event()
+
+    async def slow(kind: Resource, *args: Any) -> Any:
+        if kind is SECRETS:
+            asked.set()
+            await done.wait()
+        return await create(kind, *args)
+
+    monkeypatch.setattr(cluster.api, "create", slow)
+    reconciling = asyncio.get_running_loop().create_task(cluster.reconcile())
+    await asked.wait()
+    for _ in range(20):  # whatever else is ready to run
+        await asyncio.sleep(0)
+    assert [call for call in cluster.api.calls if call[:2] == ("create", "pods")] == []
+    done.set()
+    await reconciling
     assert len(cluster.workers()) == 2
 
 

@@ -12,8 +12,11 @@ import pytest
 from elasticjob.contract import codec
 from elasticjob.contract.messages import RoundSettings
 from elasticjob.contract.names import Env
+from elasticjob.contract.worker_count import quantity
+from elasticjob.store_pod.main import store_limits
 from elasticjob_operator import manifests
 from elasticjob_operator.model.observed import parse_job
+from elasticjob_operator.model.pods import FAILED_STARTS, parse_pod
 from support.operator_build import UID, job, raw_job
 
 Raw = dict[str, Any]
@@ -141,12 +144,14 @@ def test_each_node_selector_term_of_the_template_excludes_avoided_nodes() -> Non
     required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}
     pod = worker(template({"affinity": {"nodeAffinity": required, "podAntiAffinity": {}}}), avoid=("n1", "n2"))
     affinity = pod["spec"]["affinity"]
-    excluded = {"key": "kubernetes.io/hostname", "operator": "NotIn", "values": ["n1", "n2"]}
+    # A rule about the node's name may have one value only. The label kubernetes.io/hostname may differ from the name.
+    excluded = [{"key": "metadata.name", "operator": "NotIn", "values": [node]} for node in ("n1", "n2")]
     chosen = affinity["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
-    assert [term["matchExpressions"][-1] for term in chosen] == [excluded, excluded]
-    assert chosen[0]["matchExpressions"][0] == {"key": "a", "operator": "Exists"}
+    assert [term["matchFields"][-2:] for term in chosen] == [excluded, excluded]
+    assert chosen[0]["matchExpressions"] == [{"key": "a", "operator": "Exists"}]
+    assert chosen[1]["matchFields"][0] == {"key": "metadata.name"}
     assert "podAntiAffinity" in affinity
-    assert pod["metadata"]["annotations"] == {"elasticjob.dev/avoids": "n1,n2"}
+    assert pod["metadata"]["annotations"]["elasticjob.dev/avoids"] == "n1,n2"
     assert "affinity" not in worker()["spec"]
 
 
@@ -197,6 +202,27 @@ def test_the_store_pod_gets_its_settings_and_both_keys() -> None:
     assert variables[Env.OPERATOR_KEY] == {"secretKeyRef": {"name": "bert-rdzv", "key": "operator"}}
 
 
+@pytest.mark.parametrize(("backend", "clients"), [("elasticjob", "none"), ("c10d", "nodes")])
+def test_only_torchruns_own_backend_uses_the_jobs_store_as_a_tcpstore(backend: str, clients: str) -> None:
+    built = job(rendezvous={"backend": backend})
+    assert built.spec is not None
+    pod = manifests.store_pod_manifest(built, built.spec, 0, "agent:1")
+    assert env(pod["spec"]["containers"][0])[Env.STORE_CLIENTS] == clients
+
+
+@pytest.mark.parametrize(("nodes", "margin"), [(4, 2.0), (1024, 2.0), (4096, 1.4)])
+def test_the_store_pods_memory_limit_is_well_above_what_the_store_allows(nodes: int, margin: float) -> None:
+    built = job()
+    assert built.spec is not None
+    pod = manifests.store_pod_manifest(built, built.spec, 0, "agent:1")
+    (container,) = pod["spec"]["containers"]
+    limits = store_limits(RoundSettings(1, nodes, nodes), 1 << 20)
+    connection = limits.unauthenticated_bytes + 8 * 1024
+    process = 70 * 1024 * 1024
+    allowed = process + limits.memory + limits.total_write_buffer + limits.unauthenticated * connection
+    assert quantity(container["resources"]["limits"]["memory"]) >= margin * allowed
+
+
 def test_services_and_secret() -> None:
     built = job()
     nodes = manifests.nodes_service_manifest(built)
@@ -206,3 +232,19 @@ def test_services_and_secret() -> None:
     assert rendezvous["spec"]["selector"]["elasticjob.dev/incarnation"] == "4"
     secret = manifests.secret_manifest(built, {"node": "ab", "operator": "cd"})
     assert {k: base64.b64decode(v).decode() for k, v in secret["data"].items()} == {"node": "ab", "operator": "cd"}
+
+
+def test_init_containers_report_the_end_of_their_log_unless_the_template_says_otherwise() -> None:
+    own = [{"name": "a", "image": "i"}, {"name": "b", "image": "i", "terminationMessagePolicy": "File"}]
+    found = worker(template({"initContainers": own}))["spec"]["initContainers"]
+    assert [c["terminationMessagePolicy"] for c in found] == ["FallbackToLogsOnError", "FallbackToLogsOnError", "File"]
+
+
+def test_a_worker_pod_carries_the_number_of_failed_attempts_whatever_the_template_says() -> None:
+    forged = {"metadata": {"annotations": {FAILED_STARTS: "9"}}} | template()
+    built = job(template=forged)
+    assert built.spec is not None
+    for failed, expected in ((0, None), (3, "3")):
+        pod = manifests.worker_pod_manifest(built, built.spec, 0, 0, "a", (), failed)
+        assert pod["metadata"]["annotations"].get(FAILED_STARTS) == expected
+        assert parse_pod(pod).failed_starts == failed

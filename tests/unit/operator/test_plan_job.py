@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -30,6 +31,7 @@ from elasticjob_operator.plan.context import (
     NODES_SWITCH_SECONDS,
     STORE_UNRESPONSIVE_SECONDS,
 )
+from elasticjob_operator.plan.stores import LEASE_POLL_SECONDS
 from support.operator_build import (
     CHILDREN,
     NOW,
@@ -166,7 +168,7 @@ def test_the_successor_of_a_store_lost_with_its_node_avoids_that_node() -> None:
     p = run(with_store(store(), LinkView(False, NOW - 3, LAST_REPORT)))
     assert [n["name"] for n in status_of(p)["avoidedNodes"]] == ["n1"]
     pending = with_store(store(1, avoids="n1", **unschedulable()), lease=NOW + 5)
-    pending = replace(pending, job=job(status=status_of(p)))
+    pending = replace(pending, job=job(status=status_of(p)), returned_nodes=frozenset({"n1"}))
     assert [a.name for a in run(pending, NOW + 6).actions if isinstance(a, DeletePod)] == ["bert-rdzv-1"]
 
 
@@ -596,6 +598,30 @@ def test_a_successor_gets_a_confirmation_once_no_older_store_can_have_a_world(
     assert run(observed).requeue_after is not None or given
 
 
+@pytest.mark.parametrize(
+    ("name", "pod", "known", "lease_age", "given"),
+    [
+        ("it runs", worker(1), ("bert-1-0",), None, False),
+        ("its kubelet reports", worker(1), ("bert-1-0",), LEASE_LATE_SECONDS - 0.1, False),
+        ("its kubelet is silent", worker(1), ("bert-1-0",), LEASE_LATE_SECONDS, True),
+        ("it is being deleted", worker(1, deleting=NOW + 30), ("bert-1-0",), None, False),
+        ("it has ended", worker(1, **ended(137)), ("bert-1-0",), None, True),
+        ("it cannot write", worker(1), (), None, True),
+        ("the store knows no members", worker(1), None, None, False),
+        ("the store knows no members, and it has not started", worker(1, phase="Pending"), None, None, True),
+    ],
+    ids=lambda v: v if isinstance(v, str) else "",
+)
+def test_a_store_gets_no_confirmation_while_a_pod_that_may_write_runs(
+    name: str, pod: Pod, known: tuple[str, ...] | None, lease_age: float | None, given: bool
+) -> None:
+    last_report = gathering(worker(0), confirmation_request=12.5, pods_that_may_write=known)
+    leases = {} if lease_age is None else {pod.node: NOW - lease_age}
+    observed = replace(without_standby(steady(workers=(worker(0), pod), last_report=last_report)), leases=leases)
+    assert confirmed(observed) == (12.5 if given else 0.0)
+    assert given or (run(observed).requeue_after or math.inf) <= LEASE_POLL_SECONDS
+
+
 def confirmed(observed: Observed) -> float:
     p = run(observed)
     assert p.operator_view is not None
@@ -634,26 +660,30 @@ def test_restarting_is_set_for_faults_only(reason: EndReason, expected: tuple[st
 
 def test_restarting_ends_with_the_next_world() -> None:
     before = [condition("Restarting", reason="WorkerFailed")]
-    p = run(steady(conditions=before, restarts=1, rendezvousRound=1, lastRendezvousTime="2027-01-15T07:58:00.000000Z"))
+    p = run(steady(conditions=before, restarts=1, rendezvousRound=1, rendezvous={"incarnation": 0, "round": "1.0.0"}))
     assert reasons_of(p)["Restarting"] == ("False", "WorldFormed")
     assert status_of(p)["rendezvousRound"] == 2
     assert events_of(p) == ["WorldFormed", "RestartedInPlace"]
 
 
 @pytest.mark.parametrize(
-    ("name", "rounds", "formed_at", "reported", "becomes"),
+    ("name", "rounds", "last_round", "reported", "becomes"),
     [
         ("first", 0, "", 1, 1),
-        ("missed some", 1, "2027-01-15T07:58:00.000000Z", 4, 4),
-        ("a new store counts from 1", 7, "2027-01-15T07:58:00.000000Z", 1, 8),
-        ("no new round", 7, "2027-01-15T07:59:30.000000Z", 1, 7),
+        ("missed some", 1, "1.0.1", 4, 4),
+        ("a new store counts from 1", 7, "1.0.9", 1, 8),
+        ("no new round", 7, "1.1.1", 1, 7),
     ],
 )
 def test_the_round_counter_grows_across_stores(
-    name: str, rounds: int, formed_at: str, reported: int, becomes: int
+    name: str, rounds: int, last_round: str, reported: int, becomes: int
 ) -> None:
-    p = run(steady(last_report=report(*TWO, rounds=reported), rendezvousRound=rounds, lastRendezvousTime=formed_at))
-    assert status_of(p)["rendezvousRound"] == becomes
+    """The newest round of the last store formed at a later time of that store's clock than this one of its own."""
+    newest = report(*TWO, rounds=reported, round=RoundId(1, 1, 1), incarnation=1, formed_at=NOW - 500)
+    before = {"incarnation": 1, "round": last_round}
+    counted: dict[str, Any] = {"rendezvousRound": rounds, "lastRendezvousTime": timestamp(NOW - 20)}
+    p = run(replace(steady(last_report=newest, rendezvous=before, **counted), stores=(store(1),)))
+    assert (status_of(p)["rendezvousRound"], status_of(p)["rendezvous"]["round"]) == (becomes, "1.1.1")
 
 
 def test_a_round_that_a_new_store_restored_is_not_counted_again() -> None:
@@ -661,7 +691,7 @@ def test_a_round_that_a_new_store_restored_is_not_counted_again() -> None:
     observed = steady(
         last_report=restored,
         rendezvousRound=4,
-        rendezvous={"endpoint": "", "incarnation": 1},
+        rendezvous={"endpoint": "", "incarnation": 1, "round": "1.0.1"},
         conditions=[condition("Running")],
     )
     p = run(replace(observed, stores=(store(1),)))

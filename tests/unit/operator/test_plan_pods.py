@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from elasticjob.contract.messages import FailureClass, Outcome, PodState, Report
+from elasticjob.contract.messages import Failure, FailureClass, Outcome, PodState, Report
 from elasticjob_operator.actions import (
     CreateNodesService,
     CreateSecret,
@@ -18,6 +18,7 @@ from elasticjob_operator.actions import (
 )
 from elasticjob_operator.model.observed import Child, Children, LinkView, Observed, Refusal, RefusalReason
 from elasticjob_operator.model.pods import Pod, parse_pod
+from elasticjob_operator.model.raw import timestamp
 from elasticjob_operator.plan import Plan
 from support.operator_build import (
     IMAGE,
@@ -120,7 +121,7 @@ def test_pods_that_fail_together_are_charged_once() -> None:
         job=job(status=status_of(first)),
     )
     assert status_of(run(later))["restarts"] == 1
-    later_pod = replace(later, workers=(worker(0, 1, **ended(70), created=NOW + 5), worker(1)))
+    later_pod = replace(later, workers=(worker(0, 1, **ended(70), failed_starts=1), worker(1)))
     assert status_of(run(later_pod, NOW + 9))["restarts"] == 2
 
 
@@ -168,11 +169,11 @@ def test_no_pod_is_lost_by_the_report_of_an_unavailable_store() -> None:
     assert run(lost).actions == ()
 
 
-def avoiding(lease: float | None, pod: Pod) -> Observed:
-    """Return a job that avoids n1, lost at NOW, with `pod` and the last lease renewal of n1."""
+def avoiding(returned: bool, pod: Pod) -> Observed:
+    """Return a job that avoids n1, lost at NOW, with `pod`; `returned`: the kubelet of n1 has renewed its lease."""
     entry = {"name": "n1", "until": "2027-01-16T08:00:00Z", "why": "lost"}
     observed = steady(workers=(pod, worker(1, node="n2")), avoidedNodes=[entry], incarnations="1,0")
-    return replace(observed, leases={} if lease is None else {"n1": lease})
+    return replace(observed, returned_nodes=frozenset({"n1"} if returned else ()))
 
 
 PENDING = unschedulable()
@@ -205,6 +206,17 @@ def test_a_pod_on_an_unhealthy_node_is_replaced_elsewhere_at_once_and_not_charge
     assert "DeviceUnhealthy" in events_of(p)
 
 
+@pytest.mark.parametrize(("age", "replaced"), [(1.0, False), (59.0, False), (60.0, True)])
+@pytest.mark.parametrize("ends", [{}, ended(143, termination=declared(Outcome.LEFT, UNHEALTHY))])
+def test_a_pod_that_was_placed_on_the_unhealthy_node_that_it_avoids_is_replaced_once_a_minute(
+    ends: Raw, age: float, replaced: bool
+) -> None:
+    pod = worker(0, avoids="n1", created=NOW - age, **ends)
+    p = run(steady(workers=(pod, worker(1, node="n2")), last_report=report(OTHER, unhealthy=(UNHEALTHY,))))
+    assert [a.name for a in p.actions if isinstance(a, CreateWorker)] == ["bert-0-1"] * replaced
+    assert p.requeue_after is not None
+
+
 @pytest.mark.parametrize(("later", "avoided"), [(3600.0, True), (86390.0, True), (86410.0, False)])
 def test_an_unhealthy_node_is_avoided_for_a_day_though_its_kubelet_renews_its_lease(
     later: float, avoided: bool
@@ -230,6 +242,64 @@ def test_avoid_node_seconds_sets_how_long_an_unhealthy_node_is_avoided() -> None
     later = steady(workers=(pod, worker(1, node="n2")), avoidedNodes=[avoided], incarnations="1,0")
     assert run(later, NOW + 599).actions == ()
     assert run(later, NOW + 601).actions[0] == CreateWorker("bert-0-2", 0, 2)
+
+
+SUSPECTED = replace(UNHEALTHY, message="processes in an uninterruptible sleep 90 s after SIGKILL: 7", suspected=True)
+OTHER_SUSPECTED = replace(SUSPECTED, pod="bert-1-0")
+DAY = 86400
+
+
+def suspected(*failures: Failure, at: float = NOW, **status_: object) -> Raw:
+    """Return the next status of a job with two pods on n1, for which these failures are reported."""
+    workers = (worker(0, node="n1"), worker(1, node="n1"))
+    p = run(steady(workers=workers, last_report=report(*workers, unhealthy=failures), **status_), at)
+    return status_of(p)
+
+
+def test_the_first_suspicion_moves_the_pod_and_does_not_avoid_the_machine_for_long() -> None:
+    first = suspected(SUSPECTED)
+    (avoided,), (suspect,) = first["avoidedNodes"], first["suspectNodes"]
+    assert (avoided["name"], avoided["since"], avoided["until"]) == (
+        "n1", "2027-01-15T08:00:00Z", "2027-01-15T08:01:00Z",
+    )  # fmt: skip
+    assert (suspect["name"], suspect["until"]) == ("n1", "2027-01-16T08:00:00Z")
+    assert suspect["why"] == SUSPECTED.message
+    known = {name: first[name] for name in ("avoidedNodes", "suspectNodes")}
+    later = steady(workers=(worker(0, 1, avoids="n1", **PENDING), worker(1, node="n2")), incarnations="1,0", **known)
+    waiting = run(later, NOW + 59)
+    assert waiting.actions == ()
+    assert waiting.requeue_after == pytest.approx(1.0)
+    assert run(later, NOW + 61).actions[0] == CreateWorker("bert-0-2", 0, 2), "the machine may be used again"
+
+
+@pytest.mark.parametrize(
+    ("at", "avoided_for"),
+    [(NOW + 30, 90), (NOW + 61, 61 + DAY), (NOW + DAY - 1, 2 * DAY - 1), (NOW + DAY + 1, DAY + 61)],
+    ids=["the same one, of another pod", "soon after", "within the day", "a day later"],
+)
+def test_the_next_suspicion_avoids_the_machine(at: float, avoided_for: float) -> None:
+    first = suspected(SUSPECTED)
+    known = {name: first[name] for name in ("avoidedNodes", "suspectNodes")}
+    (avoided,) = suspected(OTHER_SUSPECTED, at=at, **known)["avoidedNodes"]
+    assert avoided["until"] == timestamp(NOW + avoided_for)
+
+
+def test_two_pods_with_one_suspicion_are_the_first_one() -> None:
+    (avoided,) = suspected(SUSPECTED, OTHER_SUSPECTED)["avoidedNodes"]
+    assert avoided["until"] == "2027-01-15T08:01:00Z"
+
+
+def test_a_proven_fault_avoids_the_machine_at_once_whatever_was_suspected() -> None:
+    first = suspected(SUSPECTED)
+    known = {name: first[name] for name in ("avoidedNodes", "suspectNodes")}
+    (avoided,) = suspected(replace(UNHEALTHY, pod="bert-1-0"), at=NOW + 10, **known)["avoidedNodes"]
+    assert avoided["until"] == timestamp(NOW + 10 + DAY)
+
+
+def test_a_suspicion_is_forgotten_after_the_time_for_which_nodes_are_avoided() -> None:
+    known = suspected(SUSPECTED)["suspectNodes"]
+    assert suspected(at=NOW + DAY - 1, suspectNodes=known)["suspectNodes"] == known
+    assert suspected(at=NOW + DAY + 1, suspectNodes=known).get("suspectNodes", []) == []
 
 
 DRAINED = {"type": "DisruptionTarget", "status": "True", "reason": "EvictionByEvictionAPI"}
@@ -270,20 +340,18 @@ def test_a_pod_that_kubernetes_ended_is_recorded_with_the_reason_of_kubernetes(
 
 
 @pytest.mark.parametrize(
-    ("name", "lease", "pod", "replaced"),
+    ("name", "returned", "pod", "replaced"),
     [
-        ("lease not renewed", NOW - 5, worker(0, 1, avoids="n1", **PENDING), False),
-        ("lease renewed", NOW + 3, worker(0, 1, avoids="n1", **PENDING), True),
-        ("the lease was not read", None, worker(0, 1, avoids="n1", **PENDING), False),
-        ("lease renewed, and the pod is scheduled", NOW + 3, worker(0, 1, avoids="n1", node="n2"), False),
-        ("scheduled there before the loss", NOW - 5, worker(0, 1, phase="Pending", node="n1"), True),
+        ("lease not renewed", False, worker(0, 1, avoids="n1", **PENDING), False),
+        ("lease renewed", True, worker(0, 1, avoids="n1", **PENDING), True),
+        ("lease renewed, and the pod is scheduled", True, worker(0, 1, avoids="n1", node="n2"), False),
+        ("scheduled there before the loss", False, worker(0, 1, phase="Pending", node="n1"), True),
+        ("placed there though it avoids the node", False, worker(0, 1, phase="Pending", avoids="n1", node="n1"), False),
     ],
     ids=lambda v: v if isinstance(v, str) else "",
 )
-def test_avoidance_ends_when_the_kubelet_renews_its_lease(
-    name: str, lease: float | None, pod: Pod, replaced: bool
-) -> None:
-    p = run(avoiding(lease, pod), NOW + 10)
+def test_avoidance_ends_when_the_kubelet_renews_its_lease(name: str, returned: bool, pod: Pod, replaced: bool) -> None:
+    p = run(avoiding(returned, pod), NOW + 10)
     created = [a.name for a in p.actions if isinstance(a, CreateWorker)]
     assert created == (["bert-0-2"] if replaced else [])
 

@@ -11,15 +11,21 @@ from elasticjob.contract.messages import Report, RoundPhase, StandbyStore
 from elasticjob.contract.names import RoundId
 from elasticjob_operator.actions import CreateStandbyStore, CreateStore, DeletePod, UpdateStoreService
 from elasticjob_operator.manifests.store import store_pod_manifest
-from elasticjob_operator.model.observed import LinkView, Observed, Refusal, RefusalReason
+from elasticjob_operator.model.observed import LinkView, Observed, Refusal, RefusalReason, StoreReach
 from elasticjob_operator.plan import Plan
-from elasticjob_operator.plan.context import NODES_SWITCH_SECONDS, STORE_LEFT_SECONDS, STORE_UNRESPONSIVE_SECONDS
-from elasticjob_operator.plan.stores import STANDBY_MIN_LIFETIME, STANDBY_SILENT_SECONDS
+from elasticjob_operator.plan.context import (
+    LEASE_LATE_SECONDS,
+    NODES_SWITCH_SECONDS,
+    STORE_LEFT_SECONDS,
+    STORE_UNRESPONSIVE_SECONDS,
+)
+from elasticjob_operator.plan.standby import STANDBY_MIN_LIFETIME, STANDBY_SILENT_SECONDS
 from support.operator_build import (
     IMAGE,
     NOW,
     condition,
     conditions_of,
+    ended,
     gathering,
     job,
     link,
@@ -41,7 +47,7 @@ TWO = worker(0), worker(1)
 
 def rendezvous(p: Plan) -> dict[str, Any]:
     found: dict[str, Any] = status_of(p)["rendezvous"]
-    return {name: value for name, value in found.items() if name != "endpoint"}
+    return {name: value for name, value in found.items() if name not in ("endpoint", "round")}
 
 
 def deleted(p: Plan) -> list[str]:
@@ -224,6 +230,67 @@ def test_a_standby_store_that_the_operator_does_not_reach_is_not_promoted() -> N
     assert [a.name for a in p.actions if isinstance(a, CreateStore)] == ["bert-rdzv-2"]
 
 
+SUSPECT = StoreReach(lost_nodes=3, reached_nodes=1)
+
+
+@pytest.mark.parametrize(
+    ("name", "observed", "promoted"),
+    [
+        ("only the operator has lost it", down(STORE_UNRESPONSIVE_SECONDS), False),
+        ("a node has lost it as well", down(STORE_LEFT_SECONDS, by=(worker(1),)), True),
+        (
+            "the nodes have moved",
+            replace(steady(), standby_link=link(report(*TWO, incarnation=1, phase=RoundPhase.RECOVERING))),
+            True,
+        ),
+    ],
+    ids=lambda v: v if isinstance(v, str) else "",
+)
+def test_an_operator_that_suspects_its_own_network_goes_by_the_nodes(
+    name: str, observed: Observed, promoted: bool
+) -> None:
+    assert rendezvous(run(replace(observed, reach=SUSPECT)))["incarnation"] == int(promoted)
+
+
+def test_a_store_that_refuses_the_operator_serves_and_keeps_its_nodes() -> None:
+    observed = down(STORE_UNRESPONSIVE_SECONDS, by=(worker(1),))
+    p = run(replace(observed, link=replace(observed.link, refused="wrong key")))
+    assert rendezvous(p)["incarnation"] == 0
+    assert conditions_of(p)["RendezvousReady"]["reason"] == "LinkRefused"
+
+
+def test_a_new_operator_knows_the_newest_round_from_status() -> None:
+    raw = status(rendezvous={"incarnation": 0, "standby": 1, "round": str(R1)})
+    observed = replace(steady(), job=job(status=raw), link=LinkView(False, NOW - 1))
+    p = run(observed)
+    assert p.standby_view is not None
+    assert p.standby_view.newest_round == R1
+    promoted = run(replace(observed, stores=(store(1, node="n9"),)))
+    assert promoted.operator_view is not None
+    assert (promoted.operator_view.serving, promoted.operator_view.newest_round) == (1, R1)
+
+
+@pytest.mark.parametrize(("named", "forced"), [(LEASE_LATE_SECONDS, True), (LEASE_LATE_SECONDS - 0.1, False)])
+def test_an_older_store_has_its_time_from_when_status_names_the_promoted_one(named: float, forced: bool) -> None:
+    current = job(status=status(rendezvous={"incarnation": 1}))
+    stores = (store(deleting=NOW - 20), store(1, node="n9", created=NOW - 600))
+    observed = replace(
+        steady(), job=current, stores=stores, link=link(report(*TWO, incarnation=1)), standby_link=LinkView(),
+        store_named_at=NOW - named, leases={"n1": NOW - LEASE_LATE_SECONDS},
+    )  # fmt: skip
+    assert deleted(run(observed)) == ["bert-rdzv-0"] * forced
+
+
+@pytest.mark.parametrize(("reason", "number"), [(RefusalReason.QUOTA_EXCEEDED, 1), (RefusalReason.NAME_TAKEN, 2)])
+def test_the_number_of_a_standby_store_that_was_never_created_is_its_successors(
+    reason: RefusalReason, number: int
+) -> None:
+    """The older store is then its direct predecessor, whose last report the operator has."""
+    observed = replace(down(STORE_UNRESPONSIVE_SECONDS), stores=(store(),), standby_link=LinkView())
+    p = run(replace(observed, refusals={"bert-rdzv-1": Refusal(reason, "no", NOW + 40)}))
+    assert [a.name for a in p.actions if isinstance(a, CreateStore)] == [f"bert-rdzv-{number}"]
+
+
 # ---- retired, and the confirmation of the store beside it
 
 ASKING = gathering(worker(0), confirmation_request=12.5)
@@ -251,6 +318,25 @@ def test_with_fewer_nodes_the_standby_store_is_retired_first() -> None:
     assert p.standby_view.retired
     assert p.operator_view is not None
     assert p.operator_view.standby_store is None
+
+
+@pytest.mark.parametrize("pods", [("bert-1-0",), None])
+def test_while_a_missing_pod_may_write_the_standby_store_stays_for_it(pods: tuple[str, ...] | None) -> None:
+    p = run(steady(last_report=replace(ASKING, pods_that_may_write=pods)))
+    assert confirmation(p) == (0.0, False)
+    assert not deleted(p)
+    assert p.operator_view is not None
+    assert p.operator_view.standby_store == StandbyStore(1, "10.0.0.1", 29400)
+    assert p.standby_view is not None
+    assert not p.standby_view.retired
+    ended_pod = worker(1, **ended(137))
+    later = run(steady(workers=(worker(0), ended_pod), last_report=replace(ASKING, pods_that_may_write=pods)))
+    assert deleted(later) == ["bert-rdzv-1"]
+
+
+def test_a_confirmation_for_half_waits_for_a_pod_that_hangs() -> None:
+    asking = replace(ASKING, half_missing_round=R1, pods_that_may_write=("bert-1-0",))
+    assert confirmation(run(steady(last_report=asking)))[0] == 0.0
 
 
 SWITCHED = NOW - NODES_SWITCH_SECONDS

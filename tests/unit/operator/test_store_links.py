@@ -11,8 +11,10 @@ import pytest
 from elasticjob.contract.messages import Message, OperatorView, Report, RoundSettings
 from elasticjob.control_link.link import LinkRefused, Welcome
 from elasticjob_operator import store_links as links_module
+from elasticjob_operator.lease import RENEW_DEADLINE
 from elasticjob_operator.plan import StoreAddress
 from elasticjob_operator.store_links import LinkConnection, StoreLinks
+from elasticjob_operator.view_generation import RAISE_AFTER
 from support.operator_build import gathering, report, standby_report, worker
 
 KEY = ("ns", "bert")
@@ -48,10 +50,19 @@ class Stores:
         self.attempts: list[StoreAddress] = []
         self.now = 100.0
         self.enqueued: list[tuple[str, str]] = []
-        self.links = StoreLinks(self.enqueued.append, lambda: 7, self.connect, lambda: self.now)
+        self.keys: list[bytes] = []
+        self.generation = 7
+        self.links = self.new_operator()
+
+    def new_operator(self, raise_after: float = 0.0) -> StoreLinks:
+        """Return the links of an operator that has sent nothing yet."""
+        return StoreLinks(
+            self.enqueued.append, lambda: self.generation, self.connect, lambda: self.now, raise_after=raise_after
+        )
 
     async def connect(self, address: StoreAddress, key: bytes) -> LinkConnection:
         self.attempts.append(address)
+        self.keys.append(key)
         if not self.connections:
             raise LinkRefused("not yet")
         return self.connections.pop(0)
@@ -208,6 +219,77 @@ async def test_a_store_of_another_incarnation_is_ignored(stores: Stores) -> None
     await stores.until(lambda: connection.closed)
     assert stores.links.view(KEY).connected is False
     assert connection.sent == []
+
+
+async def test_a_refusal_is_kept_until_a_link_opens_and_the_next_attempt_uses_the_current_key(stores: Stores) -> None:
+    stores.links.set_address(KEY, ADDRESS, b"old")
+    await stores.until(lambda: stores.links.view(KEY).refused)
+    assert (stores.links.view(KEY).refused, stores.enqueued) == ("not yet", [KEY])
+    stores.links.set_address(KEY, ADDRESS, b"new")
+    await stores.until(lambda: stores.keys[-1] == b"new")
+    connection = FakeConnection()
+    connection.inbox.put_nowait(gathering())
+    stores.connections.append(connection)
+    await stores.until(lambda: stores.links.view(KEY).connected)
+    assert stores.links.view(KEY).refused == ""
+
+
+def leases(connection: FakeConnection) -> list[int]:
+    """Return the generations of the views that were sent over a connection."""
+    return [view.lease for view in connection.sent if isinstance(view, OperatorView)]
+
+
+@pytest.mark.parametrize(
+    ("accepted", "generation", "sent"),
+    [(-1, 1, [1]), (4, 5, [5]), (5, 1, [1, 6]), (1, 1, [1, 2]), (0, 0, [0, 1])],
+    ids=["new store", "next holder", "the Lease was deleted", "deleted, same generation", "no leader election"],
+)
+async def test_a_new_operators_view_is_newer_than_what_the_store_has_accepted(
+    stores: Stores, accepted: int, generation: int, sent: list[int]
+) -> None:
+    stores.generation = generation
+    connection = await connected(stores, gathering(view_lease=accepted))
+    stores.links.set_operator_view(KEY, VIEW)
+    await asyncio.sleep(0)
+    await stores.until(lambda: leases(connection)[-1] == sent[-1])
+    assert leases(connection) in (sent, sent[1:], [sent[-1]] * 2)
+    connection.inbox.put_nowait(gathering(worker(0), view_lease=sent[-1]))
+    await stores.until(lambda: connection.inbox.empty())
+    stores.links.set_operator_view(KEY, replace(VIEW, charged=1))
+    assert leases(connection)[-1] == sent[-1]
+
+
+async def test_an_operator_that_connects_again_keeps_its_generation(stores: Stores) -> None:
+    connection = await connected(stores, gathering())
+    stores.links.set_operator_view(KEY, VIEW)
+    second = FakeConnection()
+    stores.connections.append(second)
+    second.inbox.put_nowait(gathering(view_lease=7))
+    connection.inbox.put_nowait(None)
+    await stores.until(lambda: second.sent and second.inbox.empty())
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert leases(second) == [7]
+
+
+async def test_only_an_operator_that_still_leads_raises_the_generation(stores: Stores) -> None:
+    """One that has lost the Lease stops its work within the deadline, and so before it raises the generation."""
+    assert RAISE_AFTER > RENEW_DEADLINE
+    stores.links = stores.new_operator(raise_after=RAISE_AFTER)
+    connection = await connected(stores, gathering(view_lease=9))
+    stores.links.set_operator_view(KEY, VIEW)
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert leases(connection) == [7]
+    await stores.links.close()
+    assert leases(connection) == [7]
+
+
+async def test_a_leader_whose_store_another_operator_took_over_raises_the_generation(stores: Stores) -> None:
+    connection = await connected(stores, gathering())
+    stores.links.set_operator_view(KEY, VIEW)
+    connection.inbox.put_nowait(gathering(worker(0), view_lease=8))
+    await stores.until(lambda: leases(connection)[-1] == 9)
 
 
 async def test_a_forgotten_job_has_no_link(stores: Stores) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from elasticjob.contract.messages import MemberState, PodState, RoundPhase, RoundSettings, Standby, WorkersStopped
 from elasticjob.rendezvous import rounds
 from elasticjob.rendezvous.confirmation import CONFIRMATION_SECONDS
-from elasticjob.rendezvous.state import NewerStoreSeen
+from elasticjob.rendezvous.state import RECOVERY_TIMEOUT, STOP_TIMEOUT, NewerStoreSeen
 from support.rounds import Job, membership_of, pods
 
 SETTINGS = RoundSettings(min_nodes=1, max_nodes=4, target=4)
@@ -209,3 +209,105 @@ def test_a_store_closes_once_a_newer_one_was_seen() -> None:
     assert job.members == []
     assert job.sent == {}
     assert rounds.next_deadline(job.state, job.now) is None
+
+
+# ---- nodes that may go on with the last round
+
+
+def job_of_four() -> Job:
+    """Four nodes train."""
+    job = Job(SETTINGS)
+    job.operator_view(*pods(0, 1, 2, 3))
+    job.running(0, 1, 2, 3)
+    return job
+
+
+def test_a_request_names_the_pods_that_may_write_if_more_than_half_is_missing() -> None:
+    job = halved()
+    assert not job.report.pods_that_may_write  # the missing half freezes its workers
+    job.disconnect(1)
+    assert job.report.pods_that_may_write == ("j-1-0", "j-2-0", "j-3-0")
+    job.confirm()
+    job.advance(0.3)
+    assert job.members == ["j-0-0"]
+    assert not job.report.pods_that_may_write
+
+
+def test_a_successor_that_does_not_know_the_missing_nodes_says_so() -> None:
+    start = job_of_four().start_of(0)
+    job = Job(SETTINGS, store=1, recovering=True)
+    job.announce(0, membership=membership_of(start))
+    job.operator_view(*pods(0, 1, 2, 3))
+    job.operator_confirms = False
+    job.advance(RECOVERY_TIMEOUT)
+    job.send(0, WorkersStopped(start.round, 6000))
+    assert job.report.confirmation_request > 0
+    assert job.report.pods_that_may_write is None
+
+
+def test_a_node_that_does_not_stop_is_lost_and_may_write_until_it_has_stopped() -> None:
+    """Its agent hangs: it does not freeze the workers."""
+    job = job_of_four()
+    job.operator_confirms = False
+    job.fail(0)
+    job.stopped(0, 1)
+    assert job.report.lost_pods == ()
+    job.advance(job.state.settings.stop_grace + STOP_TIMEOUT)
+    assert job.report.reason.startswith("2 of 4 nodes are missing")
+    assert job.report.lost_pods == job.report.pods_that_may_write == ("j-2-0", "j-3-0")
+    job.stopped(2)
+    assert job.members == ["j-0-0", "j-1-0", "j-2-0"]
+    assert job.report.lost_pods == ("j-3-0",)
+    job.announce(3, membership=membership_of(job.start_of(3)))
+    assert job.report.lost_pods == ()
+
+
+def test_a_message_about_an_older_round_from_a_node_that_may_run_a_newer_one_does_not_count() -> None:
+    job = job_of_four()
+    job.operator_confirms = False
+    first = job.start_of(0).round
+    job.fail(0)
+    job.stopped(0, 1, 2, 3)
+    job.started(0)
+    job.fail(0)
+    job.stopped(0)
+    job.advance(job.state.settings.stop_grace + STOP_TIMEOUT)
+    assert job.state.last_round.missing == 3
+    job.send(1, WorkersStopped(first, 6001))
+    assert job.state.last_round.missing == 3
+    job.stopped(1, 2)
+    assert job.members == ["j-0-0", "j-1-0", "j-2-0"]
+
+
+def test_a_lost_node_that_connects_again_without_workers_is_not_missing() -> None:
+    job = job_of_four()
+    job.operator_confirms = False
+    first = job.start_of(0)
+    job.fail(0)
+    job.stopped(0, 1, 2, 3)
+    for index in (2, 3):
+        job.disconnect(index)
+    job.advance(0.3)
+    job.announce(2, membership=membership_of(first, MemberState.STOPPED))
+    job.announce(3)
+    job.stopped(0, 1)
+    assert job.members == ["j-0-0", "j-1-0", "j-2-0", "j-3-0"]
+
+
+def test_a_message_about_an_older_round_than_the_one_that_the_node_announced_does_not_count() -> None:
+    """The node was in a later round of another store, which may go on with the other nodes of that round."""
+    older = job_of_four()
+    first = older.start_of(0)
+    older.fail(0)
+    older.stopped(0, 1, 2, 3)
+    job = Job(SETTINGS, store=1, recovering=True)
+    job.announce(0, 1, membership=membership_of(first))
+    job.operator_view(*pods(0, 1, 2, 3))
+    job.operator_confirms = False
+    job.advance(RECOVERY_TIMEOUT)
+    for index in (0, 1):
+        job.send(index, WorkersStopped(first.round, 6000))
+    job.announce(2, membership=membership_of(older.start_of(2), MemberState.STOPPED))
+    assert job.report.reason.startswith("2 of 4 nodes are missing")
+    job.send(2, WorkersStopped(first.round, 6000))
+    assert job.report.reason.startswith("2 of 4 nodes are missing")

@@ -136,6 +136,22 @@ def test_a_node_without_a_place_becomes_a_redundant_standby() -> None:
     assert job.last(0) == Standby("the round is full without this node", redundant=True)
 
 
+def test_lost_nodes_that_wait_or_stand_by_are_in_no_round() -> None:
+    job = Job(replace(SETTINGS, min_nodes=1, max_nodes=1, target=1))
+    job.announce(0, 1)
+    for index in (1, 0):  # the standby, then the member
+        job.disconnect(index)
+    job.advance(1)
+    assert job.state.round is None
+    waiting = Job()
+    waiting.announce(0)
+    waiting.disconnect(0)
+    waiting.advance(1)
+    waiting.announce(1)
+    waiting.advance(waiting.state.settings.last_call_timeout)
+    assert waiting.state.round is None
+
+
 def test_joining_nodes_do_not_wait_once_they_fill_the_round() -> None:
     job = job_of(0, 1, target=3)
     job.announce(2)

@@ -531,6 +531,7 @@ def test_waiting_nodes_join_only_when_ready_and_together() -> None:
     job.stopped(0, 1)
     assert job.members == ["j-0-0", "j-1-0", "j-2-0", "j-3-0"]
     assert job.report.ended_rounds[0].reason is EndReason.SCALING_UP
+    assert (job.report.ended_rounds[0].charged, job.start_of(0).restarts) == (False, 0)
 
 
 def test_a_pod_that_does_not_start_delays_joining_nodes_by_the_window_at_most() -> None:
@@ -635,6 +636,24 @@ def test_charges_that_status_contains_are_not_counted_twice() -> None:
     job.stopped(0, 1)
     assert job.start_of(0).restarts == 2
     assert job.report.outcome is None
+
+
+@pytest.mark.parametrize("when", ["before the round ends", "after it ended"])
+def test_a_round_that_status_counts_for_one_of_its_pods_is_not_counted_twice(when: str) -> None:
+    """A pod was killed with its agent, and its kubelet has reported that: the operator charged the round for it."""
+    job, counted = job_of(0, 1, max_restarts=1), (RoundId(1, 0, 1),)
+    if when == "before the round ends":
+        job.operator_view(*pods(0, 1), charged=1, charged_rounds=counted)
+    job.fail(1)
+    job.stopped(0, 1)
+    if when == "after it ended":
+        job.operator_view(*pods(0, 1), charged=1, charged_rounds=counted)
+    assert job.report.outcome is None, "the job failed after one restart of one"
+    assert (job.state.charged, job.start_of(0).restarts) == (1, 1)
+    job.started(0, 1)
+    job.fail(0)
+    job.stopped(0, 1)
+    assert job.report.outcome is Outcome.FAILED
 
 
 def test_a_node_that_announces_itself_after_the_end_gets_the_outcome() -> None:

@@ -9,11 +9,13 @@ import pytest
 
 from elasticjob.contract.messages import (
     NO_STANDBY_STORE,
+    Close,
     EndReason,
     EndRound,
     MemberState,
     OperatorView,
     PodState,
+    QueryClosed,
     RoundPhase,
     StandbyStore,
     StartRound,
@@ -257,6 +259,24 @@ def test_a_confirmation_for_half_lapses_when_more_nodes_are_missing() -> None:
     assert job.report.half_missing_round is None
     receive(job, replace(confirmed, confirmed_half=False))
     assert job.members == ["j-0-0"]
+
+
+def test_where_no_node_knows_the_newest_round_the_pods_that_may_write_are_unknown() -> None:
+    before, job = job_of(0, 1, 2), standby(0, 1, 2, newest_round=RoundId(1, 0, 2))
+    receive(job, replace(view(0, 1, 2), serving=1))
+    come(job, before, 0, 1, 2, state=MemberState.STOPPED)
+    assert job.report.confirmation_request
+    assert (job.report.half_missing_round, job.report.pods_that_may_write) == (None, None)
+
+
+@pytest.mark.parametrize("message", [QueryClosed(), Close("done")])
+def test_a_passive_store_neither_closes_nor_answers_visitors(message: Close | QueryClosed) -> None:
+    before, job = job_of(0, 1, 2), standby(0, 1, 2)
+    come(job, before, 0)
+    for sender in (agent_id(0), "visitor@10.0.0.7"):
+        job.decide(NodeMessage(sender, message))
+    assert not any(job.sent.values())
+    assert not job.state.closed_reason
 
 
 def test_a_confirmation_for_half_starts_the_round() -> None:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from elasticjob.contract.names import StoreClients
 from elasticjob.store import wire
 from elasticjob.store.client import StoreClient
-from elasticjob.store.server import StoreServer
+from elasticjob.store.server import Peer, StoreServer
 from elasticjob.store.wire import Limits, Op
 
 HELLO = wire.request(Op.VALIDATE, number=wire.MAGIC)
@@ -320,3 +323,172 @@ def test_fuzzed_bytes_never_block_other_clients(data: list[bytes]) -> None:
         await server.close()
 
     asyncio.run(scenario())
+
+
+# ---- who may use the store
+
+
+class Nodes:
+    """A server for the nodes of a job. A node's link is authenticated when the test lets it be."""
+
+    def __init__(self, clients: StoreClients, **limits: float) -> None:
+        self.server = StoreServer(limits=Limits(**limits), links=self._serve, clients=clients)  # type: ignore[arg-type]
+        self.peers: list[Peer] = []
+        self._writers: list[asyncio.StreamWriter] = []
+
+    async def _serve(self, peer: Peer, protocol: int, rest: bytes) -> None:
+        self.peers.append(peer)
+        stream = asyncio.StreamReader()
+        peer.transport.set_protocol(asyncio.StreamReaderProtocol(stream))
+        with contextlib.suppress(ConnectionError):
+            await stream.read()
+        peer.transport.close()
+
+    async def link(self, address: str) -> Peer:
+        """Open a link from the address and return the server's side of it."""
+        _, writer = await open_from(address, self.port)
+        self._writers.append(writer)
+        writer.write(wire.request(Op.LINK, number=1))
+        name = "{}:{}".format(*writer.get_extra_info("sockname"))
+        await until(lambda: any(peer.name == name for peer in self.peers))
+        return next(peer for peer in self.peers if peer.name == name)
+
+    async def __aenter__(self) -> Nodes:
+        self.port = await self.server.start("127.0.0.1")
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for writer in self._writers:
+            writer.close()
+        await self.server.close()
+
+
+async def open_from(address: str, port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    return await asyncio.open_connection("127.0.0.1", port, local_addr=(address, 0))
+
+
+async def until(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < deadline, "the condition did not hold within 10 s"
+        await asyncio.sleep(0.001)
+
+
+async def test_a_store_without_clients_closes_their_connections(caplog: pytest.LogCaptureFixture) -> None:
+    async with Nodes(StoreClients.NONE) as nodes:
+        (await nodes.link("127.0.0.1")).authenticated(is_node=True)
+        with pytest.raises(ConnectionError):
+            await StoreClient.connect("127.0.0.1", nodes.port)
+        assert nodes.server.counters.dropped == {"no-tcpstore": 1}
+        assert "this store has control links only" in caplog.text
+        assert nodes.server.storage.used == 0
+
+
+async def test_clients_on_a_nodes_address_are_served_once_the_node_has_its_link() -> None:
+    async with Nodes(StoreClients.NODES) as nodes:
+        own = await StoreClient.connect("127.0.0.1", nodes.port)
+        reader, writer = await open_from("127.0.0.2", nodes.port)
+        _, other = await open_from("127.0.0.3", nodes.port)
+        for sent in (writer, other):
+            sent.write(HELLO + wire.request(Op.ADD, [b"/k"], number=1))
+        link = await nodes.link("127.0.0.2")
+        await until(lambda: len(nodes.server.waiting) == 2)
+        assert await own.num_keys() == 0
+        link.authenticated(is_node=True)
+        assert await asyncio.wait_for(reader.readexactly(8), 10) == wire.i64(1)
+        assert await own.get("k") == b"1"  # the other address has no link
+        again, again_writer = await open_from("127.0.0.2", nodes.port)
+        again_writer.write(HELLO + wire.request(Op.GETNUMKEYS))
+        assert await asyncio.wait_for(again.readexactly(8), 10) == wire.i64(1)
+        for sent in (writer, other, again_writer):
+            sent.close()
+        own.close()
+
+
+async def test_an_address_is_admitted_no_more_when_its_last_link_has_ended() -> None:
+    async with Nodes(StoreClients.NODES, link_timeout=0.05) as nodes:
+        links = [await nodes.link("127.0.0.2") for _ in range(2)]
+        for link in links:
+            link.authenticated(is_node=True)
+        for left in (1, 0):
+            links.pop().transport.abort()
+            await until(lambda: nodes.server.open_connections == left)  # noqa: B023
+            reader, writer = await open_from("127.0.0.2", nodes.port)
+            writer.write(HELLO + wire.request(Op.GETNUMKEYS))
+            served = await asyncio.wait_for(reader.read(8), 10)
+            assert served == (wire.i64(0) if left else b"")
+            writer.close()
+            await until(lambda: nodes.server.open_connections == left)  # noqa: B023
+        assert nodes.server.counters.dropped == {"no-link": 1}
+
+
+async def test_an_operators_link_admits_no_client() -> None:
+    async with Nodes(StoreClients.NODES, link_timeout=0.05) as nodes:
+        (await nodes.link("127.0.0.2")).authenticated()
+        reader, writer = await open_from("127.0.0.2", nodes.port)
+        writer.write(HELLO + wire.request(Op.GETNUMKEYS))
+        assert await closed(reader)
+        writer.close()
+        assert nodes.server.counters.dropped == {"no-link": 1}
+
+
+async def test_a_client_that_waits_for_its_node_holds_few_bytes() -> None:
+    async with Nodes(StoreClients.NODES, unauthenticated_bytes=1000) as nodes:
+        reader, writer = await open_from("127.0.0.2", nodes.port)
+        writer.write(HELLO + wire.request(Op.SET, [b"/k"], [b"x" * 5000]))
+        assert await closed(reader)
+        writer.close()
+        assert nodes.server.counters.dropped == {"too-much-unauthenticated": 1}
+        assert nodes.server.storage.used == 0
+
+
+@pytest.mark.parametrize("sent", [b"", HELLO, wire.request(Op.LINK, number=1)])
+async def test_connections_that_do_not_authenticate_do_not_delay_a_node(sent: bytes) -> None:
+    """They are closed from the oldest on, whatever they wait for, and never one that is authenticated."""
+    async with Nodes(StoreClients.NODES, unauthenticated=20, connections=60) as nodes:
+        (await nodes.link("127.0.0.2")).authenticated(is_node=True)
+        member = await StoreClient.connect("127.0.0.1", nodes.port)
+        idle = [await open_from("127.0.0.3", nodes.port) for _ in range(200)]
+        for _, writer in idle:
+            writer.write(sent)
+        began = asyncio.get_running_loop().time()
+        node = await nodes.link("127.0.0.4")
+        node.authenticated(is_node=True)
+        assert asyncio.get_running_loop().time() - began < 1.0
+        assert await member.add("n", 1) == 1
+        await until(lambda: nodes.server.open_connections <= 23)
+        assert len(nodes.server.unauthenticated) <= 20
+        assert not nodes.peers[0].transport.is_closing()
+        assert nodes.server.counters.dropped["too-many-unauthenticated"] >= 180
+        for _, writer in idle:
+            writer.close()
+        member.close()
+
+
+async def test_authenticated_connections_displace_others_at_the_limit_of_all() -> None:
+    async with Nodes(StoreClients.NODES, connections=5) as nodes:
+        idle = [await open_from("127.0.0.3", nodes.port) for _ in range(5)]
+        members = [await StoreClient.connect("127.0.0.1", nodes.port) for _ in range(5)]
+        with pytest.raises(ConnectionError):
+            await StoreClient.connect("127.0.0.1", nodes.port)
+        assert [await member.num_keys() for member in members] == [0] * 5
+        assert nodes.server.counters.dropped == {"too-many-connections": 6}
+        for _, writer in idle:
+            writer.close()
+        for member in members:
+            member.close()
+
+
+async def test_appends_to_a_large_value_take_the_time_of_what_is_appended(start: Start) -> None:
+    _, port = await start()
+    client = await StoreClient.connect("127.0.0.1", port)
+    await client.set("k", b"x" * 8_000_000)
+    await client.append("k", b"y")
+    await client.num_keys()
+    began = asyncio.get_running_loop().time()
+    for _ in range(2000):  # 1.5 s and more where each copies the value
+        await client.append("k", b"z")
+    assert await client.num_keys() == 1
+    assert asyncio.get_running_loop().time() - began < 0.5
+    assert (await client.get("k"))[-2002:] == b"xy" + b"z" * 2000
+    client.close()

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from elasticjob.store import reader as reader_module
 from elasticjob.store import wire
-from elasticjob.store.reader import RequestReader
+from elasticjob.store.reader import KnownRequests, RequestReader
 from elasticjob.store.wire import Limits, Op, Request, WireError
 
 LIMITS = Limits(key=100, value=1000, count=10)
@@ -33,14 +34,51 @@ REQUESTS = st.one_of(
 @given(st.lists(REQUESTS, max_size=8), st.lists(st.integers(1, 40), min_size=1, max_size=8))
 def test_requests_in_arbitrary_pieces_are_decoded(requests: list[Request], sizes: list[int]) -> None:
     data = b"".join(wire.request(r.op, r.keys, r.values, number=r.number) for r in requests)
-    reader, decoded, at, piece = RequestReader(LIMITS), [], 0, 0
-    while at < len(data):
-        size = sizes[piece % len(sizes)]
-        reader.feed(data[at : at + size])
-        at, piece = at + size, piece + 1
-        while (request := reader.next()) is not None:
-            decoded.append(request)
-    assert decoded == requests
+    known = KnownRequests()
+    for _ in range(2):  # two connections
+        reader, decoded, at, piece = RequestReader(LIMITS, known), [], 0, 0
+        while at < len(data):
+            size = sizes[piece % len(sizes)]
+            reader.feed(data[at : at + size])
+            at, piece = at + size, piece + 1
+            while (request := reader.next()) is not None:
+                decoded.append(request)
+        assert decoded == requests
+
+
+@given(st.lists(REQUESTS, max_size=8))
+def test_requests_that_other_connections_have_sent_are_decoded(requests: list[Request]) -> None:
+    known = KnownRequests()
+    for _ in range(2):
+        reader = RequestReader(LIMITS, known)
+        for request in requests:
+            reader.feed(wire.request(request.op, request.keys, request.values, number=request.number))
+            assert (reader.next(), reader.next(), reader.pending) == (request, None, 0)
+
+
+def test_the_keys_that_all_ranks_read_are_decoded_once() -> None:
+    known, keys = KnownRequests(), tuple(b"/UniqueNCCLID:%d" % root for root in range(157))
+    data = wire.request(Op.MULTI_GET, keys)
+    found = []
+    for _ in range(2):
+        reader = RequestReader(Limits(), known)
+        reader.feed(bytes(bytearray(data)))
+        found.append(reader.next())
+    assert found[0] == Request(Op.MULTI_GET, keys)
+    assert found[1] is found[0]
+
+
+def test_what_is_kept_of_requests_is_little(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reader_module, "_KNOWN_BYTES", 1000)
+    known = KnownRequests()
+    reader = RequestReader(Limits(), known)
+    sent = [wire.request(Op.GET, [b"/key/%d" % number]) for number in range(1000)]
+    for data in [*sent, wire.request(Op.SET, [b"/key"], [b"value"])]:
+        reader.feed(data)
+        assert reader.next() is not None
+    kept = [data for data in sent if known.find(data) is not None]
+    assert 900 < sum(map(len, kept)) <= 1000
+    assert kept == sent[len(sent) - len(kept) :]
 
 
 @given(st.binary(max_size=400))

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from elasticjob.contract.messages import RoundSettings
-from elasticjob.contract.names import Env
+from elasticjob.contract.names import Env, StoreClients
 from elasticjob.store_pod.config import StoreConfig
 
 VALID = {
@@ -22,12 +22,15 @@ def test_defaults_of_the_store_configuration() -> None:
     config = StoreConfig.from_environ(VALID)
     assert (config.attempt, config.incarnation, config.port) == (1, 0, 29400)
     assert config.settings == RoundSettings(2, 4, 3)
+    assert config.clients is StoreClients.NONE
+    assert StoreConfig.from_environ(VALID | {Env.STORE_CLIENTS: "nodes"}).clients is StoreClients.NODES
 
 
 @pytest.mark.parametrize(
     ("change", "error"),
     [
         ({Env.RUN_ID: ""}, "ELASTICJOB_RUN_ID is not set"),
+        ({Env.STORE_CLIENTS: "all"}, "ELASTICJOB_STORE_CLIENTS must be one of none, nodes, any, not 'all'"),
         ({Env.PORT: "x"}, "ELASTICJOB_PORT must be a whole number, not 'x'"),
         ({Env.NODE_KEY: "zz"}, "ELASTICJOB_NODE_KEY must be set, in hexadecimal"),
         ({Env.OPERATOR_KEY: "bb"}, "ELASTICJOB_OPERATOR_KEY must have at least 16 bytes"),

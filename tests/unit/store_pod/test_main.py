@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from elasticjob.store_pod.main import count_container_start
+from elasticjob.contract.messages import RoundSettings
+from elasticjob.store_pod.main import count_container_start, store_limits
 
 
 def test_container_starts_are_counted_in_the_state_directory(tmp_path: Path) -> None:
@@ -32,3 +33,10 @@ def test_the_counter_is_replaced_as_a_whole(tmp_path: Path, monkeypatch: pytest.
         count_container_start(tmp_path, 1.0)
     monkeypatch.undo()
     assert count_container_start(tmp_path, 2.0) == 1
+
+
+def test_the_limits_of_a_store_follow_the_size_of_its_job_and_its_open_files() -> None:
+    small, large = store_limits(RoundSettings(1, 2, 2), 1 << 20), store_limits(RoundSettings(1, 4000, 1, 96), 1 << 20)
+    assert (small.connections, small.unauthenticated) == (16_384, 1024)
+    assert (large.connections, large.unauthenticated) == (16_384, 8192)
+    assert store_limits(RoundSettings(1, 2, 2), 4096).connections == 4096 - 256

@@ -217,11 +217,11 @@ def _cut_off(state: AgentState) -> AgentDecision:
     """
     if state.phase is AgentPhase.STOPPING and state.stopping_gracefully and not state.leaving:
         stopped = _stop(state, 0.0)
-        log = Log("cut off from the store and from all other nodes: killing the workers")
+        log = Log("cut off from the store and from half or more of the round's nodes: killing the workers")
         return AgentDecision(stopped.state, (log, *stopped.effects))
     if state.frozen or state.phase not in (AgentPhase.STARTING, AgentPhase.RUNNING):
         return AgentDecision(state)
-    log = Log("cut off from the store and from all other nodes: the workers are frozen")
+    log = Log("cut off from the store and from half or more of the round's nodes: the workers are frozen")
     return AgentDecision(replace(state, frozen=True), (FreezeWorkers(True), log))
 
 

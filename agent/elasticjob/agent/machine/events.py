@@ -104,7 +104,7 @@ class SignalReceived:
 
 @dataclass(frozen=True)
 class CutOff:
-    """Neither the coordinator nor any other node of the round was reachable for the keep-alive time."""
+    """For the keep-alive time this node had no permission to write: neither the coordinator nor a majority agreed."""
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ A check passes when its prerequisite is absent, such as nvidia-smi in the image 
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import os
 import re
@@ -25,7 +26,8 @@ from elasticjob.contract.memory_file import SHARED_MEMORY
 log = logging.getLogger(__name__)
 
 CHECK_TIMEOUT = 60.0
-"""Seconds for all checks. Eight GPUs need ten when their driver has to initialize."""
+"""Seconds for all checks. Eight GPUs need ten when their driver has to initialize. A slow disk may take longer and be
+healthy: a check that takes too long is a suspicion."""
 MIN_SHARED_MEMORY = 1 << 20
 """Bytes of shared memory that must be free: gloo and NCCL allocate as much when they start."""
 EARLIEST_CLOCK = 1_735_689_600.0
@@ -33,6 +35,8 @@ EARLIEST_CLOCK = 1_735_689_600.0
 KERNEL_LOG = "/dev/kmsg"
 CUDA = "libcuda.so.1"
 
+_FULL = tuple(os.strerror(number) for number in (errno.ENOSPC, errno.EDQUOT))
+"""Ends of the texts of problems that other pods may cause, and that end with them."""
 _QUERY = ("index", "ecc.errors.uncorrected.volatile.total", "remapped_rows.pending", "remapped_rows.failure")
 _NVIDIA_SMI_ERROR = re.compile(
     r"(GPU is lost|Unable to determine the device handle|No devices were found|has failed)[^\n]*"
@@ -44,6 +48,15 @@ _COMPUTE = (
     "import sys; sys.path.insert(0, sys.argv[1]); "
     "from elasticjob.agent.monitoring.gpu_compute import main; main(sys.argv[2])"
 )
+
+
+@dataclass(frozen=True)
+class HealthProblem:
+    """Why a node must not train now."""
+
+    text: str
+    suspected: bool = False
+    """Whether a healthy machine may show it too: storage is full, or a check takes long."""
 
 
 # ---- single checks -------------------------------------------------------------------------------------------------
@@ -166,8 +179,8 @@ class NodeHealth:
         self._computed = not gpus
         """Whether the compute check has run. It runs once: later the workers may use all GPU memory."""
 
-    async def find_problem(self, timeout: float = CHECK_TIMEOUT) -> str:
-        """Run all checks; return the first problem, or "" if this node is healthy."""
+    async def find_problem(self, timeout: float = CHECK_TIMEOUT) -> HealthProblem | None:
+        """Run all checks; return the first problem, or None if this node is healthy."""
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[str] = loop.create_future()
 
@@ -185,9 +198,11 @@ class NodeHealth:
 
         threading.Thread(target=check, daemon=True, name="health").start()
         try:
-            return await asyncio.wait_for(answer, timeout)
+            found = await asyncio.wait_for(answer, timeout)
         except asyncio.TimeoutError:
-            return f"health checks did not finish within {timeout:g} s: the disk or the GPU driver hangs"
+            text = f"health checks did not finish within {timeout:g} s: the disk or the GPU driver hangs"
+            return HealthProblem(text, suspected=True)
+        return HealthProblem(found, found.endswith(_FULL)) if found else None
 
     def run_checks(self) -> str:
         """Run the checks, cheap ones first, up to the first problem; return it, or ""."""

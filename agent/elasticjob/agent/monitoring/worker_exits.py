@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from elasticjob.contract.messages import Failure
+from elasticjob.contract.messages import Failure, FailureClass
 from elasticjob.contract.names import script_end_file
 from elasticjob.diagnosis import classify
 
@@ -49,8 +49,9 @@ def failure_of(evidence: WorkerExit, pod: str) -> Failure:
     exception, evident = evidence.exception or ("", "\n".join(evidence.lines or evidence.output))
     message = evident[:MAX_MESSAGE] if evidence.exception else last_lines(evidence.lines)
     exit_code = evidence.code if evidence.code > 0 else None
+    kind = classify(exit_code, name, exception, evident, oom_killed=evidence.oom_killed)
     return Failure(
-        kind=classify(exit_code, name, exception, evident, oom_killed=evidence.oom_killed),
+        kind=kind,
         pod=pod,
         time=evidence.time,
         rank=evidence.rank,
@@ -58,6 +59,8 @@ def failure_of(evidence: WorkerExit, pod: str) -> Failure:
         signal=name,
         exception=exception,
         message=message,
+        # A worker's text proves nothing: its driver may not be ready yet, or a line of its log quotes another machine.
+        suspected=kind is FailureClass.DEVICE_UNHEALTHY,
     )
 
 

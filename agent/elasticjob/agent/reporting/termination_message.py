@@ -1,12 +1,18 @@
-"""The termination message: JSON of at most 4096 bytes, the outcome first."""
+"""The termination message: JSON of at most 4096 bytes, the outcome first.
+
+An agent that is killed cannot write it. So the agent writes its round there before it starts workers: the operator
+then knows which failures belong together.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import os
 from dataclasses import replace
 
 from elasticjob.contract import codec
-from elasticjob.contract.messages import Termination
+from elasticjob.contract.messages import InRound, Termination
+from elasticjob.contract.names import RoundId
 
 TERMINATION_LOG = "/dev/termination-log"
 """File of the message, unless the pod sets terminationMessagePath."""
@@ -44,8 +50,24 @@ def _cut(text: str, width: int) -> str:
 
 def write_termination(path: str, termination: Termination) -> None:
     """Write the message to `path` in one write, so that a reader never sees a part of it. Raise OSError on failure."""
+    _write(path, termination_json(termination))
+
+
+def write_round(path: str, round_id: RoundId) -> None:
+    """Write the round whose workers start, for the case that the agent is killed. Raise OSError on failure."""
+    _write(path, codec.dumps(InRound(round_id)))
+
+
+def read_round(path: str) -> RoundId | None:
+    """Return the round that `write_round` wrote; None if there is none."""
+    with contextlib.suppress(OSError, codec.MessageError), open(path, "rb") as file:
+        return codec.parse(InRound, codec.loads(file.read(MAX_BYTES))).round
+    return None
+
+
+def _write(path: str, data: bytes) -> None:
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
     try:
-        os.write(descriptor, termination_json(termination))
+        os.write(descriptor, data)
     finally:
         os.close(descriptor)

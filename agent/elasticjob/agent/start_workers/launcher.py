@@ -23,6 +23,7 @@ from elasticjob.agent.start_workers.command import (
     with_local_rank,
 )
 from elasticjob.agent.start_workers.fork_server_client import ForkServerClient, ForkServerError, program_fields
+from elasticjob.agent.start_workers.fork_trust import COLD_REASON, ForkTrust
 from elasticjob.agent.start_workers.libuv import WITHOUT_LIBUV, has_libuv
 from elasticjob.agent.start_workers.shim_callers import RunInFork, ShimCaller
 from elasticjob.agent.start_workers.shim_server import CannotForkError, ShimServer, likely_python
@@ -84,8 +85,10 @@ class Launcher:
         self._output = output
         self._scratch = scratch
         self._child_setup = child_setup
-        self.fork_disabled_reason = ""
-        """Why no fork server runs, at most 256 characters; empty if one runs or the user turned it off."""
+        self._no_fork_server_reason = ""
+        self._trust = ForkTrust()
+        self._forked = False
+        """Whether workers of the last `start` are forks."""
         self._fork_server: ForkServerClient | None = None
         self._fork_ready = False
         """Whether the fork server has finished its imports and its self-test."""
@@ -95,6 +98,11 @@ class Launcher:
         self._replacements = 0
         self._replacing: asyncio.Task[None] | None = None
         self._shims: ShimServer | None = None
+
+    @property
+    def fork_disabled_reason(self) -> str:
+        """Why workers start by exec, at most 256 characters; empty if they are forks or the user wants no forks."""
+        return self._no_fork_server_reason or (COLD_REASON if self._trust.cold else "")
 
     @property
     def has_shim_processes(self) -> bool:
@@ -151,6 +159,7 @@ class Launcher:
         Each worker leads its own session and is a child of this process. If the command cannot be executed,
         this raises StartError and no worker runs.
         """
+        self._forked = False
         if (server := self._ready_fork_server) is not None and isinstance(command := self._command, PythonCommand):
             common = {
                 **(self._env if is_torchrun(command) else self._libuv_env()),
@@ -160,7 +169,9 @@ class Launcher:
                 {"env": {**common, **w.env}, "descriptors": [1, 2], **_own_command(command, w)} for w in workers
             ]
             try:
-                return await server.fork(requests, [d for w in workers for d in (w.stdout, w.stderr)])
+                pids = await server.fork(requests, [d for w in workers for d in (w.stdout, w.stderr)])
+                self._forked = True
+                return pids
             except ForkServerError as error:
                 log.warning("%s", self._fork_failed(server, str(error)))
                 # The fork server may have started some of the workers.
@@ -178,9 +189,17 @@ class Launcher:
             self._replace_fork_server(code)
         return self._shims.child_ended(pid, code) if self._shims is not None else None
 
+    def record_start(self, *, failed_at_once: bool) -> None:
+        """Record the outcome of the last `start`: forks that fail at once again and again are not used for a start."""
+        before, self._trust = self._trust, self._trust.record_start(forked=self._forked, failed_at_once=failed_at_once)
+        if self._trust.cold and not before.cold:
+            log.warning("%s: the next ones start by exec", COLD_REASON)
+        elif before.cold and not self._trust.cold:
+            log.warning("a start by exec failed at once too: workers are forked again")
+
     @property
     def _ready_fork_server(self) -> ForkServerClient | None:
-        return self._fork_server if self._fork_ready else None
+        return self._fork_server if self._fork_ready and not self._trust.cold else None
 
     async def _start_fork_server(self, create: Callable[[], ForkServerClient]) -> dict[str, Any]:
         """Start a fork server and return its result; ForkServerError if it cannot be used."""
@@ -207,7 +226,7 @@ class Launcher:
         except ForkServerError as error:
             log.warning("%s", self._disable_fork(str(error)))
         else:
-            self.fork_disabled_reason = ""
+            self._no_fork_server_reason = ""
             log.info("another fork server is ready after %.1f s", result["seconds"])
 
     def _fork_failed(self, server: ForkServerClient, reason: str) -> str:
@@ -219,7 +238,7 @@ class Launcher:
     def _disable_fork(self, reason: str) -> str:
         """Start workers by exec from now on. Return a log line."""
         self._close_fork_server()
-        self.fork_disabled_reason = reason[:256] if self._preload else ""
+        self._no_fork_server_reason = reason[:256] if self._preload else ""
         return f"workers start by exec: {reason}"
 
     def stop_fork_server(self) -> None:
@@ -290,7 +309,7 @@ class Launcher:
     ) -> int:
         """Fork a process that acts for a shim, and return its id."""
         if (server := self._ready_fork_server) is None:
-            raise CannotForkError("the fork server is not running")
+            raise CannotForkError(self.fork_disabled_reason or "the fork server is not running")
         caller_process = {
             "command": program_fields(allowed.command),
             "executable": allowed.executable,
@@ -304,6 +323,7 @@ class Launcher:
         try:
             worker = {"env": {}, "descriptors": list(numbers), "caller": caller_process}
             (pid,) = await server.fork([worker], descriptors)
+            self._forked = True
         except ForkServerError as error:
             self._fork_failed(server, str(error))
             raise CannotForkError(str(error)) from None

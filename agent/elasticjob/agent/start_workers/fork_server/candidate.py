@@ -13,6 +13,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from elasticjob.agent.processes import open_files
 from elasticjob.agent.start_workers.fork_server import self_test
 from elasticjob.agent.start_workers.fork_server.preload_learning import Baseline, ImportReport
 
@@ -96,19 +97,23 @@ def _find_variable(report: ImportReport, read: set[str]) -> str:
     return f"the script sets {', '.join(unseen)}, which libraries read when they are loaded" if unseen else ""
 
 
-def _find_leftover(files: list[str]) -> str:
-    """Return a reason if the imports left a process or an open file.
+def _find_leftover(files: set[str]) -> str:
+    """Return a reason if the imports left a process, a GPU or an open file.
 
     All workers would share an open file; an open device does not work after a fork.
     """
     with suppress(ChildProcessError):
         os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         return "the imports started a process"
+    if use := self_test.find_gpu_use():
+        return f"the imports {use}"
     return "the imports left files open" if _descriptors() != files else ""
 
 
-def _descriptors() -> list[str]:
-    return sorted(os.listdir("/proc/self/fd"))  # noqa: PTH208
+def _descriptors() -> set[str]:
+    """Return the numbers of the open files, without what `nvmlInit` leaves open."""
+    files = open_files(self_test.PROCESS)
+    return {number for number, path in files.items() if path != self_test.NVML_DEVICE}
 
 
 @contextmanager

@@ -84,7 +84,7 @@ def main() -> None:
     started = time.monotonic()
     with self_test.import_environment():
         missing = self_test.import_modules(config["preload"])
-        result = self_test.check_threads() or self_test.run_self_test()
+        result = self_test.check_threads() or self_test.check_gpus() or self_test.run_self_test()
     result |= {"seconds": round(time.monotonic() - started, 3), "missing": missing}
     baseline = Baseline(frozenset(sys.modules), dict(os.environ))
     _freeze_memory()

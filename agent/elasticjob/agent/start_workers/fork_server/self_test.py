@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import importlib
 import json
 import os
@@ -9,12 +10,19 @@ import select
 import signal
 import sys
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
+
+from elasticjob.agent.processes import open_files
 
 SELF_TEST_TIMEOUT = 20.0
 """Seconds. The test takes milliseconds, but other nodes on the same cores may be importing."""
+PROCESS = Path("/proc/self")
+"""The folder that describes this process."""
+NVML_DEVICE = "/dev/nvidiactl"
+"""The one device that `nvmlInit` leaves open; NVML goes on working in forks."""
 _IMPORT_ENVIRONMENT = {"OPENBLAS_NUM_THREADS": "1", "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
 """With these, numpy's OpenBLAS starts no thread, and `torch.cuda.is_available()` creates no CUDA state."""
 
@@ -53,6 +61,39 @@ def check_threads() -> dict[str, Any] | None:
     names = ", ".join(sorted({t.name for t in threading.enumerate() if t is not threading.main_thread()}))
     threads = f"{count} thread{'' if count == 1 else 's'}{f': {names}' if names else ''}"
     return {"ready": False, "reason": f"importing the preloaded modules started {threads}"}
+
+
+def check_gpus() -> dict[str, Any] | None:
+    """Return a failure if this process uses a GPU: neither CUDA's driver nor an open device works after a fork."""
+    use = find_gpu_use()
+    return {"ready": False, "reason": f"importing the preloaded modules {use}"} if use else None
+
+
+def find_gpu_use() -> str:
+    """Return how this process uses a GPU; empty if it does not."""
+    opened = {path for path in open_files(PROCESS).values() if path.startswith("/dev/nvidia")} - {NVML_DEVICE}
+    if opened:
+        return f"opened {', '.join(sorted(opened))}"
+    return "initialized CUDA's driver" if any(map(is_initialized, _load_again(cuda_drivers(PROCESS)))) else ""
+
+
+def cuda_drivers(process: Path) -> set[str]:
+    """Return the paths of CUDA's driver in the memory of a process; `process` is its folder in /proc."""
+    with suppress(OSError):
+        paths = {line.rstrip().rsplit(" ", 1)[-1] for line in (process / "maps").read_text().splitlines()}
+        return {path for path in paths if os.path.basename(path).startswith("libcuda.so")}  # noqa: PTH119
+    return set()
+
+
+def is_initialized(driver: Any) -> bool:
+    """Return whether `cuInit` has succeeded in this process: this call fails before. `driver`: a ctypes.CDLL."""
+    return int(driver.cuDeviceGetCount(ctypes.byref(ctypes.c_int()))) == 0
+
+
+def _load_again(paths: Iterable[str]) -> Iterator[Any]:
+    for path in paths:
+        with suppress(OSError):  # its file has been replaced
+            yield ctypes.CDLL(path)
 
 
 def run_self_test() -> dict[str, Any]:

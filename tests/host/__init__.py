@@ -1,0 +1,1 @@
+"""What the bare cluster and the image builder need of this machine. Standard library only."""

@@ -1,0 +1,383 @@
+"""The mutants: small replacements in the source of the pure decisions, each of them a plausible mistake."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+REPOSITORY = Path(__file__).resolve().parents[3]
+RENDEZVOUS = "agent/elasticjob/rendezvous"
+MACHINE = "agent/elasticjob/agent/machine"
+PLAN = "operator/elasticjob_operator/plan"
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One mistake: `old` occurs exactly once in the file, and `new` replaces it."""
+
+    name: str
+    path: str
+    old: str
+    new: str
+
+    def apply(self, root: Path) -> None:
+        """Write the mistake into the tree at `root`; raise ValueError if the source has changed."""
+        file = root / self.path
+        source = file.read_text()
+        if source.count(self.old) != 1:
+            raise ValueError(f"{self.name}: {self.path} has {source.count(self.old)} of {self.old!r}")
+        file.write_text(source.replace(self.old, self.new))
+
+
+def _rendezvous(name: str, module: str, old: str, new: str) -> Mutant:
+    return Mutant(name, f"{RENDEZVOUS}/{module}.py", old, new)
+
+
+def _machine(name: str, old: str, new: str) -> Mutant:
+    return Mutant(name, f"{MACHINE}/decide.py", old, new)
+
+
+def _plan(name: str, module: str, old: str, new: str) -> Mutant:
+    return Mutant(name, f"{PLAN}/{module}.py", old, new)
+
+
+MUTANTS = (
+    # ---- the end of a round
+    _rendezvous(
+        "success with one member still running",
+        "round_end",
+        "if not all(m.state is MemberState.SUCCEEDED and not m.lost for m in round_.members.values()):",
+        "if sum(m.state is not MemberState.SUCCEEDED or m.lost for m in round_.members.values()) > 1:",
+    ),
+    _rendezvous(
+        "success although a member was lost",
+        "round_end",
+        "m.state is MemberState.SUCCEEDED and not m.lost for m",
+        "m.state is MemberState.SUCCEEDED or m.lost for m",
+    ),
+    _rendezvous(
+        "a failure is never charged",
+        "round_end",
+        "charged = reason is EndReason.WORKER_FAILED and ",
+        "charged = False and ",
+    ),
+    _rendezvous(
+        "lost nodes are charged",
+        "round_end",
+        "charged = reason is EndReason.WORKER_FAILED and ",
+        "charged = reason in (EndReason.WORKER_FAILED, EndReason.AGENT_LOST) and ",
+    ),
+    _rendezvous(
+        "what status has charged is charged again",
+        "round_end",
+        " and not state.is_counted(round_.id)",
+        "",
+    ),
+    _rendezvous(
+        "one restart more than the budget",
+        "round_end",
+        "state.charged >= state.settings.max_restarts",
+        "state.charged > state.settings.max_restarts",
+    ),
+    _rendezvous(
+        "one restart less than the budget",
+        "round_end",
+        "state.charged >= state.settings.max_restarts",
+        "state.charged + 1 >= state.settings.max_restarts",
+    ),
+    _rendezvous(
+        "failures on lost nodes are the cause",
+        "round_end",
+        "cause = root_cause(f for f in round_.failures if f.pod not in excused)",
+        "cause = root_cause(round_.failures)",
+    ),
+    _rendezvous(
+        "a broken collective is charged although a node was lost",
+        "round_end",
+        "if cause and not (broken_collective and (excused or ending.reason is not EndReason.WORKER_FAILED)):",
+        "if cause:",
+    ),
+    _rendezvous(
+        "a round is concluded before its last member has stopped",
+        "round_end",
+        "round_.ending is None or not all(m.accounted_for for m in round_.members.values()):\n"
+        "        return None\n    ended",
+        "round_.ending is None or sum(not m.accounted_for for m in round_.members.values()) > 1:\n"
+        "        return None\n    ended",
+    ),
+    _rendezvous(
+        "a failed member ends nothing",
+        "round_end",
+        "if m.state is MemberState.FAILED or m.pod in reported]",
+        "if False]",
+    ),
+    _rendezvous(
+        "members are lost without the grace for a reconnect",
+        "state",
+        "now >= self.disconnected_at + RECONNECT_GRACE",
+        "now >= self.disconnected_at",
+    ),
+    _rendezvous(
+        "a node that left the link is never lost",
+        "round_end",
+        "if node is None or node.expired(now):\n        return True",
+        "if node is None:\n        return True",
+    ),
+    _rendezvous(
+        "a lost node joins before its workers have stopped",
+        "round_end",
+        "stale_round=round_.id, unresponsive",
+        "stale_round=None, unresponsive",
+    ),
+    # ---- planned ends
+    _rendezvous(
+        "the last step is the minimum",
+        "planned_end",
+        "PlannedEndDecision(max(steps), f",
+        "PlannedEndDecision(min(steps), f",
+    ),
+    _rendezvous(
+        "the last step is set before all have reported",
+        "planned_end",
+        "if len(steps) == len(members):",
+        "if len(steps) >= len(members) - 1 and steps:",
+    ),
+    _rendezvous(
+        "a failure does not end a planned end",
+        "planned_end",
+        "if round_.failures or any(m.lost or m.state is MemberState.FAILED for m in members.values()):",
+        "if False:",
+    ),
+    # ---- which nodes, which ranks
+    _rendezvous(
+        "unstable ranks",
+        "rank_assignment",
+        "return sorted(preferred[:target], key=lambda n: (place.get(n.agent_id, joining), n.index))",
+        "return sorted(preferred[:target], key=lambda n: (place.get(n.agent_id, joining), n.index), reverse=True)",
+    ),
+    _rendezvous("all nodes join, also beyond the target", "rank_assignment", "preferred[:target]", "preferred"),
+    _rendezvous(
+        "a node with an older round joins the next one",
+        "state",
+        "or node.stale_round is not None or departure",
+        "or departure",
+    ),
+    _rendezvous(
+        "two nodes suffice where three are needed",
+        "rounds",
+        "if has_survivor and len(ready) >= state.settings.min_nodes:",
+        "if has_survivor and len(ready) >= state.settings.min_nodes - 1:",
+    ),
+    _rendezvous(
+        "spares stay standbys",
+        "rank_assignment",
+        "preferred = sorted(pool,",
+        "preferred = sorted((n for n in pool if not place or n.agent_id in place) if len(place) > 1 else pool,",
+    ),
+    # ---- messages and links
+    _rendezvous(
+        "messages of an old round count",
+        "apply_event",
+        "if round_ is None or message.round != round_.id:\n        return state\n    member",
+        "if round_ is None:\n        return state\n    member",
+    ),
+    _rendezvous(
+        "an older view of the operator is applied",
+        "apply_event",
+        "if (view.lease, view.sequence) <= (state.operator_view.lease, state.operator_view.sequence):",
+        "if False:",
+    ),
+    _rendezvous(
+        "a closed store goes on",
+        "apply_event",
+        "return RoundDecision(replace(state, newer_store=incarnation), reason=reason)",
+        "return RoundDecision(state, reason=reason)",
+    ),
+    _rendezvous(
+        "the state of a member moves backward",
+        "apply_event",
+        "if _STATE_ORDER[reached] > _STATE_ORDER[member.state]:",
+        "if True:",
+    ),
+    _rendezvous(
+        "a reconnected member is not sent what it missed",
+        "apply_event",
+        "return RoundDecision(state, (SendToNode(node.agent_id, end),), reason)",
+        "return RoundDecision(state, (), reason)",
+    ),
+    _rendezvous(
+        "a node with an older round is not sent the end of it",
+        "apply_event",
+        "    if last is not None and last.state is not MemberState.STOPPED:\n        return stop_stale_round",
+        "    if False:\n        return stop_stale_round",
+    ),
+    # ---- batches
+    _rendezvous(
+        "any announcement may wait in a batch",
+        "event_batch",
+        "return _announcement_may_wait(state, round_, event.agent_id, event.message)",
+        "return True",
+    ),
+    _rendezvous(
+        "any message of a member may wait in a batch",
+        "event_batch",
+        "return node.disconnected_at is None and _message_may_wait(round_, member, event, counts)",
+        "return True",
+    ),
+    _rendezvous(
+        "recovery waits for the whole batch",
+        "event_batch",
+        "return not due and counts.connected + 1 < wanted",
+        "return True",
+    ),
+    # ---- a lost store
+    _rendezvous(
+        "a round is restored without a missing member",
+        "store_recovery",
+        "if newest is not None and len(found) == size:",
+        "if newest is not None and len(found) >= size - 1:",
+    ),
+    _rendezvous(
+        "a failed round is restored as running",
+        "store_recovery",
+        "if round_.failures or any(m.state is MemberState.FAILED for m in found.values()):",
+        "if False:",
+    ),
+    _rendezvous(
+        "failures that a recovering store is sent are forgotten",
+        "store_recovery",
+        "if not isinstance(message, WorkersFailed):\n        return state",
+        "if True:\n        return state",
+    ),
+    _rendezvous(
+        "succeeded nodes run again before the operator has answered",
+        "store_recovery",
+        "if found and not state.operator_seen and all(",
+        "if False and all(",
+    ),
+    _rendezvous(
+        "an outcome from the operator is not adopted",
+        "round_end",
+        "if finish is None or state.outcome is not None:",
+        "if True or finish is None:",
+    ),
+    # ---- confirmations
+    _rendezvous(
+        "a confirmation never expires",
+        "confirmation",
+        "if state.confirmed_until is None or now >= state.confirmed_until:",
+        "if state.confirmed_until is None:",
+    ),
+    _rendezvous(
+        "no confirmation is needed",
+        "confirmation",
+        "if not (state.operator_seen or state.successor) or not _half_missing(state):",
+        "if True:",
+    ),
+    _rendezvous(
+        "a confirmation for half of the nodes holds for any number",
+        "confirmation",
+        "return state.confirmed_half and not _exactly_half_missing(state)",
+        "return False",
+    ),
+    _rendezvous(
+        "half of the nodes suffice without a confirmation",
+        "state",
+        "return self.missing > 0 and 2 * self.missing >= self.size",
+        "return self.missing > 0 and 2 * self.missing > self.size",
+    ),
+    _rendezvous(
+        "a confirmation of an older request counts",
+        "confirmation",
+        "if state.confirmation_requested_at is None or view.confirmed_request != open_request(state):",
+        "if state.confirmation_requested_at is None or not view.confirmed_request:",
+    ),
+    # ---- the standby store
+    _rendezvous(
+        "a standby store takes over with half of the nodes",
+        "standby_store",
+        "not state.restarted and 2 * connected > size",
+        "not state.restarted and connected and 2 * connected >= size",
+    ),
+    _rendezvous(
+        "a standby store takes over with an older round",
+        "store_recovery",
+        "if newest is None or state.is_outdated(newest):",
+        "if newest is None:",
+    ),
+    # ---- the agent
+    _machine(
+        "success with one worker still running",
+        "    if state.running_ranks:\n        return AgentDecision(state)\n",
+        "",
+    ),
+    _machine(
+        "a greeting forgets the failure",
+        "if state.assignment and state.failure:\n        messages",
+        "if False:\n        messages",
+    ),
+    _machine(
+        "a cut-off node goes on",
+        "return AgentDecision(replace(state, frozen=True), (FreezeWorkers(True), log))",
+        "return AgentDecision(state, (log,))",
+    ),
+    _machine(
+        "a node that ends on plan reports success",
+        "    if state.stopped_as_planned:\n        return _stop(state, state.stop_grace)\n",
+        "",
+    ),
+    _machine(
+        "a new round starts while the last one runs",
+        "if state.phase is not AgentPhase.IDLE:\n        stopped",
+        "if False:\n        stopped",
+    ),
+    _machine(
+        "the workers stop at a last step that they have passed",
+        "if round_id != state.round or state.phase is not AgentPhase.RUNNING:\n        return AgentDecision(state)\n"
+        "    stopped = _stop(state, max(",
+        "if True:\n        return AgentDecision(state)\n    stopped = _stop(state, max(",
+    ),
+    # ---- the operator
+    _plan(
+        "the operator's budget is off by one",
+        "budget",
+        "if self.counted >= limit:",
+        "if self.counted > limit:",
+    ),
+    _plan(
+        "the operator counts a round again",
+        "budget",
+        "return sorted((e for e in ended if charged is None or e.round > charged), key=lambda e: e.round)",
+        "return sorted((e for e in ended if charged is None or e.round >= charged), key=lambda e: e.round)",
+    ),
+    _plan(
+        "the operator charges every ended round",
+        "budget",
+        "if not ended.charged or _excused(ended.failure, decisions):",
+        "if _excused(ended.failure, decisions):",
+    ),
+    _plan(
+        "scaling down deletes the lowest index",
+        "workers",
+        "enumerate(incarnations[: ctx.spec.settings.desired_pods])",
+        "list(enumerate(incarnations))[-ctx.spec.settings.desired_pods :]",
+    ),
+    _plan(
+        "pods below the target are deleted",
+        "workers",
+        'elif unwanted and newest_ended.get(pod.index) != pod.uid:',
+        "elif (unwanted or pod.index == 0) and newest_ended.get(pod.index) != pod.uid:",
+    ),
+    _plan(
+        "a confirmation while an older store runs",
+        "store_confirmation",
+        "    if not older:\n        return report.confirmation_request\n",
+        "    if True:\n        return report.confirmation_request\n",
+    ),
+    _plan(
+        "a lost store is not replaced",
+        "stores",
+        '    if refusal is None:\n        return _succeed(ctx, f"{name} no longer exists")\n',
+        "    if refusal is None:\n        return StorePlan(current, None, Actions())\n",
+    ),
+)  # fmt: skip

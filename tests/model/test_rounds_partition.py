@@ -1,0 +1,77 @@
+"""Walks through networks that part the nodes again and again: no two rounds may write."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from random import Random
+from types import ModuleType
+
+import pytest
+
+from elasticjob.agent.machine import write_permission
+from elasticjob.contract.messages import Report
+from elasticjob_operator.plan import store_confirmation
+from support.rounds_invariants import broken_invariants, liveness_violation
+from support.rounds_world import Move, World, calm, faults, running, step
+
+SEEDS, DEEP_SEEDS, STEPS = 60, 1500, 160
+OTHER_FAULTS = ("crash", "sigterm", "target")
+WEIGHTS = {"old-store-ends": 1, "turn": 3, "resume": 3, "tick": 3}
+
+
+def moves_of(world: World, random: Random) -> list[Move]:
+    """Return the moves to choose from: partitions last long, and are half of all faults."""
+    if random.random() < 0.05:
+        return list(faults(world, ("partition",) if random.random() < 0.5 else OTHER_FAULTS))
+    healing = random.random() < 0.03
+    return [m for m in calm(world) if m[0] != "heal" or healing for _ in range(WEIGHTS.get(m[0], 9))]
+
+
+def violation(seeds: int, sizes: Sequence[int] = (3, 4, 5)) -> str:
+    """Return what breaks in walks of jobs of these sizes; empty if nothing does."""
+    for seed in range(seeds):
+        random, world = Random(seed), running(sizes[seed % len(sizes)], spares=seed % 2)
+        for _ in range(STEPS):
+            if not (moves := moves_of(world, random)):
+                continue
+            move = random.choice(moves)
+            after = step(world, move)
+            if wrong := broken_invariants(world, move, after):
+                return f"seed {seed}: {move}: {wrong}"
+            world = after
+        if wrong := liveness_violation(world, 4000):
+            return f"seed {seed}: {wrong}"
+    return ""
+
+
+def test_no_two_rounds_may_write_in_a_network_that_is_parted(deep: bool) -> None:
+    assert not violation(DEEP_SEEDS if deep else SEEDS)
+
+
+def _any_link_is_enough(group_rank: int, group_world_size: int, linked: Collection[int]) -> bool:
+    """Wrong: group rank 0 goes on with any other node."""
+    return group_world_size == 1 or bool(linked)
+
+
+def _live_pods_do_not_matter(
+    report: Report, before: Report | None, *, older: bool, live: Collection[str], standby: bool = False
+) -> float:
+    """Wrong: confirm a store although more than half of the last round may go on without it."""
+    return _confirmable_request(report, before, older=older, live=(), standby=standby)
+
+
+_confirmable_request = store_confirmation.confirmable_request
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "wrong"),
+    [
+        (write_permission, "may_write_alone", _any_link_is_enough),
+        (store_confirmation, "confirmable_request", _live_pods_do_not_matter),
+    ],
+)
+def test_a_second_writer_is_found(
+    module: ModuleType, name: str, wrong: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, name, wrong)
+    assert "never_two_writers" in violation(10 * SEEDS, sizes=(4,))
