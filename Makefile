@@ -75,6 +75,10 @@ demo: ## a cluster, a job, and everything taken away while it trains
 	@$(MAKE) --no-print-directory -j2 venv programs
 	@$(PY) examples/demo/demo.py
 
+.PHONY: mutants
+mutants: venv ## does the explorer find bugs put in on purpose? writes docs/mutants.md (hours)
+	@PYTHONPATH=tests:agent:operator $(PY) -m model.mutation --write
+
 .PHONY: bench
 bench: venv ## ours against stock torchrun on this machine: docs/benchmarks.md (ROWS=name,... REPEAT=n; half an hour)
 	@$(PY) -m benchmarks $(if $(ROWS),--rows $(ROWS)) $(if $(REPEAT),--repeat $(REPEAT))

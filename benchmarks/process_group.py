@@ -25,7 +25,7 @@ _TORCH_STORE = """
 import socket, sys, time
 from datetime import timedelta
 from torch.distributed import TCPStore
-# On a socket for IPv6 as well, torch's server asks DNS for the name of each peer while the others wait.
+# On a socket for IPv6 as well, torch's server stalled for 5 s again and again, probably in lookups of peers' names.
 listener = socket.create_server(("127.0.0.1", 0), backlog=4096)
 port = listener.getsockname()[1]
 store = TCPStore(

@@ -284,5 +284,5 @@ def test_defaults_are_set_in_the_job(tools: Tools) -> None:
     spec = json.loads(done.stdout)["spec"]
     assert spec["nprocPerNode"] == "auto"
     assert spec["preload"] == ["torch", "torch._dynamo"]
-    assert spec["failurePolicy"] == {"maxRestarts": 3, "avoidNodeSeconds": 86400}
+    assert spec["failurePolicy"] == {"maxRestarts": 3, "maxStartFailures": 10, "avoidNodeSeconds": 86400}
     assert spec["rendezvous"]["port"] == 29400

@@ -113,8 +113,8 @@ JSON = st.recursive(
     max_leaves=5,
 )
 STATUS_FIELDS = (
-    "incarnations", "rendezvous", "chargedRound", "restarts", "conditions", "avoidedNodes", "suspectNodes", "lastFailure",
-    "chargedOutages", "failedStarts", "startFailures", "lastStartFailureTime",
+    "incarnations", "rendezvous", "chargedRound", "restarts", "conditions", "avoidedNodes", "suspectNodes",
+    "lastFailure", "chargedOutages", "failedStarts", "startFailures", "lastStartFailureTime",
     "recentFailures", "targetReplicas", "lastRendezvousTime", "runtimeImage", "rendezvousRound", "executionAttempts",
 )  # fmt: skip
 SPEC_FIELDS = (
