@@ -936,8 +936,10 @@ def _act(world: World, action: object) -> World:
         case CreateStandbyStore(name, _) if not world.with_standby:
             refusals = (*world.operator.refusals, name)
             return replace(world, operator=replace(world.operator, refusals=refusals))
-        case CreateStore(_, incarnation) | CreateStandbyStore(_, incarnation):
+        case CreateStore(name, incarnation) | CreateStandbyStore(name, incarnation):
             standby = isinstance(action, CreateStandbyStore)
+            refusals = tuple(refused for refused in world.operator.refusals if refused != name)
+            world = replace(world, operator=replace(world.operator, refusals=refusals))
             state = initial_state(
                 settings(world), attempt=1, store=incarnation, now=world.now, recovering=incarnation > 0,
                 standby=standby,
