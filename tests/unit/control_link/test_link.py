@@ -10,7 +10,7 @@ import struct
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 
@@ -73,6 +73,19 @@ async def test_messages_go_both_ways(peer: Peer) -> None:
     assert (await peer.links.get()).role is LinkRole.NODE
     link.close()
     assert await peer.ends.get() == "closed"
+
+
+async def test_a_passive_store_says_so_in_its_welcome(peer: Peer) -> None:
+    """The welcome is part of the proof and of the keys of the frames, also when it changes."""
+    passive = True
+    keys = {LinkRole.NODE: NODE, LinkRole.OPERATOR: OPERATOR}
+    peer.server.serve_link = LinkGate(WELCOME, keys, peer.serve, passive=lambda: passive).accept
+    for passive in (True, False):
+        link = await connect("127.0.0.1", peer.port, role=LinkRole.NODE, key=NODE, run_id="run-1")
+        assert link.welcome == replace(WELCOME, passive=passive)
+        link.send(Ready())
+        assert await link.receive() == Standby("Ready")
+        link.close()
 
 
 @pytest.mark.parametrize(
