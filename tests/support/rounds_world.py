@@ -246,6 +246,7 @@ def two_stores(size: int, moved: tuple[int, ...], *, confirmed: bool) -> World:
     `confirmed`: before that, the operator confirmed the older store, and the other nodes started a round by themselves.
     """
     world = running(size)
+    world = replace(world, now=world.now + 2 * NODES_SWITCH_SECONDS)
     for index in moved:
         world = step(world, ("cut", index))
     world = settle(step(world, ("tick", 0)), but=("tick", "heal")) if confirmed else world
