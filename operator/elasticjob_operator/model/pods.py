@@ -202,7 +202,7 @@ def _own_eviction(raw: Raw) -> str:
 
 
 def _failed_init_container(raw: Raw) -> str:
-    """Return the init container that failed, its exit code and the last line of its message; empty if none failed."""
+    """Return the init container that failed, its exit code and the last lines of its message; empty if none failed."""
     specs = objects(raw, "spec", "initContainers")
     sidecars = {text(c, "name") for c in specs if text(c, "restartPolicy") == "Always"}
     for container in objects(raw, "status", "initContainerStatuses"):
@@ -212,9 +212,10 @@ def _failed_init_container(raw: Raw) -> str:
             end = _signal_name(code) or f"exit code {code}"
             reason = text(terminated, "reason")
             killed = f"{reason}, " if reason not in ("", "Error") else ""
-            line = next(reversed(text(terminated, "message").strip().splitlines()), "")
+            # Two lines: what a container writes to stdout and to stderr reaches its log in either order.
+            lines = " | ".join(text(terminated, "message").strip().splitlines()[-2:])
             described = f"init container {text(container, 'name')} failed: {killed}{end}"
-            return f"{described}: {line[:MAX_LINE]}" if line else described
+            return f"{described}: {lines[:MAX_LINE]}" if lines else described
     return ""
 
 

@@ -55,7 +55,11 @@ def waiting(*pods: Pod, spec: Raw | None = None, **fields: Any) -> Observed:
     ("name", "pod", "why"),
     [
         ("init", worker(0, **failed_init()), "init container setup failed: exit code 3: no such bucket"),
-        ("last line", worker(0, **failed_init(message="a\nb\n\n")), "init container setup failed: exit code 3: b"),
+        (
+            "last lines",
+            worker(0, **failed_init(message="x\na\nb\n\n")),
+            "init container setup failed: exit code 3: a | b",
+        ),
         ("silent", worker(0, **failed_init(message="")), "init container setup failed: exit code 3"),
         ("killed", worker(0, **failed_init(code=137, message="")), "init container setup failed: SIGKILL"),
         ("evicted", worker(0, **evicted("too much.")), "evicted: too much."),
