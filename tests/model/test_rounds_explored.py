@@ -15,7 +15,7 @@ from elasticjob.rendezvous.state import RECOVERY_TIMEOUT, CoordinatorState
 from elasticjob_operator.plan import store_confirmation
 from support import rounds_world
 from support.rounds_invariants import broken_invariants, liveness_violation
-from support.rounds_world import BUDGET, World, calm, faults, finishing, running, step, two_stores
+from support.rounds_world import BUDGET, World, calm, faults, finishing, running, step, two_stores, with_standby
 
 SEEDS, STEPS = 60, 250
 
@@ -178,6 +178,7 @@ def test_the_walks_reach_every_phase_and_end_reason() -> None:
         if seed % 10 == 5:
             # A node that has met the successor finds the older store again: few walks get there by themselves.
             world = step(step(two_stores(5, (3, 4), confirmed=False), ("blip", 3)), ("connect-old", 3))
+        world = with_standby() if seed % 10 == 6 else world
         for _ in range(STEPS):
             world = next_world(world, random)
             for store in world.stores:

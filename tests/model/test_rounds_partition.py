@@ -11,7 +11,7 @@ import pytest
 from elasticjob.agent.machine import write_permission
 from elasticjob.contract.messages import Report
 from elasticjob_operator.plan import store_confirmation
-from support.rounds_invariants import broken_invariants, liveness_violation
+from support.rounds_invariants import INVARIANTS, Invariant, broken_invariants, liveness_violation, never_two_writers
 from support.rounds_world import Move, World, calm, faults, running, step
 
 SEEDS, DEEP_SEEDS, STEPS = 60, 1500, 160
@@ -27,7 +27,7 @@ def moves_of(world: World, random: Random) -> list[Move]:
     return [m for m in calm(world) if m[0] != "heal" or healing for _ in range(WEIGHTS.get(m[0], 9))]
 
 
-def violation(seeds: int, sizes: Sequence[int] = (3, 4, 5)) -> str:
+def violation(seeds: int, sizes: Sequence[int] = (3, 4, 5), invariants: Sequence[Invariant] = INVARIANTS) -> str:
     """Return what breaks in walks of jobs of these sizes; empty if nothing does."""
     for seed in range(seeds):
         random, world = Random(seed), running(sizes[seed % len(sizes)], spares=seed % 2)
@@ -36,10 +36,10 @@ def violation(seeds: int, sizes: Sequence[int] = (3, 4, 5)) -> str:
                 continue
             move = random.choice(moves)
             after = step(world, move)
-            if wrong := broken_invariants(world, move, after):
+            if wrong := broken_invariants(world, move, after, invariants):
                 return f"seed {seed}: {move}: {wrong}"
             world = after
-        if wrong := liveness_violation(world, 4000):
+        if wrong := liveness_violation(world, 4000, invariants):
             return f"seed {seed}: {wrong}"
     return ""
 
@@ -74,4 +74,4 @@ def test_a_second_writer_is_found(
     module: ModuleType, name: str, wrong: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, name, wrong)
-    assert "never_two_writers" in violation(10 * SEEDS, sizes=(4,))
+    assert "never_two_writers" in violation(10 * SEEDS, sizes=(4,), invariants=(never_two_writers,))
