@@ -56,7 +56,9 @@ class PlainScreen:
     captures_output = False
 
     def print_status(self, text: str) -> None:
-        print(f"[job] {text}", file=sys.stderr, flush=True)
+        # One write: the nodes write to the same file, and an unbuffered print() writes the newline by itself.
+        sys.stderr.write(f"[job] {text}\n")
+        sys.stderr.flush()
 
     def print_output(self, text: str) -> None:
         raise AssertionError("the nodes write their output themselves")

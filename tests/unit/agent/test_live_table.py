@@ -1,13 +1,17 @@
-"""The states of the nodes in the table of a local run."""
+"""The output of a local run: the states of the nodes in its table, and its lines."""
 
 from __future__ import annotations
 
+import io
+import os
+
+import pytest
 from rich.console import Console
 
 from elasticjob.contract.messages import NodeReport, Report, RoundPhase, Straggler
 from elasticjob.contract.names import RoundId
 from elasticjob.local.live_table import render_table
-from elasticjob.local.screen import NodeRow, RunView
+from elasticjob.local.screen import NodeRow, PlainScreen, RunView
 
 NODES = (
     NodeReport(0, 0, "toy-0-0", True, True),
@@ -31,3 +35,11 @@ def test_each_node_has_a_state_and_the_straggler_is_named() -> None:
     assert states(None) == ["in the round", "in the round", "ready, waiting", "importing", "starting"]
     with_straggler = states(Straggler(1, "toy-1-0", 0.08, 0.03, 1.0))
     assert with_straggler == ["in the round", "in the round; rank 1 is slow", "ready, waiting", "importing", "starting"]
+
+
+def test_an_unbuffered_line_is_one_write(monkeypatch: pytest.MonkeyPatch) -> None:
+    reader, writer = os.pipe2(os.O_DIRECT)  # one read returns what one write wrote
+    with os.fdopen(reader, "rb", 0) as output, os.fdopen(writer, "wb", 0) as raw:
+        monkeypatch.setattr("sys.stderr", io.TextIOWrapper(raw, write_through=True))
+        PlainScreen().print_status("toy failed")
+        assert output.read(100) == b"[job] toy failed\n"
