@@ -15,12 +15,10 @@ from support.logbook import LogBook
 
 Submit = Callable[[Json], Job]
 Follow = Callable[[Job], LogBook]
-SETTLE = 2.0
-"""Seconds from the standby store's readiness until all nodes know it."""
 
 
 def start(submit: Submit, follow: Follow, shared_dir: str, name: str) -> tuple[Job, LogBook]:
-    """Start a job of three nodes with a standby store."""
+    """Start a job of three nodes, and wait until all of them know its standby store."""
     elastic = {"minReplicas": 2, "maxReplicas": 3}
     job = submit(digits(name, shared_dir, "--epochs", "40", "--step-delay", "0.05", elasticPolicy=elastic))
     book = follow(job)
@@ -28,7 +26,9 @@ def start(submit: Submit, follow: Follow, shared_dir: str, name: str) -> tuple[J
     job.wait_status(worldSize=3)
     standby = job.wait_standby_store(timeout=60)
     assert job.node_of(standby) != job.node_of(f"{name}-rdzv-0")
-    time.sleep(SETTLE)
+    line = "store 1 is the standby store"
+    pods = lambda: {x.pod for x in list(book.lines) if line in x.text}  # noqa: E731
+    book.wait(lambda: len(pods()) == 3, timeout=60, what="all nodes know the standby store")
     return job, book
 
 

@@ -124,17 +124,16 @@ def store(incarnation: int = 0, **more: Any) -> Pod:
     return replace(parse_pod(raw), seen=more.get("created", NOW - 60))
 
 
-def ended(exit_code: int, reason: str = "Error", termination: Termination | str = "") -> Raw:
+def ended(exit_code: int, reason: str = "Error", termination: Termination | InRound | str = "") -> Raw:
     """Return the arguments for a pod whose trainer has ended; `termination` is its termination message."""
-    message = codec.dumps(termination).decode() if isinstance(termination, Termination) else termination
+    message = termination if isinstance(termination, str) else codec.dumps(termination).decode()
     terminated = {"exitCode": exit_code, "reason": reason, "message": message, "finishedAt": timestamp(NOW - 1)}
     return {"phase": "Failed" if exit_code else "Succeeded", "container": {"state": {"terminated": terminated}}}
 
 
 def killed(round_number: int | None = None, reason: str = "OOMKilled") -> Raw:
     """Return the arguments for a pod whose agent was killed with its workers, in this round or before its first."""
-    message = codec.dumps(InRound(RoundId(1, 0, round_number))).decode() if round_number else ""
-    return ended(137, reason, message)
+    return ended(137, reason, InRound(RoundId(1, 0, round_number)) if round_number else "")
 
 
 def failed_init(container: str = "setup", code: int = 3, message: str = "no such bucket") -> Raw:

@@ -251,6 +251,8 @@ class NodeClient:
     async def _receive_messages(self, link: ControlLink) -> None:
         while (message := await link.receive()) is not None:
             if isinstance(message, StandbyStore):
+                if message.host and message.incarnation != self._standby.incarnation:
+                    log.info("store %d is the standby store", message.incarnation)
                 self._standby = message
             elif isinstance(message, CoordinatorToNode):
                 self._on_message(message)

@@ -26,6 +26,10 @@ FAILED_STARTS = f"{GROUP}/failed-starts"
 MAX_LINE = 300
 """Characters of a failed init container's last line that messages quote."""
 
+CONTAINER_LOST = "ContainerStatusUnknown"
+"""The kubelet's reason for a container that it cannot find any more: its machine or the container runtime restarted."""
+_LOST_REASONS = (CONTAINER_LOST, "Unknown")
+"""The reasons for that of kubelets and of containerd. Their exit codes (137, 255) are placeholders."""
 _IMAGE_ERRORS = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "RegistryUnavailable")
 _START_ERRORS = ("CreateContainerConfigError", "CreateContainerError", "RunContainerError", "CrashLoopBackOff")
 
@@ -35,7 +39,7 @@ class TrainerEnd:
     """How a pod's trainer ended."""
 
     exit_code: int | None
-    """None if no container ran, for example after an eviction."""
+    """None if no container ran, for example after an eviction, or if it is unknown (`CONTAINER_LOST`)."""
     reason: str
     message: str
     time: float
@@ -229,11 +233,14 @@ def _trainer(raw: Raw) -> str:
 def _container_end(terminated: Raw) -> TrainerEnd:
     message = text(terminated, "message")
     termination = _termination(message)
+    exit_code, reason = integer(terminated, "exitCode"), text(terminated, "reason")
+    if reason in _LOST_REASONS and termination is None:
+        exit_code, reason = None, CONTAINER_LOST
     killed_in = None if termination else _killed_in(message)
     finished = moment(terminated, "finishedAt") or 0.0
     return TrainerEnd(
-        exit_code=integer(terminated, "exitCode"),
-        reason=text(terminated, "reason"),
+        exit_code=exit_code,
+        reason=reason,
         message="" if killed_in else message[-1024:],
         time=finished,
         seconds=max(0.0, finished - (moment(terminated, "startedAt") or finished)),

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from elasticjob.contract.messages import Failure, FailureClass, Outcome, PodState, Report
+from elasticjob.contract.messages import Failure, FailureClass, InRound, Outcome, PodState, Report
+from elasticjob.contract.names import RoundId
 from elasticjob_operator.actions import (
     CreateNodesService,
     CreateSecret,
@@ -17,7 +18,7 @@ from elasticjob_operator.actions import (
     DeletePod,
 )
 from elasticjob_operator.model.observed import Child, Children, LinkView, Observed, Refusal, RefusalReason
-from elasticjob_operator.model.pods import Pod, parse_pod
+from elasticjob_operator.model.pods import CONTAINER_LOST, Pod, parse_pod
 from elasticjob_operator.model.raw import timestamp
 from elasticjob_operator.plan import Plan
 from support.operator_build import (
@@ -323,6 +324,8 @@ def failed_by_kubelet(reason: str) -> Raw:
         (parse_pod(failed_by_kubelet("Evicted")), "Preempted", "Evicted"),
         (parse_pod(failed_by_kubelet("Terminated")), "Preempted", "Terminated"),
         (parse_pod(failed_by_kubelet("OutOfcpu")), "StartError", "OutOfcpu"),
+        (worker(0, **ended(255, "Unknown")), "NodeLost", CONTAINER_LOST),
+        (worker(0, **ended(137, CONTAINER_LOST, InRound(RoundId(1, 0, 1)))), "NodeLost", CONTAINER_LOST),
         (worker(0, **ended(137, "OOMKilled")), "OOMKilled", "OOMKilled"),
         (worker(0, deleting=NOW + 30), None, None),
         (worker(0, **ended(143, termination=declared(Outcome.LEFT))), None, None),
