@@ -26,9 +26,7 @@ def start(submit: Submit, follow: Follow, shared_dir: str, name: str) -> tuple[J
     job.wait_status(worldSize=3)
     standby = job.wait_standby_store(timeout=60)
     assert job.node_of(standby) != job.node_of(f"{name}-rdzv-0")
-    line = "store 1 is the standby store"
-    pods = lambda: {x.pod for x in list(book.lines) if line in x.text}  # noqa: E731
-    book.wait(lambda: len(pods()) == 3, timeout=60, what="all nodes know the standby store")
+    book.wait(lambda: book.text().count("store 1 is the standby store") == 3, timeout=60, what="all nodes know it")
     return job, book
 
 

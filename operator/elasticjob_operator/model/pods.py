@@ -233,14 +233,12 @@ def _trainer(raw: Raw) -> str:
 def _container_end(terminated: Raw) -> TrainerEnd:
     message = text(terminated, "message")
     termination = _termination(message)
-    exit_code, reason = integer(terminated, "exitCode"), text(terminated, "reason")
-    if reason in _LOST_REASONS and termination is None:
-        exit_code, reason = None, CONTAINER_LOST
+    lost = text(terminated, "reason") in _LOST_REASONS and termination is None
     killed_in = None if termination else _killed_in(message)
     finished = moment(terminated, "finishedAt") or 0.0
     return TrainerEnd(
-        exit_code=exit_code,
-        reason=reason,
+        exit_code=None if lost else integer(terminated, "exitCode"),
+        reason=CONTAINER_LOST if lost else text(terminated, "reason"),
         message="" if killed_in else message[-1024:],
         time=finished,
         seconds=max(0.0, finished - (moment(terminated, "startedAt") or finished)),
