@@ -80,10 +80,12 @@ def test_all_workers_save_when_a_node_is_drained(
     nodes: tuple[Job, LogBook, Path], cluster_dir: Path, namespace: str
 ) -> None:
     job, book, folder = nodes
-    (store,) = job.pods(job.stores)
+    job.wait_standby_store(timeout=60)
     machines = {job.node_of(pod) for pod in ("saves-0-0", "saves-1-0")}
-    # Not the store's machine: a store that ends together with a node cannot plan the end.
-    machine = (machines - {store["spec"]["nodeName"]}).pop()
+    store = job.node_of(job.serving_store())
+    # The store's machine if it has a worker: then the standby store plans the end.
+    machine = store if store in machines else machines.pop()
+    print(f"draining {machine}; the store is on {store}, workers on {machines}")
     with cordoned(cluster_dir, machine):
         drain = ["drain", machine, "--pod-selector=elasticjob.dev/job-name=saves", "--force", "--ignore-daemonsets"]
         kubectl(cluster_dir, *drain, "--delete-emptydir-data")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
-from elasticjob.contract.messages import EndReason, FailureClass, MemberState, Outcome, RoundEnded, StartRound
+from elasticjob.contract.messages import EndReason, FailureClass, Finish, MemberState, Outcome, RoundEnded, StartRound
 from elasticjob.contract.names import RoundId
 from elasticjob.rendezvous import rounds
 from elasticjob.rendezvous.confirmation import CONFIRMATION_SECONDS, least_complete_round
@@ -162,6 +162,23 @@ def no_leaving_node_joins(before: World, _: Move, after: World) -> bool:
         if not _may_have_come_later(before, s)
         for agent_id in started.members
     )
+
+
+def a_member_that_leaves_has_its_time(before: World, _: Move, after: World) -> bool:
+    """While a round ends on plan, none of its members gets `Finish` before it has stopped, unless the job has ended."""
+    known = {a.agent_id: a.inbox for a in before.agents}
+    for a in after.agents:
+        old, new = before.store(a.store or 0), after.store(a.store or 0)
+        if not a.busy or old is None or new is None or old.state.round is None or new.state.outcome is not None:
+            continue
+        member, ending = old.state.round.members.get(a.agent_id), old.state.round.ending
+        if member is None or member.accounted_for or ending is None or not ending.planned:
+            continue
+        if after.now >= ending.kill_at:
+            continue  # it has had its time
+        if any(isinstance(m, Finish) for m in a.inbox[len(known.get(a.agent_id, ())) :]):
+            return False
+    return True
 
 
 def a_confirmation_that_has_run_out_is_not_used(before: World, _: Move, after: World) -> bool:
@@ -441,6 +458,7 @@ INVARIANTS: tuple[Invariant, ...] = (
     no_round_exceeds_the_target,
     scaling_down_drops_the_highest_indices,
     no_leaving_node_joins,
+    a_member_that_leaves_has_its_time,
     a_confirmation_that_has_run_out_is_not_used,
     a_standby_store_takes_over_with_a_majority,
     only_a_store_that_was_active_closes_another,

@@ -52,8 +52,9 @@ from elasticjob.contract.names import Backend, RoundId
 
 log = logging.getLogger(__name__)
 
-CLEANUP_TIMEOUT = 1.0
-"""Seconds after the workers' end in which helpers may remove what the workers left in shared memory."""
+CLEANUP_TIMEOUT = 10.0
+"""Seconds after the workers' end in which helpers may remove what the workers left in shared memory. They end by
+themselves once the workers have; one that has just been started on a busy machine takes seconds to get there."""
 FILE_TIME_LAG = 0.02
 """Seconds by which the time of a file may be behind the clock."""
 

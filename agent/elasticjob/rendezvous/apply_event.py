@@ -144,19 +144,35 @@ def announce_node(state: CoordinatorState, node: Node, now: float) -> RoundDecis
         reason = f"{node.pod} announced itself after the end of the job"
         return RoundDecision(set_node(state, node), (SendToNode(agent_id, finish),), reason)
     other = node_with_same_index(state, node)
-    if superseded(state, node) or (other is not None and other.incarnation > node.incarnation):
+    newer_pod = superseded(state, node)
+    newer_node = other is not None and other.incarnation > node.incarnation
+    if (newer_pod or newer_node) and not (newer_pod and _must_stop(state, node)):
         finish = Finish(Outcome.SUPERSEDED, "Superseded", f"a newer pod has index {node.index}")
         reason = f"{node.pod} is superseded: a newer pod has index {node.index}"
         return RoundDecision(state, (SendToNode(agent_id, finish),), reason)
-    state = _remove_node(state, other)
     closed = (SendToNode(agent_id, Closed(state.closed_reason)),) if state.closed_reason else ()
-    answer = RoundDecision(state, (*_displaced(other), *closed))
+    displaced = None if other is None or newer_node or _stays_until_stopped(state, other) else other
+    state = _remove_node(state, displaced)
+    answer = RoundDecision(state, (*_displaced(displaced), *closed))
     if state.recovering_until is not None:
         if not state.nodes:
             state = replace(state, recovering_until=now + RECOVERY_TIMEOUT)
         state = replace(state, announced_at=now) if state.took_over else state
         return answer.then(RoundDecision(set_node(state, node), reason=f"{node.pod} announced itself during recovery"))
     return answer.then(_connect_node(state, node, now))
+
+
+def _stays_until_stopped(state: CoordinatorState, node: Node) -> bool:
+    """Return whether a node keeps its place in the round although a newer pod has its index: its pod is being deleted,
+    and its workers have time to save. The round, and so the next one, waits for it as for every member that leaves."""
+    return superseded(state, node) and _must_stop(state, node)
+
+
+def _must_stop(state: CoordinatorState, node: Node) -> bool:
+    """Return whether the node has workers of the present round, or of the one that this store may find."""
+    if state.recovering_until is None:
+        return _may_run_workers(state, node)
+    return node.membership is not None and node.membership.state is not MemberState.STOPPED
 
 
 def _displaced(node: Node | None) -> tuple[SendToNode, ...]:

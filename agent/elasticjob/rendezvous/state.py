@@ -361,13 +361,16 @@ def expected_pod(state: CoordinatorState, index: int) -> ExpectedPod | None:
 
 
 def node_with_same_index(state: CoordinatorState, node: Node) -> Node | None:
-    """Return the other node that has this node's index, if any. Until the job has ended there is at most one."""
+    """Return the other node that has this node's index, if any: the newest one.
+
+    Until the job has ended there is at most one, besides those whose pods were replaced while their workers still ran.
+    """
     other = state.nodes.get(state.agent_ids.get(node.index, ""))
     return other if other is not None and other.index == node.index and other.agent_id != node.agent_id else None
 
 
 def superseded(state: CoordinatorState, node: Node) -> bool:
-    """Return whether a newer pod has this node's index. The node is then ignored, even if its workers still run."""
+    """Return whether a newer pod has this node's index."""
     pod = expected_pod(state, node.index)
     return pod is not None and pod.incarnation > node.incarnation
 
@@ -407,12 +410,10 @@ def missing_pods(state: CoordinatorState, *, ready: bool) -> Iterator[ExpectedPo
 
 
 def set_node(state: CoordinatorState, node: Node) -> CoordinatorState:
-    """Return the state with this node added or replaced."""
-    agent_ids = (
-        state.agent_ids
-        if state.agent_ids.get(node.index) == node.agent_id
-        else with_item(state.agent_ids, node.index, node.agent_id)
-    )
+    """Return the state with this node added or replaced. Its index stays that of a newer node, if there is one."""
+    other = node_with_same_index(state, node)
+    known = state.agent_ids.get(node.index) == node.agent_id or (other and other.incarnation > node.incarnation)
+    agent_ids = state.agent_ids if known else with_item(state.agent_ids, node.index, node.agent_id)
     return replace(state, nodes=with_item(state.nodes, node.agent_id, node), agent_ids=agent_ids)
 
 

@@ -32,6 +32,7 @@ EXPLORER = (
     "tests/model/test_rounds_interleaved.py",
     "tests/model/test_rounds_batched.py",
     "tests/model/test_rounds_partition.py",
+    "tests/model/test_standby_store.py",
     "tests/model/operator",
     "-k", "not is_found",
 )  # fmt: skip
@@ -80,7 +81,7 @@ def run(mutant: Mutant | None, root: Path, limit: float) -> Result:
 
 
 def _explore(root: Path, limit: float) -> str:
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *EXPLORER]
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "--timeout=0", *EXPLORER]
     # Without bytecode: a file that was replaced twice in a second would be taken for unchanged.
     env = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1", "COLUMNS": "500"}
     try:

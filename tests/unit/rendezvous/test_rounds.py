@@ -589,6 +589,21 @@ def test_an_older_pod_of_an_index_is_superseded() -> None:
     assert finish.outcome is Outcome.SUPERSEDED
 
 
+def test_a_member_that_leaves_has_its_time_although_its_successor_has_connected() -> None:
+    job = job_of(0, 1)
+    job.leave(1)
+    job.operator_view(*pods(0), *pods(1, incarnation=1), target=2)
+    job.announce(1, incarnation=1)
+    job.stopped(0)
+    assert (job.finished(1), job.phase()) == (None, RoundPhase.ENDING)
+    job.stopped(1)
+    finish = job.finished(1)
+    assert finish is not None
+    assert finish.outcome is Outcome.SUPERSEDED
+    assert [(e.reason, e.lost_pods) for e in job.report.ended_rounds] == [(EndReason.NODE_LEFT, ("j-1-0",))]
+    assert job.members == ["j-0-0", "j-1-1"]
+
+
 # ---- the job ends
 
 

@@ -16,6 +16,7 @@ from elasticjob.contract.messages import (
     MemberState,
     NodeToCoordinator,
     Outcome,
+    PlanEnd,
     PodState,
     RoundPhase,
     StartRound,
@@ -49,6 +50,20 @@ def test_a_round_whose_members_all_reconnect_is_restored() -> None:
     job.send(0, WorkersStopped(RoundId(1, 0, 1), 6000))
     job.send(1, WorkersStopped(RoundId(1, 0, 1), 6001))
     assert job.start_of(0).round == RoundId(1, 1, 1)
+
+
+def test_a_replaced_member_that_still_runs_has_its_time_at_a_successor_too() -> None:
+    before = job_of(0, 1)
+    job = Job(before.state.settings, store=1, recovering=True)
+    job.operator_view(*pods(0), *pods(1, incarnation=1, state=PodState.STARTING), target=2)
+    job.announce(1, membership=membership_of(before.start_of(1)))
+    assert job.finished(1) is None
+    job.announce(1, incarnation=1)
+    assert job.finished(1) is None
+    job.announce(0, membership=membership_of(before.start_of(0)))
+    assert all(isinstance(job.last(index), PlanEnd) for index in (0, 1))
+    job.stopped(0, 1)
+    assert job.members == ["j-0-0", "j-1-1"]
 
 
 def test_a_missing_member_ends_a_restored_round() -> None:
