@@ -15,7 +15,8 @@ from elasticjob.rendezvous.state import RECOVERY_TIMEOUT, CoordinatorState
 from elasticjob_operator.plan import store_confirmation
 from support import rounds_world
 from support.rounds_invariants import broken_invariants, liveness_violation
-from support.rounds_world import BUDGET, MIN, World, calm, faults, finishing, running, step, two_stores, with_standby
+from support.rounds_operator import MIN
+from support.rounds_world import BUDGET, World, calm, faults, finishing, running, step, two_stores, with_standby
 
 SEEDS, STEPS = 60, 250
 
