@@ -21,7 +21,7 @@ import os, pathlib, signal, sys, time
 rank, world, node = os.environ["RANK"], os.environ["WORLD_SIZE"], os.environ["HOSTNAME"]
 
 def save(*_):
-    time.sleep(2)  # twice stopGraceSeconds
+    time.sleep(6)  # longer than stopGraceSeconds, and than the pod that replaces this one takes to connect
     pathlib.Path("/checkpoint", f"saved {node} of {world}").touch()
     sys.exit(0)
 

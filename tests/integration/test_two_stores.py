@@ -1,4 +1,4 @@
-"""Two store processes at once: the older one closes itself when a node reports the newer one."""
+"""The end of a store process: a node reports a newer store, or the process is ended while its nodes need it."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 
@@ -14,12 +15,19 @@ from elasticjob.contract import codec
 from elasticjob.contract.messages import (
     Announce,
     CoordinatorToNode,
+    EndRound,
+    Finish,
+    Leaving,
+    Message,
     NewerStore,
     NodeToCoordinator,
     RoundSettings,
     Standby,
+    StartRound,
+    WorkersStarted,
+    WorkersStopped,
 )
-from elasticjob.contract.names import Env
+from elasticjob.contract.names import Env, RoundId
 from elasticjob.control_link.link import ControlLink, LinkRole, connect
 from elasticjob.control_link.node_client import NodeClient
 
@@ -27,6 +35,7 @@ PROGRAM = [sys.executable, str(Path(__file__).parents[2] / "agent" / "elasticjob
 KEY = b"n" * 32
 Store = tuple[asyncio.subprocess.Process, int]
 StartStore = Callable[[int], Awaitable[Store]]
+M = TypeVar("M", bound=Message)
 
 
 @pytest.fixture
@@ -99,6 +108,49 @@ async def test_a_store_closes_itself_when_a_node_knows_a_newer_one(start_store: 
     assert await asyncio.wait_for(older.wait(), 10) == 0
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
+
+
+async def leaving_round(port: int) -> tuple[list[ControlLink], RoundId]:
+    """Connect two nodes that run a round, which ends because the second one leaves."""
+    nodes = [await dial(port), await dial(port)]
+    for index, node in enumerate(nodes):
+        node.send(Announce(index, 0, f"a{index}", f"j-{index}-0", "127.0.0.1", 1, 1))
+    starts = [await receive(node, StartRound) for node in nodes]
+    for node in nodes:
+        node.send(WorkersStarted(starts[0].round))
+    nodes[1].send(Leaving("SIGTERM"))
+    for node in nodes:
+        await receive(node, EndRound)
+    return nodes, starts[0].round
+
+
+async def receive(link: ControlLink, kind: type[M]) -> M:
+    while not isinstance(message := await asyncio.wait_for(link.receive(), 10), kind):
+        assert message is not None, f"closed while waiting for {kind.__name__}"
+    return message
+
+
+async def test_a_store_that_is_ended_concludes_the_end_of_a_round_first(start_store: StartStore) -> None:
+    store, port = await start_store(0)
+    nodes, round_id = await leaving_round(port)
+    store.terminate()
+    await log_line(store, "ends once its nodes need it no more")
+    for node in nodes:
+        node.send(WorkersStopped(round_id, 2))
+    await receive(nodes[1], Finish)
+    assert await asyncio.wait_for(store.wait(), 10) == 0
+    nodes[0].close()
+
+
+async def test_a_store_that_is_ended_twice_ends_at_once(start_store: StartStore) -> None:
+    store, port = await start_store(0)
+    nodes, _ = await leaving_round(port)
+    store.terminate()
+    await log_line(store, "ends once its nodes need it no more")
+    store.terminate()
+    assert await asyncio.wait_for(store.wait(), 10) == 0
+    for node in nodes:
+        node.close()
 
 
 async def test_a_store_does_not_close_for_a_store_that_is_not_newer(start_store: StartStore) -> None:

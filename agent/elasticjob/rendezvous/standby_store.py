@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from elasticjob.contract.messages import StoreActive
+from elasticjob.contract.messages import NO_STANDBY_STORE, StoreActive
 from elasticjob.contract.text import with_noun
 from elasticjob.rendezvous.apply_event import announce_node
 from elasticjob.rendezvous.decision import RoundDecision
@@ -44,6 +44,23 @@ def has_majority(state: CoordinatorState) -> bool:
     """
     connected, size = count_newest_round(state)
     return state.operator_seen and not state.restarted and 2 * connected > size
+
+
+def may_end(state: CoordinatorState, *, without_standby: bool) -> bool:
+    """Return whether a store that was asked to end may do so now, without cost for its nodes.
+
+    It may if it is not the job's store, or no node is connected, or the job has ended. Else it first concludes a round
+    that ends, because a successor does not know how long the members may take; and it waits, unless `without_standby`,
+    until its nodes know a standby store, to which they then go with their round.
+    """
+    if state.passive or state.newer_store is not None or state.outcome is not None:
+        return True
+    if all(n.disconnected_at is not None for n in state.nodes.values()):
+        return True
+    if state.round is not None and state.round.ending is not None:
+        return False
+    known = (state.operator_view.standby_store or NO_STANDBY_STORE).host
+    return bool(known) or without_standby or not state.operator_seen or state.settings.max_nodes == 1
 
 
 def _activate(state: CoordinatorState, reason: str, now: float) -> RoundDecision:

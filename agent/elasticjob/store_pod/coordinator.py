@@ -8,6 +8,7 @@ goes to the operators, and the timer is set to the next deadline.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from dataclasses import dataclass, field
@@ -31,7 +32,7 @@ from elasticjob.contract.messages import (
     WorkersSucceeded,
 )
 from elasticjob.control_link.link import ControlLink, LinkRole
-from elasticjob.rendezvous import recovery_times, rounds, stragglers
+from elasticjob.rendezvous import recovery_times, rounds, standby_store, stragglers
 from elasticjob.rendezvous.report import build_report
 from elasticjob.rendezvous.state import (
     CoordinatorEvent,
@@ -48,6 +49,9 @@ log = logging.getLogger(__name__)
 REPORT_SECONDS_PER_NODE = 0.0001
 """Seconds from one report to the next, for each node in the report. The cost of a report grows with its nodes, so
 reports take a small part of the processor, here and at the operator, however often nodes connect and disconnect."""
+STANDBY_TIMEOUT = 10.0
+"""Seconds that a store which is to end waits for a standby store. Where no second machine has room there is none, and
+what the job loses is little: a drain of a node beside it then ends the round as a lost node does."""
 
 
 @dataclass
@@ -59,6 +63,8 @@ class Coordinator:
     """Messages that their sender was not allowed to send."""
     superseded: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when a node has reported a newer store: the server of this store must close it."""
+    _decided: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set after each decision."""
     _nodes: dict[str, ControlLink] = field(default_factory=dict)
     """Links of nodes, by agent id."""
     _operators: list[ControlLink] = field(default_factory=list)
@@ -83,6 +89,15 @@ class Coordinator:
         for timer in (self._timer, self._report_timer):
             if timer is not None:
                 timer.cancel()
+
+    async def wait_until_it_may_end(self) -> None:
+        """Return when the store may end without cost for its nodes, or no standby store has come for so long."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + STANDBY_TIMEOUT
+        while not standby_store.may_end(self.state, without_standby=(left := deadline - loop.time()) <= 0):
+            self._decided.clear()
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._decided.wait(), left if left > 0 else None)
 
     async def serve(self, link: ControlLink) -> None:
         """Serve one peer until its link closes. LinkError: the peer sent an invalid message; the caller counts it."""
@@ -176,6 +191,7 @@ class Coordinator:
                 link.send(effect.message)
         self._report_change(now)
         self._set_timer(now)
+        self._decided.set()
         if self.state.newer_store is not None:
             self.superseded.set()
 

@@ -10,7 +10,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from pathlib import Path
 
 from elasticjob.contract.messages import RoundSettings
@@ -73,14 +73,15 @@ def _write_counter(path: Path, number: int) -> None:
 async def serve_store(config: StoreConfig) -> None:
     """Serve until SIGTERM, SIGINT or the end of the parent process (`parent_fd`).
 
-    If a node reports a newer store, stop listening, but wait for the signal too.
+    After the first signal the store serves on until it may end without cost for its nodes, after the second one it ends
+    at once. If a node reports a newer store, stop listening, but wait for the signal too.
     """
     _, open_files = raise_open_file_limit()
-    stop = asyncio.Event()
+    stop, at_once = asyncio.Event(), asyncio.Event()
     for signum in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(signum, stop.set)
+        asyncio.get_running_loop().add_signal_handler(signum, lambda: (at_once if stop.is_set() else stop).set())
     if config.parent_fd is not None:
-        asyncio.get_running_loop().add_reader(config.parent_fd, _end_with_parent, config.parent_fd, stop)
+        asyncio.get_running_loop().add_reader(config.parent_fd, _end_with_parent, config.parent_fd, stop, at_once)
     starts = count_container_start(config.state_dir, time.time())
     coordinator = _coordinator(config, starts)
     gate = LinkGate(
@@ -97,19 +98,28 @@ async def serve_store(config: StoreConfig) -> None:
     coordinator.start()
     role = ", standby" if config.standby else ""
     log.info("serving on port %d, incarnation %d, start %d%s", port, config.incarnation, starts, role)
-    ends = [asyncio.ensure_future(event.wait()) for event in (stop, coordinator.superseded)]
-    await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+    await _first_of(stop.wait(), coordinator.superseded.wait())
+    log.info("this store ends once its nodes need it no more")
+    await _first_of(coordinator.wait_until_it_may_end(), at_once.wait())
     coordinator.stop()
     await server.close()
     # If a superseded process exited, the kubelet would restart its container.
     await stop.wait()
-    ends[1].cancel()
 
 
-def _end_with_parent(parent_fd: int, stop: asyncio.Event) -> None:
+async def _first_of(*waits: Coroutine[None, None, object]) -> None:
+    """Return when one of these has returned, and cancel the others."""
+    tasks = [asyncio.ensure_future(wait) for wait in waits]
+    await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    for task in tasks:
+        task.cancel()
+
+
+def _end_with_parent(parent_fd: int, stop: asyncio.Event, at_once: asyncio.Event) -> None:
     """Stop the store: the other end of the pipe, to which no process writes, is closed."""
     asyncio.get_running_loop().remove_reader(parent_fd)
     stop.set()
+    at_once.set()
 
 
 def store_limits(settings: RoundSettings, open_files: int) -> Limits:

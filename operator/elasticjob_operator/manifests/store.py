@@ -69,7 +69,8 @@ def _pod_spec(job: Job, spec: JobSpec, incarnation: int, image: str) -> dict[str
         "restartPolicy": "Always",
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
-        "terminationGracePeriodSeconds": 5,
+        # A store that is drained with a node serves until the node has left.
+        "terminationGracePeriodSeconds": spec.termination_grace,
         "securityContext": {"fsGroup": USER_ID, "seccompProfile": {"type": "RuntimeDefault"}},
         "containers": [_container(job, spec, incarnation, image)],
         "volumes": [{"name": "state", "emptyDir": {"sizeLimit": "1Mi"}}],

@@ -24,6 +24,7 @@ from elasticjob.contract.messages import (
     WorkersStopped,
 )
 from elasticjob.contract.names import RoundId
+from elasticjob.rendezvous import standby_store
 from elasticjob.rendezvous.state import (
     RECONNECT_GRACE,
     RECOVERY_TIMEOUT,
@@ -290,3 +291,38 @@ def test_a_confirmation_for_half_starts_the_round() -> None:
     receive(job, view(0, 1, 2, 3, confirmed_request=request, confirmed_half=True))
     job.decide(Tick())
     assert job.members == ["j-0-0", "j-1-0"]
+
+
+# ---- a store that is to end
+
+
+def may_end(job: Job) -> tuple[bool, bool]:
+    """Return whether the store may end, and whether it may once no standby store has come in time."""
+    early, late = (standby_store.may_end(job.state, without_standby=late) for late in (False, True))
+    return early, late
+
+
+def test_a_store_that_is_to_end_waits_for_a_standby_store() -> None:
+    job = job_of(0, 1)
+    assert may_end(job) == (False, True)
+    receive(job, view(0, 1, standby_store=ADDRESS))
+    assert may_end(job) == (True, True)
+
+
+def test_a_store_that_is_to_end_concludes_a_round_that_ends() -> None:
+    job = job_of(0, 1)
+    job.leave(1)
+    assert may_end(job) == (False, False)
+    job.stopped(0, 1)
+    assert may_end(job) == (False, True)
+
+
+def test_a_store_without_nodes_or_without_a_job_may_end_at_once() -> None:
+    job = job_of(0, 1)
+    job.disconnect(0)
+    job.disconnect(1)
+    assert may_end(job) == (True, True)
+    ended = job_of(0, 1)
+    ended.succeed(0, 1)
+    assert may_end(ended) == (True, True)
+    assert may_end(standby(0, 1)) == (True, True)
