@@ -76,6 +76,12 @@ def test_interleavings_around_a_success_while_the_store_dies(kinds: tuple[str, .
     assert not explore(finishing(), kinds, len(kinds), DEEP_STATES if deep else 2 * STATES)
 
 
+def test_interleavings_around_a_success_that_only_the_operator_can_find(deep: bool) -> None:
+    """One node has received the success; the store has forgotten it, and the operator is away for some time."""
+    start = step(step(finishing(), ("operator-down", 0)), ("restart-in-place", 0))
+    assert not explore(start, (), 0, DEEP_STATES if deep else STATES)
+
+
 @pytest.mark.parametrize("kind", ["restart-store", "restart-in-place", "crash"])
 def test_interleavings_around_a_charged_failure_while_the_store_dies(kind: str, deep: bool) -> None:
     start = charged()
