@@ -88,7 +88,7 @@ def test_all_workers_save_when_a_node_is_drained(
     print(f"draining {machine}; the store is on {store}, workers on {machines}")
     with cordoned(cluster_dir, machine):
         drain = ["drain", machine, "--pod-selector=elasticjob.dev/job-name=saves", "--force", "--ignore-daemonsets"]
-        kubectl(cluster_dir, *drain, "--delete-emptydir-data")
+        print(kubectl(cluster_dir, *drain, "--delete-emptydir-data"))
         wait_began(book, 2, rounds=2)
     assert {"saved saves-0 of 2", "saved saves-1 of 2"} <= set(saved(folder))
     assert job.status()["restarts"] == 0

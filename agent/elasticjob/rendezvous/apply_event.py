@@ -144,14 +144,12 @@ def announce_node(state: CoordinatorState, node: Node, now: float) -> RoundDecis
         reason = f"{node.pod} announced itself after the end of the job"
         return RoundDecision(set_node(state, node), (SendToNode(agent_id, finish),), reason)
     other = node_with_same_index(state, node)
-    newer_pod = superseded(state, node)
-    newer_node = other is not None and other.incarnation > node.incarnation
-    if (newer_pod or newer_node) and not (newer_pod and _must_stop(state, node)):
+    if superseded(state, node) and not _must_stop(state, node):
         finish = Finish(Outcome.SUPERSEDED, "Superseded", f"a newer pod has index {node.index}")
         reason = f"{node.pod} is superseded: a newer pod has index {node.index}"
         return RoundDecision(state, (SendToNode(agent_id, finish),), reason)
     closed = (SendToNode(agent_id, Closed(state.closed_reason)),) if state.closed_reason else ()
-    displaced = None if other is None or newer_node or _stays_until_stopped(state, other) else other
+    displaced = other if other is not None and not _stays(state, other, node) else None
     state = _remove_node(state, displaced)
     answer = RoundDecision(state, (*_displaced(displaced), *closed))
     if state.recovering_until is not None:
@@ -162,10 +160,14 @@ def announce_node(state: CoordinatorState, node: Node, now: float) -> RoundDecis
     return answer.then(_connect_node(state, node, now))
 
 
-def _stays_until_stopped(state: CoordinatorState, node: Node) -> bool:
-    """Return whether a node keeps its place in the round although a newer pod has its index: its pod is being deleted,
-    and its workers have time to save. The round, and so the next one, waits for it as for every member that leaves."""
-    return superseded(state, node) and _must_stop(state, node)
+def _stays(state: CoordinatorState, other: Node, node: Node) -> bool:
+    """Return whether `other` stays beside `node`, which announces the same index.
+
+    A newer node does. So does an older one that still has workers: its pod is being deleted, and they have time to
+    save. The round, and so the next one, waits for it as for every member that leaves.
+    """
+    newer = other.incarnation > node.incarnation
+    return newer or (other.incarnation < node.incarnation and _must_stop(state, other))
 
 
 def _must_stop(state: CoordinatorState, node: Node) -> bool:

@@ -50,14 +50,15 @@ def may_end(state: CoordinatorState, *, without_standby: bool) -> bool:
     """Return whether a store that was asked to end may do so now, without cost for its nodes.
 
     It may if it is not the job's store, or no node is connected, or the job has ended. Else it first concludes a round
-    that ends, because a successor does not know how long the members may take; and it waits, unless `without_standby`,
-    until its nodes know a standby store, to which they then go with their round.
+    that ends, because a successor does not know how long the members may take, and waits for the workers of one that
+    starts. Then it waits, unless `without_standby`, until its nodes know a standby store, to which they go with their
+    round.
     """
     if state.passive or state.newer_store is not None or state.outcome is not None:
         return True
     if all(n.disconnected_at is not None for n in state.nodes.values()):
         return True
-    if state.round is not None and state.round.ending is not None:
+    if state.round is not None and (state.round.ending is not None or not state.round.formed_at):
         return False
     known = (state.operator_view.standby_store or NO_STANDBY_STORE).host
     return bool(known) or without_standby or not state.operator_seen or state.settings.max_nodes == 1

@@ -370,21 +370,21 @@ def node_with_same_index(state: CoordinatorState, node: Node) -> Node | None:
 
 
 def superseded(state: CoordinatorState, node: Node) -> bool:
-    """Return whether a newer pod has this node's index."""
-    pod = expected_pod(state, node.index)
-    return pod is not None and pod.incarnation > node.incarnation
+    """Return whether a newer pod has this node's index: the operator lists it, or it has announced itself."""
+    pod, other = expected_pod(state, node.index), node_with_same_index(state, node)
+    announced = other is not None and other.incarnation > node.incarnation
+    return announced or (pod is not None and pod.incarnation > node.incarnation)
 
 
 def departure_reason(state: CoordinatorState, node: Node) -> str:
     """Return why this node is leaving, as it reported itself or as the operator sees its pod; empty while it stays."""
     if node.leaving_reason:
         return node.leaving_reason
-    pod = expected_pod(state, node.index)
-    if pod is None or pod.incarnation < node.incarnation:
-        return ""
-    if pod.incarnation > node.incarnation:
+    if superseded(state, node):
         return "a newer pod has its index"
-    return "its pod is being deleted" if pod.state is PodState.DRAINING else ""
+    pod = expected_pod(state, node.index)
+    draining = pod is not None and pod.incarnation == node.incarnation and pod.state is PodState.DRAINING
+    return "its pod is being deleted" if draining else ""
 
 
 def candidates(state: CoordinatorState) -> list[Node]:

@@ -93,7 +93,8 @@ def current_store(ctx: ReconcileContext) -> StorePlan:
 
 
 def _serving(pod: Pod | None) -> Pod | None:
-    return pod if pod is not None and pod.running and pod.ip else None
+    """Return the pod if it may serve. It does while it is being deleted, until its nodes need it no more."""
+    return pod if pod is not None and pod.end is None and pod.phase == "Running" and pod.ip else None
 
 
 def _delete_older(ctx: ReconcileContext, current: int) -> Actions:

@@ -105,6 +105,13 @@ def test_when_a_store_that_never_reported_to_this_operator_is_replaced(
 LAST_REPORT = report(worker(0), worker(1))
 
 
+def test_the_link_to_a_store_that_is_being_deleted_stays_while_it_serves() -> None:
+    deleting, ended = store(deleting=NOW + 5), store(deleting=NOW + 5, phase="Succeeded", container={"state": {}})
+    up = LinkView(True, NOW - 60, LAST_REPORT)
+    assert run(with_store(deleting, up)).store_address is not None
+    assert run(with_store(ended, up)).store_address is None
+
+
 @pytest.mark.parametrize(
     ("name", "pod", "silence", "last_report", "created"),
     [

@@ -170,13 +170,15 @@ def test_roles_have_ranks_of_their_own_among_heterogeneous_nodes() -> None:
 
 def test_a_node_whose_index_another_agent_takes_gets_finish() -> None:
     job = spared(0, 1, 2, 3)
-    for displaced, taker in ((3, 1), (1, 1)):  # a standby and a member
-        job.announce(displaced, incarnation=taker)
+    job.announce(3, incarnation=1)  # of a standby
+    job.announce(1, incarnation=1)  # of a member, which first stops
+    assert job.finished(1) is None
+    assert job.sent_end(0, 1, 2)
+    job.stopped(0, 1, 2)
+    for displaced, why in ((3, "another agent has announced itself with index 3"), (1, "a newer pod has its index")):
         finish = job.finished(displaced)
         assert finish is not None
-        why = f"another agent has announced itself with index {displaced}"
         assert (finish.outcome, finish.reason, finish.message) == (Outcome.SUPERSEDED, "Superseded", why)
-    assert job.sent_end(0, 2)
 
 
 def test_a_displaced_node_that_is_disconnected_gets_finish_when_it_reconnects() -> None:

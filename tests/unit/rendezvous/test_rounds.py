@@ -589,10 +589,11 @@ def test_an_older_pod_of_an_index_is_superseded() -> None:
     assert finish.outcome is Outcome.SUPERSEDED
 
 
-def test_a_member_that_leaves_has_its_time_although_its_successor_has_connected() -> None:
+@pytest.mark.parametrize("view_is_late", [False, True])
+def test_a_member_that_leaves_has_its_time_although_its_successor_has_connected(view_is_late: bool) -> None:
     job = job_of(0, 1)
     job.leave(1)
-    job.operator_view(*pods(0), *pods(1, incarnation=1), target=2)
+    job.operator_view(*pods(0), *pods(1, incarnation=0 if view_is_late else 1), target=2)
     job.announce(1, incarnation=1)
     job.stopped(0)
     assert (job.finished(1), job.phase()) == (None, RoundPhase.ENDING)

@@ -314,6 +314,11 @@ def test_a_store_that_is_to_end_concludes_a_round_that_ends() -> None:
     job.leave(1)
     assert may_end(job) == (False, False)
     job.stopped(0, 1)
+    job.announce(1, incarnation=1)
+    assert job.phase() is RoundPhase.RUNNING  # its workers start
+    assert may_end(job) == (False, False)
+    job.started(0)
+    job.started(1, incarnation=1)
     assert may_end(job) == (False, True)
 
 
