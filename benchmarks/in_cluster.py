@@ -28,6 +28,8 @@ from support.kube import Json, Kube
 from support.logbook import LogBook, Step
 
 NODES = 3
+MOVES = 6
+"""How often a row moves the store to find the machine that it needs."""
 SETTLE = 20
 """Steps between one fault and the next."""
 WATCH = 10.0
@@ -101,13 +103,21 @@ class JobRun:
         return [pod for pod in self.job.pods(self.job.stores) if pod["metadata"]["name"] == name]
 
     def _node(self, *, with_store: bool) -> str:
-        """Return a node with one worker, with or without the store.
+        """Return a node with one worker, with or without the store. If there is none, move the store.
 
         The loss of two workers would leave fewer than the minimum.
         """
-        stores = {pod["spec"]["nodeName"] for pod in self._stores()}
-        nodes = [self.job.node_of(pod) for pod in self.job.running()]
-        return next(node for node in nodes if (node in stores) is with_store and nodes.count(node) == 1)
+        for _ in range(MOVES):
+            (store,) = self._stores()
+            nodes = [self.job.node_of(pod) for pod in self.job.running()]
+            for node in nodes:
+                if (node == store["spec"]["nodeName"]) is with_store and nodes.count(node) == 1:
+                    return node
+            self.job.wait_standby_store(timeout=60)
+            self.kube.delete("pods", store["metadata"]["name"], NAMESPACE)
+            self.job.wait_store(int(self.job.status()["rendezvous"]["incarnation"]) + 1, timeout=60)
+        wanted = "and the" if with_store else "without the"
+        raise RuntimeError(f"in {MOVES} attempts no node had one worker {wanted} store")
 
     def _node_killed(self, node: str, name: str) -> dict[str, float]:
         try:

@@ -20,7 +20,7 @@ from elasticjob.rendezvous.decision import RoundDecision, Rule
 from elasticjob.rendezvous.state import CoordinatorState, Node
 from support.rounds_explorer import explore, search
 from support.rounds_invariants import broken_invariants, liveness_violation
-from support.rounds_world import FAULTS, Move, calm, charged, faults, finishing, running, step
+from support.rounds_world import FAULTS, Move, World, calm, charged, faults, finishing, running, settle, step
 
 STATES, DEEP_STATES = 900, 20_000
 """Different worlds explored around each fault."""
@@ -80,6 +80,33 @@ def test_interleavings_around_a_success_that_only_the_operator_can_find(deep: bo
     """One node has received the success; the store has forgotten it, and the operator is away for some time."""
     start = step(step(finishing(), ("operator-down", 0)), ("restart-in-place", 0))
     assert not explore(start, (), 0, DEEP_STATES if deep else STATES)
+
+
+@pytest.mark.parametrize("lost", ["vanish", "cut"])
+def test_interleavings_around_a_collective_that_a_lost_node_broke(lost: str, deep: bool) -> None:
+    assert not explore(step(running(), (lost, 2)), ("collective",), 1, DEEP_STATES if deep else STATES)
+
+
+def late_confirmation() -> World:
+    """Half of the nodes have crashed. The operator's confirmation is late: the store has renewed its request since."""
+    held = ("tick", "reconcile", "view-arrives", "heal", "kubelet", "connect", "warm")
+    world = settle(step(step(running(4), ("crash", 2)), ("crash", 3)), but=held)
+    world = settle(step(world, ("tick", 0)), but=held)
+    while (
+        not (late := step(step(world, ("delay-view", 0)), ("reconcile", 0)).late_view) or not late[1].confirmed_request
+    ):
+        world = step(world, ("reconcile", 0))
+        if ("reconcile", 0) not in calm(world):
+            world = step(world, ("tick", 0))
+    world = step(step(world, ("delay-view", 0)), ("reconcile", 0))
+    request = world.stores[0].state.confirmation_requested_at
+    while world.stores[0].state.confirmation_requested_at == request:
+        world = step(world, ("tick", 0))
+    return world
+
+
+def test_interleavings_around_a_confirmation_of_an_older_request(deep: bool) -> None:
+    assert not explore(late_confirmation(), (), 0, DEEP_STATES if deep else STATES)
 
 
 @pytest.mark.parametrize("kind", ["restart-store", "restart-in-place", "crash"])

@@ -5,7 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
-from elasticjob.contract.messages import EndReason, FailureClass, Finish, MemberState, Outcome, RoundEnded, StartRound
+from elasticjob.agent.machine.state import AgentPhase
+from elasticjob.contract.messages import (
+    Announce,
+    EndReason,
+    EndRound,
+    FailureClass,
+    Finish,
+    MemberState,
+    Outcome,
+    PlanEnd,
+    RoundEnded,
+    StartRound,
+)
 from elasticjob.contract.names import RoundId
 from elasticjob.rendezvous import rounds
 from elasticjob.rendezvous.confirmation import CONFIRMATION_SECONDS, least_complete_round
@@ -193,6 +205,30 @@ def a_confirmation_that_has_run_out_is_not_used(before: World, _: Move, after: W
         ):
             return False
     return True
+
+
+def a_connected_member_is_sent_the_end_of_its_round(_: World, __: Move, after: World) -> bool:
+    """While a round ends, each connected member that still runs it has received the message, or has it in its inbox."""
+    for s in after.stores:
+        round_ = s.state.round
+        if round_ is None or round_.ending is None or s.state.newer_store is not None or s.queue:
+            continue
+        for a in after.agents:
+            member = round_.members.get(a.agent_id)
+            if member is None or member.accounted_for or not _runs(a, s, round_.id):
+                continue
+            stops = a.stopping or a.holding or a.stops_at is not None or a.machine.step_reported
+            if not stops and not any(isinstance(m, (PlanEnd, EndRound, Finish)) for m in a.inbox):
+                return False
+    return True
+
+
+def _runs(a: Agent, s: Store, round_id: RoundId) -> bool:
+    """Return whether an agent that the store has heard of over its present link runs workers of this round."""
+    here = a.store == s.incarnation and not a.deaf and a.ended is None and a.start is not None
+    heard = not any(isinstance(m, Announce) for m in a.outbox)
+    phases = (AgentPhase.STARTING, AgentPhase.RUNNING)
+    return here and heard and a.start is not None and a.start.round == round_id and a.machine.phase in phases
 
 
 # ---- the standby store
@@ -459,6 +495,7 @@ INVARIANTS: tuple[Invariant, ...] = (
     scaling_down_drops_the_highest_indices,
     no_leaving_node_joins,
     a_member_that_leaves_has_its_time,
+    a_connected_member_is_sent_the_end_of_its_round,
     a_confirmation_that_has_run_out_is_not_used,
     a_standby_store_takes_over_with_a_majority,
     only_a_store_that_was_active_closes_another,

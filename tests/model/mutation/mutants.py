@@ -194,16 +194,16 @@ MUTANTS = (
         "return RoundDecision(state, reason=reason)",
     ),
     _rendezvous(
-        "the state of a member moves backward",
-        "apply_event",
-        "if _STATE_ORDER[reached] > _STATE_ORDER[member.state]:",
-        "if True:",
-    ),
-    _rendezvous(
         "a reconnected member is not sent what it missed",
         "apply_event",
         "return RoundDecision(state, (SendToNode(node.agent_id, end),), reason)",
         "return RoundDecision(state, (), reason)",
+    ),
+    _rendezvous(
+        "a member that leaves is displaced by the pod that replaces it",
+        "apply_event",
+        "return newer or (other.incarnation < node.incarnation and _must_stop(state, other))",
+        "return newer",
     ),
     _rendezvous(
         "a node with an older round is not sent the end of it",
@@ -236,12 +236,6 @@ MUTANTS = (
         "store_recovery",
         "if newest is not None and len(found) == size:",
         "if newest is not None and len(found) >= size - 1:",
-    ),
-    _rendezvous(
-        "a failed round is restored as running",
-        "store_recovery",
-        "if round_.failures or any(m.state is MemberState.FAILED for m in found.values()):",
-        "if False:",
     ),
     _rendezvous(
         "failures that a recovering store is sent are forgotten",
