@@ -224,11 +224,11 @@ def a_connected_member_is_sent_the_end_of_its_round(_: World, __: Move, after: W
 
 
 def _runs(a: Agent, s: Store, round_id: RoundId) -> bool:
-    """Return whether an agent that the store has heard of over its present link runs workers of this round."""
+    """Return whether an agent that the store has received an announcement from over its present link runs workers of this round."""
     here = a.store == s.incarnation and not a.deaf and a.ended is None and a.start is not None
-    heard = not any(isinstance(m, Announce) for m in a.outbox)
+    announced = not any(isinstance(m, Announce) for m in a.outbox)
     phases = (AgentPhase.STARTING, AgentPhase.RUNNING)
-    return here and heard and a.start is not None and a.start.round == round_id and a.machine.phase in phases
+    return here and announced and a.start is not None and a.start.round == round_id and a.machine.phase in phases
 
 
 # ---- the standby store
