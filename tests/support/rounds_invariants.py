@@ -224,7 +224,7 @@ def a_connected_member_is_sent_the_end_of_its_round(_: World, __: Move, after: W
 
 
 def _runs(a: Agent, s: Store, round_id: RoundId) -> bool:
-    """Return whether an agent that the store has received an announcement from over its present link runs workers of this round."""
+    """Return whether an agent runs workers of this round, and its announcement over the present link has arrived."""
     here = a.store == s.incarnation and not a.deaf and a.ended is None and a.start is not None
     announced = not any(isinstance(m, Announce) for m in a.outbox)
     phases = (AgentPhase.STARTING, AgentPhase.RUNNING)
