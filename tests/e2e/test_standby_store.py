@@ -20,7 +20,7 @@ Follow = Callable[[Job], LogBook]
 def start(submit: Submit, follow: Follow, shared_dir: str, name: str) -> tuple[Job, LogBook]:
     """Start a job of three nodes, and wait until all of them know its standby store."""
     elastic = {"minReplicas": 2, "maxReplicas": 3}
-    job = submit(digits(name, shared_dir, "--epochs", "40", "--step-delay", "0.05", elasticPolicy=elastic))
+    job = submit(digits(name, shared_dir, "--epochs", "25", "--step-delay", "0.05", elasticPolicy=elastic))
     book = follow(job)
     book.wait_step(5, timeout=120)
     job.wait_status(worldSize=3)
