@@ -134,9 +134,9 @@ class ActionExecutor:
                 return await self._create(PODS, "", pod)
             case UpdateStoreService(uid, incarnation):
                 return await self._update_store_service(uid, incarnation)
-            case DeletePod(name, uid, why, force):
+            case DeletePod(name, uid, why, force, grace):
                 log.info("%s/%s: deleting pod %s: %s", self.job.namespace, self.job.name, name, why)
-                return await self._delete(PODS, name, uid, grace=0 if force else None)
+                return await self._delete(PODS, name, uid, grace=0 if force else grace)
             case DeleteService(name, uid):
                 self.memory.children = None
                 return await self._delete(SERVICES, name, uid)

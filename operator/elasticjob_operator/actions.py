@@ -81,6 +81,8 @@ class DeletePod:
     uid: str
     why: str
     force: bool = False
+    grace: int | None = None
+    """Seconds from SIGTERM to SIGKILL; None: what the pod says."""
 
 
 Action: TypeAlias = (

@@ -101,13 +101,8 @@ def pods_that_may_write(state: CoordinatorState) -> tuple[str, ...] | None:
         if majority and len(r.pods) < r.size:
             return None
         missing = (a for a in r.pods if a not in r.stopped)
-        pods |= {r.pods[a]: None for a in missing if majority or _is_unresponsive(state, a)}
+        pods |= {r.pods[a]: None for a in missing if majority or a in r.unresponsive}
     return tuple(pods)
-
-
-def _is_unresponsive(state: CoordinatorState, agent_id: str) -> bool:
-    node = state.nodes.get(agent_id)
-    return node is not None and node.unresponsive
 
 
 def receive_confirmation(state: CoordinatorState, view: OperatorView) -> CoordinatorState:
@@ -130,7 +125,8 @@ def record_ended_round(state: CoordinatorState, round_: Round) -> CoordinatorSta
     idle = {agent_id for agent_id in connected if state.nodes[agent_id].stale_round is None}
     stopped = frozenset(a for a, m in round_.members.items() if m.state is MemberState.STOPPED or a in idle)
     pods = {agent_id: m.pod for agent_id, m in round_.members.items()}
-    ended = LastRound(round_.id, round_.size, stopped & connected, stopped - connected, pods)
+    unresponsive = frozenset(a for a, m in round_.members.items() if m.unresponsive)
+    ended = LastRound(round_.id, round_.size, stopped & connected, stopped - connected, pods, unresponsive)
     if round_.formed_at or state.last_round.id is None:
         return replace(state, last_round=ended, attempted_rounds=())
     lost = frozenset(agent_id for agent_id, m in round_.members.items() if m.lost) - idle

@@ -54,7 +54,9 @@ def expire_lost_nodes(state: CoordinatorState, now: float) -> RoundDecision | No
     }
     if not lost:
         return None
-    members = {a: replace(m, lost=True) if a in lost else m for a, m in round_.members.items()}
+    members = {
+        a: replace(m, lost=True, unresponsive=a in connected) if a in lost else m for a, m in round_.members.items()
+    }
     state = replace(state, round=replace(round_, members=members))
     for agent_id in lost:
         if agent_id in state.nodes:

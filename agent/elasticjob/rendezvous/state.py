@@ -84,6 +84,8 @@ class Member:
     local_world_size: int
     state: MemberState = MemberState.STARTING
     lost: bool = False
+    unresponsive: bool = False
+    """Whether it was connected when it was lost: it did not stop its workers in time, so they may still run."""
 
     @property
     def accounted_for(self) -> bool:
@@ -161,6 +163,8 @@ class LastRound:
     """Agent ids of the nodes that reported the same and have disconnected since."""
     pods: Mapping[str, str] = field(default_factory=dict)
     """By agent id: the pods of its nodes, as far as this store knows them."""
+    unresponsive: frozenset[str] = frozenset()
+    """Agent ids of the members that were connected and did not stop their workers in time."""
 
     @property
     def missing(self) -> int:

@@ -85,7 +85,10 @@ class Coordinator:
         self._submit(Tick())
 
     def stop(self) -> None:
-        """Stop all timers."""
+        """Send the report that waits, if any, and stop all timers."""
+        if self._report_timer is not None:
+            self._report_timer.cancel()
+            self._report_again()
         for timer in (self._timer, self._report_timer):
             if timer is not None:
                 timer.cancel()

@@ -135,10 +135,19 @@ def _listen(port: int) -> socket.socket:
     return socket.create_server(("0.0.0.0", port), backlog=4096)  # noqa: S104
 
 
+_END_TIMEOUT = 5.0
+"""Seconds that a hosted store has to end."""
+
+
 def _terminate(process: subprocess.Popen[bytes], own_end: int) -> None:
-    process.terminate()
-    process.wait()
+    # The end of the pipe ends the store at once. After SIGTERM alone it would wait for nodes that end their round.
     os.close(own_end)
+    process.terminate()
+    try:
+        process.wait(_END_TIMEOUT)
+    except subprocess.TimeoutExpired:  # a child of this process may hold the pipe
+        process.kill()
+        process.wait()
 
 
 def node_key(params: RendezvousParameters) -> bytes:

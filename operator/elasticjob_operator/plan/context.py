@@ -30,6 +30,9 @@ STORE_UNRESPONSIVE_SECONDS = 2.0
 then, or its kubelet has reported it as not ready."""
 STORE_LEFT_SECONDS = 0.25
 """The same if nodes have left the store for its standby store, which then takes over."""
+STORE_GRACE_SECONDS = 5
+"""Seconds that a store has to end which is not the job's store any more. Only the job's store ends with the grace of
+the workers, for which it serves."""
 NODES_SWITCH_SECONDS = 4.0
 """Seconds after the end of a store in which its nodes connect to the next one: their first attempt may still go to the
 old one."""

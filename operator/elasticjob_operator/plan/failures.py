@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from elasticjob.contract.messages import Failure, FailureClass
-from elasticjob_operator.model.pods import CONTAINER_LOST, Pod
+from elasticjob_operator.model.pods import Pod
 from elasticjob_operator.model.raw import timestamp
 from elasticjob_operator.plan.pod_decisions import PodDecision, ReplacePod, describe_end, did_not_start
 
@@ -22,11 +22,9 @@ _CLASS_BY_REASON = {
     "NodeShutdown": FailureClass.PREEMPTED,
     "DeletionByPodGC": FailureClass.NODE_LOST,
     "NodeLost": FailureClass.NODE_LOST,
-    CONTAINER_LOST: FailureClass.NODE_LOST,
 }
-"""Keyed by kubelets' reasons (status.reason: eviction, preemption for a critical pod, node shutdown), by reasons of
-DisruptionTarget conditions, and by `CONTAINER_LOST`. A DisruptionTarget condition of any other reason means
-PREEMPTED."""
+"""Keyed by kubelets' reasons (status.reason: eviction, preemption for a critical pod, node shutdown) and by reasons of
+DisruptionTarget conditions. A DisruptionTarget condition of any other reason means PREEMPTED."""
 
 
 def worker_record(failure: Failure, node: str) -> dict[str, Any]:

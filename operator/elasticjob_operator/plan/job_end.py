@@ -16,7 +16,7 @@ from elasticjob_operator.model.pods import Pod
 from elasticjob_operator.model.status import ConditionType
 from elasticjob_operator.plan import failures
 from elasticjob_operator.plan.budget import Budget
-from elasticjob_operator.plan.context import Actions, ReconcileContext
+from elasticjob_operator.plan.context import STORE_GRACE_SECONDS, Actions, ReconcileContext
 from elasticjob_operator.plan.starts import Starts, gives_up
 from elasticjob_operator.plan.world import World
 
@@ -158,7 +158,7 @@ def _delete_store(ctx: ReconcileContext) -> Actions:
     services = ((nodes_service(name), children.nodes), (store_service(name), children.rendezvous))
     return Actions(
         actions=(
-            *(DeletePod(p.name, p.uid, _ENDED) for p in stores),
+            *(DeletePod(p.name, p.uid, _ENDED, grace=STORE_GRACE_SECONDS) for p in stores),
             *(DeleteService(service, child.uid) for service, child in services if child is not None and child.ours),
         )
     )

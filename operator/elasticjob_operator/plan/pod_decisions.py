@@ -17,7 +17,7 @@ from elasticjob.contract.names import ExitCode
 from elasticjob_operator.backoff import growing_interval
 from elasticjob_operator.manifests.names import worker_pod
 from elasticjob_operator.model.observed import RefusalReason
-from elasticjob_operator.model.pods import Pod, TrainerEnd
+from elasticjob_operator.model.pods import CONTAINER_LOST, Pod, TrainerEnd
 from elasticjob_operator.model.status import DEVICE_UNHEALTHY, NODE_LOST, AvoidedNode
 from elasticjob_operator.plan.context import LONGEST_POLL_SECONDS, LOST_GRACE_SECONDS, ReconcileContext
 
@@ -136,7 +136,8 @@ def _decide_ended(ctx: ReconcileContext, pod: Pod) -> KeepPod | ReplacePod:
     ran = pod.end.seconds if pod.end else 0.0
     if not charged and ran < MIN_POD_LIFETIME and ctx.now < pod.seen + MIN_POD_LIFETIME:
         return KeepPod(pod.seen + MIN_POD_LIFETIME)
-    return ReplacePod(f"{pod.name} ended: {describe_end(pod)}", charged)
+    lost_at = ctx.now if pod.end is not None and pod.end.reason == CONTAINER_LOST else None
+    return ReplacePod(f"{pod.name} ended: {describe_end(pod)}", charged, lost_at)
 
 
 def _decide_live(ctx: ReconcileContext, pod: Pod) -> KeepPod | ReplacePod:

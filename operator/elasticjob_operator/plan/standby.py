@@ -10,7 +10,13 @@ from elasticjob_operator.actions import Action, CreateStandbyStore, DeletePod
 from elasticjob_operator.manifests.names import store_pod
 from elasticjob_operator.model.observed import Refusal, RefusalReason
 from elasticjob_operator.model.pods import Pod
-from elasticjob_operator.plan.context import LEASE_LATE_SECONDS, Actions, ReconcileContext, poll_interval
+from elasticjob_operator.plan.context import (
+    LEASE_LATE_SECONDS,
+    STORE_GRACE_SECONDS,
+    Actions,
+    ReconcileContext,
+    poll_interval,
+)
 from elasticjob_operator.plan.pod_decisions import avoided_names
 from elasticjob_operator.plan.store_confirmation import live_workers, must_retire
 
@@ -133,14 +139,20 @@ def _delete_retired(ctx: ReconcileContext, standby: int | None) -> Actions:
     actions: list[Action] = []
     waited = 0.0
     for pod in unwanted:
+        actions += delete_store(ctx, pod, "it is not the standby store any more")
         if pod.deleting is None:
-            actions.append(DeletePod(pod.name, pod.uid, "it is not the standby store any more"))
             continue
         waited = max(waited, ctx.now - pod.deleting)
         if ctx.lease_late(pod.node) and ctx.now >= pod.deleting + LEASE_LATE_SECONDS:
             why = f"neither {pod.name} nor the kubelet of {pod.node} responds"
             actions.append(DeletePod(pod.name, pod.uid, why, force=True))
     return Actions(tuple(actions), requeue_at=(ctx.now + poll_interval(waited),) if unwanted else ())
+
+
+def delete_store(ctx: ReconcileContext, pod: Pod, why: str) -> tuple[DeletePod, ...]:
+    """Return the deletion of a store that is not the job's store any more; none if it ends as soon without it."""
+    ends_soon = pod.deleting is not None and pod.deleting <= ctx.now + STORE_GRACE_SECONDS
+    return () if ends_soon else (DeletePod(pod.name, pod.uid, why, grace=STORE_GRACE_SECONDS),)
 
 
 def usable_standby_store(ctx: ReconcileContext, standby: int | None) -> StandbyStore | None:

@@ -29,6 +29,7 @@ from elasticjob_operator.plan.operator_reach import may_replace
 from elasticjob_operator.plan.pod_decisions import avoided_names
 from elasticjob_operator.plan.standby import (
     can_promote,
+    delete_store,
     has_taken_over,
     next_incarnation,
     nodes_have_left,
@@ -114,8 +115,8 @@ def _delete_older(ctx: ReconcileContext, current: int) -> Actions:
         if pod.end is None and ctx.lease_late(pod.node) and expired:
             why = f"neither {pod.name} nor the kubelet of {pod.node} responds"
             actions.append(DeletePod(pod.name, pod.uid, why, force=True))
-        elif pod.deleting is None:
-            actions.append(DeletePod(pod.name, pod.uid, "a newer store serves"))
+        else:
+            actions += delete_store(ctx, pod, "a newer store serves")
     return Actions(tuple(actions), requeue_at=(ctx.now + poll_interval(ctx.now - since),) if older else ())
 
 
@@ -163,7 +164,7 @@ def _must_replace(ctx: ReconcileContext, pod: Pod, silence: float) -> bool:
     the other. So is any store while the operator suspects its own network (`operator_reach`). Nodes that wait at the
     standby store have lost the store too: then its silence is enough, at once.
     """
-    known_and_ready = ctx.report is not None and pod.running and pod.ready
+    known_and_ready = ctx.report is not None and _serving(pod) is not None and pod.ready
     late = ctx.lease_late(pod.node)
     if pod.deleting is not None and ctx.kubelet_down(pod.node):
         return True
@@ -177,12 +178,11 @@ def _must_replace(ctx: ReconcileContext, pod: Pod, silence: float) -> bool:
 
 
 def _promote(ctx: ReconcileContext, old: Pod | None, why: str, lost_node: AvoidedNode | None) -> StorePlan:
-    """Plan that the standby store serves, and delete the old pod unless that has begun."""
+    """Plan that the standby store serves, and delete the old pod."""
     pod = ctx.newer_store
     assert pod is not None  # noqa: S101  # callers check it first
     record = EventRecord("StoreLost", f"{why}; standby store {pod.name} replaces it", key=pod.name, warning=True)
-    deleted = old is not None and old.deleting is None
-    actions = (DeletePod(old.name, old.uid, why),) if old is not None and deleted else ()
+    actions = () if old is None else delete_store(ctx, old, why)
     # The next reconcile creates the next standby store.
     planned = Actions(actions, (record,), requeue_at=(ctx.now,))
     return StorePlan(pod.incarnation, _serving(pod), planned, lost_node, lost_reason=why, promoted=True)
@@ -203,7 +203,7 @@ def _succeed(ctx: ReconcileContext, why: str) -> StorePlan:
 
 
 def _replace(ctx: ReconcileContext, current: int, pod: Pod) -> StorePlan:
-    """Plan the successor, and delete the old pod unless that has begun.
+    """Plan the successor, and delete the old pod.
 
     This is safe because status is written before any action, and the operator confirms only the store that status
     names.
@@ -213,8 +213,7 @@ def _replace(ctx: ReconcileContext, current: int, pod: Pod) -> StorePlan:
     if can_promote(ctx):
         return _promote(ctx, pod, why, lost_node)
     store = _create(ctx, next_incarnation(ctx), why, lost_node)
-    deletion = Actions((DeletePod(pod.name, pod.uid, why),) if pod.deleting is None else ())
-    return replace(store, actions=store.actions + deletion)
+    return replace(store, actions=store.actions + Actions(delete_store(ctx, pod, why)))
 
 
 def _create(ctx: ReconcileContext, incarnation: int, lost: str = "", lost_node: AvoidedNode | None = None) -> StorePlan:

@@ -62,7 +62,8 @@ def read_world(ctx: ReconcileContext) -> World:
     return World(
         formed=formed,
         active=report.active if formed else 0,
-        ready=sum(node.ready for node in report.nodes),
+        # A pod that is replaced while its workers save has a node beside that of the new one.
+        ready=len({node.index for node in report.nodes if node.ready}),
         standby=sum(not node.member for node in report.nodes) if formed else 0,
         size=report.world_size if formed else 0,
         rounds=max(rounds + 1, report.rounds) if is_new else rounds,

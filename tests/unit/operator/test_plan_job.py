@@ -29,6 +29,7 @@ from elasticjob_operator.plan.context import (
     LEASE_LATE_SECONDS,
     LOST_GRACE_SECONDS,
     NODES_SWITCH_SECONDS,
+    STORE_GRACE_SECONDS,
     STORE_UNRESPONSIVE_SECONDS,
 )
 from elasticjob_operator.plan.stores import LEASE_POLL_SECONDS
@@ -136,6 +137,14 @@ def test_an_unresponsive_store_is_replaced_within_seconds(
     assert [a.force for a in p.actions if isinstance(a, DeletePod)] == [False] * created
     assert (p.store_address is None) is created
     assert p.requeue_after is not None
+
+
+@pytest.mark.parametrize(("left", "deleted"), [(100, True), (STORE_GRACE_SECONDS, False)])
+def test_a_drained_store_that_does_not_respond_is_replaced_and_ends_soon(left: float, deleted: bool) -> None:
+    drained = store(deleting=NOW + left)
+    p = run(with_store(drained, LinkView(False, NOW - STORE_UNRESPONSIVE_SECONDS, LAST_REPORT)))
+    assert [a.name for a in p.actions if isinstance(a, CreateStore)] == ["bert-rdzv-1"]
+    assert [a.grace for a in p.actions if isinstance(a, DeletePod)] == [STORE_GRACE_SECONDS] * deleted
 
 
 @pytest.mark.parametrize(("silence", "lease_age", "after"), [(0.5, None, 1.5), (9.0, 4.0, 5.0), (9.0, 12.0, 3.0)])
@@ -444,8 +453,8 @@ def test_a_job_is_complete_once_all_pods_have_ended_and_then_the_store_is_delete
     assert (status_["phase"], status_["succeeded"], status_["active"], status_["worldSize"]) == ("Succeeded", 2, 0, 0)
     assert status_["completionTime"] == "2027-01-15T08:00:00Z"
     assert p.actions == (
-        DeletePod("bert-rdzv-0", "uid-bert-rdzv-0", "the job has ended"),
-        DeletePod("bert-rdzv-1", "uid-bert-rdzv-1", "the job has ended"),
+        DeletePod("bert-rdzv-0", "uid-bert-rdzv-0", "the job has ended", grace=STORE_GRACE_SECONDS),
+        DeletePod("bert-rdzv-1", "uid-bert-rdzv-1", "the job has ended", grace=STORE_GRACE_SECONDS),
         DeleteService("bert", "n"),
         DeleteService("bert-rdzv", "r"),
     )

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from elasticjob.contract.messages import MemberState, PodState, RoundPhase, RoundSettings, Standby, WorkersStopped
 from elasticjob.rendezvous import rounds
 from elasticjob.rendezvous.confirmation import CONFIRMATION_SECONDS
-from elasticjob.rendezvous.state import RECOVERY_TIMEOUT, STOP_TIMEOUT, NewerStoreSeen
+from elasticjob.rendezvous.state import RECOVERY_TIMEOUT, STOP_TIMEOUT, NewerStoreSeen, OperatorViewReceived
 from support.rounds import Job, membership_of, pods
 
 SETTINGS = RoundSettings(min_nodes=1, max_nodes=4, target=4)
@@ -260,6 +262,19 @@ def test_a_node_that_does_not_stop_is_lost_and_may_write_until_it_has_stopped() 
     assert job.report.lost_pods == ("j-3-0",)
     job.announce(3, membership=membership_of(job.start_of(3)))
     assert job.report.lost_pods == ()
+
+
+def test_a_node_that_does_not_stop_may_write_although_its_pod_is_replaced() -> None:
+    job = job_of_four()
+    job.operator_confirms = False
+    job.fail(0)
+    job.stopped(0, 1)
+    job.advance(job.state.settings.stop_grace + STOP_TIMEOUT)
+    replaced = (*pods(0, 1, 3), *pods(2, incarnation=1))
+    job.decide(OperatorViewReceived(replace(job.state.operator_view, sequence=99, pods=replaced)))
+    assert job.report.pods_that_may_write == ("j-2-0", "j-3-0")
+    job.announce(2, incarnation=1)
+    assert job.report.pods_that_may_write == ("j-2-0", "j-3-0")
 
 
 def test_a_message_about_an_older_round_from_a_node_that_may_run_a_newer_one_does_not_count() -> None:
