@@ -45,7 +45,7 @@ def summary(steps: Sequence[Step], faults: Sequence[Fault]) -> dict[str, object]
     found = recoveries(ordered, faults)
     kinds = list(dict.fromkeys(f.kind for f in faults))
     return {
-        "goodput": goodput(ordered),
+        "goodput": goodput(ordered, faults),
         "steps": max((s.step for s in ordered), default=0),
         "median_step": _step_time(ordered),
         "faults": [_kind_summary(kind, [r for r in found if r.fault.kind == kind]) for kind in kinds],
@@ -53,12 +53,42 @@ def summary(steps: Sequence[Step], faults: Sequence[Fault]) -> dict[str, object]
     }
 
 
-def goodput(steps: Sequence[Step]) -> float:
-    """Return the undisturbed time of the completed steps, each counted once, divided by the elapsed time."""
-    if len(steps) < 2:
+def goodput(steps: Sequence[Step], faults: Sequence[Fault]) -> float:
+    """Return the part of the elapsed time that the faults did not cost.
+
+    A fault costs the longest time from one step to the next new one, less an undisturbed step: its pause, and the steps
+    that are done again. So does each change of the world, for example when a replacement joins. Steps that are slow
+    because the machine is busy cost nothing.
+    """
+    new = _new_steps(steps)
+    if len(new) < 2:
         return 0.0
-    done = max(s.step for s in steps) - min(s.step for s in steps)
-    return min(1.0, done * _step_time(steps) / (steps[-1].time - steps[0].time))
+    gaps = list(pairwise(new))
+    costly = {gap for gap in gaps if gap[0].world != gap[1].world}
+    for fault, end in _windows(faults):
+        within = [gap for gap in gaps if fault.time < gap[1].time < end]
+        costly |= set(sorted(within, key=_seconds)[-1:])
+    lost = sum(max(0.0, _seconds(gap) - _step_time(steps)) for gap in costly)
+    return 1.0 - lost / (new[-1].time - new[0].time)
+
+
+def _new_steps(steps: Sequence[Step]) -> list[Step]:
+    """Return the steps that were not done before, each as its first rank reported it."""
+    new: list[Step] = []
+    for s in steps:
+        if not new or s.step > new[-1].step:
+            new.append(s)
+    return new
+
+
+def _seconds(gap: tuple[Step, Step]) -> float:
+    return gap[1].time - gap[0].time
+
+
+def _windows(faults: Sequence[Fault]) -> list[tuple[Fault, float]]:
+    """Return each fault and when the next one happens."""
+    ends = [*(f.time for f in faults[1:]), math.inf]
+    return list(zip(faults, ends, strict=False))
 
 
 def _step_time(steps: Sequence[Step]) -> float:
@@ -69,8 +99,7 @@ def _step_time(steps: Sequence[Step]) -> float:
 
 def recoveries(steps: Sequence[Step], faults: Sequence[Fault]) -> list[Recovery]:
     """Return the figures of each fault. They end with the next fault."""
-    ends = [f.time for f in faults[1:]] + [math.inf]
-    return [_recovery(steps, fault, end) for fault, end in zip(faults, ends, strict=True)]
+    return [_recovery(steps, fault, end) for fault, end in _windows(faults)]
 
 
 def _recovery(steps: Sequence[Step], fault: Fault, end: float) -> Recovery:

@@ -1,7 +1,7 @@
 """`make soak`: inject one fault per minute, of each kind in turn, on the cluster or (`--local`) on this machine.
 
-Meanwhile the digits example trains a fixed number of steps. Goodput is the undisturbed time of those steps (their
-median pause) divided by the elapsed time. Repeated steps count as lost.
+Meanwhile the digits example trains a fixed number of steps. Goodput is the part of the time that the faults did not
+cost: pauses, and steps that are done again.
 """
 
 from __future__ import annotations

@@ -57,6 +57,11 @@ class ClusterStage:
         policy = {"minReplicas": 1, "maxReplicas": self._nodes}
         body = digits(self._job.name, str(self._checkpoints), *arguments, elasticPolicy=policy)
         body["spec"]["failurePolicy"] = {"maxRestarts": 10000}
+        # On this cluster several nodes fit on one machine. Without this, its loss may be that of most nodes, or of all.
+        labels = dict(label.split("=") for label in self._job.workers.split(","))
+        workers = {"labelSelector": {"matchLabels": labels}, "topologyKey": "kubernetes.io/hostname"}
+        apart = {"preferredDuringSchedulingIgnoredDuringExecution": [{"weight": 100, "podAffinityTerm": workers}]}
+        body["spec"]["template"]["spec"]["affinity"] = {"podAntiAffinity": apart}
         self._book = LogBook(self._kube, NAMESPACE, self._job.name).__enter__()
         self._kube.create("elasticjobs", body, NAMESPACE)
         self._job.wait("FullyScaled", timeout=180)

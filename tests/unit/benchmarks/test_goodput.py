@@ -11,16 +11,29 @@ STEADY = [Step(float(n), n, 3) for n in range(11)]
 
 
 def test_undisturbed_training_has_goodput_one() -> None:
-    assert goodput(STEADY) == 1.0
+    assert goodput(STEADY, [Fault(4.5, "a", "")]) == 1.0
 
 
 def test_a_pause_lowers_goodput() -> None:
-    assert goodput([*STEADY, *(Step(n + 10.0, n, 3) for n in range(11, 21))]) == pytest.approx(20 / 30)
+    later = [Step(n + 10.0, n, 3) for n in range(11, 21)]
+    assert goodput([*STEADY, *later], [Fault(10.5, "a", "")]) == pytest.approx(20 / 30)
 
 
-def test_repeated_steps_count_once() -> None:
-    again = [Step(11.0 + n, 6 + n, 3) for n in range(5)]  # steps 6 to 10 a second time
-    assert goodput([*STEADY, *again]) == pytest.approx(10 / 15)
+def test_steps_that_are_done_again_lower_goodput() -> None:
+    again = [Step(7.0 + n, n, 3) for n in range(6, 14)]  # steps 6 to 10 a second time, after a pause of 3 s
+    assert goodput([*STEADY, *again], [Fault(10.5, "a", "")]) == pytest.approx(13 / 20)
+
+
+def test_a_join_after_the_recovery_counts_and_slow_steps_do_not() -> None:
+    slow = [Step(10.0 + 2 * n, 10 + n, 2) for n in range(1, 4)]  # the machine is busy; the world changes once
+    joined = [Step(16.0 + 4 + n, 14 + n, 3) for n in range(8)]
+    # The change to two nodes cost 2 - 1 s, the join 4 - 1 s.
+    assert goodput([*STEADY, *slow, *joined], [Fault(10.5, "a", "")]) == pytest.approx(1 - 4 / 27)
+
+
+def test_all_ranks_of_a_step_are_one_step() -> None:
+    ranks = [Step(s.time + lag, s.step, 3) for s in STEADY for lag in (0.0, 0.1)]
+    assert goodput(ranks, []) == 1.0
 
 
 def test_the_pause_begins_with_the_last_step_before_the_fault() -> None:
