@@ -15,6 +15,7 @@ from elasticjob_operator.model.pods import Pod, TrainerEnd
 from elasticjob_operator.model.spec import JobSpec, parse_spec
 from elasticjob_operator.model.status import Status, parse_status
 from elasticjob_operator.plan import Plan, plan
+from elasticjob_operator.plan.context import STORE_GRACE_SECONDS
 from support.rounds_agent import Agent
 
 MIN = 2
@@ -186,7 +187,7 @@ def _store_pod(s: StorePod) -> Pod:
     name = store_pod("bert", s.incarnation)
     return Pod(
         name, f"uid-{name}", 0, s.incarnation, "Running", s.node, "10.0.1.1", ready=True, seen=s.created,
-        deleting=s.created + GRACE if s.deleting else None,
+        deleting=s.created + STORE_GRACE_SECONDS if s.deleting else None,
     )  # fmt: skip
 
 
