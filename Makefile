@@ -50,8 +50,8 @@ crds: venv ## generate crds/elasticjobs.yaml and the chart's copy of it
 	@$(PY) crds/generate.py "$$(cd tests/cluster/tools && go mod download k8s.io/kubernetes && go list -m -f '{{.Dir}}' k8s.io/kubernetes)/api/openapi-spec/swagger.json"
 
 .PHONY: integration
-integration: venv ## torch as our peer, and real processes on this machine
-	@pytest -q tests/conformance tests/integration --ignore tests/integration/test_cluster.py
+integration: venv ## torch as our peer, and real processes on this machine; a GPU, where there is one
+	@pytest -q tests/conformance tests/integration tests/gpu --ignore tests/integration/test_cluster.py
 
 .PHONY: cluster-test
 cluster-test: venv cluster ## the cluster itself: its verbs, and that it leaves nothing behind

@@ -15,6 +15,7 @@ from typing import Any
 
 from elasticjob.agent.processes import open_files
 from elasticjob.agent.start_workers.fork_server import self_test
+from elasticjob.agent.start_workers.fork_server.gpu_count import count_gpus_in_forks
 from elasticjob.agent.start_workers.fork_server.preload_learning import Baseline, ImportReport
 
 MIN_CPU_SECONDS = 0.3
@@ -39,7 +40,7 @@ def import_reported(report: ImportReport, baseline: Baseline) -> dict[str, Any]:
     files, started = _descriptors(), time.process_time()
     read: set[str] = set()
     importlib.invalidate_caches()
-    with self_test.import_environment(), _yielding_processor(), _recorded_environment(read):
+    with self_test.import_environment(), count_gpus_in_forks(), _yielding_processor(), _recorded_environment(read):
         reason = _import([(name, file) for name, file in report.modules if _is_library(name, file, report)])
     seconds = time.process_time() - started
     if not reason and seconds < MIN_CPU_SECONDS:

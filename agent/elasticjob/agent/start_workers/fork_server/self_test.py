@@ -16,13 +16,14 @@ from pathlib import Path
 from typing import Any
 
 from elasticjob.agent.processes import open_files
+from elasticjob.agent.start_workers.fork_server.gpu_count import count_gpus_in_forks
 
 SELF_TEST_TIMEOUT = 20.0
 """Seconds. The test takes milliseconds, but other nodes on the same cores may be importing."""
 PROCESS = Path("/proc/self")
 """The folder that describes this process."""
 NVML_DEVICE = "/dev/nvidiactl"
-"""The one device that `nvmlInit` leaves open; NVML goes on working in forks."""
+"""The one device that `nvmlInit` of older drivers leaves open; newer ones leave a thread and other devices too."""
 _IMPORT_ENVIRONMENT = {"OPENBLAS_NUM_THREADS": "1", "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
 """With these, numpy's OpenBLAS starts no thread, and `torch.cuda.is_available()` creates no CUDA state."""
 
@@ -45,22 +46,32 @@ def import_environment() -> Iterator[None]:
 def import_modules(modules: list[str]) -> list[str]:
     """Import modules. Return `module: reason` for each that cannot be imported; this is no error."""
     missing = []
-    for name in modules:
-        try:
-            importlib.import_module(name)
-        except BaseException as error:
-            missing.append(f"{name}: {type(error).__name__}: {error}")
+    with count_gpus_in_forks() as gpus:
+        for name in modules:
+            try:
+                importlib.import_module(name)
+            except BaseException as error:
+                missing.append(f"{name}: {type(error).__name__}: {error}")
+            gpus.replace_torchs()
     return missing
 
 
 def check_threads() -> dict[str, Any] | None:
     """Return a failure if threads run. A fork has none of them, and the locks that they hold stay locked there."""
-    count = len(list(os.scandir("/proc/self/task"))) - 1
-    if not count:
+    others = [task for task in Path("/proc/self/task").iterdir() if task.name != str(os.getpid())]
+    if not others:
         return None
-    names = ", ".join(sorted({t.name for t in threading.enumerate() if t is not threading.main_thread()}))
-    threads = f"{count} thread{'' if count == 1 else 's'}{f': {names}' if names else ''}"
+    python = {t.native_id: t.name for t in threading.enumerate()}
+    names = ", ".join(sorted({python.get(int(task.name)) or _thread_name(task) for task in others}))
+    threads = f"{len(others)} thread{'' if len(others) == 1 else 's'}: {names}"
     return {"ready": False, "reason": f"importing the preloaded modules started {threads}"}
+
+
+def _thread_name(task: Path) -> str:
+    """Return the name that a thread has in the kernel: native libraries name theirs after their purpose."""
+    with suppress(OSError):
+        return (task / "comm").read_text().strip()
+    return "ended"
 
 
 def check_gpus() -> dict[str, Any] | None:
