@@ -1,4 +1,4 @@
-"""Collect the output lines of processes with their times, and the events that `train.py` prints."""
+"""Collect the output lines of processes with their times, and the events that the training scripts print."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from typing import IO
 
 from elasticjob.agent.processes import die_with_parent
 
-_EVENT = re.compile(r"(begun|imported|raising|stopped|step=(\d+)) rank=(\d+) world=(\d+) pid=(\d+) at=([\d.]+)")
+_EVENT = re.compile(
+    r"(begun|imported|raising|stopped|step=(\d+)) rank=(\d+) world=(\d+) pid=(\d+)(?: call=(\d+))? at=([\d.]+)"
+)
 
 
 @dataclass(frozen=True)
@@ -26,7 +28,7 @@ class Line:
 
 @dataclass(frozen=True)
 class ScriptEvent:
-    """A line of `train.py`. `time`: Unix seconds, as printed. `step`: 0 unless the event is a step."""
+    """A line of a script. `time`: Unix seconds, as printed. `step`: 0 unless the event is a step."""
 
     kind: str
     """`begun`, `imported`, `step`, `raising` or `stopped`."""
@@ -35,6 +37,13 @@ class ScriptEvent:
     world: int
     pid: int
     time: float
+    call: int = 1
+    """How often the process has called its training function, this time included."""
+
+    @property
+    def worker(self) -> tuple[int, int]:
+        """What takes part in one round only: a call in a process."""
+        return self.pid, self.call
 
 
 class Output:
@@ -56,10 +65,9 @@ class Output:
             with self._changed:
                 self.lines.append(Line(now, source, text))
                 if match:
-                    kind, step, rank, world, pid, at = match.groups()
-                    self.events.append(
-                        ScriptEvent(kind.partition("=")[0], int(step or 0), int(rank), int(world), int(pid), float(at))
-                    )
+                    kind, step, rank, world, pid, call, at = match.groups()
+                    name, numbers = kind.partition("=")[0], (int(step or 0), int(rank), int(world), int(pid))
+                    self.events.append(ScriptEvent(name, *numbers, float(at), int(call or 1)))
                 self._changed.notify_all()
 
     def wait(self, condition: Callable[[], bool], timeout: float, aborted: Callable[[], bool] | None = None) -> bool:
@@ -80,21 +88,21 @@ class Output:
                 pass
 
     def steps(
-        self, *, excluding: frozenset[int] = frozenset(), world: int = 0, after: float = 0.0
+        self, *, excluding: frozenset[tuple[int, int]] = frozenset(), world: int = 0, after: float = 0.0
     ) -> list[ScriptEvent]:
-        """Return the steps in order of time, without those of the processes `excluding`.
+        """Return the steps in order of time, without those of the workers `excluding`.
 
         `world`: only of this world size; 0: of any. `after`: only after this time (Unix seconds).
         """
         found = (
             s for s in list(self.events)
-            if s.step and s.pid not in excluding and world in (0, s.world) and s.time > after
+            if s.step and s.worker not in excluding and world in (0, s.world) and s.time > after
         )  # fmt: skip
         return sorted(found, key=lambda s: s.time)
 
-    def pids(self) -> frozenset[int]:
-        """Return the process ids of all workers that have printed an event."""
-        return frozenset(s.pid for s in list(self.events))
+    def workers(self) -> frozenset[tuple[int, int]]:
+        """Return all workers that have printed an event."""
+        return frozenset(s.worker for s in list(self.events))
 
     def pid_of(self, rank: int) -> int:
         """Return the process id of the newest worker of this rank."""

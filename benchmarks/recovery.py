@@ -10,7 +10,7 @@ from pathlib import Path
 from benchmarks.ours import Ours
 from benchmarks.output import ScriptEvent
 from benchmarks.row import BEST, OURS, PAUSE, SHIPPED, Row, Sample
-from benchmarks.side import TRAIN, Side, Size
+from benchmarks.side import TRAIN, TRAIN_IN_PROCESS, Side, Size
 from benchmarks.stock import DEFAULTS, TUNED, Torchrun
 from elasticjob.contract.names import Backend
 
@@ -43,7 +43,7 @@ def recovery(side: Side, fault: Fault, *, before: int, after: int, cap: float, f
     if not side.runs(before, START):
         return Sample(None, f"did not train within {START:g} s")
     time.sleep(SETTLED)
-    old = side.output.pids()
+    old = side.output.workers()
     moment = fault(side)
 
     def new() -> list[ScriptEvent]:
@@ -53,16 +53,16 @@ def recovery(side: Side, fault: Fault, *, before: int, after: int, cap: float, f
         outcome = "the job died" if side.dead() else "no recovery"
         return Sample(None, f"{outcome} (watched for {cap:g} s)")
     first = new()[0]
-    last = max(s.time for s in side.output.steps() if s.pid in old)
+    last = max(s.time for s in side.output.steps() if s.worker in old)
     begin = last if from_last_step else moment
     split = phases(side, begin, old, first)
     extra = {"until full size": first.time - moment} if from_last_step else {PAUSE: first.time - last}
     return Sample(first.time - begin, parts=split | extra)
 
 
-def phases(side: Side, moment: float, old: frozenset[int], first: ScriptEvent) -> dict[str, float]:
+def phases(side: Side, moment: float, old: frozenset[tuple[int, int]], first: ScriptEvent) -> dict[str, float]:
     """Return the seconds of each phase. A phase that ends before the previous one counts as zero."""
-    events = [e for e in side.output.events if e.pid not in old and e.world == first.world and e.time > moment]
+    events = [e for e in side.output.events if e.worker not in old and e.world == first.world and e.time > moment]
     marks = side.marks(moment)
     for phase, kind in (("start", "begun"), ("import", "imported")):
         if times := [e.time for e in events if e.kind == kind and e.time <= first.time]:
@@ -154,6 +154,25 @@ def reports_steps(folder: Path) -> Side:
     return Ours(folder, command=[sys.executable, TRAIN, str(folder), "progress"])
 
 
+def in_process(folder: Path) -> Side:
+    """Return our side with a script whose training function is called again in the same process."""
+    return Ours(folder, command=[sys.executable, TRAIN_IN_PROCESS, str(folder)])
+
+
+def nothing_lost(how: Callable[[Side], Sample]) -> Callable[[Side], Sample]:
+    """Return a measure that has no value if rank 0 got another process, or made a step twice."""
+
+    def measure(side: Side) -> Sample:
+        sample = how(side)
+        steps = [s for s in side.output.steps() if s.rank == 0]
+        repeated = len(steps) - len({s.step for s in steps})
+        if sample.value is not None and (repeated or len({s.pid for s in steps}) > 1):
+            return Sample(None, f"rank 0 repeated {repeated} steps in {len({s.pid for s in steps})} processes")
+        return sample
+
+    return measure
+
+
 def own_torchrun(folder: Path) -> Side:
     """Return our side with a command that runs its own torchrun (`rendezvous.backend: c10d`)."""
     command = [str(Path(sys.executable).with_name("torchrun")), TRAIN, str(folder)]
@@ -174,6 +193,10 @@ def _row(
     return Row(name, title, "s", target, measures(how, made), {OURS: 5, BEST: 3, SHIPPED: 3}, seconds)
 
 
+def _row_in_process(name: str, title: str, target: float, how: Callable[[Side], Sample], seconds: float) -> Row:
+    return _row(name, f"in process: {title}", target, nothing_lost(how), seconds, in_process, False)
+
+
 ROWS = [
     _row("worker-killed", "worker killed, all nodes stay", 0.3, worker_killed, 220),
     _row("worker-raises", "worker raises an exception, all nodes stay", 0.35, worker_raises, 220),
@@ -192,6 +215,11 @@ ROWS = [
     ),
     _row("joins-progress", "node joins, the script reports its steps", 0.3, node_joins, 60, reports_steps, False),
     _row("own-torchrun", "worker of a pod's own torchrun killed (c10d)", 6.0, worker_killed, 60, own_torchrun, False),
+    _row_in_process("killed-in-process", "worker killed, all nodes stay", 0.06, worker_killed, 50),
+    _row_in_process("raises-in-process", "worker raises an exception", 0.06, worker_raises, 50),
+    _row_in_process("stuck-in-process", "worker killed, the others wait in a collective", 0.06, collective_stuck, 50),
+    _row_in_process("lost-in-process", "node killed, 4 → 3", 0.4, node_lost, 50),
+    _row_in_process("joins-in-process", "node joins, 3 → 4: pause of the others", 0.1, node_joins, 60),
     Row(
         "rank-hangs",
         f"one rank hangs: beyond the deadline of {DEADLINE:g} s",

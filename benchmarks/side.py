@@ -15,6 +15,7 @@ from benchmarks.output import Output
 from elasticjob.agent.processes import descendants
 
 TRAIN = str(Path(__file__).with_name("train.py"))
+TRAIN_IN_PROCESS = str(Path(__file__).with_name("train_in_process.py"))
 
 
 @dataclass(frozen=True)

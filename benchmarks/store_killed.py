@@ -22,10 +22,10 @@ def store_killed(side: Side) -> Sample:
     side.start(4)
     if not side.runs(4, START):
         return Sample(None, f"did not train within {START:g} s")
-    old = side.output.pids()
+    old = side.output.workers()
     moment = side.kill_store()
     side.output.wait(lambda: bool(side.output.steps(after=moment + WATCH)), WATCH + 5, side.dead)
-    times = [s.time for s in side.output.steps(after=moment - 2) if s.rank == 0 and s.pid in old]
+    times = [s.time for s in side.output.steps(after=moment - 2) if s.rank == 0 and s.worker in old]
     ended = times[-1] - moment
     if side.dead() or ended < WATCH:
         return Sample(None, f"the job died after {ended:.1f} s", {"continued for": ended})
@@ -52,7 +52,7 @@ def store_killed_then_worker(folder: Path) -> Sample:
             side.kill_store()
             if not side.output.wait(partial(has_restored, side, count), 20, side.dead):
                 return Sample(None, "the new store did not restore the round within 20 s")
-        old = side.output.pids()
+        old = side.output.workers()
         moment = side.kill_worker(1)
         if not side.output.wait(lambda: bool(side.output.steps(excluding=old, world=4)), 30, side.dead):
             return Sample(None, "did not recover within 30 s")

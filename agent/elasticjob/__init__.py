@@ -28,14 +28,36 @@ if sys.version_info < (3, 10):  # noqa: UP036
     _refuse_old_python()
 
 if TYPE_CHECKING:
+    from elasticjob.data.iterable import ElasticIterable
+    from elasticjob.data.learning_rate import scale_learning_rate
+    from elasticjob.data.micro_batches import microbatches
+    from elasticjob.data.sampler import ElasticSampler
+    from elasticjob.inprocess.restartable import restartable
     from elasticjob.local.launch import RunResult, WorkerState, launch
     from elasticjob.training.progress_channel import Stopped, on_stop, progress
     from elasticjob.training.state import State
 
 __version__ = "0.1.0"
-__all__ = ["RunResult", "State", "Stopped", "WorkerState", "launch", "on_stop", "progress"]
+__all__ = [
+    "ElasticIterable",
+    "ElasticSampler",
+    "RunResult",
+    "State",
+    "Stopped",
+    "WorkerState",
+    "launch",
+    "microbatches",
+    "on_stop",
+    "progress",
+    "restartable",
+    "scale_learning_rate",
+]
 
 _MODULES = {
+    "ElasticIterable": "elasticjob.data.iterable",
+    "ElasticSampler": "elasticjob.data.sampler",
+    "microbatches": "elasticjob.data.micro_batches",
+    "scale_learning_rate": "elasticjob.data.learning_rate",
     "RunResult": "elasticjob.local.launch",
     "WorkerState": "elasticjob.local.launch",
     "launch": "elasticjob.local.launch",
@@ -43,6 +65,7 @@ _MODULES = {
     "Stopped": "elasticjob.training.progress_channel",
     "on_stop": "elasticjob.training.progress_channel",
     "progress": "elasticjob.training.progress_channel",
+    "restartable": "elasticjob.inprocess.restartable",
 }
 
 

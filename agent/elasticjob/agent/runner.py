@@ -142,6 +142,7 @@ class Agent:
         self._workers = WorkerGroup(config, self._launcher, scratch, self._stdout, self._stderr)
         self._hangs = HangMonitor(self._workers.heartbeats, self._progress_timed_out)
         self._step_times = StepTimeMonitor(self._workers.heartbeats, self._send_step_times, config.step_time_window)
+        self._workers.on_end = self._reap
         self._workers.progress.on_worker_connected = lambda: self._step_times.start(config.processes)
         self._health = NodeHealth(str(scratch), config.gpus, env, self._workers.non_workers)
         self._state = AgentState(
@@ -258,10 +259,10 @@ class Agent:
             case StopWorkersAt(round_id, step):
                 if not self._workers.progress.stop_at(step):
                     self._dispatch(events.LastStepMissed(round_id))
-            case StopWorkers(grace, stacks):
+            case StopWorkers(grace, for_good, stacks):
                 if not self._state.stopping_gracefully:
                     self._reachability.end_round()
-                self._stop(self._within_pod_grace(grace, self._config.stop_grace), stacks)
+                self._stop(self._within_pod_grace(grace, self._config.stop_grace), not for_good, stacks)
             case DumpStacks(round_id):
                 self._spawn(self._dump_stacks(round_id))
             case FreezeWorkers(on):
@@ -338,15 +339,15 @@ class Agent:
         if self._state.round is not None:
             self._node.send(StepTimes(self._state.round, step_seconds, own_seconds))
 
-    def _stop(self, grace: float, stacks: bool) -> None:
+    def _stop(self, grace: float, park: bool, stacks: bool) -> None:
         self._hangs.stop()
         self._step_times.stop()
         if self._workers.stopping:
             self._workers.limit_grace(grace)
         else:
-            self._spawn(self._stop_workers(grace, stacks))
+            self._spawn(self._stop_workers(grace, park, stacks))
 
-    async def _stop_workers(self, grace: float, stacks: bool) -> None:
+    async def _stop_workers(self, grace: float, park: bool, stacks: bool) -> None:
         round_id = self._state.round
         first = signal.Signals.__members__.get(self._state.leaving, signal.SIGTERM)
 
@@ -354,9 +355,10 @@ class Agent:
             if round_id is not None:
                 self._dispatch(events.StackReport(round_id, failure))
 
-        unhealthy = await self._workers.stop(grace, first, report_hang if stacks else None)
+        unhealthy = await self._workers.stop(grace, first, report_hang if stacks else None, park=park)
         self._reachability.end_round()
-        self._dispatch(events.AllWorkersStopped(await self._start_store(), unhealthy))
+        stopped = events.AllWorkersStopped(await self._start_store(), unhealthy, self._workers.has_parked)
+        self._dispatch(stopped)
 
     def _reap(self) -> None:
         for ended in self._workers.reap():
@@ -383,6 +385,7 @@ class Agent:
         if self._endpoint is not None:
             self._endpoint.close()
         self._workers.progress.close()
+        self._workers.restartable.close()
         self._fork_server_log.close()
         os.close(self._fork_server_output)
         for store in self._stores:

@@ -18,6 +18,7 @@ def worker_env(
     run_id: str,
     error_file: str,
     agent_socket: str,
+    restart_socket: str = "",
     stack_dump_file: str = "",
     base: Mapping[str, str],
 ) -> dict[str, str]:
@@ -45,6 +46,8 @@ def worker_env(
         Env.AGENT_SOCKET: agent_socket,
         Env.ROUND: start.round,
     }
+    if restart_socket:
+        env[Env.RESTART_SOCKET] = restart_socket
     if start.progress_timeout > 0:
         env[Env.STACK_DUMP_FILE] = stack_dump_file
     return _with_defaults(env, {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}, base)

@@ -44,17 +44,22 @@ from elasticjob.agent.reporting.worker_output import (
     WorkerPipe,
     wait_for_files,
 )
+from elasticjob.agent.restartable_workers import RestartableWorkers
 from elasticjob.agent.start_workers.fork_trust import fails_at_once
 from elasticjob.agent.start_workers.launcher import Launcher, StartError, WorkerStart
 from elasticjob.agent.worker_environment import rendezvous_id, torchrun_env, worker_env
 from elasticjob.contract.messages import Failure, FailureClass, StartRound
 from elasticjob.contract.names import Backend, RoundId
+from elasticjob.contract.restart_messages import Parked, Raised
 
 log = logging.getLogger(__name__)
 
 CLEANUP_TIMEOUT = 10.0
 """Seconds after the workers' end in which helpers may remove what the workers left in shared memory. They end by
 themselves once the workers have; one that has just been started on a busy machine takes seconds to get there."""
+LEAVE_TIMEOUT = 10.0
+"""Seconds from the end of the grace in which a worker that is about to leave its function may do so. The abort of many
+nccl groups and the end of a large model take seconds; a process that hangs does not get this time."""
 FILE_TIME_LAG = 0.02
 """Seconds by which the time of a file may be behind the clock."""
 
@@ -97,10 +102,20 @@ class WorkerGroup:
         self._launcher = launcher
         self._scratch = scratch
         self.progress = WorkerProgress(scratch)
+        self.restartable = RestartableWorkers(scratch)
+        self.restartable.on_message = self._restartable_message
+        self.on_end: Callable[[], None] = lambda: None
+        """Called when `reap` has something to return although no child has ended."""
         self._sinks = (stdout, stderr)
         self._oom = OomCounter()
         self._running: dict[int, _Worker] = {}
         self._round: tuple[_Worker, ...] = ()
+        self._parked: dict[int, _Worker] = {}
+        """Workers by process id that wait for the next round."""
+        self._interrupted: set[int] = set()
+        """Process ids of workers that were asked to leave their function, and have not yet."""
+        self._function_ends: list[EndedWorker] = []
+        """Workers whose function has ended by itself, for the next `reap`."""
         self._early_exits: dict[int, int] = {}
         """Exit codes by process id of children that ended before `Launcher.start` returned their ids."""
         self._started = asyncio.Event()
@@ -130,25 +145,32 @@ class WorkerGroup:
     def expect_start(self) -> None:
         """Make a `stop` from now on wait for the `start` that follows."""
         self._started.clear()
+        self.restartable.allow(None)
         self._early_exits = {}
         self._oom.reset()
 
     async def start(self, start: StartRound) -> Failure | None:
-        """Start the round's workers; return a START_ERROR failure if the node cannot start them."""
+        """Start the round's workers; return a START_ERROR failure if the node cannot start them.
+
+        A parked process becomes the worker of its local rank. The others are started.
+        """
         workers: list[tuple[_Worker, WorkerStart]] = []
         try:
             self.progress.begin_round(start.round)
-            for local_rank in range(self._config.processes):
+            called = self._call_parked(start)
+            self._round = tuple(called.values())
+            for local_rank in sorted(set(range(self._config.processes)) - {w.local_rank for w in called.values()}):
                 workers.append(self._prepare(start, local_rank))
-                self._round = tuple(worker for worker, _ in workers)
-            pids = await self._launcher.start([worker_start for _, worker_start in workers])
+                self._round = (*called.values(), *(worker for worker, _ in workers))
+            pids = await self._launcher.start([worker_start for _, worker_start in workers], keep=called)
         except StartError as error:
             return self._start_error(start, str(error))
         except OSError as error:  # no descriptor or no space left
             return self._start_error(start, f"cannot prepare the workers: {error}")
         else:
-            self._running = dict(zip(pids, self._round, strict=True))
-            self._started_at, self._start_recorded = time.monotonic(), False
+            self._running = called | {pid: worker for pid, (worker, _) in zip(pids, workers, strict=True)}
+            self.restartable.allow(set(self._running))
+            self._started_at, self._start_recorded = time.monotonic(), not workers
             return None
         finally:
             for _, worker_start in workers:
@@ -156,10 +178,27 @@ class WorkerGroup:
                 os.close(worker_start.stderr)
             self._started.set()
 
+    def _call_parked(self, start: StartRound) -> dict[int, _Worker]:
+        """Let all parked processes call their functions in the round; return those that do, by process id."""
+        called = {}
+        for pid, before in self._parked.items():
+            error_file = str(self._folder(start, before.local_rank) / "error.json")
+            tails = (Tail(), Tail())
+            rank = start.rank + before.local_rank
+            worker = replace(before, round=start.round, rank=rank, error_file=error_file, tails=tails)
+            for pipe, tail in zip(before.pipes, tails, strict=True):
+                pipe.begin_round(self._prefix(before.local_rank, rank), tail)
+            if self.restartable.call_again(pid, start.round, self._worker_env(start, worker)):
+                called[pid] = worker
+            else:
+                kill({pid})
+                worker.close()
+        self._parked = {}
+        return called
+
     def _prepare(self, start: StartRound, local_rank: int) -> tuple[_Worker, WorkerStart]:
         rank = start.rank + local_rank
-        directory = self._scratch / f"{start.round}-{local_rank}"
-        directory.mkdir(exist_ok=True)
+        directory = self._folder(start, local_rank)
         (out_read, out_write), (err_read, err_write) = _two_pipes()
         tails = (Tail(), Tail())
         pipes = (
@@ -172,6 +211,12 @@ class WorkerGroup:
         env = self._torchrun_env(start, worker) if own_agent else self._worker_env(start, worker)
         return worker, WorkerStart(env, out_write, err_write)
 
+    def _folder(self, start: StartRound, local_rank: int) -> Path:
+        """Return the folder of a worker's files, which exists then."""
+        folder = self._scratch / f"{start.round}-{local_rank}"
+        folder.mkdir(exist_ok=True)
+        return folder
+
     def _worker_env(self, start: StartRound, worker: _Worker) -> dict[str, str]:
         return worker_env(
             start,
@@ -181,6 +226,7 @@ class WorkerGroup:
             run_id=self._config.run_id,
             error_file=worker.error_file,
             agent_socket=self.progress.path,
+            restart_socket=self.restartable.path,
             stack_dump_file=worker.stack_dump_file,
             base=self._config.env,
         )
@@ -202,13 +248,17 @@ class WorkerGroup:
         self, round_id: RoundId, local_rank: int, rank: int, stream: int, descriptor: int, tail: Tail
     ) -> WorkerPipe:
         config, logs = self._config, self._config.logs
-        prefix = logs.line_prefix(role=config.role, local_rank=local_rank, rank=rank, hostname=socket.gethostname())
         sink = self._sinks[stream == STDERR] if logs.to_console(local_rank, stream) else None
         file = None
         if logs.to_file(local_rank, stream):
             file = FileSink(logs.path(config.pod, str(round_id), local_rank, stream))
             self._files = [*(other for other in self._files if other.writing), file]
-        return WorkerPipe(descriptor, prefix, sink, tail, file)
+        return WorkerPipe(descriptor, self._prefix(local_rank, rank), sink, tail, file)
+
+    def _prefix(self, local_rank: int, rank: int) -> str:
+        """Return what stands before each line of a worker's output."""
+        host = socket.gethostname()
+        return self._config.logs.line_prefix(role=self._config.role, local_rank=local_rank, rank=rank, hostname=host)
 
     def _start_error(self, start: StartRound, message: str) -> Failure:
         return Failure(FailureClass.START_ERROR, self._config.pod, time.time(), rank=start.rank, message=message[:1024])
@@ -222,11 +272,14 @@ class WorkerGroup:
         """
         codes = self._early_exits | dict(reap())
         self._early_exits = {}
-        found: list[EndedWorker] = []
+        found, self._function_ends = self._function_ends, []
         for pid, code in codes.items():
             torchrun_worker_env = self._launcher.child_ended(pid, code)
             if worker := self._running.pop(pid, None):
-                found.append(self._ended_worker(worker, pid, code))
+                found += self._ended_worker(worker, pid, code)
+            elif parked := self._parked.pop(pid, None):
+                log.info("rank %d ended while it waited for the next round", parked.rank)
+                parked.close()
             elif torchrun_worker_env is not None:
                 found += self._ended_torchrun_worker(torchrun_worker_env, code)
             elif not self._started.is_set():
@@ -234,15 +287,48 @@ class WorkerGroup:
         self._child_ended.set()
         return sorted(found, key=_order)
 
-    def _ended_worker(self, worker: _Worker, pid: int, code: int) -> EndedWorker:
+    def _ended_worker(self, worker: _Worker, pid: int, code: int) -> list[EndedWorker]:
+        if self.restartable.parked(pid):
+            return []  # its function had ended before, and that was returned then
         if self.progress.stopped(worker.local_rank):
-            return EndedWorker(worker.round, worker.local_rank, None, as_planned=True)
+            return [EndedWorker(worker.round, worker.local_rank, None, as_planned=True)]
         if code < 0 and script_succeeded(worker.error_file, pid):
             log.info("rank %d succeeded; its process ended by %s in its clean-up", worker.rank, signal_name(-code))
             code = 0
         failure = self._failure(worker, code)
         self._record_start(worker, failure)
-        return EndedWorker(worker.round, worker.local_rank, failure)
+        return [EndedWorker(worker.round, worker.local_rank, failure)]
+
+    def _restartable_message(self, pid: int, message: Raised | Parked | None) -> None:
+        """Handle what a worker says whose function can be called again; None: it says no more."""
+        worker = self._running.get(pid)
+        if worker is None:
+            return
+        match message:
+            case Raised(exception=exception, message=text):
+                if not self.stopping:
+                    failure = self._raised(worker, exception, text)
+                    self._record_start(worker, failure)
+                    self._function_ends.append(EndedWorker(worker.round, worker.local_rank, failure))
+            case Parked(at_last_step=True):
+                self._function_ends.append(EndedWorker(worker.round, worker.local_rank, None, as_planned=True))
+            case None if pid in self._interrupted:  # it returned at that moment, or runs another program by now
+                signal_group(pid, signal.SIGTERM)
+            case _:
+                pass
+        self._child_ended.set()
+        if self._function_ends:
+            self.on_end()
+
+    def _raised(self, worker: _Worker, exception: str, text: str) -> Failure:
+        """Return the failure of a worker whose function raised an exception."""
+        for pipe in worker.pipes:
+            pipe.drain()
+        out, err = worker.tails
+        evidence = WorkerExit(
+            worker.rank, 1, time.time(), exception=(exception, text), lines=err.lines, output=out.lines
+        )
+        return failure_of(evidence, self._config.pod)
 
     def _record_start(self, worker: _Worker, failure: Failure | None) -> None:
         """Let the launcher know, by the first worker whose end says so, whether the workers failed at once."""
@@ -338,32 +424,66 @@ class WorkerGroup:
         grace: float,
         first: signal.Signals = signal.SIGTERM,
         report_hang: Callable[[Failure], None] | None = None,
+        *,
+        park: bool = False,
     ) -> Failure | None:
         """Send the `first` signal, wait for `grace` seconds, SIGKILL the workers and all they have started.
 
         With a grace of 0 the `first` signal is not sent. `report_hang`: dump the stacks before, and call this with the
-        failure of the worker farthest behind. Return a failure of this node if processes survive SIGKILL, else None.
+        failure of the worker farthest behind. `park`: workers whose function can be called again leave it instead, and
+        their processes stay (`has_parked`). Return a failure of this node if processes survive SIGKILL, else None.
         """
         self._stopping_since, self._grace_skipped = time.time(), False
         await self._started.wait()
         if report_hang is not None and (failure := await self.dump_stacks()) is not None:
             report_hang(failure)
         self.progress.release()
-        ending = dict(self._running)
-        for pid in ending if grace > 0 else ():
-            signal_group(pid, first)
-        await self._until(
-            lambda: self._grace_skipped or not (self._running or self._launcher.has_shim_processes), grace
-        )
+        self._begin_stop(first if grace > 0 else None, park=park and grace > 0)
+        await self._until(lambda: self._grace_skipped or self._have_ended(park=park and grace > 0), grace)
+        await self._until(lambda: self._grace_skipped or not self._are_leaving(), LEAVE_TIMEOUT)
+        self._interrupted = set()
         all_ended = await self._kill_all()
         for worker in self._round:
-            worker.close()
+            if worker not in self._parked.values():
+                worker.close()
         self._round = ()
         self._stopping_since = None
         if self._grace_limit is not None:
             self._grace_limit.cancel()
             self._grace_limit = None
         return None if all_ended else self._abandon()
+
+    @property
+    def has_parked(self) -> bool:
+        """Whether processes wait for the next round."""
+        return bool(self._parked)
+
+    def _begin_stop(self, first: signal.Signals | None, *, park: bool) -> None:
+        """Interrupt the functions that can be called again if `park`; send the `first` signal to the other workers."""
+        if park:
+            self._interrupted = {pid for pid in self._running if self.restartable.interrupt(pid)}
+        else:
+            self._round = (*self._round, *self._parked.values())
+            self._running, self._parked = self._running | self._parked, {}
+        if first is None:
+            return
+        for pid in set(self._running) - self._interrupted:
+            if not self.restartable.end(pid):
+                signal_group(pid, first)
+
+    def _have_ended(self, *, park: bool) -> bool:
+        """Return whether no worker runs. Workers whose function has ended are parked if `park`."""
+        if park:
+            parked = {pid: worker for pid, worker in self._running.items() if self.restartable.parked(pid)}
+            self._parked |= parked
+            self._running = {pid: worker for pid, worker in self._running.items() if pid not in parked}
+        return not (self._running or self._launcher.has_shim_processes)
+
+    def _are_leaving(self) -> bool:
+        """Return whether a worker is about to leave its function; park those that have left it."""
+        if self._interrupted:
+            self._have_ended(park=True)
+        return any(self.restartable.interrupted(pid) for pid in self._interrupted & set(self._running))
 
     def _abandon(self) -> Failure:
         """Stop waiting for processes that survive SIGKILL; the GPU and memory they hold are lost to this node.
@@ -394,8 +514,8 @@ class WorkerGroup:
         self._child_ended.set()
 
     def _processes(self) -> set[int]:
-        """Return the workers that are not reaped yet, and the live processes they have started."""
-        found = descendants(os.getpid(), without=self.non_workers)
+        """Return the workers that are not reaped yet, and the live processes they have started; none that is parked."""
+        found = descendants(os.getpid(), without=self.non_workers | set(self._parked))
         return self._launcher.without_preforked(found) | set(self._running)
 
     async def _kill_all(self) -> bool:

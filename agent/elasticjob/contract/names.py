@@ -112,6 +112,8 @@ class Env:
     # Worker
     AGENT_SOCKET = "ELASTICJOB_AGENT_SOCKET"
     """Path of the Unix socket on which a worker connects to its agent (`contract.progress_page`)."""
+    RESTART_SOCKET = "ELASTICJOB_RESTART_SOCKET"
+    """Path of the Unix socket of `contract.restart_messages`; unset if workers run in a torchrun of their own."""
     ROUND = "ELASTICJOB_ROUND"
     """Round that the worker was started for."""
     STACK_DUMP_FILE = "ELASTICJOB_STACK_DUMP_FILE"

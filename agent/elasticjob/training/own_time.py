@@ -29,14 +29,16 @@ def measure(words: memoryview) -> None:
 
     Only backward passes on the CPU count. On other devices, work continues after the Python call has returned.
     """
-    global _words
+    global _words, _ended
     autograd = sys.modules.get("torch.autograd")
     backward = getattr(autograd, "backward", None)
     if autograd is None or backward is None:
         return
-    _words = words
+    _words, _ended = words, 0
+    if getattr(backward, "__module__", "") == __name__:
+        return  # wrapped in an earlier round of this process
 
-    @functools.wraps(backward)
+    @functools.wraps(backward, assigned=("__name__", "__qualname__", "__doc__"))
     def measured(tensors: Any, *args: Any, **kwargs: Any) -> Any:
         global _depth, _ended
         if _ended and _depth == 0 and _words is not None:

@@ -30,6 +30,7 @@ _words: memoryview | None = None
 _socket: socket.socket | None = None
 _memory: tuple[int, ...] = ()
 _callbacks: list[Callable[[], object]] = []
+_dumps_stacks = False
 
 
 class Stopped(SystemExit):
@@ -76,6 +77,24 @@ def node_memory() -> tuple[int, ...]:
     return _memory
 
 
+def callbacks() -> int:
+    """Return the number of callbacks that are registered."""
+    return len(_callbacks)
+
+
+def begin_round(kept_callbacks: int) -> None:
+    """Connect anew for the round in the environment, with the next report; keep the first so many callbacks.
+
+    The node's memory stays the same.
+    """
+    global _opened, _words, _socket
+    del _callbacks[kept_callbacks:]
+    _opened, _words = False, None
+    if _socket is not None:
+        _socket.close()
+        _socket = None
+
+
 def _stop_or_continue(words: memoryview, step: int) -> None:
     """Wait until the agent has set the last step. Stop there; return if it is a later step."""
     while step >= (limit := words[_LIMIT]):
@@ -111,10 +130,14 @@ def _open() -> None:
         if descriptors:
             connection.settimeout(None)
             page, *memory = descriptors
-            for descriptor in memory:
+            if not _memory:
+                _memory = tuple(memory)
+                memory = []
+            for descriptor in _memory:
                 os.set_inheritable(descriptor, False)
-            _words, _socket, _memory = open_page(page), connection, tuple(memory)
-            os.close(page)
+            _words, _socket = open_page(page), connection
+            for descriptor in (page, *memory):
+                os.close(descriptor)
             own_time.measure(_words)
             _enable_stack_dumps()
             return
@@ -125,7 +148,10 @@ def _open() -> None:
 
 def _enable_stack_dumps() -> None:
     """Dump the stacks of all threads on the agent's signal, also if Python hangs in a call into C."""
-    if path := os.environ.get(Env.STACK_DUMP_FILE):
+    global _dumps_stacks
+    path = os.environ.get(Env.STACK_DUMP_FILE)
+    if path and not _dumps_stacks:
+        _dumps_stacks = True
         import faulthandler
 
         with suppress(OSError, ValueError):

@@ -265,7 +265,7 @@ def test_leaving_as_a_member() -> None:
     )
     assert effects[:3] == [
         [Send(Leaving("SIGTERM")), StartLeaveTimer(1.0)],
-        [StopWorkers(0.5)],
+        [StopWorkers(0.5, for_good=True)],
         [Send(WorkersStopped(R1, 1001)), StartLeaveTimer(LEAVE_TIMEOUT)],
     ]
     assert exits(effects[3]) == [ExitCode.LEFT]
@@ -273,7 +273,7 @@ def test_leaving_as_a_member() -> None:
 
 def test_leaving_without_an_answer() -> None:
     _, effects = play(SignalReceived("SIGTERM"), LeaveTimedOut(), AllWorkersStopped(1001), state=running())
-    assert effects[1] == [StopWorkers(1.0)]
+    assert effects[1] == [StopWorkers(1.0, for_good=True)]
     assert effects[2][0] == Send(WorkersStopped(R1, 1001))
     assert exits(effects[2]) == [ExitCode.LEFT]
 
@@ -299,7 +299,7 @@ def test_a_second_signal_kills_at_once() -> None:
 )
 def test_a_finish_stops_what_runs_before_the_exit(finish: Finish, code: ExitCode) -> None:
     _, effects = play(Received(finish), AllWorkersStopped(1001), Received(AGAIN), state=running())
-    assert effects[0] == [StopWorkers(1.0)]
+    assert effects[0] == [StopWorkers(1.0, for_good=True)]
     assert exits(effects[1]) == [code]
     assert effects[2] == []
 
@@ -419,9 +419,9 @@ def test_a_leaving_node_that_is_cut_off_saves_nevertheless() -> None:
 def test_a_leaving_node_does_not_wait_for_a_coordinator_that_ends_during_the_planned_end() -> None:
     state, effects = play(TERM, Received(PLAN), WorkersHeld(R1, None), state=graceful())
     assert effects[2] == [Send(StepReport(R1, None)), StartLeaveTimer(LAST_STEP_TIMEOUT)]
-    assert last(LeaveTimedOut(), state=state) == [StopWorkers(20.0)]
+    assert last(LeaveTimedOut(), state=state) == [StopWorkers(20.0, for_good=True)]
     assert last(Received(LONG_LAST), state=state) == [StartLeaveTimer(20.0), StopWorkersAt(R1, 7)]
-    assert last(Received(LONG_LAST), LeaveTimedOut(), state=state) == [StopWorkers(1.0)]
+    assert last(Received(LONG_LAST), LeaveTimedOut(), state=state) == [StopWorkers(1.0, for_good=True)]
 
 
 @pytest.mark.parametrize(
@@ -480,7 +480,7 @@ def test_an_unhealthy_node_leaves_with_the_problem_in_its_termination_message() 
     assert effects[:4] == [
         [UNHEALTHY, StartLeaveTimer(1.0)],
         [],
-        [StopWorkers(0.5)],
+        [StopWorkers(0.5, for_good=True)],
         [Send(WorkersStopped(R1, 1001)), StartLeaveTimer(LEAVE_TIMEOUT)],
     ]
     (exit_,) = (e for e in effects[4] if isinstance(e, Exit))
@@ -614,3 +614,32 @@ def test_one_torchrun_process_counts_for_all_workers_of_the_node() -> None:
     assert state.running_ranks == {0}
     state = decide(decide(state, WorkersLaunched(START.round)).state, WorkerEnded(START.round, 0)).state
     assert state.phase is AgentPhase.SUCCEEDED
+
+
+def parked() -> AgentState:
+    """The state of a node whose round has ended and whose processes wait for the next one."""
+    return play(Received(END), AllWorkersStopped(1001, parked=True), state=running())[0]
+
+
+def test_parked_processes_go_on_in_the_next_round() -> None:
+    assert last(Received(AGAIN), state=parked()) == [LaunchWorkers(AGAIN)]
+
+
+@pytest.mark.parametrize(
+    ("events", "code"),
+    [
+        ((Received(Finish(Outcome.FAILED, "MaxRestartsExceeded")),), ExitCode.FAILED),
+        ((Received(Finish(Outcome.SUPERSEDED, "why")),), ExitCode.SUPERSEDED),
+        ((SignalReceived("SIGTERM"), LeaveTimedOut()), ExitCode.LEFT),
+    ],
+)
+def test_parked_processes_end_before_the_exit(events: tuple[AgentEvent, ...], code: ExitCode) -> None:
+    state, effects = play(*events, AllWorkersStopped(1002), state=parked())
+    assert effects[-2] == [StopWorkers(1.0, for_good=True)]
+    assert exits(effects[-1]) == [code]
+    assert state.phase is AgentPhase.FINISHED
+
+
+def test_the_last_round_of_parked_processes_is_announced_as_stopped() -> None:
+    messages = greeting(parked())
+    assert WorkersStopped(R1, 1001) in messages

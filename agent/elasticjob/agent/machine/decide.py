@@ -5,6 +5,8 @@
       ▲                       │ EndRound, a failure, a newer round, leaving │
       └────────── STOPPING ◄──┴─────────────────────────────────────────────┘     Finish ──► FINISHED (from anywhere)
 
+In IDLE no worker of a round runs. Processes whose function can be called again may wait there for the next round.
+
 The link may be lost at any time. A node sends `greeting(state)` first on every new link, so no message is lost with it.
 """
 
@@ -341,7 +343,8 @@ def _stop(state: AgentState, grace: float, *, graceful: bool = False, dump_stack
     if state.phase is AgentPhase.STOPPING and (graceful or not state.stopping_gracefully):
         return AgentDecision(state)
     # Frozen workers get SIGKILL only: a SIGTERM handler must not write anything.
-    stop = StopWorkers(0.0) if state.frozen else StopWorkers(grace, dump_stacks)
+    for_good = bool(state.leaving) or isinstance(state.after_stop, Finish)
+    stop = StopWorkers(0.0) if state.frozen else StopWorkers(grace, for_good=for_good, dump_stacks=dump_stacks)
     return AgentDecision(replace(state, phase=AgentPhase.STOPPING, stopping_gracefully=graceful), (stop,))
 
 
@@ -384,6 +387,7 @@ def _all_stopped(state: AgentState, event: AllWorkersStopped) -> AgentDecision:
         phase=AgentPhase.IDLE,
         member=MemberState.STOPPED,
         announcement=replace(state.announcement, store_port=store_port),
+        parked=event.parked,
         running_ranks=frozenset(),
         after_stop=None,
         frozen=False,
@@ -446,6 +450,10 @@ def _finish(state: AgentState, finish: Finish) -> AgentDecision:
 
 
 def _exit(state: AgentState, finish: Finish) -> AgentDecision:
+    """Write the termination message and exit, once processes that wait for a next round have ended."""
+    if state.parked:
+        ending = replace(state, phase=AgentPhase.STOPPING, parked=False, after_stop=finish, stopping_gracefully=False)
+        return AgentDecision(ending, (StopWorkers(state.stop_grace, for_good=True),))
     failure = (state.unhealthy or state.failure) if finish.outcome is not Outcome.SUCCEEDED else None
     termination = Termination(finish.outcome, finish.reason, state.round, finish.message, failure)
     reason = f" ({finish.reason})" if finish.reason != finish.outcome.value else ""

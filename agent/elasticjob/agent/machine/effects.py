@@ -46,10 +46,13 @@ class StopWorkersAt:
 class StopWorkers:
     """SIGTERM, `grace` seconds, SIGKILL to every worker and its descendants; ends in `AllWorkersStopped`.
 
-    With a grace of 0 there is no SIGTERM. During a stop: SIGKILL after `grace` seconds.
+    A worker whose function can be called again is interrupted instead of SIGTERM, and its process stays. With a grace
+    of 0 there is neither. During a stop: SIGKILL after `grace` seconds.
     """
 
     grace: float
+    for_good: bool = False
+    """No round follows on this node: no process stays."""
     dump_stacks: bool = False
     """Dump the workers' stacks before the first signal; ends in `StackReport`."""
 

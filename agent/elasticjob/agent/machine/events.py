@@ -38,7 +38,8 @@ class WorkersLaunched:
 class WorkerEnded:
     """A worker of the round ended, or could not be started (then none of the round's workers runs on this node).
 
-    Without a failure the worker exited 0 or the agent stopped it.
+    Without a failure the worker exited 0 or the agent stopped it. The process of a worker whose function can be called
+    again goes on.
     """
 
     round: RoundId
@@ -66,11 +67,13 @@ class LastStepMissed:
 
 @dataclass(frozen=True)
 class AllWorkersStopped:
-    """No process of any worker is left, and a new process-group store listens on `store_port`."""
+    """No worker of the round runs any more, and a new process-group store listens on `store_port`."""
 
     store_port: int
     unhealthy: Failure | None = None
     """Set when processes are left after all: SIGKILL does not end them, and the agent has abandoned them."""
+    parked: bool = False
+    """Whether processes are left that wait for the next round; nothing of the old one runs in them."""
 
 
 @dataclass(frozen=True)

@@ -56,6 +56,8 @@ class AgentState:
     """Whether the stop in progress belongs to a planned end, which may take long."""
     stopped_as_planned: bool = False
     """Whether a worker of `assignment` has stopped at the last step."""
+    parked: bool = False
+    """Whether processes wait for the next round."""
     failure: Failure | None = None
     """The first failure of `assignment` on this node."""
     stall: Failure | None = None

@@ -269,6 +269,11 @@ class WorkerPipe:
         os.set_blocking(descriptor, False)
         self._loop.add_reader(descriptor, self._readable)
 
+    def begin_round(self, prefix: str, tail: Tail) -> None:
+        """Use another prefix and tail for what the same process writes from now on."""
+        self.drain()
+        self._prefix, self._tail = prefix.encode(), tail
+
     def drain(self) -> None:
         """Read all that is in the pipe now. The worker has ended; its descendants may keep the pipe open."""
         while self._open and self._read():

@@ -8,7 +8,7 @@ import os
 import shutil
 import signal
 import subprocess
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -153,12 +153,14 @@ class Launcher:
             message = self._make_torchrun_shims(command, message)
         return message
 
-    async def start(self, workers: Sequence[WorkerStart]) -> list[int]:
-        """Start all workers and return their process ids.
+    async def start(self, workers: Sequence[WorkerStart], keep: Collection[int] = ()) -> list[int]:
+        """Start all workers and return their process ids. `keep`: process ids of workers of the round that run already.
 
         Each worker leads its own session and is a child of this process. If the command cannot be executed,
-        this raises StartError and no worker runs.
+        this raises StartError and no worker runs but those.
         """
+        if not workers:
+            return []
         self._forked = False
         if (server := self._ready_fork_server) is not None and isinstance(command := self._command, PythonCommand):
             common = {
@@ -175,7 +177,7 @@ class Launcher:
             except ForkServerError as error:
                 log.warning("%s", self._fork_failed(server, str(error)))
                 # The fork server may have started some of the workers.
-                kill(self.without_preforked(descendants(os.getpid())))
+                kill(self.without_preforked(descendants(os.getpid(), without=keep)))
         return [self._exec(worker) for worker in workers]
 
     def child_ended(self, pid: int, code: int) -> Mapping[str, str] | None:

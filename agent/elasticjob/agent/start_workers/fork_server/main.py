@@ -135,12 +135,15 @@ class PreforkedWorkers(NamedTuple):
     sockets: list[socket.socket]
 
     def start(self, workers: list[dict[str, Any]], descriptors: list[int], *, report: bool) -> socket.socket | None:
-        """Make the processes workers. `workers` are fields of `ForkRequest`; `descriptors` those of all workers.
+        """Make the first processes workers; the others end. `workers`: fields of `ForkRequest`, one for each worker.
 
-        `report`: the first worker may report its imports; this returns the socket for the report.
+        `descriptors`: those of all workers. `report`: the first worker may report its imports; this returns the socket
+        for the report.
         """
         kept = self.sockets[0] if report else None
-        for control, worker in zip(self.sockets, workers, strict=True):
+        for unused in self.sockets[len(workers) :]:
+            unused.close()
+        for control, worker in zip(self.sockets, workers, strict=False):
             numbers = worker["descriptors"]
             channel = max([2, *numbers]) + 1 if control is kept else None
             request = json.dumps({**worker, "channel": channel}).encode()
@@ -189,12 +192,13 @@ def _serve(
             groups.append(forked)
         if request is not None:
             group = groups.pop()
-            channel = group.start(json.loads(request[0])["workers"], request[1], report=learning.wants_reports)
+            workers = json.loads(request[0])["workers"]
+            channel = group.start(workers, request[1], report=learning.wants_reports)
             if channel is not None:
                 learning.listen(channel)
             for descriptor in request[1]:
                 os.close(descriptor)
-            control.send(json.dumps({"pids": group.pids}).encode())
+            control.send(json.dumps({"pids": group.pids[: len(workers)]}).encode())
 
 
 def _become_fork_server(result: socket.socket, report: ImportReport, baseline: Baseline) -> None:

@@ -1,0 +1,151 @@
+"""The agent's side of `contract.restart_messages`: the workers whose function can be called again."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from elasticjob.agent.processes import peer_pid
+from elasticjob.contract import restart_messages
+from elasticjob.contract.codec import MessageError
+from elasticjob.contract.names import RoundId
+from elasticjob.contract.restart_messages import (
+    MAX_MESSAGE,
+    AgentToWorker,
+    CallAgain,
+    Calling,
+    End,
+    Interrupt,
+    Interrupted,
+    Parked,
+    Raised,
+)
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class _Peer:
+    """A connected worker."""
+
+    connection: socket.socket
+    round: RoundId | None = None
+    """The round in which its function runs or ran last; None before it says so."""
+    interrupted: bool = False
+    """Whether it is about to leave its function."""
+    parked: Parked | None = None
+    """Set while its function does not run."""
+
+
+class RestartableWorkers:
+    """The connections of workers, by process id."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = str(folder / "restart.sock")
+        """The Unix socket to which workers connect."""
+        self.on_message: Callable[[int, Raised | Parked | None], None] = lambda _pid, _message: None
+        """Called with the process id when a worker's function has failed or has ended; None: the worker disconnected,
+        and can only be stopped by a signal from now on."""
+        self._peers: dict[int, _Peer] = {}
+        self._allowed: set[int] | None = None
+        """The processes that may connect; None while workers start, before their ids are known."""
+        self._loop = asyncio.get_running_loop()
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
+        self._listener.bind(self.path)
+        self._listener.listen(64)
+        self._loop.add_reader(self._listener, self._accept)
+
+    def allow(self, pids: set[int] | None) -> None:
+        """Refuse processes other than these, such as a program that a worker's shell has started; None: refuse none."""
+        self._allowed = pids
+        for pid in tuple(self._peers):
+            if pids is not None and pid not in pids:
+                self._disconnect(pid)
+
+    def parked(self, pid: int) -> Parked | None:
+        """Return how the function of a worker has ended, if it waits for the next round; else None."""
+        peer = self._peers.get(pid)
+        return peer.parked if peer else None
+
+    def interrupted(self, pid: int) -> bool:
+        """Return whether a worker has said that it is about to leave its function."""
+        peer = self._peers.get(pid)
+        return peer is not None and peer.interrupted
+
+    def interrupt(self, pid: int) -> bool:
+        """Let a worker leave its function; return False if it has to be stopped by a signal."""
+        peer = self._peers.get(pid)
+        if peer is None or peer.round is None:
+            return False
+        return peer.parked is not None or self._send(pid, Interrupt(peer.round))
+
+    def call_again(self, pid: int, round_id: RoundId, env: Mapping[str, str]) -> bool:
+        """Let a parked worker call its function in a round; return False if it cannot be reached."""
+        peer = self._peers.get(pid)
+        if peer is None or not self._send(pid, CallAgain(round_id, restart_messages.variables(env))):
+            return False
+        peer.parked = None
+        return True
+
+    def end(self, pid: int) -> bool:
+        """Let a parked worker raise what its function raised, or exit; return False if it is not parked."""
+        return self.parked(pid) is not None and self._send(pid, End())
+
+    def close(self) -> None:
+        self._loop.remove_reader(self._listener)
+        self._listener.close()
+        for pid in tuple(self._peers):
+            self._disconnect(pid)
+
+    def _accept(self) -> None:
+        with suppress(OSError):
+            connection, _ = self._listener.accept()
+            connection.setblocking(False)
+            pid = peer_pid(connection)
+            self._disconnect(pid)
+            if self._allowed is not None and pid not in self._allowed:
+                connection.close()
+                return
+            self._peers[pid] = _Peer(connection)
+            self._loop.add_reader(connection, self._receive, pid)
+
+    def _receive(self, pid: int) -> None:
+        peer = self._peers[pid]
+        try:
+            packet = peer.connection.recv(MAX_MESSAGE)
+            message = restart_messages.from_packet(packet) if packet else None
+        except BlockingIOError:
+            return
+        except (OSError, MessageError) as error:
+            log.warning("the connection of worker process %d was closed: %s", pid, error)
+            message = None
+        match message:
+            case Calling(round_id):
+                peer.round, peer.interrupted, peer.parked = round_id, False, None
+            case Interrupted():
+                peer.interrupted = True
+            case Raised():
+                self.on_message(pid, message)
+            case Parked():
+                peer.parked = message
+                self.on_message(pid, message)
+            case _:
+                self._disconnect(pid)
+                self.on_message(pid, None)
+
+    def _send(self, pid: int, message: AgentToWorker) -> bool:
+        try:
+            self._peers[pid].connection.send(restart_messages.to_packet(message))
+        except OSError:
+            return False
+        return True
+
+    def _disconnect(self, pid: int) -> None:
+        if peer := self._peers.pop(pid, None):
+            self._loop.remove_reader(peer.connection)
+            peer.connection.close()

@@ -1,0 +1,99 @@
+"""Messages between an agent and a worker whose function it can call again in the same process.
+
+The worker connects to the Unix socket (SOCK_SEQPACKET) that `Env.RESTART_SOCKET` names. Each packet is one message: a
+JSON object with its `type`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias, get_args
+
+from elasticjob.contract import codec
+from elasticjob.contract.names import RoundId
+
+MAX_MESSAGE = 1 << 17
+"""Bytes of one message: an environment is the largest."""
+MAX_TEXT = 4096
+"""Characters of an exception's text."""
+
+
+@dataclass(frozen=True)
+class Calling:
+    """Worker: the function runs. Until it returns, this process stays for the next round: interrupt it instead."""
+
+    round: RoundId
+
+
+@dataclass(frozen=True)
+class Interrupted:
+    """Worker: it has received `Interrupt` and is about to leave the function. A process that hangs cannot say so."""
+
+    round: RoundId
+
+
+@dataclass(frozen=True)
+class Raised:
+    """Worker: the function failed with an exception; `Parked` follows."""
+
+    round: RoundId
+    exception: str
+    """Name of its type."""
+    message: str
+
+
+@dataclass(frozen=True)
+class Parked:
+    """Worker: the function has ended, and so have its process groups. Nothing of the round runs in this process."""
+
+    round: RoundId
+    at_last_step: bool = False
+    """The function stopped at the last step of a planned end."""
+
+
+@dataclass(frozen=True)
+class Interrupt:
+    """Agent: the round has ended. Leave the function."""
+
+    round: RoundId
+
+
+@dataclass(frozen=True)
+class CallAgain:
+    """Agent: call the function in this round."""
+
+    round: RoundId
+    variables: tuple[str, ...]
+    """`NAME=value`: the variables of a worker of this round."""
+
+
+@dataclass(frozen=True)
+class End:
+    """Agent: there is no next round for this process."""
+
+
+WorkerToAgent: TypeAlias = Calling | Interrupted | Raised | Parked
+AgentToWorker: TypeAlias = Interrupt | CallAgain | End
+
+_TYPES: dict[str, type[Any]] = {
+    cls.__name__: cls for union in (WorkerToAgent, AgentToWorker) for cls in get_args(union)
+}
+
+
+def to_packet(message: WorkerToAgent | AgentToWorker) -> bytes:
+    """Return a message as one packet."""
+    return codec.dumps({"type": type(message).__name__} | codec.dump(message))
+
+
+def from_packet(packet: bytes) -> Any:
+    """Return the message that `to_packet` wrote. MessageError: the packet is something else."""
+    raw = codec.loads(packet)
+    if not isinstance(raw, dict) or raw.get("type") not in _TYPES:
+        raise codec.MessageError("unknown message")
+    return codec.parse(_TYPES[raw["type"]], raw)
+
+
+def variables(env: Mapping[str, str]) -> tuple[str, ...]:
+    """Return an environment as the variables of `CallAgain`."""
+    return tuple(f"{name}={value}" for name, value in env.items())

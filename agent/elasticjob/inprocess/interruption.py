@@ -1,0 +1,100 @@
+"""Raise an exception in the main thread from another thread, and keep it out of sections that must not be interrupted.
+
+A signal does it: its Python handler runs in the main thread and raises there. Unlike an exception that is set on the
+thread from outside, a signal also ends waits for locks, sleeps and reads.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+INTERRUPT_SIGNAL = signal.SIGRTMAX - 3
+"""A real-time signal: programs and schedulers use SIGUSR1 and SIGUSR2, and threading libraries the lowest ones."""
+_FIRST_REPEAT, _LONGEST_REPEAT = 0.01, 0.5
+"""Seconds until the exception is raised again: the function may have caught it, or a callback have lost it."""
+
+
+class RankShouldRestart(BaseException):
+    """Raised in the wrapped function when its round has ended. No `Exception`, so that few functions catch it."""
+
+
+class Interrupter:
+    """Interrupts the main thread, in which it must be created."""
+
+    def __init__(self, deferred: Callable[[], bool] = lambda: False) -> None:
+        """`deferred`: returns whether the main thread is in a short section that has to end first; called in it."""
+        self._deferred = deferred
+        self._armed = False
+        self._pending = False
+        self._left = threading.Event()
+        self._atomic = threading.RLock()
+        self._main = threading.main_thread().ident or 0
+        self._previous = signal.signal(INTERRUPT_SIGNAL, self._raise)
+
+    @property
+    def pending(self) -> bool:
+        """Whether there was an interruption since the last `reset`."""
+        return self._pending
+
+    def reset(self) -> None:
+        """In any thread: forget the last interruption. The main thread must not be in `armed`."""
+        self._pending = False
+
+    @contextmanager
+    def armed(self) -> Iterator[None]:
+        """Allow interruptions of what the main thread does in this context, and raise one that is pending."""
+        self._left.clear()
+        self._armed = True
+        try:
+            if self._pending:
+                raise RankShouldRestart
+            yield
+        finally:
+            self._armed = False
+            self._left.set()
+
+    @contextmanager
+    def atomic(self) -> Iterator[None]:
+        """In the main thread: keep interruptions, and the break of collectives, out of this context. Reentrant.
+
+        While an interruption is in progress, this waits for its exception instead.
+        """
+        with self._atomic:
+            yield
+
+    def interrupt(self, break_collectives: Callable[[], None]) -> None:
+        """In another thread: break the collectives and raise `RankShouldRestart` in the main thread until it has left.
+
+        This waits for the end of an atomic section first. A main thread that is not in `armed` is interrupted there.
+        """
+        with self._atomic:
+            self._pending = True
+            if not self._armed:
+                return
+            break_collectives()
+            repeat = _FIRST_REPEAT
+            while not self._left.is_set():
+                signal.pthread_kill(self._main, INTERRUPT_SIGNAL)
+                self._left.wait(repeat)
+                repeat = min(2 * repeat, _LONGEST_REPEAT)
+
+    def close(self) -> None:
+        """Give the signal its previous meaning back."""
+        signal.signal(INTERRUPT_SIGNAL, self._previous or signal.SIG_DFL)
+
+    def _raise(self, _number: int, frame: FrameType | None) -> None:
+        # In the end of `armed` an exception would leave it armed. The signal comes again if it was not the end.
+        at_end = frame is not None and frame.f_code in _CODE_OF_ARMED
+        if self._armed and self._pending and not at_end and not self._deferred():
+            raise RankShouldRestart
+
+
+_CODE_OF_ARMED = (
+    Interrupter.armed.__wrapped__.__code__,  # type: ignore[attr-defined]
+    contextlib._GeneratorContextManager.__exit__.__code__,
+)

@@ -1,0 +1,170 @@
+"""`@elasticjob.restartable`: the agent has a training function called again in each round, in the same process."""
+
+from __future__ import annotations
+
+import functools
+import os
+import queue
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, ParamSpec, TypeVar
+
+from elasticjob.contract.names import Env, RoundId
+from elasticjob.contract.restart_messages import (
+    MAX_TEXT,
+    AgentToWorker,
+    CallAgain,
+    Calling,
+    Interrupt,
+    Interrupted,
+    Parked,
+    Raised,
+)
+from elasticjob.inprocess.agent_channel import AgentChannel
+from elasticjob.inprocess.interruption import Interrupter, RankShouldRestart
+from elasticjob.inprocess.process_groups import ProcessGroups, collect_garbage
+from elasticjob.training import progress_channel
+from elasticjob.training.progress_channel import Stopped
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+_NCCL_ERRORS = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
+_NCCL_DUMP_WAIT = "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC"
+_NCCL_TRACE = ("TORCH_NCCL_TRACE_BUFFER_SIZE", "TORCH_FR_BUFFER_SIZE")
+
+_active: RestartableCall | None = None
+"""The call in progress. A function that it calls and that is restartable too is an ordinary function."""
+_called = False
+"""Whether a call has returned in this process. Only the first one can be called again: a new process begins with it."""
+
+
+def restartable(function: Callable[P, T]) -> Callable[P, T]:
+    """Let the processes of `function` survive the end of a round: it is called again with the next round's ranks.
+
+    The function creates its process groups, builds what belongs to a round (DDP, data loaders), and trains. It is
+    interrupted by `RankShouldRestart` when another rank fails, a node is lost or the job scales; its process groups
+    end, and it is called again with the same arguments once the next round has formed. Objects that it finds outside
+    keep their state: model, optimizer, `elasticjob.State`. A process that hangs is replaced by a new one after
+    `stopGraceSeconds`, and the others wait for it.
+
+    Call it once, from the main thread. Without an elasticjob agent, it is called once.
+    """
+
+    @functools.wraps(function)
+    def wrapped(*args: P.args, **kwargs: P.kwargs) -> T:
+        global _active, _called
+        if _active or _called or threading.current_thread() is not threading.main_thread():
+            return function(*args, **kwargs)
+        channel = AgentChannel.open()
+        if channel is None:
+            return function(*args, **kwargs)
+        _active, _called = RestartableCall(channel), True
+        try:
+            result: T = _active.run(functools.partial(function, *args, **kwargs))
+            return result
+        finally:
+            _active.close()
+            _active = None
+
+    return wrapped
+
+
+@dataclass(frozen=True)
+class _Ended:
+    """How a call of the function ended, unless it returned."""
+
+    at_last_step: bool = False
+    error: Exception | None = None
+    """Its exception, without its frames."""
+
+
+class RestartableCall:
+    """All calls of one function in this process."""
+
+    def __init__(self, channel: AgentChannel) -> None:
+        self._channel = channel
+        self._round = RoundId.parse(os.environ[Env.ROUND])
+        self._interrupter = Interrupter()
+        self._groups = ProcessGroups()
+        self._messages: queue.SimpleQueue[AgentToWorker | None] = queue.SimpleQueue()
+        self._connected = True
+        """Whether the agent can have the function called again."""
+        self._callbacks = progress_channel.callbacks()
+        threading.Thread(target=self._monitor, daemon=True, name="elasticjob-monitor").start()
+
+    def run(self, function: Callable[[], Any]) -> Any:
+        """Call the function until it returns, and return its result.
+
+        If no further round comes for this process, the exception of the last call is raised, or `Stopped`.
+        """
+        while True:
+            ended = self._call(function)
+            if not isinstance(ended, _Ended):
+                return ended[0]
+            self._groups.leave()
+            self._channel.send(Parked(self._round, ended.at_last_step))
+            collect_garbage()
+            message = self._messages.get()
+            if not isinstance(message, CallAgain):
+                raise ended.error or Stopped(0)
+            self._enter_round(message)
+
+    def close(self) -> None:
+        """Stop to follow the agent: from now on it ends this process as any other."""
+        self._channel.close()
+        self._interrupter.close()
+
+    def _call(self, function: Callable[[], Any]) -> tuple[Any] | _Ended:
+        """Call the function once; return its result in a tuple, or how else it ended."""
+        _keep_process_at_nccl_errors()
+        self._channel.send(Calling(self._round))
+        try:
+            with self._groups.watch(), self._interrupter.armed():
+                return (function(),)
+        except RankShouldRestart:
+            return _Ended()
+        except Stopped:
+            return _Ended(at_last_step=True)
+        except Exception as error:
+            if not self._connected:
+                raise
+            if self._interrupter.pending:  # the break of a collective was faster than the exception
+                return _Ended()
+            traceback.print_exc()
+            sys.stderr.flush()
+            self._channel.send(Raised(self._round, type(error).__name__, str(error)[:MAX_TEXT]))
+            return _Ended(error=error.with_traceback(None))
+
+    def _enter_round(self, message: CallAgain) -> None:
+        os.environ.update(_environment(message.variables))
+        self._round = message.round
+        progress_channel.begin_round(self._callbacks)
+
+    def _monitor(self) -> None:
+        """In its own thread: act on the agent's messages."""
+        while message := self._channel.receive():  # None: the agent refuses this process, or it has ended
+            if isinstance(message, Interrupt):
+                self._channel.send(Interrupted(message.round))
+                self._interrupter.interrupt(self._groups.break_collectives)
+            else:
+                self._interrupter.reset()  # before the main thread enters the next round
+                self._messages.put(message)
+        self._connected = False
+        self._messages.put(None)
+
+
+def _keep_process_at_nccl_errors() -> None:
+    """Set what torch reads when it creates an nccl group, unless the user has."""
+    if os.environ.get(_NCCL_ERRORS) == "1":  # the agent's default
+        os.environ[_NCCL_ERRORS] = "0"  # the watchdog would end this process when a peer is lost
+    if not any(os.environ.get(name, "0") != "0" for name in _NCCL_TRACE):
+        # After a peer's loss, the end of a group waits 15 s for a dump of the flight recorder, which is off.
+        os.environ.setdefault(_NCCL_DUMP_WAIT, "1")
+
+
+def _environment(variables: tuple[str, ...]) -> Mapping[str, str]:
+    return dict(variable.split("=", 1) for variable in variables)

@@ -1,0 +1,207 @@
+"""`@elasticjob.restartable` under real agents: which processes survive which fault, and what the script sees."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from support.local_run import LocalRun, manifest
+from support.worker_scripts import script
+
+pytestmark = pytest.mark.torch
+
+TRAINS = """
+import atexit, ctypes, os, sys, time
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+import elasticjob
+
+folder = sys.argv[1]
+torch.manual_seed(0)
+model = torch.nn.Linear(10, 10)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+calls = step = 0
+
+def requested(what):
+    try:
+        os.unlink(os.path.join(folder, f"{what}-{dist.get_rank()}"))
+    except FileNotFoundError:
+        return False
+    print("requested", what, flush=True)
+    return True
+
+@elasticjob.restartable
+def train(argument):
+    global calls, step
+    calls += 1
+    dist.init_process_group("gloo")
+    pairs = dist.new_group(range(dist.get_world_size()))
+    rank, world = dist.get_rank(), dist.get_world_size()
+    ddp = DistributedDataParallel(model)
+    agreed = torch.tensor([step])
+    dist.all_reduce(agreed, dist.ReduceOp.MAX, group=pairs)
+    begin = step = int(agreed)
+    stop = torch.zeros(1)
+    while not stop.item():
+        optimizer.zero_grad()
+        inputs = torch.full((4, 10), float(rank + 1))
+        ddp(inputs).sum().backward()
+        expected = 4 * sum(range(1, world + 1)) / world
+        assert abs(model.weight.grad.mean().item() - expected) < 1e-3, "wrong gradient"
+        optimizer.step()
+        step += 1
+        if step == begin + 3:
+            round_id = os.environ["ELASTICJOB_ROUND"]
+            print(f"round {round_id} rank {rank} of {world} pid {os.getpid()} call {calls} {argument} from {begin}\\n",
+                  end="", flush=True)
+        if rank == 0:
+            stop.fill_(float(os.path.exists(os.path.join(folder, "done"))))
+        dist.broadcast(stop, 0)
+        if requested("raise"):
+            raise ValueError("bad batch")
+        if requested("hang"):
+            time.sleep(10_000)
+        if requested("hold"):
+            ctypes.PyDLL(None).sleep(10_000)
+        elasticjob.progress(step)
+        time.sleep(0.005)
+    dist.destroy_process_group()
+    return step
+
+def leave():
+    print(f"atexit {os.environ['RANK']}", flush=True)
+
+atexit.register(leave)
+print("returned", train("argument") > 0, flush=True)
+"""
+
+
+class Training:
+    """A run of the script, with what it printed."""
+
+    def __init__(self, run: LocalRun, folder: Path) -> None:
+        self.run = run
+        self._folder = folder
+
+    def processes(self, world: int) -> dict[int, tuple[int, int]]:
+        """Return (process id, number of the call) by rank of the next round with this world size."""
+        line = rf"round (\S+) rank (\d+) of {world} pid (\d+) call (\d+) argument"
+        found: dict[int, tuple[int, int]] = {}
+        first = None
+        while len(found) < world:
+            match = self.run.wait_for(line)
+            if first != match[1]:
+                first, found = match[1], {}
+            found[int(match[2])] = (int(match[3]), int(match[4]))
+        return found
+
+    def request(self, what: str, rank: int | None = None) -> None:
+        (self._folder / (what if rank is None else f"{what}-{rank}")).touch()
+
+
+@pytest.fixture
+def training(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Training]:
+    spec = {"failurePolicy": {"maxRestarts": 5}, "preload": ["torch", "torch._dynamo"], **request.param}
+    job = manifest([*script(tmp_path, TRAINS), str(tmp_path)], replicas=3, **spec)
+    with LocalRun(job, tmp_path) as run:
+        yield Training(run, tmp_path)
+
+
+def after(before: dict[int, tuple[int, int]], *replaced: int) -> dict[int, object]:
+    """Return the processes of the next round: all call the function once more; `replaced` ranks are new processes."""
+    return {rank: "new" if rank in replaced else (pid, call + 1) for rank, (pid, call) in before.items()}
+
+
+def compare(found: dict[int, tuple[int, int]], before: dict[int, tuple[int, int]]) -> dict[int, object]:
+    """Return the processes of a round, "new" for those that were not there `before` and call the function first."""
+    old = {pid for pid, _ in before.values()}
+    return {rank: "new" if pid not in old and call == 1 else (pid, call) for rank, (pid, call) in found.items()}
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize(
+    "training", [{"elasticPolicy": {"minReplicas": 2, "maxReplicas": 3}, "stopGraceSeconds": 5}], indirect=True
+)
+def test_processes_survive_what_they_can(training: Training) -> None:
+    run, ranks = training.run, training.processes(3)
+
+    training.request("raise", 2)
+    found = training.processes(3)
+    assert compare(found, ranks) == after(ranks), "a rank that raises is called again too"
+    ranks = found
+
+    os.kill(ranks[1][0], signal.SIGKILL)
+    found = training.processes(3)
+    assert compare(found, ranks) == after(ranks, 1)
+    ranks = found
+
+    training.request("hold", 0)  # rank 0 holds the interpreter for ever, and no interruption reaches it
+    run.wait_for("requested hold")
+    os.kill(ranks[1][0], signal.SIGKILL)
+    found = training.processes(3)
+    assert compare(found, ranks) == after(ranks, 0, 1), "a process that does not leave its function is replaced"
+    ranks = found
+
+    os.kill(ranks[0][0], signal.SIGSTOP)  # silent: only the break of their connections ends the others' wait for it
+    os.kill(ranks[1][0], signal.SIGKILL)
+    run.wait_for("toy-0-0: round .* ends")
+    os.kill(ranks[0][0], signal.SIGCONT)
+    found = training.processes(3)
+    assert compare(found, ranks) == after(ranks, 1)
+
+    training.request("done")
+    assert run.exit_code() == 0, run.text
+    assert re.findall(r"\]:(returned True)$", run.text, re.MULTILINE) == ["returned True"] * 3
+    assert sorted(re.findall(r"atexit (\d)", run.text)) == ["0", "1", "2"]
+    assert "toy succeeded; 4 restarts" in run.text
+    assert "wrong gradient" not in run.text
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("training", [{"elasticPolicy": {"minReplicas": 2, "maxReplicas": 3}}], indirect=True)
+def test_a_node_is_lost_and_replaced(training: Training) -> None:
+    """The others lose the step in progress when it goes, and none when its replacement joins."""
+    run, ranks = training.run, training.processes(3)
+    agent = int(Path(f"/proc/{ranks[1][0]}/stat").read_text().rpartition(")")[2].split()[1])
+    os.kill(agent, signal.SIGKILL)
+    two = training.processes(2)
+    stays = {pid for rank, (pid, _) in ranks.items() if rank != 1}
+    assert {pid for pid, _ in two.values()} == stays
+    three = training.processes(3)
+    assert {pid for pid, _ in three.values()} > stays
+    assert sorted(call for _, call in three.values()) == [1, 3, 3]
+    training.request("done")
+    assert run.exit_code() == 0, run.text
+    assert "toy succeeded; 0 restarts" in run.text
+    last = int(re.findall(r"ends after step (\d+)", run.text)[-1])
+    begins = {int(step) for step in re.findall(r"of 3 pid \d+ call 3 argument from (\d+)", run.text)}
+    assert begins == {last}, "the round begins where the last one ended"
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("training", [{"hangPolicy": {"progressTimeoutSeconds": 10}}], indirect=True)
+def test_a_hanging_rank_is_interrupted(training: Training) -> None:
+    run, ranks = training.run, training.processes(3)
+    training.request("hang", 1)
+    found = training.processes(3)
+    assert compare(found, ranks) == after(ranks)
+    training.request("done")
+    assert run.exit_code() == 0, run.text
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("training", [{"failurePolicy": {"maxRestarts": 0}}], indirect=True)
+def test_the_exception_reaches_the_script_when_no_round_follows(training: Training) -> None:
+    run = training.run
+    training.processes(3)
+    training.request("raise", 1)
+    assert run.exit_code() == 1
+    assert "toy failed: rank 1 died: ValueError: bad batch (exit 1, UserError) on toy-1-0" in run.text
+    assert sorted(re.findall(r"atexit (\d)", run.text)) == ["0", "1", "2"]
+    assert "]:returned" not in run.text
