@@ -58,16 +58,18 @@ def test_a_state_is_restored_from_a_file(tmp_path: Path) -> None:
         [sys.executable, "-c", ALONE, str(tmp_path / "state")], text=True, env=environment()
     )
     assert output.strip() == (
-        "state['values']['best']: objects of type object cannot be part of a State; "
-        "allowed: numbers, text, lists, dicts and tensors"
+        "State: best: objects of type object cannot be part of a State: "
+        "write numbers, text, lists, dicts and tensors, or give the type state_dict and load_state_dict"
     )
 
 
 BETWEEN = """
 import os, sys, torch, elasticjob
 import torch.distributed as dist
+from elasticjob.training import progress_channel
 
 rank = int(os.environ["RANK"])
+progress_channel._opened, progress_channel._memory = True, tuple(os.memfd_create("agent") for _ in range(3))
 dist.init_process_group("gloo", init_method=f"file://{sys.argv[1]}", rank=rank, world_size=4)
 model = torch.nn.Linear(300, 300)
 state = elasticjob.State(model=model, step=0, note="")
@@ -76,7 +78,7 @@ if rank < 2:  # rank 1 is a step ahead of rank 0, the others have just joined
     with torch.no_grad():
         model.weight.fill_(rank)
     state.commit()
-state.step = 0
+state = elasticjob.State(model=model, step=0, note="")  # as in the next process of this rank
 state.sync()
 print(rank, state.step, state.note, model.weight.unique().tolist())
 """
@@ -119,7 +121,7 @@ def test_no_step_is_lost_or_repeated_when_a_node_is_drained_and_replaced(tmp_pat
     job = example(tmp_path, "--steps=100000", "--step-delay=0.01", f"--path={saved}")
     with LocalRun(job, tmp_path) as run:
         run.wait_for(r"step=10 .* world=3 rank=2 ", 200)
-        os.kill(agent_of("toy-2-0"), signal.SIGTERM)
+        os.kill(agent_of(run, "toy-2-0"), signal.SIGTERM)
         run.wait_for(rf"toy-2-0: training state saved to {saved}")
         run.wait_for(r"world=2 rank=1 ")
         step = int(run.wait_for(r"step=(\d+) .* world=3 rank=2 ", 200)[1])
@@ -141,7 +143,7 @@ def test_a_crash_loses_at_most_the_steps_since_the_last_commit(tmp_path: Path) -
     job = example(tmp_path, "--steps=100000", "--step-delay=0.01", "--commit-every=20")
     with LocalRun(job, tmp_path) as run:
         run.wait_for(r"step=50 .* world=3 rank=1 ", 200)
-        os.kill(worker_of("toy-1-0"), signal.SIGKILL)
+        os.kill(worker_of(run, "toy-1-0"), signal.SIGKILL)
         run.wait_for(r"step=90 ")
         run.signal(signal.SIGINT)
         assert run.exit_code() == 130
@@ -151,21 +153,22 @@ def test_a_crash_loses_at_most_the_steps_since_the_last_commit(tmp_path: Path) -
     assert 0 <= steps[back - 1] - steps[back] + 1 <= 20
 
 
-def agent_of(pod: str) -> int:
-    """Return the process id of this pod's agent."""
-    for path in Path("/proc").glob("[0-9]*/environ"):
+def agent_of(run: LocalRun, pod: str) -> int:
+    """Return the process id of this pod's agent: a child of the run, since other runs may have pods of that name."""
+    for child in Path(f"/proc/{run.pid}/task/{run.pid}/children").read_text().split():
+        path = Path("/proc") / child
         try:
-            environ, command = path.read_bytes(), (path.parent / "cmdline").read_bytes()
+            environ, command = (path / "environ").read_bytes(), (path / "cmdline").read_bytes()
         except OSError:
             continue
         if f"ELASTICJOB_POD_NAME={pod}\0".encode() in environ and b"\0agent\0--\0" in command:
-            return int(path.parent.name)
+            return int(child)
     raise AssertionError(f"no agent of {pod} runs")
 
 
-def worker_of(pod: str) -> int:
+def worker_of(run: LocalRun, pod: str) -> int:
     """Return the process id of the child of this pod's agent that runs the script."""
-    agent = agent_of(pod)
+    agent = agent_of(run, pod)
     for child in Path(f"/proc/{agent}/task/{agent}/children").read_text().split():
         if str(EXAMPLE).encode() in Path(f"/proc/{child}/cmdline").read_bytes():
             return int(child)

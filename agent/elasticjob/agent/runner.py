@@ -41,6 +41,7 @@ from elasticjob.agent.monitoring.reachability import ReachabilityMonitor
 from elasticjob.agent.monitoring.step_times import StepTimeMonitor
 from elasticjob.agent.processes import become_subreaper, child_setup
 from elasticjob.agent.reporting import health_endpoint, telemetry
+from elasticjob.agent.reporting.state_saver import StateSaver
 from elasticjob.agent.reporting.termination_message import write_round, write_termination
 from elasticjob.agent.reporting.worker_output import OutputSink, WorkerPipe
 from elasticjob.agent.start_workers.command import UserCommand
@@ -60,7 +61,6 @@ from elasticjob.store.open_files import (
     unauthenticated_limit,
 )
 from elasticjob.store.server import StoreServer
-from elasticjob.training import state_block
 
 log = logging.getLogger(__name__)
 
@@ -114,10 +114,9 @@ class Agent:
             await self._start(Path(scratch))
             try:
                 exit_ = await self._finished
-                if exit_.code is ExitCode.LEFT:
-                    await self._save_state()
                 self._write_termination(exit_)
                 self._write_torch_events(exit_)
+                await self._save_state(exit_)
             finally:
                 await asyncio.wait_for(self._close(), CLOSE_TIMEOUT)
         logging.getLogger("elasticjob").removeHandler(handler)
@@ -143,6 +142,7 @@ class Agent:
         self._hangs = HangMonitor(self._workers.heartbeats, self._progress_timed_out)
         self._step_times = StepTimeMonitor(self._workers.heartbeats, self._send_step_times, config.step_time_window)
         self._workers.on_end = self._reap
+        self._saver = StateSaver(self._workers.progress.memory, self._is_first_node)
         self._workers.progress.on_worker_connected = lambda: self._step_times.start(config.processes)
         self._health = NodeHealth(str(scratch), config.gpus, env, self._workers.non_workers)
         self._state = AgentState(
@@ -173,6 +173,7 @@ class Agent:
             self._leave(name)
         self._spawn(self._connect())
         self._spawn(self._prepare())
+        self._spawn(self._saver.run())
 
     async def _announcement(self) -> Announce:
         config = self._config
@@ -364,13 +365,17 @@ class Agent:
         for ended in self._workers.reap():
             self._dispatch(events.WorkerEnded(ended.round, ended.local_rank, ended.failure, ended.as_planned))
 
-    async def _save_state(self) -> None:
-        """Save this node's copy of `elasticjob.State` to the path that the script set: the copy ends with the agent."""
-        try:
-            if path := await asyncio.to_thread(state_block.save_to_recorded_path, self._workers.progress.memory):
-                log.info("training state saved to %s", path)
-        except (OSError, ValueError) as error:
-            log.warning("training state was not saved: %s", error)
+    def _is_first_node(self) -> bool:
+        return self._state.assignment is not None and self._state.assignment.group_rank == 0
+
+    async def _save_state(self, exit_: Exit) -> None:
+        """Save this node's copy of `elasticjob.State`, which ends with the agent, unless the script has succeeded.
+
+        A script that succeeds has saved what it wants. Its last copy is of an earlier step: the next job with the same
+        file would repeat the end of the training.
+        """
+        if exit_.code is not ExitCode.SUCCEEDED:
+            await self._saver.save_last()
 
     # ---- the end -------------------------------------------------------------------------------------------------
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -17,6 +18,9 @@ INTERRUPT_SIGNAL = signal.SIGRTMAX - 3
 """A real-time signal: programs and schedulers use SIGUSR1 and SIGUSR2, and threading libraries the lowest ones."""
 _FIRST_REPEAT, _LONGEST_REPEAT = 0.01, 0.5
 """Seconds until the exception is raised again: the function may have caught it, or a callback have lost it."""
+_DEFER_TIMEOUT = 0.5
+"""Seconds that a deferred exception may wait. An optimizer's step takes less; a program that never ends its section
+gets the exception in it."""
 
 
 class RankShouldRestart(BaseException):
@@ -27,8 +31,10 @@ class Interrupter:
     """Interrupts the main thread, in which it must be created."""
 
     def __init__(self, deferred: Callable[[], bool] = lambda: False) -> None:
-        """`deferred`: returns whether the main thread is in a short section that has to end first; called in it."""
+        """`deferred`: returns whether the main thread is in a short section that should end first; called in it."""
         self._deferred = deferred
+        self._deferred_until = 0.0
+        """When an exception is raised all the same; monotonic time."""
         self._armed = False
         self._pending = False
         self._left = threading.Event()
@@ -77,7 +83,7 @@ class Interrupter:
             if not self._armed:
                 return
             break_collectives()
-            repeat = _FIRST_REPEAT
+            repeat, self._deferred_until = _FIRST_REPEAT, time.monotonic() + _DEFER_TIMEOUT
             while not self._left.is_set():
                 signal.pthread_kill(self._main, INTERRUPT_SIGNAL)
                 self._left.wait(repeat)
@@ -87,10 +93,13 @@ class Interrupter:
         """Give the signal its previous meaning back."""
         signal.signal(INTERRUPT_SIGNAL, self._previous or signal.SIG_DFL)
 
+    def _is_deferred(self) -> bool:
+        return time.monotonic() < self._deferred_until and self._deferred()
+
     def _raise(self, _number: int, frame: FrameType | None) -> None:
         # In the end of `armed` an exception would leave it armed. The signal comes again if it was not the end.
         at_end = frame is not None and frame.f_code in _CODE_OF_ARMED
-        if self._armed and self._pending and not at_end and not self._deferred():
+        if self._armed and self._pending and not at_end and not self._is_deferred():
             raise RankShouldRestart
 
 

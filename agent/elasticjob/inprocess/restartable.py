@@ -26,7 +26,7 @@ from elasticjob.contract.restart_messages import (
 from elasticjob.inprocess.agent_channel import AgentChannel
 from elasticjob.inprocess.interruption import Interrupter, RankShouldRestart
 from elasticjob.inprocess.process_groups import ProcessGroups, collect_garbage
-from elasticjob.training import progress_channel
+from elasticjob.training import critical_section, progress_channel, rank_random_states
 from elasticjob.training.progress_channel import Stopped
 
 P = ParamSpec("P")
@@ -88,7 +88,7 @@ class RestartableCall:
     def __init__(self, channel: AgentChannel) -> None:
         self._channel = channel
         self._round = RoundId.parse(os.environ[Env.ROUND])
-        self._interrupter = Interrupter()
+        self._interrupter = Interrupter(critical_section.inside)
         self._groups = ProcessGroups()
         self._messages: queue.SimpleQueue[AgentToWorker | None] = queue.SimpleQueue()
         self._connected = True
@@ -105,6 +105,8 @@ class RestartableCall:
             ended = self._call(function)
             if not isinstance(ended, _Ended):
                 return ended[0]
+            rank_random_states.note_interruption()
+            critical_section.reset()
             self._groups.leave()
             self._channel.send(Parked(self._round, ended.at_last_step))
             collect_garbage()

@@ -17,6 +17,7 @@ from time import monotonic_ns
 from elasticjob.contract.names import STACK_DUMP_SIGNAL, Env
 from elasticjob.contract.progress_page import HOLD, PageWord, open_page
 from elasticjob.training import own_time
+from elasticjob.training.devices import synchronize_device
 from elasticjob.training.process_end import end_at_once
 
 _STEP, _TIME, _LIMIT = int(PageWord.STEP), int(PageWord.TIME), int(PageWord.LIMIT)
@@ -99,6 +100,7 @@ def _stop_or_continue(words: memoryview, step: int) -> None:
     """Wait until the agent has set the last step. Stop there; return if it is a later step."""
     while step >= (limit := words[_LIMIT]):
         if limit != HOLD:
+            synchronize_device()  # the other ranks may wait for a collective that is queued here
             for save in _callbacks:
                 save()
             words[PageWord.STOPPED] = 1

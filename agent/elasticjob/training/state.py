@@ -4,83 +4,135 @@ from __future__ import annotations
 
 import json
 import os
-from typing import Any
-
-import torch
-import torch.distributed as dist
+import weakref
+from typing import TYPE_CHECKING, Any
 
 from elasticjob.contract.memory_file import memory_file
-from elasticjob.training import progress_channel, state_block
-from elasticjob.training.state_block import ALIGNMENT, HEADER_SIZE, BlockHeader
+from elasticjob.training import progress_channel, state_block, state_exchange, state_file
+from elasticjob.training.commit_sequence import CommitSequence
+from elasticjob.training.devices import synchronize_device
+from elasticjob.training.live_state import LiveState
+from elasticjob.training.node_copies import COPIES, NodeCopies
+from elasticjob.training.random_states import GENERATORS
+from elasticjob.training.rank_memory import RankMemory
+from elasticjob.training.rank_random_states import RankRandomStates
+from elasticjob.training.state_block import ABSENT, HEADER_SIZE, BlockHeader, data_start
+from elasticjob.training.state_exchange import Exchange
+from elasticjob.training.state_parts import restore, split_parts, state_of
+from elasticjob.training.state_sources import NO_VERSION, Offer, Transfer, Version, alike, choose
+from elasticjob.training.state_transfer import transferred
 from elasticjob.training.state_tree import PackedTree, unpack_tree
-
-_PIECE = 64 << 20
-"""Bytes broadcast at a time; with NCCL each broadcast needs as much GPU memory."""
+from elasticjob.training.state_values import refusal
 
 
 class State:
     """Model, optimizer and other training state, with the number of steps done.
 
     `commit` copies the state to memory of this node that outlives the process. `sync`, at the start of every round,
-    brings all ranks to the newest copy of any node. When a round ends on plan, all ranks commit at its last step.
-    Every rank must hold the same state, as under DDP: the first worker of each node keeps the copy for all of them.
+    brings all ranks to the newest state of any rank or node. When a round ends on plan, all ranks commit at its last
+    step. Every rank must hold the same state, as under DDP: the first worker of each node keeps the copy for all.
 
     Objects with `state_dict` and `load_state_dict` are saved and restored by these methods, and samplers with
     `set_epoch` by their epoch. Everything else must be a plain value (number, text, list, dict, tensor). Plain values
     are attributes of the State.
+
+    In a process that survives the end of a round, the objects themselves hold the newest state, unless the round ended
+    between an optimizer's step and the assignment of `step`. Assign `step` after everything else that belongs to the
+    step: `sync` returns plain values, schedulers, buffers and random states to what they were at that assignment or at
+    the last `commit`, whichever was later.
+
+    Random states: each rank keeps its own (Python, NumPy, torch). A rank that has none for the state it takes up, such
+    as one on a new node, gets the states of the others where all ranks have the same, as after equal seeds. Otherwise
+    it gets a seed derived from the State's (torch's initial seed), its rank, and the state's sequence number and step.
     """
 
-    step: int
-    """Number of steps done."""
+    def __init__(
+        self,
+        *,
+        step: int = 0,
+        path: str | os.PathLike[str] | None = None,
+        save_minutes: float | None = None,
+        random_states: bool = True,
+        **parts: Any,
+    ) -> None:
+        """Check all parts. TypeError: a part cannot be kept; ValueError: its name is reserved, or `step` is negative.
 
-    def __init__(self, *, step: int = 0, path: str | os.PathLike[str] | None = None, **parts: Any) -> None:
-        """`path`: the file that a drained node saves to, loaded if no node has a copy in memory; None: no file."""
+        `path`: the file to which an agent saves the state at the end of its job or node, loaded if it is newer than all
+        copies in memory; None: no file. `save_minutes`: also save every so many minutes while training continues.
+        `random_states`: keep them; False if the script seeds its generators itself at each step.
+        """
         self.path = os.path.abspath(path) if path is not None else None  # noqa: PTH100
-        self._objects = {name: part for name, part in parts.items() if _is_object(part)}
-        self._values = ("step", *(name for name in parts if name not in self._objects))
-        self.__dict__.update(parts, step=step)
-        self._first_worker = int(os.environ.get("LOCAL_RANK", "0")) == 0
-        shared = progress_channel.node_memory()
-        self._shared = shared or _own_memory()
-        """Memory of the node's two copies, which all its workers read."""
-        self._memory = self._shared if self._first_worker else _own_memory()
-        """Memory that this worker writes."""
-        progress_channel.on_stop(self.commit)
+        self._step = _checked_step(step)
+        self._save_minutes = save_minutes
+        self._sequence = CommitSequence()
+        memory, local_rank = progress_channel.node_memory(), int(os.environ.get("LOCAL_RANK", "0"))
+        self._copies = NodeCopies(memory, is_writer=local_rank == 0)
+        own = memory[COPIES] if len(memory) > COPIES else memory_file("elasticjob-rank")
+        self._random = RankRandomStates(RankMemory(own, local_rank)) if random_states else None
+        self._objects, values = split_parts(parts, dir(self))
+        self._values = tuple(values)
+        self.__dict__.update(values)
+        self._packed()
+        self._live = LiveState(self._objects, keep_random_states=random_states)
+        _make_current(self)
+
+    if TYPE_CHECKING:  # plain values are attributes
+
+        def __getattr__(self, name: str) -> Any: ...
+
+        def __setattr__(self, name: str, value: Any) -> None: ...
+
+    @property
+    def step(self) -> int:
+        """Number of steps done. An assignment, also of the same number, completes a step."""
+        return self._step
+
+    @step.setter
+    def step(self, value: int) -> None:
+        self._step = _checked_step(value)
+        self._sequence.advance()
+        if self._live.captured or self._live.changing:
+            self._live.capture(self._plain_values())
+
+    @property
+    def changing(self) -> bool:
+        """Whether an optimizer has begun a step that `step` does not count yet: the live state is not complete."""
+        return self._live.changing
 
     def commit(self) -> None:
-        """Copy the state as it is now: a later crash loses only the steps after this call."""
-        if not self._first_worker:
-            return
-        packed = PackedTree(self._tree())
-        content = json.dumps({"path": self.path, "tree": packed.json}).encode()
-        data_start = _data_start(len(content))
-        memory = self._older_copy()
-        header = BlockHeader(self.step, len(content), data_start + packed.size)
-        view = state_block.begin_write(memory, header.size)
-        view[HEADER_SIZE : HEADER_SIZE + len(content)] = content
-        packed.write(view, data_start)
-        state_block.finish_write(memory, header)
+        """Copy the state as it is now: a later crash loses only the steps after this call.
+
+        Call it on all ranks. TypeError: a plain value cannot be kept.
+        """
+        synchronize_device()
+        packed = self._packed()  # an error leaves everything as it was, and comes on all ranks alike
+        self._sequence.advance()
+        self._live.capture(self._plain_values(), structure=True)
+        if self._copies.is_writer:
+            self._write_copy(packed)
+        if self._random is not None:
+            self._random.keep(self._version, self._live.random_states)
 
     def sync(self) -> None:
-        """Bring every rank to the newest state in any node's memory, or if there is none, to the state in `path`.
+        """Bring every rank to the newest state: of any process that survived, any node's memory, or the file.
 
         Call it once the process group exists, before the first step. If there is no state, nothing changes.
+        RuntimeError on all ranks: there is no complete state, and an interruption has left a model half changed.
         """
-        index, kept = state_block.newest_block(self._shared)
-        saved = state_block.read_file_header(self.path) if self.path else state_block.ABSENT
-        offers = _all_gather([kept.step, kept.json_size, kept.size, saved.step, saved.json_size, saved.size])
-        in_memory = max(offer[0] for offer in offers) >= 0
-        column = 0 if in_memory else 3
-        newest = max(offer[column] for offer in offers)
-        if newest >= 0:
-            source = next(rank for rank, offer in enumerate(offers) if offer[column] == newest)
-            header = BlockHeader(*offers[source][column : column + 3])
-            if in_memory and all(offer[0] == newest for offer in offers):
-                self._load(self._shared[index])
-            elif _rank() == source:
-                self._broadcast(self._shared[index] if in_memory else None, header, source)
-            else:
-                self._receive(header, source)
+        _make_current(self)
+        exchange = Exchange(self._part_devices())
+        offer = self._offer()
+        offers = [Offer.parse(numbers) for numbers in exchange.gather(offer.numbers())]
+        transfer = choose(offers)
+        same = alike(offers, transfer.version if transfer is not None else NO_VERSION)
+        if transfer is not None:
+            self._take_up(exchange, transfer, offer, same)
+        elif any(other.half_changed for other in offers):
+            raise RuntimeError("every rank was interrupted inside a step, and there is no copy: restart the training")
+        if self._random is not None:
+            self._random.settle(same)
+        self._sequence.adopt(transfer.version[0] if transfer is not None else 0)
+        self._live.capture(self._plain_values(), structure=True)
         progress_channel.progress(self.step)
 
     def save(self) -> None:
@@ -88,111 +140,119 @@ class State:
         if self.path is None:
             raise ValueError("this State has no path to save to: create it with State(path=...)")
         self.commit()
-        if _rank() == 0:
-            state_block.save_block(self._shared[state_block.newest_block(self._shared)[0]], self.path)
+        if state_exchange.rank() == 0:
+            state_file.save_block(self._copies.newest()[0], self.path)
 
-    # ---- between objects and trees -----------------------------------------------------------------------------------
+    # ---- what this rank has --------------------------------------------------------------------------------------
 
-    def _tree(self) -> dict[str, Any]:
-        objects = {name: _state_of(part) for name, part in self._objects.items()}
-        return {"objects": objects, "values": {name: getattr(self, name) for name in self._values}}
+    @property
+    def _version(self) -> Version:
+        return self._sequence.number, self._step
 
-    def _load(self, descriptor: int) -> None:
+    def _offer(self) -> Offer:
+        live = self._live
+        random, digests = NO_VERSION, (0,) * len(GENERATORS)
+        if self._random is not None:
+            random, digests = self._random.find(self._version, live.random_states if live.captured else {})
+        file = state_file.read_file_header(self.path) if self.path and self._copies.is_writer else ABSENT
+        return Offer(
+            live=self._version if live.complete else NO_VERSION,
+            memory=self._copies.newest()[1],
+            file=file,
+            half_changed=live.half_changed,
+            random=random,
+            digests=digests,
+        )
+
+    def _plain_values(self) -> dict[str, Any]:
+        return {"step": self._step, **{name: getattr(self, name) for name in self._values}}
+
+    def _packed(self) -> PackedTree:
+        return PackedTree({name: state_of(part) for name, part in self._objects.items()}, self._plain_values())
+
+    def _part_devices(self) -> list[Any]:
+        tensors = (next(part.parameters(), None) for part in self._objects.values() if hasattr(part, "parameters"))
+        return [tensor.device for tensor in tensors if tensor is not None]
+
+    # ---- take up a state -----------------------------------------------------------------------------------------
+
+    def _take_up(self, exchange: Exchange, transfer: Transfer, mine: Offer, same: list[bool | None]) -> None:
+        """Bring this rank to the chosen state, and send it if this rank is the sender."""
+        is_live = mine.live == transfer.version
+        if is_live:
+            self._set_values(self._live.take_up())
+
+        def write_live() -> int:
+            synchronize_device()
+            return self._write_copy(self._packed())
+
+        with transferred(
+            transfer, exchange, self._copies, is_live=is_live, write_live=write_live, path=self.path
+        ) as descriptor:
+            if not is_live:
+                self._load(descriptor, transfer.version, mine, same)
+        self._copies.release()
+
+    def _load(self, descriptor: int, version: Version, mine: Offer, same: list[bool | None]) -> None:
+        """Load a block into the objects and values, and set the random states."""
         header, content, view = state_block.read_block(descriptor)
-        tree = unpack_tree(content["tree"], view, _data_start(header.json_size))
+        tree = unpack_tree(content["tree"], view, data_start(header.json_size))
+        survived = self._live.captured
+        finishes_step = survived and self._step + 1 == version[1]
+        self._live.invalidate()
         for name, part in self._objects.items():
-            _restore(part, tree["objects"][name])
-        self.__dict__.update({name: value for name, value in tree["values"].items() if name in self._values})
+            restore(part, tree["objects"][name])
+        self._set_values(tree["values"])
+        if survived:
+            self._live.drop_gradients()
+        if self._random is not None:
+            self._random.set_for(version, mine.random, content.get("random"), same, finishes_step=finishes_step)
 
-    def _older_copy(self) -> int:
-        """Return the memory to write to: the newest copy stays complete until the next one is."""
-        index, _ = state_block.newest_block(self._memory)
-        return self._memory[1 - index]
+    def _set_values(self, values: dict[str, Any]) -> None:
+        self._step = values["step"]
+        self.__dict__.update({name: values[name] for name in self._values if name in values})
 
-    # ---- between ranks -----------------------------------------------------------------------------------------------
+    def _write_copy(self, packed: PackedTree) -> int:
+        """Write the state to memory, and return its descriptor."""
+        record = self._random.shared(self._live.random_states) if self._random is not None else None
+        settings = {"path": self.path, "save_minutes": self._save_minutes, "random": record}
+        content = json.dumps({**settings, "tree": packed.json}).encode()
+        start = data_start(len(content))
+        header = BlockHeader(*self._version, len(content), start + packed.size)
 
-    def _broadcast(self, memory: int | None, header: BlockHeader, source: int) -> None:
-        """On rank `source`: broadcast the block in memory (None: in `path`) to all ranks, and load it."""
-        descriptor = os.open(self.path or "", os.O_RDONLY) if memory is None else memory
-        try:
-            _, _, view = state_block.read_block(descriptor)
-            for piece in _pieces(view, header) if _distributed() else ():
-                dist.broadcast(piece.to(_device()), source)
-            self._load(descriptor)
-        finally:
-            if memory is None:
-                os.close(descriptor)
+        def fill(view: Any) -> None:
+            view[HEADER_SIZE : HEADER_SIZE + len(content)] = content
+            packed.write(view, start)
 
-    def _receive(self, header: BlockHeader, source: int) -> None:
-        """On the other ranks: receive the block into memory, and load it."""
-        memory = self._older_copy()
-        view = state_block.begin_write(memory, header.size)
-        for piece in _pieces(view, header):
-            staged = piece if _device().type == "cpu" else torch.empty_like(piece, device=_device())
-            dist.broadcast(staged, source)
-            if staged is not piece:
-                piece.copy_(staged)
-        state_block.finish_write(memory, header)
-        self._load(memory)
+        return self._copies.write(header, fill)
 
 
-def _own_memory() -> tuple[int, ...]:
-    """Return descriptors of memory for two copies that ends with this process."""
-    return tuple(memory_file(f"elasticjob-state-{i}") for i in range(2))
+_current: weakref.ref[State] | None = None
+"""The State that planned ends commit: the memory of a node has room for one."""
 
 
-def _data_start(json_size: int) -> int:
-    """Return the offset of the tensors in a block with that many bytes of JSON."""
-    return -(-(HEADER_SIZE + json_size) // ALIGNMENT) * ALIGNMENT
+def _make_current(state: State) -> None:
+    """Let planned ends commit this State, and no longer an earlier one of this process."""
+    global _current
+    earlier = _current() if _current is not None else None
+    if earlier is not None and earlier is not state:
+        earlier._live.stop_watching()
+    _current = weakref.ref(state)
+    state._live.watch()
+    if _commit_current not in progress_channel._callbacks:  # a new round of the process may have dropped it
+        progress_channel.on_stop(_commit_current)
 
 
-def _pieces(view: Any, header: BlockHeader) -> list[Any]:
-    """Return a block without its header as tensors of bytes. The receiver writes the header last."""
-    data = torch.frombuffer(view, dtype=torch.uint8)[HEADER_SIZE : header.size]
-    return list(data.split(_PIECE))
+def _commit_current() -> None:
+    state = _current() if _current is not None else None
+    if state is not None:
+        state.commit()
 
 
-def _all_gather(numbers: list[int]) -> list[list[int]]:
-    """Return the numbers of all ranks."""
-    if not _distributed():
-        return [numbers]
-    mine = torch.tensor(numbers, dtype=torch.int64, device=_device())
-    gathered = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
-    dist.all_gather(gathered, mine)
-    return [row.tolist() for row in gathered]
-
-
-def _distributed() -> bool:
-    return bool(dist.is_available() and dist.is_initialized())
-
-
-def _rank() -> int:
-    return int(dist.get_rank()) if _distributed() else 0
-
-
-def _device() -> Any:
-    """Return the device whose tensors the default process group can send."""
-    cuda = "nccl" in str(dist.get_backend())
-    return torch.device("cuda", torch.cuda.current_device()) if cuda else torch.device("cpu")
-
-
-def _is_object(part: Any) -> bool:
-    return (hasattr(part, "state_dict") and hasattr(part, "load_state_dict")) or hasattr(part, "set_epoch")
-
-
-def _unwrap(part: Any) -> Any:
-    """Return the module inside a DDP wrapper: its names lack the prefix `module.`, so any model can load them."""
-    return part.module if isinstance(part, torch.nn.parallel.DistributedDataParallel) else part
-
-
-def _state_of(part: Any) -> Any:
-    target = _unwrap(part)
-    return target.state_dict() if hasattr(target, "state_dict") else {"epoch": target.epoch}
-
-
-def _restore(part: Any, state: Any) -> None:
-    target = _unwrap(part)
-    if hasattr(target, "load_state_dict"):
-        target.load_state_dict(state)
-    else:
-        target.set_epoch(state["epoch"])
+def _checked_step(step: int) -> int:
+    """Return the step; TypeError or ValueError if it is no integer of 0 or more."""
+    if problem := "" if type(step) is int else refusal(step):
+        raise TypeError(f"State: step: {problem}")
+    if step < 0:
+        raise ValueError(f"State: step: {step} is negative")
+    return step

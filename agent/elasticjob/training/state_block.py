@@ -11,13 +11,17 @@ import mmap
 import os
 import struct
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-_HEADER = struct.Struct("=8sqqq")
-"""Magic, step, length of the JSON, size of the block."""
-_MAGIC = b"EJSTATE1"
+_HEADER = struct.Struct("=8sqqqq")
+"""Magic, sequence number, step, length of the JSON, size of the block."""
+_MAGIC = b"EJSTATE2"
+_OLD_HEADER = struct.Struct("=8sqqq")
+"""The header of elasticjob 0.1.0: magic, step, length of the JSON, size of the block."""
+_OLD_MAGIC = b"EJSTATE1"
+OLD_SEQUENCE = 0
+"""The sequence number of a block of elasticjob 0.1.0: any newer block wins, and among old ones the step decides."""
 HEADER_SIZE = 64
 """Bytes; the JSON begins after them."""
 ALIGNMENT = 64
@@ -30,6 +34,8 @@ NO_STEP = -1
 class BlockHeader:
     """The header of a block."""
 
+    sequence: int
+    """The number that orders blocks (`training.commit_sequence`)."""
     step: int
     """NO_STEP for ABSENT."""
     json_size: int
@@ -37,29 +43,34 @@ class BlockHeader:
     size: int
     """Size of the whole block in bytes."""
 
+    @property
+    def version(self) -> tuple[int, int]:
+        """Sequence number and step: of two blocks, the one with the higher version is newer."""
+        return self.sequence, self.step
 
-ABSENT = BlockHeader(NO_STEP, 0, 0)
+
+ABSENT = BlockHeader(OLD_SEQUENCE, NO_STEP, 0, 0)
+"""Its version is lower than that of any block."""
 
 
 def read_header(descriptor: int) -> BlockHeader:
     """Return the header of the block in a file or memory; ABSENT if there is no complete block."""
     try:
-        raw = os.pread(descriptor, _HEADER.size, 0)
-        magic, step, json_size, size = _HEADER.unpack(raw)
+        found = _parse_header(os.pread(descriptor, _HEADER.size, 0))
         complete = (
-            magic == _MAGIC
-            and step >= 0
-            and 0 < json_size <= size - HEADER_SIZE
-            and size <= os.fstat(descriptor).st_size
+            found.sequence >= 0
+            and found.step >= 0
+            and 0 < found.json_size <= found.size - HEADER_SIZE
+            and found.size <= os.fstat(descriptor).st_size
         )
     except (OSError, struct.error):
         return ABSENT
-    return BlockHeader(step, json_size, size) if complete else ABSENT
+    return found if complete else ABSENT
 
 
 def begin_write(descriptor: int, size: int) -> mmap.mmap:
     """Map memory for a block of `size` bytes. The block is ABSENT until `finish_write`."""
-    os.pwrite(descriptor, _HEADER.pack(_MAGIC, NO_STEP, 0, 0), 0)
+    _write_header(descriptor, ABSENT)
     if os.fstat(descriptor).st_size != size:
         os.ftruncate(descriptor, size)
     return mmap.mmap(descriptor, size)
@@ -67,7 +78,12 @@ def begin_write(descriptor: int, size: int) -> mmap.mmap:
 
 def finish_write(descriptor: int, header: BlockHeader) -> None:
     """Write the header, after all other bytes: it makes the block complete."""
-    os.pwrite(descriptor, _HEADER.pack(_MAGIC, header.step, header.json_size, header.size), 0)
+    _write_header(descriptor, header)
+
+
+def read_content(descriptor: int, header: BlockHeader) -> Any:
+    """Return the parsed JSON of the block with that header; OSError or ValueError if it cannot be read."""
+    return json.loads(os.pread(descriptor, header.json_size, HEADER_SIZE))
 
 
 def read_block(descriptor: int) -> tuple[BlockHeader, Any, mmap.mmap]:
@@ -80,49 +96,26 @@ def read_block(descriptor: int) -> tuple[BlockHeader, Any, mmap.mmap]:
 
 
 def newest_block(descriptors: Sequence[int]) -> tuple[int, BlockHeader]:
-    """Return the index of the block with the latest step, and its header; ABSENT if no block is complete."""
+    """Return the index of the newest block, and its header; ABSENT if no block is complete."""
     headers = [read_header(descriptor) for descriptor in descriptors]
-    index = max(range(len(headers)), key=lambda i: headers[i].step)
+    index = max(range(len(headers)), key=lambda i: headers[i].version)
     return index, headers[index]
 
 
-def read_file_header(path: str) -> BlockHeader:
-    """Return the header of a file's block as `read_header` does; ABSENT if the file cannot be read."""
-    try:
-        with open(path, "rb") as file:
-            return read_header(file.fileno())
-    except OSError:
-        return ABSENT
+def data_start(json_size: int) -> int:
+    """Return the offset of the tensors in a block with that many bytes of JSON."""
+    return -(-(HEADER_SIZE + json_size) // ALIGNMENT) * ALIGNMENT
 
 
-def save_block(descriptor: int, path: str) -> bool:
-    """Write a block to a file atomically. Return False if there is no block, or the file has this step or a later one.
-
-    OSError if the file cannot be written; the file is unchanged then.
-    """
-    found = read_header(descriptor)
-    if found is ABSENT or read_file_header(path).step >= found.step:
-        return False
-    temporary = f"{path}.{os.uname().nodename}-{os.getpid()}.tmp"
-    try:
-        with open(temporary, "wb") as file:
-            sent = 0
-            while sent < found.size:
-                sent += os.sendfile(file.fileno(), descriptor, sent, found.size - sent)
-            os.fsync(file.fileno())
-        os.replace(temporary, path)  # noqa: PTH105
-    except BaseException:
-        with suppress(OSError):
-            os.unlink(temporary)  # noqa: PTH108
-        raise
-    return True
+def _parse_header(raw: bytes) -> BlockHeader:
+    """Return the header as it stands there; ABSENT for another format, struct.error for too few bytes."""
+    if raw.startswith(_OLD_MAGIC):
+        _, step, json_size, size = _OLD_HEADER.unpack(raw[: _OLD_HEADER.size])
+        return BlockHeader(OLD_SEQUENCE, step, json_size, size)
+    magic, sequence, step, json_size, size = _HEADER.unpack(raw)
+    return BlockHeader(sequence, step, json_size, size) if magic == _MAGIC else ABSENT
 
 
-def save_to_recorded_path(descriptors: Sequence[int]) -> str:
-    """Save the newest block to the path in its JSON. Return the path, or an empty text if nothing was saved."""
-    index, found = newest_block(descriptors)
-    if found is ABSENT:
-        return ""
-    content = json.loads(os.pread(descriptors[index], found.json_size, HEADER_SIZE))
-    path = content.get("path") if isinstance(content, dict) else None
-    return path if isinstance(path, str) and save_block(descriptors[index], path) else ""
+def _write_header(descriptor: int, header: BlockHeader) -> None:
+    packed = _HEADER.pack(_MAGIC, header.sequence, header.step, header.json_size, header.size)
+    os.pwrite(descriptor, packed, 0)

@@ -9,33 +9,33 @@ from typing import Any
 import torch
 
 from elasticjob.training.state_block import ALIGNMENT
+from elasticjob.training.state_values import key_refusal, refusal
 
 
 class PackedTree:
-    """A state dict as JSON, in which each tensor is replaced by its type, its shape and the offset of its bytes."""
+    """Objects and values as JSON. Each tensor is replaced by its type, its shape and the offset of its bytes."""
 
-    def __init__(self, tree: Mapping[str, Any]) -> None:
-        """TypeError names the first item that is neither a plain value nor a tensor."""
+    def __init__(self, objects: Mapping[str, Any], values: Mapping[str, Any]) -> None:
+        """`objects`: state dicts by name. TypeError names the first item that cannot be kept, and what to write."""
         self.tensors: list[tuple[int, Any]] = []
         """(offset, tensor); the offset counts bytes from the start of the data."""
         self.size = 0
         """Size of the data in bytes."""
-        self.json = self._pack(tree, "state")
+        packed_objects = [[name, self._pack(state, f"{name}.state_dict()")] for name, state in objects.items()]
+        packed_values = [[name, self._pack(value, name)] for name, value in values.items()]
+        self.json = {"dict": [["objects", {"dict": packed_objects}], ["values", {"dict": packed_values}]]}
 
     def _pack(self, value: Any, path: str) -> Any:
         if value is None or type(value) in (bool, int, float, str):
             return value
-        if isinstance(value, torch.Tensor):
-            return {"tensor": [str(value.dtype).removeprefix("torch."), list(value.shape), self._place(value)]}
         if isinstance(value, Mapping):
             return {"dict": [[_key(k, path), self._pack(v, f"{path}[{k!r}]")] for k, v in value.items()]}
         if isinstance(value, (list, tuple)):
             kind = "list" if isinstance(value, list) else "tuple"
             return {kind: [self._pack(item, f"{path}[{i}]") for i, item in enumerate(value)]}
-        raise TypeError(
-            f"{path}: objects of type {type(value).__name__} cannot be part of a State; "
-            "allowed: numbers, text, lists, dicts and tensors"
-        )
+        if problem := refusal(value):
+            raise TypeError(f"State: {path}: {problem}")
+        return {"tensor": [str(value.dtype).removeprefix("torch."), list(value.shape), self._place(value)]}
 
     def _place(self, tensor: Any) -> int:
         """Reserve space for a tensor and return its offset."""
@@ -76,8 +76,8 @@ def unpack_tree(value: Any, view: mmap.mmap, start: int) -> Any:
 
 
 def _key(key: Any, path: str) -> int | str:
-    if type(key) not in (int, str):
-        raise TypeError(f"{path}: {key!r} cannot be a key in a State; allowed: integers and text")
+    if problem := key_refusal(key):
+        raise TypeError(f"State: {path}: {problem}")
     found: int | str = key
     return found
 

@@ -150,6 +150,16 @@ def test_a_deferred_exception_comes_when_the_section_has_ended(interrupter: Inte
     assert left
 
 
+def test_a_section_that_does_not_end_is_interrupted(interrupter: Interrupter, deferred: list[bool]) -> None:
+    other, deferred[0] = InThread(interrupter), True
+
+    def function() -> None:
+        other.go.set()
+        threading.Event().wait()
+
+    run(interrupter, function)
+
+
 def test_nothing_is_interrupted_after_the_function(interrupter: Interrupter) -> None:
     with interrupter.armed():
         pass

@@ -26,8 +26,9 @@ HOLD_TIMEOUT = 3.0
 """Seconds that workers wait for their last step at most; longer than a coordinator needs to send it."""
 SETTLE = 0.001
 """Seconds after which a worker on another processor sees a HOLD, and this process the step written before it."""
-STATE_BUFFERS = 2
-"""Memory buffers that outlive a round, for `elasticjob.State`: one is complete while the other is written."""
+STATE_BUFFERS = 3
+"""Memory buffers that outlive a round, for `elasticjob.State`: two copies, of which one is complete while the other is
+written, and one buffer for what each worker keeps for itself."""
 _MAX_HELLO = 1024
 """Bytes."""
 

@@ -1,0 +1,137 @@
+"""The live objects of a State: model, optimizer and values as of the last completed step of this process."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from elasticjob.training import critical_section, random_states
+from elasticjob.training.scaler_copy import ScalerCopy, is_scaler
+from elasticjob.training.snapshots import BufferCopies, Snapshot
+from elasticjob.training.state_parts import restore, state_of
+
+
+class LiveState:
+    """Whether the objects are complete, and copies of what an interrupted step may have changed in them.
+
+    A change of the model is under way from an optimizer's step until `capture`: meanwhile the objects are not complete.
+    An interrupted step that has not come so far has changed no parameter, but perhaps buffers, plain values, the
+    settings in the optimizers' parameter groups, the other objects and the random states: `take_up` restores these.
+    """
+
+    def __init__(self, objects: Mapping[str, Any], *, keep_random_states: bool) -> None:
+        kinds = _by_kind(objects.values())
+        self._modules, self._optimizers, scalers, self._others = kinds
+        self._scalers = [ScalerCopy(scaler) for scaler in scalers]
+        self._buffers = BufferCopies(self._modules)
+        self._keep_random_states = keep_random_states
+        self.random_states: dict[str, Any] = {}
+        """States of this process's generators at the last `capture`; empty if they are not kept."""
+        self.changing = False
+        """Whether an optimizer has begun a step that is not counted yet."""
+        self._captured = False
+        self._replaced = False
+        self._values = self._groups = self._states = Snapshot(None)
+        self._hooks: list[Any] = []
+
+    @property
+    def complete(self) -> bool:
+        """Whether the objects, with the copies, hold the state as of the last `capture`."""
+        copies = (self._values, self._groups, self._states)
+        return self._captured and not self.changing and all(snapshot.intact for snapshot in copies)
+
+    @property
+    def captured(self) -> bool:
+        """Whether there has been a `capture`, and no `invalidate` since then."""
+        return self._captured
+
+    @property
+    def half_changed(self) -> bool:
+        """Whether an interruption has left the objects between two states."""
+        return self._replaced or (self._captured and self.changing)
+
+    def capture(self, values: Mapping[str, Any], *, structure: bool = False) -> None:
+        """Copy what the next step may change early. The objects and `values` are complete now: this ends a change.
+
+        `structure`: modules and their buffers may have changed too.
+        """
+        critical_section.enter()
+        try:
+            first, self._captured = not self._captured, False
+            if structure or first:
+                self._buffers.refresh()
+            else:
+                self._buffers.capture()
+            for scaler in self._scalers:
+                scaler.capture()
+            self._values = Snapshot(values)
+            self._groups = Snapshot([_settings(optimizer) for optimizer in self._optimizers])
+            self._states = Snapshot([state_of(part) for part in self._others])
+            self.random_states = random_states.capture() if self._keep_random_states else {}
+            self._captured, self._replaced = True, False
+            self._end_change()
+        finally:
+            critical_section.leave()
+
+    def take_up(self) -> Any:
+        """Undo what an interrupted step has changed, drop the gradients, and return the plain values."""
+        self._buffers.restore()
+        for scaler in self._scalers:
+            scaler.restore()
+        for optimizer, settings in zip(self._optimizers, self._groups.value(), strict=True):
+            for group, kept in zip(optimizer.param_groups, settings, strict=True):
+                group.update(kept)
+        for part, state in zip(self._others, self._states.value(), strict=True):
+            restore(part, state)
+        random_states.restore(self.random_states)
+        self.drop_gradients()
+        return self._values.value()
+
+    def invalidate(self) -> None:
+        """Note that the objects are being replaced: they are complete again at the next `capture`."""
+        self._captured, self._replaced = False, True
+
+    def drop_gradients(self) -> None:
+        """Free the gradients of an interrupted backward pass."""
+        for holder in (*self._optimizers, *self._modules):
+            holder.zero_grad(set_to_none=True)
+
+    def watch(self) -> None:
+        """Notice the steps of the optimizers from now on."""
+        if not self._hooks:
+            self._hooks = [optimizer.register_step_pre_hook(self._begin_change) for optimizer in self._optimizers]
+
+    def stop_watching(self) -> None:
+        """Let another State watch the optimizers. These objects are no longer known to be complete."""
+        self._end_change()
+        self._captured = False
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = []
+
+    def _begin_change(self, *_: Any) -> None:
+        """Run before each step of an optimizer."""
+        if not self.changing:
+            self.changing = True
+            critical_section.enter()
+
+    def _end_change(self) -> None:
+        if self.changing:
+            self.changing = False
+            critical_section.leave()
+
+
+def _by_kind(parts: Any) -> tuple[list[Any], list[Any], list[Any], list[Any]]:
+    """Return modules, optimizers, gradient scalers and other objects."""
+    kinds: tuple[list[Any], list[Any], list[Any], list[Any]] = ([], [], [], [])
+    for part in parts:
+        is_kind = (isinstance(part, torch.nn.Module), isinstance(part, torch.optim.Optimizer), is_scaler(part), True)
+        kinds[is_kind.index(True)].append(part)
+    return kinds
+
+
+def _settings(optimizer: Any) -> list[dict[str, Any]]:
+    """Return the parameter groups without their parameters."""
+    return [{key: item for key, item in group.items() if key != "params"} for group in optimizer.param_groups]

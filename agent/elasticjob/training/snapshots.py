@@ -1,0 +1,89 @@
+"""Copies of what a training step may change before it is complete: plain values, and the buffers of modules."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+
+
+class Snapshot:
+    """A copy of plain values. Tensors are not copied: their version shows whether they have been changed in place."""
+
+    def __init__(self, value: Any) -> None:
+        self._tensors: list[tuple[Any, int]] = []
+        self._value = self._copy(value)
+
+    @property
+    def intact(self) -> bool:
+        """Whether `value` still returns what the snapshot was taken of."""
+        return all(tensor._version == version for tensor, version in self._tensors)
+
+    def value(self) -> Any:
+        """Return the values. The containers are new, so that later changes do not reach the snapshot."""
+        return _copied(self._value)
+
+    def _copy(self, value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            if value.is_inference():  # has no version
+                return value.clone()
+            self._tensors.append((value, value._version))
+            return value
+        return _copied(value, self._copy)
+
+
+class BufferCopies:
+    """Copies of the saved buffers of modules. A forward pass changes them, as those of BatchNorm, before its step ends.
+
+    The versions of these tensors do not show it: the kernels of BatchNorm do not count.
+    """
+
+    def __init__(self, modules: Iterable[Any]) -> None:
+        self._modules = tuple(modules)
+        self._places: list[tuple[Any, str]] = []
+        self._copies: list[Any] = []
+
+    def refresh(self) -> None:
+        """Find the buffers again and copy them: modules, shapes or devices may have changed."""
+        children = {id(child): child for module in self._modules for child in module.modules()}
+        self._places = [
+            (child, name)
+            for child in children.values()
+            for name, buffer in child._buffers.items()
+            if buffer is not None and name not in child._non_persistent_buffers_set
+        ]
+        self._copies = [buffer.detach().clone() for buffer in self._buffers()]
+
+    def capture(self) -> None:
+        """Copy the buffers that `refresh` found."""
+        for copies, buffers in self._groups():
+            torch._foreach_copy_(copies, buffers)
+
+    def restore(self) -> None:
+        """Set the buffers to the last copy."""
+        for copies, buffers in self._groups():
+            torch._foreach_copy_(buffers, copies)
+
+    def _buffers(self) -> list[Any]:
+        return [child._buffers[name] for child, name in self._places]
+
+    def _groups(self) -> list[tuple[list[Any], list[Any]]]:
+        """Return copies and buffers by type and device: each group takes few kernels, whatever its length."""
+        groups: dict[Any, tuple[list[Any], list[Any]]] = {}
+        for kept, buffer in zip(self._copies, self._buffers(), strict=True):
+            copies, buffers = groups.setdefault((buffer.dtype, buffer.device), ([], []))
+            copies.append(kept)
+            buffers.append(buffer.detach())
+        return list(groups.values())
+
+
+def _copied(value: Any, copy_item: Any = None) -> Any:
+    """Return a new container of the same kind with copies of the items; other values as they are."""
+    copy_item = copy_item or _copied
+    if isinstance(value, Mapping):
+        return {key: copy_item(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        items = [copy_item(item) for item in value]
+        return items if isinstance(value, list) else tuple(items)
+    return value

@@ -1,0 +1,71 @@
+"""The parts of a State: objects with `state_dict`, and samplers with `set_epoch`. All other parts are plain values."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import torch
+
+from elasticjob.training.sharded_models import is_sharded_optimizer, keeps_position_of_rank, sharded_parameter
+from elasticjob.training.state_values import ALLOWED, SHARDED
+
+
+def split_parts(parts: Mapping[str, Any], taken: Collection[str]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return objects and plain values by name; DDP models are replaced by their module.
+
+    `taken`: names of the State's attributes. ValueError: a part has one of them. TypeError: a part cannot be kept. Both
+    name the part and what to write instead.
+    """
+    objects = {name: unwrap(part) for name, part in parts.items() if _is_object(part)}
+    for name in parts:
+        if name.startswith("_"):
+            raise ValueError(f"State({name}=...): use a name that does not begin with an underscore")
+        if name in taken:
+            raise ValueError(f"State({name}=...): State has an attribute {name!r}: use another name, such as my_{name}")
+    for name, part in objects.items():
+        if problem := _refusal(part):
+            raise TypeError(f"State({name}=...): {problem}")
+    return objects, {name: part for name, part in parts.items() if name not in objects}
+
+
+def unwrap(part: Any) -> Any:
+    """Return the module inside a DDP wrapper: its names lack the prefix `module.`, so any model can load them."""
+    return part.module if isinstance(part, torch.nn.parallel.DistributedDataParallel) else part
+
+
+def state_of(part: Any) -> Any:
+    """Return the state of an object: its `state_dict`, or its epoch."""
+    return part.state_dict() if hasattr(part, "state_dict") else {"epoch": part.epoch}
+
+
+def restore(part: Any, state: Any) -> None:
+    """Load what `state_of` returned."""
+    if hasattr(part, "load_state_dict"):
+        part.load_state_dict(state)
+    else:
+        part.set_epoch(state["epoch"])
+
+
+def _is_object(part: Any) -> bool:
+    both = hasattr(part, "state_dict") and hasattr(part, "load_state_dict")
+    return not isinstance(part, type) and (both or hasattr(part, "set_epoch"))
+
+
+def _refusal(part: Any) -> str:
+    """Return why an object cannot be kept, and what to use instead; empty if it can."""
+    if isinstance(part, torch.nn.Module) and (parameter := sharded_parameter(part)):
+        return f"parameter {parameter}: {SHARDED}"
+    if is_sharded_optimizer(part):
+        return f"{type(part).__name__}: {SHARDED}"
+    if keeps_position_of_rank(part):
+        return (
+            f"{type(part).__name__} saves the position of one rank, and a State holds the same state for all ranks: "
+            "count the samples of all ranks in a plain value, such as State(samples=0), and skip them after sync"
+        )
+    if not hasattr(part, "state_dict") and not hasattr(part, "epoch"):
+        return (
+            f"{type(part).__name__} has set_epoch but no attribute `epoch` to save: "
+            f"add one, or state_dict and load_state_dict; plain values are {ALLOWED}"
+        )
+    return ""
