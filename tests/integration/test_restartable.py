@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import re
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -205,3 +207,33 @@ def test_the_exception_reaches_the_script_when_no_round_follows(training: Traini
     assert "toy failed: rank 1 died: ValueError: bad batch (exit 1, UserError) on toy-1-0" in run.text
     assert sorted(re.findall(r"atexit (\d)", run.text)) == ["0", "1", "2"]
     assert "]:returned" not in run.text
+
+
+EXAMPLE = Path(__file__).parents[2] / "examples/restartable/train.py"
+
+
+def losses(text: str) -> dict[int, float]:
+    """Return the last loss of rank 0 by step."""
+    return {int(step): float(loss) for step, loss in re.findall(r"step=(\d+) loss=(\S+) world=3 rank=0", text)}
+
+
+@pytest.mark.timeout(240)
+def test_the_example_trains_as_if_nothing_had_happened(tmp_path: Path) -> None:
+    """Same losses as a run without a fault, though two workers are killed.
+
+    Their last digit may differ: a new DDP object sums the gradients of its first step in another order.
+    """
+    command = [sys.executable, str(EXAMPLE), "--steps=120", "--step-delay=0.02"]
+    spec: dict[str, Any] = {"replicas": 3, "preload": ["torch", "torch._dynamo"]}
+    with LocalRun(manifest(command, **spec), tmp_path) as run:
+        assert run.exit_code() == 0, run.text
+        expected = losses(run.text)
+    with LocalRun(manifest(command, **spec), tmp_path) as run:
+        survivor = run.wait_for(r"step=20 .* rank=0 pid=(\d+)")[1]
+        for step, rank in ((30, 2), (60, 1)):
+            os.kill(int(run.wait_for(rf"step={step} .* rank={rank} pid=(\d+)")[1]), signal.SIGKILL)
+        assert run.exit_code() == 0, run.text
+    assert losses(run.text) == pytest.approx(expected, abs=1e-5)
+    assert set(re.findall(r"rank=0 pid=(\d+)", run.text)) == {survivor}
+    steps = [int(step) for step in re.findall(r"step=(\d+) loss=\S+ world=3 rank=0", run.text)]
+    assert steps == list(range(1, 121)), "no completed step is lost"
