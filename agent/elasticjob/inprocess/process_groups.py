@@ -88,6 +88,8 @@ class ProcessGroups:
         if dist.is_initialized():
             with suppress(RuntimeError):  # a group that was aborted
                 dist.destroy_process_group()
+        # An interrupted `init_process_group` has counted its group: the next one would meet under another name.
+        distributed_c10d._world.group_count = 0
 
     def _register(self) -> None:
         for group, (_, store) in list(distributed_c10d._world.pg_map.items()):

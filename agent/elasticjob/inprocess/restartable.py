@@ -139,7 +139,7 @@ class RestartableCall:
             traceback.print_exc()
             sys.stderr.flush()
             self._channel.send(Raised(self._round, type(error).__name__, str(error)[:MAX_TEXT]))
-            return _Ended(error=error.with_traceback(None))
+            return _Ended(error=_without_frames(error))
 
     def _enter_round(self, message: CallAgain) -> None:
         os.environ.update(_environment(message.variables))
@@ -157,6 +157,15 @@ class RestartableCall:
                 self._messages.put(message)
         self._connected = False
         self._messages.put(None)
+
+
+def _without_frames(error: Exception) -> Exception:
+    """Return the exception after it and those that led to it have let go of the function's objects."""
+    found: BaseException | None = error
+    while found is not None and found.__traceback__ is not None:
+        found.__traceback__ = None
+        found = found.__cause__ or found.__context__
+    return error
 
 
 def _keep_process_at_nccl_errors() -> None:

@@ -1,0 +1,75 @@
+"""Queued work of an accelerator is done before a worker reports that it has stopped."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from elasticjob.contract.progress_page import NO_LIMIT, PAGE_SIZE, PageWord, open_page
+from elasticjob.training import devices, progress_channel
+
+
+class Queue:
+    """A module such as torch.cuda."""
+
+    def __init__(self, *, initialized: bool = True) -> None:
+        self.initialized = initialized
+        self.done = 0
+
+    def is_initialized(self) -> bool:
+        return self.initialized
+
+    def synchronize(self) -> None:
+        self.done += 1
+
+
+def torch_with(queue: Queue, *, accelerator: str | None = "npu") -> Any:
+    current = SimpleNamespace(type=accelerator) if accelerator else None
+    return SimpleNamespace(npu=queue, cuda=queue, accelerator=SimpleNamespace(current_accelerator=lambda: current))
+
+
+@pytest.mark.parametrize("accelerator", ["npu", None])
+@pytest.mark.parametrize("initialized", [True, False])
+def test_only_a_device_in_use_is_synchronized(
+    initialized: bool, accelerator: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = Queue(initialized=initialized)
+    monkeypatch.setitem(sys.modules, "torch", torch_with(queue, accelerator=accelerator))
+    devices.synchronize_device()
+    assert queue.done == int(initialized)
+
+
+def test_torch_without_accelerators_as_before_2_6(monkeypatch: pytest.MonkeyPatch) -> None:
+    queue = Queue()
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=queue))
+    devices.synchronize_device()
+    assert queue.done == 1
+
+
+def test_a_script_without_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "torch", raising=False)
+    devices.synchronize_device()
+    assert "torch" not in sys.modules
+
+
+def test_a_worker_synchronizes_its_device_at_the_last_step_before_it_saves(monkeypatch: pytest.MonkeyPatch) -> None:
+    page = os.memfd_create("page")
+    os.ftruncate(page, PAGE_SIZE)
+    words, queue, done = open_page(page), Queue(), []
+    words[PageWord.LIMIT] = NO_LIMIT
+    monkeypatch.setitem(sys.modules, "torch", torch_with(queue))
+    monkeypatch.setattr(progress_channel, "_opened", True)
+    monkeypatch.setattr(progress_channel, "_words", words)
+    monkeypatch.setattr(progress_channel, "_callbacks", [lambda: done.append(queue.done)])
+    monkeypatch.setattr(atexit, "register", lambda _function: None)
+    progress_channel.progress(4)
+    assert queue.done == 0, "no step waits for the device but the last"
+    words[PageWord.LIMIT] = 5
+    with pytest.raises(progress_channel.Stopped):
+        progress_channel.progress(5)
+    assert done == [1]

@@ -1,0 +1,112 @@
+"""Which state wins at the start of a round, and who sends it: as a table. And the numbers that order states."""
+
+from __future__ import annotations
+
+import pytest
+
+from elasticjob.training.commit_sequence import ROUND, CommitSequence
+from elasticjob.training.state_block import ABSENT, BlockHeader
+from elasticjob.training.state_sources import NO_VERSION, Offer, Source, Transfer, alike, choose
+
+
+def block(sequence: int, step: int) -> BlockHeader:
+    return BlockHeader(sequence, step, 100, 1000)
+
+
+OLD, NEW = (1, 10), (2, 11)
+NOTHING = Offer()
+LIVE, BEHIND, IN_MEMORY = Offer(live=NEW), Offer(live=OLD), Offer(memory=block(*NEW))
+
+
+@pytest.mark.parametrize(
+    ("offers", "transfer"),
+    [
+        pytest.param([NOTHING, NOTHING], None, id="no state"),
+        pytest.param([Offer(half_changed=True), NOTHING], None, id="no complete state"),
+        pytest.param([LIVE, LIVE], Transfer(NEW, None, Source.MEMORY, ABSENT), id="all live: nothing is sent"),
+        pytest.param([LIVE, IN_MEMORY], Transfer(NEW, None, Source.MEMORY, ABSENT), id="live or in memory"),
+        pytest.param([BEHIND, LIVE], Transfer(NEW, 1, Source.LIVE, ABSENT), id="one step apart"),
+        pytest.param([NOTHING, LIVE], Transfer(NEW, 1, Source.LIVE, ABSENT), id="a joiner"),
+        pytest.param(
+            [NOTHING, LIVE, IN_MEMORY], Transfer(NEW, 2, Source.MEMORY, block(*NEW)), id="the copy in memory is ready"
+        ),
+        pytest.param(
+            [Offer(live=OLD, memory=block(*NEW)), BEHIND],
+            Transfer(NEW, 0, Source.MEMORY, block(*NEW)),
+            id="newer in memory than live",
+        ),
+        pytest.param(
+            [Offer(live=OLD, file=block(*NEW)), Offer(memory=block(*OLD))],
+            Transfer(NEW, 0, Source.FILE, block(*NEW)),
+            id="newest in the file",
+        ),
+        pytest.param(
+            [Offer(file=block(*NEW)), Offer(file=block(*NEW))],
+            Transfer(NEW, 0, Source.FILE, block(*NEW)),
+            id="one rank reads the file for all",
+        ),
+        pytest.param(
+            [Offer(live=(3, 2)), Offer(live=(2, 9))], Transfer((3, 2), 0, Source.LIVE, ABSENT), id="a rollback wins"
+        ),
+        pytest.param(
+            [Offer(live=(0, 5)), Offer(file=block(0, 1000))],
+            Transfer((0, 1000), 1, Source.FILE, block(0, 1000)),
+            id="a file of version 0.1.0",
+        ),
+    ],
+)
+def test_choose(offers: list[Offer], transfer: Transfer | None) -> None:
+    assert choose(offers) == transfer
+
+
+def test_an_offer_is_exchanged_as_numbers() -> None:
+    offer = Offer((1, 2), block(3, 4), block(5, 6), True, (7, 8), (9, 10, 11, 12))
+    assert Offer.parse(offer.numbers()) == offer
+
+
+@pytest.mark.parametrize(
+    ("digests", "result"),
+    [
+        pytest.param([(NEW, (5, 1)), (NEW, (5, 2)), (OLD, (6, 1))], [True, False], id="of this version only"),
+        pytest.param([(NEW, (5, 1)), (OLD, (5, 1))], [None, None], id="one rank knows"),
+        pytest.param([(OLD, (5, 1))], [None, None], id="no rank knows"),
+        pytest.param([(NEW, (5, 0)), (NEW, (5, 0))], [True, None], id="a generator that is not used"),
+    ],
+)
+def test_alike(digests: list[tuple[tuple[int, int], tuple[int, ...]]], result: list[bool | None]) -> None:
+    assert alike([Offer(random=version, digests=numbers) for version, numbers in digests], NEW) == result
+
+
+def test_every_step_and_commit_has_a_higher_number() -> None:
+    sequence, numbers = CommitSequence(), []
+    for _ in range(3):
+        sequence.advance()
+        numbers.append(sequence.number)
+    assert numbers == [1, 2, 3]
+
+
+def test_all_ranks_continue_from_the_adopted_state_with_the_same_numbers() -> None:
+    ahead, behind = CommitSequence(), CommitSequence()
+    for _ in range(7):
+        ahead.advance()
+    for rank in (ahead, behind):
+        rank.adopt(7)
+        assert rank.number == 7
+        rank.advance()
+    assert ahead.number == behind.number == ROUND
+
+
+def test_a_rank_that_missed_the_start_of_a_round_has_lower_numbers_however_often_it_commits() -> None:
+    cut_off, continued = CommitSequence(), CommitSequence()
+    for rank in (cut_off, continued):
+        rank.adopt(3 * ROUND + 5)
+        rank.advance()
+    for _ in range(1000):
+        cut_off.advance()
+    continued.adopt(continued.number)
+    continued.advance()
+    assert continued.number > cut_off.number
+
+
+def test_no_version_is_lower_than_that_of_any_block() -> None:
+    assert NO_VERSION < (0, 0)
