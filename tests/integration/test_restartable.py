@@ -198,7 +198,7 @@ def test_a_hanging_rank_is_interrupted(training: Training) -> None:
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("training", [{"failurePolicy": {"maxRestarts": 0}}], indirect=True)
+@pytest.mark.parametrize("training", [{"failurePolicy": {"maxRestarts": 0}, "stopGraceSeconds": 30}], indirect=True)
 def test_the_exception_reaches_the_script_when_no_round_follows(training: Training) -> None:
     run = training.run
     training.processes(3)
@@ -237,3 +237,95 @@ def test_the_example_trains_as_if_nothing_had_happened(tmp_path: Path) -> None:
     assert set(re.findall(r"rank=0 pid=(\d+)", run.text)) == {survivor}
     steps = [int(step) for step in re.findall(r"step=(\d+) loss=\S+ world=3 rank=0", run.text)]
     assert steps == list(range(1, 121)), "no completed step is lost"
+
+
+def ranks_and_pids(run: LocalRun, line: str, count: int) -> dict[str, str]:
+    """Return process ids by rank from so many lines."""
+    found = [run.wait_for(line) for _ in range(count)]
+    return {match[1]: match[2] for match in found}
+
+
+FORMS_TWICE = """
+import os, sys, time
+import torch.distributed as dist
+import elasticjob
+
+folder, rank = sys.argv[1], os.environ["RANK"]
+killed = os.path.join(folder, "killed")
+calls = 0
+
+@elasticjob.restartable
+def train():
+    global calls
+    calls += 1
+    print(f"rank {rank} pid {os.getpid()} call {calls}", flush=True)
+    if rank == "1" and os.path.exists(killed):  # the others wait for it in init_process_group
+        os.unlink(killed)
+        raise ValueError("second failure")
+    dist.init_process_group("gloo")
+    dist.barrier()
+    print(f"rank {rank} formed", flush=True)
+    while not os.path.exists(os.path.join(folder, "done")):
+        dist.barrier()
+        time.sleep(0.01)
+    dist.barrier()
+
+train()
+"""
+
+
+@pytest.mark.timeout(120)
+def test_a_failure_while_the_others_form_their_group(tmp_path: Path) -> None:
+    """A wait in the store ends too: the processes that wait there are interrupted, not killed."""
+    job = manifest([*script(tmp_path, FORMS_TWICE), str(tmp_path)], replicas=3, preload=["torch"])
+    with LocalRun(job, tmp_path) as run:
+        pids = ranks_and_pids(run, r"rank (\d) pid (\d+) call 1", 3)
+        for _ in range(3):
+            run.wait_for("formed")
+        (tmp_path / "killed").touch()
+        os.kill(int(pids["1"]), signal.SIGKILL)
+        for _ in range(3):
+            run.wait_for("formed")
+        (tmp_path / "done").touch()
+        run.wait_for("toy (succeeded|failed)")
+    calls = set(re.findall(r"rank [02] pid (\d+) call 3", run.text))
+    assert calls == {pids["0"], pids["2"]}, run.text
+
+
+PLANNED_THEN_FAILS = """
+import os, sys, time
+import torch.distributed as dist
+import elasticjob
+
+folder, calls, step = sys.argv[1], 0, 0
+
+@elasticjob.restartable
+def train():
+    global calls, step
+    calls += 1
+    dist.init_process_group("gloo")
+    world = dist.get_world_size()
+    print(f"rank {os.environ['RANK']} of {world} call {calls} pid {os.getpid()}", flush=True)
+    while calls < 3 and not os.path.exists(os.path.join(folder, "done")):
+        dist.barrier()
+        step += 1
+        elasticjob.progress(step)
+        time.sleep(0.01)
+
+train()
+raise ValueError("after the function")
+"""
+
+
+@pytest.mark.timeout(120)
+def test_a_script_that_fails_after_a_planned_end_has_failed(tmp_path: Path) -> None:
+    """What ended a process at a planned end must not end it with success later."""
+    spec: dict[str, Any] = {"elasticPolicy": {"minReplicas": 1, "maxReplicas": 2}, "failurePolicy": {"maxRestarts": 0}}
+    job = manifest([*script(tmp_path, PLANNED_THEN_FAILS), str(tmp_path)], replicas=2, preload=["torch"], **spec)
+    with LocalRun(job, tmp_path) as run:
+        first = ranks_and_pids(run, r"rank (\d) of 2 call 1 pid (\d+)", 2)
+        agent = int(Path(f"/proc/{first['1']}/stat").read_text().rpartition(")")[2].split()[1])
+        os.kill(agent, signal.SIGKILL)  # one node trains on, and the planned end comes when the other is back
+        run.wait_for(r"of 1 call 2")
+        assert run.exit_code() == 1, run.text
+    assert "after the function" in run.text

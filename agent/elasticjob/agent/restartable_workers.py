@@ -37,7 +37,9 @@ class _Peer:
     round: RoundId | None = None
     """The round in which its function runs or ran last; None before it says so."""
     interrupted: bool = False
-    """Whether it is about to leave its function."""
+    """Whether it has left its function."""
+    raised: Raised | None = None
+    """What its function raised."""
     parked: Parked | None = None
     """Set while its function does not run."""
 
@@ -67,13 +69,21 @@ class RestartableWorkers:
             if pids is not None and pid not in pids:
                 self._disconnect(pid)
 
+    def repeat(self, pid: int) -> None:
+        """Call `on_message` again for how the function of a worker ended: its process id was not known before."""
+        if peer := self._peers.get(pid):
+            if peer.raised:
+                self.on_message(pid, peer.raised)
+            if peer.parked:
+                self.on_message(pid, peer.parked)
+
     def parked(self, pid: int) -> Parked | None:
         """Return how the function of a worker has ended, if it waits for the next round; else None."""
         peer = self._peers.get(pid)
         return peer.parked if peer else None
 
     def interrupted(self, pid: int) -> bool:
-        """Return whether a worker has said that it is about to leave its function."""
+        """Return whether a worker has left its function because it was interrupted."""
         peer = self._peers.get(pid)
         return peer is not None and peer.interrupted
 
@@ -89,7 +99,7 @@ class RestartableWorkers:
         peer = self._peers.get(pid)
         if peer is None or not self._send(pid, CallAgain(round_id, restart_messages.variables(env))):
             return False
-        peer.parked = None
+        peer.raised = peer.parked = None
         return True
 
     def end(self, pid: int) -> bool:
@@ -126,10 +136,11 @@ class RestartableWorkers:
             message = None
         match message:
             case Calling(round_id):
-                peer.round, peer.interrupted, peer.parked = round_id, False, None
+                self._peers[pid] = _Peer(peer.connection, round_id)
             case Interrupted():
                 peer.interrupted = True
             case Raised():
+                peer.raised = message
                 self.on_message(pid, message)
             case Parked():
                 peer.parked = message

@@ -58,8 +58,8 @@ CLEANUP_TIMEOUT = 10.0
 """Seconds after the workers' end in which helpers may remove what the workers left in shared memory. They end by
 themselves once the workers have; one that has just been started on a busy machine takes seconds to get there."""
 LEAVE_TIMEOUT = 10.0
-"""Seconds from the end of the grace in which a worker that is about to leave its function may do so. The abort of many
-nccl groups and the end of a large model take seconds; a process that hangs does not get this time."""
+"""Seconds from the end of the grace in which a worker that has left its function may end its process groups. The abort
+of many nccl groups and the end of large objects take seconds. A function that goes on does not get this time."""
 FILE_TIME_LAG = 0.02
 """Seconds by which the time of a file may be behind the clock."""
 
@@ -170,6 +170,8 @@ class WorkerGroup:
         else:
             self._running = called | {pid: worker for pid, (worker, _) in zip(pids, workers, strict=True)}
             self.restartable.allow(set(self._running))
+            for pid in self._running:
+                self.restartable.repeat(pid)  # of a function that has ended since `_call_parked`
             self._started_at, self._start_recorded = time.monotonic(), not workers
             return None
         finally:
@@ -181,7 +183,10 @@ class WorkerGroup:
     def _call_parked(self, start: StartRound) -> dict[int, _Worker]:
         """Let all parked processes call their functions in the round; return those that do, by process id."""
         called = {}
-        for pid, before in self._parked.items():
+        for local_rank in range(self._config.processes):
+            self._folder(start, local_rank)  # if this fails, all processes are parked still
+        while self._parked:
+            pid, before = self._parked.popitem()
             error_file = str(self._folder(start, before.local_rank) / "error.json")
             tails = (Tail(), Tail())
             rank = start.rank + before.local_rank
@@ -193,7 +198,6 @@ class WorkerGroup:
             else:
                 kill({pid})
                 worker.close()
-        self._parked = {}
         return called
 
     def _prepare(self, start: StartRound, local_rank: int) -> tuple[_Worker, WorkerStart]:
@@ -317,7 +321,7 @@ class WorkerGroup:
             case _:
                 pass
         self._child_ended.set()
-        if self._function_ends:
+        if self._function_ends and self._started.is_set():
             self.on_end()
 
     def _raised(self, worker: _Worker, exception: str, text: str) -> Failure:
@@ -439,6 +443,8 @@ class WorkerGroup:
             report_hang(failure)
         self.progress.release()
         self._begin_stop(first if grace > 0 else None, park=park and grace > 0)
+        if self._interrupted:  # after a hang the grace is shorter: it is for processes that are lost anyway
+            grace = max(grace, self._config.stop_grace)
         await self._until(lambda: self._grace_skipped or self._have_ended(park=park and grace > 0), grace)
         await self._until(lambda: self._grace_skipped or not self._are_leaving(), LEAVE_TIMEOUT)
         self._interrupted = set()

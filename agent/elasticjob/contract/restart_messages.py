@@ -28,7 +28,7 @@ class Calling:
 
 @dataclass(frozen=True)
 class Interrupted:
-    """Worker: it has received `Interrupt` and is about to leave the function. A process that hangs cannot say so."""
+    """Worker: the function was interrupted and runs no more; its process groups are about to end. `Parked` follows."""
 
     round: RoundId
 

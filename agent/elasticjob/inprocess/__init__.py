@@ -1,1 +1,121 @@
 """Rounds without new processes: a training function is interrupted and called again in the same process."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from elasticjob.inprocess.abort import Abort, AbortTorchDistributed
+    from elasticjob.inprocess.attribution import Interruption, InterruptionRecord
+    from elasticjob.inprocess.call_wrapper import CallWrapper
+    from elasticjob.inprocess.completion import Completion
+    from elasticjob.inprocess.composition import compose
+    from elasticjob.inprocess.exception import HealthCheckError, InternalError, RestartAbort, RestartError
+    from elasticjob.inprocess.finalize import Finalize, ThreadedFinalize
+    from elasticjob.inprocess.health_check import CudaHealthCheck, FaultCounter, HealthCheck
+    from elasticjob.inprocess.initialize import Initialize, RetryController
+    from elasticjob.inprocess.interruption import RankShouldRestart
+    from elasticjob.inprocess.rank_assignment import (
+        FillGaps,
+        Layer,
+        RankAssignment,
+        ShiftRanks,
+        StableRanks,
+        Tree,
+        WholeNodes,
+    )
+    from elasticjob.inprocess.rank_filter import ActiveWorldSizeDivisibleBy, MaxActiveWorldSize, RankFilter
+    from elasticjob.inprocess.state import State, Status
+    from elasticjob.inprocess.store import PrefixStore, TCPStore
+    from elasticjob.inprocess.store_mixin import StoreMixin
+    from elasticjob.inprocess.terminate import Terminate
+    from elasticjob.inprocess.wrapper import Wrapper
+
+_MODULES = {
+    "Abort": "abort",
+    "AbortTorchDistributed": "abort",
+    "ActiveWorldSizeDivisibleBy": "rank_filter",
+    "CallWrapper": "call_wrapper",
+    "Completion": "completion",
+    "CudaHealthCheck": "health_check",
+    "FaultCounter": "health_check",
+    "FillGaps": "rank_assignment",
+    "Finalize": "finalize",
+    "HealthCheck": "health_check",
+    "HealthCheckError": "exception",
+    "Initialize": "initialize",
+    "InternalError": "exception",
+    "Interruption": "attribution",
+    "InterruptionRecord": "attribution",
+    "Layer": "rank_assignment",
+    "MaxActiveWorldSize": "rank_filter",
+    "PrefixStore": "store",
+    "RankAssignment": "rank_assignment",
+    "RankFilter": "rank_filter",
+    "RankShouldRestart": "interruption",
+    "RestartAbort": "exception",
+    "RestartError": "exception",
+    "RetryController": "initialize",
+    "ShiftRanks": "rank_assignment",
+    "StableRanks": "rank_assignment",
+    "State": "state",
+    "Status": "state",
+    "StoreMixin": "store_mixin",
+    "TCPStore": "store",
+    "Terminate": "terminate",
+    "ThreadedFinalize": "finalize",
+    "Tree": "rank_assignment",
+    "WholeNodes": "rank_assignment",
+    "Wrapper": "wrapper",
+    "compose": "composition",
+}
+
+__all__ = [
+    "Abort",
+    "AbortTorchDistributed",
+    "ActiveWorldSizeDivisibleBy",
+    "CallWrapper",
+    "Completion",
+    "CudaHealthCheck",
+    "FaultCounter",
+    "FillGaps",
+    "Finalize",
+    "HealthCheck",
+    "HealthCheckError",
+    "Initialize",
+    "InternalError",
+    "Interruption",
+    "InterruptionRecord",
+    "Layer",
+    "MaxActiveWorldSize",
+    "PrefixStore",
+    "RankAssignment",
+    "RankFilter",
+    "RankShouldRestart",
+    "RestartAbort",
+    "RestartError",
+    "RetryController",
+    "ShiftRanks",
+    "StableRanks",
+    "State",
+    "Status",
+    "StoreMixin",
+    "TCPStore",
+    "Terminate",
+    "ThreadedFinalize",
+    "Tree",
+    "WholeNodes",
+    "Wrapper",
+    "compose",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name on first use: `restartable` and monitor processes need none of these."""
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    value = getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
+    globals()[name] = value
+    return value

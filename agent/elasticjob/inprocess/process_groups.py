@@ -66,8 +66,8 @@ class ProcessGroups:
     def break_collectives(self) -> None:
         """Make all collectives in progress fail, and later ones of these groups. Call it from any thread."""
         gloo, self._gloo = self._gloo, set()
-        if gloo:
-            _shut_down_connections(gloo)
+        # Also the connections to the round's store: a group that is being created waits there for its members.
+        _shut_down_connections(gloo | _store_addresses())
         abortable, self._abortable = self._abortable, []
         for backend in abortable:
             thread = threading.Thread(target=_abort, args=(backend,), daemon=True, name="abort")
@@ -131,6 +131,16 @@ def parse_address(published: bytes) -> Address | None:
     if match := _IPV6.search(published):
         return _plain(socket.inet_ntop(socket.AF_INET6, match[2])), struct.unpack("!H", match[1])[0]
     return None
+
+
+def _store_addresses() -> set[Address]:
+    """Return the addresses of the store in the environment; empty if it has none, or if its host has no address."""
+    host, port = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT", "")
+    try:
+        found = socket.getaddrinfo(host, int(port), type=socket.SOCK_STREAM) if host else []
+    except (OSError, ValueError):
+        return set()
+    return {_end(entry[4]) for entry in found}
 
 
 def _shut_down_connections(addresses: set[Address]) -> None:

@@ -108,11 +108,12 @@ class RestartableCall:
             rank_random_states.note_interruption()
             critical_section.reset()
             self._groups.leave()
+            collect_garbage()  # data loaders end their processes with it
             self._channel.send(Parked(self._round, ended.at_last_step))
-            collect_garbage()
             message = self._messages.get()
             if not isinstance(message, CallAgain):
                 raise ended.error or Stopped(0)
+            del ended  # its exception may refer to what the last call made
             self._enter_round(message)
 
     def close(self) -> None:
@@ -128,18 +129,22 @@ class RestartableCall:
             with self._groups.watch(), self._interrupter.armed():
                 return (function(),)
         except RankShouldRestart:
-            return _Ended()
+            return self._interrupted()
         except Stopped:
             return _Ended(at_last_step=True)
         except Exception as error:
             if not self._connected:
                 raise
             if self._interrupter.pending:  # the break of a collective was faster than the exception
-                return _Ended()
+                return self._interrupted()
             traceback.print_exc()
             sys.stderr.flush()
             self._channel.send(Raised(self._round, type(error).__name__, str(error)[:MAX_TEXT]))
             return _Ended(error=_without_frames(error))
+
+    def _interrupted(self) -> _Ended:
+        self._channel.send(Interrupted(self._round))
+        return _Ended()
 
     def _enter_round(self, message: CallAgain) -> None:
         os.environ.update(_environment(message.variables))
@@ -150,7 +155,6 @@ class RestartableCall:
         """In its own thread: act on the agent's messages."""
         while message := self._channel.receive():  # None: the agent refuses this process, or it has ended
             if isinstance(message, Interrupt):
-                self._channel.send(Interrupted(message.round))
                 self._interrupter.interrupt(self._groups.break_collectives)
             else:
                 self._interrupter.reset()  # before the main thread enters the next round
@@ -161,10 +165,14 @@ class RestartableCall:
 
 def _without_frames(error: Exception) -> Exception:
     """Return the exception after it and those that led to it have let go of the function's objects."""
-    found: BaseException | None = error
-    while found is not None and found.__traceback__ is not None:
-        found.__traceback__ = None
-        found = found.__cause__ or found.__context__
+    left: list[BaseException | None] = [error]
+    seen = set()
+    while left:
+        found = left.pop()
+        if found is not None and id(found) not in seen:
+            seen.add(id(found))
+            found.__traceback__ = None
+            left += [found.__cause__, found.__context__]
     return error
 
 

@@ -10,7 +10,7 @@ import torch
 from elasticjob.training import critical_section, random_states
 from elasticjob.training.scaler_copy import ScalerCopy, is_scaler
 from elasticjob.training.snapshots import BufferCopies, Snapshot
-from elasticjob.training.state_parts import restore, state_of
+from elasticjob.training.state_parts import restore_part, state_of
 
 
 class LiveState:
@@ -84,7 +84,7 @@ class LiveState:
             for group, kept in zip(optimizer.param_groups, settings, strict=True):
                 group.update(kept)
         for part, state in zip(self._others, self._states.value(), strict=True):
-            restore(part, state)
+            restore_part(part, state)
         random_states.restore(self.random_states)
         self.drop_gradients()
         return self._values.value()

@@ -90,6 +90,7 @@ def begin_round(kept_callbacks: int) -> None:
     """
     global _opened, _words, _socket
     del _callbacks[kept_callbacks:]
+    atexit.unregister(_end_at_once)  # of a planned end: this process goes on, and may fail later
     _opened, _words = False, None
     if _socket is not None:
         _socket.close()

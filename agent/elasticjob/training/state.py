@@ -18,7 +18,7 @@ from elasticjob.training.rank_memory import RankMemory
 from elasticjob.training.rank_random_states import RankRandomStates
 from elasticjob.training.state_block import ABSENT, HEADER_SIZE, BlockHeader, data_start
 from elasticjob.training.state_exchange import Exchange
-from elasticjob.training.state_parts import restore, split_parts, state_of
+from elasticjob.training.state_parts import restore_part, split_parts, state_of
 from elasticjob.training.state_sources import NO_VERSION, Offer, Transfer, Version, alike, choose
 from elasticjob.training.state_transfer import transferred
 from elasticjob.training.state_tree import PackedTree, unpack_tree
@@ -201,7 +201,7 @@ class State:
         finishes_step = survived and self._step + 1 == version[1]
         self._live.invalidate()
         for name, part in self._objects.items():
-            restore(part, tree["objects"][name])
+            restore_part(part, tree["objects"][name])
         self._set_values(tree["values"])
         if survived:
             self._live.drop_gradients()

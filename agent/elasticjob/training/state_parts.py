@@ -39,7 +39,7 @@ def state_of(part: Any) -> Any:
     return part.state_dict() if hasattr(part, "state_dict") else {"epoch": part.epoch}
 
 
-def restore(part: Any, state: Any) -> None:
+def restore_part(part: Any, state: Any) -> None:
     """Load what `state_of` returned."""
     if hasattr(part, "load_state_dict"):
         part.load_state_dict(state)

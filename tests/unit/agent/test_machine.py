@@ -626,18 +626,25 @@ def test_parked_processes_go_on_in_the_next_round() -> None:
 
 
 @pytest.mark.parametrize(
-    ("events", "code"),
+    ("events", "grace", "code"),
     [
-        ((Received(Finish(Outcome.FAILED, "MaxRestartsExceeded")),), ExitCode.FAILED),
-        ((Received(Finish(Outcome.SUPERSEDED, "why")),), ExitCode.SUPERSEDED),
-        ((SignalReceived("SIGTERM"), LeaveTimedOut()), ExitCode.LEFT),
+        ((Received(Finish(Outcome.FAILED, "MaxRestartsExceeded")),), 1.0, ExitCode.FAILED),
+        ((Received(Finish(Outcome.SUPERSEDED, "why")),), 0.0, ExitCode.SUPERSEDED),
+        ((SignalReceived("SIGTERM"), LeaveTimedOut()), 0.0, ExitCode.LEFT),
     ],
 )
-def test_parked_processes_end_before_the_exit(events: tuple[AgentEvent, ...], code: ExitCode) -> None:
+def test_parked_processes_end_before_the_exit(events: tuple[AgentEvent, ...], grace: float, code: ExitCode) -> None:
+    """Where the job goes on without this node, none of the user's code runs any more."""
     state, effects = play(*events, AllWorkersStopped(1002), state=parked())
-    assert effects[-2] == [StopWorkers(1.0, for_good=True)]
+    assert effects[-2] == [StopWorkers(grace, for_good=True)]
     assert exits(effects[-1]) == [code]
     assert state.phase is AgentPhase.FINISHED
+
+
+def test_processes_that_were_parked_once_are_not_stopped_after_success() -> None:
+    started = play(Received(AGAIN), WorkersLaunched(R2), state=parked())[0]
+    done = (WorkerEnded(R2, 0), WorkerEnded(R2, 1))
+    assert exits(last(*done, Received(SUCCEEDED), state=started)) == [ExitCode.SUCCEEDED]
 
 
 def test_the_last_round_of_parked_processes_is_announced_as_stopped() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import gc
 import os
 import signal
 from collections.abc import Iterator
@@ -126,6 +127,7 @@ async def test_workers_that_cannot_be_prepared_are_a_start_error_and_leave_nothi
     launcher = Launcher(parse_command(["true"]), config.env, (), 2)
     null = os.open(os.devnull, os.O_WRONLY)
     workers = WorkerGroup(replace(config, local_world_size=2), launcher, tmp_path, OutputSink(null), OutputSink(null))
+    gc.collect()  # what earlier tests left must not be closed meanwhile
     before = open_descriptors()
     monkeypatch.setattr(os, "pipe", limited_pipe)
     workers.expect_start()

@@ -184,6 +184,7 @@ def _start(state: AgentState, start: StartRound) -> AgentDecision:
         leave_acknowledged=state.leave_acknowledged and bool(state.leaving),
         stopped_as_planned=False,
         launched=False,
+        parked=False,
         running_ranks=frozenset(range(state.processes or state.announcement.local_world_size)),
     )
     formed = Log(
@@ -450,10 +451,15 @@ def _finish(state: AgentState, finish: Finish) -> AgentDecision:
 
 
 def _exit(state: AgentState, finish: Finish) -> AgentDecision:
-    """Write the termination message and exit, once processes that wait for a next round have ended."""
+    """Write the termination message and exit, once processes that wait for a next round have ended.
+
+    They are killed if the job goes on without this node: their clean-up is the user's code, and must write no more.
+    """
     if state.parked:
+        job_goes_on = finish.outcome in (Outcome.LEFT, Outcome.SUPERSEDED)
+        stop = StopWorkers(0.0 if job_goes_on else state.stop_grace, for_good=True)
         ending = replace(state, phase=AgentPhase.STOPPING, parked=False, after_stop=finish, stopping_gracefully=False)
-        return AgentDecision(ending, (StopWorkers(state.stop_grace, for_good=True),))
+        return AgentDecision(ending, (stop,))
     failure = (state.unhealthy or state.failure) if finish.outcome is not Outcome.SUCCEEDED else None
     termination = Termination(finish.outcome, finish.reason, state.round, finish.message, failure)
     reason = f" ({finish.reason})" if finish.reason != finish.outcome.value else ""

@@ -1,0 +1,57 @@
+"""Hook that makes a function end whose iteration was interrupted."""
+
+from __future__ import annotations
+
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from elasticjob.inprocess.state import State
+
+if TYPE_CHECKING:
+    from elasticjob.inprocess.process_groups import ProcessGroups
+
+log = logging.getLogger(__name__)
+
+
+class Abort(ABC):
+    """Makes calls fail in which the main thread may wait: collectives of lost ranks above all."""
+
+    @abstractmethod
+    def __call__(self, state: State) -> object:
+        """Break what the main thread may wait for; called in the monitor thread. An exception is logged."""
+
+    @contextmanager
+    def around_function(self) -> Iterator[None]:
+        """A context around each call of the function, in the main thread."""
+        yield
+
+    def after_function(self) -> None:
+        """Release in the main thread what was broken, before the finalize. An exception ends the rank."""
+        return
+
+
+class AbortTorchDistributed(Abort):
+    """Breaks the collectives of all process groups that the function created, and destroys the groups."""
+
+    def __init__(self) -> None:
+        self._groups: ProcessGroups | None = None
+
+    def __call__(self, state: State) -> None:
+        if self._groups is not None:
+            self._groups.break_collectives()
+
+    @contextmanager
+    def around_function(self) -> Iterator[None]:
+        from elasticjob.inprocess.process_groups import ProcessGroups
+
+        self._groups = ProcessGroups()
+        with self._groups.watch():
+            yield
+
+    def after_function(self) -> None:
+        groups, self._groups = self._groups, None
+        if groups is not None:
+            groups.leave()

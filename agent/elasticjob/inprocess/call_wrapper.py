@@ -1,0 +1,492 @@
+"""`CallWrapper`: one call of a wrapped function, with all its restarts."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import logging
+import threading
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+import torch.distributed as dist
+
+from elasticjob.inprocess.attribution import Interruption, InterruptionRecord
+from elasticjob.inprocess.enforce import enforce_importable
+from elasticjob.inprocess.environment import Environment, host_name
+from elasticjob.inprocess.exception import HealthCheckError, InternalError, RestartError
+from elasticjob.inprocess.injection import substitute
+from elasticjob.inprocess.interruption import Interrupter, RankShouldRestart
+from elasticjob.inprocess.log_setup import LogSetup
+from elasticjob.inprocess.monitor_process import MonitorProcess, monitor_config
+from elasticjob.inprocess.monitor_thread import MonitorThread
+from elasticjob.inprocess.process_groups import collect_garbage
+from elasticjob.inprocess.progress_watchdog import ProgressWatchdog
+from elasticjob.inprocess.socket_store import SocketStore
+from elasticjob.inprocess.state import State, Status
+from elasticjob.inprocess.store_mixin import IterationOutcome, StoreMixin
+
+if TYPE_CHECKING:
+    from elasticjob.inprocess.wrapper import Wrapper
+
+log = logging.getLogger(__name__)
+
+_RESTART_TIMEOUT = 5.0
+"""Seconds within which the monitor thread must see an interruption that this rank has recorded."""
+
+_calls = itertools.count()
+"""Numbers of the calls in this process. All ranks make the same calls, and each call has its own keys in the store."""
+_running = threading.Lock()
+"""Held during a call: a wrapped function cannot call another one."""
+
+
+@dataclass(frozen=True)
+class _Completed:
+    """All ranks have completed the iteration."""
+
+    value: Any
+
+
+@dataclass(frozen=True)
+class _Interrupted:
+    """The iteration is to be restarted."""
+
+    error: Exception | None
+    """What this rank's function raised."""
+
+
+class CallWrapper:
+    """One call of a wrapped function on this rank.
+
+    The function gets it as the value of each parameter that is annotated with `CallWrapper` or `CallWrapper | None`.
+    """
+
+    def __init__(self, wrapper: Wrapper) -> None:
+        self._wrapper = wrapper
+        self._times = wrapper.times
+        self._cleanup = ExitStack()
+        try:
+            self._set_up()
+        except BaseException:
+            self._cleanup.close()
+            raise
+
+    def __enter__(self) -> CallWrapper:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._cleanup.close()
+
+    # ---- for the function
+
+    @property
+    def iteration(self) -> int:
+        """Number of restarts so far: 0 in the first call of the function."""
+        return self._state.iteration
+
+    @property
+    def state(self) -> State:
+        """The rank's place in this iteration, as hooks get it."""
+        return self._state
+
+    def ping(self) -> None:
+        """Report progress.
+
+        The first call in an iteration arms it: from then on this rank must call it again within the soft time-out.
+        """
+        self._watchdog.ping()
+
+    @contextmanager
+    def atomic(self) -> Iterator[None]:
+        """Keep the abort and the restart out of this context, on the main thread. It may be nested.
+
+        While an abort is in progress, this raises instead of entering. The hard time-out applies all the same.
+        """
+        with self._interrupter.atomic():
+            yield
+
+    # ---- set-up
+
+    def _set_up(self) -> None:
+        _check_process()
+        if not _running.acquire(blocking=False):
+            raise RuntimeError("a wrapped function cannot call another wrapped function: wrap the outer one only")
+        self._cleanup.callback(_running.release)
+        self._state = State.from_environment()
+        self._cleanup.enter_context(LogSetup(self._state.rank))
+        self._interrupter = Interrupter()
+        self._cleanup.callback(self._interrupter.close)
+        self._environment = Environment()
+        self._cleanup.callback(lambda: self._environment.restore(self._state))
+        self._thread: MonitorThread | None = None
+        self._place: State | None = None
+        """This rank in the iteration from which no rank has been excluded yet. None: between two iterations."""
+        self._start_monitor_process()
+        self._cleanup.callback(lambda: self._monitor_process.shutdown())  # the one that runs then
+        self._connect()
+        self._watchdog = ProgressWatchdog(self._report_progress, self._times.progress_watchdog_interval)
+        self._cleanup.callback(self._watchdog.shutdown)
+        self._watchdog.start()
+
+    def _connect(self) -> None:
+        self._prefix = f"call/{next(_calls)}"
+        self._base_store = self._create_store()
+        self._link = self._open_link()
+        self._monitor_link = self._open_link()
+        self._cleanup.callback(lambda: _close(self._link))
+        self._cleanup.callback(lambda: _close(self._monitor_link))
+        self._connect_monitor_process()  # before the barrier: it reports a rank that ends there
+        store, state = self._call_store, self._state
+        store.set_initial_rank(state.rank, state.initial_rank, host_name())
+        store.initial_barrier(state.rank, state.world_size, self._times.barrier_timeout)
+        self._state = replace(state, store=self._base_store.with_prefix(self._prefix))
+
+    def _create_store(self) -> StoreMixin:
+        store: StoreMixin = self._wrapper.store_factory(**self._wrapper.store_kwargs)
+        return store
+
+    def _open_link(self) -> StoreMixin:
+        """Return a further connection to the store."""
+        return self._base_store.connect() or self._create_store()
+
+    @property
+    def _call_store(self) -> StoreMixin:
+        """The store of this call, over the connection of the main thread."""
+        return self._link.with_prefix(self._prefix)
+
+    @property
+    def _current_store(self) -> StoreMixin:
+        """The store of this iteration, over the connection of the main thread."""
+        return self._call_store.for_iteration(self.iteration)
+
+    def _start_monitor_process(self) -> None:
+        times = self._times
+        self._monitor_process = MonitorProcess(
+            monitor_config(
+                self._state.initial_rank,
+                self._state.initial_world_size,
+                interval=times.monitor_process_interval,
+                heartbeat_interval=times.heartbeat_interval,
+                heartbeat_timeout=times.heartbeat_timeout,
+                hard_timeout=times.hard_timeout,
+                termination_grace_time=times.termination_grace_time,
+                connect_timeout=times.barrier_timeout,
+                log_file=self._wrapper.monitor_process_logfile,
+            )
+        )
+
+    def _connect_monitor_process(self) -> None:
+        endpoint, pickled = self._base_store.endpoint(), b""
+        if endpoint is None:
+            factory = (self._wrapper.store_factory, self._wrapper.store_kwargs)
+            pickled = enforce_importable("store_factory", factory, reason="the monitor process needs it too")
+        self._monitor_process.can_create_store(endpoint, pickled, self._prefix)
+
+    def _report_progress(self) -> None:
+        self._monitor_process.report_progress()
+
+    # ---- the call
+
+    def __call__(self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Call the function until all ranks have completed it; return its value."""
+        args, kwargs = substitute(function, args, kwargs, self, CallWrapper)
+        call = functools.partial(function, *args, **kwargs)
+        try:
+            self._assign_ranks(set())
+            while True:
+                self._begin_iteration()
+                ended = self._run_iteration(call)
+                if isinstance(ended, _Completed):
+                    return ended.value
+                self._recover(ended.error)
+        except BaseException as error:
+            self._leave_early(error)
+            raise
+        finally:
+            self._leave()
+
+    def _begin_iteration(self) -> None:
+        """Take this rank's place in an iteration, and wait until all ranks have taken theirs."""
+        store = self._current_store
+        state = self._state = self._place = replace(self._state, store=self._iteration_base_store(self.iteration))
+        if not self._monitor_process.is_running:
+            self._monitor_process.shutdown()
+            self._start_monitor_process()
+            self._connect_monitor_process()
+        # Before the rank is visible in the store: from here on the monitor process records the end of this rank.
+        self._monitor_process.start_iteration(state.rank, state.world_size, state.iteration)
+        store.set_initial_rank(state.rank, state.initial_rank, host_name())
+        self._environment.prepare(state, store)
+        store.iteration_barrier(
+            state.rank, state.world_size, self._times.barrier_timeout, on_missing=self._record_lost_before_iteration
+        )
+        self._environment.enter(store)
+        self._watchdog.reset()
+
+    def _record_lost_before_iteration(self, missing: set[int]) -> None:
+        state, store = self._state, self._call_store
+        if self._current_store.record_lost_before_iteration(missing, store, state.initial_world_size, state.world_size):
+            log.warning("ranks %s ended before iteration %d", sorted(missing), state.iteration)
+
+    def _run_iteration(self, call: Callable[[], Any]) -> _Completed | _Interrupted:
+        """Run the function once on this rank, and follow the iteration until its outcome."""
+        errors: list[Exception] = []
+        thread = self._thread = self._start_monitor_thread()
+        try:
+            with self._around_function(), self._interrupter.armed():
+                return _Completed(self._run_rank(call, errors))
+        except RankShouldRestart as interruption:
+            _forget_frames(interruption)
+        except Exception as error:
+            raise InternalError(f"iteration {self.iteration} failed, and no restart came: {error}") from error
+        if thread.failure is not None:
+            raise InternalError(f"the wrapper's store is unavailable: {thread.failure}") from thread.failure
+        return _Interrupted(errors[0] if errors else None)
+
+    def _run_rank(self, call: Callable[[], Any], errors: list[Exception]) -> Any:
+        """Run the hooks and the function of this rank. An interruption is raised in it, at any place."""
+        store = self._current_store
+        try:
+            value = self._call_function(call, store)
+            if self._complete(store) is IterationOutcome.COMPLETED:
+                return value
+        except Exception as error:
+            self._watchdog.reset()
+            if not self._interrupter.pending:  # else the abort was faster than the exception of the restart
+                log.exception("rank %d: exception in iteration %d", self._state.rank, self.iteration)
+                errors.append(error)
+                store.record_interrupted(InterruptionRecord(self._state.rank, Interruption.EXCEPTION))
+        self._wait_for_restart()
+        raise errors[0] if errors else InternalError("the iteration was interrupted")
+
+    def _call_function(self, call: Callable[[], Any], store: StoreMixin) -> Any:
+        self._initialize()
+        self._check_health(None)
+        if not self._state.is_active:
+            return self._wait_as_spare(store)
+        value = call()
+        store.record_completed()
+        return value
+
+    def _wait_as_spare(self, store: StoreMixin) -> None:
+        """Wait until an active rank has completed."""
+        self._watchdog.ping()
+        while not store.wait_for_completed_rank(self._times.progress_watchdog_interval):
+            self._watchdog.ping()
+
+    def _complete(self, store: StoreMixin) -> IterationOutcome:
+        self._watchdog.reset()  # the function need not ping any more
+        if self._wrapper.completion is not None:
+            self._wrapper.completion(self._state)
+        state, times = self._state, self._times
+        return store.completion_barrier(
+            state.rank, state.world_size, times.completion_timeout, timeout_chunk=times.completion_chunk
+        )
+
+    def _wait_for_restart(self) -> None:
+        """Wait for the exception that the monitor thread raises here; return if none comes."""
+        interrupted = threading.Event()
+        while not interrupted.wait(_RESTART_TIMEOUT):
+            if not self._interrupter.pending:
+                return
+
+    # ---- recovery
+
+    def _recover(self, error: Exception | None) -> None:
+        """Prepare the next iteration, in which this rank has a new place."""
+        self._end_monitor_thread()
+        self._watchdog.reset()
+        self._renew_link()
+        self._state = replace(self._state, fn_exception=error)
+        if error is not None:
+            _forget_frames(error)
+        self._release(error)
+        self._check_health(error)
+        excluded = self._wait_for_termination()
+        self._environment.close_store()
+        self._state = self._state.advance()
+        self._assign_ranks(excluded)
+        collect_garbage()
+        log.info(
+            "iteration %d: rank %d of %d (initial rank %d)",
+            self.iteration, self._state.rank, self._state.world_size, self._state.initial_rank,
+        )  # fmt: skip
+
+    def _release(self, error: Exception | None) -> None:
+        """Release what the function left behind."""
+        wrapper = self._wrapper
+        try:
+            if wrapper.abort is not None:
+                wrapper.abort.after_function()
+            if wrapper.finalize is not None:
+                wrapper.finalize(self._state, error)
+        except Exception as failed:
+            log.exception("rank %d: its finalize failed", self._state.rank)
+            raise InternalError(f"the finalize of rank {self._state.rank} failed: {failed}") from failed
+
+    def _check_health(self, error: Exception | None) -> None:
+        if self._wrapper.health_check is None:
+            return
+        try:
+            self._wrapper.health_check(self._state, error)
+        except Exception as failed:
+            raise HealthCheckError(f"the health check of rank {self._state.rank} failed: {failed}") from failed
+
+    def _wait_for_termination(self) -> set[int]:
+        """Wait until all ranks have ended their functions; return those that are not in the next iteration."""
+        state, store = self._state, self._current_store
+        store.termination_barrier(state.rank, state.world_size, self._times.barrier_timeout)
+        excluded: set[int] = store.exclude_terminated_ranks(self._times.last_call_wait)
+        self._place = None
+        if state.rank in excluded:
+            raise RestartError(f"rank {state.rank} counts as lost: the other ranks continue without it")
+        return excluded
+
+    def _assign_ranks(self, terminated: set[int]) -> None:
+        """Take this rank's number and role in the next iteration."""
+        old = self._state
+        asked = replace(old, status=Status.INITIALIZED, active_rank=None, active_world_size=None)
+        if asked.store is None:  # hosts of ranks are in the store of the iteration that ended
+            asked = replace(asked, store=self._iteration_base_store(old.iteration - 1))
+        state, left = self._wrapper.rank_assignment(asked, set(terminated))
+        if left:
+            raise RestartError(
+                f"the rank assignment {self._wrapper.rank_assignment!r} left terminated ranks {sorted(left)} "
+                f"in iteration {old.iteration}: it must remove them"
+            )
+        if state.status is Status.TERMINATED:
+            raise RestartError(f"the rank assignment has no place for rank {old.rank} in iteration {old.iteration}")
+        if state.status is Status.INITIALIZED:
+            state = state.activate_all_ranks()
+        if self._wrapper.rank_filter is not None:
+            state = self._wrapper.rank_filter(state)
+        self._state = replace(state, store=None)
+
+    # ---- hooks around the function
+
+    def _initialize(self) -> None:
+        if self._wrapper.initialize is not None:
+            self._state = self._wrapper.initialize(self._state) or self._state
+
+    @contextmanager
+    def _around_function(self) -> Iterator[None]:
+        if self._wrapper.abort is None:
+            yield
+        else:
+            with self._wrapper.abort.around_function():
+                yield
+
+    def _abort(self) -> None:
+        """In the monitor thread: break what the main thread may wait for."""
+        try:
+            if self._wrapper.abort is not None:
+                self._wrapper.abort(self._state)
+        except Exception:
+            log.exception("rank %d: its abort failed", self._state.rank)
+        self._environment.close_store()
+
+    # ---- monitor thread
+
+    def _start_monitor_thread(self) -> MonitorThread:
+        store = self._monitor_link.with_prefix(self._prefix).for_iteration(self.iteration)
+        thread = MonitorThread(
+            rank=self._state.rank,
+            store=store,
+            interrupter=self._interrupter,
+            interval=self._times.monitor_thread_interval,
+            find_fault=self._find_fault,
+            abort=self._abort,
+        )
+        thread.start()
+        return thread
+
+    def _find_fault(self) -> Interruption | None:
+        if not self._monitor_process.is_running:
+            return Interruption.MONITOR_PROCESS
+        if self._watchdog.age() > self._times.soft_timeout.total_seconds():
+            return Interruption.SOFT_TIMEOUT
+        return None
+
+    def _end_monitor_thread(self) -> None:
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        self._interrupter.reset()
+
+    # ---- end
+
+    def _leave_early(self, error: BaseException) -> None:
+        """Report that this rank leaves, so that the others go on without it."""
+        rank = self._state.rank
+        log.error("rank %d leaves: %s: %s", rank, type(error).__name__, error)
+        try:
+            self._renew_link()
+            if self._place is not None:
+                self._current_store.record_end(rank, self._place.world_size, Interruption.BASE_EXCEPTION)
+                self._end_monitor_thread()
+        except (OSError, RuntimeError) as unavailable:
+            log.error("rank %d could not report that it leaves: %s", rank, unavailable)
+        wrapper = self._wrapper
+        try:
+            if wrapper.abort is not None:
+                wrapper.abort(self._state)
+                wrapper.abort.after_function()
+        except Exception:
+            log.exception("rank %d: its abort failed", rank)
+        try:
+            if wrapper.terminate is not None:
+                wrapper.terminate(self._state)
+        except Exception:
+            log.exception("rank %d: its terminate failed", rank)
+
+    def _leave(self) -> None:
+        """Record that this rank has left. One that hosts something for the others waits for them."""
+        try:
+            store, state = self._call_store, self._state
+            store.record_base_terminated_rank(state.initial_rank)
+            if state.initial_rank in self._base_store.critical_ranks:
+                store.wait_for_base_terminated_ranks(state.initial_world_size)
+        except (OSError, RuntimeError) as error:
+            log.error("rank %d could not report that it has left: %s", self._state.rank, error)
+        self._thread = None
+
+    def _renew_link(self) -> None:
+        """Replace the main thread's connection: an exception may have interrupted an operation in the middle."""
+        if isinstance(self._link, SocketStore):
+            self._link.close()
+            self._link = self._link.connect()
+
+    def _iteration_base_store(self, iteration: int) -> StoreMixin:
+        """Return the store of an iteration for hooks."""
+        return self._base_store.with_prefix(self._prefix).for_iteration(iteration)
+
+
+def _check_process() -> None:
+    if threading.current_thread() is not threading.main_thread():
+        raise RuntimeError("call the wrapped function in the main thread: restarts are raised there")
+    if dist.is_initialized():
+        raise RuntimeError(
+            "torch.distributed is initialized already: call init_process_group in the wrapped function, "
+            "or destroy_process_group before its call"
+        )
+
+
+def _close(store: StoreMixin) -> None:
+    if isinstance(store, SocketStore):
+        store.close()
+
+
+def _forget_frames(error: BaseException) -> None:
+    """Free what the frames of an exception refer to: models and process groups of the iteration that ended."""
+    seen: set[int] = set()
+    link: BaseException | None = error
+    while link is not None and id(link) not in seen:
+        seen.add(id(link))
+        traceback.clear_frames(link.__traceback__)
+        link = link.__cause__ or link.__context__

@@ -1,0 +1,64 @@
+"""Hook that decides whether a rank may take part in the next iteration."""
+
+from __future__ import annotations
+
+import threading
+from abc import ABC, abstractmethod
+from datetime import timedelta
+from typing import Any
+
+from elasticjob.inprocess.state import State
+
+
+class HealthCheck(ABC):
+    """Called on each rank before the function, and after an interruption.
+
+    An `Exception` after an interruption ends the rank with `HealthCheckError`, and the others continue without it. One
+    before the function interrupts all ranks first.
+    """
+
+    @abstractmethod
+    def __call__(self, state: State, exception: Exception | None) -> object:
+        """Raise an exception if the rank is unhealthy. `exception` is what the function raised on this rank."""
+
+
+class FaultCounter(HealthCheck):
+    """Fails when the function has raised more than `max_rank_faults` exceptions on this rank."""
+
+    def __init__(self, max_rank_faults: int) -> None:
+        self._max_rank_faults = max_rank_faults
+        self._faults = 0
+
+    def __call__(self, state: State, exception: Exception | None) -> None:
+        self._faults += exception is not None
+        if self._faults > self._max_rank_faults:
+            raise RuntimeError(f"{self._faults} exceptions on this rank: max_rank_faults={self._max_rank_faults}")
+
+
+class CudaHealthCheck(HealthCheck):
+    """Fails when the current CUDA device reports an error, or does not finish its work within `timeout`."""
+
+    def __init__(self, timeout: timedelta = timedelta(seconds=30)) -> None:
+        self._timeout = timeout
+
+    def __call__(self, state: State, exception: Exception | None) -> None:
+        import torch
+
+        if not (torch.cuda.is_available() and torch.cuda.is_initialized()):
+            return
+        errors: list[BaseException] = []
+        device = torch.cuda.current_device()
+        thread = threading.Thread(target=_synchronize, args=(torch.cuda, device, errors), daemon=True, name="health")
+        thread.start()
+        thread.join(self._timeout.total_seconds())
+        if thread.is_alive():
+            raise TimeoutError(f"CUDA device {device} did not finish its work within {self._timeout}")
+        if errors:
+            raise errors[0]
+
+
+def _synchronize(cuda: Any, device: int, errors: list[BaseException]) -> None:
+    try:
+        cuda.synchronize(device)
+    except BaseException as error:
+        errors.append(error)

@@ -1,0 +1,42 @@
+"""Log output of the wrapper, for as long as a wrapped function runs."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from types import TracebackType
+
+LOGGER = logging.getLogger("elasticjob.inprocess")
+LEVEL_VARIABLE = "ELASTICJOB_INPROCESS_LOG_LEVEL"
+"""Environment variable: name of the lowest level that is logged, for example DEBUG."""
+
+
+class LogSetup:
+    """Writes log records to stderr, with the rank. A program that has set logging up itself keeps its own handlers."""
+
+    def __init__(self, rank: int) -> None:
+        self._level = LOGGER.level
+        self._handler: logging.Handler | None = None
+        if not LOGGER.hasHandlers():
+            self._handler = logging.StreamHandler(sys.stderr)
+            self._handler.setFormatter(logging.Formatter(f"%(asctime)s %(levelname)s [rank {rank}] %(message)s"))
+            LOGGER.addHandler(self._handler)
+        level = os.environ.get(LEVEL_VARIABLE, "").upper()
+        if level:
+            LOGGER.setLevel(level)
+
+    def close(self) -> None:
+        """Take down what was set up."""
+        LOGGER.setLevel(self._level)
+        if self._handler is not None:
+            LOGGER.removeHandler(self._handler)
+            self._handler = None
+
+    def __enter__(self) -> LogSetup:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

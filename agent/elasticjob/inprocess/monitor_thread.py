@@ -1,0 +1,68 @@
+"""The thread that follows one iteration in the store and interrupts the main thread when it ends early."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from datetime import timedelta
+
+from elasticjob.inprocess.attribution import Interruption, InterruptionRecord
+from elasticjob.inprocess.interruption import Interrupter
+from elasticjob.inprocess.store_mixin import IterationOutcome, StoreMixin
+
+log = logging.getLogger(__name__)
+
+
+class MonitorThread:
+    """Waits for the outcome of one iteration, and checks about each `interval` whether this rank makes progress."""
+
+    def __init__(
+        self,
+        *,
+        rank: int,
+        store: StoreMixin,
+        interrupter: Interrupter,
+        interval: timedelta,
+        find_fault: Callable[[], Interruption | None],
+        abort: Callable[[], None],
+    ) -> None:
+        """`store`: that of the iteration, over a connection of this thread's own.
+
+        `find_fault` returns what is wrong with this rank. `abort` breaks what the main thread may wait for.
+        """
+        self._rank = rank
+        self._store = store
+        self._interrupter = interrupter
+        self._interval = interval
+        self._find_fault = find_fault
+        self._abort = abort
+        self.failure: Exception | None = None
+        """Why the store can no longer be followed."""
+        self._thread = threading.Thread(target=self._run, daemon=True, name="elasticjob-monitor")
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def join(self) -> None:
+        """Wait for the thread's end. The iteration has an outcome, and the main thread is not in the function."""
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            outcome = self._wait_for_outcome()
+        except Exception as error:  # the store is unavailable
+            log.error("rank %d: the wrapper's store is unavailable: %s", self._rank, error)
+            self.failure = error
+            outcome = IterationOutcome.INTERRUPTED
+        if outcome is IterationOutcome.INTERRUPTED:
+            self._interrupter.interrupt(self._abort)
+
+    def _wait_for_outcome(self) -> IterationOutcome:
+        while (outcome := self._store.wait_for_outcome(self._interval)) is None:
+            fault = self._find_fault()
+            if fault is not None:  # recording it gives the iteration its outcome
+                log.warning("rank %d: %s", self._rank, fault.value)
+                self._store.record_interrupted(InterruptionRecord(self._rank, fault))
+        return outcome

@@ -1,0 +1,77 @@
+"""The server of the default store: a process of its own, so that it outlives the rank that starts it.
+
+A server inside the rank would end with it, and stop when it is stopped.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+import subprocess
+import sys
+from contextlib import suppress
+
+from elasticjob.code_root import CODE_ROOT
+from elasticjob.store.open_files import raise_open_file_limit
+from elasticjob.store.server import StoreServer
+
+_CHECK_INTERVAL = 0.2
+"""Seconds between two checks for connections once the rank has ended."""
+
+_servers: dict[int, tuple[int, subprocess.Popen[bytes]]] = {}
+"""Servers that this process has started, by port, with the end of the pipe that shows that this process runs."""
+
+
+def serve(port: int) -> int:
+    """Serve a store on a port, which accepts connections from now on; return the port. A second call does nothing.
+
+    The server ends when this process has ended and no client is connected. OSError: the port is in use.
+    """
+    if port in _servers and _servers[port][1].poll() is None:
+        return port
+    with _listen(port) as listener:
+        bound = int(listener.getsockname()[1])
+        parent, own = os.pipe()
+        arguments = [str(listener.fileno()), str(parent)]
+        process = subprocess.Popen(
+            python_command("elasticjob.inprocess.store_server", *arguments),
+            stdin=subprocess.DEVNULL,
+            pass_fds=(listener.fileno(), parent),
+            start_new_session=True,
+        )
+        os.close(parent)
+    _servers[bound] = own, process
+    return bound
+
+
+def python_command(module: str, *arguments: str) -> list[str]:
+    """Return the command that runs `main` of one of our modules, whatever PYTHONPATH and the working folder are."""
+    start = f"import sys; sys.path.insert(0, {CODE_ROOT!r}); from {module} import main; main(sys.argv[1:])"
+    return [sys.executable, "-I", "-c", start, *arguments]
+
+
+def main(arguments: list[str]) -> None:
+    """Serve. Arguments: the descriptor of the listening socket, and that of the pipe from the rank."""
+    logging.basicConfig(format="elasticjob store: %(message)s")
+    raise_open_file_limit()
+    asyncio.run(_serve(socket.socket(fileno=int(arguments[0])), int(arguments[1])))
+
+
+async def _serve(listener: socket.socket, parent: int) -> None:
+    server = StoreServer()
+    await server.start(sock=listener)
+    ended = asyncio.Event()
+    asyncio.get_running_loop().add_reader(parent, ended.set)  # end of file: the rank has ended
+    await ended.wait()
+    while server.open_connections:  # noqa: ASYNC110  (the server has no event for it)
+        await asyncio.sleep(_CHECK_INTERVAL)
+    await server.close()
+
+
+def _listen(port: int) -> socket.socket:
+    if socket.has_dualstack_ipv6():
+        with suppress(OSError):  # IPv6 is disabled
+            return socket.create_server(("::", port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=4096)
+    return socket.create_server(("0.0.0.0", port), backlog=4096)  # noqa: S104

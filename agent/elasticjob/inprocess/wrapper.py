@@ -1,0 +1,115 @@
+"""`Wrapper`: a decorator that has a distributed function called again, in the same processes, after a fault."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any, ParamSpec, TypeVar
+
+import torch.distributed as dist
+
+from elasticjob.inprocess.abort import Abort, AbortTorchDistributed
+from elasticjob.inprocess.arguments import Times, check_log_file
+from elasticjob.inprocess.call_wrapper import CallWrapper
+from elasticjob.inprocess.completion import Completion
+from elasticjob.inprocess.enforce import enforce_instance_of_hook, enforce_subclass, enforce_type, enforce_value
+from elasticjob.inprocess.finalize import Finalize
+from elasticjob.inprocess.health_check import HealthCheck
+from elasticjob.inprocess.initialize import Initialize
+from elasticjob.inprocess.rank_assignment import RankAssignment, ShiftRanks
+from elasticjob.inprocess.rank_filter import RankFilter
+from elasticjob.inprocess.store import TCPStore
+from elasticjob.inprocess.store_mixin import StoreMixin
+from elasticjob.inprocess.terminate import Terminate
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class Wrapper:
+    """Calls a function again on all healthy ranks when it fails on one, in the same processes.
+
+    It needs a launcher that sets RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, and no agent. The wrapped function
+    returns its own value on active ranks and None on spares. docs/inprocess.md describes the arguments and hooks.
+    """
+
+    def __init__(
+        self,
+        *,
+        store_factory: type[StoreMixin] = TCPStore,
+        store_kwargs: dict[str, Any] | None = None,
+        initialize: Initialize | None = None,
+        abort: Abort | None = AbortTorchDistributed(),  # noqa: B008  (it is new for each call of the function)
+        completion: Completion | None = None,
+        terminate: Terminate | None = None,
+        finalize: Finalize | None = None,
+        health_check: HealthCheck | None = None,
+        rank_assignment: RankAssignment = ShiftRanks(),  # noqa: B008
+        rank_filter: RankFilter | None = None,
+        monitor_thread_interval: timedelta = Times.monitor_thread_interval,
+        monitor_process_interval: timedelta = Times.monitor_process_interval,
+        heartbeat_interval: timedelta = Times.heartbeat_interval,
+        heartbeat_timeout: timedelta = Times.heartbeat_timeout,
+        progress_watchdog_interval: timedelta = Times.progress_watchdog_interval,
+        soft_timeout: timedelta = Times.soft_timeout,
+        hard_timeout: timedelta = Times.hard_timeout,
+        barrier_timeout: timedelta = Times.barrier_timeout,
+        completion_timeout: timedelta = Times.completion_timeout,
+        last_call_wait: timedelta = Times.last_call_wait,
+        termination_grace_time: timedelta = Times.termination_grace_time,
+        monitor_process_logfile: str | None = None,
+        enabled: bool = True,
+    ) -> None:
+        """TypeError, ValueError: an argument is wrong; the message says what to write instead."""
+        enforce_subclass("store_factory", store_factory, StoreMixin)
+        enforce_type("store_kwargs", store_kwargs, dict, None)
+        enforce_instance_of_hook("initialize", initialize, Initialize)
+        enforce_instance_of_hook("abort", abort, Abort)
+        enforce_instance_of_hook("completion", completion, Completion)
+        enforce_instance_of_hook("terminate", terminate, Terminate)
+        enforce_instance_of_hook("finalize", finalize, Finalize)
+        enforce_instance_of_hook("health_check", health_check, HealthCheck)
+        enforce_instance_of_hook("rank_assignment", rank_assignment, RankAssignment, optional=False)
+        enforce_instance_of_hook("rank_filter", rank_filter, RankFilter)
+        self.times = Times(
+            monitor_thread_interval=monitor_thread_interval,
+            monitor_process_interval=monitor_process_interval,
+            heartbeat_interval=heartbeat_interval,
+            heartbeat_timeout=heartbeat_timeout,
+            progress_watchdog_interval=progress_watchdog_interval,
+            soft_timeout=soft_timeout,
+            hard_timeout=hard_timeout,
+            barrier_timeout=barrier_timeout,
+            completion_timeout=completion_timeout,
+            last_call_wait=last_call_wait,
+            termination_grace_time=termination_grace_time,
+        )
+        check_log_file(monitor_process_logfile)
+        enforce_type("enabled", enabled, bool)
+        enforce_value(dist.is_available(), "this torch has no torch.distributed: write enabled=False")
+        self.store_factory = store_factory
+        self.store_kwargs = dict(store_kwargs or {})
+        self.initialize = initialize
+        self.abort = abort
+        self.completion = completion
+        self.terminate = terminate
+        self.finalize = finalize
+        self.health_check = health_check
+        self.rank_assignment = rank_assignment
+        self.rank_filter = rank_filter
+        self.monitor_process_logfile = monitor_process_logfile
+        self.enabled = enabled
+
+    def __call__(self, function: Callable[P, T]) -> Callable[P, T | None]:
+        """Return the wrapped function; `function` itself if the wrapper is not enabled."""
+        if not self.enabled:
+            return function
+
+        @functools.wraps(function)
+        def wrapped(*args: P.args, **kwargs: P.kwargs) -> T | None:
+            with CallWrapper(self) as call_wrapper:
+                value: T | None = call_wrapper(function, args, kwargs)
+                return value
+
+        return wrapped

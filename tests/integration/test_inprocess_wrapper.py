@@ -1,0 +1,502 @@
+"""`elasticjob.inprocess.Wrapper` with real processes and gloo, without an agent of ours."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+
+import elasticjob
+from support.child_process import ChildProcess
+
+pytestmark = pytest.mark.torch
+pytest.importorskip("torch.distributed")
+
+PRELUDE = """
+import ctypes, os, signal, sys, threading, time
+from datetime import timedelta
+import torch
+import torch.distributed as dist
+from elasticjob.inprocess import *
+
+FOLDER = sys.argv[1]
+
+def say(*words):
+    os.write(1, (" ".join(map(str, words)) + "\\n").encode())
+
+def seconds(**values):
+    return {name: timedelta(seconds=value) for name, value in values.items()}
+
+def join(call):
+    dist.init_process_group("gloo", timeout=timedelta(seconds=100))
+    one = torch.ones(1)
+    dist.all_reduce(one)
+    say("trains", os.environ["RANK"], "of", int(one.item()), "iteration", call.iteration, "pid", os.getpid())
+    return dist.get_rank()
+
+def wait_in_collective():
+    dist.all_reduce(torch.ones(1))
+
+def records(state):
+    return " ".join(f"{r.rank}:{r.interruption.name}" for r in state.store.get_interruption_records())
+
+class SayRecords(Finalize):
+    def __call__(self, state, exception):
+        say("records", records(state))
+"""
+
+
+def two_free_ports() -> int:
+    """Return a free port whose next one is free too: the wrapper's store is on MASTER_PORT + 1."""
+    while True:
+        with socket.socket() as first, socket.socket() as second:
+            first.bind(("127.0.0.1", 0))
+            port: int = first.getsockname()[1]
+            try:
+                second.bind(("127.0.0.1", port + 1))
+            except (OSError, OverflowError):
+                continue
+            return port
+
+
+@contextmanager
+def ranks(folder: Path, script: str, world_size: int, **variables: str) -> Iterator[Sequence[ChildProcess]]:
+    """Run a script as `world_size` ranks on this machine, each with the environment that a launcher sets."""
+    (folder / "script.py").write_text(PRELUDE + script)
+    environ = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(Path(elasticjob.__file__).parents[1]), str(folder)]),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(two_free_ports()),
+        "WORLD_SIZE": str(world_size),
+        "OMP_NUM_THREADS": "1",
+        **variables,
+    }
+    command = [sys.executable, str(folder / "script.py"), str(folder)]
+    with ExitStack() as stack:
+        started = [ChildProcess(command, env={**environ, "RANK": str(rank)}) for rank in range(world_size)]
+        for process in started:
+            stack.enter_context(process)
+        yield started
+
+
+def trains(process: ChildProcess, rank: int, world_size: int, iteration: int) -> None:
+    """Wait until a process trains, as it was started, with this rank."""
+    line = f"trains {rank} of {world_size} iteration {iteration} pid {process.process.pid}$"
+    process.wait_for(line)
+
+
+RESTART = """
+def saying(base, name, result=lambda state, *args: None):
+    class Saying(base):
+        def __call__(self, state, *args):
+            say("hook", name)
+            return result(state, *args)
+    return Saying()
+
+shift, two = ShiftRanks(), MaxActiveWorldSize(2)
+
+@Wrapper(
+    initialize=saying(Initialize, "initialize"),
+    abort=compose(saying(Abort, "abort"), AbortTorchDistributed()),
+    finalize=saying(Finalize, "finalize"),
+    completion=saying(Completion, "completion"),
+    health_check=saying(HealthCheck, "health"),
+    rank_assignment=saying(RankAssignment, "assignment", shift),
+    rank_filter=saying(RankFilter, "filter", two),
+)
+def train(call: CallWrapper, *, value):
+    rank = join(call)
+    say("hook", "function")
+    if call.iteration == 0 and rank == 0:
+        with call.atomic(), call.atomic():
+            wait_in_collective()  # rank 1 raises after this
+            while not call.state.store.get_interruption_records():
+                time.sleep(0.01)
+            time.sleep(0.3)  # the restart is due
+            say("atomic section is over")
+        try:
+            while True:
+                time.sleep(0.01)
+        except BaseException as error:
+            say("swallowed", type(error).__name__)
+        while True:
+            time.sleep(0.01)
+    if call.iteration == 0:
+        wait_in_collective()
+        raise ValueError("planned")
+    dist.barrier()
+    dist.destroy_process_group()
+    return value + rank
+
+before = os.environ["MASTER_PORT"]
+say("returned", train(None, value=10), train.__name__)
+assert os.environ["MASTER_PORT"] == before
+say("then", os.environ["RANK"], "of", os.environ["WORLD_SIZE"], "called again", Wrapper()(lambda: 7)())
+"""
+
+
+def test_an_exception_restarts_all_ranks_in_their_processes(tmp_path: Path) -> None:
+    with ranks(tmp_path, RESTART, 3) as (first, second, spare):
+        for iteration in (0, 1):
+            trains(first, 0, 2, iteration)
+            trains(second, 1, 2, iteration)
+        assert [process.exit_code() for process in (first, second, spare)] == [0, 0, 0]
+        assert first.wait_for("returned (.*)")[1] == "10 train"
+        assert second.wait_for("returned (.*)")[1] == "11 train"
+        assert spare.wait_for("returned (.*)")[1] == "None train"
+        assert "ValueError: planned" in second.text
+        for rank, process in enumerate((first, second, spare)):
+            process.wait_for(f"then {rank} of 3 called again 7")
+
+    start = ["assignment", "filter", "initialize", "health"]
+    fault = ["abort", "finalize", "health"]
+    once = [*start, "function", *fault, *start, "function", "completion"]
+    assert re.findall("^hook (.*)", second.text, re.MULTILINE) == once
+    assert re.findall("^hook (.*)", spare.text, re.MULTILINE) == [name for name in once if name != "function"]
+    # The abort waited for the atomic section, and the exception that the function swallowed was raised again.
+    assert re.findall("^(hook abort|atomic section|swallowed \\w+)", first.text, re.MULTILINE) == [
+        "atomic section", "hook abort", "swallowed RankShouldRestart",
+    ]  # fmt: skip
+
+
+KILLED = """
+@Wrapper(finalize=SayRecords(), last_call_wait=timedelta(0))
+def train(call: "CallWrapper | None" = None):
+    rank = join(call)
+    if dist.get_world_size() > 1:
+        wait_in_collective() if rank else time.sleep(1000)
+    return rank
+
+say("returned", train())
+"""
+
+
+def test_ranks_that_are_killed_are_left_out_also_the_one_that_started_the_store(tmp_path: Path) -> None:
+    with ranks(tmp_path, KILLED, 3) as (first, second, third):
+        for rank, process in enumerate((first, second, third)):
+            trains(process, rank, 3, 0)
+        second.process.kill()
+        first.wait_for("records .*1:TERMINATED")
+        trains(first, 0, 2, 1)
+        trains(third, 1, 2, 1)
+        first.process.kill()
+        trains(third, 0, 1, 2)
+        assert third.exit_code() == 0
+        assert third.wait_for("returned (.*)")[1] == "0"
+
+
+JOINS = """
+@Wrapper()
+def train(call: CallWrapper):
+    if call.iteration == 0 and os.environ["RANK"] == "1":
+        while not call.state.store.exists(["joins"]):
+            time.sleep(0.01)
+        raise ValueError("planned")
+    call.state.store.set("joins", "1")
+    rank = join(call)  # in iteration 0, this waits for rank 1
+    return rank
+
+train(None)
+"""
+
+
+def test_a_rank_that_waits_in_init_process_group_is_interrupted_too(tmp_path: Path) -> None:
+    with ranks(tmp_path, JOINS, 2) as (first, second):
+        trains(first, 0, 2, 1)
+        trains(second, 1, 2, 1)
+        assert [first.exit_code(), second.exit_code()] == [0, 0]
+
+
+LEAVES = """
+class Leave(Terminate):
+    def __call__(self, state):
+        while not os.path.exists(FOLDER + "/left"):
+            time.sleep(0.01)
+        say("left at", time.monotonic())
+
+class Completed(Completion):
+    def __call__(self, state):
+        say("completed")
+
+@Wrapper(terminate=Leave(), completion=Completed(), finalize=SayRecords(), rank_filter=ActiveWorldSizeDivisibleBy(2))
+def train(call: CallWrapper):
+    rank = join(call)
+    if call.iteration == 0 and rank == 1:
+        sys.exit(3)
+    dist.all_reduce(torch.ones(1))
+    return rank
+
+say("returned", train(call=None), "at", time.monotonic())
+"""
+
+
+def test_a_base_exception_ends_its_rank_and_a_spare_takes_its_place(tmp_path: Path) -> None:
+    with ranks(tmp_path, LEAVES, 3) as (first, second, spare):
+        trains(second, 1, 2, 0)
+        first.wait_for("records 1:BASE_EXCEPTION")
+        trains(first, 0, 2, 1)
+        trains(spare, 1, 2, 1)
+        assert spare.wait_for("returned (.*) at")[1] == "1"
+        first.wait_for("completed")
+        (tmp_path / "left").touch()
+        left = float(second.wait_for("left at (.*)")[1])
+        assert second.exit_code() == 3
+        # The rank that started the store returned after all others had left.
+        assert float(first.wait_for("returned 0 at (.*)")[1]) > left
+        assert first.exit_code() == 0
+
+
+SOFT = """
+@Wrapper(finalize=SayRecords(), **seconds(
+    soft_timeout=1.5, hard_timeout=40, monitor_thread_interval=0.1, progress_watchdog_interval=0.1))
+def train(call: CallWrapper):
+    rank = join(call)
+    if call.iteration == 0:
+        if rank == 1:
+            call.ping()  # from now on, other progress does not count
+        while True:
+            time.sleep(0.01)
+    return rank
+
+say("returned", train(None))
+"""
+
+
+def test_a_rank_that_stops_to_ping_causes_a_restart(tmp_path: Path) -> None:
+    with ranks(tmp_path, SOFT, 2) as processes:
+        for rank, process in enumerate(processes):
+            trains(process, rank, 2, 0)
+            process.wait_for("records 1:SOFT_TIMEOUT$")
+            trains(process, rank, 2, 1)
+            assert process.exit_code() == 0
+
+
+HARD = """
+@Wrapper(
+    finalize=SayRecords(), monitor_process_logfile=FOLDER + "/monitor-{rank}.log",
+    **seconds(soft_timeout=1.5, hard_timeout=3, termination_grace_time=0.1, monitor_process_interval=0.1,
+              progress_watchdog_interval=0.1))
+def train(call: CallWrapper):
+    rank = join(call)
+    if rank == 1:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        ctypes.PyDLL(None).sleep(1000)  # holds the GIL: no thread of this process runs
+    if call.iteration == 0:
+        while True:
+            time.sleep(0.01)
+    return rank
+
+say("returned", train(None))
+"""
+
+
+def test_a_process_that_holds_the_gil_is_killed_by_its_monitor_process(tmp_path: Path) -> None:
+    with ranks(tmp_path, HARD, 2) as (first, second):
+        trains(second, 1, 2, 0)
+        first.wait_for("records 1:HARD_TIMEOUT$")
+        trains(first, 0, 1, 1)
+        assert first.exit_code() == 0
+        assert second.exit_code() == -signal.SIGKILL
+    assert "made no progress for 3 s" in (tmp_path / "monitor-1.log").read_text()
+
+
+LOST = """
+@Wrapper(finalize=SayRecords(), **seconds(heartbeat_interval=0.1, heartbeat_timeout=2, monitor_process_interval=0.1))
+def train(call: CallWrapper):
+    rank = join(call)
+    say("monitor", call._monitor_process.pid)
+    if call.iteration == 0:
+        while True:
+            time.sleep(0.01)
+    return rank
+
+say("returned", train(None))
+"""
+
+
+def test_a_rank_that_is_lost_with_its_monitor_process_is_noticed_by_another_monitor(tmp_path: Path) -> None:
+    with ranks(tmp_path, LOST, 2) as (first, second):
+        monitor = int(second.wait_for("monitor (.*)")[1])
+        os.kill(monitor, signal.SIGKILL)
+        second.process.kill()
+        first.wait_for("records 1:UNRESPONSIVE$")
+        trains(first, 0, 1, 1)
+        assert first.exit_code() == 0
+
+
+FILE_STORE = """
+import os
+import torch.distributed as dist
+from elasticjob.inprocess import PrefixStore, StoreMixin
+
+class FileStore(dist.FileStore, StoreMixin):
+    critical_ranks = frozenset()
+
+    def __init__(self, path):
+        dist.FileStore.__init__(self, path)
+
+    def with_prefix(self, prefix):
+        return PrefixStore(prefix, self)
+"""
+OTHER_STORE = """
+from file_store import FileStore
+
+@Wrapper(store_factory=FileStore, store_kwargs={"path": FOLDER + "/store"}, finalize=SayRecords())
+def train(call: CallWrapper):
+    rank = join(call)
+    if call.iteration == 0:
+        while True:
+            time.sleep(0.01)
+    return rank
+
+say("returned", train(None))
+"""
+
+
+def test_another_store_serves_ranks_and_their_monitor_processes(tmp_path: Path) -> None:
+    (tmp_path / "file_store.py").write_text(FILE_STORE)
+    with ranks(tmp_path, OTHER_STORE, 2) as (first, second):
+        trains(second, 1, 2, 0)
+        second.process.kill()
+        first.wait_for("records 1:TERMINATED$")
+        trains(first, 0, 1, 1)
+        assert first.exit_code() == 0
+
+
+def test_it_runs_under_a_stock_torchrun(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(PRELUDE + RESTART)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=3"]
+    environ = {**os.environ, "PYTHONPATH": str(Path(elasticjob.__file__).parents[1])}
+    with ChildProcess([*command, str(tmp_path / "script.py"), str(tmp_path)], env=environ) as torchrun:
+        assert torchrun.exit_code() == 0, torchrun.text
+        assert sorted(re.findall("^returned (.*) train", torchrun.text, re.MULTILINE)) == ["10", "11", "None"]
+
+
+ALONE = """
+import traceback
+
+def run(name, function, **arguments):
+    wrapped = Wrapper(**arguments)(function)
+    try:
+        say(name, "returned", wrapped())
+    except BaseException as error:
+        say(name, "raised", type(error).__name__, "because of", type(error.__cause__).__name__)
+
+def hook(base, function):
+    return type("Hook", (base,), {"__call__": lambda self, state, *args: function(state, *args)})()
+
+def fail(*_):
+    raise ValueError("planned")
+
+def once(call: CallWrapper):
+    if call.iteration == 0:
+        raise ValueError("planned")
+    return call.iteration
+
+def other_annotations(a=1, *, call: "Optional[CallWrapper]" = None):
+    return call.iteration
+
+from typing import Optional
+from elasticjob.inprocess import call_wrapper, log_setup
+
+run("string", other_annotations)
+run("restart", once)
+run("no-abort", once, abort=None)
+run("abort", once, abort=hook(Abort, fail))
+run("finalize", once, finalize=hook(Finalize, fail))
+run("health", once, health_check=hook(HealthCheck, lambda state, error: fail() if error else None))
+run("health-at-start", lambda: 1, health_check=hook(HealthCheck, fail))
+run("assignment", once, rank_assignment=hook(RankAssignment, lambda state, left: (state, {7})))
+run("no-place", once, rank_assignment=hook(RankAssignment, lambda state, left: (state.terminate(), left)))
+run("initialize", lambda: 1, initialize=compose(RetryController(max_iterations=2), hook(Initialize, fail)))
+run("completion", lambda: 1, initialize=RetryController(max_iterations=2), completion=hook(Completion, fail))
+run("terminate", sys.exit, terminate=hook(Terminate, fail))
+
+class Silent(call_wrapper.MonitorThread):
+    def start(self):
+        pass
+
+call_wrapper.MonitorThread, call_wrapper._RESTART_TIMEOUT, real = Silent, 0.1, call_wrapper.MonitorThread
+run("no-restart", fail)
+call_wrapper.MonitorThread = real
+
+def kill_monitor(call: CallWrapper):
+    if call.iteration == 0:
+        os.kill(call._monitor_process.pid, signal.SIGKILL)
+        while True:
+            time.sleep(0.01)
+    return call._monitor_process.is_running
+run("monitor", kill_monitor, finalize=SayRecords())
+
+def nested():
+    return Wrapper()(lambda: 1)()
+run("nested", nested, initialize=RetryController(max_iterations=1))
+
+thread = threading.Thread(target=run, args=("thread", lambda: 1))
+thread.start()
+thread.join()
+
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+run("initialized", lambda: 1)
+dist.destroy_process_group()
+
+def threads_and_handlers():
+    return threading.active_count(), len(log_setup.LOGGER.handlers), signal.getsignal(signal.SIGRTMAX - 3)
+say("before a failed construction", *threads_and_handlers())
+run("construction", lambda: 1, store_kwargs={"unknown": 1})
+say("after a failed construction", *threads_and_handlers())
+run("after", lambda: 1)
+"""
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """What each scenario of `ALONE` ended with, by name."""
+    with ranks(tmp_path_factory.mktemp("alone"), ALONE, 1) as (process,):
+        assert process.exit_code() == 0, process.text
+    return dict(re.findall("^([a-z-]+) ((?:returned|raised) .*)", process.text, re.MULTILINE)) | {"text": process.text}
+
+
+@pytest.mark.parametrize(
+    ("scenario", "expected"),
+    [
+        ("string", "returned 0"),
+        ("restart", "returned 1"),
+        ("no-abort", "returned 1"),
+        ("abort", "returned 1"),
+        ("finalize", "raised InternalError because of ValueError"),
+        ("health", "raised HealthCheckError because of ValueError"),
+        ("health-at-start", "raised HealthCheckError because of ValueError"),
+        ("assignment", "raised RestartError because of NoneType"),
+        ("no-place", "raised RestartError because of NoneType"),
+        ("initialize", "raised RestartAbort because of NoneType"),
+        ("completion", "raised RestartAbort because of NoneType"),
+        ("terminate", "raised SystemExit because of NoneType"),
+        ("no-restart", "raised InternalError because of ValueError"),
+        ("monitor", "returned True"),
+        ("nested", "raised RestartAbort because of NoneType"),
+        ("thread", "raised RuntimeError because of NoneType"),
+        ("initialized", "raised RuntimeError because of NoneType"),
+        ("construction", "raised TypeError because of NoneType"),
+        ("after", "returned 1"),
+    ],
+)
+def test_how_a_call_of_a_single_rank_ends(alone: dict[str, str], scenario: str, expected: str) -> None:
+    assert alone[scenario].startswith(expected)
+
+
+def test_the_end_of_a_monitor_process_is_recorded(alone: dict[str, str]) -> None:
+    assert "records 0:MONITOR_PROCESS" in alone["text"].splitlines()
+
+
+def test_an_interrupted_construction_leaves_nothing_behind(alone: dict[str, str]) -> None:
+    before, after = re.findall("^(?:before|after) a failed construction (.*)", alone["text"], re.MULTILINE)
+    assert before == after
