@@ -20,7 +20,7 @@ from elasticjob.agent import runner
 from elasticjob.agent.main import main
 from elasticjob.agent.start_workers.launcher import Launcher
 
-async def broken(self, workers):
+async def broken(self, workers, keep):
     raise RuntimeError("lost track of the workers")
 
 async def joins(self):
