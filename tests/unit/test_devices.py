@@ -51,6 +51,17 @@ def test_torch_without_accelerators_as_before_2_6(monkeypatch: pytest.MonkeyPatc
     assert queue.done == 1
 
 
+def test_torch_2_6_raises_where_there_is_no_accelerator(monkeypatch: pytest.MonkeyPatch) -> None:
+    def current_accelerator() -> None:
+        raise RuntimeError("Cannot access accelerator device when none is available.")
+
+    queue = Queue(initialized=False)
+    torch = SimpleNamespace(cuda=queue, accelerator=SimpleNamespace(current_accelerator=current_accelerator))
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    devices.synchronize_device()
+    assert queue.done == 0
+
+
 def test_a_script_without_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "torch", raising=False)
     devices.synchronize_device()

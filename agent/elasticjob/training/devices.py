@@ -21,7 +21,10 @@ def _module_in_use(torch: Any) -> Any:
     if torch is None:
         return None
     accelerator = getattr(torch, "accelerator", None)  # from torch 2.6 on
-    device = accelerator.current_accelerator() if accelerator is not None else None
+    try:
+        device = accelerator.current_accelerator() if accelerator is not None else None
+    except RuntimeError:  # torch 2.6 raises where there is none, newer versions return None
+        device = None
     module = getattr(torch, device.type if device is not None else "cuda", None)
     initialized = getattr(module, "is_initialized", None)
     return module if initialized is not None and initialized() else None
