@@ -277,7 +277,8 @@ train()
 @pytest.mark.timeout(120)
 def test_a_failure_while_the_others_form_their_group(tmp_path: Path) -> None:
     """A wait in the store ends too: the processes that wait there are interrupted, not killed."""
-    job = manifest([*script(tmp_path, FORMS_TWICE), str(tmp_path)], replicas=3, preload=["torch"])
+    command = [*script(tmp_path, FORMS_TWICE), str(tmp_path)]
+    job = manifest(command, replicas=3, preload=["torch"], stopGraceSeconds=30)  # a name may take seconds to resolve
     with LocalRun(job, tmp_path) as run:
         pids = ranks_and_pids(run, r"rank (\d) pid (\d+) call 1", 3)
         for _ in range(3):
