@@ -90,6 +90,8 @@ class Agent:
         self._leave_timer: asyncio.TimerHandle | None = None
         self._leave_by = math.inf
         """When all workers must have ended, because the pod's grace period ends soon after; loop time."""
+        self._saving = False
+        """Whether copies of training state are saved while training continues, where they ask for it."""
         self._stores: list[StoreServer] = []
         """Process-group stores: of the next round or the running one; before it, until workers start, of the last."""
         self._keep_alive = KeepAlive(config.keep_alive_interval, config.keep_alive_attempts)
@@ -143,7 +145,7 @@ class Agent:
         self._step_times = StepTimeMonitor(self._workers.heartbeats, self._send_step_times, config.step_time_window)
         self._workers.on_end = self._reap
         self._saver = StateSaver(self._workers.progress.memory, self._is_first_node)
-        self._workers.progress.on_worker_connected = lambda: self._step_times.start(config.processes)
+        self._workers.progress.on_worker_connected = self._worker_connected
         self._health = NodeHealth(str(scratch), config.gpus, env, self._workers.non_workers)
         self._state = AgentState(
             announcement=await self._announcement(),
@@ -173,7 +175,6 @@ class Agent:
             self._leave(name)
         self._spawn(self._connect())
         self._spawn(self._prepare())
-        self._spawn(self._saver.run())
 
     async def _announcement(self) -> Announce:
         config = self._config
@@ -364,6 +365,12 @@ class Agent:
     def _reap(self) -> None:
         for ended in self._workers.reap():
             self._dispatch(events.WorkerEnded(ended.round, ended.local_rank, ended.failure, ended.as_planned))
+
+    def _worker_connected(self) -> None:
+        self._step_times.start(self._config.processes)
+        if not self._saving:  # without a connected worker there is no copy, and the agent sleeps
+            self._saving = True
+            self._spawn(self._saver.run())
 
     def _is_first_node(self) -> bool:
         return self._state.assignment is not None and self._state.assignment.group_rank == 0

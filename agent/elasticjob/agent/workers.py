@@ -486,7 +486,7 @@ class WorkerGroup:
         return not (self._running or self._launcher.has_shim_processes)
 
     def _are_leaving(self) -> bool:
-        """Return whether a worker is about to leave its function; park those that have left it."""
+        """Return whether a worker has left its function and still ends its process groups; park those that are done."""
         if self._interrupted:
             self._have_ended(park=True)
         return any(self.restartable.interrupted(pid) for pid in self._interrupted & set(self._running))
