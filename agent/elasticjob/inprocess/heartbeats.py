@@ -8,7 +8,9 @@ from collections.abc import Set as AbstractSet
 def watched_ranks(own: int, world_size: int, left: AbstractSet[int]) -> set[int]:
     """Return the ranks that `own` watches: those at distances of 1, 2, 4 ..., and what ranks that have left watched.
 
-    Ranks of one node are consecutive: when it is lost, each of them is watched from another node too.
+    Ranks of one node are consecutive: when it is lost, each of them is watched from another node too, as long as the
+    node has no more than half of the ranks. Of a larger one some are found only after further time-outs, by who
+    watches in the place of those already found.
     """
     watched: set[int] = set()
     pending = [own]

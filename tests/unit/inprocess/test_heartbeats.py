@@ -27,10 +27,22 @@ def test_watched_ranks(own: int, world_size: int, left: set[int], expected: set[
 @given(st.integers(1, 200), st.data())
 def test_each_rank_of_a_lost_node_is_watched_from_another_node(world_size: int, data: st.DataObject) -> None:
     first = data.draw(st.integers(0, world_size - 1))
-    node = {(first + number) % world_size for number in range(data.draw(st.integers(1, min(8, world_size))))}
+    size = data.draw(st.integers(1, max(1, world_size // 2)))
+    node = {(first + number) % world_size for number in range(size)}
     others = set(range(world_size)) - node
     watched = set().union(*(watched_ranks(own, world_size, set()) for own in others))
     assert not others or node <= watched
+
+
+@given(st.integers(2, 60), st.data())
+def test_all_ranks_of_a_lost_node_are_found_in_the_end(world_size: int, data: st.DataObject) -> None:
+    first = data.draw(st.integers(0, world_size - 1))
+    node = {(first + number) % world_size for number in range(data.draw(st.integers(1, world_size - 1)))}
+    others = set(range(world_size)) - node
+    found: set[int] = set()
+    for _ in range(world_size.bit_length()):  # one time-out each
+        found |= node & set().union(*(watched_ranks(own, world_size, found) for own in others))
+    assert found == node
 
 
 @given(st.integers(2, 60), st.data())
