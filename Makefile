@@ -71,8 +71,8 @@ test: ## all tests, fast ones first
 	@$(MAKE) --no-print-directory e2e
 
 .PHONY: demo
-demo: ## a cluster, a job, and everything taken away while it trains
-	@$(MAKE) --no-print-directory -j2 venv programs
+demo: ## a cluster, a plain job, one in process, and everything taken away while they train
+	@$(MAKE) --no-print-directory -j2 venv programs $(if $(filter 0,$(shell id -u)),images)
 	@$(PY) examples/demo/demo.py
 
 .PHONY: mutants

@@ -28,12 +28,16 @@ from support.kube import Json, Kube
 from support.logbook import LogBook, Step
 
 NODES = 3
-MOVES = 6
-"""How often a row moves the store to find the machine that it needs."""
+MOVES = 8
+"""How often a row moves the store or a worker to find the machine that it needs."""
 SETTLE = 20
 """Steps between one fault and the next."""
 WATCH = 10.0
 """Seconds of training watched after a fault that must not disturb it."""
+
+
+class PlacementError(RuntimeError):
+    """The pods are not on the nodes that a row needs: it has no sample then."""
 
 
 @dataclass
@@ -103,21 +107,32 @@ class JobRun:
         return [pod for pod in self.job.pods(self.job.stores) if pod["metadata"]["name"] == name]
 
     def _node(self, *, with_store: bool) -> str:
-        """Return a node with one worker, with or without the store. If there is none, move the store.
+        """Return a node with one worker, with or without the store. If there is none, move the store or a worker.
 
         The loss of two workers would leave fewer than the minimum.
         """
-        for _ in range(MOVES):
+        for turn in range(MOVES):
             (store,) = self._stores()
             nodes = [self.job.node_of(pod) for pod in self.job.running()]
             for node in nodes:
                 if (node == store["spec"]["nodeName"]) is with_store and nodes.count(node) == 1:
                     return node
-            self.job.wait_standby_store(timeout=60)
-            self.kube.delete("pods", store["metadata"]["name"], NAMESPACE)
-            self.job.wait_store(int(self.job.status()["rendezvous"]["incarnation"]) + 1, timeout=60)
+            if turn % 2 and len(set(nodes)) < len(nodes):
+                self._move_worker()
+            else:
+                self.job.wait_standby_store(timeout=60)
+                self.kube.delete("pods", store["metadata"]["name"], NAMESPACE)
+                self.job.wait_store(int(self.job.status()["rendezvous"]["incarnation"]) + 1, timeout=60)
         wanted = "and the" if with_store else "without the"
-        raise RuntimeError(f"in {MOVES} attempts no node had one worker {wanted} store")
+        raise PlacementError(f"in {MOVES} attempts no node had one worker {wanted} store")
+
+    def _move_worker(self) -> None:
+        """Delete a worker of the node that has most of them: its replacement may go to another node."""
+        nodes = {pod: self.job.node_of(pod) for pod in self.job.running()}
+        crowded = max(nodes, key=lambda pod: list(nodes.values()).count(nodes[pod]))
+        before = self._wait_until_steady(NODES)
+        self.kube.delete("pods", crowded, NAMESPACE)
+        self.job.wait_world(NODES, after=before.round, timeout=180)
 
     def _node_killed(self, node: str, name: str) -> dict[str, float]:
         try:
@@ -247,8 +262,11 @@ def run_job(kube: Kube, cluster_dir: Path, actions: list[str]) -> dict[str, Samp
         with LogBook(kube, NAMESPACE, job.name) as book:
             run = JobRun(kube, cluster_dir, job, book, directory)
             for name in actions:
+                figures: dict[str, float] = {}
                 try:
                     figures = ACTIONS[name](run)
+                except PlacementError as error:
+                    print(f"  {name}: {error}", flush=True)
                 except Exception as error:
                     found[name] = Sample(None, f"{type(error).__name__}: {error}"[:300])
                     break

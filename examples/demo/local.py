@@ -24,7 +24,7 @@ from elasticjob.local.screen import RunView
 from support.logbook import Step
 from timeline import Action, Snapshot
 
-SCRIPT = Path(__file__).resolve().parents[1] / "digits/train.py"
+EXAMPLES = Path(__file__).resolve().parents[1]
 _STEP = re.compile(r"\bstep=(\d+)\b.*\bloss=([-\d.e]+)\b.*\bworld=(\d+)\b.*\btime=([\d.]+)")
 FAULTS = (EndReason.WORKER_FAILED, EndReason.AGENT_LOST, EndReason.NODE_LEFT)
 STEP_TIMEOUT = 180.0
@@ -97,10 +97,11 @@ def _status(report: Report, restart: dict[str, Any]) -> dict[str, Any]:
 
 
 def read(manifest: Path, checkpoints: str) -> LocalJob:
-    """Return the manifest's job with the script of this checkout instead of the image's."""
+    """Return the manifest's job with the script of this checkout instead of the cluster's."""
     job = parse_local_job(load_manifest(str(manifest)))
-    arguments = [a for a in job.command[2:] if not a.startswith("--checkpoint=")]
-    return replace(job, command=(sys.executable, str(SCRIPT), *arguments, f"--checkpoint={checkpoints}"))
+    script = EXAMPLES / manifest.stem / "train.py"
+    arguments = [f"--checkpoint={checkpoints}" if a.startswith("--checkpoint=") else a for a in job.command[2:]]
+    return replace(job, command=(sys.executable, str(script), *arguments))
 
 
 async def play(manifest: Path, console: Console) -> tuple[Stage, int]:

@@ -28,7 +28,7 @@ def main() -> None:
         """Train in one round. It is called again in the next one; what is built above stays."""
         dist.init_process_group("nccl" if CUDA else "gloo")
         state.sync()  # bring all ranks to the newest state of any of them
-        model = DistributedDataParallel(network, init_sync=False)
+        model = DistributedDataParallel(network)
         while state.step < options.steps:
             inputs = batch(state.step).to(DEVICE)
             optimizer.zero_grad()

@@ -564,3 +564,17 @@ print("\\n".join(sorted(read)))
     )
     assert "HOME" in (names := set(output.split()))
     assert not names & set(worker)
+
+
+@pytest.mark.torch
+@pytest.mark.timeout(300)
+async def test_the_functions_for_training_code_are_imported_unless_the_program_has_its_own_package(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "script.py"
+    path.write_text("import sys; print('elasticjob.training.state' in sys.modules, 'elasticjob' in sys.modules)")
+    async with forking_launcher([sys.executable, str(path)], tmp_path, ("torch",)) as launcher:
+        assert await run_workers(launcher, tmp_path) == [(0, "True True\n", "")]
+    (tmp_path / "elasticjob.py").write_text("")
+    async with forking_launcher([sys.executable, str(path)], tmp_path, ("torch",)) as launcher:
+        assert await run_workers(launcher, tmp_path) == [(0, "False False\n", "")]

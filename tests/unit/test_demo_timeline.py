@@ -42,7 +42,7 @@ def test_the_table_is_readable_on_80_columns() -> None:
     status = ("RendezvousReady: StorePodPending → WorldFormed → Finished", "lastFailure: rank 2 in digits-2-0, SIGKILL")
     what = "kill elasticjob-node-2 (kubelet and all containers)"
     with console.capture() as capture:
-        console.print(timeline_table([Row(Action(1.0, what, 3), 10.41, 12.43, 114.19, status)]))
+        console.print(timeline_table([Row(Action(1.0, what, 3), 10.41, 12.43, 114.19, status)], "digits"))
     lines = capture.get().splitlines()
     assert max(map(len, lines)) <= 80
     assert [line.split()[-6:] for line in lines if "114.19" in line] == [["10.41", "s", "12.43", "s", "114.19", "s"]]

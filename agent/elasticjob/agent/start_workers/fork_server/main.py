@@ -37,6 +37,7 @@ from typing import Any, NamedTuple
 from elasticjob.agent.processes import die_with_parent
 from elasticjob.agent.start_workers.fork_server import own_torchrun, run_main, self_test
 from elasticjob.agent.start_workers.fork_server.candidate import import_reported
+from elasticjob.agent.start_workers.fork_server.own_modules import import_own_modules
 from elasticjob.agent.start_workers.fork_server.preload_learning import (
     Baseline,
     ImportReport,
@@ -84,6 +85,7 @@ def main() -> None:
     started = time.monotonic()
     with self_test.import_environment():
         missing = self_test.import_modules(config["preload"])
+        import_own_modules(code_root)
         result = self_test.check_threads() or self_test.check_gpus() or self_test.run_self_test()
     result |= {"seconds": round(time.monotonic() - started, 3), "missing": missing}
     baseline = Baseline(frozenset(sys.modules), dict(os.environ))
