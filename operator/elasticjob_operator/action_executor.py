@@ -17,13 +17,16 @@ from elasticjob_operator.actions import (
     CreateStore,
     CreateStoreService,
     CreateWorker,
+    DeleteJob,
     DeletePod,
+    DeleteSecret,
     DeleteService,
     UpdateStoreService,
 )
 from elasticjob_operator.job_memory import LONGEST_RETRY, LONGEST_STANDBY_RETRY, JobMemory
 from elasticjob_operator.keys import JobKeys
 from elasticjob_operator.kube import (
+    JOBS,
     PODS,
     SECRETS,
     SERVICES,
@@ -72,7 +75,7 @@ class ActionExecutor:
         stores = [a for a in ordered if isinstance(a, (CreateStore, UpdateStoreService))]
         workers = [a for a in ordered if isinstance(a, CreateWorker)]
         standbys = [a for a in ordered if isinstance(a, CreateStandbyStore)]
-        deletions = [a for a in ordered if isinstance(a, (DeletePod, DeleteService))]
+        deletions = [a for a in ordered if isinstance(a, (DeletePod, DeleteService, DeleteSecret, DeleteJob))]
         done: list[_Result] = []
         problem, missing = "", self._missing_children(prerequisites)
         for stage in (prerequisites, stores, workers):
@@ -140,6 +143,12 @@ class ActionExecutor:
             case DeleteService(name, uid):
                 self.memory.children = None
                 return await self._delete(SERVICES, name, uid)
+            case DeleteSecret(uid):
+                self.memory.children, self.memory.operator_key = None, None
+                return await self._delete(SECRETS, manifests.key_secret(self.job.name), uid)
+            case DeleteJob(uid, why):
+                log.info("%s/%s: deleting the job: %s", self.job.namespace, self.job.name, why)
+                return await self._delete(JOBS, self.job.name, uid)
             case _:
                 assert_never(action)
 

@@ -43,6 +43,21 @@ class DeleteService:
 
 
 @dataclass(frozen=True)
+class DeleteSecret:
+    """Delete the Secret that holds the job's keys: the next execution has others."""
+
+    uid: str
+
+
+@dataclass(frozen=True)
+class DeleteJob:
+    """Delete the job itself, and with it all its objects."""
+
+    uid: str
+    why: str
+
+
+@dataclass(frozen=True)
 class CreateStore:
     """Create a store pod."""
 
@@ -91,6 +106,8 @@ Action: TypeAlias = (
     | CreateStoreService
     | UpdateStoreService
     | DeleteService
+    | DeleteSecret
+    | DeleteJob
     | CreateStore
     | CreateStandbyStore
     | CreateWorker

@@ -30,6 +30,11 @@ GOOD: dict[str, Any] = {
 FIXED = copy.deepcopy(GOOD)
 del FIXED["spec"]["elasticPolicy"]
 
+SUSPENDED = copy.deepcopy(GOOD)
+SUSPENDED["spec"]["suspend"] = True
+FIXED_SUSPENDED = copy.deepcopy(FIXED)
+FIXED_SUSPENDED["spec"]["suspend"] = True
+
 Change = tuple[str, Any]
 """A path such as `spec.template.spec.containers.0.image` and its new value; ABSENT removes the field."""
 ABSENT = object()
@@ -129,7 +134,24 @@ BAD_AT_CREATE: list[tuple[str, list[Change], str]] = [
     ),
     ("unknown field", [("spec.minReplicas", 2)], 'unknown field "spec.minReplicas"'),
     ("unknown pod field", [("spec.template.spec.contianers", [])], 'unknown field "spec.template.spec.contianers"'),
-    ("a field that does not exist yet", [("spec.suspend", True)], 'unknown field "spec.suspend"'),
+    ("a field that does not exist", [("spec.suspended", True)], 'unknown field "spec.suspended"'),
+    ("suspend as text", [("spec.suspend", "yes")], 'spec.suspend in body must be of type boolean: "string"'),
+    ("no time at all", [("spec.activeDeadlineSeconds", 0)], "activeDeadlineSeconds in body should be greater than"),
+    (
+        "a negative time",
+        [("spec.ttlSecondsAfterFinished", -1)],
+        "ttlSecondsAfterFinished in body should be greater than",
+    ),
+    (
+        "an unknown policy for pods",
+        [("spec.cleanPodPolicy", "Ended")],
+        'supported values: "All", "Running", "None"',
+    ),
+    (
+        "an unknown controller",
+        [("spec.managedBy", "example.com/mine")],
+        'supported values: "elasticjob.dev/elasticjob-controller", "kueue.x-k8s.io/multikueue"',
+    ),
     ("not a quantity", [("spec.template.spec.overhead", {"cpu": "1 core"})], "spec.template.spec.overhead"),
 ]
 
@@ -139,16 +161,27 @@ BAD_AT_CHANGE: list[tuple[str, dict[str, Any], list[Change], str]] = [
         "template",
         GOOD,
         [("spec.template.spec.containers.0.image", "y")],
-        "template may not change: create a new job with the new template",
+        "template may not change while the job runs: set suspend to true in the same change",
     ),
-    ("rendezvous", GOOD, [("spec.rendezvous.port", 29401)], "rendezvous may not change: create a new job"),
-    ("preload", GOOD, [("spec.preload", [])], "preload may not change: create a new job"),
+    (
+        "rendezvous",
+        GOOD,
+        [("spec.rendezvous.port", 29401)],
+        "rendezvous may not change while the job runs: set suspend",
+    ),
+    ("preload", GOOD, [("spec.preload", [])], "preload may not change while the job runs: set suspend to true"),
+    (
+        "managedBy",
+        GOOD,
+        [("spec.managedBy", "kueue.x-k8s.io/multikueue")],
+        "managedBy may not change: create a new job",
+    ),
     ("max below replicas", GOOD, [("spec.elasticPolicy.maxReplicas", 2)], "raise maxReplicas (in the same change)"),
     (
         "fixed size",
         FIXED,
         [("spec.replicas", 4)],
-        "replicas of a job without elasticPolicy is fixed: add elasticPolicy",
+        "replicas of a job without elasticPolicy is fixed while it runs: set suspend to true in the same change",
     ),
     (
         "from elastic to another fixed size",
@@ -165,6 +198,15 @@ GOOD_AT_CHANGE: list[tuple[str, dict[str, Any], list[Change]]] = [
     ("a fixed job made elastic", FIXED, [("spec.elasticPolicy", {"minReplicas": 1, "maxReplicas": 8})]),
     ("a hang policy added", GOOD, [("spec.hangPolicy", {"progressTimeoutSeconds": 60})]),
     ("replicas removed", GOOD, [("spec.replicas", ABSENT)]),
+    ("deadlines and clean-up", GOOD, [("spec.activeDeadlineSeconds", 9), ("spec.cleanPodPolicy", "All")]),
+    ("a template, with suspend", GOOD, [("spec.suspend", True), ("spec.template.spec.containers.0.image", "y")]),
+    (
+        "a template, resumed with it",
+        SUSPENDED,
+        [("spec.suspend", False), ("spec.template.spec.containers.0.image", "y")],
+    ),
+    ("all of a suspended job", SUSPENDED, [("spec.rendezvous.port", 29401), ("spec.preload", [])]),
+    ("the size of a suspended fixed job", FIXED_SUSPENDED, [("spec.replicas", 5)]),
 ]
 
 
@@ -286,3 +328,5 @@ def test_defaults_are_set_in_the_job(tools: Tools) -> None:
     assert spec["preload"] == ["torch", "torch._dynamo"]
     assert spec["failurePolicy"] == {"maxRestarts": 3, "maxStartFailures": 10, "avoidNodeSeconds": 86400}
     assert spec["rendezvous"]["port"] == 29400
+    assert (spec["suspend"], spec["cleanPodPolicy"]) == (False, "Running")
+    assert spec["managedBy"] == "elasticjob.dev/elasticjob-controller"

@@ -76,6 +76,8 @@ def parse_local_job(raw: Any, *, nodes: int | None = None) -> LocalJob:
     if problems := find_problems(raw):
         raise ManifestError("\n  ".join(problems))
     spec = root.get("spec")
+    if spec.get("suspend").value is True:
+        raise spec.get("suspend").error("nothing of a suspended job runs: remove it, or set it to false")
     container = _trainer(spec.get("template").get("spec").get("containers"))
     env = _env(container.get("env"))
     words = (*container.get("command").texts(), *container.get("args").texts())

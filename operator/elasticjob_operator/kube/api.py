@@ -1,10 +1,10 @@
 """Resources and calls that the operator uses. This list is complete: a test compares it with the chart's RBAC rules.
 
-elasticjobs                 get, list, watch
+elasticjobs                 delete, get, list, watch
 elasticjobs/status          update
 pods                        create, delete, get, list, watch
 services                    create, delete, get, patch
-secrets                     create, get
+secrets                     create, delete, get
 events                      create, patch
 leases (own namespace)      create, get, update
 leases (kube-node-lease)    get

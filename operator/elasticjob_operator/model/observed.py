@@ -13,6 +13,9 @@ from elasticjob_operator.model.raw import Raw, integer, mapping, moment, text
 from elasticjob_operator.model.spec import JobSpec, SpecError, parse_spec
 from elasticjob_operator.model.status import Status, parse_status
 
+CONTROLLER = "elasticjob.dev/elasticjob-controller"
+"""`spec.managedBy` of the jobs that this operator manages."""
+QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 JobKey: TypeAlias = tuple[str, str]
 """Namespace and name of a job."""
 
@@ -30,6 +33,10 @@ class Job:
     """None if no pod can be made from the spec; `spec_error` says why."""
     spec_error: str
     status: Status
+    managed: bool = True
+    """Whether this operator manages the job (`spec.managedBy`)."""
+    queue: str = ""
+    """The Kueue queue that admits the job; empty without one."""
 
 
 def parse_job(raw: Raw) -> Job:
@@ -48,6 +55,8 @@ def parse_job(raw: Raw) -> Job:
         spec=spec,
         spec_error=error,
         status=parse_status(mapping(raw, "status")),
+        managed=text(raw, "spec", "managedBy") in ("", CONTROLLER),
+        queue=text(raw, "metadata", "labels", QUEUE_LABEL),
     )
 
 

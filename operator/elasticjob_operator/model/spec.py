@@ -29,6 +29,14 @@ DEFAULT_GRACE = 30
 """Seconds of terminationGracePeriodSeconds that Kubernetes applies to a pod that sets none."""
 
 
+class CleanPods(str, Enum):
+    """`spec.cleanPodPolicy`: which worker pods are deleted at the job's end."""
+
+    ALL = "All"
+    RUNNING = "Running"
+    NONE = "None"
+
+
 class SpecError(ValueError):
     """No pod can be made from the spec. The message names what the user must change."""
 
@@ -78,6 +86,12 @@ class JobSpec:
     progress_timeout: int = 0
     """Time without a step after which workers hang; 0 disables hang detection."""
     hang_action: HangAction = HangAction.RESTART_GROUP
+    suspend: bool = False
+    active_deadline: int | None = None
+    """Seconds that an execution may take; None: no limit."""
+    ttl_after_finished: int | None = None
+    """Seconds after its end in which the job is kept; None: for ever."""
+    clean_pods: CleanPods = CleanPods.RUNNING
 
     @property
     def termination_grace(self) -> int:
@@ -147,7 +161,15 @@ def parse_spec(raw: Raw) -> JobSpec:
         avoid_node=max(0, integer(raw, "failurePolicy", "avoidNodeSeconds", default=JobSpec.avoid_node)),
         progress_timeout=max(0, integer(raw, "hangPolicy", "progressTimeoutSeconds")),
         hang_action=_choice(text(raw, "hangPolicy", "action"), HangAction.RESTART_GROUP),
+        suspend=at(raw, "suspend") is True,
+        active_deadline=_seconds(raw, "activeDeadlineSeconds"),
+        ttl_after_finished=_seconds(raw, "ttlSecondsAfterFinished"),
+        clean_pods=_choice(text(raw, "cleanPodPolicy"), CleanPods.RUNNING),
     )
+
+
+def _seconds(raw: Raw, name: str) -> int | None:
+    return max(0, integer(raw, name)) if at(raw, name) is not None else None
 
 
 def trainer_of(pod_spec: Raw) -> Raw:

@@ -20,6 +20,7 @@ NODE_LOST = FailureClass.NODE_LOST.value
 class ConditionType(str, Enum):
     """Types of `status.conditions`, in the order in which status lists them."""
 
+    SUSPENDED = "Suspended"
     RENDEZVOUS_READY = "RendezvousReady"
     RUNNING = "Running"
     FULLY_SCALED = "FullyScaled"

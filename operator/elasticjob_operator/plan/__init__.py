@@ -11,6 +11,7 @@ Modules, in reading order:
     budget          which failures are charged as restarts, and when the budget is exhausted
     failures        failures as records for status, and their one-line summaries
     world           the state of training: from the coordinator's report, or from the last status
+    suspension      what is deleted while the job is suspended, and when its next execution begins
     job_end         the outcome of the job, and what is deleted at its end
     conditions      the four conditions of a job that has not ended
     status          the next status

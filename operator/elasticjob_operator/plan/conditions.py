@@ -17,9 +17,10 @@ from elasticjob_operator.plan.context import LOST_GRACE_SECONDS, ReconcileContex
 from elasticjob_operator.plan.failures import REASON_BY_CLASS
 from elasticjob_operator.plan.job_end import JobOutcome
 from elasticjob_operator.plan.operator_reach import describe_unreachable, suspects_itself
-from elasticjob_operator.plan.pod_decisions import PodDecision, ReplacePod, did_not_start
+from elasticjob_operator.plan.pod_decisions import PodDecision, ReplacePod, did_not_start, starts_execution
 from elasticjob_operator.plan.starts import Starts
 from elasticjob_operator.plan.stores import StorePlan
+from elasticjob_operator.plan.suspension import is_suspended, resumes
 from elasticjob_operator.plan.workers import WorkersPlan
 from elasticjob_operator.plan.world import World
 
@@ -37,6 +38,16 @@ class JobContext:
     starts: Starts
     outcome: JobOutcome | None = None
     """None while the job goes on."""
+
+    @property
+    def suspended(self) -> bool:
+        """Whether the job is suspended, or resumes only with the next reconcile."""
+        return self.outcome is None and (is_suspended(self.ctx) or resumes(self.ctx))
+
+    @property
+    def trained(self) -> bool:
+        """Whether a round has formed since the job was started or resumed."""
+        return self.world.rounds > 0 and not (starts_execution(self.ctx) and self.world.last_round is None)
 
     @property
     def kept_pods(self) -> list[Pod]:
@@ -59,6 +70,8 @@ def rendezvous_ready(job: JobContext) -> Condition:
     same_store = store.incarnation == ctx.status.store_incarnation
     if job.outcome is not None:
         return condition(False, "Finished", "the job has ended")
+    if job.suspended:
+        return condition(False, "Suspended", "the job is suspended")
     if store.pod is not None and link.connected and same_store:
         return condition(True, "StoreAvailable", f"store pod {store.pod.name} serves")
     if store.pod is not None and store.promoted:
@@ -123,12 +136,14 @@ def running(job: JobContext) -> Condition:
     """Return whether workers train; if not, the first problem that prevents it."""
     if job.outcome is not None:
         return condition(False, "Finished", "the job has ended")
+    if job.suspended:
+        return condition(False, "Suspended", "the job is suspended")
     if job.world.formed:
         return condition(True, "WorldFormed", describe_world(job.world))
     blocked = _blocked(job)
     if blocked is not None:
         return blocked
-    if job.world.rounds > 0:
+    if job.trained:
         return condition(False, "Restarting", job.world.reason or "the workers are restarting")
     nodes = f"{job.world.ready} of at least {with_noun(job.ctx.spec.min_replicas, 'node')} ready"
     message = f"starting: {job.world.reason or nodes}"
@@ -230,6 +245,8 @@ def fully_scaled(job: JobContext) -> Condition:
     """Return whether as many nodes train as the job should have. Missing spares do not make the condition False."""
     if job.outcome is not None:
         return condition(False, "Finished", "the job has ended")
+    if job.suspended:
+        return condition(False, "Suspended", "the job is suspended")
     target, spares = job.ctx.spec.target, job.ctx.spec.spares
     surplus = [p for p in job.ctx.observed.workers if p.index >= target + spares and p.end is None]
     if surplus or job.world.active > target:
@@ -280,7 +297,7 @@ def _growth(job: JobContext) -> str:
     status = job.ctx.status
     before = status.conditions.get(ConditionType.FULLY_SCALED)
     raised = status.target is not None and job.ctx.spec.target > status.target
-    growing = job.world.rounds == 0 or raised or (before is not None and before.reason == "ScalingUp")
+    growing = not job.trained or raised or (before is not None and before.reason == "ScalingUp")
     return "ScalingUp" if growing else "BelowDesiredAboveMin"
 
 
@@ -302,9 +319,11 @@ def restarting(job: JobContext) -> Condition | None:
             return None
         reason = "WorldFormed" if job.outcome.succeeded else "BudgetExhausted"
         return condition(False, reason, "the job has ended")
+    if job.suspended:
+        return None if before is None else condition(False, "Suspended", "the job is suspended")
     last_round = job.budget.last_round
     fault = _REASON_BY_END.get(last_round.reason) if last_round else None
-    if job.world.formed or job.world.rounds == 0:
+    if job.world.formed or not job.trained:
         if before is None and fault is None:
             return None
         return condition(False, "WorldFormed", "the workers run") if job.world.formed else before

@@ -8,6 +8,7 @@ from elasticjob_operator.model.raw import text
 from elasticjob_operator.model.status import Condition, ConditionType
 from elasticjob_operator.plan import stragglers
 from elasticjob_operator.plan.conditions import JobContext, describe_avoidance, describe_world
+from elasticjob_operator.plan.suspension import suspension_event
 
 
 def event_records(job: JobContext, conditions: dict[ConditionType, Condition]) -> tuple[EventRecord, ...]:
@@ -16,6 +17,7 @@ def event_records(job: JobContext, conditions: dict[ConditionType, Condition]) -
     Keys name what happened, so that a repeated reconcile records no second Event.
     """
     return (
+        *suspension_event(job.ctx),
         *_world(job),
         *_warm_fork(job),
         *_scale(job, conditions),

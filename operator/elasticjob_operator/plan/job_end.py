@@ -10,9 +10,11 @@ from typing import Any
 
 from elasticjob.contract.messages import FailureClass, HangAction, Outcome
 from elasticjob.contract.text import with_noun
-from elasticjob_operator.actions import DeletePod, DeleteService, EventRecord
+from elasticjob_operator.actions import DeleteJob, DeletePod, DeleteService, EventRecord
 from elasticjob_operator.manifests.names import nodes_service, store_service
 from elasticjob_operator.model.pods import Pod
+from elasticjob_operator.model.raw import moment, timestamp
+from elasticjob_operator.model.spec import CleanPods
 from elasticjob_operator.model.status import ConditionType
 from elasticjob_operator.plan import failures
 from elasticjob_operator.plan.budget import Budget
@@ -52,8 +54,34 @@ def evaluate_outcome(ctx: ReconcileContext, world: World, budget: Budget, starts
     if world.outcome is Outcome.FAILED or budget.exhausted:
         failed = _failed(ctx, budget)
         return replace(failed, message=failed.message + _source(world))
+    if (deadline := deadline_at(ctx)) is not None and ctx.now >= deadline:
+        limit = f"spec.activeDeadlineSeconds is {ctx.spec.active_deadline}"
+        message = f"the job has run since {timestamp(started(ctx))}, and {limit}"
+        return JobOutcome(False, "DeadlineExceeded", message, ctx.now)
     unstarted = gives_up(ctx, starts)
     return None if unstarted is None else _not_started(ctx, starts, unstarted)
+
+
+def started(ctx: ReconcileContext) -> float:
+    """Return when the execution started, Unix seconds of the operator that started it; now if status does not say."""
+    return moment(ctx.status.raw, "startTime") or ctx.now
+
+
+def deadline_at(ctx: ReconcileContext) -> float | None:
+    """Return when the execution must have ended, Unix seconds; None without a deadline, or while it is suspended."""
+    if ctx.spec.active_deadline is None or ctx.spec.suspend or ctx.status.is_true(ConditionType.SUSPENDED):
+        return None
+    return started(ctx) + ctx.spec.active_deadline
+
+
+def expire(ctx: ReconcileContext) -> Actions:
+    """Delete the job itself once it has been finished for ttlSecondsAfterFinished."""
+    ended, ttl = moment(ctx.status.raw, "completionTime"), ctx.spec.ttl_after_finished
+    if ttl is None or ended is None or not ctx.status.terminal:
+        return Actions()
+    if ctx.now < ended + ttl:
+        return Actions(requeue_at=(ended + ttl,))
+    return Actions((DeleteJob(ctx.job.uid, f"it has been finished for {with_noun(ttl, 'second')}"),))
 
 
 def _source(world: World) -> str:
@@ -138,13 +166,15 @@ def remove_pods(ctx: ReconcileContext, outcome: JobOutcome, *, declared: bool) -
     """
     deadline = outcome.since + LEAVE_GRACE if declared else ctx.now
     running = [p for p in ctx.observed.workers if p.deleting is None and (p.end is None or p.phase == "Running")]
+    if ctx.spec.clean_pods is CleanPods.NONE:
+        running = []  # agents end with the outcome that the store sends them
     waiting = [p for p in running if ctx.now < deadline and _may_exit(p)]
     actions = Actions(tuple(DeletePod(p.name, p.uid, _ENDED) for p in running if p not in waiting))
     if waiting:
         actions += Actions(requeue_at=(deadline,))
     if not all_workers_ended(ctx):
         return actions + Actions(requeue_at=(ctx.now + 5.0,))
-    return actions + _delete_store(ctx)
+    return actions + delete_store_and_services(ctx, _ENDED) + _delete_ended(ctx)
 
 
 def _may_exit(pod: Pod) -> bool:
@@ -152,13 +182,21 @@ def _may_exit(pod: Pod) -> bool:
     return bool(pod.node) and not pod.image_error and not pod.stuck
 
 
-def _delete_store(ctx: ReconcileContext) -> Actions:
+def _delete_ended(ctx: ReconcileContext) -> Actions:
+    """Delete the ended pods too, with cleanPodPolicy All, once status has the job's end."""
+    if ctx.spec.clean_pods is not CleanPods.ALL or not ctx.status.terminal:
+        return Actions()
+    return Actions(tuple(DeletePod(p.name, p.uid, _ENDED) for p in ctx.observed.workers if p.deleting is None))
+
+
+def delete_store_and_services(ctx: ReconcileContext, why: str) -> Actions:
+    """Delete the stores, and the Services that belong to the job."""
     children, name = ctx.observed.children, ctx.job.name
     stores = [p for p in ctx.observed.stores if p.deleting is None]
     services = ((nodes_service(name), children.nodes), (store_service(name), children.rendezvous))
     return Actions(
         actions=(
-            *(DeletePod(p.name, p.uid, _ENDED, grace=STORE_GRACE_SECONDS) for p in stores),
+            *(DeletePod(p.name, p.uid, why, grace=STORE_GRACE_SECONDS) for p in stores),
             *(DeleteService(service, child.uid) for service, child in services if child is not None and child.ours),
         )
     )

@@ -18,7 +18,7 @@ from elasticjob_operator.backoff import growing_interval
 from elasticjob_operator.manifests.names import worker_pod
 from elasticjob_operator.model.observed import RefusalReason
 from elasticjob_operator.model.pods import CONTAINER_LOST, Pod, TrainerEnd
-from elasticjob_operator.model.status import DEVICE_UNHEALTHY, NODE_LOST, AvoidedNode
+from elasticjob_operator.model.status import DEVICE_UNHEALTHY, NODE_LOST, AvoidedNode, ConditionType
 from elasticjob_operator.plan.context import LONGEST_POLL_SECONDS, LOST_GRACE_SECONDS, ReconcileContext
 
 UNCHARGED_EXITS = (ExitCode.LEFT, ExitCode.SUPERSEDED, ExitCode.UNAVAILABLE)
@@ -108,6 +108,11 @@ def _decide(
     return _decide_live(ctx, pod)
 
 
+def starts_execution(ctx: ReconcileContext) -> bool:
+    """Return whether a resumed job has not trained yet: the pods of the execution before were deleted on purpose."""
+    return ConditionType.SUSPENDED in ctx.status.conditions and ctx.status.last_round is None
+
+
 def _unhealthy_node(ctx: ReconcileContext, pod: Pod) -> Failure | None:
     """Return why the pod's agent asked for a replacement on another node: over the link or by termination message."""
     reported = next((f for f in (ctx.report.unhealthy if ctx.report else ()) if f.pod == pod.name), None)
@@ -122,6 +127,8 @@ def _unhealthy_node(ctx: ReconcileContext, pod: Pod) -> Failure | None:
 def _decide_missing(ctx: ReconcileContext, index: int, incarnation: int) -> KeepPod | CreatePod | ReplacePod:
     name = worker_pod(ctx.job.name, index, incarnation)
     refusal = ctx.observed.refusals.get(name)
+    if refusal is None and starts_execution(ctx):
+        return CreatePod(incarnation + 1)
     if refusal is None:
         return ReplacePod(f"{name} no longer exists")
     if refusal.reason is RefusalReason.NAME_TAKEN:

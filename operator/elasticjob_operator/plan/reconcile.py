@@ -36,8 +36,9 @@ from elasticjob_operator.plan.status import (
     written_condition,
 )
 from elasticjob_operator.plan.store_confirmation import confirmed_request
-from elasticjob_operator.plan.stores import StorePlan, current_store, plan_store
-from elasticjob_operator.plan.workers import WorkersPlan, plan_workers
+from elasticjob_operator.plan.stores import StorePlan, current_store, no_store, plan_store
+from elasticjob_operator.plan.suspension import is_suspended, remove_children, resumes, stores_left
+from elasticjob_operator.plan.workers import WorkersPlan, draining_pods, plan_workers
 from elasticjob_operator.plan.world import read_world
 
 SHORTEST_REQUEUE = 0.05
@@ -96,20 +97,29 @@ def plan(observed: Observed, image: str, now: float) -> Plan:
     seconds.
     """
     job = observed.job
-    if job.deleting:
+    if job.deleting or not job.managed:
         return Plan()
     if job.spec is None:
         return _invalid(job, now)
     ctx = ReconcileContext(observed, job.spec, now)
     already_declared = job_end.declared_outcome(ctx) is not None
     world = read_world(ctx)
-    starts = unchanged_starts(ctx) if already_declared else plan_starts(ctx, new_round=world.is_new_round)
-    decisions = decide_pods(ctx, starts.retry_at)
+    idle = already_declared or is_suspended(ctx) or resumes(ctx)
+    starts = unchanged_starts(ctx) if idle else plan_starts(ctx, new_round=world.is_new_round)
+    # No pod of a suspended job is missing or to be replaced.
+    decisions = () if idle and not already_declared else decide_pods(ctx, starts.retry_at)
     budget = unchanged_budget(ctx) if already_declared else plan_budget(ctx, decisions, starts)
     outcome = job_end.evaluate_outcome(ctx, world, budget, starts)
     if outcome is not None:
         store, workers = current_store(ctx), _unchanged_workers(ctx)
-        actions = job_end.remove_pods(ctx, outcome, declared=world.outcome is not None)
+        actions = job_end.remove_pods(ctx, outcome, declared=world.outcome is not None) + job_end.expire(ctx)
+    elif is_suspended(ctx):
+        store = current_store(ctx) if stores_left(ctx) else no_store()
+        workers = replace(_unchanged_workers(ctx), expected_pods=draining_pods(ctx))
+        actions = remove_children(ctx)
+    elif resumes(ctx):
+        store, workers = no_store(), _unchanged_workers(ctx)
+        actions = Actions(requeue_at=(now,))
     elif _names_taken(ctx):
         store, workers = current_store(ctx), _unchanged_workers(ctx)
         actions = Actions(requeue_at=(now + _name_requeue(ctx),))
@@ -117,6 +127,8 @@ def plan(observed: Observed, image: str, now: float) -> Plan:
         store = plan_store(ctx)
         workers = plan_workers(ctx, decisions, store.lost_node)
         actions = _start(ctx, store, workers)
+    if outcome is None and (deadline := job_end.deadline_at(ctx)) is not None:
+        actions += Actions(requeue_at=(deadline,))
     context = JobContext(ctx, decisions, workers, store, world, budget, starts, outcome)
     current = current_conditions(context)
     records = (*budget.event_records, *actions.event_records)

@@ -15,7 +15,9 @@ from elasticjob_operator.model.status import AvoidedNode, Condition, ConditionTy
 from elasticjob_operator.plan import conditions, stragglers
 from elasticjob_operator.plan.budget import MAX_OUTAGES, MAX_RECENT_FAILURES
 from elasticjob_operator.plan.conditions import JobContext
+from elasticjob_operator.plan.context import ReconcileContext
 from elasticjob_operator.plan.job_end import all_workers_ended
+from elasticjob_operator.plan.suspension import is_suspended, resumes, suspended_condition
 
 _MINOR = ("replicas", "active", "ready", "standby", "succeeded", "failed", "terminating")
 """Counts whose write may be delayed."""
@@ -39,10 +41,10 @@ def next_status(job: JobContext, current: dict[ConditionType, Condition], image:
         "failedStarts": job.starts.failed or None,
         "startFailures": job.starts.in_row or None,
         "chargedOutages": list(job.budget.outages[-MAX_OUTAGES:]),
-        "executionAttempts": attempt(ctx.job),
+        "executionAttempts": _executions(ctx),
         "rendezvous": _rendezvous(job),
         "incarnations": ",".join(map(str, job.workers.incarnations)),
-        "runtimeImage": ctx.status.runtime_image or image,
+        "runtimeImage": _runtime_image(job, image),
         "warmFork": job.world.warm_fork or None,
         "avoidedNodes": _avoided_nodes(job.workers.avoided),
         "suspectNodes": _avoided_nodes(job.workers.suspects),
@@ -54,6 +56,20 @@ def next_status(job: JobContext, current: dict[ConditionType, Condition], image:
     if job.budget.charged_round is not None:
         status["chargedRound"] = str(job.budget.charged_round)
     return {name: value for name, value in status.items() if value not in (None, [])}
+
+
+def _executions(ctx: ReconcileContext) -> int:
+    """Return the number of the execution: the next one when the job is resumed, 0 before the first."""
+    if resumes(ctx):
+        return ctx.status.execution_attempts + 1
+    return ctx.status.execution_attempts if is_suspended(ctx) else attempt(ctx.job)
+
+
+def _runtime_image(job: JobContext, image: str) -> str | None:
+    """Return the image of the execution. The next one is pinned to the image of the operator that starts it."""
+    if resumes(job.ctx):
+        return image
+    return job.ctx.status.runtime_image or (None if job.suspended else image)
 
 
 def same_status(one: Any, other: Any) -> bool:
@@ -73,7 +89,8 @@ def _without_minor(status: Mapping[str, Any]) -> dict[str, Any]:
 
 def _rendezvous(job: JobContext) -> dict[str, Any] | None:
     if job.store.incarnation is None:
-        return None
+        # No store of a later execution gets the number of an earlier one.
+        return {"newest": job.ctx.status.newest_store} if job.ctx.status.execution_attempts else None
     rendezvous: dict[str, Any] = {
         "endpoint": endpoint(job.ctx.job, job.ctx.spec.port),
         "incarnation": job.store.incarnation,
@@ -121,7 +138,9 @@ def _avoided_nodes(nodes: Iterable[AvoidedNode]) -> list[dict[str, str]]:
 
 def _times(job: JobContext, current: dict[ConditionType, Condition]) -> dict[str, str]:
     ctx, now = job.ctx, timestamp(job.ctx.now)
-    times = {"startTime": ctx.status.raw.get("startTime") or now}
+    times: dict[str, str] = {}
+    if resumes(ctx) or not (job.suspended or "startTime" in ctx.status.raw):
+        times["startTime"] = now
     if job.world.is_new_round:
         # Microseconds, because two rounds may form within one second and each must be counted once.
         times["lastRendezvousTime"] = timestamp(job.world.formed_at, precise=True)
@@ -169,6 +188,7 @@ def _with_recovery(recent: list[dict[str, Any]], recovery: RecoverySeconds | Non
 def current_conditions(job: JobContext) -> dict[ConditionType, Condition]:
     """Return every condition that applies."""
     current: dict[ConditionType, Condition | None] = {
+        ConditionType.SUSPENDED: suspended_condition(job.ctx),
         ConditionType.RENDEZVOUS_READY: conditions.rendezvous_ready(job),
         ConditionType.RUNNING: conditions.running(job),
         ConditionType.FULLY_SCALED: conditions.fully_scaled(job),
@@ -212,12 +232,14 @@ def written_condition(kind: ConditionType, value: Condition, generation: int, si
 def _phase(job: JobContext, current: dict[ConditionType, Condition]) -> str:
     if job.outcome is not None:
         return "Succeeded" if job.outcome.succeeded else "Failed"
+    if is_suspended(job.ctx):
+        return "Suspended"
     if job.world.formed:
         scaled = current[ConditionType.FULLY_SCALED]
         if scaled.true:
             return "Running"
         return "Scaling" if scaled.reason in ("ScalingUp", "ScalingDown") else "Degraded"
-    if job.world.rounds > 0:
+    if job.trained:
         restarting = current.get(ConditionType.RESTARTING)
         return "Restarting" if restarting is not None and restarting.true else "Scaling"
     blocked = current[ConditionType.RUNNING].reason != "WaitingForMinReplicas"

@@ -68,8 +68,8 @@ def plan_store(ctx: ReconcileContext) -> StorePlan:
     old pod's object disappears only once its container has ended.
     """
     current = ctx.status.store_incarnation
-    if current is None:
-        return _create(ctx, 0)
+    if current is None:  # the first store of an execution
+        return _create(ctx, 0 if ctx.status.execution_attempts <= 1 else next_incarnation(ctx))
     pod = ctx.store_pod(current)
     actions = _delete_older(ctx, current)
     if has_taken_over(ctx):
@@ -91,6 +91,11 @@ def current_store(ctx: ReconcileContext) -> StorePlan:
     """Return the stores as they are, with no actions: for a job that gets no new store."""
     pod = _serving(ctx.store_pod(ctx.status.store_incarnation))
     return StorePlan(ctx.status.store_incarnation, pod, Actions(), standby=ctx.status.standby_store)
+
+
+def no_store() -> StorePlan:
+    """Return that the job has no store and gets none: it is suspended."""
+    return StorePlan(None, None, Actions())
 
 
 def _serving(pod: Pod | None) -> Pod | None:

@@ -94,6 +94,12 @@ def _mark_lost(pod: ExpectedPod, node: str, avoided: Iterable[AvoidedNode]) -> E
     return replace(pod, state=PodState.LOST) if lost else pod
 
 
+def draining_pods(ctx: ReconcileContext) -> tuple[ExpectedPod, ...]:
+    """Return all live pods as draining: their workers are to end as planned."""
+    live = (p for p in ctx.observed.workers if p.end is None)
+    return tuple(replace(expected_pod_of(pod), state=PodState.DRAINING) for pod in live)
+
+
 def _surplus(ctx: ReconcileContext) -> list[ExpectedPod]:
     """Return the pods whose index is beyond the desired number, as draining."""
     surplus = (p for p in ctx.observed.workers if p.index >= ctx.spec.settings.desired_pods and p.end is None)

@@ -112,6 +112,7 @@ def test_backend_and_role() -> None:
             'spec.template.spec.containers[0].command in body must be of type array: "null"',
         ),
         (job({"args": [1]}), "spec.template.spec.containers[0].args[0] in body must be of type string"),
+        (job(suspend=True), "spec.suspend: nothing of a suspended job runs: remove it, or set it to false"),
         (
             job({"env": [{"name": "A", "valueFrom": {}}]}),
             "containers[0].env[0].valueFrom: cannot be resolved outside a cluster",

@@ -1,0 +1,106 @@
+"""Suspend a job and resume it.
+
+Suspending drains: the worker pods are deleted, and their workers have the time of a planned end to save. The store
+serves until they have ended; then it goes, with the Services and the Secret. A job that is resumed meanwhile is
+suspended completely first, so that no execution finds children of the one before. Each execution has its own keys,
+image and deadline.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from elasticjob.contract.text import with_noun
+from elasticjob_operator.actions import DeletePod, DeleteSecret, EventRecord
+from elasticjob_operator.model.pods import Pod
+from elasticjob_operator.model.status import Condition, ConditionType
+from elasticjob_operator.plan.context import Actions, ReconcileContext, poll_interval
+from elasticjob_operator.plan.job_end import all_workers_ended, delete_store_and_services
+
+_WHY = "the job is suspended"
+
+
+def is_suspended(ctx: ReconcileContext) -> bool:
+    """Return whether the job is suspended, or must be suspended completely before it may resume."""
+    return ctx.spec.suspend or (was_suspended(ctx) and _anything_left(ctx))
+
+
+def resumes(ctx: ReconcileContext) -> bool:
+    """Return whether the next execution begins with this reconcile. Its children come with the next one: they carry the
+    number of the execution, which status must have first."""
+    return not is_suspended(ctx) and was_suspended(ctx)
+
+
+def was_suspended(ctx: ReconcileContext) -> bool:
+    """Return whether the last status says that the job is suspended."""
+    return ctx.status.is_true(ConditionType.SUSPENDED)
+
+
+def stores_left(ctx: ReconcileContext) -> bool:
+    """Return whether the suspended job still has a store."""
+    return bool(ctx.observed.stores)
+
+
+def _anything_left(ctx: ReconcileContext) -> bool:
+    children = ctx.observed.children
+    ours = [c for c in (children.secret, children.nodes, children.rendezvous) if c is not None and c.ours]
+    return not all_workers_ended(ctx) or stores_left(ctx) or bool(ours)
+
+
+def remove_children(ctx: ReconcileContext) -> Actions:
+    """Delete the worker pods that have not ended, then the store and the other children."""
+    live = [p for p in ctx.observed.workers if p.end is None]
+    stores = list(ctx.observed.stores)
+    waited = max((ctx.now - p.deleting for p in (*live, *stores) if p.deleting is not None), default=0.0)
+    requeue_at = (ctx.now + poll_interval(max(0.0, waited)),) if live or stores else ()
+    actions = Actions(_deletions(ctx, live), requeue_at=requeue_at)
+    if not all_workers_ended(ctx):
+        return actions
+    secret = ctx.observed.children.secret
+    if secret is not None and secret.ours:
+        actions += Actions((DeleteSecret(secret.uid),))
+    return actions + delete_store_and_services(ctx, _WHY) + Actions(_deletions(ctx, stores, only_forced=True))
+
+
+def _deletions(ctx: ReconcileContext, pods: Sequence[Pod], *, only_forced: bool = False) -> tuple[DeletePod, ...]:
+    """Return the deletions of pods: those of live ones, and by force where the kubelet of the node is down."""
+    forced = f"{_WHY}, and the kubelet of its node is down"
+    down = [p for p in pods if ctx.kubelet_down(p.node)]
+    live = [] if only_forced else [p for p in pods if p.deleting is None and p not in down]
+    return (
+        *(DeletePod(p.name, p.uid, forced, force=True) for p in down),
+        *(DeletePod(p.name, p.uid, _WHY) for p in live),
+    )
+
+
+def suspended_condition(ctx: ReconcileContext) -> Condition | None:
+    """Return the condition Suspended; None for a job that was never suspended."""
+    if is_suspended(ctx):
+        reason = "SuspendedByQueue" if ctx.job.queue else "SuspendedByUser"
+        return Condition("True", reason, _describe(ctx))
+    if ConditionType.SUSPENDED not in ctx.status.conditions:
+        return None
+    return Condition("False", "Resumed", "the job was resumed")
+
+
+def _describe(ctx: ReconcileContext) -> str:
+    live = sum(p.end is None for p in ctx.observed.workers)
+    resume = "" if ctx.spec.suspend else "; the job then resumes"
+    if live:
+        return f"{with_noun(live, 'pod')} still to end: workers have the time to save their state{resume}"
+    if stores_left(ctx):
+        return f"the store ends{resume}"
+    until = f"queue {ctx.job.queue} admits it" if ctx.job.queue else "spec.suspend is false"
+    return f"the job has no pods until {until}"
+
+
+def suspension_event(ctx: ReconcileContext) -> tuple[EventRecord, ...]:
+    """Return the Event of a job that is suspended or resumed now."""
+    key = str(ctx.job.generation)
+    if is_suspended(ctx) and not was_suspended(ctx):
+        return (EventRecord("Suspended", _describe(ctx), key=key),)
+    return (
+        (EventRecord("Resumed", f"execution {ctx.status.execution_attempts + 1} begins", key=key),)
+        if resumes(ctx)
+        else ()
+    )

@@ -1,0 +1,68 @@
+"""Suspend and resume, the deadline, and what is left of a job after its end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import yaml
+
+from support.jobs import Job, manifest
+from support.kube import Json, Kube
+from support.logbook import LogBook
+
+Submit = Callable[[Json], Job]
+Follow = Callable[[Job], LogBook]
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+def state_job(kube: Kube, namespace: str, shared_dir: str) -> Json:
+    """Return the example with `elasticjob.State`, which saves its state to a shared directory."""
+    script = (EXAMPLES / "restartable/train.py").read_text()
+    kube.create("configmaps", {"metadata": {"name": "restartable-example"}, "data": {"train.py": script}}, namespace)
+    body: Json = yaml.safe_load((EXAMPLES / "restartable.yaml").read_text())
+    pod = body["spec"]["template"]["spec"]
+    container = pod["containers"][0]
+    container["command"] = ["python3", "/scripts/train.py", "--steps=600", "--step-delay=0.05", "--path=/shared/state"]
+    container["volumeMounts"].append({"name": "shared", "mountPath": "/shared"})
+    pod["volumes"].append({"name": "shared", "hostPath": {"path": shared_dir, "type": "Directory"}})
+    return body
+
+
+def test_a_job_is_suspended_changed_and_resumed_without_a_lost_step(
+    submit: Submit, follow: Follow, kube: Kube, namespace: str, shared_dir: str
+) -> None:
+    job = submit(state_job(kube, namespace, shared_dir))
+    book = follow(job)
+    book.wait_step(30, timeout=120)
+    keys = kube.get("secrets", "restartable-rdzv", namespace)["metadata"]["uid"]
+    template = job.read()["spec"]["template"]
+    template["spec"]["containers"][0]["env"] = [{"name": "SECOND", "value": "yes"}]
+    kube.patch("elasticjobs", job.name, {"spec": {"suspend": True, "template": template}}, namespace)
+    job.wait("Suspended", reason="SuspendedByUser")
+    for plural in ("pods", "services", "secrets"):
+        kube.wait_gone(plural, namespace, job.selector, timeout=90)
+    assert job.status()["phase"] == "Suspended"
+    last = max(step.step for step in book.steps)
+    kube.patch("elasticjobs", job.name, {"spec": {"suspend": False}}, namespace)
+    job.wait("Suspended", status="False", reason="Resumed")
+    book.wait_step(last + 30, timeout=120)
+    again = [step.step for step in book.steps if step.pod.endswith("-1")]
+    assert min(again) == last + 1
+    status = job.wait("FullyScaled")["status"]
+    assert (status["executionAttempts"], status["restarts"]) == (2, 0)
+    assert kube.get("secrets", "restartable-rdzv", namespace)["metadata"]["uid"] != keys
+    pod = kube.get("pods", job.running()[0], namespace)
+    assert {"name": "SECOND", "value": "yes"} in pod["spec"]["containers"][0]["env"]
+    job.wait("Complete", timeout=180)
+
+
+def test_a_job_ends_at_its_deadline_and_is_deleted(submit: Submit, kube: Kube, namespace: str) -> None:
+    command = ["python3", "-c", "import signal; signal.pause()"]
+    spec = {"activeDeadlineSeconds": 15, "cleanPodPolicy": "All", "ttlSecondsAfterFinished": 10}
+    job = submit(manifest("late", command, replicas=1, preload=[], **spec))
+    job.wait("Running", timeout=60)
+    failed = job.wait("Failed", reason="DeadlineExceeded", timeout=60)
+    assert "spec.activeDeadlineSeconds is 15" in str(failed["status"]["conditions"])
+    kube.wait_gone("pods", namespace, job.workers, timeout=30)
+    kube.wait_gone("elasticjobs", namespace, "", timeout=60)
