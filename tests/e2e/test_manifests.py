@@ -45,6 +45,12 @@ BAD_AT_CREATE: list[tuple[str, list[Change], str]] = [
     ("name starts with a digit", [("metadata.name", "7b")], "metadata.name must start with a letter"),
     ("name of a store", [("metadata.name", "bert-rdzv")], "metadata.name must not end in -rdzv"),
     ("min above max", [("spec.elasticPolicy.minReplicas", 5)], "minReplicas is above maxReplicas: swap them"),
+    (
+        "a maximum between two steps",
+        [("spec.elasticPolicy.maxReplicas", 5), ("spec.elasticPolicy.replicaIncrementStep", 2)],
+        "elasticPolicy.maxReplicas must be minReplicas plus a multiple of replicaIncrementStep: change one of them",
+    ),
+    ("no step", [("spec.elasticPolicy.replicaIncrementStep", 0)], "should be greater than or equal to 1"),
     ("avoid nodes for too short", [("spec.failurePolicy.avoidNodeSeconds", 5)], "greater than or equal to 60"),
     (
         "too long graceful shutdown",
@@ -197,6 +203,7 @@ GOOD_AT_CHANGE: list[tuple[str, dict[str, Any], list[Change]]] = [
     ("budget and grace", GOOD, [("spec.failurePolicy.maxRestarts", 9), ("spec.stopGraceSeconds", 5)]),
     ("a fixed job made elastic", FIXED, [("spec.elasticPolicy", {"minReplicas": 1, "maxReplicas": 8})]),
     ("a hang policy added", GOOD, [("spec.hangPolicy", {"progressTimeoutSeconds": 60})]),
+    ("replicas between two steps", GOOD, [("spec.elasticPolicy.replicaIncrementStep", 2), ("spec.replicas", 3)]),
     ("replicas removed", GOOD, [("spec.replicas", ABSENT)]),
     ("deadlines and clean-up", GOOD, [("spec.activeDeadlineSeconds", 9), ("spec.cleanPodPolicy", "All")]),
     ("a template, with suspend", GOOD, [("spec.suspend", True), ("spec.template.spec.containers.0.image", "y")]),

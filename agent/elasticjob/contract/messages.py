@@ -419,6 +419,14 @@ class HangAction(str, Enum):
     """Report the hang and leave the workers running."""
 
 
+def allowed_size(nodes: int, low: int, increment: int) -> int:
+    """Return the largest size of at most `nodes` nodes that is `low` plus a multiple of `increment`.
+
+    `nodes` is at least `low`.
+    """
+    return nodes - (nodes - low) % increment
+
+
 @dataclass(frozen=True)
 class RoundSettings:
     """The job's settings for rounds: first those of the store's environment, then those of each `OperatorView`."""
@@ -453,6 +461,8 @@ class RoundSettings:
     """Seconds without a step that make a hang; 0 disables the check. A change applies from the next round."""
     hang_action: HangAction = HangAction.RESTART_GROUP
     """A change to or from `EVENT` applies from the next round."""
+    increment: int = 1
+    """A round has `min_nodes` plus a multiple of this."""
 
     def __post_init__(self) -> None:
         if self.min_nodes < 1:
@@ -465,6 +475,12 @@ class RoundSettings:
             raise ValueError(f"max_restarts ({self.max_restarts}) must not be negative")
         if self.spares < 0:
             raise ValueError(f"spares ({self.spares}) must not be negative")
+        if self.increment < 1:
+            raise ValueError(f"increment ({self.increment}) must be at least 1")
+
+    def round_size(self, nodes: int) -> int:
+        """Return the size of a round for which `nodes` nodes, `min_nodes` or more, are available."""
+        return allowed_size(min(nodes, self.target), self.min_nodes, self.increment)
 
     @property
     def desired_pods(self) -> int:

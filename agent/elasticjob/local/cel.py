@@ -6,6 +6,7 @@ Language: https://github.com/google/cel-spec/blob/master/doc/langdef.md
 
 from __future__ import annotations
 
+import math
 import operator
 import re
 from collections.abc import Callable, Mapping
@@ -18,7 +19,7 @@ Expression = Callable[[Scope], Any]
 """Evaluates a parsed expression. KeyError, IndexError or TypeError where CEL has an error."""
 
 _TOKEN = re.compile(
-    r"""\s*(?:(\d+|[A-Za-z_]\w*|'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|&&|\|\||[=!<>]=|[-<>!?:.,()\[\]])|$)"""
+    r"""\s*(?:(\d+|[A-Za-z_]\w*|'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|&&|\|\||[=!<>]=|[-%<>!?:.,()\[\]])|$)"""
 )
 _ESCAPE = re.compile(r"""\\([\\'"])""")
 _RELATIONS: dict[str, Callable[[Any, Any], Any]] = {
@@ -124,13 +125,25 @@ class _Parser:
         return terms[0] if len(terms) == 1 else lambda scope: all(term(scope) for term in terms)
 
     def _relation(self) -> Expression:
-        left = self._unary()
+        left = self._difference()
         compare = _RELATIONS.get(self.next or "")
         if compare is None:
             return left
         self._take()
-        right = self._unary()
+        right = self._difference()
         return lambda scope: compare(left(scope), right(scope))
+
+    def _difference(self) -> Expression:
+        value = self._remainder()
+        while self._skip("-"):
+            value = _subtract(value, self._remainder())
+        return value
+
+    def _remainder(self) -> Expression:
+        value = self._unary()
+        while self._skip("%"):
+            value = _modulo(value, self._unary())
+        return value
 
     def _unary(self) -> Expression:
         if self._skip("!"):
@@ -211,6 +224,14 @@ class _Parser:
             raise CelError(f"function {name!r} is not supported")
         function = _FUNCTIONS[name]
         return lambda scope: function(argument(scope))
+
+
+def _subtract(left: Expression, right: Expression) -> Expression:
+    return lambda scope: left(scope) - right(scope)
+
+
+def _modulo(left: Expression, right: Expression) -> Expression:
+    return lambda scope: int(math.fmod(left(scope), right(scope)))  # the sign of the dividend, as in CEL
 
 
 def _constant(value: Any) -> Expression:

@@ -29,6 +29,7 @@ from elasticjob.contract.messages import (
     Report,
     RoundEnded,
     Straggler,
+    allowed_size,
 )
 from elasticjob.contract.names import ExitCode, RoundId
 from elasticjob.contract.text import with_noun
@@ -111,6 +112,11 @@ class LocalRun:
         """The number of nodes that the round should have."""
         return self._settings.target
 
+    @property
+    def increment(self) -> int:
+        """By how many nodes the job grows or shrinks."""
+        return self._settings.increment
+
     def kill(self, index: int) -> None:
         """Send SIGKILL to a node's agent. Its workers die with it."""
         agent = self._agents.get(index)
@@ -128,9 +134,11 @@ class LocalRun:
         """Change the number of nodes, within minReplicas and maxReplicas. Spares come on top. Surplus nodes drain."""
         before, low, high = self._settings.target, self._settings.min_nodes, self._settings.max_nodes
         pods_before = self._settings.desired_pods
-        target = max(low, min(nodes, high))
+        step = self._settings.increment
+        target = allowed_size(max(low, min(nodes, high)), low, step)
         if target != nodes:
-            self._print(f"the job can have {low} to {high} nodes (minReplicas, maxReplicas), not {nodes}")
+            steps = f" in steps of {step}" if step > 1 else ""
+            self._print(f"the job can have {low} to {high} nodes (minReplicas, maxReplicas){steps}, not {nodes}")
         if target == before or self._draining:
             return
         self._print(f"scaling from {before} to {with_noun(target, 'node')}")

@@ -45,6 +45,6 @@ def _keys(run: LocalRun) -> dict[str, Callable[[], None]]:
     return {
         **kills,
         "s": run.kill_store,
-        "+": lambda: run.scale(run.target + 1),
-        "-": lambda: run.scale(run.target - 1),
+        "+": lambda: run.scale(run.target + run.increment),
+        "-": lambda: run.scale(run.target - run.increment),
     }

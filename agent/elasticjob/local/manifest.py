@@ -8,7 +8,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, TypeVar
 
-from elasticjob.contract.messages import HangAction, RoundSettings
+from elasticjob.contract.messages import HangAction, RoundSettings, allowed_size
 from elasticjob.contract.names import GROUP, KIND, VERSION, WORKER_ROLE, Backend
 from elasticjob.contract.python_command import expand_variables
 from elasticjob.contract.torchrun_command import CommandError
@@ -176,10 +176,11 @@ def _settings(spec: _Field, nodes: int | None) -> RoundSettings:
     if not max(1, low) <= target <= min(high, MAX_NODES):
         bounds = f"minReplicas, {low}, and maxReplicas, {high}" if policy.present else f"1 and {MAX_NODES}"
         raise ManifestError(f"--nodes: {target} must be within {bounds}")
+    step = policy.get("replicaIncrementStep").integer(1)
     return RoundSettings(
         min_nodes=low,
         max_nodes=high,
-        target=target,
+        target=allowed_size(target, low, step),
         spares=policy.get("spares").integer(0),
         max_restarts=spec.get("failurePolicy").get("maxRestarts").integer(3),
         join_timeout=rendezvous.get("joinTimeoutSeconds").seconds(600),
@@ -190,6 +191,8 @@ def _settings(spec: _Field, nodes: int | None) -> RoundSettings:
         keep_alive_max_attempts=rendezvous.get("keepAliveMaxAttempts").integer(3),
         progress_timeout=spec.get("hangPolicy").get("progressTimeoutSeconds").seconds(0),
         hang_action=spec.get("hangPolicy").get("action").choice(HangAction.RESTART_GROUP),
+        scale_up_stabilization=policy.get("scaleUpStabilizationSeconds").seconds(30),
+        increment=step,
     )
 
 

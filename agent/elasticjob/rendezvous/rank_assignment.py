@@ -9,8 +9,8 @@ from elasticjob.contract.names import RoundId
 from elasticjob.rendezvous.state import Member, Node
 
 
-def choose_nodes(pool: Iterable[Node], last_members: Sequence[str], target: int, desired_pods: int) -> list[Node]:
-    """Return at most `target` nodes in order of group rank; the others of the pool become standbys.
+def choose_nodes(pool: Iterable[Node], last_members: Sequence[str], size: int, desired_pods: int) -> list[Node]:
+    """Return at most `size` nodes in order of group rank; the others of the pool become standbys.
 
     If there are too many, nodes with an index from `desired_pods` on are left out first, then nodes that were not in
     the last round. Nodes of the last round keep their order, so rank 0 (and its checkpoint) stays on its node.
@@ -18,7 +18,7 @@ def choose_nodes(pool: Iterable[Node], last_members: Sequence[str], target: int,
     place = {agent_id: i for i, agent_id in enumerate(last_members)}
     joining = len(place)
     preferred = sorted(pool, key=lambda n: (n.index >= desired_pods, n.agent_id not in place, n.index))
-    return sorted(preferred[:target], key=lambda n: (place.get(n.agent_id, joining), n.index))
+    return sorted(preferred[:size], key=lambda n: (place.get(n.agent_id, joining), n.index))
 
 
 def assign_ranks(

@@ -254,13 +254,14 @@ def _resize_round(state: CoordinatorState, now: float) -> RoundDecision | None:
     if free < 0:
         return begin_scale_down(state, round_, now)
     joining = [n for n in _wanted_ready_nodes(state) if n.agent_id not in round_.members]
-    if not joining or not free:
+    places = state.settings.round_size(len(round_.members) + len(joining)) - len(round_.members)
+    if places <= 0:
         return None if state.joiners_since is None else RoundDecision(replace(state, joiners_since=None))
     since = now if state.joiners_since is None else state.joiners_since
     may_wait = now < since + state.settings.scale_up_stabilization and len(joining) < free
     if may_wait and (not state.operator_seen or any(missing_pods(state, ready=True))):
         return RoundDecision(replace(state, joiners_since=since)) if state.joiners_since is None else None
-    message = f"{with_noun(len(joining[:free]), 'node')} can join: {pod_names(n.pod for n in joining[:free])}"
+    message = f"{with_noun(places, 'node')} can join: {pod_names(n.pod for n in joining[:places])}"
     return begin_end(state, round_, EndReason.SCALING_UP, message, now, on_plan=True)
 
 
@@ -320,7 +321,8 @@ def _start_round(state: CoordinatorState, pool: Sequence[Node], why: str, now: f
         reason = f"{confirmation.describe_missing(state)}; the operator is asked whether this is the only store"
         return None if requested is None else RoundDecision(requested, reason=reason)
     settings = state.settings
-    chosen = rank_assignment.choose_nodes(pool, state.last_members, settings.target, settings.desired_pods)
+    size = settings.round_size(len(pool))
+    chosen = rank_assignment.choose_nodes(pool, state.last_members, size, settings.desired_pods)
     round_id = RoundId(state.attempt, state.store_incarnation, state.round_number + 1)
     members = rank_assignment.assign_ranks(
         chosen,

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, TypeVar
 
-from elasticjob.contract.messages import HangAction, RoundSettings
+from elasticjob.contract.messages import HangAction, RoundSettings, allowed_size
 from elasticjob.contract.names import DEFAULT_PORT, Backend
 from elasticjob.contract.python_command import expand_variables
 from elasticjob.contract.torchrun_command import CommandError
@@ -63,6 +63,9 @@ class JobSpec:
     template: Raw
     spares: int = 0
     """Number of standby nodes beyond the target."""
+    increment: int = 1
+    """The job has min_replicas nodes plus a multiple of this."""
+    scale_up_stabilization: int = 30
     backend: Backend = Backend.ELASTICJOB
     port: int = DEFAULT_PORT
     join_timeout: int = 600
@@ -123,12 +126,15 @@ class JobSpec:
             keep_alive_max_attempts=self.keep_alive_attempts,
             progress_timeout=float(self.progress_timeout),
             hang_action=self.hang_action,
+            increment=self.increment,
+            scale_up_stabilization=float(self.scale_up_stabilization),
         )
 
 
 def parse_spec(raw: Raw) -> JobSpec:
     """Return the spec of a job; raise `SpecError` if no pod can be made from it."""
     low, high, target = _sizes(raw)
+    increment = max(1, integer(raw, "elasticPolicy", "replicaIncrementStep", default=JobSpec.increment))
     template = mapping(raw, "template")
     rendezvous = mapping(raw, "rendezvous")
     preload = at(raw, "preload")
@@ -136,9 +142,13 @@ def parse_spec(raw: Raw) -> JobSpec:
     backend = _choice(text(rendezvous, "backend"), Backend.ELASTICJOB)
     workers = _workers(at(raw, "nprocPerNode"), trainer, backend)
     return JobSpec(
-        target=target,
+        target=allowed_size(target, low, increment),
         min_replicas=low,
         max_replicas=high,
+        increment=increment,
+        scale_up_stabilization=max(
+            0, integer(raw, "elasticPolicy", "scaleUpStabilizationSeconds", default=JobSpec.scale_up_stabilization)
+        ),
         spares=max(0, integer(raw, "elasticPolicy", "spares")),
         nproc_per_node=workers.number,
         nproc_is_default=workers.is_default,

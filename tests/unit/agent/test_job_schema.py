@@ -85,6 +85,7 @@ def test_every_keyword_of_the_schema_is_checked_and_every_rule_is_read() -> None
     ("text", "expected"),
     [
         ("self.n + 1 == 2", CelError),
+        ("10 - 3 - 2 == 5 && 7 - 10 % 4 == 5 && (1 - 4) % 2 == -1", True),
         ("self.n >= 1 && self.n <= 64", True),
         ("self.n == -1 || !(self.n > 1)", True),
         ("type(self.n) == int ? self.n in [1, 2] : self.n in ['auto']", True),

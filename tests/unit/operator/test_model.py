@@ -48,6 +48,13 @@ def test_defaults() -> None:
     assert parse_spec({"template": container(), "preload": []}).preload == ()
 
 
+@pytest.mark.parametrize(("replicas", "target"), [(2, 2), (4, 2), (5, 5), (7, 5), (8, 8), (None, 8)])
+def test_a_target_between_two_steps_is_rounded_down(replicas: int | None, target: int) -> None:
+    policy = {"minReplicas": 2, "maxReplicas": 8, "replicaIncrementStep": 3}
+    spec = parse_spec({"template": container(), "elasticPolicy": policy, "replicas": replicas})
+    assert (spec.target, spec.settings.increment) == (target, 3)
+
+
 @pytest.mark.parametrize(("grace", "stop_grace", "planned"), [(None, 1, 24), (600, 1, 594), (0, 1, 0), (None, 40, 0)])
 def test_a_planned_end_takes_no_longer_than_the_kubelet_gives_a_pod(
     grace: int | None, stop_grace: int, planned: int

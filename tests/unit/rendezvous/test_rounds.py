@@ -534,6 +534,40 @@ def test_waiting_nodes_join_only_when_ready_and_together() -> None:
     assert (job.report.ended_rounds[0].charged, job.start_of(0).restarts) == (False, 0)
 
 
+@pytest.mark.parametrize(("available", "size"), [(2, 2), (3, 2), (4, 4), (5, 4), (6, 6)])
+def test_a_round_has_the_minimum_and_a_multiple_of_the_increment(available: int, size: int) -> None:
+    job = Job(settings=RoundSettings(min_nodes=2, max_nodes=6, target=6, increment=2))
+    job.announce(*range(available))
+    job.advance(SETTINGS.last_call_timeout)
+    assert len(job.members) == size
+
+
+def test_a_node_joins_only_with_those_that_make_a_full_step() -> None:
+    job = Job(settings=RoundSettings(min_nodes=2, max_nodes=6, target=6, increment=2))
+    job.announce(0, 1)
+    job.advance(SETTINGS.last_call_timeout)
+    job.started(0, 1)
+    job.announce(2)
+    job.advance(60)
+    assert job.phase() is RoundPhase.RUNNING
+    job.announce(3, 4)
+    job.advance(60)
+    assert job.phase() is RoundPhase.ENDING
+    assert "2 nodes can join: j-2-0, j-3-0" in job.report.reason
+    job.stopped(0, 1)
+    assert job.members == ["j-0-0", "j-1-0", "j-2-0", "j-3-0"]
+
+
+def test_after_a_loss_the_next_round_has_a_size_of_the_increments() -> None:
+    job = Job(settings=RoundSettings(min_nodes=2, max_nodes=4, target=4, increment=2))
+    job.announce(0, 1, 2, 3)
+    job.started(0, 1, 2, 3)
+    job.disconnect(3)
+    job.advance(1)
+    job.stopped(0, 1, 2)
+    assert job.members == ["j-0-0", "j-1-0"]
+
+
 def test_a_pod_that_does_not_start_delays_joining_nodes_by_the_window_at_most() -> None:
     job = job_of(0, 1, target=4)
     job.operator_view(*pods(0, 1, 2), *pods(3, state=PodState.STARTING), target=4)
