@@ -91,7 +91,7 @@ def _from_status(ctx: ReconcileContext, report: Report | None) -> World:
     return World(
         formed=formed,
         active=min(integer(raw, "active"), running) if formed else 0,
-        ready=sum(pod.ready and pod.live for pod in ctx.observed.workers),
+        ready=len({pod.index for pod in ctx.observed.workers if pod.ready and pod.live}),
         standby=integer(raw, "standby") if formed else 0,
         size=integer(raw, "worldSize") if formed else 0,
         rounds=ctx.status.rounds,

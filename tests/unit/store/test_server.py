@@ -9,7 +9,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from elasticjob.contract.names import StoreClients
@@ -307,7 +307,7 @@ async def test_a_client_that_disconnects_during_a_wait_leaves_nothing_behind(sta
     two.close()
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60)
 @given(data=st.lists(st.one_of(st.binary(max_size=60), st.just(HELLO), st.just(wire.request(Op.WAIT, [b"k"])))))
 def test_fuzzed_bytes_never_block_other_clients(data: list[bytes]) -> None:
     async def scenario() -> None:

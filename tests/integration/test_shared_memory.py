@@ -1,0 +1,34 @@
+"""What a killed worker left in shared memory is gone before its successor starts."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from pathlib import Path
+
+from support.local_run import LocalRun, manifest
+from support.slow_tracker import CODE
+from support.worker_scripts import script
+
+FAILS_ONCE = f"""
+{CODE}
+if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+    create(sys.argv[1])
+    os.kill(os.getpid(), signal.SIGKILL)
+print("successor", flush=True)
+"""
+
+
+def test_a_restart_waits_for_the_tracker_of_the_workers_before_it(tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    with ExitStack() as stack:
+        run = stack.enter_context(LocalRun(manifest([*script(tmp_path, FAILS_ONCE), str(gate)]), tmp_path))
+        found = run.wait_for(r"worker \d+ tracker (\d+) memory (\S+)")
+        tracker, memory = Path("/proc") / found[1], Path("/dev/shm") / found[2]
+        stack.callback(memory.unlink, missing_ok=True)
+        run.wait_for("SIGKILL")  # the agent has reaped the worker, and stops what is left of it
+        assert memory.exists()
+        assert tracker.exists()
+        gate.touch()
+        run.wait_for("successor")
+        assert not memory.exists()
+        assert run.exit_code() == 0

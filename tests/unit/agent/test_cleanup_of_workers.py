@@ -1,0 +1,103 @@
+"""The helpers that remove what workers left in shared memory have seconds for it, and not for ever."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import signal
+import sys
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from elasticjob.agent.config import read_config
+from elasticjob.agent.processes import become_subreaper
+from elasticjob.agent.reporting.worker_output import OutputSink
+from elasticjob.agent.start_workers.command import parse_command
+from elasticjob.agent.start_workers.launcher import Launcher
+from elasticjob.agent.workers import CLEANUP_TIMEOUT, WorkerGroup
+from elasticjob.contract.messages import StartRound
+from elasticjob.contract.names import Env, RoundId
+from support.slow_tracker import CODE
+
+START = StartRound(RoundId(1, 0, 1), 0, 1, 0, 1, 0, 1, "127.0.0.1", 4567, 0, 3)
+BUSY = 8
+"""Seconds that a tracker may need on a busy machine to get to its work."""
+
+
+async def until(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.01)
+
+
+@dataclass
+class Stopping:
+    """A worker that a stop has killed, while its tracker waits for the gate."""
+
+    stop: asyncio.Task[object]
+    tracker: int
+    memory: Path
+    gate: Path
+    ahead: float = 0.0
+    """By how many seconds the event loop's clock is ahead of the machine's."""
+
+    async def pass_seconds(self, seconds: int) -> None:
+        for _ in range(seconds):
+            self.ahead += 1.0
+            await asyncio.sleep(0.01)  # the timers that are due run
+
+
+@pytest.fixture
+async def stopping(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Stopping]:
+    become_subreaper()
+    gate, loop = tmp_path / "gate", asyncio.get_running_loop()
+    script = tmp_path / "script.py"
+    script.write_text(f"{CODE}\ncreate({str(gate)!r})\nsignal.pause()\n")
+    environ = {
+        **os.environ, Env.RUN_ID: "uid", Env.NODE_KEY: "00ff", Env.INDEX: "0", Env.POD_NAME: "job-0-0",
+        Env.POD_IP: "127.0.0.1", Env.STORE_ENDPOINT: "127.0.0.1:1", Env.PRELOAD: "",
+    }  # fmt: skip
+    config = read_config(environ)
+    launcher = Launcher(parse_command([sys.executable, str(script)]), config.env, (), 2)
+    output = tmp_path / "output"
+    file = os.open(output, os.O_WRONLY | os.O_CREAT)
+    workers = WorkerGroup(config, launcher, tmp_path, OutputSink(file), OutputSink(file))
+    loop.add_signal_handler(signal.SIGCHLD, workers.reap)
+    workers.expect_start()
+    assert await workers.start(START) is None
+    await until(lambda: "memory" in output.read_text())
+    found = re.search(r"worker (\d+) tracker (\d+) memory (\S+)\n", output.read_text())
+    assert found is not None
+    worker, tracker, memory = int(found[1]), int(found[2]), Path("/dev/shm") / found[3]
+    assert memory.exists()
+    stopping = Stopping(asyncio.create_task(workers.stop(0.0)), tracker, memory, gate)
+    monkeypatch.setattr(loop, "time", lambda: time.monotonic() + stopping.ahead)
+    await until(lambda: not Path(f"/proc/{worker}").exists())
+    yield stopping
+    loop.remove_signal_handler(signal.SIGCHLD)
+    with suppress(ProcessLookupError):
+        os.kill(tracker, signal.SIGKILL)
+    memory.unlink(missing_ok=True)
+    os.close(file)
+
+
+async def test_a_tracker_that_takes_seconds_removes_what_a_worker_left(stopping: Stopping) -> None:
+    await stopping.pass_seconds(BUSY)
+    assert not stopping.stop.done()
+    stopping.gate.touch()
+    assert await asyncio.wait_for(stopping.stop, 30) is None
+    assert not stopping.memory.exists()
+
+
+async def test_a_tracker_that_does_not_end_is_killed(stopping: Stopping) -> None:
+    await stopping.pass_seconds(int(CLEANUP_TIMEOUT) + 1)
+    assert await asyncio.wait_for(stopping.stop, 30) is None
+    await until(lambda: not Path(f"/proc/{stopping.tracker}").exists())
+    assert stopping.memory.exists(), "nothing else removes it"
