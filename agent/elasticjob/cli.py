@@ -1,4 +1,4 @@
-"""The command line: `elasticjob agent | store | run | version`.
+"""The command line: `elasticjob agent | store | run | convert | version`.
 
 Each subcommand imports its own modules, so that the agent and the store start fast.
 """
@@ -19,6 +19,7 @@ _EXAMPLES = """
 examples:
   elasticjob run job.yaml                     run a job's manifest as processes on this machine
   elasticjob run job.yaml --nodes 3           the same with three nodes; overrides spec.replicas
+  elasticjob convert pytorchjob.yaml          print a PyTorchJob of Kubeflow as an ElasticJob
   elasticjob agent -- python train.py --lr 1  the command of a worker pod (reads ELASTICJOB_* variables)
   elasticjob store                            the command of a job's store pod
 """
@@ -47,6 +48,10 @@ def _run_parsed(arguments: Sequence[str]) -> int:
             from elasticjob.local.main import main as run
 
             return run(options.manifest, nodes=options.nodes)
+        case "convert":
+            from elasticjob.convert.main import main as convert
+
+            return convert(options.manifests, output=options.output, strict=options.strict)
         case "version":
             print(_version())
             return 0
@@ -77,6 +82,17 @@ def _parser() -> argparse.ArgumentParser:
     )
     run.add_argument("manifest", help="YAML file with one ElasticJob")
     run.add_argument("--nodes", type=int, metavar="N", help="number of nodes (default: spec.replicas)")
+    convert = subcommands.add_parser(
+        "convert",
+        help="print Kubeflow's PyTorchJobs and TrainJobs as ElasticJobs",
+        description="Convert PyTorchJobs (kubeflow.org/v1) and TrainJobs (trainer.kubeflow.org/v1alpha1) to"
+        " ElasticJobs. Standard error gets a note for each field that has no counterpart.",
+        epilog="exit codes: 0 converted, 1 notes with --strict, 2 the input is wrong, 64 a flag is wrong",
+        formatter_class=raw,
+    )
+    convert.add_argument("manifests", nargs="+", metavar="FILE", help="YAML file with jobs; - is standard input")
+    convert.add_argument("-o", "--output", metavar="FILE", help="write the ElasticJobs to this file")
+    convert.add_argument("--strict", action="store_true", help="write nothing and exit with 1 if there is a note")
     subcommands.add_parser(
         "agent",
         help="run one node's agent: elasticjob agent -- COMMAND...",

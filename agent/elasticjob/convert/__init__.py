@@ -1,0 +1,1 @@
+"""`elasticjob convert`: ElasticJobs from Kubeflow's PyTorchJobs and TrainJobs."""
