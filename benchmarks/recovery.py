@@ -5,8 +5,10 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
+from benchmarks import peers
 from benchmarks.ours import Ours
 from benchmarks.output import ScriptEvent
 from benchmarks.row import BEST, OURS, PAUSE, SHIPPED, Row, Sample
@@ -20,6 +22,7 @@ DEADLINE = 10.0
 """Seconds without a step that count as a hang."""
 SETTLED = 3.0
 """Seconds of training before the fault: most faults do not hit a job right after its start."""
+ANY_WORLD = 0
 Fault = Callable[[Side], float]
 """Injects a fault and returns its time (Unix seconds)."""
 
@@ -36,8 +39,8 @@ def sides(size: Size = Size()) -> dict[str, Callable[[Path], Side]]:  # noqa: B0
 def recovery(side: Side, fault: Fault, *, before: int, after: int, cap: float, from_last_step: bool = False) -> Sample:
     """Train with `before` workers, inject the fault, and wait for a step of new workers in a world of `after`.
 
-    `cap`: seconds to wait. `from_last_step`: the value and its phases start at the old world's last step instead of the
-    fault.
+    `after`: ANY_WORLD accepts each size, and the note has it. `cap`: seconds to wait. `from_last_step`: the value and
+    its phases start at the old world's last step instead of the fault.
     """
     side.start(before)
     if not side.runs(before, START):
@@ -57,7 +60,7 @@ def recovery(side: Side, fault: Fault, *, before: int, after: int, cap: float, f
     begin = last if from_last_step else moment
     split = phases(side, begin, old, first)
     extra = {"until full size": first.time - moment} if from_last_step else {PAUSE: first.time - last}
-    return Sample(first.time - begin, parts=split | extra)
+    return Sample(first.time - begin, f"with {first.world} ranks" if after == ANY_WORLD else "", split | extra)
 
 
 def phases(side: Side, moment: float, old: frozenset[tuple[int, int]], first: ScriptEvent) -> dict[str, float]:
@@ -76,11 +79,17 @@ def phases(side: Side, moment: float, old: frozenset[tuple[int, int]], first: Sc
     return split
 
 
-def worker_killed(side: Side) -> Sample:
-    return recovery(side, lambda s: s.kill_worker(1), before=4, after=4, cap=45)
+def worker_killed(side: Side, after: int = 4) -> Sample:
+    return recovery(side, lambda s: s.kill_worker(1), before=4, after=after, cap=45)
 
 
-def worker_raises(side: Side) -> Sample:
+def large_worker_killed(side: Side) -> Sample:
+    """The worker that is killed holds 4 GiB. Its successor does not, and no other worker."""
+    (side.folder / "memory-1").write_text(str(4 << 30))
+    return worker_killed(side)
+
+
+def worker_raises(side: Side, after: int = 4) -> Sample:
     """A worker raises an exception. The time starts just before it."""
 
     def fault(s: Side) -> float:
@@ -89,11 +98,11 @@ def worker_raises(side: Side) -> Sample:
             raise RuntimeError("rank 1 did not raise")
         return next(e.time for e in s.output.events if e.kind == "raising")
 
-    return recovery(side, fault, before=4, after=4, cap=45)
+    return recovery(side, fault, before=4, after=after, cap=45)
 
 
-def node_lost(side: Side) -> Sample:
-    return recovery(side, lambda s: s.kill_node(3), before=4, after=3, cap=75)
+def node_lost(side: Side, after: int = 3) -> Sample:
+    return recovery(side, lambda s: s.kill_node(3), before=4, after=after, cap=75)
 
 
 def node_drained(side: Side) -> Sample:
@@ -105,14 +114,14 @@ def node_joins(side: Side) -> Sample:
     return recovery(side, lambda s: s.add(3), before=3, after=4, cap=60, from_last_step=True)
 
 
-def collective_stuck(side: Side) -> Sample:
+def collective_stuck(side: Side, after: int = 4) -> Sample:
     """Rank 3 stops for ever, so that all others wait in a collective; then rank 1 dies."""
 
     def fault(s: Side) -> float:
         stop_rank(s, 3)
         return s.kill_worker(1)
 
-    return recovery(side, fault, before=4, after=4, cap=30)
+    return recovery(side, fault, before=4, after=after, cap=30)
 
 
 def rank_hangs(side: Side) -> Sample:
@@ -197,6 +206,24 @@ def _row_in_process(name: str, title: str, target: float, how: Callable[[Side], 
     return _row(name, f"in process: {title}", target, nothing_lost(how), seconds, in_process, False)
 
 
+def _row_beside_peers(name: str, title: str, target: float, how: Callable[..., Sample]) -> Row:
+    """Return a row of our side and of the other libraries that are installed. `how` takes the side and `after`."""
+
+    def measure(side: Side) -> Sample:
+        sample = how(side, after=ANY_WORLD)
+        return replace(sample, parts={n: v for n, v in sample.parts.items() if n == PAUSE})  # they log no phases
+
+    row, made = _row_in_process(name, title, target, how, 50), peers.installed()
+    return replace(
+        row,
+        sides={**row.sides, **measures(measure, made)},
+        repeat={**row.repeat, **dict.fromkeys(made, 3)},
+        seconds=row.seconds + 60 * len(made),
+        note=peers.note() if name == "killed-in-process" else peers.short_note(),
+        left_out=peers.left_out(),
+    )
+
+
 ROWS = [
     _row("worker-killed", "worker killed, all nodes stay", 0.3, worker_killed, 220),
     _row("worker-raises", "worker raises an exception, all nodes stay", 0.35, worker_raises, 220),
@@ -214,11 +241,13 @@ ROWS = [
         False,
     ),
     _row("joins-progress", "node joins, the script reports its steps", 0.3, node_joins, 60, reports_steps, False),
+    _row("killed-4gb", "worker with 4 GiB killed, all nodes stay", 0.25, large_worker_killed, 80, None, False),
     _row("own-torchrun", "worker of a pod's own torchrun killed (c10d)", 6.0, worker_killed, 60, own_torchrun, False),
-    _row_in_process("killed-in-process", "worker killed, all nodes stay", 0.06, worker_killed, 50),
-    _row_in_process("raises-in-process", "worker raises an exception", 0.06, worker_raises, 50),
-    _row_in_process("stuck-in-process", "worker killed, the others wait in a collective", 0.06, collective_stuck, 50),
-    _row_in_process("lost-in-process", "node killed, 4 → 3", 0.4, node_lost, 50),
+    _row_beside_peers("killed-in-process", "worker killed, all nodes stay", 0.06, worker_killed),
+    _row_in_process("killed-4gb-in-process", "worker with 4 GiB killed", 0.1, large_worker_killed, 80),
+    _row_beside_peers("raises-in-process", "worker raises an exception", 0.06, worker_raises),
+    _row_beside_peers("stuck-in-process", "worker killed, the others wait in a collective", 0.06, collective_stuck),
+    _row_beside_peers("lost-in-process", "node killed, 4 → 3", 0.4, node_lost),
     _row_in_process("joins-in-process", "node joins, 3 → 4: pause of the others", 0.1, node_joins, 60),
     Row(
         "rank-hangs",

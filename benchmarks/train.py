@@ -1,8 +1,9 @@
 """The script that both sides run, unmodified: DDP over gloo with AdamW on a small network.
 
 It prints when its first line runs, when torch is imported, and its steps (rank 0: all, other ranks: the first three).
-In the folder of the first argument, a file `stuck-RANK` makes that rank stop for ever, and a file `raise-RANK` makes it
-raise an exception. With a second argument the script reports its steps to the agent.
+In the folder of the first argument, a file `stuck-RANK` makes that rank stop for ever, a file `raise-RANK` makes it
+raise an exception, and a file `memory-RANK` makes its first process hold as many bytes as the file says. With a second
+argument the script reports its steps to the agent.
 """
 
 import os
@@ -19,6 +20,16 @@ def log(event: str) -> None:
     sys.stdout.flush()
 
 
+def _hold_memory(folder: str) -> bytes:
+    try:
+        with open(os.path.join(folder, f"memory-{RANK}")) as file:  # noqa: PTH118
+            size = int(file.read())
+    except FileNotFoundError:
+        return b""
+    os.unlink(file.name)  # noqa: PTH108
+    return b"x" * size
+
+
 log("begun")
 
 import torch  # noqa: E402
@@ -32,6 +43,7 @@ dist.init_process_group("gloo")
 network = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 64), nn.ReLU(), nn.Linear(64, 10))
 model = DistributedDataParallel(network)
 optimizer = torch.optim.AdamW(model.parameters())
+held = _hold_memory(sys.argv[1])
 if reports := bool(sys.argv[2:]):
     from elasticjob import progress
 stuck, raising = (os.path.join(sys.argv[1], f"{action}-{RANK}") for action in ("stuck", "raise"))  # noqa: PTH118

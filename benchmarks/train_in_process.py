@@ -22,6 +22,7 @@ network = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 64), nn.Re
 optimizer = torch.optim.AdamW(network.parameters())
 state = elasticjob.State(network=network, optimizer=optimizer, step=0)
 calls = 0
+held = b""
 
 
 def log(event: str) -> None:
@@ -30,9 +31,19 @@ def log(event: str) -> None:
     sys.stdout.flush()
 
 
+def _hold_memory(path: str) -> bytes:
+    try:
+        with open(path) as file:
+            size = int(file.read())
+    except FileNotFoundError:
+        return b""
+    os.unlink(path)  # noqa: PTH108
+    return b"x" * size
+
+
 @elasticjob.restartable
 def train() -> None:
-    global calls
+    global calls, held
     calls += 1
     log("begun")
     dist.init_process_group("gloo")
@@ -40,6 +51,7 @@ def train() -> None:
     log("imported")  # as in `train.py`: what comes next is the first step
     model = DistributedDataParallel(network, init_sync=False)  # `sync` has brought all ranks to one state
     rank, done = dist.get_rank(), 0
+    held = held or _hold_memory(os.path.join(FOLDER, f"memory-{rank}"))  # noqa: PTH118
     stuck, raising = (os.path.join(FOLDER, f"{action}-{rank}") for action in ("stuck", "raise"))  # noqa: PTH118
     while True:
         optimizer.zero_grad()

@@ -14,8 +14,10 @@ from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
-_THREADS = 17
-"""Index in `_stat` of the number of threads."""
+_FLAGS, _THREADS, _EXIT_CODE = 6, 17, 49
+"""Indices in `_stat` of the kernel's flags, of the number of threads, and of the status that waitpid will return."""
+_PF_EXITING = 4
+"""The flag of a thread that the kernel ends: it runs no more code of its program, and no more system calls."""
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -85,14 +87,34 @@ def descendants(root: int, *, without: Iterable[int] = ()) -> set[int]:
     return {pid for pid in found if not _ended(_stat(pid))}
 
 
+def exit_of(pid: int) -> int | None:
+    """Return the exit code, as `reap`, of a child whose threads have all begun to end; None if one has not.
+
+    The kernel frees what such a process holds, and nothing of its program runs. The code is 0 if /proc does not show
+    it, as that of another user's process.
+    """
+    with suppress(OSError):
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            stat = _stat(f"{pid}/task/{task.name}")
+            if stat and not int(stat[_FLAGS]) & _PF_EXITING:
+                return None
+    fields = _stat(pid)
+    return os.waitstatus_to_exitcode(int(fields[_EXIT_CODE])) if fields else 0
+
+
+def has_ended(pid: int) -> bool:
+    """Return whether a child holds nothing any more: it is reaped, or only has to be."""
+    return _ended(_stat(pid))
+
+
 def cleaners(pids: Iterable[int]) -> set[int]:
     """Return the processes that remove what others leave in shared memory, once those have ended."""
     return {pid for pid in pids if _is_cleaner(_command_line(pid))}
 
 
 def outside_session(pids: Iterable[int], leader: int) -> set[int]:
-    """Return the processes that are in another session than the leader's."""
-    return {pid for pid in pids if _stat(pid)[3:4] != [str(leader)]}
+    """Return the processes that are in another session than the leader's, without those that have been reaped."""
+    return {pid for pid in pids if (stat := _stat(pid)) and stat[3] != str(leader)}
 
 
 def kill(pids: Iterable[int]) -> None:
@@ -143,8 +165,11 @@ def _command_line(pid: int) -> list[bytes]:
         return [b""]
 
 
-def _stat(pid: int) -> list[str]:
-    """Return the fields of /proc/PID/stat from the third (the state) on; empty when the process has ended."""
+def _stat(pid: int | str) -> list[str]:
+    """Return the fields of /proc/PID/stat from the third (the state) on; empty when the process has ended.
+
+    `PID/task/TID` names a thread.
+    """
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:

@@ -9,11 +9,14 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from elasticjob.agent.config import AgentConfig
+from elasticjob.agent.monitoring.early_exits import EarlyExits
 from elasticjob.agent.monitoring.hangs import StackDump, dump_stacks, farthest_behind
+from elasticjob.agent.monitoring.still_held import may_still_write, reason_to_wait
 from elasticjob.agent.monitoring.stuck_processes import (
     LONGEST_KILL,
     LOOK_INTERVAL,
@@ -33,7 +36,7 @@ from elasticjob.agent.monitoring.worker_exits import (
     signal_name,
 )
 from elasticjob.agent.monitoring.worker_progress import ProgressReport, WorkerProgress
-from elasticjob.agent.processes import cleaners, descendants, kill, reap, signal_group, signal_one
+from elasticjob.agent.processes import cleaners, descendants, has_ended, kill, reap, signal_group, signal_one
 from elasticjob.agent.reporting.log_options import STDERR, STDOUT
 from elasticjob.agent.reporting.worker_output import (
     FILE_TIMEOUT,
@@ -60,6 +63,11 @@ themselves once the workers have; one that has just been started on a busy machi
 LEAVE_TIMEOUT = 10.0
 """Seconds from the end of the grace in which a worker that has left its function may end its process groups. The abort
 of many nccl groups and the end of large objects take seconds. A function that goes on does not get this time."""
+EXITING_LOOK_INTERVAL = 0.01
+"""Seconds between two looks at the processes that an exiting worker has started: until it has ended they are not this
+process's children, and nothing reports their end."""
+NOTABLE_EXIT = 0.2
+"""Seconds that the end of a process takes if the log has a line about it."""
 FILE_TIME_LAG = 0.02
 """Seconds by which the time of a file may be behind the clock."""
 
@@ -92,6 +100,23 @@ class _Worker:
             pipe.close()
 
 
+@dataclass(frozen=True)
+class _Exiting:
+    """A worker whose program has ended and that holds memory, files or devices."""
+
+    rank: int
+    since: float
+    """Monotonic time."""
+    reason: str
+    """Why the next workers wait for its end; empty: they do not wait."""
+
+    def log_end(self) -> None:
+        seconds = time.monotonic() - self.since
+        if self.reason and seconds > NOTABLE_EXIT:
+            text = "the kernel took %.1f s to end the process of rank %d; new workers waited for it: %s"
+            log.info(text, seconds, self.rank, self.reason)
+
+
 class WorkerGroup:
     """The workers of the current round. Workers of two rounds never run at the same time."""
 
@@ -109,14 +134,19 @@ class WorkerGroup:
         self._sinks = (stdout, stderr)
         self._oom = OomCounter()
         self._running: dict[int, _Worker] = {}
+        self._early_exits = EarlyExits(self._exits)
+        launcher.on_fork = self._early_exits.watch
+        self._exiting: dict[int, _Exiting] = {}
+        """Workers by process id that run no more and whose memory the kernel still frees; `reap` returns them before
+        they are reaped. A stop does not wait for them."""
         self._round: tuple[_Worker, ...] = ()
         self._parked: dict[int, _Worker] = {}
         """Workers by process id that wait for the next round."""
         self._interrupted: set[int] = set()
         """Process ids of workers that were asked to leave their function, and have not yet."""
-        self._function_ends: list[EndedWorker] = []
-        """Workers whose function has ended by itself, for the next `reap`."""
-        self._early_exits: dict[int, int] = {}
+        self._ends: list[EndedWorker] = []
+        """Workers whose function has ended by itself, or that exit, for the next `reap`."""
+        self._unknown_exits: dict[int, int] = {}
         """Exit codes by process id of children that ended before `Launcher.start` returned their ids."""
         self._started = asyncio.Event()
         self._started.set()
@@ -146,7 +176,7 @@ class WorkerGroup:
         """Make a `stop` from now on wait for the `start` that follows."""
         self._started.clear()
         self.restartable.allow(None)
-        self._early_exits = {}
+        self._unknown_exits = {}
         self._oom.reset()
 
     async def start(self, start: StartRound) -> Failure | None:
@@ -159,7 +189,10 @@ class WorkerGroup:
             self.progress.begin_round(start.round)
             called = self._call_parked(start)
             self._round = tuple(called.values())
-            for local_rank in sorted(set(range(self._config.processes)) - {w.local_rank for w in called.values()}):
+            new = sorted(set(range(self._config.processes)) - {w.local_rank for w in called.values()})
+            if new and (failure := await self._until_replaceable()):
+                return failure
+            for local_rank in new:
                 workers.append(self._prepare(start, local_rank))
                 self._round = (*called.values(), *(worker for worker, _ in workers))
             pids = await self._launcher.start([worker_start for _, worker_start in workers], keep=called)
@@ -179,6 +212,19 @@ class WorkerGroup:
                 os.close(worker_start.stdout)
                 os.close(worker_start.stderr)
             self._started.set()
+
+    async def _until_replaceable(self) -> Failure | None:
+        """Wait for the exiting workers that hold what new workers may need; return a failure if they do not end.
+
+        The wait ends when a stop begins: that ends the workers which start then.
+        """
+
+        def needed() -> set[int]:
+            return {pid for pid, exiting in self._exiting.items() if exiting.reason}
+
+        self._killed_at = asyncio.get_running_loop().time()
+        replaceable = await self._until(lambda: self.stopping or not needed(), LONGEST_KILL)
+        return None if replaceable else self._abandon(needed())
 
     def _call_parked(self, start: StartRound) -> dict[int, _Worker]:
         """Let all parked processes call their functions in the round; return those that do, by process id."""
@@ -274,11 +320,15 @@ class WorkerGroup:
 
         Workers without a failure come first.
         """
-        codes = self._early_exits | dict(reap())
-        self._early_exits = {}
-        found, self._function_ends = self._function_ends, []
+        codes = self._unknown_exits | dict(reap())
+        self._unknown_exits = {}
+        found, self._ends = self._ends, []
         for pid, code in codes.items():
             torchrun_worker_env = self._launcher.child_ended(pid, code)
+            self._early_exits.forget(pid)
+            if exiting := self._exiting.pop(pid, None):
+                exiting.log_end()
+                continue
             if worker := self._running.pop(pid, None):
                 found += self._ended_worker(worker, pid, code)
             elif parked := self._parked.pop(pid, None):
@@ -287,9 +337,27 @@ class WorkerGroup:
             elif torchrun_worker_env is not None:
                 found += self._ended_torchrun_worker(torchrun_worker_env, code)
             elif not self._started.is_set():
-                self._early_exits[pid] = code
+                self._unknown_exits[pid] = code
         self._child_ended.set()
         return sorted(found, key=_order)
+
+    def _exits(self, pid: int, code: int) -> None:
+        """Handle a worker that exits: its program runs no more, and it cannot be reaped yet."""
+        worker = self._running.get(pid)
+        if worker is None or (may_still_write(pid) and not has_ended(pid)):
+            return  # members of the next round may write the same files on other machines
+        if code == 0 and not (self.stopping or self.progress.stopped(worker.local_rank)):
+            return  # the code may be unknown, and matters
+        del self._running[pid]
+        reason = reason_to_wait(pid)
+        self._exiting[pid] = _Exiting(worker.rank, time.monotonic(), "" if has_ended(pid) else reason)
+        self._ends += self._ended_worker(worker, pid, code)
+        self._announce_ends()
+
+    def _announce_ends(self) -> None:
+        self._child_ended.set()
+        if self._ends and self._started.is_set():
+            self.on_end()
 
     def _ended_worker(self, worker: _Worker, pid: int, code: int) -> list[EndedWorker]:
         if self.restartable.parked(pid):
@@ -313,16 +381,14 @@ class WorkerGroup:
                 if not self.stopping:
                     failure = self._raised(worker, exception, text)
                     self._record_start(worker, failure)
-                    self._function_ends.append(EndedWorker(worker.round, worker.local_rank, failure))
+                    self._ends.append(EndedWorker(worker.round, worker.local_rank, failure))
             case Parked(at_last_step=True):
-                self._function_ends.append(EndedWorker(worker.round, worker.local_rank, None, as_planned=True))
+                self._ends.append(EndedWorker(worker.round, worker.local_rank, None, as_planned=True))
             case None if pid in self._interrupted:  # it returned at that moment, or runs another program by now
                 signal_group(pid, signal.SIGTERM)
             case _:
                 pass
-        self._child_ended.set()
-        if self._function_ends and self._started.is_set():
-            self.on_end()
+        self._announce_ends()
 
     def _raised(self, worker: _Worker, exception: str, text: str) -> Failure:
         """Return the failure of a worker whose function raised an exception."""
@@ -438,6 +504,7 @@ class WorkerGroup:
         their processes stay (`has_parked`). Return a failure of this node if processes survive SIGKILL, else None.
         """
         self._stopping_since, self._grace_skipped = time.time(), False
+        self._child_ended.set()
         await self._started.wait()
         if report_hang is not None and (failure := await self.dump_stacks()) is not None:
             report_hang(failure)
@@ -457,7 +524,7 @@ class WorkerGroup:
         if self._grace_limit is not None:
             self._grace_limit.cancel()
             self._grace_limit = None
-        return None if all_ended else self._abandon()
+        return None if all_ended else self._abandon(self._processes())
 
     @property
     def has_parked(self) -> bool:
@@ -491,14 +558,15 @@ class WorkerGroup:
             self._have_ended(park=True)
         return any(self.restartable.interrupted(pid) for pid in self._interrupted & set(self._running))
 
-    def _abandon(self) -> Failure:
+    def _abandon(self, processes: set[int]) -> Failure:
         """Stop waiting for processes that survive SIGKILL; the GPU and memory they hold are lost to this node.
 
         The machine is only suspected: its kernel may free them later.
         """
-        stuck = sorted(self._processes())
+        stuck = sorted(processes)
         self.non_workers.update(stuck)
         self._running = {}
+        self._exiting = {pid: exiting for pid, exiting in self._exiting.items() if pid not in processes}
         state = "in an uninterruptible sleep" if blocked_threads(stuck) else "still alive"
         seconds = asyncio.get_running_loop().time() - self._killed_at
         message = f"processes {state} {seconds:.0f} s after SIGKILL: {', '.join(map(str, stuck))}"
@@ -520,9 +588,12 @@ class WorkerGroup:
         self._child_ended.set()
 
     def _processes(self) -> set[int]:
-        """Return the workers that are not reaped yet, and the live processes they have started; none that is parked."""
+        """Return the workers that have not ended, and the live processes they have started.
+
+        Workers that are parked or exit are left out.
+        """
         found = descendants(os.getpid(), without=self.non_workers | set(self._parked))
-        return self._launcher.without_preforked(found) | set(self._running)
+        return (self._launcher.without_preforked(found) | set(self._running)) - set(self._exiting)
 
     async def _kill_all(self) -> bool:
         """Kill all processes of the workers, the cleaners among them last; return whether none is left."""
@@ -563,11 +634,13 @@ class WorkerGroup:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + seconds
         while not condition():
+            left = deadline - loop.time()
+            if left <= 0:
+                return False
             self._child_ended.clear()
-            try:
-                await asyncio.wait_for(self._child_ended.wait(), deadline - loop.time())
-            except asyncio.TimeoutError:
-                return condition()
+            with suppress(asyncio.TimeoutError):
+                timeout = min(left, EXITING_LOOK_INTERVAL) if self._exiting and self.stopping else left
+                await asyncio.wait_for(self._child_ended.wait(), timeout)
         return True
 
 

@@ -17,6 +17,7 @@ from elasticjob.agent import workers as workers_module
 from elasticjob.agent.config import AgentConfig, read_config
 from elasticjob.agent.monitoring import stuck_processes
 from elasticjob.agent.monitoring.stuck_processes import BLOCKED_LOOKS, BlockedThread
+from elasticjob.agent.processes import descendants, signal_one
 from elasticjob.agent.reporting.worker_output import OutputSink
 from elasticjob.agent.start_workers.command import parse_command
 from elasticjob.agent.start_workers.launcher import Launcher
@@ -55,7 +56,11 @@ def open_descriptors() -> list[Path]:
 
 
 async def sleeping_worker(config: AgentConfig, folder: Path) -> WorkerGroup:
-    launcher = Launcher(parse_command(["sleep", "600"]), config.env, (), 2)
+    return await started(config, folder, ["sleep", "600"])
+
+
+async def started(config: AgentConfig, folder: Path, command: list[str]) -> WorkerGroup:
+    launcher = Launcher(parse_command(command), config.env, (), 2)
     null = os.open(os.devnull, os.O_WRONLY)
     workers = WorkerGroup(config, launcher, folder, OutputSink(null), OutputSink(null))
     workers.expect_start()
@@ -153,3 +158,117 @@ async def test_a_grace_period_in_progress_can_be_shortened(config: AgentConfig, 
     workers.limit_grace(0.05)
     assert await asyncio.wait_for(stop, 60) is None
     asyncio.get_running_loop().remove_signal_handler(signal.SIGCHLD)
+
+
+async def end(workers: WorkerGroup, pid: int) -> None:
+    """Kill a worker that counts as exiting, and wait until it is reaped."""
+    signal_one(pid, signal.SIGKILL)
+    assert await workers._until(lambda: pid not in workers._exiting, 60)
+
+
+def remove_handler() -> None:
+    asyncio.get_running_loop().remove_signal_handler(signal.SIGCHLD)
+
+
+@pytest.mark.parametrize("reason", ["", "it has /dev/nvidia0 open"])
+async def test_a_start_waits_for_an_exiting_worker_only_if_it_holds_what_the_new_one_may_need(
+    config: AgentConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reason: str
+) -> None:
+    monkeypatch.setattr(workers_module, "reason_to_wait", lambda _: reason)
+    workers = await sleeping_worker(config, tmp_path)
+    asyncio.get_running_loop().add_signal_handler(signal.SIGCHLD, workers.reap)
+    (pid,) = workers._running
+    workers._exits(pid, -signal.SIGKILL)
+    (ended,) = workers.reap()
+    assert ended.failure is not None
+    assert ended.failure.signal == "SIGKILL"
+    assert await workers.stop(0.0) is None
+    assert pid in descendants(os.getpid()), "a stop does not wait for it"
+
+    workers.expect_start()
+    start = asyncio.create_task(workers.start(replace(START, round=RoundId(1, 0, 2))))
+    await asyncio.sleep(0)  # the start begins
+    assert bool(workers._running) == (not reason)
+    await end(workers, pid)
+    assert workers.reap() == [], "it is reported once"
+    assert await start is None
+    assert await workers.stop(0.0) is None
+    remove_handler()
+
+
+async def test_a_start_that_waits_for_an_exiting_worker_does_not_delay_a_stop(
+    config: AgentConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(workers_module, "reason_to_wait", lambda _: "it has /dev/nvidia0 open")
+    workers = await sleeping_worker(config, tmp_path)
+    asyncio.get_running_loop().add_signal_handler(signal.SIGCHLD, workers.reap)
+    (pid,) = workers._running
+    workers._exits(pid, -signal.SIGKILL)
+    assert await workers.stop(0.0) is None
+    workers.expect_start()
+    start = asyncio.create_task(workers.start(replace(START, round=RoundId(1, 0, 2))))
+    await asyncio.sleep(0)  # the start begins
+    assert await asyncio.wait_for(workers.stop(0.0), 60) is None
+    assert await start is None
+    assert descendants(os.getpid()) == {pid}, "what started meanwhile was killed"
+    await end(workers, pid)
+    remove_handler()
+
+
+async def test_a_stop_kills_what_an_exiting_worker_has_started(
+    config: AgentConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing reports the end of these processes to the agent: they are not its children yet."""
+    monkeypatch.setattr(stuck_processes, "KILL_TIMEOUT", 600.0)
+    os.mkfifo(tmp_path / "ready")
+    command = f"sleep 600 & echo ready > {tmp_path}/ready; wait; sleep 600"
+    workers = await started(config, tmp_path, ["sh", "-c", command])
+    ready = await asyncio.to_thread((tmp_path / "ready").open)
+    asyncio.get_running_loop().add_signal_handler(signal.SIGCHLD, workers.reap)
+    (pid,) = workers._running
+    assert await asyncio.to_thread(ready.read, 6) == "ready\n"
+    ready.close()
+    (child,) = descendants(pid)
+    workers._exits(pid, -signal.SIGKILL)
+    assert await asyncio.wait_for(workers.stop(0.0), 60) is None
+    assert child not in descendants(os.getpid())
+    await end(workers, pid)
+    assert await workers.stop(0.0) is None
+    remove_handler()
+
+
+async def test_an_exiting_worker_that_does_not_end_makes_the_node_unhealthy(
+    config: AgentConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(workers_module, "reason_to_wait", lambda _: "it has /dev/nvidia0 open")
+    monkeypatch.setattr(workers_module, "LONGEST_KILL", 0.1)
+    workers = await sleeping_worker(config, tmp_path)
+    (pid,) = workers._running
+    workers._exits(pid, -signal.SIGKILL)
+    assert await workers.stop(0.0) is None
+    workers.expect_start()
+    failure = await workers.start(replace(START, round=RoundId(1, 0, 2)))
+    assert failure is not None
+    assert failure.kind is FailureClass.DEVICE_UNHEALTHY
+    assert str(pid) in failure.message
+    os.kill(pid, signal.SIGKILL)
+    await asyncio.to_thread(os.waitpid, pid, 0)
+
+
+async def test_an_exit_code_of_0_counts_before_the_worker_is_reaped_only_if_the_agent_stops_it(
+    config: AgentConfig, tmp_path: Path
+) -> None:
+    """The code may be unknown."""
+    workers = await sleeping_worker(config, tmp_path)
+    asyncio.get_running_loop().add_signal_handler(signal.SIGCHLD, workers.reap)
+    (pid,) = workers._running
+    workers._exits(pid, 0)
+    assert workers.reap() == []
+    stop = asyncio.create_task(workers.stop(600.0, signal.SIGCONT))
+    await asyncio.sleep(0)  # the stop begins
+    workers._exits(pid, 0)
+    (ended,) = workers.reap()
+    assert ended.failure is None
+    assert await stop is None
+    await end(workers, pid)
+    remove_handler()

@@ -29,6 +29,8 @@ SETTLE = 0.001
 STATE_BUFFERS = 3
 """Memory buffers that outlive a round, for `elasticjob.State`: two copies, of which one is complete while the other is
 written, and one buffer for what each worker keeps for itself."""
+SHARD_BUFFERS = 4
+"""Memory buffers of each worker, for `elasticjob.ShardedState`: two for its shard, and two for the copy of another."""
 _MAX_HELLO = 1024
 """Bytes."""
 
@@ -67,6 +69,8 @@ class WorkerProgress:
         """Called whenever a worker has connected."""
         self.memory = tuple(memory_file(f"elasticjob-{i}") for i in range(STATE_BUFFERS))
         """Descriptors of the buffers that every worker gets."""
+        self._shards: dict[int, tuple[int, ...]] = {}
+        """Descriptors of each worker's own buffers, by local rank."""
         self._round: RoundId | None = None
         self._ranks: dict[int, _Rank] = {}
         self._limit = NO_LIMIT
@@ -144,7 +148,7 @@ class WorkerProgress:
         self._set_limit(NO_LIMIT)
         self._loop.remove_reader(self._listener)
         self._listener.close()
-        for descriptor in self.memory:
+        for descriptor in (*self.memory, *(d for buffers in self._shards.values() for d in buffers)):
             os.close(descriptor)
 
     def _set_limit(self, limit: int) -> None:
@@ -184,7 +188,7 @@ class WorkerProgress:
             if self._taken_by_other(rank, pid):
                 peer.close()
                 return
-            socket.send_fds(peer, [b"\0"], [rank.page, *self.memory])
+            socket.send_fds(peer, [b"\0"], [rank.page, *self.memory, *self._shard_buffers(local_rank)])
         except (OSError, ValueError, KeyError, TypeError) as error:
             log.warning("refused a worker's connection for progress reports: %s", error)
             peer.close()
@@ -192,6 +196,11 @@ class WorkerProgress:
         rank.peer, rank.pid = peer, pid
         self._loop.add_reader(peer, self._disconnect, rank)
         self.on_worker_connected()
+
+    def _shard_buffers(self, local_rank: int) -> tuple[int, ...]:
+        if local_rank not in self._shards:
+            self._shards[local_rank] = tuple(memory_file(f"elasticjob-shard-{i}") for i in range(SHARD_BUFFERS))
+        return self._shards[local_rank]
 
     def _rank(self, local_rank: int) -> _Rank:
         if local_rank not in self._ranks:

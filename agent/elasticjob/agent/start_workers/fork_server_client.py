@@ -8,9 +8,10 @@ import socket
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from elasticjob.agent.processes import die_with_parent, kill
+from elasticjob.agent.robust_mutex import HeldMutex, mutex_memory, open_mutex_memory
 from elasticjob.agent.start_workers.command import PythonCommand
 from elasticjob.code_root import CODE_ROOT
 
@@ -27,6 +28,14 @@ _START = (
 
 class ForkServerError(Exception):
     """The fork server cannot be used; the message gives the reason."""
+
+
+class ForkedProcess(NamedTuple):
+    """A process that the fork server has forked."""
+
+    pid: int
+    mutex: HeldMutex | None
+    """None: the process could not lock one."""
 
 
 def program_fields(command: PythonCommand) -> dict[str, object]:
@@ -61,7 +70,9 @@ class ForkServerClient:
             raise ForkServerError(f"{command.target} is not a file")
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
+        mutexes = mutex_memory()
         config = {
+            "mutexes": mutexes,
             "preload": list(preload),
             "command": command and program_fields(command),
             "preforked_workers": preforked_workers,
@@ -75,7 +86,7 @@ class ForkServerClient:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
-                pass_fds=(theirs.fileno(),),
+                pass_fds=(theirs.fileno(), *([] if mutexes is None else [mutexes])),
                 start_new_session=True,
                 preexec_fn=child_setup,
             )
@@ -84,6 +95,7 @@ class ForkServerClient:
             raise ForkServerError(f"{interpreter}: {error}") from None
         finally:
             theirs.close()
+            self._mutexes = open_mutex_memory(mutexes)
         process.returncode = 0  # the agent reaps; Popen must not
         self.pid = process.pid
         self._socket = ours
@@ -98,8 +110,8 @@ class ForkServerClient:
             raise ForkServerError(result["reason"])
         return result
 
-    async def fork(self, workers: Sequence[Mapping[str, Any]], descriptors: Sequence[int]) -> list[int]:
-        """Start workers as forks and return their process ids; ForkServerError if the fork server has ended.
+    async def fork(self, workers: Sequence[Mapping[str, Any]], descriptors: Sequence[int]) -> list[ForkedProcess]:
+        """Start workers as forks and return their processes; ForkServerError if the fork server has ended.
 
         `workers` are `workers` of the request; `descriptors` are those of all workers, in order.
         """
@@ -109,8 +121,12 @@ class ForkServerClient:
                 socket.send_fds(self._socket, [request], descriptors)
             except OSError as error:
                 raise ForkServerError(f"the fork server does not accept requests: {error}") from None
-            pids: list[int] = (await self._receive(FORK_TIMEOUT))["pids"]
-        return pids
+            answer = await self._receive(FORK_TIMEOUT)
+        mutexes = map(self._mutex, answer["mutexes"])
+        return [ForkedProcess(*worker) for worker in zip(answer["pids"], mutexes, strict=True)]
+
+    def _mutex(self, number: int | None) -> HeldMutex | None:
+        return HeldMutex(self._mutexes, number) if self._mutexes is not None and number is not None else None
 
     def mark_lost(self) -> None:
         """Record that the process has ended. A pending request fails by the end of file of the socket."""

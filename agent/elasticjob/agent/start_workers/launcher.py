@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from elasticjob.agent.processes import descendants, die_with_parent, kill, outside_session
+from elasticjob.agent.robust_mutex import HeldMutex
 from elasticjob.agent.start_workers.command import (
     PYTHON_EXEC,
     PythonCommand,
@@ -78,6 +79,8 @@ class Launcher:
         `child_setup`: what the fork server and each worker that starts by exec run before their program.
         """
         self.workers = workers
+        self.on_fork: Callable[[int, HeldMutex], None] = lambda _pid, _mutex: None
+        """Called with each worker that `start` forks, and the mutex that it holds."""
         self._torchruns_workers = torchruns_workers
         self._command = command
         self._env = dict(env)
@@ -171,9 +174,12 @@ class Launcher:
                 {"env": {**common, **w.env}, "descriptors": [1, 2], **_own_command(command, w)} for w in workers
             ]
             try:
-                pids = await server.fork(requests, [d for w in workers for d in (w.stdout, w.stderr)])
+                forked = await server.fork(requests, [d for w in workers for d in (w.stdout, w.stderr)])
                 self._forked = True
-                return pids
+                for pid, mutex in forked:
+                    if mutex is not None:
+                        self.on_fork(pid, mutex)
+                return [worker.pid for worker in forked]
             except ForkServerError as error:
                 log.warning("%s", self._fork_failed(server, str(error)))
                 # The fork server may have started some of the workers.
@@ -324,12 +330,12 @@ class Launcher:
         }
         try:
             worker = {"env": {}, "descriptors": list(numbers), "caller": caller_process}
-            (pid,) = await server.fork([worker], descriptors)
+            (forked,) = await server.fork([worker], descriptors)
             self._forked = True
         except ForkServerError as error:
             self._fork_failed(server, str(error))
             raise CannotForkError(str(error)) from None
-        return pid
+        return forked.pid
 
     def _exec(self, worker: WorkerStart) -> int:
         try:

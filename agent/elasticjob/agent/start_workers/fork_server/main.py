@@ -16,7 +16,8 @@ of all its workers:
 in the worker. A worker whose arguments differ from the others' has `"command": {...}`, the fields of
 `run_main.Program`. A worker that takes the place of another process also has `"caller": {...}`, the fields of
 `run_main.CallerProcess`; if the fork server has no command of its own, every worker has it. The fork server answers
-`{"pids": [...]}` once the workers are children of the agent.
+`{"pids": [...], "mutexes": [...]}` once the workers are children of the agent and hold the mutexes with these
+numbers in the memory that the agent shares with them (`robust_mutex`); null: there was none left.
 
 The fork server ends when the agent closes the socket. `preload_learning` explains how the fork server may preload
 what the first workers import.
@@ -35,6 +36,7 @@ import time
 from typing import Any, NamedTuple
 
 from elasticjob.agent.processes import die_with_parent
+from elasticjob.agent.robust_mutex import MutexMemory, open_mutex_memory
 from elasticjob.agent.start_workers.fork_server import own_torchrun, run_main, self_test
 from elasticjob.agent.start_workers.fork_server.candidate import import_reported
 from elasticjob.agent.start_workers.fork_server.own_modules import import_own_modules
@@ -82,6 +84,7 @@ def main() -> None:
         del sys.path[0]  # the empty string of `-c`
     run_main.set_process_title(["elasticjob-fork-server"])
     control = socket.socket(fileno=int(descriptor))
+    mutexes = open_mutex_memory(config["mutexes"])
     started = time.monotonic()
     with self_test.import_environment():
         missing = self_test.import_modules(config["preload"])
@@ -94,7 +97,8 @@ def main() -> None:
     if not result["ready"]:
         return
     learning = PreloadLearning(baseline)
-    request = _serve(control, os.getppid(), config["preforked_workers"], config["workers_per_fork"], learning)
+    counts = config["preforked_workers"], config["workers_per_fork"]
+    request = _serve(control, os.getppid(), *counts, learning, mutexes)
     if request.caller is not None:
         if command and not run_main.keeps_path():
             del sys.path[0]
@@ -135,6 +139,8 @@ class PreforkedWorkers(NamedTuple):
 
     pids: list[int]
     sockets: list[socket.socket]
+    mutexes: list[int | None]
+    """Numbers of the mutexes that they hold."""
 
     def start(self, workers: list[dict[str, Any]], descriptors: list[int], *, report: bool) -> socket.socket | None:
         """Make the first processes workers; the others end. `workers`: fields of `ForkRequest`, one for each worker.
@@ -162,7 +168,12 @@ class PreforkedWorkers(NamedTuple):
 
 
 def _serve(
-    control: socket.socket, agent: int, preforked_workers: int, workers_per_fork: int, learning: PreloadLearning
+    control: socket.socket,
+    agent: int,
+    preforked_workers: int,
+    workers_per_fork: int,
+    learning: PreloadLearning,
+    mutexes: MutexMemory | None,
 ) -> ForkRequest:
     """Answer requests until the agent closes the socket. Returns in forks only, with the request of each.
 
@@ -188,7 +199,7 @@ def _serve(
         if request is not None and not request[0]:
             os._exit(0)
         if not readable or (request is not None and not groups):
-            forked = _prefork(workers_per_fork, agent, [control, *learning.sockets], groups)
+            forked = _prefork(workers_per_fork, agent, [control, *learning.sockets], groups, mutexes)
             if isinstance(forked, ForkRequest):
                 return forked
             groups.append(forked)
@@ -200,7 +211,8 @@ def _serve(
                 learning.listen(channel)
             for descriptor in request[1]:
                 os.close(descriptor)
-            control.send(json.dumps({"pids": group.pids[: len(workers)]}).encode())
+            count = len(workers)
+            control.send(json.dumps({"pids": group.pids[:count], "mutexes": group.mutexes[:count]}).encode())
 
 
 def _become_fork_server(result: socket.socket, report: ImportReport, baseline: Baseline) -> None:
@@ -218,7 +230,11 @@ def _become_fork_server(result: socket.socket, report: ImportReport, baseline: B
 
 
 def _prefork(
-    count: int, agent: int, own_sockets: list[socket.socket], others: list[PreforkedWorkers]
+    count: int,
+    agent: int,
+    own_sockets: list[socket.socket],
+    others: list[PreforkedWorkers],
+    mutexes: MutexMemory | None,
 ) -> PreforkedWorkers | ForkRequest:
     """Fork a group of `count` processes. In each of them this returns its request, once it is a worker.
 
@@ -228,6 +244,7 @@ def _prefork(
     sys.stdout.flush()
     sys.stderr.flush()
     pairs = [socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(count)]
+    numbers = [mutexes.reserve() if mutexes else None for _ in range(count)]
     pids_read, pids_write = os.pipe()
     intermediate = os.fork()
     if intermediate == 0:
@@ -238,27 +255,35 @@ def _prefork(
         os.close(pids_read)
         for ours, _ in pairs:
             ours.close()
-        return _fork_group([theirs for _, theirs in pairs], agent, pids_write)
+        control, mutex = _fork_group([theirs for _, theirs in pairs], numbers, pids_write)
+        if mutexes is not None and mutex is not None:
+            mutexes.try_hold(mutex)
+        os.close(pids_write)
+        return _await_request(control, agent)
     os.close(pids_write)
     for _, theirs in pairs:
         theirs.close()
     with os.fdopen(pids_read, "rb") as file:
-        pids: list[int] = json.loads(file.read())
+        pids: list[int] = json.loads(file.read())  # complete once all forks have closed the pipe
     os.waitpid(intermediate, 0)
-    return PreforkedWorkers(pids, [ours for ours, _ in pairs])
+    return PreforkedWorkers(pids, [ours for ours, _ in pairs], numbers)
 
 
-def _fork_group(sockets: list[socket.socket], agent: int, pids_write: int) -> ForkRequest:
-    """In the intermediate process: fork, write the process ids as JSON, and end. Returns in the forks."""
+def _fork_group(
+    sockets: list[socket.socket], mutexes: list[int | None], pids_write: int
+) -> tuple[socket.socket, int | None]:
+    """In the intermediate process: fork, write the process ids as JSON, and end.
+
+    Returns in the forks, with the socket and the mutex of each.
+    """
     pids = []
-    for control in sockets:
+    for control, mutex in zip(sockets, mutexes, strict=True):
         pid = os.fork()
         if pid == 0:
-            os.close(pids_write)
             for other in sockets:
                 if other is not control:
                     other.close()
-            return _await_request(control, agent)
+            return control, mutex
         pids.append(pid)
     os.write(pids_write, json.dumps(pids).encode())
     os._exit(0)

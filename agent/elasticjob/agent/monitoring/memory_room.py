@@ -1,0 +1,75 @@
+"""Whether this node has memory for new workers while those that they replace still have theirs (Linux).
+
+What a worker that has ended used is not known any more. No worker used more than all programs of its container do.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+_UNLIMITED = 1 << 62
+"""Bytes. cgroup v1 has a number near 2 ** 63 where there is no limit."""
+
+
+@dataclass(frozen=True)
+class _ControlGroup:
+    """The files of a version of cgroups where a container sees its own, and the names in its `memory.stat`."""
+
+    folder: str
+    limit: str
+    used: str
+    programs: tuple[str, str]
+    """Memory of programs, memory that they share."""
+    reclaimable: str
+
+
+_VERSIONS = (
+    _ControlGroup("sys/fs/cgroup", "memory.max", "memory.current", ("anon", "shmem"), "inactive_file"),
+    _ControlGroup(
+        "sys/fs/cgroup/memory",
+        "memory.limit_in_bytes",
+        "memory.usage_in_bytes",
+        ("total_rss", "total_shmem"),
+        "total_inactive_file",
+    ),
+)
+
+
+def memory_shortage(root: Path = Path("/")) -> str:
+    """Return why all that the programs here use might not fit a second time; empty if it does."""
+    try:
+        machine = {name: 1024 * value for name, value in _lines(root / "proc/meminfo").items()}
+        if machine["HugePages_Total:"] > machine["HugePages_Free:"]:
+            return "huge pages are in use"
+        used = machine["AnonPages:"] + machine["Shmem:"]
+        for version in _VERSIONS:
+            folder = root / version.folder
+            if not (folder / version.limit).exists():
+                continue
+            kinds = _lines(folder / "memory.stat")
+            here = sum(kinds[name] for name in version.programs)
+            limit = (folder / version.limit).read_text().strip()
+            if limit.isdigit() and int(limit) < _UNLIMITED:
+                working_set = int((folder / version.used).read_text()) - kinds[version.reclaimable]
+                if int(limit) - working_set < here:
+                    return f"its memory and that of a new worker may exceed the container's limit ({_size(int(limit))})"
+            used = min(used, here)
+        if machine["MemAvailable:"] < used:
+            return f"the machine has {_size(machine['MemAvailable:'])} of memory left"
+        shared = os.statvfs(root / "dev/shm")
+        if shared.f_bavail < shared.f_blocks - shared.f_bfree:
+            return "more than half of /dev/shm is in use"
+    except (OSError, ValueError, KeyError) as error:
+        return f"the memory that is left is unknown: {error!r}"
+    return ""
+
+
+def _lines(path: Path) -> dict[str, int]:
+    """Return the numbers of a file whose lines begin with a name and a number."""
+    return {words[0]: int(words[1]) for line in path.read_text().splitlines() if len(words := line.split()) > 1}
+
+
+def _size(count: int) -> str:
+    return f"{count / (1 << 30):.1f} GiB"

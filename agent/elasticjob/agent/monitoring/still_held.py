@@ -1,0 +1,104 @@
+"""What an exiting process still holds (Linux).
+
+The kernel closes the files of an exiting process after it has freed its memory. Until then its devices are in use, and
+another process can neither listen on its ports nor take its locks.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from elasticjob.agent.monitoring.memory_room import memory_shortage
+from elasticjob.agent.processes import open_files
+
+_UNKNOWN = "its open files cannot be read"
+_SHAREABLE_DEVICE = re.compile(r"/dev/(null|zero|full|u?random|tty|pts/.*|shm/.*)$")
+# fmt: off
+_LOCAL_FILE_SYSTEMS = frozenset((
+    "autofs", "binfmt_misc", "bpf", "btrfs", "cgroup", "cgroup2", "configfs", "debugfs", "devpts",
+    "devtmpfs", "ext2", "ext3", "ext4", "f2fs", "fusectl", "hugetlbfs", "mqueue", "nsfs",
+    "overlay", "proc", "pstore", "ramfs", "securityfs", "selinuxfs", "squashfs", "sysfs", "tmpfs",
+    "tracefs", "vfat", "xfs", "zfs",
+))
+# fmt: on
+_LISTENS = "0A"
+"""A state in /proc/net/tcp."""
+
+
+def may_still_write(pid: int, root: Path = Path("/")) -> bool:
+    """Return whether data of an exiting process may reach other machines only when the kernel closes its files."""
+    try:
+        shared = _shared_mounts(root / "proc/self/mountinfo")
+    except OSError:
+        return True
+    if not shared:
+        return False
+    thread, files = _thread_with_files(root / "proc" / str(pid))
+    return not files or any(_writes_to(thread / "fdinfo" / number, shared) for number in files)
+
+
+def reason_to_wait(pid: int, root: Path = Path("/")) -> str:
+    """Return what a new worker may need of an exiting process, so that it must not start yet; empty: nothing."""
+    thread, files = _thread_with_files(root / "proc" / str(pid))
+    if not files:
+        return _UNKNOWN  # as those of an exiting process are for every user but root; or they are closed already
+    try:
+        reason = _device(files) or _lock(pid, root / "proc/locks") or _fixed_port(files, root / "proc")
+    except OSError as error:
+        return f"what it holds is unknown: {error}"
+    reason = reason or memory_shortage(root)
+    return reason or ("" if files.keys() <= open_files(thread).keys() else _UNKNOWN)
+
+
+def _shared_mounts(mountinfo: Path) -> frozenset[str]:
+    """Return the ids of the mounted file systems that other machines may have mounted too."""
+    mounts = [line.partition(" - ") for line in mountinfo.read_text().splitlines()]
+    return frozenset(mount.split()[0] for mount, _, system in mounts if system.split()[0] not in _LOCAL_FILE_SYSTEMS)
+
+
+def _thread_with_files(process: Path) -> tuple[Path, Mapping[str, str]]:
+    """Return the folder of a thread that has the process's files open, and these by number.
+
+    The first threads of a process to end have none any more.
+    """
+    with suppress(OSError):
+        for thread in (process / "task").iterdir():
+            if files := open_files(thread):
+                return thread, files
+    return process, {}
+
+
+def _writes_to(info: Path, mounts: frozenset[str]) -> bool:
+    try:
+        fields = dict(line.split(maxsplit=1) for line in info.read_text().splitlines()[:3])
+        return fields["mnt_id:"] in mounts and int(fields["flags:"], 8) & os.O_ACCMODE != os.O_RDONLY
+    except (OSError, ValueError, KeyError):
+        return True
+
+
+def _device(files: Mapping[str, str]) -> str:
+    devices = (path for path in files.values() if path.startswith("/dev/") and not _SHAREABLE_DEVICE.match(path))
+    return next((f"it has {path} open" for path in devices), "")
+
+
+def _lock(pid: int, locks: Path) -> str:
+    lines = locks.read_text().splitlines()
+    return "it has a file locked" if any(str(pid) in line.split()[4:5] for line in lines) else ""
+
+
+def _fixed_port(files: Mapping[str, str], proc: Path) -> str:
+    """Return a reason if the process listens on a port that the kernel does not assign by itself."""
+    own = {path[8:-1] for path in files.values() if path.startswith("socket:[")}
+    low, high = (int(word) for word in (proc / "sys/net/ipv4/ip_local_port_range").read_text().split())
+    for table in ("tcp", "tcp6"):
+        with suppress(OSError):  # without IPv6
+            for line in (proc / "net" / table).read_text().splitlines()[1:]:
+                fields = line.split()
+                port = int(fields[1].rpartition(":")[2], 16)
+                if fields[3] == _LISTENS and fields[9] in own and not low <= port <= high:
+                    return f"it listens on port {port}"
+    return ""
