@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from elasticjob.inprocess.restartable import restartable
     from elasticjob.local.launch import RunResult, WorkerState, launch
     from elasticjob.training.progress_channel import Stopped, on_stop, progress
+    from elasticjob.training.sharded.sharded_state import ShardedState
     from elasticjob.training.state import State
 
 __version__ = "0.1.0"
@@ -42,6 +43,7 @@ __all__ = [
     "ElasticIterable",
     "ElasticSampler",
     "RunResult",
+    "ShardedState",
     "State",
     "Stopped",
     "WorkerState",
@@ -61,6 +63,7 @@ _MODULES = {
     "RunResult": "elasticjob.local.launch",
     "WorkerState": "elasticjob.local.launch",
     "launch": "elasticjob.local.launch",
+    "ShardedState": "elasticjob.training.sharded.sharded_state",
     "State": "elasticjob.training.state",
     "Stopped": "elasticjob.training.progress_channel",
     "on_stop": "elasticjob.training.progress_channel",

@@ -21,7 +21,7 @@ PROGRAM = TESTS / "support" / "live_state_ranks.py"
 DOES_NOT_FIT = "write numbers, text, lists, dicts and tensors, or give the type state_dict and load_state_dict"
 SHARDED = (
     "it is sharded over ranks, and a State holds the same state for all ranks: "
-    "save this model with torch.distributed.checkpoint"
+    "pass its model to an elasticjob.ShardedState"
 )
 REFUSED = {
     "numpy scalar": "TypeError: State: best: numpy scalars cannot be part of a State: write value.item()",

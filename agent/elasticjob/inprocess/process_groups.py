@@ -3,6 +3,9 @@
 gloo: a wait for a peer that was stopped or cut off lasts for the group's whole time-out. `abort` does not end
 that, a shutdown of the group's connections does. They are found by their addresses: gloo listens on one address for
 each group and publishes it in the group's store. Other connections of the process are left alone.
+
+A group that is being created may wait for connections that a silent peer never opens, for five times its time-out.
+`break_collectives` opens and closes these connections in place of the peer: then the creation fails.
 """
 
 from __future__ import annotations
@@ -17,21 +20,38 @@ import struct
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
+from elasticjob.inprocess.store_connection import interruptible_connections
+from elasticjob.training.sharded.device_mesh_caches import forget_device_meshes
+
 log = logging.getLogger(__name__)
 
 Address = tuple[str, int]
 """(IP address, port)."""
 
+_CONNECT_TIMEOUT = 1.0
+"""Seconds, for connections within this host."""
+
 _IPV4 = re.compile(rb"\x02\x00(?!\x00\x00)(..)(....)\x00{8}", re.DOTALL)
 """`struct sockaddr_in` of Linux with a port, as gloo writes it."""
 _IPV6 = re.compile(rb"\x0a\x00(?!\x00\x00)(..)....(.{16})", re.DOTALL)
 """`struct sockaddr_in6`."""
+
+
+@dataclass(frozen=True)
+class _Creation:
+    """A group that is being created."""
+
+    size: int
+    """Number of its members."""
+    listening_before: frozenset[tuple[Any, ...]]
+    """The addresses on which this process listened when the creation began."""
 
 
 class ProcessGroups:
@@ -45,6 +65,7 @@ class ProcessGroups:
         self._abortable: list[Any] = []
         """Backends whose `abort` ends their collectives: nccl."""
         self._aborts: list[threading.Thread] = []
+        self._creating: _Creation | None = None
 
     @contextmanager
     def watch(self) -> Iterator[None]:
@@ -52,14 +73,19 @@ class ProcessGroups:
         create = distributed_c10d._new_process_group_helper
 
         @functools.wraps(create)
-        def create_and_register(*args: Any, **kwargs: Any) -> Any:
-            created = create(*args, **kwargs)
-            self._register()
+        def create_and_register(group_size: int, *args: Any, **kwargs: Any) -> Any:
+            self._creating = _Creation(group_size, frozenset(_listening()))
+            try:
+                created = create(group_size, *args, **kwargs)
+                self._register()
+            finally:
+                self._creating = None
             return created
 
         distributed_c10d._new_process_group_helper = create_and_register
         try:
-            yield
+            with interruptible_connections():
+                yield
         finally:
             distributed_c10d._new_process_group_helper = create
 
@@ -68,6 +94,8 @@ class ProcessGroups:
         gloo, self._gloo = self._gloo, set()
         # Also the connections to the round's store: a group that is being created waits there for its members.
         _shut_down_connections(gloo | _store_addresses())
+        if creating := self._creating:
+            _connect_in_place_of_peers(creating)
         abortable, self._abortable = self._abortable, []
         for backend in abortable:
             thread = threading.Thread(target=_abort, args=(backend,), daemon=True, name="abort")
@@ -90,6 +118,7 @@ class ProcessGroups:
                 dist.destroy_process_group()
         # An interrupted `init_process_group` has counted its group: the next one would meet under another name.
         distributed_c10d._world.group_count = 0
+        forget_device_meshes()
 
     def _register(self) -> None:
         for group, (_, store) in list(distributed_c10d._world.pg_map.items()):
@@ -143,22 +172,44 @@ def _store_addresses() -> set[Address]:
     return {_end(entry[4]) for entry in found}
 
 
+def _connect_in_place_of_peers(creation: _Creation) -> None:
+    """Open and close a connection for each member to the address on which this process waits for them.
+
+    A member sends the number of the pair that it connects, which gloo counts from 0 for each address. A number that
+    gloo does not wait for has no effect. The connections of a group that has just been created end with it anyway.
+    """
+    for address in _listening() - creation.listening_before:
+        for pair in range(creation.size):
+            with suppress(OSError), socket.create_connection(address[:2], timeout=_CONNECT_TIMEOUT) as connection:
+                connection.sendall(struct.pack("<q", pair))
+
+
+def _listening() -> set[tuple[Any, ...]]:
+    """Return the addresses on which this process listens, as sockets have them."""
+    found = set()
+    for sock in _ip_sockets():
+        with suppress(OSError):
+            if sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+                found.add(sock.getsockname())
+    return found
+
+
 def _shut_down_connections(addresses: set[Address]) -> None:
     """Shut down all connections of this process to or from one of the addresses."""
+    for connection in _ip_sockets():
+        with suppress(OSError):  # not connected
+            if {_end(connection.getsockname()), _end(connection.getpeername())} & addresses:
+                connection.shutdown(socket.SHUT_RDWR)
+
+
+def _ip_sockets() -> Iterator[socket.socket]:
+    """Yield the IP sockets of this process. Each is a duplicate, and stays the same if another thread closes it."""
     for name in os.listdir("/proc/self/fd"):  # noqa: PTH208  (a directory of numbers, not of files)
-        with suppress(OSError):  # closed since, or no socket
+        with suppress(OSError):  # closed since
             if os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):  # noqa: PTH115
-                _shut_down(int(name), addresses)
-
-
-def _shut_down(descriptor: int, addresses: set[Address]) -> None:
-    # The duplicate stays the same connection if another thread closes the descriptor meanwhile.
-    with socket.socket(fileno=os.dup(descriptor)) as connection:
-        if connection.family not in (socket.AF_INET, socket.AF_INET6):
-            return
-        ends = {_end(connection.getsockname()), _end(connection.getpeername())}
-        if ends & addresses:
-            connection.shutdown(socket.SHUT_RDWR)
+                with socket.socket(fileno=os.dup(int(name))) as found:
+                    if found.family in (socket.AF_INET, socket.AF_INET6):
+                        yield found
 
 
 def _end(address: tuple[Any, ...]) -> Address:

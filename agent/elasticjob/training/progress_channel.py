@@ -24,7 +24,7 @@ _STEP, _TIME, _LIMIT = int(PageWord.STEP), int(PageWord.TIME), int(PageWord.LIMI
 _HEARTBEATS, _HEARTBEAT_TIME = int(PageWord.HEARTBEATS), int(PageWord.HEARTBEAT_TIME)
 _TIMEOUT = 5.0
 """Seconds that the first call waits for a busy agent."""
-_MAX_DESCRIPTORS = 8
+_MAX_DESCRIPTORS = 16
 
 _opened = False
 _words: memoryview | None = None

@@ -62,7 +62,7 @@ class State:
         `random_states`: keep them; False if the script seeds its generators itself at each step.
         """
         self.path = os.path.abspath(path) if path is not None else None  # noqa: PTH100
-        self._step = _checked_step(step)
+        self._step = checked_step(step)
         self._save_minutes = save_minutes
         self._sequence = CommitSequence()
         memory, local_rank = progress_channel.node_memory(), int(os.environ.get("LOCAL_RANK", "0"))
@@ -89,7 +89,7 @@ class State:
 
     @step.setter
     def step(self, value: int) -> None:
-        self._step = _checked_step(value)
+        self._step = checked_step(value)
         self._sequence.advance()
         if self._live.captured or self._live.changing:
             self._live.capture(self._plain_values())
@@ -249,7 +249,7 @@ def _commit_current() -> None:
         state.commit()
 
 
-def _checked_step(step: int) -> int:
+def checked_step(step: int) -> int:
     """Return the step; TypeError or ValueError if it is no integer of 0 or more."""
     if problem := "" if type(step) is int else refusal(step):
         raise TypeError(f"State: step: {problem}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import torch
@@ -11,21 +11,29 @@ from elasticjob.training.sharded_models import is_sharded_optimizer, keeps_posit
 from elasticjob.training.state_values import ALLOWED, SHARDED
 
 
-def split_parts(parts: Mapping[str, Any], taken: Collection[str]) -> tuple[dict[str, Any], dict[str, Any]]:
+def split_parts(
+    parts: Mapping[str, Any],
+    taken: Collection[str],
+    owner: str = "State",
+    problem_of: Callable[[Any], str] | None = None,
+) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return objects and plain values by name; DDP models are replaced by their module.
 
-    `taken`: names of the State's attributes. ValueError: a part has one of them. TypeError: a part cannot be kept. Both
-    name the part and what to write instead.
+    `taken`: names of the State's attributes. `owner`: its class. `problem_of`: why an object cannot be kept, empty if
+    it can. ValueError: a part has a taken name. TypeError: a part cannot be kept. Both name the part and what to write
+    instead.
     """
+    problem_of = problem_of or _refusal
     objects = {name: unwrap(part) for name, part in parts.items() if _is_object(part)}
     for name in parts:
         if name.startswith("_"):
-            raise ValueError(f"State({name}=...): use a name that does not begin with an underscore")
+            raise ValueError(f"{owner}({name}=...): use a name that does not begin with an underscore")
         if name in taken:
-            raise ValueError(f"State({name}=...): State has an attribute {name!r}: use another name, such as my_{name}")
+            taken_by = f"{owner} has an attribute {name!r}"
+            raise ValueError(f"{owner}({name}=...): {taken_by}: use another name, such as my_{name}")
     for name, part in objects.items():
-        if problem := _refusal(part):
-            raise TypeError(f"State({name}=...): {problem}")
+        if problem := problem_of(part):
+            raise TypeError(f"{owner}({name}=...): {problem}")
     return objects, {name: part for name, part in parts.items() if name not in objects}
 
 
@@ -58,6 +66,11 @@ def _refusal(part: Any) -> str:
         return f"parameter {parameter}: {SHARDED}"
     if is_sharded_optimizer(part):
         return f"{type(part).__name__}: {SHARDED}"
+    return object_refusal(part)
+
+
+def object_refusal(part: Any) -> str:
+    """Return why an object that is the same on all ranks cannot be kept; empty if it can."""
     if keeps_position_of_rank(part):
         return (
             f"{type(part).__name__} saves the position of one rank, and a State holds the same state for all ranks: "

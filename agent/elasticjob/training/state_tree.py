@@ -15,8 +15,12 @@ from elasticjob.training.state_values import key_refusal, refusal
 class PackedTree:
     """Objects and values as JSON. Each tensor is replaced by its type, its shape and the offset of its bytes."""
 
-    def __init__(self, objects: Mapping[str, Any], values: Mapping[str, Any]) -> None:
-        """`objects`: state dicts by name. TypeError names the first item that cannot be kept, and what to write."""
+    def __init__(self, objects: Mapping[str, Any], values: Mapping[str, Any], owner: str = "State") -> None:
+        """`objects`: state dicts by name. TypeError names the first item that cannot be kept, and what to write.
+
+        `owner`: the class to which they belong.
+        """
+        self._owner = owner
         self.tensors: list[tuple[int, Any]] = []
         """(offset, tensor); the offset counts bytes from the start of the data."""
         self.size = 0
@@ -29,13 +33,19 @@ class PackedTree:
         if value is None or type(value) in (bool, int, float, str):
             return value
         if isinstance(value, Mapping):
-            return {"dict": [[_key(k, path), self._pack(v, f"{path}[{k!r}]")] for k, v in value.items()]}
+            return {"dict": [[self._key(k, path), self._pack(v, f"{path}[{k!r}]")] for k, v in value.items()]}
         if isinstance(value, (list, tuple)):
             kind = "list" if isinstance(value, list) else "tuple"
             return {kind: [self._pack(item, f"{path}[{i}]") for i, item in enumerate(value)]}
         if problem := refusal(value):
-            raise TypeError(f"State: {path}: {problem}")
+            raise TypeError(f"{self._owner}: {path}: {problem}")
         return {"tensor": [str(value.dtype).removeprefix("torch."), list(value.shape), self._place(value)]}
+
+    def _key(self, key: Any, path: str) -> int | str:
+        if problem := key_refusal(key):
+            raise TypeError(f"{self._owner}: {path}: {problem}")
+        found: int | str = key
+        return found
 
     def _place(self, tensor: Any) -> int:
         """Reserve space for a tensor and return its offset."""
@@ -51,8 +61,8 @@ class PackedTree:
                 _tensor_at(view, tensor.dtype, tensor.shape, start + offset).copy_(tensor.detach())
 
 
-def unpack_tree(value: Any, view: mmap.mmap, start: int) -> Any:
-    """Return the packed value; tensors are copies on the CPU.
+def unpack_tree(value: Any, view: mmap.mmap | bytearray | None, start: int) -> Any:
+    """Return the packed value; tensors are copies on the CPU. `view`: None if there are none with content.
 
     ValueError, TypeError or another error if the JSON does not describe the bytes.
     """
@@ -75,14 +85,7 @@ def unpack_tree(value: Any, view: mmap.mmap, start: int) -> Any:
     return items if kind == "list" else tuple(items)
 
 
-def _key(key: Any, path: str) -> int | str:
-    if problem := key_refusal(key):
-        raise TypeError(f"State: {path}: {problem}")
-    found: int | str = key
-    return found
-
-
-def _tensor_at(view: mmap.mmap, dtype: Any, shape: Any, offset: int) -> Any:
+def _tensor_at(view: mmap.mmap | bytearray | None, dtype: Any, shape: Any, offset: int) -> Any:
     """Return a tensor that shares the memory of `view`, from a byte offset."""
     size = torch.Size(shape)
     return torch.frombuffer(view, dtype=dtype, count=size.numel(), offset=offset).view(size)

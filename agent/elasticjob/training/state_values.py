@@ -12,7 +12,7 @@ from elasticjob.training.sharded_models import is_sharded_tensor
 ALLOWED = "numbers, text, lists, dicts and tensors"
 SHARDED = (
     "it is sharded over ranks, and a State holds the same state for all ranks: "
-    "save this model with torch.distributed.checkpoint"
+    "pass its model to an elasticjob.ShardedState"
 )
 
 

@@ -1,0 +1,61 @@
+"""The memory of one rank for shards: two buffers for its own and two for those of the rank whose copy it holds.
+
+The agent owns the memory, so it outlives the worker. Of each pair of buffers, one is written while the other one holds
+the newest shard that all ranks have, with its copies.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections.abc import Sequence
+
+from elasticjob.contract.memory_file import memory_file
+from elasticjob.training import progress_channel, state_block
+from elasticjob.training.node_copies import COPIES
+from elasticjob.training.state_block import BlockHeader
+from elasticjob.training.state_sources import Version
+
+BUFFERS = 2
+"""For the own shard, and as many for another rank's."""
+_FIRST = COPIES + 1
+"""Number of the first buffer among the descriptors that the agent sends, after those that all workers share."""
+
+_without_agent: list[int] = []
+
+
+def shard_descriptors() -> list[int]:
+    """Return the descriptors of all buffers. Without an agent, their memory ends with this process."""
+    found = list(progress_channel.node_memory()[_FIRST : _FIRST + 2 * BUFFERS])
+    if len(found) == 2 * BUFFERS:
+        return found
+    if not _without_agent:
+        _without_agent.extend(memory_file(f"elasticjob-shard-{i}") for i in range(2 * BUFFERS))
+    return _without_agent
+
+
+class ShardBuffers:
+    """A pair of buffers. It stays mapped: to map a large memory anew costs as much as to write it."""
+
+    def __init__(self, descriptors: Sequence[int]) -> None:
+        self.descriptors = tuple(descriptors)
+        self._views: list[mmap.mmap | None] = [None] * len(self.descriptors)
+
+    def free_buffer(self, kept: Version) -> int:
+        """Return the buffer that may be written: not the one with the version that all ranks have, else the older."""
+        versions = [state_block.read_header(descriptor).version for descriptor in self.descriptors]
+        return min(range(BUFFERS), key=lambda buffer: (versions[buffer] == kept, versions[buffer]))
+
+    def begin(self, buffer: int, size: int) -> mmap.mmap:
+        """Return the memory for a block of `size` bytes; there is no block in the buffer until `finish`."""
+        descriptor, view = self.descriptors[buffer], self._views[buffer]
+        state_block.finish_write(descriptor, state_block.ABSENT)
+        if os.fstat(descriptor).st_size != size:
+            os.ftruncate(descriptor, size)
+        if view is None or len(view) != size:
+            view = self._views[buffer] = mmap.mmap(descriptor, size)
+        return view
+
+    def finish(self, buffer: int, header: BlockHeader) -> None:
+        """Write the header after all other bytes: it makes the block complete."""
+        state_block.finish_write(self.descriptors[buffer], header)

@@ -1,0 +1,257 @@
+"""`elasticjob.ShardedState`: the state of an FSDP2 or HSDP training loop, each shard in the memory of two nodes."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import weakref
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from elasticjob.training import progress_channel, random_states
+from elasticjob.training.commit_sequence import CommitSequence
+from elasticjob.training.devices import synchronize_device
+from elasticjob.training.sharded import shard_sources
+from elasticjob.training.sharded.shard_copies import ShardCopier
+from elasticjob.training.sharded.shard_group import ShardGroup
+from elasticjob.training.sharded.shard_layout import PLAIN_TENSORS, ShardEntry, ShardLayout
+from elasticjob.training.sharded.shard_memory import BUFFERS, ShardBuffers, shard_descriptors
+from elasticjob.training.sharded.shard_random import restore_random_states
+from elasticjob.training.sharded.shard_reader import ShardReader
+from elasticjob.training.sharded.shard_sources import NO_SHARD, StoredShard
+from elasticjob.training.sharded.sharded_parts import ShardedParts
+from elasticjob.training.state import checked_step
+from elasticjob.training.state_block import HEADER_SIZE, BlockHeader, data_start, read_content, read_header
+from elasticjob.training.state_parts import object_refusal, restore_part, split_parts, state_of
+from elasticjob.training.state_sources import NO_VERSION, Version
+from elasticjob.training.state_tree import PackedTree, unpack_tree
+
+log = logging.getLogger(__name__)
+
+_TEXT_UNIT = 64 << 10
+"""Bytes. The JSON of a block is filled up to a multiple, so that the data stays where it is in the next commit."""
+
+
+class ShardedState:
+    """Model, optimizer and other training state of ranks that each hold a shard of it, with the number of steps done.
+
+    `commit` copies this rank's shard to memory of its node that outlives the process, and while training continues, to
+    a rank of the next node. `sync`, at the start of every round, brings all ranks to the newest state of which every
+    shard is in some node's memory, in the layout of the present world. When a round ends on plan, all ranks commit at
+    its last step.
+
+    Models and optimizers keep their shards (DTensor). Other objects with `state_dict` and `load_state_dict`, samplers
+    with `set_epoch`, and plain values must be the same on all ranks. Plain values are attributes of the ShardedState.
+    Build model, optimizer and ShardedState anew in each round, before `sync`: their device mesh belongs to its process
+    groups.
+    """
+
+    def __init__(self, *, step: int = 0, random_states: bool = True, **parts: Any) -> None:
+        """Check all parts. TypeError: a part cannot be kept; ValueError: its name is reserved, or `step` is negative.
+
+        `random_states`: keep those of each rank (Python, NumPy, torch); False if the script seeds at each step.
+        """
+        self._step = checked_step(step)
+        self._keep_random_states = random_states
+        self._seed = torch.initial_seed()
+        self._sequence = CommitSequence()
+        self._committed: Version = NO_VERSION
+        objects, values = split_parts(parts, dir(self), "ShardedState", object_refusal)
+        self._parts = ShardedParts(objects)
+        self._objects = {n: p for n, p in objects.items() if n not in {*self._parts.modules, *self._parts.optimizers}}
+        self._values = tuple(values)
+        self.__dict__.update(values)
+        self._layout: ShardLayout | None = None
+        self._targets: dict[int, tuple[Any, ...]] = {}
+        descriptors = shard_descriptors()
+        self._descriptors = descriptors
+        self._own, self._peers = ShardBuffers(descriptors[:BUFFERS]), ShardBuffers(descriptors[BUFFERS:])
+        self._copier: ShardCopier | None = None
+        self._shard, self._shards = 0, 1
+        self._packed()
+
+    if TYPE_CHECKING:  # plain values are attributes
+
+        def __getattr__(self, name: str) -> Any: ...
+
+        def __setattr__(self, name: str, value: Any) -> None: ...
+
+    @property
+    def step(self) -> int:
+        """Number of steps done. An assignment, also of the same number, completes a step."""
+        return self._step
+
+    @step.setter
+    def step(self, value: int) -> None:
+        self._step = checked_step(value)
+        self._sequence.advance()
+
+    def sync(self) -> bool:
+        """Bring every rank to the newest complete state in the memory of the nodes; return whether there was one.
+
+        Call it on all ranks once the process group exists, before the first step. Without a state nothing changes, and
+        a warning says which shards are lost, if any are. KeyError or ValueError: the state is of another model.
+        """
+        _make_current(self)
+        group = ShardGroup()
+        self._shard, self._shards = group.rank, group.size
+        stored = [number for shard in self._stored() for number in shard.numbers()]
+        node = int(os.environ.get("GROUP_RANK", "0"))
+        gathered = group.gather_numbers([node, *stored])
+        holders = shard_sources.copy_holders([row[0] for row in gathered])
+        offers = [shard_sources.parse_shards(row[1:]) for row in gathered]
+        version = shard_sources.newest_complete(offers)
+        if version != NO_VERSION:
+            self._take_up(group, version, shard_sources.shard_places(offers, version))
+        elif (lost := shard_sources.describe_lost(offers)) and group.rank == 0:
+            log.warning("training does not continue from memory: %s", lost)
+        self._sequence.adopt(shard_sources.newest_sequence(offers))
+        self._copier = _begin_copies(ShardCopier(group, holders, self._peers, version))
+        self.commit()  # in the layout of this world, so that the loss of another node is covered again
+        progress_channel.progress(self.step)
+        return version != NO_VERSION
+
+    def commit(self) -> None:
+        """Copy this rank's shard as it is now, and begin to copy it to the next node.
+
+        Call it on all ranks, after `sync`. It waits until the copies of the last commit exist everywhere: a lost node
+        then costs at most the step that was committed last. TypeError: a plain value cannot be kept.
+        """
+        if self._copier is None:
+            raise RuntimeError("ShardedState.commit: call sync first, at the start of each round")
+        synchronize_device()
+        packed = self._packed()
+        tensors = self._parts.tensors()
+        if self._layout is None or not self._layout.fits(tensors):
+            self._layout = ShardLayout(tensors, self._parts.state_names())
+        self._sequence.advance()
+        self._copier.wait()
+        header, view = self._write(self._layout, packed, self._copier.kept)
+        self._committed = self._sequence.number, self._step
+        self._copier.begin(header, view)
+
+    # ---- write -------------------------------------------------------------------------------------------------------
+
+    def _packed(self) -> PackedTree:
+        """Return everything that is not sharded: the optimizers' settings are among the plain values."""
+        objects = {name: state_of(part) for name, part in self._objects.items()}
+        values = {name: getattr(self, name) for name in self._values}
+        return PackedTree(objects, {"step": self._step, **self._parts.settings(), **values}, "ShardedState")
+
+    def _write(self, layout: ShardLayout, packed: PackedTree, kept: Version) -> tuple[BlockHeader, Any]:
+        text = self._text(layout, packed)
+        start = data_start(len(text))
+        header = BlockHeader(self._sequence.number, self._step, len(text), start + layout.size + packed.size)
+        buffer = self._own.free_buffer(kept)
+        view = self._own.begin(buffer, header.size)
+        view[HEADER_SIZE : HEADER_SIZE + len(text)] = text
+        if layout.sources:
+            with torch.no_grad():
+                torch._foreach_copy_(self._targets_in(buffer, layout, view, start), layout.sources)
+        packed.write(view, start + layout.size)
+        self._own.finish(buffer, header)
+        return header, view
+
+    def _text(self, layout: ShardLayout, packed: PackedTree) -> bytes:
+        """Return the JSON of a block."""
+        kept = random_states.to_plain(random_states.capture()) if self._keep_random_states else None
+        plain = ShardEntry(PLAIN_TENSORS, "uint8", [packed.size], [0], [packed.size], layout.size, False, True)
+        others = {
+            "shard": self._shard,
+            "shards": self._shards,
+            "tree": packed.json,
+            "plain": [asdict(plain)] if packed.size else [],
+            "random": kept,
+            "seed": self._seed,
+        }
+        text = f'{{"layout":{layout.text},{json.dumps(others)[1:]}'.encode()
+        return text.ljust(-(-len(text) // _TEXT_UNIT) * _TEXT_UNIT)
+
+    def _targets_in(self, buffer: int, layout: ShardLayout, view: Any, start: int) -> list[Any]:
+        """Return tensors in the memory of a buffer, which stay the same from commit to commit."""
+        known = self._targets.get(buffer)
+        if known is None or known[0] is not layout or known[1] is not view or known[2] != start:
+            known = self._targets[buffer] = (layout, view, start, layout.targets(view, start))
+        found: list[Any] = known[3]
+        return found
+
+    # ---- read --------------------------------------------------------------------------------------------------------
+
+    def _stored(self) -> list[StoredShard]:
+        """Return what is in this rank's buffers."""
+        return [_stored_shard(descriptor) for descriptor in self._descriptors]
+
+    def _take_up(self, group: ShardGroup, version: Version, places: Any) -> None:
+        """Load a version from the memory of all ranks."""
+        reader = ShardReader(group, self._descriptors, places)
+        content = reader.content
+        names = content["layout"]["names"]
+        tensors = self._parts.prepare(names, reader.described())
+        plain = {entry["name"]: bytearray(entry["shape"][0]) for entry in content["plain"]}
+        with torch.no_grad():
+            reader.load({**tensors, **{n: torch.frombuffer(b, dtype=torch.uint8) for n, b in plain.items()}})
+        tree = unpack_tree(content["tree"], plain.get(PLAIN_TENSORS), 0)
+        values = tree["values"]
+        self._parts.take_up(names, tensors, values)
+        for name, part in self._objects.items():
+            restore_part(part, tree["objects"][name])
+        self._step = values["step"]
+        self.__dict__.update({name: values[name] for name in self._values if name in values})
+        self._seed = reader.contents[0]["seed"]
+        if self._keep_random_states and reader.contents[0]["random"] is not None:
+            saved = [content["random"] for content in reader.contents]
+            restore_random_states(saved, self._seed, group.rank, version)
+
+    # ---- end of a round ----------------------------------------------------------------------------------------------
+
+    def _commit_last_step(self) -> None:
+        """Commit at the end of a planned round, and stay until all copies are made."""
+        if self._copier is None:
+            return
+        if self._committed != (self._sequence.number, self._step):
+            self.commit()
+        with suppress(RuntimeError):  # ranks whose copies are made may have ended before they could confirm it
+            self._copier.wait()
+
+
+def _stored_shard(descriptor: int) -> StoredShard:
+    """Return what is in a buffer; NO_SHARD if there is no complete block."""
+    header = read_header(descriptor)
+    if header.version == NO_VERSION:
+        return NO_SHARD
+    content: Mapping[str, Any] = read_content(descriptor, header)
+    return StoredShard(header.version, content["shard"], content["shards"])
+
+
+_current: weakref.ref[ShardedState] | None = None
+"""The ShardedState that planned ends commit: the memory of a rank has room for one."""
+_copier: ShardCopier | None = None
+"""The thread of the last round, also if its ShardedState is no longer there."""
+
+
+def _make_current(state: ShardedState) -> None:
+    """Let planned ends commit this state, and end the copies of an earlier round of this process."""
+    global _current, _copier
+    if _copier is not None:
+        _copier.close()
+        _copier = None
+    _current = weakref.ref(state)
+    if _commit_current not in progress_channel._callbacks:  # a new round of the process may have dropped it
+        progress_channel.on_stop(_commit_current)
+
+
+def _begin_copies(copier: ShardCopier) -> ShardCopier:
+    global _copier
+    _copier = copier
+    return copier
+
+
+def _commit_current() -> None:
+    state = _current() if _current is not None else None
+    if state is not None:
+        state._commit_last_step()

@@ -1,0 +1,122 @@
+"""A rank that waits for a silent peer or a lost store while its group is created can be interrupted."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import elasticjob
+
+pytestmark = pytest.mark.torch
+pytest.importorskip("torch")
+ROOT = str(Path(elasticjob.__file__).parents[1])
+
+FORMS = """
+import struct, threading
+from datetime import timedelta
+import torch.distributed as dist
+from elasticjob.inprocess.interruption import Interrupter, RankShouldRestart
+from elasticjob.inprocess.process_groups import ProcessGroups, parse_address
+
+LAST_PORT = 65535  # gloo lets the member with the highest address open the connection: this rank waits for it
+TIMEOUT = timedelta(seconds=300)
+published = threading.Event()
+
+class StoreOfSilentPeer(dist.Store):
+    '''Has the peer's address as soon as this rank has published its own.'''
+
+    def __init__(self):
+        super().__init__()
+        self.values, self.changed = {}, threading.Condition()
+
+    def set(self, key, value):
+        value = value.encode() if isinstance(value, str) else bytes(value)
+        with self.changed:
+            self.values[key] = value
+            address = parse_address(value)
+            if address and key.endswith("/0"):
+                own, peer = (struct.pack("!H", port) for port in (address[1], LAST_PORT))
+                self.values[key[:-1] + "1"] = value.replace(own, peer)
+                published.set()
+            self.changed.notify_all()
+
+    def get(self, key):
+        self.wait([key])
+        return self.values[key]
+
+    def add(self, key, number):
+        with self.changed:
+            self.values[key] = str(int(self.values.get(key, b"0")) + number).encode()
+            self.changed.notify_all()
+            return int(self.values[key])
+
+    def check(self, keys):
+        return all(key in self.values for key in keys)
+
+    def wait(self, keys, timeout=TIMEOUT):
+        with self.changed:
+            if not self.changed.wait_for(lambda: self.check(keys), timeout.total_seconds()):
+                raise RuntimeError(f"no {keys}")
+
+    def set_timeout(self, timeout):
+        pass
+
+    @property
+    def timeout(self):
+        return TIMEOUT
+
+def interrupt():
+    published.wait()
+    interrupter.interrupt(groups.break_collectives)
+
+groups, interrupter, store = ProcessGroups(), Interrupter(), StoreOfSilentPeer()
+threading.Thread(target=interrupt, daemon=True).start()
+try:
+    with groups.watch(), interrupter.armed():
+        dist.init_process_group("gloo", store=store, rank=0, world_size=2, timeout=TIMEOUT)
+except (RankShouldRestart, RuntimeError):  # the creation may fail before the exception is raised
+    print("interrupted", interrupter.pending, flush=True)
+groups.leave()
+"""
+
+
+CONNECTS = """
+import os, socket, threading
+from datetime import timedelta
+import torch.distributed as dist
+from elasticjob.inprocess.interruption import Interrupter, RankShouldRestart
+from elasticjob.inprocess.process_groups import ProcessGroups
+
+store = socket.create_server(("127.0.0.1", 0))
+os.environ |= {"RANK": "1", "WORLD_SIZE": "2", "TORCHELASTIC_USE_AGENT_STORE": "True"}
+os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.getsockname()[1])}
+groups, interrupter = ProcessGroups(), Interrupter()
+
+def lose_store():
+    connection, _ = store.accept()
+    store.close()
+    connection.close()
+    interrupter.interrupt(groups.break_collectives)
+
+threading.Thread(target=lose_store, daemon=True).start()
+try:
+    with groups.watch(), interrupter.armed():
+        dist.init_process_group("gloo", timeout=timedelta(seconds=300))
+except (RankShouldRestart, RuntimeError):
+    print("interrupted", interrupter.pending, flush=True)
+groups.leave()
+"""
+
+
+@pytest.mark.timeout(200)
+@pytest.mark.parametrize("program", [FORMS, CONNECTS], ids=["silent peer", "lost store"])
+def test_a_wait_for_a_connection_that_never_comes(program: str, tmp_path: Path) -> None:
+    """The peer was stopped or cut off between its entry in the store and its connection; the store's node is lost."""
+    (tmp_path / "forms.py").write_text(program)
+    env = {**os.environ, "PYTHONPATH": ROOT}
+    done = subprocess.run([sys.executable, "forms.py"], cwd=tmp_path, env=env, capture_output=True, text=True)
+    assert done.stdout == "interrupted True\n", done.stderr
