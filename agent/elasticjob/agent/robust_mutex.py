@@ -71,7 +71,7 @@ class MutexMemory:
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._memory))  # the kernel reads it after Python's finalization
         for word in self._words(number):
             if word.value == threading.get_native_id():
-                word.value |= _WAITERS  # nobody else changes the word while its owner runs
+                word.value |= _WAITERS  # no other process changes the word while its owner runs
 
     def wait(self, number: int, pid: int) -> bool:
         """Block until the process `pid` releases a mutex; return False if that cannot be awaited."""

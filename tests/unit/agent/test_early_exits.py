@@ -121,7 +121,7 @@ async def test_a_process_that_exits_is_reported_before_it_is_reaped(program: str
     with process(READS + program) as watched:
         watched.send_line()
         assert await watched.reported() == code
-        assert watched.child.returncode is None, "nobody has reaped it"
+        assert watched.child.returncode is None, "it is not reaped yet"
         assert watched.child.wait() == code
 
 
@@ -179,7 +179,7 @@ async def test_a_process_without_the_mutex_is_not_waited_for() -> None:
         assert not watched.mutex.wait(watched.child.pid + 1), "another process holds it"
 
 
-def test_slots_are_used_once_also_by_processes_that_share_the_memory() -> None:
+def test_mutexes_are_used_once_also_by_processes_that_share_the_memory() -> None:
     descriptor = mutex_memory()
     assert descriptor is not None
     one, other = MutexMemory(descriptor), MutexMemory(descriptor)

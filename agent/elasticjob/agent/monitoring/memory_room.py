@@ -38,7 +38,7 @@ _VERSIONS = (
 
 
 def memory_shortage(root: Path = Path("/")) -> str:
-    """Return why all that the programs here use might not fit a second time; empty if it does."""
+    """Return why there may be no room for a second time what the programs here use; empty if there is."""
     try:
         machine = {name: 1024 * value for name, value in _lines(root / "proc/meminfo").items()}
         if machine["HugePages_Total:"] > machine["HugePages_Free:"]:
