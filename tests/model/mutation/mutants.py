@@ -152,10 +152,10 @@ MUTANTS = (
     _rendezvous(
         "unstable ranks",
         "rank_assignment",
-        "return sorted(preferred[:target], key=lambda n: (place.get(n.agent_id, joining), n.index))",
-        "return sorted(preferred[:target], key=lambda n: (place.get(n.agent_id, joining), n.index), reverse=True)",
+        "return sorted(preferred[:size], key=lambda n: (place.get(n.agent_id, joining), n.index))",
+        "return sorted(preferred[:size], key=lambda n: (place.get(n.agent_id, joining), n.index), reverse=True)",
     ),
-    _rendezvous("all nodes join, also beyond the target", "rank_assignment", "preferred[:target]", "preferred"),
+    _rendezvous("all nodes join, also beyond the target", "rank_assignment", "preferred[:size]", "preferred"),
     _rendezvous(
         "a node with an older round joins the next one",
         "state",

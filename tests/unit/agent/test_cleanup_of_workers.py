@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import os
 import re
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +27,7 @@ from elasticjob.contract.names import Env, RoundId
 from support.slow_tracker import CODE
 
 START = StartRound(RoundId(1, 0, 1), 0, 1, 0, 1, 0, 1, "127.0.0.1", 4567, 0, 3)
+PR_SET_CHILD_SUBREAPER = 36
 BUSY = 8
 """Seconds that a tracker may need on a busy machine to get to its work."""
 
@@ -55,8 +57,15 @@ class Stopping:
 
 
 @pytest.fixture
-async def stopping(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Stopping]:
+def subreaper() -> Iterator[None]:
+    """Let this process adopt orphans in one test only: in others their end could not be seen."""
     become_subreaper()
+    yield
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
+
+
+@pytest.fixture
+async def stopping(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, subreaper: None) -> AsyncIterator[Stopping]:
     gate, loop = tmp_path / "gate", asyncio.get_running_loop()
     script = tmp_path / "script.py"
     script.write_text(f"{CODE}\ncreate({str(gate)!r})\nsignal.pause()\n")
