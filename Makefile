@@ -83,6 +83,15 @@ mutants: venv ## does the explorer find bugs put in on purpose? writes docs/muta
 bench: venv ## ours against stock torchrun on this machine: docs/benchmarks.md (ROWS=name,... REPEAT=n; half an hour)
 	@$(PY) -m benchmarks $(if $(ROWS),--rows $(ROWS)) $(if $(REPEAT),--repeat $(REPEAT))
 
+.PHONY: peers
+peers: venv ## other libraries that the in-process rows of `make bench` measure too, where they install (.cache/peers)
+	@torch=$$($(PY) -c 'import importlib.metadata as m; print(m.version("torch").partition("+")[0])'); failed=0; \
+	for peer in nvidia:nvidia-resiliency-ext torchft:torchft-nightly; do \
+		folder=.cache/peers/$${peer%%:*}; echo "[peers] $${peer#*:} with torch $$torch in $$folder ..."; \
+		uv venv -q --allow-existing --python $(PY) $$folder \
+			&& uv pip install -q --python $$folder/bin/python torch==$$torch $${peer#*:} || failed=1; \
+	done; exit $$failed
+
 .PHONY: bench-rows
 bench-rows: venv ## the rows of `make bench`, and how long each takes
 	@$(PY) -m benchmarks --list
@@ -95,3 +104,7 @@ bench-cluster: venv cluster ## the rows that need the real cluster (ROWS=name,..
 soak: venv ## one fault a minute of every kind on the cluster (MINUTES=20 EVERY=60 SEED=1; LOCAL=1: without it)
 	@PYTHONPATH=tests $(PY) -m benchmarks.soak --minutes $(or $(MINUTES),20) --every $(or $(EVERY),60) \
 		--seed $(or $(SEED),1) $(if $(LOCAL),--local)
+
+.PHONY: faults
+faults: venv ## random faults in a job with in-process restart, compared with a single process (FAULTS=200 SEED=1)
+	@PYTHONPATH=tests $(PY) -m benchmarks.faults --faults $(or $(FAULTS),200) --seed $(or $(SEED),1)

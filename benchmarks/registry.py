@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
-from benchmarks import cold_start, footprint, process_group, recovery, rendezvous, store_killed, store_operations
+from benchmarks import (
+    cold_start,
+    footprint,
+    process_group,
+    recovery,
+    rendezvous,
+    state_commit,
+    store_killed,
+    store_operations,
+)
 from benchmarks.row import Row
 
 ROWS: list[Row] = [
@@ -13,5 +22,6 @@ ROWS: list[Row] = [
     *store_operations.ROWS,
     *process_group.ROWS,
     *footprint.ROWS,
+    *state_commit.ROWS,
 ]
 ORDER = {row.name: position for position, row in enumerate(ROWS)}

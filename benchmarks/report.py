@@ -61,6 +61,7 @@ in a job of its own: four nodes of one worker, as local processes, with the same
 (`benchmarks/train.py`: DDP over gloo on CPUs, AdamW). Recovery is the time from the fault to the first completed step
 of the new round. Seconds differ between machines; compare the ratios. "Best settings" are `--monitor-interval=0.1`,
 `last_call_timeout=1`, `keep_alive_interval=1`, `keep_alive_max_attempt=2` and TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1.
+Rows "in process" run `benchmarks/train_in_process.py`, and have the other libraries that `make peers` installed.
 Figures are medians; "never" means that most samples did not recover within the time watched (see the notes). No figure
 was measured on a GPU.
 """

@@ -46,6 +46,8 @@ class Row:
     """Approximate duration of the row on two cores."""
     more_is_better: bool = False
     note: str = ""
+    left_out: str = ""
+    """Sides that cannot be measured on this machine, and what to do about it."""
 
     def times(self, side: str) -> int:
         return self.repeat.get(side, 1)

@@ -22,7 +22,7 @@ def exit_on_sigterm() -> None:
 
 def measure(row: Row, repeat: int | None) -> dict[str, list[Sample]]:
     """Take the samples of all sides in turns, so that a slow phase of the machine affects all of them."""
-    print(f"\n{row.name}: {row.title}", flush=True)
+    print(f"\n{row.name}: {row.title}" + (f"\n  ({row.left_out})" if row.left_out else ""), flush=True)
     samples: dict[str, list[Sample]] = {side: [] for side in row.sides}
     wanted = {side: repeat or row.times(side) for side in row.sides}
     for turn in range(max(wanted.values())):

@@ -1,0 +1,47 @@
+"""Commits a State of 1 GB of tensors, and copies as much between two tensors, in turns: what `commit-1gb` runs.
+
+It prints the seconds of each pair. One thread does either; all memory has been written before.
+"""
+
+import time
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+
+import elasticjob
+
+GIGABYTE = 1_000_000_000
+TENSORS = 8
+
+torch.set_num_threads(1)
+dist.init_process_group("gloo")
+network = torch.nn.ParameterList(torch.rand(GIGABYTE // 4 // TENSORS) for _ in range(TENSORS))
+state = elasticjob.State(network=network, step=0)
+state.sync()
+copies = [torch.zeros_like(part) for part in network]
+
+
+def commit() -> None:
+    state.step += 1
+    state.commit()
+
+
+def copy() -> None:
+    with torch.no_grad():
+        for to, part in zip(copies, network, strict=True):
+            to.copy_(part)
+
+
+def seconds(action: Callable[[], None]) -> float:
+    begun = time.perf_counter()
+    action()
+    return time.perf_counter() - begun
+
+
+print(f"first commit={seconds(commit):.6f}", flush=True)
+commit()
+copy()
+for _ in range(15):
+    print(f"pair commit={seconds(commit):.6f} memcpy={seconds(copy):.6f}", flush=True)
+print("all commits measured", flush=True)

@@ -1,0 +1,56 @@
+"""The time of `State.commit` with 1 GB of tensors, beside a plain copy of as many bytes."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from statistics import median
+
+from benchmarks.ours import Ours
+from benchmarks.row import OURS, Row, Sample
+from benchmarks.side import Size
+
+_SCRIPT = str(Path(__file__).with_name("large_state.py"))
+_FIRST = re.compile(r"first commit=([\d.]+)")
+_END = "all commits measured"
+_PAIR = re.compile(r"pair commit=([\d.]+) memcpy=([\d.]+)")
+
+
+def commit(folder: Path) -> Sample:
+    """Run the script under an agent, as its memory holds the copies in a job."""
+    with Ours(folder, Size(1, 1), command=[sys.executable, _SCRIPT]) as side:
+        side.start(1)
+        if not side.output.wait(lambda: any(_END in line.text for line in side.output.lines), 120, side.dead):
+            return Sample(None, "the script did not end within 120 s")
+        return ratio(line.text for line in side.output.lines)
+
+
+def ratio(lines: Iterable[str]) -> Sample:
+    """Return the median ratio of a commit's time to that of the copy beside it, from the lines of the script."""
+    texts = list(lines)
+    pairs = [(float(m[1]), float(m[2])) for text in texts if (m := _PAIR.search(text))]
+    first = next(float(m[1]) for text in texts if (m := _FIRST.search(text)))
+    parts = {
+        "commit, s": median(commit for commit, _ in pairs),
+        "copy, s": median(copy for _, copy in pairs),
+        "first commit, s": first,
+    }
+    return Sample(median(commit / copy for commit, copy in pairs), parts=parts)
+
+
+ROWS = [
+    Row(
+        "commit-1gb",
+        "commit of a State with 1 GB, as a multiple of a memcpy of 1 GB",
+        "x",
+        1.3,
+        {OURS: commit},
+        {OURS: 3},
+        60,
+        note="A commit returns when all is copied: none of it overlaps with the next step. It maps the memory anew "
+        "each time, and the first also gets it from the kernel. On a GPU the copy to the host takes the place of the "
+        "memcpy.",
+    ),
+]

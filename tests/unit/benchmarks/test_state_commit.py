@@ -1,0 +1,18 @@
+"""The figures of a commit, from the lines of its script."""
+
+from __future__ import annotations
+
+import pytest
+from benchmarks.state_commit import ratio
+
+
+def test_the_ratio_is_the_median_over_pairs() -> None:
+    lines = [
+        "first commit=1.5",
+        "pair commit=0.3 memcpy=0.1",
+        "pair commit=0.4 memcpy=0.2",
+        "pair commit=9.0 memcpy=1.0",
+    ]
+    sample = ratio(["other output", *lines, "all commits measured"])
+    assert sample.value == pytest.approx(3.0)
+    assert sample.parts == pytest.approx({"commit, s": 0.4, "copy, s": 0.2, "first commit, s": 1.5})
