@@ -49,8 +49,8 @@ ROWS = [
         {OURS: commit},
         {OURS: 3},
         60,
-        note="A commit returns when all is copied: none of it overlaps with the next step. It maps the memory anew "
-        "each time, and the first also gets it from the kernel. On a GPU the copy to the host takes the place of the "
+        note="A commit returns when all is copied: none of it overlaps with the next step. "
+        "The first also gets the memory from the kernel. On a GPU the copy to the host takes the place of the "
         "memcpy.",
     ),
 ]

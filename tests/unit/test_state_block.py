@@ -76,3 +76,13 @@ def test_any_new_block_replaces_a_block_of_version_0_1_0(tmp_path: Path) -> None
     assert not save_block(memory(999, sequence=OLD_SEQUENCE), str(path))
     assert save_block(memory(5, sequence=1), str(path))
     assert read_file_header(str(path)).version == (1, 5)
+
+
+def test_memory_stays_mapped_while_its_block_has_the_same_size() -> None:
+    descriptor = memory(1)
+    first = state_block.begin_write(descriptor, 4096)
+    assert state_block.begin_write(descriptor, 4096, first) is first
+    larger = state_block.begin_write(descriptor, 8192, first)
+    assert len(larger) == 8192
+    os.ftruncate(descriptor, 0)
+    assert state_block.begin_write(descriptor, 8192, larger) is not larger  # its pages are gone

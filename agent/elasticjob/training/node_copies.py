@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -22,6 +23,7 @@ class NodeCopies:
         self.is_writer = is_writer
         self._shared = tuple(shared[:COPIES]) or _own_memory()
         self._written = self._shared if is_writer else _own_memory()
+        self._mapped: dict[int, mmap.mmap] = {}
 
     def newest(self) -> tuple[int, BlockHeader]:
         """Return descriptor and header of the node's newest copy; the header is ABSENT if there is none."""
@@ -32,13 +34,15 @@ class NodeCopies:
         """Replace the older copy and return its descriptor. `fill` writes all bytes but the header into the memory."""
         index, _ = state_block.newest_block(self._written)
         descriptor = self._written[1 - index]
-        fill(state_block.begin_write(descriptor, header.size))
+        self._mapped[descriptor] = state_block.begin_write(descriptor, header.size, self._mapped.get(descriptor))
+        fill(self._mapped[descriptor])
         state_block.finish_write(descriptor, header)
         return descriptor
 
     def release(self) -> None:
         """Free this worker's own memory; the node's copies stay."""
         if not self.is_writer:
+            self._mapped = {}
             for descriptor in self._written:
                 os.ftruncate(descriptor, 0)
 

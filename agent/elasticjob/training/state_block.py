@@ -68,11 +68,17 @@ def read_header(descriptor: int) -> BlockHeader:
     return found if complete else ABSENT
 
 
-def begin_write(descriptor: int, size: int) -> mmap.mmap:
-    """Map memory for a block of `size` bytes. The block is ABSENT until `finish_write`."""
+def begin_write(descriptor: int, size: int, mapped: mmap.mmap | None = None) -> mmap.mmap:
+    """Return mapped memory for a block of `size` bytes. The block is ABSENT until `finish_write`.
+
+    `mapped` is what this returned for the last block there; it is used again if it fits. A new mapping costs a page
+    fault for every page, which takes several times as long as the copy.
+    """
     _write_header(descriptor, ABSENT)
     if os.fstat(descriptor).st_size != size:
         os.ftruncate(descriptor, size)
+    elif mapped is not None and len(mapped) == size:
+        return mapped
     return mmap.mmap(descriptor, size)
 
 
