@@ -19,7 +19,6 @@ from elasticjob_operator.actions import (
     CreateWorker,
     DeleteJob,
     DeletePod,
-    DeleteSecret,
     DeleteService,
     UpdateStoreService,
 )
@@ -75,7 +74,7 @@ class ActionExecutor:
         stores = [a for a in ordered if isinstance(a, (CreateStore, UpdateStoreService))]
         workers = [a for a in ordered if isinstance(a, CreateWorker)]
         standbys = [a for a in ordered if isinstance(a, CreateStandbyStore)]
-        deletions = [a for a in ordered if isinstance(a, (DeletePod, DeleteService, DeleteSecret, DeleteJob))]
+        deletions = [a for a in ordered if isinstance(a, (DeletePod, DeleteService, DeleteJob))]
         done: list[_Result] = []
         problem, missing = "", self._missing_children(prerequisites)
         for stage in (prerequisites, stores, workers):
@@ -101,7 +100,7 @@ class ActionExecutor:
         children, name = self.memory.children or Children(), self.job.name
         created = {type(action) for action in creations}
         wanted = (
-            (children.secret, CreateSecret, f"Secret/{manifests.key_secret(name)}"),
+            (children.secret, CreateSecret, f"Secret/{manifests.key_secret(self.job)}"),
             (children.nodes, CreateNodesService, f"Service/{manifests.nodes_service(name)}"),
             (children.rendezvous, CreateStoreService, f"Service/{manifests.store_service(name)}"),
         )
@@ -143,9 +142,6 @@ class ActionExecutor:
             case DeleteService(name, uid):
                 self.memory.children = None
                 return await self._delete(SERVICES, name, uid)
-            case DeleteSecret(uid):
-                self.memory.children, self.memory.operator_key = None, None
-                return await self._delete(SECRETS, manifests.key_secret(self.job.name), uid)
             case DeleteJob(uid, why):
                 log.info("%s/%s: deleting the job: %s", self.job.namespace, self.job.name, why)
                 return await self._delete(JOBS, self.job.name, uid)

@@ -43,13 +43,6 @@ class DeleteService:
 
 
 @dataclass(frozen=True)
-class DeleteSecret:
-    """Delete the Secret that holds the job's keys: the next execution has others."""
-
-    uid: str
-
-
-@dataclass(frozen=True)
 class DeleteJob:
     """Delete the job itself, and with it all its objects."""
 
@@ -106,7 +99,6 @@ Action: TypeAlias = (
     | CreateStoreService
     | UpdateStoreService
     | DeleteService
-    | DeleteSecret
     | DeleteJob
     | CreateStore
     | CreateStandbyStore

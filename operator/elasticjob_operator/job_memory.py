@@ -27,6 +27,8 @@ class JobMemory:
     """Services and Secret as last read; None: read them at the next reconcile."""
     children_at: float = 0.0
     """When `children` was read."""
+    children_attempt: int = 0
+    """The execution attempt that `children` was read for: each has its own Secret."""
     minor_since: float | None = None
     """Since when a minor status change waits to be written; None: none waits."""
     refusals: dict[str, Refusal] = field(default_factory=dict)

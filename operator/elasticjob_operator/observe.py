@@ -9,6 +9,7 @@ from elasticjob.contract.names import GROUP, KIND, Label, Role
 from elasticjob_operator.job_memory import JobMemory
 from elasticjob_operator.kube import JOBS, PODS, SECRETS, SERVICES, KubeApi, NotFound, Resource
 from elasticjob_operator.manifests import key_secret, nodes_service, store_service
+from elasticjob_operator.manifests.names import attempt
 from elasticjob_operator.manifests.services import read_operator_key
 from elasticjob_operator.model.observed import Child, Children, Job, LinkView, Observed, has_retired, parse_job
 from elasticjob_operator.model.pods import Pod, parse_pod
@@ -124,9 +125,10 @@ def is_terminating(raw: dict[str, Any], job: Job) -> bool:
 
 
 async def _children(api: KubeApi, job: Job, memory: JobMemory, now: float) -> Children:
-    if memory.children is None or now >= memory.children_at + CHILDREN_SECONDS:
+    stale = now >= memory.children_at + CHILDREN_SECONDS or memory.children_attempt != attempt(job)
+    if memory.children is None or stale:
         secret, nodes, rendezvous = await asyncio.gather(
-            _find(api, SECRETS, job, key_secret(job.name)),
+            _find(api, SECRETS, job, key_secret(job)),
             _find(api, SERVICES, job, nodes_service(job.name)),
             _find(api, SERVICES, job, store_service(job.name)),
         )
@@ -139,7 +141,7 @@ async def _children(api: KubeApi, job: Job, memory: JobMemory, now: float) -> Ch
         if children.not_ours:
             # The job waits for their deletion: read them again at the next reconcile.
             return children
-        memory.children, memory.children_at = children, now
+        memory.children, memory.children_at, memory.children_attempt = children, now, attempt(job)
     return memory.children
 
 

@@ -4,7 +4,7 @@ elasticjobs                 delete, get, list, watch
 elasticjobs/status          update
 pods                        create, delete, get, list, watch
 services                    create, delete, get, patch
-secrets                     create, delete, get
+secrets                     create, get
 events                      create, patch
 leases (own namespace)      create, get, update
 leases (kube-node-lease)    get

@@ -27,8 +27,10 @@ def store_service(job: str) -> str:
     return f"{job}-{SUFFIX}"
 
 
-def key_secret(job: str) -> str:
-    return f"{job}-{SUFFIX}"
+def key_secret(job: Job) -> str:
+    """Return the name of the Secret with the keys of the execution. Those of earlier ones go with the job."""
+    number = attempt(job)
+    return f"{job.name}-{SUFFIX}" if number == 1 else f"{job.name}-{SUFFIX}-{number}"
 
 
 def endpoint(job: Job, port: int) -> str:

@@ -25,7 +25,7 @@ OPERATOR_KEY = "operator"
 def secret_manifest(job: Job, keys: dict[str, str]) -> dict[str, Any]:
     """Return the Secret; `keys` are hexadecimal, by data key."""
     data = {name: base64.b64encode(key.encode()).decode() for name, key in keys.items()}
-    meta = metadata(job, key_secret(job.name), labels(job))
+    meta = metadata(job, key_secret(job), labels(job))
     return {"apiVersion": "v1", "kind": "Secret", "metadata": meta, "type": "Opaque", "immutable": True, "data": data}
 
 

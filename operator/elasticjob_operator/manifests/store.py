@@ -96,7 +96,7 @@ def _container(job: Job, spec: JobSpec, incarnation: int, image: str) -> dict[st
         Env.STORE_CLIENTS: job_store_clients(spec.backend).value,
         Env.SETTINGS: codec.dumps(spec.settings).decode(),
     }
-    secret = key_secret(job.name)
+    secret = key_secret(job)
     return {
         "name": "store",
         "image": image,

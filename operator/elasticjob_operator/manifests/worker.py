@@ -144,5 +144,5 @@ def _agent_env(job: Job, spec: JobSpec, index: int, incarnation: int, more: dict
     return [
         *env(values | more),
         env_from_field(Env.POD_IP, "status.podIP"),
-        env_from_secret(Env.NODE_KEY, key_secret(job.name), NODE_KEY),
+        env_from_secret(Env.NODE_KEY, key_secret(job), NODE_KEY),
     ]

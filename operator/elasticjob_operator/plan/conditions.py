@@ -212,7 +212,7 @@ def _store_blocked(job: JobContext) -> Condition | None:
     children = {
         f"Service {nodes_service(name)}": observed.children.nodes,
         f"Service {store_service(name)}": observed.children.rendezvous,
-        f"Secret {key_secret(name)}": observed.children.secret,
+        f"Secret {key_secret(job.ctx.job)}": observed.children.secret,
     }
     others = {child_name: child for child_name, child in children.items() if child is not None and not child.ours}
     taken = [child_name for child_name, child in others.items() if not child.terminating]

@@ -197,7 +197,7 @@ def _start(ctx: ReconcileContext, store: StorePlan, workers: WorkersPlan) -> Act
 def _children(ctx: ReconcileContext, store: StorePlan) -> tuple[Action, ...]:
     name, children = ctx.job.name, ctx.observed.children
     actions: list[Action] = []
-    if children.secret is None and _may_create(ctx, f"Secret/{key_secret(name)}"):
+    if children.secret is None and _may_create(ctx, f"Secret/{key_secret(ctx.job)}"):
         actions.append(CreateSecret())
     if children.nodes is None and _may_create(ctx, f"Service/{nodes_service(name)}"):
         actions.append(CreateNodesService())

@@ -1,9 +1,9 @@
 """Suspend a job and resume it.
 
 Suspending drains: the worker pods are deleted, and their workers have the time of a planned end to save. The store
-serves until they have ended; then it goes, with the Services and the Secret. A job that is resumed meanwhile is
-suspended completely first, so that no execution finds children of the one before. Each execution has its own keys,
-image and deadline.
+serves until they have ended; then it goes, with the Services. A job that is resumed meanwhile is suspended completely
+first, so that no execution finds pods of the one before. Each execution has its own keys, image and deadline. The
+Secret of an earlier one stays until the job is deleted: the operator may not delete Secrets.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from elasticjob.contract.text import with_noun
-from elasticjob_operator.actions import DeletePod, DeleteSecret, EventRecord
+from elasticjob_operator.actions import DeletePod, EventRecord
 from elasticjob_operator.model.pods import Pod
 from elasticjob_operator.model.status import Condition, ConditionType
 from elasticjob_operator.plan.context import Actions, ReconcileContext, poll_interval
@@ -43,7 +43,7 @@ def stores_left(ctx: ReconcileContext) -> bool:
 
 def _anything_left(ctx: ReconcileContext) -> bool:
     children = ctx.observed.children
-    ours = [c for c in (children.secret, children.nodes, children.rendezvous) if c is not None and c.ours]
+    ours = [c for c in (children.nodes, children.rendezvous) if c is not None and c.ours]
     return not all_workers_ended(ctx) or stores_left(ctx) or bool(ours)
 
 
@@ -56,9 +56,6 @@ def remove_children(ctx: ReconcileContext) -> Actions:
     actions = Actions(_deletions(ctx, live), requeue_at=requeue_at)
     if not all_workers_ended(ctx):
         return actions
-    secret = ctx.observed.children.secret
-    if secret is not None and secret.ours:
-        actions += Actions((DeleteSecret(secret.uid),))
     return actions + delete_store_and_services(ctx, _WHY) + Actions(_deletions(ctx, stores, only_forced=True))
 
 

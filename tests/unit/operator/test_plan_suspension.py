@@ -13,9 +13,9 @@ from elasticjob_operator.actions import (
     CreateStore,
     CreateWorker,
     DeletePod,
-    DeleteSecret,
     DeleteService,
 )
+from elasticjob_operator.manifests import key_secret
 from elasticjob_operator.model.observed import Children, LinkView, Observed, parse_job
 from elasticjob_operator.model.pods import Pod
 from elasticjob_operator.plan import Plan
@@ -106,7 +106,6 @@ def test_when_the_workers_have_ended_the_stores_and_the_other_children_go() -> N
     p = run(suspended(worker(0, **ended(143)), conditions=[SUSPENDED]))
     assert deleted(p) == ["bert-rdzv-0", "bert-rdzv-1"]
     assert {a.name for a in p.actions if isinstance(a, DeleteService)} == {"bert", "bert-rdzv"}
-    assert DeleteSecret("s") in p.actions
     assert "the store ends" in conditions_of(p)["Suspended"]["message"]
 
 
@@ -157,6 +156,11 @@ def test_the_next_execution_has_new_keys_a_new_store_and_pods_of_the_next_incarn
     assert status_of(p)["phase"] == "Pending"
 
 
+@pytest.mark.parametrize(("attempts", "name"), [(0, "bert-rdzv"), (1, "bert-rdzv"), (2, "bert-rdzv-2")])
+def test_each_execution_has_a_secret_of_its_own(attempts: int, name: str) -> None:
+    assert key_secret(job(status=status(executionAttempts=attempts))) == name
+
+
 def test_a_resumed_job_gathers_as_a_new_one_does() -> None:
     resumed = status_of(run(gone(rendezvousRound=7))) | {
         "incarnations": "5,3",
@@ -175,7 +179,7 @@ def test_a_resumed_job_gathers_as_a_new_one_does() -> None:
         suspended(spec={}, conditions=[SUSPENDED]),
         suspended(spec={}, stores=(), conditions=[SUSPENDED]),
     ],
-    ids=["workers", "stores", "the Secret"],
+    ids=["workers", "stores", "the Services"],
 )
 def test_a_job_that_is_resumed_while_it_drains_is_suspended_completely_first(left: Observed) -> None:
     p = run(left)
