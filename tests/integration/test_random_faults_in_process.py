@@ -1,6 +1,6 @@
 """Faults drawn at random, one after the other, in a job with in-process restart: all steps are those of one process.
 
-`make faults FAULTS=200` injects more of them.
+`make faults FAULTS=200 SEED=7` injects more of them, and others.
 """
 
 from __future__ import annotations
@@ -19,12 +19,9 @@ pytest.importorskip("torch")
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize(("seed", "count"), [(1, 13), (None, 6)])
-def test_no_step_is_lost_or_wrong_whatever_happens(seed: int | None, count: int, tmp_path: Path) -> None:
+def test_no_step_is_lost_or_wrong_whatever_happens(tmp_path: Path) -> None:
     """The first 13 draws have each kind of fault at least once."""
-    seed = random.randrange(10**6) if seed is None else seed
-    print(f"seed {seed}")
     with FaultyJob(tmp_path) as job:
-        for incident in itertools.islice(draw_incidents(random.Random(seed), possible_kinds()), count):
+        for incident in itertools.islice(draw_incidents(random.Random(1), possible_kinds()), 13):
             print(job.inject(incident), flush=True)
         job.finish()
