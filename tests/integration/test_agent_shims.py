@@ -35,14 +35,14 @@ class Agent:
     """The part of an agent that starts workers and reaps children."""
 
     def __init__(self, launcher: Launcher, folder: Path) -> None:
-        self._launcher = launcher
+        self.launcher = launcher
         self._folder = folder
         self._ends: dict[int, int] = {}
         self._changed = asyncio.Event()
 
     def reaped(self) -> None:
         for pid, code in reap():
-            self._launcher.child_ended(pid, code)
+            self.launcher.child_ended(pid, code)
             self._ends[pid] = code
         self._changed.set()
 
@@ -54,7 +54,7 @@ class Agent:
 
     async def start(self) -> int:
         with (self._folder / "out").open("wb") as out, (self._folder / "err").open("wb") as err:
-            (pid,) = await self._launcher.start([WorkerStart({"WORKER": "1"}, out.fileno(), err.fileno())])
+            (pid,) = await self.launcher.start([WorkerStart({"WORKER": "1"}, out.fileno(), err.fileno())])
         return pid
 
     async def run(self) -> tuple[int, str, str]:
@@ -64,13 +64,13 @@ class Agent:
     async def run_preforked(self) -> list[str]:
         """Wait until all workers are forked ahead of need, run them, and return their output."""
         deadline = time.monotonic() + 60
-        while len(waiting := preforked(self._launcher)) < self._launcher.workers:
+        while len(waiting := preforked(self.launcher)) < self.launcher.workers:
             assert time.monotonic() < deadline, waiting
             await asyncio.sleep(0.05)
-        outputs = [self._folder / f"{rank}.out" for rank in range(self._launcher.workers)]
+        outputs = [self._folder / f"{rank}.out" for rank in range(self.launcher.workers)]
         files = [path.open("wb") for path in outputs]
         wanted = [WorkerStart({"RANK": str(i)}, file.fileno(), 2) for i, file in enumerate(files)]
-        for pid in await self._launcher.start(wanted):
+        for pid in await self.launcher.start(wanted):
             await self.end(pid)
         for file in files:
             file.close()
@@ -85,7 +85,7 @@ def preforked(launcher: Launcher) -> set[int]:
 
 @asynccontextmanager
 async def running_agent(
-    text: str, folder: Path, env: Mapping[str, str], shell: str = "bash", workers: int = 1
+    text: str, folder: Path, env: Mapping[str, str], shell: str = "bash", workers: int = 1, *, forks: bool = True
 ) -> AsyncIterator[Agent]:
     """Run an agent whose command is a shell with this text."""
     (folder / "marker.py").write_text("")
@@ -95,13 +95,14 @@ async def running_agent(
     loop = asyncio.get_running_loop()
     with (folder / "fork_server.log").open("wb") as log:
         command, env = parse_command([shell, "-c", text]), {**env, "PYTHONPATH": str(folder)}
-        launcher = Launcher(command, env, ["marker"], log.fileno(), workers, scratch)
+        launcher = Launcher(command, env, ["marker"] if forks else [], log.fileno(), workers, scratch)
         agent = Agent(launcher, folder)
         loop.add_signal_handler(signal.SIGCHLD, agent.reaped)
         try:
             message = await launcher.prepare()
-            assert message.startswith("fork server ready after"), (message, (folder / "fork_server.log").read_text())
-            assert message.endswith(f" inside {shell}")
+            if forks:
+                assert message.startswith("fork server ready after"), (folder / "fork_server.log").read_text()
+                assert message.endswith(f" inside {shell}")
             fork_server = launcher.fork_server_pid
             yield agent
             launcher.close()
@@ -181,9 +182,9 @@ async def test_a_process_is_forked_only_if_a_fork_can_take_its_place(
         assert await agent.run() == (0, f"{expected}\n", "")
 
 
-@pytest.mark.parametrize("shell", ["bash", "sh"])
+@pytest.mark.parametrize(("shell", "forks"), [("bash", True), ("sh", True), ("bash", False)])
 async def test_torchrun_and_its_module_run_the_script_as_the_worker(
-    shell: str, tmp_path: Path, env: dict[str, str]
+    shell: str, forks: bool, tmp_path: Path, env: dict[str, str]
 ) -> None:
     (tmp_path / "bin").mkdir()
     torchrun = tmp_path / "bin" / "torchrun"
@@ -192,8 +193,19 @@ async def test_torchrun_and_its_module_run_the_script_as_the_worker(
     (tmp_path / "script.py").write_text(f"{MARK}\nprint(sys.argv[1:])")
     env["PATH"] = os.pathsep.join([str(tmp_path / "bin"), env["PATH"]])
     text = f"cd {tmp_path} && torchrun --nproc-per-node 8 script.py a && python -m torch.distributed.run script.py b"
-    async with running_agent(text, tmp_path, env, shell) as agent:
-        assert await agent.run() == (0, "forked\n['a']\nforked\n['b']\n", "")
+    async with running_agent(text, tmp_path, env, shell, forks=forks) as agent:
+        how = "forked" if forks else "not forked"
+        assert await agent.run() == (0, f"{how}\n['a']\n{how}\n['b']\n", "")
+
+
+async def test_a_torchrun_that_cannot_be_forked_any_more_runs_its_script_by_exec(
+    tmp_path: Path, env: dict[str, str]
+) -> None:
+    (tmp_path / "script.py").write_text(f"{MARK}\nprint(sys.argv[1:])")
+    text = f"cd {tmp_path} && torchrun --nproc-per-node 8 script.py a; true"
+    async with running_agent(text, tmp_path, env) as agent:
+        agent.launcher.stop_fork_server()
+        assert await agent.run() == (0, "not forked\n['a']\n", "")
 
 
 WAIT = """

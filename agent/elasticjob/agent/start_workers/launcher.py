@@ -150,8 +150,10 @@ class Launcher:
             self._env["PYTHONPATH"] = os.pathsep.join([WITHOUT_LIBUV, *([before] if before else [])])
         if self._fork_server is not None and command is None:
             message = self._make_shims(interpreter, f"{message}, for {interpreter} inside {self._command.argv[0]}")
-            if self._shims is not None:
-                self._env["PATH"] = os.pathsep.join([str(self._shims.folder), self._env.get("PATH", os.defpath)])
+        elif self._fork_server is None and (interpreter := self._torchrun_in_shell()):
+            message = self._make_shims(interpreter, message)
+        if self._shims is not None:
+            self._env["PATH"] = os.pathsep.join([str(self._shims.folder), self._env.get("PATH", os.defpath)])
         elif self._fork_server is not None and command is not None and self._torchruns_workers and is_torchrun(command):
             message = self._make_torchrun_shims(command, message)
         return message
@@ -290,6 +292,18 @@ class Launcher:
         if python is None:
             raise ForkServerError(command.reason)
         return python, (), None
+
+    def _torchrun_in_shell(self) -> str:
+        """Return the interpreter of a torchrun in a shell command whose script runs in its place; else an empty text.
+
+        The shim is needed without a fork server too: each worker would start a torchrun with workers of its own.
+        """
+        command = self._command
+        if isinstance(command, PythonCommand) or not command.starts_python or self._torchruns_workers:
+            return ""
+        if self._scratch is None or not any("torchrun" in word or "torch.distributed" in word for word in command.argv):
+            return ""
+        return likely_python(command.argv, self._env) or ""
 
     def _make_torchrun_shims(self, command: PythonCommand, ready: str) -> str:
         """Make the shims for torchrun's workers. Return a log line that begins with `ready`."""

@@ -153,6 +153,7 @@ class ShimServer:
                 log.info("%s starts by exec: %s", program[0], decision.reason)
                 self._answer(peer, b"exec", *map(os.fsencode, decision.program))
                 return
+            program = decision.command.argv  # in place of a torchrun, its script
             pid = await self._fork(caller, decision, descriptors, numbers)
         except (OSError, ValueError, KeyError, CannotForkError) as error:
             log.info("python starts by exec: %s", error)
