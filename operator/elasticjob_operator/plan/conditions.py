@@ -20,7 +20,7 @@ from elasticjob_operator.plan.operator_reach import describe_unreachable, suspec
 from elasticjob_operator.plan.pod_decisions import PodDecision, ReplacePod, did_not_start, starts_execution
 from elasticjob_operator.plan.starts import Starts
 from elasticjob_operator.plan.stores import StorePlan
-from elasticjob_operator.plan.suspension import is_suspended, resumes
+from elasticjob_operator.plan.suspension import is_suspended, resumes, suspended_condition
 from elasticjob_operator.plan.workers import WorkersPlan
 from elasticjob_operator.plan.world import World
 
@@ -45,6 +45,11 @@ class JobContext:
         return self.outcome is None and (is_suspended(self.ctx) or resumes(self.ctx))
 
     @property
+    def resumes(self) -> bool:
+        """Whether the next execution begins with this reconcile."""
+        return self.outcome is None and resumes(self.ctx)
+
+    @property
     def trained(self) -> bool:
         """Whether a round has formed since the job was started or resumed."""
         return self.world.rounds > 0 and not (starts_execution(self.ctx) and self.world.last_round is None)
@@ -60,6 +65,23 @@ def condition(status: bool, reason: str, message: str) -> Condition:
     return Condition("True" if status else "False", reason, message)
 
 
+def _inactive(job: JobContext) -> Condition | None:
+    """Return the condition of a job that has ended or is suspended; None of one that runs."""
+    if job.outcome is not None:
+        return condition(False, "Finished", "the job has ended")
+    return condition(False, "Suspended", "the job is suspended") if job.suspended else None
+
+
+# ---- Suspended -------------------------------------------------------------------------------------------------
+
+
+def suspended(job: JobContext) -> Condition | None:
+    """Return whether the job is suspended; None for one that never was. A job that has ended is not."""
+    if job.outcome is None:
+        return suspended_condition(job.ctx)
+    return _inactive(job) if ConditionType.SUSPENDED in job.ctx.status.conditions else None
+
+
 # ---- RendezvousReady -------------------------------------------------------------------------------------------
 
 
@@ -68,10 +90,8 @@ def rendezvous_ready(job: JobContext) -> Condition:
     ctx, store, link = job.ctx, job.store, job.ctx.observed.link
     before = ctx.status.conditions.get(ConditionType.RENDEZVOUS_READY)
     same_store = store.incarnation == ctx.status.store_incarnation
-    if job.outcome is not None:
-        return condition(False, "Finished", "the job has ended")
-    if job.suspended:
-        return condition(False, "Suspended", "the job is suspended")
+    if (inactive := _inactive(job)) is not None:
+        return inactive
     if store.pod is not None and link.connected and same_store:
         return condition(True, "StoreAvailable", f"store pod {store.pod.name} serves")
     if store.pod is not None and store.promoted:
@@ -134,10 +154,8 @@ def _store_problem(job: JobContext) -> str:
 
 def running(job: JobContext) -> Condition:
     """Return whether workers train; if not, the first problem that prevents it."""
-    if job.outcome is not None:
-        return condition(False, "Finished", "the job has ended")
-    if job.suspended:
-        return condition(False, "Suspended", "the job is suspended")
+    if (inactive := _inactive(job)) is not None:
+        return inactive
     if job.world.formed:
         return condition(True, "WorldFormed", describe_world(job.world))
     blocked = _blocked(job)
@@ -243,10 +261,8 @@ def _refusals(job: JobContext) -> list[Refusal]:
 
 def fully_scaled(job: JobContext) -> Condition:
     """Return whether as many nodes train as the job should have. Missing spares do not make the condition False."""
-    if job.outcome is not None:
-        return condition(False, "Finished", "the job has ended")
-    if job.suspended:
-        return condition(False, "Suspended", "the job is suspended")
+    if (inactive := _inactive(job)) is not None:
+        return inactive
     target, spares = job.ctx.spec.target, job.ctx.spec.spares
     surplus = [p for p in job.ctx.observed.workers if p.index >= target + spares and p.end is None]
     if surplus or job.world.active > target:

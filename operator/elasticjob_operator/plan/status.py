@@ -15,9 +15,7 @@ from elasticjob_operator.model.status import AvoidedNode, Condition, ConditionTy
 from elasticjob_operator.plan import conditions, stragglers
 from elasticjob_operator.plan.budget import MAX_OUTAGES, MAX_RECENT_FAILURES
 from elasticjob_operator.plan.conditions import JobContext
-from elasticjob_operator.plan.context import ReconcileContext
 from elasticjob_operator.plan.job_end import all_workers_ended
-from elasticjob_operator.plan.suspension import is_suspended, resumes, suspended_condition
 
 _MINOR = ("replicas", "active", "ready", "standby", "succeeded", "failed", "terminating")
 """Counts whose write may be delayed."""
@@ -41,7 +39,7 @@ def next_status(job: JobContext, current: dict[ConditionType, Condition], image:
         "failedStarts": job.starts.failed or None,
         "startFailures": job.starts.in_row or None,
         "chargedOutages": list(job.budget.outages[-MAX_OUTAGES:]),
-        "executionAttempts": _executions(ctx),
+        "executionAttempts": _executions(job),
         "rendezvous": _rendezvous(job),
         "incarnations": ",".join(map(str, job.workers.incarnations)),
         "runtimeImage": _runtime_image(job, image),
@@ -58,16 +56,17 @@ def next_status(job: JobContext, current: dict[ConditionType, Condition], image:
     return {name: value for name, value in status.items() if value not in (None, [])}
 
 
-def _executions(ctx: ReconcileContext) -> int:
+def _executions(job: JobContext) -> int:
     """Return the number of the execution: the next one when the job is resumed, 0 before the first."""
-    if resumes(ctx):
-        return ctx.status.execution_attempts + 1
-    return ctx.status.execution_attempts if is_suspended(ctx) else attempt(ctx.job)
+    attempts = job.ctx.status.execution_attempts
+    if job.resumes:
+        return attempts + 1
+    return attempts if job.suspended else attempt(job.ctx.job)
 
 
 def _runtime_image(job: JobContext, image: str) -> str | None:
     """Return the image of the execution. The next one is pinned to the image of the operator that starts it."""
-    if resumes(job.ctx):
+    if job.resumes:
         return image
     return job.ctx.status.runtime_image or (None if job.suspended else image)
 
@@ -139,7 +138,7 @@ def _avoided_nodes(nodes: Iterable[AvoidedNode]) -> list[dict[str, str]]:
 def _times(job: JobContext, current: dict[ConditionType, Condition]) -> dict[str, str]:
     ctx, now = job.ctx, timestamp(job.ctx.now)
     times: dict[str, str] = {}
-    if resumes(ctx) or not (job.suspended or "startTime" in ctx.status.raw):
+    if job.resumes or not (job.suspended or "startTime" in ctx.status.raw):
         times["startTime"] = now
     if job.world.is_new_round:
         # Microseconds, because two rounds may form within one second and each must be counted once.
@@ -188,7 +187,7 @@ def _with_recovery(recent: list[dict[str, Any]], recovery: RecoverySeconds | Non
 def current_conditions(job: JobContext) -> dict[ConditionType, Condition]:
     """Return every condition that applies."""
     current: dict[ConditionType, Condition | None] = {
-        ConditionType.SUSPENDED: suspended_condition(job.ctx),
+        ConditionType.SUSPENDED: conditions.suspended(job),
         ConditionType.RENDEZVOUS_READY: conditions.rendezvous_ready(job),
         ConditionType.RUNNING: conditions.running(job),
         ConditionType.FULLY_SCALED: conditions.fully_scaled(job),
@@ -232,7 +231,7 @@ def written_condition(kind: ConditionType, value: Condition, generation: int, si
 def _phase(job: JobContext, current: dict[ConditionType, Condition]) -> str:
     if job.outcome is not None:
         return "Succeeded" if job.outcome.succeeded else "Failed"
-    if is_suspended(job.ctx):
+    if job.suspended and not job.resumes:
         return "Suspended"
     if job.world.formed:
         scaled = current[ConditionType.FULLY_SCALED]

@@ -96,8 +96,6 @@ def suspension_event(ctx: ReconcileContext) -> tuple[EventRecord, ...]:
     key = str(ctx.job.generation)
     if is_suspended(ctx) and not was_suspended(ctx):
         return (EventRecord("Suspended", _describe(ctx), key=key),)
-    return (
-        (EventRecord("Resumed", f"execution {ctx.status.execution_attempts + 1} begins", key=key),)
-        if resumes(ctx)
-        else ()
-    )
+    if not resumes(ctx):
+        return ()
+    return (EventRecord("Resumed", f"execution {ctx.status.execution_attempts + 1} begins", key=key),)

@@ -102,8 +102,7 @@ def draining_pods(ctx: ReconcileContext) -> tuple[ExpectedPod, ...]:
 
 def _surplus(ctx: ReconcileContext) -> list[ExpectedPod]:
     """Return the pods whose index is beyond the desired number, as draining."""
-    surplus = (p for p in ctx.observed.workers if p.index >= ctx.spec.settings.desired_pods and p.end is None)
-    return [replace(expected_pod_of(pod), state=PodState.DRAINING) for pod in surplus]
+    return [pod for pod in draining_pods(ctx) if pod.index >= ctx.spec.settings.desired_pods]
 
 
 def _avoided(

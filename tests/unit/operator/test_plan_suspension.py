@@ -25,6 +25,7 @@ from support.operator_build import (
     Raw,
     condition,
     conditions_of,
+    declared,
     elastic,
     ended,
     events_of,
@@ -192,6 +193,22 @@ def test_an_outcome_that_comes_while_the_job_drains_ends_it() -> None:
     finished = report(worker(0), worker(1), outcome=Outcome.SUCCEEDED)
     p = run(replace(observed, link=replace(observed.link, report=finished)))
     assert reasons_of(p)["SuccessCriteriaMet"] == ("True", "AllAgentsSucceeded")
+
+
+def test_a_job_that_ended_while_it_drained_begins_no_further_execution() -> None:
+    ended_well = worker(0, **ended(0, "Completed", declared(Outcome.SUCCEEDED)))
+    known = {"conditions": [SUSPENDED], "executionAttempts": 2, "runtimeImage": "old:1"}
+    p = run(suspended(ended_well, spec={}, children=Children(), stores=(), **known))
+    new = status_of(p)
+    assert (new["executionAttempts"], new["runtimeImage"], new["phase"]) == (2, "old:1", "Succeeded")
+    assert reasons_of(p)["Suspended"] == ("False", "Finished")
+
+
+def test_suspending_a_finished_job_changes_nothing() -> None:
+    complete = [condition("SuccessCriteriaMet"), condition("Complete")]
+    p = run(suspended(worker(0, **ended(0)), conditions=complete))
+    assert "Suspended" not in reasons_of(p)
+    assert "Suspended" not in events_of(p)
 
 
 def test_an_elastic_target_may_change_while_the_job_is_suspended() -> None:

@@ -7,7 +7,6 @@ the newest shard that all ranks have, with its copies.
 from __future__ import annotations
 
 import mmap
-import os
 from collections.abc import Sequence
 
 from elasticjob.contract.memory_file import memory_file
@@ -35,7 +34,7 @@ def shard_descriptors() -> list[int]:
 
 
 class ShardBuffers:
-    """A pair of buffers. It stays mapped: to map a large memory anew costs as much as to write it."""
+    """A pair of buffers. It stays mapped from block to block."""
 
     def __init__(self, descriptors: Sequence[int]) -> None:
         self.descriptors = tuple(descriptors)
@@ -48,12 +47,7 @@ class ShardBuffers:
 
     def begin(self, buffer: int, size: int) -> mmap.mmap:
         """Return the memory for a block of `size` bytes; there is no block in the buffer until `finish`."""
-        descriptor, view = self.descriptors[buffer], self._views[buffer]
-        state_block.finish_write(descriptor, state_block.ABSENT)
-        if os.fstat(descriptor).st_size != size:
-            os.ftruncate(descriptor, size)
-        if view is None or len(view) != size:
-            view = self._views[buffer] = mmap.mmap(descriptor, size)
+        view = self._views[buffer] = state_block.begin_write(self.descriptors[buffer], size, self._views[buffer])
         return view
 
     def finish(self, buffer: int, header: BlockHeader) -> None:
