@@ -95,6 +95,10 @@ def test_a_node_that_is_lost_before_its_copy_is_made_costs_one_step(results: dic
     ]
 
 
+def test_a_copy_that_never_ends_does_not_stop_the_next_round(results: dict[str, Any]) -> None:
+    assert results["copy that never ends"] == [[True, 3, True]] * 4
+
+
 def test_a_planned_end_loses_no_step(results: dict[str, Any]) -> None:
     assert results["planned end"] == [[True, 2, True], [True, 2, True], [True, 2, True], []]
 

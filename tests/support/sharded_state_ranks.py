@@ -12,6 +12,7 @@ import logging
 import multiprocessing
 import os
 import sys
+import threading
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -252,6 +253,26 @@ def copies_not_made(rounds: Rounds) -> Any:
     return [*_continued(rounds, before, (0, 1, 3)), errors]
 
 
+def copy_that_never_ends(rounds: Rounds) -> Any:
+    """A copy waits for ever though the connections of its round are broken."""
+    rounds.begin()
+    trainer = Trainer(WORLD)
+    trainer.keep().sync()
+    trainer.train(2)
+    trainer.wait_copies()
+    copy, begun = ShardCopier._exchange, threading.Event()
+
+    def wait(*_: Any) -> None:
+        begun.set()
+        threading.Event().wait()
+
+    ShardCopier._exchange = wait  # type: ignore[method-assign, assignment]
+    trainer.train(1)
+    begun.wait()
+    ShardCopier._exchange = copy  # type: ignore[method-assign]
+    return _continued(rounds, trainer.digest())
+
+
 def _continued(rounds: Rounds, before: Any, ranks: tuple[int, ...] = ALL) -> list[Any]:
     """Begin the next round; return the step, and whether the state is the one `before`."""
     if not rounds.begin(ranks):
@@ -370,6 +391,7 @@ SCENARIOS: dict[str, Callable[[Rounds], Any]] = {
     "lost one after the other": lost_one_after_the_other,
     "torn commit": torn_commit,
     "copies not made": copies_not_made,
+    "copy that never ends": copy_that_never_ends,
     "own values": own_values,
     "joiner random": joiner_random(alike=False),
     "joiner random alike": joiner_random(alike=True),
@@ -441,6 +463,7 @@ def _rank(folder: str, rank: int, results: Any) -> None:
             found[name] = scenario(rounds)
         except Exception:
             found[name] = traceback.format_exc()
+            print(f"rank {rank}, {name}: {found[name]}", file=sys.stderr, flush=True)  # the other ranks may hang
         rounds.end()
     results.put((rank, found))
 

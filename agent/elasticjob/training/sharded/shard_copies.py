@@ -20,7 +20,10 @@ from elasticjob.training.state_block import HEADER_SIZE, BlockHeader
 from elasticjob.training.state_sources import Version
 
 _END_TIMEOUT = 30.0
-"""Seconds in which a thread of an earlier round must end: its connections are broken then."""
+"""Seconds in which a thread must end whose process group still exists."""
+_BROKEN_TIMEOUT = 1.0
+"""Seconds that a round waits for the thread of an earlier one, whose connections are broken. gloo sometimes loses the
+error: a wait that begins while its connection is shut down lasts for the group's time-out, 30 minutes by default."""
 _EXIT_TIMEOUT = 2.0
 """Seconds that a process waits for the last copies at its end: it would abort while torch waits in a thread."""
 
@@ -56,10 +59,14 @@ class ShardCopier:
             raise self._error
 
     def close(self) -> None:
-        """End the thread. RuntimeError: it is still connected to a rank that does not answer."""
+        """End the thread; without its process group it copies nothing any more, and may wait on.
+
+        RuntimeError: it is still connected to a rank that does not answer.
+        """
         atexit.unregister(self._end)
-        self._end(_END_TIMEOUT)
-        if self._thread.is_alive():
+        destroyed = self._group.destroyed
+        self._end(_BROKEN_TIMEOUT if destroyed else _END_TIMEOUT)
+        if self._thread.is_alive() and not destroyed:
             raise RuntimeError("the copies of an earlier round have not ended: end its process groups first")
 
     def _end(self, timeout: float) -> None:

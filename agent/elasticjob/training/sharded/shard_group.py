@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed import distributed_c10d
 
 from elasticjob.training.state_exchange import is_distributed, rank
 
@@ -27,6 +28,11 @@ class ShardGroup:
         self.rank = rank()
         self.size = int(dist.get_world_size()) if is_distributed() else 1
         self.group: Any = dist.new_group(backend="gloo") if self.size > 1 else None
+
+    @property
+    def destroyed(self) -> bool:
+        """Whether the group has been destroyed, and with it its connections."""
+        return self.group is not None and self.group not in distributed_c10d._world.pg_map
 
     def gather_numbers(self, numbers: Sequence[int]) -> list[list[int]]:
         """Return the numbers of all ranks, in their order. All ranks pass as many."""
