@@ -217,7 +217,7 @@ def test_any_node_can_be_killed_at_any_step(tmp_path: Path, arguments: list[str]
             run.wait_for(rf"step={step + draw.randint(3, 20)} .* world=4 rank={draw.randrange(4)}$", 100)
             rank = draw.randrange(4)
             os.kill(parent(pids[rank]), signal.SIGKILL)
-            run.wait_for("round .* ends: toy-.* lost")
+            run.wait_for("round .* ends: ")  # a survivor may be first with its broken collective
             survivors.discard(pids[rank])
             before = committed(run.text)
             step, _ = begun(run, 3)

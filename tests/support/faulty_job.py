@@ -140,14 +140,15 @@ class FaultyJob:
         injected: set[int] = set()
 
         def all_fired() -> bool:
-            for index, fired in self._fired(incident).items():
+            found = self._fired(incident)
+            for index, fired in found.items():
                 if fired.kind in INJECTED_BY_TEST and index not in injected:
                     injected.add(index)
                     self._inject(fired)
                     cut.extend([fired] * (fired.kind == "node cut"))
                     (self._folder / f"injected-{self._number}-{index}").touch()
             self._heal(cut)
-            return len(self._fired(incident)) == len(incident.faults)
+            return len(found) == len(incident.faults)
 
         self._wait(all_fired, f"{incident} has happened")
         (self._folder / "plan.json").unlink()
