@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from elasticjob.inprocess.restartable import restartable
     from elasticjob.local.launch import RunResult, WorkerState, launch
     from elasticjob.training.progress_channel import Stopped, on_stop, progress
+    from elasticjob.training.replicated.state import State
     from elasticjob.training.sharded.sharded_state import ShardedState
-    from elasticjob.training.state import State
 
 __version__ = "0.1.0"
 __all__ = [
@@ -64,7 +64,7 @@ _MODULES = {
     "WorkerState": "elasticjob.local.launch",
     "launch": "elasticjob.local.launch",
     "ShardedState": "elasticjob.training.sharded.sharded_state",
-    "State": "elasticjob.training.state",
+    "State": "elasticjob.training.replicated.state",
     "Stopped": "elasticjob.training.progress_channel",
     "on_stop": "elasticjob.training.progress_channel",
     "progress": "elasticjob.training.progress_channel",

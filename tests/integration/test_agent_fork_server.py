@@ -572,7 +572,9 @@ async def test_the_functions_for_training_code_are_imported_unless_the_program_h
     tmp_path: Path,
 ) -> None:
     path = tmp_path / "script.py"
-    path.write_text("import sys; print('elasticjob.training.state' in sys.modules, 'elasticjob' in sys.modules)")
+    path.write_text(
+        "import sys; print('elasticjob.training.replicated.state' in sys.modules, 'elasticjob' in sys.modules)"
+    )
     async with forking_launcher([sys.executable, str(path)], tmp_path, ("torch",)) as launcher:
         assert await run_workers(launcher, tmp_path) == [(0, "True True\n", "")]
     (tmp_path / "elasticjob.py").write_text("")

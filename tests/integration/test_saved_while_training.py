@@ -13,7 +13,7 @@ from elasticjob.code_root import CODE_ROOT
 from elasticjob.contract import codec
 from elasticjob.contract.messages import RoundSettings
 from elasticjob.contract.names import Env
-from elasticjob.training.state_file import read_file_header
+from elasticjob.training.blocks.state_file import read_file_header
 from support.child_process import ChildProcess
 from support.local_run import PROGRAM
 from support.worker_scripts import script
@@ -31,7 +31,7 @@ COMMITS_TWICE = """
 import os, sys, time
 import torch
 import elasticjob
-from elasticjob.training.state_file import read_file_header
+from elasticjob.training.blocks.state_file import read_file_header
 
 folder, rank = sys.argv[1], os.environ["RANK"]
 state = elasticjob.State(model=torch.nn.Linear(2, 2), path=f"{folder}/state-{rank}", save_minutes=0.001)

@@ -22,10 +22,10 @@ import torch
 import torch.distributed as dist
 
 from elasticjob.training import critical_section, devices, group_device, progress_channel, random_states
-from elasticjob.training.rank_random_states import note_interruption
-from elasticjob.training.state import State
+from elasticjob.training.blocks.state_file import read_file_header
+from elasticjob.training.replicated.rank_random_states import note_interruption
+from elasticjob.training.replicated.state import State
 from elasticjob.training.state_exchange import Exchange
-from elasticjob.training.state_file import read_file_header
 
 WORLD = 3
 STEPS = 6

@@ -6,6 +6,8 @@ import os
 
 import pytest
 
+from elasticjob.training.blocks.state_block import HEADER_SIZE, BlockHeader, read_header
+from elasticjob.training.blocks.state_sources import NO_VERSION, Version
 from elasticjob.training.sharded.shard_memory import ShardBuffers
 from elasticjob.training.sharded.shard_sources import (
     NO_SHARD,
@@ -20,8 +22,6 @@ from elasticjob.training.sharded.shard_sources import (
     replica_for,
     shard_places,
 )
-from elasticjob.training.state_block import HEADER_SIZE, BlockHeader, read_header
-from elasticjob.training.state_sources import NO_VERSION, Version
 
 OLD, NEW, NEWEST = (1, 10), (2, 11), (3, 12)
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from elasticjob.training import state_file
-from elasticjob.training.state_file import BlockChangedError, read_file_header, recorded_interval, save_block
+from elasticjob.training.blocks import state_file
+from elasticjob.training.blocks.state_file import BlockChangedError, read_file_header, recorded_interval, save_block
 from support.state_blocks import memory, write
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from elasticjob.training.commit_sequence import ROUND, CommitSequence
-from elasticjob.training.state_block import ABSENT, BlockHeader
-from elasticjob.training.state_sources import NO_VERSION, Offer, Source, Transfer, alike, choose
+from elasticjob.training.blocks.commit_sequence import ROUND, CommitSequence
+from elasticjob.training.blocks.state_block import ABSENT, BlockHeader
+from elasticjob.training.blocks.state_sources import NO_VERSION, Offer, Source, Transfer, alike, choose
 
 
 def block(sequence: int, step: int) -> BlockHeader:

@@ -15,7 +15,7 @@ from transformers import Trainer, TrainerCallback
 from elasticjob.data.sampler import ElasticSampler
 from elasticjob.frameworks.step_batches import StepBatches
 from elasticjob.training import progress_channel
-from elasticjob.training.state import State
+from elasticjob.training.replicated.state import State
 
 _KEPT_FIELDS = (
     "epoch",

@@ -16,7 +16,7 @@ from lightning.pytorch.strategies import DDPStrategy
 from elasticjob.data.sampler import ElasticSampler
 from elasticjob.frameworks.step_batches import StepBatches
 from elasticjob.training import progress_channel
-from elasticjob.training.state import State
+from elasticjob.training.replicated.state import State
 
 
 class ElasticLightningCallback(Callback):  # type: ignore[misc]  # lightning is not checked here

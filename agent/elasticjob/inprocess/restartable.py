@@ -26,8 +26,9 @@ from elasticjob.contract.restart_messages import (
 from elasticjob.inprocess.agent_channel import AgentChannel
 from elasticjob.inprocess.interruption import Interrupter, RankShouldRestart
 from elasticjob.inprocess.process_groups import ProcessGroups, collect_garbage
-from elasticjob.training import critical_section, progress_channel, rank_random_states
+from elasticjob.training import critical_section, progress_channel
 from elasticjob.training.progress_channel import Stopped
+from elasticjob.training.replicated import rank_random_states
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from elasticjob.training.blocks.state_block import HEADER_SIZE, BlockHeader
 from elasticjob.training.group_device import broadcast_device
-from elasticjob.training.state_block import HEADER_SIZE, BlockHeader
 
 _PIECE = 64 << 20
 """Bytes broadcast at a time; with NCCL each broadcast needs as much GPU memory."""

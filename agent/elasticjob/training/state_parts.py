@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
+from elasticjob.training.blocks.state_values import ALLOWED, SHARDED
 from elasticjob.training.sharded_models import is_sharded_optimizer, keeps_position_of_rank, sharded_parameter
-from elasticjob.training.state_values import ALLOWED, SHARDED
 
 
 def split_parts(

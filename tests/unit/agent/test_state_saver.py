@@ -15,8 +15,8 @@ from elasticjob.agent.reporting.state_saver import StateSaver
 from elasticjob.agent.runner import Agent
 from elasticjob.contract.messages import Outcome, Termination
 from elasticjob.contract.names import ExitCode
-from elasticjob.training import state_file
-from elasticjob.training.state_file import BlockChangedError, read_file_header
+from elasticjob.training.blocks import state_file
+from elasticjob.training.blocks.state_file import BlockChangedError, read_file_header
 from support.state_blocks import memory, write
 
 

@@ -13,8 +13,8 @@ import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
-from elasticjob.training import state_file
-from elasticjob.training.state_file import BlockChangedError
+from elasticjob.training.blocks import state_file
+from elasticjob.training.blocks.state_file import BlockChangedError
 
 log = logging.getLogger(__name__)
 

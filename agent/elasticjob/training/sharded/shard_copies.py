@@ -14,10 +14,10 @@ from typing import Any
 
 import torch
 
+from elasticjob.training.blocks.state_block import HEADER_SIZE, BlockHeader
+from elasticjob.training.blocks.state_sources import Version
 from elasticjob.training.sharded.shard_group import ShardGroup
 from elasticjob.training.sharded.shard_memory import ShardBuffers
-from elasticjob.training.state_block import HEADER_SIZE, BlockHeader
-from elasticjob.training.state_sources import Version
 
 _END_TIMEOUT = 30.0
 """Seconds in which a thread must end whose process group still exists."""

@@ -15,8 +15,8 @@ import torch
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.tensor import DTensor
 
+from elasticjob.training.blocks.state_block import ALIGNMENT
 from elasticjob.training.sharded.sharded_parts import StateNames
-from elasticjob.training.state_block import ALIGNMENT
 
 PLAIN_TENSORS = "values"
 """Name of the entry with all tensors among plain values and in objects that are neither model nor optimizer."""

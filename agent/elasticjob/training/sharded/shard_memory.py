@@ -10,10 +10,11 @@ import mmap
 from collections.abc import Sequence
 
 from elasticjob.contract.memory_file import memory_file
-from elasticjob.training import progress_channel, state_block
-from elasticjob.training.node_copies import COPIES
-from elasticjob.training.state_block import BlockHeader
-from elasticjob.training.state_sources import Version
+from elasticjob.training import progress_channel
+from elasticjob.training.blocks import state_block
+from elasticjob.training.blocks.node_copies import COPIES
+from elasticjob.training.blocks.state_block import BlockHeader
+from elasticjob.training.blocks.state_sources import Version
 
 BUFFERS = 2
 """For the own shard, and as many for another rank's."""

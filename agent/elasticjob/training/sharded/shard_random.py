@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from elasticjob.training import random_states
+from elasticjob.training.blocks.state_sources import Version
 from elasticjob.training.random_states import GENERATORS
-from elasticjob.training.state_sources import Version
 
 
 def restore_random_states(saved: Sequence[Any], seed: int, rank: int, version: Version) -> None:

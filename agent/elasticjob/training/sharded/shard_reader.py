@@ -18,12 +18,12 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 
-from elasticjob.training import state_block
+from elasticjob.training.blocks import state_block
+from elasticjob.training.blocks.state_block import ALIGNMENT
 from elasticjob.training.sharded.shard_group import PIECE, ShardGroup, bytes_tensor, tensor_bytes
 from elasticjob.training.sharded.shard_layout import ShardEntry, entry_tensor
 from elasticjob.training.sharded.shard_sources import ShardPlace, nearest, replica_for
 from elasticjob.training.sharded.sharded_parts import TensorKind
-from elasticjob.training.state_block import ALIGNMENT
 
 _Part = tuple[int, int, list[int], list[int]]
 """What one rank asks of another: buffer, entry of the block in it, where the part begins in the entry, its sizes."""

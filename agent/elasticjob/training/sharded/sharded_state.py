@@ -14,8 +14,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from elasticjob.training import progress_channel, random_states
-from elasticjob.training.commit_sequence import CommitSequence
+from elasticjob.training.blocks.commit_sequence import CommitSequence
+from elasticjob.training.blocks.state_block import HEADER_SIZE, BlockHeader, data_start, read_content, read_header
+from elasticjob.training.blocks.state_sources import NO_VERSION, Version
+from elasticjob.training.blocks.state_tree import PackedTree, unpack_tree
 from elasticjob.training.devices import synchronize_device
+from elasticjob.training.replicated.state import checked_step
 from elasticjob.training.sharded import shard_sources
 from elasticjob.training.sharded.shard_copies import ShardCopier
 from elasticjob.training.sharded.shard_group import ShardGroup
@@ -25,11 +29,7 @@ from elasticjob.training.sharded.shard_random import restore_random_states
 from elasticjob.training.sharded.shard_reader import ShardReader
 from elasticjob.training.sharded.shard_sources import NO_SHARD, StoredShard
 from elasticjob.training.sharded.sharded_parts import ShardedParts
-from elasticjob.training.state import checked_step
-from elasticjob.training.state_block import HEADER_SIZE, BlockHeader, data_start, read_content, read_header
 from elasticjob.training.state_parts import object_refusal, restore_part, split_parts, state_of
-from elasticjob.training.state_sources import NO_VERSION, Version
-from elasticjob.training.state_tree import PackedTree, unpack_tree
 
 log = logging.getLogger(__name__)
 

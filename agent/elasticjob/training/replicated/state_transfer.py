@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from elasticjob.training import state_block
-from elasticjob.training.node_copies import NodeCopies
+from elasticjob.training.blocks import state_block
+from elasticjob.training.blocks.node_copies import NodeCopies
+from elasticjob.training.blocks.state_sources import Source, Transfer
 from elasticjob.training.state_exchange import Exchange, is_distributed, rank
-from elasticjob.training.state_sources import Source, Transfer
 
 
 @contextmanager

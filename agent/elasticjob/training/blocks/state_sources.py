@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from elasticjob.training.state_block import ABSENT, BlockHeader
+from elasticjob.training.blocks.state_block import ABSENT, BlockHeader
 
 Version = tuple[int, int]
 """Sequence number and step, as `BlockHeader.version`."""

@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from elasticjob.contract.memory_file import memory_file
-from elasticjob.training import state_block
-from elasticjob.training.state_block import BlockHeader
+from elasticjob.training.blocks import state_block
+from elasticjob.training.blocks.state_block import BlockHeader
 
 COPIES = 2
 """One is complete at any time."""

@@ -8,21 +8,22 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 from elasticjob.contract.memory_file import memory_file
-from elasticjob.training import progress_channel, state_block, state_exchange, state_file
-from elasticjob.training.commit_sequence import CommitSequence
+from elasticjob.training import progress_channel, state_exchange
+from elasticjob.training.blocks import state_block, state_file
+from elasticjob.training.blocks.commit_sequence import CommitSequence
+from elasticjob.training.blocks.node_copies import COPIES, NodeCopies
+from elasticjob.training.blocks.state_block import ABSENT, HEADER_SIZE, BlockHeader, data_start
+from elasticjob.training.blocks.state_sources import NO_VERSION, Offer, Transfer, Version, alike, choose
+from elasticjob.training.blocks.state_tree import PackedTree, unpack_tree
+from elasticjob.training.blocks.state_values import refusal
 from elasticjob.training.devices import synchronize_device
-from elasticjob.training.live_state import LiveState
-from elasticjob.training.node_copies import COPIES, NodeCopies
 from elasticjob.training.random_states import GENERATORS
-from elasticjob.training.rank_memory import RankMemory
-from elasticjob.training.rank_random_states import RankRandomStates
-from elasticjob.training.state_block import ABSENT, HEADER_SIZE, BlockHeader, data_start
+from elasticjob.training.replicated.live_state import LiveState
+from elasticjob.training.replicated.rank_memory import RankMemory
+from elasticjob.training.replicated.rank_random_states import RankRandomStates
+from elasticjob.training.replicated.state_transfer import transferred
 from elasticjob.training.state_exchange import Exchange
 from elasticjob.training.state_parts import restore_part, split_parts, state_of
-from elasticjob.training.state_sources import NO_VERSION, Offer, Transfer, Version, alike, choose
-from elasticjob.training.state_transfer import transferred
-from elasticjob.training.state_tree import PackedTree, unpack_tree
-from elasticjob.training.state_values import refusal
 
 
 class State:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from io import FileIO
 
-from elasticjob.training.state_block import ABSENT, BlockHeader, newest_block, read_content, read_header
+from elasticjob.training.blocks.state_block import ABSENT, BlockHeader, newest_block, read_content, read_header
 
 _PIECE = 64 << 20
 """Bytes copied at a time."""

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from elasticjob.training.state_block import ALIGNMENT
-from elasticjob.training.state_values import key_refusal, refusal
+from elasticjob.training.blocks.state_block import ALIGNMENT
+from elasticjob.training.blocks.state_values import key_refusal, refusal
 
 
 class PackedTree:

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from elasticjob.training import critical_section, random_states
-from elasticjob.training.scaler_copy import ScalerCopy, is_scaler
-from elasticjob.training.snapshots import BufferCopies, Snapshot
+from elasticjob.training.replicated.scaler_copy import ScalerCopy, is_scaler
+from elasticjob.training.replicated.snapshots import BufferCopies, Snapshot
 from elasticjob.training.state_parts import restore_part, state_of
 
 

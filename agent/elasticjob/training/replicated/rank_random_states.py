@@ -10,9 +10,9 @@ from typing import Any
 import torch
 
 from elasticjob.training import random_states, state_exchange
+from elasticjob.training.blocks.state_sources import NO_VERSION, Version
 from elasticjob.training.random_states import GENERATORS
-from elasticjob.training.rank_memory import RankMemory
-from elasticjob.training.state_sources import NO_VERSION, Version
+from elasticjob.training.replicated.rank_memory import RankMemory
 
 _at_interruption: dict[str, Any] = {}
 
