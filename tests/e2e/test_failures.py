@@ -34,6 +34,35 @@ def test_a_script_that_raises_exhausts_max_restarts(submit: Submit) -> None:
     assert "MaxRestartsExceeded" in job.events()
 
 
+def test_rules_decide_by_exit_code_what_a_failure_counts(submit: Submit) -> None:
+    script = (
+        "import os, pathlib, sys, time\n"
+        "if os.environ['RANK'] == '0':\n"
+        "    time.sleep(3600)\n"
+        "first = pathlib.Path('/tmp/first-round')\n"
+        "if first.exists():\n"
+        "    sys.exit(2)\n"
+        "first.touch()\n"
+        "sys.exit(3)\n"
+    )
+    flaky = {"operator": "In", "values": [3]}
+    rules = [
+        {"name": "flaky", "action": "RestartGroupAndIgnoreMaxRestarts", "onExitCodes": flaky},
+        {"name": "user-error", "action": "FailJob", "onExitCodes": {"operator": "NotIn", "values": [1]}},
+    ]
+    policy = {"maxRestarts": 0, "rules": rules}
+    job = submit(manifest("rules", ["python3", "-c", script], replicas=2, preload=[], failurePolicy=policy))
+    failed = condition(job.wait("Failed"), "Failed")
+    assert failed["reason"] == "FailurePolicyRule"
+    assert "rule user-error matched: rank 1 in rules-1-0" in failed["message"]
+    status = job.status()
+    matched = [(f["exitCode"], f["rule"], f["action"]) for f in status["recentFailures"]]
+    assert matched == [(3, "flaky", "RestartGroupAndIgnoreMaxRestarts"), (2, "user-error", "FailJob")]
+    assert status["lastFailure"]["rule"] == "user-error"
+    assert (status["restarts"], status["restartsCountTowardsMax"], status["rendezvousRound"]) == (1, 0, 2)
+    assert "FailurePolicyMatched" in job.events()
+
+
 def test_finished_ranks_run_again_when_another_fails(submit: Submit, shared_dir: str) -> None:
     script = (
         "import os, pathlib\n"

@@ -35,6 +35,9 @@ SUSPENDED["spec"]["suspend"] = True
 FIXED_SUSPENDED = copy.deepcopy(FIXED)
 FIXED_SUSPENDED["spec"]["suspend"] = True
 
+RULE = {"name": "user-error", "action": "FailJob", "onExitCodes": {"operator": "In", "values": [2]}}
+DRAIN = {"name": "drain", "action": "RestartGroup", "onPodConditions": [{"type": "DisruptionTarget"}]}
+
 Change = tuple[str, Any]
 """A path such as `spec.template.spec.containers.0.image` and its new value; ABSENT removes the field."""
 ABSENT = object()
@@ -79,6 +82,51 @@ BAD_AT_CREATE: list[tuple[str, list[Change], str]] = [
     ),
     ("a file to preload", [("spec.preload", ["train.py,x"])], "preload must list modules by their import names"),
     ("negative budget", [("spec.failurePolicy.maxRestarts", -1)], "maxRestarts in body should be greater than"),
+    (
+        "two rules of one name",
+        [("spec.failurePolicy.rules", [RULE, {**RULE, "action": "Ignore"}])],
+        "two rules have the same name: write another name for one of them",
+    ),
+    (
+        "a rule that matches nothing",
+        [("spec.failurePolicy.rules", [{"name": "user-error", "action": "FailJob"}])],
+        "write exactly one of onExitCodes, onPodConditions and onReasons in each rule",
+    ),
+    (
+        "a rule with two criteria",
+        [("spec.failurePolicy.rules", [{**RULE, "onReasons": ["OOMKilled"]}])],
+        "write exactly one of onExitCodes, onPodConditions and onReasons in each rule",
+    ),
+    (
+        "a rule named in capitals",
+        [("spec.failurePolicy.rules", [{**RULE, "name": "OOM"}])],
+        "the name of a rule must start with a letter and have only a-z, 0-9 and '-'",
+    ),
+    (
+        "a rule for success",
+        [("spec.failurePolicy.rules", [{**RULE, "onExitCodes": {"operator": "In", "values": [0]}}])],
+        "values[0] in body should be greater than or equal to 1",
+    ),
+    (
+        "a rule without exit codes",
+        [("spec.failurePolicy.rules", [{**RULE, "onExitCodes": {"operator": "In", "values": []}}])],
+        "onExitCodes.values is empty: write at least one exit code",
+    ),
+    (
+        "a rule without reasons",
+        [("spec.failurePolicy.rules", [{"name": "oom", "action": "Ignore", "onReasons": []}])],
+        "onReasons is empty: write at least one reason, such as OOMKilled",
+    ),
+    (
+        "a rule without conditions",
+        [("spec.failurePolicy.rules", [{"name": "drain", "action": "Ignore", "onPodConditions": []}])],
+        "onPodConditions is empty: write at least one condition, such as type: DisruptionTarget",
+    ),
+    (
+        "an unknown action",
+        [("spec.failurePolicy.rules", [{**RULE, "action": "Count"}])],
+        'supported values: "FailJob", "RestartGroup", "RestartGroupAndIgnoreMaxRestarts", "Ignore"',
+    ),
     (
         "too short progress timeout",
         [("spec.hangPolicy", {"progressTimeoutSeconds": 5})],
@@ -202,6 +250,7 @@ GOOD_AT_CHANGE: list[tuple[str, dict[str, Any], list[Change]]] = [
     ("both ends", GOOD, [("spec.elasticPolicy", {"minReplicas": 1, "maxReplicas": 1}), ("spec.replicas", 1)]),
     ("budget and grace", GOOD, [("spec.failurePolicy.maxRestarts", 9), ("spec.stopGraceSeconds", 5)]),
     ("a fixed job made elastic", FIXED, [("spec.elasticPolicy", {"minReplicas": 1, "maxReplicas": 8})]),
+    ("failure rules added", GOOD, [("spec.failurePolicy.rules", [RULE, DRAIN])]),
     ("a hang policy added", GOOD, [("spec.hangPolicy", {"progressTimeoutSeconds": 60})]),
     ("replicas between two steps", GOOD, [("spec.elasticPolicy.replicaIncrementStep", 2), ("spec.replicas", 3)]),
     ("replicas removed", GOOD, [("spec.replicas", ABSENT)]),

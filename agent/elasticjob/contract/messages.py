@@ -40,6 +40,7 @@ from enum import Enum
 from typing import Any, TypeAlias, get_args
 
 from elasticjob.contract import codec
+from elasticjob.contract.failure_rules import FailureAction, FailureRule
 from elasticjob.contract.names import RoundId
 
 PROTOCOL = 2
@@ -463,6 +464,8 @@ class RoundSettings:
     """A change to or from `EVENT` applies from the next round."""
     increment: int = 1
     """A round has `min_nodes` plus a multiple of this."""
+    failure_rules: tuple[FailureRule, ...] = ()
+    """The first rule that matches the root cause of a round's end decides what follows."""
 
     def __post_init__(self) -> None:
         if self.min_nodes < 1:
@@ -599,6 +602,10 @@ class RoundEnded:
     """The root cause; None if no failure ended the round."""
     lost_pods: tuple[str, ...] = ()
     """Names of pods that were lost or left."""
+    rule: str = ""
+    """Name of the failure rule that matched the root cause; empty if none did."""
+    action: FailureAction | None = None
+    """That rule's action."""
 
 
 @dataclass(frozen=True)

@@ -37,7 +37,11 @@ _METHODS: dict[str, Callable[[str, str], bool]] = {
     "startsWith": str.startswith,
     "endsWith": str.endswith,
 }
-_MACROS: dict[str, Callable[[Any], bool]] = {"all": all, "exists": any}
+_MACROS: dict[str, Callable[[Any], bool]] = {
+    "all": all,
+    "exists": any,
+    "exists_one": lambda found: sum(found) == 1,
+}
 _CONSTANTS: dict[str, Any] = {"true": True, "false": False, "int": int, "string": str}
 
 

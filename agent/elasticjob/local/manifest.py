@@ -8,6 +8,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, TypeVar
 
+from elasticjob.contract.failure_rules import parse_rules
 from elasticjob.contract.messages import HangAction, RoundSettings, allowed_size
 from elasticjob.contract.names import GROUP, KIND, VERSION, WORKER_ROLE, Backend
 from elasticjob.contract.python_command import expand_variables
@@ -193,6 +194,7 @@ def _settings(spec: _Field, nodes: int | None) -> RoundSettings:
         hang_action=spec.get("hangPolicy").get("action").choice(HangAction.RESTART_GROUP),
         scale_up_stabilization=policy.get("scaleUpStabilizationSeconds").seconds(30),
         increment=step,
+        failure_rules=parse_rules(spec.get("failurePolicy").get("rules").value),
     )
 
 

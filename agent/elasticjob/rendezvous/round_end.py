@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from elasticjob.contract.failure_rules import FailureAction, first_match, shell_exit_code
 from elasticjob.contract.messages import (
     EndReason,
     EndRound,
@@ -168,14 +169,33 @@ def conclude_round(state: CoordinatorState, now: float) -> RoundDecision | None:
     ended = _find_cause(state, round_, round_.ending, now)
     hang = ended.failure is not None and ended.failure.kind is FailureClass.HANG
     fatal_hang = hang and ended.charged and state.settings.hang_action is HangAction.FAIL_JOB
-    job_failed = fatal_hang or (ended.charged and state.charged >= state.settings.max_restarts)
+    ended = ended if fatal_hang else _apply_failure_rules(state, ended)
+    failed_by_rule = ended.action is FailureAction.FAIL_JOB
+    job_failed = fatal_hang or failed_by_rule or (ended.charged and state.charged >= state.settings.max_restarts)
     ended = replace(ended, charged=ended.charged and not job_failed)
     state = confirmation.record_ended_round(state, round_)
     state = add_ended_round(replace(state, round=None, joiners_since=None), ended)
     if job_failed:
-        reason = "HangDetected" if fatal_hang else "MaxRestartsExceeded"
-        return _declare_outcome(state, Outcome.FAILED, reason, ended.failure)
+        reason = "HangDetected" if fatal_hang else "FailurePolicyRule" if failed_by_rule else "MaxRestartsExceeded"
+        return _declare_outcome(state, Outcome.FAILED, reason, ended.failure, ended.rule if failed_by_rule else "")
     return RoundDecision(state, reason=f"round {round_.id} ended: {ended.message}")
+
+
+def _apply_failure_rules(state: CoordinatorState, ended: RoundEnded) -> RoundEnded:
+    """Return the ended round with the first rule that matches its root cause; unchanged if no rule matches.
+
+    Only a round that a worker ended has a failure of the program. The rule applies even if the round is counted
+    already: another failure of the same round may have matched no rule.
+    """
+    failure = ended.failure
+    if failure is None or ended.reason is not EndReason.WORKER_FAILED:
+        return ended
+    code = shell_exit_code(failure.exit_code, failure.signal)
+    rule = first_match(state.settings.failure_rules, code, [failure.kind.value])
+    if rule is None:
+        return ended
+    counts = rule.action in (FailureAction.FAIL_JOB, FailureAction.RESTART_GROUP)
+    return replace(ended, rule=rule.name, action=rule.action, charged=ended.charged and counts)
 
 
 def _find_cause(state: CoordinatorState, round_: Round, ending: RoundEnding, now: float) -> RoundEnded:
@@ -273,9 +293,12 @@ def stop_deadline(ending: RoundEnding) -> float:
     return ending.kill_at + STOP_TIMEOUT
 
 
-def _declare_outcome(state: CoordinatorState, outcome: Outcome, reason: str, failure: Failure | None) -> RoundDecision:
+def _declare_outcome(
+    state: CoordinatorState, outcome: Outcome, reason: str, failure: Failure | None, rule: str = ""
+) -> RoundDecision:
     """Declare the outcome of the job. It is final; nodes that announce themselves later get it too."""
-    finish = Finish(outcome, reason, _describe_failure(failure) if failure else "")
+    message = _describe_failure(failure) if failure else ""
+    finish = Finish(outcome, reason, f"failurePolicy rule {rule} matched: {message}" if rule else message)
     return _finish_job(replace(state, failure=failure), finish, f"the job has ended: {outcome.value} ({reason})")
 
 

@@ -10,6 +10,7 @@ import signal
 from dataclasses import dataclass, replace
 
 from elasticjob.contract import codec
+from elasticjob.contract.failure_rules import PodCondition
 from elasticjob.contract.messages import InRound, Outcome, Termination
 from elasticjob.contract.names import GROUP, Label, RoundId
 from elasticjob_operator.model.raw import Raw, integer, mapping, moment, objects, text
@@ -101,6 +102,7 @@ class Pod:
     """The kubelet's message when it cannot start a container for another reason."""
     disrupted: str = ""
     """The reason of a DisruptionTarget condition: eviction, preemption or taint."""
+    conditions: frozenset[PodCondition] = frozenset()
     avoided_nodes: frozenset[str] = frozenset()
     failed_starts: int = 0
     """How many attempts to start the job's pods had failed when this pod was created."""
@@ -137,6 +139,7 @@ def parse_pod(raw: Raw) -> Pod:
         image_error=next(filter(None, map(_image_error, statuses)), ""),
         stuck=next(filter(None, map(_start_error, statuses)), ""),
         disrupted=text(_condition(status, "DisruptionTarget", "True") or {}, "reason"),
+        conditions=frozenset(PodCondition(text(c, "type"), text(c, "status")) for c in objects(status, "conditions")),
         avoided_nodes=frozenset(filter(None, avoided.split(","))),
         failed_starts=_number(text(raw, "metadata", "annotations", FAILED_STARTS)),
         end=_end(raw),

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, TypeVar
 
+from elasticjob.contract.failure_rules import FailureRule, parse_rules
 from elasticjob.contract.messages import HangAction, RoundSettings, allowed_size
 from elasticjob.contract.names import DEFAULT_PORT, Backend
 from elasticjob.contract.python_command import expand_variables
@@ -84,6 +85,8 @@ class JobSpec:
     max_restarts: int = 3
     max_start_failures: int = 10
     """Attempts to start pods that may fail in a row before the job fails."""
+    failure_rules: tuple[FailureRule, ...] = ()
+    """In order; the first one that matches a failure applies."""
     avoid_node: int = 86400
     """How long the operator avoids an unhealthy node: a day, for its repair. A first suspicion does not count."""
     progress_timeout: int = 0
@@ -127,6 +130,7 @@ class JobSpec:
             progress_timeout=float(self.progress_timeout),
             hang_action=self.hang_action,
             increment=self.increment,
+            failure_rules=self.failure_rules,
             scale_up_stabilization=float(self.scale_up_stabilization),
         )
 
@@ -168,6 +172,7 @@ def parse_spec(raw: Raw) -> JobSpec:
         max_start_failures=max(
             1, integer(raw, "failurePolicy", "maxStartFailures", default=JobSpec.max_start_failures)
         ),
+        failure_rules=parse_rules(at(raw, "failurePolicy", "rules")),
         avoid_node=max(0, integer(raw, "failurePolicy", "avoidNodeSeconds", default=JobSpec.avoid_node)),
         progress_timeout=max(0, integer(raw, "hangPolicy", "progressTimeoutSeconds")),
         hang_action=_choice(text(raw, "hangPolicy", "action"), HangAction.RESTART_GROUP),

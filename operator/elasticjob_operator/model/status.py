@@ -81,6 +81,8 @@ class Status:
     """The last ended round that the counters include; None before the first."""
     charged_outages: tuple[str, ...] = ()
     """The last outages that the counters include, oldest first (`budget.outage_of`)."""
+    uncounted_outages: tuple[str, ...] = ()
+    """The last outages that only `restarts` includes, because a rule keeps them from counting."""
     restarts: int = 0
     restarts_counted: int = 0
     """Restarts that count towards maxRestarts."""
@@ -133,6 +135,7 @@ def parse_status(raw: Raw) -> Status:
         newest_store=max(integer(raw, "rendezvous", name) for name in ("incarnation", "standby", "newest")),
         charged_round=parse_round(text(raw, "chargedRound")),
         charged_outages=tuple(str(item) for item in sequence(raw, "chargedOutages")),
+        uncounted_outages=tuple(str(item) for item in sequence(raw, "uncountedOutages")),
         restarts=integer(raw, "restarts"),
         restarts_counted=integer(raw, "restartsCountTowardsMax"),
         failed_starts=integer(raw, "failedStarts"),

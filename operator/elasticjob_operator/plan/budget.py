@@ -3,7 +3,8 @@
 Two things are charged: an ended round that the coordinator reports as charged, and a pod that failed by itself. The
 failures of one outage are charged once, in whatever order the operator sees them. An outage has a name that follows
 from the failure itself: the round in which the worker or the pod failed, or for pods that were in no round yet the
-attempt to start them. Status names the last outages that it includes. It also names the last ended round that it
+attempt to start them. A rule of failurePolicy.rules decides on one failure; an outage is charged if one of its failures
+is. Status names the last outages that it includes. It also names the last ended round that it
 includes, and the write that counts a pod names the pod's successor: so nothing is looked at twice.
 """
 
@@ -11,8 +12,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, assert_never
 
+from elasticjob.contract.failure_rules import FailureAction
 from elasticjob.contract.messages import EndReason, Failure, FailureClass, RoundEnded
 from elasticjob.contract.names import RoundId
 from elasticjob_operator.actions import EventRecord
@@ -21,6 +23,7 @@ from elasticjob_operator.model.raw import objects
 from elasticjob_operator.model.status import parse_round
 from elasticjob_operator.plan import failures
 from elasticjob_operator.plan.context import ReconcileContext
+from elasticjob_operator.plan.failure_rules import MatchedRule, matched_event, matching_rule, with_rule
 from elasticjob_operator.plan.pod_decisions import PodDecision, ReplacePod
 from elasticjob_operator.plan.starts import Starts
 
@@ -45,8 +48,12 @@ class Budget:
     """New failures that are charged, oldest first."""
     uncharged: tuple[dict[str, Any], ...] = ()
     """New failures that are not charged."""
+    uncounted_outages: tuple[str, ...] = ()
+    """Names of outages whose restart is in `restarts` only, oldest first."""
     exhausted: bool = False
     """Whether a failure exceeded the budget: the job has failed."""
+    failed_by_rule: dict[str, Any] | None = None
+    """The failure that a rule with the action FailJob matched: the job has failed."""
     last_round: RoundEnded | None = None
     """The newest round that ended since the last status."""
     event_records: tuple[EventRecord, ...] = ()
@@ -63,13 +70,40 @@ class Budget:
         )
         if self.counted >= limit:
             return replace(spent, exhausted=True)
-        return replace(spent, restarts=self.restarts + 1, counted=self.counted + 1)
+        restarts = self.restarts + (outage not in self.uncounted_outages)
+        return replace(spent, restarts=restarts, counted=self.counted + 1)
+
+    def restart_uncounted(self, outage: str) -> Budget:
+        """Return the budget with the restart after this outage, which maxRestarts does not count."""
+        if outage in (*self.outages, *self.uncounted_outages):
+            return self
+        return replace(self, restarts=self.restarts + 1, uncounted_outages=(*self.uncounted_outages, outage))
+
+    def record(self, record: dict[str, Any], *events: EventRecord) -> Budget:
+        """Return the budget with a failure that is not charged."""
+        return replace(self, uncharged=(*self.uncharged, record), event_records=(*self.event_records, *events))
+
+
+@dataclass(frozen=True)
+class _NewFailure:
+    """A failure that status does not include yet."""
+
+    outage: str
+    record: dict[str, Any]
+    event: EventRecord
+    """The Event of the failure itself."""
 
 
 def unchanged_budget(ctx: ReconcileContext) -> Budget:
     """Return the counters of the last status."""
     status = ctx.status
-    return Budget(status.restarts, status.restarts_counted, status.charged_round, status.charged_outages)
+    return Budget(
+        status.restarts,
+        status.restarts_counted,
+        status.charged_round,
+        status.charged_outages,
+        uncounted_outages=status.uncounted_outages,
+    )
 
 
 def plan_budget(ctx: ReconcileContext, decisions: Iterable[PodDecision], starts: Starts) -> Budget:
@@ -78,15 +112,17 @@ def plan_budget(ctx: ReconcileContext, decisions: Iterable[PodDecision], starts:
     Failures that are not charged are recorded all the same.
     """
     decisions = tuple(decisions)
-    uncharged = tuple(record for decision in decisions if (record := failures.uncharged_record(decision, ctx.now)))
-    budget = replace(unchanged_budget(ctx), uncharged=uncharged)
+    budget = unchanged_budget(ctx)
+    for decision in decisions:
+        budget = _record_uncharged(ctx, budget, decision)
     budget = _record_stall(ctx, _record_start(ctx, budget, starts))
     for ended in _new_rounds(ctx):
         budget = _charge_round(ctx, budget, ended, decisions)
     for pod in _failed_pods(decisions):
         record = failures.pod_record(pod, ctx.now)
         event = EventRecord("WorkerFailed", failures.describe_record(record), key=pod.name, warning=True)
-        budget = budget.charge(ctx.spec.max_restarts, outage_of(pod), record, event)
+        failure = _NewFailure(outage_of(pod), record, event)
+        budget = _apply_rule(ctx, budget, failure, matching_rule(ctx.spec.failure_rules, pod, record))
     return budget
 
 
@@ -103,13 +139,51 @@ def charged_rounds(budget: Budget) -> tuple[RoundId, ...]:
     return tuple(r for r in rounds if budget.charged_round is None or r > budget.charged_round)
 
 
+def _apply_rule(ctx: ReconcileContext, budget: Budget, failure: _NewFailure, rule: MatchedRule | None) -> Budget:
+    """Return the budget after a failure that this rule matched; without a rule it is charged."""
+    outage, record, event = failure.outage, failure.record, failure.event
+    if rule is None:
+        return budget.charge(ctx.spec.max_restarts, outage, record, event)
+    record, matched = with_rule(record, rule), matched_event(outage, record, rule)
+    match rule.action:
+        case FailureAction.FAIL_JOB:
+            events = (*budget.event_records, event, matched)
+            return replace(budget, failed_by_rule=budget.failed_by_rule or record, event_records=events)
+        case FailureAction.RESTART_GROUP:
+            if outage in budget.outages:
+                return budget.record(record, matched)
+            charged = budget.charge(ctx.spec.max_restarts, outage, record, event)
+            return replace(charged, event_records=(*charged.event_records, matched))
+        case FailureAction.RESTART_GROUP_UNCOUNTED:
+            return budget.restart_uncounted(outage).record(record, matched)
+        case FailureAction.IGNORE:
+            return budget.record(record, matched)
+        case _:
+            assert_never(rule.action)
+
+
+def _record_uncharged(ctx: ReconcileContext, budget: Budget, decision: PodDecision) -> Budget:
+    """Record a pod that Kubernetes or its node ended.
+
+    Only a rule charges it. Such an outage has the pod's name, because the pod may be seen before it ends or after.
+    """
+    pod, record = decision.pod, failures.uncharged_record(decision, ctx.now)
+    if pod is None or record is None:
+        return budget
+    rule = matching_rule(ctx.spec.failure_rules, pod, record)
+    if rule is None:
+        return budget.record(record)
+    event = EventRecord("WorkerFailed", failures.describe_record(record), key=pod.name, warning=True)
+    return _apply_rule(ctx, budget, _NewFailure(pod.name, record, event), rule)
+
+
 def _record_start(ctx: ReconcileContext, budget: Budget, starts: Starts) -> Budget:
     """Record a failed attempt to start a pod, once per attempt."""
     if starts.new is None:
         return budget
     record = failures.start_record(starts.new, ctx.now)
     event = EventRecord("PodStartFailed", failures.describe_record(record), key=str(starts.failed), warning=True)
-    return replace(budget, uncharged=(*budget.uncharged, record), event_records=(*budget.event_records, event))
+    return budget.record(record, event)
 
 
 def _record_stall(ctx: ReconcileContext, budget: Budget) -> Budget:
@@ -123,7 +197,7 @@ def _record_stall(ctx: ReconcileContext, budget: Budget) -> Budget:
         return budget
     message = f"{failures.describe_record(record)}; workers are not restarted because hangPolicy.action is Event"
     event = EventRecord("HangDetected", message, key=f"{stall.pod}/{stall.time:.3f}", warning=True)
-    return replace(budget, uncharged=(*budget.uncharged, record), event_records=(*budget.event_records, event))
+    return budget.record(record, event)
 
 
 def _new_rounds(ctx: ReconcileContext) -> list[RoundEnded]:
@@ -139,13 +213,18 @@ def _charge_round(
     if ended.failure is None:
         return budget
     record = failures.worker_record(ended.failure, ctx.node_of(ended.failure.pod))
-    if str(ended.round) in budget.outages and ended.reason is EndReason.WORKER_FAILED:
-        return replace(budget, uncharged=(*budget.uncharged, record))
-    if not ended.charged or _excused(ended.failure, decisions):
-        return budget
     reason = "HangDetected" if ended.failure.kind is FailureClass.HANG else "WorkerFailed"
     event = EventRecord(reason, failures.describe_record(record), key=str(ended.round), warning=True)
-    return budget.charge(ctx.spec.max_restarts, str(ended.round), record, event)
+    failure = _NewFailure(str(ended.round), record, event)
+    # The coordinator has acted on the rule already: a change of the rules since then must not alter the charge.
+    rule = None if ended.action is None else MatchedRule(ended.rule, ended.action)
+    if rule is not None and rule.action is FailureAction.FAIL_JOB:
+        return _apply_rule(ctx, budget, failure, rule)
+    if rule is None and str(ended.round) in budget.outages and ended.reason is EndReason.WORKER_FAILED:
+        return budget.record(record)
+    if (rule is None and not ended.charged) or _excused(ended.failure, decisions):
+        return budget
+    return _apply_rule(ctx, budget, failure, rule)
 
 
 def _excused(failure: Failure, decisions: tuple[PodDecision, ...]) -> bool:

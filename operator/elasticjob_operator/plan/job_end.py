@@ -51,7 +51,7 @@ def evaluate_outcome(ctx: ReconcileContext, world: World, budget: Budget, starts
     if world.outcome is Outcome.SUCCEEDED:
         message = f"every worker of the last round exited with code 0{_source(world)}"
         return JobOutcome(True, "AllAgentsSucceeded", message, ctx.now)
-    if world.outcome is Outcome.FAILED or budget.exhausted:
+    if world.outcome is Outcome.FAILED or budget.exhausted or budget.failed_by_rule:
         failed = _failed(ctx, budget)
         return replace(failed, message=failed.message + _source(world))
     if (deadline := deadline_at(ctx)) is not None and ctx.now >= deadline:
@@ -113,10 +113,16 @@ _OUTCOME_CONDITIONS = (
 
 
 def _failed(ctx: ReconcileContext, budget: Budget) -> JobOutcome:
-    record = _root_cause(ctx, budget)
+    record = budget.failed_by_rule or _root_cause(ctx, budget)
     cause = f"; last failure: {failures.describe_record(record)}" if record else ""
     if ctx.spec.hang_action is HangAction.FAIL_JOB and record and record.get("class") == FailureClass.HANG.value:
         message = f"training hung and hangPolicy.action is FailJob{cause}"
+        return JobOutcome(False, "FailurePolicyRule", message, ctx.now, record)
+    if (matched := _matched_rule(ctx, budget)) is not None:
+        message = (
+            f"{matched}. The rule has the action FailJob; correct the cause and apply the job under a new name, "
+            "or change spec.failurePolicy.rules"
+        )
         return JobOutcome(False, "FailurePolicyRule", message, ctx.now, record)
     message = (
         f"workers failed after {budget.counted} of {with_noun(ctx.spec.max_restarts, 'restart')}{cause}. "
@@ -124,6 +130,18 @@ def _failed(ctx: ReconcileContext, budget: Budget) -> JobOutcome:
         "or allow more restarts with spec.failurePolicy.maxRestarts"
     )
     return JobOutcome(False, "MaxRestartsExceeded", message, ctx.now, record)
+
+
+def _matched_rule(ctx: ReconcileContext, budget: Budget) -> str | None:
+    """Return which rule with the action FailJob matched which failure; None if none did.
+
+    If the store was lost after it had declared the outcome, the nodes' termination messages have its sentence.
+    """
+    if (record := budget.failed_by_rule) is not None:
+        return f"failurePolicy rule {record['rule']} matched: {failures.describe_record(record)}"
+    ends = (p.end.termination for p in ctx.observed.workers if p.end is not None and p.end.termination is not None)
+    declared = (t for t in ends if t.outcome is Outcome.FAILED and t.reason == "FailurePolicyRule")
+    return next((t.message for t in declared), None)
 
 
 def _not_started(ctx: ReconcileContext, starts: Starts, pod: Pod) -> JobOutcome:

@@ -39,6 +39,7 @@ def next_status(job: JobContext, current: dict[ConditionType, Condition], image:
         "failedStarts": job.starts.failed or None,
         "startFailures": job.starts.in_row or None,
         "chargedOutages": list(job.budget.outages[-MAX_OUTAGES:]),
+        "uncountedOutages": list(job.budget.uncounted_outages[-MAX_OUTAGES:]),
         "executionAttempts": _executions(job),
         "rendezvous": _rendezvous(job),
         "incarnations": ",".join(map(str, job.workers.incarnations)),

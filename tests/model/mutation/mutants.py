@@ -347,7 +347,7 @@ MUTANTS = (
     _plan(
         "the operator charges every ended round",
         "budget",
-        "if not ended.charged or _excused(ended.failure, decisions):",
+        "if (rule is None and not ended.charged) or _excused(ended.failure, decisions):",
         "if _excused(ended.failure, decisions):",
     ),
     _plan(

@@ -93,6 +93,8 @@ def test_every_keyword_of_the_schema_is_checked_and_every_rule_is_read() -> None
         ("has(self.absent) || size(self.list) == 2", True),
         ("self.absent == 1", KeyError),
         ("self.list.all(x, x.matches('^[a-z]$')) && !self.list.exists(x, x == 'c')", True),
+        ("self.list.exists_one(x, x == 'a') && !self.list.exists_one(x, x != 'c')", True),
+        ("[has(self.n), has(self.absent)].exists_one(given, given)", True),
         ("self.list[0].startsWith('a') && self.name.endsWith('.b')", True),
         ("self.list[5] == 'a'", IndexError),
         ("self.list.map(x, x)", CelError),

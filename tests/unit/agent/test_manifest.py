@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from elasticjob.contract.failure_rules import FailureAction, FailureRule
 from elasticjob.contract.names import Backend
 from elasticjob.local.manifest import ManifestError, parse_local_job
 from support.local_run import manifest
@@ -123,6 +124,12 @@ def test_each_mistake_has_a_message(raw: Any, message: str) -> None:
     with pytest.raises(ManifestError) as caught:
         parse_local_job(raw)
     assert message in str(caught.value)
+
+
+def test_failure_rules_reach_the_coordinator() -> None:
+    rule = {"name": "user-error", "action": "FailJob", "onExitCodes": {"operator": "In", "values": [2, 3]}}
+    expected = FailureRule("user-error", FailureAction.FAIL_JOB, exit_codes=(2, 3))
+    assert parse_local_job(job(failurePolicy={"rules": [rule]})).settings.failure_rules == (expected,)
 
 
 def test_nodes_are_within_the_limits_of_the_job() -> None:

@@ -1,0 +1,176 @@
+"""failurePolicy.rules in the operator's plan: what ends the job, what counts, and what status and Events show."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from elasticjob.contract.failure_rules import FailureAction, FailureRule
+from elasticjob.contract.messages import FailureClass, Outcome, RoundEnded, RoundPhase, Termination
+from elasticjob.contract.names import RoundId
+from elasticjob_operator.actions import CreateWorker
+from elasticjob_operator.model.observed import Observed
+from elasticjob_operator.model.pods import Pod
+from support.operator_build import (
+    NOW,
+    Raw,
+    conditions_of,
+    ended,
+    events_of,
+    evicted,
+    failure,
+    gathering,
+    job,
+    killed,
+    link,
+    reasons_of,
+    round_ended,
+    run,
+    status,
+    status_of,
+    steady,
+    worker,
+)
+
+DISRUPTED = {"type": "DisruptionTarget", "status": "True", "reason": "EvictionByEvictionAPI"}
+
+
+def rule(action: str, **criterion: Any) -> Raw:
+    return {"name": "mine", "action": action, **(criterion or {"onReasons": ["OOMKilled"]})}
+
+
+def observed(*rules: Raw, pod: Pod | None = None, rounds: tuple[RoundEnded, ...] = (), **fields: Any) -> Observed:
+    """Return a job with these rules and one restart in its budget; `pod` replaces that of index 0."""
+    workers = (pod or worker(0), worker(1))
+    live = [p for p in workers if p.running]
+    policy = {"maxRestarts": 1, "rules": list(rules)}
+    base = steady(workers=workers, last_report=gathering(*live, rounds=1, ended_rounds=rounds))
+    return replace(base, job=job(status=status(rendezvousRound=1, **fields), failurePolicy=policy))
+
+
+OOM = worker(0, **killed(1))
+DRAINED = worker(0, deleting=NOW + 20, conditions=[DISRUPTED])
+
+COUNTS: list[tuple[str, Raw, Pod, tuple[int, int], list[str]]] = [
+    ("no rule matches", rule("Ignore", onReasons=["Hang"]), OOM, (1, 1), ["WorkerFailed"]),
+    ("charged", rule("RestartGroup"), OOM, (1, 1), ["WorkerFailed", "FailurePolicyMatched"]),
+    ("uncounted", rule("RestartGroupAndIgnoreMaxRestarts"), OOM, (1, 0), ["FailurePolicyMatched"]),
+    ("ignored", rule("Ignore"), OOM, (0, 0), ["FailurePolicyMatched"]),
+    ("an exit code", rule("Ignore", onExitCodes={"operator": "In", "values": [137]}), OOM, (0, 0),
+     ["FailurePolicyMatched"]),
+    ("a drain", rule("Ignore", onReasons=["Hang"]), DRAINED, (0, 0), []),
+    ("a drain that counts", rule("RestartGroup", onPodConditions=[{"type": "DisruptionTarget"}]), DRAINED, (1, 1),
+     ["WorkerFailed", "FailurePolicyMatched"]),
+    ("a drain by its class", rule("RestartGroupAndIgnoreMaxRestarts", onReasons=["Preempted"]), DRAINED, (1, 0),
+     ["FailurePolicyMatched"]),
+    ("the exit code of a drained agent", rule("RestartGroup", onExitCodes={"operator": "NotIn", "values": [1]}),
+     worker(0, **(ended(143) | {"conditions": [DISRUPTED]})), (0, 0), []),
+    ("deleted by a user", rule("FailJob", onReasons=["Preempted", "Killed"]), worker(0, deleting=NOW + 20), (0, 0), []),
+    ("did not start", rule("FailJob", onReasons=["Evicted", "Preempted"]), worker(0, **evicted()), (0, 0),
+     ["PodStartFailed"]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "given", "pod", "counts", "events"), COUNTS, ids=[row[0] for row in COUNTS])
+def test_what_the_end_of_a_pod_counts(
+    name: str, given: Raw, pod: Pod, counts: tuple[int, int], events: list[str]
+) -> None:
+    p = run(observed(given, pod=pod))
+    status_ = status_of(p)
+    assert (status_["restarts"], status_["restartsCountTowardsMax"]) == counts
+    assert events_of(p, warning=True) == events
+    assert "FailureTarget" not in conditions_of(p)
+
+
+def test_status_and_the_event_name_the_rule_the_pod_and_the_exit_code() -> None:
+    p = run(observed(rule("RestartGroupAndIgnoreMaxRestarts"), pod=OOM))
+    last = status_of(p)["lastFailure"]
+    assert (last["rule"], last["action"], last["class"]) == ("mine", "RestartGroupAndIgnoreMaxRestarts", "OOMKilled")
+    assert status_of(p)["uncountedOutages"] == ["1.0.1"]
+    (event,) = [e for e in p.event_records if e.reason == "FailurePolicyMatched"]
+    assert event.message == (
+        "failurePolicy rule mine matched: bert-0-0 on n1 failed: OOMKilled (SIGKILL) (exit code 137); the workers "
+        "restart, which does not count towards maxRestarts"
+    )
+
+
+def test_a_pod_that_a_rule_fails_the_job_for_has_no_successor() -> None:
+    p = run(observed(rule("FailJob"), pod=OOM))
+    target = conditions_of(p)["FailureTarget"]
+    assert (target["status"], target["reason"]) == ("True", "FailurePolicyRule")
+    for part in ("rule mine matched", "bert-0-0 on n1", "OOMKilled", "spec.failurePolicy.rules"):
+        assert part in target["message"]
+    assert not any(isinstance(a, CreateWorker) for a in p.actions)
+    assert p.operator_view is not None
+    assert p.operator_view.finish is not None
+    assert p.operator_view.finish.reason == "FailurePolicyRule"
+    status_ = status_of(p)
+    assert (status_["restarts"], status_["lastFailure"]["rule"]) == (0, "mine")
+    assert events_of(p, warning=True) == ["WorkerFailed", "FailurePolicyMatched", "FailurePolicyRule"]
+
+
+# ---- rounds ------------------------------------------------------------------------------------------------------
+
+
+def by_rule(action: FailureAction, **more: Any) -> RoundEnded:
+    """Return the end of round 1, where the coordinator has applied a rule."""
+    cause = failure(exit_code=2, exception="")
+    charged = action is FailureAction.RESTART_GROUP
+    return round_ended(1, failure=cause, rule="theirs", action=action, charged=charged, **more)
+
+
+@pytest.mark.parametrize(
+    ("action", "counts"),
+    [
+        (FailureAction.RESTART_GROUP, (1, 1)),
+        (FailureAction.RESTART_GROUP_UNCOUNTED, (1, 0)),
+        (FailureAction.IGNORE, (0, 0)),
+    ],
+)
+def test_the_coordinators_rule_decides_whatever_the_spec_says_now(
+    action: FailureAction, counts: tuple[int, int]
+) -> None:
+    p = run(observed(rule("FailJob", onExitCodes={"operator": "In", "values": [2]}), rounds=(by_rule(action),)))
+    status_ = status_of(p)
+    assert (status_["restarts"], status_["restartsCountTowardsMax"]) == counts
+    assert (status_["lastFailure"]["rule"], status_["lastFailure"]["action"]) == ("theirs", action.value)
+    assert p.operator_view is not None
+    assert (p.operator_view.charged, p.operator_view.charged_round) == (counts[1], RoundId(1, 0, 1))
+    assert "FailureTarget" not in conditions_of(p)
+
+
+def test_a_worker_and_a_pod_of_one_round_are_one_restart() -> None:
+    p = run(observed(pod=OOM, rounds=(by_rule(FailureAction.RESTART_GROUP_UNCOUNTED),)))
+    assert (status_of(p)["restarts"], status_of(p)["restartsCountTowardsMax"]) == (1, 1)
+
+
+def test_a_rule_of_the_coordinator_fails_the_job() -> None:
+    seen = observed(rounds=(by_rule(FailureAction.FAIL_JOB),))
+    assert seen.link.report is not None
+    finished = replace(seen.link.report, phase=RoundPhase.FINISHED, outcome=Outcome.FAILED, failure=failure())
+    p = run(replace(seen, link=link(finished)))
+    assert reasons_of(p)["FailureTarget"] == ("True", "FailurePolicyRule")
+    assert (
+        "rule theirs matched: rank 0 in bert-0-0 on n1 failed: exit code 2"
+        in conditions_of(p)["FailureTarget"]["message"]
+    )
+    assert status_of(p)["lastFailure"]["action"] == "FailJob"
+    assert "FailurePolicyMatched" in events_of(p)
+
+
+def test_the_rule_is_known_from_a_termination_message_if_the_store_is_lost() -> None:
+    message = "failurePolicy rule theirs matched: rank 0 in bert-0-0 failed: exit code 2"
+    termination = Termination(Outcome.FAILED, "FailurePolicyRule", RoundId(1, 0, 1), message)
+    seen = observed(pod=worker(0, **ended(1, termination=termination)))
+    p = run(replace(seen, link=replace(seen.link, connected=False, report=None, since=NOW)))
+    assert reasons_of(p)["FailureTarget"] == ("True", "FailurePolicyRule")
+    assert message in conditions_of(p)["FailureTarget"]["message"]
+
+
+def test_the_coordinator_gets_the_rules() -> None:
+    p = run(observed(rule("FailJob")))
+    assert p.operator_view is not None
+    expected = FailureRule("mine", FailureAction.FAIL_JOB, reasons=(FailureClass.OOM_KILLED.value,))
+    assert p.operator_view.settings.failure_rules == (expected,)
