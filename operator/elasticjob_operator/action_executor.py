@@ -11,15 +11,18 @@ from typing import Any, assert_never
 from elasticjob_operator import manifests
 from elasticjob_operator.actions import (
     Action,
+    CreateGang,
     CreateNodesService,
     CreateSecret,
     CreateStandbyStore,
     CreateStore,
     CreateStoreService,
     CreateWorker,
+    DeleteGang,
     DeleteJob,
     DeletePod,
     DeleteService,
+    ResizeGang,
     UpdateStoreService,
 )
 from elasticjob_operator.job_memory import LONGEST_RETRY, LONGEST_STANDBY_RETRY, JobMemory
@@ -37,6 +40,7 @@ from elasticjob_operator.kube import (
     Refused,
     Resource,
 )
+from elasticjob_operator.kube.gangs import GANG_RESOURCES, explain_gang_refusal
 from elasticjob_operator.manifests.names import attempt
 from elasticjob_operator.manifests.services import store_selector
 from elasticjob_operator.model.observed import Children, Job, RefusalReason
@@ -62,19 +66,20 @@ class ActionExecutor:
     """`Plan.failed_starts`"""
 
     async def execute(self, actions: Iterable[Action]) -> list[str]:
-        """Create Secret and Services, then store, workers and standby store, then delete; return the names of what
-        was created.
+        """Create Secret, Services and gang, then store, workers and standby store, then delete; return the names of
+        what was created.
 
-        After a failed creation the later creations are skipped, and so are pods while the Secret or a Service does not
-        exist, whose creation is tried later; deletions run in any case. The job's memory records failures, and when to
-        try again.
+        After a failed creation the later creations are skipped, and so are pods while one of the first group does not
+        exist, whose creation is tried later; deletions and a new size of the gang are executed in any case. The job's
+        memory records failures, and when to try again.
         """
         ordered = list(actions)
-        prerequisites = [a for a in ordered if isinstance(a, (CreateSecret, CreateNodesService, CreateStoreService))]
+        needed = (CreateSecret, CreateNodesService, CreateStoreService, CreateGang)
+        prerequisites = [a for a in ordered if isinstance(a, needed)]
         stores = [a for a in ordered if isinstance(a, (CreateStore, UpdateStoreService))]
         workers = [a for a in ordered if isinstance(a, CreateWorker)]
         standbys = [a for a in ordered if isinstance(a, CreateStandbyStore)]
-        deletions = [a for a in ordered if isinstance(a, (DeletePod, DeleteService, DeleteJob))]
+        deletions = [a for a in ordered if isinstance(a, (DeletePod, DeleteService, DeleteGang, ResizeGang, DeleteJob))]
         done: list[_Result] = []
         problem, missing = "", self._missing_children(prerequisites)
         for stage in (prerequisites, stores, workers):
@@ -98,11 +103,13 @@ class ActionExecutor:
         The refusals of the API server are in memory: the plan does not try a refused creation before its time.
         """
         children, name = self.memory.children or Children(), self.job.name
+        gang = manifests.gang_child(self.job, self.spec)
         created = {type(action) for action in creations}
         wanted = (
             (children.secret, CreateSecret, f"Secret/{manifests.key_secret(self.job)}"),
             (children.nodes, CreateNodesService, f"Service/{manifests.nodes_service(name)}"),
             (children.rendezvous, CreateStoreService, f"Service/{manifests.store_service(name)}"),
+            *(((children.gang, CreateGang, gang),) if gang else ()),
         )
         missing = next((key for child, creation, key in wanted if child is None and creation not in created), "")
         refusal = self.memory.refusals.get(missing)
@@ -123,6 +130,10 @@ class ActionExecutor:
             case CreateStoreService(incarnation):
                 body = manifests.store_service_manifest(self.job, self.spec.port, incarnation)
                 return await self._create(SERVICES, "Service/", body)
+            case CreateGang():
+                kind = manifests.gang_child(self.job, self.spec).removesuffix(self.job.name)
+                body = manifests.gang_manifest(self.job, self.spec)
+                return await self._create(GANG_RESOURCES[self.spec.gang], kind, body, explain=self._explain_gang)
             case CreateStore(_, incarnation, avoid):
                 pod = manifests.store_pod_manifest(self.job, self.spec, incarnation, self.image, avoid)
                 return await self._create(PODS, "", pod)
@@ -135,7 +146,14 @@ class ActionExecutor:
                 )
                 return await self._create(PODS, "", pod)
             case UpdateStoreService(uid, incarnation):
-                return await self._update_store_service(uid, incarnation)
+                selector = {"spec": {"selector": store_selector(self.job, incarnation)}}
+                return await self._patch(SERVICES, manifests.store_service(self.job.name), uid, selector)
+            case ResizeGang(uid, size):
+                resource = GANG_RESOURCES[self.spec.gang]
+                return await self._patch(resource, manifests.gang_name(self.job), uid, manifests.gang_resize(size))
+            case DeleteGang(uid):
+                self.memory.children = None
+                return await self._delete(GANG_RESOURCES[self.spec.gang], manifests.gang_name(self.job), uid)
             case DeletePod(name, uid, why, force, grace):
                 log.info("%s/%s: deleting pod %s: %s", self.job.namespace, self.job.name, name, why)
                 return await self._delete(PODS, name, uid, grace=0 if force else grace)
@@ -148,8 +166,16 @@ class ActionExecutor:
             case _:
                 assert_never(action)
 
+    def _explain_gang(self, error: KubeError) -> str:
+        return explain_gang_refusal(self.spec.gang, error)
+
     async def _create(
-        self, resource: Resource, kind: str, body: dict[str, Any], longest_retry: float = LONGEST_RETRY
+        self,
+        resource: Resource,
+        kind: str,
+        body: dict[str, Any],
+        longest_retry: float = LONGEST_RETRY,
+        explain: Callable[[KubeError], str] = str,
     ) -> _Result:
         """Create a child. Record a refusal, so that the next plan does not take the missing child for a lost one."""
         name = body["metadata"]["name"]
@@ -161,11 +187,12 @@ class ActionExecutor:
         except AlreadyExists as error:
             return await self._existing(resource, child, name, str(error))
         except (Refused, NotFound) as error:
-            # NotFound on create means that the namespace does not exist.
+            # NotFound on create means that the namespace does not exist, or the API of an optional kind.
             quota = isinstance(error, Refused) and error.quota
             reason = RefusalReason.QUOTA_EXCEEDED if quota else RefusalReason.POD_CREATION_FAILED
-            self.memory.record_refusal(child, reason, str(error), self.clock(), longest_retry)
-            return _Result(name, problem=str(error), refused=True)
+            problem = explain(error)
+            self.memory.record_refusal(child, reason, problem, self.clock(), longest_retry)
+            return _Result(name, problem=problem, refused=True)
         except KubeError as error:
             self.memory.record_created(child)
             return _Result(name, problem=str(error))
@@ -189,12 +216,11 @@ class ActionExecutor:
         self.memory.record_refusal(child, RefusalReason.NAME_TAKEN, f"{message}, and {why}", self.clock())
         return _Result(name, problem=message, refused=True)
 
-    async def _update_store_service(self, uid: str, incarnation: int) -> _Result:
+    async def _patch(self, resource: Resource, name: str, uid: str, change: dict[str, Any]) -> _Result:
+        """Change a child other than a pod, if it still has this UID."""
         self.memory.children = None
-        name = manifests.store_service(self.job.name)
-        body = {"metadata": {"uid": uid}, "spec": {"selector": store_selector(self.job, incarnation)}}
         try:
-            await self.api.patch(SERVICES, self.job.namespace, name, body)
+            await self.api.patch(resource, self.job.namespace, name, {"metadata": {"uid": uid}, **change})
         except KubeError as error:
             return _Result(name, problem=str(error))
         return _Result(name)

@@ -43,6 +43,26 @@ class DeleteService:
 
 
 @dataclass(frozen=True)
+class CreateGang:
+    """Create the object that asks the scheduler to place the job's smallest number of pods together."""
+
+
+@dataclass(frozen=True)
+class ResizeGang:
+    """Change the number of pods that the gang object asks for."""
+
+    uid: str
+    size: int
+
+
+@dataclass(frozen=True)
+class DeleteGang:
+    """Delete the gang object."""
+
+    uid: str
+
+
+@dataclass(frozen=True)
 class DeleteJob:
     """Delete the job itself, and with it all its objects."""
 
@@ -99,6 +119,9 @@ Action: TypeAlias = (
     | CreateStoreService
     | UpdateStoreService
     | DeleteService
+    | CreateGang
+    | ResizeGang
+    | DeleteGang
     | DeleteJob
     | CreateStore
     | CreateStandbyStore

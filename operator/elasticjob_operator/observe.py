@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 from elasticjob.contract.names import GROUP, KIND, Label, Role
 from elasticjob_operator.job_memory import JobMemory
 from elasticjob_operator.kube import JOBS, PODS, SECRETS, SERVICES, KubeApi, NotFound, Resource
-from elasticjob_operator.manifests import key_secret, nodes_service, store_service
+from elasticjob_operator.kube.gangs import find_gang
+from elasticjob_operator.manifests import gang_name, key_secret, nodes_service, store_service
+from elasticjob_operator.manifests.gang import read_gang_size
 from elasticjob_operator.manifests.names import attempt
 from elasticjob_operator.manifests.services import read_operator_key
 from elasticjob_operator.model.observed import Child, Children, Job, LinkView, Observed, has_retired, parse_job
 from elasticjob_operator.model.pods import Pod, parse_pod
-from elasticjob_operator.model.raw import objects, text
+from elasticjob_operator.model.raw import Raw, objects, text
+from elasticjob_operator.model.spec import GangProvider
 from elasticjob_operator.node_leases import NodeLeases
 
 CHILDREN_SECONDS = 60.0
@@ -103,13 +107,13 @@ def _is_newer(job: Job, store: Pod) -> bool:
     return store.end is None and current is not None and store.incarnation > current
 
 
-def is_owned(raw: dict[str, Any], uid: str) -> bool:
+def is_owned(raw: Raw, uid: str) -> bool:
     """Return whether the job of this UID is the object's controller."""
     owners = objects(raw, "metadata", "ownerReferences")
     return any(text(owner, "uid") == uid and owner.get("controller") is True for owner in owners)
 
 
-def is_terminating(raw: dict[str, Any], job: Job) -> bool:
+def is_terminating(raw: Raw, job: Job) -> bool:
     """Return whether Kubernetes deletes the object soon, and frees its name.
 
     The garbage collector deletes the children of a deleted job. One that had this job's name no longer exists.
@@ -127,12 +131,13 @@ def is_terminating(raw: dict[str, Any], job: Job) -> bool:
 async def _children(api: KubeApi, job: Job, memory: JobMemory, now: float) -> Children:
     stale = now >= memory.children_at + CHILDREN_SECONDS or memory.children_attempt != attempt(job)
     if memory.children is None or stale:
-        secret, nodes, rendezvous = await asyncio.gather(
+        secret, nodes, rendezvous, gang = await asyncio.gather(
             _find(api, SECRETS, job, key_secret(job)),
             _find(api, SERVICES, job, nodes_service(job.name)),
             _find(api, SERVICES, job, store_service(job.name)),
+            _find_gang(api, job),
         )
-        children = Children(_child(job, secret), _child(job, nodes), _child(job, rendezvous))
+        children = Children(_child(job, secret), _child(job, nodes), _child(job, rendezvous), _gang_child(job, gang))
         if secret is not None and is_owned(secret, job.uid):
             # The store has the key of this Secret; the master key may have changed since.
             memory.operator_key = read_operator_key(secret)
@@ -152,7 +157,18 @@ async def _find(api: KubeApi, resource: Resource, job: Job, name: str) -> dict[s
         return None
 
 
-def _child(job: Job, raw: dict[str, Any] | None) -> Child | None:
+async def _find_gang(api: KubeApi, job: Job) -> Raw | None:
+    if job.spec is None or job.spec.gang is GangProvider.NONE:
+        return None
+    return await find_gang(api, job.spec.gang, job.namespace, gang_name(job))
+
+
+def _gang_child(job: Job, raw: Raw | None) -> Child | None:
+    child = _child(job, raw)
+    return None if child is None or raw is None else replace(child, gang_size=read_gang_size(raw))
+
+
+def _child(job: Job, raw: Raw | None) -> Child | None:
     if raw is None:
         return None
     uid = text(raw, "metadata", "uid")

@@ -206,6 +206,11 @@ BAD_AT_CREATE: list[tuple[str, list[Change], str]] = [
         [("spec.managedBy", "example.com/mine")],
         'supported values: "elasticjob.dev/elasticjob-controller", "kueue.x-k8s.io/multikueue"',
     ),
+    (
+        "an unknown gang scheduler",
+        [("spec.gang", {"provider": "slurm"})],
+        'spec.gang.provider: Unsupported value: "slurm"',
+    ),
     ("not a quantity", [("spec.template.spec.overhead", {"cpu": "1 core"})], "spec.template.spec.overhead"),
 ]
 
@@ -222,6 +227,12 @@ BAD_AT_CHANGE: list[tuple[str, dict[str, Any], list[Change], str]] = [
         GOOD,
         [("spec.rendezvous.port", 29401)],
         "rendezvous may not change while the job runs: set suspend",
+    ),
+    (
+        "gang",
+        GOOD,
+        [("spec.gang", {"provider": "volcano"})],
+        "gang may not change while the job runs: set suspend to true in the same change",
     ),
     ("preload", GOOD, [("spec.preload", [])], "preload may not change while the job runs: set suspend to true"),
     (
@@ -262,6 +273,7 @@ GOOD_AT_CHANGE: list[tuple[str, dict[str, Any], list[Change]]] = [
         [("spec.suspend", False), ("spec.template.spec.containers.0.image", "y")],
     ),
     ("all of a suspended job", SUSPENDED, [("spec.rendezvous.port", 29401), ("spec.preload", [])]),
+    ("the gang of a suspended job", SUSPENDED, [("spec.gang", {"provider": "coscheduling"})]),
     ("the size of a suspended fixed job", FIXED_SUSPENDED, [("spec.replicas", 5)]),
 ]
 

@@ -27,6 +27,10 @@ _PREFIX = {
     "deployments": "/apis/apps/v1",
     "leases": "/apis/coordination.k8s.io/v1",
     "networkpolicies": "/apis/networking.k8s.io/v1",
+    "roles": "/apis/rbac.authorization.k8s.io/v1",
+    "rolebindings": "/apis/rbac.authorization.k8s.io/v1",
+    "customresourcedefinitions": "/apis/apiextensions.k8s.io/v1",
+    "podgroups": "/apis/scheduling.x-k8s.io/v1alpha1",
 }
 
 

@@ -25,7 +25,8 @@ def planned_schema() -> Schema:
     spec: Schema = schema["properties"]["spec"]
     known: dict[str, Any] = spec["properties"]
     template = known.pop("template")
-    spec["properties"] = {**known, **{k: v for k, v in _PLANNED.items() if k not in known}, "template": template}
+    planned = {k: v for k, v in _PLANNED.items() if k not in known or k == "gang"}  # its providers come one by one
+    spec["properties"] = {**known, **planned, "template": template}
     known["failurePolicy"]["properties"].setdefault("rules", _RULES)
     return schema
 

@@ -45,7 +45,7 @@ def put_queue(draft: JobDraft, queue: str | None, source: str) -> None:
     """Write the label of a Kueue LocalQueue. `queue`: name of a queue in the input, if it has one."""
     labels = draft.metadata.get("labels") or {}
     path = f"metadata.labels[{_QUEUE_LABEL}]"
-    if not draft.supports("gang"):
+    if not draft.allows("gang.provider", "kueue"):
         if queue:
             draft.notes.add(source, "queues are not supported yet: the job starts when you apply it")
         elif _QUEUE_LABEL in labels:

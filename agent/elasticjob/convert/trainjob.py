@@ -20,6 +20,7 @@ _TRAINER = "node"
 """Name of the training container, and of its job in a runtime."""
 _FIRST_FIELDS = ("name", "image", "imagePullPolicy", "command", "args", "env", "resources")
 """Fields of a container that are written before others."""
+_GANG_PROVIDERS = ("coscheduling", "volcano")
 _STEP_LABEL = "trainer.kubeflow.org/trainjob-ancestor-step"
 _NO_JOB_SET = "is left out: an ElasticJob has pods, and no Job or JobSet"
 
@@ -33,6 +34,8 @@ class _Runtime:
     """mlPolicy."""
     job: str = _TRAINER
     """Name of the job that trains."""
+    gang: str = ""
+    """The gang scheduler in podGroupPolicy; empty without one."""
 
 
 def convert_trainjob(job: JsonObject, runtimes: Sequence[JsonObject], notes: Notes) -> list[JsonObject]:
@@ -54,6 +57,9 @@ def convert_trainjob(job: JsonObject, runtimes: Sequence[JsonObject], notes: Not
     metrics = _put_size(draft, trainer, runtime.policy, trained, notes)
     put_life_cycle(draft, spec, _OWN_CONTROLLERS)
     put_queue(draft, None, "")
+    if runtime.gang:
+        effect = "training starts with minReplicas nodes"
+        draft.put_planned("gang", {"provider": runtime.gang}, "runtime.spec.podGroupPolicy", effect)
     initializer = spec.take_object("initializer")
     initializer.note_rest(notes, "is left out: load it in an init container of spec.template, or in the script")
     draft.put("template", trained.template)
@@ -113,9 +119,7 @@ def _find_runtime(
 def _read_runtime(runtime: InputObject, notes: Notes) -> _Runtime:
     spec = runtime.take_object("spec")
     policy = spec.take_object("mlPolicy")
-    if spec.take("podGroupPolicy"):
-        text = "gang scheduling is not converted: training starts with minReplicas nodes"
-        notes.add(spec.at("podGroupPolicy"), text)
+    gang = _read_gang(spec.take_object("podGroupPolicy"), notes)
     template = spec.take_object("template")
     job_set = template.take_object("spec")
     jobs = {str(job.take("name")): job for job in job_set.take_objects("replicatedJobs")}
@@ -129,7 +133,18 @@ def _read_runtime(runtime: InputObject, notes: Notes) -> _Runtime:
         notes.add(where, "is left out: load what it prepares in an init container of spec.template")
     for rest in (job_set, template, spec):
         rest.note_rest(notes, _NO_JOB_SET)
-    return _Runtime(pods[trains][1], policy, trains)
+    return _Runtime(pods[trains][1], policy, trains, gang)
+
+
+def _read_gang(policy: InputObject, notes: Notes) -> str:
+    """Return the gang scheduler of a runtime; empty if it has none."""
+    options = {name: policy.take(name) for name in _GANG_PROVIDERS}
+    provider = next((name for name, value in options.items() if value is not None), "")
+    if provider:
+        rest = InputObject(options[provider], policy.at(provider))
+        rest.note_rest(notes, "is left out: spec.gang has no options, and a job waits for its nodes without a limit")
+    policy.note_rest(notes, "is left out: spec.gang.provider is coscheduling or volcano")
+    return provider
 
 
 def _pod_template(job: InputObject, notes: Notes) -> tuple[str | None, JsonObject]:

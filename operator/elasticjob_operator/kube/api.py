@@ -9,6 +9,11 @@ events                      create, patch
 leases (own namespace)      create, get, update
 leases (kube-node-lease)    get
 customresourcedefinitions   get (elasticjobs.elasticjob.dev)
+
+With the chart's value gang.coscheduling or gang.volcano:
+
+podgroups (scheduling.x-k8s.io)    create, delete, get, patch
+podgroups (scheduling.volcano.sh)  create, delete, get, patch
 """
 
 from __future__ import annotations
@@ -41,6 +46,8 @@ SERVICES = Resource("", "v1", "services")
 SECRETS = Resource("", "v1", "secrets")
 EVENTS = Resource("", "v1", "events")
 LEASES = Resource("coordination.k8s.io", "v1", "leases")
+COSCHEDULING_GROUPS = Resource("scheduling.x-k8s.io", "v1alpha1", "podgroups")
+VOLCANO_GROUPS = Resource("scheduling.volcano.sh", "v1beta1", "podgroups")
 CRDS = Resource("apiextensions.k8s.io", "v1", "customresourcedefinitions")
 
 

@@ -1,5 +1,6 @@
 """Manifests of a job's children as dicts. Pure: names and content follow from the job's state."""
 
+from elasticjob_operator.manifests.gang import gang_child, gang_manifest, gang_name, gang_resize
 from elasticjob_operator.manifests.names import (
     key_secret,
     nodes_service,
@@ -12,6 +13,10 @@ from elasticjob_operator.manifests.store import store_pod_manifest
 from elasticjob_operator.manifests.worker import worker_pod_manifest
 
 __all__ = [
+    "gang_child",
+    "gang_manifest",
+    "gang_name",
+    "gang_resize",
     "key_secret",
     "nodes_service",
     "nodes_service_manifest",

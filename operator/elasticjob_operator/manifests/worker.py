@@ -8,6 +8,7 @@ from typing import Any
 
 from elasticjob.contract.names import WORKER_ROLE, Env, Role
 from elasticjob_operator.manifests.common import env, env_from_field, env_from_secret, exclude_nodes, security_context
+from elasticjob_operator.manifests.gang import join_gang
 from elasticjob_operator.manifests.names import (
     attempt,
     endpoint,
@@ -65,7 +66,9 @@ def worker_pod_manifest(
         # So that status quotes the last line of one that fails.
         container.setdefault("terminationMessagePolicy", "FallbackToLogsOnError")
     _fill_trainer(pod, job, spec, index, incarnation)
-    return {"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": pod}
+    manifest = {"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": pod}
+    join_gang(manifest, job, spec, index)
+    return manifest
 
 
 def _fill_pod(pod: dict[str, Any], job: Job, spec: JobSpec, index: int, avoid: tuple[str, ...]) -> None:

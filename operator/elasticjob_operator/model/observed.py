@@ -80,7 +80,7 @@ class Refusal:
 
 @dataclass(frozen=True)
 class Child:
-    """A Service or Secret that has the name of a child of the job."""
+    """A Service, Secret or gang object that has the name of a child of the job."""
 
     uid: str
     ours: bool
@@ -89,22 +89,26 @@ class Child:
     """The store incarnation that a Service selects; None for every other object."""
     terminating: bool = False
     """Whether Kubernetes deletes the object soon: it is being deleted, or its owner was a deleted job of this name."""
+    gang_size: int | None = None
+    """How many pods a gang object asks the scheduler to place together; None for every other object."""
 
 
 @dataclass(frozen=True)
 class Children:
-    """The job's Services and its Secret; None where no object has the name."""
+    """The job's Services, its Secret and its gang object; None where no object has the name."""
 
     secret: Child | None = None
     nodes: Child | None = None
     """The headless Service of the workers."""
     rendezvous: Child | None = None
     """The Service of the store."""
+    gang: Child | None = None
+    """The object of `spec.gang.provider`. An object of another provider is not read."""
 
     @property
     def not_ours(self) -> tuple[Child, ...]:
         """The objects that have the name of a child but do not belong to the job."""
-        return tuple(c for c in (self.secret, self.nodes, self.rendezvous) if c is not None and not c.ours)
+        return tuple(c for c in (self.secret, self.nodes, self.rendezvous, self.gang) if c is not None and not c.ours)
 
 
 @dataclass(frozen=True)

@@ -38,6 +38,14 @@ class CleanPods(str, Enum):
     NONE = "None"
 
 
+class GangProvider(str, Enum):
+    """`spec.gang.provider`: the scheduler that places the smallest number of a job's pods together or not at all."""
+
+    NONE = "none"
+    COSCHEDULING = "coscheduling"
+    VOLCANO = "volcano"
+
+
 class SpecError(ValueError):
     """No pod can be made from the spec. The message names what the user must change."""
 
@@ -98,6 +106,7 @@ class JobSpec:
     ttl_after_finished: int | None = None
     """Seconds after its end in which the job is kept; None: for ever."""
     clean_pods: CleanPods = CleanPods.RUNNING
+    gang: GangProvider = GangProvider.NONE
 
     @property
     def termination_grace(self) -> int:
@@ -180,6 +189,7 @@ def parse_spec(raw: Raw) -> JobSpec:
         active_deadline=_seconds(raw, "activeDeadlineSeconds"),
         ttl_after_finished=_seconds(raw, "ttlSecondsAfterFinished"),
         clean_pods=_choice(text(raw, "cleanPodPolicy"), CleanPods.RUNNING),
+        gang=_choice(text(raw, "gang", "provider"), GangProvider.NONE),
     )
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from elasticjob.contract.messages import EndReason
 from elasticjob.contract.text import with_noun
+from elasticjob_operator.manifests import gang_child
 from elasticjob_operator.manifests.names import key_secret, nodes_service, store_pod, store_service, worker_pod
 from elasticjob_operator.model.observed import Refusal
 from elasticjob_operator.model.pods import Pod
@@ -232,6 +233,8 @@ def _store_blocked(job: JobContext) -> Condition | None:
         f"Service {store_service(name)}": observed.children.rendezvous,
         f"Secret {key_secret(job.ctx.job)}": observed.children.secret,
     }
+    if gang := gang_child(job.ctx.job, job.ctx.spec):
+        children[gang.replace("/", " ")] = observed.children.gang
     others = {child_name: child for child_name, child in children.items() if child is not None and not child.ours}
     taken = [child_name for child_name, child in others.items() if not child.terminating]
     if taken:

@@ -10,7 +10,7 @@ from typing import Any
 
 from elasticjob.contract.messages import FailureClass, HangAction, Outcome
 from elasticjob.contract.text import with_noun
-from elasticjob_operator.actions import DeleteJob, DeletePod, DeleteService, EventRecord
+from elasticjob_operator.actions import DeleteGang, DeleteJob, DeletePod, DeleteService, EventRecord
 from elasticjob_operator.manifests.names import nodes_service, store_service
 from elasticjob_operator.model.pods import Pod
 from elasticjob_operator.model.raw import moment, timestamp
@@ -208,14 +208,16 @@ def _delete_ended(ctx: ReconcileContext) -> Actions:
 
 
 def delete_store_and_services(ctx: ReconcileContext, why: str) -> Actions:
-    """Delete the stores, and the Services that belong to the job."""
+    """Delete the stores, and the Services and the gang object that belong to the job."""
     children, name = ctx.observed.children, ctx.job.name
     stores = [p for p in ctx.observed.stores if p.deleting is None]
     services = ((nodes_service(name), children.nodes), (store_service(name), children.rendezvous))
+    gang = children.gang
     return Actions(
         actions=(
             *(DeletePod(p.name, p.uid, why, grace=STORE_GRACE_SECONDS) for p in stores),
             *(DeleteService(service, child.uid) for service, child in services if child is not None and child.ours),
+            *((DeleteGang(gang.uid),) if gang is not None and gang.ours else ()),
         )
     )
 

@@ -9,12 +9,15 @@ from typing import Any
 from elasticjob.contract.messages import Finish, OperatorView, Outcome
 from elasticjob_operator.actions import (
     Action,
+    CreateGang,
     CreateNodesService,
     CreateSecret,
     CreateStoreService,
     EventRecord,
+    ResizeGang,
     UpdateStoreService,
 )
+from elasticjob_operator.manifests import gang_child
 from elasticjob_operator.manifests.names import attempt, key_secret, nodes_service, store_service
 from elasticjob_operator.model.observed import Job, Observed
 from elasticjob_operator.model.pods import Pod
@@ -211,7 +214,16 @@ def _children(ctx: ReconcileContext, store: StorePlan) -> tuple[Action, ...]:
         and rendezvous.incarnation != store.incarnation
     ):
         actions.append(UpdateStoreService(rendezvous.uid, store.incarnation))
-    return tuple(actions)
+    return (*actions, *_gang(ctx))
+
+
+def _gang(ctx: ReconcileContext) -> tuple[Action, ...]:
+    gang, child = ctx.observed.children.gang, gang_child(ctx.job, ctx.spec)
+    if gang is None:
+        return (CreateGang(),) if child and _may_create(ctx, child) else ()
+    if gang.ours and gang.gang_size != ctx.spec.min_replicas:
+        return (ResizeGang(gang.uid, ctx.spec.min_replicas),)
+    return ()
 
 
 def _may_create(ctx: ReconcileContext, child: str) -> bool:

@@ -43,7 +43,7 @@ def stores_left(ctx: ReconcileContext) -> bool:
 
 def _anything_left(ctx: ReconcileContext) -> bool:
     children = ctx.observed.children
-    ours = [c for c in (children.nodes, children.rendezvous) if c is not None and c.ours]
+    ours = [c for c in (children.nodes, children.rendezvous, children.gang) if c is not None and c.ours]
     return not all_workers_ended(ctx) or stores_left(ctx) or bool(ours)
 
 

@@ -281,7 +281,10 @@ TRAINJOB_FIELDS: list[tuple[str, Any, dict[str, Any], str]] = [
     ("runtime.mlPolicy.torch.elasticPolicy", {"minNodes": 1, "maxNodes": 3, "metrics": [METRIC]}, ELASTIC,
      "a HorizontalPodAutoscaler of its own replaces it"),
     ("runtime.mlPolicy.mpi", {"numProcPerNode": 2}, {}, "runtime.spec.mlPolicy.mpi: is left out"),
-    ("runtime.podGroupPolicy", {"volcano": {}}, {}, GANG),
+    ("runtime.podGroupPolicy", {"volcano": {}}, {"gang.provider": "volcano"}, ""),
+    ("runtime.podGroupPolicy", {"coscheduling": {"scheduleTimeoutSeconds": 9}}, {"gang.provider": "coscheduling"},
+     "podGroupPolicy.coscheduling.scheduleTimeoutSeconds: is left out"),
+    ("runtime.podGroupPolicy", {"other": {}}, {"gang": None}, "spec.gang.provider is coscheduling or volcano"),
     ("runtime.template.spec.successPolicy", {"operator": "All"}, {}, JOB_SET),
 ]  # fmt: skip
 API_OF_TRAINJOBS = {

@@ -7,13 +7,9 @@ from typing import Any
 
 import pytest
 
-from elasticjob.contract.names import Label, Role
-from elasticjob_operator.controller import Controller
-from elasticjob_operator.events import Recorder
+from elasticjob.contract.names import Label
 from elasticjob_operator.job_memory import FIRST_RETRY, LONGEST_RETRY, JobMemory
-from elasticjob_operator.keys import JobKeys
 from elasticjob_operator.kube import (
-    JOBS,
     PODS,
     SECRETS,
     SERVICES,
@@ -23,46 +19,8 @@ from elasticjob_operator.kube import (
     Unclear,
 )
 from elasticjob_operator.model.observed import RefusalReason
-from support.operator_build import NOW, UID, raw_job
-from support.operator_world import Api, FakeStoreLinks, World, job_status
-
-KEY = ("ns", "bert")
-
-
-class Cluster:
-    """An API server with the job `bert`, and a controller that is called only when it asked for it."""
-
-    def __init__(self) -> None:
-        self.api = Api(NOW)
-        self.api.put(JOBS, raw_job())
-        self.world = World(self.api, {})
-        links: Any = FakeStoreLinks(self.api, self.world.stores)
-        recorder = Recorder(self.api, "me")
-        self.controller = Controller(self.api, JobKeys(b"k" * 32), links, recorder, "image", clock=lambda: self.api.now)
-
-    async def reconcile(self) -> float:
-        """Reconcile; return the seconds after which the controller wants to reconcile again."""
-        delay = await self.controller.reconcile(KEY)
-        assert delay is not None
-        return delay
-
-    async def reconcile_for(self, seconds: float) -> list[float]:
-        """Reconcile whenever the controller asked for it; return its delays."""
-        end, delays = self.api.now + seconds, []
-        while self.api.now < end:
-            delays.append(await self.reconcile())
-            self.api.now += delays[-1]
-        return delays
-
-    def running(self) -> dict[str, str]:
-        """Return the job's condition `Running`."""
-        found: dict[str, str] = next(c for c in job_status(self.api)["conditions"] if c["type"] == "Running")
-        return found
-
-    def workers(self) -> list[str]:
-        """Return the names of the job's own worker pods."""
-        own = [p["metadata"] for p in self.api.pods(Role.WORKER) if p["metadata"]["labels"][Label.JOB_UID] == UID]
-        return sorted(meta["name"] for meta in own)
+from support.operator_cluster import Cluster
+from support.operator_world import Api
 
 
 async def test_pods_that_a_quota_refuses_are_tried_again_after_growing_seconds() -> None:

@@ -1,0 +1,76 @@
+"""Gang scheduling: the object that has a gang's size, and how worker pods become members of the gang.
+
+Members are the pods whose index is below the target, their replacements included. Standby nodes and stores are none:
+a scheduler that counted them would place a gang that cannot train.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from elasticjob_operator.manifests.names import labels, metadata
+from elasticjob_operator.model.observed import Job
+from elasticjob_operator.model.raw import Raw, integer, text
+from elasticjob_operator.model.spec import GangProvider, JobSpec
+
+COSCHEDULING_LABEL = "scheduling.x-k8s.io/pod-group"
+"""Label of a pod: the PodGroup of the coscheduling plugin."""
+VOLCANO_ANNOTATION = "scheduling.k8s.io/group-name"
+"""Annotation of a pod: Volcano's PodGroup."""
+VOLCANO_QUEUE = "scheduling.volcano.sh/queue-name"
+"""Annotation of a pod template: Volcano's queue."""
+VOLCANO_SCHEDULER = "volcano"
+_API_VERSIONS = {
+    GangProvider.COSCHEDULING: "scheduling.x-k8s.io/v1alpha1",
+    GangProvider.VOLCANO: "scheduling.volcano.sh/v1beta1",
+}
+
+
+def gang_name(job: Job) -> str:
+    return job.name
+
+
+def gang_child(job: Job, spec: JobSpec) -> str:
+    """Return the gang object as `Kind/name`; empty if the job has none."""
+    return "" if spec.gang is GangProvider.NONE else f"PodGroup/{gang_name(job)}"
+
+
+def gang_manifest(job: Job, spec: JobSpec) -> dict[str, Any]:
+    """Return the gang object of a job that has a gang provider."""
+    body = {
+        "apiVersion": _API_VERSIONS[spec.gang],
+        "kind": "PodGroup",
+        "metadata": metadata(job, gang_name(job), labels(job)),
+    }
+    return body | gang_resize(spec.min_replicas, _volcano_fields(spec) if spec.gang is GangProvider.VOLCANO else {})
+
+
+def gang_resize(size: int, others: Raw | None = None) -> dict[str, Any]:
+    """Return the part of a gang object that has its size; `others` are further fields of its spec."""
+    return {"spec": {"minMember": size, **(others or {})}}
+
+
+def read_gang_size(raw: Raw) -> int:
+    """Return how many pods a gang object asks for."""
+    return integer(raw, "spec", "minMember")
+
+
+def _volcano_fields(spec: JobSpec) -> dict[str, str]:
+    """Return the fields that Volcano reads from a PodGroup, not from its pods."""
+    fields = {
+        "queue": text(spec.template, "metadata", "annotations", VOLCANO_QUEUE),
+        "priorityClassName": text(spec.template, "spec", "priorityClassName"),
+    }
+    return {name: value for name, value in fields.items() if value}
+
+
+def join_gang(pod: dict[str, Any], job: Job, spec: JobSpec, index: int) -> None:
+    """Make the worker pod of this index a member of the gang, in place; leave a standby node's pod as it is."""
+    if spec.gang is GangProvider.VOLCANO:
+        pod["spec"]["schedulerName"] = pod["spec"].get("schedulerName") or VOLCANO_SCHEDULER
+    if index >= spec.target:
+        return
+    if spec.gang is GangProvider.COSCHEDULING:
+        pod["metadata"]["labels"][COSCHEDULING_LABEL] = gang_name(job)
+    elif spec.gang is GangProvider.VOLCANO:
+        pod["metadata"]["annotations"][VOLCANO_ANNOTATION] = gang_name(job)

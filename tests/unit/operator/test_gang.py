@@ -1,0 +1,232 @@
+"""Gang scheduling: the object of each provider, its members, and its life with the job."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from elasticjob.contract.names import Role
+from elasticjob_operator import manifests
+from elasticjob_operator.job_memory import LONGEST_RETRY
+from elasticjob_operator.kube import JOBS, NotFound, Refused, Resource
+from elasticjob_operator.kube.api import COSCHEDULING_GROUPS, VOLCANO_GROUPS
+from support.operator_build import UID, Raw, condition, elastic, job, raw_job, status
+from support.operator_cluster import Cluster
+from support.operator_world import job_status
+
+COSCHEDULING = {"gang": {"provider": "coscheduling"}}
+VOLCANO = {"gang": {"provider": "volcano"}}
+PROVIDERS = [(COSCHEDULING, COSCHEDULING_GROUPS), (VOLCANO, VOLCANO_GROUPS)]
+SIZES = elastic(2, 4, 3)
+
+
+def template(pod: Raw | None = None, **metadata: Any) -> Raw:
+    """Return the job's template with more fields of the pod and metadata."""
+    spec = raw_job()["spec"]["template"]["spec"]
+    return {"metadata": metadata, "spec": {**spec, **(pod or {})}}
+
+
+def gang(**spec: Any) -> Raw:
+    built = job(**spec)
+    assert built.spec is not None
+    return manifests.gang_manifest(built, built.spec)
+
+
+def worker(index: int, **spec: Any) -> Raw:
+    built = job(**spec)
+    assert built.spec is not None
+    return manifests.worker_pod_manifest(built, built.spec, index, 0, "agent:1")
+
+
+# ---- objects
+
+
+def test_the_pod_group_of_coscheduling() -> None:
+    built = gang(**COSCHEDULING, **SIZES)
+    assert (built["apiVersion"], built["kind"]) == ("scheduling.x-k8s.io/v1alpha1", "PodGroup")
+    assert (built["metadata"]["name"], built["metadata"]["namespace"]) == ("bert", "ns")
+    assert built["spec"] == {"minMember": 2}
+    (owner,) = built["metadata"]["ownerReferences"]
+    assert (owner["kind"], owner["uid"], owner["controller"]) == ("ElasticJob", UID, True)
+
+
+def test_the_pod_group_of_volcano_has_the_queue_and_the_priority_of_the_template() -> None:
+    built = gang(**VOLCANO, **SIZES)
+    assert (built["apiVersion"], built["kind"]) == ("scheduling.volcano.sh/v1beta1", "PodGroup")
+    assert built["spec"] == {"minMember": 2}
+    own = template({"priorityClassName": "high"}, annotations={"scheduling.volcano.sh/queue-name": "research"})
+    assert gang(**VOLCANO, **SIZES, template=own)["spec"] == {
+        "minMember": 2, "queue": "research", "priorityClassName": "high",
+    }  # fmt: skip
+
+
+def test_the_gang_of_a_job_of_fixed_size_is_all_of_it() -> None:
+    assert gang(**COSCHEDULING, replicas=5)["spec"] == {"minMember": 5}
+
+
+# ---- members
+
+
+def membership(pod: Raw) -> Raw:
+    """Return the fields of a pod that make it a member of a gang, or choose the scheduler."""
+    meta = pod["metadata"]
+    found = {
+        "label": meta["labels"].get("scheduling.x-k8s.io/pod-group"),
+        "annotation": meta["annotations"].get("scheduling.k8s.io/group-name"),
+        "scheduler": pod["spec"].get("schedulerName"),
+    }
+    return {name: value for name, value in found.items() if value}
+
+
+@pytest.mark.parametrize(
+    ("spec", "index", "expected"),
+    [
+        ({}, 0, {}),
+        (COSCHEDULING, 0, {"label": "bert"}),
+        (COSCHEDULING, 2, {"label": "bert"}),
+        (COSCHEDULING, 3, {}),
+        (COSCHEDULING | {"template": template({"schedulerName": "mine"})}, 1, {"label": "bert", "scheduler": "mine"}),
+        (VOLCANO, 0, {"annotation": "bert", "scheduler": "volcano"}),
+        (VOLCANO, 3, {"scheduler": "volcano"}),
+        (VOLCANO | {"template": template({"schedulerName": "mine"})}, 1, {"annotation": "bert", "scheduler": "mine"}),
+    ],
+)
+def test_nodes_below_the_target_are_members_and_standby_nodes_are_not(spec: Raw, index: int, expected: Raw) -> None:
+    spared = {"elasticPolicy": {"minReplicas": 2, "maxReplicas": 4, "spares": 1}, "replicas": 3}
+    assert membership(worker(index, **spec, **spared)) == expected
+
+
+# ---- life
+
+
+@pytest.mark.parametrize(("provider", "resource"), PROVIDERS)
+async def test_the_gang_exists_before_its_pods_and_its_size_follows_min_replicas(
+    provider: Raw, resource: Resource
+) -> None:
+    cluster = Cluster(**provider, **SIZES)
+    await cluster.reconcile_for(1.0)
+    created = [call for call in cluster.api.calls if call[0] == "create"]
+    pods = [i for i, (_, plural, _) in enumerate(created) if plural == "pods"]
+    assert created.index(("create", "podgroups", "bert")) < pods[0]
+    before = cluster.api.objects[resource, "bert"]
+    cluster.change(elasticPolicy={"minReplicas": 1, "maxReplicas": 4})
+    await cluster.reconcile()
+    after = cluster.api.objects[resource, "bert"]
+    assert (before["spec"], after["spec"]) == ({"minMember": 2}, {"minMember": 1})
+    assert after["metadata"]["uid"] == before["metadata"]["uid"]
+    calls = len(cluster.api.calls)
+    await cluster.reconcile_for(1.0)
+    assert [call for call in cluster.api.calls[calls:] if call[1] == "podgroups"] == []
+
+
+async def test_a_pod_that_replaces_a_lost_one_is_a_member_and_a_store_is_not() -> None:
+    cluster = Cluster(**VOLCANO)
+    await cluster.reconcile_for(1.0)
+    cluster.api.remove(*next(key for key in cluster.api.objects if key[1] == "bert-1-0"))
+    await cluster.reconcile_for(1.0)
+    assert cluster.workers() == ["bert-0-0", "bert-1-1"]
+    member = {"annotation": "bert", "scheduler": "volcano"}
+    assert [membership(pod) for pod in cluster.api.pods(Role.WORKER)] == [member, member]
+    assert cluster.api.pods(Role.STORE)
+    assert "schedulerName" not in cluster.api.pods(Role.STORE)[0]["spec"]
+    assert "annotations" not in cluster.api.pods(Role.STORE)[0]["metadata"]
+
+
+async def test_a_job_without_a_provider_sends_no_request_about_gangs(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster, read = Cluster(), []
+    get = cluster.api.get
+
+    async def counted(resource: Resource, *args: Any) -> Raw:
+        read.append(resource.plural)
+        return await get(resource, *args)
+
+    monkeypatch.setattr(cluster.api, "get", counted)
+    await cluster.reconcile_for(100.0)
+    assert set(read) <= {"elasticjobs", "services", "secrets", "leases"}
+    assert len(cluster.workers()) == 2
+    assert [call for call in cluster.api.calls if call[1] == "podgroups"] == []
+
+
+async def test_a_suspended_job_has_no_gang_and_a_resumed_one_has_the_gang_of_its_new_provider() -> None:
+    cluster = Cluster(**COSCHEDULING)
+    await cluster.reconcile_for(1.0)
+    cluster.change(suspend=True)
+    await cluster.reconcile_for(30.0)
+    assert (COSCHEDULING_GROUPS, "bert") not in cluster.api.objects
+    cluster.change(**VOLCANO, suspend=False)
+    await cluster.reconcile_for(1.0)
+    assert cluster.api.objects[VOLCANO_GROUPS, "bert"]["spec"] == {"minMember": 2}
+    assert (COSCHEDULING_GROUPS, "bert") not in cluster.api.objects
+    assert len(cluster.workers()) == 2
+
+
+async def test_a_job_that_has_ended_has_no_gang() -> None:
+    cluster = Cluster(**COSCHEDULING)
+    await cluster.reconcile_for(1.0)
+    ended = status(conditions=[condition("Complete"), condition("SuccessCriteriaMet")])
+    cluster.api.put(JOBS, {**cluster.api.objects[JOBS, "bert"], "status": ended})
+    await cluster.reconcile_for(60.0)
+    assert (COSCHEDULING_GROUPS, "bert") not in cluster.api.objects
+
+
+# ---- providers that are not there
+
+
+class NoGroups:
+    """An API server without PodGroups, or an operator without permissions for them."""
+
+    def __init__(self, cluster: Cluster, monkeypatch: pytest.MonkeyPatch, error: type[NotFound | Refused]) -> None:
+        self.tries = 0
+        self.error: Exception | None = error("podgroups: no", 404 if error is NotFound else 403)
+        self._get, self._create = cluster.api.get, cluster.api.create
+        monkeypatch.setattr(cluster.api, "get", self.get)
+        monkeypatch.setattr(cluster.api, "create", self.create)
+
+    async def get(self, resource: Resource, namespace: str | None, name: str) -> Raw:
+        if self.error and resource.plural == "podgroups":
+            raise self.error
+        return await self._get(resource, namespace, name)
+
+    async def create(self, resource: Resource, namespace: str, body: Mapping[str, Any]) -> Raw:
+        if self.error and resource.plural == "podgroups":
+            self.tries += 1
+            raise self.error
+        return await self._create(resource, namespace, body)
+
+
+@pytest.mark.parametrize(
+    ("provider", "error", "advice"),
+    [
+        (COSCHEDULING, NotFound, "install the coscheduling plugin of scheduler-plugins with its CRDs"),
+        (VOLCANO, NotFound, "the cluster has no podgroups.scheduling.volcano.sh/v1beta1: install Volcano"),
+        (COSCHEDULING, Refused, "set gang.coscheduling to true in the values of elasticjob's chart"),
+        (VOLCANO, Refused, "set gang.volcano to true in the values of elasticjob's chart"),
+    ],
+)
+async def test_without_the_provider_the_job_waits_and_says_what_to_install(
+    provider: Raw, error: type[NotFound | Refused], advice: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = Cluster(**provider)
+    groups = NoGroups(cluster, monkeypatch, error)
+    delays = await cluster.reconcile_for(120.0)
+    assert cluster.running()["status"] == "False"
+    assert cluster.running()["reason"] == "PodCreationFailed"
+    assert advice in cluster.running()["message"]
+    assert 5 <= groups.tries <= 15
+    assert max(delays) <= LONGEST_RETRY
+    assert cluster.workers() == []
+    groups.error = None
+    await cluster.reconcile_for(LONGEST_RETRY + 1.0)
+    assert cluster.workers() == ["bert-0-0", "bert-1-0"]
+
+
+async def test_a_pod_group_of_another_owner_is_left_alone() -> None:
+    cluster = Cluster(**COSCHEDULING)
+    cluster.api.put(COSCHEDULING_GROUPS, {"metadata": {"name": "bert"}, "spec": {"minMember": 7}})
+    await cluster.reconcile()
+    assert cluster.running()["reason"] == "NameTaken"
+    assert "PodGroup bert exists and does not belong to this job" in cluster.running()["message"]
+    assert cluster.api.objects[COSCHEDULING_GROUPS, "bert"]["spec"] == {"minMember": 7}
+    assert job_status(cluster.api)["phase"] == "Pending"
