@@ -7,6 +7,7 @@ from pathlib import Path
 
 import yaml
 
+from cluster import verbs
 from support.jobs import Job, manifest
 from support.kube import Json, Kube
 from support.logbook import LogBook
@@ -55,6 +56,25 @@ def test_a_job_is_suspended_changed_and_resumed_without_a_lost_step(
     pod = kube.get("pods", job.running()[0], namespace)
     assert {"name": "SECOND", "value": "yes"} in pod["spec"]["containers"][0]["env"]
     job.wait("Complete", timeout=180)
+
+
+def test_a_suspended_job_does_not_wait_for_a_pod_on_a_lost_node(submit: Submit, kube: Kube, namespace: str) -> None:
+    command = ["python3", "-c", "import signal; signal.pause()"]
+    # Much sooner than the 40 s after which a node whose kubelet is silent counts as down.
+    limits = {"podTerminationTimeoutSeconds": 2, "stopGraceSeconds": 0}
+    policy = {"minReplicas": 1, "maxReplicas": 2, "gracefulShutdownSeconds": 0}
+    body = manifest("stuck", command, preload=[], elasticPolicy=policy, **limits)
+    body["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] = 5
+    job = submit(body)
+    job.wait_status(worldSize=2)
+    victim = job.node_of("stuck-1-0")
+    try:
+        verbs.cut(victim)
+        kube.patch("elasticjobs", job.name, {"spec": {"suspend": True}}, namespace)
+        kube.wait_gone("services", namespace, job.selector, timeout=35)
+        assert "deletionTimestamp" in kube.get("pods", "stuck-1-0", namespace)["metadata"]
+    finally:
+        verbs.heal(victim)
 
 
 def test_a_job_ends_at_its_deadline_and_is_deleted(submit: Submit, kube: Kube, namespace: str) -> None:

@@ -107,6 +107,8 @@ class JobSpec:
     """Seconds after its end in which the job is kept; None: for ever."""
     clean_pods: CleanPods = CleanPods.RUNNING
     gang: GangProvider = GangProvider.NONE
+    termination_timeout: int | None = 120
+    """Seconds beyond its grace period for which the job waits for a pod that is being deleted; None: for ever."""
 
     @property
     def termination_grace(self) -> int:
@@ -190,11 +192,17 @@ def parse_spec(raw: Raw) -> JobSpec:
         ttl_after_finished=_seconds(raw, "ttlSecondsAfterFinished"),
         clean_pods=_choice(text(raw, "cleanPodPolicy"), CleanPods.RUNNING),
         gang=_choice(text(raw, "gang", "provider"), GangProvider.NONE),
+        termination_timeout=_termination_timeout(raw),
     )
 
 
 def _seconds(raw: Raw, name: str) -> int | None:
     return max(0, integer(raw, name)) if at(raw, name) is not None else None
+
+
+def _termination_timeout(raw: Raw) -> int | None:
+    seconds = _seconds(raw, "podTerminationTimeoutSeconds")
+    return JobSpec.termination_timeout if seconds is None else seconds or None
 
 
 def trainer_of(pod_spec: Raw) -> Raw:

@@ -20,12 +20,11 @@ from elasticjob_operator.plan import failures
 from elasticjob_operator.plan.budget import Budget
 from elasticjob_operator.plan.context import STORE_GRACE_SECONDS, Actions, ReconcileContext
 from elasticjob_operator.plan.starts import Starts, gives_up
+from elasticjob_operator.plan.terminations import is_stuck, next_checks
 from elasticjob_operator.plan.world import World
 
 LEAVE_GRACE = 10.0
 """Seconds after the outcome in which agents receive it and exit by themselves; the pods that still run are deleted."""
-STUCK_GRACE = 30.0
-"""Seconds beyond its grace period after which a pod that is still being deleted no longer delays the job's end."""
 
 _ENDED = "the job has ended"
 
@@ -169,12 +168,11 @@ def _root_cause(ctx: ReconcileContext, budget: Budget) -> dict[str, Any] | None:
 
 def all_workers_ended(ctx: ReconcileContext) -> bool:
     """Return whether every worker pod has ended, or is stuck in deletion."""
-    return all(_ended(ctx, pod) for pod in ctx.observed.workers)
+    return not _unended_workers(ctx)
 
 
-def _ended(ctx: ReconcileContext, pod: Pod) -> bool:
-    stuck = pod.deleting is not None and (ctx.now > pod.deleting + STUCK_GRACE or ctx.kubelet_down(pod.node))
-    return pod.end is not None or stuck
+def _unended_workers(ctx: ReconcileContext) -> list[Pod]:
+    return [pod for pod in ctx.observed.workers if pod.end is None and not is_stuck(ctx, pod)]
 
 
 def remove_pods(ctx: ReconcileContext, outcome: JobOutcome, *, declared: bool) -> Actions:
@@ -190,8 +188,8 @@ def remove_pods(ctx: ReconcileContext, outcome: JobOutcome, *, declared: bool) -
     actions = Actions(tuple(DeletePod(p.name, p.uid, _ENDED) for p in running if p not in waiting))
     if waiting:
         actions += Actions(requeue_at=(deadline,))
-    if not all_workers_ended(ctx):
-        return actions + Actions(requeue_at=(ctx.now + 5.0,))
+    if unended := _unended_workers(ctx):
+        return actions + Actions(requeue_at=next_checks(ctx, unended))
     return actions + delete_store_and_services(ctx, _ENDED) + _delete_ended(ctx)
 
 

@@ -8,14 +8,15 @@ Secret of an earlier one stays until the job is deleted: the operator may not de
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 
 from elasticjob.contract.text import with_noun
 from elasticjob_operator.actions import DeletePod, EventRecord
 from elasticjob_operator.model.pods import Pod
 from elasticjob_operator.model.status import Condition, ConditionType
-from elasticjob_operator.plan.context import Actions, ReconcileContext, poll_interval
+from elasticjob_operator.plan.context import Actions, ReconcileContext
 from elasticjob_operator.plan.job_end import all_workers_ended, delete_store_and_services
+from elasticjob_operator.plan.terminations import may_force, next_checks
 
 _WHY = "the job is suspended"
 
@@ -51,23 +52,20 @@ def remove_children(ctx: ReconcileContext) -> Actions:
     """Delete the worker pods that have not ended, then the store and the other children."""
     live = [p for p in ctx.observed.workers if p.end is None]
     stores = list(ctx.observed.stores)
-    waited = max((ctx.now - p.deleting for p in (*live, *stores) if p.deleting is not None), default=0.0)
-    requeue_at = (ctx.now + poll_interval(max(0.0, waited)),) if live or stores else ()
-    actions = Actions(_deletions(ctx, live), requeue_at=requeue_at)
+    down = [p for p in live if may_force(ctx, p)]
+    drained = [p for p in live if p.deleting is None and p not in down]
+    deletions = (*_forced(down), *(DeletePod(p.name, p.uid, _WHY) for p in drained))
+    actions = Actions(deletions, requeue_at=next_checks(ctx, (*live, *stores)))
     if not all_workers_ended(ctx):
         return actions
-    return actions + delete_store_and_services(ctx, _WHY) + Actions(_deletions(ctx, stores, only_forced=True))
+    forced = _forced(p for p in stores if ctx.kubelet_down(p.node))
+    return actions + delete_store_and_services(ctx, _WHY) + Actions(forced)
 
 
-def _deletions(ctx: ReconcileContext, pods: Sequence[Pod], *, only_forced: bool = False) -> tuple[DeletePod, ...]:
-    """Return the deletions of pods: those of live ones, and by force where the kubelet of the node is down."""
-    forced = f"{_WHY}, and the kubelet of its node is down"
-    down = [p for p in pods if ctx.kubelet_down(p.node)]
-    live = [] if only_forced else [p for p in pods if p.deleting is None and p not in down]
-    return (
-        *(DeletePod(p.name, p.uid, forced, force=True) for p in down),
-        *(DeletePod(p.name, p.uid, _WHY) for p in live),
-    )
+def _forced(pods: Iterable[Pod]) -> tuple[DeletePod, ...]:
+    """Return the deletions by force of pods whose kubelet is down."""
+    why = f"{_WHY}, and the kubelet of its node is down"
+    return tuple(DeletePod(p.name, p.uid, why, force=True) for p in pods)
 
 
 def suspended_condition(ctx: ReconcileContext) -> Condition | None:

@@ -13,6 +13,7 @@ from elasticjob_operator.model.pods import Pod
 from elasticjob_operator.model.status import DEVICE_UNHEALTHY, NODE_LOST, AvoidedNode
 from elasticjob_operator.plan.context import POLL_SECONDS, Actions, ReconcileContext, poll_interval
 from elasticjob_operator.plan.pod_decisions import CreatePod, KeepPod, PodDecision, ReplacePod, is_lost, still_avoided
+from elasticjob_operator.plan.terminations import may_force
 
 MAX_AVOIDED_NODES = 32
 """Number of avoided nodes, and of suspect ones, that status lists; the newest stay. It bounds the status, and how much
@@ -179,7 +180,7 @@ def _remove(ctx: ReconcileContext, current: set[tuple[int, int]]) -> Actions:
     requeue_at: list[float] = []
     for pod in ctx.observed.workers:
         unwanted = (pod.index, pod.incarnation) not in current
-        force = unwanted and ctx.kubelet_down(pod.node)
+        force = unwanted and may_force(ctx, pod)
         if pod.deleting is not None:
             if force:
                 actions.append(DeletePod(pod.name, pod.uid, "the kubelet of its node is down", force=True))

@@ -476,7 +476,7 @@ def test_a_scheduled_pod_that_is_not_running_yet_gets_time_to_exit() -> None:
 
 
 def test_a_pod_stuck_on_a_lost_node_does_not_delay_completion() -> None:
-    observed = steady(workers=(DONE[0], worker(1, deleting=NOW - 40)), conditions=[MET])
+    observed = steady(workers=(DONE[0], worker(1, deleting=NOW - 130)), conditions=[MET])
     assert "Complete" in reasons_of(run(observed))
     terminating = steady(workers=(DONE[0], worker(1, deleting=NOW + 100, node="n9")), conditions=[MET])
     for age, ends in ((20.0, False), (41.0, True)):
