@@ -77,6 +77,7 @@ class Controller:
                 self._forget(key)
                 return None
         written = decided.status if wait is None else None
+        memory.withheld = decided.withheld
         self._show_phase(key, text(written or raw.get("status"), "phase"))
         self._update_link(key, observed, decided, memory)
         before = self.clock()

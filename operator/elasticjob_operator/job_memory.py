@@ -33,6 +33,8 @@ class JobMemory:
     """Since when a minor status change waits to be written; None: none waits."""
     refusals: dict[str, Refusal] = field(default_factory=dict)
     """Refused creations by child: the name of a pod, else `Kind/name`."""
+    withheld: frozenset[str] = frozenset()
+    """Worker pods that status names and that wait for the end of older pods (`Plan.withheld`)."""
     retry_at: float | None = None
     """When actions that failed without a refusal are planned again; None: none failed."""
     terminating_since: float | None = None

@@ -74,6 +74,7 @@ async def observe(
         stores=stores,
         children=children,
         refusals=dict(memory.refusals),
+        withheld=memory.withheld,
         terminating_since=memory.terminating_since,
         link=link,
         standby_link=standby_link,

@@ -202,6 +202,11 @@ BAD_AT_CREATE: list[tuple[str, list[Change], str]] = [
         'supported values: "All", "Running", "None"',
     ),
     (
+        "an unknown policy for replacements",
+        [("spec.podReplacementPolicy", "Terminating")],
+        'supported values: "TerminatingOrFailed", "Failed"',
+    ),
+    (
         "too long termination timeout",
         [("spec.podTerminationTimeoutSeconds", 3601)],
         "podTerminationTimeoutSeconds in body should be less than or equal to 3600",
@@ -402,5 +407,5 @@ def test_defaults_are_set_in_the_job(tools: Tools) -> None:
     assert spec["failurePolicy"] == {"maxRestarts": 3, "maxStartFailures": 10, "avoidNodeSeconds": 86400}
     assert spec["rendezvous"]["port"] == 29400
     assert (spec["suspend"], spec["cleanPodPolicy"]) == (False, "Running")
-    assert spec["podTerminationTimeoutSeconds"] == 120
+    assert (spec["podReplacementPolicy"], spec["podTerminationTimeoutSeconds"]) == ("TerminatingOrFailed", 120)
     assert spec["managedBy"] == "elasticjob.dev/elasticjob-controller"

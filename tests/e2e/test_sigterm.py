@@ -32,14 +32,19 @@ while True:
 """
 
 
-@pytest.fixture
-def nodes(submit: Submit, follow: Follow, shared_dir: str) -> tuple[Job, LogBook, Path]:
-    """A running job of two nodes; its workers write a file into the folder when they have saved."""
+def saving_job(shared_dir: str, **spec: object) -> Json:
+    """Return a job of two nodes whose workers write a file into the folder when they have saved."""
     volume = {"name": "checkpoint", "hostPath": {"path": shared_dir, "type": "DirectoryOrCreate"}}
     mounts = [{"name": "checkpoint", "mountPath": "/checkpoint"}]
     policy = {"minReplicas": 1, "maxReplicas": 2}
     command = ["python3", "-c", SAVES]
-    job = submit(manifest("saves", command, replicas=2, elasticPolicy=policy, volumes=[volume], mounts=mounts))
+    return manifest("saves", command, replicas=2, elasticPolicy=policy, volumes=[volume], mounts=mounts, **spec)
+
+
+@pytest.fixture
+def nodes(submit: Submit, follow: Follow, shared_dir: str) -> tuple[Job, LogBook, Path]:
+    """A running job of two nodes; its workers write a file into the folder when they have saved."""
+    job = submit(saving_job(shared_dir))
     book = follow(job)
     wait_began(book, 2)
     return job, book, Path(shared_dir)
@@ -92,6 +97,26 @@ def test_all_workers_save_when_a_node_is_drained(
         wait_began(book, 2, rounds=2)
     assert {"saved saves-0 of 2", "saved saves-1 of 2"} <= set(saved(folder))
     assert job.status()["restarts"] == 0
+
+
+def test_a_successor_waits_until_the_workers_of_the_deleted_pod_have_saved(
+    submit: Submit, follow: Follow, shared_dir: str, namespace: str, kube: Kube
+) -> None:
+    job = submit(saving_job(shared_dir, podReplacementPolicy="Failed"))
+    book = follow(job)
+    wait_began(book, 2)
+    # The finalizer keeps the object of the deleted pod: its status says when the container ended.
+    kube.patch("pods", "saves-1-0", {"metadata": {"finalizers": ["elasticjob.dev/test"]}}, namespace)
+    try:
+        kube.delete("pods", "saves-1-0", namespace)
+        wait_began(book, 2, rounds=2)
+        old, new = (kube.get("pods", name, namespace) for name in ("saves-1-0", "saves-1-1"))
+        (container,) = old["status"]["containerStatuses"]
+        assert container["state"]["terminated"]["finishedAt"] <= new["metadata"]["creationTimestamp"]
+        assert "saved saves-1 of 2" in saved(Path(shared_dir))
+        assert job.status()["restarts"] == 0
+    finally:
+        kube.patch("pods", "saves-1-0", {"metadata": {"finalizers": None}}, namespace)
 
 
 def test_all_workers_save_when_the_job_is_deleted(

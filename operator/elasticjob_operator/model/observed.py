@@ -157,6 +157,8 @@ class Observed:
     children: Children = Children()
     refusals: Mapping[str, Refusal] = field(default_factory=dict)
     """Keyed by name for pods, by `Kind/name` for other children."""
+    withheld: frozenset[str] = frozenset()
+    """Names of worker pods that status names and this operator has not created: older pods of the index must end."""
     terminating_since: float | None = None
     """Since when Services or a Secret that are being deleted have the names of the children, on this operator's clock,
     Unix seconds; None: none has."""

@@ -115,6 +115,11 @@ class Pod:
         return self.end is None and self.deleting is None
 
     @property
+    def finished(self) -> bool:
+        """Whether all containers have ended: Kubernetes counts the pod's resources as free."""
+        return self.phase in ("Succeeded", "Failed")
+
+    @property
     def running(self) -> bool:
         return self.live and self.phase == "Running"
 

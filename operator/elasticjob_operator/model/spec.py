@@ -46,6 +46,13 @@ class GangProvider(str, Enum):
     VOLCANO = "volcano"
 
 
+class PodReplacement(str, Enum):
+    """`spec.podReplacementPolicy`: when a pod that is being deleted gets a successor."""
+
+    TERMINATING_OR_FAILED = "TerminatingOrFailed"
+    FAILED = "Failed"
+
+
 class SpecError(ValueError):
     """No pod can be made from the spec. The message names what the user must change."""
 
@@ -107,6 +114,7 @@ class JobSpec:
     """Seconds after its end in which the job is kept; None: for ever."""
     clean_pods: CleanPods = CleanPods.RUNNING
     gang: GangProvider = GangProvider.NONE
+    pod_replacement: PodReplacement = PodReplacement.TERMINATING_OR_FAILED
     termination_timeout: int | None = 120
     """Seconds beyond its grace period for which the job waits for a pod that is being deleted; None: for ever."""
 
@@ -192,6 +200,7 @@ def parse_spec(raw: Raw) -> JobSpec:
         ttl_after_finished=_seconds(raw, "ttlSecondsAfterFinished"),
         clean_pods=_choice(text(raw, "cleanPodPolicy"), CleanPods.RUNNING),
         gang=_choice(text(raw, "gang", "provider"), GangProvider.NONE),
+        pod_replacement=_choice(text(raw, "podReplacementPolicy"), PodReplacement.TERMINATING_OR_FAILED),
         termination_timeout=_termination_timeout(raw),
     )
 

@@ -18,7 +18,7 @@ from elasticjob_operator.plan.context import LOST_GRACE_SECONDS, ReconcileContex
 from elasticjob_operator.plan.failures import REASON_BY_CLASS
 from elasticjob_operator.plan.job_end import JobOutcome
 from elasticjob_operator.plan.operator_reach import describe_unreachable, suspects_itself
-from elasticjob_operator.plan.pod_decisions import PodDecision, ReplacePod, did_not_start, starts_execution
+from elasticjob_operator.plan.pod_decisions import AwaitEnd, PodDecision, ReplacePod, did_not_start, starts_execution
 from elasticjob_operator.plan.starts import Starts
 from elasticjob_operator.plan.stores import StorePlan
 from elasticjob_operator.plan.suspension import is_suspended, resumes, suspended_condition
@@ -296,6 +296,9 @@ def _shortage(job: JobContext) -> tuple[str, str]:
     failed = [p for p in job.kept_pods if did_not_start(p)]
     if failed:
         return "BelowDesiredAboveMin", _describe_failed_start(job, failed[0])
+    awaited = [pod for d in job.pod_decisions if isinstance(d.action, AwaitEnd) for pod in d.action.older]
+    if awaited:
+        return _growth(job), f"the successor of {awaited[0].name} waits for its end (podReplacementPolicy: Failed)"
     return _growth(job), "the other nodes are starting"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import groupby
 
 from elasticjob.contract.messages import Report
 from elasticjob_operator.actions import Action, EventRecord
@@ -67,6 +68,12 @@ class ReconcileContext:
         """The existing worker pods that status names: one for each index that the job should have."""
         current = set(enumerate(self.status.incarnations[: self.spec.settings.desired_pods]))
         return tuple(p for p in self.observed.workers if (p.index, p.incarnation) in current)
+
+    @cached_property
+    def workers_by_index(self) -> dict[int, tuple[Pod, ...]]:
+        """The existing worker pods of each index that has any, old ones included, by incarnation."""
+        pods = sorted(self.observed.workers, key=lambda p: (p.index, p.incarnation))
+        return {index: tuple(of_index) for index, of_index in groupby(pods, key=lambda p: p.index)}
 
     @cached_property
     def newer_stores(self) -> tuple[Pod, ...]:

@@ -5,6 +5,9 @@ they still run. A pod is replaced under the next incarnation: at once if it is m
 through its own fault, LOST_GRACE_SECONDS after its agent was lost, and no sooner than MIN_POD_LIFETIME after its
 first sighting if it ended for another reason before its container ran as long. A pod that did not start is replaced
 after a delay that grows with each attempt (`starts`).
+
+With podReplacementPolicy Failed, status names the next incarnation as early, but its pod is created only once all older
+pods of the index have ended (`terminations`).
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ from elasticjob_operator.model.observed import RefusalReason
 from elasticjob_operator.model.pods import CONTAINER_LOST, Pod, TrainerEnd
 from elasticjob_operator.model.status import DEVICE_UNHEALTHY, NODE_LOST, AvoidedNode, ConditionType
 from elasticjob_operator.plan.context import LONGEST_POLL_SECONDS, LOST_GRACE_SECONDS, ReconcileContext
+from elasticjob_operator.plan.terminations import pods_to_await
 
 UNCHARGED_EXITS = (ExitCode.LEFT, ExitCode.SUPERSEDED, ExitCode.UNAVAILABLE)
 """Exit codes that are no failure of the pod: its node left, was superseded, or never reached the store. FAILED (1) is
@@ -60,6 +64,13 @@ class ReplacePod:
 
 
 @dataclass(frozen=True)
+class AwaitEnd:
+    """Create the pod of this index only once the older ones have ended (podReplacementPolicy Failed)."""
+
+    older: tuple[Pod, ...]
+
+
+@dataclass(frozen=True)
 class PodDecision:
     """The decision on one index."""
 
@@ -68,7 +79,7 @@ class PodDecision:
     """The incarnation that status names; None if the index was never used."""
     pod: Pod | None
     """The pod of this incarnation; None if it does not exist."""
-    action: KeepPod | CreatePod | ReplacePod
+    action: KeepPod | CreatePod | ReplacePod | AwaitEnd
 
 
 def decide_pods(ctx: ReconcileContext, start_retry_at: float) -> tuple[PodDecision, ...]:
@@ -88,7 +99,7 @@ def decide_pods(ctx: ReconcileContext, start_retry_at: float) -> tuple[PodDecisi
 
 def _decide(
     ctx: ReconcileContext, index: int, incarnation: int | None, pod: Pod | None, start_retry_at: float
-) -> KeepPod | CreatePod | ReplacePod:
+) -> KeepPod | CreatePod | ReplacePod | AwaitEnd:
     if incarnation is None:
         return CreatePod(0)
     if pod is None:
@@ -124,13 +135,17 @@ def _unhealthy_node(ctx: ReconcileContext, pod: Pod) -> Failure | None:
     return termination.failure if termination.failure.kind is FailureClass.DEVICE_UNHEALTHY else None
 
 
-def _decide_missing(ctx: ReconcileContext, index: int, incarnation: int) -> KeepPod | CreatePod | ReplacePod:
+def _decide_missing(ctx: ReconcileContext, index: int, incarnation: int) -> KeepPod | CreatePod | ReplacePod | AwaitEnd:
     name = worker_pod(ctx.job.name, index, incarnation)
+    older = pods_to_await(ctx, index)
+    if name in ctx.observed.withheld:
+        return AwaitEnd(older) if older else CreatePod(incarnation)
     refusal = ctx.observed.refusals.get(name)
     if refusal is None and starts_execution(ctx):
         return CreatePod(incarnation + 1)
     if refusal is None:
-        return ReplacePod(f"{name} no longer exists")
+        # While older pods of the index exist, the missing one was probably withheld by an operator before this one.
+        return AwaitEnd(older) if older else ReplacePod(f"{name} no longer exists")
     if refusal.reason is RefusalReason.NAME_TAKEN:
         return ReplacePod(f"the name {name} belongs to a pod of another owner")
     return CreatePod(incarnation) if ctx.now >= refusal.retry_at else KeepPod(refusal.retry_at)

@@ -84,6 +84,8 @@ class Plan:
     standby_address: StoreAddress | None = None
     """None without such a store."""
     actions: tuple[Action, ...] = ()
+    withheld: frozenset[str] = frozenset()
+    """Names of worker pods that status names and that are created later, once older pods of their index have ended."""
     failed_starts: int = 0
     """What new worker pods carry: how many attempts to start pods have failed."""
     event_records: tuple[EventRecord, ...] = ()
@@ -149,6 +151,7 @@ def plan(observed: Observed, image: str, now: float) -> Plan:
         standby_view=None if newer is None else _standby_view(ctx, store, view, newer),
         standby_address=_address(ctx, newer),
         actions=actions.actions,
+        withheld=workers.withheld,
         failed_starts=starts.failed,
         event_records=records,
         unresponsive_store=store.lost_node.name if store.lost_node else "",

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from elasticjob_operator.model.pods import Pod
+from elasticjob_operator.model.spec import PodReplacement
 from elasticjob_operator.plan.context import ReconcileContext, poll_interval
 
 
@@ -26,14 +27,27 @@ def timed_out(ctx: ReconcileContext, pod: Pod) -> bool:
 def may_force(ctx: ReconcileContext, pod: Pod) -> bool:
     """Return whether the operator may delete this pod's object without its kubelet's confirmation: the kubelet is down.
 
-    A node that is cut off may still run the pod: without a time limit only Kubernetes decides that it has ended.
+    A node that is cut off may still run the pod. With podReplacementPolicy Failed the job waits for its end first,
+    and without a time limit only Kubernetes decides that it has ended.
     """
-    return ctx.spec.termination_timeout is not None and ctx.kubelet_down(pod.node)
+    if ctx.spec.termination_timeout is None or not ctx.kubelet_down(pod.node):
+        return False
+    return ctx.spec.pod_replacement is PodReplacement.TERMINATING_OR_FAILED or timed_out(ctx, pod)
 
 
 def is_stuck(ctx: ReconcileContext, pod: Pod) -> bool:
     """Return whether the pod is being deleted and no longer delays the end or the suspension of the job."""
     return pod.deleting is not None and (timed_out(ctx, pod) or may_force(ctx, pod))
+
+
+def pods_to_await(ctx: ReconcileContext, index: int) -> tuple[Pod, ...]:
+    """Return the pods of an index that must end before its next one is created; none unless the policy is Failed.
+
+    A pod whose trainer has ended may have sidecars that run: its resources are not free.
+    """
+    if ctx.spec.pod_replacement is not PodReplacement.FAILED:
+        return ()
+    return tuple(p for p in ctx.workers_by_index.get(index, ()) if not p.finished and not timed_out(ctx, p))
 
 
 def next_checks(ctx: ReconcileContext, pods: Iterable[Pod]) -> tuple[float, ...]:

@@ -12,8 +12,16 @@ from elasticjob_operator.manifests.names import worker_pod
 from elasticjob_operator.model.pods import Pod
 from elasticjob_operator.model.status import DEVICE_UNHEALTHY, NODE_LOST, AvoidedNode
 from elasticjob_operator.plan.context import POLL_SECONDS, Actions, ReconcileContext, poll_interval
-from elasticjob_operator.plan.pod_decisions import CreatePod, KeepPod, PodDecision, ReplacePod, is_lost, still_avoided
-from elasticjob_operator.plan.terminations import may_force
+from elasticjob_operator.plan.pod_decisions import (
+    AwaitEnd,
+    CreatePod,
+    KeepPod,
+    PodDecision,
+    ReplacePod,
+    is_lost,
+    still_avoided,
+)
+from elasticjob_operator.plan.terminations import may_force, next_checks, pods_to_await
 
 MAX_AVOIDED_NODES = 32
 """Number of avoided nodes, and of suspect ones, that status lists; the newest stay. It bounds the status, and how much
@@ -33,6 +41,8 @@ class WorkersPlan:
     suspects: tuple[AvoidedNode, ...]
     expected_pods: tuple[ExpectedPod, ...]
     actions: Actions
+    withheld: frozenset[str] = frozenset()
+    """Names of the pods that status names and that are created later (`AwaitEnd`)."""
 
 
 def plan_workers(
@@ -46,11 +56,17 @@ def plan_workers(
     avoid = tuple(sorted(node.name for node in avoided))
     incarnations = list(ctx.status.incarnations)
     expected: list[ExpectedPod] = []
+    withheld: set[str] = set()
     actions = Actions(requeue_at=_requeue_times(ctx, decisions, avoided))
     for decision in decisions:
         new = _next_incarnation(decision)
         incarnations[decision.index : decision.index + 1] = [decision.incarnation or 0 if new is None else new]
-        if new is not None:
+        if older := _older(ctx, decision, new):
+            name = worker_pod(ctx.job.name, decision.index, incarnations[decision.index])
+            withheld.add(name)
+            actions += Actions((), _replacement_event(decision, name, " once it has ended"), next_checks(ctx, older))
+            expected += [replace(expected_pod_of(p), state=PodState.DRAINING) for p in older[-1:] if p.end is None]
+        elif new is not None:
             name = worker_pod(ctx.job.name, decision.index, new)
             create = CreateWorker(name, decision.index, new, avoid)
             actions += Actions((create,), _replacement_event(decision, name))
@@ -60,7 +76,15 @@ def plan_workers(
     current = {(index, incarnation) for index, incarnation in enumerate(incarnations[: ctx.spec.settings.desired_pods])}
     removal = _remove(ctx, current)
     suspects = _suspects(ctx, decisions, avoided)
-    return WorkersPlan(tuple(incarnations), avoided, suspects, (*expected, *_surplus(ctx)), actions + removal)
+    expected += _surplus(ctx)
+    return WorkersPlan(tuple(incarnations), avoided, suspects, tuple(expected), actions + removal, frozenset(withheld))
+
+
+def _older(ctx: ReconcileContext, decision: PodDecision, new: int | None) -> tuple[Pod, ...]:
+    """Return the pods whose end the pod of this index waits for; `new` is the incarnation to create, if any."""
+    if isinstance(decision.action, AwaitEnd):
+        return decision.action.older
+    return () if new is None else pods_to_await(ctx, decision.index)
 
 
 def _next_incarnation(decision: PodDecision) -> int | None:
@@ -72,10 +96,10 @@ def _next_incarnation(decision: PodDecision) -> int | None:
     return None
 
 
-def _replacement_event(decision: PodDecision, name: str) -> tuple[EventRecord, ...]:
+def _replacement_event(decision: PodDecision, name: str, when: str = "") -> tuple[EventRecord, ...]:
     if not isinstance(decision.action, ReplacePod):
         return ()
-    return (EventRecord("PodReplaced", f"{decision.action.reason}; {name} replaces it", key=name),)
+    return (EventRecord("PodReplaced", f"{decision.action.reason}; {name} replaces it{when}", key=name),)
 
 
 def expected_pod_of(pod: Pod) -> ExpectedPod:
@@ -171,10 +195,11 @@ def _requeue_times(
 
 
 def _remove(ctx: ReconcileContext, current: set[tuple[int, int]]) -> Actions:
-    """Delete pods that are not `current` (index, incarnation). The newest ended pod of each index stays for its log."""
+    """Delete pods that are not `current` (index, incarnation). The newest ended pod of each index stays for its log,
+    unless its successor waits until its sidecars have ended too."""
     newest_ended: dict[int, str] = {}
     for pod in sorted(ctx.observed.workers, key=lambda p: p.incarnation):
-        if pod.end is not None:
+        if pod.end is not None and pod not in pods_to_await(ctx, pod.index):
             newest_ended[pod.index] = pod.uid
     actions: list[Action] = []
     requeue_at: list[float] = []

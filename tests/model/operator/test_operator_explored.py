@@ -49,13 +49,16 @@ RUN_LENGTH = 250
 class Run:
     """One run, determined by its seed."""
 
-    def __init__(self, seed: int, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, seed: int, loop: asyncio.AbstractEventLoop, *, one_pod_per_index: bool = False) -> None:
         self.random = Random(seed)
         self.loop = loop
         self.api = Api(1_800_000_000.0)
         self.spares = seed % 3
         body = raw_job(**elastic(LOW, HIGH, 3), failurePolicy={"maxRestarts": 3})
         body["spec"]["elasticPolicy"]["spares"] = self.spares
+        self.one_pod_per_index = one_pod_per_index
+        if one_pod_per_index:
+            body["spec"] |= {"podReplacementPolicy": "Failed", "podTerminationTimeoutSeconds": 0}
         self.api.put(JOBS, body)
         self.world = World(self.api, {name: Node(name) for name in ("n1", "n2", "n3")})
         self.links = FakeStoreLinks(self.api, self.world.stores)
@@ -273,6 +276,8 @@ class Run:
         live = [p for p in self.workers() if phase(p) in ("Pending", "Running")]
         wanted = [p for p in live if "deletionTimestamp" not in p["metadata"] and self._current(p, status)]
         assert len(wanted) <= HIGH + self.spares, "more live pods than the maximum"
+        indices = [number(p, Label.INDEX) for p in live]
+        assert not self.one_pod_per_index or len(indices) == len({*indices}), "two pods of one index"
         assert status.get("restarts", 0) >= self.restarts, "restarts went down"
         self.restarts = status.get("restarts", 0)
         assert self.restarts <= len(self.world.outages), "more restarts charged than outages"
@@ -359,10 +364,20 @@ class Run:
 
 @pytest.mark.parametrize("first", range(0, RUNS, 10))
 def test_random_runs(first: int) -> None:
+    explore(first, one_pod_per_index=False)
+
+
+@pytest.mark.parametrize("first", range(0, RUNS // 2, 10))
+def test_random_runs_with_one_pod_per_index(first: int) -> None:
+    explore(first, one_pod_per_index=True)
+
+
+def explore(first: int, *, one_pod_per_index: bool) -> None:
+    """Explore the ten runs from seed `first` on."""
     loop = asyncio.new_event_loop()
     try:
         for seed in range(first, first + 10):
-            run = Run(seed, loop)
+            run = Run(seed, loop, one_pod_per_index=one_pod_per_index)
             try:
                 for _ in range(RUN_LENGTH):
                     run.step()
