@@ -27,6 +27,7 @@ from elasticjob_operator.settings import OperatorSettings, parse_settings
 from elasticjob_operator.steady_clock import SteadyClock
 from elasticjob_operator.store_links import StoreLinks
 from elasticjob_operator.view_generation import RAISE_AFTER
+from elasticjob_operator.watch_cache import WatchCache
 from elasticjob_operator.workqueue import WorkQueue
 
 T = TypeVar("T")
@@ -139,7 +140,7 @@ class Operator:
         finally:
             await election.release()
 
-    async def _assemble(self, election: Election | None) -> tuple[WorkQueue[JobKey], StoreLinks]:
+    async def _assemble(self, election: Election | None) -> tuple[WorkQueue[JobKey], StoreLinks, WatchCache]:
         s = self.settings
         try:
             job_keys = await until_answered(lambda: keys.load_keys(self.api, s.namespace, s.master_secret))
@@ -159,21 +160,33 @@ class Operator:
             raise_after=RAISE_AFTER if election else 0.0,
         )
         recorder = Recorder(self.api, s.identity)
-        controller = Controller(self.api, job_keys, links, recorder, s.image, s.resync_seconds, clock)
-        return queue, links
+        watched = WatchCache(queue.enqueue)
+        controller = Controller(self.api, job_keys, links, recorder, s.image, s.resync_seconds, clock, watched)
+        return queue, links, watched
 
     async def _reconcile_jobs(self, election: Election | None) -> None:
         """Watch and reconcile until cancelled; raise the error of a task that fails."""
-        queue, links = await self._assemble(election)
+        queue, links, watched = await self._assemble(election)
         self._queue = queue
         try:
             await run_until_one_ends(
-                queue.run(self.settings.workers), handlers.watch_events(queue.enqueue, self.settings.watch_namespaces)
+                queue.run(self.settings.workers),
+                handlers.watch_events(watched, self.settings.watch_namespaces),
+                self._list_again(watched),
             )
         finally:
             self._queue = None
             metrics.jobs.clear()
             await links.close()
+
+    async def _list_again(self, watched: WatchCache) -> None:
+        """Compare the cache of the watches with the API server from time to time."""
+        while True:
+            await asyncio.sleep(self.settings.resync_seconds)
+            try:
+                await watched.list_again(self.api, self.settings.watch_namespaces)
+            except KubeError as error:
+                log.warning("the list of all jobs and pods failed, and is tried again later: %s", error)
 
     async def _check_api(self) -> None:
         """Send a request every 30 s, so that /readyz notices a lost API server also without Lease renewals."""

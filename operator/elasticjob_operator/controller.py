@@ -1,4 +1,7 @@
-"""Reconcile one job: observe, plan, write status, update the store, act, record Events. In this order."""
+"""Reconcile one job: observe, plan, write status, update the store, act, record Events. In this order.
+
+A reconcile begins with what the watches delivered. Most find nothing to do and end there, without a request.
+"""
 
 from __future__ import annotations
 
@@ -17,13 +20,14 @@ from elasticjob_operator.job_memory import JobMemory
 from elasticjob_operator.keys import JobKeys
 from elasticjob_operator.kube import JOBS, Conflict, KubeApi, NotFound
 from elasticjob_operator.manifests.services import OPERATOR_KEY
-from elasticjob_operator.model.observed import JobKey, Observed
+from elasticjob_operator.model.observed import JobKey, Observed, parse_job
 from elasticjob_operator.model.raw import text
 from elasticjob_operator.node_leases import NodeLeases
-from elasticjob_operator.observe import fetch_job, observe
+from elasticjob_operator.observe import fetch_job, observe, observe_watched
 from elasticjob_operator.plan import SHORTEST_REQUEUE, Plan, plan
 from elasticjob_operator.store_census import StoreCensus
 from elasticjob_operator.store_links import StoreLinks
+from elasticjob_operator.watch_cache import WatchCache
 
 log = logging.getLogger(__name__)
 
@@ -31,6 +35,9 @@ CONFLICT_DELAY = 0.05
 """Seconds until the next reconcile after a status write met a newer resourceVersion."""
 MINOR_SECONDS = 1.0
 """Longest delay of a minor status change, in seconds."""
+READ_SECONDS = 3600.0
+"""Seconds after which a job is read from the API server although nothing is to be done by the watches: Services and the
+Secret are not watched. Nodes that do not find them any more lose their links, and that is noticed at once."""
 
 
 @dataclass
@@ -44,6 +51,7 @@ class Controller:
     image: str
     resync: float = 300.0
     clock: Callable[[], float] = time.time
+    watched: WatchCache = field(default_factory=WatchCache)
     _leases: NodeLeases = field(init=False)
     _census: StoreCensus = field(default_factory=StoreCensus)
     _memories: dict[JobKey, JobMemory] = field(default_factory=dict)
@@ -58,18 +66,25 @@ class Controller:
             return await self._reconcile(key)
 
     async def _reconcile(self, key: JobKey) -> float | None:
+        idle = await self._idle_until(key)
+        if idle is not None:
+            return idle
         raw = await fetch_job(self.api, *key)
         if raw is None:
             self._forget(key)
             return None
         memory = self._memory(key, text(raw, "metadata", "uid"))
+        memory.read_at = self.clock()
         links = self.links.view(key), self.links.standby_view(key)
         observed = await observe(self.api, raw, memory, self._leases, *links, self.clock())
         decided = self._plan(key, observed)
+        if decided.unresponsive_store:
+            self._census.record_replacement(key, decided.unresponsive_store, self.clock())
         wait = self._postponed(decided, memory)
         if decided.status is not None and wait is None:
             try:
                 await self._write(raw, decided.status)
+                memory.minor_since = None
             except Conflict:
                 # Another client changed the job since it was read. Nothing has been done yet: reconcile again.
                 return CONFLICT_DELAY
@@ -80,9 +95,31 @@ class Controller:
         memory.withheld = decided.withheld
         self._show_phase(key, text(written or raw.get("status"), "phase"))
         self._update_link(key, observed, decided, memory)
+        memory.sent = _sent(decided)
         before = self.clock()
         await self._act(observed, decided, memory)
         delays = (self.resync, decided.requeue_after, wait, self._retry_delay(memory, before))
+        return min(delay for delay in delays if delay is not None)
+
+    async def _idle_until(self, key: JobKey) -> float | None:
+        """Return the seconds until the next reconcile if, by what the watches delivered, there is nothing to do now."""
+        raw, memory, now = self.watched.job(key), self._memories.get(key), self.clock()
+        if raw is None or memory is None or memory.uid != text(raw, "metadata", "uid"):
+            return None
+        job = parse_job(raw)
+        if not job.status.terminal and now >= memory.read_at + READ_SECONDS:
+            return None
+        links = self.links.view(key), self.links.standby_view(key)
+        pods = self.watched.pods(memory.uid)
+        observed = await observe_watched(self.api, job, pods, memory, self._leases, *links, now)
+        if observed is None:
+            return None
+        decided = self._plan(key, observed)
+        wait = self._postponed(decided, memory)
+        idle = not decided.actions and not decided.event_records and (decided.status is None or wait is not None)
+        if not idle or _sent(decided) != memory.sent or decided.withheld != memory.withheld:
+            return None
+        delays = (self.resync, decided.requeue_after, wait, self._retry_delay(memory, now))
         return min(delay for delay in delays if delay is not None)
 
     def _plan(self, key: JobKey, observed: Observed) -> Plan:
@@ -91,10 +128,7 @@ class Controller:
         self._census.record(key, observed, now)
         if not observed.link.connected:
             self._census.record_links(lambda other: self.links.view(other).connected)
-        decided = plan(replace(observed, reach=self._census.reach(now)), self.image, now)
-        if decided.unresponsive_store:
-            self._census.record_replacement(key, decided.unresponsive_store, now)
-        return decided
+        return plan(replace(observed, reach=self._census.reach(now)), self.image, now)
 
     def _retry_delay(self, memory: JobMemory, since: float) -> float | None:
         """Return the seconds until actions that failed at `since` or later are tried again; None: none failed."""
@@ -113,13 +147,11 @@ class Controller:
         if memory.minor_since is None:
             memory.minor_since = now
         wait = memory.minor_since + MINOR_SECONDS - now
-        if wait > 0:
-            return wait
-        memory.minor_since = None
-        return None
+        return wait if wait > 0 else None
 
     async def _write(self, raw: dict[str, Any], status: Any) -> None:
-        await self.api.update(JOBS, raw["metadata"]["namespace"], {**raw, "status": dict(status)}, "status")
+        written = await self.api.update(JOBS, raw["metadata"]["namespace"], {**raw, "status": dict(status)}, "status")
+        self.watched.record_write(written)
         metrics.count_change(raw.get("status") or {}, status)
 
     def _update_link(self, key: JobKey, observed: Observed, decided: Plan, memory: JobMemory) -> None:
@@ -176,6 +208,12 @@ class Controller:
                 metrics.jobs.labels(before).dec()
             if phase:
                 metrics.jobs.labels(phase).inc()
+
+
+def _sent(decided: Plan) -> tuple[Any, ...]:
+    """Return what a plan sends to the job's stores, and which stores these are."""
+    addresses = decided.store_address, decided.standby_address
+    return (*addresses, decided.operator_view, decided.standby_view)
 
 
 def _creation_records(decided: Plan, created: list[str], memory: JobMemory) -> tuple[EventRecord, ...]:

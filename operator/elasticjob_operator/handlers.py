@@ -1,4 +1,4 @@
-"""kopf handlers: each watch event of a job or of one of its pods enqueues the job's key, and does nothing else."""
+"""kopf handlers: each watch event of a job or of one of its pods goes into the cache, and nowhere else."""
 
 from __future__ import annotations
 
@@ -6,20 +6,25 @@ import asyncio
 import contextlib
 import threading
 from collections.abc import Callable
-from typing import Any
+from functools import partial
+from typing import Any, TypeAlias
 
 import kopf
 
 from elasticjob.contract.names import GROUP, PLURAL, VERSION, Label
-from elasticjob_operator.model.observed import JobKey
-from elasticjob_operator.model.raw import text
+from elasticjob_operator.model.raw import Raw, mapping, text
+from elasticjob_operator.watch_cache import WatchCache
 
 WATCH_SECONDS = 600
 REQUEST_SECONDS = 30
 
 
-def event_registry(enqueue: Callable[[JobKey], None]) -> kopf.OperatorRegistry:
-    """Return kopf handlers that call `enqueue` with the key of the job that a watch event concerns."""
+See: TypeAlias = Callable[[Raw, bool], None]
+"""Called with an object, and whether it no longer exists."""
+
+
+def event_registry(see_job: See, see_pod: See) -> kopf.OperatorRegistry:
+    """Return kopf handlers that hand each event over."""
     handlers = kopf.OperatorRegistry()
 
     @kopf.on.login(registry=handlers)
@@ -27,12 +32,12 @@ def event_registry(enqueue: Callable[[JobKey], None]) -> kopf.OperatorRegistry:
         return kopf.login_via_client(**kwargs)
 
     @kopf.on.event(GROUP, VERSION, PLURAL, registry=handlers)
-    async def job(body: Any, **_: Any) -> None:
-        enqueue((text(body, "metadata", "namespace"), text(body, "metadata", "name")))
+    async def job(event: Any, **_: Any) -> None:
+        see_job(mapping(event, "object"), text(event, "type") == "DELETED")
 
     @kopf.on.event("", "v1", "pods", labels={Label.JOB_NAME: kopf.PRESENT}, registry=handlers)
-    async def pod(body: Any, **_: Any) -> None:
-        enqueue((text(body, "metadata", "namespace"), text(body, "metadata", "labels", Label.JOB_NAME)))
+    async def pod(event: Any, **_: Any) -> None:
+        see_pod(mapping(event, "object"), text(event, "type") == "DELETED")
 
     return handlers
 
@@ -55,7 +60,7 @@ class WatchEnded(Exception):  # noqa: N818
     """kopf stopped watching; the process must end, and its pod restarts it."""
 
 
-async def watch_events(enqueue: Callable[[JobKey], None], namespaces: tuple[str, ...]) -> None:
+async def watch_events(cache: WatchCache, namespaces: tuple[str, ...]) -> None:
     """Watch until cancelled; raise WatchEnded when kopf stops. Empty `namespaces`: watch all.
 
     kopf runs in a thread with an event loop of its own: it handles the signals and cancels the tasks of the loop that
@@ -74,9 +79,11 @@ async def watch_events(enqueue: Callable[[JobKey], None], namespaces: tuple[str,
         with contextlib.suppress(RuntimeError):
             loop.call_soon_threadsafe(call, *args)
 
+    registry = event_registry(partial(call_in_loop, cache.see_job), partial(call_in_loop, cache.see_pod))
+
     def watch() -> None:
         try:
-            asyncio.run(_watch(lambda key: call_in_loop(enqueue, key), namespaces, stop))
+            asyncio.run(_watch(registry, namespaces, stop))
         except BaseException as error:  # an exception in a thread would only be printed
             call_in_loop(fail, error)
         else:
@@ -89,9 +96,9 @@ async def watch_events(enqueue: Callable[[JobKey], None], namespaces: tuple[str,
         stop.set()
 
 
-async def _watch(enqueue: Callable[[JobKey], None], namespaces: tuple[str, ...], stop: threading.Event) -> None:
+async def _watch(registry: kopf.OperatorRegistry, namespaces: tuple[str, ...], stop: threading.Event) -> None:
     await kopf.operator(
-        registry=event_registry(enqueue),
+        registry=registry,
         settings=kopf_settings(),
         standalone=True,
         clusterwide=not namespaces,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from elasticjob_operator.backoff import doubling_delay
 from elasticjob_operator.lost_nodes import LostNodes
@@ -23,6 +24,10 @@ class JobMemory:
     """State kept between reconciles of one job, keyed by UID. Times are Unix seconds."""
 
     uid: str
+    read_at: float = 0.0
+    """When the job and its pods were last read from the API server."""
+    sent: tuple[Any, ...] = ()
+    """What was last sent to the job's stores, and which stores these are."""
     children: Children | None = None
     """Services and Secret as last read; None: read them at the next reconcile."""
     children_at: float = 0.0

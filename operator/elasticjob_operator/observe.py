@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -49,6 +50,39 @@ async def observe(
     """Return everything that `plan` needs about this job; `now` is Unix seconds."""
     job = parse_job(raw)
     listed, children = await asyncio.gather(_pods(api, job), _children(api, job, memory, now))
+    return await _observed(api, job, listed, children, memory, node_leases, link, standby_link, now)
+
+
+async def observe_watched(
+    api: KubeApi,
+    job: Job,
+    pods: list[tuple[str, Pod]],
+    memory: JobMemory,
+    node_leases: NodeLeases,
+    link: LinkView,
+    standby_link: LinkView,
+    now: float,
+) -> Observed | None:
+    """Return the same by what the watches delivered; None if the job's Services and Secret have to be read first.
+
+    Only Leases of suspected nodes are read.
+    """
+    if memory.children is None or memory.children_attempt != attempt(job):
+        return None
+    return await _observed(api, job, _sorted(pods), memory.children, memory, node_leases, link, standby_link, now)
+
+
+async def _observed(
+    api: KubeApi,
+    job: Job,
+    listed: list[tuple[str, Pod]],
+    children: Children,
+    memory: JobMemory,
+    node_leases: NodeLeases,
+    link: LinkView,
+    standby_link: LinkView,
+    now: float,
+) -> Observed:
     pods = memory.pods.update((pod for _, pod in listed), now)
     workers = tuple(pod for (role, _), pod in zip(listed, pods, strict=True) if role == Role.WORKER.value)
     stores = tuple(pod for (role, _), pod in zip(listed, pods, strict=True) if role == Role.STORE.value)
@@ -93,8 +127,13 @@ async def observe(
 async def _pods(api: KubeApi, job: Job) -> list[tuple[str, Pod]]:
     """Return the pods that the job owns, each with its role. Other pods may bear copied labels: check the owner."""
     listed = await api.list(PODS, job.namespace, f"{Label.JOB_UID}={job.uid}")
-    owned = [(text(raw, "metadata", "labels", Label.ROLE), parse_pod(raw)) for raw in listed if is_owned(raw, job.uid)]
-    return sorted(owned, key=lambda found: (found[1].index, found[1].incarnation))
+    return _sorted(
+        (text(raw, "metadata", "labels", Label.ROLE), parse_pod(raw)) for raw in listed if is_owned(raw, job.uid)
+    )
+
+
+def _sorted(pods: Iterable[tuple[str, Pod]]) -> list[tuple[str, Pod]]:
+    return sorted(pods, key=lambda found: (found[1].index, found[1].incarnation))
 
 
 def _has_successor(job: Job, store: Pod) -> bool:

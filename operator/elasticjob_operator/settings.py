@@ -107,7 +107,7 @@ def _parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
         "--resync-seconds",
         "ELASTICJOB_RESYNC_SECONDS",
         300.0,
-        "longest time between two reconciles of a job",
+        "all jobs and pods are listed again, and each job is reconciled, at least this often",
         type=float,
     )
     return parser

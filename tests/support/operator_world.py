@@ -57,6 +57,8 @@ class Api:
     objects: dict[tuple[Resource, str], Raw] = field(default_factory=dict)
     calls: list[tuple[str, str, str]] = field(default_factory=list)
     """Mutating calls but those of Events: verb, plural, name."""
+    reads: list[tuple[str, str]] = field(default_factory=list)
+    """Plural and name of each object read; plural and selector of each list."""
     quota: int | None = None
     """How many worker pods may exist; None: any number."""
     refused: Resource | None = None
@@ -81,14 +83,19 @@ class Api:
 
     def put(self, resource: Resource, body: Mapping[str, Any]) -> Raw:
         """Store an object as the server would, without checks."""
-        self._version += 1
+        version = self.next_version()
         stored = copy.deepcopy(dict(body))
         meta = stored["metadata"]
-        meta.setdefault("uid", f"uid-{self._version}")
+        meta.setdefault("uid", f"uid-{version}")
         meta.setdefault("creationTimestamp", timestamp(self.now))
-        meta["resourceVersion"] = str(self._version)
+        meta["resourceVersion"] = version
         self.objects[resource, meta["name"]] = stored
         return stored
+
+    def next_version(self) -> str:
+        """Return a new resourceVersion."""
+        self._version += 1
+        return str(self._version)
 
     def remove(self, resource: Resource, name: str) -> None:
         self.objects.pop((resource, name), None)
@@ -96,12 +103,15 @@ class Api:
     # -- KubeApi
 
     async def get(self, resource: Resource, namespace: str | None, name: str) -> Raw:
+        self.reads.append((resource.plural, name))
         return copy.deepcopy(self._found(resource, name))
 
     async def list(self, resource: Resource, namespace: str | None, selector: str = "") -> list[Raw]:
-        key, _, value = selector.partition("=")
+        self.reads.append((resource.plural, selector))
+        key, exact, value = selector.partition("=")
         found = [o for (r, _), o in self.objects.items() if r is resource]
-        return [copy.deepcopy(o) for o in found if o["metadata"].get("labels", {}).get(key) == value]
+        labels = [(o, o["metadata"].get("labels", {})) for o in found]
+        return [copy.deepcopy(o) for o, of in labels if not key or (of.get(key) == value if exact else key in of)]
 
     async def create(self, resource: Resource, namespace: str, body: Mapping[str, Any]) -> Raw:
         name = body["metadata"]["name"]

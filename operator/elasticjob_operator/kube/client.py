@@ -19,8 +19,11 @@ from elasticjob_operator import metrics
 from elasticjob_operator.kube.api import Resource
 from elasticjob_operator.kube.errors import Unclear, error_from
 from elasticjob_operator.kube.limits import RateLimit
+from elasticjob_operator.model.raw import mapping
 
 ATTEMPTS = 4
+PAGE = 500
+"""Objects in one response to a list: what the API server sends in a fraction of a second."""
 TIMEOUT = 15.0
 """Seconds of one attempt, where a client has no other."""
 LONGEST_WAIT = 10.0
@@ -76,10 +79,14 @@ class KubeClient:
         return await self._request("GET", resource, namespace, name)
 
     async def list(self, resource: Resource, namespace: str | None, selector: str = "") -> list[dict[str, Any]]:
-        query = {"labelSelector": selector} if selector else {}
-        answer = await self._request("GET", resource, namespace, query=query, verb="list")
-        items: list[dict[str, Any]] = answer.get("items") or []
-        return items
+        query = {"limit": str(PAGE), **({"labelSelector": selector} if selector else {})}
+        items: list[dict[str, Any]] = []
+        while True:
+            answer = await self._request("GET", resource, namespace, query=query, verb="list")
+            items += answer.get("items") or []
+            query["continue"] = mapping(answer, "metadata").get("continue") or ""
+            if not query["continue"]:
+                return items
 
     async def create(self, resource: Resource, namespace: str, body: Mapping[str, Any]) -> dict[str, Any]:
         return await self._request("POST", resource, namespace, body=body)

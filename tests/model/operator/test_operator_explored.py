@@ -2,8 +2,8 @@
 
 Steps: reconcile (also with a crash before or after the i-th write), steps of kubelet and scheduler, agents that
 connect, fail, are killed or disconnect, pods that do not start, nodes cut and healed, pods that users delete, quota,
-refused Secrets and Services, scaling, lost links between operator and stores. Then the faults stop and every component
-does its work: the cluster must match the spec, and the operator must make no more writes.
+refused Secrets and Services, scaling, lost links between operator and stores; watch events arrive late. Then the faults
+stop and every component does its work: the cluster must match the spec, and the operator must make no more writes.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ from elasticjob_operator.events import Recorder
 from elasticjob_operator.keys import JobKeys
 from elasticjob_operator.kube import JOBS, PODS, SECRETS, SERVICES
 from elasticjob_operator.plan.starts import LONGEST_START_RETRY
+from elasticjob_operator.watch_cache import WatchCache
 from support.operator_build import elastic, raw_job
+from support.operator_watch import Watch
 from support.operator_world import (
     Api,
     Crash,
@@ -62,6 +64,8 @@ class Run:
         self.api.put(JOBS, body)
         self.world = World(self.api, {name: Node(name) for name in ("n1", "n2", "n3")})
         self.links = FakeStoreLinks(self.api, self.world.stores)
+        self.lag = Random(seed)
+        self.watch = Watch(self.api, WatchCache())
         self.controller = self._controller()
         self.restarts = 0
         self.ended = ""
@@ -84,7 +88,8 @@ class Run:
     def _controller(self) -> Controller:
         keys = JobKeys(b"k" * 32)
         clock = lambda: self.api.operator_now  # noqa: E731
-        return Controller(self.api, keys, self.links, Recorder(self.api, "me"), "image", clock=clock)  # type: ignore[arg-type]
+        recorder, watched = Recorder(self.api, "me"), self.watch.cache
+        return Controller(self.api, keys, self.links, recorder, "image", clock=clock, watched=watched)  # type: ignore[arg-type]
 
     # -- steps
 
@@ -104,6 +109,7 @@ class Run:
         """An operator starts on another host, with another clock."""
         self.api.operator_offset = self.random.choice((-500.0, -3.0, 0.0, 3.0, 500.0))
         self.links = reset(self.links)
+        self.watch = Watch(self.api, WatchCache())
         self.controller = self._controller()
 
     def tick(self) -> None:
@@ -262,6 +268,8 @@ class Run:
         before = len(self.api.calls)
         chosen(self)
         self.world.drop_deleted()
+        self.watch.record()
+        self.watch.deliver(self.lag.choice((0, 0, 1, 3, None)))
         self.check(self.api.calls[before:])
         if chosen is Run.reconcile:
             live = [p["metadata"]["name"] for p in self.stores() if "deletionTimestamp" not in p["metadata"]]
@@ -323,6 +331,8 @@ class Run:
         for _ in range(40):
             self.api.now += 5.0
             self.world.renew()
+            self.watch.record()
+            self.watch.deliver()
             self.reconcile()
             for pod in self.workers() + self.stores():
                 for node in self.world.nodes:

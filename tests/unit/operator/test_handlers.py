@@ -14,6 +14,7 @@ from aiohttp import web
 from elasticjob.contract.names import GROUP, KIND, PLURAL, VERSION
 from elasticjob_operator.handlers import watch_events
 from elasticjob_operator.model.observed import JobKey
+from elasticjob_operator.watch_cache import WatchCache
 
 JOB = {"metadata": {"name": "bert", "namespace": "ns", "uid": "u", "resourceVersion": "1"}}
 
@@ -84,7 +85,7 @@ async def test_a_process_can_watch_again_after_it_has_stopped() -> None:
     """An operator that lost the Lease leads again in the same process."""
     for _ in range(2):
         events: asyncio.Queue[JobKey] = asyncio.Queue()
-        watching = asyncio.create_task(watch_events(events.put_nowait, ()))
+        watching = asyncio.create_task(watch_events(WatchCache(events.put_nowait), ()))
         try:
             assert await asyncio.wait_for(events.get(), 30.0) == ("ns", "bert")
         finally:

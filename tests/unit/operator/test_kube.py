@@ -70,15 +70,17 @@ Pair = tuple[Server, KubeClient]
 
 async def test_requests_have_path_content_type_and_body_of_the_api(server: Pair) -> None:
     fake, api = server
-    fake.respond(200, {"items": [{"a": 1}]})
-    assert await api.list(PODS, "ns", "a=b") == [{"a": 1}]
+    fake.respond(200, {"metadata": {"continue": "next"}, "items": [{"a": 1}]})
+    fake.respond(200, {"items": [{"a": 2}]})
+    assert await api.list(PODS, "ns", "a=b") == [{"a": 1}, {"a": 2}]
     await api.update(JOBS, "ns", {"metadata": {"name": "j"}}, "status")
     await api.patch(PODS, "ns", "p", {"x": 1})
     await api.delete(PODS, "ns", "p", uid="u", grace=0)
     await api.create(LEASES, "ns", {"metadata": {"name": "l"}})
     await api.get(PODS, "ns", "p")
     assert fake.requests == [
-        ("GET", "/api/v1/namespaces/ns/pods?labelSelector=a%3Db", "application/json", None),
+        ("GET", "/api/v1/namespaces/ns/pods?limit=500&labelSelector=a%3Db", "application/json", None),
+        ("GET", "/api/v1/namespaces/ns/pods?limit=500&labelSelector=a%3Db&continue=next", "application/json", None),
         (
             "PUT", "/apis/elasticjob.dev/v1alpha1/namespaces/ns/elasticjobs/j/status", "application/json",
             {"metadata": {"name": "j"}},

@@ -1,0 +1,154 @@
+"""Jobs and pods as the watches last delivered them, so that a reconcile without work costs no request.
+
+The cache may lag behind the API server. So nothing is ever written, sent or deleted by it: it only answers that nothing
+is to be done. A reconcile that finds something reads the job and its pods from the API server and plans again.
+
+A watch can lose events (a deletion while it connects again), so everything is listed again from time to time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
+
+from elasticjob.contract.names import Label
+from elasticjob_operator.kube import JOBS, PODS, KubeApi, Resource
+from elasticjob_operator.model.observed import JobKey
+from elasticjob_operator.model.pods import Pod, parse_pod
+from elasticjob_operator.model.raw import Raw, mapping, text
+from elasticjob_operator.observe import is_owned
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class _Entry(Generic[T]):
+    key: JobKey
+    """The job that the object belongs to, or is."""
+    version: int
+    """The resourceVersion; 0 where it is no number: then the object is always replaced."""
+    content: T
+
+
+@dataclass(frozen=True)
+class _LabelledPod:
+    job_uid: str
+    """The job that the labels name; other pods may bear copied labels."""
+    owned: bool
+    role: str
+    pod: Pod
+
+
+@dataclass
+class WatchCache:
+    """`on_event` is called with the key of each job that an event or a list concerns."""
+
+    on_event: Callable[[JobKey], None] = lambda key: None
+    _jobs: dict[str, _Entry[dict[str, Any]]] = field(default_factory=dict)
+    """By UID. Without managedFields, which are most of a job's bytes."""
+    _uids: dict[JobKey, str] = field(default_factory=dict)
+    _pods: dict[str, _Entry[_LabelledPod]] = field(default_factory=dict)
+    """By UID."""
+    _pods_of: dict[str, set[str]] = field(default_factory=dict)
+    """UIDs of pods by the UID of the job that their labels name."""
+
+    def job(self, key: JobKey) -> dict[str, Any] | None:
+        """Return the job as raw JSON; None where the watch has not delivered it."""
+        uid = self._uids.get(key)
+        return None if uid is None else self._jobs[uid].content
+
+    def pods(self, job_uid: str) -> list[tuple[str, Pod]]:
+        """Return the pods that the job of this UID controls, each with its role."""
+        found = (self._pods[uid].content for uid in self._pods_of.get(job_uid, ()))
+        return [(labelled.role, labelled.pod) for labelled in found if labelled.owned]
+
+    def record_write(self, raw: Raw) -> None:
+        """Take over a job as this operator has just written it. The watch delivers it later."""
+        uid = text(raw, "metadata", "uid")
+        if uid in self._jobs:  # else it has been deleted
+            self._put_job(uid, raw)
+
+    def see_job(self, raw: Raw, deleted: bool = False) -> None:
+        """Take over an event of the watch on jobs."""
+        uid = text(raw, "metadata", "uid")
+        if deleted:
+            self._drop_job(uid)
+        else:
+            self._put_job(uid, raw)
+        self.on_event(_key(raw))
+
+    def see_pod(self, raw: Raw, deleted: bool = False) -> None:
+        """Take over an event of the watch on pods."""
+        key = (text(raw, "metadata", "namespace"), text(raw, "metadata", "labels", Label.JOB_NAME))
+        uid = text(raw, "metadata", "uid")
+        if deleted:
+            self._drop_pod(uid)
+        elif _is_newer(self._pods.get(uid), raw):
+            job_uid = text(raw, "metadata", "labels", Label.JOB_UID)
+            role = text(raw, "metadata", "labels", Label.ROLE)
+            self._drop_pod(uid)
+            self._pods[uid] = _Entry(
+                key, _version(raw), _LabelledPod(job_uid, is_owned(raw, job_uid), role, parse_pod(raw))
+            )
+            self._pods_of.setdefault(job_uid, set()).add(uid)
+        self.on_event(key)
+
+    async def list_again(self, api: KubeApi, namespaces: tuple[str, ...]) -> None:
+        """Compare with the API server, and take over what the watches did not deliver. Empty `namespaces`: all."""
+        for namespace in namespaces or (None,):
+            await self._list(api, PODS, namespace, Label.JOB_NAME, self._pods, self.see_pod, self._drop_pod)
+            await self._list(api, JOBS, namespace, "", self._jobs, self.see_job, self._drop_job)
+
+    async def _list(
+        self,
+        api: KubeApi,
+        resource: Resource,
+        namespace: str | None,
+        selector: str,
+        entries: dict[str, _Entry[T]],
+        see: Callable[[Raw], None],
+        drop: Callable[[str], None],
+    ) -> None:
+        before = {uid: entry for uid, entry in entries.items() if namespace in (None, entry.key[0])}
+        for raw in await api.list(resource, namespace, selector):
+            uid = text(raw, "metadata", "uid")
+            before.pop(uid, None)
+            if uid not in entries or _version(raw) > entries[uid].version:
+                see(raw)
+        for uid, entry in before.items():
+            if entries.get(uid) is entry:  # no event since the list began: it is gone
+                drop(uid)
+                self.on_event(entry.key)
+
+    def _put_job(self, uid: str, raw: Raw) -> None:
+        if _is_newer(self._jobs.get(uid), raw):
+            metadata = {name: value for name, value in mapping(raw, "metadata").items() if name != "managedFields"}
+            self._jobs[uid] = _Entry(_key(raw), _version(raw), {**raw, "metadata": metadata})
+            self._uids[_key(raw)] = uid
+
+    def _drop_job(self, uid: str) -> None:
+        entry = self._jobs.pop(uid, None)
+        if entry is not None and self._uids.get(entry.key) == uid:
+            del self._uids[entry.key]
+
+    def _drop_pod(self, uid: str) -> None:
+        entry = self._pods.pop(uid, None)
+        if entry is not None:
+            pods = self._pods_of[entry.content.job_uid]
+            pods.discard(uid)
+            if not pods:
+                del self._pods_of[entry.content.job_uid]
+
+
+def _is_newer(entry: _Entry[Any] | None, raw: Raw) -> bool:
+    return entry is None or entry.version == 0 or _version(raw) >= entry.version
+
+
+def _key(raw: Raw) -> JobKey:
+    return text(raw, "metadata", "namespace"), text(raw, "metadata", "name")
+
+
+def _version(raw: Raw) -> int:
+    found = text(raw, "metadata", "resourceVersion")
+    return int(found) if found.isascii() and found.isdigit() else 0

@@ -1,0 +1,55 @@
+"""A simulated watch on an API server, for model tests of the operator: its events arrive late, but in their order."""
+
+from __future__ import annotations
+
+import copy
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any
+
+from elasticjob.contract.names import Label
+from elasticjob_operator.kube import JOBS, PODS, Resource
+from elasticjob_operator.watch_cache import WatchCache
+from support.operator_world import Api
+
+Raw = dict[str, Any]
+
+
+@dataclass
+class Watch:
+    """A watch on jobs and on pods with a job's label."""
+
+    api: Api
+    cache: WatchCache
+    _last: dict[tuple[Resource, str], Raw] = field(default_factory=dict)
+    """The newest recorded state of each object, by UID."""
+    _queue: deque[tuple[Resource, Raw, bool]] = field(default_factory=deque)
+    lost: int = 0
+    """Events that the next `record` drops, as a watch that connects again may."""
+
+    def record(self) -> None:
+        """Record the events of all changes since the last call."""
+        now = {
+            (kind, raw["metadata"]["uid"]): raw for (kind, _), raw in self.api.objects.items() if _watched(kind, raw)
+        }
+        gone = [(kind, self._last[kind, uid], True) for kind, uid in self._last if (kind, uid) not in now]
+        changed = [(k[0], raw, False) for k, raw in now.items() if self._last.get(k) != raw]
+        for kind, raw, deleted in gone + changed:
+            # The simulation changes pods in place: the event is what gives the change its resourceVersion.
+            if not deleted and kind is PODS:
+                raw["metadata"]["resourceVersion"] = self.api.next_version()
+            if self.lost:
+                self.lost -= 1
+            else:
+                self._queue.append((kind, copy.deepcopy(raw), deleted))
+        self._last = {key: copy.deepcopy(raw) for key, raw in now.items()}
+
+    def deliver(self, most: int | None = None) -> None:
+        """Deliver the oldest events; None: all of them."""
+        for _ in range(len(self._queue) if most is None else min(most, len(self._queue))):
+            kind, raw, deleted = self._queue.popleft()
+            (self.cache.see_job if kind is JOBS else self.cache.see_pod)(raw, deleted)
+
+
+def _watched(kind: Resource, raw: Raw) -> bool:
+    return kind is JOBS or (kind is PODS and Label.JOB_NAME in raw["metadata"].get("labels", {}))

@@ -1,0 +1,194 @@
+"""What the watches delivered: a reconcile without work costs no request, and the cache never decides on work."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from elasticjob.contract.messages import Outcome
+from elasticjob.contract.names import Label, Role
+from elasticjob_operator.controller import READ_SECONDS, Controller
+from elasticjob_operator.events import Recorder
+from elasticjob_operator.keys import JobKeys
+from elasticjob_operator.kube import JOBS, PODS, SERVICES
+from elasticjob_operator.model.observed import JobKey
+from elasticjob_operator.watch_cache import WatchCache
+from support.operator_build import NOW, UID, raw_job
+from support.operator_watch import Watch
+from support.operator_world import Api, FakeStoreLinks, Node, World, job_status
+
+KEY = ("ns", "bert")
+
+
+class Cluster:
+    """The job `bert` on an API server, with a watch, a controller and everything that runs its pods."""
+
+    def __init__(self) -> None:
+        self.api = Api(NOW)
+        self.api.put(JOBS, raw_job())
+        self.world = World(self.api, {"n1": Node("n1"), "n2": Node("n2")})
+        self.world.renew()
+        self.concerned: list[JobKey] = []
+        self.watch = Watch(self.api, WatchCache(self.concerned.append))
+        links: Any = FakeStoreLinks(self.api, self.world.stores)
+        self.controller = Controller(
+            self.api, JobKeys(b"k" * 32), links, Recorder(self.api, "me"), "image",
+            clock=lambda: self.api.now, watched=self.watch.cache,
+        )  # fmt: skip
+
+    def observe(self) -> None:
+        """Let the watch deliver all events."""
+        self.watch.record()
+        self.watch.deliver()
+
+    async def reconcile(self) -> list[tuple[str, str]]:
+        """Reconcile; return what the operator has read."""
+        before = len(self.api.reads)
+        await self.controller.reconcile(KEY)
+        return self.api.reads[before:]
+
+    async def run(self) -> None:
+        """Let the job come to a round of all its nodes."""
+        for _ in range(12):
+            self.observe()
+            await self.reconcile()
+            for pod in self.api.pods(Role.WORKER) + self.api.pods(Role.STORE):
+                self.world.schedule(pod, "n1")
+                self.world.start(pod)
+            for pod in self.api.pods(Role.WORKER):
+                self.world.connect(pod)
+            for store in self.world.serving():
+                store.form(self.api.now, 2)
+            self.api.now += 2.0
+            self.world.renew()
+        self.observe()
+        await self.reconcile()
+
+
+@pytest.fixture
+async def cluster() -> Cluster:
+    cluster = Cluster()
+    await cluster.run()
+    assert job_status(cluster.api)["phase"] == "Running"
+    cluster.observe()
+    return cluster
+
+
+async def test_a_reconcile_without_work_reads_nothing(cluster: Cluster) -> None:
+    for _ in range(5):
+        cluster.api.now += 300.0
+        cluster.world.renew()
+        assert await cluster.reconcile() == []
+
+
+async def test_a_job_is_read_once_an_hour_all_the_same(cluster: Cluster) -> None:
+    """Services and the Secret are not watched."""
+    cluster.api.remove(SERVICES, "bert")
+    cluster.api.now += READ_SECONDS + 60.0
+    cluster.world.renew()
+    await cluster.reconcile()
+    assert (SERVICES, "bert") in cluster.api.objects
+
+
+async def test_work_that_the_watch_shows_is_done_by_what_is_true_now(cluster: Cluster) -> None:
+    """The watch has not delivered yet that the pod is deleted and its successor exists."""
+    pod = next(p for p in cluster.api.pods(Role.WORKER))
+    cluster.world.delete(pod, force=True)
+    cluster.observe()
+    assert await cluster.reconcile()
+    created = [call for call in cluster.api.calls if call[:2] == ("create", "pods")]
+    assert await cluster.reconcile(), "the cache lacks the successor, so the API server is asked"
+    assert [call for call in cluster.api.calls if call[:2] == ("create", "pods")] == created
+
+
+async def test_an_own_write_is_not_undone_by_an_event_from_before_it(cluster: Cluster) -> None:
+    cluster.world.scale(1)
+    cluster.watch.record()
+    cluster.watch.deliver()
+    await cluster.reconcile()
+    written = cluster.api.objects[JOBS, "bert"]
+    old = {**written, "status": {}, "metadata": {**written["metadata"], "resourceVersion": "1"}}
+    cluster.watch.cache.see_job(old)
+    found = cluster.watch.cache.job(KEY)
+    assert found is not None
+    assert found["status"] == written["status"]
+
+
+async def test_a_finished_job_costs_nothing(cluster: Cluster) -> None:
+    for pod in cluster.api.pods(Role.WORKER):
+        pod["status"]["phase"] = "Succeeded"
+    cluster.world.serving()[0].outcome = Outcome.SUCCEEDED
+    for _ in range(20):
+        cluster.observe()
+        await cluster.reconcile()
+        for pod in cluster.api.pods(Role.WORKER) + cluster.api.pods(Role.STORE):
+            cluster.world.finish_deletion(pod)
+        cluster.api.now += 30.0
+        cluster.world.renew()
+    cluster.observe()
+    assert job_status(cluster.api)["phase"] == "Succeeded"
+    cluster.api.now += 10 * READ_SECONDS
+    assert await cluster.reconcile() == []
+
+
+async def test_what_a_watch_has_lost_is_found_by_a_list(cluster: Cluster) -> None:
+    pod = next(p for p in cluster.api.pods(Role.WORKER))
+    cluster.api.remove(PODS, pod["metadata"]["name"])
+    cluster.watch.lost = 1
+    cluster.observe()
+    cluster.concerned.clear()
+    assert await cluster.reconcile() == []
+    await cluster.watch.cache.list_again(cluster.api, ())
+    assert cluster.concerned == [KEY]
+    assert await cluster.reconcile()
+
+
+async def test_a_list_finds_a_job_and_a_pod_that_the_watch_has_not_delivered() -> None:
+    cluster = Cluster()
+    await cluster.reconcile()
+    await cluster.watch.cache.list_again(cluster.api, ("ns",))
+    assert cluster.watch.cache.job(KEY) is not None
+    assert len(cluster.watch.cache.pods(UID)) == len([p for p in cluster.api.objects if p[0] is PODS])
+    cluster.concerned.clear()
+    await cluster.watch.cache.list_again(cluster.api, ("ns",))
+    assert cluster.concerned == []
+
+
+async def test_a_list_of_another_namespace_drops_nothing(cluster: Cluster) -> None:
+    nothing = Api(NOW)
+    await cluster.watch.cache.list_again(nothing, ("other",))
+    assert cluster.watch.cache.job(KEY) is not None
+    await cluster.watch.cache.list_again(nothing, ())
+    assert cluster.watch.cache.job(KEY) is None
+    assert cluster.watch.cache.pods(UID) == []
+
+
+def test_pods_with_copied_labels_are_not_the_jobs() -> None:
+    seen: list[JobKey] = []
+    cache = WatchCache(seen.append)
+    labels = {Label.JOB_NAME: "bert", Label.JOB_UID: UID, Label.ROLE: "worker"}
+    cache.see_pod({"metadata": {"namespace": "ns", "name": "stranger", "uid": "s", "labels": labels}})
+    assert (seen, cache.pods(UID)) == ([KEY], [])
+
+
+def test_a_deleted_job_is_forgotten_and_one_of_its_name_is_another() -> None:
+    cache = WatchCache()
+    job = raw_job()
+    cache.see_job(job)
+    cache.see_job(raw_job() | {"metadata": job["metadata"] | {"uid": "next", "managedFields": [{}]}})
+    cache.see_job(job, True)
+    found = cache.job(KEY)
+    assert found is not None
+    assert (found["metadata"]["uid"], "managedFields" in found["metadata"]) == ("next", False)
+    cache.record_write(job)
+    assert (cache.job(KEY) or {})["metadata"]["uid"] == "next"
+
+
+@pytest.mark.parametrize("version", ["abc", ""])
+def test_a_version_that_is_no_number_is_taken_as_newer(version: str) -> None:
+    cache = WatchCache()
+    job = raw_job()
+    for number in (1, 2):
+        cache.see_job({**job, "status": {"n": number}, "metadata": job["metadata"] | {"resourceVersion": version}})
+    assert (cache.job(KEY) or {})["status"] == {"n": 2}
