@@ -134,3 +134,13 @@ def test_pods_that_run_out_of_memory_together_are_one_restart(submit: Submit) ->
     )  # fmt: skip
     job.wait("Complete")
     assert job.status()["restarts"] == 1
+
+
+def test_all_pods_of_a_failed_round_are_replaced_with_the_strategy_recreate(submit: Submit) -> None:
+    script = "import os, sys; sys.exit(os.environ['RANK'] == '1' and os.environ['TORCHELASTIC_RESTART_COUNT'] == '0')"
+    job = submit(manifest("anew", ["python3", "-c", script], replicas=2, preload=[], restartStrategy="Recreate"))
+    job.wait("Complete")
+    status = job.status()
+    assert (status["incarnations"], status["restarts"], status["restartsCountTowardsMax"]) == ("1,1", 1, 1)
+    assert status["lastFailure"]["pod"] == "anew-1-0"
+    assert "RestartedInPlace" not in job.events()

@@ -202,6 +202,11 @@ BAD_AT_CREATE: list[tuple[str, list[Change], str]] = [
         'supported values: "All", "Running", "None"',
     ),
     (
+        "an unknown restart strategy",
+        [("spec.restartStrategy", "Replace")],
+        'supported values: "InPlace", "Recreate"',
+    ),
+    (
         "an unknown policy for replacements",
         [("spec.podReplacementPolicy", "Terminating")],
         'supported values: "TerminatingOrFailed", "Failed"',
@@ -407,5 +412,6 @@ def test_defaults_are_set_in_the_job(tools: Tools) -> None:
     assert spec["failurePolicy"] == {"maxRestarts": 3, "maxStartFailures": 10, "avoidNodeSeconds": 86400}
     assert spec["rendezvous"]["port"] == 29400
     assert (spec["suspend"], spec["cleanPodPolicy"]) == (False, "Running")
+    assert spec["restartStrategy"] == "InPlace"
     assert (spec["podReplacementPolicy"], spec["podTerminationTimeoutSeconds"]) == ("TerminatingOrFailed", 120)
     assert spec["managedBy"] == "elasticjob.dev/elasticjob-controller"

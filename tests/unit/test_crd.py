@@ -130,6 +130,7 @@ def test_defaults_are_those_of_the_operator() -> None:
     assert rendezvous["keepAliveMaxAttempts"] == defaults["keep_alive_attempts"]
     assert tuple(SPEC["preload"]["default"]) == defaults["preload"]
     assert SPEC["stopGraceSeconds"]["default"] == defaults["stop_grace"]
+    assert SPEC["restartStrategy"]["default"] == defaults["restart_strategy"].value
     assert SPEC["podReplacementPolicy"]["default"] == defaults["pod_replacement"].value
     assert SPEC["podTerminationTimeoutSeconds"]["default"] == defaults["termination_timeout"]
     policy = SPEC["failurePolicy"]["properties"]

@@ -420,6 +420,15 @@ class HangAction(str, Enum):
     """Report the hang and leave the workers running."""
 
 
+class RestartStrategy(str, Enum):
+    """What follows a round that a failed worker or a lost node ended (`spec.restartStrategy`)."""
+
+    IN_PLACE = "InPlace"
+    """The agents of its nodes start workers again."""
+    RECREATE = "Recreate"
+    """Its nodes leave; the operator replaces their pods."""
+
+
 def allowed_size(nodes: int, low: int, increment: int) -> int:
     """Return the largest size of at most `nodes` nodes that is `low` plus a multiple of `increment`.
 
@@ -466,6 +475,7 @@ class RoundSettings:
     """A round has `min_nodes` plus a multiple of this."""
     failure_rules: tuple[FailureRule, ...] = ()
     """The first rule that matches the root cause of a round's end decides what follows."""
+    restart_strategy: RestartStrategy = RestartStrategy.IN_PLACE
 
     def __post_init__(self) -> None:
         if self.min_nodes < 1:

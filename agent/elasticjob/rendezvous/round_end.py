@@ -19,6 +19,7 @@ from elasticjob.contract.messages import (
     MemberState,
     Outcome,
     PlanEnd,
+    RestartStrategy,
     RoundEnded,
 )
 from elasticjob.contract.text import with_noun
@@ -178,7 +179,24 @@ def conclude_round(state: CoordinatorState, now: float) -> RoundDecision | None:
     if job_failed:
         reason = "HangDetected" if fatal_hang else "FailurePolicyRule" if failed_by_rule else "MaxRestartsExceeded"
         return _declare_outcome(state, Outcome.FAILED, reason, ended.failure, ended.rule if failed_by_rule else "")
+    if _recreates(state, ended):
+        state = _release_members(state, round_)
     return RoundDecision(state, reason=f"round {round_.id} ended: {ended.message}")
+
+
+def _recreates(state: CoordinatorState, ended: RoundEnded) -> bool:
+    """Return whether the pods of the round are replaced: a fault ended it, and restartStrategy is Recreate."""
+    fault = ended.reason in (EndReason.WORKER_FAILED, EndReason.AGENT_LOST)
+    return fault and state.settings.restart_strategy is RestartStrategy.RECREATE
+
+
+def _release_members(state: CoordinatorState, round_: Round) -> CoordinatorState:
+    """Return the state in which all nodes of the round leave the job, also those that connect again later."""
+    why = f"restartStrategy is Recreate, and round {round_.id} has failed"
+    for agent_id in round_.members:
+        if (node := state.nodes.get(agent_id)) is not None and not node.leaving_reason:
+            state = set_node(state, replace(node, leaving_reason=why))
+    return state
 
 
 def _apply_failure_rules(state: CoordinatorState, ended: RoundEnded) -> RoundEnded:

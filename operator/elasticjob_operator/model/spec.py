@@ -10,7 +10,7 @@ from enum import Enum
 from typing import Any, TypeVar
 
 from elasticjob.contract.failure_rules import FailureRule, parse_rules
-from elasticjob.contract.messages import HangAction, RoundSettings, allowed_size
+from elasticjob.contract.messages import HangAction, RestartStrategy, RoundSettings, allowed_size
 from elasticjob.contract.names import DEFAULT_PORT, Backend
 from elasticjob.contract.python_command import expand_variables
 from elasticjob.contract.torchrun_command import CommandError
@@ -114,6 +114,7 @@ class JobSpec:
     """Seconds after its end in which the job is kept; None: for ever."""
     clean_pods: CleanPods = CleanPods.RUNNING
     gang: GangProvider = GangProvider.NONE
+    restart_strategy: RestartStrategy = RestartStrategy.IN_PLACE
     pod_replacement: PodReplacement = PodReplacement.TERMINATING_OR_FAILED
     termination_timeout: int | None = 120
     """Seconds beyond its grace period for which the job waits for a pod that is being deleted; None: for ever."""
@@ -148,6 +149,7 @@ class JobSpec:
             keep_alive_max_attempts=self.keep_alive_attempts,
             progress_timeout=float(self.progress_timeout),
             hang_action=self.hang_action,
+            restart_strategy=self.restart_strategy,
             increment=self.increment,
             failure_rules=self.failure_rules,
             scale_up_stabilization=float(self.scale_up_stabilization),
@@ -200,6 +202,7 @@ def parse_spec(raw: Raw) -> JobSpec:
         ttl_after_finished=_seconds(raw, "ttlSecondsAfterFinished"),
         clean_pods=_choice(text(raw, "cleanPodPolicy"), CleanPods.RUNNING),
         gang=_choice(text(raw, "gang", "provider"), GangProvider.NONE),
+        restart_strategy=_choice(text(raw, "restartStrategy"), RestartStrategy.IN_PLACE),
         pod_replacement=_choice(text(raw, "podReplacementPolicy"), PodReplacement.TERMINATING_OR_FAILED),
         termination_timeout=_termination_timeout(raw),
     )

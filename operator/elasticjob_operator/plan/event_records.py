@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from elasticjob.contract.messages import RestartStrategy
 from elasticjob.contract.text import with_noun
 from elasticjob_operator.actions import EventRecord
 from elasticjob_operator.model.raw import text
@@ -32,7 +33,8 @@ def _world(job: JobContext) -> tuple[EventRecord, ...]:
         return ()
     size, key = describe_world(job.world), str(job.world.rounds)
     formed = EventRecord("WorldFormed", f"round {job.world.rounds}: {size}", key=key)
-    if job.budget.restarts == job.ctx.status.restarts and not _was_charged(job):
+    charged = job.budget.restarts != job.ctx.status.restarts or _was_charged(job)
+    if not charged or job.ctx.spec.restart_strategy is RestartStrategy.RECREATE:
         return (formed,)
     return (formed, EventRecord("RestartedInPlace", f"restart {job.budget.restarts}: {size}", key=key))
 

@@ -17,6 +17,7 @@ from elasticjob.contract.messages import (
     PodState,
     RecoverySeconds,
     Report,
+    RestartStrategy,
     RoundPhase,
 )
 from elasticjob.contract.names import RoundId
@@ -680,6 +681,15 @@ def test_restarting_ends_with_the_next_world() -> None:
     assert reasons_of(p)["Restarting"] == ("False", "WorldFormed")
     assert status_of(p)["rendezvousRound"] == 2
     assert events_of(p) == ["WorldFormed", "RestartedInPlace"]
+
+
+def test_the_store_gets_the_restart_strategy_and_recreated_pods_did_not_restart_in_place() -> None:
+    before = {"conditions": [condition("Restarting", reason="WorkerFailed")], "restarts": 1, "rendezvousRound": 1}
+    fields = status(**before, rendezvous={"incarnation": 0, "round": "1.0.0"})
+    p = run(replace(steady(), job=job(status=fields, restartStrategy="Recreate")))
+    assert p.operator_view is not None
+    assert p.operator_view.settings.restart_strategy is RestartStrategy.RECREATE
+    assert events_of(p) == ["WorldFormed"]
 
 
 @pytest.mark.parametrize(
