@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from elasticjob.data.sampler import ElasticSampler
     from elasticjob.inprocess.restartable import restartable
     from elasticjob.local.launch import RunResult, WorkerState, launch
-    from elasticjob.training.progress_channel import Stopped, on_stop, progress
+    from elasticjob.training.progress_channel import Stopped, deadline, on_stop, progress
     from elasticjob.training.replicated.state import State
     from elasticjob.training.sharded.sharded_state import ShardedState
 
@@ -47,6 +47,7 @@ __all__ = [
     "State",
     "Stopped",
     "WorkerState",
+    "deadline",
     "launch",
     "microbatches",
     "on_stop",
@@ -66,6 +67,7 @@ _MODULES = {
     "ShardedState": "elasticjob.training.sharded.sharded_state",
     "State": "elasticjob.training.replicated.state",
     "Stopped": "elasticjob.training.progress_channel",
+    "deadline": "elasticjob.training.progress_channel",
     "on_stop": "elasticjob.training.progress_channel",
     "progress": "elasticjob.training.progress_channel",
     "restartable": "elasticjob.inprocess.restartable",

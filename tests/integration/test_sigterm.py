@@ -126,3 +126,31 @@ def test_workers_without_a_handler_end_at_once(tmp_path: Path) -> None:
         run.signal(signal.SIGINT)
         assert run.exit_code(timeout=60) == 130
     assert "done: Left" in run.text
+
+
+ASKS = """
+import os, signal, time
+import elasticjob
+
+def end(*_):
+    print("rank", os.environ["RANK"], "has", elasticjob.deadline(), "to save", flush=True)
+    os._exit(0)
+
+signal.signal(signal.SIGTERM, end)
+assert elasticjob.deadline() is None
+print("began rank", os.environ["RANK"], "of 2 agent", os.getppid(), flush=True)
+while elasticjob.deadline() is None:
+    time.sleep(0.01)
+time.sleep(60)
+"""
+
+
+def test_a_script_knows_the_time_that_a_drain_leaves_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ELASTICJOB_POD_GRACE_SECONDS", "20")
+    policy = {"minReplicas": 1, "maxReplicas": 2, "gracefulShutdownSeconds": 50}
+    with LocalRun(manifest(script(tmp_path, ASKS), replicas=2, elasticPolicy=policy), tmp_path) as run:
+        os.kill(agents(run)[1], signal.SIGTERM)
+        found = [run.wait_for(r"rank (\d) has (\S+) to save") for _ in range(2)]
+        seconds = {match[1]: float(match[2]) for match in found}
+    assert 10 < seconds["1"] <= 20, "what the pod of the drained node has"
+    assert 30 < seconds["0"] <= 50, "what the planned end leaves the other node"

@@ -218,7 +218,12 @@ class Agent:
     def _leave(self, signal_name: str) -> None:
         if self._config.pod_grace is not None:
             self._leave_by = min(self._leave_by, self._loop.time() + self._config.pod_grace)
+        self._set_deadline(self._config.graceful_shutdown)
         self._dispatch(events.SignalReceived(signal_name))
+
+    def _set_deadline(self, seconds: float) -> None:
+        """Let the workers know that they are killed after `seconds`, or earlier if the pod's grace period ends."""
+        self._workers.progress.set_deadline(min(self._leave_by, self._loop.time() + seconds))
 
     def _within_pod_grace(self, seconds: float, at_least: float) -> float:
         """Return `seconds`, or what the pod's grace period leaves if that is less; `at_least` if that is even less."""
@@ -251,6 +256,7 @@ class Agent:
                 log.info("%s", text)
             case LaunchWorkers(start):
                 self._reachability.begin_round(start)
+                self._set_deadline(math.inf)
                 self._admit_workers(start)
                 self._step_times.stop()
                 self._record_round(start.round)
@@ -259,12 +265,15 @@ class Agent:
             case HoldWorkers(round_id):
                 self._spawn(self._hold(round_id))
             case StopWorkersAt(round_id, step):
+                self._set_deadline(self._state.last_step_seconds)
                 if not self._workers.progress.stop_at(step):
                     self._dispatch(events.LastStepMissed(round_id))
             case StopWorkers(grace, for_good, stacks):
                 if not self._state.stopping_gracefully:
                     self._reachability.end_round()
-                self._stop(self._within_pod_grace(grace, self._config.stop_grace), not for_good, stacks)
+                grace = self._within_pod_grace(grace, self._config.stop_grace)
+                self._set_deadline(grace)
+                self._stop(grace, not for_good, stacks)
             case DumpStacks(round_id):
                 self._spawn(self._dump_stacks(round_id))
             case FreezeWorkers(on):

@@ -40,6 +40,8 @@ class PageWord(IntEnum):
     """Worker: 1 once its program is over. Python's own cleanup may still take a while."""
     OWN = 7
     """Worker: nanoseconds so far without waits for other ranks (`training.own_time`); 0 if unknown."""
+    DEADLINE = 8
+    """Agent: when it kills the worker at the latest, as TIME; NO_LIMIT while nothing ends the worker."""
 
 
 NO_STEP = -1

@@ -15,7 +15,7 @@ from contextlib import suppress
 from time import monotonic_ns
 
 from elasticjob.contract.names import STACK_DUMP_SIGNAL, Env
-from elasticjob.contract.progress_page import HOLD, PageWord, open_page
+from elasticjob.contract.progress_page import HOLD, NO_LIMIT, PageWord, open_page
 from elasticjob.training import own_time
 from elasticjob.training.devices import synchronize_device
 from elasticjob.training.process_end import end_at_once
@@ -64,6 +64,21 @@ def heartbeat() -> None:
     if words is not None:
         words[_HEARTBEATS] += 1
         words[_HEARTBEAT_TIME] = monotonic_ns()
+
+
+def deadline() -> float | None:
+    """Return the seconds until this process must have ended, 0.0 if they are over; None while nothing ends it.
+
+    The process must end because its pod does (a deletion, an eviction, a drain, a shutdown of the machine), because the
+    round ends on plan, or because another rank has failed. The value differs between ranks. It may fall at any time,
+    and is None again in the next round of a process that stays. Without an elasticjob agent it is None.
+    """
+    if not _opened:
+        _open()
+    words = _words
+    if words is None or (at := words[PageWord.DEADLINE]) == NO_LIMIT:
+        return None
+    return max(0.0, (at - monotonic_ns()) / 1e9)
 
 
 def on_stop(save: Callable[[], object]) -> None:

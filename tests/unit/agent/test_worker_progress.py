@@ -93,6 +93,43 @@ async def test_the_agent_sees_each_workers_latest_step_and_its_time(progress: Wo
         await worker.end()
 
 
+DEADLINE = """
+import sys
+import elasticjob
+for _ in sys.stdin:
+    print(elasticjob.deadline(), flush=True)
+"""
+
+
+async def test_a_worker_reads_how_long_it_has(progress: WorkerProgress) -> None:
+    worker = await script(DEADLINE, path=progress.path)
+
+    async def deadline() -> str:
+        worker.resume()
+        return await worker.line()
+
+    assert await deadline() == "None"
+    progress.set_deadline(time.monotonic() + 100)
+    assert 80 < float(await deadline()) <= 100
+    progress.set_deadline(time.monotonic() - 1)
+    assert await deadline() == "0.0"
+    progress.set_deadline(float("inf"))
+    assert await deadline() == "None"
+    progress.set_deadline(time.monotonic() + 100)
+    later = await script(DEADLINE, path=progress.path, local_rank=1)
+    later.resume()
+    assert 80 < float(await later.line()) <= 100, "known to a worker that asks for the first time"
+    await later.end()
+    await worker.end()
+
+
+async def test_without_an_agent_there_is_no_deadline() -> None:
+    worker = await script(DEADLINE)
+    worker.resume()
+    assert await worker.line() == "None"
+    await worker.end()
+
+
 async def test_workers_save_and_stop_at_the_first_report_of_the_last_step_or_a_later_one(
     progress: WorkerProgress,
 ) -> None:

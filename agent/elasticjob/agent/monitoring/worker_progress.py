@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import math
 import os
 import socket
 from collections.abc import Callable
@@ -74,6 +75,7 @@ class WorkerProgress:
         self._round: RoundId | None = None
         self._ranks: dict[int, _Rank] = {}
         self._limit = NO_LIMIT
+        self._deadline = NO_LIMIT
         self._expiry: asyncio.TimerHandle | None = None
         self._loop = asyncio.get_running_loop()
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
@@ -137,6 +139,12 @@ class WorkerProgress:
             return False
         self._set_limit(step)
         return True
+
+    def set_deadline(self, at: float) -> None:
+        """Let the workers know when they are killed, in seconds of this host's CLOCK_MONOTONIC; inf: they are not."""
+        self._deadline = int(at * 1e9) if math.isfinite(at) else NO_LIMIT
+        for rank in self._ranks.values():
+            rank.words[PageWord.DEADLINE] = self._deadline
 
     def release(self) -> None:
         """Let held workers continue: the agent stops them by a signal."""
@@ -208,6 +216,7 @@ class WorkerProgress:
             os.ftruncate(page, PAGE_SIZE)
             words = open_page(page)
             words[PageWord.STEP], words[PageWord.LIMIT] = NO_STEP, self._limit
+            words[PageWord.DEADLINE] = self._deadline
             self._ranks[local_rank] = _Rank(page, words)
         return self._ranks[local_rank]
 
