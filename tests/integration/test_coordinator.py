@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from typing import TypeVar
 
 import pytest
@@ -16,6 +17,7 @@ from elasticjob.contract.messages import (
     Finish,
     Leaving,
     Message,
+    Metric,
     OperatorView,
     Outcome,
     PodState,
@@ -26,6 +28,7 @@ from elasticjob.contract.messages import (
     Standby,
     StartRound,
     StepTimes,
+    TrainingProgress,
     WorkersStarted,
     WorkersStopped,
     WorkersSucceeded,
@@ -33,6 +36,7 @@ from elasticjob.contract.messages import (
 from elasticjob.control_link.link import ControlLink, LinkGate, LinkRole, Welcome, connect
 from elasticjob.rendezvous.state import initial_state
 from elasticjob.store.server import StoreServer
+from elasticjob.store_pod import coordinator as coordinator_module
 from elasticjob.store_pod.coordinator import Coordinator
 
 KEYS = {LinkRole.NODE: b"n" * 32, LinkRole.OPERATOR: b"o" * 32}
@@ -162,6 +166,29 @@ async def test_step_times_reach_the_operator_as_a_straggler(peers: Peers) -> Non
     node.send(Leaving("SIGTERM"))
     node.send(WorkersStopped(start.round, 6000))
     assert (await receive(operator, Report, lambda r: r.round is None)).straggler is None
+
+
+async def test_a_change_of_progress_alone_is_reported_rarely(peers: Peers, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(coordinator_module, "PROGRESS_SECONDS", 0.2)
+    operator = await peers.link(LinkRole.OPERATOR)
+    one_node = RoundSettings(min_nodes=1, max_nodes=2, target=1)
+    operator.send(OperatorView(1, 1, one_node, 0, None, (ExpectedPod(0, 0, "j-0-0", PodState.RUNNING),)))
+    node = await peers.link()
+    node.send(Announce(0, 0, "agent_id-0", "j-0-0", "127.0.0.1", 5000, 1, ready=True))
+    round_id = (await receive(node, StartRound)).round
+    node.send(WorkersStarted(round_id))
+    await receive(operator, Report, lambda r: r.formed_at > 0)
+    node.send(TrainingProgress(round_id._replace(number=9), 1, None, None))
+    first, *_, last = (TrainingProgress(round_id, step, 10, 0.5, (Metric("loss", "1"),)) for step in range(5))
+    node.send(first)
+    assert (await receive(operator, Report)).progress == first, "the first one at once, none of another round"
+    for step in range(1, 5):
+        node.send(replace(first, step=step))
+    assert (await receive(operator, Report)).progress == last
+    node.send(replace(first, step=9))
+    node.send(WorkersSucceeded(round_id))
+    end = await receive(operator, Report)
+    assert (end.outcome, end.progress) == (Outcome.SUCCEEDED, replace(first, step=9)), "at once with any other change"
 
 
 async def test_a_node_that_reconnects_over_a_new_link_is_not_lost(peers: Peers) -> None:

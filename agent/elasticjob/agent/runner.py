@@ -39,6 +39,7 @@ from elasticjob.agent.monitoring.hangs import HangMonitor
 from elasticjob.agent.monitoring.node_health import NodeHealth
 from elasticjob.agent.monitoring.reachability import ReachabilityMonitor
 from elasticjob.agent.monitoring.step_times import StepTimeMonitor
+from elasticjob.agent.monitoring.training_reports import TrainingReports
 from elasticjob.agent.processes import become_subreaper, child_setup
 from elasticjob.agent.reporting import health_endpoint, telemetry
 from elasticjob.agent.reporting.state_saver import StateSaver
@@ -143,9 +144,11 @@ class Agent:
         self._workers = WorkerGroup(config, self._launcher, scratch, self._stdout, self._stderr)
         self._hangs = HangMonitor(self._workers.heartbeats, self._progress_timed_out)
         self._step_times = StepTimeMonitor(self._workers.heartbeats, self._send_step_times, config.step_time_window)
+        progress = self._workers.progress
+        self._training = TrainingReports(progress.training, lambda training: self._node.send(training))
         self._workers.on_end = self._reap
-        self._saver = StateSaver(self._workers.progress.memory, self._is_first_node)
-        self._workers.progress.on_worker_connected = self._worker_connected
+        self._saver = StateSaver(progress.memory, self._is_first_node)
+        progress.on_worker_connected = self._worker_connected
         self._health = NodeHealth(str(scratch), config.gpus, env, self._workers.non_workers)
         self._state = AgentState(
             announcement=await self._announcement(),
@@ -259,6 +262,7 @@ class Agent:
                 self._set_deadline(math.inf)
                 self._admit_workers(start)
                 self._step_times.stop()
+                self._training.stop()
                 self._record_round(start.round)
                 self._workers.expect_start()
                 self._spawn(self._launch(start))
@@ -353,6 +357,7 @@ class Agent:
     def _stop(self, grace: float, park: bool, stacks: bool) -> None:
         self._hangs.stop()
         self._step_times.stop()
+        self._training.stop()
         if self._workers.stopping:
             self._workers.limit_grace(grace)
         else:
@@ -373,10 +378,13 @@ class Agent:
 
     def _reap(self) -> None:
         for ended in self._workers.reap():
+            self._training.send_now()  # before the message that ends the round: a later one would be dropped
             self._dispatch(events.WorkerEnded(ended.round, ended.local_rank, ended.failure, ended.as_planned))
 
     def _worker_connected(self) -> None:
         self._step_times.start(self._config.processes)
+        if self._state.assignment is not None and self._state.assignment.rank == 0:
+            self._training.start()
         if not self._saving:  # without a connected worker there is no copy, and the agent sleeps
             self._saving = True
             self._spawn(self._saver.run())

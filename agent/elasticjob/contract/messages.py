@@ -3,7 +3,8 @@
 Every message is a frozen dataclass. `encode` and `decode` convert it to a JSON object whose `type` is the class name.
 
     node ──► coordinator       Announce, Ready, WorkersStarted, WorkersFailed, WorkersSucceeded, WorkersStopped,
-                               WorkersStalled, Leaving, StepReport, StepTimes, Close, QueryClosed, NewerStore
+                               WorkersStalled, Leaving, StepReport, StepTimes, TrainingProgress,
+                               Close, QueryClosed, NewerStore
     coordinator ──► node       StartRound, Standby, PlanEnd, EndRound, Closed, Finish
     store ──► node             StandbyStore, StoreActive
     node ──► group rank 0      MemberLink, over a link of their own, which stays idle
@@ -268,6 +269,28 @@ class StepTimes:
     """Seconds of a whole step."""
     own_seconds: tuple[float, ...]
     """By local rank: seconds of a step spent in the rank's own work, without waits for other ranks."""
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A value that the training script reports, written as a number."""
+
+    name: str
+    value: str
+
+
+@dataclass(frozen=True)
+class TrainingProgress:
+    """What the script of rank 0 has reported by `elasticjob.progress`. Sent by the node of rank 0, if it changes."""
+
+    round: RoundId
+    step: int
+    """The last step that is done."""
+    total: int | None
+    """The number of steps of the whole training; None if the script has not named it."""
+    step_seconds: float | None
+    """Average duration of a step in this round; None before the second step."""
+    metrics: tuple[Metric, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -707,6 +730,8 @@ class Report:
     """The worker to blame for the last stall of the round, if hangs do not end rounds."""
     straggler: Straggler | None = None
     """The straggler of the current round."""
+    progress: TrainingProgress | None = None
+    """The last one of any round; None if the script reports none. A change of it alone is reported rarely."""
     retired: bool = False
     """This standby store has never been active, and never will be."""
     view_lease: int = -1
@@ -756,6 +781,7 @@ NodeToCoordinator: TypeAlias = (
     | QueryClosed
     | StepReport
     | StepTimes
+    | TrainingProgress
     | NewerStore
 )
 CoordinatorToNode: TypeAlias = StartRound | Standby | PlanEnd | EndRound | Closed | Finish

@@ -6,6 +6,8 @@ keeps the node's training state. After that the worker sends nothing more. It wr
 system call and wakes no process. The agent sends one byte on the socket whenever it has changed LIMIT, so that a
 worker can block until then.
 
+The rest of the page is for a JSON text: what rank 0 reports of the training, `{"total": ..., "metrics": {...}}`.
+
 Every word has one writer and is written in one piece (aligned, 8 bytes).
 """
 
@@ -42,8 +44,19 @@ class PageWord(IntEnum):
     """Worker: nanoseconds so far without waits for other ranks (`training.own_time`); 0 if unknown."""
     DEADLINE = 8
     """Agent: when it kills the worker at the latest, as TIME; NO_LIMIT while nothing ends the worker."""
+    FIRST_STEP = 9
+    """Worker: the first step for which it wrote a text, while TEXT_VERSION is not 0."""
+    FIRST_TIME = 10
+    """Worker: when that step was, as TIME."""
+    TEXT_VERSION = 11
+    """Worker: 0 without a text; odd while it changes the text; higher after each change."""
+    TEXT_SIZE = 12
+    """Worker: bytes of the text, UTF-8."""
 
 
+TEXT_OFFSET = 256
+"""Where the text begins in the page, in bytes."""
+MAX_TEXT = PAGE_SIZE - TEXT_OFFSET
 NO_STEP = -1
 NO_LIMIT = (1 << 63) - 1
 HOLD = -1
@@ -53,3 +66,20 @@ HOLD = -1
 def open_page(descriptor: int) -> memoryview:
     """Map the page in `descriptor` and return its words, indexed by `PageWord`."""
     return memoryview(mmap.mmap(descriptor, PAGE_SIZE)).cast("q")
+
+
+def write_text(words: memoryview, text: bytes) -> None:
+    """Replace the page's text, of MAX_TEXT bytes at most."""
+    words[PageWord.TEXT_VERSION] += 1
+    words.cast("B")[TEXT_OFFSET : TEXT_OFFSET + len(text)] = text
+    words[PageWord.TEXT_SIZE] = len(text)
+    words[PageWord.TEXT_VERSION] += 1
+
+
+def read_text(words: memoryview) -> bytes | None:
+    """Return the page's text; None without one, or if it is being changed."""
+    version, size = words[PageWord.TEXT_VERSION], words[PageWord.TEXT_SIZE]
+    if version <= 0 or version % 2 or not 0 <= size <= MAX_TEXT:
+        return None
+    text = bytes(words.cast("B")[TEXT_OFFSET : TEXT_OFFSET + size])
+    return text if words[PageWord.TEXT_VERSION] == version else None

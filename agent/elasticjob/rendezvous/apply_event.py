@@ -25,6 +25,7 @@ from elasticjob.contract.messages import (
     StepReport,
     StepTimes,
     StoreActive,
+    TrainingProgress,
     WorkersFailed,
     WorkersStalled,
     WorkersStarted,
@@ -306,7 +307,7 @@ def _apply_node_message(
         if message.failure is not None:
             state = replace(state, unhealthy={**state.unhealthy, node.pod: message.failure})
         return set_node(state, replace(node, leaving_reason=message.reason or "the node asked to leave"))
-    if isinstance(message, (Announce, Close, NewerStore, QueryClosed, StepTimes)):
+    if isinstance(message, (Announce, Close, NewerStore, QueryClosed, StepTimes, TrainingProgress)):
         return state
     if isinstance(message, StepReport):
         return _apply_step_report(state, node, message)

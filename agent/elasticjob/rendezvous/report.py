@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
-from elasticjob.contract.messages import NodeReport, PodState, RecoverySeconds, Report, RoundPhase, Straggler
+from elasticjob.contract.messages import (
+    NodeReport,
+    PodState,
+    RecoverySeconds,
+    Report,
+    RoundPhase,
+    Straggler,
+    TrainingProgress,
+)
 from elasticjob.contract.text import with_noun
 from elasticjob.rendezvous import confirmation
 from elasticjob.rendezvous.state import CoordinatorState, Node, candidates, expected_pod
 
 
 def build_report(
-    state: CoordinatorState, now: float, recovery: RecoverySeconds | None = None, straggler: Straggler | None = None
+    state: CoordinatorState,
+    now: float,
+    recovery: RecoverySeconds | None = None,
+    straggler: Straggler | None = None,
+    progress: TrainingProgress | None = None,
 ) -> Report:
     """Return everything that the operator needs to write status. Equal states give equal reports."""
     round_ = state.round
@@ -37,6 +49,7 @@ def build_report(
         fork_disabled_nodes=len(fork_disabled_reasons),
         stall=round_.stall if round_ else None,
         straggler=straggler,
+        progress=progress,
         retired=state.retired,
         view_lease=state.operator_view.lease,
     )

@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from elasticjob.contract.messages import (
     Announce,
@@ -25,6 +25,7 @@ from elasticjob.contract.messages import (
     Report,
     StepReport,
     StepTimes,
+    TrainingProgress,
     WorkersFailed,
     WorkersStalled,
     WorkersStarted,
@@ -49,6 +50,9 @@ log = logging.getLogger(__name__)
 REPORT_SECONDS_PER_NODE = 0.0001
 """Seconds from one report to the next, for each node in the report. The cost of a report grows with its nodes, so
 reports take a small part of the processor, here and at the operator, however often nodes connect and disconnect."""
+PROGRESS_SECONDS = 30.0
+"""Seconds from one report to the next that differs in the training's progress only: each costs the operator requests to
+the API server."""
 STANDBY_TIMEOUT = 10.0
 """Seconds that a store which is to end waits for a standby store. Where no second machine has room there is none, and
 what the job loses is little: a drain of a node beside it then ends the round as a lost node does."""
@@ -77,6 +81,11 @@ class Coordinator:
     _last_report: Report | None = None
     _report_timer: asyncio.TimerHandle | None = None
     """Runs until the next report may be sent."""
+    _progress: TrainingProgress | None = None
+    _progress_at: float = 0.0
+    """When a report may be sent for the training's progress alone."""
+    _progress_timer: asyncio.TimerHandle | None = None
+    """Runs until then, if there is a progress to report."""
     _outage: recovery_times.Outage | None = None
     _straggler_tracker: stragglers.StragglerTracker = field(default_factory=stragglers.StragglerTracker)
 
@@ -89,7 +98,7 @@ class Coordinator:
         if self._report_timer is not None:
             self._report_timer.cancel()
             self._report_again()
-        for timer in (self._timer, self._report_timer):
+        for timer in (self._timer, self._report_timer, self._progress_timer):
             if timer is not None:
                 timer.cancel()
 
@@ -157,6 +166,8 @@ class Coordinator:
                     self._submit(NodeMessage(agent_id, message))
                 case StepTimes():
                     self._track_step_times(agent_id, message)
+                case TrainingProgress():
+                    self._record_progress(agent_id, message)
                 case _:
                     self._ignore(link, message)
 
@@ -173,6 +184,13 @@ class Coordinator:
         self._straggler_tracker = stragglers.track_step_times(self._straggler_tracker, self.state, agent_id, times, now)
         if self._straggler_tracker.straggler != before:
             self._report_change(now)
+
+    def _record_progress(self, agent_id: str, progress: TrainingProgress) -> None:
+        # Not an event for the rules, as above.
+        round_ = self.state.round
+        if round_ is not None and round_.id == progress.round and agent_id in round_.members:
+            self._progress = progress
+            self._report_change(time.monotonic())
 
     def _submit(self, event: CoordinatorEvent) -> None:
         self._events.append(event)
@@ -201,20 +219,34 @@ class Coordinator:
     def _report(self, now: float) -> Report:
         recovery = self._outage.recovery if self._outage else None
         straggler = stragglers.current_straggler(self._straggler_tracker, self.state)
-        return build_report(self.state, now, recovery, straggler)
+        return build_report(self.state, now, recovery, straggler, self._progress)
 
     def _report_change(self, now: float) -> None:
         """Send the operators a report if it has changed: the first change at once, those that follow it together."""
         if self._report_timer is not None:
             return
         report = self._report(now)
-        if report == self._last_report:
+        if report == self._last_report or self._waits_for_progress(report, now):
             return
-        self._last_report = report
+        self._last_report, self._progress_at = report, now + PROGRESS_SECONDS
         for link in self._operators:
             link.send(report)
         pause = REPORT_SECONDS_PER_NODE * len(report.nodes)
         self._report_timer = asyncio.get_running_loop().call_later(pause, self._report_again)
+
+    def _waits_for_progress(self, report: Report, now: float) -> bool:
+        """Return whether only the training's progress has changed, and it is too early to report that again."""
+        last = self._last_report
+        if last is None or last.progress is None or replace(report, progress=last.progress) != last:
+            return False
+        if now < self._progress_at and self._progress_timer is None:
+            wait = self._progress_at - now
+            self._progress_timer = asyncio.get_running_loop().call_later(wait, self._report_progress)
+        return now < self._progress_at
+
+    def _report_progress(self) -> None:
+        self._progress_timer = None
+        self._report_change(time.monotonic())
 
     def _report_again(self) -> None:
         self._report_timer = None

@@ -10,12 +10,13 @@ import atexit
 import json
 import os
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from time import monotonic_ns
+from typing import SupportsFloat
 
 from elasticjob.contract.names import STACK_DUMP_SIGNAL, Env
-from elasticjob.contract.progress_page import HOLD, NO_LIMIT, PageWord, open_page
+from elasticjob.contract.progress_page import HOLD, MAX_TEXT, NO_LIMIT, PageWord, open_page, write_text
 from elasticjob.training import own_time
 from elasticjob.training.devices import synchronize_device
 from elasticjob.training.process_end import end_at_once
@@ -25,9 +26,14 @@ _HEARTBEATS, _HEARTBEAT_TIME = int(PageWord.HEARTBEATS), int(PageWord.HEARTBEAT_
 _TIMEOUT = 5.0
 """Seconds that the first call waits for a busy agent."""
 _MAX_DESCRIPTORS = 16
+_DESCRIBE_NANOSECONDS = 1_000_000_000
+"""How often the values of metrics are read: reading one from a GPU waits for its queued work."""
+_NEVER = 1 << 63
 
 _opened = False
 _words: memoryview | None = None
+_describe_at = _NEVER
+"""When `progress` next writes `total` and `metrics`, as PageWord.TIME."""
 _socket: socket.socket | None = None
 _memory: tuple[int, ...] = ()
 _callbacks: list[Callable[[], object]] = []
@@ -38,8 +44,12 @@ class Stopped(SystemExit):
     """Raised by `progress` at the last step of a round that ends on plan; the process should exit with it."""
 
 
-def progress(step: int) -> None:
+def progress(step: int, total: int | None = None, metrics: Mapping[str, SupportsFloat] | None = None) -> None:
     """Report that `step` is done: an integer, 0 or more, that grows by the same amounts on every rank.
+
+    `total` is the number of steps of the whole training. `metrics` are numbers or tensors of one element, by name. Rank
+    0 reports both to `status.trainerStatus`; it reads them once a second, and at the last step. TypeError: a metric is
+    no number. ValueError: too many metrics.
 
     Call it once a step on every rank, from the main thread. If the round ends on plan (a node joins, leaves or is
     drained), all ranks stop after the same step: there this runs the callbacks of `on_stop` and raises `Stopped`.
@@ -51,7 +61,9 @@ def progress(step: int) -> None:
     if words is None:
         return
     words[_STEP] = step
-    words[_TIME] = monotonic_ns()
+    words[_TIME] = now = monotonic_ns()
+    if (total is not None or metrics is not None) and (now >= _describe_at or step == total):
+        _describe(words, step, now, total, metrics or {})
     if step >= words[_LIMIT]:
         _stop_or_continue(words, step)
 
@@ -103,13 +115,35 @@ def begin_round(kept_callbacks: int) -> None:
 
     The node's memory stays the same.
     """
-    global _opened, _words, _socket
+    global _opened, _words, _socket, _describe_at
     del _callbacks[kept_callbacks:]
     atexit.unregister(_end_at_once)  # of a planned end: this process goes on, and may fail later
-    _opened, _words = False, None
+    _opened, _words, _describe_at = False, None, _NEVER
     if _socket is not None:
         _socket.close()
         _socket = None
+
+
+def _describe(words: memoryview, step: int, now: int, total: int | None, metrics: Mapping[str, SupportsFloat]) -> None:
+    """Write what the agent reports of the training, if this process is rank 0."""
+    global _describe_at
+    if _describe_at == _NEVER:
+        return
+    _describe_at = now + _DESCRIBE_NANOSECONDS
+    values = {name: _number(name, value) for name, value in metrics.items()}
+    text = json.dumps({"total": total, "metrics": values}).encode()
+    if len(text) > MAX_TEXT:
+        raise ValueError(f"the metrics need {len(text)} bytes as JSON, at most {MAX_TEXT} are possible: report fewer")
+    if words[PageWord.TEXT_VERSION] == 0:
+        words[PageWord.FIRST_STEP], words[PageWord.FIRST_TIME] = step, now
+    write_text(words, text)
+
+
+def _number(name: str, value: SupportsFloat) -> str:
+    try:
+        return f"{float(value):.6g}"
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise TypeError(f"the metric {name!r} is no number: {error}; use a number or a tensor of one element") from None
 
 
 def _stop_or_continue(words: memoryview, step: int) -> None:
@@ -134,7 +168,7 @@ def _end_at_once() -> None:
 
 def _open() -> None:
     """Connect to the agent. Later calls of this module use the result, also if there is no agent."""
-    global _opened, _words, _socket, _memory
+    global _opened, _words, _socket, _memory, _describe_at
     _opened = True
     path, round_id, local_rank = (os.environ.get(n, "") for n in (Env.AGENT_SOCKET, Env.ROUND, "LOCAL_RANK"))
     if not path:
@@ -154,6 +188,7 @@ def _open() -> None:
             for descriptor in _memory:
                 os.set_inheritable(descriptor, False)
             _words, _socket = open_page(page), connection
+            _describe_at = 0 if os.environ.get("RANK") == "0" else _NEVER
             for descriptor in (page, *memory):
                 os.close(descriptor)
             own_time.measure(_words)

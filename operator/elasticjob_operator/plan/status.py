@@ -12,7 +12,7 @@ from elasticjob_operator.manifests.names import attempt, endpoint
 from elasticjob_operator.model.pods import Pod
 from elasticjob_operator.model.raw import objects, timestamp
 from elasticjob_operator.model.status import AvoidedNode, Condition, ConditionType
-from elasticjob_operator.plan import conditions, stragglers
+from elasticjob_operator.plan import conditions, stragglers, trainer_status
 from elasticjob_operator.plan.budget import MAX_OUTAGES, MAX_RECENT_FAILURES
 from elasticjob_operator.plan.conditions import JobContext
 from elasticjob_operator.plan.job_end import all_workers_ended
@@ -48,13 +48,22 @@ def next_status(job: JobContext, current: dict[ConditionType, Condition], image:
         "avoidedNodes": _avoided_nodes(job.workers.avoided),
         "suspectNodes": _avoided_nodes(job.workers.suspects),
         "straggler": stragglers.straggler_record(job),
+        "trainerStatus": trainer_status.trainer_status(job),
         "conditions": _written_conditions(job, current),
         **_times(job, current),
         **_failures(job),
     }
     if job.budget.charged_round is not None:
         status["chargedRound"] = str(job.budget.charged_round)
-    return {name: value for name, value in status.items() if value not in (None, [])}
+    return _with_due_fields(ctx.status.raw, {n: v for n, v in status.items() if v not in (None, [])}, ctx.now)
+
+
+def _with_due_fields(before: Mapping[str, Any], status: dict[str, Any], now: float) -> dict[str, Any]:
+    """Return the status without a change of `trainerStatus` that is not written alone yet."""
+    field = trainer_status.FIELD
+    if not trainer_status.is_early(before, now) or not same_status(status | {field: before[field]}, before):
+        return status
+    return dict(before)
 
 
 def _executions(job: JobContext) -> int:

@@ -14,6 +14,7 @@ import pytest
 from elasticjob.agent.monitoring import worker_progress as worker_progress_module
 from elasticjob.agent.monitoring.worker_progress import WorkerProgress
 from elasticjob.code_root import CODE_ROOT
+from elasticjob.contract.messages import Metric, TrainingProgress
 from elasticjob.contract.names import Env, RoundId
 
 ROUND = RoundId(1, 0, 1)
@@ -288,3 +289,71 @@ async def test_optimizer_steps_are_heartbeats_until_the_script_ends(progress: Wo
     assert await worker.line() == "ending"
     assert progress.heartbeats() == ()
     assert await worker.end() == 0
+
+
+DESCRIBE = """
+import sys
+import elasticjob
+class Loss:
+    reads = 0
+    def __float__(self):
+        Loss.reads += 1
+        return 0.25
+for step in range(1, 5):
+    elasticjob.progress(step, total=4, metrics={"loss": Loss(), "lr": 1e-4})
+    print(Loss.reads, flush=True)
+    sys.stdin.readline()
+"""
+
+
+async def test_rank_0_describes_the_training_and_reads_metrics_rarely(
+    progress: WorkerProgress, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RANK", "0")
+    worker = await script(DESCRIBE, path=progress.path)
+    assert await worker.line() == "1"
+    metrics = (Metric("loss", "0.25"), Metric("lr", "0.0001"))
+    assert progress.training() == TrainingProgress(ROUND, 1, 4, None, metrics)
+    reads = []
+    for _ in range(3):
+        worker.resume()
+        reads.append(int(await worker.line()))
+    assert reads[-1] == reads[-2] + 1, "the last step's values are read"
+    training = progress.training()
+    assert training is not None
+    assert (training.step, training.total, training.metrics) == (4, 4, metrics)
+    assert training.step_seconds is not None
+    await worker.end()
+
+
+async def test_other_ranks_and_scripts_without_a_description_report_none(
+    progress: WorkerProgress, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RANK", "1")
+    other = await script(DESCRIBE, path=progress.path, local_rank=1)
+    assert await other.line() == "0", "its metrics are not read"
+    monkeypatch.setenv("RANK", "0")
+    plain = await script(COUNT, 0, 1, path=progress.path)
+    assert await plain.line() == "passed 0"
+    assert progress.training() is None
+    for worker in (other, plain):
+        await worker.end()
+
+
+@pytest.mark.parametrize(
+    ("metrics", "error"),
+    [
+        ("{'loss': 'low'}", "TypeError: the metric 'loss' is no number: could not convert string to float: 'low'; use"),
+        ("{str(n): n for n in range(1000)}", "ValueError: the metrics need"),
+    ],
+)
+async def test_wrong_metrics_are_refused(
+    metrics: str, error: str, progress: WorkerProgress, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RANK", "0")
+    call = f"elasticjob.progress(1, metrics={metrics})"
+    text = f"import elasticjob\ntry:\n {call}\nexcept Exception as e:\n print(f'{{type(e).__name__}}: {{e}}')"
+    worker = await script(text, path=progress.path)
+    assert (await worker.line()).startswith(error)
+    assert progress.training() is None
+    await worker.end()

@@ -18,8 +18,9 @@ from pathlib import Path
 
 from elasticjob.agent.processes import peer_pid
 from elasticjob.contract.memory_file import memory_file
+from elasticjob.contract.messages import Metric, TrainingProgress
 from elasticjob.contract.names import RoundId
-from elasticjob.contract.progress_page import HOLD, NO_LIMIT, NO_STEP, PAGE_SIZE, PageWord, open_page
+from elasticjob.contract.progress_page import HOLD, NO_LIMIT, NO_STEP, PAGE_SIZE, PageWord, open_page, read_text
 
 log = logging.getLogger(__name__)
 
@@ -110,6 +111,23 @@ class WorkerProgress:
                     rank, heartbeats, r.words[PageWord.HEARTBEAT_TIME] / 1e9, r.words[PageWord.OWN] / 1e9
                 )
         return tuple(report for rank, report in reported.items() if not self._ranks[rank].words[PageWord.ENDING])
+
+    def training(self) -> TrainingProgress | None:
+        """Return what rank 0 reports of the training; None if it is not on this node, or reports only its steps."""
+        texts = ((r.words, text) for r in self._ranks.values() if (text := read_text(r.words)) is not None)
+        words, text = next(texts, (None, b""))
+        if words is None or self._round is None:
+            return None
+        first, step = words[PageWord.FIRST_STEP], words[PageWord.STEP]
+        seconds = (words[PageWord.TIME] - words[PageWord.FIRST_TIME]) / 1e9
+        try:
+            raw = json.loads(text)
+            metrics = tuple(Metric(str(name), str(value)) for name, value in raw["metrics"].items())
+            total = None if raw["total"] is None else int(raw["total"])
+        except (ValueError, TypeError, KeyError, AttributeError):
+            return None
+        step_seconds = round(seconds / (step - first), 6) if step > first and seconds > 0 else None
+        return TrainingProgress(self._round, step, total, step_seconds, metrics)
 
     def pid(self, local_rank: int) -> int | None:
         """Return the rank's process, which may be a child of the agent's worker process; None before it connects."""
