@@ -22,6 +22,7 @@ from elasticjob_operator.actions import (
     DeleteJob,
     DeletePod,
     DeleteService,
+    ReplaceGang,
     ResizeGang,
     UpdateStoreService,
 )
@@ -79,7 +80,11 @@ class ActionExecutor:
         stores = [a for a in ordered if isinstance(a, (CreateStore, UpdateStoreService))]
         workers = [a for a in ordered if isinstance(a, CreateWorker)]
         standbys = [a for a in ordered if isinstance(a, CreateStandbyStore)]
-        deletions = [a for a in ordered if isinstance(a, (DeletePod, DeleteService, DeleteGang, ResizeGang, DeleteJob))]
+        deletions = [
+            a
+            for a in ordered
+            if isinstance(a, (DeletePod, DeleteService, DeleteGang, ResizeGang, ReplaceGang, DeleteJob))
+        ]
         done: list[_Result] = []
         problem, missing = "", self._missing_children(prerequisites)
         for stage in (prerequisites, stores, workers):
@@ -131,9 +136,7 @@ class ActionExecutor:
                 body = manifests.store_service_manifest(self.job, self.spec.port, incarnation)
                 return await self._create(SERVICES, "Service/", body)
             case CreateGang():
-                kind = manifests.gang_child(self.job, self.spec).removesuffix(self.job.name)
-                body = manifests.gang_manifest(self.job, self.spec)
-                return await self._create(GANG_RESOURCES[self.spec.gang], kind, body, explain=self._explain_gang)
+                return await self._create_gang()
             case CreateStore(_, incarnation, avoid):
                 pod = manifests.store_pod_manifest(self.job, self.spec, incarnation, self.image, avoid)
                 return await self._create(PODS, "", pod)
@@ -151,9 +154,11 @@ class ActionExecutor:
             case ResizeGang(uid, size):
                 resource = GANG_RESOURCES[self.spec.gang]
                 return await self._patch(resource, manifests.gang_name(self.job), uid, manifests.gang_resize(size))
+            case ReplaceGang(uid):
+                deleted = await self._delete_gang(uid)
+                return deleted if deleted.problem else await self._create_gang()
             case DeleteGang(uid):
-                self.memory.children = None
-                return await self._delete(GANG_RESOURCES[self.spec.gang], manifests.gang_name(self.job), uid)
+                return await self._delete_gang(uid)
             case DeletePod(name, uid, why, force, grace):
                 log.info("%s/%s: deleting pod %s: %s", self.job.namespace, self.job.name, name, why)
                 return await self._delete(PODS, name, uid, grace=0 if force else grace)
@@ -166,8 +171,17 @@ class ActionExecutor:
             case _:
                 assert_never(action)
 
+    async def _create_gang(self) -> _Result:
+        kind = manifests.gang_child(self.job, self.spec).removesuffix(self.job.name)
+        body = manifests.gang_manifest(self.job, self.spec)
+        return await self._create(GANG_RESOURCES[self.spec.gang], kind, body, explain=self._explain_gang)
+
     def _explain_gang(self, error: KubeError) -> str:
         return explain_gang_refusal(self.spec.gang, error)
+
+    async def _delete_gang(self, uid: str) -> _Result:
+        self.memory.children = None
+        return await self._delete(GANG_RESOURCES[self.spec.gang], manifests.gang_name(self.job), uid)
 
     async def _create(
         self,

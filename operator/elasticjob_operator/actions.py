@@ -56,6 +56,13 @@ class ResizeGang:
 
 
 @dataclass(frozen=True)
+class ReplaceGang:
+    """Delete the gang object and create it again with its new size: its API allows no change."""
+
+    uid: str
+
+
+@dataclass(frozen=True)
 class DeleteGang:
     """Delete the gang object."""
 
@@ -121,6 +128,7 @@ Action: TypeAlias = (
     | DeleteService
     | CreateGang
     | ResizeGang
+    | ReplaceGang
     | DeleteGang
     | DeleteJob
     | CreateStore

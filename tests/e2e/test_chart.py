@@ -81,7 +81,7 @@ def permissions(role: Json) -> set[tuple[str, frozenset[str]]]:
 def test_permissions_are_those_that_the_api_module_lists(tools: Tools) -> None:
     listed = re.findall(r"^\s*([a-z/]+)(?: \((.*?)\))?\s{2,}([a-z, ]+?)(?: \(.*\))?$", api.__doc__ or "", re.MULTILINE)
     expected = {(resource, where): frozenset(verbs.split(", ")) for resource, where, verbs in listed}
-    assert len(expected) == 11
+    assert len(expected) == 12
     documents = rendered(tools)
     cluster, definition = of_kind(documents, "ClusterRole")
     finalizers = ("elasticjobs/finalizers", frozenset({"update"}))
@@ -98,16 +98,21 @@ def test_permissions_are_those_that_the_api_module_lists(tools: Tools) -> None:
 
 
 @pytest.mark.parametrize(
-    ("provider", "group"), [("coscheduling", "scheduling.x-k8s.io"), ("volcano", "scheduling.volcano.sh")]
+    ("provider", "resource", "group"),
+    [
+        ("coscheduling", "podgroups", "scheduling.x-k8s.io"),
+        ("volcano", "podgroups", "scheduling.volcano.sh"),
+        ("kubernetes", "workloads", "scheduling.k8s.io"),
+    ],
 )
 def test_permissions_for_gangs_are_only_those_of_the_providers_that_are_switched_on(
-    tools: Tools, provider: str, group: str
+    tools: Tools, provider: str, resource: str, group: str
 ) -> None:
-    groups = rf"^podgroups \({group}\) +([a-z, ]+)$"
+    groups = rf"^{resource} \({group}\) +([a-z, ]+)$"
     (verbs,) = re.findall(groups, api.__doc__ or "", re.MULTILINE)
     cluster, _ = of_kind(rendered(tools, f"gang.{provider}=true"), "ClusterRole")
-    rules = [rule for rule in cluster["rules"] if "podgroups" in rule["resources"]]
-    assert rules == [{"apiGroups": [group], "resources": ["podgroups"], "verbs": verbs.split(", ")}]
+    rules = [rule for rule in cluster["rules"] if {"podgroups", "workloads"} & {*rule["resources"]}]
+    assert rules == [{"apiGroups": [group], "resources": [resource], "verbs": verbs.split(", ")}]
 
 
 def test_no_permission_is_a_wildcard(tools: Tools) -> None:

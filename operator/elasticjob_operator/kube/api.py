@@ -10,10 +10,11 @@ leases (own namespace)      create, get, update
 leases (kube-node-lease)    get
 customresourcedefinitions   get (elasticjobs.elasticjob.dev)
 
-With the chart's value gang.coscheduling or gang.volcano:
+With the chart's value gang.coscheduling, gang.volcano or gang.kubernetes:
 
 podgroups (scheduling.x-k8s.io)    create, delete, get, patch
 podgroups (scheduling.volcano.sh)  create, delete, get, patch
+workloads (scheduling.k8s.io)      create, delete, get
 """
 
 from __future__ import annotations
@@ -47,6 +48,7 @@ SECRETS = Resource("", "v1", "secrets")
 EVENTS = Resource("", "v1", "events")
 LEASES = Resource("coordination.k8s.io", "v1", "leases")
 COSCHEDULING_GROUPS = Resource("scheduling.x-k8s.io", "v1alpha1", "podgroups")
+WORKLOADS = Resource("scheduling.k8s.io", "v1alpha1", "workloads")
 VOLCANO_GROUPS = Resource("scheduling.volcano.sh", "v1beta1", "podgroups")
 CRDS = Resource("apiextensions.k8s.io", "v1", "customresourcedefinitions")
 

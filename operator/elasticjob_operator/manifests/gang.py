@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from elasticjob.contract.names import GROUP, KIND
 from elasticjob_operator.manifests.names import labels, metadata
 from elasticjob_operator.model.observed import Job
-from elasticjob_operator.model.raw import Raw, integer, text
+from elasticjob_operator.model.raw import Raw, integer, objects, text
 from elasticjob_operator.model.spec import GangProvider, JobSpec
 
 COSCHEDULING_LABEL = "scheduling.x-k8s.io/pod-group"
@@ -20,7 +21,12 @@ VOLCANO_ANNOTATION = "scheduling.k8s.io/group-name"
 VOLCANO_QUEUE = "scheduling.volcano.sh/queue-name"
 """Annotation of a pod template: Volcano's queue."""
 VOLCANO_SCHEDULER = "volcano"
+WORKLOAD_GROUP = "workers"
+"""Name of the pod group in a Workload."""
+IMMUTABLE = frozenset({GangProvider.KUBERNETES})
+"""Providers whose gang object cannot get another size."""
 _API_VERSIONS = {
+    GangProvider.KUBERNETES: "scheduling.k8s.io/v1alpha1",
     GangProvider.COSCHEDULING: "scheduling.x-k8s.io/v1alpha1",
     GangProvider.VOLCANO: "scheduling.volcano.sh/v1beta1",
 }
@@ -32,27 +38,41 @@ def gang_name(job: Job) -> str:
 
 def gang_child(job: Job, spec: JobSpec) -> str:
     """Return the gang object as `Kind/name`; empty if the job has none."""
-    return "" if spec.gang is GangProvider.NONE else f"PodGroup/{gang_name(job)}"
+    return "" if spec.gang is GangProvider.NONE else f"{_kind(spec)}/{gang_name(job)}"
+
+
+def _kind(spec: JobSpec) -> str:
+    return "Workload" if spec.gang is GangProvider.KUBERNETES else "PodGroup"
 
 
 def gang_manifest(job: Job, spec: JobSpec) -> dict[str, Any]:
     """Return the gang object of a job that has a gang provider."""
     body = {
         "apiVersion": _API_VERSIONS[spec.gang],
-        "kind": "PodGroup",
+        "kind": _kind(spec),
         "metadata": metadata(job, gang_name(job), labels(job)),
     }
+    if spec.gang is GangProvider.KUBERNETES:
+        return body | {"spec": _workload_spec(job, spec)}
     return body | gang_resize(spec.min_replicas, _volcano_fields(spec) if spec.gang is GangProvider.VOLCANO else {})
 
 
 def gang_resize(size: int, others: Raw | None = None) -> dict[str, Any]:
-    """Return the part of a gang object that has its size; `others` are further fields of its spec."""
+    """Return the part of a PodGroup that has its size; `others` are further fields of its spec."""
     return {"spec": {"minMember": size, **(others or {})}}
 
 
 def read_gang_size(raw: Raw) -> int:
-    """Return how many pods a gang object asks for."""
-    return integer(raw, "spec", "minMember")
+    """Return how many pods a gang object of any provider asks for."""
+    groups = objects(raw, "spec", "podGroups")
+    return integer(groups[0], "policy", "gang", "minCount") if groups else integer(raw, "spec", "minMember")
+
+
+def _workload_spec(job: Job, spec: JobSpec) -> dict[str, Any]:
+    return {
+        "controllerRef": {"apiGroup": GROUP, "kind": KIND, "name": job.name},
+        "podGroups": [{"name": WORKLOAD_GROUP, "policy": {"gang": {"minCount": spec.min_replicas}}}],
+    }
 
 
 def _volcano_fields(spec: JobSpec) -> dict[str, str]:
@@ -74,3 +94,5 @@ def join_gang(pod: dict[str, Any], job: Job, spec: JobSpec, index: int) -> None:
         pod["metadata"]["labels"][COSCHEDULING_LABEL] = gang_name(job)
     elif spec.gang is GangProvider.VOLCANO:
         pod["metadata"]["annotations"][VOLCANO_ANNOTATION] = gang_name(job)
+    elif spec.gang is GangProvider.KUBERNETES:
+        pod["spec"]["workloadRef"] = {"name": gang_name(job), "podGroup": WORKLOAD_GROUP}

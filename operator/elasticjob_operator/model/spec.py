@@ -44,6 +44,7 @@ class GangProvider(str, Enum):
     NONE = "none"
     COSCHEDULING = "coscheduling"
     VOLCANO = "volcano"
+    KUBERNETES = "kubernetes"
 
 
 class PodReplacement(str, Enum):

@@ -14,10 +14,12 @@ from elasticjob_operator.actions import (
     CreateSecret,
     CreateStoreService,
     EventRecord,
+    ReplaceGang,
     ResizeGang,
     UpdateStoreService,
 )
 from elasticjob_operator.manifests import gang_child
+from elasticjob_operator.manifests.gang import IMMUTABLE
 from elasticjob_operator.manifests.names import attempt, key_secret, nodes_service, store_service
 from elasticjob_operator.model.observed import Job, Observed
 from elasticjob_operator.model.pods import Pod
@@ -225,7 +227,8 @@ def _gang(ctx: ReconcileContext) -> tuple[Action, ...]:
     if gang is None:
         return (CreateGang(),) if child and _may_create(ctx, child) else ()
     if gang.ours and gang.gang_size != ctx.spec.min_replicas:
-        return (ResizeGang(gang.uid, ctx.spec.min_replicas),)
+        replaced = ctx.spec.gang in IMMUTABLE
+        return (ReplaceGang(gang.uid) if replaced else ResizeGang(gang.uid, ctx.spec.min_replicas),)
     return ()
 
 

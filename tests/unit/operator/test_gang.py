@@ -11,13 +11,14 @@ from elasticjob.contract.names import Role
 from elasticjob_operator import manifests
 from elasticjob_operator.job_memory import LONGEST_RETRY
 from elasticjob_operator.kube import JOBS, NotFound, Refused, Resource
-from elasticjob_operator.kube.api import COSCHEDULING_GROUPS, VOLCANO_GROUPS
+from elasticjob_operator.kube.api import COSCHEDULING_GROUPS, VOLCANO_GROUPS, WORKLOADS
 from support.operator_build import UID, Raw, condition, elastic, job, raw_job, status
 from support.operator_cluster import Cluster
 from support.operator_world import job_status
 
 COSCHEDULING = {"gang": {"provider": "coscheduling"}}
 VOLCANO = {"gang": {"provider": "volcano"}}
+KUBERNETES = {"gang": {"provider": "kubernetes"}}
 PROVIDERS = [(COSCHEDULING, COSCHEDULING_GROUPS), (VOLCANO, VOLCANO_GROUPS)]
 SIZES = elastic(2, 4, 3)
 
@@ -62,6 +63,16 @@ def test_the_pod_group_of_volcano_has_the_queue_and_the_priority_of_the_template
     }  # fmt: skip
 
 
+def test_the_workload_of_kubernetes() -> None:
+    built = gang(**KUBERNETES, **SIZES)
+    assert (built["apiVersion"], built["kind"]) == ("scheduling.k8s.io/v1alpha1", "Workload")
+    assert built["spec"] == {
+        "controllerRef": {"apiGroup": "elasticjob.dev", "kind": "ElasticJob", "name": "bert"},
+        "podGroups": [{"name": "workers", "policy": {"gang": {"minCount": 2}}}],
+    }
+    assert built["metadata"]["ownerReferences"][0]["uid"] == UID
+
+
 def test_the_gang_of_a_job_of_fixed_size_is_all_of_it() -> None:
     assert gang(**COSCHEDULING, replicas=5)["spec"] == {"minMember": 5}
 
@@ -76,6 +87,7 @@ def membership(pod: Raw) -> Raw:
         "label": meta["labels"].get("scheduling.x-k8s.io/pod-group"),
         "annotation": meta["annotations"].get("scheduling.k8s.io/group-name"),
         "scheduler": pod["spec"].get("schedulerName"),
+        "workload": pod["spec"].get("workloadRef"),
     }
     return {name: value for name, value in found.items() if value}
 
@@ -88,6 +100,8 @@ def membership(pod: Raw) -> Raw:
         (COSCHEDULING, 2, {"label": "bert"}),
         (COSCHEDULING, 3, {}),
         (COSCHEDULING | {"template": template({"schedulerName": "mine"})}, 1, {"label": "bert", "scheduler": "mine"}),
+        (KUBERNETES, 2, {"workload": {"name": "bert", "podGroup": "workers"}}),
+        (KUBERNETES, 3, {}),
         (VOLCANO, 0, {"annotation": "bert", "scheduler": "volcano"}),
         (VOLCANO, 3, {"scheduler": "volcano"}),
         (VOLCANO | {"template": template({"schedulerName": "mine"})}, 1, {"annotation": "bert", "scheduler": "mine"}),
@@ -119,6 +133,21 @@ async def test_the_gang_exists_before_its_pods_and_its_size_follows_min_replicas
     calls = len(cluster.api.calls)
     await cluster.reconcile_for(1.0)
     assert [call for call in cluster.api.calls[calls:] if call[1] == "podgroups"] == []
+
+
+async def test_a_workload_is_replaced_with_its_new_size() -> None:
+    cluster = Cluster(**KUBERNETES, **SIZES)
+    await cluster.reconcile_for(1.0)
+    before = cluster.api.objects[WORKLOADS, "bert"]
+    cluster.change(elasticPolicy={"minReplicas": 1, "maxReplicas": 4})
+    await cluster.reconcile_for(1.0)
+    after = cluster.api.objects[WORKLOADS, "bert"]
+    sizes = [found["spec"]["podGroups"][0]["policy"]["gang"]["minCount"] for found in (before, after)]
+    assert sizes == [2, 1]
+    assert after["metadata"]["uid"] != before["metadata"]["uid"]
+    changes = [verb for verb, plural, _ in cluster.api.calls if plural == "workloads"]
+    assert changes == ["create", "delete", "create"]
+    assert cluster.workers() == ["bert-0-0", "bert-1-0", "bert-2-0"]
 
 
 async def test_a_pod_that_replaces_a_lost_one_is_a_member_and_a_store_is_not() -> None:
@@ -185,12 +214,12 @@ class NoGroups:
         monkeypatch.setattr(cluster.api, "create", self.create)
 
     async def get(self, resource: Resource, namespace: str | None, name: str) -> Raw:
-        if self.error and resource.plural == "podgroups":
+        if self.error and resource.plural in ("podgroups", "workloads"):
             raise self.error
         return await self._get(resource, namespace, name)
 
     async def create(self, resource: Resource, namespace: str, body: Mapping[str, Any]) -> Raw:
-        if self.error and resource.plural == "podgroups":
+        if self.error and resource.plural in ("podgroups", "workloads"):
             self.tries += 1
             raise self.error
         return await self._create(resource, namespace, body)
@@ -200,6 +229,8 @@ class NoGroups:
     ("provider", "error", "advice"),
     [
         (COSCHEDULING, NotFound, "install the coscheduling plugin of scheduler-plugins with its CRDs"),
+        (KUBERNETES, NotFound, "the feature gates GenericWorkload and GangScheduling"),
+        (KUBERNETES, Refused, "set gang.kubernetes to true in the values of elasticjob's chart"),
         (VOLCANO, NotFound, "the cluster has no podgroups.scheduling.volcano.sh/v1beta1: install Volcano"),
         (COSCHEDULING, Refused, "set gang.coscheduling to true in the values of elasticjob's chart"),
         (VOLCANO, Refused, "set gang.volcano to true in the values of elasticjob's chart"),
