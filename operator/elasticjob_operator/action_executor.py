@@ -11,6 +11,7 @@ from typing import Any, assert_never
 from elasticjob_operator import manifests
 from elasticjob_operator.actions import (
     Action,
+    CreateDisruptionBudget,
     CreateGang,
     CreateNodesService,
     CreateSecret,
@@ -18,17 +19,20 @@ from elasticjob_operator.actions import (
     CreateStore,
     CreateStoreService,
     CreateWorker,
+    DeleteDisruptionBudget,
     DeleteGang,
     DeleteJob,
     DeletePod,
     DeleteService,
     ReplaceGang,
     ResizeGang,
+    UpdateDisruptionBudget,
     UpdateStoreService,
 )
-from elasticjob_operator.job_memory import LONGEST_RETRY, LONGEST_STANDBY_RETRY, JobMemory
+from elasticjob_operator.job_memory import LONGEST_OPTIONAL_RETRY, LONGEST_RETRY, JobMemory
 from elasticjob_operator.keys import JobKeys
 from elasticjob_operator.kube import (
+    BUDGETS,
     JOBS,
     PODS,
     SECRETS,
@@ -44,9 +48,10 @@ from elasticjob_operator.kube import (
 from elasticjob_operator.kube.gangs import GANG_RESOURCES, explain_gang_refusal
 from elasticjob_operator.manifests.names import attempt
 from elasticjob_operator.manifests.services import store_selector
-from elasticjob_operator.model.observed import Children, Job, RefusalReason
+from elasticjob_operator.model.observed import Children, Job, RefusalReason, is_owned
 from elasticjob_operator.model.spec import JobSpec
-from elasticjob_operator.observe import is_owned, is_terminating
+from elasticjob_operator.observe import is_terminating
+from elasticjob_operator.policies import POLICIES, with_policy
 
 log = logging.getLogger(__name__)
 
@@ -67,12 +72,12 @@ class ActionExecutor:
     """`Plan.failed_starts`"""
 
     async def execute(self, actions: Iterable[Action]) -> list[str]:
-        """Create Secret, Services and gang, then store, workers and standby store, then delete; return the names of
-        what was created.
+        """Create Secret, Services and gang, then store, workers and standby store, then delete and change what no
+        pod waits for; return the names of what was created.
 
         After a failed creation the later creations are skipped, and so are pods while one of the first group does not
-        exist, whose creation is tried later; deletions and a new size of the gang are executed in any case. The job's
-        memory records failures, and when to try again.
+        exist, whose creation is tried later; the last group is executed in any case. The job's memory records
+        failures, and when to try again.
         """
         ordered = list(actions)
         needed = (CreateSecret, CreateNodesService, CreateStoreService, CreateGang)
@@ -80,11 +85,9 @@ class ActionExecutor:
         stores = [a for a in ordered if isinstance(a, (CreateStore, UpdateStoreService))]
         workers = [a for a in ordered if isinstance(a, CreateWorker)]
         standbys = [a for a in ordered if isinstance(a, CreateStandbyStore)]
-        deletions = [
-            a
-            for a in ordered
-            if isinstance(a, (DeletePod, DeleteService, DeleteGang, ResizeGang, ReplaceGang, DeleteJob))
-        ]
+        budgets = (CreateDisruptionBudget, UpdateDisruptionBudget, DeleteDisruptionBudget)
+        changes = (DeletePod, DeleteService, DeleteGang, ResizeGang, ReplaceGang, DeleteJob, *budgets)
+        others = [a for a in ordered if isinstance(a, changes)]
         done: list[_Result] = []
         problem, missing = "", self._missing_children(prerequisites)
         for stage in (prerequisites, stores, workers):
@@ -98,7 +101,7 @@ class ActionExecutor:
             self._skip(standbys, problem)
         else:
             done += await asyncio.gather(*(self._execute(action) for action in standbys))
-        done += await asyncio.gather(*(self._execute(action) for action in deletions))
+        done += await asyncio.gather(*(self._execute(action) for action in others))
         self.memory.record_execution(failed=any(r.problem and not r.refused for r in done), now=self.clock())
         return [r.name for r in done if r.created]
 
@@ -142,7 +145,7 @@ class ActionExecutor:
                 return await self._create(PODS, "", pod)
             case CreateStandbyStore(_, incarnation, avoid):
                 pod = manifests.store_pod_manifest(self.job, self.spec, incarnation, self.image, avoid, standby=True)
-                return await self._create(PODS, "", pod, LONGEST_STANDBY_RETRY)
+                return await self._create(PODS, "", pod, LONGEST_OPTIONAL_RETRY)
             case CreateWorker(_, index, incarnation, avoid):
                 pod = manifests.worker_pod_manifest(
                     self.job, self.spec, index, incarnation, self.image, avoid, self.failed_starts
@@ -165,6 +168,19 @@ class ActionExecutor:
             case DeleteService(name, uid):
                 self.memory.children = None
                 return await self._delete(SERVICES, name, uid)
+            case CreateDisruptionBudget(min_available):
+                body = manifests.disruption_budget_manifest(self.job, min_available)
+                result = await self._create(BUDGETS, "PodDisruptionBudget/", body, LONGEST_OPTIONAL_RETRY)
+                if result.refused:
+                    why = self.memory.refusals[f"PodDisruptionBudget/{result.name}"].message
+                    log.warning("%s/%s: no PodDisruptionBudget: %s", self.job.namespace, self.job.name, why)
+                return result
+            case UpdateDisruptionBudget(uid, min_available):
+                name = manifests.disruption_budget(self.job.name)
+                return await self._patch_policy(BUDGETS, name, uid, {"minAvailable": min_available})
+            case DeleteDisruptionBudget(uid):
+                self.memory.policies = None
+                return await self._delete(BUDGETS, manifests.disruption_budget(self.job.name), uid)
             case DeleteJob(uid, why):
                 log.info("%s/%s: deleting the job: %s", self.job.namespace, self.job.name, why)
                 return await self._delete(JOBS, self.job.name, uid)
@@ -194,12 +210,12 @@ class ActionExecutor:
         """Create a child. Record a refusal, so that the next plan does not take the missing child for a lost one."""
         name = body["metadata"]["name"]
         child = kind + name
-        if resource is not PODS:
+        if resource not in (PODS, *POLICIES):
             self.memory.children = None
         try:
-            await self.api.create(resource, self.job.namespace, body)
+            created = await self.api.create(resource, self.job.namespace, body)
         except AlreadyExists as error:
-            return await self._existing(resource, child, name, str(error))
+            return await self._existing(resource, child, name, str(error), longest_retry)
         except (Refused, NotFound) as error:
             # NotFound on create means that the namespace does not exist, or the API of an optional kind.
             quota = isinstance(error, Refused) and error.quota
@@ -209,11 +225,17 @@ class ActionExecutor:
             return _Result(name, problem=problem, refused=True)
         except KubeError as error:
             self.memory.record_created(child)
+            self.memory.policies = None if resource in POLICIES else self.memory.policies
             return _Result(name, problem=str(error))
-        self.memory.record_created(child)
+        self._record_created(resource, child, created)
         return _Result(name, created=True)
 
-    async def _existing(self, resource: Resource, child: str, name: str, message: str) -> _Result:
+    def _record_created(self, resource: Resource, child: str, created: dict[str, Any]) -> None:
+        self.memory.record_created(child)
+        if self.memory.policies is not None:
+            self.memory.policies = with_policy(self.memory.policies, resource, created)
+
+    async def _existing(self, resource: Resource, child: str, name: str, message: str, longest_retry: float) -> _Result:
         """Accept an object that this job owns (the response to an earlier create was lost); else record NameTaken."""
         try:
             found = await self.api.get(resource, self.job.namespace, name)
@@ -221,13 +243,15 @@ class ActionExecutor:
             self.memory.record_created(child)
             return _Result(name, problem=str(error))
         if is_owned(found, self.job.uid):
-            self.memory.record_created(child)
+            self._record_created(resource, child, found)
             return _Result(name, created=True)
         if is_terminating(found, self.job):
             why = "Kubernetes is still deleting it"
         else:
             why = "another owner holds it: delete or rename that object"
-        self.memory.record_refusal(child, RefusalReason.NAME_TAKEN, f"{message}, and {why}", self.clock())
+        self.memory.record_refusal(
+            child, RefusalReason.NAME_TAKEN, f"{message}, and {why}", self.clock(), longest_retry
+        )
         return _Result(name, problem=message, refused=True)
 
     async def _patch(self, resource: Resource, name: str, uid: str, change: dict[str, Any]) -> _Result:
@@ -237,6 +261,17 @@ class ActionExecutor:
             await self.api.patch(resource, self.job.namespace, name, {"metadata": {"uid": uid}, **change})
         except KubeError as error:
             return _Result(name, problem=str(error))
+        return _Result(name)
+
+    async def _patch_policy(self, resource: Resource, name: str, uid: str, spec: dict[str, Any]) -> _Result:
+        body = {"metadata": {"uid": uid}, "spec": spec}
+        try:
+            changed = await self.api.patch(resource, self.job.namespace, name, body)
+        except KubeError as error:
+            self.memory.policies = None
+            return _Result(name, problem=str(error))
+        if self.memory.policies is not None:
+            self.memory.policies = with_policy(self.memory.policies, resource, changed)
         return _Result(name)
 
     async def _delete(self, resource: Resource, name: str, uid: str, grace: int | None = None) -> _Result:

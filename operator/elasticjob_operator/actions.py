@@ -70,6 +70,28 @@ class DeleteGang:
 
 
 @dataclass(frozen=True)
+class CreateDisruptionBudget:
+    """Create the PodDisruptionBudget of the workers. The job runs without it if that fails."""
+
+    min_available: int
+
+
+@dataclass(frozen=True)
+class UpdateDisruptionBudget:
+    """Change how many workers must stay available."""
+
+    uid: str
+    min_available: int
+
+
+@dataclass(frozen=True)
+class DeleteDisruptionBudget:
+    """Delete the PodDisruptionBudget of the workers."""
+
+    uid: str
+
+
+@dataclass(frozen=True)
 class DeleteJob:
     """Delete the job itself, and with it all its objects."""
 
@@ -130,6 +152,9 @@ Action: TypeAlias = (
     | ResizeGang
     | ReplaceGang
     | DeleteGang
+    | CreateDisruptionBudget
+    | UpdateDisruptionBudget
+    | DeleteDisruptionBudget
     | DeleteJob
     | CreateStore
     | CreateStandbyStore

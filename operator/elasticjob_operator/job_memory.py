@@ -7,7 +7,7 @@ from typing import Any
 
 from elasticjob_operator.backoff import doubling_delay
 from elasticjob_operator.lost_nodes import LostNodes
-from elasticjob_operator.model.observed import Children, Refusal, RefusalReason
+from elasticjob_operator.model.observed import Children, Policies, Refusal, RefusalReason
 from elasticjob_operator.pod_sightings import PodSightings
 
 FIRST_RETRY = 1.0
@@ -15,8 +15,8 @@ FIRST_RETRY = 1.0
 FIRST_NAME_RETRY = 0.1
 """The same where another object has the name: the next pod gets another name, and a deleted job's objects end soon."""
 LONGEST_RETRY = 20.0
-LONGEST_STANDBY_RETRY = 300.0
-"""The same for a standby store, without which the job runs as well."""
+LONGEST_OPTIONAL_RETRY = 300.0
+"""The same for a standby store and a PodDisruptionBudget, without which the job runs as well."""
 
 
 @dataclass
@@ -34,6 +34,10 @@ class JobMemory:
     """When `children` was read."""
     children_attempt: int = 0
     """The execution attempt that `children` was read for: each has its own Secret."""
+    policies: Policies | None = None
+    """The job's policies as last read, created or changed; None: read them at the next reconcile."""
+    policies_at: float = 0.0
+    """When `policies` was read."""
     minor_since: float | None = None
     """Since when a minor status change waits to be written; None: none waits."""
     refusals: dict[str, Refusal] = field(default_factory=dict)

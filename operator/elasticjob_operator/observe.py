@@ -15,11 +15,22 @@ from elasticjob_operator.manifests import gang_name, key_secret, nodes_service, 
 from elasticjob_operator.manifests.gang import read_gang_size
 from elasticjob_operator.manifests.names import attempt
 from elasticjob_operator.manifests.services import read_operator_key
-from elasticjob_operator.model.observed import Child, Children, Job, LinkView, Observed, has_retired, parse_job
+from elasticjob_operator.model.observed import (
+    Child,
+    Children,
+    Job,
+    LinkView,
+    Observed,
+    Policies,
+    has_retired,
+    is_owned,
+    parse_job,
+)
 from elasticjob_operator.model.pods import Pod, parse_pod
 from elasticjob_operator.model.raw import Raw, objects, text
 from elasticjob_operator.model.spec import GangProvider
 from elasticjob_operator.node_leases import NodeLeases
+from elasticjob_operator.policies import read_policies
 
 CHILDREN_SECONDS = 60.0
 """Services and the Secret change only when another client changes them: they are read this often, in seconds, and after
@@ -49,7 +60,9 @@ async def observe(
 ) -> Observed:
     """Return everything that `plan` needs about this job; `now` is Unix seconds."""
     job = parse_job(raw)
-    listed, children = await asyncio.gather(_pods(api, job), _children(api, job, memory, now))
+    listed, children, _ = await asyncio.gather(
+        _pods(api, job), _children(api, job, memory, now), read_policies(api, job, memory, now)
+    )
     return await _observed(api, job, listed, children, memory, node_leases, link, standby_link, now)
 
 
@@ -63,11 +76,11 @@ async def observe_watched(
     standby_link: LinkView,
     now: float,
 ) -> Observed | None:
-    """Return the same by what the watches delivered; None if the job's Services and Secret have to be read first.
+    """Return the same by what the watches delivered; None if its other children have to be read first.
 
     Only Leases of suspected nodes are read.
     """
-    if memory.children is None or memory.children_attempt != attempt(job):
+    if memory.children is None or memory.policies is None or memory.children_attempt != attempt(job):
         return None
     return await _observed(api, job, _sorted(pods), memory.children, memory, node_leases, link, standby_link, now)
 
@@ -107,6 +120,7 @@ async def _observed(
         workers=workers,
         stores=stores,
         children=children,
+        policies=memory.policies or Policies(),
         refusals=dict(memory.refusals),
         withheld=memory.withheld,
         terminating_since=memory.terminating_since,
@@ -145,12 +159,6 @@ def _is_newer(job: Job, store: Pod) -> bool:
     """Return whether a store pod is live that is newer than the store in status: a standby store, retired or not."""
     current = job.status.store_incarnation
     return store.end is None and current is not None and store.incarnation > current
-
-
-def is_owned(raw: Raw, uid: str) -> bool:
-    """Return whether the job of this UID is the object's controller."""
-    owners = objects(raw, "metadata", "ownerReferences")
-    return any(text(owner, "uid") == uid and owner.get("controller") is True for owner in owners)
 
 
 def is_terminating(raw: Raw, job: Job) -> bool:

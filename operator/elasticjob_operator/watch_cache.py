@@ -14,10 +14,9 @@ from typing import Any, Generic, TypeVar
 
 from elasticjob.contract.names import Label
 from elasticjob_operator.kube import JOBS, PODS, KubeApi, Resource
-from elasticjob_operator.model.observed import JobKey
+from elasticjob_operator.model.observed import JobKey, is_owned
 from elasticjob_operator.model.pods import Pod, parse_pod
 from elasticjob_operator.model.raw import Raw, mapping, text
-from elasticjob_operator.observe import is_owned
 
 T = TypeVar("T")
 

@@ -53,6 +53,11 @@ BAD_AT_CREATE: list[tuple[str, list[Change], str]] = [
         [("spec.elasticPolicy.maxReplicas", 5), ("spec.elasticPolicy.replicaIncrementStep", 2)],
         "elasticPolicy.maxReplicas must be minReplicas plus a multiple of replicaIncrementStep: change one of them",
     ),
+    (
+        "a budget as a number",
+        [("spec.disruptionBudget", 2)],
+        'spec.disruptionBudget in body must be of type boolean: "integer"',
+    ),
     ("no step", [("spec.elasticPolicy.replicaIncrementStep", 0)], "should be greater than or equal to 1"),
     ("avoid nodes for too short", [("spec.failurePolicy.avoidNodeSeconds", 5)], "greater than or equal to 60"),
     (

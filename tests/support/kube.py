@@ -31,6 +31,7 @@ _PREFIX = {
     "rolebindings": "/apis/rbac.authorization.k8s.io/v1",
     "customresourcedefinitions": "/apis/apiextensions.k8s.io/v1",
     "podgroups": "/apis/scheduling.x-k8s.io/v1alpha1",
+    "poddisruptionbudgets": "/apis/policy/v1",
 }
 
 

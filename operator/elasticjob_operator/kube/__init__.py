@@ -1,9 +1,10 @@
 """Client of the API server: the operator's only access to it, with raw JSON in both directions."""
 
-from elasticjob_operator.kube.api import CRDS, EVENTS, JOBS, LEASES, PODS, SECRETS, SERVICES, KubeApi, Resource
+from elasticjob_operator.kube.api import BUDGETS, CRDS, EVENTS, JOBS, LEASES, PODS, SECRETS, SERVICES, KubeApi, Resource
 from elasticjob_operator.kube.errors import AlreadyExists, Conflict, KubeError, NotFound, Refused, Unclear
 
 __all__ = [
+    "BUDGETS",
     "CRDS",
     "EVENTS",
     "JOBS",

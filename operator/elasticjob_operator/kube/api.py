@@ -4,6 +4,7 @@ elasticjobs                 delete, get, list, watch
 elasticjobs/status          update
 pods                        create, delete, get, list, watch
 services                    create, delete, get, patch
+poddisruptionbudgets        create, delete, get, patch
 secrets                     create, get
 events                      create, patch
 leases (own namespace)      create, get, update
@@ -45,6 +46,7 @@ JOBS = Resource(GROUP, VERSION, PLURAL)
 PODS = Resource("", "v1", "pods")
 SERVICES = Resource("", "v1", "services")
 SECRETS = Resource("", "v1", "secrets")
+BUDGETS = Resource("policy", "v1", "poddisruptionbudgets")
 EVENTS = Resource("", "v1", "events")
 LEASES = Resource("coordination.k8s.io", "v1", "leases")
 COSCHEDULING_GROUPS = Resource("scheduling.x-k8s.io", "v1alpha1", "podgroups")

@@ -2,17 +2,21 @@
 
 from elasticjob_operator.manifests.gang import gang_child, gang_manifest, gang_name, gang_resize
 from elasticjob_operator.manifests.names import (
+    disruption_budget,
     key_secret,
     nodes_service,
     store_pod,
     store_service,
     worker_pod,
 )
+from elasticjob_operator.manifests.policies import disruption_budget_manifest
 from elasticjob_operator.manifests.services import nodes_service_manifest, secret_manifest, store_service_manifest
 from elasticjob_operator.manifests.store import store_pod_manifest
 from elasticjob_operator.manifests.worker import worker_pod_manifest
 
 __all__ = [
+    "disruption_budget",
+    "disruption_budget_manifest",
     "gang_child",
     "gang_manifest",
     "gang_name",

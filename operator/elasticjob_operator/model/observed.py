@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 from elasticjob.contract.messages import Report
 from elasticjob_operator.model.pods import Pod
-from elasticjob_operator.model.raw import Raw, integer, mapping, moment, text
+from elasticjob_operator.model.raw import Raw, integer, mapping, moment, objects, text
 from elasticjob_operator.model.spec import JobSpec, SpecError, parse_spec
 from elasticjob_operator.model.status import Status, parse_status
 
@@ -58,6 +58,12 @@ def parse_job(raw: Raw) -> Job:
         managed=text(raw, "spec", "managedBy") in ("", CONTROLLER),
         queue=text(raw, "metadata", "labels", QUEUE_LABEL),
     )
+
+
+def is_owned(raw: Raw, uid: str) -> bool:
+    """Return whether the job of this UID is the object's controller."""
+    owners = objects(raw, "metadata", "ownerReferences")
+    return any(text(owner, "uid") == uid and owner.get("controller") is True for owner in owners)
 
 
 class RefusalReason(str, Enum):
@@ -112,6 +118,21 @@ class Children:
 
 
 @dataclass(frozen=True)
+class DisruptionBudget:
+    """The job's PodDisruptionBudget."""
+
+    uid: str
+    min_available: int
+
+
+@dataclass(frozen=True)
+class Policies:
+    """The job's own objects that limit what others do to its pods; None where the job has none."""
+
+    budget: DisruptionBudget | None = None
+
+
+@dataclass(frozen=True)
 class LinkView:
     """The state of the control link to the job's store, and what arrived over it."""
 
@@ -155,6 +176,7 @@ class Observed:
     workers: tuple[Pod, ...] = ()
     stores: tuple[Pod, ...] = ()
     children: Children = Children()
+    policies: Policies = Policies()
     refusals: Mapping[str, Refusal] = field(default_factory=dict)
     """Keyed by name for pods, by `Kind/name` for other children."""
     withheld: frozenset[str] = frozenset()

@@ -119,6 +119,8 @@ class JobSpec:
     pod_replacement: PodReplacement = PodReplacement.TERMINATING_OR_FAILED
     termination_timeout: int | None = 120
     """Seconds beyond its grace period for which the job waits for a pod that is being deleted; None: for ever."""
+    disruption_budget: bool = True
+    """Whether evictions must leave min_replicas workers."""
 
     @property
     def termination_grace(self) -> int:
@@ -206,6 +208,7 @@ def parse_spec(raw: Raw) -> JobSpec:
         restart_strategy=_choice(text(raw, "restartStrategy"), RestartStrategy.IN_PLACE),
         pod_replacement=_choice(text(raw, "podReplacementPolicy"), PodReplacement.TERMINATING_OR_FAILED),
         termination_timeout=_termination_timeout(raw),
+        disruption_budget=at(raw, "disruptionBudget") is not False,
     )
 
 

@@ -93,6 +93,11 @@ class ReconcileContext:
         report, pod = self.observed.standby_link.report, self.newer_store
         return report if report is not None and pod is not None and report.incarnation == pod.incarnation else None
 
+    def may_create(self, child: str) -> bool:
+        """Return whether the API server has not refused this child, or its next try is due."""
+        refusal = self.observed.refusals.get(child)
+        return refusal is None or self.now >= refusal.retry_at
+
     def store_pod(self, incarnation: int | None) -> Pod | None:
         """Return the store pod of this incarnation, or None."""
         return next((p for p in self.observed.stores if p.incarnation == incarnation), None)

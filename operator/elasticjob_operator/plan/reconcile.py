@@ -31,6 +31,7 @@ from elasticjob_operator.plan.conditions import JobContext
 from elasticjob_operator.plan.context import Actions, ReconcileContext
 from elasticjob_operator.plan.event_records import event_records
 from elasticjob_operator.plan.pod_decisions import decide_pods, still_avoided
+from elasticjob_operator.plan.policies import delete_disruption_budget, plan_policies
 from elasticjob_operator.plan.standby import usable_standby_store
 from elasticjob_operator.plan.starts import plan_starts, unchanged_starts
 from elasticjob_operator.plan.status import (
@@ -120,10 +121,11 @@ def plan(observed: Observed, image: str, now: float) -> Plan:
     if outcome is not None:
         store, workers = current_store(ctx), _unchanged_workers(ctx)
         actions = job_end.remove_pods(ctx, outcome, declared=world.outcome is not None) + job_end.expire(ctx)
+        actions += delete_disruption_budget(ctx)
     elif is_suspended(ctx):
         store = current_store(ctx) if stores_left(ctx) else no_store()
         workers = replace(_unchanged_workers(ctx), expected_pods=draining_pods(ctx))
-        actions = remove_children(ctx)
+        actions = remove_children(ctx) + delete_disruption_budget(ctx)
     elif resumes(ctx):
         store, workers = no_store(), _unchanged_workers(ctx)
         actions = Actions(requeue_at=(now,))
@@ -199,18 +201,19 @@ def _unchanged_workers(ctx: ReconcileContext) -> WorkersPlan:
 
 def _start(ctx: ReconcileContext, store: StorePlan, workers: WorkersPlan) -> Actions:
     # The Services and the Secret come first: the pods need them.
-    return Actions(actions=_children(ctx, store)) + store.actions + workers.actions + Actions(requeue_at=_retries(ctx))
+    children = Actions(actions=_children(ctx, store))
+    return children + store.actions + workers.actions + plan_policies(ctx) + Actions(requeue_at=_retries(ctx))
 
 
 def _children(ctx: ReconcileContext, store: StorePlan) -> tuple[Action, ...]:
     name, children = ctx.job.name, ctx.observed.children
     actions: list[Action] = []
-    if children.secret is None and _may_create(ctx, f"Secret/{key_secret(ctx.job)}"):
+    if children.secret is None and ctx.may_create(f"Secret/{key_secret(ctx.job)}"):
         actions.append(CreateSecret())
-    if children.nodes is None and _may_create(ctx, f"Service/{nodes_service(name)}"):
+    if children.nodes is None and ctx.may_create(f"Service/{nodes_service(name)}"):
         actions.append(CreateNodesService())
     rendezvous = children.rendezvous
-    if rendezvous is None and _may_create(ctx, f"Service/{store_service(name)}"):
+    if rendezvous is None and ctx.may_create(f"Service/{store_service(name)}"):
         actions.append(CreateStoreService(store.incarnation or 0))
     elif (
         rendezvous is not None
@@ -225,16 +228,11 @@ def _children(ctx: ReconcileContext, store: StorePlan) -> tuple[Action, ...]:
 def _gang(ctx: ReconcileContext) -> tuple[Action, ...]:
     gang, child = ctx.observed.children.gang, gang_child(ctx.job, ctx.spec)
     if gang is None:
-        return (CreateGang(),) if child and _may_create(ctx, child) else ()
+        return (CreateGang(),) if child and ctx.may_create(child) else ()
     if gang.ours and gang.gang_size != ctx.spec.min_replicas:
         replaced = ctx.spec.gang in IMMUTABLE
         return (ReplaceGang(gang.uid) if replaced else ResizeGang(gang.uid, ctx.spec.min_replicas),)
     return ()
-
-
-def _may_create(ctx: ReconcileContext, child: str) -> bool:
-    refusal = ctx.observed.refusals.get(child)
-    return refusal is None or ctx.now >= refusal.retry_at
 
 
 def _retries(ctx: ReconcileContext) -> tuple[float, ...]:

@@ -447,7 +447,7 @@ def test_a_job_is_fully_scaled_with_its_spares_and_without_them() -> None:
 
 def test_a_job_stays_fully_scaled_while_the_pod_that_a_spare_stands_in_for_is_replaced() -> None:
     p = run(with_spare(worker(0), worker(2), incarnations="0,0,0"))
-    assert p.actions == (CreateWorker("bert-1-1", 1, 1),)
+    assert [a for a in p.actions if isinstance(a, CreateWorker)] == [CreateWorker("bert-1-1", 1, 1)]
     assert (status_of(p)["incarnations"], status_of(p)["restarts"], scaled(p)[0]) == ("0,1,0", 0, "True")
 
 

@@ -1,0 +1,36 @@
+"""The job's PodDisruptionBudget: when it exists, and what it says."""
+
+from __future__ import annotations
+
+from elasticjob_operator.actions import CreateDisruptionBudget, DeleteDisruptionBudget, UpdateDisruptionBudget
+from elasticjob_operator.manifests.names import disruption_budget
+from elasticjob_operator.plan.context import Actions, ReconcileContext
+
+
+def plan_policies(ctx: ReconcileContext) -> Actions:
+    """Return the actions for the policies of a job that runs."""
+    wanted, budget = _wanted_min_available(ctx), ctx.observed.policies.budget
+    if wanted is None:
+        return delete_disruption_budget(ctx)
+    if budget is None:
+        may_create = ctx.may_create(f"PodDisruptionBudget/{disruption_budget(ctx.job.name)}")
+        return Actions((CreateDisruptionBudget(wanted),) if may_create else ())
+    if budget.min_available != wanted:
+        return Actions((UpdateDisruptionBudget(budget.uid, wanted),))
+    return Actions()
+
+
+def delete_disruption_budget(ctx: ReconcileContext) -> Actions:
+    """Delete the PodDisruptionBudget of a job that is to have none."""
+    budget = ctx.observed.policies.budget
+    return Actions(() if budget is None else (DeleteDisruptionBudget(budget.uid),))
+
+
+def _wanted_min_available(ctx: ReconcileContext) -> int | None:
+    """Return how many workers an eviction must leave; None for no budget.
+
+    A job that is to have minReplicas pods and no more gets none: it would refuse every eviction, and no drain would
+    end.
+    """
+    low = ctx.spec.min_replicas
+    return low if ctx.spec.disruption_budget and ctx.spec.settings.desired_pods > low else None

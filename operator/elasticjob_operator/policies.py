@@ -1,0 +1,45 @@
+"""Read the job's policies and keep them in memory: the operator does not watch them, and reads them rarely."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from elasticjob_operator.job_memory import JobMemory
+from elasticjob_operator.kube import BUDGETS, KubeApi, NotFound, Resource
+from elasticjob_operator.manifests import disruption_budget
+from elasticjob_operator.manifests.policies import read_disruption_budget
+from elasticjob_operator.model.observed import Job, Policies, is_owned
+
+POLICIES = (BUDGETS,)
+"""The resource types of policies."""
+POLICIES_SECONDS = 3600.0
+"""Policies change only when another client changes them: they are read this often, in seconds. The operator's own
+creates and patches return the object, so it is not read after them."""
+
+
+async def read_policies(api: KubeApi, job: Job, memory: JobMemory, now: float) -> Policies:
+    """Return the policies that the job owns: from memory, unless it has none or they are old.
+
+    A job without status has no children yet: nothing is read.
+    """
+    if memory.policies is None or now >= memory.policies_at + POLICIES_SECONDS:
+        found = await _find(api, BUDGETS, job, disruption_budget(job.name)) if job.status.raw else None
+        memory.policies, memory.policies_at = with_policy(Policies(), BUDGETS, found), now
+    return memory.policies
+
+
+def with_policy(policies: Policies, resource: Resource, raw: dict[str, Any] | None) -> Policies:
+    """Return the policies with this object instead of the one of its type; `raw` None: with none of its type."""
+    if resource is BUDGETS:
+        return replace(policies, budget=None if raw is None else read_disruption_budget(raw))
+    return policies
+
+
+async def _find(api: KubeApi, resource: Resource, job: Job, name: str) -> dict[str, Any] | None:
+    """Return the job's object; None if there is none, or another owner's."""
+    try:
+        found = await api.get(resource, job.namespace, name)
+    except NotFound:
+        return None
+    return found if is_owned(found, job.uid) else None

@@ -1,0 +1,66 @@
+"""The PodDisruptionBudget of a job on the real cluster: the API server refuses evictions below minReplicas."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from support.jobs import Job, manifest
+from support.kube import ApiError, Json, Kube
+
+Submit = Callable[[Json], Job]
+
+
+def evict(kube: Kube, namespace: str, pod: str) -> None:
+    """Evict a pod as `kubectl drain` does. Raise ApiError (429) if a PodDisruptionBudget refuses it."""
+    body = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": pod, "namespace": namespace}}
+    kube.request("POST", kube.path("pods", namespace, pod, "/eviction"), body)
+
+
+def wait_budget(job: Job, *, at_least: int, allowed: int) -> Json:
+    """Wait until the budget wants `at_least` pods of three Ready ones, and allows so many evictions."""
+
+    def reached(budget: Json) -> bool:
+        status = budget.get("status", {})
+        current = status.get("observedGeneration") == budget["metadata"]["generation"]
+        numbers = (budget["spec"]["minAvailable"], status.get("currentHealthy"), status.get("disruptionsAllowed"))
+        return current and numbers == (at_least, 3, allowed)
+
+    what = f"a budget of {at_least} that allows {allowed}"
+    return job.kube.wait("poddisruptionbudgets", job.name, job.namespace, reached, timeout=60, what=what)
+
+
+def test_an_eviction_below_min_replicas_is_refused_and_one_above_is_a_planned_end(
+    submit: Submit, kube: Kube, namespace: str
+) -> None:
+    # The cluster has room for three of the four pods, so the number of Ready pods does not change by itself.
+    job = submit(
+        manifest(
+            "guarded", ["python3", "-c", "import signal; signal.pause()"], replicas=4, preload=[],
+            elasticPolicy={"minReplicas": 3, "maxReplicas": 4},
+            resources={"requests": {"cpu": "1100m", "memory": "64Mi"}},
+        )
+    )  # fmt: skip
+    job.wait_status(worldSize=3)
+    budget = wait_budget(job, at_least=3, allowed=0)
+    (owner,) = budget["metadata"]["ownerReferences"]
+    assert (owner["kind"], owner["name"], owner["controller"]) == ("ElasticJob", "guarded", True)
+    evicted = job.running()[0]
+    with pytest.raises(ApiError) as refused:
+        evict(kube, namespace, evicted)
+    assert refused.value.code == 429
+    kube.patch("elasticjobs", job.name, {"spec": {"elasticPolicy": {"minReplicas": 2}}}, namespace)
+    wait_budget(job, at_least=2, allowed=1)
+    before = job.status()["rendezvousRound"]
+    evict(kube, namespace, evicted)
+
+    def goes_on(current: Json) -> bool:
+        status = current.get("status", {})
+        return bool(status.get("rendezvousRound", 0) > before and status.get("worldSize", 0) >= 2)
+
+    after = kube.wait("elasticjobs", job.name, namespace, goes_on, timeout=60, what="a round after the eviction")
+    assert (after["status"]["restarts"], "lastFailure" in after["status"]) == (0, False)
+    assert evicted not in {pod["metadata"]["name"] for pod in job.pods()}
+    kube.delete("elasticjobs", job.name, namespace)
+    kube.wait_gone("poddisruptionbudgets", namespace, job.selector, timeout=60)
