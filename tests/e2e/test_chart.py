@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -273,17 +272,3 @@ def test_an_operator_of_one_namespace_runs_beside_another(kube: Kube, tools: Too
     everywhere = "clusterroles,clusterrolebindings,validatingadmissionpolicies,roles,rolebindings"
     left = tools.kubectl("get", everywhere, "-A", "-l", "app.kubernetes.io/instance=second")
     assert "No resources found" in left.output
-
-
-@pytest.mark.parametrize("name", ["RANK", "MASTER_ADDR", "PET_NNODES", "ELASTICJOB_INDEX"])
-def test_a_template_with_a_reserved_variable_is_refused(kube: Kube, tools: Tools, name: str) -> None:
-    body = manifest("own-env", ["python3", "-c", "pass"])
-    body["spec"]["template"]["spec"]["containers"][0]["env"] = [{"name": "MINE", "value": "1"}]
-    kube.create("elasticjobs", body, "default", dry_run=True)
-    body["spec"]["template"]["spec"]["containers"][0]["env"].append({"name": name, "value": "1"})
-    output = ""
-    deadline = time.monotonic() + 30
-    while not output and time.monotonic() < deadline:  # a new policy takes effect after a moment
-        done = tools.kubectl("create", "--dry-run=server", "-f", "-", stdin=json.dumps(body), check=False)
-        output = done.output if done.code else ""
-    assert f"remove {name} from env in spec.template: elasticjob sets it for each worker" in output

@@ -1,17 +1,21 @@
-"""`kubectl apply` refuses invalid manifests, with a message that says what to write instead."""
+"""Manifests that the API server accepts, and those that it refuses with a message that says what to write instead.
+
+`unit/agent/test_job_schema.py` reads the same tables: a local run refuses a manifest in the same words.
+"""
 
 from __future__ import annotations
 
 import copy
-import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from support.kube import Kube
-from support.kubectl import Done, Tools
+from elasticjob.contract.reserved_variables import RESERVED_VARIABLES
+from support.kube import ApiError, Json, Kube
+from support.kubectl import Tools
 
 pytestmark = pytest.mark.cluster
 
@@ -28,21 +32,166 @@ GOOD: dict[str, Any] = {
     },
 }
 FIXED = copy.deepcopy(GOOD)
+FIXED["metadata"]["name"] = "fixed"
 del FIXED["spec"]["elasticPolicy"]
 
 SUSPENDED = copy.deepcopy(GOOD)
+SUSPENDED["metadata"]["name"] = "suspended"
 SUSPENDED["spec"]["suspend"] = True
 FIXED_SUSPENDED = copy.deepcopy(FIXED)
+FIXED_SUSPENDED["metadata"]["name"] = "fixed-suspended"
 FIXED_SUSPENDED["spec"]["suspend"] = True
 
 RULE = {"name": "user-error", "action": "FailJob", "onExitCodes": {"operator": "In", "values": [2]}}
 DRAIN = {"name": "drain", "action": "RestartGroup", "onPodConditions": [{"type": "DisruptionTarget"}]}
+
+NEW = copy.deepcopy(GOOD)
+NEW["metadata"]["name"] = "new"
+
+OTHER_CONTROLLER = "kueue.x-k8s.io/multikueue"
+"""The controller of the jobs that changes start from."""
+
+CONTAINER = "spec.template.spec.containers.0"
+ENV = f"{CONTAINER}.env"
+
+NOT_RESERVED = (
+    "PET_LOG_DIR", "PET_REDIRECTS", "PET_TEE", "PET_LOCAL_RANKS_FILTER", "PET_LOG_LINE_PREFIX_TEMPLATE", "PET_ROLE",
+    "PET_EVENT_LOG_HANDLER", "PET_NPROC_PER_NODE", "PET_MODULE", "PET_MONITOR_INTERVAL", "PET_SIGNALS_TO_HANDLE",
+    "PYTHON_EXEC", "TORCHELASTIC_HEALTH_CHECK_PORT", "OMP_NUM_THREADS", "NCCL_DEBUG", "MY_RANK",
+)  # fmt: skip
+"""Variables that docs/reference.md offers, and one whose name only contains a reserved one."""
 
 Change = tuple[str, Any]
 """A path such as `spec.template.spec.containers.0.image` and its new value; ABSENT removes the field."""
 ABSENT = object()
 
 BAD_AT_CREATE: list[tuple[str, list[Change], str]] = [
+    *(
+        (f"reserved: {name}", [(ENV, [{"name": name, "value": "1"}])], f"remove {name} from env in spec.template: elas")
+        for name in (*sorted(RESERVED_VARIABLES), "ELASTICJOB_MINE")
+    ),
+    (
+        "reserved in several containers",
+        [
+            (ENV, [{"name": "MINE", "value": "1"}, {"name": "RANK", "value": "1"}]),
+            (
+                "spec.template.spec.initContainers",
+                [{"name": "first", "image": "x", "env": [{"name": "PET_NNODES", "value": "2"}]}],
+            ),
+            (f"{CONTAINER[:-1]}1", {"name": "other", "image": "x", "env": [{"name": "MASTER_ADDR", "value": "h"}]}),
+        ],
+        "remove RANK, MASTER_ADDR, PET_NNODES from env in spec.template: elasticjob sets them for each worker",
+    ),
+    (
+        "reserved in an init container",
+        [("spec.template.spec.initContainers", [{"name": "a", "image": "x", "env": [{"name": "RANK", "value": "0"}]}])],
+        "remove RANK from env in spec.template: elasticjob sets it for each worker",
+    ),
+    ("name in capitals", [("metadata.name", "Bert")], "metadata.name must start with a letter and have only"),
+    ("name with an underscore", [("metadata.name", "a_b")], "metadata.name must start with a letter and have only"),
+    ("name that ends in a dash", [("metadata.name", "a-")], "metadata.name must start with a letter and have only"),
+    ("no minimum", [("spec.elasticPolicy.minReplicas", 0)], "minReplicas in body should be greater than or equal to 1"),
+    ("max without min", [("spec.elasticPolicy.minReplicas", ABSENT)], "spec.elasticPolicy.minReplicas: Required"),
+    ("too many nodes", [("spec.replicas", 4097)], "replicas in body should be less than or equal to 4096"),
+    (
+        "a maximum of too many nodes",
+        [("spec.elasticPolicy.maxReplicas", 4097)],
+        "maxReplicas in body should be less than or equal to 4096",
+    ),
+    (
+        "too long stabilization",
+        [("spec.elasticPolicy.scaleUpStabilizationSeconds", 3601)],
+        "scaleUpStabilizationSeconds in body should be less than or equal to 3600",
+    ),
+    (
+        "negative graceful shutdown",
+        [("spec.elasticPolicy.gracefulShutdownSeconds", -1)],
+        "gracefulShutdownSeconds in body should be greater than or equal to 0",
+    ),
+    (
+        "too short join time-out",
+        [("spec.rendezvous.joinTimeoutSeconds", 9)],
+        "joinTimeoutSeconds in body should be greater than or equal to 10",
+    ),
+    (
+        "too long last call",
+        [("spec.rendezvous.lastCallTimeoutSeconds", 3601)],
+        "lastCallTimeoutSeconds in body should be less than or equal to 3600",
+    ),
+    (
+        "too long keep-alive",
+        [("spec.rendezvous.keepAliveIntervalSeconds", 301)],
+        "keepAliveIntervalSeconds in body should be less than or equal to 300",
+    ),
+    (
+        "no keep-alive attempt",
+        [("spec.rendezvous.keepAliveMaxAttempts", 0)],
+        "keepAliveMaxAttempts in body should be greater than or equal to 1",
+    ),
+    (
+        "unknown field of the store",
+        [("spec.rendezvous.store", {"gpu": 1})],
+        'unknown field "spec.rendezvous.store.gpu"',
+    ),
+    ("one module as text", [("spec.preload", "torch")], 'spec.preload in body must be of type array: "string"'),
+    ("a module with a dash", [("spec.preload", ["my-module"])], "preload must list modules by their import names"),
+    ("a module without a name", [("spec.preload", ["torch."])], "preload must list modules by their import names"),
+    ("too long module", [("spec.preload", ["m" * 129])], "spec.preload[0]: Too long: may not be more than 128 bytes"),
+    (
+        "too large budget",
+        [("spec.failurePolicy.maxRestarts", 10001)],
+        "maxRestarts in body should be less than or equal to 10000",
+    ),
+    (
+        "no attempt to start",
+        [("spec.failurePolicy.maxStartFailures", 0)],
+        "maxStartFailures in body should be greater than or equal to 1",
+    ),
+    (
+        "negative stop grace",
+        [("spec.stopGraceSeconds", -1)],
+        "stopGraceSeconds in body should be greater than or equal",
+    ),
+    (
+        "too long progress timeout",
+        [("spec.hangPolicy", {"progressTimeoutSeconds": 86401})],
+        "progressTimeoutSeconds in body should be less than or equal to 86400",
+    ),
+    ("a half worker", [("spec.nprocPerNode", 1.5)], "spec.nprocPerNode in body must be of type integer,string"),
+    ("a template without a pod", [("spec.template", {})], "spec.template.spec: Required value"),
+    ("no containers", [("spec.template.spec.containers", ABSENT)], "spec.template.spec.containers: Required value"),
+    ("a container without a name", [(f"{CONTAINER}.name", ABSENT)], "spec.template.spec.containers[0].name: Required"),
+    (
+        "an empty command",
+        [(f"{CONTAINER}.command", [])],
+        "the trainer container (the one named trainer, else the first)",
+    ),
+    (
+        "a command as text",
+        [(f"{CONTAINER}.command", "python3 t.py")],
+        'command in body must be of type array: "string"',
+    ),
+    (
+        "pods that always restart",
+        [("spec.template.spec.restartPolicy", "Always")],
+        "restartPolicy must be absent or Never",
+    ),
+    (
+        "two containers with one name",
+        [(f"{CONTAINER[:-1]}1", {"name": "main", "image": "x"})],
+        'containers[1]: Duplicate value: {"name":"main"}',
+    ),
+    (
+        "a reserved name of an init container",
+        [("spec.template.spec.initContainers", [{"name": "elasticjob-agent", "image": "x"}])],
+        "names of containers and volumes must not start with elasticjob-",
+    ),
+    (
+        "an ephemeral container",
+        [("spec.template.spec.ephemeralContainers", [])],
+        'unknown field "spec.template.spec.ephemeralContainers"',
+    ),
+    ("a container of another resource", [("spec.containers", [])], 'unknown field "spec.containers"'),
     ("name too long", [("metadata.name", "a" * 51)], "metadata.name is too long: write at most 50 characters"),
     ("name with a dot", [("metadata.name", "a.b")], "metadata.name must start with a letter and have only"),
     ("name starts with a digit", [("metadata.name", "7b")], "metadata.name must start with a letter"),
@@ -234,6 +383,68 @@ BAD_AT_CREATE: list[tuple[str, list[Change], str]] = [
     ("not a quantity", [("spec.template.spec.overhead", {"cpu": "1 core"})], "spec.template.spec.overhead"),
 ]
 
+GOOD_AT_CREATE: list[tuple[str, list[Change]]] = [
+    ("unchanged", []),
+    ("the longest name", [("metadata.name", "a" * 50)]),
+    ("the shortest name", [("metadata.name", "a")]),
+    ("a name with digits and dashes", [("metadata.name", "bert-2--large-7b")]),
+    ("a name that only resembles a store's", [("metadata.name", "bert-rdzv-2")]),
+    ("a fixed size", [("spec.elasticPolicy", ABSENT)]),
+    ("one node", [("spec.elasticPolicy", ABSENT), ("spec.replicas", ABSENT)]),
+    ("the maximum as size", [("spec.replicas", ABSENT)]),
+    ("one size only", [("spec.elasticPolicy", {"minReplicas": 3, "maxReplicas": 3, "replicaIncrementStep": 7})]),
+    ("the largest size", [("spec.elasticPolicy.maxReplicas", 4096), ("spec.replicas", 4096)]),
+    ("steps", [("spec.elasticPolicy", {"minReplicas": 2, "maxReplicas": 8, "replicaIncrementStep": 3})]),
+    ("most spares", [("spec.elasticPolicy.spares", 64)]),
+    ("most workers", [("spec.nprocPerNode", 64)]),
+    ("workers by the processors", [("spec.nprocPerNode", "cpu")]),
+    ("no fork server", [("spec.preload", [])]),
+    ("most modules", [("spec.preload", [f"_pkg{i}.mod_{i}" for i in range(32)])]),
+    ("torchrun's own rendezvous", [("spec.rendezvous.backend", "c10d")]),
+    (
+        "the ends of ranges",
+        [("spec.rendezvous", {"port": 1024, "lastCallTimeoutSeconds": 0}), ("spec.stopGraceSeconds", 0)],
+    ),
+    (
+        "a store with a place",
+        [
+            (
+                "spec.rendezvous.store",
+                {
+                    "resources": {"requests": {"cpu": 1, "memory": "64Mi"}},
+                    "priorityClassName": "high",
+                    "nodeSelector": {"pool": "cpu"},
+                    "tolerations": [{"key": "pool", "operator": "Exists"}],
+                },
+            )
+        ],
+    ),
+    ("no budget", [("spec.failurePolicy.maxRestarts", 0)]),
+    ("stalls only reported", [("spec.hangPolicy", {"progressTimeoutSeconds": 10, "action": "Event"})]),
+    ("suspended from the start", [("spec.suspend", True)]),
+    ("another controller's job", [("spec.managedBy", OTHER_CONTROLLER)]),
+    ("deleted at once", [("spec.ttlSecondsAfterFinished", 0), ("spec.activeDeadlineSeconds", 1)]),
+    ("restartPolicy Never", [("spec.template.spec.restartPolicy", "Never")]),
+    (
+        "a trainer that is not the first container",
+        [
+            (f"{CONTAINER}.command", ABSENT),
+            (f"{CONTAINER[:-1]}1", {"name": "trainer", "image": "x", "command": ["torchrun", "t.py"]}),
+        ],
+    ),
+    (
+        "a sidecar that starts first",
+        [("spec.template.spec.initContainers", [{"name": "s", "image": "x", "restartPolicy": "Always"}])],
+    ),
+    ("labels of pods", [("spec.template.metadata", {"labels": {"team": "x"}, "annotations": {"a": "b"}})]),
+    ("labels of a queue", [("metadata.labels", {"kueue.x-k8s.io/queue-name": "q"})]),
+    *((f"not reserved: {name}", [(ENV, [{"name": name, "value": "1"}])]) for name in NOT_RESERVED),
+    (
+        "a variable of the pod",
+        [(ENV, [{"name": "NODE", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}}])],
+    ),
+]
+
 BAD_AT_CHANGE: list[tuple[str, dict[str, Any], list[Change], str]] = [
     ("nprocPerNode", GOOD, [("spec.nprocPerNode", 2)], "nprocPerNode may not change: create a new job"),
     (
@@ -258,8 +469,41 @@ BAD_AT_CHANGE: list[tuple[str, dict[str, Any], list[Change], str]] = [
     (
         "managedBy",
         GOOD,
-        [("spec.managedBy", "kueue.x-k8s.io/multikueue")],
+        [("spec.managedBy", "elasticjob.dev/elasticjob-controller")],
         "managedBy may not change: create a new job",
+    ),
+    (
+        "suspend removed with the old template changed",
+        GOOD,
+        [("spec.template.spec.containers.0.command", ["python3", "other.py"]), ("spec.suspend", False)],
+        "template may not change while the job runs",
+    ),
+    ("a label of the pods", GOOD, [("spec.template.metadata.labels", {"a": "b"})], "template may not change while the"),
+    ("nprocPerNode of a suspended job", SUSPENDED, [("spec.nprocPerNode", 2)], "nprocPerNode may not change"),
+    (
+        "managedBy of a suspended job",
+        SUSPENDED,
+        [("spec.managedBy", "elasticjob.dev/elasticjob-controller")],
+        "managedBy may not change: create a new job",
+    ),
+    ("the store's place", GOOD, [("spec.rendezvous.store", {"nodeSelector": {"a": "b"}})], "rendezvous may not change"),
+    (
+        "min above replicas",
+        GOOD,
+        [("spec.elasticPolicy.minReplicas", 4)],
+        "replicas is below elasticPolicy.minReplicas",
+    ),
+    (
+        "replicas of a fixed job removed",
+        FIXED,
+        [("spec.replicas", ABSENT)],
+        "replicas of a job without elasticPolicy is",
+    ),
+    (
+        "a reserved variable, with suspend",
+        GOOD,
+        [("spec.suspend", True), (ENV, [{"name": "RANK", "value": "0"}])],
+        "remove RANK from env in spec.template: elasticjob sets it for each worker",
     ),
     ("max below replicas", GOOD, [("spec.elasticPolicy.maxReplicas", 2)], "raise maxReplicas (in the same change)"),
     (
@@ -294,6 +538,19 @@ GOOD_AT_CHANGE: list[tuple[str, dict[str, Any], list[Change]]] = [
     ),
     ("all of a suspended job", SUSPENDED, [("spec.rendezvous.port", 29401), ("spec.preload", [])]),
     ("the gang of a suspended job", SUSPENDED, [("spec.gang", {"provider": "coscheduling"})]),
+    ("suspended", GOOD, [("spec.suspend", True)]),
+    (
+        "rendezvous and preload, with suspend",
+        GOOD,
+        [("spec.suspend", True), ("spec.rendezvous.port", 29401), ("spec.preload", [])],
+    ),
+    ("a variable of a suspended job", SUSPENDED, [(ENV, [{"name": "PET_LOG_DIR", "value": "/logs"}])]),
+    ("a label", GOOD, [("metadata.labels", {"team": "x"})]),
+    (
+        "spares and windows",
+        GOOD,
+        [("spec.elasticPolicy.spares", 2), ("spec.elasticPolicy.scaleUpStabilizationSeconds", 0)],
+    ),
     ("the size of a suspended fixed job", FIXED_SUSPENDED, [("spec.replicas", 5)]),
 ]
 
@@ -316,84 +573,82 @@ def changed(manifest: dict[str, Any], changes: list[Change]) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def tools(kube: Kube, cluster_dir: Path) -> Iterator[Tools]:
-    """kubectl on a cluster with the ElasticJob CRD, and a namespace for this module."""
-    tools = Tools(cluster_dir / "bin", cluster_dir / "kubeconfig")
-    tools.kubectl("delete", "namespace", NAMESPACE, "--ignore-not-found", "--wait", "--timeout=60s")
-    tools.kubectl("create", "namespace", NAMESPACE)
-    yield tools
-    tools.kubectl("delete", "namespace", NAMESPACE, "--wait=false")
+def tools(kube: Kube, cluster_dir: Path) -> Tools:
+    """kubectl on a cluster with the ElasticJob CRD and the admission policy."""
+    return Tools(cluster_dir / "bin", cluster_dir / "kubeconfig")
 
 
-def refusal(tools: Tools, manifest: dict[str, Any], *verb: str) -> str:
-    """Return the error message with which the API server refuses a manifest."""
-    done = tools.kubectl(*verb, "-n", NAMESPACE, "--dry-run=server", "-f", "-", stdin=json.dumps(manifest), check=False)
-    assert done.code != 0, f"the API server accepted it: {done.output}"
-    return done.output
+@pytest.fixture(scope="module")
+def jobs(kube: Kube) -> Iterator[dict[str, Json]]:
+    """The jobs that changes start from, by name, in a namespace of this module. No operator works on them."""
+    kube.recreate_namespace(NAMESPACE)
+    deadline = time.monotonic() + 30
+    reserved = changed(GOOD, [(ENV, [{"name": "RANK", "value": "0"}])])
+    while not refusal(kube, reserved) and time.monotonic() < deadline:
+        pass  # a new policy takes effect after a moment
+    yield {start["metadata"]["name"]: create(kube, start) for start in (GOOD, FIXED, SUSPENDED, FIXED_SUSPENDED)}
+    kube.delete("namespaces", NAMESPACE)
 
 
-def replace(tools: Tools, manifest: dict[str, Any]) -> Done:
-    """Run `kubectl replace`, again after a conflict: the operator may write the new job's status meanwhile."""
-    while True:
-        arguments = ("replace", "-n", NAMESPACE, "--dry-run=server", "-f", "-")
-        done = tools.kubectl(*arguments, stdin=json.dumps(manifest), check=False)
-        if "(Conflict)" not in done.output:
-            return done
+def create(kube: Kube, manifest: Json) -> Json:
+    """Create a job that the operator leaves alone, and return it."""
+    return kube.create("elasticjobs", changed(manifest, [("spec.managedBy", OTHER_CONTROLLER)]), NAMESPACE)
 
 
-def unique(manifest: dict[str, Any], index: int) -> dict[str, Any]:
-    """Return the manifest with a name that no other case uses."""
-    return changed(manifest, [("metadata.name", f"job-{index}")])
+def refusal(kube: Kube, manifest: Json) -> str:
+    """Return the message with which the API server refuses a new job, or a changed one; empty if it accepts it."""
+    is_change = "uid" in manifest["metadata"]
+    path = kube.path("elasticjobs", NAMESPACE, manifest["metadata"]["name"] if is_change else None)
+    try:
+        kube.request("PUT" if is_change else "POST", f"{path}?dryRun=All&fieldValidation=Strict", manifest)
+    except ApiError as error:
+        return error.message
+    return ""
 
 
-def test_the_manifests_that_cases_start_from_are_accepted(tools: Tools) -> None:
-    for manifest in (GOOD, FIXED):
-        tools.kubectl("apply", "-n", NAMESPACE, "--dry-run=server", "-f", "-", stdin=json.dumps(manifest))
+@pytest.mark.parametrize(("changes", "sentence"), [r[1:] for r in BAD_AT_CREATE], ids=[r[0] for r in BAD_AT_CREATE])
+def test_refused_at_create(kube: Kube, jobs: dict[str, Json], changes: list[Change], sentence: str) -> None:
+    assert sentence in refusal(kube, changed(NEW, changes))
+
+
+@pytest.mark.parametrize("changes", [row[1] for row in GOOD_AT_CREATE], ids=[row[0] for row in GOOD_AT_CREATE])
+def test_accepted_at_create(kube: Kube, jobs: dict[str, Json], changes: list[Change]) -> None:
+    assert refusal(kube, changed(NEW, changes)) == ""
 
 
 @pytest.mark.parametrize(
-    ("changes", "sentence"), [case[1:] for case in BAD_AT_CREATE], ids=[c[0] for c in BAD_AT_CREATE]
+    ("start", "changes", "sentence"), [r[1:] for r in BAD_AT_CHANGE], ids=[r[0] for r in BAD_AT_CHANGE]
 )
-def test_refused_at_create(tools: Tools, changes: list[Change], sentence: str) -> None:
-    assert sentence in refusal(tools, changed(GOOD, changes), "apply")
+def test_refused_at_change(
+    kube: Kube, jobs: dict[str, Json], start: Json, changes: list[Change], sentence: str
+) -> None:
+    assert sentence in refusal(kube, changed(jobs[start["metadata"]["name"]], changes))
 
 
-@pytest.mark.parametrize("case", range(len(BAD_AT_CHANGE)), ids=[c[0] for c in BAD_AT_CHANGE])
-def test_refused_at_change(tools: Tools, case: int) -> None:
-    _, start, changes, sentence = BAD_AT_CHANGE[case]
-    before = unique(start, case)
-    tools.kubectl("create", "-n", NAMESPACE, "-f", "-", stdin=json.dumps(before))
-    done = replace(tools, changed(before, changes))
-    assert done.code != 0, f"the API server accepted it: {done.output}"
-    assert sentence in done.output
-    tools.kubectl("delete", "ej", "-n", NAMESPACE, before["metadata"]["name"])
+@pytest.mark.parametrize(("start", "changes"), [r[1:] for r in GOOD_AT_CHANGE], ids=[r[0] for r in GOOD_AT_CHANGE])
+def test_accepted_at_change(kube: Kube, jobs: dict[str, Json], start: Json, changes: list[Change]) -> None:
+    assert refusal(kube, changed(jobs[start["metadata"]["name"]], changes)) == ""
 
 
-@pytest.mark.parametrize("case", range(len(GOOD_AT_CHANGE)), ids=[c[0] for c in GOOD_AT_CHANGE])
-def test_accepted_at_change(tools: Tools, case: int) -> None:
-    _, start, changes = GOOD_AT_CHANGE[case]
-    before = unique(start, 100 + case)
-    tools.kubectl("create", "-n", NAMESPACE, "-f", "-", stdin=json.dumps(before))
-    done = replace(tools, changed(before, changes))
-    assert done.code == 0, done.output
-    tools.kubectl("delete", "ej", "-n", NAMESPACE, before["metadata"]["name"])
+@pytest.mark.parametrize(
+    ("prefix", "sentence"),
+    [("bert-", ""), ("b" * 44 + "-", ""), ("b" * 45 + "-", "metadata.name is too long: write at most 50 characters")],
+)
+def test_a_generated_name_has_the_same_limit(kube: Kube, jobs: dict[str, Json], prefix: str, sentence: str) -> None:
+    refused = refusal(kube, changed(NEW, [("metadata", {"generateName": prefix})]))
+    assert sentence in refused if sentence else refused == ""
 
 
-def test_scale_beyond_the_policy_is_refused(tools: Tools) -> None:
-    job = unique(GOOD, 200)
-    name = job["metadata"]["name"]
-    tools.kubectl("create", "-n", NAMESPACE, "-f", "-", stdin=json.dumps(job))
-    refused = tools.kubectl("scale", "-n", NAMESPACE, f"ej/{name}", "--replicas=9", check=False)
+def test_scale_beyond_the_policy_is_refused(tools: Tools, jobs: dict[str, Json]) -> None:
+    scale = ("scale", "-n", NAMESPACE, "ej/good", "--dry-run=server")
+    refused = tools.kubectl(*scale, "--replicas=9", check=False)
     assert refused.code != 0
     assert "replicas is above elasticPolicy.maxReplicas" in refused.output
-    tools.kubectl("scale", "-n", NAMESPACE, f"ej/{name}", "--replicas=4")
-    tools.kubectl("delete", "ej", "-n", NAMESPACE, name)
+    tools.kubectl(*scale, "--replicas=4")
 
 
-def test_a_finished_job_keeps_its_size(tools: Tools) -> None:
-    job = unique(GOOD, 300)
-    name = job["metadata"]["name"]
-    tools.kubectl("create", "-n", NAMESPACE, "-f", "-", stdin=json.dumps(job))
+def test_a_finished_job_keeps_its_size(tools: Tools, kube: Kube, jobs: dict[str, Json]) -> None:
+    create(kube, changed(GOOD, [("metadata.name", "finished")]))
     complete = {
         "type": "Complete",
         "status": "True",
@@ -401,17 +656,15 @@ def test_a_finished_job_keeps_its_size(tools: Tools) -> None:
         "message": "done",
         "lastTransitionTime": "2026-01-01T00:00:00Z",
     }
-    status = json.dumps({"status": {"phase": "Succeeded", "conditions": [complete]}})
-    tools.kubectl("patch", "-n", NAMESPACE, f"ej/{name}", "--subresource=status", "--type=merge", "-p", status)
-    refused = tools.kubectl("scale", "-n", NAMESPACE, f"ej/{name}", "--replicas=4", check=False)
+    status = {"status": {"phase": "Succeeded", "conditions": [complete]}}
+    kube.patch("elasticjobs", "finished", status, NAMESPACE, "/status")
+    refused = tools.kubectl("scale", "-n", NAMESPACE, "ej/finished", "--replicas=4", check=False)
     assert "spec.replicas of a finished job may not change: delete the job and apply it again" in refused.output
-    tools.kubectl("label", "-n", NAMESPACE, f"ej/{name}", "team=x")
-    tools.kubectl("delete", "ej", "-n", NAMESPACE, name)
+    tools.kubectl("label", "-n", NAMESPACE, "ej/finished", "team=x")
 
 
-def test_defaults_are_set_in_the_job(tools: Tools) -> None:
-    done = tools.kubectl("apply", "-n", NAMESPACE, "--dry-run=server", "-o", "json", "-f", "-", stdin=json.dumps(GOOD))
-    spec = json.loads(done.stdout)["spec"]
+def test_defaults_are_set_in_the_job(kube: Kube, jobs: dict[str, Json]) -> None:
+    spec = kube.create("elasticjobs", NEW, NAMESPACE, dry_run=True)["spec"]
     assert spec["nprocPerNode"] == "auto"
     assert spec["preload"] == ["torch", "torch._dynamo"]
     assert spec["failurePolicy"] == {"maxRestarts": 3, "maxStartFailures": 10, "avoidNodeSeconds": 86400}

@@ -92,6 +92,19 @@ def test_the_schema_has_only_keywords_of_the_api_server() -> None:
     check(CRD, "")
 
 
+def undescribed(node: dict[str, Any], at: str) -> list[str]:
+    """Return the paths of fields without a description. Kubernetes' own types (`$ref`) need none for their fields."""
+    fields = {**node.get("properties", {}), **node.get("items", {}).get("properties", {})}
+    found = [f"{at}.{name}" for name, child in fields.items() if not child.get("description")]
+    return [*found, *(path for name, child in fields.items() for path in undescribed(child, f"{at}.{name}"))]
+
+
+def test_every_field_of_spec_and_status_has_a_description() -> None:
+    parts = {name: SOURCE["properties"][name] for name in ("spec", "status")}
+    assert [name for name, part in parts.items() if not part.get("description")] == []
+    assert [path for name, part in parts.items() for path in undescribed(part, name)] == []
+
+
 def test_every_list_map_key_is_required_or_has_a_default() -> None:
     def check(node: Any) -> None:
         for key in node.get("x-kubernetes-list-map-keys", ()):
@@ -158,6 +171,10 @@ def test_the_crd_fits_the_last_applied_annotation_of_kubectl_apply() -> None:
 
 def test_the_chart_ships_the_same_crd() -> None:
     assert CHART_COPY.read_bytes() == (CRDS / "elasticjobs.yaml").read_bytes()
+
+
+def test_the_chart_has_the_list_of_reserved_variables_of_the_contract() -> None:
+    assert (REPOSITORY / "charts/elasticjob/files/reserved-variables.json").read_text() == generator().reserved_text()
 
 
 def test_the_agent_ships_the_same_schema() -> None:

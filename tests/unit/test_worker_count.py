@@ -99,3 +99,6 @@ def test_a_variable_of_the_template_counts_as_torchrun_reads_it() -> None:
     assert (parse_spec(raw["spec"]).nproc_per_node, parse_local_job(raw).nproc_per_node) == (3, 3)
     trainer["env"][1]["value"] = "--nproc-per-node=4"
     assert (parse_spec(raw["spec"]).nproc_per_node, parse_local_job(raw).nproc_per_node) == (4, 4)
+    raw["spec"]["rendezvous"] = {"backend": "c10d"}
+    trainer["env"][1]["value"] = "--standalone"
+    assert (parse_spec(raw["spec"]).nproc_per_node, parse_local_job(raw).nproc_per_node) == (3, 3)

@@ -95,7 +95,7 @@ def read_options(env: Mapping[str, str], command: Sequence[str]) -> dict[str, st
     number of workers counts for the agent too.
     """
     if env.get(Env.RENDEZVOUS_BACKEND) == Backend.C10D.value:
-        workers = own_torchrun_workers(command)
+        workers = own_torchrun_workers(command, env)
         return {} if workers is None else {NPROC_PER_NODE: str(workers)}
     return torchrun_options(command, env)
 
@@ -111,7 +111,9 @@ def read_config(env: Mapping[str, str], options: Mapping[str, str] | None = None
     pet |= {f"PET_{name.replace('-', '_').upper()}": value for name, value in (options or {}).items()}
     prefix = pet.get("PET_LOG_LINE_PREFIX_TEMPLATE") or env.get("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE") or PREFIX
     if backend is Backend.C10D:
-        pet, prefix = {}, f"[{env.get(Env.POD_NAME)}]:"
+        # The role is passed on to torchrun.
+        pet = {name: value for name, value in env.items() if name == "PET_ROLE"}
+        prefix = f"[{env.get(Env.POD_NAME)}]:"
     host, port = _parse(env, Env.STORE_ENDPOINT, _endpoint)
     folders = _node_folders(env)
     interval, attempts = _parse(env, Env.KEEP_ALIVE, _keep_alive, "1x3")

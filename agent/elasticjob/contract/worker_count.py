@@ -85,7 +85,7 @@ def _asked_workers(command: Sequence[str], env: Mapping[str, str], devices: Devi
         return None
     _, is_launch, arguments = call
     if backend is Backend.C10D:
-        return own_torchrun_workers(command)
+        return own_torchrun_workers(command, env)
     try:
         options = parse_torchrun(arguments, env, is_launch=is_launch).options
         check_options(options)
@@ -102,14 +102,14 @@ def named_workers(text: str, devices: Devices) -> int | None:
     return None if text in ("", "auto") else _number_of(text, devices, "--nproc-per-node")
 
 
-def own_torchrun_workers(command: Sequence[str]) -> int | None:
-    """Return the number in the command of a torchrun that runs itself; None if it has none.
+def own_torchrun_workers(command: Sequence[str], env: Mapping[str, str]) -> int | None:
+    """Return the number in the command of a torchrun that runs itself, or in its variable; None if it has none.
 
     Such a torchrun reports its own usage errors and resolves words.
     """
     call = torchrun_call(command)
     try:
-        text = parse_torchrun(call[2], {}, is_launch=call[1]).options.get(NPROC_PER_NODE, "") if call else ""
+        text = parse_torchrun(call[2], env, is_launch=call[1]).options.get(NPROC_PER_NODE, "") if call else ""
     except CommandError:
         return None
     return int(text) if _is_number(text) else None

@@ -9,18 +9,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from elasticjob.contract.python_command import expand_variables
+from elasticjob.contract.reserved_variables import RESERVED_PREFIX, is_reserved_variable
 from elasticjob.contract.worker_count import Devices, requested_devices
 from elasticjob.convert.fields import ConvertError, InputObject, JsonObject, Notes
 from elasticjob.convert.training_command import TrainingCommand, read_command
 
-RESERVED_VARIABLES = frozenset({
-    "RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "ROLE_NAME", "WORLD_SIZE", "LOCAL_WORLD_SIZE",
-    "GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID",
-    "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS", "TORCHELASTIC_USE_AGENT_STORE",
-    "TORCHELASTIC_ERROR_FILE",
-})  # fmt: skip
-"""Environment variables that a template may not set, as in the chart's admission policy."""
-_RESERVED_PREFIXES = ("ELASTICJOB_", "PET_")
+_REPLACED_BY = {
+    "PET_NPROC_PER_NODE": "spec.nprocPerNode",
+    "PET_NNODES": "spec.replicas and spec.elasticPolicy",
+    "PET_MAX_RESTARTS": "spec.failurePolicy.maxRestarts",
+}
 _SET_BY_KUBEFLOW = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _PET_VARIABLE = re.compile(r"\$[{(]?(PET_[A-Z0-9_]+)")
 _OPERATOR_SETS = "is left out: elasticjob sets it for each pod"
@@ -131,11 +129,6 @@ def _with_command(container: JsonObject, command: TrainingCommand) -> JsonObject
     return changed
 
 
-def is_reserved_variable(name: str) -> bool:
-    """Return whether a template may not set this environment variable."""
-    return name in RESERVED_VARIABLES or name.startswith(_RESERVED_PREFIXES)
-
-
 def _without_reserved(container: JsonObject, path: str, notes: Notes) -> JsonObject:
     env = container.get("env")
     if env is None:
@@ -143,7 +136,7 @@ def _without_reserved(container: JsonObject, path: str, notes: Notes) -> JsonObj
     kept = []
     for i, item in enumerate(env):
         name = str(item.get("name"))
-        if is_reserved_variable(name):
+        if name in _REPLACED_BY or is_reserved_variable(name):
             notes.add(f"{path}.env[{i}]", f"{name} is left out: {_instead(name)}")
         else:
             kept.append(item)
@@ -151,17 +144,10 @@ def _without_reserved(container: JsonObject, path: str, notes: Notes) -> JsonObj
 
 
 def _instead(name: str) -> str:
-    if name.startswith("ELASTICJOB_"):
+    if name.startswith(RESERVED_PREFIX):
         return "the prefix is elasticjob's"
-    fields = {
-        "PET_NPROC_PER_NODE": "spec.nprocPerNode",
-        "PET_NNODES": "spec.replicas and spec.elasticPolicy",
-        "PET_MAX_RESTARTS": "spec.failurePolicy.maxRestarts",
-    }
-    if name in fields:
-        return f"{fields[name]} replaces it"
-    if name.startswith("PET_"):
-        return f"write torchrun --{name[4:].lower().replace('_', '-')} in the command"
+    if name in _REPLACED_BY:
+        return f"{_REPLACED_BY[name]} replaces it"
     return "elasticjob sets it for each worker"
 
 

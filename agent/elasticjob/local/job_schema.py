@@ -1,4 +1,4 @@
-"""Check a manifest as the API server does: unknown fields, types, limits and rules of the CRD, in its words. Pure.
+"""Check a manifest as the API server does: unknown fields, types, limits, rules and the admission policy. Pure.
 
 `job_schema.json` is the CRD's schema without descriptions and status; `make crds` generates it.
 """
@@ -12,6 +12,7 @@ from functools import cache
 from importlib import resources
 from typing import Any
 
+from elasticjob.local.admission import find_reserved_variables
 from elasticjob.local.cel import parse_cel
 
 Schema = dict[str, Any]
@@ -43,13 +44,18 @@ def job_schema() -> Schema:
 def find_problems(manifest: Any) -> list[str]:
     """Return why a cluster refuses this ElasticJob; empty if it does not.
 
-    As the API server does, it checks types only if all fields are known, and rules only if all types are right.
+    As the API server does, it checks types only if all fields are known, rules only if all types are right, and the
+    admission policy last.
     """
     schema = job_schema()
     if unknown := [f'unknown field "{path}"' for path in _unknown_fields(schema, manifest, "")]:
         return unknown
     complete = with_defaults(schema, manifest)
-    return list(_mistakes(schema, complete, "")) or list(_broken_rules(schema, complete, ""))
+    return (
+        list(_mistakes(schema, complete, ""))
+        or list(_broken_rules(schema, complete, ""))
+        or find_reserved_variables(complete)
+    )
 
 
 def with_defaults(schema: Schema, value: Any) -> Any:

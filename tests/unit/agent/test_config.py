@@ -58,8 +58,9 @@ def test_a_wrong_variable_is_named(change: dict[str, str | None], message: str) 
 def test_with_c10d_one_process_runs_all_workers_of_a_node() -> None:
     config = read_config({**ENV, Env.NPROC_PER_NODE: "4"})
     assert (config.processes, config.local_world_size, config.torchrun_workers) == (4, 4, 0)
-    c10d = {**ENV, Env.NPROC_PER_NODE: "4", Env.RENDEZVOUS_BACKEND: "c10d", "PET_TEE": "3"}
+    c10d = {**ENV, Env.NPROC_PER_NODE: "4", Env.RENDEZVOUS_BACKEND: "c10d", "PET_TEE": "3", "PET_ROLE": "trainer"}
     config = read_config(c10d, {"redirects": "3"})
+    assert config.role == "trainer"
     assert config.logs == replace(read_config(ENV).logs, prefix="[job-2-1]:")
     assert (config.processes, config.torchrun_workers, config.endpoint) == (1, 4, "job-rdzv:29400")
 

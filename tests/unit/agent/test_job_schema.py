@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from e2e.test_manifests import BAD_AT_CREATE, FIXED, GOOD, GOOD_AT_CHANGE, changed
+from e2e.test_manifests import BAD_AT_CREATE, FIXED, GOOD, GOOD_AT_CHANGE, GOOD_AT_CREATE, changed
 from elasticjob.local.cel import CelError, parse_cel
 from elasticjob.local.job_schema import find_problems, job_schema, with_defaults
 
@@ -33,8 +33,12 @@ def test_what_a_cluster_refuses_is_refused_in_its_words(changes: list[tuple[str,
 
 @pytest.mark.parametrize(
     "manifest",
-    [GOOD, FIXED, *(changed(manifest, changes) for _, manifest, changes in GOOD_AT_CHANGE)],
-    ids=["good", "fixed", *(row[0] for row in GOOD_AT_CHANGE)],
+    [
+        FIXED,
+        *(changed(GOOD, changes) for _, changes in GOOD_AT_CREATE),
+        *(changed(manifest, changes) for _, manifest, changes in GOOD_AT_CHANGE),
+    ],
+    ids=["fixed", *(row[0] for row in GOOD_AT_CREATE), *(row[0] for row in GOOD_AT_CHANGE)],
 )
 def test_what_a_cluster_accepts_is_accepted(manifest: dict[str, Any]) -> None:
     assert find_problems(manifest) == []

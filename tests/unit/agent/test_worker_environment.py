@@ -7,6 +7,8 @@ import pytest
 from elasticjob.agent.worker_environment import node_env, torchrun_env, worker_env
 from elasticjob.contract.messages import StartRound
 from elasticjob.contract.names import RoundId
+from elasticjob.contract.reserved_variables import RESERVED_PREFIX, RESERVED_VARIABLES
+from elasticjob.contract.torchrun_command import TORCHRUN_OPTIONS, OptionUse
 
 START = StartRound(RoundId(1, 0, 3), 1, 3, 2, 6, 2, 6, "10.0.0.1", 4567, 2, 5)
 
@@ -79,3 +81,23 @@ def test_a_torchrun_gets_its_rendezvous_and_no_ranks() -> None:
 
 def test_the_users_monitor_interval_wins() -> None:
     assert "PET_MONITOR_INTERVAL" not in torchrun_variables({"PET_MONITOR_INTERVAL": "2"})
+
+
+class EveryVariable(dict[str, str]):
+    """An environment that has a value of the template for each variable."""
+
+    def __contains__(self, name: object) -> bool:
+        return True
+
+
+def test_reserved_are_the_variables_whose_value_in_a_template_is_lost() -> None:
+    """Neither defaults nor variables of torchrun's options that elasticjob honours are reserved."""
+    worker = worker_env(
+        START, local_rank=1, local_world_size=2, role="default", run_id="uid", error_file="/e",
+        agent_socket="/s", base=EveryVariable(),
+    )  # fmt: skip
+    honoured = {option.variable for option in TORCHRUN_OPTIONS.values() if option.use is OptionUse.HONOURED}
+    # A template may have the one value that elasticjob sets, as docs/design/torchrun.md recommends for torch's handler.
+    honoured.add("TORCH_DISABLE_SHARE_RDZV_TCP_STORE")
+    replaced = {*worker, *torchrun_variables(EveryVariable())} - honoured
+    assert {name for name in replaced if not name.startswith(RESERVED_PREFIX)} == RESERVED_VARIABLES

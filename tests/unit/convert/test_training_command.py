@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from elasticjob.contract.reserved_variables import RESERVED_VARIABLES
 from elasticjob.convert.draft import JobDraft
 from elasticjob.convert.fields import InputObject, JsonObject, Notes
-from elasticjob.convert.pod_template import RESERVED_VARIABLES, is_reserved_variable, read_template
+from elasticjob.convert.pod_template import read_template
 from elasticjob.convert.training_command import TrainingCommand, read_command
 from elasticjob.convert.workers import put_workers
-from support.kubectl import REPOSITORY
 
 
 def read(command: list[str], args: list[str] | None = None, **env: str) -> tuple[TrainingCommand, list[str]]:
@@ -142,10 +142,12 @@ def test_workers(command: str, field: str | None, gpus: int, written: int | str 
 # ---- environment variables -------------------------------------------------------------------------------------------
 
 
-def test_reserved_variables_are_those_of_the_charts_admission_policy() -> None:
-    policy = (REPOSITORY / "charts/elasticjob/templates/admission.yaml").read_text()
-    for name in RESERVED_VARIABLES:
-        assert f"'{name}'" in policy, name
-    for name in ("MASTER_ADDR", "PET_RDZV_ID", "ELASTICJOB_INDEX"):
-        assert is_reserved_variable(name)
-    assert not is_reserved_variable("NCCL_DEBUG")
+def test_only_reserved_variables_and_those_of_fields_are_left_out() -> None:
+    names = [*sorted(RESERVED_VARIABLES), "ELASTICJOB_INDEX", "PET_NPROC_PER_NODE", "PET_LOG_DIR", "NCCL_DEBUG"]
+    container = {"name": "pytorch", "command": ["t"], "env": [{"name": name, "value": "1"} for name in names]}
+    notes = Notes()
+    spec = {"containers": [container], "initContainers": [{**container, "name": "first"}]}
+    template = read_template(InputObject({"spec": spec}, "t"), "pytorch", notes).template["spec"]
+    for converted in (*template["containers"], *template["initContainers"]):
+        assert [item["name"] for item in converted["env"]] == ["PET_LOG_DIR", "NCCL_DEBUG"]
+    assert len(notes.items) == 2 * (len(names) - 2)
