@@ -80,7 +80,7 @@ def permissions(role: Json) -> set[tuple[str, frozenset[str]]]:
 def test_permissions_are_those_that_the_api_module_lists(tools: Tools) -> None:
     listed = re.findall(r"^\s*([a-z/]+)(?: \((.*?)\))?\s{2,}([a-z, ]+?)(?: \(.*\))?$", api.__doc__ or "", re.MULTILINE)
     expected = {(resource, where): frozenset(verbs.split(", ")) for resource, where, verbs in listed}
-    assert len(expected) == 12
+    assert len(expected) == 13
     documents = rendered(tools)
     cluster, definition = of_kind(documents, "ClusterRole")
     finalizers = ("elasticjobs/finalizers", frozenset({"update"}))
