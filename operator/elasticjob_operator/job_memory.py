@@ -8,6 +8,7 @@ from typing import Any
 from elasticjob_operator.backoff import doubling_delay
 from elasticjob_operator.lost_nodes import LostNodes
 from elasticjob_operator.model.observed import Children, Policies, Refusal, RefusalReason
+from elasticjob_operator.model.status import BackOff
 from elasticjob_operator.pod_sightings import PodSightings
 
 FIRST_RETRY = 1.0
@@ -58,6 +59,8 @@ class JobMemory:
     """When the operator first read a status that declares the job's outcome; None: it has not."""
     failed_starts: tuple[int, float | None] = (0, None)
     """`status.failedStarts` as last read, and when this operator first read that number."""
+    back_off: tuple[BackOff | None, float | None] = (None, None)
+    """`status.backOff` as last read, and when this operator first read it."""
     operator_key: bytes | None = None
     """The operator's key in the job's Secret; None: no Secret of the job has been read."""
     pods: PodSightings = field(default_factory=PodSightings)
@@ -71,11 +74,13 @@ class JobMemory:
         """Record that the API server refused to create a child; the delay before the next try doubles each time."""
         count = self._attempts[child] = self._attempts.get(child, 0) + 1
         first = FIRST_NAME_RETRY if reason is RefusalReason.NAME_TAKEN else FIRST_RETRY
-        self.refusals[child] = Refusal(reason, message, now + doubling_delay(first, longest, count))
+        before = self.refusals.get(child)
+        retry_at = now + doubling_delay(first, longest, count)
+        self.refusals[child] = Refusal(reason, message, retry_at, now if before is None else before.since)
 
     def record_skipped(self, child: str, message: str, now: float) -> None:
         """Record that a child was not tried, because the creation of one of its prerequisites failed."""
-        self.refusals.setdefault(child, Refusal(RefusalReason.POD_CREATION_FAILED, message, now + FIRST_RETRY))
+        self.refusals.setdefault(child, Refusal(RefusalReason.POD_CREATION_FAILED, message, now + FIRST_RETRY, now))
 
     def record_created(self, child: str) -> None:
         """Record that a child may exist: from now on the plan counts a missing one as lost."""

@@ -111,6 +111,8 @@ async def _observed(
         memory.serving_store = (job.status.store_incarnation, now)
     if job.status.failed_starts != memory.failed_starts[0]:
         memory.failed_starts = (job.status.failed_starts, now)
+    if job.status.back_off != memory.back_off[0]:
+        memory.back_off = (job.status.back_off, now)
     suspects = _suspected_nodes(workers, stores, link, now) | _suspected_standby_nodes(newer, standby_link, now)
     suspected = dict.fromkeys(suspects, LEASE_MAX_AGE)
     leases = await node_leases.read(api, memory.lost_nodes.max_ages(job.status.avoided, now) | suspected)
@@ -135,6 +137,7 @@ async def _observed(
         lease_reads=memory.lost_nodes.next_reads(),
         outcome_seen=memory.outcome_seen,
         start_failure_seen=memory.failed_starts[1],
+        back_off_seen=memory.back_off[1],
     )
 
 

@@ -216,6 +216,16 @@ BAD_AT_CREATE: list[tuple[str, list[Change], str]] = [
     ),
     ("negative spares", [("spec.elasticPolicy.spares", -1)], "spares in body should be greater than or equal to 0"),
     ("too many spares", [("spec.elasticPolicy.spares", 65)], "spares in body should be less than or equal to 64"),
+    (
+        "a negative wait for room",
+        [("spec.elasticPolicy.faultyScaleDownSeconds", -1)],
+        "faultyScaleDownSeconds in body should be greater than or equal to 0",
+    ),
+    (
+        "no wait for min",
+        [("spec.waitForMinSeconds", 0)],
+        "waitForMinSeconds in body should be greater than or equal to 1",
+    ),
     ("replicas below min", [("spec.replicas", 1)], "replicas is below elasticPolicy.minReplicas: raise replicas"),
     ("replicas above max", [("spec.replicas", 5)], "replicas is above elasticPolicy.maxReplicas: lower replicas"),
     ("no replicas at all", [("spec.replicas", 0)], "spec.replicas in body should be greater than or equal to 1"),

@@ -149,6 +149,8 @@ def test_defaults_are_those_of_the_operator() -> None:
     policy = SPEC["failurePolicy"]["properties"]
     assert policy["maxRestarts"]["default"] == defaults["max_restarts"]
     assert policy["maxStartFailures"]["default"] == defaults["max_start_failures"]
+    elastic = SPEC["elasticPolicy"]["properties"]
+    assert elastic["faultyScaleDownSeconds"]["default"] == defaults["faulty_scale_down"]
 
 
 def test_columns_and_scale_name_fields_that_exist() -> None:

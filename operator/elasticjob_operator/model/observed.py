@@ -82,6 +82,8 @@ class Refusal:
     message: str
     retry_at: float
     """Unix seconds."""
+    since: float
+    """When the API server first refused it, Unix seconds."""
 
 
 @dataclass(frozen=True)
@@ -205,6 +207,8 @@ class Observed:
     start_failure_seen: float | None = None
     """When this operator first read the present `status.failedStarts`, Unix seconds; None: no start has failed. Another
     operator, on another host, may have written `status.lastStartFailureTime`."""
+    back_off_seen: float | None = None
+    """When this operator first read the present `status.backOff`, Unix seconds; None: there is none."""
     reach: StoreReach = StoreReach()
     outcome_seen: float | None = None
     """When this operator first read a status that declares the outcome, Unix seconds; None: status declares none."""

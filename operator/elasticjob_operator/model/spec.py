@@ -98,6 +98,10 @@ class JobSpec:
     stop_grace: int = 1
     graceful_shutdown: int | None = None
     """Limit of a planned end of a round; None: what the template's terminationGracePeriodSeconds leaves."""
+    faulty_scale_down: int = 300
+    """Seconds after which the job does without pods that have no room."""
+    wait_for_min: int | None = None
+    """Seconds without room for min_replicas nodes after which the job gives its pods back; None: never."""
     max_restarts: int = 3
     max_start_failures: int = 10
     """Attempts to start pods that may fail in a row before the job fails."""
@@ -192,6 +196,10 @@ def parse_spec(raw: Raw) -> JobSpec:
         preload=tuple(str(m) for m in preload) if isinstance(preload, list) else DEFAULT_PRELOAD,
         stop_grace=integer(raw, "stopGraceSeconds", default=JobSpec.stop_grace),
         graceful_shutdown=_graceful_shutdown(mapping(raw, "elasticPolicy")),
+        faulty_scale_down=max(
+            0, integer(raw, "elasticPolicy", "faultyScaleDownSeconds", default=JobSpec.faulty_scale_down)
+        ),
+        wait_for_min=_seconds(raw, "waitForMinSeconds"),
         max_restarts=max(0, integer(raw, "failurePolicy", "maxRestarts", default=JobSpec.max_restarts)),
         max_start_failures=max(
             1, integer(raw, "failurePolicy", "maxStartFailures", default=JobSpec.max_start_failures)

@@ -65,6 +65,31 @@ class AvoidedNode:
 
 
 @dataclass(frozen=True)
+class ScaledDown:
+    """The pods that the cluster has no room for. The job trains without them."""
+
+    target: int
+    """The spec's target at that time: another one resets this."""
+    indices: frozenset[int]
+    """Not empty."""
+
+    @property
+    def withdrawn(self) -> frozenset[int]:
+        """The indices that have no pod. The lowest one keeps its pending pod: it is placed once there is room."""
+        return self.indices - {min(self.indices)}
+
+
+@dataclass(frozen=True)
+class BackOff:
+    """A job that has given its pods back, because the cluster had no room for its minimum."""
+
+    attempts: int
+    """How often, since the last round formed."""
+    since: float | None = None
+    """Since when, Unix seconds; None once the job has asked for its pods again."""
+
+
+@dataclass(frozen=True)
 class Status:
     """The fields of `status` that decisions depend on. `raw` is the whole status as read."""
 
@@ -100,7 +125,9 @@ class Status:
     last_rendezvous: float = 0.0
     """When the newest round formed, Unix seconds of its store; 0 before the first."""
     target: int | None = None
-    """The target at the last status write; None before the first."""
+    """The spec's target at the last status write; None before the first."""
+    scaled_down: ScaledDown | None = None
+    back_off: BackOff | None = None
     runtime_image: str = ""
     """The operator's image that the job is pinned to; empty before the first status write."""
     avoided: tuple[AvoidedNode, ...] = ()
@@ -112,6 +139,13 @@ class Status:
         """Return whether the condition exists and is True."""
         condition = self.conditions.get(kind)
         return condition is not None and condition.true
+
+    @property
+    def withdrawn(self) -> frozenset[int]:
+        """The indices whose pods are withdrawn."""
+        if self.back_off is not None and self.back_off.since is not None:
+            return frozenset(range(len(self.incarnations)))
+        return self.scaled_down.withdrawn if self.scaled_down else frozenset()
 
     @property
     def outcome_declared(self) -> bool:
@@ -127,6 +161,7 @@ class Status:
 
 def parse_status(raw: Raw) -> Status:
     """Return the status in `raw`; fields that cannot be parsed read as never written."""
+    scaled_down = _scaled_down(raw)
     return Status(
         raw=raw,
         incarnations=_incarnations(text(raw, "incarnations")),
@@ -145,7 +180,9 @@ def parse_status(raw: Raw) -> Status:
         rounds=integer(raw, "rendezvousRound"),
         last_round=parse_round(text(raw, "rendezvous", "round")),
         last_rendezvous=moment(raw, "lastRendezvousTime") or 0.0,
-        target=_optional(raw, "targetReplicas"),
+        target=scaled_down.target if scaled_down else _optional(raw, "targetReplicas"),
+        scaled_down=scaled_down,
+        back_off=_back_off(raw),
         runtime_image=text(raw, "runtimeImage"),
         avoided=tuple(_avoided(item) for item in objects(raw, "avoidedNodes")),
         suspects=tuple(_avoided(item) for item in objects(raw, "suspectNodes")),
@@ -160,6 +197,17 @@ def _optional(raw: Raw, *path: str) -> int | None:
 def _incarnations(listed: str) -> tuple[int, ...]:
     parts = listed.split(",") if listed else []
     return tuple(int(part) if part.isascii() and part.isdigit() else 0 for part in parts)
+
+
+def _scaled_down(raw: Raw) -> ScaledDown | None:
+    listed = text(raw, "scaledDown", "indices")
+    indices = frozenset(int(i) for i in listed.split(",") if i.isascii() and i.isdigit())
+    return ScaledDown(integer(raw, "scaledDown", "replicas"), indices) if indices else None
+
+
+def _back_off(raw: Raw) -> BackOff | None:
+    attempts = integer(raw, "backOff", "attempts")
+    return BackOff(attempts, moment(raw, "backOff", "since")) if attempts else None
 
 
 def parse_round(written: str) -> RoundId | None:

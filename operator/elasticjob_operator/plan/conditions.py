@@ -14,6 +14,7 @@ from elasticjob_operator.model.pods import Pod
 from elasticjob_operator.model.raw import timestamp
 from elasticjob_operator.model.status import DEVICE_UNHEALTHY, NODE_LOST, AvoidedNode, Condition, ConditionType
 from elasticjob_operator.plan.budget import Budget
+from elasticjob_operator.plan.capacity import Capacity, describe_back_off, target_replicas
 from elasticjob_operator.plan.context import LOST_GRACE_SECONDS, ReconcileContext
 from elasticjob_operator.plan.failures import REASON_BY_CLASS
 from elasticjob_operator.plan.job_end import JobOutcome
@@ -37,6 +38,7 @@ class JobContext:
     world: World
     budget: Budget
     starts: Starts
+    capacity: Capacity
     outcome: JobOutcome | None = None
     """None while the job goes on."""
 
@@ -159,6 +161,8 @@ def running(job: JobContext) -> Condition:
         return inactive
     if job.world.formed:
         return condition(True, "WorldFormed", describe_world(job.world))
+    if job.capacity.retry_at is not None:
+        return condition(False, "BackedOff", describe_back_off(job.ctx, job.capacity))
     blocked = _blocked(job)
     if blocked is not None:
         return blocked
@@ -276,11 +280,15 @@ def fully_scaled(job: JobContext) -> Condition:
         standby = f"; standby spares: {job.world.standby} of {spares}" if spares else ""
         return condition(True, "AtDesiredReplicas", message + standby)
     reason, why = _shortage(job)
+    if job.capacity.scaled_down is not None:
+        why += f"; status.targetReplicas is {target_replicas(job.ctx, job.capacity)} until the cluster has room"
     return condition(False, reason, f"{message}; {why}")
 
 
 def _shortage(job: JobContext) -> tuple[str, str]:
     """Return why fewer nodes train than the job should have: the condition's reason, and a message."""
+    if job.capacity.retry_at is not None:
+        return "InsufficientCapacity", "the job has given its pods back (see the condition Running)"
     refusals, unschedulable = _refusals(job), [p for p in job.kept_pods if p.unschedulable]
     if refusals:
         return "InsufficientCapacity", refusals[0].message
@@ -290,6 +298,8 @@ def _shortage(job: JobContext) -> tuple[str, str]:
         return "InsufficientCapacity", unscheduled[0]
     if avoided:
         return "NodeFault", "; ".join(avoided + unscheduled)
+    if job.capacity.scaled_down is not None:
+        return "InsufficientCapacity", "the pod that shows whether there is room is being created"
     stuck = [p for p in job.kept_pods if p.image_error or p.stuck]
     if stuck:
         return "BelowDesiredAboveMin", f"{stuck[0].name}: {stuck[0].image_error or stuck[0].stuck}"

@@ -46,6 +46,8 @@ class ReconcileContext:
     observed: Observed
     spec: JobSpec
     now: float
+    withdrawn: frozenset[int] = frozenset()
+    """Indices that have no pod for now, because the cluster has no room (`capacity`)."""
 
     @property
     def job(self) -> Job:
@@ -64,9 +66,15 @@ class ReconcileContext:
         return report
 
     @cached_property
+    def indices(self) -> tuple[int, ...]:
+        """The indices that should have a pod now."""
+        return tuple(i for i in range(self.spec.settings.desired_pods) if i not in self.withdrawn)
+
+    @cached_property
     def current_pods(self) -> tuple[Pod, ...]:
         """The existing worker pods that status names: one for each index that the job should have."""
-        current = set(enumerate(self.status.incarnations[: self.spec.settings.desired_pods]))
+        known = self.status.incarnations
+        current = {(index, known[index]) for index in self.indices if index < len(known)}
         return tuple(p for p in self.observed.workers if (p.index, p.incarnation) in current)
 
     @cached_property

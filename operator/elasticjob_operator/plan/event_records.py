@@ -8,6 +8,7 @@ from elasticjob_operator.actions import EventRecord
 from elasticjob_operator.model.raw import text
 from elasticjob_operator.model.status import Condition, ConditionType
 from elasticjob_operator.plan import stragglers
+from elasticjob_operator.plan.capacity import capacity_events
 from elasticjob_operator.plan.conditions import JobContext, describe_avoidance, describe_world
 from elasticjob_operator.plan.suspension import suspension_event
 
@@ -24,6 +25,7 @@ def event_records(job: JobContext, conditions: dict[ConditionType, Condition]) -
         *_scale(job, conditions),
         *_avoided_nodes(job),
         *_capacity(job, conditions),
+        *capacity_events(job.ctx, job.capacity),
         *stragglers.straggler_event(job),
     )
 

@@ -89,7 +89,7 @@ def decide_pods(ctx: ReconcileContext, start_retry_at: float) -> tuple[PodDecisi
     """
     pods = {(p.index, p.incarnation): p for p in ctx.observed.workers}
     decisions = []
-    for index in range(ctx.spec.settings.desired_pods):
+    for index in ctx.indices:
         known = ctx.status.incarnations
         incarnation = known[index] if index < len(known) else None
         pod = None if incarnation is None else pods.get((index, incarnation))
@@ -137,6 +137,8 @@ def _unhealthy_node(ctx: ReconcileContext, pod: Pod) -> Failure | None:
 
 def _decide_missing(ctx: ReconcileContext, index: int, incarnation: int) -> KeepPod | CreatePod | ReplacePod | AwaitEnd:
     name = worker_pod(ctx.job.name, index, incarnation)
+    if index in ctx.status.withdrawn:
+        return CreatePod(incarnation + 1)
     older = pods_to_await(ctx, index)
     if name in ctx.observed.withheld:
         return AwaitEnd(older) if older else CreatePod(incarnation)

@@ -27,6 +27,7 @@ from elasticjob_operator.model.raw import timestamp
 from elasticjob_operator.model.status import ConditionType
 from elasticjob_operator.plan import conditions, job_end
 from elasticjob_operator.plan.budget import charged_rounds, plan_budget, unchanged_budget
+from elasticjob_operator.plan.capacity import Capacity, plan_capacity, unchanged_capacity
 from elasticjob_operator.plan.conditions import JobContext
 from elasticjob_operator.plan.context import Actions, ReconcileContext
 from elasticjob_operator.plan.event_records import event_records
@@ -45,7 +46,7 @@ from elasticjob_operator.plan.store_confirmation import confirmed_request
 from elasticjob_operator.plan.stores import StorePlan, current_store, no_store, plan_store
 from elasticjob_operator.plan.suspension import is_suspended, remove_children, resumes, stores_left
 from elasticjob_operator.plan.workers import WorkersPlan, draining_pods, plan_workers
-from elasticjob_operator.plan.world import read_world
+from elasticjob_operator.plan.world import World, read_world
 
 SHORTEST_REQUEUE = 0.05
 """Seconds until the next reconcile at least."""
@@ -114,6 +115,8 @@ def plan(observed: Observed, image: str, now: float) -> Plan:
     world = read_world(ctx)
     idle = already_declared or is_suspended(ctx) or resumes(ctx)
     starts = unchanged_starts(ctx) if idle else plan_starts(ctx, new_round=world.is_new_round)
+    capacity = _plan_capacity(ctx, world, ended=already_declared)
+    ctx = replace(ctx, withdrawn=capacity.withdrawn)
     # No pod of a suspended job is missing or to be replaced.
     decisions = () if idle and not already_declared else decide_pods(ctx, starts.retry_at)
     budget = unchanged_budget(ctx) if already_declared else plan_budget(ctx, decisions, starts)
@@ -135,10 +138,10 @@ def plan(observed: Observed, image: str, now: float) -> Plan:
     else:
         store = plan_store(ctx)
         workers = plan_workers(ctx, decisions, store.lost_node)
-        actions = _start(ctx, store, workers)
+        actions = _start(ctx, store, workers) + Actions(requeue_at=capacity.requeue_at)
     if outcome is None and (deadline := job_end.deadline_at(ctx)) is not None:
         actions += Actions(requeue_at=(deadline,))
-    context = JobContext(ctx, decisions, workers, store, world, budget, starts, outcome)
+    context = JobContext(ctx, decisions, workers, store, world, budget, starts, capacity, outcome)
     current = current_conditions(context)
     records = (*budget.event_records, *actions.event_records)
     if outcome is None:
@@ -161,6 +164,13 @@ def plan(observed: Observed, image: str, now: float) -> Plan:
         unresponsive_store=store.lost_node.name if store.lost_node else "",
         requeue_after=max(SHORTEST_REQUEUE, min(actions.requeue_at) - now) if actions.requeue_at else None,
     )
+
+
+def _plan_capacity(ctx: ReconcileContext, world: World, *, ended: bool) -> Capacity:
+    if ended:
+        return unchanged_capacity(ctx)
+    # A resumed job asks for all of its pods.
+    return Capacity() if is_suspended(ctx) or resumes(ctx) else plan_capacity(ctx, world)
 
 
 def _invalid(job: Job, now: float) -> Plan:

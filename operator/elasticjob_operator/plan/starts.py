@@ -67,7 +67,7 @@ def gives_up(ctx: ReconcileContext, starts: Starts) -> Pod | None:
     """Return a pod whose start failed if too many attempts failed in a row, and the job is below its minimum without
     such pods; else None."""
     failed = [p for p in ctx.current_pods if did_not_start(p)]
-    available = ctx.spec.settings.desired_pods - len(failed)
+    available = len(ctx.indices) - len(failed)
     if starts.in_row < ctx.spec.max_start_failures or available >= ctx.spec.min_replicas:
         return None
     return next(iter(failed), None)

@@ -14,6 +14,7 @@ from elasticjob_operator.model.raw import objects, timestamp
 from elasticjob_operator.model.status import AvoidedNode, Condition, ConditionType
 from elasticjob_operator.plan import conditions, stragglers, trainer_status
 from elasticjob_operator.plan.budget import MAX_OUTAGES, MAX_RECENT_FAILURES
+from elasticjob_operator.plan.capacity import target_replicas
 from elasticjob_operator.plan.conditions import JobContext
 from elasticjob_operator.plan.job_end import all_workers_ended
 
@@ -31,7 +32,9 @@ def next_status(job: JobContext, current: dict[ConditionType, Condition], image:
         "observedGeneration": ctx.job.generation,
         "phase": _phase(job, current),
         "selector": f"{Label.JOB_NAME}={ctx.job.name},{Label.ROLE}={Role.WORKER.value}",
-        "targetReplicas": ctx.spec.target,
+        "targetReplicas": target_replicas(ctx, job.capacity),
+        "scaledDown": _scaled_down(job),
+        "backOff": _back_off(job),
         **_counts(job),
         "rendezvousRound": job.world.rounds,
         "restarts": job.budget.restarts,
@@ -109,6 +112,20 @@ def _rendezvous(job: JobContext) -> dict[str, Any] | None:
     if job.ctx.status.newest_store > max(job.store.incarnation, job.store.standby or 0):
         rendezvous["newest"] = job.ctx.status.newest_store
     return rendezvous | ({"round": str(job.world.last_round)} if job.world.last_round else {})
+
+
+def _scaled_down(job: JobContext) -> dict[str, Any] | None:
+    missing = job.capacity.scaled_down
+    if missing is None:
+        return None
+    return {"replicas": missing.target, "indices": ",".join(map(str, sorted(missing.indices)))}
+
+
+def _back_off(job: JobContext) -> dict[str, Any] | None:
+    back_off = job.capacity.back_off
+    if back_off is None:
+        return None
+    return {"attempts": back_off.attempts} | ({} if back_off.since is None else {"since": timestamp(back_off.since)})
 
 
 def _counts(job: JobContext) -> dict[str, int]:
@@ -248,6 +265,8 @@ def _phase(job: JobContext, current: dict[ConditionType, Condition]) -> str:
         if scaled.true:
             return "Running"
         return "Scaling" if scaled.reason in ("ScalingUp", "ScalingDown") else "Degraded"
+    if job.capacity.retry_at is not None:
+        return "Pending"
     if job.trained:
         restarting = current.get(ConditionType.RESTARTING)
         return "Restarting" if restarting is not None and restarting.true else "Scaling"

@@ -73,7 +73,7 @@ def plan_workers(
             expected.append(ExpectedPod(decision.index, new, name, PodState.STARTING))
         elif decision.pod is not None and decision.pod.end is None:
             expected.append(_mark_lost(expected_pod_of(decision.pod), decision.pod.node, avoided))
-    current = {(index, incarnation) for index, incarnation in enumerate(incarnations[: ctx.spec.settings.desired_pods])}
+    current = {(index, incarnations[index]) for index in ctx.indices}
     removal = _remove(ctx, current)
     suspects = _suspects(ctx, decisions, avoided)
     expected += _surplus(ctx)
@@ -126,8 +126,10 @@ def draining_pods(ctx: ReconcileContext) -> tuple[ExpectedPod, ...]:
 
 
 def _surplus(ctx: ReconcileContext) -> list[ExpectedPod]:
-    """Return the pods whose index is beyond the desired number, as draining."""
-    return [pod for pod in draining_pods(ctx) if pod.index >= ctx.spec.settings.desired_pods]
+    """Return the pods whose index should have none, as draining."""
+    return [
+        pod for pod in draining_pods(ctx) if pod.index in ctx.withdrawn or pod.index >= ctx.spec.settings.desired_pods
+    ]
 
 
 def _avoided(
@@ -211,7 +213,12 @@ def _remove(ctx: ReconcileContext, current: set[tuple[int, int]]) -> Actions:
                 actions.append(DeletePod(pod.name, pod.uid, "the kubelet of its node is down", force=True))
             requeue_at.append(max(pod.deleting, ctx.now) + poll_interval(ctx.now - pod.deleting))
         elif unwanted and newest_ended.get(pod.index) != pod.uid:
-            beyond = pod.index >= ctx.spec.settings.desired_pods
-            why = "its index is beyond the desired number of pods" if beyond else "a newer pod has its index"
-            actions.append(DeletePod(pod.name, pod.uid, why, force=force))
+            actions.append(DeletePod(pod.name, pod.uid, _why_removed(ctx, pod), force=force))
     return Actions(tuple(actions), requeue_at=tuple(requeue_at))
+
+
+def _why_removed(ctx: ReconcileContext, pod: Pod) -> str:
+    if pod.index in ctx.withdrawn:
+        return "the cluster has no room for all pods of the job"
+    beyond = pod.index >= ctx.spec.settings.desired_pods
+    return "its index is beyond the desired number of pods" if beyond else "a newer pod has its index"

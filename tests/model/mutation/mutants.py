@@ -353,8 +353,8 @@ MUTANTS = (
     _plan(
         "scaling down deletes the lowest index",
         "workers",
-        "enumerate(incarnations[: ctx.spec.settings.desired_pods])",
-        "list(enumerate(incarnations))[-ctx.spec.settings.desired_pods :]",
+        "{(index, incarnations[index]) for index in ctx.indices}",
+        "set(list(enumerate(incarnations))[-ctx.spec.settings.desired_pods :])",
     ),
     _plan(
         "pods below the target are deleted",

@@ -221,7 +221,7 @@ def test_a_pod_lost_with_the_store_is_replaced_once_the_others_reach_the_new_sto
 
 
 def test_a_store_pod_that_the_api_server_refused_keeps_its_incarnation() -> None:
-    refused = {"bert-rdzv-0": Refusal(RefusalReason.QUOTA_EXCEEDED, "exceeded quota", NOW + 3)}
+    refused = {"bert-rdzv-0": Refusal(RefusalReason.QUOTA_EXCEEDED, "exceeded quota", NOW + 3, NOW)}
     observed = replace(with_store(None), refusals=refused)
     assert run(observed).actions == ()
     assert run(observed, NOW + 3).actions == (CreateStore("bert-rdzv-0", 0),)

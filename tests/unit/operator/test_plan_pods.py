@@ -480,7 +480,7 @@ def test_the_target_stays_within_the_policy(replicas: int | None, target: int) -
 
 
 def test_a_refused_pod_is_created_again_under_its_name_after_a_delay() -> None:
-    refused = {"bert-0-0": Refusal(RefusalReason.QUOTA_EXCEEDED, "pods bert-0-0 is forbidden: quota", NOW + 5)}
+    refused = {"bert-0-0": Refusal(RefusalReason.QUOTA_EXCEEDED, "pods bert-0-0 is forbidden: quota", NOW + 5, NOW)}
     observed = replace(steady(workers=(OTHER,), last_report=gathering(OTHER)), refusals=refused)
     early = run(observed)
     assert early.actions == ()
@@ -490,7 +490,7 @@ def test_a_refused_pod_is_created_again_under_its_name_after_a_delay() -> None:
 
 
 def test_a_pod_name_that_another_owner_uses_is_skipped() -> None:
-    refused = {"bert-0-0": Refusal(RefusalReason.NAME_TAKEN, "taken", NOW)}
+    refused = {"bert-0-0": Refusal(RefusalReason.NAME_TAKEN, "taken", NOW, NOW)}
     p = run(replace(steady(workers=(OTHER,)), refusals=refused))
     assert p.actions == (CreateWorker("bert-0-1", 0, 1),)
 

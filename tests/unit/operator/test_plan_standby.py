@@ -120,7 +120,7 @@ def test_the_pod_of_a_standby_store_starts_passive_and_away_from_the_store_if_th
 
 
 def test_a_job_whose_standby_store_cannot_be_created_or_placed_runs_as_before() -> None:
-    refusal = Refusal(RefusalReason.QUOTA_EXCEEDED, "exceeded quota", NOW + 40)
+    refusal = Refusal(RefusalReason.QUOTA_EXCEEDED, "exceeded quota", NOW + 40, NOW)
     refused = replace(steady(), stores=(store(),), refusals={"bert-rdzv-1": refusal})
     pending = replace(steady(), stores=(store(), store(1, **unschedulable())), standby_link=LinkView())
     healthy = {kind: c["status"] for kind, c in conditions_of(run(steady())).items()}
@@ -287,7 +287,7 @@ def test_the_number_of_a_standby_store_that_was_never_created_is_its_successors(
 ) -> None:
     """The older store is then its direct predecessor, whose last report the operator has."""
     observed = replace(down(STORE_UNRESPONSIVE_SECONDS), stores=(store(),), standby_link=LinkView())
-    p = run(replace(observed, refusals={"bert-rdzv-1": Refusal(reason, "no", NOW + 40)}))
+    p = run(replace(observed, refusals={"bert-rdzv-1": Refusal(reason, "no", NOW + 40, NOW)}))
     assert [a.name for a in p.actions if isinstance(a, CreateStore)] == [f"bert-rdzv-{number}"]
 
 
