@@ -9,7 +9,7 @@ import yaml
 
 from cluster import verbs
 from support.jobs import Job, manifest
-from support.kube import Json, Kube
+from support.kube import Json, Kube, condition
 from support.logbook import LogBook
 
 Submit = Callable[[Json], Job]
@@ -86,3 +86,11 @@ def test_a_job_ends_at_its_deadline_and_is_deleted(submit: Submit, kube: Kube, n
     assert "spec.activeDeadlineSeconds is 15" in str(failed["status"]["conditions"])
     kube.wait_gone("pods", namespace, job.workers, timeout=30)
     kube.wait_gone("elasticjobs", namespace, "", timeout=60)
+
+
+def test_the_success_of_one_node_completes_a_job_whose_success_policy_is_any(submit: Submit) -> None:
+    script = "import os, time; time.sleep(600 if os.environ['RANK'] == '1' else 1)"
+    job = submit(manifest("first", ["python3", "-c", script], replicas=2, preload=[], successPolicy="Any"))
+    done = condition(job.wait("Complete"), "Complete")
+    assert done["reason"] == "SuccessPolicy"
+    assert job.status()["restarts"] == 0

@@ -360,6 +360,7 @@ BAD_AT_CREATE: list[tuple[str, list[Change], str]] = [
         [("spec.ttlSecondsAfterFinished", -1)],
         "ttlSecondsAfterFinished in body should be greater than",
     ),
+    ("an unknown success policy", [("spec.successPolicy", "One")], 'supported values: "All", "Any"'),
     (
         "an unknown policy for pods",
         [("spec.cleanPodPolicy", "Ended")],

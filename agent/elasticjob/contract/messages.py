@@ -452,6 +452,15 @@ class RestartStrategy(str, Enum):
     """Its nodes leave; the operator replaces their pods."""
 
 
+class SuccessPolicy(str, Enum):
+    """When the job has succeeded (`spec.successPolicy`)."""
+
+    ALL = "All"
+    """Once the workers of every member of a round have succeeded."""
+    ANY = "Any"
+    """Once all workers of one member have succeeded; the coordinator then stops the others."""
+
+
 def allowed_size(nodes: int, low: int, increment: int) -> int:
     """Return the largest size of at most `nodes` nodes that is `low` plus a multiple of `increment`.
 
@@ -499,6 +508,7 @@ class RoundSettings:
     failure_rules: tuple[FailureRule, ...] = ()
     """The first rule that matches the root cause of a round's end decides what follows."""
     restart_strategy: RestartStrategy = RestartStrategy.IN_PLACE
+    success_policy: SuccessPolicy = SuccessPolicy.ALL
 
     def __post_init__(self) -> None:
         if self.min_nodes < 1:

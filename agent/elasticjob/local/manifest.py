@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from elasticjob.contract.failure_rules import parse_rules
-from elasticjob.contract.messages import HangAction, RoundSettings, allowed_size
+from elasticjob.contract.messages import HangAction, RoundSettings, SuccessPolicy, allowed_size
 from elasticjob.contract.names import GROUP, KIND, VERSION, WORKER_ROLE, Backend
 from elasticjob.contract.python_command import expand_variables
 from elasticjob.contract.torchrun_command import CommandError
@@ -195,6 +195,7 @@ def _settings(spec: _Field, nodes: int | None) -> RoundSettings:
         scale_up_stabilization=policy.get("scaleUpStabilizationSeconds").seconds(30),
         increment=step,
         failure_rules=parse_rules(spec.get("failurePolicy").get("rules").value),
+        success_policy=spec.get("successPolicy").choice(SuccessPolicy.ALL),
     )
 
 

@@ -21,6 +21,7 @@ from elasticjob.contract.messages import (
     PlanEnd,
     RestartStrategy,
     RoundEnded,
+    SuccessPolicy,
 )
 from elasticjob.contract.text import with_noun
 from elasticjob.diagnosis import HANG_GRACE, root_cause
@@ -97,15 +98,30 @@ def _is_gone(state: CoordinatorState, agent_id: str, now: float) -> bool:
 
 
 def declare_success(state: CoordinatorState, now: float) -> RoundDecision | None:
-    """Declare success once every member has reported that its workers succeeded."""
+    """Declare success once every member has reported that its workers succeeded, or one if the policy is Any."""
     round_ = state.round
-    if round_ is None or (round_.ending is not None and round_.ending.planned_stop is None):
+    if round_ is None:
+        return None
+    if state.settings.success_policy is SuccessPolicy.ANY:
+        return _declare_success_of_one(state, round_, now)
+    if round_.ending is not None and round_.ending.planned_stop is None:
         return None
     if not all(m.state is MemberState.SUCCEEDED and not m.lost for m in round_.members.values()):
         return None
     ended = _round_ended(state, round_, EndReason.SUCCEEDED, "all workers succeeded", now)
     state = add_ended_round(replace(state, round=None), ended)
     return _declare_outcome(state, Outcome.SUCCEEDED, "AllAgentsSucceeded", None)
+
+
+def _declare_success_of_one(state: CoordinatorState, round_: Round, now: float) -> RoundDecision | None:
+    """Declare success of the first member whose workers have all succeeded, even if the round is ending: its work is
+    done. `Finish` makes the agents of the others stop their workers."""
+    pod = next((m.pod for m in round_.members.values() if m.state is MemberState.SUCCEEDED), None)
+    if pod is None:
+        return None
+    ended = _round_ended(state, round_, EndReason.SUCCEEDED, f"all workers of {pod} succeeded", now)
+    state = add_ended_round(replace(state, round=None), ended)
+    return _declare_outcome(state, Outcome.SUCCEEDED, "SuccessPolicy", None)
 
 
 def end_broken_round(state: CoordinatorState, now: float) -> RoundDecision | None:

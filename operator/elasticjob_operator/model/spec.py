@@ -10,7 +10,7 @@ from enum import Enum
 from typing import Any, TypeVar
 
 from elasticjob.contract.failure_rules import FailureRule, parse_rules
-from elasticjob.contract.messages import HangAction, RestartStrategy, RoundSettings, allowed_size
+from elasticjob.contract.messages import HangAction, RestartStrategy, RoundSettings, SuccessPolicy, allowed_size
 from elasticjob.contract.names import DEFAULT_PORT, Backend
 from elasticjob.contract.python_command import expand_variables
 from elasticjob.contract.torchrun_command import CommandError
@@ -112,6 +112,7 @@ class JobSpec:
     progress_timeout: int = 0
     """Time without a step after which workers hang; 0 disables hang detection."""
     hang_action: HangAction = HangAction.RESTART_GROUP
+    success_policy: SuccessPolicy = SuccessPolicy.ALL
     suspend: bool = False
     active_deadline: int | None = None
     """Seconds that an execution may take; None: no limit."""
@@ -159,6 +160,7 @@ class JobSpec:
             restart_strategy=self.restart_strategy,
             increment=self.increment,
             failure_rules=self.failure_rules,
+            success_policy=self.success_policy,
             scale_up_stabilization=float(self.scale_up_stabilization),
         )
 
@@ -208,6 +210,7 @@ def parse_spec(raw: Raw) -> JobSpec:
         avoid_node=max(0, integer(raw, "failurePolicy", "avoidNodeSeconds", default=JobSpec.avoid_node)),
         progress_timeout=max(0, integer(raw, "hangPolicy", "progressTimeoutSeconds")),
         hang_action=_choice(text(raw, "hangPolicy", "action"), HangAction.RESTART_GROUP),
+        success_policy=_choice(text(raw, "successPolicy"), SuccessPolicy.ALL),
         suspend=at(raw, "suspend") is True,
         active_deadline=_seconds(raw, "activeDeadlineSeconds"),
         ttl_after_finished=_seconds(raw, "ttlSecondsAfterFinished"),

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from elasticjob.contract.messages import FailureClass, HangAction, Outcome
+from elasticjob.contract.messages import FailureClass, HangAction, Outcome, SuccessPolicy
 from elasticjob.contract.text import with_noun
 from elasticjob_operator.actions import DeleteGang, DeleteJob, DeletePod, DeleteService, EventRecord
 from elasticjob_operator.manifests.names import nodes_service, store_service
@@ -48,8 +48,7 @@ def evaluate_outcome(ctx: ReconcileContext, world: World, budget: Budget, starts
     if declared is not None:
         return declared
     if world.outcome is Outcome.SUCCEEDED:
-        message = f"every worker of the last round exited with code 0{_source(world)}"
-        return JobOutcome(True, "AllAgentsSucceeded", message, ctx.now)
+        return _succeeded(ctx, world)
     if world.outcome is Outcome.FAILED or budget.exhausted or budget.failed_by_rule:
         failed = _failed(ctx, budget)
         return replace(failed, message=failed.message + _source(world))
@@ -109,6 +108,14 @@ _OUTCOME_CONDITIONS = (
     (ConditionType.FAILURE_TARGET, False), (ConditionType.FAILED, False),
 )  # fmt: skip
 """Conditions that declare an outcome, and whether it is a success."""
+
+
+def _succeeded(ctx: ReconcileContext, world: World) -> JobOutcome:
+    if ctx.spec.success_policy is SuccessPolicy.ANY:
+        message = f"all workers of one node exited with code 0, and successPolicy is Any{_source(world)}"
+        return JobOutcome(True, "SuccessPolicy", message, ctx.now)
+    message = f"every worker of the last round exited with code 0{_source(world)}"
+    return JobOutcome(True, "AllAgentsSucceeded", message, ctx.now)
 
 
 def _failed(ctx: ReconcileContext, budget: Budget) -> JobOutcome:

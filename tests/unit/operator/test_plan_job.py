@@ -19,6 +19,7 @@ from elasticjob.contract.messages import (
     Report,
     RestartStrategy,
     RoundPhase,
+    SuccessPolicy,
 )
 from elasticjob.contract.names import RoundId
 from elasticjob.rendezvous.confirmation import CONFIRMATION_SECONDS
@@ -402,6 +403,17 @@ def test_success_declared_by_the_store_waits_for_the_pods() -> None:
     assert reasons_of(p)["SuccessCriteriaMet"] == ("True", "AllAgentsSucceeded")
     assert "Complete" not in reasons_of(p)
     assert reasons_of(p)["Running"] == ("False", "Finished")
+
+
+def test_the_success_of_one_node_completes_a_job_whose_policy_is_any() -> None:
+    observed = replace(steady(last_report=FINISHED), job=job(status=status(), successPolicy="Any"))
+    p = run(observed)
+    assert reasons_of(p)["SuccessCriteriaMet"] == ("True", "SuccessPolicy")
+    assert "all workers of one node" in conditions_of(p)["SuccessCriteriaMet"]["message"]
+    assert p.operator_view is not None
+    assert p.operator_view.settings.success_policy is SuccessPolicy.ANY
+    done = run(replace(observed, workers=tuple(worker(i, **ended(0, "Completed", SUCCEEDED)) for i in range(2))))
+    assert reasons_of(done)["Complete"] == ("True", "SuccessPolicy")
 
 
 def test_one_termination_message_proves_success_while_the_store_is_unavailable() -> None:
