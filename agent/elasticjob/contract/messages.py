@@ -668,6 +668,16 @@ class RecoverySeconds:
 
 
 @dataclass(frozen=True)
+class LostTime:
+    """What a fault, or several in a row, has cost."""
+
+    round: RoundId
+    """The round that made the first new step after it."""
+    seconds: float
+    """From the fault to that step; to the start of the round's workers, if the script reports no steps."""
+
+
+@dataclass(frozen=True)
 class Straggler:
     """A rank for which all others wait in every step. Figures are those of the moment it was named."""
 
@@ -742,6 +752,8 @@ class Report:
     """The straggler of the current round."""
     progress: TrainingProgress | None = None
     """The last one of any round; None if the script reports none. A change of it alone is reported rarely."""
+    lost: tuple[LostTime, ...] = ()
+    """The last times that faults have cost, the oldest first; those of earlier stores are left out."""
     retired: bool = False
     """This standby store has never been active, and never will be."""
     view_lease: int = -1

@@ -15,6 +15,7 @@ that the rules return. Each module decides or holds one thing:
     stalls           which worker is to blame for a hang that ends nothing
     stragglers       which rank slows down every step; no rule depends on it
     recovery_times   how long each phase of a recovery took; no rule depends on it
+    lost_time        how much time faults cost; no rule depends on it
     report           the report to the operator
     persistent_map   immutable mappings with cheap copies
 """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from elasticjob.contract.messages import (
+    LostTime,
     NodeReport,
     PodState,
     RecoverySeconds,
@@ -22,6 +23,7 @@ def build_report(
     recovery: RecoverySeconds | None = None,
     straggler: Straggler | None = None,
     progress: TrainingProgress | None = None,
+    lost: tuple[LostTime, ...] = (),
 ) -> Report:
     """Return everything that the operator needs to write status. Equal states give equal reports."""
     round_ = state.round
@@ -50,6 +52,7 @@ def build_report(
         stall=round_.stall if round_ else None,
         straggler=straggler,
         progress=progress,
+        lost=lost,
         retired=state.retired,
         view_lease=state.operator_view.lease,
     )

@@ -33,7 +33,7 @@ from elasticjob.contract.messages import (
     WorkersSucceeded,
 )
 from elasticjob.control_link.link import ControlLink, LinkRole
-from elasticjob.rendezvous import recovery_times, rounds, standby_store, stragglers
+from elasticjob.rendezvous import lost_time, recovery_times, rounds, standby_store, stragglers
 from elasticjob.rendezvous.report import build_report
 from elasticjob.rendezvous.state import (
     CoordinatorEvent,
@@ -87,6 +87,7 @@ class Coordinator:
     _progress_timer: asyncio.TimerHandle | None = None
     """Runs until then, if there is a progress to report."""
     _outage: recovery_times.Outage | None = None
+    _lost_time: lost_time.LostTimeTracker = field(default_factory=lost_time.LostTimeTracker)
     _straggler_tracker: stragglers.StragglerTracker = field(default_factory=stragglers.StragglerTracker)
 
     def start(self) -> None:
@@ -189,8 +190,9 @@ class Coordinator:
         # Not an event for the rules, as above.
         round_ = self.state.round
         if round_ is not None and round_.id == progress.round and agent_id in round_.members:
-            self._progress = progress
-            self._report_change(time.monotonic())
+            now, self._progress = time.monotonic(), progress
+            self._lost_time = lost_time.track_step(self._lost_time, progress, now)
+            self._report_change(now)
 
     def _submit(self, event: CoordinatorEvent) -> None:
         self._events.append(event)
@@ -204,6 +206,7 @@ class Coordinator:
         events, self._events = self._events, []
         decision = rounds.decide_together(self.state, events, now)
         self._outage = recovery_times.track_outage(self._outage, self.state, decision.state, now)
+        self._lost_time = lost_time.track_rounds(self._lost_time, self._outage, decision.state, now)
         self.state = decision.state
         if decision.reason:
             log.info("%s", decision.reason)
@@ -219,7 +222,7 @@ class Coordinator:
     def _report(self, now: float) -> Report:
         recovery = self._outage.recovery if self._outage else None
         straggler = stragglers.current_straggler(self._straggler_tracker, self.state)
-        return build_report(self.state, now, recovery, straggler, self._progress)
+        return build_report(self.state, now, recovery, straggler, self._progress, self._lost_time.lost)
 
     def _report_change(self, now: float) -> None:
         """Send the operators a report if it has changed: the first change at once, those that follow it together."""

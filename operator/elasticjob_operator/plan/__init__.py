@@ -16,6 +16,7 @@ Modules, in reading order:
     conditions      the four conditions of a job that has not ended
     status          the next status
     stragglers      `status.straggler` and its Event
+    goodput         `status.goodput`
     trainer_status  `status.trainerStatus`, and when it is written
     event_records   Events about changes between the last status and the next one
 """

@@ -10,16 +10,16 @@ from elasticjob.contract.messages import RecoverySeconds
 from elasticjob.contract.names import Label, Role
 from elasticjob_operator.manifests.names import attempt, endpoint
 from elasticjob_operator.model.pods import Pod
-from elasticjob_operator.model.raw import objects, timestamp
+from elasticjob_operator.model.raw import at, objects, timestamp
 from elasticjob_operator.model.status import AvoidedNode, Condition, ConditionType
-from elasticjob_operator.plan import conditions, stragglers, trainer_status
+from elasticjob_operator.plan import conditions, goodput, stragglers, trainer_status
 from elasticjob_operator.plan.budget import MAX_OUTAGES, MAX_RECENT_FAILURES
 from elasticjob_operator.plan.capacity import target_replicas
 from elasticjob_operator.plan.conditions import JobContext
 from elasticjob_operator.plan.job_end import all_workers_ended
 
-_MINOR = ("replicas", "active", "ready", "standby", "succeeded", "failed", "terminating")
-"""Counts whose write may be delayed."""
+_MINOR = ("replicas", "active", "ready", "standby", "succeeded", "failed", "terminating", goodput.FIELD)
+"""Fields whose write may be delayed."""
 
 
 def next_status(job: JobContext, current: dict[ConditionType, Condition], image: str) -> dict[str, Any]:
@@ -51,6 +51,7 @@ def next_status(job: JobContext, current: dict[ConditionType, Condition], image:
         "avoidedNodes": _avoided_nodes(job.workers.avoided),
         "suspectNodes": _avoided_nodes(job.workers.suspects),
         "straggler": stragglers.straggler_record(job),
+        "goodput": goodput.goodput(job),
         "trainerStatus": trainer_status.trainer_status(job),
         "conditions": _written_conditions(job, current),
         **_times(job, current),
@@ -62,11 +63,14 @@ def next_status(job: JobContext, current: dict[ConditionType, Condition], image:
 
 
 def _with_due_fields(before: Mapping[str, Any], status: dict[str, Any], now: float) -> dict[str, Any]:
-    """Return the status without a change of `trainerStatus` that is not written alone yet."""
-    field = trainer_status.FIELD
-    if not trainer_status.is_early(before, now) or not same_status(status | {field: before[field]}, before):
+    """Return the status, or `before` if only fields have changed that are not written alone yet."""
+    progress, costs = trainer_status.FIELD, goodput.FIELD
+    others = {name: value for name, value in status.items() if name not in (progress, costs)}
+    if not same_status(others | {n: before[n] for n in (progress, costs) if n in before}, before):
         return status
-    return dict(before)
+    progressed = status.get(progress) != before.get(progress) and not trainer_status.is_early(before, now)
+    lost = at(status, costs, "lostSeconds") != at(before, costs, "lostSeconds") and costs in before
+    return status if progressed or lost else dict(before)
 
 
 def _executions(job: JobContext) -> int:

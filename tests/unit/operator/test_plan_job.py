@@ -738,8 +738,8 @@ def test_a_round_that_a_new_store_restored_is_not_counted_again() -> None:
 
 
 def test_status_fields_of_a_newer_operator_are_kept() -> None:
-    p = run(steady(goodput={"percent": 99}, conditions=[{"type": "Novel", "status": "True"}]))
-    assert status_of(p)["goodput"] == {"percent": 99}
+    p = run(steady(novel={"percent": 99}, conditions=[{"type": "Novel", "status": "True"}]))
+    assert status_of(p)["novel"] == {"percent": 99}
     assert {"type": "Novel", "status": "True"} in status_of(p)["conditions"]
 
 
