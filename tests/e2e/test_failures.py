@@ -63,6 +63,22 @@ def test_rules_decide_by_exit_code_what_a_failure_counts(submit: Submit) -> None
     assert "FailurePolicyMatched" in job.events()
 
 
+def test_restarts_before_the_restart_window_do_not_count(submit: Submit) -> None:
+    script = (
+        "import pathlib, sys, time\n"
+        "time.sleep(2)\n"
+        "rounds = pathlib.Path('/tmp/rounds')\n"
+        "with rounds.open('a') as f:\n"
+        "    f.write('x')\n"
+        "sys.exit(1 if rounds.stat().st_size < 4 else 0)\n"
+    )
+    policy = {"maxRestarts": 1, "restartWindowSeconds": 1}
+    job = submit(manifest("window", ["python3", "-c", script], replicas=1, preload=[], failurePolicy=policy))
+    job.wait("Complete")
+    status = job.status()
+    assert (status["restarts"], status["restartsCountTowardsMax"], status["restartWindow"]["count"]) == (3, 1, 1)
+
+
 def test_finished_ranks_run_again_when_another_fails(submit: Submit, shared_dir: str) -> None:
     script = (
         "import os, pathlib\n"

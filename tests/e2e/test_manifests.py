@@ -247,6 +247,11 @@ BAD_AT_CREATE: list[tuple[str, list[Change], str]] = [
     ("a file to preload", [("spec.preload", ["train.py,x"])], "preload must list modules by their import names"),
     ("negative budget", [("spec.failurePolicy.maxRestarts", -1)], "maxRestarts in body should be greater than"),
     (
+        "a negative window",
+        [("spec.failurePolicy.restartWindowSeconds", -1)],
+        "restartWindowSeconds in body should be greater than or equal to 0",
+    ),
+    (
         "two rules of one name",
         [("spec.failurePolicy.rules", [RULE, {**RULE, "action": "Ignore"}])],
         "two rules have the same name: write another name for one of them",

@@ -114,6 +114,7 @@ class Job:
         charged: int = 0,
         charged_round: RoundId | None = None,
         charged_rounds: tuple[RoundId, ...] = (),
+        charged_since: float = 0.0,
         finish: Finish | None = None,
         **settings: Any,
     ) -> None:
@@ -121,8 +122,9 @@ class Job:
         self.operator_confirms = True
         changed = replace(self.state.settings, **settings)
         view = OperatorView(
-            1, self.sequence, changed, charged, charged_round, pods, charged_rounds=charged_rounds, finish=finish
-        )
+            1, self.sequence, changed, charged, charged_round, pods, charged_rounds=charged_rounds,
+            charged_since=charged_since, finish=finish,
+        )  # fmt: skip
         self.decide(OperatorViewReceived(view))
 
     # ---- nodes

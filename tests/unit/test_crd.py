@@ -148,6 +148,7 @@ def test_defaults_are_those_of_the_operator() -> None:
     assert SPEC["podTerminationTimeoutSeconds"]["default"] == defaults["termination_timeout"]
     policy = SPEC["failurePolicy"]["properties"]
     assert policy["maxRestarts"]["default"] == defaults["max_restarts"]
+    assert policy["restartWindowSeconds"]["default"] == defaults["restart_window"]
     assert policy["maxStartFailures"]["default"] == defaults["max_start_failures"]
     elastic = SPEC["elasticPolicy"]["properties"]
     assert elastic["faultyScaleDownSeconds"]["default"] == defaults["faulty_scale_down"]

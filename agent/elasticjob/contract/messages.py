@@ -505,6 +505,8 @@ class RoundSettings:
     """A change to or from `EVENT` applies from the next round."""
     increment: int = 1
     """A round has `min_nodes` plus a multiple of this."""
+    restart_window: float = 0.0
+    """Seconds from the first restart of a window to its end: restarts before it do not count. 0: all restarts count."""
     failure_rules: tuple[FailureRule, ...] = ()
     """The first rule that matches the root cause of a round's end decides what follows."""
     restart_strategy: RestartStrategy = RestartStrategy.IN_PLACE
@@ -591,6 +593,8 @@ class OperatorView:
     """The standby store, once it can take over; None: there is none that the nodes may use."""
     retired: bool = False
     """To a passive standby store: it must never become active."""
+    charged_since: float = 0.0
+    """When the first failure of the window happened to which `charged` belongs, Unix seconds; 0 without a window."""
     newest_round: RoundId | None = None
     """The newest round that the operator knows of, if all its workers had started. A standby store takes over for this
     round or a newer one only, and no store takes an older one for the last round."""

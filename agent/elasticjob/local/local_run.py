@@ -32,6 +32,7 @@ from elasticjob.contract.messages import (
     allowed_size,
 )
 from elasticjob.contract.names import ExitCode, RoundId
+from elasticjob.contract.restart_window import RestartWindow
 from elasticjob.contract.text import with_noun
 from elasticjob.control_link.link import LinkError, LinkRole, connect
 from elasticjob.local.child_processes import RunEnvironment, describe_exit_code
@@ -75,6 +76,7 @@ class LocalRun:
         self._store: asyncio.subprocess.Process | None = None
         self._report: Report | None = None
         self._charged = 0
+        self._restarts = RestartWindow()
         self._charged_round: RoundId | None = None
         self._sequence = 0
         self._draining = False
@@ -215,11 +217,16 @@ class LocalRun:
         declared = outcome not in (None, Outcome.ERROR)
         if code < 0 or declared or code in _UNCHARGED_EXITS or self._draining:
             return False
-        if self._charged >= self._settings.max_restarts:
+        now, window = time.time(), self._settings.restart_window
+        if self._restarts.at(now, window).count >= self._settings.max_restarts:
             return True
-        self._charged += 1
+        self._charge(now)
         self._send_view()
         return False
+
+    def _charge(self, failed_at: float) -> None:
+        self._charged += 1
+        self._restarts = self._restarts.with_restart(failed_at, self._settings.restart_window)
 
     async def _run_agent(self, index: int, incarnation: int, pod: str) -> int:
         output = asyncio.subprocess.PIPE if self._screen.captures_output else None
@@ -271,8 +278,9 @@ class LocalRun:
             return
         self._sequence += 1
         pods = tuple(replace(p, state=PodState.DRAINING) if self._is_draining(p) else p for p in self._pods.values())
-        view = OperatorView(1, self._sequence, self._settings, self._charged, self._charged_round, pods)
-        self._link_send(replace(view, confirmed_request=self._confirmable_request()))
+        restarts = self._restarts
+        view = OperatorView(1, self._sequence, self._settings, restarts.count, self._charged_round, pods)
+        self._link_send(replace(view, charged_since=restarts.start, confirmed_request=self._confirmable_request()))
 
     def _confirmable_request(self) -> float:
         """Return the coordinator's request to confirm its store; 0 while a node that may go on without it lives."""
@@ -293,7 +301,8 @@ class LocalRun:
         before, self._report = self._report, report
         newly_ended = [e for e in report.ended_rounds if self._charged_round is None or e.round > self._charged_round]
         for ended in newly_ended:
-            self._charged += ended.charged
+            if ended.charged:
+                self._charge(ended.time)
             self._charged_round = ended.round
             if ended.reason is not EndReason.SUCCEEDED and not _ends_job(ended, report):
                 self._print(_describe_end(ended))

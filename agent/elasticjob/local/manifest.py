@@ -194,6 +194,7 @@ def _settings(spec: _Field, nodes: int | None) -> RoundSettings:
         hang_action=spec.get("hangPolicy").get("action").choice(HangAction.RESTART_GROUP),
         scale_up_stabilization=policy.get("scaleUpStabilizationSeconds").seconds(30),
         increment=step,
+        restart_window=spec.get("failurePolicy").get("restartWindowSeconds").seconds(0),
         failure_rules=parse_rules(spec.get("failurePolicy").get("rules").value),
         success_policy=spec.get("successPolicy").choice(SuccessPolicy.ALL),
     )

@@ -188,7 +188,9 @@ def conclude_round(state: CoordinatorState, now: float) -> RoundDecision | None:
     fatal_hang = hang and ended.charged and state.settings.hang_action is HangAction.FAIL_JOB
     ended = ended if fatal_hang else _apply_failure_rules(state, ended)
     failed_by_rule = ended.action is FailureAction.FAIL_JOB
-    job_failed = fatal_hang or failed_by_rule or (ended.charged and state.charged >= state.settings.max_restarts)
+    job_failed = (
+        fatal_hang or failed_by_rule or (ended.charged and state.charged_at(ended.time) >= state.settings.max_restarts)
+    )
     ended = replace(ended, charged=ended.charged and not job_failed)
     state = confirmation.record_ended_round(state, round_)
     state = add_ended_round(replace(state, round=None, joiners_since=None), ended)

@@ -23,6 +23,7 @@ from elasticjob.contract.messages import (
     StoreToNode,
 )
 from elasticjob.contract.names import RoundId
+from elasticjob.contract.restart_window import RestartWindow
 from elasticjob.rendezvous.persistent_map import with_item
 
 RECONNECT_GRACE = 0.25
@@ -268,8 +269,20 @@ class CoordinatorState:
     @property
     def charged(self) -> int:
         """Restarts charged to the budget: those in status, and those that status does not contain yet."""
-        waiting = sum(e.charged for e in self.ended_rounds if not self.is_counted(e.round))
-        return self.operator_view.charged + self.forgotten_charges + waiting
+        return self._restarts.count
+
+    def charged_at(self, time: float) -> int:
+        """Return the restarts that count if a failure happens at this time, Unix seconds."""
+        return self._restarts.at(time, self.settings.restart_window).count
+
+    @property
+    def _restarts(self) -> RestartWindow:
+        view = self.operator_view
+        restarts = RestartWindow(view.charged + self.forgotten_charges, view.charged_since)
+        for ended in self.ended_rounds:
+            if ended.charged and not self.is_counted(ended.round):
+                restarts = restarts.with_restart(ended.time, self.settings.restart_window)
+        return restarts
 
     def is_counted(self, round_id: RoundId) -> bool:
         """Return whether status accounts for this round already."""

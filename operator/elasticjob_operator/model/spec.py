@@ -103,6 +103,8 @@ class JobSpec:
     wait_for_min: int | None = None
     """Seconds without room for min_replicas nodes after which the job gives its pods back; None: never."""
     max_restarts: int = 3
+    restart_window: int = 0
+    """Seconds from the first restart of a window to its end; 0: all restarts of the job count."""
     max_start_failures: int = 10
     """Attempts to start pods that may fail in a row before the job fails."""
     failure_rules: tuple[FailureRule, ...] = ()
@@ -159,6 +161,7 @@ class JobSpec:
             hang_action=self.hang_action,
             restart_strategy=self.restart_strategy,
             increment=self.increment,
+            restart_window=float(self.restart_window),
             failure_rules=self.failure_rules,
             success_policy=self.success_policy,
             scale_up_stabilization=float(self.scale_up_stabilization),
@@ -203,6 +206,7 @@ def parse_spec(raw: Raw) -> JobSpec:
         ),
         wait_for_min=_seconds(raw, "waitForMinSeconds"),
         max_restarts=max(0, integer(raw, "failurePolicy", "maxRestarts", default=JobSpec.max_restarts)),
+        restart_window=max(0, integer(raw, "failurePolicy", "restartWindowSeconds")),
         max_start_failures=max(
             1, integer(raw, "failurePolicy", "maxStartFailures", default=JobSpec.max_start_failures)
         ),

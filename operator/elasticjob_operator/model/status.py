@@ -111,6 +111,8 @@ class Status:
     restarts: int = 0
     restarts_counted: int = 0
     """Restarts that count towards maxRestarts."""
+    restart_window_start: float = 0.0
+    """When the restart window began to which `restarts_counted` belongs, Unix seconds; 0 without one."""
     failed_starts: int = 0
     """Attempts to start pods that failed in the job's life."""
     start_failures: int = 0
@@ -173,6 +175,7 @@ def parse_status(raw: Raw) -> Status:
         uncounted_outages=tuple(str(item) for item in sequence(raw, "uncountedOutages")),
         restarts=integer(raw, "restarts"),
         restarts_counted=integer(raw, "restartsCountTowardsMax"),
+        restart_window_start=moment(raw, "restartWindow", "start") or 0.0,
         failed_starts=integer(raw, "failedStarts"),
         start_failures=integer(raw, "startFailures"),
         last_start_failure=moment(raw, "lastStartFailureTime") or 0.0,

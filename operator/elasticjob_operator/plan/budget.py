@@ -17,9 +17,11 @@ from typing import Any, assert_never
 from elasticjob.contract.failure_rules import FailureAction
 from elasticjob.contract.messages import EndReason, Failure, FailureClass, RoundEnded
 from elasticjob.contract.names import RoundId
+from elasticjob.contract.restart_window import RestartWindow
 from elasticjob_operator.actions import EventRecord
 from elasticjob_operator.model.pods import Pod
 from elasticjob_operator.model.raw import objects
+from elasticjob_operator.model.spec import JobSpec
 from elasticjob_operator.model.status import parse_round
 from elasticjob_operator.plan import failures
 from elasticjob_operator.plan.context import ReconcileContext
@@ -35,12 +37,24 @@ MAX_RECENT_FAILURES = 10
 
 
 @dataclass(frozen=True)
+class NewFailure:
+    """A failure that status does not include yet."""
+
+    outage: str
+    record: dict[str, Any]
+    event: EventRecord
+    """The Event of the failure itself."""
+    time: float
+    """When it happened: Unix seconds of the store for a round, of the kubelet for a pod that has ended."""
+
+
+@dataclass(frozen=True)
 class Budget:
     """The restart counters of the next status, and the failures that are new to it."""
 
     restarts: int
     counted: int
-    """Restarts that count towards maxRestarts."""
+    """Restarts that count towards maxRestarts: those of the restart window, if there is one."""
     charged_round: RoundId | None
     outages: tuple[str, ...] = ()
     """Names of the charged outages, oldest first."""
@@ -48,6 +62,8 @@ class Budget:
     """New failures that are charged, oldest first."""
     uncharged: tuple[dict[str, Any], ...] = ()
     """New failures that are not charged."""
+    counted_since: float = 0.0
+    """When the first failure of the restart window happened, Unix seconds; 0 without a window."""
     uncounted_outages: tuple[str, ...] = ()
     """Names of outages whose restart is in `restarts` only, oldest first."""
     exhausted: bool = False
@@ -58,20 +74,28 @@ class Budget:
     """The newest round that ended since the last status."""
     event_records: tuple[EventRecord, ...] = ()
 
-    def charge(self, limit: int, outage: str, record: dict[str, Any], event: EventRecord) -> Budget:
-        """Return the budget with this outage charged, unless it is already; `limit` is maxRestarts."""
+    @property
+    def window(self) -> RestartWindow:
+        """The restarts that count, with the begin of their window."""
+        return RestartWindow(self.counted, self.counted_since)
+
+    def charge(self, spec: JobSpec, failure: NewFailure) -> Budget:
+        """Return the budget with this failure's outage charged, unless it is already."""
+        outage = failure.outage
         if outage in self.outages:
             return self
         spent = replace(
             self,
             outages=(*self.outages, outage),
-            charged=(*self.charged, record),
-            event_records=(*self.event_records, event),
+            charged=(*self.charged, failure.record),
+            event_records=(*self.event_records, failure.event),
         )
-        if self.counted >= limit:
+        window = self.window.at(failure.time, spec.restart_window)
+        if window.count >= spec.max_restarts:
             return replace(spent, exhausted=True)
         restarts = self.restarts + (outage not in self.uncounted_outages)
-        return replace(spent, restarts=restarts, counted=self.counted + 1)
+        after = window.with_restart(failure.time, spec.restart_window)
+        return replace(spent, restarts=restarts, counted=after.count, counted_since=after.start)
 
     def restart_uncounted(self, outage: str) -> Budget:
         """Return the budget with the restart after this outage, which maxRestarts does not count."""
@@ -84,16 +108,6 @@ class Budget:
         return replace(self, uncharged=(*self.uncharged, record), event_records=(*self.event_records, *events))
 
 
-@dataclass(frozen=True)
-class _NewFailure:
-    """A failure that status does not include yet."""
-
-    outage: str
-    record: dict[str, Any]
-    event: EventRecord
-    """The Event of the failure itself."""
-
-
 def unchanged_budget(ctx: ReconcileContext) -> Budget:
     """Return the counters of the last status."""
     status = ctx.status
@@ -102,6 +116,7 @@ def unchanged_budget(ctx: ReconcileContext) -> Budget:
         status.restarts_counted,
         status.charged_round,
         status.charged_outages,
+        counted_since=status.restart_window_start,
         uncounted_outages=status.uncounted_outages,
     )
 
@@ -121,9 +136,13 @@ def plan_budget(ctx: ReconcileContext, decisions: Iterable[PodDecision], starts:
     for pod in _failed_pods(decisions):
         record = failures.pod_record(pod, ctx.now)
         event = EventRecord("WorkerFailed", failures.describe_record(record), key=pod.name, warning=True)
-        failure = _NewFailure(outage_of(pod), record, event)
+        failure = NewFailure(outage_of(pod), record, event, _ended_at(ctx, pod))
         budget = _apply_rule(ctx, budget, failure, matching_rule(ctx.spec.failure_rules, pod, record))
     return budget
+
+
+def _ended_at(ctx: ReconcileContext, pod: Pod) -> float:
+    return (pod.end.time if pod.end else 0.0) or ctx.now
 
 
 def outage_of(pod: Pod) -> str:
@@ -139,11 +158,11 @@ def charged_rounds(budget: Budget) -> tuple[RoundId, ...]:
     return tuple(r for r in rounds if budget.charged_round is None or r > budget.charged_round)
 
 
-def _apply_rule(ctx: ReconcileContext, budget: Budget, failure: _NewFailure, rule: MatchedRule | None) -> Budget:
+def _apply_rule(ctx: ReconcileContext, budget: Budget, failure: NewFailure, rule: MatchedRule | None) -> Budget:
     """Return the budget after a failure that this rule matched; without a rule it is charged."""
     outage, record, event = failure.outage, failure.record, failure.event
     if rule is None:
-        return budget.charge(ctx.spec.max_restarts, outage, record, event)
+        return budget.charge(ctx.spec, failure)
     record, matched = with_rule(record, rule), matched_event(outage, record, rule)
     match rule.action:
         case FailureAction.FAIL_JOB:
@@ -152,7 +171,7 @@ def _apply_rule(ctx: ReconcileContext, budget: Budget, failure: _NewFailure, rul
         case FailureAction.RESTART_GROUP:
             if outage in budget.outages:
                 return budget.record(record, matched)
-            charged = budget.charge(ctx.spec.max_restarts, outage, record, event)
+            charged = budget.charge(ctx.spec, replace(failure, record=record))
             return replace(charged, event_records=(*charged.event_records, matched))
         case FailureAction.RESTART_GROUP_UNCOUNTED:
             return budget.restart_uncounted(outage).record(record, matched)
@@ -174,7 +193,7 @@ def _record_uncharged(ctx: ReconcileContext, budget: Budget, decision: PodDecisi
     if rule is None:
         return budget.record(record)
     event = EventRecord("WorkerFailed", failures.describe_record(record), key=pod.name, warning=True)
-    return _apply_rule(ctx, budget, _NewFailure(pod.name, record, event), rule)
+    return _apply_rule(ctx, budget, NewFailure(pod.name, record, event, _ended_at(ctx, pod)), rule)
 
 
 def _record_start(ctx: ReconcileContext, budget: Budget, starts: Starts) -> Budget:
@@ -215,7 +234,7 @@ def _charge_round(
     record = failures.worker_record(ended.failure, ctx.node_of(ended.failure.pod))
     reason = "HangDetected" if ended.failure.kind is FailureClass.HANG else "WorkerFailed"
     event = EventRecord(reason, failures.describe_record(record), key=str(ended.round), warning=True)
-    failure = _NewFailure(str(ended.round), record, event)
+    failure = NewFailure(str(ended.round), record, event, ended.time)
     # The coordinator has acted on the rule already: a change of the rules since then must not alter the charge.
     rule = None if ended.action is None else MatchedRule(ended.rule, ended.action)
     if rule is not None and rule.action is FailureAction.FAIL_JOB:

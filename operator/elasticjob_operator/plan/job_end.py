@@ -130,8 +130,9 @@ def _failed(ctx: ReconcileContext, budget: Budget) -> JobOutcome:
             "or change spec.failurePolicy.rules"
         )
         return JobOutcome(False, "FailurePolicyRule", message, ctx.now, record)
+    within = f" within {ctx.spec.restart_window} s" if ctx.spec.restart_window else ""
     message = (
-        f"workers failed after {budget.counted} of {with_noun(ctx.spec.max_restarts, 'restart')}{cause}. "
+        f"workers failed after {budget.counted} of {with_noun(ctx.spec.max_restarts, 'restart')}{within}{cause}. "
         "See status.lastFailure; correct the cause and apply the job under a new name, "
         "or allow more restarts with spec.failurePolicy.maxRestarts"
     )

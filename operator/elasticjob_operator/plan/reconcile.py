@@ -258,6 +258,7 @@ def _operator_view(context: JobContext) -> OperatorView:
         sequence=0,
         settings=context.ctx.spec.settings,
         charged=context.budget.counted,
+        charged_since=context.budget.counted_since if context.ctx.spec.restart_window else 0.0,
         charged_round=context.budget.charged_round,
         charged_rounds=charged_rounds(context.budget),
         pods=context.workers.expected_pods,

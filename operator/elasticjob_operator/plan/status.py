@@ -39,6 +39,7 @@ def next_status(job: JobContext, current: dict[ConditionType, Condition], image:
         "rendezvousRound": job.world.rounds,
         "restarts": job.budget.restarts,
         "restartsCountTowardsMax": job.budget.counted,
+        "restartWindow": _restart_window(job),
         "failedStarts": job.starts.failed or None,
         "startFailures": job.starts.in_row or None,
         "chargedOutages": list(job.budget.outages[-MAX_OUTAGES:]),
@@ -71,6 +72,14 @@ def _with_due_fields(before: Mapping[str, Any], status: dict[str, Any], now: flo
     progressed = status.get(progress) != before.get(progress) and not trainer_status.is_early(before, now)
     lost = at(status, costs, "lostSeconds") != at(before, costs, "lostSeconds") and costs in before
     return status if progressed or lost else dict(before)
+
+
+def _restart_window(job: JobContext) -> dict[str, Any] | None:
+    """Return the window of the last restart that counts; None without restartWindowSeconds."""
+    if not (job.ctx.spec.restart_window and job.budget.counted_since):
+        return None
+    # Microseconds: the coordinator and the operator must agree on its end.
+    return {"start": timestamp(job.budget.counted_since, precise=True), "count": job.budget.counted}
 
 
 def _executions(job: JobContext) -> int:

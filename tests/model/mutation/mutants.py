@@ -76,14 +76,14 @@ MUTANTS = (
     _rendezvous(
         "one restart more than the budget",
         "round_end",
-        "state.charged >= state.settings.max_restarts",
-        "state.charged > state.settings.max_restarts",
+        "state.charged_at(ended.time) >= state.settings.max_restarts",
+        "state.charged_at(ended.time) > state.settings.max_restarts",
     ),
     _rendezvous(
         "one restart less than the budget",
         "round_end",
-        "state.charged >= state.settings.max_restarts",
-        "state.charged + 1 >= state.settings.max_restarts",
+        "state.charged_at(ended.time) >= state.settings.max_restarts",
+        "state.charged_at(ended.time) + 1 >= state.settings.max_restarts",
     ),
     _rendezvous(
         "failures on lost nodes are the cause",
@@ -335,8 +335,8 @@ MUTANTS = (
     _plan(
         "the operator's budget is off by one",
         "budget",
-        "if self.counted >= limit:",
-        "if self.counted > limit:",
+        "if window.count >= spec.max_restarts:",
+        "if window.count > spec.max_restarts:",
     ),
     _plan(
         "the operator counts a round again",

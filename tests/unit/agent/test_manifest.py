@@ -132,6 +132,11 @@ def test_failure_rules_reach_the_coordinator() -> None:
     assert parse_local_job(job(failurePolicy={"rules": [rule]})).settings.failure_rules == (expected,)
 
 
+def test_the_restart_window_reaches_the_coordinator() -> None:
+    assert parse_local_job(job()).settings.restart_window == 0
+    assert parse_local_job(job(failurePolicy={"restartWindowSeconds": 9})).settings.restart_window == 9
+
+
 def test_nodes_are_within_the_limits_of_the_job() -> None:
     with pytest.raises(ManifestError, match="--nodes: 5 must be within minReplicas, 2, and maxReplicas, 4"):
         parse_local_job(job(elasticPolicy=ELASTIC), nodes=5)

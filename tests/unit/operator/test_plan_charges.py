@@ -16,6 +16,7 @@ from elasticjob.contract.names import RoundId
 from elasticjob_operator.actions import CreateWorker
 from elasticjob_operator.model.observed import Observed
 from elasticjob_operator.model.pods import Pod
+from elasticjob_operator.model.raw import timestamp
 from elasticjob_operator.plan import Plan
 from elasticjob_operator.plan.budget import MAX_OUTAGES
 from support.operator_build import (
@@ -101,6 +102,44 @@ def test_status_names_a_bounded_number_of_outages() -> None:
     charged = [f"1.0.{n}" for n in range(1, MAX_OUTAGES + 1)]
     pods = (worker(0, **killed(100)), worker(1, **killed(1)))
     assert status_of(run(four(*pods, chargedOutages=charged)))["chargedOutages"] == [*charged[1:], "1.0.100"]
+
+
+def windowed(start: float, **policy: Any) -> Observed:
+    """Return a job with two restarts in a window of a minute, of which a pod has failed 1 s ago."""
+    known = status(
+        incarnations="0,0,0,0", targetReplicas=PODS, restarts=5, restartsCountTowardsMax=2,
+        restartWindow={"start": timestamp(start, precise=True), "count": 2},
+    )  # fmt: skip
+    spec = {"replicas": PODS, "failurePolicy": {"maxRestarts": 2, "restartWindowSeconds": 60, **policy}}
+    return replace(four(worker(0, **killed(2))), job=job(status=known, **spec))
+
+
+def test_a_failure_after_the_restart_window_starts_the_next_one() -> None:
+    p = run(windowed(NOW - 61))
+    status_ = status_of(p)
+    assert (status_["restarts"], status_["restartsCountTowardsMax"]) == (6, 1)
+    assert status_["restartWindow"] == {"start": timestamp(NOW - 1, precise=True), "count": 1}
+    assert p.operator_view is not None
+    assert (p.operator_view.charged, p.operator_view.charged_since) == (1, NOW - 1)
+    assert p.operator_view.settings.restart_window == 60
+
+
+def test_a_failure_within_the_restart_window_exceeds_its_budget() -> None:
+    target = next(c for c in status_of(run(windowed(NOW - 60)))["conditions"] if c["type"] == "FailureTarget")
+    assert target["reason"] == "MaxRestartsExceeded"
+    assert "workers failed after 2 of 2 restarts within 60 s" in target["message"]
+
+
+def test_the_time_of_the_failure_counts_and_not_that_of_the_reconcile() -> None:
+    late = run(windowed(NOW - 60), now=NOW + 3600)
+    assert "FailureTarget" in [c["type"] for c in status_of(late)["conditions"]]
+
+
+def test_without_a_restart_window_status_has_none() -> None:
+    p = run(four(worker(0, **killed(2))))
+    assert "restartWindow" not in status_of(p)
+    assert p.operator_view is not None
+    assert p.operator_view.charged_since == 0
 
 
 # ---- any order, any batches -----------------------------------------------------------------------------------------
