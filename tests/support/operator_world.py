@@ -257,11 +257,15 @@ class Store:
         missing = set(self.members) - set(self.connected)
         return bool(self.members) and (bool(missing) or len(self.members) != min(self.target, len(self.connected)))
 
-    def end(self, reason: EndReason, now: float, failed: str = "") -> None:
-        """End the round. A failure of pod `failed` is charged while the budget lasts; after that it ends the job."""
+    def end(self, reason: EndReason, now: float, failed: str = "", broken: str = "") -> None:
+        """End the round. A failure of pod `failed` is charged while the budget lasts; after that it ends the job.
+
+        A collective that breaks in pod `broken`, because another node is lost, is reported and not charged.
+        """
         if not self.members or self.outcome is not None:
             return
         failure = Failure(FailureClass.USER_ERROR, failed, now, rank=0, exit_code=1, exception="E") if failed else None
+        failure = Failure(FailureClass.COLLECTIVE_FAILED, broken, now, rank=0) if broken else failure
         known = self.view is not None and self.round in self.view.charged_rounds
         charged = bool(failed) and not known and self.charged < self.max_restarts
         self.ended.append(RoundEnded(self.round, reason, "ended", charged, now, len(self.members), failure))
@@ -460,7 +464,8 @@ class World:
                 del store.connected[name]
                 store.lost.add(name)
                 if name in store.members:
-                    store.end(EndReason.AGENT_LOST, self.api.now)
+                    others = [member for member in store.members if member != name]
+                    store.end(EndReason.AGENT_LOST, self.api.now, broken=others[0] if others else "")
 
     def fail_health_check(self, pod: Raw) -> None:
         """The agent of a pod reports its node as unhealthy and leaves the job. The pod ends later."""
