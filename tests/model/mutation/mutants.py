@@ -8,7 +8,8 @@ from pathlib import Path
 REPOSITORY = Path(__file__).resolve().parents[3]
 RENDEZVOUS = "agent/elasticjob/rendezvous"
 MACHINE = "agent/elasticjob/agent/machine"
-PLAN = "operator/elasticjob_operator/plan"
+OPERATOR = "operator/elasticjob_operator"
+PLAN = f"{OPERATOR}/plan"
 
 
 @dataclass(frozen=True)
@@ -373,5 +374,18 @@ MUTANTS = (
         "stores",
         '    if refusal is None:\n        return _succeed(ctx, f"{name} no longer exists")\n',
         "    if refusal is None:\n        return StorePlan(current, None, Actions())\n",
+    ),
+    _plan(
+        "a pod is created before its predecessor has ended",
+        "workers",
+        "if older := _older(ctx, decision, new):",
+        "if older := ():",
+    ),
+    # ---- what the watches delivered
+    Mutant(
+        "by the cache, stores are not sent what has changed",
+        f"{OPERATOR}/controller.py",
+        "if not idle or _sent(decided) != memory.sent or ",
+        "if not idle or ",
     ),
 )  # fmt: skip

@@ -10,6 +10,7 @@ from elasticjob.contract.messages import Outcome
 from elasticjob.contract.names import Label, Role
 from elasticjob_operator.controller import READ_SECONDS, Controller
 from elasticjob_operator.events import Recorder
+from elasticjob_operator.job_memory import LONGEST_RETRY
 from elasticjob_operator.keys import JobKeys
 from elasticjob_operator.kube import JOBS, PODS, SERVICES
 from elasticjob_operator.model.observed import JobKey
@@ -100,6 +101,18 @@ async def test_work_that_the_watch_shows_is_done_by_what_is_true_now(cluster: Cl
     created = [call for call in cluster.api.calls if call[:2] == ("create", "pods")]
     assert await cluster.reconcile(), "the cache lacks the successor, so the API server is asked"
     assert [call for call in cluster.api.calls if call[:2] == ("create", "pods")] == created
+
+
+async def test_a_refused_pod_is_tried_again_although_no_event_arrives() -> None:
+    cluster = Cluster()
+    cluster.api.quota = 1
+    for _ in range(4):
+        cluster.observe()
+        await cluster.reconcile()
+    cluster.api.quota = None
+    cluster.api.now += LONGEST_RETRY
+    await cluster.reconcile()
+    assert len(cluster.api.pods(Role.WORKER)) == 2
 
 
 async def test_an_own_write_is_not_undone_by_an_event_from_before_it(cluster: Cluster) -> None:
