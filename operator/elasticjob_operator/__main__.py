@@ -23,6 +23,7 @@ from elasticjob_operator.kube import CRDS, KubeApi, KubeError, NotFound, Unclear
 from elasticjob_operator.kube.client import KubeClient, NoCluster, connect_cluster
 from elasticjob_operator.lease import REQUEST_TIMEOUT, Election, LeaseLost
 from elasticjob_operator.model.observed import JobKey
+from elasticjob_operator.model.raw import mapping, objects
 from elasticjob_operator.settings import OperatorSettings, parse_settings
 from elasticjob_operator.steady_clock import SteadyClock
 from elasticjob_operator.store_links import StoreLinks
@@ -39,6 +40,9 @@ FIRST_API_RETRY = 1.0
 """Seconds until a starting operator repeats a request that got no answer; each further failure doubles it."""
 LONGEST_API_RETRY = 10.0
 CRD_NAME = f"{PLURAL}.{GROUP}"
+NEWEST_STATUS_FIELD = "backOff"
+"""The field of the status that the CRD got last of those from which the operator reads what it has decided."""
+_STATUS_FIELDS = ("schema", "openAPIV3Schema", "properties", "status", "properties")
 
 
 class CannotStart(Exception):  # noqa: N818
@@ -46,15 +50,21 @@ class CannotStart(Exception):  # noqa: N818
 
 
 async def check_crd(api: KubeApi) -> None:
-    """Raise CannotStart where the ElasticJob CRD is not installed; kopf would wait for it without an error."""
+    """Raise CannotStart where the ElasticJob CRD is not installed, kopf would wait for it without an error, or where it
+    is of an older version: the API server would drop status fields that the operator relies on."""
     try:
-        await until_answered(lambda: api.get(CRDS, None, CRD_NAME))
+        crd = await until_answered(lambda: api.get(CRDS, None, CRD_NAME))
     except NotFound:
         raise CannotStart(
             f"the CustomResourceDefinition {CRD_NAME} is not installed: apply crds/elasticjobs.yaml"
         ) from None
     except KubeError as error:
         raise CannotStart(f"the operator cannot read {CRD_NAME} from the API server: {error}") from None
+    schemas = (mapping(version, *_STATUS_FIELDS) for version in objects(crd, "spec", "versions"))
+    if not any(NEWEST_STATUS_FIELD in schema for schema in schemas):
+        raise CannotStart(
+            f"the CustomResourceDefinition {CRD_NAME} is older than this operator: apply crds/elasticjobs.yaml"
+        )
 
 
 async def until_answered(request: Callable[[], Awaitable[T]]) -> T:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from typing import Any, assert_never
 
@@ -72,16 +72,17 @@ class ActionExecutor:
     """`Plan.failed_starts`"""
 
     async def execute(self, actions: Iterable[Action]) -> list[str]:
-        """Create Secret, Services and gang, then store, workers and standby store, then delete and change what no
+        """Create Secret and Services, then store, gang, workers and standby store, then delete and change what no
         pod waits for; return the names of what was created.
 
-        After a failed creation the later creations are skipped, and so are pods while one of the first group does not
-        exist, whose creation is tried later; the last group is executed in any case. The job's memory records
-        failures, and when to try again.
+        After a failed creation the later creations are skipped, and so are pods while the Secret or a Service does not
+        exist, and workers while their gang does not, whose creation is tried later; the last group is executed in any
+        case. The job's memory records failures, and when to try again.
         """
         ordered = list(actions)
-        needed = (CreateSecret, CreateNodesService, CreateStoreService, CreateGang)
+        needed = (CreateSecret, CreateNodesService, CreateStoreService)
         prerequisites = [a for a in ordered if isinstance(a, needed)]
+        gangs = [a for a in ordered if isinstance(a, CreateGang)]
         stores = [a for a in ordered if isinstance(a, (CreateStore, UpdateStoreService))]
         workers = [a for a in ordered if isinstance(a, CreateWorker)]
         standbys = [a for a in ordered if isinstance(a, CreateStandbyStore)]
@@ -89,8 +90,8 @@ class ActionExecutor:
         changes = (DeletePod, DeleteService, DeleteGang, ResizeGang, ReplaceGang, DeleteJob, *budgets)
         others = [a for a in ordered if isinstance(a, changes)]
         done: list[_Result] = []
-        problem, missing = "", self._missing_children(prerequisites)
-        for stage in (prerequisites, stores, workers):
+        problem, no_child, no_gang = "", self._missing_children(prerequisites), self._missing_gang(gangs)
+        for stage, missing in ((prerequisites, no_child), (stores, ""), (gangs, no_gang), (workers, "")):
             if problem:
                 self._skip(stage, problem)
                 continue
@@ -106,20 +107,28 @@ class ActionExecutor:
         return [r.name for r in done if r.created]
 
     def _missing_children(self, creations: Iterable[Action]) -> str:
-        """Return why no pod can be created yet, although all of these creations succeed; empty if one can.
-
-        The refusals of the API server are in memory: the plan does not try a refused creation before its time.
-        """
+        """Return why no pod can be created yet, although all of these creations succeed; empty if one can."""
         children, name = self.memory.children or Children(), self.job.name
-        gang = manifests.gang_child(self.job, self.spec)
         created = {type(action) for action in creations}
         wanted = (
             (children.secret, CreateSecret, f"Secret/{manifests.key_secret(self.job)}"),
             (children.nodes, CreateNodesService, f"Service/{manifests.nodes_service(name)}"),
             (children.rendezvous, CreateStoreService, f"Service/{manifests.store_service(name)}"),
-            *(((children.gang, CreateGang, gang),) if gang else ()),
         )
-        missing = next((key for child, creation, key in wanted if child is None and creation not in created), "")
+        return self._why(
+            next((key for child, creation, key in wanted if child is None and creation not in created), "")
+        )
+
+    def _missing_gang(self, creations: Collection[Action]) -> str:
+        """Return why no worker can be created yet, although these creations succeed; empty if one can."""
+        gang, children = manifests.gang_child(self.job, self.spec), self.memory.children or Children()
+        return self._why(gang) if gang and children.gang is None and not creations else ""
+
+    def _why(self, missing: str) -> str:
+        """Return why this child does not exist; empty without a child.
+
+        The refusals of the API server are in memory: the plan does not try a refused creation before its time.
+        """
         refusal = self.memory.refusals.get(missing)
         return refusal.message if refusal else missing and f"{missing} does not exist yet"
 

@@ -8,6 +8,7 @@ from typing import Any
 from elasticjob_operator.backoff import doubling_delay
 from elasticjob_operator.lost_nodes import LostNodes
 from elasticjob_operator.model.observed import Children, Policies, Refusal, RefusalReason
+from elasticjob_operator.model.spec import GangProvider
 from elasticjob_operator.model.status import BackOff
 from elasticjob_operator.pod_sightings import PodSightings
 
@@ -33,8 +34,8 @@ class JobMemory:
     """Services and Secret as last read; None: read them at the next reconcile."""
     children_at: float = 0.0
     """When `children` was read."""
-    children_attempt: int = 0
-    """The execution attempt that `children` was read for: each has its own Secret."""
+    children_of: tuple[int, GangProvider] | None = None
+    """The execution attempt and the gang provider that `children` was read for: each has objects of its own."""
     policies: Policies | None = None
     """The job's policies as last read, created or changed; None: read them at the next reconcile."""
     policies_at: float = 0.0

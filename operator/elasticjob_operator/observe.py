@@ -80,7 +80,7 @@ async def observe_watched(
 
     Only Leases of suspected nodes are read.
     """
-    if memory.children is None or memory.policies is None or memory.children_attempt != attempt(job):
+    if memory.children is None or memory.policies is None or memory.children_of != _children_of(job):
         return None
     return await _observed(api, job, _sorted(pods), memory.children, memory, node_leases, link, standby_link, now)
 
@@ -179,8 +179,12 @@ def is_terminating(raw: Raw, job: Job) -> bool:
     )
 
 
+def _children_of(job: Job) -> tuple[int, GangProvider]:
+    return attempt(job), job.spec.gang if job.spec else GangProvider.NONE
+
+
 async def _children(api: KubeApi, job: Job, memory: JobMemory, now: float) -> Children:
-    stale = now >= memory.children_at + CHILDREN_SECONDS or memory.children_attempt != attempt(job)
+    stale = now >= memory.children_at + CHILDREN_SECONDS or memory.children_of != _children_of(job)
     if memory.children is None or stale:
         secret, nodes, rendezvous, gang = await asyncio.gather(
             _find(api, SECRETS, job, key_secret(job)),
@@ -197,7 +201,7 @@ async def _children(api: KubeApi, job: Job, memory: JobMemory, now: float) -> Ch
         if children.not_ours:
             # The job waits for their deletion: read them again at the next reconcile.
             return children
-        memory.children, memory.children_at, memory.children_attempt = children, now, attempt(job)
+        memory.children, memory.children_at, memory.children_of = children, now, _children_of(job)
     return memory.children
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from elasticjob_operator.job_memory import JobMemory
-from elasticjob_operator.kube import BUDGETS, KubeApi, NotFound, Resource
+from elasticjob_operator.kube import BUDGETS, KubeApi, NotFound, Refused, Resource
 from elasticjob_operator.manifests import disruption_budget
 from elasticjob_operator.manifests.policies import read_disruption_budget
 from elasticjob_operator.model.observed import Job, Policies, is_owned
@@ -37,9 +37,10 @@ def with_policy(policies: Policies, resource: Resource, raw: dict[str, Any] | No
 
 
 async def _find(api: KubeApi, resource: Resource, job: Job, name: str) -> dict[str, Any] | None:
-    """Return the job's object; None if there is none, or another owner's."""
+    """Return the job's object; None if there is none, another owner's, or one that the operator may not read: then it
+    may not create it either, and says so."""
     try:
         found = await api.get(resource, job.namespace, name)
-    except NotFound:
+    except (NotFound, Refused):
         return None
     return found if is_owned(found, job.uid) else None

@@ -52,6 +52,9 @@ class WatchCache:
     _pods_of: dict[str, set[str]] = field(default_factory=dict)
     """UIDs of pods by the UID of the job that their labels name."""
 
+    _gone: set[str] = field(default_factory=set)
+    """UIDs of objects whose end the watches have delivered since the last list began."""
+
     def job(self, key: JobKey) -> dict[str, Any] | None:
         """Return the job as raw JSON; None where the watch has not delivered it."""
         uid = self._uids.get(key)
@@ -72,6 +75,7 @@ class WatchCache:
         """Take over an event of the watch on jobs."""
         uid = text(raw, "metadata", "uid")
         if deleted:
+            self._gone.add(uid)
             self._drop_job(uid)
         else:
             self._put_job(uid, raw)
@@ -82,6 +86,7 @@ class WatchCache:
         key = (text(raw, "metadata", "namespace"), text(raw, "metadata", "labels", Label.JOB_NAME))
         uid = text(raw, "metadata", "uid")
         if deleted:
+            self._gone.add(uid)
             self._drop_pod(uid)
         elif _is_newer(self._pods.get(uid), raw):
             job_uid = text(raw, "metadata", "labels", Label.JOB_UID)
@@ -109,10 +114,13 @@ class WatchCache:
         see: Callable[[Raw], None],
         drop: Callable[[str], None],
     ) -> None:
+        self._gone.clear()
         before = {uid: entry for uid, entry in entries.items() if namespace in (None, entry.key[0])}
         for raw in await api.list(resource, namespace, selector):
             uid = text(raw, "metadata", "uid")
             before.pop(uid, None)
+            if uid in self._gone:
+                continue
             if uid not in entries or _version(raw) > entries[uid].version:
                 see(raw)
         for uid, entry in before.items():

@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from elasticjob.contract.names import DEFAULT_PORT, GROUP, KIND, PLURAL, VERSION
+from elasticjob_operator.__main__ import NEWEST_STATUS_FIELD
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 CRDS = REPOSITORY / "crds"
@@ -183,3 +184,7 @@ def test_the_chart_has_the_list_of_reserved_variables_of_the_contract() -> None:
 def test_the_agent_ships_the_same_schema() -> None:
     crd = yaml.safe_load((CRDS / "elasticjobs.yaml").read_text())
     assert JOB_SCHEMA.read_text() == generator().job_schema_text(crd)
+
+
+def test_the_operator_asks_for_a_status_field_that_the_crd_has() -> None:
+    assert NEWEST_STATUS_FIELD in CRD["properties"]["status"]["properties"]

@@ -91,6 +91,8 @@ class Agent:
         self._leave_timer: asyncio.TimerHandle | None = None
         self._leave_by = math.inf
         """When all workers must have ended, because the pod's grace period ends soon after; loop time."""
+        self._deadline = math.inf
+        """When the workers of this round must have ended, as the shared memory says; loop time."""
         self._saving = False
         """Whether copies of training state are saved while training continues, where they ask for it."""
         self._stores: list[StoreServer] = []
@@ -225,8 +227,9 @@ class Agent:
         self._dispatch(events.SignalReceived(signal_name))
 
     def _set_deadline(self, seconds: float) -> None:
-        """Let the workers know that they are killed after `seconds`, or earlier if the pod's grace period ends."""
-        self._workers.progress.set_deadline(min(self._leave_by, self._loop.time() + seconds))
+        """Let the workers know that they are killed after `seconds`, or earlier if an earlier end has been set."""
+        self._deadline = min(self._deadline, self._leave_by, self._loop.time() + seconds)
+        self._workers.progress.set_deadline(self._deadline)
 
     def _within_pod_grace(self, seconds: float, at_least: float) -> float:
         """Return `seconds`, or what the pod's grace period leaves if that is less; `at_least` if that is even less."""
@@ -259,6 +262,7 @@ class Agent:
                 log.info("%s", text)
             case LaunchWorkers(start):
                 self._reachability.begin_round(start)
+                self._deadline = math.inf
                 self._set_deadline(math.inf)
                 self._admit_workers(start)
                 self._step_times.stop()

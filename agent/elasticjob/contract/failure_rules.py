@@ -25,6 +25,10 @@ class FailureAction(str, Enum):
     """All workers restart, and no counter includes the restart: as after a lost node."""
 
 
+UNCOUNTED_ACTIONS = frozenset({FailureAction.RESTART_GROUP_UNCOUNTED, FailureAction.IGNORE})
+"""Actions after which maxRestarts does not limit how often the workers restart."""
+
+
 class ExitCodeOperator(str, Enum):
     """How `values` of a rule select exit codes."""
 

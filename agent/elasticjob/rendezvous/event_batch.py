@@ -18,6 +18,7 @@ from elasticjob.contract.messages import (
     MemberState,
     PodState,
     StepReport,
+    SuccessPolicy,
     WorkersFailed,
     WorkersStopped,
     WorkersSucceeded,
@@ -115,7 +116,7 @@ def may_wait(state: CoordinatorState, event: CoordinatorEvent, counts: OpenCount
         return round_.ending is not None or not gone
     if isinstance(event, NodeDisconnected):
         return member.accounted_for or not departure_reason(state, node)
-    return node.disconnected_at is None and _message_may_wait(round_, member, event, counts)
+    return node.disconnected_at is None and _message_may_wait(state, round_, member, event, counts)
 
 
 def _recovery_may_wait(
@@ -146,7 +147,9 @@ def _announcement_may_wait(state: CoordinatorState, round_: Round, agent_id: str
     return node is not None and last is not None and last.assignment.round == round_.id and last.state is member.state
 
 
-def _message_may_wait(round_: Round, member: Member, event: NodeMessage, counts: OpenCounts) -> bool:
+def _message_may_wait(
+    state: CoordinatorState, round_: Round, member: Member, event: NodeMessage, counts: OpenCounts
+) -> bool:
     """Return whether a member's message ends nothing: it is neither the first of its kind nor the last one."""
     message, ending = event.message, round_.ending
     about_round = (WorkersFailed, WorkersStopped, WorkersSucceeded, StepReport)
@@ -158,7 +161,9 @@ def _message_may_wait(round_: Round, member: Member, event: NodeMessage, counts:
         expected = stopping or (plan is not None and plan.last_step is not None)
         return member.accounted_for or (expected and counts.unstopped > 1)
     if isinstance(message, WorkersSucceeded):
-        return stopping or 1 < counts.not_succeeded < len(round_.members)
+        # With Any each success may end the job, also while the round ends.
+        all_needed = state.settings.success_policy is SuccessPolicy.ALL
+        return all_needed and (stopping or 1 < counts.not_succeeded < len(round_.members))
     if isinstance(message, StepReport):
         collecting = plan is not None and plan.last_step is None
         return not (plan and collecting) or _misses_steps(round_, plan, event.agent_id, message)

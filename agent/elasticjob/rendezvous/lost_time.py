@@ -6,6 +6,7 @@ scripts that report their training; for the others, time is lost until all worke
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 from elasticjob.contract.messages import LostTime, TrainingProgress
@@ -30,6 +31,9 @@ class LostTimeTracker:
     resumed_at: float = 0.0
     step: int | None = None
     """The highest step that the script has reported; None without a report."""
+    running: RoundId | None = None
+    """The last round whose workers all ran."""
+    running_since: float = -math.inf
     lost: tuple[LostTime, ...] = ()
     """The last ones that are over, the oldest first."""
 
@@ -39,11 +43,15 @@ def track_rounds(
 ) -> LostTimeTracker:
     """Return the tracker after the coordinator's state has changed. `outage`: the last one, if it is the last end."""
     if outage is not None and outage.round != tracker.fault:
-        since = outage.end_sent_at - outage.detect if tracker.since is None else tracker.since
+        # The time of a failure is by its node's clock, which may be wrong by hours.
+        began = max(outage.end_sent_at - outage.detect, tracker.running_since)
+        since = began if tracker.since is None else tracker.since
         tracker = replace(tracker, fault=outage.round, since=since, resumed=None)
+    round_ = state.round
+    if round_ is not None and round_.formed_at and round_.id != tracker.running:
+        tracker = replace(tracker, running=round_.id, running_since=now)
     if tracker.since is None or tracker.fault is None:
         return tracker
-    round_ = state.round
     if tracker.resumed is None and round_ is not None and round_.formed_at and round_.id > tracker.fault:
         tracker = replace(tracker, resumed=round_.id, resumed_at=now)
     if tracker.resumed is not None and (tracker.step is None or state.outcome is not None):

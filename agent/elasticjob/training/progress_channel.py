@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import atexit
 import json
+import operator
 import os
 import socket
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from time import monotonic_ns
-from typing import SupportsFloat
+from typing import SupportsFloat, SupportsIndex
 
 from elasticjob.contract.names import STACK_DUMP_SIGNAL, Env
 from elasticjob.contract.progress_page import HOLD, MAX_TEXT, NO_LIMIT, PageWord, open_page, write_text
@@ -44,12 +45,12 @@ class Stopped(SystemExit):
     """Raised by `progress` at the last step of a round that ends on plan; the process should exit with it."""
 
 
-def progress(step: int, total: int | None = None, metrics: Mapping[str, SupportsFloat] | None = None) -> None:
+def progress(step: int, total: SupportsIndex | None = None, metrics: Mapping[str, SupportsFloat] | None = None) -> None:
     """Report that `step` is done: an integer, 0 or more, that grows by the same amounts on every rank.
 
     `total` is the number of steps of the whole training. `metrics` are numbers or tensors of one element, by name. Rank
-    0 reports both to `status.trainerStatus`; it reads them once a second, and at the last step. TypeError: a metric is
-    no number. ValueError: too many metrics.
+    0 reports both to `status.trainerStatus`; it reads them once a second, and at the last step. TypeError: `total` is
+    no whole number, or a metric is no number. ValueError: too many metrics.
 
     Call it once a step on every rank, from the main thread. If the round ends on plan (a node joins, leaves or is
     drained), all ranks stop after the same step: there this runs the callbacks of `on_stop` and raises `Stopped`.
@@ -88,7 +89,7 @@ def deadline() -> float | None:
     if not _opened:
         _open()
     words = _words
-    if words is None or (at := words[PageWord.DEADLINE]) == NO_LIMIT:
+    if words is None or not 0 < (at := words[PageWord.DEADLINE]) < NO_LIMIT:  # 0: an older agent sets none
         return None
     return max(0.0, (at - monotonic_ns()) / 1e9)
 
@@ -124,19 +125,28 @@ def begin_round(kept_callbacks: int) -> None:
         _socket = None
 
 
-def _describe(words: memoryview, step: int, now: int, total: int | None, metrics: Mapping[str, SupportsFloat]) -> None:
+def _describe(
+    words: memoryview, step: int, now: int, total: SupportsIndex | None, metrics: Mapping[str, SupportsFloat]
+) -> None:
     """Write what the agent reports of the training, if this process is rank 0."""
     global _describe_at
     if _describe_at == _NEVER:
         return
     _describe_at = now + _DESCRIBE_NANOSECONDS
     values = {name: _number(name, value) for name, value in metrics.items()}
-    text = json.dumps({"total": total, "metrics": values}).encode()
+    text = json.dumps({"total": total if total is None else _whole_number(total), "metrics": values}).encode()
     if len(text) > MAX_TEXT:
         raise ValueError(f"the metrics need {len(text)} bytes as JSON, at most {MAX_TEXT} are possible: report fewer")
     if words[PageWord.TEXT_VERSION] == 0:
         words[PageWord.FIRST_STEP], words[PageWord.FIRST_TIME] = step, now
     write_text(words, text)
+
+
+def _whole_number(total: SupportsIndex) -> int:
+    try:
+        return operator.index(total)
+    except TypeError:
+        raise TypeError(f"total is {total!r}: use a whole number of steps, or leave it out") from None
 
 
 def _number(name: str, value: SupportsFloat) -> str:

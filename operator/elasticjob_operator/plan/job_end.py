@@ -20,7 +20,7 @@ from elasticjob_operator.plan import failures
 from elasticjob_operator.plan.budget import Budget
 from elasticjob_operator.plan.context import STORE_GRACE_SECONDS, Actions, ReconcileContext
 from elasticjob_operator.plan.starts import Starts, gives_up
-from elasticjob_operator.plan.terminations import is_stuck, next_checks
+from elasticjob_operator.plan.terminations import is_stuck, may_force, next_checks
 from elasticjob_operator.plan.world import World
 
 LEAVE_GRACE = 10.0
@@ -193,7 +193,13 @@ def remove_pods(ctx: ReconcileContext, outcome: JobOutcome, *, declared: bool) -
     if ctx.spec.clean_pods is CleanPods.NONE:
         running = []  # agents end with the outcome that the store sends them
     waiting = [p for p in running if ctx.now < deadline and _may_exit(p)]
-    actions = Actions(tuple(DeletePod(p.name, p.uid, _ENDED) for p in running if p not in waiting))
+    down = [p for p in ctx.observed.workers if p.deleting is not None and p.end is None and may_force(ctx, p)]
+    actions = Actions(
+        (
+            *(DeletePod(p.name, p.uid, "the kubelet of its node is down", force=True) for p in down),
+            *(DeletePod(p.name, p.uid, _ENDED) for p in running if p not in waiting),
+        )
+    )
     if waiting:
         actions += Actions(requeue_at=(deadline,))
     if unended := _unended_workers(ctx):

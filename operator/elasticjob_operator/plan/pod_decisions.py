@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from elasticjob.contract.failure_rules import UNCOUNTED_ACTIONS
 from elasticjob.contract.messages import Failure, FailureClass, Outcome, RoundPhase
 from elasticjob.contract.names import ExitCode
 from elasticjob_operator.backoff import growing_interval
@@ -154,11 +155,12 @@ def _decide_missing(ctx: ReconcileContext, index: int, incarnation: int) -> Keep
 
 
 def _decide_ended(ctx: ReconcileContext, pod: Pod) -> KeepPod | ReplacePod:
-    """The budget bounds how often failed pods are replaced; `MIN_POD_LIFETIME` bounds it for all other ends, because
-    a node may reject each pod as soon as it is created."""
+    """The budget bounds how often failed pods are replaced. `MIN_POD_LIFETIME` bounds it for all other ends, because
+    a node may reject each pod as soon as it is created, and for a job with rules by which failures do not count."""
     charged = is_own_failure(pod)
+    bounded = charged and not any(rule.action in UNCOUNTED_ACTIONS for rule in ctx.spec.failure_rules)
     ran = pod.end.seconds if pod.end else 0.0
-    if not charged and ran < MIN_POD_LIFETIME and ctx.now < pod.seen + MIN_POD_LIFETIME:
+    if not bounded and ran < MIN_POD_LIFETIME and ctx.now < pod.seen + MIN_POD_LIFETIME:
         return KeepPod(pod.seen + MIN_POD_LIFETIME)
     lost_at = ctx.now if pod.end is not None and pod.end.reason == CONTAINER_LOST else None
     return ReplacePod(f"{pod.name} ended: {describe_end(pod)}", charged, lost_at)

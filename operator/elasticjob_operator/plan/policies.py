@@ -32,5 +32,6 @@ def _wanted_min_available(ctx: ReconcileContext) -> int | None:
     A job that is to have minReplicas pods and no more gets none: it would refuse every eviction, and no drain would
     end.
     """
-    low = ctx.spec.min_replicas
-    return low if ctx.spec.disruption_budget and ctx.spec.settings.desired_pods > low else None
+    low, withdrawn = ctx.spec.min_replicas, ctx.status.scaled_down
+    pods = ctx.spec.settings.desired_pods - (len(withdrawn.indices) if withdrawn else 0)
+    return low if ctx.spec.disruption_budget and pods > low else None

@@ -45,7 +45,7 @@ from elasticjob_operator.plan.status import (
 from elasticjob_operator.plan.store_confirmation import confirmed_request
 from elasticjob_operator.plan.stores import StorePlan, current_store, no_store, plan_store
 from elasticjob_operator.plan.suspension import is_suspended, remove_children, resumes, stores_left
-from elasticjob_operator.plan.workers import WorkersPlan, draining_pods, plan_workers
+from elasticjob_operator.plan.workers import WorkersPlan, draining_pods, expected_pod_of, plan_workers
 from elasticjob_operator.plan.world import World, read_world
 
 SHORTEST_REQUEUE = 0.05
@@ -113,11 +113,11 @@ def plan(observed: Observed, image: str, now: float) -> Plan:
     ctx = ReconcileContext(observed, job.spec, now)
     already_declared = job_end.declared_outcome(ctx) is not None
     world = read_world(ctx)
-    idle = already_declared or is_suspended(ctx) or resumes(ctx)
+    idle = already_declared or is_suspended(ctx) or resumes(ctx) or _names_taken(ctx)
     starts = unchanged_starts(ctx) if idle else plan_starts(ctx, new_round=world.is_new_round)
     capacity = _plan_capacity(ctx, world, ended=already_declared)
     ctx = replace(ctx, withdrawn=capacity.withdrawn)
-    # No pod of a suspended job is missing or to be replaced.
+    # No pod of a suspended job is missing or to be replaced, and none of a job that can have no successor for it.
     decisions = () if idle and not already_declared else decide_pods(ctx, starts.retry_at)
     budget = unchanged_budget(ctx) if already_declared else plan_budget(ctx, decisions, starts)
     outcome = job_end.evaluate_outcome(ctx, world, budget, starts)
@@ -133,7 +133,8 @@ def plan(observed: Observed, image: str, now: float) -> Plan:
         store, workers = no_store(), _unchanged_workers(ctx)
         actions = Actions(requeue_at=(now,))
     elif _names_taken(ctx):
-        store, workers = current_store(ctx), _unchanged_workers(ctx)
+        expected = tuple(expected_pod_of(pod) for pod in ctx.observed.workers if pod.end is None)
+        store, workers = current_store(ctx), replace(_unchanged_workers(ctx), expected_pods=expected)
         actions = Actions(requeue_at=(now + _name_requeue(ctx),))
     else:
         store = plan_store(ctx)

@@ -17,6 +17,8 @@ less: the two are timed by different clocks."""
 MAX_METRICS = 32
 MAX_NAME = 128
 MAX_VALUE = 64
+MAX_STEPS = 2**53
+"""A larger total is no number of steps; the API server would reject the seconds that it leads to."""
 
 
 def trainer_status(job: JobContext) -> dict[str, Any] | None:
@@ -40,10 +42,12 @@ def is_early(before: Mapping[str, Any], now: float) -> bool:
 def _record(progress: TrainingProgress) -> dict[str, Any]:
     record: dict[str, Any] = {"step": progress.step}
     total = progress.total
-    if total is not None and total > 0:
+    if total is not None and 0 < total <= MAX_STEPS:
         done = min(max(progress.step, 0), total)
         record["progressPercentage"] = 100 * done // total
         if progress.step_seconds is not None or done == total:
-            record["estimatedRemainingSeconds"] = math.ceil((total - done) * (progress.step_seconds or 0.0))
-    metrics = [{"name": m.name[:MAX_NAME], "value": m.value[:MAX_VALUE]} for m in progress.metrics[:MAX_METRICS]]
-    return record | ({"metrics": metrics} if metrics else {})
+            seconds = (total - done) * (progress.step_seconds or 0.0)
+            record["estimatedRemainingSeconds"] = math.ceil(min(seconds, MAX_STEPS))
+    # Names are keys of a map list: the API server rejects two that are equal once they are cut.
+    values = {m.name[:MAX_NAME]: m.value[:MAX_VALUE] for m in progress.metrics[:MAX_METRICS]}
+    return record | ({"metrics": [{"name": name, "value": value} for name, value in values.items()]} if values else {})

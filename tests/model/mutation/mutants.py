@@ -222,7 +222,7 @@ MUTANTS = (
     _rendezvous(
         "any message of a member may wait in a batch",
         "event_batch",
-        "return node.disconnected_at is None and _message_may_wait(round_, member, event, counts)",
+        "return node.disconnected_at is None and _message_may_wait(state, round_, member, event, counts)",
         "return True",
     ),
     _rendezvous(

@@ -341,17 +341,21 @@ async def test_other_ranks_and_scripts_without_a_description_report_none(
 
 
 @pytest.mark.parametrize(
-    ("metrics", "error"),
+    ("arguments", "error"),
     [
-        ("{'loss': 'low'}", "TypeError: the metric 'loss' is no number: could not convert string to float: 'low'; use"),
-        ("{str(n): n for n in range(1000)}", "ValueError: the metrics need"),
+        ("total=float('inf')", "TypeError: total is inf: use a whole number of steps, or leave it out"),
+        (
+            "metrics={'loss': 'low'}",
+            "TypeError: the metric 'loss' is no number: could not convert string to float",
+        ),
+        ("metrics={str(n): n for n in range(1000)}", "ValueError: the metrics need"),
     ],
 )
-async def test_wrong_metrics_are_refused(
-    metrics: str, error: str, progress: WorkerProgress, monkeypatch: pytest.MonkeyPatch
+async def test_wrong_descriptions_are_refused(
+    arguments: str, error: str, progress: WorkerProgress, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RANK", "0")
-    call = f"elasticjob.progress(1, metrics={metrics})"
+    call = f"elasticjob.progress(1, {arguments})"
     text = f"import elasticjob\ntry:\n {call}\nexcept Exception as e:\n print(f'{{type(e).__name__}}: {{e}}')"
     worker = await script(text, path=progress.path)
     assert (await worker.line()).startswith(error)

@@ -10,7 +10,7 @@ import pytest
 from elasticjob.contract.names import Role
 from elasticjob_operator import manifests
 from elasticjob_operator.job_memory import LONGEST_RETRY
-from elasticjob_operator.kube import JOBS, NotFound, Refused, Resource
+from elasticjob_operator.kube import JOBS, PODS, NotFound, Refused, Resource
 from elasticjob_operator.kube.api import COSCHEDULING_GROUPS, VOLCANO_GROUPS, WORKLOADS
 from support.operator_build import UID, Raw, condition, elastic, job, raw_job, status
 from support.operator_cluster import Cluster
@@ -122,8 +122,8 @@ async def test_the_gang_exists_before_its_pods_and_its_size_follows_min_replicas
     cluster = Cluster(**provider, **SIZES)
     await cluster.reconcile_for(1.0)
     created = [call for call in cluster.api.calls if call[0] == "create"]
-    pods = [i for i, (_, plural, _) in enumerate(created) if plural == "pods"]
-    assert created.index(("create", "podgroups", "bert")) < pods[0]
+    workers = [i for i, (_, plural, name) in enumerate(created) if plural == "pods" and "rdzv" not in name]
+    assert created.index(("create", "podgroups", "bert")) < workers[0]
     before = cluster.api.objects[resource, "bert"]
     cluster.change(elasticPolicy={"minReplicas": 1, "maxReplicas": 4})
     await cluster.reconcile()
@@ -251,6 +251,38 @@ async def test_without_the_provider_the_job_waits_and_says_what_to_install(
     groups.error = None
     await cluster.reconcile_for(LONGEST_RETRY + 1.0)
     assert cluster.workers() == ["bert-0-0", "bert-1-0"]
+
+
+async def test_a_job_whose_provider_is_gone_gets_a_new_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The gang matters for new workers only."""
+    cluster = Cluster(**COSCHEDULING)
+    await cluster.reconcile_for(5.0)
+    NoGroups(cluster, monkeypatch, Refused)
+    cluster.api.remove(COSCHEDULING_GROUPS, "bert")
+    cluster.api.remove(PODS, "bert-rdzv-0")
+    await cluster.reconcile_for(120.0)
+    assert [p["metadata"]["name"] for p in cluster.api.pods(Role.STORE)] == ["bert-rdzv-1"]
+
+
+async def test_a_provider_that_is_removed_in_the_patch_that_suspends_raises_nothing() -> None:
+    cluster = Cluster(**COSCHEDULING)
+    await cluster.reconcile()
+    await cluster.reconcile()
+    cluster.change(gang={"provider": "none"}, suspend=True)
+    await cluster.reconcile_for(60.0)
+    assert job_status(cluster.api)["phase"] == "Suspended"
+
+
+async def test_reconciles_write_nothing_while_a_name_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = Cluster(**COSCHEDULING)
+    await cluster.reconcile_for(5.0)
+    cluster.api.put(COSCHEDULING_GROUPS, {"metadata": {"name": "bert"}, "spec": {"minMember": 7}})
+    evicted = {"type": "DisruptionTarget", "status": "True", "reason": "EvictionByEvictionAPI"}
+    cluster.api.objects[PODS, "bert-1-0"]["status"] = {"phase": "Failed", "conditions": [evicted]}
+    await cluster.reconcile_for(120.0)
+    before = len(cluster.api.calls)
+    await cluster.reconcile_for(60.0)
+    assert cluster.api.calls[before:] == []
 
 
 async def test_a_pod_group_of_another_owner_is_left_alone() -> None:

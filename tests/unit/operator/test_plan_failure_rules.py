@@ -13,6 +13,7 @@ from elasticjob.contract.names import RoundId
 from elasticjob_operator.actions import CreateWorker
 from elasticjob_operator.model.observed import Observed
 from elasticjob_operator.model.pods import Pod
+from elasticjob_operator.plan.pod_decisions import MIN_POD_LIFETIME
 from support.operator_build import (
     NOW,
     Raw,
@@ -174,3 +175,12 @@ def test_the_coordinator_gets_the_rules() -> None:
     assert p.operator_view is not None
     expected = FailureRule("mine", FailureAction.FAIL_JOB, reasons=(FailureClass.OOM_KILLED.value,))
     assert p.operator_view.settings.failure_rules == (expected,)
+
+
+@pytest.mark.parametrize(("action", "at_once"), [("RestartGroup", True), ("Ignore", False)])
+def test_a_failure_that_does_not_count_is_not_repeated_as_fast_as_containers_start(action: str, at_once: bool) -> None:
+    pod = worker(0, created=NOW - 1.0, **killed(1))
+    p = run(observed(rule(action), pod=pod))
+    assert bool([a for a in p.actions if isinstance(a, CreateWorker)]) is at_once
+    later = run(observed(rule(action), pod=replace(pod, seen=NOW - MIN_POD_LIFETIME)))
+    assert [a for a in later.actions if isinstance(a, CreateWorker)]

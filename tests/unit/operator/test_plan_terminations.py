@@ -88,6 +88,8 @@ def test_without_a_limit_no_worker_pod_is_deleted_by_force(timeout: int | None, 
     spec = {} if timeout is None else {"podTerminationTimeoutSeconds": timeout}
     suspended = observe(worker(1, deleting=NOW - 5), DEAD, conditions=[condition("Suspended")], suspend=True, **spec)
     assert forced(run(suspended)) == names
+    finished = observe(worker(1, deleting=NOW - 5), DEAD, conditions=[MET], **spec)
+    assert forced(run(finished)) == names
     replaced = steady(workers=(worker(0, node="n2"), worker(1, deleting=NOW - 5), worker(1, 1, node="n2")))
     fields = status(incarnations="0,1")
     assert forced(run(replace(replaced, job=job(status=fields, **spec), leases=DEAD))) == names

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 from typing import Any
 
@@ -55,9 +56,28 @@ def test_percentage_and_remaining_time(progress: TrainingProgress, fields: dict[
 
 
 def test_names_and_values_fit_the_schema() -> None:
-    many = tuple(Metric("n" * 200 + str(i), "1" * 100) for i in range(40))
+    many = tuple(Metric(f"{i}".rjust(100, "n") + "n" * 100, "1" * 100) for i in range(40))
     metrics = status_of(at(replace(PROGRESS, metrics=many)))["trainerStatus"]["metrics"]
     assert (len(metrics), len(metrics[0]["name"]), len(metrics[0]["value"])) == (32, 128, 64)
+
+
+def test_metrics_whose_names_are_equal_once_they_are_cut_are_one() -> None:
+    """The API server rejects a map list with a key twice, and with it the whole status."""
+    same = tuple(Metric("n" * 200 + str(i), str(i)) for i in range(3))
+    assert status_of(at(replace(PROGRESS, metrics=same)))["trainerStatus"]["metrics"] == [
+        {"name": "n" * 128, "value": "2"}
+    ]
+
+
+@pytest.mark.parametrize("total", [sys.maxsize, 10**400])
+def test_a_total_that_is_no_number_of_steps_is_left_out(total: int) -> None:
+    record = status_of(at(replace(PROGRESS, total=total, metrics=())))["trainerStatus"]
+    assert record == {"step": 41, "lastUpdatedTime": timestamp(NOW)}
+
+
+def test_the_estimate_of_very_long_training_fits_the_schema() -> None:
+    record = status_of(at(replace(PROGRESS, total=2**53, step_seconds=1e6)))["trainerStatus"]
+    assert record["estimatedRemainingSeconds"] == 2**53
 
 
 def test_progress_alone_is_written_twice_a_minute_at_most() -> None:

@@ -18,7 +18,7 @@ from elasticjob_operator.actions import (
 from elasticjob_operator.controller import Controller
 from elasticjob_operator.events import Recorder
 from elasticjob_operator.keys import JobKeys
-from elasticjob_operator.kube import BUDGETS, JOBS, Resource
+from elasticjob_operator.kube import BUDGETS, JOBS, PODS, Refused, Resource
 from elasticjob_operator.manifests import disruption_budget_manifest
 from elasticjob_operator.model.observed import DisruptionBudget, Policies
 from elasticjob_operator.policies import POLICIES_SECONDS
@@ -192,6 +192,24 @@ async def test_a_job_runs_without_a_budget_that_cannot_be_created(
     cluster.api.remove(BUDGETS, "bert")
     await cluster.reconcile(times=2, after=300.0)
     assert cluster.min_available() == 1
+
+
+async def test_an_operator_that_may_not_read_budgets_runs_the_job_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A new operator with the permissions of an older chart."""
+    cluster = Cluster(monkeypatch)
+    await cluster.reconcile()
+    get = cluster.api.get
+
+    async def refuse(resource: Resource, *arguments: Any) -> Any:
+        if resource is BUDGETS:
+            raise Refused("poddisruptionbudgets is forbidden", 403)
+        return await get(resource, *arguments)
+
+    monkeypatch.setattr(cluster.api, "get", refuse)
+    cluster.restart()
+    cluster.api.remove(PODS, "bert-1-0")
+    await cluster.reconcile()
+    assert [p["metadata"]["name"] for p in cluster.api.pods(Role.WORKER)] == ["bert-0-0", "bert-1-1"]
 
 
 def test_a_steady_job_with_its_budget_has_nothing_to_do() -> None:

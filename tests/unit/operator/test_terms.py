@@ -10,7 +10,7 @@ import pytest
 
 from elasticjob_operator import __main__ as operator_main
 from elasticjob_operator import handlers, lease
-from elasticjob_operator.__main__ import CRD_NAME, CannotStart, Operator, check_crd
+from elasticjob_operator.__main__ import CRD_NAME, NEWEST_STATUS_FIELD, CannotStart, Operator, check_crd
 from elasticjob_operator.kube import CRDS, LEASES, Refused, Unclear
 from elasticjob_operator.lease import Election
 from elasticjob_operator.settings import OperatorSettings
@@ -72,8 +72,14 @@ def api_with_crd() -> Any:
     """Return an API server with what the operator also reads of its client."""
     api: Any = Api(0.0)
     setattr(api, "last_success", 0.0)  # noqa: B010  # no attribute of `Api`
-    api.put(CRDS, {"metadata": {"name": CRD_NAME}})
+    api.put(CRDS, crd(NEWEST_STATUS_FIELD))
     return api
+
+
+def crd(*status_fields: str) -> dict[str, Any]:
+    status: dict[str, Any] = {"properties": {name: {} for name in status_fields}}
+    version = {"schema": {"openAPIV3Schema": {"properties": {"status": status}}}}
+    return {"metadata": {"name": CRD_NAME}, "spec": {"versions": [version]}}
 
 
 async def test_an_operator_that_loses_its_lease_stops_work_and_leads_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -114,6 +120,10 @@ async def test_a_starting_operator_waits_for_an_api_server_that_does_not_answer(
 async def test_a_starting_operator_without_permission_or_crd_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     api: Any = Api(0.0)
     with pytest.raises(CannotStart, match="is not installed"):
+        await check_crd(api)
+
+    api.put(CRDS, crd("phase", "conditions"))
+    with pytest.raises(CannotStart, match=r"is older than this operator: apply crds/elasticjobs\.yaml"):
         await check_crd(api)
 
     async def refuse(*_: Any) -> Any:

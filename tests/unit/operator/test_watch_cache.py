@@ -168,6 +168,23 @@ async def test_a_list_finds_a_job_and_a_pod_that_the_watch_has_not_delivered() -
     assert cluster.concerned == []
 
 
+async def test_a_pod_that_is_deleted_while_a_list_runs_stays_deleted(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache, listed = cluster.watch.cache, cluster.api.list
+    pod = next(p for p in cluster.api.pods(Role.WORKER))
+
+    async def slow(*args: Any) -> list[dict[str, Any]]:
+        found = await listed(*args)
+        if args[0] is PODS:
+            cache.see_pod(pod, True)
+        return found
+
+    monkeypatch.setattr(cluster.api, "list", slow)
+    await cache.list_again(cluster.api, ())
+    assert pod["metadata"]["name"] not in {p.name for _, p in cache.pods(UID)}
+
+
 async def test_a_list_of_another_namespace_drops_nothing(cluster: Cluster) -> None:
     nothing = Api(NOW)
     await cluster.watch.cache.list_again(nothing, ("other",))

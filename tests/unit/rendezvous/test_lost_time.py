@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from elasticjob.contract.messages import LostTime, TrainingProgress
+from elasticjob.contract.messages import Failure, FailureClass, LostTime, TrainingProgress, WorkersFailed
 from elasticjob.rendezvous import lost_time, recovery_times
 from elasticjob.rendezvous.state import CoordinatorEvent
 from support.rounds import Job, pods
@@ -76,6 +76,17 @@ def test_a_fault_while_steps_are_done_again_extends_the_time() -> None:
     job.now += 6
     job.step(10)
     assert job.lost() == [10]
+
+
+def test_a_clock_that_is_wrong_by_hours_costs_no_more_than_the_round() -> None:
+    job = job_of(0, 1)
+    job.now += 50
+    start = job.start_of(1)
+    failure = Failure(FailureClass.USER_ERROR, "j-1-0", job.now - 3600, rank=start.rank, exit_code=1)
+    job.send(1, WorkersFailed(start.round, failure))
+    job.stopped(0, 1)
+    job.started(0, 1)
+    assert job.lost() == [50]
 
 
 def test_only_the_last_ones_are_kept() -> None:

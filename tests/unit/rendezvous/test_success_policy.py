@@ -4,8 +4,18 @@ from __future__ import annotations
 
 import pytest
 
-from elasticjob.contract.messages import EndReason, Finish, Outcome, RoundPhase, SuccessPolicy
-from support.rounds import Job, job_of
+from elasticjob.contract.messages import (
+    EndReason,
+    Finish,
+    Outcome,
+    RoundPhase,
+    SuccessPolicy,
+    WorkersStopped,
+    WorkersSucceeded,
+)
+from elasticjob.rendezvous import rounds
+from elasticjob.rendezvous.state import NodeMessage
+from support.rounds import Job, agent_id, job_of
 
 
 def running(policy: SuccessPolicy) -> Job:
@@ -41,6 +51,20 @@ def test_a_node_that_succeeds_while_its_round_ends_completes_the_job() -> None:
     assert job.phase() is RoundPhase.ENDING
     job.succeed(2)
     assert job.finished(1) == Finish(Outcome.SUCCEEDED, "SuccessPolicy")
+
+
+@pytest.mark.parametrize("policy", SuccessPolicy)
+def test_a_success_that_arrives_together_with_the_stop_of_its_node_counts(policy: SuccessPolicy) -> None:
+    job = running(policy)
+    job.fail(0)
+    round_id = job.start_of(1).round
+    messages = (
+        (0, WorkersStopped(round_id, 6000)), (1, WorkersSucceeded(round_id)),
+        (1, WorkersStopped(round_id, 6001)), (2, WorkersStopped(round_id, 6002)),
+    )  # fmt: skip
+    events = [NodeMessage(agent_id(index), message) for index, message in messages]
+    state = rounds.decide_together(job.state, events, job.now).state
+    assert state.outcome is (Outcome.SUCCEEDED if policy is SuccessPolicy.ANY else None)
 
 
 def test_a_failure_of_one_node_restarts_the_group_all_the_same() -> None:

@@ -124,7 +124,7 @@ class WorkerProgress:
             raw = json.loads(text)
             metrics = tuple(Metric(str(name), str(value)) for name, value in raw["metrics"].items())
             total = None if raw["total"] is None else int(raw["total"])
-        except (ValueError, TypeError, KeyError, AttributeError):
+        except (ValueError, TypeError, KeyError, AttributeError, OverflowError):
             return None
         step_seconds = round(seconds / (step - first), 6) if step > first and seconds > 0 else None
         return TrainingProgress(self._round, step, total, step_seconds, metrics)
