@@ -75,10 +75,13 @@ class Store:
         link.receive = recorded  # type: ignore[method-assign]
         await self.coordinator.serve(link)
 
+    async def _stop(self) -> None:
+        self.coordinator.stop()
+        await self.server.close()
+
     def close(self) -> None:
         """Close every connection; nodes cannot connect again."""
-        self.coordinator.stop()
-        self.call(self.server.close())
+        self.call(self._stop())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(30)
         self._loop.close()
