@@ -20,8 +20,8 @@ pytest.importorskip("torch")
 
 @pytest.mark.timeout(900)
 def test_no_step_is_lost_or_wrong_whatever_happens(tmp_path: Path) -> None:
-    """The first 13 draws have each kind of fault at least once."""
+    """Some draws; `test_fault_kinds` has each kind of fault."""
     with FaultyJob(tmp_path) as job:
-        for incident in itertools.islice(draw_incidents(random.Random(1), possible_kinds()), 13):
+        for incident in itertools.islice(draw_incidents(random.Random(1), possible_kinds()), 6):
             print(job.inject(incident), flush=True)
         job.finish()
