@@ -683,7 +683,9 @@ def test_defaults_are_set_in_the_job(kube: Kube, jobs: dict[str, Json]) -> None:
     spec = kube.create("elasticjobs", NEW, NAMESPACE, dry_run=True)["spec"]
     assert spec["nprocPerNode"] == "auto"
     assert spec["preload"] == ["torch", "torch._dynamo"]
-    assert spec["failurePolicy"] == {"maxRestarts": 3, "maxStartFailures": 10, "avoidNodeSeconds": 86400}
+    assert spec["failurePolicy"] == {
+        "maxRestarts": 3, "maxStartFailures": 10, "avoidNodeSeconds": 86400, "restartWindowSeconds": 0,
+    }  # fmt: skip
     assert spec["rendezvous"]["port"] == 29400
     assert (spec["suspend"], spec["cleanPodPolicy"]) == (False, "Running")
     assert spec["restartStrategy"] == "InPlace"

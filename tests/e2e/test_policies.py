@@ -60,7 +60,7 @@ def test_an_eviction_below_min_replicas_is_refused_and_one_above_is_a_planned_en
         return bool(status.get("rendezvousRound", 0) > before and status.get("worldSize", 0) >= 2)
 
     after = kube.wait("elasticjobs", job.name, namespace, goes_on, timeout=60, what="a round after the eviction")
-    assert (after["status"]["restarts"], "lastFailure" in after["status"]) == (0, False)
+    assert (after["status"]["restarts"], after["status"]["lastFailure"]["reason"]) == (0, "EvictionByEvictionAPI")
     assert evicted not in {pod["metadata"]["name"] for pod in job.pods()}
     kube.delete("elasticjobs", job.name, namespace)
     kube.wait_gone("poddisruptionbudgets", namespace, job.selector, timeout=60)

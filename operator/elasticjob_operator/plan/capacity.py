@@ -45,8 +45,8 @@ class Capacity:
 
 
 def unchanged_capacity(ctx: ReconcileContext) -> Capacity:
-    """Return what status says: for a job that has ended."""
-    return Capacity(ctx.status.scaled_down, ctx.status.back_off, ctx.status.withdrawn)
+    """Return what status says, for a job that has ended: it asks for no pods again."""
+    return Capacity(ctx.status.scaled_down, None, ctx.status.withdrawn)
 
 
 def plan_capacity(ctx: ReconcileContext, world: World) -> Capacity:

@@ -18,8 +18,10 @@ from support.operator_build import (
     NOW,
     UID,
     Raw,
+    condition,
     conditions_of,
     elastic,
+    ended,
     gathering,
     job,
     link,
@@ -303,6 +305,14 @@ def test_a_suspended_job_does_not_back_off() -> None:
     p = run(below_min(spec=FIXED | {"suspend": True}))
     assert "backOff" not in status_of(p)
     assert reasons_of(p)["Running"] == ("False", "Suspended")
+
+
+def test_a_job_that_has_ended_no_longer_counts_how_often_it_gave_its_pods_back() -> None:
+    """A short job may end before the operator sees its round."""
+    met = condition("SuccessCriteriaMet", reason="AllAgentsSucceeded")
+    fields = status(conditions=[met]) | {"backOff": {"attempts": 1}}
+    p = run(replace(steady(workers=(worker(0, **ended(0)),)), job=job(status=fields, **FIXED)))
+    assert "backOff" not in status_of(p)
 
 
 def test_a_refusal_keeps_the_time_of_the_first_one_in_a_row() -> None:
