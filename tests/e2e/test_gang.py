@@ -83,7 +83,7 @@ def test_a_job_waits_for_its_gang_scheduler_and_then_has_a_pod_group(
     wait_blocked(kube, job, "set gang.coscheduling to true in the values of elasticjob's chart")
     permit(kube, namespace)
     wait_blocked(kube, job, "install the coscheduling plugin of scheduler-plugins with its CRDs")
-    assert kube.list("pods", namespace, job.selector) == []
+    assert job.pods() == []
     install_pod_groups()
     kube.wait("pods", "gang-2-0", namespace, bool, timeout=60, what="the pods are created")
     groups = [
