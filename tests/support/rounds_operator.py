@@ -118,9 +118,9 @@ def job_spec(target: int, maximum: int, spares: int, budget: int) -> JobSpec:
     """Return the parsed spec of the job."""
     template = {"spec": {"containers": [{"name": "main", "image": "user:1", "command": ["python", "train.py"]}]}}
     policy = {"minReplicas": MIN, "maxReplicas": maximum, "spares": spares}
-    return parse_spec(
-        {"replicas": target, "elasticPolicy": policy, "failurePolicy": {"maxRestarts": budget}, "template": template}
-    )
+    spec = {"replicas": target, "elasticPolicy": policy, "failurePolicy": {"maxRestarts": budget}}
+    # No rule of rounds depends on policies, so the simulation has none.
+    return parse_spec(spec | {"template": template, "disruptionBudget": False})
 
 
 def settings(target: int, maximum: int, spares: int, budget: int) -> RoundSettings:
