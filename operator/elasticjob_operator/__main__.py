@@ -50,8 +50,8 @@ class CannotStart(Exception):  # noqa: N818
 
 
 async def check_crd(api: KubeApi) -> None:
-    """Raise CannotStart where the ElasticJob CRD is not installed, kopf would wait for it without an error, or where it
-    is of an older version: the API server would drop status fields that the operator relies on."""
+    """Raise CannotStart where the ElasticJob CRD is not installed (kopf would wait for it without an error) or is older
+    than this operator (the API server would drop status fields that the operator relies on)."""
     try:
         crd = await until_answered(lambda: api.get(CRDS, None, CRD_NAME))
     except NotFound:

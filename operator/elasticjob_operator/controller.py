@@ -98,8 +98,7 @@ class Controller:
         memory.sent = _sent(decided)
         before = self.clock()
         await self._act(observed, decided, memory)
-        delays = (self.resync, decided.requeue_after, wait, self._retry_delay(memory, before))
-        return min(delay for delay in delays if delay is not None)
+        return self._next_delay(decided, wait, memory, before)
 
     async def _idle_until(self, key: JobKey) -> float | None:
         """Return the seconds until the next reconcile if, by what the watches delivered, there is nothing to do now."""
@@ -119,8 +118,7 @@ class Controller:
         idle = not decided.actions and not decided.event_records and (decided.status is None or wait is not None)
         if not idle or _sent(decided) != memory.sent or decided.withheld != memory.withheld:
             return None
-        delays = (self.resync, decided.requeue_after, wait, self._retry_delay(memory, now))
-        return min(delay for delay in delays if delay is not None)
+        return self._next_delay(decided, wait, memory, now)
 
     def _plan(self, key: JobKey, observed: Observed) -> Plan:
         """Plan with what is known of the stores of all jobs. Nothing awaits here: two plans never count the same."""
@@ -130,10 +128,12 @@ class Controller:
             self._census.record_links(lambda other: self.links.view(other).connected)
         return plan(replace(observed, reach=self._census.reach(now)), self.image, now)
 
-    def _retry_delay(self, memory: JobMemory, since: float) -> float | None:
-        """Return the seconds until actions that failed at `since` or later are tried again; None: none failed."""
+    def _next_delay(self, decided: Plan, wait: float | None, memory: JobMemory, since: float) -> float:
+        """Return the seconds until the next reconcile: for the plan, a minor status change that waits for `wait`
+        seconds, or actions that failed at `since` or later."""
         retry_at = memory.next_retry(since)
-        return None if retry_at is None else max(SHORTEST_REQUEUE, retry_at - self.clock())
+        retry = None if retry_at is None else max(SHORTEST_REQUEUE, retry_at - self.clock())
+        return min(delay for delay in (self.resync, decided.requeue_after, wait, retry) if delay is not None)
 
     def _postponed(self, decided: Plan, memory: JobMemory) -> float | None:
         """Return the seconds that a minor change may still wait; None: write now, or nothing to write.
