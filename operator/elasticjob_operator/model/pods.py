@@ -31,6 +31,8 @@ CONTAINER_LOST = "ContainerStatusUnknown"
 """The kubelet's reason for a container that it cannot find any more: its machine or the container runtime restarted."""
 _LOST_REASONS = (CONTAINER_LOST, "Unknown")
 """The reasons for that of kubelets and of containerd. Their exit codes (137, 255) are placeholders."""
+_LOST_EXIT_CODE = 255
+"""containerd's placeholder where it lost a container's shim process: the kubelet's reason is "Error" then."""
 _IMAGE_ERRORS = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "RegistryUnavailable")
 _START_ERRORS = ("CreateContainerConfigError", "CreateContainerError", "RunContainerError", "CrashLoopBackOff")
 
@@ -241,11 +243,14 @@ def _trainer(raw: Raw) -> str:
 def _container_end(terminated: Raw) -> TrainerEnd:
     message = text(terminated, "message")
     termination = _termination(message)
-    lost = text(terminated, "reason") in _LOST_REASONS and termination is None
     killed_in = None if termination else _killed_in(message)
+    exit_code = integer(terminated, "exitCode")
+    # An agent that is in a round leaves a termination message, whatever it exits with, unless it is killed (137).
+    lost_in_round = killed_in is not None and exit_code == _LOST_EXIT_CODE
+    lost = termination is None and (text(terminated, "reason") in _LOST_REASONS or lost_in_round)
     finished = moment(terminated, "finishedAt") or 0.0
     return TrainerEnd(
-        exit_code=None if lost else integer(terminated, "exitCode"),
+        exit_code=None if lost else exit_code,
         reason=CONTAINER_LOST if lost else text(terminated, "reason"),
         message="" if killed_in else message[-1024:],
         time=finished,

@@ -28,8 +28,9 @@ def observed(end: Raw) -> Observed:
         ended(137, CONTAINER_LOST),
         ended(255, "Unknown", InRound(RoundId(1, 0, 1))),
         ended(137, CONTAINER_LOST, InRound(RoundId(1, 0, 1))),
+        ended(255, "Error", InRound(RoundId(1, 0, 1))),
     ],
-    ids=["containerd", "kubelet", "containerd, in a round", "kubelet, in a round"],
+    ids=["containerd", "kubelet", "containerd, in a round", "kubelet, in a round", "containerd lost its shim"],
 )
 def test_the_machine_of_a_lost_container_is_avoided_and_nothing_is_charged(end: Raw) -> None:
     p = run(observed(end))
@@ -52,9 +53,17 @@ def test_the_machine_of_a_lost_container_is_avoided_and_nothing_is_charged(end: 
     [
         (ended(255), True),
         (ended(137), True),
+        (ended(255, "Error", declared(Outcome.ERROR)), True),
+        (ended(137, "Error", InRound(RoundId(1, 0, 1))), True),
         (ended(255, "Unknown", declared(Outcome.LEFT)), False),
     ],
-    ids=["the program exited with 255", "the program was killed", "the agent had left before"],
+    ids=[
+        "the program exited with 255",
+        "the program was killed",
+        "the agent exited with 255",
+        "the agent was killed in a round",
+        "the agent had left before",
+    ],
 )
 def test_no_machine_is_avoided_for_a_container_that_ended_by_itself(end: Raw, charged: bool) -> None:
     p = run(observed(end))
