@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -124,12 +126,23 @@ def collective_stuck(side: Side, after: int = 4) -> Sample:
     return recovery(side, fault, before=4, after=after, cap=30)
 
 
-def rank_hangs(side: Side) -> Sample:
+def rank_hangs(side: Side, hang: Fault = lambda s: stop_rank(s, 2)) -> Sample:
     """Rank 2 stops for ever. The time from the last step to the first of the new world, less the deadline."""
-    sample = recovery(side, lambda s: stop_rank(s, 2), before=4, after=4, cap=40, from_last_step=True)
+    sample = recovery(side, hang, before=4, after=4, cap=40, from_last_step=True)
     if sample.value is None:
         return sample
     return Sample(sample.value - DEADLINE, parts={"from the last step": sample.value})
+
+
+def process_stopped(side: Side) -> Sample:
+    """As `rank_hangs`, but no thread of the rank's process runs."""
+
+    def hang(s: Side) -> float:
+        moment = time.time()
+        os.kill(s.output.pid_of(2), signal.SIGSTOP)
+        return moment
+
+    return rank_hangs(side, hang)
 
 
 def stop_rank(side: Side, rank: int) -> float:
@@ -168,6 +181,11 @@ def in_process(folder: Path) -> Side:
     return Ours(folder, command=[sys.executable, TRAIN_IN_PROCESS, str(folder)])
 
 
+def in_process_with_deadline(folder: Path) -> Side:
+    """Return `in_process` with a `hangPolicy`."""
+    return Ours(folder, command=[sys.executable, TRAIN_IN_PROCESS, str(folder)], progress_timeout=DEADLINE)
+
+
 def nothing_lost(how: Callable[[Side], Sample]) -> Callable[[Side], Sample]:
     """Return a measure that has no value if rank 0 got another process, or made a step twice."""
 
@@ -202,8 +220,15 @@ def _row(
     return Row(name, title, "s", target, measures(how, made), {OURS: 5, BEST: 3, SHIPPED: 3}, seconds)
 
 
-def _row_in_process(name: str, title: str, target: float, how: Callable[[Side], Sample], seconds: float) -> Row:
-    return _row(name, f"in process: {title}", target, nothing_lost(how), seconds, in_process, False)
+def _row_in_process(
+    name: str,
+    title: str,
+    target: float,
+    how: Callable[[Side], Sample],
+    seconds: float,
+    ours: Callable[[Path], Side] = in_process,
+) -> Row:
+    return _row(name, f"in process: {title}", target, nothing_lost(how), seconds, ours, False)
 
 
 def _row_beside_peers(name: str, title: str, target: float, how: Callable[..., Sample], note: str) -> Row:
@@ -260,6 +285,22 @@ ROWS = [
     ),
     _row_beside_peers("lost-in-process", "node killed, 4 → 3", 0.4, node_lost, _SAME_SETTINGS),
     _row_in_process("joins-in-process", "node joins, 3 → 4: pause of the others", 0.1, node_joins, 60),
+    _row_in_process(
+        "hangs-in-process",
+        f"one rank hangs: beyond the deadline of {DEADLINE:g} s",
+        0.05,
+        rank_hangs,
+        100,
+        in_process_with_deadline,
+    ),
+    _row_in_process(
+        "stopped-in-process",
+        f"one process is stopped (SIGSTOP): beyond the deadline of {DEADLINE:g} s",
+        0.05,
+        process_stopped,
+        100,
+        in_process_with_deadline,
+    ),
     Row(
         "rank-hangs",
         f"one rank hangs: beyond the deadline of {DEADLINE:g} s",

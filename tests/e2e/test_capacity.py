@@ -1,15 +1,14 @@
-"""Jobs on a cluster that has no room for all of their pods. Three pods of `ROOM` fit, one on each machine."""
+"""Jobs on a cluster that has no room for all of their pods. Three pods of `ROOM` fit."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
-from support.jobs import Job, manifest
+from support.jobs import ROOM, Job, manifest
 from support.kube import Json, Kube, condition
 
 Submit = Callable[[Json], Job]
-ROOM: Json = {"requests": {"cpu": "1100m", "memory": "64Mi"}}
 FOR_EVER = "import time; time.sleep(600)"
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
 
-from support.jobs import Job, kubectl, manifest
-from support.kube import Json
+import pytest
+
+from support.jobs import DIGITS, ROOM, Job, kubectl, manifest
+from support.kube import Json, Kube
 from support.logbook import LogBook
 
 Submit = Callable[[Json], Job]
@@ -71,3 +73,44 @@ def test_a_deleted_pod_loses_no_step(
     for pod in ("leaving-0-0", "leaving-1-0"):
         assert_none_lost(book, pod)
     assert job.status()["restarts"] == 0
+
+
+@pytest.fixture
+def urgent(kube: Kube, namespace: str) -> Iterator[Json]:
+    """A pod of high priority that needs a machine for itself."""
+    group = {"apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass", "metadata": {"name": namespace}}
+    kube.create("priorityclasses", {**group, "value": 1000})
+    container = {"name": "urgent", "image": DIGITS, "command": ["sleep", "600"], "resources": ROOM}
+    yield {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": "urgent"},
+        "spec": {"priorityClassName": namespace, "containers": [container], "restartPolicy": "Never"},
+    }
+    kube.delete("priorityclasses", namespace)
+
+
+def test_a_job_yields_to_a_pod_of_higher_priority_and_grows_back(
+    submit: Submit, follow: Follow, kube: Kube, namespace: str, urgent: Json
+) -> None:
+    job = submit(stateful("yielding", replicas=3, resources=ROOM))
+    book = follow(job)
+    for _ in range(2):
+        job.wait_status(worldSize=3)
+        moment = time.time()
+        book.wait_steps_after(moment, world=3, timeout=120)
+        kube.create("pods", urgent, namespace)
+        running = lambda pod: pod["status"].get("phase") == "Running"  # noqa: E731
+        kube.wait("pods", "urgent", namespace, running, timeout=60, what="the urgent pod runs")
+        job.wait_status(worldSize=2)
+        last = max(s.time for s in book.steps if s.world == 3)
+        print(f"the urgent pod ran {time.time() - last:.2f} s after the last step with three nodes")
+        kube.delete("pods", "urgent", namespace, grace=0)
+    job.wait_status(worldSize=3)
+    book.wait_steps_after(time.time(), world=3, timeout=60)
+    stayed = [name for name in job.running() if name.endswith("-0")]
+    assert stayed, "at most one pod gives way each time"
+    for pod in stayed:
+        assert_none_lost(book, pod)
+    status = job.status()
+    assert (status["restarts"], status["restartsCountTowardsMax"]) == (0, 0)

@@ -72,6 +72,18 @@ def test_a_fault_in_a_recovery_and_one_in_the_recovery_from_that(point: str, job
 
 
 @pytest.mark.timeout(240)
+def test_a_process_whose_recovery_fails_twice_in_a_row_is_replaced(job: FaultyJob) -> None:
+    faults = (
+        RankFault("exception", 0, "step"),
+        RankFault("exception", 1, "formed", recovery=True),
+        RankFault("exception", 1, "called", recovery=True),
+    )
+    report = job.inject(Incident(faults, replaced=(2,)))
+    assert (report.kept, report.replaced) == (3, 1)
+    job.wait_for("rank 1 failed 2 times in a row before its first step: a new process takes its place")
+
+
+@pytest.mark.timeout(240)
 def test_a_rank_that_hangs_in_a_recovery_is_replaced_after_the_groups_time_out(job: FaultyJob) -> None:
     """It has made no step in this round that a `hangPolicy` could miss: the others' `init_process_group` fails."""
     faults = (RankFault("exception", 0, "step"), RankFault("SIGSTOP", 1, "called", recovery=True))

@@ -7,12 +7,14 @@ import re
 import signal
 import subprocess
 import sys
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
 from support.local_run import LocalRun, manifest
+from support.processes import agent_over
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(600)]
 
@@ -37,6 +39,7 @@ def command(example: str, *more: str) -> list[str]:
     return [sys.executable, str(EXAMPLES / example / "train.py"), *ARGUMENTS, commits, *more]
 
 
+@cache
 def undisturbed(example: str) -> dict[int, float]:
     """Return the loss of each step in a single process without an agent."""
     script = [sys.executable, "-m", "torch.distributed.run", "--standalone", *command(example)[1:]]
@@ -46,13 +49,6 @@ def undisturbed(example: str) -> dict[int, float]:
 def losses(output: str) -> list[tuple[int, float]]:
     """Return (step, loss) of each line that the rank 0 of the time printed."""
     return [(int(step), float(loss)) for step, loss in re.findall(r"step=(\d+) .*?loss=([\d.]+) world=", output)]
-
-
-def agent_over(pid: int) -> int:
-    """Return the process id of the agent among the parents of a worker."""
-    while b"\0agent\0--\0" not in Path(f"/proc/{pid}/cmdline").read_bytes():
-        pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-    return pid
 
 
 TRAINER = """
@@ -221,3 +217,23 @@ def test_a_killed_worker_and_a_drained_node_leave_the_training_as_it_was(example
     assert steps[-1] == STEPS
     assert len(steps) - len(set(steps)) <= 1, "the step in progress when a worker is killed is done again"
     assert STEPS - len(set(steps)) <= 1, "the killed worker may have done a step without printing it"
+
+
+def test_the_loss_of_all_nodes_costs_the_steps_since_the_last_checkpoint(tmp_path: Path) -> None:
+    """The checkpoint of two workers is loaded by three."""
+    saves = (f"--checkpoints={tmp_path}", "--checkpoint-every=5", "--step-delay=0.1")
+
+    def job(replicas: int) -> dict[str, object]:
+        return manifest(command("fsdp2", *saves), replicas=replicas, preload=PRELOAD["fsdp2"])
+
+    with LocalRun(job(2), tmp_path) as run:
+        run.wait_for("step=12 .* world=2", START)
+        run.signal(signal.SIGKILL)
+    with LocalRun(job(3), tmp_path) as run:
+        assert run.exit_code(START) == 0, run.text
+    found = losses(run.text)
+    first = found[0][0]
+    assert first > 10, "the checkpoint of step 10 was complete"
+    assert (first - 1) % 5 == 0
+    expected = undisturbed("fsdp2")
+    assert found == [(step, pytest.approx(expected[step], abs=2e-4)) for step in range(first, STEPS + 1)]

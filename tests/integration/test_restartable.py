@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from support.local_run import LocalRun, manifest
+from support.processes import agent_over
 from support.worker_scripts import script
 
 pytestmark = pytest.mark.torch
@@ -187,12 +188,19 @@ def test_a_node_is_lost_and_replaced(training: Training) -> None:
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("training", [{"hangPolicy": {"progressTimeoutSeconds": 10}}], indirect=True)
-def test_a_hanging_rank_is_interrupted(training: Training) -> None:
+@pytest.mark.parametrize(
+    "training", [{"hangPolicy": {"progressTimeoutSeconds": 10}, "stopGraceSeconds": 600}], indirect=True
+)
+def test_a_hanging_rank_is_interrupted_and_one_that_was_stopped_is_killed_at_once(training: Training) -> None:
     run, ranks = training.run, training.processes(3)
     training.request("hang", 1)
     found = training.processes(3)
     assert compare(found, ranks) == after(ranks)
+    ranks = found
+
+    os.kill(ranks[1][0], signal.SIGSTOP)
+    found = training.processes(3)
+    assert compare(found, ranks) == after(ranks, 1)
     training.request("done")
     assert run.exit_code() == 0, run.text
 
@@ -212,31 +220,39 @@ def test_the_exception_reaches_the_script_when_no_round_follows(training: Traini
 EXAMPLE = Path(__file__).parents[2] / "examples/restartable/train.py"
 
 
-def losses(text: str) -> dict[int, float]:
-    """Return the last loss of rank 0 by step."""
-    return {int(step): float(loss) for step, loss in re.findall(r"step=(\d+) loss=(\S+) world=3 rank=0", text)}
+def losses(text: str) -> list[tuple[int, str]]:
+    """Return (step, bits of the loss) of each line of rank 0, in this order."""
+    return [(int(step), loss) for step, loss in re.findall(r"step=(\d+) loss=(\S+) world=3 rank=0", text)]
 
 
 @pytest.mark.timeout(240)
 def test_the_example_trains_as_if_nothing_had_happened(tmp_path: Path) -> None:
-    """Same losses as a run without a fault, though two workers are killed.
+    """The same bits as in a run without a fault, though a worker is killed, a node is drained and a rank 0 is killed.
 
-    Their last digit may differ: a new DDP object sums the gradients of its first step in another order.
+    A DDP object that looks for unused parameters keeps the order in which it adds up gradients. Others change it
+    after their first step.
     """
-    command = [sys.executable, str(EXAMPLE), "--steps=120", "--step-delay=0.02"]
+    source = EXAMPLE.read_text().replace(
+        "DistributedDataParallel(network)", "DistributedDataParallel(network, find_unused_parameters=True)"
+    )
+    source = source.replace("loss={loss.item():.6f}", "loss={loss.item().hex()}")
+    assert source.count("find_unused_parameters") == source.count(".hex()") == 1
+    command = [*script(tmp_path, source), "--steps=120", "--step-delay=0.02"]
     spec: dict[str, Any] = {"replicas": 3, "preload": ["torch", "torch._dynamo"]}
     with LocalRun(manifest(command, **spec), tmp_path) as run:
         assert run.exit_code() == 0, run.text
         expected = losses(run.text)
+    assert [step for step, _ in expected] == list(range(1, 121))
     with LocalRun(manifest(command, **spec), tmp_path) as run:
         survivor = run.wait_for(r"step=20 .* rank=0 pid=(\d+)")[1]
-        for step, rank in ((30, 2), (60, 1)):
-            os.kill(int(run.wait_for(rf"step={step} .* rank={rank} pid=(\d+)")[1]), signal.SIGKILL)
+        os.kill(int(run.wait_for(r"step=30 .* rank=2 pid=(\d+)")[1]), signal.SIGKILL)
+        os.kill(agent_over(int(run.wait_for(r"step=60 .* rank=1 pid=(\d+)")[1])), signal.SIGTERM)
+        assert run.wait_for(r"step=80 .* rank=0 pid=(\d+)")[1] == survivor
+        os.kill(int(survivor), signal.SIGKILL)
         assert run.exit_code() == 0, run.text
-    assert losses(run.text) == pytest.approx(expected, abs=1e-5)
-    assert set(re.findall(r"rank=0 pid=(\d+)", run.text)) == {survivor}
-    steps = [int(step) for step in re.findall(r"step=(\d+) loss=\S+ world=3 rank=0", run.text)]
-    assert steps == list(range(1, 121)), "no completed step is lost"
+    found = losses(run.text)
+    assert set(found) == set(expected)
+    assert len(found) <= len(expected) + 1, "only the step in progress of a killed rank 0 may be done again"
 
 
 def ranks_and_pids(run: LocalRun, line: str, count: int) -> dict[str, str]:

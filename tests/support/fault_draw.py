@@ -49,6 +49,8 @@ class Incident:
     """Faults that happen at once, or one in the recovery from another."""
 
     faults: tuple[RankFault, ...]
+    replaced: tuple[int, ...] = ()
+    """Numbers of faults after which the rank has another process although their kind alone would not do that."""
 
     def __str__(self) -> str:
         return "".join(

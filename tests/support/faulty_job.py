@@ -268,9 +268,9 @@ class FaultyJob:
     ) -> FaultReport:
         newest = self._newest()
         now = set(newest.processes.values())
-        hit = {f.pid for f in fired if f.kind in REPLACES}
+        hit = {f.pid for i, f in enumerate(fired) if f.kind in REPLACES or i in incident.replaced}
         # A node that is connected again before its agent has noticed the cut keeps its process.
-        must_end = {f.pid for f in fired if f.kind in REPLACES and f.kind != "node cut"}
+        must_end = hit - {f.pid for f in fired if f.kind == "node cut"}
         assert before - now <= hit, f"{incident}: processes {before - now - hit} were replaced too\n{self.text}"
         assert not must_end & now, f"{incident}: processes {must_end & now} should have ended"
         if not ended:

@@ -11,6 +11,8 @@ from support.kube import ApiError, Json, Kube, condition, is_true
 from support.kubectl import run_tool
 
 DIGITS = "elasticjob-digits:0.1.0"
+ROOM: Json = {"requests": {"cpu": "1100m", "memory": "64Mi"}}
+"""Resources of which each machine of the test cluster has enough for one pod."""
 
 
 def manifest(name: str, command: list[str], **spec: Any) -> Json:

@@ -32,6 +32,7 @@ _PREFIX = {
     "customresourcedefinitions": "/apis/apiextensions.k8s.io/v1",
     "podgroups": "/apis/scheduling.x-k8s.io/v1alpha1",
     "poddisruptionbudgets": "/apis/policy/v1",
+    "priorityclasses": "/apis/scheduling.k8s.io/v1",
 }
 
 

@@ -44,6 +44,13 @@ def child_with(argument: str) -> int:
     raise AssertionError(f"no process with the argument {argument}")
 
 
+def agent_over(pid: int) -> int:
+    """Return the process id of the agent among the parents of a worker."""
+    while b"\0agent\0--\0" not in Path(f"/proc/{pid}/cmdline").read_bytes():
+        pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    return pid
+
+
 def environ_of(pid: int) -> dict[str, str]:
     """Return the environment at the start of a process."""
     pairs = Path(f"/proc/{pid}/environ").read_text().split("\0")

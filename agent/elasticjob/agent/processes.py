@@ -107,6 +107,12 @@ def has_ended(pid: int) -> bool:
     return _ended(_stat(pid))
 
 
+def is_stopped(pid: int) -> bool:
+    """Return whether a process was stopped by a signal, such as SIGSTOP, and runs no code until SIGCONT."""
+    stat = _stat(pid)
+    return bool(stat) and stat[0] == "T"
+
+
 def cleaners(pids: Iterable[int]) -> set[int]:
     """Return the processes that remove what others leave in shared memory, once those have ended."""
     return {pid for pid in pids if _is_cleaner(_command_line(pid))}

@@ -23,6 +23,7 @@ from elasticjob.agent.monitoring.stuck_processes import (
     BlockedThreads,
     blocked_threads,
     held_resources,
+    is_stopped,
     kill_timeout,
 )
 from elasticjob.agent.monitoring.worker_exits import (
@@ -63,6 +64,9 @@ themselves once the workers have; one that has just been started on a busy machi
 LEAVE_TIMEOUT = 10.0
 """Seconds from the end of the grace in which a worker that has left its function may end its process groups. The abort
 of many nccl groups and the end of large objects take seconds. A function that goes on does not get this time."""
+FAILED_CALLS = 2
+"""Calls of a function in a row that fail before their first step, after which its process is replaced: what is broken
+in it may stay, such as a library's state. One alone may be chance."""
 EXITING_LOOK_INTERVAL = 0.01
 """Seconds between two looks at the processes that an exiting worker has started: until it has ended they are not this
 process's children, and nothing reports their end."""
@@ -94,6 +98,8 @@ class _Worker:
     pipes: tuple[WorkerPipe, WorkerPipe]
     """Of stdout and stderr, as `tails`."""
     tails: tuple[Tail, Tail]
+    failed_calls: int = 0
+    """How many calls of its function in a row have failed by an error of their own before they made a step."""
 
     def close(self) -> None:
         for pipe in self.pipes:
@@ -233,6 +239,9 @@ class WorkerGroup:
             self._folder(start, local_rank)  # if this fails, all processes are parked still
         while self._parked:
             pid, before = self._parked.popitem()
+            if before.failed_calls >= FAILED_CALLS:
+                self._replace_broken(pid, before)
+                continue
             error_file = str(self._folder(start, before.local_rank) / "error.json")
             tails = (Tail(), Tail())
             rank = start.rank + before.local_rank
@@ -245,6 +254,13 @@ class WorkerGroup:
                 kill({pid})
                 worker.close()
         return called
+
+    def _replace_broken(self, pid: int, worker: _Worker) -> None:
+        text = "rank %d failed %d times in a row before its first step: a new process takes its place"
+        log.warning(text, worker.rank, worker.failed_calls)
+        self._exiting[pid] = _Exiting(worker.rank, time.monotonic(), reason_to_wait(pid))
+        kill({pid})
+        worker.close()
 
     def _prepare(self, start: StartRound, local_rank: int) -> tuple[_Worker, WorkerStart]:
         rank = start.rank + local_rank
@@ -381,6 +397,7 @@ class WorkerGroup:
                 if not self.stopping:
                     failure = self._raised(worker, exception, text)
                     self._record_start(worker, failure)
+                    self._running[pid] = self._count_failed_call(worker, failure)
                     self._ends.append(EndedWorker(worker.round, worker.local_rank, failure))
             case Parked(at_last_step=True):
                 self._ends.append(EndedWorker(worker.round, worker.local_rank, None, as_planned=True))
@@ -400,12 +417,21 @@ class WorkerGroup:
         )
         return failure_of(evidence, self._config.pod)
 
+    def _count_failed_call(self, worker: _Worker, failure: Failure) -> _Worker:
+        """Return a worker with the number of its failed calls. One that failed because of a peer counts as before."""
+        if failure.kind is FailureClass.COLLECTIVE_FAILED:
+            return worker
+        return replace(worker, failed_calls=0 if self._made_step(worker) else worker.failed_calls + 1)
+
+    def _made_step(self, worker: _Worker) -> bool:
+        return any(report.local_rank == worker.local_rank for report in self.progress.heartbeats())
+
     def _record_start(self, worker: _Worker, failure: Failure | None) -> None:
         """Let the launcher know, by the first worker whose end says so, whether the workers failed at once."""
         if self._start_recorded or self.stopping:
             return
-        made_step = any(report.local_rank == worker.local_rank for report in self.progress.heartbeats())
-        failed = fails_at_once(failure, time.monotonic() - self._started_at, made_step=made_step)
+        seconds = time.monotonic() - self._started_at
+        failed = fails_at_once(failure, seconds, made_step=self._made_step(worker))
         if failed is not None:
             self._start_recorded = True
             self._launcher.record_start(failed_at_once=failed)
@@ -510,6 +536,8 @@ class WorkerGroup:
             report_hang(failure)
         self.progress.release()
         self._begin_stop(first if grace > 0 else None, park=park and grace > 0)
+        if report_hang is not None:
+            kill(filter(is_stopped, self._running))  # nothing that was sent reaches them, and the other nodes wait
         if self._interrupted:  # after a hang the grace is shorter: it is for processes that are lost anyway
             grace = max(grace, self._config.stop_grace)
         await self._until(lambda: self._grace_skipped or self._have_ended(park=park and grace > 0), grace)
@@ -547,7 +575,11 @@ class WorkerGroup:
     def _have_ended(self, *, park: bool) -> bool:
         """Return whether no worker runs. Workers whose function has ended are parked if `park`."""
         if park:
-            parked = {pid: worker for pid, worker in self._running.items() if self.restartable.parked(pid)}
+            parked = {
+                pid: replace(worker, failed_calls=0) if self._made_step(worker) else worker
+                for pid, worker in self._running.items()
+                if self.restartable.parked(pid)
+            }
             self._parked |= parked
             self._running = {pid: worker for pid, worker in self._running.items() if pid not in parked}
         return not (self._running or self._launcher.has_shim_processes)
