@@ -23,7 +23,6 @@ from elasticjob.agent.monitoring.stuck_processes import (
     BlockedThreads,
     blocked_threads,
     held_resources,
-    is_stopped,
     kill_timeout,
 )
 from elasticjob.agent.monitoring.worker_exits import (
@@ -37,7 +36,16 @@ from elasticjob.agent.monitoring.worker_exits import (
     signal_name,
 )
 from elasticjob.agent.monitoring.worker_progress import ProgressReport, WorkerProgress
-from elasticjob.agent.processes import cleaners, descendants, has_ended, kill, reap, signal_group, signal_one
+from elasticjob.agent.processes import (
+    cleaners,
+    descendants,
+    has_ended,
+    is_stopped,
+    kill,
+    reap,
+    signal_group,
+    signal_one,
+)
 from elasticjob.agent.reporting.log_options import STDERR, STDOUT
 from elasticjob.agent.reporting.worker_output import (
     FILE_TIMEOUT,
