@@ -552,8 +552,9 @@ class WorkerGroup:
         await self._until(lambda: self._grace_skipped or not self._are_leaving(), LEAVE_TIMEOUT)
         self._interrupted = set()
         all_ended = await self._kill_all()
+        kept = {worker.pipes for worker in self._parked.values()}
         for worker in self._round:
-            if worker not in self._parked.values():
+            if worker.pipes not in kept:
                 worker.close()
         self._round = ()
         self._stopping_since = None
