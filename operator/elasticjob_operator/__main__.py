@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import prometheus_client
 
 from elasticjob.contract.names import GROUP, PLURAL
+from elasticjob.store.open_files import raise_open_file_limit
 from elasticjob_operator import handlers, keys, logs, metrics, probes
 from elasticjob_operator.backoff import doubling_delay
 from elasticjob_operator.controller import Controller
@@ -208,6 +209,7 @@ class Operator:
 
 async def run(settings: OperatorSettings) -> None:
     """Run the operator in this process until SIGTERM or SIGINT."""
+    raise_open_file_limit()  # a job needs two: the links to its store and to its standby store
     stop = asyncio.Event()
     for signum in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(signum, stop.set)

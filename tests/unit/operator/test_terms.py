@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import resource
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from elasticjob_operator import __main__ as operator_main
 from elasticjob_operator import handlers, lease
-from elasticjob_operator.__main__ import CRD_NAME, NEWEST_STATUS_FIELD, CannotStart, Operator, check_crd
+from elasticjob_operator.__main__ import CRD_NAME, NEWEST_STATUS_FIELD, CannotStart, Operator, check_crd, run
 from elasticjob_operator.kube import CRDS, LEASES, Refused, Unclear
 from elasticjob_operator.lease import Election
 from elasticjob_operator.settings import OperatorSettings
@@ -132,3 +134,18 @@ async def test_a_starting_operator_without_permission_or_crd_ends(monkeypatch: p
     monkeypatch.setattr(api, "get", refuse)
     with pytest.raises(CannotStart, match="forbidden"):
         await check_crd(api)
+
+
+async def test_the_operator_may_open_as_many_files_as_its_container_allows(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    # Container runtimes set a soft limit of 1024: the links to the stores of 512 jobs, with their standby stores.
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(1024, before[1] - 1), before[1]))
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "absent"))
+    try:
+        with pytest.raises(CannotStart, match="finds no cluster"):
+            await run(OperatorSettings(image="i", namespace="ns", identity="me"))
+        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (before[1], before[1])
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
