@@ -100,6 +100,10 @@ bench-rows: venv ## the rows of `make bench`, and how long each takes
 bench-cluster: venv cluster ## the rows that need the real cluster (ROWS=name,... REPEAT=n)
 	@PYTHONPATH=tests $(PY) -m benchmarks.in_cluster $(if $(ROWS),--rows $(ROWS)) $(if $(REPEAT),--repeat $(REPEAT))
 
+.PHONY: bench-operator
+bench-operator: venv ## the operator at a thousand jobs, on a real API server with simulated pods (JOBS=1000)
+	@PYTHONPATH=tests $(PY) -m benchmarks.operator_scale --jobs $(or $(JOBS),1000)
+
 .PHONY: soak
 soak: venv ## one fault a minute of every kind on the cluster (MINUTES=20 EVERY=60 SEED=1; LOCAL=1: without it)
 	@PYTHONPATH=tests $(PY) -m benchmarks.soak --minutes $(or $(MINUTES),20) --every $(or $(EVERY),60) \

@@ -121,10 +121,11 @@ def _kind_summary(kind: str, found: Sequence[Recovery]) -> dict[str, object]:
         "fault": kind,
         "times": len(found),
         "recovered": sum(r.pause is not None and r.full_size is not None for r in found),
-        "p50": _quantile(pauses, 0.5),
-        "p99": _quantile(pauses, 0.99),
+        "p50": quantile(pauses, 0.5),
+        "p99": quantile(pauses, 0.99),
     }
 
 
-def _quantile(ordered: Sequence[float], q: float) -> float | None:
+def quantile(ordered: Sequence[float], q: float) -> float | None:
+    """Return the smallest of the ordered values that is not less than a share `q` of them; None without any."""
     return ordered[min(len(ordered) - 1, math.ceil(q * len(ordered)) - 1)] if ordered else None

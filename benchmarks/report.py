@@ -40,12 +40,15 @@ def load() -> list[Figures]:
 def page(results: Sequence[Figures], drawn: Iterable[str]) -> str:
     local = [f for f in results if f["command"].startswith("make bench ")]
     cluster = [f for f in results if f["command"].startswith("make bench-cluster")]
+    operator = [f for f in results if f["command"].startswith("make bench-operator")]
     soaks = [f for f in results if f["command"].startswith("make soak")]
     parts = [_intro(), *(f"![{name}](img/{name}.png)\n" for name in drawn)]
     if local:
         parts += ["## Without a cluster\n", _machine(local), table(local), split(local), _notes(local)]
     if cluster:
         parts += ["## In a cluster\n", _machine(cluster), table(cluster), _notes(cluster)]
+    if operator:
+        parts += ["## The operator\n", _machine(operator), _operator(operator), _notes(operator)]
     for soak in soaks:
         parts.append(_soak(soak))
     return "\n".join(part for part in parts if part)
@@ -84,19 +87,19 @@ def table(results: Sequence[Figures]) -> str:
 
 
 def _line(f: Figures) -> str:
+    return "| " + " | ".join([*_cells(f), _ratio(f), f"`{f['command']}`"]) + " |"
+
+
+def _cells(f: Figures) -> list[str]:
+    """Return the title, our figure, the target and the figures of torchrun's two sides."""
     unit, sides = f["unit"], f["sides"]
     ours = sides[OURS]["median"]
     target = "" if f["want"] is None else f"{'≥' if f['more_is_better'] else '≤'} {_number(f['want'], unit)}"
     met = "" if f["want"] is None else " ✓" if _met(f) else " ✗"
     others = [_number(sides[s]["median"], unit) if s in sides else "" for s in _OTHERS]
     extra = [f"{s}: {_number(sides[s]['median'], unit)}" for s in sides if s not in (OURS, *_OTHERS)]
-    cells = [
-        f["title"] + (f" ({'; '.join(extra)})" if extra else ""),
-        f"**{_number(ours, unit)}**{met}",
-        target,
-        *others,
-    ]
-    return "| " + " | ".join([*cells, _ratio(f), f"`{f['command']}`"]) + " |"
+    title = f["title"] + (f" ({'; '.join(extra)})" if extra else "")
+    return [title, f"**{_number(ours, unit)}**{met}", target, *others]
 
 
 def _met(f: Figures) -> bool:
@@ -122,6 +125,20 @@ def _number(value: float | None, unit: str) -> str:
         return "never"
     text = f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
     return f"{text} {unit}".strip()
+
+
+def _operator(results: Sequence[Figures]) -> str:
+    lines = [
+        "`make bench-operator` runs the operator with its defaults (100 requests a second) on a real API server and",
+        "etcd. One process plays scheduler, kubelets, stores and agents, on the same cores. Pods run 1 to 2 s after",
+        "they were created; no training runs.\n",
+        "| row | operator | must reach |",
+        "|---|---|---|",
+    ]
+    for f in results:
+        _, ours, target, *_ = _cells(f)
+        lines.append(f"| {f['title']} | {ours} | {target} |")
+    return "\n".join(lines) + "\n"
 
 
 def split(results: Sequence[Figures]) -> str:

@@ -36,52 +36,9 @@ class ControlPlane:
 
     def start_store(self) -> None:
         """Start etcd and the API server, which retries until etcd answers."""
-        peer = "http://127.0.0.1:2380"
-        self.start(
-            "etcd",
-            f"--data-dir={self.layout.state / 'etcd'}",
-            f"--listen-client-urls={ETCD}",
-            f"--advertise-client-urls={ETCD}",
-            f"--listen-peer-urls={peer}",
-            f"--initial-advertise-peer-urls={peer}",
-            f"--initial-cluster=default={peer}",
-            # A crash of the machine ends the cluster anyway, so its data need not reach the disk.
-            "--unsafe-no-fsync=true",
-            "--log-level=warn",
-        )
-        self.start("kube-apiserver", *self.api_server_flags())
-
-    def api_server_flags(self) -> list[str]:
-        return [
-            f"--etcd-servers={ETCD}",
-            f"--service-cluster-ip-range={SERVICE_NETWORK}",
-            f"--bind-address={CONTROL_ADDRESS}",
-            f"--advertise-address={CONTROL_ADDRESS}",
-            f"--secure-port={API_PORT}",
-            f"--client-ca-file={self.pki('ca.crt')}",
-            f"--tls-cert-file={self.pki('apiserver.crt')}",
-            f"--tls-private-key-file={self.pki('apiserver.key')}",
-            f"--service-account-key-file={self.pki('sa.pub')}",
-            f"--service-account-signing-key-file={self.pki('sa.key')}",
-            f"--service-account-issuer={ISSUER}",
-            "--authorization-mode=Node,RBAC",
-            "--enable-admission-plugins=NodeRestriction",
-            "--allow-privileged=true",
-            f"--kubelet-certificate-authority={self.pki('ca.crt')}",
-            f"--kubelet-client-certificate={self.pki('apiserver-kubelet.crt')}",
-            f"--kubelet-client-key={self.pki('apiserver-kubelet.key')}",
-            # DNS does not resolve node names: logs and exec must use addresses.
-            "--kubelet-preferred-address-types=InternalIP",
-            f"--requestheader-client-ca-file={self.pki('ca.crt')}",
-            "--requestheader-allowed-names=front-proxy",
-            "--requestheader-extra-headers-prefix=X-Remote-Extra-",
-            "--requestheader-group-headers=X-Remote-Group",
-            "--requestheader-username-headers=X-Remote-User",
-            f"--proxy-client-cert-file={self.pki('front-proxy.crt')}",
-            f"--proxy-client-key-file={self.pki('front-proxy.key')}",
-            "--enable-aggregator-routing=true",
-            "--profiling=false",
-        ]
+        self.start("etcd", *etcd_flags(self.layout.state / "etcd", ETCD, "http://127.0.0.1:2380"))
+        flags = api_server_flags(self.layout.pki, ETCD, CONTROL_ADDRESS, API_PORT)
+        self.start("kube-apiserver", *flags)
 
     def start_controllers(self) -> None:
         """Start controller manager and scheduler, without leader election: each has only one replica."""
@@ -111,6 +68,55 @@ class ControlPlane:
         self.start("coredns", "-conf", str(corefile))
         # kube-proxy needs the name of an existing node; only NodePorts, which are unused, depend on which.
         self.start("kube-proxy", *proxy_flags(self.layout, self.layout.node(1).name, CONTROL_ADDRESS))
+
+
+def etcd_flags(data: Path, client: str, peer: str) -> list[str]:
+    """Return etcd's flags, with its two URLs."""
+    return [
+        f"--data-dir={data}",
+        f"--listen-client-urls={client}",
+        f"--advertise-client-urls={client}",
+        f"--listen-peer-urls={peer}",
+        f"--initial-advertise-peer-urls={peer}",
+        f"--initial-cluster=default={peer}",
+        # A crash of the machine ends the cluster anyway, so its data need not reach the disk.
+        "--unsafe-no-fsync=true",
+        "--log-level=warn",
+    ]
+
+
+def api_server_flags(pki: Path, etcd: str, address: str, port: int) -> list[str]:
+    """Return the API server's flags: the folder of its certificates, etcd's URL, and where it listens."""
+    return [
+        f"--etcd-servers={etcd}",
+        f"--service-cluster-ip-range={SERVICE_NETWORK}",
+        f"--bind-address={address}",
+        f"--advertise-address={address}",
+        f"--secure-port={port}",
+        f"--client-ca-file={pki / 'ca.crt'}",
+        f"--tls-cert-file={pki / 'apiserver.crt'}",
+        f"--tls-private-key-file={pki / 'apiserver.key'}",
+        f"--service-account-key-file={pki / 'sa.pub'}",
+        f"--service-account-signing-key-file={pki / 'sa.key'}",
+        f"--service-account-issuer={ISSUER}",
+        "--authorization-mode=Node,RBAC",
+        "--enable-admission-plugins=NodeRestriction",
+        "--allow-privileged=true",
+        f"--kubelet-certificate-authority={pki / 'ca.crt'}",
+        f"--kubelet-client-certificate={pki / 'apiserver-kubelet.crt'}",
+        f"--kubelet-client-key={pki / 'apiserver-kubelet.key'}",
+        # DNS does not resolve node names: logs and exec must use addresses.
+        "--kubelet-preferred-address-types=InternalIP",
+        f"--requestheader-client-ca-file={pki / 'ca.crt'}",
+        "--requestheader-allowed-names=front-proxy",
+        "--requestheader-extra-headers-prefix=X-Remote-Extra-",
+        "--requestheader-group-headers=X-Remote-Group",
+        "--requestheader-username-headers=X-Remote-User",
+        f"--proxy-client-cert-file={pki / 'front-proxy.crt'}",
+        f"--proxy-client-key-file={pki / 'front-proxy.key'}",
+        "--enable-aggregator-routing=true",
+        "--profiling=false",
+    ]
 
 
 def proxy_flags(layout: Layout, host: str, address: str) -> list[str]:

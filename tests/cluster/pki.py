@@ -48,8 +48,11 @@ FIXED = (
 COMPONENTS = ("controller-manager", "scheduler", "kube-proxy", "coredns")
 
 
-def create(folder: Path, nodes: Iterable[Node], kubeconfig: Path) -> None:
-    """Create all keys, certificates and kubeconfigs of a cluster in `folder`, and the admin's at `kubeconfig`."""
+def create(folder: Path, nodes: Iterable[Node], kubeconfig: Path, server: str = SERVER) -> None:
+    """Create all keys, certificates and kubeconfigs of a cluster in `folder`, and the admin's at `kubeconfig`.
+
+    `server`: the API server's URL. The kubeconfigs of components have the bare cluster's.
+    """
     folder.mkdir(parents=True, mode=0o700)
     names = list(nodes)
     authority(folder)
@@ -58,7 +61,7 @@ def create(folder: Path, nodes: Iterable[Node], kubeconfig: Path) -> None:
         list(pool.map(lambda identity: sign(folder, identity), identities))
     for name in [*COMPONENTS, *(node.name for node in names)]:
         write_kubeconfig(folder, name, folder / f"{name}.kubeconfig")
-    write_kubeconfig(folder, "admin", kubeconfig)
+    write_kubeconfig(folder, "admin", kubeconfig, server)
 
 
 def node_identity(node: Node) -> Identity:
@@ -92,7 +95,7 @@ def openssl(*arguments: str) -> None:
         raise ClusterError(f"openssl {arguments[0]} failed (OpenSSL 3 is required): {result.stderr.strip()}")
 
 
-def write_kubeconfig(folder: Path, name: str, target: Path) -> None:
+def write_kubeconfig(folder: Path, name: str, target: Path, server: str = SERVER) -> None:
     """Write a kubeconfig that contains its certificates, so that it can be copied."""
 
     def data(file: str) -> str:
@@ -103,7 +106,7 @@ def write_kubeconfig(folder: Path, name: str, target: Path) -> None:
         "kind": "Config",
         "current-context": "elasticjob",
         "clusters": [
-            {"name": "elasticjob", "cluster": {"server": SERVER, "certificate-authority-data": data("ca.crt")}}
+            {"name": "elasticjob", "cluster": {"server": server, "certificate-authority-data": data("ca.crt")}}
         ],
         "users": [
             {

@@ -1,0 +1,378 @@
+"""`make bench-operator`: the operator at a thousand jobs, with a real API server and simulated pods.
+
+The operator is the real process with its defaults, and so are etcd and kube-apiserver. One process plays all the rest:
+scheduler, kubelets, stores and nodes (`simulated_pods`). They share the machine's cores.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import base64
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import aiohttp
+import yaml
+
+from benchmarks import machine, report
+from benchmarks.api_server import api_server, free_ports
+from benchmarks.crowd import cpu_seconds
+from benchmarks.goodput import quantile
+from benchmarks.kube_requests import Json, KubeRequests, RequestRefusedError
+from benchmarks.operator_process import NAMESPACE as SYSTEM
+from benchmarks.operator_process import OperatorProcess, Requests, by_verb, mutating, share_of_limit, total
+from benchmarks.rendezvous import memory
+from benchmarks.row import OURS, Row, Sample
+from benchmarks.run import exit_on_sigterm, format_value, save
+from benchmarks.simulated_pods import JOBS as JOBS_PATH
+from benchmarks.simulated_pods import NAMESPACE, SimulatedPods
+from elasticjob.store.open_files import raise_open_file_limit
+from elasticjob_operator.settings import OperatorSettings
+
+JOBS = 1000
+"""Jobs of the rows in docs/benchmarks.md."""
+WORKERS = 4
+FAILURES = 200
+FAILURE_EVERY = 0.25
+"""Seconds from one failure to the next."""
+QUIET_SECONDS = 5.0
+"""The operator has nothing to do once it has sent no request for so long."""
+IDLE_SECONDS = 60.0
+LIMIT = 600.0
+"""Seconds that a step may take."""
+CRD = Path(__file__).parents[1] / "crds/elasticjobs.yaml"
+CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
+BUSY = 1.0
+"""Load average from which on a sample says that other programs ran."""
+
+
+@dataclass(frozen=True)
+class Goal:
+    """What a row must reach; `{jobs}` in its title is the number of jobs."""
+
+    title: str
+    want: float | None
+    unit: str
+    more_is_better: bool = False
+    note: str = ""
+
+
+ROWS = {
+    "operator-create": Goal(
+        f"{{jobs}} jobs of {WORKERS} pods applied at once: requests until all pods exist, of those that the rate limit "
+        "allows",
+        95.0,
+        "%",
+        more_is_better=True,
+    ),
+    "operator-requests": Goal(
+        f"requests of the life of a job of {WORKERS} pods",
+        30.0,
+        "",
+        note="From its creation until it is Complete and its stores are gone, by the operator's own metric.",
+    ),
+    "operator-mutating": Goal(
+        f"requests of the life of a job of {WORKERS} pods that change the API, without Events", WORKERS + 14.0, ""
+    ),
+    "operator-replacement": Goal("a pod fails: its replacement is created, p99 with {jobs} jobs", 1.0, "s"),
+    "operator-memory": Goal("memory of the operator with {jobs} jobs, peak", 250.0, "MB"),
+    "operator-restarted": Goal(
+        "operator restarted with {jobs} jobs: all stores have its view",
+        15.0,
+        "s",
+        note="From SIGTERM. No job restarts, and no pod is created.",
+    ),
+    "operator-idle-processor": Goal(
+        "{jobs} idle jobs: processor", 2.0, "% of a core", note="For a minute without the list of every 5 minutes."
+    ),
+    "operator-idle-requests": Goal("{jobs} idle jobs: requests in a minute, without Leases", 0.0, ""),
+    "operator-large-job": Goal(
+        "a job of {jobs} pods, then at once {small} small ones: all pods of the small ones exist", None, "s"
+    ),
+}
+
+
+@dataclass
+class Run:
+    """One operator and its jobs. Each step returns a sample for some of the rows."""
+
+    api: KubeRequests
+    pods: SimulatedPods
+    operator: OperatorProcess
+    jobs: int
+    port: int
+    """On which the stores listen."""
+
+    @property
+    def names(self) -> list[str]:
+        return [f"job-{number}" for number in range(self.jobs)]
+
+    async def live(self) -> dict[str, Sample]:
+        """Run one job from its creation to its end."""
+        before = await self.wait_until_quiet()
+        await self._apply([self._job("single", WORKERS)])
+        await self.pods.until("the job runs", lambda: self._run(["single"]), LIMIT)
+        await self.wait_until_quiet()
+        self.pods.succeed("single")
+        await self.pods.until("the job is complete", lambda: self._is_complete("single"), LIMIT)
+        used = await self.wait_until_quiet() - before
+        parts = by_verb(used)
+        return {
+            "operator-requests": Sample(total(used), parts=parts),
+            "operator-mutating": Sample(mutating(used)),
+        }
+
+    async def create(self) -> dict[str, Sample]:
+        """Apply all jobs at once and wait until they run."""
+        before, known, began = total(await self.operator.requests()), len(self.pods.created), time.monotonic()
+        await self._apply([self._job(name, WORKERS) for name in self.names])
+        applied = time.monotonic() - began
+        wanted = known + self.jobs * WORKERS
+        await self.pods.until("all pods exist", lambda: len(self.pods.created) >= wanted, LIMIT)
+        sent, seconds = total(await self.operator.requests()) - before, time.monotonic() - began
+        defaults = OperatorSettings("", "", "")
+        share = share_of_limit(sent, seconds, rate=defaults.qps, burst=defaults.burst)
+        await self.pods.until("all jobs run", lambda: self._run(self.names), LIMIT)
+        parts = {
+            "seconds": seconds,
+            "pods a second": self.jobs * WORKERS / seconds,
+            "requests a job": sent / self.jobs,
+            "seconds until all were applied": applied,
+            "seconds until all run": time.monotonic() - began,
+        }
+        await self.wait_until_quiet()
+        return {"operator-create": Sample(share, parts=parts)}
+
+    async def replace(self) -> dict[str, Sample]:
+        """Let a pod fail in one job after the other."""
+        before = await self.operator.requests()
+        failed: dict[str, float] = {}
+        for name in self.names[:FAILURES]:
+            node = self.pods.node(name, 1)
+            failed[f"{name}-1-{node.incarnation + 1}"] = await self.pods.fail(node)
+            await asyncio.sleep(FAILURE_EVERY)
+        created = self.pods.created
+        await self.pods.until("all failed pods are replaced", lambda: failed.keys() <= created.keys(), LIMIT)
+        seconds = sorted(created[pod] - failed[pod] for pod in failed)
+        await self.pods.until("all jobs run", lambda: self._run(self.names), LIMIT)
+        used = await self.wait_until_quiet() - before
+        parts = {"p50": quantile(seconds, 0.5) or 0.0, "longest": seconds[-1], "failures": float(len(seconds))}
+        parts["requests a failure"] = total(used) / len(seconds)
+        peak = memory(self.operator.pid) * 2**20 / 1e6
+        return {
+            "operator-replacement": Sample(quantile(seconds, 0.99), parts=parts),
+            "operator-memory": Sample(peak),
+        }
+
+    async def restart(self) -> dict[str, Sample]:
+        """End the operator and start it again."""
+        generation = max(store.view_generation for store in self.pods.stores())
+        restarts, pods = self._restarts(), set(self.pods.pods)
+        began = time.monotonic()
+        await self.operator.stop()
+        stopped = time.monotonic() - began
+        self.operator.start()
+        await self.pods.until("all stores have a view", lambda: self._followed(generation), LIMIT)
+        seconds = time.monotonic() - began
+        used = await self.wait_until_quiet()
+        parts = {"until it had stopped": stopped, "requests a job": total(used) / self.jobs}
+        parts["until it had nothing to do"] = time.monotonic() - QUIET_SECONDS - began
+        more, made = self._restarts() - restarts, sorted(set(self.pods.pods) - pods)
+        if more or made:
+            raise AssertionError(f"{more} restarts, {len(made)} pods were created: {', '.join(made[:5])}")
+        return {"operator-restarted": Sample(seconds, parts=parts)}
+
+    async def idle(self) -> dict[str, Sample]:
+        """Watch jobs that need nothing."""
+        before, processor = await self.operator.requests(), cpu_seconds(self.operator.pid)
+        await asyncio.sleep(IDLE_SECONDS)
+        share = 100 * (cpu_seconds(self.operator.pid) - processor) / IDLE_SECONDS
+        used = await self.operator.requests() - before
+        return {
+            "operator-idle-processor": Sample(share),
+            "operator-idle-requests": Sample(total(used), parts=by_verb(used)),
+        }
+
+    async def mix(self) -> dict[str, Sample]:
+        """Apply a large job, and at once many small ones."""
+        small = [f"small-{number}" for number in range(small_jobs(self.jobs))]
+        began = time.monotonic()
+        await self._apply([self._job("large", self.jobs)])
+        await self._apply([self._job(name, WORKERS) for name in small])
+        wanted = {f"{name}-{index}-0" for name in small for index in range(WORKERS)}
+        created = self.pods.created
+        await self.pods.until("the small jobs have their pods", lambda: wanted <= created.keys(), LIMIT)
+        large = {f"large-{index}-0" for index in range(self.jobs)}
+        await self.pods.until("the large job has its pods", lambda: large <= created.keys(), LIMIT)
+        last = max(created[pod] for pod in wanted) - began
+        parts = {"until the large one has its pods": max(created[pod] for pod in large) - began}
+        return {"operator-large-job": Sample(last, parts=parts)}
+
+    async def wait_until_quiet(self) -> Requests:
+        """Wait until the operator has nothing to do, and return its requests since its start."""
+        deadline = time.monotonic() + LIMIT
+        last, since = await self.operator.requests(), time.monotonic()
+        while time.monotonic() < since + QUIET_SECONDS:
+            await asyncio.sleep(0.2)
+            found = await self.operator.requests()
+            if found != last or not found:
+                last, since = found, time.monotonic()
+            if time.monotonic() >= deadline:
+                raise TimeoutError(f"the operator still sends requests after {LIMIT:g} s")
+        return last
+
+    async def _apply(self, jobs: Iterable[Json]) -> None:
+        await asyncio.gather(*(self.api.request("POST", JOBS_PATH, job) for job in jobs))
+
+    def _job(self, name: str, workers: int) -> Json:
+        container = {"name": "trainer", "image": "example.org/train:1", "command": ["python", "train.py"]}
+        spec = {
+            "replicas": workers,
+            "elasticPolicy": {"minReplicas": max(1, workers // 2), "maxReplicas": workers},
+            "rendezvous": {"port": self.port},
+            "template": {"spec": {"containers": [container]}},
+        }
+        return {
+            "apiVersion": "elasticjob.dev/v1alpha1",
+            "kind": "ElasticJob",
+            "metadata": {"name": name, "namespace": NAMESPACE},
+            "spec": spec,
+        }
+
+    # ---- what the watches have delivered
+
+    def _run(self, names: Sequence[str]) -> bool:
+        """Return whether all these jobs run at full size, beside a standby store."""
+        statuses = [self.pods.jobs.get(name, {}).get("status", {}) for name in names]
+        return all(
+            status.get("worldSize") == status.get("targetReplicas") and "standby" in status.get("rendezvous", {})
+            for status in statuses
+        )
+
+    def _is_complete(self, name: str) -> bool:
+        conditions = self.pods.jobs[name].get("status", {}).get("conditions", [])
+        complete = any(c["type"] == "Complete" and c["status"] == "True" for c in conditions)
+        return complete and self.pods.serving_store(name) is None
+
+    def _restarts(self) -> int:
+        return sum(int(job.get("status", {}).get("restarts", 0)) for job in self.pods.jobs.values())
+
+    def _followed(self, generation: int) -> bool:
+        stores = [self.pods.serving_store(name) for name in self.names]
+        return all(store is not None and store.view_generation > generation for store in stores)
+
+
+STEPS: dict[Callable[[Run], Awaitable[dict[str, Sample]]], tuple[str, ...]] = {
+    Run.live: ("operator-requests", "operator-mutating"),
+    Run.create: ("operator-create",),
+    Run.replace: ("operator-replacement", "operator-memory"),
+    Run.restart: ("operator-restarted",),
+    Run.idle: ("operator-idle-processor", "operator-idle-requests"),
+    Run.mix: ("operator-large-job",),
+}
+"""The steps in their order, and the rows of each."""
+
+
+def small_jobs(jobs: int) -> int:
+    """Return the number of small jobs beside a large one."""
+    return max(1, jobs // 10)
+
+
+async def measure(folder: Path, jobs: int) -> dict[str, Sample]:
+    """Return a sample of each row. A step that fails ends the run: its rows have no value, those after it no sample."""
+    raise_open_file_limit()
+    with api_server(folder) as server:
+        async with KubeRequests(server) as api:
+            master = await prepare(api)
+            pods, operator = SimulatedPods(api, master), OperatorProcess(server, folder)
+            await pods.start()
+            operator.start()
+            try:
+                return await _steps(Run(api, pods, operator, jobs, free_ports(1)[0]))
+            finally:
+                await operator.stop()
+                await pods.close()
+
+
+async def _steps(run: Run) -> dict[str, Sample]:
+    found: dict[str, Sample] = {}
+    for step, rows in STEPS.items():
+        try:
+            samples = await step(run)
+        except Exception as error:
+            problem = f"{type(error).__name__}: {error} {error.__cause__ or ''}".strip()
+            return found | {row: Sample(None, problem[:300]) for row in rows}
+        for row, sample in samples.items():
+            split = ", ".join(f"{name} {value:.3g}" for name, value in sample.parts.items())
+            print(f"  {row:24} {format_value(sample.value, ROWS[row].unit):16} [{split}]", flush=True)
+        found |= samples
+    return found
+
+
+async def prepare(api: KubeRequests) -> bytes:
+    """Wait for the API server and create what the operator needs. Return its master key."""
+    await _until_answered(api, "/api/v1/namespaces/kube-node-lease")
+    await api.request("POST", CRDS, yaml.safe_load(CRD.read_text()))
+    for name in (SYSTEM, NAMESPACE):
+        await api.request("POST", "/api/v1/namespaces", {"metadata": {"name": name}})
+    account = {"metadata": {"name": "default", "namespace": NAMESPACE}}
+    await api.request("POST", f"/api/v1/namespaces/{NAMESPACE}/serviceaccounts", account)
+    master = os.urandom(32)
+    secret = {
+        "metadata": {"name": OperatorSettings.master_secret, "namespace": SYSTEM},
+        "data": {"key": base64.b64encode(master).decode()},
+    }
+    await api.request("POST", f"/api/v1/namespaces/{SYSTEM}/secrets", secret)
+    await _until_answered(api, JOBS_PATH)
+    return master
+
+
+async def _until_answered(api: KubeRequests, path: str) -> None:
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        with suppress(RequestRefusedError, aiohttp.ClientConnectionError):
+            await api.get(path)
+            return
+        await asyncio.sleep(0.1)
+    raise TimeoutError(f"the API server does not answer {path}")
+
+
+def main() -> int:
+    options = _options()
+    exit_on_sigterm()
+    description = machine.describe()
+    load = os.getloadavg()[0]
+    busy = f"other programs ran: load average {load:.1f} before the run" if load >= BUSY else ""
+    begin = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="elasticjob-bench-", ignore_cleanup_errors=True) as folder:
+        samples = asyncio.run(measure(Path(folder), options.jobs))
+    took = time.monotonic() - begin
+    for name, sample in samples.items():
+        goal = ROWS[name]
+        title = goal.title.format(jobs=options.jobs, small=small_jobs(options.jobs))
+        print(f"{title:110} {format_value(sample.value, goal.unit)} {sample.note}", flush=True)
+        if options.jobs == JOBS and sample.value is not None:
+            note = "; ".join(text for text in (sample.note, busy) if text)
+            row = Row(name, title, goal.unit, goal.want, {}, {}, 0, goal.more_is_better, goal.note)
+            noted = Sample(sample.value, note, sample.parts)
+            save(row, {OURS: [noted]}, description, took, "make bench-operator")
+    if options.jobs == JOBS:
+        report.write()
+    return 0 if len(samples) == len(ROWS) and all(s.value is not None for s in samples.values()) else 1
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.operator_scale", description=__doc__)
+    parser.add_argument("--jobs", type=int, default=JOBS, help=f"only with {JOBS} jobs are figures saved")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
