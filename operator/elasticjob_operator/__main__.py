@@ -171,7 +171,7 @@ class Operator:
             raise_after=RAISE_AFTER if election else 0.0,
         )
         recorder = Recorder(self.api, s.identity)
-        watched = WatchCache(queue.enqueue)
+        watched = WatchCache(queue.enqueue, kueue=s.kueue)
         controller = Controller(self.api, job_keys, links, recorder, s.image, s.resync_seconds, clock, watched)
         return queue, links, watched
 

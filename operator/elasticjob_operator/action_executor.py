@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, assert_never
 
 from elasticjob_operator import manifests
@@ -19,15 +20,21 @@ from elasticjob_operator.actions import (
     CreateStore,
     CreateStoreService,
     CreateWorker,
+    CreateWorkload,
     DeleteDisruptionBudget,
     DeleteGang,
     DeleteJob,
     DeletePod,
     DeleteService,
+    DeleteWorkload,
+    FinishWorkload,
+    MarkPodsReady,
+    ReleaseQuota,
     ReplaceGang,
     ResizeGang,
     UpdateDisruptionBudget,
     UpdateStoreService,
+    UpdateWorkload,
 )
 from elasticjob_operator.job_memory import LONGEST_OPTIONAL_RETRY, LONGEST_RETRY, JobMemory
 from elasticjob_operator.keys import JobKeys
@@ -45,11 +52,20 @@ from elasticjob_operator.kube import (
     Refused,
     Resource,
 )
+from elasticjob_operator.kube.api import KUEUE_WORKLOADS
 from elasticjob_operator.kube.gangs import GANG_RESOURCES, explain_gang_refusal
+from elasticjob_operator.kube.kueue import (
+    explain_priority_refusal,
+    explain_workload_refusal,
+    read_pod_changes,
+    read_priority,
+)
 from elasticjob_operator.manifests.names import attempt
 from elasticjob_operator.manifests.services import store_selector
 from elasticjob_operator.model.observed import Children, Job, RefusalReason, is_owned
+from elasticjob_operator.model.raw import Raw
 from elasticjob_operator.model.spec import JobSpec
+from elasticjob_operator.model.workload import PodChanges
 from elasticjob_operator.observe import is_terminating
 from elasticjob_operator.policies import POLICIES, with_policy
 
@@ -70,14 +86,16 @@ class ActionExecutor:
     """Unix seconds."""
     failed_starts: int = 0
     """`Plan.failed_starts`"""
+    _pod_changes: PodChanges = field(default_factory=PodChanges)
+    """What the queue's admission adds to worker pods."""
 
     async def execute(self, actions: Iterable[Action]) -> list[str]:
         """Create Secret and Services, then store, gang, workers and standby store, then delete and change what no
         pod waits for; return the names of what was created.
 
         After a failed creation the later creations are skipped, and so are pods while the Secret or a Service does not
-        exist, and workers while their gang does not, whose creation is tried later; the last group is executed in any
-        case. The job's memory records failures, and when to try again.
+        exist, and workers while their gang does not, whose creation is tried later, or while the flavor of their quota
+        is unknown; the last group is executed in any case. The job's memory records failures, and when to try again.
         """
         ordered = list(actions)
         needed = (CreateSecret, CreateNodesService, CreateStoreService)
@@ -87,11 +105,13 @@ class ActionExecutor:
         workers = [a for a in ordered if isinstance(a, CreateWorker)]
         standbys = [a for a in ordered if isinstance(a, CreateStandbyStore)]
         budgets = (CreateDisruptionBudget, UpdateDisruptionBudget, DeleteDisruptionBudget)
-        changes = (DeletePod, DeleteService, DeleteGang, ResizeGang, ReplaceGang, DeleteJob, *budgets)
+        queueing = (CreateWorkload, UpdateWorkload, DeleteWorkload, MarkPodsReady, ReleaseQuota, FinishWorkload)
+        changes = (DeletePod, DeleteService, DeleteGang, ResizeGang, ReplaceGang, DeleteJob, *budgets, *queueing)
         others = [a for a in ordered if isinstance(a, changes)]
         done: list[_Result] = []
-        problem, no_child, no_gang = "", self._missing_children(prerequisites), self._missing_gang(gangs)
-        for stage, missing in ((prerequisites, no_child), (stores, ""), (gangs, no_gang), (workers, "")):
+        problem, no_child = "", self._missing_children(prerequisites)
+        no_group = self._missing_gang(gangs) or (await self._read_pod_changes() if workers else "")
+        for stage, missing in ((prerequisites, no_child), (stores, ""), (gangs, no_group), (workers, "")):
             if problem:
                 self._skip(stage, problem)
                 continue
@@ -123,6 +143,16 @@ class ActionExecutor:
         """Return why no worker can be created yet, although these creations succeed; empty if one can."""
         gang, children = manifests.gang_child(self.job, self.spec), self.memory.children or Children()
         return self._why(gang) if gang and children.gang is None and not creations else ""
+
+    async def _read_pod_changes(self) -> str:
+        """Read what the queue's admission adds to worker pods; return why it is unknown, or an empty string."""
+        if self.memory.workload is None:
+            return ""
+        try:
+            self._pod_changes = await read_pod_changes(self.api, self.memory.workload)
+        except KubeError as error:
+            return str(error)
+        return ""
 
     def _why(self, missing: str) -> str:
         """Return why this child does not exist; empty without a child.
@@ -159,6 +189,7 @@ class ActionExecutor:
                 pod = manifests.worker_pod_manifest(
                     self.job, self.spec, index, incarnation, self.image, avoid, self.failed_starts
                 )
+                manifests.apply_admission(pod, self._pod_changes)
                 return await self._create(PODS, "", pod)
             case UpdateStoreService(uid, incarnation):
                 selector = {"spec": {"selector": store_selector(self.job, incarnation)}}
@@ -177,6 +208,19 @@ class ActionExecutor:
             case DeleteService(name, uid):
                 self.memory.children = None
                 return await self._delete(SERVICES, name, uid)
+            case CreateWorkload(name, replaces):
+                return await self._create_workload(name, replaces)
+            case UpdateWorkload(name, uid):
+                return await self._patch(KUEUE_WORKLOADS, name, uid, manifests.workload_request(self.job, self.spec))
+            case DeleteWorkload(name, uid):
+                return await self._delete(KUEUE_WORKLOADS, name, uid)
+            case MarkPodsReady():
+                return await self._write_workload(manifests.ready_status)
+            case ReleaseQuota():
+                return await self._write_workload(manifests.released_status)
+            case FinishWorkload(succeeded, message):
+                finished = partial(manifests.finished_status, succeeded=succeeded, message=message)
+                return await self._write_workload(finished)
             case CreateDisruptionBudget(min_available):
                 body = manifests.disruption_budget_manifest(self.job, min_available)
                 result = await self._create(BUDGETS, "PodDisruptionBudget/", body, LONGEST_OPTIONAL_RETRY)
@@ -208,6 +252,29 @@ class ActionExecutor:
         self.memory.children = None
         return await self._delete(GANG_RESOURCES[self.spec.gang], manifests.gang_name(self.job), uid)
 
+    async def _create_workload(self, name: str, replaces: tuple[str, str]) -> _Result:
+        try:
+            priority = await read_priority(self.api, self.job, self.spec)
+        except (Refused, NotFound) as error:
+            return self._refused(manifests.workload_child(name), name, error, explain_priority_refusal(error))
+        except KubeError as error:
+            return _Result(name, problem=str(error))
+        body = manifests.workload_manifest(self.job, self.spec, name, priority, replaces)
+        return await self._create(KUEUE_WORKLOADS, "Workload/", body, explain=explain_workload_refusal)
+
+    async def _write_workload(self, new_status: Callable[[Raw, float], Raw]) -> _Result:
+        """Change the status of the Workload that was observed; the API server refuses it if that has changed since."""
+        raw = self.memory.workload
+        if raw is None:
+            return _Result("")
+        name: str = raw["metadata"]["name"]
+        body = {**raw, "status": new_status(raw, self.clock())}
+        try:
+            await self.api.update(KUEUE_WORKLOADS, self.job.namespace, body, "status")
+        except KubeError as error:
+            return _Result(name, problem=str(error))
+        return _Result(name)
+
     async def _create(
         self,
         resource: Resource,
@@ -227,17 +294,21 @@ class ActionExecutor:
             return await self._existing(resource, child, name, str(error), longest_retry)
         except (Refused, NotFound) as error:
             # NotFound on create means that the namespace does not exist, or the API of an optional kind.
-            quota = isinstance(error, Refused) and error.quota
-            reason = RefusalReason.QUOTA_EXCEEDED if quota else RefusalReason.POD_CREATION_FAILED
-            problem = explain(error)
-            self.memory.record_refusal(child, reason, problem, self.clock(), longest_retry)
-            return _Result(name, problem=problem, refused=True)
+            return self._refused(child, name, error, explain(error), longest_retry)
         except KubeError as error:
             self.memory.record_created(child)
             self.memory.policies = None if resource in POLICIES else self.memory.policies
             return _Result(name, problem=str(error))
         self._record_created(resource, child, created)
         return _Result(name, created=True)
+
+    def _refused(
+        self, child: str, name: str, error: KubeError, problem: str, longest_retry: float = LONGEST_RETRY
+    ) -> _Result:
+        quota = isinstance(error, Refused) and error.quota
+        reason = RefusalReason.QUOTA_EXCEEDED if quota else RefusalReason.POD_CREATION_FAILED
+        self.memory.record_refusal(child, reason, problem, self.clock(), longest_retry)
+        return _Result(name, problem=problem, refused=True)
 
     def _record_created(self, resource: Resource, child: str, created: dict[str, Any]) -> None:
         self.memory.record_created(child)

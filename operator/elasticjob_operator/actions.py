@@ -70,6 +70,49 @@ class DeleteGang:
 
 
 @dataclass(frozen=True)
+class CreateWorkload:
+    """Create a Workload that asks the job's queue for quota."""
+
+    name: str
+    replaces: tuple[str, str] = ("", "")
+    """Name and UID of the admitted Workload that this one replaces; empty if it replaces none."""
+
+
+@dataclass(frozen=True)
+class UpdateWorkload:
+    """Make a Workload ask for what the job's spec says now."""
+
+    name: str
+    uid: str
+
+
+@dataclass(frozen=True)
+class DeleteWorkload:
+    """Delete a Workload, and with it its quota and its place in the queue."""
+
+    name: str
+    uid: str
+
+
+@dataclass(frozen=True)
+class MarkPodsReady:
+    """Report in the Workload that the job trains."""
+
+
+@dataclass(frozen=True)
+class ReleaseQuota:
+    """Give the quota of an evicted Workload back: its pods have ended."""
+
+
+@dataclass(frozen=True)
+class FinishWorkload:
+    """Report in the Workload that the job has ended."""
+
+    succeeded: bool
+    message: str
+
+
+@dataclass(frozen=True)
 class CreateDisruptionBudget:
     """Create the PodDisruptionBudget of the workers. The job runs without it if that fails."""
 
@@ -152,6 +195,12 @@ Action: TypeAlias = (
     | ResizeGang
     | ReplaceGang
     | DeleteGang
+    | CreateWorkload
+    | UpdateWorkload
+    | DeleteWorkload
+    | MarkPodsReady
+    | ReleaseQuota
+    | FinishWorkload
     | CreateDisruptionBudget
     | UpdateDisruptionBudget
     | DeleteDisruptionBudget

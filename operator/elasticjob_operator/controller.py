@@ -22,6 +22,7 @@ from elasticjob_operator.kube import JOBS, Conflict, KubeApi, NotFound
 from elasticjob_operator.manifests.services import OPERATOR_KEY
 from elasticjob_operator.model.observed import JobKey, Observed, parse_job
 from elasticjob_operator.model.raw import text
+from elasticjob_operator.model.workload import queue_view
 from elasticjob_operator.node_leases import NodeLeases
 from elasticjob_operator.observe import fetch_job, observe, observe_watched
 from elasticjob_operator.plan import SHORTEST_REQUEUE, Plan, plan
@@ -76,7 +77,8 @@ class Controller:
         memory = self._memory(key, text(raw, "metadata", "uid"))
         memory.read_at = self.clock()
         links = self.links.view(key), self.links.standby_view(key)
-        observed = await observe(self.api, raw, memory, self._leases, *links, self.clock())
+        queued = bool(self.watched.workloads(memory.uid))
+        observed = await observe(self.api, raw, memory, self._leases, *links, self.clock(), queued=queued)
         decided = self._plan(key, observed)
         if decided.unresponsive_store:
             self._census.record_replacement(key, decided.unresponsive_store, self.clock())
@@ -113,7 +115,7 @@ class Controller:
         observed = await observe_watched(self.api, job, pods, memory, self._leases, *links, now)
         if observed is None:
             return None
-        decided = self._plan(key, observed)
+        decided = self._plan(key, replace(observed, queue=queue_view(self.watched.workloads(job.uid))))
         wait = self._postponed(decided, memory)
         idle = not decided.actions and not decided.event_records and (decided.status is None or wait is not None)
         if not idle or _sent(decided) != memory.sent or decided.withheld != memory.withheld:

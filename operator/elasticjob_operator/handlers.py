@@ -1,4 +1,4 @@
-"""kopf handlers: each watch event of a job or of one of its pods goes into the cache, and nowhere else."""
+"""kopf handlers: each watch event of a job, its pods or its Workload goes into the cache, and nowhere else."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 import kopf
 
 from elasticjob.contract.names import GROUP, PLURAL, VERSION, Label
+from elasticjob_operator.kube.api import KUEUE_WORKLOADS
 from elasticjob_operator.model.raw import Raw, mapping, text
 from elasticjob_operator.watch_cache import WatchCache
 
@@ -23,8 +24,8 @@ See: TypeAlias = Callable[[Raw, bool], None]
 """Called with an object, and whether it no longer exists."""
 
 
-def event_registry(see_job: See, see_pod: See) -> kopf.OperatorRegistry:
-    """Return kopf handlers that hand each event over."""
+def event_registry(see_job: See, see_pod: See, see_workload: See | None) -> kopf.OperatorRegistry:
+    """Return kopf handlers that hand each event over; `see_workload` None: Workloads are not watched."""
     handlers = kopf.OperatorRegistry()
 
     @kopf.on.login(registry=handlers)
@@ -39,6 +40,14 @@ def event_registry(see_job: See, see_pod: See) -> kopf.OperatorRegistry:
     async def pod(event: Any, **_: Any) -> None:
         see_pod(mapping(event, "object"), text(event, "type") == "DELETED")
 
+    if see_workload is None:
+        return handlers
+    kueue = (KUEUE_WORKLOADS.group, KUEUE_WORKLOADS.version, KUEUE_WORKLOADS.plural)
+
+    @kopf.on.event(*kueue, labels={Label.JOB_NAME: kopf.PRESENT}, registry=handlers)
+    async def workload(event: Any, **_: Any) -> None:
+        see_workload(mapping(event, "object"), text(event, "type") == "DELETED")
+
     return handlers
 
 
@@ -51,6 +60,7 @@ def kopf_settings() -> kopf.OperatorSettings:
     settings.watching.server_timeout = WATCH_SECONDS
     settings.watching.connect_timeout = REQUEST_SECONDS
     settings.watching.label_selectors["pods"] = Label.JOB_NAME
+    settings.watching.label_selectors[KUEUE_WORKLOADS.group, KUEUE_WORKLOADS.plural] = Label.JOB_NAME
     settings.networking.request_timeout = REQUEST_SECONDS
     settings.networking.connect_timeout = REQUEST_SECONDS
     return settings
@@ -79,7 +89,8 @@ async def watch_events(cache: WatchCache, namespaces: tuple[str, ...]) -> None:
         with contextlib.suppress(RuntimeError):
             loop.call_soon_threadsafe(call, *args)
 
-    registry = event_registry(partial(call_in_loop, cache.see_job), partial(call_in_loop, cache.see_pod))
+    see_workload = partial(call_in_loop, cache.see_workload) if cache.kueue else None
+    registry = event_registry(partial(call_in_loop, cache.see_job), partial(call_in_loop, cache.see_pod), see_workload)
 
     def watch() -> None:
         try:

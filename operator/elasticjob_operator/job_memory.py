@@ -36,6 +36,8 @@ class JobMemory:
     """When `children` was read."""
     children_of: tuple[int, GangProvider] | None = None
     """The execution attempt and the gang provider that `children` was read for: each has objects of its own."""
+    workload: dict[str, Any] | None = None
+    """The Workload that counts (`QueueView.workload`), as last read from the API server; None if there is none."""
     policies: Policies | None = None
     """The job's policies as last read, created or changed; None: read them at the next reconcile."""
     policies_at: float = 0.0

@@ -9,9 +9,10 @@ from typing import Any
 
 from elasticjob.contract.names import GROUP, KIND, Label, Role
 from elasticjob_operator.job_memory import JobMemory
-from elasticjob_operator.kube import JOBS, PODS, SECRETS, SERVICES, KubeApi, NotFound, Resource
+from elasticjob_operator.kube import JOBS, PODS, SECRETS, SERVICES, KubeApi, NotFound, Refused, Resource
 from elasticjob_operator.kube.gangs import find_gang
-from elasticjob_operator.manifests import gang_name, key_secret, nodes_service, store_service
+from elasticjob_operator.kube.kueue import find_workload
+from elasticjob_operator.manifests import gang_name, key_secret, nodes_service, store_service, workload_names
 from elasticjob_operator.manifests.gang import read_gang_size
 from elasticjob_operator.manifests.names import attempt
 from elasticjob_operator.manifests.services import read_operator_key
@@ -29,6 +30,7 @@ from elasticjob_operator.model.observed import (
 from elasticjob_operator.model.pods import Pod, parse_pod
 from elasticjob_operator.model.raw import Raw, objects, text
 from elasticjob_operator.model.spec import GangProvider
+from elasticjob_operator.model.workload import QueueView, parse_workload, queue_view
 from elasticjob_operator.node_leases import NodeLeases
 from elasticjob_operator.policies import read_policies
 
@@ -57,13 +59,22 @@ async def observe(
     link: LinkView,
     standby_link: LinkView,
     now: float,
+    *,
+    queued: bool = False,
 ) -> Observed:
-    """Return everything that `plan` needs about this job; `now` is Unix seconds."""
+    """Return everything that `plan` needs about this job; `now` is Unix seconds.
+
+    `queued`: the watch has delivered a Workload of the job, whether or not the job has a queue now.
+    """
     job = parse_job(raw)
-    listed, children, _ = await asyncio.gather(
-        _pods(api, job), _children(api, job, memory, now), read_policies(api, job, memory, now)
+    listed, children, _, queue = await asyncio.gather(
+        _pods(api, job),
+        _children(api, job, memory, now),
+        read_policies(api, job, memory, now),
+        _queue_view(api, job, memory, queued=queued),
     )
-    return await _observed(api, job, listed, children, memory, node_leases, link, standby_link, now)
+    observed = await _observed(api, job, listed, children, memory, node_leases, link, standby_link, now)
+    return replace(observed, queue=queue)
 
 
 async def observe_watched(
@@ -76,7 +87,8 @@ async def observe_watched(
     standby_link: LinkView,
     now: float,
 ) -> Observed | None:
-    """Return the same by what the watches delivered; None if its other children have to be read first.
+    """Return the same by what the watches delivered, without the queue; None if its other children have to be read
+    first.
 
     Only Leases of suspected nodes are read.
     """
@@ -139,6 +151,21 @@ async def _observed(
         start_failure_seen=memory.failed_starts[1],
         back_off_seen=memory.back_off[1],
     )
+
+
+async def _queue_view(api: KubeApi, job: Job, memory: JobMemory, *, queued: bool) -> QueueView:
+    """Read the Workloads of a job that has a queue, or had one. Its memory keeps what the operator may not read."""
+    if not (job.queue or queued):
+        memory.workload = None
+        return QueueView()
+    try:
+        found = await asyncio.gather(*(find_workload(api, job.namespace, name) for name in workload_names(job)))
+    except Refused:
+        return QueueView(unreadable=True)
+    own = {text(raw, "metadata", "name"): raw for raw in found if raw is not None and is_owned(raw, job.uid)}
+    view = queue_view(map(parse_workload, own.values()))
+    memory.workload = own[view.workload.name] if view.workload is not None else None
+    return view
 
 
 async def _pods(api: KubeApi, job: Job) -> list[tuple[str, Pod]]:

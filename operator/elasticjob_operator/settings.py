@@ -28,6 +28,8 @@ class OperatorSettings:
     master_secret: str = "elasticjob-master-key"  # noqa: S105  # a name
     lease_name: str = "elasticjob-operator"
     leader_election: bool = True
+    kueue: bool = False
+    """Whether Workloads of Kueue are watched."""
     log_level: str = "INFO"
     log_format: str = "json"
     metrics_port: int = 8080
@@ -59,6 +61,7 @@ def parse_settings(argv: Sequence[str] | None, environ: Mapping[str, str] = os.e
         master_secret=options.master_secret,
         lease_name=options.lease_name,
         leader_election=not options.no_leader_election,
+        kueue=options.kueue,
         log_level=options.log_level.upper(),
         log_format=options.log_format,
         metrics_port=options.metrics_port,
@@ -94,6 +97,12 @@ def _parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
     add("--lease-name", "ELASTICJOB_LEASE_NAME", OperatorSettings.lease_name, "Lease for leader election")
     parser.add_argument(
         "--no-leader-election", action="store_true", help="run without a Lease; only for a single operator"
+    )
+    parser.add_argument(
+        "--kueue",
+        action="store_true",
+        default=environ.get("ELASTICJOB_KUEUE") == "true",
+        help="watch Workloads of Kueue, for jobs with a queue [$ELASTICJOB_KUEUE=true]",
     )
     levels = ["DEBUG", "INFO", "WARNING", "ERROR"]
     add("--log-level", "LOG_LEVEL", "INFO", "lowest level that is logged", type=str.upper, choices=levels)

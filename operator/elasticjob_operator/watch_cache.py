@@ -1,4 +1,4 @@
-"""Jobs and pods as the watches last delivered them, so that a reconcile without work costs no request.
+"""Jobs, pods and Workloads as the watches last delivered them, so that a reconcile without work costs no request.
 
 The cache may lag behind the API server. So nothing is ever written, sent or deleted by it: it only answers that nothing
 is to be done. A reconcile that finds something reads the job and its pods from the API server and plans again.
@@ -14,9 +14,11 @@ from typing import Any, Generic, TypeVar
 
 from elasticjob.contract.names import Label
 from elasticjob_operator.kube import JOBS, PODS, KubeApi, Resource
+from elasticjob_operator.kube.api import KUEUE_WORKLOADS
 from elasticjob_operator.model.observed import JobKey, is_owned
 from elasticjob_operator.model.pods import Pod, parse_pod
 from elasticjob_operator.model.raw import Raw, mapping, text
+from elasticjob_operator.model.workload import Workload, parse_workload
 
 T = TypeVar("T")
 
@@ -39,11 +41,20 @@ class _LabelledPod:
     pod: Pod
 
 
+@dataclass(frozen=True)
+class _OwnedWorkload:
+    job_uid: str
+    """The job that controls it; empty without one."""
+    workload: Workload
+
+
 @dataclass
 class WatchCache:
     """`on_event` is called with the key of each job that an event or a list concerns."""
 
     on_event: Callable[[JobKey], None] = lambda key: None
+    kueue: bool = False
+    """Whether Workloads of Kueue are watched, and listed again."""
     _jobs: dict[str, _Entry[dict[str, Any]]] = field(default_factory=dict)
     """By UID. Without managedFields, which are most of a job's bytes."""
     _uids: dict[JobKey, str] = field(default_factory=dict)
@@ -51,7 +62,10 @@ class WatchCache:
     """By UID."""
     _pods_of: dict[str, set[str]] = field(default_factory=dict)
     """UIDs of pods by the UID of the job that their labels name."""
-
+    _workloads: dict[str, _Entry[_OwnedWorkload]] = field(default_factory=dict)
+    """By UID."""
+    _workloads_of: dict[str, set[str]] = field(default_factory=dict)
+    """UIDs of Workloads by the UID of the job that controls them."""
     _gone: set[str] = field(default_factory=set)
     """UIDs of objects whose end the watches have delivered since the last list began."""
 
@@ -64,6 +78,10 @@ class WatchCache:
         """Return the pods that the job of this UID controls, each with its role."""
         found = (self._pods[uid].content for uid in self._pods_of.get(job_uid, ()))
         return [(labelled.role, labelled.pod) for labelled in found if labelled.owned]
+
+    def workloads(self, job_uid: str) -> list[Workload]:
+        """Return the Workloads that the job of this UID controls."""
+        return [self._workloads[uid].content.workload for uid in self._workloads_of.get(job_uid, ())]
 
     def record_write(self, raw: Raw) -> None:
         """Take over a job as this operator has just written it. The watch delivers it later."""
@@ -98,11 +116,28 @@ class WatchCache:
             self._pods_of.setdefault(job_uid, set()).add(uid)
         self.on_event(key)
 
+    def see_workload(self, raw: Raw, deleted: bool = False) -> None:
+        """Take over an event of the watch on Workloads."""
+        key = (text(raw, "metadata", "namespace"), text(raw, "metadata", "labels", Label.JOB_NAME))
+        uid, job_uid = text(raw, "metadata", "uid"), text(raw, "metadata", "labels", Label.JOB_UID)
+        if deleted:
+            self._gone.add(uid)
+            self._drop_workload(uid)
+        elif _is_newer(self._workloads.get(uid), raw):
+            owner = job_uid if is_owned(raw, job_uid) else ""
+            self._drop_workload(uid)
+            self._workloads[uid] = _Entry(key, _version(raw), _OwnedWorkload(owner, parse_workload(raw)))
+            self._workloads_of.setdefault(owner, set()).add(uid)
+        self.on_event(key)
+
     async def list_again(self, api: KubeApi, namespaces: tuple[str, ...]) -> None:
         """Compare with the API server, and take over what the watches did not deliver. Empty `namespaces`: all."""
         for namespace in namespaces or (None,):
             await self._list(api, PODS, namespace, Label.JOB_NAME, self._pods, self.see_pod, self._drop_pod)
             await self._list(api, JOBS, namespace, "", self._jobs, self.see_job, self._drop_job)
+            if self.kueue:
+                seen = self._workloads, self.see_workload, self._drop_workload
+                await self._list(api, KUEUE_WORKLOADS, namespace, Label.JOB_NAME, *seen)
 
     async def _list(
         self,
@@ -146,6 +181,14 @@ class WatchCache:
             pods.discard(uid)
             if not pods:
                 del self._pods_of[entry.content.job_uid]
+
+    def _drop_workload(self, uid: str) -> None:
+        entry = self._workloads.pop(uid, None)
+        if entry is not None:
+            workloads = self._workloads_of[entry.content.job_uid]
+            workloads.discard(uid)
+            if not workloads:
+                del self._workloads_of[entry.content.job_uid]
 
 
 def _is_newer(entry: _Entry[Any] | None, raw: Raw) -> bool:

@@ -80,7 +80,7 @@ def permissions(role: Json) -> set[tuple[str, frozenset[str]]]:
 def test_permissions_are_those_that_the_api_module_lists(tools: Tools) -> None:
     listed = re.findall(r"^\s*([a-z/]+)(?: \((.*?)\))?\s{2,}([a-z, ]+?)(?: \(.*\))?$", api.__doc__ or "", re.MULTILINE)
     expected = {(resource, where): frozenset(verbs.split(", ")) for resource, where, verbs in listed}
-    assert len(expected) == 13
+    assert len(expected) == 18
     documents = rendered(tools)
     cluster, definition = of_kind(documents, "ClusterRole")
     finalizers = ("elasticjobs/finalizers", frozenset({"update"}))
@@ -112,6 +112,36 @@ def test_permissions_for_gangs_are_only_those_of_the_providers_that_are_switched
     cluster, _ = of_kind(rendered(tools, f"gang.{provider}=true"), "ClusterRole")
     rules = [rule for rule in cluster["rules"] if {"podgroups", "workloads"} & {*rule["resources"]}]
     assert rules == [{"apiGroups": [group], "resources": [resource], "verbs": verbs.split(", ")}]
+
+
+def test_permissions_for_kueue_are_those_that_the_api_module_lists(tools: Tools) -> None:
+    section = (api.__doc__ or "").partition("kueue.enabled:")[2]
+    listed = re.findall(r"^([a-z/]+) \((.*?)\) +([a-z, ]+)$", section, re.MULTILINE)
+    assert len(listed) == 5
+    expected = {(resource, group, frozenset(verbs.split(", "))) for resource, group, verbs in listed}
+    roles = of_kind(rendered(tools, "kueue.enabled=true"), "ClusterRole")
+    found = {
+        (resource, rule["apiGroups"][0], frozenset(rule["verbs"]))
+        for role in roles
+        for rule in role["rules"]
+        for resource in rule["resources"]
+    }
+    without = {
+        (resource, rule["apiGroups"][0], frozenset(rule["verbs"]))
+        for role in of_kind(rendered(tools), "ClusterRole")
+        for rule in role["rules"]
+        for resource in rule["resources"]
+    }
+    assert found - without == expected
+
+
+def test_the_operator_watches_workloads_only_with_kueue(tools: Tools) -> None:
+    variables = []
+    for settings in ((), ("kueue.enabled=true",)):
+        (deployment,) = of_kind(rendered(tools, *settings), "Deployment")
+        (operator,) = deployment["spec"]["template"]["spec"]["containers"]
+        variables.append({item["name"]: item.get("value") for item in operator["env"]}.get("ELASTICJOB_KUEUE"))
+    assert variables == [None, "true"]
 
 
 def test_no_permission_is_a_wildcard(tools: Tools) -> None:

@@ -12,13 +12,16 @@ SYSTEM = "elasticjob-system"
 RELEASE = "elasticjob"
 
 
-def install(kube: Kube, cluster_dir: Path) -> None:
-    """Install or upgrade the chart and wait until the operator is available.
+def install(kube: Kube, cluster_dir: Path, *values: str) -> None:
+    """Install or upgrade the chart with these values alone, such as `kueue.enabled=true`, and wait until the operator
+    is available.
 
     Its pods are replaced each time: during development the image changes while its name stays the same.
     """
     tools = Tools(cluster_dir / "bin", cluster_dir / "kubeconfig")
-    tools.helm("upgrade", "--install", RELEASE, str(CHART), "--namespace", SYSTEM, "--create-namespace")
+    options = ["--namespace", SYSTEM, "--create-namespace", "--reset-values"]
+    options += [part for value in values for part in ("--set", value)]
+    tools.helm("upgrade", "--install", RELEASE, str(CHART), *options)
     for pod in kube.list("pods", SYSTEM):
         kube.delete("pods", pod["metadata"]["name"], SYSTEM)
     kube.wait("deployments", RELEASE, SYSTEM, _ready, timeout=120, what="the operator's Deployment is available")

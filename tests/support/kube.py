@@ -31,6 +31,8 @@ _PREFIX = {
     "rolebindings": "/apis/rbac.authorization.k8s.io/v1",
     "customresourcedefinitions": "/apis/apiextensions.k8s.io/v1",
     "podgroups": "/apis/scheduling.x-k8s.io/v1alpha1",
+    "workloads": "/apis/kueue.x-k8s.io/v1beta2",
+    "resourceflavors": "/apis/kueue.x-k8s.io/v1beta2",
     "poddisruptionbudgets": "/apis/policy/v1",
     "priorityclasses": "/apis/scheduling.k8s.io/v1",
 }

@@ -9,6 +9,7 @@ from typing import Any
 
 from elasticjob.contract.names import Label
 from elasticjob_operator.kube import JOBS, PODS, Resource
+from elasticjob_operator.kube.api import KUEUE_WORKLOADS
 from elasticjob_operator.watch_cache import WatchCache
 from support.operator_world import Api
 
@@ -17,7 +18,7 @@ Raw = dict[str, Any]
 
 @dataclass
 class Watch:
-    """A watch on jobs and on pods with a job's label."""
+    """A watch on jobs, on Workloads, and on pods with a job's label."""
 
     api: Api
     cache: WatchCache
@@ -48,8 +49,10 @@ class Watch:
         """Deliver the oldest events; None: all of them."""
         for _ in range(len(self._queue) if most is None else min(most, len(self._queue))):
             kind, raw, deleted = self._queue.popleft()
-            (self.cache.see_job if kind is JOBS else self.cache.see_pod)(raw, deleted)
+            see = {JOBS: self.cache.see_job, KUEUE_WORKLOADS: self.cache.see_workload, PODS: self.cache.see_pod}
+            see[kind](raw, deleted)
 
 
 def _watched(kind: Resource, raw: Raw) -> bool:
-    return kind is JOBS or (kind is PODS and Label.JOB_NAME in raw["metadata"].get("labels", {}))
+    labelled = kind in (PODS, KUEUE_WORKLOADS) and Label.JOB_NAME in raw["metadata"].get("labels", {})
+    return kind is JOBS or labelled

@@ -41,11 +41,6 @@ class JobDraft:
         """Return whether the CRD has a field, by its path in the spec."""
         return self._find(path) is not None
 
-    def allows(self, path: str, value: Any) -> bool:
-        """Return whether the CRD has a field and allows this value of it, by its path in the spec."""
-        schema = self._find(path)
-        return schema is not None and value in schema.get("enum", (value,))
-
     def put(self, path: str, value: Any) -> None:
         """Write a field, by its path in the spec."""
         *parents, name = path.split(".")

@@ -45,12 +45,7 @@ def put_queue(draft: JobDraft, queue: str | None, source: str) -> None:
     """Write the label of a Kueue LocalQueue. `queue`: name of a queue in the input, if it has one."""
     labels = draft.metadata.get("labels") or {}
     path = f"metadata.labels[{_QUEUE_LABEL}]"
-    if not draft.allows("gang.provider", "kueue"):
-        if queue:
-            draft.notes.add(source, "queues are not supported yet: the job starts when you apply it")
-        elif _QUEUE_LABEL in labels:
-            draft.notes.add(path, "queues are not supported yet: the job starts when you apply it")
-    elif queue and _QUEUE_LABEL not in labels:
+    if queue and _QUEUE_LABEL not in labels:
         draft.metadata["labels"] = {**labels, _QUEUE_LABEL: queue}
         draft.notes.add(source, f"the label {_QUEUE_LABEL} replaces it: create a LocalQueue of Kueue named {queue}")
     elif queue:

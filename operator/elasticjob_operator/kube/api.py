@@ -16,6 +16,14 @@ With the chart's value gang.coscheduling, gang.volcano or gang.kubernetes:
 podgroups (scheduling.x-k8s.io)    create, delete, get, patch
 podgroups (scheduling.volcano.sh)  create, delete, get, patch
 workloads (scheduling.k8s.io)      create, delete, get
+
+With the chart's value kueue.enabled:
+
+workloads (kueue.x-k8s.io)                create, delete, get, list, patch, watch
+workloads/status (kueue.x-k8s.io)         update
+resourceflavors (kueue.x-k8s.io)          get
+workloadpriorityclasses (kueue.x-k8s.io)  get
+priorityclasses (scheduling.k8s.io)       get
 """
 
 from __future__ import annotations
@@ -52,6 +60,10 @@ LEASES = Resource("coordination.k8s.io", "v1", "leases")
 COSCHEDULING_GROUPS = Resource("scheduling.x-k8s.io", "v1alpha1", "podgroups")
 WORKLOADS = Resource("scheduling.k8s.io", "v1alpha1", "workloads")
 VOLCANO_GROUPS = Resource("scheduling.volcano.sh", "v1beta1", "podgroups")
+KUEUE_WORKLOADS = Resource("kueue.x-k8s.io", "v1beta2", "workloads")
+RESOURCE_FLAVORS = Resource("kueue.x-k8s.io", "v1beta2", "resourceflavors")
+WORKLOAD_PRIORITY_CLASSES = Resource("kueue.x-k8s.io", "v1beta2", "workloadpriorityclasses")
+PRIORITY_CLASSES = Resource("scheduling.k8s.io", "v1", "priorityclasses")
 CRDS = Resource("apiextensions.k8s.io", "v1", "customresourcedefinitions")
 
 

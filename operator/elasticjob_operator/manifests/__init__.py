@@ -13,10 +13,24 @@ from elasticjob_operator.manifests.policies import disruption_budget_manifest
 from elasticjob_operator.manifests.services import nodes_service_manifest, secret_manifest, store_service_manifest
 from elasticjob_operator.manifests.store import store_pod_manifest
 from elasticjob_operator.manifests.worker import worker_pod_manifest
+from elasticjob_operator.manifests.workload import (
+    apply_admission,
+    asks_for,
+    finished_status,
+    ready_status,
+    released_status,
+    workload_child,
+    workload_manifest,
+    workload_names,
+    workload_request,
+)
 
 __all__ = [
+    "apply_admission",
+    "asks_for",
     "disruption_budget",
     "disruption_budget_manifest",
+    "finished_status",
     "gang_child",
     "gang_manifest",
     "gang_name",
@@ -24,6 +38,8 @@ __all__ = [
     "key_secret",
     "nodes_service",
     "nodes_service_manifest",
+    "ready_status",
+    "released_status",
     "secret_manifest",
     "store_pod",
     "store_pod_manifest",
@@ -31,4 +47,8 @@ __all__ = [
     "store_service_manifest",
     "worker_pod",
     "worker_pod_manifest",
+    "workload_child",
+    "workload_manifest",
+    "workload_names",
+    "workload_request",
 ]

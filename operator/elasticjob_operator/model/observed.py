@@ -12,10 +12,14 @@ from elasticjob_operator.model.pods import Pod
 from elasticjob_operator.model.raw import Raw, integer, mapping, moment, objects, text
 from elasticjob_operator.model.spec import JobSpec, SpecError, parse_spec
 from elasticjob_operator.model.status import Status, parse_status
+from elasticjob_operator.model.workload import QueueView
 
 CONTROLLER = "elasticjob.dev/elasticjob-controller"
 """`spec.managedBy` of the jobs that this operator manages."""
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
+QUEUE_PRIORITY_LABEL = "kueue.x-k8s.io/priority-class"
+ELASTIC_ANNOTATION = "kueue.x-k8s.io/elastic-job"
+"""Annotation of a job, and of its Workloads: Kueue may resize an admitted job."""
 JobKey: TypeAlias = tuple[str, str]
 """Namespace and name of a job."""
 
@@ -37,6 +41,10 @@ class Job:
     """Whether this operator manages the job (`spec.managedBy`)."""
     queue: str = ""
     """The Kueue queue that admits the job; empty without one."""
+    queue_priority: str = ""
+    """The job's WorkloadPriorityClass; empty without one."""
+    queue_elastic: bool = False
+    """Whether an admitted job asks the queue for more or less when its size changes."""
 
 
 def parse_job(raw: Raw) -> Job:
@@ -57,6 +65,8 @@ def parse_job(raw: Raw) -> Job:
         status=parse_status(mapping(raw, "status")),
         managed=text(raw, "spec", "managedBy") in ("", CONTROLLER),
         queue=text(raw, "metadata", "labels", QUEUE_LABEL),
+        queue_priority=text(raw, "metadata", "labels", QUEUE_PRIORITY_LABEL),
+        queue_elastic=text(raw, "metadata", "annotations", ELASTIC_ANNOTATION) == "true",
     )
 
 
@@ -179,6 +189,7 @@ class Observed:
     stores: tuple[Pod, ...] = ()
     children: Children = Children()
     policies: Policies = Policies()
+    queue: QueueView = field(default_factory=QueueView)
     refusals: Mapping[str, Refusal] = field(default_factory=dict)
     """Keyed by name for pods, by `Kind/name` for other children."""
     withheld: frozenset[str] = frozenset()

@@ -20,6 +20,7 @@ from elasticjob_operator.plan.failures import REASON_BY_CLASS
 from elasticjob_operator.plan.job_end import JobOutcome
 from elasticjob_operator.plan.operator_reach import describe_unreachable, suspects_itself
 from elasticjob_operator.plan.pod_decisions import AwaitEnd, PodDecision, ReplacePod, did_not_start, starts_execution
+from elasticjob_operator.plan.queueing import nodes_without_quota
 from elasticjob_operator.plan.starts import Starts
 from elasticjob_operator.plan.stores import StorePlan
 from elasticjob_operator.plan.suspension import is_suspended, resumes, suspended_condition
@@ -276,6 +277,10 @@ def fully_scaled(job: JobContext) -> Condition:
         message = f"scaling down to {with_noun(target, 'node')}; pods still to be removed: {len(surplus)}"
         return condition(False, "ScalingDown", message)
     message = f"training on {job.world.active} of {with_noun(target, 'node')}"
+    if job.world.formed and job.world.active == target and (missing := nodes_without_quota(job.ctx)):
+        wanted = with_noun(target + missing, "node")
+        message = f"training on {target} of {wanted}; queue {job.ctx.job.queue} has quota for {target}"
+        return condition(False, "InsufficientCapacity", message)
     if job.world.formed and job.world.active == target:
         standby = f"; standby spares: {job.world.standby} of {spares}" if spares else ""
         return condition(True, "AtDesiredReplicas", message + standby)

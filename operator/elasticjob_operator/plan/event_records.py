@@ -59,6 +59,8 @@ def _warm_fork(job: JobContext) -> tuple[EventRecord, ...]:
 def _scale(job: JobContext, conditions: dict[ConditionType, Condition]) -> tuple[EventRecord, ...]:
     before, target = job.ctx.status.target, job.ctx.spec.target
     key = str(job.ctx.job.generation)
+    if job.suspended:
+        return ()
     if before is not None and before != target:
         reason = "ScalingUp" if target > before else "ScalingDown"
         return (EventRecord(reason, f"scaling from {before} to {with_noun(target, 'node')}", key),)

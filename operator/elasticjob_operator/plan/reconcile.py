@@ -33,6 +33,7 @@ from elasticjob_operator.plan.context import Actions, ReconcileContext
 from elasticjob_operator.plan.event_records import event_records
 from elasticjob_operator.plan.pod_decisions import decide_pods, still_avoided
 from elasticjob_operator.plan.policies import delete_disruption_budget, plan_policies
+from elasticjob_operator.plan.queueing import admitted_spec, plan_workload
 from elasticjob_operator.plan.standby import usable_standby_store
 from elasticjob_operator.plan.starts import plan_starts, unchanged_starts
 from elasticjob_operator.plan.status import (
@@ -110,7 +111,7 @@ def plan(observed: Observed, image: str, now: float) -> Plan:
         return Plan()
     if job.spec is None:
         return _invalid(job, now)
-    ctx = ReconcileContext(observed, job.spec, now)
+    ctx = ReconcileContext(observed, admitted_spec(observed, job.spec), now)
     already_declared = job_end.declared_outcome(ctx) is not None
     world = read_world(ctx)
     idle = already_declared or is_suspended(ctx) or resumes(ctx) or _names_taken(ctx)
@@ -140,6 +141,7 @@ def plan(observed: Observed, image: str, now: float) -> Plan:
         store = plan_store(ctx)
         workers = plan_workers(ctx, decisions, store.lost_node)
         actions = _start(ctx, store, workers) + Actions(requeue_at=capacity.requeue_at)
+    actions += plan_workload(ctx, world, outcome)
     if outcome is None and (deadline := job_end.deadline_at(ctx)) is not None:
         actions += Actions(requeue_at=(deadline,))
     context = JobContext(ctx, decisions, workers, store, world, budget, starts, capacity, outcome)

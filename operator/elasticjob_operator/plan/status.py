@@ -187,7 +187,7 @@ def _times(job: JobContext, current: dict[ConditionType, Condition]) -> dict[str
         times["lastRestartTime"] = now
     if job.starts.failed > ctx.status.failed_starts:
         times["lastStartFailureTime"] = timestamp(job.starts.failed_at)
-    if ctx.status.target is not None and ctx.status.target != ctx.spec.target:
+    if ctx.status.target is not None and ctx.status.target != ctx.spec.target and not job.suspended:
         times["lastScaleTime"] = now
     ended = current.get(ConditionType.COMPLETE) or current.get(ConditionType.FAILED)
     if ended is not None and "completionTime" not in ctx.status.raw:

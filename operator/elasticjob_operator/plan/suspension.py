@@ -1,4 +1,4 @@
-"""Suspend a job and resume it.
+"""Suspend a job and resume it. A job that its queue has not admitted is suspended too.
 
 Suspending drains: the worker pods are deleted, and their workers have the time of a planned end to save. The store
 serves until they have ended; then it goes, with the Services. A job that is resumed meanwhile is suspended completely
@@ -16,6 +16,7 @@ from elasticjob_operator.model.pods import Pod
 from elasticjob_operator.model.status import Condition, ConditionType
 from elasticjob_operator.plan.context import Actions, ReconcileContext
 from elasticjob_operator.plan.job_end import all_workers_ended, delete_store_and_services
+from elasticjob_operator.plan.queueing import describe_eviction, describe_wait, waits_for_queue
 from elasticjob_operator.plan.terminations import may_force, next_checks
 
 _WHY = "the job is suspended"
@@ -23,7 +24,12 @@ _WHY = "the job is suspended"
 
 def is_suspended(ctx: ReconcileContext) -> bool:
     """Return whether the job is suspended, or must be suspended completely before it may resume."""
-    return ctx.spec.suspend or (was_suspended(ctx) and _anything_left(ctx))
+    return _must_wait(ctx) or (was_suspended(ctx) and _anything_left(ctx))
+
+
+def _must_wait(ctx: ReconcileContext) -> bool:
+    """Return whether the user or the job's queue does not permit pods."""
+    return ctx.spec.suspend or waits_for_queue(ctx)
 
 
 def resumes(ctx: ReconcileContext) -> bool:
@@ -71,7 +77,7 @@ def _forced(pods: Iterable[Pod]) -> tuple[DeletePod, ...]:
 def suspended_condition(ctx: ReconcileContext) -> Condition | None:
     """Return the condition Suspended; None for a job that was never suspended."""
     if is_suspended(ctx):
-        reason = "SuspendedByQueue" if ctx.job.queue else "SuspendedByUser"
+        reason = "SuspendedByQueue" if ctx.job.queue and not ctx.spec.suspend else "SuspendedByUser"
         return Condition("True", reason, _describe(ctx))
     if ConditionType.SUSPENDED not in ctx.status.conditions:
         return None
@@ -80,18 +86,20 @@ def suspended_condition(ctx: ReconcileContext) -> Condition | None:
 
 def _describe(ctx: ReconcileContext) -> str:
     live = sum(p.end is None for p in ctx.observed.workers)
-    resume = "" if ctx.spec.suspend else "; the job then resumes"
+    resume = "" if _must_wait(ctx) else "; the job then resumes"
+    evicted = f"; {why}" if not ctx.spec.suspend and (why := describe_eviction(ctx)) else ""
     if live:
-        return f"{with_noun(live, 'pod')} still to end: workers have the time to save their state{resume}"
+        return f"{with_noun(live, 'pod')} still to end: workers have the time to save their state{resume}{evicted}"
     if stores_left(ctx):
-        return f"the store ends{resume}"
-    until = f"queue {ctx.job.queue} admits it" if ctx.job.queue else "spec.suspend is false"
-    return f"the job has no pods until {until}"
+        return f"the store ends{resume}{evicted}"
+    if ctx.spec.suspend or not ctx.job.queue:
+        return "the job has no pods until spec.suspend is false"
+    return describe_wait(ctx)
 
 
 def suspension_event(ctx: ReconcileContext) -> tuple[EventRecord, ...]:
     """Return the Event of a job that is suspended or resumed now."""
-    key = str(ctx.job.generation)
+    key = f"{ctx.job.generation}-{ctx.status.execution_attempts}"  # a queue may suspend it often
     if is_suspended(ctx) and not was_suspended(ctx):
         return (EventRecord("Suspended", _describe(ctx), key=key),)
     if not resumes(ctx):

@@ -198,7 +198,6 @@ def test_every_field_of_pytorchjobs_is_in_the_table() -> None:
         ("runPolicy.activeDeadlineSeconds", 60, "the job has no time limit"),
         ("runPolicy.suspend", True, "the job starts when you apply it"),
         ("runPolicy.managedBy", "kueue.x-k8s.io/multikueue", "the operator of this cluster runs the job"),
-        ("runPolicy.schedulingPolicy.queue", "q", "the job starts when you apply it"),
         ("runPolicy.schedulingPolicy.minAvailable", 2, GANG),
         (f"{WORKER}.restartPolicy+runPolicy.backoffLimit", ("ExitCode", 1), "whatever its exit code"),
     ],

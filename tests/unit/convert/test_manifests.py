@@ -19,7 +19,7 @@ from support.planned_fields import bare_schema, planned_schema
 
 MANIFESTS = Path(__file__).parent / "manifests"
 INPUTS = sorted(path for path in MANIFESTS.glob("*.yaml") if not path.name.endswith(".expected.yaml"))
-NOT_YET = ("not supported yet", "replaces it: create a LocalQueue", "spec.gang.provider")
+NOT_YET = ("not supported yet", "spec.gang.provider")
 
 
 def use_schema(monkeypatch: pytest.MonkeyPatch, schema: Schema) -> None:
@@ -53,7 +53,7 @@ def test_fields_that_the_api_lacks_become_notes(path: Path, monkeypatch: pytest.
     expected = list(yaml.safe_load_all(path.with_suffix(".expected.yaml").read_text()))
     use_schema(monkeypatch, bare_schema())
     manifests, notes = convert(path)
-    lacking = sum(len(_remove_planned(manifest, path)) for manifest in expected)
+    lacking = sum(len(_remove_planned(manifest)) for manifest in expected)
     assert manifests == expected
     assert len([note for note in notes if "not supported yet" in note]) >= lacking
     written = path.with_suffix(".notes.txt").read_text().splitlines()
@@ -62,17 +62,15 @@ def test_fields_that_the_api_lacks_become_notes(path: Path, monkeypatch: pytest.
     ]
 
 
-def _remove_planned(manifest: dict[str, Any], path: Path) -> list[str]:
-    """Remove the planned fields from an ElasticJob, and the label that replaces a queue; return their names."""
-    spec, metadata = manifest["spec"], manifest["metadata"]
+def _remove_planned(manifest: dict[str, Any]) -> list[str]:
+    """Remove the planned fields from an ElasticJob; return their names."""
+    spec = manifest["spec"]
     known = bare_schema()["properties"]["spec"]["properties"]
     names = [name for name in spec if name not in known] if manifest["kind"] == "ElasticJob" else []
     for name in names:
         del spec[name]
     if spec.get("failurePolicy", {}).pop("rules", None):
         names.append("rules")
-    if "queue:" in path.read_text() and metadata.pop("labels", None):
-        names.append("queue")
     return names
 
 

@@ -13,9 +13,15 @@ from aiohttp import web
 
 from elasticjob.contract.names import GROUP, KIND, PLURAL, VERSION
 from elasticjob_operator.handlers import watch_events
+from elasticjob_operator.kube.api import KUEUE_WORKLOADS
 from elasticjob_operator.model.observed import JobKey
 from elasticjob_operator.watch_cache import WatchCache
 
+OWNER = {"kind": KIND, "uid": "u", "controller": True}
+LABELS = {"elasticjob.dev/job-name": "bert", "elasticjob.dev/job-uid": "u"}
+NAMES = {"name": "w", "namespace": "ns", "uid": "w", "resourceVersion": "1"}
+WORKLOAD = {"metadata": {**NAMES, "labels": LABELS, "ownerReferences": [OWNER]}}
+KUEUE, KUEUE_VERSION = KUEUE_WORKLOADS.group, KUEUE_WORKLOADS.version
 JOB = {"metadata": {"name": "bert", "namespace": "ns", "uid": "u", "resourceVersion": "1"}}
 
 
@@ -39,10 +45,15 @@ def resources(*kinds: tuple[str, str]) -> dict[str, Any]:
 RESPONSES = {
     "/api": {"versions": ["v1"]},
     "/apis": {
-        "groups": [{"name": GROUP, "versions": [{"version": VERSION}], "preferredVersion": {"version": VERSION}}]
+        "groups": [
+            {"name": name, "versions": [{"version": version}], "preferredVersion": {"version": version}}
+            for name, version in ((GROUP, VERSION), (KUEUE, KUEUE_VERSION))
+        ]
     },
     "/api/v1": resources(("pods", "Pod"), ("namespaces", "Namespace"), ("events", "Event")),
     f"/apis/{GROUP}/{VERSION}": resources((PLURAL, KIND)),
+    f"/apis/{KUEUE}/{KUEUE_VERSION}": resources(("workloads", "Workload")),
+    f"/apis/{KUEUE}/{KUEUE_VERSION}/workloads": {"metadata": {"resourceVersion": "1"}, "items": [WORKLOAD]},
     f"/apis/{GROUP}/{VERSION}/{PLURAL}": {"metadata": {"resourceVersion": "1"}, "items": [JOB]},
 }
 
@@ -91,3 +102,16 @@ async def test_a_process_can_watch_again_after_it_has_stopped() -> None:
         finally:
             watching.cancel()
             await asyncio.gather(watching, return_exceptions=True)
+
+
+@pytest.mark.usefixtures("api_server")
+async def test_workloads_of_kueue_are_watched_on_request() -> None:
+    seen = asyncio.Event()
+    cache = WatchCache(kueue=True)
+    cache.on_event = lambda _: seen.set() if cache.workloads("u") else None
+    watching = asyncio.create_task(watch_events(cache, ()))
+    try:
+        await asyncio.wait_for(seen.wait(), 30.0)
+    finally:
+        watching.cancel()
+        await asyncio.gather(watching, return_exceptions=True)

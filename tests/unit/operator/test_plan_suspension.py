@@ -16,7 +16,7 @@ from elasticjob_operator.actions import (
     DeleteService,
 )
 from elasticjob_operator.manifests import key_secret
-from elasticjob_operator.model.observed import Children, LinkView, Observed, parse_job
+from elasticjob_operator.model.observed import Children, LinkView, Observed
 from elasticjob_operator.model.pods import Pod
 from elasticjob_operator.plan import Plan
 from support.operator_build import (
@@ -30,7 +30,6 @@ from support.operator_build import (
     ended,
     events_of,
     job,
-    raw_job,
     reasons_of,
     report,
     run,
@@ -115,14 +114,6 @@ def test_a_suspended_job_has_no_store_and_needs_no_further_reconcile() -> None:
     assert (p.actions, p.store_address, p.requeue_after) == ((), None, None)
     assert status_of(p)["rendezvous"] == {"newest": 1}
     assert conditions_of(p)["Suspended"]["message"] == "the job has no pods until spec.suspend is false"
-
-
-def test_a_job_of_a_queue_says_so() -> None:
-    raw = raw_job(status=status(), suspend=True)
-    raw["metadata"]["labels"] = {"kueue.x-k8s.io/queue-name": "team-a"}
-    observed = replace(suspended(children=Children(), stores=()), job=parse_job(raw))
-    assert reasons_of(run(observed))["Suspended"] == ("True", "SuspendedByQueue")
-    assert "team-a" in conditions_of(run(observed))["Suspended"]["message"]
 
 
 def test_a_job_that_is_created_suspended_starts_its_first_execution_when_it_is_resumed() -> None:
