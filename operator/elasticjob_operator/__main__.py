@@ -16,7 +16,7 @@ import prometheus_client
 
 from elasticjob.contract.names import GROUP, PLURAL
 from elasticjob.store.open_files import raise_open_file_limit
-from elasticjob_operator import handlers, keys, logs, metrics, probes
+from elasticjob_operator import handlers, keys, logs, metrics, node_watch, probes
 from elasticjob_operator.backoff import doubling_delay
 from elasticjob_operator.controller import Controller
 from elasticjob_operator.events import Recorder
@@ -41,7 +41,7 @@ FIRST_API_RETRY = 1.0
 """Seconds until a starting operator repeats a request that got no answer; each further failure doubles it."""
 LONGEST_API_RETRY = 10.0
 CRD_NAME = f"{PLURAL}.{GROUP}"
-NEWEST_STATUS_FIELD = "backOff"
+NEWEST_STATUS_FIELD = "cordonSpares"
 """The field of the status that the CRD got last of those from which the operator reads what it has decided."""
 _STATUS_FIELDS = ("schema", "openAPIV3Schema", "properties", "status", "properties")
 
@@ -171,7 +171,8 @@ class Operator:
             raise_after=RAISE_AFTER if election else 0.0,
         )
         recorder = Recorder(self.api, s.identity)
-        watched = WatchCache(queue.enqueue, kueue=s.kueue)
+        nodes_watched = None if s.notice_keys else False
+        watched = WatchCache(queue.enqueue, kueue=s.kueue, nodes_watched=nodes_watched)
         controller = Controller(self.api, job_keys, links, recorder, s.image, s.resync_seconds, clock, watched)
         return queue, links, watched
 
@@ -184,11 +185,16 @@ class Operator:
                 queue.run(self.settings.workers),
                 handlers.watch_events(watched, self.settings.watch_namespaces),
                 self._list_again(watched),
+                *self._node_watch(watched),
             )
         finally:
             self._queue = None
             metrics.jobs.clear()
             await links.close()
+
+    def _node_watch(self, watched: WatchCache) -> tuple[Coroutine[Any, Any, None], ...]:
+        notice_keys = self.settings.notice_keys
+        return () if notice_keys is None else (node_watch.watch_nodes(self.api, notice_keys, watched),)
 
     async def _list_again(self, watched: WatchCache) -> None:
         """Compare the cache of the watches with the API server from time to time."""

@@ -123,12 +123,14 @@ class Controller:
         return self._next_delay(decided, wait, memory, now)
 
     def _plan(self, key: JobKey, observed: Observed) -> Plan:
-        """Plan with what is known of the stores of all jobs. Nothing awaits here: two plans never count the same."""
+        """Plan with what is known of all stores and of nodes. Nothing awaits here: two plans never count the same."""
         now = self.clock()
         self._census.record(key, observed, now)
         if not observed.link.connected:
             self._census.record_links(lambda other: self.links.view(other).connected)
-        return plan(replace(observed, reach=self._census.reach(now)), self.image, now)
+        warnings, watched = self.watched.warnings(observed.machines), self.watched.nodes_watched
+        known = replace(observed, reach=self._census.reach(now), warnings=warnings, nodes_watched=watched)
+        return plan(known, self.image, now)
 
     def _next_delay(self, decided: Plan, wait: float | None, memory: JobMemory, since: float) -> float:
         """Return the seconds until the next reconcile: for the plan, a minor status change that waits for `wait`

@@ -8,9 +8,24 @@ import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from elasticjob.contract.names import GROUP
+from elasticjob_operator.model.nodes import NoticeKeys
 from elasticjob_operator.version import VERSION
 
 DEFAULT_IMAGE = f"elasticjob:{VERSION}"
+NOTICE_TAINTS = (
+    "ToBeDeletedByClusterAutoscaler",
+    "aws-node-termination-handler/asg-lifecycle-termination",
+    "aws-node-termination-handler/rebalance-recommendation",
+    "aws-node-termination-handler/scheduled-maintenance",
+    "aws-node-termination-handler/spot-itn",
+    "cloud.google.com/impending-node-termination",
+    "karpenter.sh/disrupted",
+    "node.kubernetes.io/out-of-service",
+    "remediator.kubernetes.azure.com/unschedulable",
+)
+NOTICE_ANNOTATION = f"{GROUP}/terminating"
+"""Annotation of a Node, by an administrator or a tool that ends the machine: the pods of jobs leave it."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +59,8 @@ class OperatorSettings:
     """Requests to the API server at once."""
     resync_seconds: float = 300.0
     """Longest time between two reconciles of a job."""
+    notice_keys: NoticeKeys | None = None
+    """Taints and annotations by which a Node announces the end of its machine; None: Nodes are not watched."""
 
 
 def parse_settings(argv: Sequence[str] | None, environ: Mapping[str, str] = os.environ) -> OperatorSettings:
@@ -57,7 +74,7 @@ def parse_settings(argv: Sequence[str] | None, environ: Mapping[str, str] = os.e
         image=options.image,
         namespace=options.namespace,
         identity=f"{environ.get('POD_NAME') or 'local'}_{uuid.uuid4().hex[:8]}",
-        watch_namespaces=tuple(filter(None, options.watch_namespaces.replace(" ", "").split(","))),
+        watch_namespaces=_parts(options.watch_namespaces),
         master_secret=options.master_secret,
         lease_name=options.lease_name,
         leader_election=not options.no_leader_election,
@@ -70,7 +87,18 @@ def parse_settings(argv: Sequence[str] | None, environ: Mapping[str, str] = os.e
         qps=options.qps,
         burst=options.burst,
         resync_seconds=options.resync_seconds,
+        notice_keys=_notice_keys(options),
     )
+
+
+def _notice_keys(options: argparse.Namespace) -> NoticeKeys | None:
+    if options.node_warnings == "off":
+        return None
+    return NoticeKeys(frozenset(_parts(options.notice_taints)), frozenset(_parts(options.notice_annotations)))
+
+
+def _parts(listed: str) -> tuple[str, ...]:
+    return tuple(filter(None, listed.replace(" ", "").split(",")))
 
 
 def _parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
@@ -119,4 +147,7 @@ def _parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
         "all jobs and pods are listed again, and each job is reconciled, at least this often",
         type=float,
     )
+    add("--node-warnings", "NODE_WARNINGS", "on", "watch Nodes for cordons and notices", choices=["on", "off"])
+    add("--notice-taints", "NOTICE_TAINTS", ",".join(NOTICE_TAINTS), "taints of machines that are about to end")
+    add("--notice-annotations", "NOTICE_ANNOTATIONS", NOTICE_ANNOTATION, "annotations of Nodes with the same meaning")
     return parser

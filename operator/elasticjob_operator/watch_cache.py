@@ -1,20 +1,22 @@
-"""Jobs, pods and Workloads as the watches last delivered them, so that a reconcile without work costs no request.
+"""What the watches delivered of jobs, pods, Workloads and nodes, so that a reconcile without work costs no request.
 
 The cache may lag behind the API server. So nothing is ever written, sent or deleted by it: it only answers that nothing
-is to be done. A reconcile that finds something reads the job and its pods from the API server and plans again.
+is to be done. A reconcile that finds something reads the job and its pods from the API server and plans again. The
+warnings of nodes are the exception: a late one does no harm.
 
 A watch can lose events (a deletion while it connects again), so everything is listed again from time to time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 from elasticjob.contract.names import Label
 from elasticjob_operator.kube import JOBS, PODS, KubeApi, Resource
 from elasticjob_operator.kube.api import KUEUE_WORKLOADS
+from elasticjob_operator.model.nodes import NodeWarning
 from elasticjob_operator.model.observed import JobKey, is_owned
 from elasticjob_operator.model.pods import Pod, parse_pod
 from elasticjob_operator.model.raw import Raw, mapping, text
@@ -55,6 +57,8 @@ class WatchCache:
     on_event: Callable[[JobKey], None] = lambda key: None
     kueue: bool = False
     """Whether Workloads of Kueue are watched, and listed again."""
+    nodes_watched: bool | None = False
+    """Whether the operator watches Nodes; None: it does not know yet whether it may."""
     _jobs: dict[str, _Entry[dict[str, Any]]] = field(default_factory=dict)
     """By UID. Without managedFields, which are most of a job's bytes."""
     _uids: dict[JobKey, str] = field(default_factory=dict)
@@ -66,6 +70,9 @@ class WatchCache:
     """By UID."""
     _workloads_of: dict[str, set[str]] = field(default_factory=dict)
     """UIDs of Workloads by the UID of the job that controls them."""
+    _warnings: dict[str, NodeWarning] = field(default_factory=dict)
+    """By name of the node; only nodes that have one."""
+
     _gone: set[str] = field(default_factory=set)
     """UIDs of objects whose end the watches have delivered since the last list began."""
 
@@ -82,6 +89,29 @@ class WatchCache:
     def workloads(self, job_uid: str) -> list[Workload]:
         """Return the Workloads that the job of this UID controls."""
         return [self._workloads[uid].content.workload for uid in self._workloads_of.get(job_uid, ())]
+
+    def warnings(self, nodes: Iterable[str]) -> dict[str, NodeWarning]:
+        """Return the warnings of those of these nodes that have one."""
+        return {name: self._warnings[name] for name in nodes if name in self._warnings}
+
+    def set_nodes_watched(self, watched: bool) -> None:
+        """Record that all Nodes have been delivered, or that the operator may not watch them: each job needs it."""
+        if not watched:
+            self._warnings.clear()
+        if self.nodes_watched is not watched:
+            self.nodes_watched = watched
+            for entry in self._jobs.values():
+                self.on_event(entry.key)
+
+    def see_node(self, name: str, warning: NodeWarning | None) -> None:
+        """Take over the warnings of a node, None if it has none. Only jobs that a change concerns are reconciled."""
+        before = self._warnings.pop(name, None)
+        if warning is not None:
+            self._warnings[name] = warning
+        if warning != before:
+            for entry in self._pods.values():
+                if entry.content.pod.node == name or name in entry.content.pod.avoided_nodes:
+                    self.on_event(entry.key)
 
     def record_write(self, raw: Raw) -> None:
         """Take over a job as this operator has just written it. The watch delivers it later."""

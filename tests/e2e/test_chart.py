@@ -15,6 +15,8 @@ import yaml
 
 from elasticjob.contract.names import Label
 from elasticjob_operator.kube import api
+from elasticjob_operator.model.nodes import NoticeKeys
+from elasticjob_operator.settings import parse_settings
 from support.install import RELEASE, SYSTEM, install
 from support.jobs import manifest
 from support.kube import Json, Kube
@@ -77,17 +79,23 @@ def permissions(role: Json) -> set[tuple[str, frozenset[str]]]:
     return {(resource, frozenset(rule["verbs"])) for rule in role["rules"] for resource in rule["resources"]}
 
 
+def cluster_roles(documents: list[Json]) -> list[Json]:
+    """Return the ClusterRoles: the operator's own, then those for the definition and for nodes."""
+    return sorted(of_kind(documents, "ClusterRole"), key=lambda role: str(role["metadata"]["name"]))
+
+
 def test_permissions_are_those_that_the_api_module_lists(tools: Tools) -> None:
     listed = re.findall(r"^\s*([a-z/]+)(?: \((.*?)\))?\s{2,}([a-z, ]+?)(?: \(.*\))?$", api.__doc__ or "", re.MULTILINE)
     expected = {(resource, where): frozenset(verbs.split(", ")) for resource, where, verbs in listed}
-    assert len(expected) == 18
+    assert len(expected) == 19
     documents = rendered(tools)
-    cluster, definition = of_kind(documents, "ClusterRole")
+    cluster, definition, nodes = cluster_roles(documents)
     finalizers = ("elasticjobs/finalizers", frozenset({"update"}))
     assert permissions(cluster) == {(r, v) for (r, where), v in expected.items() if not where and "custom" not in r} | {
         finalizers
     }
     assert permissions(definition) == {("customresourcedefinitions", frozenset({"get"}))}
+    assert permissions(nodes) == {("nodes", expected["nodes", "nodeWarnings"])}
     own, kubelets = sorted(
         of_kind(documents, "Role"), key=lambda role: str(role["metadata"]["namespace"]), reverse=True
     )
@@ -109,7 +117,7 @@ def test_permissions_for_gangs_are_only_those_of_the_providers_that_are_switched
 ) -> None:
     groups = rf"^{resource} \({group}\) +([a-z, ]+)$"
     (verbs,) = re.findall(groups, api.__doc__ or "", re.MULTILINE)
-    cluster, _ = of_kind(rendered(tools, f"gang.{provider}=true"), "ClusterRole")
+    cluster, *_ = cluster_roles(rendered(tools, f"gang.{provider}=true"))
     rules = [rule for rule in cluster["rules"] if {"podgroups", "workloads"} & {*rule["resources"]}]
     assert rules == [{"apiGroups": [group], "resources": [resource], "verbs": verbs.split(", ")}]
 
@@ -144,6 +152,25 @@ def test_the_operator_watches_workloads_only_with_kueue(tools: Tools) -> None:
     assert variables == [None, "true"]
 
 
+def test_without_node_warnings_the_operator_has_no_permission_for_nodes(tools: Tools) -> None:
+    documents = rendered(tools, "nodeWarnings.enabled=false")
+    assert "nodes" not in {r for role in cluster_roles(documents) for r, _ in permissions(role)}
+    assert operator_environment(documents)["NODE_WARNINGS"] == "off"
+
+
+def operator_environment(documents: list[Json]) -> dict[str, str]:
+    (deployment,) = of_kind(documents, "Deployment")
+    (container,) = deployment["spec"]["template"]["spec"]["containers"]
+    return {item["name"]: item["value"] for item in container["env"] if "value" in item}
+
+
+def test_the_charts_notices_are_the_operators_and_may_be_none(tools: Tools) -> None:
+    environment = operator_environment(rendered(tools))
+    assert parse_settings([], environment).notice_keys == parse_settings([], {}).notice_keys
+    none = operator_environment(rendered(tools, "nodeWarnings.taints=null", "nodeWarnings.annotations=null"))
+    assert parse_settings([], none).notice_keys == NoticeKeys(frozenset(), frozenset())
+
+
 def test_no_permission_is_a_wildcard(tools: Tools) -> None:
     documents = rendered(tools)
     for role in of_kind(documents, "ClusterRole") + of_kind(documents, "Role"):
@@ -152,8 +179,8 @@ def test_no_permission_is_a_wildcard(tools: Tools) -> None:
 
 def test_permissions_are_limited_to_the_watched_namespaces(tools: Tools) -> None:
     documents = rendered(tools, "watchNamespaces={a,b}")
-    (definition_only,) = of_kind(documents, "ClusterRoleBinding")
-    assert definition_only["roleRef"]["name"].endswith("-definition")
+    everywhere = {binding["roleRef"]["name"].rpartition("-")[2] for binding in of_kind(documents, "ClusterRoleBinding")}
+    assert everywhere == {"definition", "nodes"}
     bound = {
         binding["metadata"]["namespace"]
         for binding in of_kind(documents, "RoleBinding")
@@ -268,6 +295,7 @@ PERMISSIONS = [
     ("create", "pods", "default", "no"),
     ("list", "elasticjobs.elasticjob.dev", "default", "no"),
     ("get", "leases.coordination.k8s.io", "kube-node-lease", "yes"),
+    ("watch", "nodes", "", "yes"),
     ("patch", "nodes", "", "no"),
 ]
 """Verb, resource, namespace, and whether an operator that watches one namespace has the permission."""

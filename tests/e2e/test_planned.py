@@ -114,3 +114,73 @@ def test_a_job_yields_to_a_pod_of_higher_priority_and_grows_back(
         assert_none_lost(book, pod)
     status = job.status()
     assert (status["restarts"], status["restartsCountTowardsMax"]) == (0, 0)
+
+
+def wait_for(job: Job, until: Callable[[Json], bool], what: str) -> Json:
+    """Wait until the job's status meets the condition, and return the status."""
+    found = job.kube.wait(
+        "elasticjobs", job.name, job.namespace, lambda current: until(current.get("status", {})), timeout=120, what=what
+    )
+    status: Json = found["status"]
+    return status
+
+
+def machines(job: Job) -> set[str]:
+    """Return the machines of the job's pods that are not being deleted, those of its stores included."""
+    return {pod["spec"].get("nodeName", "") for pod in job.pods(job.selector)}
+
+
+def test_pods_leave_a_machine_whose_end_is_announced_and_lose_no_step(
+    submit: Submit, follow: Follow, kube: Kube
+) -> None:
+    job = submit(stateful("noticed", replicas=3))
+    book = follow(job)
+    book.wait_step(20, timeout=120)
+    machine = job.node_of("noticed-2-0")
+    stay = [pod for pod in ("noticed-0-0", "noticed-1-0") if job.node_of(pod) != machine]
+
+    def moved(status: Json) -> bool:
+        successor = status["incarnations"].split(",")[2] == "1"
+        return bool(successor and status["worldSize"] == 3 and status["terminating"] == 0)
+
+    kube.patch("nodes", machine, {"metadata": {"annotations": {"elasticjob.dev/terminating": "test"}}})
+    try:
+        status = wait_for(job, moved, f"all nodes train, none on {machine}")
+        book.wait_steps_after(time.time(), world=3, timeout=60)
+        assert machine not in machines(job)
+    finally:
+        kube.patch("nodes", machine, {"metadata": {"annotations": {"elasticjob.dev/terminating": None}}})
+    for pod in stay:
+        assert_none_lost(book, pod)
+    assert (status["restarts"], status["lastFailure"]["reason"]) == (0, "NodeTerminating")
+    assert {"NodeTerminating", "PodReplaced"} <= set(job.events())
+
+
+def test_a_drain_ends_where_the_job_has_no_pod_to_spare_and_training_has_all_its_nodes_meanwhile(
+    submit: Submit, follow: Follow, kube: Kube, cluster_dir: Path, namespace: str
+) -> None:
+    job = submit(stateful("drained", replicas=2))
+    book = follow(job)
+    book.wait_step(20, timeout=120)
+
+    def refuses(budget: Json) -> bool:
+        return bool(budget.get("status", {}).get("currentHealthy") == budget["spec"]["minAvailable"] == 2)
+
+    def settled(status: Json) -> bool:
+        return "cordonSpares" not in status and status["worldSize"] == status["replicas"] == 2
+
+    kube.wait("poddisruptionbudgets", job.name, namespace, refuses, timeout=60, what="a budget that lets no pod go")
+    machine = job.node_of("drained-1-0")
+    stay = [] if job.node_of("drained-0-0") == machine else ["drained-0-0"]
+    drain = ["drain", machine, f"--pod-selector={job.workers}", "--force", "--ignore-daemonsets"]
+    try:
+        print(kubectl(cluster_dir, *drain, "--delete-emptydir-data", timeout=180))
+        status = wait_for(job, settled, "the job has its own pods again")
+    finally:
+        kubectl(cluster_dir, "uncordon", machine)
+    book.wait_steps_after(time.time(), world=2, timeout=60)
+    assert machine not in {pod["spec"]["nodeName"] for pod in job.pods()}
+    assert status["restarts"] == 0
+    for pod in stay:
+        assert_none_lost(book, pod)
+    assert "NodeCordoned" in job.events()

@@ -1,6 +1,18 @@
 """Client of the API server: the operator's only access to it, with raw JSON in both directions."""
 
-from elasticjob_operator.kube.api import BUDGETS, CRDS, EVENTS, JOBS, LEASES, PODS, SECRETS, SERVICES, KubeApi, Resource
+from elasticjob_operator.kube.api import (
+    BUDGETS,
+    CRDS,
+    EVENTS,
+    JOBS,
+    LEASES,
+    NODES,
+    PODS,
+    SECRETS,
+    SERVICES,
+    KubeApi,
+    Resource,
+)
 from elasticjob_operator.kube.errors import AlreadyExists, Conflict, KubeError, NotFound, Refused, Unclear
 
 __all__ = [
@@ -9,6 +21,7 @@ __all__ = [
     "EVENTS",
     "JOBS",
     "LEASES",
+    "NODES",
     "PODS",
     "SECRETS",
     "SERVICES",

@@ -10,6 +10,7 @@ events                      create, patch
 leases (own namespace)      create, get, update
 leases (kube-node-lease)    get
 customresourcedefinitions   get (elasticjobs.elasticjob.dev)
+nodes (nodeWarnings)        list, watch
 
 With the chart's value gang.coscheduling, gang.volcano or gang.kubernetes:
 
@@ -56,6 +57,7 @@ SERVICES = Resource("", "v1", "services")
 SECRETS = Resource("", "v1", "secrets")
 BUDGETS = Resource("policy", "v1", "poddisruptionbudgets")
 EVENTS = Resource("", "v1", "events")
+NODES = Resource("", "v1", "nodes")
 LEASES = Resource("coordination.k8s.io", "v1", "leases")
 COSCHEDULING_GROUPS = Resource("scheduling.x-k8s.io", "v1alpha1", "podgroups")
 WORKLOADS = Resource("scheduling.k8s.io", "v1alpha1", "workloads")

@@ -6,7 +6,7 @@ import asyncio
 import json
 import os
 import random
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode
@@ -28,8 +28,14 @@ TIMEOUT = 15.0
 """Seconds of one attempt, where a client has no other."""
 LONGEST_WAIT = 10.0
 """Seconds between two attempts, before jitter."""
+WATCH_SECONDS = 600
+"""Seconds after which the API server ends a watch."""
+SILENT_WATCH_SECONDS = 180.0
+"""Seconds without a byte after which a watch is taken for lost. The API server sends a bookmark about every minute."""
 _HOME_CONFIG = str(Path("~/.kube/config").expanduser())
 _MERGE_PATCH = "application/merge-patch+json"
+_WATCH_TIMEOUT = aiohttp.ClientTimeout(total=None, sock_connect=TIMEOUT, sock_read=SILENT_WATCH_SECONDS)
+_NO_RESPONSE = (aiohttp.ClientError, asyncio.TimeoutError, OSError)
 
 
 class NoCluster(Exception):  # noqa: N818
@@ -79,14 +85,16 @@ class KubeClient:
         return await self._request("GET", resource, namespace, name)
 
     async def list(self, resource: Resource, namespace: str | None, selector: str = "") -> list[dict[str, Any]]:
+        return [item async for page in self._pages(resource, namespace, selector) for item in page.get("items") or []]
+
+    async def _pages(self, resource: Resource, namespace: str | None, selector: str) -> AsyncIterator[dict[str, Any]]:
         query = {"limit": str(PAGE), **({"labelSelector": selector} if selector else {})}
-        items: list[dict[str, Any]] = []
         while True:
             answer = await self._request("GET", resource, namespace, query=query, verb="list")
-            items += answer.get("items") or []
+            yield answer
             query["continue"] = mapping(answer, "metadata").get("continue") or ""
             if not query["continue"]:
-                return items
+                return
 
     async def create(self, resource: Resource, namespace: str, body: Mapping[str, Any]) -> dict[str, Any]:
         return await self._request("POST", resource, namespace, body=body)
@@ -106,6 +114,43 @@ class KubeClient:
         if grace is not None:
             options["gracePeriodSeconds"] = grace
         await self._request("DELETE", resource, namespace, name, body=options)
+
+    async def watch(self, resource: Resource, version: str) -> AsyncIterator[dict[str, Any]]:
+        """Yield the watch events of all objects from this resourceVersion on; empty: first ADDED for each that exists,
+        and then a BOOKMARK.
+
+        It ends after WATCH_SECONDS, or where the connection ends. Raise a KubeError if it cannot be opened.
+        """
+        if not version:
+            async for page in self._pages(resource, None, ""):
+                for item in page.get("items") or []:
+                    yield {"type": "ADDED", "object": item}
+                version = mapping(page, "metadata").get("resourceVersion") or ""
+            yield {"type": "BOOKMARK", "object": {"metadata": {"resourceVersion": version}}}
+        query = {
+            "watch": "true",
+            "allowWatchBookmarks": "true",
+            "timeoutSeconds": str(WATCH_SECONDS),
+            "resourceVersion": version,
+        }
+        what = f"watch {resource.plural}"
+        if self._limit is not None:
+            await self._limit.acquire()
+        try:
+            response = await self._send("GET", f"{resource.path()}?{urlencode(query)}", None, _WATCH_TIMEOUT)
+        except _NO_RESPONSE as error:
+            raise Unclear(f"{what}: {type(error).__name__}: {error}") from None
+        try:
+            metrics.api_requests.labels("watch", resource.plural, str(response.status)).inc()
+            if response.status != 200:
+                raise error_from(response.status, _json(await response.read()), what)
+            self.last_success = asyncio.get_running_loop().time()
+            async for line in response.response.content:
+                yield _json(line)
+        except _NO_RESPONSE:
+            return
+        finally:
+            response.response.close()
 
     async def _request(
         self,
@@ -138,19 +183,23 @@ class KubeClient:
 
     async def _once(self, method: str, path: str, body: Mapping[str, Any] | None) -> tuple[int, dict[str, Any], float]:
         """Send one request; return the HTTP status (0: no response), the JSON response, and Retry-After in seconds."""
-        content = _MERGE_PATCH if method == "PATCH" else "application/json"
-        headers = {"Accept": "application/json", "Content-Type": content}
         try:
-            _, url, headers, _, _ = await self._api.param_serialize(
-                method, path, header_params=headers, auth_settings=["BearerToken"]
-            )
-            response = await self._api.rest_client.request(
-                method, url, headers=headers, body=body, _request_timeout=self._timeout
-            )
+            response = await self._send(method, path, body, self._timeout)
             data = await response.read()
-        except (aiohttp.ClientError, asyncio.TimeoutError, OSError) as error:
+        except _NO_RESPONSE as error:
             return 0, {"message": f"{type(error).__name__}: {error}"}, 0.0
         return response.status, _json(data), _seconds(response.headers.get("Retry-After"))
+
+    async def _send(
+        self, method: str, path: str, body: Mapping[str, Any] | None, timeout: float | aiohttp.ClientTimeout
+    ) -> Any:
+        """Send one request; return the response, whose content is not read yet."""
+        content = _MERGE_PATCH if method == "PATCH" else "application/json"
+        headers = {"Accept": "application/json", "Content-Type": content}
+        _, url, headers, _, _ = await self._api.param_serialize(
+            method, path, header_params=headers, auth_settings=["BearerToken"]
+        )
+        return await self._api.rest_client.request(method, url, headers=headers, body=body, _request_timeout=timeout)
 
 
 _VERBS = {"GET": "get", "POST": "create", "PUT": "update", "PATCH": "patch", "DELETE": "delete"}

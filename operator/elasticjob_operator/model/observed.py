@@ -8,6 +8,7 @@ from enum import Enum
 from typing import TypeAlias
 
 from elasticjob.contract.messages import Report
+from elasticjob_operator.model.nodes import NodeWarning
 from elasticjob_operator.model.pods import Pod
 from elasticjob_operator.model.raw import Raw, integer, mapping, moment, objects, text
 from elasticjob_operator.model.spec import JobSpec, SpecError, parse_spec
@@ -220,6 +221,16 @@ class Observed:
     operator, on another host, may have written `status.lastStartFailureTime`."""
     back_off_seen: float | None = None
     """When this operator first read the present `status.backOff`, Unix seconds; None: there is none."""
+    warnings: Mapping[str, NodeWarning] = field(default_factory=dict)
+    """Warnings of `machines`, by name of the node."""
+    nodes_watched: bool | None = False
+    """Whether the operator watches Nodes; None: it does not know yet whether it may."""
     reach: StoreReach = StoreReach()
     outcome_seen: float | None = None
     """When this operator first read a status that declares the outcome, Unix seconds; None: status declares none."""
+
+    @property
+    def machines(self) -> frozenset[str]:
+        """The nodes that pods of the job are on, or must not be on."""
+        pods = (*self.workers, *self.stores)
+        return frozenset(name for pod in pods for name in (pod.node, *pod.avoided_nodes) if name)

@@ -130,6 +130,8 @@ class Status:
     """The spec's target at the last status write; None before the first."""
     scaled_down: ScaledDown | None = None
     back_off: BackOff | None = None
+    cordon_spares: int = 0
+    """Pods beyond those of the spec, for pods on cordoned nodes."""
     runtime_image: str = ""
     """The operator's image that the job is pinned to; empty before the first status write."""
     avoided: tuple[AvoidedNode, ...] = ()
@@ -186,6 +188,7 @@ def parse_status(raw: Raw) -> Status:
         target=scaled_down.target if scaled_down else _optional(raw, "targetReplicas"),
         scaled_down=scaled_down,
         back_off=_back_off(raw),
+        cordon_spares=max(0, integer(raw, "cordonSpares")),
         runtime_image=text(raw, "runtimeImage"),
         avoided=tuple(_avoided(item) for item in objects(raw, "avoidedNodes")),
         suspects=tuple(_avoided(item) for item in objects(raw, "suspectNodes")),

@@ -13,6 +13,8 @@ Modules, in reading order:
     world           the state of training: from the coordinator's report, or from the last status
     suspension      what is deleted while the job is suspended, and when its next execution begins
     job_end         the outcome of the job, and what is deleted at its end
+    cordons         additional pods of a job at its minimum that has pods on cordoned machines
+    node_warnings   machines that are about to end: messages and Events
     conditions      the four conditions of a job that has not ended
     status          the next status
     stragglers      `status.straggler` and its Event

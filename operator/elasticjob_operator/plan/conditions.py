@@ -16,8 +16,10 @@ from elasticjob_operator.model.status import DEVICE_UNHEALTHY, NODE_LOST, Avoide
 from elasticjob_operator.plan.budget import Budget
 from elasticjob_operator.plan.capacity import Capacity, describe_back_off, target_replicas
 from elasticjob_operator.plan.context import LOST_GRACE_SECONDS, ReconcileContext
+from elasticjob_operator.plan.cordons import describe_cordon_spares
 from elasticjob_operator.plan.failures import REASON_BY_CLASS
 from elasticjob_operator.plan.job_end import JobOutcome
+from elasticjob_operator.plan.node_warnings import describe_leaving
 from elasticjob_operator.plan.operator_reach import describe_unreachable, suspects_itself
 from elasticjob_operator.plan.pod_decisions import AwaitEnd, PodDecision, ReplacePod, did_not_start, starts_execution
 from elasticjob_operator.plan.queueing import nodes_without_quota
@@ -282,8 +284,9 @@ def fully_scaled(job: JobContext) -> Condition:
         message = f"training on {target} of {wanted}; queue {job.ctx.job.queue} has quota for {target}"
         return condition(False, "InsufficientCapacity", message)
     if job.world.formed and job.world.active == target:
-        standby = f"; standby spares: {job.world.standby} of {spares}" if spares else ""
-        return condition(True, "AtDesiredReplicas", message + standby)
+        standby = f"standby spares: {job.world.standby} of {spares}" if spares else ""
+        parts = filter(None, (message, standby, describe_cordon_spares(job.ctx)))
+        return condition(True, "AtDesiredReplicas", "; ".join(parts))
     reason, why = _shortage(job)
     if job.capacity.scaled_down is not None:
         why += f"; status.targetReplicas is {target_replicas(job.ctx, job.capacity)} until the cluster has room"
@@ -312,6 +315,8 @@ def _shortage(job: JobContext) -> tuple[str, str]:
     if failed:
         return "BelowDesiredAboveMin", _describe_failed_start(job, failed[0])
     awaited = [pod for d in job.pod_decisions if isinstance(d.action, AwaitEnd) for pod in d.action.older]
+    if leaving := describe_leaving(job.ctx):
+        return _growth(job), leaving
     if awaited:
         return _growth(job), f"the successor of {awaited[0].name} waits for its end (podReplacementPolicy: Failed)"
     return _growth(job), "the other nodes are starting"
@@ -370,7 +375,8 @@ def restarting(job: JobContext) -> Condition | None:
         fault = "NodeLost"
     if last_round.failure is not None:
         fault = REASON_BY_CLASS.get(last_round.failure.kind, fault)
-    return condition(True, fault, f"{last_round.message}; the workers are restarting")
+    message = "; ".join(filter(None, (last_round.message, describe_leaving(job.ctx), "the workers are restarting")))
+    return condition(True, fault, message)
 
 
 def _node_lost(job: JobContext) -> bool:

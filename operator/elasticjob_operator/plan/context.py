@@ -48,6 +48,8 @@ class ReconcileContext:
     now: float
     withdrawn: frozenset[int] = frozenset()
     """Indices that have no pod for now, because the cluster has no room (`capacity`)."""
+    cordon_spares: int = 0
+    """How many of `spec.spares` the job has for pods on cordoned nodes (`cordons`)."""
 
     @property
     def job(self) -> Job:
@@ -78,6 +80,11 @@ class ReconcileContext:
         return tuple(p for p in self.observed.workers if (p.index, p.incarnation) in current)
 
     @cached_property
+    def ready_pods(self) -> frozenset[str]:
+        """Names of the worker pods that train or could start at once; empty if the store has not reported."""
+        return frozenset(node.pod for node in (self.report.nodes if self.report else ()) if node.ready or node.member)
+
+    @cached_property
     def workers_by_index(self) -> dict[int, tuple[Pod, ...]]:
         """The existing worker pods of each index that has any, old ones included, by incarnation."""
         pods = sorted(self.observed.workers, key=lambda p: (p.index, p.incarnation))
@@ -100,6 +107,18 @@ class ReconcileContext:
         """The last report of `newer_store`; None if this operator has received none from it."""
         report, pod = self.observed.standby_link.report, self.newer_store
         return report if report is not None and pod is not None and report.incarnation == pod.incarnation else None
+
+    @cached_property
+    def notices(self) -> dict[str, str]:
+        """By name, what announces the end of a node that pods of the job are on or must not be on."""
+        return {name: warning.notice for name, warning in self.observed.warnings.items() if warning.notice}
+
+    def must_leave(self, pod: Pod) -> bool:
+        """Return whether the end of the pod's node is announced.
+
+        A pod that was placed there although it must not be stays: its successor would be placed there too.
+        """
+        return pod.live and pod.node in self.notices and pod.node not in pod.avoided_nodes
 
     def may_create(self, child: str) -> bool:
         """Return whether the API server has not refused this child, or its next try is due."""

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from elasticjob.contract.messages import RestartStrategy
 from elasticjob.contract.text import with_noun
-from elasticjob_operator.actions import EventRecord
+from elasticjob_operator.actions import DeletePod, EventRecord
 from elasticjob_operator.model.raw import text
 from elasticjob_operator.model.status import Condition, ConditionType
 from elasticjob_operator.plan import stragglers
 from elasticjob_operator.plan.capacity import capacity_events
 from elasticjob_operator.plan.conditions import JobContext, describe_avoidance, describe_world
+from elasticjob_operator.plan.cordons import cordon_event
+from elasticjob_operator.plan.failures import NODE_TERMINATING
+from elasticjob_operator.plan.pod_decisions import ReplacePod
 from elasticjob_operator.plan.suspension import suspension_event
 
 
@@ -24,6 +27,8 @@ def event_records(job: JobContext, conditions: dict[ConditionType, Condition]) -
         *_warm_fork(job),
         *_scale(job, conditions),
         *_avoided_nodes(job),
+        *_noticed_nodes(job),
+        *cordon_event(job.ctx),
         *_capacity(job, conditions),
         *capacity_events(job.ctx, job.capacity),
         *stragglers.straggler_event(job),
@@ -82,6 +87,24 @@ def _avoided_nodes(job: JobContext) -> tuple[EventRecord, ...]:
         )
         for node in job.workers.avoided
         if (node.name, node.since) not in known
+    )
+
+
+def _noticed_nodes(job: JobContext) -> tuple[EventRecord, ...]:
+    """Return one Event for each node that pods leave from now on because its end is announced."""
+    deleted = {a.name for a in job.store.actions.actions if isinstance(a, DeletePod)}
+    stores = [pod for pod in job.ctx.observed.stores if pod.name in deleted and job.ctx.must_leave(pod)]
+    decisions = [d for d in job.pod_decisions if isinstance(d.action, ReplacePod) and d.action.noticed]
+    left = {pod.node for pod in (*stores, *(d.pod for d in decisions)) if pod is not None}
+    return tuple(
+        EventRecord(
+            NODE_TERMINATING,
+            f"{node} has the {job.ctx.notices[node]}: the job's pods leave it",
+            key=f"{node}/{job.ctx.notices[node]}",
+            warning=True,
+            repeats=True,
+        )
+        for node in sorted(left)
     )
 
 

@@ -12,6 +12,8 @@ from elasticjob_operator.plan.pod_decisions import PodDecision, ReplacePod, desc
 MESSAGE_LENGTH = 1024
 """Characters of a failure's message that status keeps."""
 
+NODE_TERMINATING = "NodeTerminating"
+"""Reason of a pod that has left a node whose end is announced, and of the Event about it."""
 REASON_BY_CLASS = {FailureClass.HANG: "HangDetected", FailureClass.DEVICE_UNHEALTHY: "DeviceUnhealthy"}
 """Reasons of failures that leave neither an exception nor a signal; the Restarting condition uses them too."""
 
@@ -90,6 +92,8 @@ def uncharged_record(decision: PodDecision, now: float) -> dict[str, Any] | None
         return worker_record(action.unhealthy, pod.node)
     if action.lost_at is not None:
         return _uncharged(pod, action.lost_at, FailureClass.NODE_LOST, "NodeLost", action.reason)
+    if action.noticed:
+        return _uncharged(pod, now, FailureClass.PREEMPTED, NODE_TERMINATING, action.reason)
     reason = pod.disrupted or (pod.end.reason if pod.end else "")
     kind = _CLASS_BY_REASON.get(reason) or (FailureClass.PREEMPTED if pod.disrupted else None)
     if kind is None and pod.end is not None and pod.end.exit_code is None:

@@ -1,10 +1,10 @@
 """For each index of the job: keep its worker pod, create it, or replace it. Level-triggered: no history is needed.
 
 The pod of an index is the one with the incarnation that status names; pods of older incarnations are ignored, even if
-they still run. A pod is replaced under the next incarnation: at once if it is missing, is being deleted or failed
-through its own fault, LOST_GRACE_SECONDS after its agent was lost, and no sooner than MIN_POD_LIFETIME after its
-first sighting if it ended for another reason before its container ran as long. A pod that did not start is replaced
-after a delay that grows with each attempt (`starts`).
+they still run. A pod is replaced under the next incarnation: at once if it is missing, is being deleted, failed through
+its own fault or must leave its node, LOST_GRACE_SECONDS after its agent was lost, and no sooner than MIN_POD_LIFETIME
+after its first sighting if it ended for another reason before its container ran as long. A pod that did not start is
+replaced after a delay that grows with each attempt (`starts`).
 
 With podReplacementPolicy Failed, status names the next incarnation as early, but its pod is created only once all older
 pods of the index have ended (`terminations`).
@@ -62,6 +62,8 @@ class ReplacePod:
     """When the pod was lost together with its node, Unix seconds; None if it was not."""
     unhealthy: Failure | None = None
     """Why the node of the pod is unhealthy; None if it is not."""
+    noticed: bool = False
+    """Whether the end of the pod's node is announced."""
 
 
 @dataclass(frozen=True)
@@ -167,8 +169,11 @@ def _decide_ended(ctx: ReconcileContext, pod: Pod) -> KeepPod | ReplacePod:
 
 
 def _decide_live(ctx: ReconcileContext, pod: Pod) -> KeepPod | ReplacePod:
-    """Kubernetes reports this pod as live, but its node may be down."""
+    """Kubernetes reports this pod as live, but its node may be down, or about to end."""
     link = ctx.observed.link
+    if ctx.must_leave(pod):
+        reason = f"{pod.name} is on {pod.node}, which has the {ctx.notices[pod.node]}"
+        return ReplacePod(reason, noticed=True)
     # A pod that was placed there although it avoids the node would be placed there again.
     if pod.node in avoided_names(ctx) - pod.avoided_nodes and not pod.running:
         return ReplacePod(f"{pod.name} was scheduled to {pod.node}, which is avoided")
@@ -237,8 +242,8 @@ def describe_end(pod: Pod) -> str:
 
 
 def avoided_names(ctx: ReconcileContext) -> frozenset[str]:
-    """Return the names of the nodes that are avoided now."""
-    return frozenset(node.name for node in still_avoided(ctx))
+    """Return the names of the nodes that are avoided now, and of those whose end is announced."""
+    return frozenset((*(node.name for node in still_avoided(ctx)), *ctx.notices))
 
 
 def is_lost(node: str, avoided: Iterable[AvoidedNode]) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from elasticjob_operator.actions import CreateDisruptionBudget, DeleteDisruptionBudget, UpdateDisruptionBudget
 from elasticjob_operator.manifests.names import disruption_budget
 from elasticjob_operator.plan.context import Actions, ReconcileContext
+from elasticjob_operator.plan.cordons import may_have_cordon_spares, pods_not_ready
 
 
 def plan_policies(ctx: ReconcileContext) -> Actions:
@@ -29,9 +30,19 @@ def delete_disruption_budget(ctx: ReconcileContext) -> Actions:
 def _wanted_min_available(ctx: ReconcileContext) -> int | None:
     """Return how many workers an eviction must leave; None for no budget.
 
-    A job that is to have minReplicas pods and no more gets none: it would refuse every eviction, and no drain would
-    end.
+    The budget of a job with no pod to spare refuses every eviction until the job starts more pods for those on a
+    cordoned node. A job that cannot do that has none: no drain would end.
     """
     low, withdrawn = ctx.spec.min_replicas, ctx.status.scaled_down
-    pods = ctx.spec.settings.desired_pods - (len(withdrawn.indices) if withdrawn else 0)
-    return low if ctx.spec.disruption_budget and pods > low else None
+    if not ctx.spec.disruption_budget:
+        return None
+    if ctx.cordon_spares:
+        # Kubernetes counts a pod whose container has started as Ready, before its node can train.
+        return low + pods_not_ready(ctx)
+    if ctx.spec.settings.desired_pods - (len(withdrawn.indices) if withdrawn else 0) > low:
+        return low
+    may_have = may_have_cordon_spares(ctx)
+    if may_have is None:
+        budget = ctx.observed.policies.budget
+        return None if budget is None else budget.min_available
+    return low if may_have and withdrawn is None else None

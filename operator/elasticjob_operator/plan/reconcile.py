@@ -30,6 +30,7 @@ from elasticjob_operator.plan.budget import charged_rounds, plan_budget, unchang
 from elasticjob_operator.plan.capacity import Capacity, plan_capacity, unchanged_capacity
 from elasticjob_operator.plan.conditions import JobContext
 from elasticjob_operator.plan.context import Actions, ReconcileContext
+from elasticjob_operator.plan.cordons import with_cordon_spares
 from elasticjob_operator.plan.event_records import event_records
 from elasticjob_operator.plan.pod_decisions import decide_pods, still_avoided
 from elasticjob_operator.plan.policies import delete_disruption_budget, plan_policies
@@ -111,7 +112,7 @@ def plan(observed: Observed, image: str, now: float) -> Plan:
         return Plan()
     if job.spec is None:
         return _invalid(job, now)
-    ctx = ReconcileContext(observed, admitted_spec(observed, job.spec), now)
+    ctx = with_cordon_spares(ReconcileContext(observed, admitted_spec(observed, job.spec), now))
     already_declared = job_end.declared_outcome(ctx) is not None
     world = read_world(ctx)
     idle = already_declared or is_suspended(ctx) or resumes(ctx) or _names_taken(ctx)

@@ -35,6 +35,7 @@ def next_status(job: JobContext, current: dict[ConditionType, Condition], image:
         "targetReplicas": target_replicas(ctx, job.capacity),
         "scaledDown": _scaled_down(job),
         "backOff": _back_off(job),
+        "cordonSpares": ctx.cordon_spares or None,
         **_counts(job),
         "rendezvousRound": job.world.rounds,
         "restarts": job.budget.restarts,

@@ -144,13 +144,16 @@ def _plan_live(ctx: ReconcileContext, current: int, pod: Pod) -> StorePlan:
     if pod.unschedulable and pod.avoided_nodes - avoided_names(ctx) and pod.deleting is None:
         why = f"it no longer needs to avoid {', '.join(sorted(pod.avoided_nodes))}"
         return StorePlan(current, None, Actions((DeletePod(pod.name, pod.uid, why),)))
+    why = f"{pod.node} has the {ctx.notices[pod.node]}" if ctx.must_leave(pod) else ""
+    # It serves until its nodes know the standby store, as in a drain.
+    actions = (DeletePod(pod.name, pod.uid, why),) if why else ()
     requeue_at: tuple[float, ...] = ()
     if awaits_confirmation(ctx):
         switched = max(ctx.observed.older_store_at, ctx.observed.standby_store_at) + NODES_SWITCH_SECONDS
         requeue_at += (switched if ctx.now < switched else ctx.now + LEASE_POLL_SECONDS,)
     if not ctx.observed.link.connected or pod.deleting is not None:
         requeue_at += (ctx.now + _seconds_to_decision(ctx, pod, silence),)
-    return StorePlan(current, _serving(pod), Actions(requeue_at=requeue_at))
+    return StorePlan(current, _serving(pod), Actions(actions, requeue_at=requeue_at))
 
 
 def _seconds_to_decision(ctx: ReconcileContext, pod: Pod, silence: float) -> float:

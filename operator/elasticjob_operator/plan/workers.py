@@ -53,7 +53,7 @@ def plan_workers(
     `lost_node` is the node that was lost together with the store, if one was.
     """
     avoided = _avoided(ctx, decisions, lost_node)
-    avoid = tuple(sorted(node.name for node in avoided))
+    avoid = tuple(sorted({node.name for node in avoided} | ctx.notices.keys()))
     incarnations = list(ctx.status.incarnations)
     expected: list[ExpectedPod] = []
     withheld: set[str] = set()

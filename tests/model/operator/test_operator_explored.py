@@ -22,6 +22,7 @@ from elasticjob_operator.controller import Controller
 from elasticjob_operator.events import Recorder
 from elasticjob_operator.keys import JobKeys
 from elasticjob_operator.kube import JOBS, PODS, SECRETS, SERVICES
+from elasticjob_operator.model.nodes import NodeWarning
 from elasticjob_operator.plan.starts import LONGEST_START_RETRY
 from elasticjob_operator.watch_cache import WatchCache
 from support.operator_build import elastic, raw_job
@@ -65,7 +66,9 @@ class Run:
         self.world = World(self.api, {name: Node(name) for name in ("n1", "n2", "n3")})
         self.links = FakeStoreLinks(self.api, self.world.stores)
         self.lag = Random(seed)
-        self.watch = Watch(self.api, WatchCache())
+        self.watch = Watch(self.api, WatchCache(nodes_watched=True))
+        self.warnings: dict[str, NodeWarning] = {}
+        """By name of the node; only nodes that have one."""
         self.controller = self._controller()
         self.restarts = 0
         self.ended = ""
@@ -109,8 +112,25 @@ class Run:
         """An operator starts on another host, with another clock."""
         self.api.operator_offset = self.random.choice((-500.0, -3.0, 0.0, 3.0, 500.0))
         self.links = reset(self.links)
-        self.watch = Watch(self.api, WatchCache())
+        self.watch = Watch(self.api, WatchCache(nodes_watched=None))
+        for name, warning in self.warnings.items():
+            self.watch.cache.see_node(name, warning)
         self.controller = self._controller()
+
+    def list_nodes(self) -> None:
+        """A new operator has received all Nodes."""
+        self.watch.cache.set_nodes_watched(True)
+
+    def warn(self) -> None:
+        """The end of a machine is announced, or it is cordoned."""
+        name = self.random.choice(list(self.world.nodes))
+        self.warnings[name] = self.random.choice((NodeWarning("taint spot"), NodeWarning(cordoned=True)))
+        self.watch.cache.see_node(name, self.warnings[name])
+
+    def withdraw_warnings(self) -> None:
+        for name in self.warnings:
+            self.watch.cache.see_node(name, None)
+        self.warnings.clear()
 
     def tick(self) -> None:
         self.api.now += self.random.choice((0.1, 1.0, 4.0, 15.0))
@@ -249,6 +269,7 @@ class Run:
         (4, exit_agents), (2, delete_pod), (1, cut), (2, heal), (2, mark_unschedulable), (1, evict), (2, scale),
         (1, quota), (1, toggle_links), (1, delete_service), (1, fail_health_check), (3, request_confirmation),
         (1, round_runs_out_of_memory), (1, fail_init), (1, evict_for_own_use), (2, refuse_children), (2, take_over),
+        (2, warn), (2, withdraw_warnings), (5, list_nodes),
     )  # fmt: skip
     """Steps with their weights. A seed gives the same run only while their order stays."""
 
@@ -326,6 +347,8 @@ class Run:
     def converge(self) -> None:
         """Stop the faults, and let every component do its work."""
         self.heal()
+        self.withdraw_warnings()
+        self.list_nodes()
         self.api.quota, self.api.refused, self.links.reachable = None, None, True
         self.api.now += LONGEST_START_RETRY
         for _ in range(40):

@@ -13,6 +13,7 @@ from elasticjob_operator.events import Recorder
 from elasticjob_operator.job_memory import LONGEST_RETRY
 from elasticjob_operator.keys import JobKeys
 from elasticjob_operator.kube import JOBS, PODS, SERVICES
+from elasticjob_operator.model.nodes import NodeWarning
 from elasticjob_operator.model.observed import JobKey
 from elasticjob_operator.watch_cache import WatchCache
 from support.operator_build import NOW, UID, raw_job
@@ -49,14 +50,16 @@ class Cluster:
         await self.controller.reconcile(KEY)
         return self.api.reads[before:]
 
-    async def run(self) -> None:
-        """Let the job come to a round of all its nodes."""
+    async def run(self, node: str = "n1") -> None:
+        """Let the job come to a round of all its nodes; new pods run on this node."""
         for _ in range(12):
             self.observe()
             await self.reconcile()
             for pod in self.api.pods(Role.WORKER) + self.api.pods(Role.STORE):
-                self.world.schedule(pod, "n1")
+                self.world.finish_deletion(pod)
+                self.world.schedule(pod, node)
                 self.world.start(pod)
+            self.world.drop_deleted()
             for pod in self.api.pods(Role.WORKER):
                 self.world.connect(pod)
             for store in self.world.serving():
@@ -101,6 +104,24 @@ async def test_work_that_the_watch_shows_is_done_by_what_is_true_now(cluster: Cl
     created = [call for call in cluster.api.calls if call[:2] == ("create", "pods")]
     assert await cluster.reconcile(), "the cache lacks the successor, so the API server is asked"
     assert [call for call in cluster.api.calls if call[:2] == ("create", "pods")] == created
+
+
+async def test_a_warning_of_a_node_without_pods_of_the_job_costs_nothing(cluster: Cluster) -> None:
+    cluster.watch.cache.see_node("n2", NodeWarning("taint spot"))
+    assert await cluster.reconcile() == []
+
+
+async def test_all_pods_leave_a_machine_that_is_about_to_end_and_then_nothing_is_to_be_done(cluster: Cluster) -> None:
+    cluster.concerned.clear()
+    cluster.watch.cache.see_node("n1", NodeWarning("taint spot"))
+    assert KEY in cluster.concerned
+    await cluster.run("n2")
+    pods = [p for role in Role for p in cluster.api.pods(role) if p["status"]["phase"] == "Running"]
+    assert {p["spec"]["nodeName"] for p in pods} == {"n2"}
+    assert sorted(p["metadata"]["name"] for p in pods)[:2] == ["bert-0-1", "bert-1-1"]
+    found = job_status(cluster.api)
+    assert (found["phase"], found["restarts"]) == ("Running", 0)
+    assert await cluster.reconcile() == []
 
 
 async def test_a_refused_pod_is_tried_again_although_no_event_arrives() -> None:

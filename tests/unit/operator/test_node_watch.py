@@ -1,0 +1,261 @@
+"""The watch on Nodes: what it keeps of them, which jobs an event concerns, and what ends it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from typing import Any
+
+import pytest
+from aiohttp import web
+from kubernetes.aio import client
+
+from elasticjob_operator import node_watch
+from elasticjob_operator.kube import NODES, Refused, Resource, Unclear
+from elasticjob_operator.kube.client import KubeClient
+from elasticjob_operator.kube.errors import error_from
+from elasticjob_operator.model.nodes import NodeWarning, NoticeKeys, parse_warning
+from elasticjob_operator.model.observed import JobKey
+from elasticjob_operator.node_watch import watch_nodes
+from elasticjob_operator.settings import NOTICE_ANNOTATION, NOTICE_TAINTS, parse_settings
+from elasticjob_operator.watch_cache import WatchCache
+from support.operator_build import raw_job, raw_pod
+
+Raw = dict[str, Any]
+KEYS = NoticeKeys(frozenset({"spot/notice", "scaled-down"}), frozenset({"our/notice"}))
+SPOT: Raw = {"taints": [{"key": "gpu", "effect": "NoSchedule"}, {"key": "spot/notice", "effect": "NoExecute"}]}
+
+
+def node(name: str = "n1", version: int = 1, annotations: Raw | None = None, **spec: Any) -> Raw:
+    """Return a Node as its kubelet writes it."""
+    meta: Raw = {"name": name, "resourceVersion": str(version), "annotations": annotations or {}}
+    return {"metadata": meta, "spec": spec, "status": {"conditions": [{"lastHeartbeatTime": str(version)}]}}
+
+
+@pytest.mark.parametrize(
+    ("raw", "warning"),
+    [
+        (node(), None),
+        (node(taints=[{"key": "gpu"}], annotations={"other": "x"}), None),
+        (node(unschedulable=True), NodeWarning(cordoned=True)),
+        (node(**SPOT), NodeWarning("taint spot/notice")),
+        (node(annotations={"our/notice": ""}, unschedulable=True), NodeWarning("annotation our/notice", cordoned=True)),
+        (node(annotations={"our/notice": "soon"}, **SPOT), NodeWarning("taint spot/notice")),
+        ({"metadata": {"annotations": None}, "spec": {"taints": "broken", "unschedulable": "yes"}}, None),
+    ],
+    ids=["none", "others", "cordoned", "a taint", "an annotation", "both", "not readable"],
+)
+def test_only_the_named_taints_and_annotations_and_a_cordon_are_warnings(raw: Raw, warning: NodeWarning | None) -> None:
+    assert parse_warning(raw, KEYS) == warning
+
+
+def test_the_flags_name_the_notices_and_switch_the_watch_off() -> None:
+    assert parse_settings([], {}).notice_keys == NoticeKeys(frozenset(NOTICE_TAINTS), frozenset({NOTICE_ANNOTATION}))
+    own = parse_settings(["--notice-taints", "a/b, c", "--notice-annotations", ","], {}).notice_keys
+    assert own == NoticeKeys(frozenset({"a/b", "c"}), frozenset())
+    assert parse_settings([], {"NODE_WARNINGS": "off"}).notice_keys is None
+
+
+# ---- the cache
+
+
+@pytest.fixture
+def concerned() -> list[JobKey]:
+    """The jobs that events have concerned."""
+    return []
+
+
+@pytest.fixture
+def cache(concerned: list[JobKey]) -> WatchCache:
+    """A cache with the job `bert`, which has a pod on n1 and one that must not be on n3."""
+    cache = WatchCache(concerned.append, nodes_watched=None)
+    cache.see_job(raw_job())
+    cache.see_pod(raw_pod(0, node="n1"))
+    cache.see_pod(raw_pod(1, node="n2", avoids="n3"))
+    concerned.clear()
+    return cache
+
+
+def test_a_warning_concerns_the_jobs_with_pods_that_are_there_or_must_not_be(
+    cache: WatchCache, concerned: list[JobKey]
+) -> None:
+    for name, jobs in (("n1", 1), ("n2", 1), ("n3", 1), ("n4", 0)):
+        concerned.clear()
+        cache.see_node(name, NodeWarning("taint spot/notice"))
+        assert len(concerned) == jobs, name
+        cache.see_node(name, None)
+        assert len(concerned) == 2 * jobs, name
+    assert cache.warnings(["n1", "n2", "n3", "n4"]) == {}
+
+
+# ---- the watch
+
+
+class Nodes:
+    """An API server whose watch on Nodes delivers one batch of events for each time it is opened, or an error."""
+
+    def __init__(self, *batches: list[Raw] | Exception) -> None:
+        self.batches = [*batches]
+        self.versions: list[str] = []
+        self.done = asyncio.Event()
+
+    async def watch(self, resource: Resource, version: str) -> AsyncIterator[Raw]:
+        assert resource is NODES
+        self.versions.append(version)
+        if not self.batches:
+            self.done.set()
+            await asyncio.Event().wait()
+        batch = self.batches.pop(0)
+        if isinstance(batch, Exception):
+            raise batch
+        for event in batch:
+            yield event
+
+
+def event(raw: Raw, kind: str = "MODIFIED") -> Raw:
+    return {"type": kind, "object": raw}
+
+
+LISTED = event({"metadata": {"resourceVersion": "3"}}, "BOOKMARK")
+
+
+async def run_watch(cache: WatchCache, nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Watch until all batches are delivered; return the delays between them."""
+    delays: list[float] = []
+    sleep = asyncio.sleep
+
+    async def skip(seconds: float) -> None:
+        delays.append(seconds)
+        await sleep(0)
+
+    monkeypatch.setattr("elasticjob_operator.node_watch.asyncio.sleep", skip)
+    watching = asyncio.create_task(watch_nodes(nodes, KEYS, cache))
+    await asyncio.wait_for(nodes.done.wait(), 20.0)
+    watching.cancel()
+    with suppress(asyncio.CancelledError):
+        await watching
+    return delays
+
+
+async def test_heartbeats_of_nodes_concern_no_job(
+    cache: WatchCache, concerned: list[JobKey], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache.set_nodes_watched(True)
+    concerned.clear()
+    cordoned = [event(node("n2", version, unschedulable=True)) for version in range(1, 100)]
+    heartbeats = [event(node("n1", version)) for version in range(100, 200)]
+    nodes = Nodes([*cordoned, *heartbeats, event(node("n4", 200, **SPOT)), event({"metadata": {}}, "BOOKMARK")])
+    await run_watch(cache, nodes, monkeypatch)
+    assert concerned == [("ns", "bert")]
+    assert cache.warnings(["n1", "n2"]) == {"n2": NodeWarning(cordoned=True)}
+
+
+async def test_the_watch_goes_on_where_it_ended_and_begins_anew_where_events_are_gone(
+    cache: WatchCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nodes = Nodes(
+        [event(node("n1", 7, **SPOT), "ADDED"), event({"metadata": {"resourceVersion": "9"}}, "BOOKMARK")],
+        [event({"code": 410, "message": "too old"}, "ERROR")],
+        [event(node("n1", 12, **SPOT), "DELETED")],
+        error_from(410, {}, "watch nodes"),
+        [event(node("n2", 20, unschedulable=True), "ADDED")],
+    )
+    await run_watch(cache, nodes, monkeypatch)
+    assert cache.nodes_watched
+    assert nodes.versions == ["", "9", "", "12", "", "20"]
+    assert cache.warnings(["n1", "n2"]) == {"n2": NodeWarning(cordoned=True)}
+
+
+async def test_nodes_count_as_watched_once_all_have_been_delivered(
+    cache: WatchCache, concerned: list[JobKey], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await run_watch(cache, Nodes([event(node("n4"), "ADDED")]), monkeypatch)
+    assert (cache.nodes_watched, concerned) == (None, [])
+    await run_watch(cache, Nodes([event(node("n4"), "ADDED"), LISTED]), monkeypatch)
+    assert (cache.nodes_watched, concerned) == (True, [("ns", "bert")])
+
+
+async def test_an_operator_without_the_permission_says_so_once_and_goes_on(
+    cache: WatchCache, concerned: list[JobKey], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    refused = Refused("watch nodes: nodes is forbidden", 403)
+    delays = await run_watch(cache, Nodes(refused, refused, refused), monkeypatch)
+    assert delays == [node_watch.REFUSED_RETRY_SECONDS] * 3
+    assert len([r for r in caplog.records if "nodes is forbidden" in r.message]) == 1
+    assert (cache.nodes_watched, concerned) == (False, [("ns", "bert")])
+
+
+async def test_warnings_are_dropped_when_the_permission_is_taken_away(
+    cache: WatchCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nodes = Nodes([event(node("n1", **SPOT), "ADDED"), LISTED], Refused("forbidden", 403))
+    await run_watch(cache, nodes, monkeypatch)
+    assert (cache.nodes_watched, cache.warnings(["n1"])) == (False, {})
+
+
+async def test_a_permission_that_comes_later_is_used(
+    cache: WatchCache, concerned: list[JobKey], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nodes = Nodes(Refused("forbidden", 403), [event(node("n1", **SPOT), "ADDED"), LISTED])
+    await run_watch(cache, nodes, monkeypatch)
+    assert (cache.nodes_watched, [*cache.warnings(["n1"])]) == (True, ["n1"])
+
+
+async def test_an_api_server_that_does_not_answer_changes_nothing(
+    cache: WatchCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    down = Unclear("watch nodes: no response")
+    busy = Refused("watch nodes: too many requests", 429)
+    nodes = Nodes([event(node("n1", 2, **SPOT), "ADDED"), LISTED], down, down, busy)
+    delays = await run_watch(cache, nodes, monkeypatch)
+    assert delays == [1.0, 1.0, 2.0, 4.0]
+    assert nodes.versions == ["", "3", "3", "3", "3"]
+    assert (cache.nodes_watched, [*cache.warnings(["n1"])]) == (True, ["n1"])
+
+
+# ---- the request
+
+
+async def test_a_watch_lists_first_then_yields_one_event_a_line_and_its_errors_are_those_of_requests() -> None:
+    requests: list[dict[str, str]] = []
+    large = node("n2", 2, annotations={"images": "x" * 300_000})
+
+    async def handle(request: web.Request) -> web.StreamResponse:
+        assert request.path == "/api/v1/nodes"
+        requests.append(dict(request.query))
+        if len(requests) == 1:
+            return web.json_response({"metadata": {"resourceVersion": "3"}, "items": [node("n0")]})
+        if len(requests) > 2:
+            return web.json_response({"message": "nodes is forbidden"}, status=403)
+        stream = web.StreamResponse()
+        await stream.prepare(request)
+        for raw in (node("n1"), large):
+            await stream.write(json.dumps(event(raw)).encode() + b"\n")
+        return stream
+
+    app = web.Application()
+    app.router.add_get("/{tail:.*}", handle)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    host = f"http://127.0.0.1:{runner.addresses[0][1]}"
+    api = KubeClient(client.ApiClient(client.Configuration(host=host)), None)
+    try:
+        listed = [event(node("n0"), "ADDED"), LISTED]
+        assert [e async for e in api.watch(NODES, "")] == [*listed, event(node("n1")), event(large)]
+        with pytest.raises(Refused, match="nodes is forbidden"):
+            await anext(api.watch(NODES, "7"))
+    finally:
+        await api.close()
+        await runner.cleanup()
+    assert [query.get("resourceVersion") for query in requests] == [None, "3", "7"]
+    assert [query.get("allowWatchBookmarks") for query in requests] == [None, "true", "true"]
+
+
+async def test_an_api_server_without_a_response_is_unclear() -> None:
+    api = KubeClient(client.ApiClient(client.Configuration(host="http://127.0.0.1:1")), None)
+    with pytest.raises(Unclear, match="watch nodes"):
+        await anext(api.watch(NODES, "7"))
+    await api.close()
