@@ -27,7 +27,7 @@ lint: venv ## ruff, mypy --strict, import contracts, spelling, vocabulary
 
 .PHONY: unit
 unit: venv ## tests without cluster or torch
-	@pytest -q tests/unit tests/model
+	@pytest -q tests/unit tests/model tests/compat
 
 .PHONY: programs
 programs: ## build what the cluster runs, once (8 minutes on two cores)

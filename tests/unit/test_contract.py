@@ -1,15 +1,19 @@
 """Messages are decoded as they were encoded; other data is refused."""
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from elasticjob.contract import codec
 from elasticjob.contract import messages as m
 from elasticjob.contract.codec import MessageError
+from elasticjob.contract.failure_rules import FailureAction, FailureRule
 from elasticjob.contract.names import RoundId
 
 ROUND = RoundId(1, 0, 7)
+FAIL_JOB = FailureAction.FAIL_JOB
 START = m.StartRound(ROUND, 0, 2, 0, 4, 0, 4, "10.0.0.1", 4000, 0, 3)
 FAILURE = m.Failure(m.FailureClass.KILLED, "bert-0-0", 1.5, rank=3, signal="SIGKILL")
 SETTINGS = m.RoundSettings(min_nodes=2, max_nodes=4, target=3)
@@ -59,6 +63,60 @@ def test_invalid_data_is_refused_with_its_path(raw: bytes, error: str) -> None:
 
 def test_unknown_fields_of_a_newer_peer_are_ignored() -> None:
     assert m.decode(json.dumps({"type": "Leaving", "reason": "x", "new": 1}).encode()) == m.Leaving("x")
+
+
+RULE = {"name": "oom", "action": "FailJob"}
+POD = {"index": 0, "incarnation": 0, "pod": "bert-0-0"}
+
+
+@pytest.mark.parametrize(
+    ("settings", "known"),
+    [
+        ({"hang_action": "Reboot"}, {}),
+        ({"failure_rules": [{**RULE, "action": "Wait"}, RULE]}, {"failure_rules": (FailureRule("oom", FAIL_JOB),)}),
+    ],
+)
+def test_an_unknown_value_counts_as_absent(settings: dict[str, Any], known: dict[str, Any]) -> None:
+    """A store reads the settings of a newer operator from its environment too."""
+    raw = {"min_nodes": 2, "max_nodes": 4, "target": 3}
+    assert codec.parse(m.RoundSettings, raw | settings) == replace(SETTINGS, **known)
+
+
+def test_a_pod_in_an_unknown_state_counts_as_running() -> None:
+    assert codec.parse(m.ExpectedPod, {**POD, "state": "frozen"}).state is m.PodState.RUNNING
+
+
+@pytest.mark.parametrize(
+    ("raw", "error"),
+    [
+        ({"outcome": "Won", "reason": ""}, "outcome: not a Outcome: 'Won'"),
+        (
+            {"outcome": "Failed", "reason": "", "failure": {"kind": 1, "pod": "a", "time": 1}},
+            "kind: not a FailureClass",
+        ),
+        ({"outcome": "Failed", "reason": "", "round": "now"}, "round: not a RoundId"),
+    ],
+)
+def test_an_unknown_value_of_a_required_field_and_an_invalid_one_are_refused(raw: dict[str, Any], error: str) -> None:
+    with pytest.raises(MessageError, match=error):
+        codec.parse(m.Termination, raw)
+
+
+def test_a_termination_message_whose_class_of_failure_is_unknown_keeps_its_outcome() -> None:
+    raw = {"outcome": "Failed", "reason": "r", "failure": {"kind": "Melted", "pod": "a", "time": 1}}
+    assert codec.parse(m.Termination, raw) == m.Termination(m.Outcome.FAILED, "r")
+
+
+def test_an_older_peer_gets_another_value_instead_of_a_new_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Here LOST is the new one; a member of another enum that is equal stays."""
+    lost = m.ExpectedPod(0, 0, "bert-0-0", m.PodState.LOST)
+    view = m.OperatorView(1, 2, SETTINGS, 0, ROUND, (lost,), finish=m.Finish(m.Outcome.FAILED, "lost"))
+    monkeypatch.setattr(m, "NEW_VALUES", (m.NewValue(m.PodState.LOST, 3, m.PodState.DRAINING),))
+    assert m.decode(m.encode(view, 3)) == view
+    assert m.decode(m.encode(view, 2)) == replace(view, pods=(replace(lost, state=m.PodState.DRAINING),))
+    monkeypatch.setattr(m, "NEW_VALUES", (m.NewValue(FAIL_JOB, 3, FailureAction.IGNORE),))
+    hang = m.OperatorView(1, 2, replace(SETTINGS, hang_action=m.HangAction.FAIL_JOB), 0, ROUND)
+    assert m.decode(m.encode(hang, 2)) == hang
 
 
 @pytest.mark.parametrize(

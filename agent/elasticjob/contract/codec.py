@@ -1,7 +1,8 @@
 """Convert frozen dataclasses to JSON and back, with strict checks: data of a peer is never trusted.
 
-Unknown fields are ignored, because a newer peer may send more. A missing, wrongly typed or non-finite value raises a
-`MessageError` that names its path, e.g. `WorkersFailed.failure.time`.
+A newer peer may send more than this version knows. Unknown fields are ignored. A field with a value that its enum does
+not have counts as absent; if it is required, the element of a list or the optional field around it does. A missing,
+wrongly typed or non-finite value raises a `MessageError` that names its path, e.g. `WorkersFailed.failure.time`.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import json
 import math
 import types
+from collections.abc import Iterator
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from enum import Enum
 from functools import cache
@@ -26,6 +28,10 @@ _UNCHECKED = frozenset((str, int, bool))
 
 class MessageError(ValueError):
     """The data is not valid JSON, or does not match the dataclass."""
+
+
+class UnknownValueError(MessageError):
+    """A required field has a value that its enum does not have: a newer peer may have sent it."""
 
 
 def dump(value: object) -> Any:
@@ -89,7 +95,11 @@ def _dataclass(cls: Any, data: Any, path: str) -> Any:
         if field.name in data:
             raw = data[field.name]
             valid = type(raw) is field.kind and field.kind in _UNCHECKED
-            known[field.name] = raw if valid else _value(field.kind, raw, f"{path}.{field.name}")
+            try:
+                known[field.name] = raw if valid else _value(field.kind, raw, f"{path}.{field.name}")
+            except UnknownValueError:
+                if field.required:
+                    raise
         elif field.required:
             raise MessageError(f"{path}.{field.name}: missing")
     try:
@@ -105,10 +115,18 @@ def _value(kind: Any, data: Any, path: str) -> Any:
     if origin is tuple:
         if not isinstance(data, list):
             raise MessageError(f"{path}: want a list, got {type(data).__name__}")
-        return tuple(_value(get_args(kind)[0], item, f"{path}[{i}]") for i, item in enumerate(data))
+        return tuple(_items(get_args(kind)[0], data, path))
     if is_dataclass(kind):
         return _dataclass(kind, data, path)
     return _scalar(kind, data, path)
+
+
+def _items(kind: Any, data: list[Any], path: str) -> Iterator[Any]:
+    for i, item in enumerate(data):
+        try:
+            yield _value(kind, item, f"{path}[{i}]")
+        except UnknownValueError:
+            continue
 
 
 def _optional(kind: Any, data: Any, path: str) -> Any:
@@ -123,7 +141,8 @@ def _scalar(kind: Any, data: Any, path: str) -> Any:
         try:
             return _from_text(kind, data)
         except (ValueError, AttributeError, TypeError):
-            raise MessageError(f"{path}: not a {kind.__name__}: {str(data)[:80]!r}") from None
+            error = MessageError if kind is RoundId or type(data) is not str else UnknownValueError
+            raise error(f"{path}: not a {kind.__name__}: {str(data)[:80]!r}") from None
     if kind is float and type(data) in (int, float) and math.isfinite(data):
         return float(data)
     if type(data) is not kind or kind is float:

@@ -29,6 +29,9 @@ every member has sent WorkersSucceeded, the coordinator sends Finish.
 Points in time are Unix seconds of the sender's clock, durations are seconds. A `RoundId` is written `attempt.store.n`:
 execution attempt (always 1 at present), incarnation of the store pod, number of the round.
 
+A job keeps its version of agents and stores, so an operator works with stores of earlier and of later versions. A
+receiver ignores what it does not know of a message (`codec`), and messages of types that it does not know.
+
 No message is queued for a broken connection. After a reconnect the node's Announce carries its state, the node repeats
 what the coordinator may have missed (`agent.machine.greeting`), and the coordinator sends the current StartRound,
 PlanEnd or EndRound again. Receivers ignore repetitions. Every OperatorView and every Report is complete.
@@ -36,7 +39,8 @@ PlanEnd or EndRound again. Receivers ignore repetitions. Every OperatorView and 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass, replace
 from enum import Enum
 from typing import Any, TypeAlias, get_args
 
@@ -44,8 +48,12 @@ from elasticjob.contract import codec
 from elasticjob.contract.failure_rules import FailureAction, FailureRule
 from elasticjob.contract.names import RoundId
 
-PROTOCOL = 2
-"""Version of the control link. A store refuses a peer of another version."""
+PROTOCOL = 3
+"""Version of the messages. The two sides of a control link use the lower of their versions. A new type of message or a
+new value of an enum raises it, with an entry in `NEW_MESSAGES` or `NEW_VALUES`; a new field with a default does not."""
+OLDEST_PROTOCOL = 2
+"""The lowest version that this one works with: that of elasticjob 0.1.0, which closes a link for a value or a type of
+message that it does not know."""
 
 ANY_INDEX = -1
 """`Announce.index` of a node that no operator has numbered, e.g. under a stock torchrun."""
@@ -558,7 +566,8 @@ class ExpectedPod:
     incarnation: int
     """Older incarnations of the index are ignored, even if still running."""
     pod: str
-    state: PodState
+    state: PodState = PodState.RUNNING
+    """RUNNING also where this store does not know the state that the operator has sent."""
 
 
 @dataclass(frozen=True)
@@ -820,10 +829,50 @@ Message: TypeAlias = (
 _TYPES: dict[str, type[Message]] = {cls.__name__: cls for cls in get_args(Message)}
 
 
-def encode(message: Message) -> bytes:
-    """Return a message as a JSON object, its `type` first."""
+NEW_MESSAGES: Mapping[type[Message], int] = {TrainingProgress: 3}
+"""The first version that knows a type of message, for those that came after `OLDEST_PROTOCOL`."""
+
+
+@dataclass(frozen=True)
+class NewValue:
+    """A member of an enum that came after `OLDEST_PROTOCOL`."""
+
+    member: Enum
+    since: int
+    """The first version that knows it."""
+    instead: Enum
+    """What peers of earlier versions get."""
+
+
+NEW_VALUES: tuple[NewValue, ...] = ()
+
+
+class UnknownMessageError(codec.MessageError):
+    """The type of a message is unknown: a newer peer may have sent it."""
+
+
+def is_known(message: Message, protocol: int) -> bool:
+    """Return whether version `protocol` knows messages of this type."""
+    return NEW_MESSAGES.get(type(message), OLDEST_PROTOCOL) <= protocol
+
+
+def encode(message: Message, protocol: int = PROTOCOL) -> bytes:
+    """Return a message as a JSON object, its `type` first, with values that version `protocol` knows."""
+    newer = [value for value in NEW_VALUES if value.since > protocol]
     tagged: dict[str, Any] = {"type": type(message).__name__}
-    return codec.dumps(tagged | codec.dump(message))
+    return codec.dumps(tagged | codec.dump(_with_older_values(message, newer) if newer else message))
+
+
+def _with_older_values(value: Any, newer: Sequence[NewValue]) -> Any:
+    """Return the value with the members of `newer` replaced."""
+    if isinstance(value, Enum):
+        # Members of different enums may be equal.
+        return next((new.instead for new in newer if new.member is value), value)
+    if type(value) is tuple:
+        return tuple(_with_older_values(item, newer) for item in value)
+    if not is_dataclass(value) or isinstance(value, type):
+        return value
+    return replace(value, **{f.name: _with_older_values(getattr(value, f.name), newer) for f in fields(value)})
 
 
 def decode(data: bytes) -> Message:
@@ -833,5 +882,5 @@ def decode(data: bytes) -> Message:
         raise codec.MessageError("want an object")
     name = raw.get("type")
     if not isinstance(name, str) or name not in _TYPES:
-        raise codec.MessageError(f"unknown message type {str(name)[:80]!r}")
+        raise UnknownMessageError(f"unknown message type {str(name)[:80]!r}")
     return codec.parse(_TYPES[name], raw)

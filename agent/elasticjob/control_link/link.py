@@ -3,16 +3,18 @@
 The client is a node or the operator. It opens the connection with the store's opcode LINK; both sides then send frames
 (`frames`), first those of the handshake:
 
-    client                                          server
-    LINK, u32 protocol version ───────────────────►
-                               ◄─────────────────── {"nonce"}                or {"refused": why}
-    {"role", "run_id", "nonce", "proof", "macs"} ─►
-                               ◄─────────────────── {"proof", "welcome", "mac"} or {"refused": why}
-    messages                   ◄──────────────────► messages
+    client                                                      server
+    LINK, u32 HANDSHAKE ──────────────────────────────────────►
+                                           ◄─────────────────── {"nonce", "protocol"}     or {"refused": why}
+    {"role", "run_id", "nonce", "proof", "macs", "protocol"} ─►
+                                           ◄─────────────────── {"proof", "welcome", "mac"} or {"refused": why}
+    messages                               ◄──────────────────► messages
 
-A proof is an HMAC-SHA256, with the role's key, over protocol version, welcome, role, run id and both nonces. It shows
-that its sender has the key. The nonces make it useless for another connection. The welcome, which only the server's
-proof covers, distinguishes the proofs of the two sides, and cannot be changed on the way.
+`protocol` is the version of the messages that the sender knows. Both sides use the lower one.
+
+A proof is an HMAC-SHA256, with the role's key, over that version, welcome, role, run id and both nonces. It shows that
+its sender has the key. The nonces make it useless for another connection. The welcome, which only the server's proof
+covers, distinguishes the proofs of the two sides, and cannot be changed on the way.
 
 The same values give each direction a key of its own, which protects the messages (`frames`); the server chooses the MAC
 from those that the client has. A refusal has no proof: the client counts it as a failed attempt and tries again.
@@ -32,7 +34,15 @@ from enum import Enum
 from typing import Any
 
 from elasticjob.contract import codec
-from elasticjob.contract.messages import PROTOCOL, Message, decode, encode
+from elasticjob.contract.messages import (
+    OLDEST_PROTOCOL,
+    PROTOCOL,
+    Message,
+    UnknownMessageError,
+    decode,
+    encode,
+    is_known,
+)
 from elasticjob.control_link.frames import MACS, TAG_SIZE, ForgedFrame, FrameProtocol, LinkError, LinkRefused
 from elasticjob.keep_alive import KeepAlive
 from elasticjob.store import wire
@@ -47,6 +57,10 @@ CONNECT_TIMEOUT = 1.5
 successor."""
 HANDSHAKE_TIMEOUT = 5.0
 """Seconds in which a client must authenticate."""
+HANDSHAKE = 2
+"""Version of the handshake and of the frames. A store refuses a client of another version."""
+UNNAMED_PROTOCOL = 2
+"""Version of the messages of a peer that names none: elasticjob 0.1.0."""
 
 
 class LinkRole(str, Enum):
@@ -85,10 +99,10 @@ class LinkGate:
     passive: Callable[[], bool] = lambda: False
     """Returns whether the store is a passive standby store now."""
 
-    async def accept(self, peer: Peer, protocol: int, rest: bytes) -> None:
+    async def accept(self, peer: Peer, handshake: int, rest: bytes) -> None:
         """Authenticate a connection that opened with LINK, and serve it until it closes (a `server.LinkHandler`).
 
-        `protocol` is the client's version of the control link, `rest` are the bytes that followed the opcode.
+        `handshake` is the client's version of the handshake, `rest` are the bytes that followed the opcode.
         """
         frames = FrameProtocol()
         frames.connection_made(peer.transport)
@@ -96,7 +110,7 @@ class LinkGate:
         if rest:
             frames.data_received(rest)
         try:
-            link = await asyncio.wait_for(_authenticate(self, frames, protocol, peer.name), HANDSHAKE_TIMEOUT)
+            link = await asyncio.wait_for(_authenticate(self, frames, handshake, peer.name), HANDSHAKE_TIMEOUT)
             self.keep_alive.apply(peer.transport.get_extra_info("socket"))
         except asyncio.TimeoutError:
             peer.record_drop("handshake-timeout", "it did not authenticate in time")
@@ -113,11 +127,13 @@ class LinkGate:
 class ControlLink:
     """One authenticated connection, on either side."""
 
-    def __init__(self, frames: FrameProtocol, role: LinkRole, welcome: Welcome, peer: str) -> None:
+    def __init__(self, frames: FrameProtocol, role: LinkRole, welcome: Welcome, protocol: int, peer: str) -> None:
         self.role = role
         """Role of the client."""
         self.welcome = welcome
         """Identity of the server."""
+        self.protocol = protocol
+        """Version of the messages."""
         self.peer = peer
         """`host:port` of the other side."""
         self._frames = frames
@@ -129,12 +145,15 @@ class ControlLink:
         return self._frames.lost_by_keep_alive
 
     def send(self, message: Message) -> None:
-        """Buffer a message for the peer; never blocks. Does nothing if the link is closed.
+        """Buffer a message for the peer; never blocks. Does nothing if the link is closed, or if the peer is older than
+        the message's type.
 
         A message over the frame limit closes the link, and so does a peer that leaves too much unread; `receive` then
         raises the LinkError.
         """
-        frame, limit = encode(message), self._frames.limit - TAG_SIZE
+        if not is_known(message, self.protocol):
+            return
+        frame, limit = encode(message, self.protocol), self._frames.limit - TAG_SIZE
         if len(frame) > limit:
             self._frames.fail(f"a message has {len(frame)} bytes; {limit} bytes are allowed")
             return
@@ -142,36 +161,60 @@ class ControlLink:
 
     async def receive(self) -> Message | None:
         """Return the next message, None once the link is closed. LinkError: a frame was invalid; the link is closed."""
-        frame = await self._frames.receive()
-        if frame is None:
-            return None
-        try:
-            return decode(frame)
-        except codec.MessageError as error:
-            self.close()
-            raise LinkError(str(error)) from None
+        while (frame := await self._frames.receive()) is not None:
+            try:
+                return decode(frame)
+            except UnknownMessageError as error:
+                log.debug("ignored a message of %s: %s", self.peer, error)
+            except codec.MessageError as error:
+                self.close()
+                raise LinkError(str(error)) from None
+        return None
 
     def close(self) -> None:
         """Close the link after all buffered messages have been sent."""
         self._frames.transport.close()
 
 
-def _proof(key: bytes, welcome: Welcome | None, role: LinkRole, run_id: str, nonces: tuple[str, str]) -> str:
-    """Return a proof: the client's without a welcome, the server's with it. `nonces`: the server's, the client's."""
-    covered = codec.dumps((PROTOCOL, codec.dump(welcome), role.value, run_id, *nonces))
-    return hmac.new(key, covered, hashlib.sha256).hexdigest()
+def _lower_protocol(peer: Mapping[str, Any]) -> int:
+    """Return the version of the messages that both sides know. LinkRefused: the peer is too old."""
+    protocol = peer.get("protocol", UNNAMED_PROTOCOL)
+    if type(protocol) is not int or protocol < OLDEST_PROTOCOL:
+        sent = str(protocol)[:20]
+        raise LinkRefused(f"the peer uses version {sent} of the messages, this side needs version {OLDEST_PROTOCOL}")
+    return min(protocol, PROTOCOL)
 
 
-def _frame_keys(
-    key: bytes, mac: str, welcome: Welcome, role: LinkRole, run_id: str, nonces: tuple[str, str]
-) -> tuple[bytes, bytes]:
-    """Return the keys of the frames to the server and to the client."""
-    # A proof covers a list that begins with a number, so neither key is a proof.
-    covered = (mac, PROTOCOL, codec.dump(welcome), role.value, run_id, *nonces)
-    to_server, to_client = (
-        hmac.digest(key, codec.dumps((direction, *covered)), "sha256") for direction in ("to server", "to client")
-    )
-    return to_server, to_client
+@dataclass(frozen=True)
+class _Handshake:
+    """What both sides of a connection know before the server's proof."""
+
+    key: bytes
+    protocol: int
+    role: LinkRole
+    run_id: str
+    nonces: tuple[str, str]
+    """The server's, the client's."""
+
+    def proof(self, welcome: object) -> str:
+        """Return the server's proof, for its welcome as JSON data; the client's for None."""
+        covered = codec.dumps((self.protocol, welcome, self.role.value, self.run_id, *self.nonces))
+        return hmac.new(self.key, covered, hashlib.sha256).hexdigest()
+
+    def frame_keys(self, mac: str, welcome: object) -> tuple[bytes, bytes]:
+        """Return the keys of the frames to the server and to the client."""
+        # A proof covers a list that begins with a number, so neither key is a proof.
+        covered = (mac, self.protocol, welcome, self.role.value, self.run_id, *self.nonces)
+        to_server, to_client = (
+            hmac.digest(self.key, codec.dumps((direction, *covered)), "sha256")
+            for direction in ("to server", "to client")
+        )
+        return to_server, to_client
+
+
+def _is_proof(sent: object, expected: str) -> bool:
+    # JSON may have characters that UTF-8 has not.
+    return hmac.compare_digest(expected.encode(), str(sent).encode(errors="replace"))
 
 
 def _choose_mac(offered: object) -> str:
@@ -220,29 +263,32 @@ async def _connect(host: str, port: int, role: LinkRole, key: bytes, run_id: str
         keep_alive.apply(transport.get_extra_info("socket"))
         # The server's first message may arrive together with its last frame of the handshake.
         frames.limit = FRAME_LIMIT[role]
-        transport.write(wire.request(wire.Op.LINK, number=PROTOCOL))
-        server_nonce = str((await frames.receive_object()).get("nonce"))
-        nonce = secrets.token_hex(16)
-        proof = _proof(key, None, role, run_id, (server_nonce, nonce))
-        hello = {"role": role.value, "run_id": run_id, "nonce": nonce, "proof": proof, "macs": MACS}
-        frames.send(codec.dumps(hello))
+        transport.write(wire.request(wire.Op.LINK, number=HANDSHAKE))
+        first = await frames.receive_object()
+        nonces = str(first.get("nonce")), secrets.token_hex(16)
+        handshake = _Handshake(key, _lower_protocol(first), role, run_id, nonces)
+        hello = {"role": role.value, "run_id": run_id, "nonce": nonces[1], "proof": handshake.proof(None)}
+        frames.send(codec.dumps(hello | {"macs": MACS, "protocol": PROTOCOL}))
         answer = await frames.receive_object()
-        welcome = _parse_welcome(answer)
-        expected = _proof(key, welcome, role, run_id, (server_nonce, nonce))
-        if not hmac.compare_digest(expected.encode(), str(answer.get("proof")).encode()):
+        # The proof covers the welcome as it was sent: that of a newer server has fields that this side does not know.
+        sent = answer.get("welcome")
+        welcome = _parse_welcome(sent)
+        if not _is_proof(answer.get("proof"), handshake.proof(sent)):
             raise LinkRefused("the store did not prove that it has the key")
         mac = _choose_mac([answer.get("mac")])
-        to_server, to_client = _frame_keys(key, mac, welcome, role, run_id, (server_nonce, nonce))
+        to_server, to_client = handshake.frame_keys(mac, sent)
         frames.protect(mac, send_key=to_server, receive_key=to_client)
     except BaseException:
         transport.abort()
         raise
-    return ControlLink(frames, role, welcome, f"{host}:{port}")
+    return ControlLink(frames, role, welcome, handshake.protocol, f"{host}:{port}")
 
 
-def _parse_welcome(answer: dict[str, Any]) -> Welcome:
+def _parse_welcome(sent: object) -> Welcome:
+    if not isinstance(sent, dict) or not all(isinstance(value, (str, int)) for value in sent.values()):
+        raise LinkError("the store sent no valid welcome")
     try:
-        return codec.parse(Welcome, answer.get("welcome"))
+        return codec.parse(Welcome, sent)
     except codec.MessageError as error:
         raise LinkError(str(error)) from None
 
@@ -262,11 +308,11 @@ async def _serve(gate: LinkGate, link: ControlLink, frames: FrameProtocol, peer:
         peer.record_drop(reason, str(frames.error))
 
 
-async def _authenticate(gate: LinkGate, frames: FrameProtocol, protocol: int, peer: str) -> ControlLink:
-    if protocol != PROTOCOL:
-        raise LinkRefused(f"the peer uses version {protocol} of the control link, this store uses version {PROTOCOL}")
+async def _authenticate(gate: LinkGate, frames: FrameProtocol, version: int, peer: str) -> ControlLink:
+    if version != HANDSHAKE:
+        raise LinkRefused(f"the peer uses version {version} of the control link, this store uses version {HANDSHAKE}")
     nonce = secrets.token_hex(16)
-    frames.send(codec.dumps({"nonce": nonce}))
+    frames.send(codec.dumps({"nonce": nonce, "protocol": PROTOCOL}))
     answer = await frames.receive_object()
     try:
         role = LinkRole(answer.get("role"))
@@ -276,13 +322,12 @@ async def _authenticate(gate: LinkGate, frames: FrameProtocol, protocol: int, pe
     run_id, client_nonce = gate.welcome.run_id, str(answer.get("nonce"))
     if answer.get("run_id") != run_id:
         raise LinkRefused(f"the peer belongs to run {str(answer.get('run_id'))[:80]!r}, this store to run {run_id!r}")
-    expected = _proof(key, None, role, run_id, (nonce, client_nonce))
-    if len(client_nonce) < 32 or not hmac.compare_digest(expected.encode(), str(answer.get("proof")).encode()):
+    handshake = _Handshake(key, _lower_protocol(answer), role, run_id, (nonce, client_nonce))
+    if len(client_nonce) < 32 or not _is_proof(answer.get("proof"), handshake.proof(None)):
         raise LinkRefused(f"the peer has the wrong key for role {role.value}")
     welcome = replace(gate.welcome, passive=gate.passive())
-    mac = _choose_mac(answer.get("macs"))
-    proof = _proof(key, welcome, role, run_id, (nonce, client_nonce))
-    frames.send(codec.dumps({"proof": proof, "welcome": codec.dump(welcome), "mac": mac}))
-    to_server, to_client = _frame_keys(key, mac, welcome, role, run_id, (nonce, client_nonce))
+    sent, mac = codec.dump(welcome), _choose_mac(answer.get("macs"))
+    frames.send(codec.dumps({"proof": handshake.proof(sent), "welcome": sent, "mac": mac}))
+    to_server, to_client = handshake.frame_keys(mac, sent)
     frames.protect(mac, send_key=to_client, receive_key=to_server)
-    return ControlLink(frames, role, welcome, peer)
+    return ControlLink(frames, role, welcome, handshake.protocol, peer)

@@ -14,11 +14,21 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from elasticjob.contract.messages import PROTOCOL, Leaving, Ready, Standby
+from elasticjob.contract.messages import PROTOCOL, Leaving, Ready, Standby, TrainingProgress
+from elasticjob.contract.names import RoundId
 from elasticjob.control_link import frames as frames_module
 from elasticjob.control_link import link as link_module
 from elasticjob.control_link.frames import MACS, TAG_SIZE, ForgedFrame
-from elasticjob.control_link.link import ControlLink, LinkError, LinkGate, LinkRefused, LinkRole, Welcome, connect
+from elasticjob.control_link.link import (
+    HANDSHAKE,
+    ControlLink,
+    LinkError,
+    LinkGate,
+    LinkRefused,
+    LinkRole,
+    Welcome,
+    connect,
+)
 from elasticjob.keep_alive import KeepAlive
 from elasticjob.store import wire
 from elasticjob.store.server import StoreServer
@@ -26,6 +36,7 @@ from elasticjob.store.wire import Op
 
 NODE, OPERATOR = b"n" * 32, b"o" * 32
 WELCOME = Welcome("run-1", 2, 3)
+PROGRESS = TrainingProgress(RoundId(2, 3, 1), 5, None, None)
 
 
 @dataclass
@@ -105,26 +116,81 @@ async def test_a_client_with_a_wrong_key_or_run_is_refused(
     assert peer.links.empty()
 
 
-async def test_a_store_without_the_key_is_refused() -> None:
+@pytest.mark.parametrize(
+    ("answer", "error"),
+    [
+        (b'{"proof":"00","welcome":{"run_id":"run-1","attempt":1,"incarnation":0}}', "did not prove"),
+        (b'{"proof":"\\ud800","welcome":{"run_id":"run-1","attempt":1,"incarnation":0}}', "did not prove"),
+        (b'{"proof":"00","welcome":{"run_id":"run-1","attempt":1,"incarnation":0,"new":NaN}}', "no valid welcome"),
+        (b'{"proof":"00","welcome":{"run_id":"run-1","attempt":1}}', "incarnation: missing"),
+        (b'{"proof":"00"}', "no valid welcome"),
+    ],
+)
+async def test_a_store_without_the_key_is_refused(answer: bytes, error: str) -> None:
     async def impostor(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readexactly(5)
-        for frame in (b'{"nonce":"00"}', b'{"proof":"00","welcome":{"run_id":"run-1","attempt":1,"incarnation":0}}'):
+        for frame in (b'{"nonce":"00"}', answer):
             writer.write(struct.pack("!I", len(frame)) + frame)
         await reader.read()
         writer.close()
 
     server = await asyncio.start_server(impostor, "127.0.0.1")
     port = server.sockets[0].getsockname()[1]
-    with pytest.raises(LinkRefused, match="did not prove"):
+    with pytest.raises(LinkError, match=error):
         await connect("127.0.0.1", port, role=LinkRole.NODE, key=NODE, run_id="run-1")
     server.close()
 
 
-async def test_another_protocol_version_is_refused(peer: Peer) -> None:
+async def test_another_version_of_the_handshake_is_refused(peer: Peer) -> None:
     reader, writer = await asyncio.open_connection("127.0.0.1", peer.port)
-    writer.write(wire.request(Op.LINK, number=PROTOCOL + 1))
+    writer.write(wire.request(Op.LINK, number=HANDSHAKE + 1))
     assert b"uses version" in await asyncio.wait_for(reader.read(), 5)
     writer.close()
+
+
+@pytest.mark.parametrize(
+    ("peer", "agreed"),
+    [({}, 2), ({"protocol": 2}, 2), ({"protocol": PROTOCOL}, PROTOCOL), ({"protocol": 99}, PROTOCOL)],
+)
+def test_both_sides_use_the_lower_version_of_the_messages(peer: dict[str, object], agreed: int) -> None:
+    """A peer that names none is elasticjob 0.1.0."""
+    assert link_module._lower_protocol(peer) == agreed
+
+
+@pytest.mark.parametrize("protocol", [1, 0, -1, 2.0, True, "3", None, [3]])
+def test_a_peer_of_an_unusable_version_is_refused(protocol: object) -> None:
+    with pytest.raises(LinkRefused, match="this side needs version 2"):
+        link_module._lower_protocol({"protocol": protocol})
+
+
+async def test_an_older_peer_is_not_sent_what_it_does_not_know(peer: Peer) -> None:
+    link = await connect("127.0.0.1", peer.port, role=LinkRole.NODE, key=NODE, run_id="run-1")
+    assert (link.protocol, (await peer.links.get()).protocol) == (PROTOCOL, PROTOCOL)
+    link.send(PROGRESS)
+    link.protocol = 2
+    link.send(PROGRESS)
+    link.send(Ready())
+    assert [await link.receive(), await link.receive()] == [Standby("TrainingProgress"), Standby("Ready")]
+
+
+async def test_messages_of_an_unknown_type_are_ignored(peer: Peer) -> None:
+    link = await connect("127.0.0.1", peer.port, role=LinkRole.NODE, key=NODE, run_id="run-1")
+    link._frames.send(b'{"type":"OfALaterVersion","round":"1.0.1"}')
+    link.send(Ready())
+    assert await link.receive() == Standby("Ready")
+
+
+async def test_unknown_fields_of_a_newer_welcome_are_ignored(peer: Peer) -> None:
+    @dataclass(frozen=True)
+    class NewerWelcome(Welcome):
+        version: str = "9.9"
+
+    newer = NewerWelcome(WELCOME.run_id, WELCOME.attempt, WELCOME.incarnation)
+    peer.server.serve_link = LinkGate(newer, {LinkRole.NODE: NODE}, peer.serve).accept
+    link = await connect("127.0.0.1", peer.port, role=LinkRole.NODE, key=NODE, run_id="run-1")
+    assert link.welcome == WELCOME
+    link.send(Ready())
+    assert await link.receive() == Standby("Ready")
 
 
 @pytest.mark.parametrize(
@@ -186,8 +252,15 @@ async def test_a_message_over_the_limit_is_not_sent(peer: Peer) -> None:
     assert await asyncio.wait_for(peer.ends.get(), 5) == "closed"
 
 
-async def test_a_changed_welcome_is_refused() -> None:
-    """The server's proof covers its welcome."""
+@pytest.mark.parametrize(
+    ("sent", "changed", "error"),
+    [
+        (b'"incarnation":3', b'"incarnation":4', "did not prove"),
+        (b'"protocol":%d' % PROTOCOL, b'"protocol":2', "wrong key"),
+    ],
+)
+async def test_a_changed_welcome_is_refused(sent: bytes, changed: bytes, error: str) -> None:
+    """The server's proof covers its welcome, and both proofs cover the version of the messages."""
     gate = LinkGate(WELCOME, {LinkRole.NODE: NODE}, lambda link: asyncio.sleep(0))
     server = StoreServer(links=gate.accept)
     port = await server.start("127.0.0.1")
@@ -197,7 +270,7 @@ async def test_a_changed_welcome_is_refused() -> None:
 
         async def relay_answers() -> None:
             while data := await server_reader.read(65536):
-                writer.write(data.replace(b'"incarnation":3', b'"incarnation":4'))
+                writer.write(data.replace(sent, changed))
             writer.close()
 
         answers = asyncio.ensure_future(relay_answers())
@@ -207,7 +280,7 @@ async def test_a_changed_welcome_is_refused() -> None:
         await answers
 
     proxy = await asyncio.start_server(proxied, "127.0.0.1")
-    with pytest.raises(LinkRefused, match="did not prove"):
+    with pytest.raises(LinkRefused, match=error):
         await connect("127.0.0.1", proxy.sockets[0].getsockname()[1], role=LinkRole.NODE, key=NODE, run_id="run-1")
     proxy.close()
     await server.close()
@@ -425,7 +498,7 @@ async def test_a_client_without_a_common_mac_is_refused(peer: Peer, monkeypatch:
 @pytest.mark.parametrize("sent", [b"x" * 20_000, struct.pack("!I", 0) * 5000])
 async def test_a_client_sends_little_before_it_is_authenticated(peer: Peer, sent: bytes) -> None:
     reader, writer = await asyncio.open_connection("127.0.0.1", peer.port)
-    writer.write(wire.request(Op.LINK, number=PROTOCOL) + sent)
+    writer.write(wire.request(Op.LINK, number=HANDSHAKE) + sent)
     with contextlib.suppress(ConnectionError):
         await asyncio.wait_for(reader.read(), 5)
     writer.close()
