@@ -173,7 +173,9 @@ class Operator:
         recorder = Recorder(self.api, s.identity)
         nodes_watched = None if s.notice_keys else False
         watched = WatchCache(queue.enqueue, kueue=s.kueue, nodes_watched=nodes_watched)
-        controller = Controller(self.api, job_keys, links, recorder, s.image, s.resync_seconds, clock, watched)
+        controller = Controller(
+            self.api, job_keys, links, recorder, s.image, s.resync_seconds, clock, watched, s.pod_namespace
+        )
         return queue, links, watched
 
     async def _reconcile_jobs(self, election: Election | None) -> None:

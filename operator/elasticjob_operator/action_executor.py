@@ -14,6 +14,7 @@ from elasticjob_operator.actions import (
     Action,
     CreateDisruptionBudget,
     CreateGang,
+    CreateNetworkPolicy,
     CreateNodesService,
     CreateSecret,
     CreateStandbyStore,
@@ -24,6 +25,7 @@ from elasticjob_operator.actions import (
     DeleteDisruptionBudget,
     DeleteGang,
     DeleteJob,
+    DeleteNetworkPolicy,
     DeletePod,
     DeleteService,
     DeleteWorkload,
@@ -33,6 +35,7 @@ from elasticjob_operator.actions import (
     ReplaceGang,
     ResizeGang,
     UpdateDisruptionBudget,
+    UpdateNetworkPolicy,
     UpdateStoreService,
     UpdateWorkload,
 )
@@ -41,6 +44,7 @@ from elasticjob_operator.keys import JobKeys
 from elasticjob_operator.kube import (
     BUDGETS,
     JOBS,
+    NETWORK_POLICIES,
     PODS,
     SECRETS,
     SERVICES,
@@ -90,14 +94,15 @@ class ActionExecutor:
     """What the queue's admission adds to worker pods."""
 
     async def execute(self, actions: Iterable[Action]) -> list[str]:
-        """Create Secret and Services, then store, gang, workers and standby store, then delete and change what no
-        pod waits for; return the names of what was created.
+        """Create the NetworkPolicy, then Secret and Services, then store, gang, workers and standby store, then delete
+        and change what no pod waits for; return the names of what was created.
 
         After a failed creation the later creations are skipped, and so are pods while the Secret or a Service does not
         exist, and workers while their gang does not, whose creation is tried later, or while the flavor of their quota
         is unknown; the last group is executed in any case. The job's memory records failures, and when to try again.
         """
         ordered = list(actions)
+        isolation = [a for a in ordered if isinstance(a, (CreateNetworkPolicy, UpdateNetworkPolicy))]
         needed = (CreateSecret, CreateNodesService, CreateStoreService)
         prerequisites = [a for a in ordered if isinstance(a, needed)]
         gangs = [a for a in ordered if isinstance(a, CreateGang)]
@@ -106,9 +111,11 @@ class ActionExecutor:
         standbys = [a for a in ordered if isinstance(a, CreateStandbyStore)]
         budgets = (CreateDisruptionBudget, UpdateDisruptionBudget, DeleteDisruptionBudget)
         queueing = (CreateWorkload, UpdateWorkload, DeleteWorkload, MarkPodsReady, ReleaseQuota, FinishWorkload)
-        changes = (DeletePod, DeleteService, DeleteGang, ResizeGang, ReplaceGang, DeleteJob, *budgets, *queueing)
+        deletions = (DeletePod, DeleteService, DeleteGang, DeleteNetworkPolicy, DeleteJob)
+        changes = (*deletions, ResizeGang, ReplaceGang, *budgets, *queueing)
         others = [a for a in ordered if isinstance(a, changes)]
-        done: list[_Result] = []
+        # First: pods may start as soon as they exist.
+        done: list[_Result] = await asyncio.gather(*(self._execute(action) for action in isolation))
         problem, no_child = "", self._missing_children(prerequisites)
         no_group = self._missing_gang(gangs) or (await self._read_pod_changes() if workers else "")
         for stage, missing in ((prerequisites, no_child), (stores, ""), (gangs, no_group), (workers, "")):
@@ -222,23 +229,36 @@ class ActionExecutor:
                 finished = partial(manifests.finished_status, succeeded=succeeded, message=message)
                 return await self._write_workload(finished)
             case CreateDisruptionBudget(min_available):
-                body = manifests.disruption_budget_manifest(self.job, min_available)
-                result = await self._create(BUDGETS, "PodDisruptionBudget/", body, LONGEST_OPTIONAL_RETRY)
-                if result.refused:
-                    why = self.memory.refusals[f"PodDisruptionBudget/{result.name}"].message
-                    log.warning("%s/%s: no PodDisruptionBudget: %s", self.job.namespace, self.job.name, why)
-                return result
+                return await self._create_policy(BUDGETS, manifests.disruption_budget_manifest(self.job, min_available))
             case UpdateDisruptionBudget(uid, min_available):
                 name = manifests.disruption_budget(self.job.name)
                 return await self._patch_policy(BUDGETS, name, uid, {"minAvailable": min_available})
             case DeleteDisruptionBudget(uid):
-                self.memory.policies = None
-                return await self._delete(BUDGETS, manifests.disruption_budget(self.job.name), uid)
+                return await self._delete_policy(BUDGETS, manifests.disruption_budget(self.job.name), uid)
+            case CreateNetworkPolicy(operator_namespace):
+                return await self._create_policy(NETWORK_POLICIES, self._network_policy(operator_namespace))
+            case UpdateNetworkPolicy(uid, operator_namespace):
+                body = self._network_policy(operator_namespace)
+                return await self._patch_policy(NETWORK_POLICIES, body["metadata"]["name"], uid, body["spec"])
+            case DeleteNetworkPolicy(uid):
+                return await self._delete_policy(NETWORK_POLICIES, manifests.network_policy(self.job.name), uid)
             case DeleteJob(uid, why):
                 log.info("%s/%s: deleting the job: %s", self.job.namespace, self.job.name, why)
                 return await self._delete(JOBS, self.job.name, uid)
             case _:
                 assert_never(action)
+
+    def _network_policy(self, operator_namespace: str) -> dict[str, Any]:
+        return manifests.network_policy_manifest(self.job, self.spec.port, operator_namespace)
+
+    async def _create_policy(self, resource: Resource, body: dict[str, Any]) -> _Result:
+        """Create a policy; log why if the API server refuses it, because no condition of the job says so."""
+        kind = body["kind"]
+        result = await self._create(resource, f"{kind}/", body, LONGEST_OPTIONAL_RETRY)
+        if result.refused:
+            why = self.memory.refusals[f"{kind}/{result.name}"].message
+            log.warning("%s/%s: no %s: %s", self.job.namespace, self.job.name, kind, why)
+        return result
 
     async def _create_gang(self) -> _Result:
         kind = manifests.gang_child(self.job, self.spec).removesuffix(self.job.name)
@@ -353,6 +373,12 @@ class ActionExecutor:
         if self.memory.policies is not None:
             self.memory.policies = with_policy(self.memory.policies, resource, changed)
         return _Result(name)
+
+    async def _delete_policy(self, resource: Resource, name: str, uid: str) -> _Result:
+        result = await self._delete(resource, name, uid)
+        known = self.memory.policies
+        self.memory.policies = None if known is None or result.problem else with_policy(known, resource, None)
+        return result
 
     async def _delete(self, resource: Resource, name: str, uid: str, grace: int | None = None) -> _Result:
         try:

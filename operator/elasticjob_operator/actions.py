@@ -135,6 +135,29 @@ class DeleteDisruptionBudget:
 
 
 @dataclass(frozen=True)
+class CreateNetworkPolicy:
+    """Create the NetworkPolicy of the job's pods. The job runs without it if that fails."""
+
+    operator_namespace: str
+    """The namespace of the operator's pods; empty if the operator runs in no pod."""
+
+
+@dataclass(frozen=True)
+class UpdateNetworkPolicy:
+    """Change which connections the job's pods accept."""
+
+    uid: str
+    operator_namespace: str
+
+
+@dataclass(frozen=True)
+class DeleteNetworkPolicy:
+    """Delete the NetworkPolicy of the job's pods."""
+
+    uid: str
+
+
+@dataclass(frozen=True)
 class DeleteJob:
     """Delete the job itself, and with it all its objects."""
 
@@ -204,6 +227,9 @@ Action: TypeAlias = (
     | CreateDisruptionBudget
     | UpdateDisruptionBudget
     | DeleteDisruptionBudget
+    | CreateNetworkPolicy
+    | UpdateNetworkPolicy
+    | DeleteNetworkPolicy
     | DeleteJob
     | CreateStore
     | CreateStandbyStore

@@ -53,6 +53,8 @@ class Controller:
     resync: float = 300.0
     clock: Callable[[], float] = time.time
     watched: WatchCache = field(default_factory=WatchCache)
+    operator_namespace: str = ""
+    """The namespace of this operator's pod; empty if it runs in no pod."""
     _leases: NodeLeases = field(init=False)
     _census: StoreCensus = field(default_factory=StoreCensus)
     _memories: dict[JobKey, JobMemory] = field(default_factory=dict)
@@ -128,8 +130,13 @@ class Controller:
         self._census.record(key, observed, now)
         if not observed.link.connected:
             self._census.record_links(lambda other: self.links.view(other).connected)
-        warnings, watched = self.watched.warnings(observed.machines), self.watched.nodes_watched
-        known = replace(observed, reach=self._census.reach(now), warnings=warnings, nodes_watched=watched)
+        known = replace(
+            observed,
+            reach=self._census.reach(now),
+            warnings=self.watched.warnings(observed.machines),
+            nodes_watched=self.watched.nodes_watched,
+            operator_namespace=self.operator_namespace,
+        )
         return plan(known, self.image, now)
 
     def _next_delay(self, decided: Plan, wait: float | None, memory: JobMemory, since: float) -> float:

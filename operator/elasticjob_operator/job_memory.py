@@ -18,7 +18,7 @@ FIRST_NAME_RETRY = 0.1
 """The same where another object has the name: the next pod gets another name, and a deleted job's objects end soon."""
 LONGEST_RETRY = 20.0
 LONGEST_OPTIONAL_RETRY = 300.0
-"""The same for a standby store and a PodDisruptionBudget, without which the job runs as well."""
+"""The same for a standby store and for policies, without which the job runs as well."""
 
 
 @dataclass

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 from typing import Any
 
 from elasticjob_operator.job_memory import JobMemory
-from elasticjob_operator.kube import BUDGETS, KubeApi, NotFound, Refused, Resource
-from elasticjob_operator.manifests import disruption_budget
-from elasticjob_operator.manifests.policies import read_disruption_budget
+from elasticjob_operator.kube import BUDGETS, NETWORK_POLICIES, KubeApi, NotFound, Refused, Resource
+from elasticjob_operator.manifests import disruption_budget, network_policy
+from elasticjob_operator.manifests.policies import read_disruption_budget, read_network_policy
 from elasticjob_operator.model.observed import Job, Policies, is_owned
 
-POLICIES = (BUDGETS,)
-"""The resource types of policies."""
+POLICIES = {BUDGETS: disruption_budget, NETWORK_POLICIES: network_policy}
+"""The resource types of policies, each with the function that names a job's object."""
 POLICIES_SECONDS = 3600.0
 """Policies change only when another client changes them: they are read this often, in seconds. The operator's own
-creates and patches return the object, so it is not read after them."""
+creates and patches return the object, so it is not read after them, nor after its deletes."""
 
 
 async def read_policies(api: KubeApi, job: Job, memory: JobMemory, now: float) -> Policies:
@@ -24,8 +25,12 @@ async def read_policies(api: KubeApi, job: Job, memory: JobMemory, now: float) -
     A job without status has no children yet: nothing is read.
     """
     if memory.policies is None or now >= memory.policies_at + POLICIES_SECONDS:
-        found = await _find(api, BUDGETS, job, disruption_budget(job.name)) if job.status.raw else None
-        memory.policies, memory.policies_at = with_policy(Policies(), BUDGETS, found), now
+        policies = Policies()
+        if job.status.raw:
+            found = await asyncio.gather(*(_find(api, kind, job, name(job.name)) for kind, name in POLICIES.items()))
+            for resource, raw in zip(POLICIES, found, strict=True):
+                policies = with_policy(policies, resource, raw)
+        memory.policies, memory.policies_at = policies, now
     return memory.policies
 
 
@@ -33,6 +38,8 @@ def with_policy(policies: Policies, resource: Resource, raw: dict[str, Any] | No
     """Return the policies with this object instead of the one of its type; `raw` None: with none of its type."""
     if resource is BUDGETS:
         return replace(policies, budget=None if raw is None else read_disruption_budget(raw))
+    if resource is NETWORK_POLICIES:
+        return replace(policies, network=None if raw is None else read_network_policy(raw))
     return policies
 
 

@@ -38,6 +38,8 @@ class OperatorSettings:
     """Namespace of the operator, its Lease and its master key."""
     identity: str
     """Name of this process in the Lease."""
+    pod_namespace: str = ""
+    """Namespace of this operator's pod, which the NetworkPolicies of jobs admit; empty if it runs in no pod."""
     watch_namespaces: tuple[str, ...] = ()
     """Namespaces of the jobs; empty: all."""
     master_secret: str = "elasticjob-master-key"  # noqa: S105  # a name
@@ -74,6 +76,8 @@ def parse_settings(argv: Sequence[str] | None, environ: Mapping[str, str] = os.e
         image=options.image,
         namespace=options.namespace,
         identity=f"{environ.get('POD_NAME') or 'local'}_{uuid.uuid4().hex[:8]}",
+        # The chart sets the name of the pod, and a process outside the cluster has none.
+        pod_namespace=options.namespace if environ.get("POD_NAME") else "",
         watch_namespaces=_parts(options.watch_namespaces),
         master_secret=options.master_secret,
         lease_name=options.lease_name,

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 import yaml
 
-from elasticjob.contract.names import Label
 from elasticjob_operator.kube import api
+from elasticjob_operator.manifests.policies import OPERATOR_LABELS
 from elasticjob_operator.model.nodes import NoticeKeys
 from elasticjob_operator.settings import parse_settings
 from support.install import RELEASE, SYSTEM, install
@@ -87,7 +87,7 @@ def cluster_roles(documents: list[Json]) -> list[Json]:
 def test_permissions_are_those_that_the_api_module_lists(tools: Tools) -> None:
     listed = re.findall(r"^\s*([a-z/]+)(?: \((.*?)\))?\s{2,}([a-z, ]+?)(?: \(.*\))?$", api.__doc__ or "", re.MULTILINE)
     expected = {(resource, where): frozenset(verbs.split(", ")) for resource, where, verbs in listed}
-    assert len(expected) == 19
+    assert len(expected) == 20
     documents = rendered(tools)
     cluster, definition, nodes = cluster_roles(documents)
     finalizers = ("elasticjobs/finalizers", frozenset({"update"}))
@@ -192,22 +192,13 @@ def test_permissions_are_limited_to_the_watched_namespaces(tools: Tools) -> None
     assert where["values"] == ["a", "b"]
 
 
-def test_job_pods_accept_connections_of_job_pods_and_the_operator_only(tools: Tools) -> None:
-    assert not of_kind(rendered(tools), "NetworkPolicy")
-    policies = of_kind(rendered(tools, "networkPolicy.enabled=true", "watchNamespaces={a,b}"), "NetworkPolicy")
-    assert [policy["metadata"]["namespace"] for policy in policies] == ["a", "b"]
-    jobs = {"matchExpressions": [{"key": Label.JOB_UID, "operator": "Exists"}]}
-    for policy in policies:
-        assert policy["spec"]["podSelector"] == jobs
-        assert policy["spec"]["policyTypes"] == ["Ingress"]
-        ((of_jobs, of_operator),) = (rule["from"] for rule in policy["spec"]["ingress"])
-        assert of_jobs == {"podSelector": jobs}
-        assert of_operator["namespaceSelector"] == {"matchLabels": {"kubernetes.io/metadata.name": "place"}}
-        (operator,) = of_kind(rendered(tools), "Deployment")
-        labels = operator["spec"]["template"]["metadata"]["labels"]
-        assert of_operator["podSelector"]["matchLabels"].items() <= labels.items()
-    refused = template(tools, "networkPolicy.enabled=true", check=False)
-    assert "networkPolicy.enabled needs watchNamespaces" in refused.output
+def test_the_network_policies_of_jobs_admit_the_operators_pods(tools: Tools) -> None:
+    (deployment,) = of_kind(rendered(tools, "podLabels.team=x"), "Deployment")
+    pod = deployment["spec"]["template"]
+    assert OPERATOR_LABELS.items() <= pod["metadata"]["labels"].items()
+    (container,) = pod["spec"]["containers"]
+    fields = {e["name"]: e["valueFrom"]["fieldRef"]["fieldPath"] for e in container["env"] if "valueFrom" in e}
+    assert fields == {"POD_NAME": "metadata.name", "POD_NAMESPACE": "metadata.namespace"}
 
 
 @pytest.mark.parametrize(("keep", "annotations"), [("true", {"helm.sh/resource-policy": "keep"}), ("false", None)])

@@ -133,6 +133,31 @@ BAD_AT_CREATE: list[tuple[str, list[Change], str]] = [
         [("spec.rendezvous.store", {"gpu": 1})],
         'unknown field "spec.rendezvous.store.gpu"',
     ),
+    (
+        "a store with little memory",
+        [("spec.rendezvous.store", {"resources": {"limits": {"memory": "200Mi"}}})],
+        "rendezvous.store.resources.limits.memory is below 256Mi, which a store may need: raise it, or leave it out",
+    ),
+    (
+        "a store with a number of bytes",
+        [("spec.rendezvous.store", {"resources": {"limits": {"memory": 200_000_000}}})],
+        "rendezvous.store.resources.limits.memory is below 256Mi",
+    ),
+    (
+        "a store with a device",
+        [("spec.rendezvous.store", {"resources": {"claims": [{"name": "gpu"}]}})],
+        "rendezvous.store.resources.claims: the store uses no devices, remove it",
+    ),
+    (
+        "network isolation on the host's network",
+        [("spec.networkIsolation", True), ("spec.template.spec.hostNetwork", True)],
+        "networkIsolation is not possible with template.spec.hostNetwork: remove one of them",
+    ),
+    (
+        "network isolation as text",
+        [("spec.networkIsolation", "yes")],
+        'spec.networkIsolation in body must be of type boolean: "string"',
+    ),
     ("one module as text", [("spec.preload", "torch")], 'spec.preload in body must be of type array: "string"'),
     ("a module with a dash", [("spec.preload", ["my-module"])], "preload must list modules by their import names"),
     ("a module without a name", [("spec.preload", ["torch."])], "preload must list modules by their import names"),
@@ -435,6 +460,25 @@ GOOD_AT_CREATE: list[tuple[str, list[Change]]] = [
             )
         ],
     ),
+    (
+        "the smallest store",
+        [("spec.rendezvous.store", {"resources": {"limits": {"cpu": "50m", "memory": 268435456}}})],
+    ),
+    (
+        "the largest store",
+        [
+            (
+                "spec.rendezvous.store",
+                {"resources": {"requests": {"cpu": 2, "memory": "1Ti"}, "limits": {"cpu": "2", "memory": "1Ti"}}},
+            )
+        ],
+    ),
+    ("network isolation", [("spec.networkIsolation", True)]),
+    ("the host's network", [("spec.template.spec.hostNetwork", True)]),
+    (
+        "the host's network without isolation",
+        [("spec.networkIsolation", False), ("spec.template.spec.hostNetwork", True)],
+    ),
     ("no budget", [("spec.failurePolicy.maxRestarts", 0)]),
     ("stalls only reported", [("spec.hangPolicy", {"progressTimeoutSeconds": 10, "action": "Event"})]),
     ("suspended from the start", [("spec.suspend", True)]),
@@ -482,6 +526,18 @@ BAD_AT_CHANGE: list[tuple[str, dict[str, Any], list[Change], str]] = [
         "gang may not change while the job runs: set suspend to true in the same change",
     ),
     ("preload", GOOD, [("spec.preload", [])], "preload may not change while the job runs: set suspend to true"),
+    (
+        "networkIsolation",
+        GOOD,
+        [("spec.networkIsolation", False)],
+        "networkIsolation may not change while the job runs: set suspend to true in the same change",
+    ),
+    (
+        "the place of the store",
+        GOOD,
+        [("spec.rendezvous.store", {"nodeSelector": {"pool": "cpu"}})],
+        "rendezvous may not change while the job runs: set suspend",
+    ),
     (
         "managedBy",
         GOOD,
@@ -562,6 +618,8 @@ GOOD_AT_CHANGE: list[tuple[str, dict[str, Any], list[Change]]] = [
     ),
     ("a variable of a suspended job", SUSPENDED, [(ENV, [{"name": "PET_LOG_DIR", "value": "/logs"}])]),
     ("a label", GOOD, [("metadata.labels", {"team": "x"})]),
+    ("network isolation in words", GOOD, [("spec.networkIsolation", True)]),
+    ("the network isolation of a suspended job", SUSPENDED, [("spec.networkIsolation", False)]),
     (
         "spares and windows",
         GOOD,

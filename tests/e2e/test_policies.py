@@ -1,4 +1,8 @@
-"""The PodDisruptionBudget of a job on the real cluster: the API server refuses evictions below minReplicas."""
+"""The policies of a job on the real cluster.
+
+The API server refuses evictions below minReplicas. The network plugin of the test cluster enforces no NetworkPolicy, so
+the test compares what the policy selects with the pods that exist.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,7 @@ from collections.abc import Callable
 
 import pytest
 
+from support.install import SYSTEM
 from support.jobs import Job, manifest
 from support.kube import ApiError, Json, Kube
 
@@ -31,21 +36,48 @@ def wait_budget(job: Job, *, at_least: int, allowed: int) -> Json:
     return job.kube.wait("poddisruptionbudgets", job.name, job.namespace, reached, timeout=60, what=what)
 
 
+def selected(kube: Kube, namespace: str, selector: Json) -> set[str]:
+    """Return the names of the pods that the `matchLabels` of a selector select."""
+    labels = ",".join(f"{key}={value}" for key, value in selector["matchLabels"].items())
+    return {pod["metadata"]["name"] for pod in kube.list("pods", namespace, labels)}
+
+
+def check_network_policy(job: Job) -> None:
+    """Check that the pods of the job accept connections from each other, and stores from the operator."""
+    policy = job.kube.get("networkpolicies", job.name, job.namespace)
+    (owner,) = policy["metadata"]["ownerReferences"]
+    assert (owner["kind"], owner["name"], owner["controller"]) == ("ElasticJob", job.name, True)
+    of_job, of_operator = policy["spec"]["ingress"]
+    pods = {pod["metadata"]["name"] for pod in job.pods() + job.pods(job.stores)}
+    assert selected(job.kube, job.namespace, policy["spec"]["podSelector"]) == pods
+    assert of_job == {"from": [{"podSelector": policy["spec"]["podSelector"]}]}
+    assert of_operator["ports"] == [{"protocol": "TCP", "port": 29400}]
+    (source,) = of_operator["from"]
+    assert source["namespaceSelector"] == {"matchLabels": {"kubernetes.io/metadata.name": SYSTEM}}
+    operators = {pod["metadata"]["name"] for pod in job.kube.list("pods", SYSTEM)}
+    assert selected(job.kube, SYSTEM, source["podSelector"]) == operators != set()
+
+
 def test_an_eviction_below_min_replicas_is_refused_and_one_above_is_a_planned_end(
     submit: Submit, kube: Kube, namespace: str
 ) -> None:
     # The cluster has room for three of the four pods, so the number of Ready pods does not change by itself.
+    place = {"nodeSelector": {"kubernetes.io/os": "linux"}, "priorityClassName": "system-cluster-critical"}
     job = submit(
         manifest(
             "guarded", ["python3", "-c", "import signal; signal.pause()"], replicas=4, preload=[],
             elasticPolicy={"minReplicas": 3, "maxReplicas": 4},
-            resources={"requests": {"cpu": "1100m", "memory": "64Mi"}},
+            resources={"requests": {"cpu": "1100m", "memory": "64Mi"}}, rendezvous={"store": place},
         )
     )  # fmt: skip
     job.wait_status(worldSize=3)
     budget = wait_budget(job, at_least=3, allowed=0)
     (owner,) = budget["metadata"]["ownerReferences"]
     assert (owner["kind"], owner["name"], owner["controller"]) == ("ElasticJob", "guarded", True)
+    job.wait_standby_store(timeout=60)
+    check_network_policy(job)
+    for store in job.pods(job.stores):
+        assert {field: store["spec"][field] for field in place} == place
     evicted = job.running()[0]
     with pytest.raises(ApiError) as refused:
         evict(kube, namespace, evicted)
@@ -63,4 +95,5 @@ def test_an_eviction_below_min_replicas_is_refused_and_one_above_is_a_planned_en
     assert (after["status"]["restarts"], after["status"]["lastFailure"]["reason"]) == (0, "EvictionByEvictionAPI")
     assert evicted not in {pod["metadata"]["name"] for pod in job.pods()}
     kube.delete("elasticjobs", job.name, namespace)
-    kube.wait_gone("poddisruptionbudgets", namespace, job.selector, timeout=60)
+    for policies in ("poddisruptionbudgets", "networkpolicies"):
+        kube.wait_gone(policies, namespace, job.selector, timeout=60)

@@ -64,11 +64,17 @@ def test_pods_have_the_logs_of_all_their_workers(submit: Submit, kube: Kube, nam
 
 
 def test_a_restricted_pod_needs_no_volume(submit: Submit, kube: Kube, namespace: str) -> None:
-    """A user without an entry in /etc/passwd, and a read-only root file system: there is no writable /tmp."""
+    """A user without an entry in /etc/passwd, and a read-only root file system: there is no writable /tmp.
+
+    The namespace enforces Pod Security `restricted`: store pods and the containers that the operator adds pass it too.
+    """
+    kube.patch("namespaces", namespace, {"metadata": {"labels": {"pod-security.kubernetes.io/enforce": "restricted"}}})
     script = "import os, tempfile; print('user', os.getuid(), 'writes to', tempfile.gettempdir())"
     body = manifest("restricted", ["python3", "-c", script], replicas=2)
     pod = body["spec"]["template"]["spec"]
-    pod["securityContext"] = {"runAsNonRoot": True, "runAsUser": 12345}
+    pod["securityContext"] = {
+        "runAsNonRoot": True, "runAsUser": 12345, "seccompProfile": {"type": "RuntimeDefault"},
+    }  # fmt: skip
     pod["containers"][0]["securityContext"] = {
         "readOnlyRootFilesystem": True,
         "allowPrivilegeEscalation": False,

@@ -33,7 +33,7 @@ Raw = dict[str, Any]
 
 
 def raw_job(*, status: Raw | None = None, generation: int = 1, **spec: Any) -> Raw:
-    """Return the job `bert`, of fixed size 2 unless `spec` overrides it."""
+    """Return the job `bert`, of fixed size 2 and without a NetworkPolicy unless `spec` overrides it."""
     template = {"spec": {"containers": [{"name": "main", "image": "user:1", "command": ["python", "train.py"]}]}}
     return {
         "apiVersion": "elasticjob.dev/v1alpha1",
@@ -41,7 +41,7 @@ def raw_job(*, status: Raw | None = None, generation: int = 1, **spec: Any) -> R
         "metadata": {
             "namespace": "ns", "name": "bert", "uid": UID, "generation": generation, "resourceVersion": "1",
         },
-        "spec": {"replicas": 2, "template": template} | spec,
+        "spec": {"replicas": 2, "networkIsolation": False, "template": template} | spec,
         "status": status or {},
     }  # fmt: skip
 

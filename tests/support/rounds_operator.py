@@ -120,7 +120,7 @@ def job_spec(target: int, maximum: int, spares: int, budget: int) -> JobSpec:
     policy = {"minReplicas": MIN, "maxReplicas": maximum, "spares": spares}
     spec = {"replicas": target, "elasticPolicy": policy, "failurePolicy": {"maxRestarts": budget}}
     # No rule of rounds depends on policies, so the simulation has none.
-    return parse_spec(spec | {"template": template, "disruptionBudget": False})
+    return parse_spec(spec | {"template": template, "disruptionBudget": False, "networkIsolation": False})
 
 
 def settings(target: int, maximum: int, spares: int, budget: int) -> RoundSettings:

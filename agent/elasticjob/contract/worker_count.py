@@ -19,7 +19,8 @@ from elasticjob.contract.torchrun_command import (
 
 MAX_WORKERS = 64
 """Most workers of a node."""
-_SUFFIXES = {"m": 0.001, "": 1.0, "k": 1e3, "M": 1e6, "G": 1e9, "Ki": 2.0**10, "Mi": 2.0**20, "Gi": 2.0**30}
+_DECIMAL = {"n": 1e-9, "u": 1e-6, "m": 1e-3, "": 1.0, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15, "E": 1e18}
+_SUFFIXES = _DECIMAL | {f"{letter}i": 1024.0 ** (i + 1) for i, letter in enumerate("KMGTPE")}
 _WORDS = ("auto", "gpu", "cpu")
 
 
@@ -140,7 +141,7 @@ def quantity(value: Any) -> float:
         return float(value)
     if not isinstance(value, str):
         return 0.0
-    number = value.rstrip("kKMGim")
+    number = value.rstrip("numkKMGTPEi")
     try:
         amount = float(number) * _SUFFIXES[value[len(number) :]]
     except (ValueError, KeyError):

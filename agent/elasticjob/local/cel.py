@@ -13,6 +13,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from elasticjob.contract.worker_count import quantity
+
 Scope = Mapping[str, Any]
 """Values of variables: `self`, and those of macros."""
 Expression = Callable[[Scope], Any]
@@ -31,11 +33,12 @@ _RELATIONS: dict[str, Callable[[Any, Any], Any]] = {
     ">=": operator.ge,
     "in": lambda item, container: item in container,
 }
-_FUNCTIONS: dict[str, Callable[[Any], Any]] = {"size": len, "type": type}
-_METHODS: dict[str, Callable[[str, str], bool]] = {
+_FUNCTIONS: dict[str, Callable[[Any], Any]] = {"size": len, "type": type, "quantity": quantity}
+_METHODS: dict[str, Callable[[Any, Any], bool]] = {
     "matches": lambda text, pattern: re.search(pattern, text) is not None,
     "startsWith": str.startswith,
     "endsWith": str.endswith,
+    "isLessThan": operator.lt,
 }
 _MACROS: dict[str, Callable[[Any], bool]] = {
     "all": all,

@@ -5,6 +5,7 @@ elasticjobs/status          update
 pods                        create, delete, get, list, watch
 services                    create, delete, get, patch
 poddisruptionbudgets        create, delete, get, patch
+networkpolicies             create, delete, get, patch
 secrets                     create, get
 events                      create, patch
 leases (own namespace)      create, get, update
@@ -56,6 +57,7 @@ PODS = Resource("", "v1", "pods")
 SERVICES = Resource("", "v1", "services")
 SECRETS = Resource("", "v1", "secrets")
 BUDGETS = Resource("policy", "v1", "poddisruptionbudgets")
+NETWORK_POLICIES = Resource("networking.k8s.io", "v1", "networkpolicies")
 EVENTS = Resource("", "v1", "events")
 NODES = Resource("", "v1", "nodes")
 LEASES = Resource("coordination.k8s.io", "v1", "leases")

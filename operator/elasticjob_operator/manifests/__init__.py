@@ -4,12 +4,13 @@ from elasticjob_operator.manifests.gang import gang_child, gang_manifest, gang_n
 from elasticjob_operator.manifests.names import (
     disruption_budget,
     key_secret,
+    network_policy,
     nodes_service,
     store_pod,
     store_service,
     worker_pod,
 )
-from elasticjob_operator.manifests.policies import disruption_budget_manifest
+from elasticjob_operator.manifests.policies import disruption_budget_manifest, network_policy_manifest
 from elasticjob_operator.manifests.services import nodes_service_manifest, secret_manifest, store_service_manifest
 from elasticjob_operator.manifests.store import store_pod_manifest
 from elasticjob_operator.manifests.worker import worker_pod_manifest
@@ -36,6 +37,8 @@ __all__ = [
     "gang_name",
     "gang_resize",
     "key_secret",
+    "network_policy",
+    "network_policy_manifest",
     "nodes_service",
     "nodes_service_manifest",
     "ready_status",

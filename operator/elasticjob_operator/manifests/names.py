@@ -31,6 +31,10 @@ def disruption_budget(job: str) -> str:
     return job
 
 
+def network_policy(job: str) -> str:
+    return job
+
+
 def key_secret(job: Job) -> str:
     """Return the name of the Secret with the keys of the execution. Those of earlier ones go with the job."""
     number = attempt(job)

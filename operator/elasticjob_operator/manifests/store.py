@@ -6,6 +6,7 @@ from typing import Any
 
 from elasticjob.contract import codec
 from elasticjob.contract.names import Env, Role, job_store_clients
+from elasticjob.contract.worker_count import quantity
 from elasticjob_operator.manifests.common import USER_ID, env, env_from_secret, exclude_nodes, security_context
 from elasticjob_operator.manifests.names import (
     attempt,
@@ -18,9 +19,10 @@ from elasticjob_operator.manifests.names import (
 from elasticjob_operator.manifests.services import NODE_KEY, OPERATOR_KEY
 from elasticjob_operator.model.observed import Job
 from elasticjob_operator.model.pods import AVOIDED_NODES
+from elasticjob_operator.model.raw import Raw, mapping
 from elasticjob_operator.model.spec import JobSpec
 
-RESOURCES = {"requests": {"cpu": "50m", "memory": "64Mi"}, "limits": {"memory": "512Mi"}}
+REQUESTS, LIMITS = {"cpu": "50m", "memory": "64Mi"}, {"memory": "512Mi"}
 """The store uses 25 MiB at 4 nodes and 70 MiB at 4096. The memory limit is well above that and all that the
 store allows its clients (`store_pod.main.store_limits`). No CPU limit: CPU throttling would delay rounds."""
 STATE_DIR = "/var/lib/elasticjob"
@@ -85,6 +87,18 @@ def _pod_spec(job: Job, spec: JobSpec, incarnation: int, image: str) -> dict[str
     return pod | {key: value for key, value in optional.items() if value}
 
 
+def _resources(own: Raw) -> dict[str, Any]:
+    """Return the operator's requests and limits with those of the job in their place.
+
+    The job may give one of the two: a request of the operator's is then no more than the job's limit, and a limit no
+    less than the job's request.
+    """
+    requests, limits = mapping(own, "requests"), mapping(own, "limits")
+    lowered = {name: min(amount, limits.get(name, amount), key=quantity) for name, amount in REQUESTS.items()}
+    raised = {name: max(amount, requests.get(name, amount), key=quantity) for name, amount in LIMITS.items()}
+    return {"requests": {**lowered, **requests}, "limits": {**raised, **limits}}
+
+
 def _container(job: Job, spec: JobSpec, incarnation: int, image: str) -> dict[str, Any]:
     values: dict[str, object] = {
         Env.JOB: job.name,
@@ -107,7 +121,7 @@ def _container(job: Job, spec: JobSpec, incarnation: int, image: str) -> dict[st
             env_from_secret(Env.OPERATOR_KEY, secret, OPERATOR_KEY),
         ],
         "ports": [{"name": "rendezvous", "containerPort": spec.port}],
-        "resources": dict(spec.store.resources) or RESOURCES,
+        "resources": _resources(spec.store.resources),
         "securityContext": security_context(),
         "volumeMounts": [{"name": "state", "mountPath": STATE_DIR}],
     }

@@ -22,7 +22,7 @@ from elasticjob_operator.manifests.services import NODE_KEY
 from elasticjob_operator.model.observed import Job
 from elasticjob_operator.model.pods import AVOIDED_NODES, FAILED_STARTS, TRAINER_CONTAINER
 from elasticjob_operator.model.raw import text
-from elasticjob_operator.model.spec import LEAVE_SECONDS, JobSpec, trainer_of
+from elasticjob_operator.model.spec import LEAVE_SECONDS, JobSpec, trainer_of, uses_host_network
 
 AGENT_DIR = "/elasticjob"
 AGENT = f"{AGENT_DIR}/agent.pyz"
@@ -76,6 +76,9 @@ def _fill_pod(pod: dict[str, Any], job: Job, spec: JobSpec, index: int, avoid: t
     pod["hostname"] = f"{job.name}-{index}"
     pod["subdomain"] = nodes_service(job.name)
     pod["enableServiceLinks"] = False
+    if uses_host_network(spec.template) and (pod.get("dnsPolicy") or "ClusterFirst") == "ClusterFirst":
+        # Else the kubelet gives the pod the DNS of its machine, which does not know the store's name.
+        pod["dnsPolicy"] = "ClusterFirstWithHostNet"
     pod.setdefault("automountServiceAccountToken", False)
     pod["terminationGracePeriodSeconds"] = spec.termination_grace
     pod["volumes"] = [*(pod.get("volumes") or []), {"name": "elasticjob-agent", "emptyDir": {"sizeLimit": "16Mi"}}]

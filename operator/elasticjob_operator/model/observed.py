@@ -139,10 +139,21 @@ class DisruptionBudget:
 
 
 @dataclass(frozen=True)
+class NetworkPolicy:
+    """The job's NetworkPolicy: what it admits besides the job's own pods."""
+
+    uid: str
+    store_port: int
+    operator_namespace: str
+    """Pods of operators in this namespace may connect to the port; empty: everything may."""
+
+
+@dataclass(frozen=True)
 class Policies:
     """The job's own objects that limit what others do to its pods; None where the job has none."""
 
     budget: DisruptionBudget | None = None
+    network: NetworkPolicy | None = None
 
 
 @dataclass(frozen=True)
@@ -191,6 +202,8 @@ class Observed:
     children: Children = Children()
     policies: Policies = Policies()
     queue: QueueView = field(default_factory=QueueView)
+    operator_namespace: str = ""
+    """The namespace of this operator's pod; empty if the operator runs in no pod."""
     refusals: Mapping[str, Refusal] = field(default_factory=dict)
     """Keyed by name for pods, by `Kind/name` for other children."""
     withheld: frozenset[str] = frozenset()

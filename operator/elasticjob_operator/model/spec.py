@@ -63,6 +63,7 @@ class StoreSpec:
     """How the store pod is scheduled and which resources it gets."""
 
     resources: Raw = field(default_factory=dict)
+    """Requests and limits that replace the operator's own, each by itself."""
     priority_class: str = ""
     node_selector: Raw = field(default_factory=dict)
     tolerations: tuple[Raw, ...] = ()
@@ -128,6 +129,8 @@ class JobSpec:
     """Seconds beyond its grace period for which the job waits for a pod that is being deleted; None: for ever."""
     disruption_budget: bool = True
     """Whether evictions must leave min_replicas workers."""
+    network_isolation: bool = True
+    """Whether the job's pods accept connections only from each other and from the operator."""
 
     @property
     def termination_grace(self) -> int:
@@ -224,7 +227,14 @@ def parse_spec(raw: Raw) -> JobSpec:
         pod_replacement=_choice(text(raw, "podReplacementPolicy"), PodReplacement.TERMINATING_OR_FAILED),
         termination_timeout=_termination_timeout(raw),
         disruption_budget=at(raw, "disruptionBudget") is not False,
+        # A NetworkPolicy does not apply to pods that have their machine's address.
+        network_isolation=at(raw, "networkIsolation") is not False and not uses_host_network(template),
     )
+
+
+def uses_host_network(template: Raw) -> bool:
+    """Return whether the pods have the network of their machine."""
+    return at(template, "spec", "hostNetwork") is True
 
 
 def _seconds(raw: Raw, name: str) -> int | None:

@@ -1,15 +1,43 @@
-"""The job's PodDisruptionBudget: when it exists, and what it says."""
+"""The job's PodDisruptionBudget and its NetworkPolicy: when they exist, and what they say."""
 
 from __future__ import annotations
 
-from elasticjob_operator.actions import CreateDisruptionBudget, DeleteDisruptionBudget, UpdateDisruptionBudget
-from elasticjob_operator.manifests.names import disruption_budget
+from elasticjob_operator.actions import (
+    CreateDisruptionBudget,
+    CreateNetworkPolicy,
+    DeleteDisruptionBudget,
+    DeleteNetworkPolicy,
+    UpdateDisruptionBudget,
+    UpdateNetworkPolicy,
+)
+from elasticjob_operator.manifests.names import disruption_budget, network_policy
 from elasticjob_operator.plan.context import Actions, ReconcileContext
 from elasticjob_operator.plan.cordons import may_have_cordon_spares, pods_not_ready
 
 
 def plan_policies(ctx: ReconcileContext) -> Actions:
     """Return the actions for the policies of a job that runs."""
+    return _plan_network_policy(ctx) + _plan_disruption_budget(ctx)
+
+
+def _plan_network_policy(ctx: ReconcileContext) -> Actions:
+    """Return the action for the NetworkPolicy.
+
+    A job that is suspended or has ended keeps it until the job runs again or is deleted: its pods may still end, and
+    a policy without pods does nothing.
+    """
+    policy, namespace = ctx.observed.policies.network, ctx.observed.operator_namespace
+    if not ctx.spec.network_isolation:
+        return Actions(() if policy is None else (DeleteNetworkPolicy(policy.uid),))
+    if policy is None:
+        may_create = ctx.may_create(f"NetworkPolicy/{network_policy(ctx.job.name)}")
+        return Actions((CreateNetworkPolicy(namespace),) if may_create else ())
+    if (policy.store_port, policy.operator_namespace) != (ctx.spec.port, namespace):
+        return Actions((UpdateNetworkPolicy(policy.uid, namespace),))
+    return Actions()
+
+
+def _plan_disruption_budget(ctx: ReconcileContext) -> Actions:
     wanted, budget = _wanted_min_available(ctx), ctx.observed.policies.budget
     if wanted is None:
         return delete_disruption_budget(ctx)

@@ -2,8 +2,9 @@
 
 Steps: reconcile (also with a crash before or after the i-th write), steps of kubelet and scheduler, agents that
 connect, fail, are killed or disconnect, pods that do not start, nodes cut and healed, pods that users delete, quota,
-refused Secrets and Services, scaling, lost links between operator and stores; watch events arrive late. Then the faults
-stop and every component does its work: the cluster must match the spec, and the operator must make no more writes.
+refused Secrets, Services and NetworkPolicies, scaling, lost links between operator and stores; watch events arrive
+late. Then the faults stop and every component does its work: the cluster must match the spec, and the operator must
+make no more writes.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from elasticjob.contract.names import Label, Role
 from elasticjob_operator.controller import Controller
 from elasticjob_operator.events import Recorder
 from elasticjob_operator.keys import JobKeys
-from elasticjob_operator.kube import JOBS, PODS, SECRETS, SERVICES
+from elasticjob_operator.kube import JOBS, NETWORK_POLICIES, PODS, SECRETS, SERVICES
 from elasticjob_operator.model.nodes import NodeWarning
 from elasticjob_operator.plan.starts import LONGEST_START_RETRY
 from elasticjob_operator.watch_cache import WatchCache
@@ -57,7 +58,7 @@ class Run:
         self.loop = loop
         self.api = Api(1_800_000_000.0)
         self.spares = seed % 3
-        body = raw_job(**elastic(LOW, HIGH, 3), failurePolicy={"maxRestarts": 3})
+        body = raw_job(**elastic(LOW, HIGH, 3), failurePolicy={"maxRestarts": 3}, networkIsolation=True)
         body["spec"]["elasticPolicy"]["spares"] = self.spares
         self.one_pod_per_index = one_pod_per_index
         if one_pod_per_index:
@@ -193,8 +194,8 @@ class Run:
             self.world.evict_for_own_use(pod)
 
     def refuse_children(self) -> None:
-        """The API server refuses Secrets or Services; None: neither."""
-        self.api.refused = self.random.choice((None, None, SECRETS, SERVICES))
+        """The API server refuses Secrets, Services or NetworkPolicies; None: none of them."""
+        self.api.refused = self.random.choice((None, None, SECRETS, SERVICES, NETWORK_POLICIES))
 
     def succeed(self) -> None:
         for store in self.world.serving():
@@ -388,6 +389,7 @@ class Run:
             assert [kind for kind in TERMINAL if found.get(kind) == "True"], f"the job did not end: {found}"
             assert self.stores() == []
             return
+        assert (NETWORK_POLICIES, "bert") in self.api.objects
         target = self.api.objects[JOBS, "bert"]["spec"]["replicas"]
         running = [p for p in self.workers() if phase(p) == "Running" and "deletionTimestamp" not in p["metadata"]]
         assert sorted(number(p, Label.INDEX) for p in running) == list(range(target + self.spares))

@@ -101,6 +101,8 @@ def test_every_keyword_of_the_schema_is_checked_and_every_rule_is_read() -> None
         ("[has(self.n), has(self.absent)].exists_one(given, given)", True),
         ("self.list[0].startsWith('a') && self.name.endsWith('.b')", True),
         ("self.list[5] == 'a'", IndexError),
+        ("quantity('1M').isLessThan(quantity('1Mi')) && !quantity('1Ti').isLessThan(quantity('999Gi'))", True),
+        ("quantity('1').isLessThan(quantity('1m'))", False),
         ("self.list.map(x, x)", CelError),
         ("self.n ==", CelError),
         ("(self.n", CelError),

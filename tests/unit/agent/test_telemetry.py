@@ -102,6 +102,16 @@ async def test_no_health_endpoint_without_a_valid_port(port: str) -> None:
     assert await health_endpoint.serve_health({health_endpoint.HEALTH_PORT_VARIABLE: port}, str, str) is None
 
 
+async def test_an_agent_trains_without_its_endpoint_if_another_on_its_machine_has_the_port(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """With hostNetwork, pods share the ports of their machine."""
+    with socket.create_server(("", 0)) as other:
+        env = {health_endpoint.HEALTH_PORT_VARIABLE: str(other.getsockname()[1])}
+        assert await health_endpoint.serve_health(env, str, str) is None
+    assert "health endpoint did not start" in caplog.text
+
+
 async def _get(port: int, path: str) -> str:
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(f"GET {path} HTTP/1.1\r\nHost: x\r\n\r\n".encode())

@@ -139,6 +139,16 @@ def test_the_named_trainer_is_wrapped_and_sidecars_are_left_alone() -> None:
     assert pod["spec"]["containers"][1]["command"][1] == "/elasticjob/agent.pyz"
 
 
+@pytest.mark.parametrize(
+    ("pod", "policy"),
+    [({}, None), ({"dnsPolicy": "ClusterFirst"}, "ClusterFirst"), ({"hostNetwork": True}, "ClusterFirstWithHostNet"),
+     ({"hostNetwork": True, "dnsPolicy": "ClusterFirst"}, "ClusterFirstWithHostNet"),
+     ({"hostNetwork": True, "dnsPolicy": "None"}, "None"), ({"hostNetwork": False}, None)],
+)  # fmt: skip
+def test_a_pod_on_the_network_of_its_machine_resolves_the_name_of_the_store(pod: Raw, policy: str | None) -> None:
+    assert worker(template(pod))["spec"].get("dnsPolicy") == policy
+
+
 def test_each_node_selector_term_of_the_template_excludes_avoided_nodes() -> None:
     terms = [{"matchExpressions": [{"key": "a", "operator": "Exists"}]}, {"matchFields": [{"key": "metadata.name"}]}]
     required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}
@@ -191,6 +201,8 @@ def test_the_store_pod_gets_its_settings_and_both_keys() -> None:
     pod = manifests.store_pod_manifest(built, built.spec, 3, "agent:1")
     assert (pod["metadata"]["name"], pod["spec"]["restartPolicy"]) == ("bert-rdzv-3", "Always")
     assert {name: pod["spec"][name] for name in where} == where
+    standby = manifests.store_pod_manifest(built, built.spec, 4, "agent:1", standby=True)
+    assert {name: standby["spec"][name] for name in where} == where
     assert "affinity" not in pod["spec"]
     excluded = manifests.store_pod_manifest(built, built.spec, 3, "agent:1", ("n1",))
     assert excluded["metadata"]["annotations"] == {"elasticjob.dev/avoids": "n1"}
@@ -210,9 +222,15 @@ def test_only_torchruns_own_backend_uses_the_jobs_store_as_a_tcpstore(backend: s
     assert env(pod["spec"]["containers"][0])[Env.STORE_CLIENTS] == clients
 
 
-@pytest.mark.parametrize(("nodes", "margin"), [(4, 2.0), (1024, 2.0), (4096, 1.4)])
-def test_the_store_pods_memory_limit_is_well_above_what_the_store_allows(nodes: int, margin: float) -> None:
-    built = job()
+@pytest.mark.parametrize(
+    ("limit", "nodes", "margin"),
+    [(None, 4, 2.0), (None, 1024, 2.0), (None, 4096, 1.4), ("256Mi", 4, 1.3), ("256Mi", 512, 1.3)],
+)
+def test_the_store_pods_memory_limit_is_well_above_what_the_store_allows(
+    limit: str | None, nodes: int, margin: float
+) -> None:
+    """256Mi is the lowest limit that the CRD allows."""
+    built = job(rendezvous={"store": {"resources": {"limits": {"memory": limit}}}} if limit else {})
     assert built.spec is not None
     pod = manifests.store_pod_manifest(built, built.spec, 0, "agent:1")
     (container,) = pod["spec"]["containers"]
@@ -221,6 +239,29 @@ def test_the_store_pods_memory_limit_is_well_above_what_the_store_allows(nodes: 
     process = 70 * 1024 * 1024
     allowed = process + limits.memory + limits.total_write_buffer + limits.unauthenticated * connection
     assert quantity(container["resources"]["limits"]["memory"]) >= margin * allowed
+
+
+@pytest.mark.parametrize(
+    ("own", "requests", "limits"),
+    [
+        ({}, ("50m", "64Mi"), (None, "512Mi")),
+        ({"requests": {"cpu": "1"}, "limits": {"memory": "1Gi"}}, ("1", "64Mi"), (None, "1Gi")),
+        ({"requests": {"cpu": 2, "memory": "2Gi"}}, (2, "2Gi"), (None, "2Gi")),
+        ({"requests": {"memory": "100Mi"}, "limits": {"cpu": "10m"}}, ("10m", "100Mi"), ("10m", "512Mi")),
+        ({"limits": {"cpu": "4"}}, ("50m", "64Mi"), ("4", "512Mi")),
+    ],
+    ids=["none", "both", "a high request", "a low limit", "a high limit"],
+)
+def test_a_request_or_limit_of_the_store_replaces_the_operators_own(
+    own: Raw, requests: tuple[Any, Any], limits: tuple[Any, Any]
+) -> None:
+    built = job(rendezvous={"store": {"resources": own}})
+    assert built.spec is not None
+    for standby in (False, True):
+        pod = manifests.store_pod_manifest(built, built.spec, 0, "agent:1", standby=standby)
+        resources = pod["spec"]["containers"][0]["resources"]
+        assert (resources["requests"]["cpu"], resources["requests"]["memory"]) == requests
+        assert (resources["limits"].get("cpu"), resources["limits"]["memory"]) == limits
 
 
 def test_services_and_secret() -> None:

@@ -1,4 +1,4 @@
-"""The PodDisruptionBudget of a job: when it exists, what it says, and how many requests it costs."""
+"""The PodDisruptionBudget and the NetworkPolicy of a job: when they exist, what they say, and the requests for them."""
 
 from __future__ import annotations
 
@@ -12,16 +12,21 @@ from elasticjob.contract.names import Label, Role
 from elasticjob_operator.actions import (
     Action,
     CreateDisruptionBudget,
+    CreateNetworkPolicy,
     DeleteDisruptionBudget,
+    DeleteNetworkPolicy,
     UpdateDisruptionBudget,
+    UpdateNetworkPolicy,
 )
 from elasticjob_operator.controller import Controller
 from elasticjob_operator.events import Recorder
 from elasticjob_operator.keys import JobKeys
-from elasticjob_operator.kube import BUDGETS, JOBS, PODS, Refused, Resource
-from elasticjob_operator.manifests import disruption_budget_manifest
-from elasticjob_operator.model.observed import DisruptionBudget, Policies
-from elasticjob_operator.policies import POLICIES_SECONDS
+from elasticjob_operator.kube import BUDGETS, JOBS, NETWORK_POLICIES, PODS, Refused, Resource
+from elasticjob_operator.manifests import disruption_budget_manifest, network_policy_manifest
+from elasticjob_operator.manifests.policies import read_network_policy
+from elasticjob_operator.model.observed import DisruptionBudget, NetworkPolicy, Policies
+from elasticjob_operator.policies import POLICIES, POLICIES_SECONDS
+from elasticjob_operator.settings import parse_settings
 from support.operator_build import CHILDREN, NOW, UID, condition, elastic, job, raw_job, run, status, steady
 from support.operator_world import Api, FakeStoreLinks, World
 
@@ -38,6 +43,38 @@ def test_the_budget_counts_the_workers_of_this_job_and_protects_only_ready_ones(
         "selector": {"matchLabels": {Label.JOB_NAME: "bert", Label.JOB_UID: UID, Label.ROLE: Role.WORKER.value}},
         "unhealthyPodEvictionPolicy": "AlwaysAllow",
     }
+
+
+@pytest.mark.parametrize("namespace", ["", "system"])
+def test_the_network_policy_admits_the_jobs_pods_and_the_operator_to_the_store(namespace: str) -> None:
+    body = network_policy_manifest(job(), 1234, namespace)
+    (owner,) = body["metadata"]["ownerReferences"]
+    assert (body["apiVersion"], body["kind"]) == ("networking.k8s.io/v1", "NetworkPolicy")
+    assert (body["metadata"]["name"], owner["uid"], owner["controller"]) == ("bert", UID, True)
+    own = {"podSelector": {"matchLabels": {Label.JOB_UID: UID}}}
+    operators = {
+        "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "system"}},
+        "podSelector": {
+            "matchLabels": {"app.kubernetes.io/name": "elasticjob", "app.kubernetes.io/component": "operator"}
+        },
+    }
+    port = {"ports": [{"protocol": "TCP", "port": 1234}]}
+    assert body["spec"] == {
+        **own,
+        "policyTypes": ["Ingress"],
+        "ingress": [{"from": [own]}, port | ({"from": [operators]} if namespace else {})],
+    }
+    body["metadata"]["uid"] = "n"
+    assert read_network_policy(body) == NetworkPolicy("n", 1234, namespace)
+
+
+@pytest.mark.parametrize(
+    ("environ", "namespace"),
+    [({"POD_NAME": "o-1", "POD_NAMESPACE": "system"}, "system"), ({"POD_NAMESPACE": "system"}, ""), ({}, "")],
+    ids=["a pod", "a process", "a process without a namespace"],
+)
+def test_only_an_operator_in_a_pod_can_be_named_by_a_network_policy(environ: dict[str, str], namespace: str) -> None:
+    assert parse_settings([], environ).pod_namespace == namespace
 
 
 # ---- decisions
@@ -86,15 +123,67 @@ def test_a_job_whose_outcome_is_known_has_no_budget(ended: str) -> None:
     assert budget_actions(elastic(1, 4, 2), None, condition(ended)) == ()
 
 
+def network_actions(
+    spec: Mapping[str, Any], policy: NetworkPolicy | None = None, *conditions: Any, namespace: str = ""
+) -> tuple[Action, ...]:
+    """Return what the plan of an operator in this namespace does to the NetworkPolicy of a job with this spec."""
+    observed = replace(steady(), operator_namespace=namespace, policies=Policies(network=policy))
+    running = status(conditions=list(conditions))
+    p = run(replace(observed, job=job(status=running, **{"networkIsolation": None, **spec})))
+    kinds = (CreateNetworkPolicy, UpdateNetworkPolicy, DeleteNetworkPolicy)
+    return tuple(action for action in p.actions if isinstance(action, kinds))
+
+
+ISOLATION = NetworkPolicy("n", 29400, "system")
+HOST = {"spec": {"hostNetwork": True, "containers": [{"name": "m", "image": "i", "command": ["python"]}]}}
+
+
+@pytest.mark.parametrize(
+    ("spec", "absent", "present"),
+    [
+        ({}, (CreateNetworkPolicy("system"),), ()),
+        ({"networkIsolation": True}, (CreateNetworkPolicy("system"),), ()),
+        ({"networkIsolation": False}, (), (DeleteNetworkPolicy("n"),)),
+        ({"template": HOST}, (), (DeleteNetworkPolicy("n"),)),
+        ({"rendezvous": {"port": 1234}}, (CreateNetworkPolicy("system"),), (UpdateNetworkPolicy("n", "system"),)),
+        ({"suspend": True}, (), ()),
+    ],
+    ids=["by default", "on", "off", "the host's network", "another port", "suspended"],
+)
+def test_a_job_has_a_network_policy_unless_it_is_off_or_its_pods_have_no_address(
+    spec: Mapping[str, Any], absent: tuple[Action, ...], present: tuple[Action, ...]
+) -> None:
+    found = (network_actions(spec, namespace="system"), network_actions(spec, ISOLATION, namespace="system"))
+    assert found == (absent, present)
+
+
+@pytest.mark.parametrize("namespace", ["", "other"])
+def test_an_operator_in_another_namespace_admits_itself(namespace: str) -> None:
+    assert network_actions({}, ISOLATION, namespace=namespace) == (UpdateNetworkPolicy("n", namespace),)
+
+
+@pytest.mark.parametrize("ended", ["SuccessCriteriaMet", "Complete", "FailureTarget", "Failed"])
+def test_pods_that_end_stay_isolated(ended: str) -> None:
+    for policy in (None, ISOLATION):
+        assert network_actions({}, policy, condition(ended), namespace="system") == ()
+
+
 # ---- requests
 
 
+KINDS = pytest.mark.parametrize(
+    ("kind", "name"),
+    [(BUDGETS, "PodDisruptionBudget"), (NETWORK_POLICIES, "NetworkPolicy")],
+    ids=["budget", "network policy"],
+)
+
+
 class Cluster:
-    """An API server with an elastic job `bert`, and operators that come one after the other."""
+    """An API server with a job `bert`, and operators that come one after the other."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, **spec: Any) -> None:
         self.api = Api(NOW)
-        self.api.put(JOBS, raw_job(**(spec or elastic(1, 3, 2))))
+        self.api.put(JOBS, raw_job(**spec))
         self.requests: list[str] = []
         """Requests for the policies of the job."""
         for verb in ("get", "create", "patch", "delete"):
@@ -105,17 +194,20 @@ class Cluster:
         call = getattr(self.api, verb)
 
         async def counted(resource: Resource, *arguments: Any, **options: Any) -> Any:
-            if resource is BUDGETS:
+            if resource in POLICIES:
                 self.requests.append(f"{verb} {resource.plural}")
             return await call(resource, *arguments, **options)
 
         return counted
 
-    def restart(self) -> None:
-        """Another operator takes over."""
+    def restart(self, namespace: str = "system") -> None:
+        """Another operator takes over, whose pod is in this namespace."""
         links: Any = FakeStoreLinks(self.api, World(self.api, {}).stores)
         recorder = Recorder(self.api, "me")
-        self.controller = Controller(self.api, JobKeys(b"k" * 32), links, recorder, "image", clock=lambda: self.api.now)
+        self.controller = Controller(
+            self.api, JobKeys(b"k" * 32), links, recorder, "image", clock=lambda: self.api.now,
+            operator_namespace=namespace,
+        )  # fmt: skip
 
     async def reconcile(self, times: int = 3, after: float = 1.0) -> list[str]:
         """Reconcile some times; return the requests for policies."""
@@ -145,64 +237,111 @@ async def test_a_budget_costs_one_request_and_another_when_min_replicas_changes(
     assert await cluster.reconcile() == ["patch poddisruptionbudgets"]
     assert cluster.min_available() == 2
     cluster.change(disruptionBudget=False)
-    assert (await cluster.reconcile())[0] == "delete poddisruptionbudgets"
+    assert await cluster.reconcile() == ["delete poddisruptionbudgets"]
     assert cluster.min_available() is None
     assert await cluster.reconcile(times=20) == []
 
 
-async def test_a_new_operator_reads_the_budget_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    cluster = Cluster(monkeypatch)
-    await cluster.reconcile()
-    cluster.restart()
-    assert await cluster.reconcile() == ["get poddisruptionbudgets"]
+async def test_a_network_policy_costs_one_request_in_the_life_of_a_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = Cluster(monkeypatch, networkIsolation=True)
+    assert await cluster.reconcile(times=20, after=20.0) == ["create networkpolicies"]
+    created = [plural for verb, plural, _ in cluster.api.calls if verb == "create"]
+    assert created.index("networkpolicies") < created.index("pods")
+    for suspend in (True, False):
+        cluster.change(suspend=suspend)
+        assert await cluster.reconcile(times=10, after=20.0) == []
 
 
-async def test_a_deleted_budget_is_made_again_within_the_hour(monkeypatch: pytest.MonkeyPatch) -> None:
-    cluster = Cluster(monkeypatch)
-    await cluster.reconcile()
-    cluster.api.remove(BUDGETS, "bert")
-    await cluster.reconcile(times=2, after=POLICIES_SECONDS)
-    assert cluster.min_available() == 1
-
-
-async def test_a_create_whose_answer_was_lost_is_not_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
-    cluster = Cluster(monkeypatch)
-    body = disruption_budget_manifest(job(), 1)
-    cluster.api.put(BUDGETS, body)
-    assert await cluster.reconcile(times=5) == ["create poddisruptionbudgets", "get poddisruptionbudgets"]
-
-
-@pytest.mark.parametrize("taken", [False, True], ids=["refused", "of another owner"])
-async def test_a_job_runs_without_a_budget_that_cannot_be_created(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, taken: bool
+@pytest.mark.parametrize(
+    ("change", "verb"), [({"rendezvous": {"port": 1234}}, "patch"), ({"networkIsolation": False}, "delete")]
+)
+async def test_a_resumed_job_has_the_network_policy_of_its_new_spec(
+    monkeypatch: pytest.MonkeyPatch, change: dict[str, Any], verb: str
 ) -> None:
-    cluster = Cluster(monkeypatch)
-    foreign = {"metadata": {"name": "bert"}, "spec": {"minAvailable": 7}}
+    cluster = Cluster(monkeypatch, networkIsolation=True)
+    await cluster.reconcile()
+    cluster.change(suspend=True, **change)
+    assert await cluster.reconcile(times=10) == []
+    cluster.change(suspend=False)
+    assert await cluster.reconcile(times=10) == [f"{verb} networkpolicies"]
+    found = cluster.api.objects.get((NETWORK_POLICIES, "bert"))
+    assert (found and read_network_policy(found).store_port) == (None if verb == "delete" else 1234)
+
+
+async def test_a_new_operator_reads_the_policies_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = Cluster(monkeypatch, networkIsolation=True, **elastic(1, 3, 2))
+    await cluster.reconcile()
+    reads = ["get poddisruptionbudgets", "get networkpolicies"]
+    cluster.restart()
+    assert await cluster.reconcile() == reads
+    cluster.restart("elsewhere")
+    assert await cluster.reconcile() == [*reads, "patch networkpolicies"]
+
+
+@KINDS
+async def test_a_deleted_policy_is_made_again_within_the_hour(
+    monkeypatch: pytest.MonkeyPatch, kind: Resource, name: str
+) -> None:
+    cluster = Cluster(monkeypatch, networkIsolation=True, **elastic(1, 3, 2))
+    await cluster.reconcile()
+    cluster.api.remove(kind, "bert")
+    await cluster.reconcile(times=2, after=POLICIES_SECONDS)
+    assert (kind, "bert") in cluster.api.objects
+
+
+@pytest.mark.parametrize(
+    ("kind", "body"),
+    [
+        (BUDGETS, disruption_budget_manifest(job(), 1)),
+        (NETWORK_POLICIES, network_policy_manifest(job(), 29400, "system")),
+    ],
+    ids=["budget", "network policy"],
+)
+async def test_a_create_whose_answer_was_lost_is_not_repeated(
+    monkeypatch: pytest.MonkeyPatch, kind: Resource, body: dict[str, Any]
+) -> None:
+    cluster = Cluster(monkeypatch, networkIsolation=True, **elastic(1, 3, 2))
+    cluster.api.put(kind, body)
+    requests = [request for request in await cluster.reconcile(times=5) if request.endswith(kind.plural)]
+    assert requests == [f"create {kind.plural}", f"get {kind.plural}"]
+
+
+@KINDS
+@pytest.mark.parametrize("taken", [False, True], ids=["refused", "of another owner"])
+async def test_a_job_runs_without_a_policy_that_cannot_be_created(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, kind: Resource, name: str, taken: bool
+) -> None:
+    cluster = Cluster(monkeypatch, networkIsolation=True, **elastic(1, 3, 2))
+    foreign = {"metadata": {"name": "bert"}, "spec": {"mine": True}}
     if taken:
-        cluster.api.put(BUDGETS, foreign)
+        cluster.api.put(kind, foreign)
     else:
-        cluster.api.refused = BUDGETS
+        cluster.api.refused = kind
     await cluster.reconcile(times=5)
     assert [p["metadata"]["name"] for p in cluster.api.pods(Role.WORKER)] == ["bert-0-0", "bert-1-0"]
-    assert "no PodDisruptionBudget" in caplog.text
+    assert f"no {name}: " in caplog.text
     later = await cluster.reconcile(times=600)
-    assert 2 <= later.count("create poddisruptionbudgets") <= 8
-    assert cluster.min_available() == (7 if taken else None)
+    assert 2 <= later.count(f"create {kind.plural}") <= 8
+    found = cluster.api.objects.get((kind, "bert"))
+    assert (found and found["spec"]) == (foreign["spec"] if taken else None)
     cluster.api.refused = None
-    cluster.api.remove(BUDGETS, "bert")
+    cluster.api.remove(kind, "bert")
     await cluster.reconcile(times=2, after=300.0)
-    assert cluster.min_available() == 1
+    assert cluster.api.objects[kind, "bert"]["metadata"]["ownerReferences"]
 
 
-async def test_an_operator_that_may_not_read_budgets_runs_the_job_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+@KINDS
+async def test_an_operator_that_may_not_read_policies_runs_the_job_all_the_same(
+    monkeypatch: pytest.MonkeyPatch, kind: Resource, name: str
+) -> None:
     """A new operator with the permissions of an older chart."""
-    cluster = Cluster(monkeypatch)
+    cluster = Cluster(monkeypatch, networkIsolation=True, **elastic(1, 3, 2))
     await cluster.reconcile()
     get = cluster.api.get
 
     async def refuse(resource: Resource, *arguments: Any) -> Any:
-        if resource is BUDGETS:
-            raise Refused("poddisruptionbudgets is forbidden", 403)
+        if resource is kind:
+            raise Refused(f"{kind.plural} is forbidden", 403)
         return await get(resource, *arguments)
 
     monkeypatch.setattr(cluster.api, "get", refuse)
@@ -212,6 +351,7 @@ async def test_an_operator_that_may_not_read_budgets_runs_the_job_all_the_same(m
     assert [p["metadata"]["name"] for p in cluster.api.pods(Role.WORKER)] == ["bert-0-0", "bert-1-1"]
 
 
-def test_a_steady_job_with_its_budget_has_nothing_to_do() -> None:
-    observed = replace(steady(), policies=Policies(budget=BUDGET), children=CHILDREN)
-    assert run(replace(observed, job=job(status=status(), **elastic(1, 4, 2)))).actions == ()
+def test_a_steady_job_with_its_policies_has_nothing_to_do() -> None:
+    observed = replace(steady(), policies=Policies(BUDGET, ISOLATION), operator_namespace="system", children=CHILDREN)
+    isolated = job(status=status(), networkIsolation=True, **elastic(1, 4, 2))
+    assert run(replace(observed, job=isolated)).actions == ()
