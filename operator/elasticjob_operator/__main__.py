@@ -20,7 +20,7 @@ from elasticjob_operator import handlers, keys, logs, metrics, node_watch, probe
 from elasticjob_operator.backoff import doubling_delay
 from elasticjob_operator.controller import Controller
 from elasticjob_operator.events import Recorder
-from elasticjob_operator.kube import CRDS, KubeApi, KubeError, NotFound, Unclear
+from elasticjob_operator.kube import CRDS, KubeApi, KubeError, NotFound, Throttled, Unclear
 from elasticjob_operator.kube.client import KubeClient, NoCluster, connect_cluster
 from elasticjob_operator.lease import REQUEST_TIMEOUT, Election, LeaseLost
 from elasticjob_operator.model.observed import JobKey
@@ -74,7 +74,7 @@ async def until_answered(request: Callable[[], Awaitable[T]]) -> T:
     while True:
         try:
             return await request()
-        except Unclear as error:
+        except (Throttled, Unclear) as error:
             failures += 1
             delay = doubling_delay(FIRST_API_RETRY, LONGEST_API_RETRY, failures)
             log.warning("%s; the operator tries again in %.0f s", error, delay)

@@ -55,6 +55,7 @@ from elasticjob_operator.kube import (
     NotFound,
     Refused,
     Resource,
+    Throttled,
 )
 from elasticjob_operator.kube.api import KUEUE_WORKLOADS
 from elasticjob_operator.kube.gangs import GANG_RESOURCES, explain_gang_refusal
@@ -312,7 +313,7 @@ class ActionExecutor:
             created = await self.api.create(resource, self.job.namespace, body)
         except AlreadyExists as error:
             return await self._existing(resource, child, name, str(error), longest_retry)
-        except (Refused, NotFound) as error:
+        except (Refused, Throttled, NotFound) as error:
             # NotFound on create means that the namespace does not exist, or the API of an optional kind.
             return self._refused(child, name, error, explain(error), longest_retry)
         except KubeError as error:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,7 +10,7 @@ from elasticjob.contract.names import Label
 from elasticjob_operator.kube import JOBS, PODS, Resource
 from elasticjob_operator.kube.api import KUEUE_WORKLOADS
 from elasticjob_operator.watch_cache import WatchCache
-from support.operator_world import Api
+from support.operator_world import Api, copied
 
 Raw = dict[str, Any]
 
@@ -24,7 +23,8 @@ class Watch:
     cache: WatchCache
     _last: dict[tuple[Resource, str], Raw] = field(default_factory=dict)
     """The newest recorded state of each object, by UID."""
-    _queue: deque[tuple[Resource, Raw, bool]] = field(default_factory=deque)
+    _queue: deque[tuple[float, Resource, Raw, bool]] = field(default_factory=deque)
+    """Events that were not delivered yet: when each was recorded, its object, and whether that is deleted."""
     lost: int = 0
     """Events that the next `record` drops, as a watch that connects again may."""
 
@@ -42,13 +42,16 @@ class Watch:
             if self.lost:
                 self.lost -= 1
             else:
-                self._queue.append((kind, copy.deepcopy(raw), deleted))
-        self._last = {key: copy.deepcopy(raw) for key, raw in now.items()}
+                self._queue.append((self.api.now, kind, copied(raw), deleted))
+        known = self._last
+        self._last = {k: known[k] if known.get(k) == raw else copied(raw) for k, raw in now.items()}
 
-    def deliver(self, most: int | None = None) -> None:
-        """Deliver the oldest events; None: all of them."""
+    def deliver(self, most: int | None = None, *, age: float = 0.0) -> None:
+        """Deliver the oldest events that were recorded `age` seconds ago or before; at most this many; None: all."""
         for _ in range(len(self._queue) if most is None else min(most, len(self._queue))):
-            kind, raw, deleted = self._queue.popleft()
+            if self._queue[0][0] + age > self.api.now:
+                return
+            _, kind, raw, deleted = self._queue.popleft()
             see = {JOBS: self.cache.see_job, KUEUE_WORKLOADS: self.cache.see_workload, PODS: self.cache.see_pod}
             see[kind](raw, deleted)
 

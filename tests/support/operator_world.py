@@ -6,8 +6,8 @@ preconditions, unique names, deletion with grace. A test decides everything that
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Mapping
+import json
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -39,7 +39,7 @@ from elasticjob_operator.kube import (
 )
 from elasticjob_operator.model.observed import LinkView
 from elasticjob_operator.model.pods import FAILED_STARTS
-from elasticjob_operator.model.raw import timestamp
+from elasticjob_operator.model.raw import moment, timestamp
 from elasticjob_operator.plan import StoreAddress
 
 Raw = dict[str, Any]
@@ -84,7 +84,7 @@ class Api:
     def put(self, resource: Resource, body: Mapping[str, Any]) -> Raw:
         """Store an object as the server would, without checks."""
         version = self.next_version()
-        stored = copy.deepcopy(dict(body))
+        stored = copied(body)
         meta = stored["metadata"]
         meta.setdefault("uid", f"uid-{version}")
         meta.setdefault("creationTimestamp", timestamp(self.now))
@@ -104,14 +104,14 @@ class Api:
 
     async def get(self, resource: Resource, namespace: str | None, name: str) -> Raw:
         self.reads.append((resource.plural, name))
-        return copy.deepcopy(self._found(resource, name))
+        return copied(self._found(resource, name))
 
     async def list(self, resource: Resource, namespace: str | None, selector: str = "") -> list[Raw]:
         self.reads.append((resource.plural, selector))
         key, exact, value = selector.partition("=")
         found = [o for (r, _), o in self.objects.items() if r is resource]
         labels = [(o, o["metadata"].get("labels", {})) for o in found]
-        return [copy.deepcopy(o) for o, of in labels if not key or (of.get(key) == value if exact else key in of)]
+        return [copied(o) for o, of in labels if not key or (of.get(key) == value if exact else key in of)]
 
     async def create(self, resource: Resource, namespace: str, body: Mapping[str, Any]) -> Raw:
         name = body["metadata"]["name"]
@@ -124,7 +124,7 @@ class Api:
             raise Refused(f"{resource.plural} {name} is forbidden", 403)
         stored = self.put(resource, body)
         self._end_write()
-        return copy.deepcopy(stored)
+        return copied(stored)
 
     async def update(self, resource: Resource, namespace: str, body: Mapping[str, Any], subresource: str = "") -> Raw:
         name = body["metadata"]["name"]
@@ -135,7 +135,7 @@ class Api:
         changed = {**found, "status": body["status"]} if subresource == "status" else dict(body)
         stored = self.put(resource, changed)
         self._end_write()
-        return copy.deepcopy(stored)
+        return copied(stored)
 
     async def patch(self, resource: Resource, namespace: str, name: str, body: Mapping[str, Any]) -> Raw:
         self._begin_write("patch", resource, name)
@@ -144,7 +144,7 @@ class Api:
             raise Conflict("the uid has changed", 409)
         stored = self.put(resource, _merged(found, body))
         self._end_write()
-        return copy.deepcopy(stored)
+        return copied(stored)
 
     async def delete(
         self, resource: Resource, namespace: str, name: str, *, uid: str, grace: int | None = None
@@ -154,7 +154,7 @@ class Api:
         if found["metadata"]["uid"] != uid:
             raise Conflict("the uid has changed", 409)
         if resource is PODS and grace != 0 and found.get("spec", {}).get("nodeName"):
-            mark_deleted(found, self.now)
+            mark_deleted(found, self.now, grace)
         else:
             self.remove(resource, name)
         self._end_write()
@@ -176,6 +176,12 @@ class Api:
     def _end_write(self) -> None:
         if self.crash_in is not None and self.crash_in < 0:
             raise Crash
+
+
+def copied(raw: Mapping[str, Any]) -> Raw:
+    """Return a copy of a JSON object, several times as fast as copy.deepcopy."""
+    copy: Raw = json.loads(json.dumps(raw))
+    return copy
 
 
 def _merged(old: Mapping[str, Any], new: Mapping[str, Any]) -> Raw:
@@ -361,7 +367,8 @@ class FakeStoreLinks:
             store.receive(view)
 
     def forget(self, key: object) -> None:
-        self.address = self.standby_address = None
+        self.address = self.standby_address = self.last_report = self.standby_last_report = None
+        self.lost = {}
 
     def _store(self) -> Store | None:
         return self._store_at(self.address)
@@ -540,22 +547,73 @@ class World:
             for name in set(store.connected) - live:
                 self.disconnect(name)
 
+    def exit_agents(self, store: Store, pods: Iterable[Raw]) -> None:
+        """The agents of these pods that know the job's outcome exit."""
+        if store.outcome is None:
+            return
+        code = 0 if store.outcome is Outcome.SUCCEEDED else 1
+        for pod in pods:
+            if pod["metadata"]["name"] in store.connected:
+                self.terminate(pod, code, "Completed", Termination(store.outcome, "message"))
+
+    def edit(self, **spec: Any) -> None:
+        """A user changes fields of the job's spec."""
+        job = self.api.objects[JOBS, "bert"]
+        meta = {**job["metadata"], "generation": job["metadata"]["generation"] + 1}
+        self.api.put(JOBS, {**job, "spec": {**job["spec"], **spec}, "metadata": meta})
+
     def scale(self, replicas: int) -> None:
         """A user changes spec.replicas."""
-        job = self.api.objects[JOBS, "bert"]
-        spec = {**job["spec"], "replicas": replicas}
-        meta = {**job["metadata"], "generation": job["metadata"]["generation"] + 1}
-        self.api.put(JOBS, {**job, "spec": spec, "metadata": meta})
+        self.edit(replicas=replicas)
+
+    # -- all of them, without faults
+
+    def run_rounds(self, minimum: int) -> None:
+        """Agents connect, and stores form rounds of them."""
+        for pod in self.api.pods(Role.WORKER):
+            self.connect(pod)
+        for store in self.serving():
+            if store.needs_new_round:
+                store.end(EndReason.SCALING_UP, self.api.now)
+            store.form(self.api.now, minimum)
+
+    def run_pods(self, stop_seconds: float = 0.0) -> None:
+        """The scheduler places each pod on the first node that it does not avoid; kubelets start pods, and end those
+        that are being deleted after `stop_seconds`."""
+        for pod in self.api.pods(Role.WORKER) + self.api.pods(Role.STORE):
+            for node in self.nodes:
+                self.schedule(pod, node)
+            self.mark_unschedulable(pod)
+            self.start(pod)
+            grace = pod["metadata"].get("deletionGracePeriodSeconds", 0)
+            if self.api.now >= (moment(pod, "metadata", "deletionTimestamp") or 0.0) - grace + stop_seconds:
+                self.finish_deletion(pod)
+        self.drop_deleted()
+
+    def collect_garbage(self) -> None:
+        """The garbage collector deletes the objects of deleted jobs."""
+        jobs = {raw["metadata"]["uid"] for (resource, _), raw in self.api.objects.items() if resource is JOBS}
+        for (resource, name), raw in list(self.api.objects.items()):
+            owners = {owner["uid"] for owner in raw["metadata"].get("ownerReferences", ())}
+            if not owners or owners & jobs:
+                continue
+            if resource is PODS:
+                self.delete(raw, force=False)
+            else:
+                self.api.remove(resource, name)
 
     def _reachable(self, pod: Raw) -> bool:
         node = pod["spec"].get("nodeName")
         return node is not None and not self.nodes[node].cut
 
 
-def mark_deleted(pod: Raw, now: float) -> None:
-    """The API server begins to delete a pod, with a grace of 30 s."""
-    pod["metadata"].setdefault("deletionTimestamp", timestamp(now + 30))
-    pod["metadata"].setdefault("deletionGracePeriodSeconds", 30)
+def mark_deleted(pod: Raw, now: float, grace: int | None = None) -> None:
+    """The API server begins to delete a pod, with this grace in seconds or with the pod's own. A later request can only
+    shorten it."""
+    seconds = pod["spec"].get("terminationGracePeriodSeconds", 30) if grace is None else grace
+    end, meta = timestamp(now + seconds), pod["metadata"]
+    if end < meta.get("deletionTimestamp", "9999"):
+        meta |= {"deletionTimestamp": end, "deletionGracePeriodSeconds": seconds}
 
 
 def phase(pod: Raw) -> str:

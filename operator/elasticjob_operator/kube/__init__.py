@@ -14,7 +14,7 @@ from elasticjob_operator.kube.api import (
     KubeApi,
     Resource,
 )
-from elasticjob_operator.kube.errors import AlreadyExists, Conflict, KubeError, NotFound, Refused, Unclear
+from elasticjob_operator.kube.errors import AlreadyExists, Conflict, KubeError, NotFound, Refused, Throttled, Unclear
 
 __all__ = [
     "BUDGETS",
@@ -34,5 +34,6 @@ __all__ = [
     "NotFound",
     "Refused",
     "Resource",
+    "Throttled",
     "Unclear",
 ]

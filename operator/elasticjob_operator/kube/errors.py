@@ -5,6 +5,7 @@ KubeError
 ├── AlreadyExists   an object of this name exists
 ├── Conflict        the object has changed since it was read, or has another UID
 ├── Refused         the API server refused the request and changed nothing: quota, permission, validation
+├── Throttled       the API server has too many requests: it changed nothing, and may take the same request soon
 └── Unclear         no response, or a server error: the API server may or may not have done it
 """
 
@@ -38,6 +39,9 @@ class Refused(KubeError):  # noqa: N818
         return self.status == 403 and "exceeded quota" in str(self)
 
 
+class Throttled(KubeError): ...  # noqa: N818
+
+
 class Unclear(KubeError): ...  # noqa: N818
 
 
@@ -50,6 +54,8 @@ def error_from(status: int, answer: Mapping[str, Any], what: str) -> KubeError:
     if status == 409:
         kind = AlreadyExists if answer.get("reason") == "AlreadyExists" else Conflict
         return kind(message, status)
+    if status == 429:
+        return Throttled(message, status)
     if 400 <= status < 500 and status != 408:
         return Refused(message, status)
     return Unclear(message, status)

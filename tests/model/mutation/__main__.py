@@ -33,7 +33,7 @@ EXPLORER = (
     "tests/model/test_rounds_batched.py",
     "tests/model/test_rounds_partition.py",
     "tests/model/test_standby_store.py",
-    "tests/model/operator",
+    "tests/model/operator/test_operator_explored.py",
     "-k", "not is_found",
 )  # fmt: skip
 """The default run, with the part first that finds most, without the tests of the explorer itself."""

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from elasticjob.contract.messages import EndReason, Outcome, Termination
+from elasticjob.contract.messages import EndReason, Outcome
 from elasticjob.contract.names import Label, Role
 from elasticjob_operator.controller import Controller
 from elasticjob_operator.events import Recorder
@@ -204,12 +204,8 @@ class Run:
 
     def exit_agents(self) -> None:
         for store in self.world.serving():
-            if store.outcome is None:
-                continue
-            code = 0 if store.outcome is Outcome.SUCCEEDED else 1
-            for pod in self._some(self.workers()):
-                if pod["metadata"]["name"] in store.connected:
-                    self.world.terminate(pod, code, "Completed", Termination(store.outcome, "message"))
+            if store.outcome is not None:
+                self.world.exit_agents(store, self._some(self.workers()))
 
     def fail_health_check(self) -> None:
         """The health checks of a node fail; in one run, always of the same node."""
@@ -358,25 +354,11 @@ class Run:
             self.watch.record()
             self.watch.deliver()
             self.reconcile()
-            for pod in self.workers() + self.stores():
-                for node in self.world.nodes:
-                    self.world.schedule(pod, node)
-                self.world.mark_unschedulable(pod)
-                self.world.start(pod)
-                self.world.finish_deletion(pod)
-            self.world.drop_deleted()
-            for pod in self.workers():
-                self.world.connect(pod)
+            self.world.run_pods()
+            self.world.run_rounds(LOW)
             for store in self.world.serving():
-                if store.needs_new_round:
-                    store.end(EndReason.SCALING_UP, self.api.now)
-                store.form(self.api.now, LOW)
-            self.exit_all()
+                self.world.exit_agents(store, self.workers())
             self.check([])
-
-    def exit_all(self) -> None:
-        for _ in range(4):
-            self.exit_agents()
 
     def check_converged(self) -> None:
         """Check that the cluster matches the spec, and that further reconciles write nothing."""

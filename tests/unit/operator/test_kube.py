@@ -12,7 +12,18 @@ from aiohttp import web
 from kubernetes.aio import client
 
 from elasticjob_operator.__main__ import Operator
-from elasticjob_operator.kube import JOBS, LEASES, PODS, AlreadyExists, Conflict, KubeError, NotFound, Refused, Unclear
+from elasticjob_operator.kube import (
+    JOBS,
+    LEASES,
+    PODS,
+    AlreadyExists,
+    Conflict,
+    KubeError,
+    NotFound,
+    Refused,
+    Throttled,
+    Unclear,
+)
 from elasticjob_operator.kube import client as kube_client
 from elasticjob_operator.kube.client import KubeClient
 from elasticjob_operator.kube.errors import error_from
@@ -107,6 +118,7 @@ async def test_requests_have_path_content_type_and_body_of_the_api(server: Pair)
         (403, {"message": "exceeded quota: q"}, Refused),
         (422, {}, Refused),
         (401, {}, Refused),
+        (429, {}, Throttled),
         (408, {}, Unclear),
         (500, {}, Unclear),
     ],
