@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from elasticjob_operator.backoff import growing_interval
-from elasticjob_operator.model.status import NODE_LOST, AvoidedNode
+from elasticjob_operator.model.status import AvoidedNode
 
 FIRST_RETURN_CHECK = 5.0
 """Seconds between two reads of the Lease of a node that was just lost; the interval grows with the time since then."""
@@ -45,7 +45,7 @@ class LostNodes:
 
     def max_ages(self, avoided: Iterable[AvoidedNode], now: float) -> dict[str, float]:
         """Take the nodes that the job avoids; return those that were lost as `NodeLeases.read` wants them."""
-        lost = {node.name: node.since for node in avoided if node.reason == NODE_LOST and node.name}
+        lost = {node.name: node.since for node in avoided if node.lost and node.name}
         self._nodes = {name: self._known(name, entry) or _LostNode(entry, now) for name, entry in lost.items()}
         return {name: 0.0 if now >= node.next_read else math.inf for name, node in self._nodes.items()}
 

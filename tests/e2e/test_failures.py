@@ -63,6 +63,34 @@ def test_rules_decide_by_exit_code_what_a_failure_counts(submit: Submit) -> None
     assert "FailurePolicyMatched" in job.events()
 
 
+def test_a_rule_replaces_the_pod_of_a_failed_worker_on_another_node(submit: Submit, shared_dir: str) -> None:
+    script = (
+        "import os, pathlib, sys, time\n"
+        "failed = pathlib.Path('/shared/failed')\n"
+        "if os.environ['RANK'] == '1' and not failed.exists():\n"
+        "    failed.touch()\n"
+        "    sys.exit(3)\n"
+        "time.sleep(3600)\n"
+    )
+    codes = {"operator": "In", "values": [3]}
+    rule = {"name": "bad-machine", "action": "ReplacePodAndAvoidNode", "onExitCodes": codes}
+    job = submit(
+        manifest(
+            "moved", ["python3", "-c", script], replicas=2, preload=[],
+            failurePolicy={"maxRestarts": 1, "rules": [rule]},
+            volumes=[{"name": "shared", "hostPath": {"path": shared_dir}}],
+            mounts=[{"name": "shared", "mountPath": "/shared"}],
+        )
+    )  # fmt: skip
+    status = job.wait_world(2, after=1, timeout=60)
+    failure, (avoided,) = status["lastFailure"], status["avoidedNodes"]
+    assert (failure["pod"], failure["rule"], failure["action"]) == ("moved-1-0", rule["name"], rule["action"])
+    assert (avoided["name"], avoided["reason"]) == (failure["node"], "FailurePolicyMatched")
+    assert (status["incarnations"], status["restarts"], status["restartsCountTowardsMax"]) == ("0,1", 1, 1)
+    (moved,) = [pod for pod in job.pods() if pod["metadata"]["name"] == "moved-1-1"]
+    assert moved["spec"]["nodeName"] != failure["node"]
+
+
 def test_restarts_before_the_restart_window_do_not_count(submit: Submit) -> None:
     script = (
         "import pathlib, sys, time\n"

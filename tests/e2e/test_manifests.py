@@ -277,6 +277,21 @@ BAD_AT_CREATE: list[tuple[str, list[Change], str]] = [
         "restartWindowSeconds in body should be greater than or equal to 0",
     ),
     (
+        "a negative backoff",
+        [("spec.failurePolicy.backoffSeconds", -1)],
+        "backoffSeconds in body should be greater than or equal to 0",
+    ),
+    (
+        "no longest backoff",
+        [("spec.failurePolicy.maxBackoffSeconds", 0)],
+        "maxBackoffSeconds in body should be greater than or equal to 1",
+    ),
+    (
+        "a backoff above the longest one",
+        [("spec.failurePolicy.backoffSeconds", 301)],
+        "failurePolicy.backoffSeconds is above maxBackoffSeconds: lower it, or raise maxBackoffSeconds",
+    ),
+    (
         "two rules of one name",
         [("spec.failurePolicy.rules", [RULE, {**RULE, "action": "Ignore"}])],
         "two rules have the same name: write another name for one of them",
@@ -319,7 +334,8 @@ BAD_AT_CREATE: list[tuple[str, list[Change], str]] = [
     (
         "an unknown action",
         [("spec.failurePolicy.rules", [{**RULE, "action": "Count"}])],
-        'supported values: "FailJob", "RestartGroup", "RestartGroupAndIgnoreMaxRestarts", "Ignore"',
+        'supported values: "FailJob", "RestartGroup", "RestartGroupAndIgnoreMaxRestarts", "ReplacePod", '
+        '"ReplacePodAndAvoidNode", "Ignore"',
     ),
     (
         "too short progress timeout",
@@ -480,6 +496,7 @@ GOOD_AT_CREATE: list[tuple[str, list[Change]]] = [
         [("spec.networkIsolation", False), ("spec.template.spec.hostNetwork", True)],
     ),
     ("no budget", [("spec.failurePolicy.maxRestarts", 0)]),
+    ("a long backoff", [("spec.failurePolicy", {"backoffSeconds": 600, "maxBackoffSeconds": 600})]),
     ("stalls only reported", [("spec.hangPolicy", {"progressTimeoutSeconds": 10, "action": "Event"})]),
     ("suspended from the start", [("spec.suspend", True)]),
     ("another controller's job", [("spec.managedBy", OTHER_CONTROLLER)]),
@@ -598,6 +615,8 @@ GOOD_AT_CHANGE: list[tuple[str, dict[str, Any], list[Change]]] = [
     ("budget and grace", GOOD, [("spec.failurePolicy.maxRestarts", 9), ("spec.stopGraceSeconds", 5)]),
     ("a fixed job made elastic", FIXED, [("spec.elasticPolicy", {"minReplicas": 1, "maxReplicas": 8})]),
     ("failure rules added", GOOD, [("spec.failurePolicy.rules", [RULE, DRAIN])]),
+    ("pods replaced", GOOD, [("spec.failurePolicy.rules", [{**RULE, "action": "ReplacePodAndAvoidNode"}])]),
+    ("a backoff", GOOD, [("spec.failurePolicy.backoffSeconds", 10)]),
     ("a hang policy added", GOOD, [("spec.hangPolicy", {"progressTimeoutSeconds": 60})]),
     ("replicas between two steps", GOOD, [("spec.elasticPolicy.replicaIncrementStep", 2), ("spec.replicas", 3)]),
     ("replicas removed", GOOD, [("spec.replicas", ABSENT)]),
@@ -743,6 +762,7 @@ def test_defaults_are_set_in_the_job(kube: Kube, jobs: dict[str, Json]) -> None:
     assert spec["preload"] == ["torch", "torch._dynamo"]
     assert spec["failurePolicy"] == {
         "maxRestarts": 3, "maxStartFailures": 10, "avoidNodeSeconds": 86400, "restartWindowSeconds": 0,
+        "backoffSeconds": 0, "maxBackoffSeconds": 300,
     }  # fmt: skip
     assert spec["rendezvous"]["port"] == 29400
     assert (spec["suspend"], spec["cleanPodPolicy"]) == (False, "Running")

@@ -41,6 +41,42 @@ def test_a_script_that_raises_uses_up_the_restarts_and_names_the_cause(tmp_path:
     assert "toy-0-0: round 1.0.2 formed" in run.text
 
 
+FAILS_ONCE = """
+import os, pathlib, sys, time
+failed = pathlib.Path(sys.argv[1])
+if os.environ["RANK"] == "1" and not failed.exists():
+    failed.touch()
+    sys.exit(3)
+while not failed.exists():
+    time.sleep(0.01)
+if os.environ["TORCHELASTIC_RESTART_COUNT"] == "1":
+    print("restarted after", time.time() - failed.stat().st_mtime, flush=True)
+"""
+
+
+def test_a_rule_replaces_the_node_of_the_failed_worker(tmp_path: Path) -> None:
+    codes = {"operator": "In", "values": [3]}
+    rule = {"name": "machine", "action": "ReplacePodAndAvoidNode", "onExitCodes": codes}
+    command = [*script(tmp_path, FAILS_ONCE), str(tmp_path / "failed")]
+    job = manifest(command, replicas=2, failurePolicy={"maxRestarts": 1, "rules": [rule]})
+    with LocalRun(job, tmp_path) as run:
+        assert run.exit_code() == 0, run.text
+    assert "toy-1-0 ended (exit 143, left); toy-1-1 takes its place" in run.text
+    assert "toy-0-1" not in run.text
+    assert "toy succeeded; 1 restart" in run.text
+
+
+def test_a_restart_waits_for_the_backoff(tmp_path: Path) -> None:
+    command = [*script(tmp_path, FAILS_ONCE), str(tmp_path / "failed")]
+    job = manifest(command, replicas=2, failurePolicy={"maxRestarts": 1, "backoffSeconds": 2})
+    with LocalRun(job, tmp_path) as run:
+        assert run.exit_code() == 0, run.text
+    assert "gathering: the next round starts 2 s after the failure (failurePolicy.backoffSeconds)" in run.text
+    waited = [float(seconds) for seconds in re.findall(r"restarted after ([\d.]+)", run.text)]
+    assert len(waited) == 2
+    assert min(waited) >= 2
+
+
 ABORTS_IN_FINALIZATION = """
 import os, sys
 class Aborts:

@@ -68,7 +68,7 @@ def test_events_decided_together_charge_what_they_charge_one_by_one(start: int, 
     seeds = (DEEP_SEEDS if deep else SEEDS) // 6
     for seed in range(start * seeds, (start + 1) * seeds):
         random, world = Random(seed), running(3 + seed % 3, spares=seed % 2) if seed % 8 else finishing()
-        world = replace(world, batched=True)
+        world = replace(world, batched=True, backoff=seed % 2)
         for _ in range(STEPS):
             world = turn(world, random)
         assert not liveness_violation(world, 4000, INVARIANTS_OF_VARIED_EVENTS), seed

@@ -48,7 +48,7 @@ def start_of(seed: int) -> World:
     """Return the world in which a walk starts: of different sizes, scripts and stores."""
     budget = 2 if seed % 6 == 5 else BUDGET
     world = running(3 + seed % 2, seed % 3 // 2, budget, workers=1 + seed % 7 // 6) if seed % 10 else finishing()
-    return replace(world, batched=seed % 4 == 1, reports_steps=seed % 5 != 2)
+    return replace(world, batched=seed % 4 == 1, reports_steps=seed % 5 != 2, backoff=4 * (seed % 3 == 1))
 
 
 CHARGES = (

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from elasticjob.contract import codec
+from elasticjob.contract.failure_rules import FailureAction
 from elasticjob.contract.messages import (
     EndReason,
     Failure,
@@ -26,7 +27,7 @@ from elasticjob.contract.messages import (
     RoundPhase,
     Termination,
 )
-from elasticjob.contract.names import Env, Label, Role, RoundId
+from elasticjob.contract.names import Env, ExitCode, Label, Role, RoundId
 from elasticjob_operator.kube import (
     JOBS,
     LEASES,
@@ -263,10 +264,13 @@ class Store:
         missing = set(self.members) - set(self.connected)
         return bool(self.members) and (bool(missing) or len(self.members) != min(self.target, len(self.connected)))
 
-    def end(self, reason: EndReason, now: float, failed: str = "", broken: str = "") -> None:
+    def end(
+        self, reason: EndReason, now: float, failed: str = "", broken: str = "", action: FailureAction | None = None
+    ) -> None:
         """End the round. A failure of pod `failed` is charged while the budget lasts; after that it ends the job.
 
-        A collective that breaks in pod `broken`, because another node is lost, is reported and not charged.
+        A collective that breaks in pod `broken`, because another node is lost, is reported and not charged. `action`:
+        that of the rule that matched, if one did.
         """
         if not self.members or self.outcome is not None:
             return
@@ -274,7 +278,8 @@ class Store:
         failure = Failure(FailureClass.COLLECTIVE_FAILED, broken, now, rank=0) if broken else failure
         known = self.view is not None and self.round in self.view.charged_rounds
         charged = bool(failed) and not known and self.charged < self.max_restarts
-        self.ended.append(RoundEnded(self.round, reason, "ended", charged, now, len(self.members), failure))
+        ended = RoundEnded(self.round, reason, "ended", charged, now, len(self.members), failure)
+        self.ended.append(replace(ended, rule="rule" if action else "", action=action))
         self.members, self.formed_at = (), 0.0
         if failed and not known and not charged:
             self.outcome, self.failure = Outcome.FAILED, failure
@@ -499,6 +504,13 @@ class World:
         ended = {"exitCode": exit_code, "reason": reason, "message": message, "finishedAt": timestamp(self.api.now)}
         pod["status"]["phase"] = "Failed" if exit_code else "Succeeded"
         pod["status"]["containerStatuses"][0]["state"] = {"terminated": ended}
+
+    def fail_worker(self, store: Store, name: str, *, replaced: bool) -> None:
+        """A worker of this pod fails. `replaced`: a rule has the action ReplacePod, so its agent leaves the job."""
+        store.end(EndReason.WORKER_FAILED, self.api.now, name, action=FailureAction.REPLACE_POD if replaced else None)
+        pod = self.api.objects.get((PODS, name))
+        if replaced and store.outcome is None and pod is not None:
+            self.terminate(pod, ExitCode.LEFT, termination=Termination(Outcome.LEFT, "NodeLeft", store.round))
 
     def kill_agent(self, pod: Raw) -> None:
         """The kernel kills an agent with its workers at the container's memory limit."""

@@ -114,17 +114,18 @@ def restarted(operator: Operator, now: float) -> Operator:
 
 
 @lru_cache(maxsize=256)
-def job_spec(target: int, maximum: int, spares: int, budget: int) -> JobSpec:
+def job_spec(target: int, maximum: int, spares: int, budget: int, backoff: int) -> JobSpec:
     """Return the parsed spec of the job."""
     template = {"spec": {"containers": [{"name": "main", "image": "user:1", "command": ["python", "train.py"]}]}}
     policy = {"minReplicas": MIN, "maxReplicas": maximum, "spares": spares}
-    spec = {"replicas": target, "elasticPolicy": policy, "failurePolicy": {"maxRestarts": budget}}
+    failures = {"maxRestarts": budget, "backoffSeconds": backoff}
+    spec = {"replicas": target, "elasticPolicy": policy, "failurePolicy": failures}
     # No rule of rounds depends on policies, so the simulation has none.
     return parse_spec(spec | {"template": template, "disruptionBudget": False, "networkIsolation": False})
 
 
-def settings(target: int, maximum: int, spares: int, budget: int) -> RoundSettings:
-    return job_spec(target, maximum, spares, budget).settings
+def settings(target: int, maximum: int, spares: int, budget: int, backoff: int) -> RoundSettings:
+    return job_spec(target, maximum, spares, budget, backoff).settings
 
 
 def worker_pods(agents: Sequence[Agent], now: float) -> tuple[Pod, ...]:

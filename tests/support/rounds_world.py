@@ -125,6 +125,8 @@ class World:
     target: int = 3
     spares: int = 0
     budget: int = BUDGET
+    backoff: int = 0
+    """`failurePolicy.backoffSeconds`."""
     batched: bool = False
     """Whether stores decide what they receive in batches, at the move `turn`."""
     reports_steps: bool = True
@@ -172,8 +174,12 @@ class World:
         return tuple(s for s in self.stores if s.incarnation <= self.named)
 
 
+def _spec(world: World) -> tuple[int, int, int, int, int]:
+    return world.target, world.size - world.spares, world.spares, world.budget, world.backoff
+
+
 def settings(world: World) -> RoundSettings:
-    return rounds_operator.settings(world.target, world.size - world.spares, world.spares, world.budget)
+    return rounds_operator.settings(*_spec(world))
 
 
 def begin(size: int = 3, spares: int = 0, budget: int = BUDGET, workers: int = 1) -> World:
@@ -827,7 +833,7 @@ def _reconcile(world: World) -> World:
     operator = _with_standby_report(world, operator)
     inputs = _inputs(world)
     stores = tuple(StorePod(s.incarnation, s.node, s.created, s.deleting) for s in world.stores)
-    spec = rounds_operator.job_spec(world.target, world.size - world.spares, world.spares, world.budget)
+    spec = rounds_operator.job_spec(*_spec(world))
     decided = rounds_operator.reconcile(operator, spec, world.agents, stores, _leases(world), world.now)
     status = operator.status if decided.status is None else decided.status
     asks_again = decided.requeue_after is not None and decided.requeue_after < rounds_operator.NEVER / 2

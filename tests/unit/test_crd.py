@@ -150,6 +150,8 @@ def test_defaults_are_those_of_the_operator() -> None:
     policy = SPEC["failurePolicy"]["properties"]
     assert policy["maxRestarts"]["default"] == defaults["max_restarts"]
     assert policy["restartWindowSeconds"]["default"] == defaults["restart_window"]
+    assert policy["backoffSeconds"]["default"] == defaults["backoff"]
+    assert policy["maxBackoffSeconds"]["default"] == defaults["max_backoff"]
     assert policy["maxStartFailures"]["default"] == defaults["max_start_failures"]
     elastic = SPEC["elasticPolicy"]["properties"]
     assert elastic["faultyScaleDownSeconds"]["default"] == defaults["faulty_scale_down"]

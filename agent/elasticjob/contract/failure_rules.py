@@ -19,6 +19,10 @@ class FailureAction(str, Enum):
     """The job fails at once, whatever is left of maxRestarts."""
     RESTART_GROUP = "RestartGroup"
     """All workers restart, and the restart counts towards maxRestarts: as without a rule."""
+    REPLACE_POD = "ReplacePod"
+    """The same, and a new pod replaces the one that failed, or whose worker did."""
+    REPLACE_POD_AND_AVOID_NODE = "ReplacePodAndAvoidNode"
+    """The same, and new pods avoid the node of that pod for avoidNodeSeconds."""
     RESTART_GROUP_UNCOUNTED = "RestartGroupAndIgnoreMaxRestarts"
     """All workers restart; `status.restarts` includes the restart, maxRestarts does not count it."""
     IGNORE = "Ignore"
@@ -27,6 +31,8 @@ class FailureAction(str, Enum):
 
 UNCOUNTED_ACTIONS = frozenset({FailureAction.RESTART_GROUP_UNCOUNTED, FailureAction.IGNORE})
 """Actions after which maxRestarts does not limit how often the workers restart."""
+REPLACING_ACTIONS = frozenset({FailureAction.REPLACE_POD, FailureAction.REPLACE_POD_AND_AVOID_NODE})
+"""Actions after which the node of the worker that failed leaves the job, because its pod is replaced."""
 
 
 class ExitCodeOperator(str, Enum):

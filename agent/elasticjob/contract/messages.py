@@ -515,6 +515,11 @@ class RoundSettings:
     """A round has `min_nodes` plus a multiple of this."""
     restart_window: float = 0.0
     """Seconds from the first restart of a window to its end: restarts before it do not count. 0: all restarts count."""
+    backoff: float = 0.0
+    """Seconds that the round after the first restart waits; they double with each further restart that counts. 0: no
+    round waits."""
+    max_backoff: float = 300.0
+    """Seconds that a round waits at most."""
     failure_rules: tuple[FailureRule, ...] = ()
     """The first rule that matches the root cause of a round's end decides what follows."""
     restart_strategy: RestartStrategy = RestartStrategy.IN_PLACE

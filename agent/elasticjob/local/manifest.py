@@ -195,6 +195,8 @@ def _settings(spec: _Field, nodes: int | None) -> RoundSettings:
         scale_up_stabilization=policy.get("scaleUpStabilizationSeconds").seconds(30),
         increment=step,
         restart_window=spec.get("failurePolicy").get("restartWindowSeconds").seconds(0),
+        backoff=spec.get("failurePolicy").get("backoffSeconds").seconds(0),
+        max_backoff=spec.get("failurePolicy").get("maxBackoffSeconds").seconds(300),
         failure_rules=parse_rules(spec.get("failurePolicy").get("rules").value),
         success_policy=spec.get("successPolicy").choice(SuccessPolicy.ALL),
     )

@@ -33,7 +33,7 @@ from elasticjob.contract.messages import (
     WorkersSucceeded,
 )
 from elasticjob.contract.names import RoundId
-from elasticjob.rendezvous import confirmation, planned_end, stalls, store_recovery
+from elasticjob.rendezvous import confirmation, planned_end, restart_delay, stalls, store_recovery
 from elasticjob.rendezvous.decision import RoundDecision
 from elasticjob.rendezvous.round_end import end_message
 from elasticjob.rendezvous.state import (
@@ -84,7 +84,7 @@ def apply_event(state: CoordinatorState, event: CoordinatorEvent, now: float) ->
         state = confirmation.record_disconnected_node(state, event.agent_id)
         return RoundDecision(set_node(state, replace(node, disconnected_at=now)), reason=f"{node.pod} disconnected")
     if isinstance(event, OperatorViewReceived):
-        after = _apply_operator_view(state, event.view)
+        after = restart_delay.delay_after_view(state, _apply_operator_view(state, event.view), now)
         return RoundDecision(after, _changed_standby_store(state, after))
     _: Tick = event
     return RoundDecision(state)

@@ -13,7 +13,7 @@ from elasticjob.contract.messages import (
     TrainingProgress,
 )
 from elasticjob.contract.text import with_noun
-from elasticjob.rendezvous import confirmation
+from elasticjob.rendezvous import confirmation, restart_delay
 from elasticjob.rendezvous.state import CoordinatorState, Node, candidates, expected_pod
 
 
@@ -86,6 +86,9 @@ def _reason(state: CoordinatorState) -> str:
         return f"rendezvous closed: {state.closed_reason}"
     if state.recovering_until is not None:
         return "the new store is waiting for the nodes of the running round"
+    if state.round is None and state.restart_delay is not None:
+        seconds = restart_delay.delay_seconds(state)
+        return f"the next round starts {seconds:g} s after the failure (failurePolicy.backoffSeconds)"
     if state.round is None and state.confirmation_requested_at is not None:
         return f"{confirmation.describe_missing(state)}; the operator must confirm that this is the only store"
     if state.round is None:

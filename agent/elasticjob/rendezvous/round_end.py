@@ -6,9 +6,16 @@ change of size and for a round that a recovering store cannot restore.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 
-from elasticjob.contract.failure_rules import FailureAction, first_match, shell_exit_code
+from elasticjob.contract.failure_rules import (
+    REPLACING_ACTIONS,
+    UNCOUNTED_ACTIONS,
+    FailureAction,
+    first_match,
+    shell_exit_code,
+)
 from elasticjob.contract.messages import (
     EndReason,
     EndRound,
@@ -25,7 +32,7 @@ from elasticjob.contract.messages import (
 )
 from elasticjob.contract.text import with_noun
 from elasticjob.diagnosis import HANG_GRACE, root_cause
-from elasticjob.rendezvous import confirmation, planned_end
+from elasticjob.rendezvous import confirmation, planned_end, restart_delay
 from elasticjob.rendezvous.decision import RoundDecision, pod_names
 from elasticjob.rendezvous.state import (
     STOP_TIMEOUT,
@@ -197,8 +204,9 @@ def conclude_round(state: CoordinatorState, now: float) -> RoundDecision | None:
     if job_failed:
         reason = "HangDetected" if fatal_hang else "FailurePolicyRule" if failed_by_rule else "MaxRestartsExceeded"
         return _declare_outcome(state, Outcome.FAILED, reason, ended.failure, ended.rule if failed_by_rule else "")
-    if _recreates(state, ended):
-        state = _release_members(state, round_)
+    if ended.reason is EndReason.WORKER_FAILED:
+        state = restart_delay.delay_next_round(state, ended.time, now)
+    state = _release_replaced(state, round_, ended)
     return RoundDecision(state, reason=f"round {round_.id} ended: {ended.message}")
 
 
@@ -208,10 +216,20 @@ def _recreates(state: CoordinatorState, ended: RoundEnded) -> bool:
     return fault and state.settings.restart_strategy is RestartStrategy.RECREATE
 
 
-def _release_members(state: CoordinatorState, round_: Round) -> CoordinatorState:
-    """Return the state in which all nodes of the round leave the job, also those that connect again later."""
-    why = f"restartStrategy is Recreate, and round {round_.id} has failed"
-    for agent_id in round_.members:
+def _release_replaced(state: CoordinatorState, round_: Round, ended: RoundEnded) -> CoordinatorState:
+    """Return the state in which the nodes whose pods are replaced leave the job: those of the whole round, or the one
+    whose worker has failed."""
+    if _recreates(state, ended):
+        return _release(state, round_.members, f"restartStrategy is Recreate, and round {round_.id} has failed")
+    if ended.failure is None or ended.action not in REPLACING_ACTIONS:
+        return state
+    failed = [a for a, m in round_.members.items() if m.pod == ended.failure.pod]
+    return _release(state, failed, f"failurePolicy rule {ended.rule} replaces its pod")
+
+
+def _release(state: CoordinatorState, agent_ids: Iterable[str], why: str) -> CoordinatorState:
+    """Return the state in which these nodes leave the job, also those that connect again later."""
+    for agent_id in agent_ids:
         if (node := state.nodes.get(agent_id)) is not None and not node.leaving_reason:
             state = set_node(state, replace(node, leaving_reason=why))
     return state
@@ -230,7 +248,7 @@ def _apply_failure_rules(state: CoordinatorState, ended: RoundEnded) -> RoundEnd
     rule = first_match(state.settings.failure_rules, code, [failure.kind.value])
     if rule is None:
         return ended
-    counts = rule.action in (FailureAction.FAIL_JOB, FailureAction.RESTART_GROUP)
+    counts = rule.action not in UNCOUNTED_ACTIONS
     return replace(ended, rule=rule.name, action=rule.action, charged=ended.charged and counts)
 
 

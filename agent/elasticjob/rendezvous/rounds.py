@@ -21,7 +21,15 @@ from dataclasses import replace
 from elasticjob.contract.messages import Announce, EndReason, Finish, HangAction, MemberState, Outcome
 from elasticjob.contract.names import RoundId
 from elasticjob.contract.text import with_noun
-from elasticjob.rendezvous import confirmation, planned_end, rank_assignment, stalls, standby_store, store_recovery
+from elasticjob.rendezvous import (
+    confirmation,
+    planned_end,
+    rank_assignment,
+    restart_delay,
+    stalls,
+    standby_store,
+    store_recovery,
+)
 from elasticjob.rendezvous.apply_event import apply_event, standby_message, stop_stale_round
 from elasticjob.rendezvous.decision import RoundDecision, Rule, join_reasons, pod_names
 from elasticjob.rendezvous.event_batch import OpenCounts, count_open, follow, may_wait
@@ -172,6 +180,7 @@ def next_deadline(state: CoordinatorState, now: float) -> float | None:
             times.append(state.confirmation_requested_at + confirmation.CONFIRMATION_SECONDS)
         deadlines = (
             state.last_call_at,
+            restart_delay.delay_deadline(state),
             state.recovering_until,
             store_recovery.lost_node_deadline(state),
             store_recovery.takeover_deadline(state),
@@ -279,6 +288,7 @@ def _form_round(state: CoordinatorState, now: float) -> RoundDecision | None:
         state.round is not None
         or state.outcome is not None
         or state.recovering_until is not None
+        or state.restart_delay is not None
         or state.closed_reason
     ):
         return None
@@ -360,6 +370,7 @@ RULES: tuple[Rule, ...] = (
     stalls.name_stalled_worker,
     _release_departing_nodes,
     _resize_round,
+    restart_delay.end_delay,
     _form_round,
 )
 """In order of precedence: what has ended is settled before a new round starts."""

@@ -151,6 +151,15 @@ class Round:
 
 
 @dataclass(frozen=True)
+class RestartDelay:
+    """Since when, and after which restart, no round starts (see `restart_delay`)."""
+
+    since: float
+    restarts: int
+    """Restarts that counted then; 1 or more."""
+
+
+@dataclass(frozen=True)
 class LastRound:
     """What this store knows of a round that is over (see `confirmation`)."""
 
@@ -211,6 +220,8 @@ class CoordinatorState:
     """Agent ids of the last round in order of group rank: nodes that stay keep their order."""
     last_call_at: float | None = None
     """When the last call ends; None while there is none."""
+    restart_delay: RestartDelay | None = None
+    """Keeps the next round from starting; None while nothing does."""
     joiners_since: float | None = None
     """Since when ready nodes have waited to join the running round; None while none waits."""
     recovering_until: float | None = None

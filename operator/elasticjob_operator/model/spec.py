@@ -106,12 +106,16 @@ class JobSpec:
     max_restarts: int = 3
     restart_window: int = 0
     """Seconds from the first restart of a window to its end; 0: all restarts of the job count."""
+    backoff: int = 0
+    """Seconds that the round after the first restart waits; they double with each further one. 0: no round waits."""
+    max_backoff: int = 300
     max_start_failures: int = 10
     """Attempts to start pods that may fail in a row before the job fails."""
     failure_rules: tuple[FailureRule, ...] = ()
     """In order; the first one that matches a failure applies."""
     avoid_node: int = 86400
-    """How long the operator avoids an unhealthy node: a day, for its repair. A first suspicion does not count."""
+    """How long the operator avoids an unhealthy node, or one that a failure rule names: a day, for its repair. A first
+    suspicion does not count."""
     progress_timeout: int = 0
     """Time without a step after which workers hang; 0 disables hang detection."""
     hang_action: HangAction = HangAction.RESTART_GROUP
@@ -165,6 +169,8 @@ class JobSpec:
             restart_strategy=self.restart_strategy,
             increment=self.increment,
             restart_window=float(self.restart_window),
+            backoff=float(self.backoff),
+            max_backoff=float(self.max_backoff),
             failure_rules=self.failure_rules,
             success_policy=self.success_policy,
             scale_up_stabilization=float(self.scale_up_stabilization),
@@ -210,6 +216,8 @@ def parse_spec(raw: Raw) -> JobSpec:
         wait_for_min=_seconds(raw, "waitForMinSeconds"),
         max_restarts=max(0, integer(raw, "failurePolicy", "maxRestarts", default=JobSpec.max_restarts)),
         restart_window=max(0, integer(raw, "failurePolicy", "restartWindowSeconds")),
+        backoff=max(0, integer(raw, "failurePolicy", "backoffSeconds")),
+        max_backoff=max(1, integer(raw, "failurePolicy", "maxBackoffSeconds", default=JobSpec.max_backoff)),
         max_start_failures=max(
             1, integer(raw, "failurePolicy", "maxStartFailures", default=JobSpec.max_start_failures)
         ),

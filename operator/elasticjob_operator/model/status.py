@@ -15,6 +15,8 @@ LOST_NODE_SECONDS = 86400.0
 marked the node NotReady."""
 DEVICE_UNHEALTHY = FailureClass.DEVICE_UNHEALTHY.value
 NODE_LOST = FailureClass.NODE_LOST.value
+RULE_MATCHED = "FailurePolicyMatched"
+"""Why a node is avoided for which a rule has the action ReplacePodAndAvoidNode; the reason of the rule's Event too."""
 
 
 class ConditionType(str, Enum):
@@ -48,20 +50,25 @@ class Condition:
 
 @dataclass(frozen=True)
 class AvoidedNode:
-    """A node on which new pods must not be placed: it was lost, or it is unhealthy."""
+    """A node on which new pods must not be placed: it was lost, it is unhealthy, or a failure rule wants that."""
 
     name: str
     since: float
     """Unix seconds."""
     message: str
     reason: str = NODE_LOST
-    """`NODE_LOST` or `DEVICE_UNHEALTHY`."""
+    """`NODE_LOST`, `DEVICE_UNHEALTHY` or `RULE_MATCHED`."""
     seconds: float = LOST_NODE_SECONDS
     """How long the node is avoided at most. A lost node is avoided only until its kubelet renews its lease."""
 
     @property
     def until(self) -> float:
         return self.since + self.seconds
+
+    @property
+    def lost(self) -> bool:
+        """Whether it was lost: it is then avoided until its kubelet renews its lease, any other one until `until`."""
+        return self.reason == NODE_LOST
 
 
 @dataclass(frozen=True)
@@ -227,8 +234,9 @@ def parse_round(written: str) -> RoundId | None:
 def _avoided(raw: Raw) -> AvoidedNode:
     until = moment(raw, "until") or 0.0
     since = moment(raw, "since") or until - LOST_NODE_SECONDS
-    reason = DEVICE_UNHEALTHY if text(raw, "reason") == DEVICE_UNHEALTHY else NODE_LOST
-    return AvoidedNode(text(raw, "name"), since, text(raw, "why"), reason, until - since)
+    reason = text(raw, "reason")
+    known = reason if reason in (DEVICE_UNHEALTHY, RULE_MATCHED) else NODE_LOST
+    return AvoidedNode(text(raw, "name"), since, text(raw, "why"), known, until - since)
 
 
 def _conditions(raw: Raw) -> dict[ConditionType, Condition]:

@@ -22,10 +22,10 @@ from elasticjob_operator.actions import EventRecord
 from elasticjob_operator.model.pods import Pod
 from elasticjob_operator.model.raw import objects
 from elasticjob_operator.model.spec import JobSpec
-from elasticjob_operator.model.status import parse_round
+from elasticjob_operator.model.status import AvoidedNode, parse_round
 from elasticjob_operator.plan import failures
 from elasticjob_operator.plan.context import ReconcileContext
-from elasticjob_operator.plan.failure_rules import MatchedRule, matched_event, matching_rule, with_rule
+from elasticjob_operator.plan.failure_rules import MatchedRule, avoided_node, matched_event, matching_rule, with_rule
 from elasticjob_operator.plan.pod_decisions import PodDecision, ReplacePod
 from elasticjob_operator.plan.starts import Starts
 
@@ -72,6 +72,8 @@ class Budget:
     """The failure that a rule with the action FailJob matched: the job has failed."""
     last_round: RoundEnded | None = None
     """The newest round that ended since the last status."""
+    avoided: tuple[AvoidedNode, ...] = ()
+    """The nodes of new failures that a rule with the action ReplacePodAndAvoidNode matched."""
     event_records: tuple[EventRecord, ...] = ()
 
     @property
@@ -131,7 +133,7 @@ def plan_budget(ctx: ReconcileContext, decisions: Iterable[PodDecision], starts:
     for decision in decisions:
         budget = _record_uncharged(ctx, budget, decision)
     budget = _record_stall(ctx, _record_start(ctx, budget, starts))
-    for ended in _new_rounds(ctx):
+    for ended in ctx.new_rounds:
         budget = _charge_round(ctx, budget, ended, decisions)
     for pod in _failed_pods(decisions):
         record = failures.pod_record(pod, ctx.now)
@@ -168,7 +170,8 @@ def _apply_rule(ctx: ReconcileContext, budget: Budget, failure: NewFailure, rule
         case FailureAction.FAIL_JOB:
             events = (*budget.event_records, event, matched)
             return replace(budget, failed_by_rule=budget.failed_by_rule or record, event_records=events)
-        case FailureAction.RESTART_GROUP:
+        case FailureAction.RESTART_GROUP | FailureAction.REPLACE_POD | FailureAction.REPLACE_POD_AND_AVOID_NODE:
+            budget = replace(budget, avoided=(*budget.avoided, *avoided_node(ctx, record, rule)))
             if outage in budget.outages:
                 return budget.record(record, matched)
             charged = budget.charge(ctx.spec, replace(failure, record=record))
@@ -217,12 +220,6 @@ def _record_stall(ctx: ReconcileContext, budget: Budget) -> Budget:
     message = f"{failures.describe_record(record)}; workers are not restarted because hangPolicy.action is Event"
     event = EventRecord("HangDetected", message, key=f"{stall.pod}/{stall.time:.3f}", warning=True)
     return budget.record(record, event)
-
-
-def _new_rounds(ctx: ReconcileContext) -> list[RoundEnded]:
-    charged = ctx.status.charged_round
-    ended = ctx.report.ended_rounds if ctx.report else ()
-    return sorted((e for e in ended if charged is None or e.round > charged), key=lambda e: e.round)
 
 
 def _charge_round(

@@ -12,7 +12,7 @@ from elasticjob_operator.manifests.names import key_secret, nodes_service, store
 from elasticjob_operator.model.observed import Refusal
 from elasticjob_operator.model.pods import Pod
 from elasticjob_operator.model.raw import timestamp
-from elasticjob_operator.model.status import DEVICE_UNHEALTHY, NODE_LOST, AvoidedNode, Condition, ConditionType
+from elasticjob_operator.model.status import AvoidedNode, Condition, ConditionType
 from elasticjob_operator.plan.budget import Budget
 from elasticjob_operator.plan.capacity import Capacity, describe_back_off, target_replicas
 from elasticjob_operator.plan.context import LOST_GRACE_SECONDS, ReconcileContext
@@ -323,15 +323,13 @@ def _shortage(job: JobContext) -> tuple[str, str]:
 
 
 def _describe_avoided(node: AvoidedNode) -> str:
-    why = f": {node.message}" if node.reason == DEVICE_UNHEALTHY else ""
+    why = "" if node.lost else f": {node.message}"
     return f"{node.name} is avoided {describe_avoidance(node)}{why}"
 
 
 def describe_avoidance(node: AvoidedNode) -> str:
     """Return how long a node is avoided."""
-    if node.reason == DEVICE_UNHEALTHY:
-        return f"until {timestamp(node.until)}"
-    return "until its kubelet renews its lease"
+    return "until its kubelet renews its lease" if node.lost else f"until {timestamp(node.until)}"
 
 
 def _growth(job: JobContext) -> str:
@@ -381,4 +379,4 @@ def restarting(job: JobContext) -> Condition | None:
 
 def _node_lost(job: JobContext) -> bool:
     lost = any(isinstance(d.action, ReplacePod) and d.action.lost_at is not None for d in job.pod_decisions)
-    return lost or any(node.reason == NODE_LOST for node in job.workers.avoided)
+    return lost or any(node.lost for node in job.workers.avoided)

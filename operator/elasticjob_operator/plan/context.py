@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
 
-from elasticjob.contract.messages import Report
+from elasticjob.contract.messages import Report, RoundEnded
 from elasticjob_operator.actions import Action, EventRecord
 from elasticjob_operator.backoff import growing_interval
 from elasticjob_operator.model.observed import Job, Observed
@@ -66,6 +66,13 @@ class ReconcileContext:
         if report is None or report.incarnation != self.status.store_incarnation:
             return None
         return report
+
+    @cached_property
+    def new_rounds(self) -> tuple[RoundEnded, ...]:
+        """The ended rounds that status does not include yet, the oldest first."""
+        charged = self.status.charged_round
+        ended = self.report.ended_rounds if self.report else ()
+        return tuple(sorted((e for e in ended if charged is None or e.round > charged), key=lambda e: e.round))
 
     @cached_property
     def indices(self) -> tuple[int, ...]:

@@ -1,7 +1,8 @@
-"""Rules of failurePolicy.rules that match a failure: how status and Events show them."""
+"""Rules of failurePolicy.rules that match a failure: how status and Events show them, and which nodes they avoid."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -9,11 +10,17 @@ from typing import Any
 from elasticjob.contract.failure_rules import FailureAction, FailureRule, first_match, shell_exit_code
 from elasticjob_operator.actions import EventRecord
 from elasticjob_operator.model.pods import Pod
+from elasticjob_operator.model.status import RULE_MATCHED, AvoidedNode
+from elasticjob_operator.plan.context import ReconcileContext
 from elasticjob_operator.plan.failures import describe_record
 
 _CONSEQUENCES = {
     FailureAction.FAIL_JOB: "the job fails",
     FailureAction.RESTART_GROUP: "the workers restart, which counts towards maxRestarts",
+    FailureAction.REPLACE_POD: "a new pod replaces it and the workers restart, which counts towards maxRestarts",
+    FailureAction.REPLACE_POD_AND_AVOID_NODE: (
+        "a new pod on another node replaces it and the workers restart, which counts towards maxRestarts"
+    ),
     FailureAction.RESTART_GROUP_UNCOUNTED: "the workers restart, which does not count towards maxRestarts",
     FailureAction.IGNORE: "the workers restart, which is not counted",
 }
@@ -43,6 +50,15 @@ def with_rule(record: dict[str, Any], rule: MatchedRule) -> dict[str, Any]:
     return record | {"rule": rule.name, "action": rule.action.value}
 
 
+def avoided_node(ctx: ReconcileContext, record: dict[str, Any], rule: MatchedRule) -> tuple[AvoidedNode, ...]:
+    """Return the node of the pod that failed, if the rule wants new pods to avoid it; its name may be unknown."""
+    if rule.action is not FailureAction.REPLACE_POD_AND_AVOID_NODE or not record.get("node"):
+        return ()
+    why = f"failurePolicy rule {rule.name} matched: {describe_record(record)}"
+    # Status keeps whole seconds.
+    return (AvoidedNode(record["node"], math.ceil(ctx.now), why, RULE_MATCHED, ctx.spec.avoid_node),)
+
+
 def matched_event(outage: str, record: dict[str, Any], rule: MatchedRule) -> EventRecord:
     """Return the Event of a rule that matched a failure of this outage."""
     cause = describe_record(record)
@@ -50,4 +66,4 @@ def matched_event(outage: str, record: dict[str, Any], rule: MatchedRule) -> Eve
     code = f" ({code})" if "exitCode" in record and code not in cause else ""
     message = f"failurePolicy rule {rule.name} matched: {cause}{code}; {_CONSEQUENCES[rule.action]}"
     key = f"{rule.name}/{outage}/{record.get('pod', '')}"
-    return EventRecord("FailurePolicyMatched", message, key=key, warning=True)
+    return EventRecord(RULE_MATCHED, message, key=key, warning=True)

@@ -15,14 +15,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from elasticjob.contract.failure_rules import UNCOUNTED_ACTIONS
+from elasticjob.contract.failure_rules import REPLACING_ACTIONS, UNCOUNTED_ACTIONS
 from elasticjob.contract.messages import Failure, FailureClass, Outcome, RoundPhase
 from elasticjob.contract.names import ExitCode
 from elasticjob_operator.backoff import growing_interval
 from elasticjob_operator.manifests.names import worker_pod
 from elasticjob_operator.model.observed import RefusalReason
 from elasticjob_operator.model.pods import CONTAINER_LOST, Pod, TrainerEnd
-from elasticjob_operator.model.status import DEVICE_UNHEALTHY, NODE_LOST, AvoidedNode, ConditionType
+from elasticjob_operator.model.status import AvoidedNode, ConditionType
 from elasticjob_operator.plan.context import LONGEST_POLL_SECONDS, LOST_GRACE_SECONDS, ReconcileContext
 from elasticjob_operator.plan.terminations import pods_to_await
 
@@ -117,6 +117,8 @@ def _decide(
         if did_not_start(pod) and ctx.now < start_retry_at:
             return KeepPod(start_retry_at)
         return _decide_ended(ctx, pod)
+    if rule := _replacing_rule(ctx, pod):
+        return ReplacePod(f"failurePolicy rule {rule} matched a failure in {pod.name}")
     if pod.unschedulable and pod.avoided_nodes - avoided_names(ctx):
         return ReplacePod(f"{pod.name} no longer needs to avoid {', '.join(sorted(pod.avoided_nodes))}")
     return _decide_live(ctx, pod)
@@ -136,6 +138,16 @@ def _unhealthy_node(ctx: ReconcileContext, pod: Pod) -> Failure | None:
     if termination is None or termination.outcome is not Outcome.LEFT or termination.failure is None:
         return None
     return termination.failure if termination.failure.kind is FailureClass.DEVICE_UNHEALTHY else None
+
+
+def _replacing_rule(ctx: ReconcileContext, pod: Pod) -> str:
+    """Return the rule for which the node of this pod leaves the job, because a worker there has failed; "" if none.
+
+    The status write that includes the round names the pod's successor. If it cannot, the agent ends all the same, and
+    the pod is replaced then.
+    """
+    matched = ((e.rule, e.failure) for e in ctx.new_rounds if e.action in REPLACING_ACTIONS)
+    return next((rule for rule, failure in matched if failure is not None and failure.pod == pod.name), "")
 
 
 def _decide_missing(ctx: ReconcileContext, index: int, incarnation: int) -> KeepPod | CreatePod | ReplacePod | AwaitEnd:
@@ -248,17 +260,17 @@ def avoided_names(ctx: ReconcileContext) -> frozenset[str]:
 
 def is_lost(node: str, avoided: Iterable[AvoidedNode]) -> bool:
     """Return whether the node is avoided because it was lost."""
-    return any(n.name == node and n.reason == NODE_LOST for n in avoided)
+    return any(n.name == node and n.lost for n in avoided)
 
 
 def still_avoided(ctx: ReconcileContext) -> tuple[AvoidedNode, ...]:
     """Return the nodes in status that are still avoided.
 
-    A lost node is avoided until its kubelet renews its lease after the loss, an unhealthy node for
+    A lost node is avoided until its kubelet renews its lease after the loss, any other one for
     failurePolicy.avoidNodeSeconds.
     """
     return tuple(
         node
         for node in ctx.status.avoided
-        if ctx.now < node.until and (node.reason == DEVICE_UNHEALTHY or node.name not in ctx.observed.returned_nodes)
+        if ctx.now < node.until and not (node.lost and node.name in ctx.observed.returned_nodes)
     )

@@ -140,7 +140,8 @@ def plan(observed: Observed, image: str, now: float) -> Plan:
         actions = Actions(requeue_at=(now + _name_requeue(ctx),))
     else:
         store = plan_store(ctx)
-        workers = plan_workers(ctx, decisions, store.lost_node)
+        lost = (store.lost_node,) if store.lost_node else ()
+        workers = plan_workers(ctx, decisions, (*lost, *budget.avoided))
         actions = _start(ctx, store, workers) + Actions(requeue_at=capacity.requeue_at)
     actions += plan_workload(ctx, world, outcome)
     if outcome is None and (deadline := job_end.deadline_at(ctx)) is not None:

@@ -10,7 +10,7 @@ from elasticjob.contract.messages import ExpectedPod, PodState
 from elasticjob_operator.actions import Action, CreateWorker, DeletePod, EventRecord
 from elasticjob_operator.manifests.names import worker_pod
 from elasticjob_operator.model.pods import Pod
-from elasticjob_operator.model.status import DEVICE_UNHEALTHY, NODE_LOST, AvoidedNode
+from elasticjob_operator.model.status import DEVICE_UNHEALTHY, AvoidedNode
 from elasticjob_operator.plan.context import POLL_SECONDS, Actions, ReconcileContext, poll_interval
 from elasticjob_operator.plan.pod_decisions import (
     AwaitEnd,
@@ -46,13 +46,13 @@ class WorkersPlan:
 
 
 def plan_workers(
-    ctx: ReconcileContext, decisions: tuple[PodDecision, ...], lost_node: AvoidedNode | None
+    ctx: ReconcileContext, decisions: tuple[PodDecision, ...], newly_avoided: Iterable[AvoidedNode]
 ) -> WorkersPlan:
     """Return the next incarnation of every index, the pods to create and the pods to delete.
 
-    `lost_node` is the node that was lost together with the store, if one was.
+    `newly_avoided`: the nodes that are avoided from now on for another reason than these decisions.
     """
-    avoided = _avoided(ctx, decisions, lost_node)
+    avoided = _avoided(ctx, decisions, newly_avoided)
     avoid = tuple(sorted({node.name for node in avoided} | ctx.notices.keys()))
     incarnations = list(ctx.status.incarnations)
     expected: list[ExpectedPod] = []
@@ -133,15 +133,13 @@ def _surplus(ctx: ReconcileContext) -> list[ExpectedPod]:
 
 
 def _avoided(
-    ctx: ReconcileContext, decisions: tuple[PodDecision, ...], lost_node: AvoidedNode | None
+    ctx: ReconcileContext, decisions: tuple[PodDecision, ...], newly_avoided: Iterable[AvoidedNode]
 ) -> tuple[AvoidedNode, ...]:
-    new = [lost_node, *(_avoided_by(ctx, decision) for decision in decisions)]
     kept = {node.name: node for node in still_avoided(ctx)}
-    for node in filter(None, new):
-        # The kubelet of a lost node may be back soon: a loss must not shorten the time of an unhealthy node.
+    for node in (*newly_avoided, *filter(None, (_avoided_by(ctx, decision) for decision in decisions))):
+        # The kubelet of a lost node may be back soon: a loss must not shorten the time of any other node.
         before = kept.get(node.name)
-        longer = before is None or (node.reason == DEVICE_UNHEALTHY and node.until > before.until)
-        if longer or (before is not None and before.reason == NODE_LOST):
+        if before is None or before.lost or (not node.lost and node.until > before.until):
             kept[node.name] = node
     return tuple(sorted(kept.values(), key=lambda node: node.since)[-MAX_AVOIDED_NODES:])
 
@@ -190,9 +188,9 @@ def _requeue_times(
 ) -> tuple[float, ...]:
     times = [d.action.until for d in decisions if isinstance(d.action, KeepPod) and d.action.until is not None]
     # The operator does not watch leases: while a lost node is avoided, it polls them.
-    lost = [node.name for node in avoided if node.reason == NODE_LOST]
+    lost = [node.name for node in avoided if node.lost]
     # A pod that no other node has room for waits until then.
-    times += [node.until for node in avoided if node.reason == DEVICE_UNHEALTHY]
+    times += [node.until for node in avoided if not node.lost]
     return (*times, *(ctx.observed.lease_reads.get(name, ctx.now + POLL_SECONDS) for name in lost))
 
 

@@ -341,9 +341,9 @@ MUTANTS = (
     ),
     _plan(
         "the operator counts a round again",
-        "budget",
-        "return sorted((e for e in ended if charged is None or e.round > charged), key=lambda e: e.round)",
-        "return sorted((e for e in ended if charged is None or e.round >= charged), key=lambda e: e.round)",
+        "context",
+        "sorted((e for e in ended if charged is None or e.round > charged), key=lambda e: e.round)",
+        "sorted((e for e in ended if charged is None or e.round >= charged), key=lambda e: e.round)",
     ),
     _plan(
         "the operator charges every ended round",

@@ -170,7 +170,7 @@ class Run:
         for store in self.world.serving():
             if store.members and store.outcome is None:
                 self.world.outages.add(str(store.round))
-                store.end(EndReason.WORKER_FAILED, self.api.now, self.random.choice(store.members))
+                self.world.fail_worker(store, self.random.choice(store.members), replaced=store.rounds % 3 == 2)
 
     def agent_fails(self) -> None:
         for pod in self._some(self.workers(), 1):

@@ -50,6 +50,17 @@ def test_the_examples_are_accepted(path: Path) -> None:
     assert find_problems(manifest) == []
 
 
+def test_each_default_satisfies_the_rules_of_its_field() -> None:
+    """The API server checks a default before it applies those of the fields in it, and refuses the CRD otherwise."""
+    checked = 0
+    for schema in nodes(job_schema()):
+        for rule in schema.get(RULES, ()) if "default" in schema else ():
+            if "oldSelf" not in rule["rule"]:
+                assert parse_cel(rule["rule"])({"self": schema["default"]}) is True
+                checked += 1
+    assert checked > 0
+
+
 def test_all_problems_of_a_kind_are_reported() -> None:
     spec = {"replica": 1, "rendezvous": {"prot": 1}}
     assert find_problems({**GOOD, "spec": {**GOOD["spec"], **spec}}) == [

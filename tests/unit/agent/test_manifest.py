@@ -137,6 +137,12 @@ def test_the_restart_window_reaches_the_coordinator() -> None:
     assert parse_local_job(job(failurePolicy={"restartWindowSeconds": 9})).settings.restart_window == 9
 
 
+def test_the_wait_before_a_restart_reaches_the_coordinator() -> None:
+    settings = parse_local_job(job(failurePolicy={"backoffSeconds": 9})).settings
+    assert (settings.backoff, settings.max_backoff) == (9, 300)
+    assert parse_local_job(job(failurePolicy={"maxBackoffSeconds": 60})).settings.max_backoff == 60
+
+
 def test_nodes_are_within_the_limits_of_the_job() -> None:
     with pytest.raises(ManifestError, match="--nodes: 5 must be within minReplicas, 2, and maxReplicas, 4"):
         parse_local_job(job(elasticPolicy=ELASTIC), nodes=5)

@@ -7,12 +7,14 @@ from typing import Any
 
 import pytest
 
-from elasticjob.contract.failure_rules import FailureAction, FailureRule
+from elasticjob.contract.failure_rules import UNCOUNTED_ACTIONS, FailureAction, FailureRule
 from elasticjob.contract.messages import FailureClass, Outcome, RoundEnded, RoundPhase, Termination
 from elasticjob.contract.names import RoundId
-from elasticjob_operator.actions import CreateWorker
+from elasticjob_operator.actions import CreateWorker, DeletePod
 from elasticjob_operator.model.observed import Observed
 from elasticjob_operator.model.pods import Pod
+from elasticjob_operator.model.raw import timestamp
+from elasticjob_operator.plan import Plan
 from elasticjob_operator.plan.pod_decisions import MIN_POD_LIFETIME
 from support.operator_build import (
     NOW,
@@ -57,6 +59,11 @@ DRAINED = worker(0, deleting=NOW + 20, conditions=[DISRUPTED])
 COUNTS: list[tuple[str, Raw, Pod, tuple[int, int], list[str]]] = [
     ("no rule matches", rule("Ignore", onReasons=["Hang"]), OOM, (1, 1), ["WorkerFailed"]),
     ("charged", rule("RestartGroup"), OOM, (1, 1), ["WorkerFailed", "FailurePolicyMatched"]),
+    ("replaced", rule("ReplacePod"), OOM, (1, 1), ["WorkerFailed", "FailurePolicyMatched"]),
+    ("replaced elsewhere", rule("ReplacePodAndAvoidNode"), OOM, (1, 1),
+     ["WorkerFailed", "FailurePolicyMatched", "FailurePolicyMatched"]),
+    ("a drain that avoids the node", rule("ReplacePodAndAvoidNode", onReasons=["Preempted"]), DRAINED, (1, 1),
+     ["WorkerFailed", "FailurePolicyMatched", "FailurePolicyMatched"]),
     ("uncounted", rule("RestartGroupAndIgnoreMaxRestarts"), OOM, (1, 0), ["FailurePolicyMatched"]),
     ("ignored", rule("Ignore"), OOM, (0, 0), ["FailurePolicyMatched"]),
     ("an exit code", rule("Ignore", onExitCodes={"operator": "In", "values": [137]}), OOM, (0, 0),
@@ -118,7 +125,7 @@ def test_a_pod_that_a_rule_fails_the_job_for_has_no_successor() -> None:
 def by_rule(action: FailureAction, **more: Any) -> RoundEnded:
     """Return the end of round 1, where the coordinator has applied a rule."""
     cause = failure(exit_code=2, exception="")
-    charged = action is FailureAction.RESTART_GROUP
+    charged = action not in (*UNCOUNTED_ACTIONS, FailureAction.FAIL_JOB)
     return round_ended(1, failure=cause, rule="theirs", action=action, charged=charged, **more)
 
 
@@ -126,6 +133,7 @@ def by_rule(action: FailureAction, **more: Any) -> RoundEnded:
     ("action", "counts"),
     [
         (FailureAction.RESTART_GROUP, (1, 1)),
+        (FailureAction.REPLACE_POD, (1, 1)),
         (FailureAction.RESTART_GROUP_UNCOUNTED, (1, 0)),
         (FailureAction.IGNORE, (0, 0)),
     ],
@@ -184,3 +192,83 @@ def test_a_failure_that_does_not_count_is_not_repeated_as_fast_as_containers_sta
     assert bool([a for a in p.actions if isinstance(a, CreateWorker)]) is at_once
     later = run(observed(rule(action), pod=replace(pod, seen=NOW - MIN_POD_LIFETIME)))
     assert [a for a in later.actions if isinstance(a, CreateWorker)]
+
+
+# ---- pods that a rule replaces -----------------------------------------------------------------------------------
+
+WHY = {
+    "worker": "failurePolicy rule theirs matched: rank 0 in bert-0-0 on n1 failed: exit code 2",
+    "pod": "failurePolicy rule mine matched: bert-0-0 on n1 failed: OOMKilled (SIGKILL)",
+}
+
+
+def created(p: Plan) -> list[CreateWorker]:
+    return [a for a in p.actions if isinstance(a, CreateWorker)]
+
+
+@pytest.mark.parametrize("failed", ["worker", "pod"])
+def test_a_new_pod_avoids_the_node_of_the_failed_one_for_avoid_node_seconds(failed: str) -> None:
+    action = FailureAction.REPLACE_POD_AND_AVOID_NODE
+    seen = observed(rounds=(by_rule(action),)) if failed == "worker" else observed(rule(action.value), pod=OOM)
+    p = run(seen)
+    assert created(p) == [CreateWorker("bert-0-1", 0, 1, ("n1",))]
+    assert status_of(p)["incarnations"] == "1,0"
+    (avoided,) = status_of(p)["avoidedNodes"]
+    assert avoided == {
+        "name": "n1", "since": timestamp(NOW), "until": timestamp(NOW + 86400), "why": WHY[failed],
+        "reason": "FailurePolicyMatched",
+    }  # fmt: skip
+    event = [e for e in p.event_records if e.reason == "FailurePolicyMatched"][-1]
+    assert event.message == f"{WHY[failed]}; new pods avoid n1 until {timestamp(NOW + 86400)}"
+    pending = worker(0, 1, avoids="n1", phase="Pending", node="")
+    known = {name: status_of(p)[name] for name in ("avoidedNodes", "incarnations", "rendezvousRound")}
+    later = replace(steady(workers=(pending, worker(1)), **known), returned_nodes=frozenset({"n1"}))
+    assert status_of(run(later))["avoidedNodes"] == [avoided], "its kubelet is not what was wrong"
+    assert "avoidedNodes" not in status_of(run(later, NOW + 86401))
+
+
+def test_the_pod_of_a_failed_worker_is_replaced_at_once_and_only_once() -> None:
+    seen = observed(rounds=(by_rule(FailureAction.REPLACE_POD),))
+    p = run(seen)
+    assert created(p) == [CreateWorker("bert-0-1", 0, 1)]
+    assert [a.name for a in p.actions if isinstance(a, DeletePod)] == ["bert-0-0"]
+    assert "failurePolicy rule theirs matched a failure in bert-0-0; bert-0-1 replaces it" in [
+        e.message for e in p.event_records if e.reason == "PodReplaced"
+    ]
+    assert "avoidedNodes" not in status_of(p)
+    assert p.operator_view is not None
+    assert [pod.pod for pod in p.operator_view.pods] == ["bert-0-1", "bert-1-0"]
+    policy = {"maxRestarts": 1}
+    written = replace(seen, job=job(status=dict(status_of(p)), failurePolicy=policy))
+    assert created(run(replace(written, workers=(worker(0, 1), worker(1))))) == []
+
+
+def test_the_node_is_avoided_though_the_agent_has_left_before_the_operator_saw_the_round() -> None:
+    left = worker(0, **ended(143, termination=Termination(Outcome.LEFT, "NodeLeft", RoundId(1, 0, 1))))
+    p = run(observed(pod=left, rounds=(by_rule(FailureAction.REPLACE_POD_AND_AVOID_NODE),)))
+    assert created(p) == [CreateWorker("bert-0-1", 0, 1, ("n1",))]
+    assert (status_of(p)["restarts"], status_of(p)["avoidedNodes"][0]["reason"]) == (1, "FailurePolicyMatched")
+
+
+def test_a_rule_replaces_the_entry_of_a_lost_node_and_no_loss_replaces_that_of_a_rule() -> None:
+    lost = {"name": "n1", "since": timestamp(NOW - 5), "until": timestamp(NOW + 9e5), "why": "w", "reason": "NodeLost"}
+    p = run(observed(rule("ReplacePodAndAvoidNode"), pod=OOM, avoidedNodes=[lost]))
+    (avoided,) = status_of(p)["avoidedNodes"]
+    assert avoided["reason"] == "FailurePolicyMatched"
+    shorter = avoided | {"until": timestamp(NOW + 600)}
+    seen = observed(avoidedNodes=[shorter])
+    p = run(replace(seen, link=link(seen.link.report, bert_0_0=NOW - 9)))
+    assert created(p) == [CreateWorker("bert-0-1", 0, 1, ("n1",))]
+    assert status_of(p)["avoidedNodes"] == [shorter]
+
+
+def test_the_coordinator_gets_the_wait_before_a_restart_and_status_shows_it() -> None:
+    reason = "the next round starts 40 s after the failure (failurePolicy.backoffSeconds)"
+    seen = steady(last_report=gathering(worker(0), worker(1), rounds=1, reason=reason))
+    policy = {"backoffSeconds": 10, "maxBackoffSeconds": 40}
+    p = run(replace(seen, job=job(status=status(rendezvousRound=1), failurePolicy=policy)))
+    assert p.operator_view is not None
+    settings = p.operator_view.settings
+    assert (settings.backoff, settings.max_backoff) == (10.0, 40.0)
+    running = conditions_of(p)["Running"]
+    assert (running["status"], running["reason"], running["message"]) == ("False", "Restarting", reason)

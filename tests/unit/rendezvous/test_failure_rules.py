@@ -14,21 +14,25 @@ from elasticjob.contract.messages import (
     Finish,
     HangAction,
     Leaving,
+    MemberState,
     Outcome,
+    PodState,
+    RestartStrategy,
     RoundEnded,
     WorkersFailed,
+    WorkersStopped,
 )
-from support.rounds import Job, job_of
+from support.rounds import Job, job_of, membership_of, pods
 
 FAILS = FailureRule("user-error", FailureAction.FAIL_JOB, exit_codes=(2,))
 
 
 def ended_by(job: Job, **failure: object) -> RoundEnded:
-    """End the round of nodes 0 and 1 by a failure on node 1; return the ended round."""
+    """End the round by a failure on node 1; return the ended round."""
     start = job.start_of(1)
     cause = replace(Failure(FailureClass.USER_ERROR, "j-1-0", job.now, rank=start.rank), **failure)  # type: ignore[arg-type]
     job.send(1, WorkersFailed(start.round, cause))
-    job.stopped(0, 1)
+    job.stopped(*range(len(job.members)))
     return job.report.ended_rounds[-1]
 
 
@@ -46,6 +50,7 @@ def test_a_rule_that_fails_the_job_starts_no_further_round() -> None:
     ("action", "charged", "failed"),
     [
         (FailureAction.RESTART_GROUP, 0, True),
+        (FailureAction.REPLACE_POD, 0, True),
         (FailureAction.RESTART_GROUP_UNCOUNTED, 0, False),
         (FailureAction.IGNORE, 0, False),
     ],
@@ -97,3 +102,70 @@ def test_a_rule_may_keep_hangs_from_counting() -> None:
     job = job_of(0, 1, max_restarts=0, failure_rules=(rule,))
     assert ended_by(job, kind=FailureClass.HANG, message="no progress").rule == "hang"
     assert job.start_of(0).round.number == 2
+
+
+REPLACING = [FailureAction.REPLACE_POD, FailureAction.REPLACE_POD_AND_AVOID_NODE]
+LEFT = Finish(Outcome.LEFT, "NodeLeft", "failurePolicy rule machine replaces its pod")
+
+
+def replaced_by(action: FailureAction) -> FailureRule:
+    return FailureRule("machine", action, exit_codes=(3,))
+
+
+@pytest.mark.parametrize("action", REPLACING)
+def test_the_node_of_the_failed_worker_leaves_and_the_others_go_on(action: FailureAction) -> None:
+    job = job_of(0, 1, 2, failure_rules=(replaced_by(action),))
+    ended = ended_by(job, exit_code=3)
+    assert (ended.rule, ended.action, ended.charged) == ("machine", action, True)
+    assert [job.finished(index) for index in (0, 1, 2)] == [None, LEFT, None]
+    assert job.members == ["j-0-0", "j-2-0"]
+    assert job.start_of(0).restarts == 1
+    successor = pods(1, incarnation=1, state=PodState.STARTING)
+    job.operator_view(*pods(0, 2), *successor, charged=1, charged_round=ended.round)
+    job.started(0, 2)
+    job.announce(1, incarnation=1)
+    job.stopped(0, 2)
+    assert job.members == ["j-0-0", "j-2-0", "j-1-1"]
+
+
+def test_the_next_round_waits_for_the_new_pod_if_the_others_are_too_few() -> None:
+    job = job_of(0, 1, failure_rules=(replaced_by(FailureAction.REPLACE_POD),))
+    ended = ended_by(job, exit_code=3)
+    assert (job.finished(1), job.members) == (LEFT, [])
+    job.operator_view(*pods(0), *pods(1, incarnation=1), charged=1, charged_round=ended.round)
+    job.announce(1, incarnation=1)
+    assert job.members == ["j-0-0", "j-1-1"]
+    assert job.state.confirmation_requested_at is None, "a node that was released is not missing"
+
+
+def test_a_failure_that_another_rule_matches_replaces_nothing() -> None:
+    other = FailureRule("flaky", FailureAction.RESTART_GROUP, exit_codes=(4,))
+    job = job_of(0, 1, failure_rules=(other, replaced_by(FailureAction.REPLACE_POD)))
+    ended_by(job, exit_code=4)
+    assert job.members == ["j-0-0", "j-1-0"]
+
+
+def test_the_last_failure_that_the_budget_allows_replaces_nothing() -> None:
+    job = job_of(0, 1, max_restarts=0, failure_rules=(replaced_by(FailureAction.REPLACE_POD),))
+    ended_by(job, exit_code=3)
+    assert {f.outcome for index in (0, 1) if (f := job.finished(index))} == {Outcome.FAILED}
+
+
+def test_all_nodes_leave_if_the_strategy_is_recreate() -> None:
+    rules = (replaced_by(FailureAction.REPLACE_POD),)
+    job = job_of(0, 1, restart_strategy=RestartStrategy.RECREATE, failure_rules=rules)
+    ended_by(job, exit_code=3)
+    assert {f.outcome for index in (0, 1) if (f := job.finished(index))} == {Outcome.LEFT}
+
+
+def test_a_successor_store_that_concludes_the_round_applies_the_rule() -> None:
+    before = job_of(0, 1, failure_rules=(replaced_by(FailureAction.REPLACE_POD),))
+    start = before.start_of(1)
+    job = Job(before.state.settings, store=1, recovering=True)
+    job.announce(0, membership=membership_of(before.start_of(0), MemberState.STOPPED))
+    job.announce(1, membership=membership_of(start, MemberState.FAILED))
+    failure = Failure(FailureClass.USER_ERROR, "j-1-0", job.now, rank=start.rank, exit_code=3)
+    job.send(1, WorkersFailed(start.round, failure))
+    assert job.finished(1) is None
+    job.send(1, WorkersStopped(start.round, 6001))
+    assert job.finished(1) == LEFT
