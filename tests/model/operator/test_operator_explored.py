@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from elasticjob.contract.messages import EndReason, Outcome
+from elasticjob.contract.messages import Outcome
 from elasticjob.contract.names import Label, Role
 from elasticjob_operator.controller import Controller
 from elasticjob_operator.events import Recorder
