@@ -96,8 +96,9 @@ class LocalCluster:
                 "elasticPolicy": {"minReplicas": 1, "maxReplicas": 2},
                 "rendezvous": {"port": self._listeners[0].getsockname()[1]},
                 "preload": [],
-                # An operator of 0.1.0 makes none.
+                # An operator of 0.1.0 makes neither.
                 "disruptionBudget": False,
+                "networkIsolation": False,
                 "template": {"spec": {"containers": [{"name": "main", "image": "user:1", "command": command}]}},
             },
         }
