@@ -404,6 +404,8 @@ class World:
     """Rounds in which workers or agents failed, and attempts to start in which agents failed: each may be charged."""
     last_rounds: dict[str, RoundId] = field(default_factory=dict)
     """By pod: the last round that its agent started workers of. The agent writes it into the termination message."""
+    room: int | None = None
+    """How many worker pods the nodes have room for; None: any number."""
 
     def renew(self) -> None:
         """Kubelets of reachable nodes renew their Leases."""
@@ -417,8 +419,15 @@ class World:
         avoid = pod["metadata"].get("annotations", {}).get("elasticjob.dev/avoids", "").split(",")
         if node in avoid or pod["spec"].get("nodeName"):
             return
+        if role(pod) is Role.WORKER and self._is_full():
+            self.mark_unschedulable(pod)
+            return
         pod["spec"]["nodeName"] = node
         pod["status"] = {"phase": "Pending"}
+
+    def _is_full(self) -> bool:
+        placed = (p for p in self.api.pods(Role.WORKER) if p["spec"].get("nodeName"))
+        return self.room is not None and sum(phase(p) in ("Pending", "Running") for p in placed) >= self.room
 
     def mark_unschedulable(self, pod: Raw) -> None:
         """The scheduler finds no node for a pod."""

@@ -38,6 +38,7 @@ from elasticjob.contract.messages import (
     WorkersStopped,
 )
 from elasticjob.contract.names import RoundId
+from support.rounds_options import USER_ERROR
 
 INCARNATIONS = 100
 """Numbers of agents: the index, plus this for each earlier pod of the index."""
@@ -257,7 +258,9 @@ def works(a: Agent) -> bool:
 def fail(a: Agent, kind: FailureClass, now: float) -> Agent:
     """Let a worker fail."""
     assert a.start is not None
-    failure = Failure(kind, a.pod, now, rank=a.start.rank)
+    exit_code = USER_ERROR if kind is FailureClass.USER_ERROR else None
+    signal = "SIGKILL" if kind is FailureClass.KILLED else ""
+    failure = Failure(kind, a.pod, now, rank=a.start.rank, exit_code=exit_code, signal=signal)
     return dispatch(replace(a, launching=False), events.WorkerEnded(a.start.round, 0, failure), now)
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 from elasticjob.agent.machine.state import AgentPhase
+from elasticjob.contract.failure_rules import UNCOUNTED_ACTIONS, FailureAction
 from elasticjob.contract.messages import (
     Announce,
     EndReason,
@@ -23,10 +24,21 @@ from elasticjob.rendezvous import rounds
 from elasticjob.rendezvous.confirmation import CONFIRMATION_SECONDS, least_complete_round
 from elasticjob.rendezvous.decision import RoundDecision
 from elasticjob.rendezvous.state import CoordinatorEvent, CoordinatorState, Round, candidates
+from elasticjob_operator.model.status import ConditionType
 from support import rounds_partition
 from support.rounds_agent import Agent
 from support.rounds_operator import MIN
-from support.rounds_world import Move, Store, World, calm, ended_rounds_since, faults, status_outcome, step
+from support.rounds_world import (
+    Move,
+    Store,
+    World,
+    calm,
+    ended_rounds_since,
+    faults,
+    kind_of_failure,
+    status_outcome,
+    step,
+)
 
 Invariant = Callable[[World, Move, World], bool]
 
@@ -127,13 +139,33 @@ def between_min_and_max(_: World, __: Move, after: World) -> bool:
     return all(MIN <= r.size <= after.size - after.spares for r in formed)
 
 
+def every_size_is_on_the_step(before: World, _: Move, after: World) -> bool:
+    """A round has `minReplicas` nodes plus a multiple of `replicaIncrementStep`."""
+    return not any((len(r.members) - MIN) % after.options.increment for _, r in _new_rounds(before, after))
+
+
+def no_round_ends_for_too_few_joining_nodes(before: World, _: Move, after: World) -> bool:
+    """A running round ends for joining nodes only if they are enough for the next size."""
+    for s in after.stores:
+        known, round_ = before.store(s.incarnation), s.state.round
+        running = known.state.round if known is not None else None
+        if running is None or round_ is None or running.id != round_.id or _may_have_come_later(before, s):
+            continue
+        if running.ending is None and round_.ending is not None and round_.ending.reason is EndReason.SCALING_UP:
+            joining = [n for n in candidates(s.state) if n.ready and n.agent_id not in round_.members]
+            if len(joining) < after.options.increment:
+                return False
+    return True
+
+
 def spares_replace_lost_nodes(before: World, _: Move, after: World) -> bool:
-    """No round starts with fewer nodes than the target while a ready node is left out."""
+    """No round starts with fewer nodes than the target while enough ready nodes for the next size are left out."""
+    step_size = after.options.increment
     for s, started in _new_rounds(before, after):
         if _may_have_come_later(before, s):
             continue
         free = [n for n in candidates(s.state) if n.ready and n.agent_id not in started.members]
-        if len(started.members) < s.state.settings.target and free:
+        if len(started.members) + step_size <= s.state.settings.target and len(free) >= step_size:
             return False
     return True
 
@@ -160,10 +192,19 @@ def scaling_down_drops_the_highest_indices(before: World, _: Move, after: World)
     newest = {a.index: a.incarnation for a in sorted(after.agents, key=lambda a: a.incarnation)}
     ended = status_outcome(after) is not None
     return ended or not any(
-        a.deleting and a.number not in deleting and a.leaving is False and a.index < after.target + after.spares
+        a.deleting and a.number not in deleting and a.leaving is False and a.index < after.wanted + after.spares
         and newest[a.index] == a.incarnation
         for a in after.agents
     )  # fmt: skip
+
+
+def no_recreated_pod_joins_again(before: World, _: Move, after: World) -> bool:
+    """With restartStrategy Recreate, no store starts a round with a pod of a round that it has seen fail."""
+    return not any(
+        (s.incarnation, s.starts, agent_id) in after.history.recreated
+        for s, started in _new_rounds(before, after)
+        for agent_id in started.members
+    )
 
 
 def no_leaving_node_joins(before: World, _: Move, after: World) -> bool:
@@ -302,7 +343,8 @@ def success_that_a_node_received_is_final(before: World, _: Move, after: World) 
 
 
 def success_means_that_every_member_succeeded(before: World, _: Move, after: World) -> bool:
-    """When a store declares success, all workers of all members of the round have ended with success."""
+    """When a store declares success, all workers of all members of the round have ended with success; with
+    successPolicy Any those of one member."""
     for s in after.stores:
         known = before.store(s.incarnation)
         old = known.state if known is not None and known.starts == s.starts else None
@@ -315,8 +357,20 @@ def success_means_that_every_member_succeeded(before: World, _: Move, after: Wor
 
 def _all_succeeded(world: World, round_id: RoundId) -> bool:
     members = {pod for r, pod in world.history.succeeded if r == round_id}
+    if world.options.any_success:
+        return bool(members)
     sizes = [a.start.group_world_size for a in world.agents if a.start and a.start.round == round_id]
     return bool(sizes) and len(members) == sizes[0]
+
+
+def one_success_is_enough_with_any(_: World, __: Move, after: World) -> bool:
+    """With successPolicy Any, a store that knows of a member whose workers succeeded has declared success."""
+    if not after.options.any_success:
+        return True
+    open_stores = (s for s in after.stores if s.state.newer_store is None and not s.queue and s.state.round is not None)
+    return not any(
+        m.state is MemberState.SUCCEEDED for s in open_stores if s.state.round for m in s.state.round.members.values()
+    )
 
 
 def a_planned_end_loses_no_step(_: World, __: Move, after: World) -> bool:
@@ -366,15 +420,42 @@ def _is_charged_rightly(world: World, s: Store, before: CoordinatorState, ended:
     lost |= set(ended.lost_pods)
     if ended.charged:
         cause = ended.failure
-        if cause is None or cause.pod in lost or _status_counts(s.state, ended.round):
+        if cause is None or cause.pod in lost or _status_counts(s.state, ended.round) or _is_uncounted(world, ended):
             return False
         if cause.kind is FailureClass.COLLECTIVE_FAILED:
             return not lost and not any(_reports(a, s, ended.round) for a in _agents(world, failed))
         return cause.pod in failed
-    if s.state.outcome is Outcome.FAILED or ended.reason is EndReason.SUCCEEDED:
+    if s.state.outcome is Outcome.FAILED or ended.reason is EndReason.SUCCEEDED or _is_uncounted(world, ended):
         return True
     owed = [a for a in _agents(world, failed) if _reports(a, s, ended.round) and a.pod not in lost]
     return not owed or _status_counts(s.state, ended.round)
+
+
+def _is_uncounted(world: World, ended: RoundEnded) -> bool:
+    """Return whether a rule of the job keeps the cause of this end from counting."""
+    return world.options.action(kind_of_failure(world, ended)) in UNCOUNTED_ACTIONS
+
+
+def rules_decide_what_follows(before: World, _: Move, after: World) -> bool:
+    """The first rule that matches the cause of a round's end decides: FailJob ends the job, and nothing else does so
+    without an exhausted budget. A pod that failed by itself has no successor if its rule is FailJob."""
+    for s in after.stores:
+        old = before.store(s.incarnation)
+        for ended in ended_rounds_since(old.state, s.state) if old is not None and old.starts == s.starts else ():
+            if ended.reason is not EndReason.WORKER_FAILED or ended.failure is None:
+                continue
+            expected = after.options.action(kind_of_failure(after, ended))
+            failed = (s.state.outcome, s.state.outcome_reason) == (Outcome.FAILED, "FailurePolicyRule")
+            adopted = s.state.operator_view.finish is not None
+            if ended.action is not expected or (failed != (expected is FailureAction.FAIL_JOB) and not adopted):
+                return False
+    return after.options.action("crash") is not FailureAction.FAIL_JOB or not _crashed_with_successor(before, after)
+
+
+def _crashed_with_successor(before: World, after: World) -> bool:
+    crashed = {(a.index, a.incarnation) for a in before.agents if a.crashed and not a.deleting}
+    known = {a.number for a in before.agents}
+    return any((a.index, a.incarnation - 1) in crashed for a in after.agents if a.number not in known)
 
 
 def _status_counts(state: CoordinatorState, round_id: RoundId) -> bool:
@@ -400,34 +481,70 @@ def no_round_starts_before_failures_are_charged(before: World, _: Move, after: W
             if a.agent_id in started.members and (failed := a.last_failure) is not None and failed[0] < started.id:
                 decided = [c for c in after.history.concluded if c[0] == failed[0]]
                 counted = str(failed[0]) in after.operator.parsed.charged_outages  # for a pod of the round
-                if not counted and not any(charged or a.pod in lost for _, charged, lost in decided):
+                uncounted = any(after.options.action(kind) in UNCOUNTED_ACTIONS for *_, kind in decided)
+                if not (counted or uncounted or any(charged or a.pod in lost for _, charged, lost, _ in decided)):
                     return False
     return True
 
 
 def a_charge_is_counted_once(before: World, _: Move, after: World) -> bool:
     once = len(set(after.counted)) == len(after.counted)
-    history = after.history
-    truth = len(history.failures) + len(history.crashes) + history.collectives
-    return once and before.charged <= after.charged <= min(after.budget, truth)
+    grows = before.charged <= after.charged or after.options.window > 0
+    return once and grows and after.charged <= min(after.budget, sum(map(after.options.counts, _truth(after))))
+
+
+def _truth(world: World) -> list[str]:
+    """Return the kinds of all failures that happened."""
+    failed = ["exit" if failed in world.history.exits else "fail" for failed in world.history.failures]
+    return [*failed, *("crash" for _ in world.history.crashes), *("collective",) * world.history.collectives]
+
+
+def restarts_are_those_that_happened(before: World, _: Move, after: World) -> bool:
+    """`status.restarts` never decreases, includes all restarts that count, and none that a rule ignores."""
+    old, new = before.operator.parsed, after.operator.parsed
+    happened = [kind for kind in _truth(after) if after.options.action(kind) is not FailureAction.IGNORE]
+    return max(old.restarts, new.restarts_counted) <= new.restarts <= len(happened)
+
+
+def the_window_is_exact(_: World, __: Move, after: World) -> bool:
+    """With restartWindowSeconds, status counts the charged rounds since the first one of the last window. Only for
+    worlds in which no pod ends by itself, and no charge is withdrawn."""
+    window = after.options.window
+    return window == 0 or after.charged == min(_in_window(after.counted_at, window), after.budget)
+
+
+def _in_window(times: Sequence[float], window: int, time: float = 0.0) -> int:
+    """Return the restarts of the window that the last one of them is in; at `time`, if it is given."""
+    count, start = 0, 0.0
+    for at in times:
+        if at >= start + window:
+            count, start = 0, at
+        count += 1
+    return 0 if time >= start + window else count
 
 
 def budgets_are_exact(before: World, move: Move, after: World) -> bool:
     """The budget bounds all charges, a job fails only when it is used up, and status counts each charged round."""
     for s in after.stores:
-        spent = _spent(s.state)
-        if spent > after.budget:
+        spent = _spent(after, s.state)
+        if spent > after.budget or (after.declared is None and s.state.charged != spent):
             return False
         old = before.store(s.incarnation)
         fails = old is not None and old.state.outcome is None and s.state.outcome is Outcome.FAILED
-        if fails and s.state.operator_view.finish is None and spent != after.budget:
+        exhausted = fails and s.state.operator_view.finish is None and s.state.outcome_reason != "FailurePolicyRule"
+        if exhausted and _spent(after, s.state, s.state.ended_rounds[-1].time) != after.budget:
             return False
     return _status_counts_charges(before, after)
 
 
-def _spent(state: CoordinatorState) -> int:
-    waiting = [e for e in state.ended_rounds if e.charged and not _status_counts(state, e.round)]
-    return state.operator_view.charged + len(waiting) + state.forgotten_charges
+def _spent(world: World, state: CoordinatorState, time: float = 0.0) -> int:
+    """Return the restarts that a store knows of: those in status, and those that wait for it. With a restart window,
+    those of the window, at a time if it is given."""
+    waiting = [e.time for e in state.ended_rounds if e.charged and not _status_counts(state, e.round)]
+    if world.options.window == 0:
+        return state.operator_view.charged + len(waiting) + state.forgotten_charges
+    known = [at for r, at in zip(world.counted, world.counted_at, strict=True) if _status_counts(state, r)]
+    return _in_window([*known, *waiting], world.options.window, time)
 
 
 def _status_counts_charges(before: World, after: World) -> bool:
@@ -437,9 +554,16 @@ def _status_counts_charges(before: World, after: World) -> bool:
     added = after.charged - before.charged
     at_least = min(len(new) - len(excused), after.budget - before.charged)
     fails = status_outcome(after) is Outcome.FAILED and before.declared is None
-    if fails and after.charged != after.budget:
+    if fails and not _fails_by_rule(after) and after.charged != after.budget:
         return False
-    return at_least <= added <= len(new) + len(crashed)
+    return after.options.window > 0 or at_least <= added <= len(new) + len(crashed)
+
+
+def _fails_by_rule(world: World) -> bool:
+    """Return whether status says that a rule failed the job, and in truth there was such a failure."""
+    condition = world.operator.parsed.conditions[ConditionType.FAILURE_TARGET]
+    happened = any(world.options.action(kind) is FailureAction.FAIL_JOB for kind in _truth(world))
+    return condition.reason == "FailurePolicyRule" and happened
 
 
 def _is_excused(world: World, round_id: RoundId) -> bool:
@@ -495,10 +619,13 @@ INVARIANTS: tuple[Invariant, ...] = (
     no_node_gets_a_round_while_its_workers_run,
     an_older_view_is_not_applied,
     between_min_and_max,
+    every_size_is_on_the_step,
+    no_round_ends_for_too_few_joining_nodes,
     spares_replace_lost_nodes,
     no_round_exceeds_the_target,
     scaling_down_drops_the_highest_indices,
     no_leaving_node_joins,
+    no_recreated_pod_joins_again,
     a_member_that_leaves_has_its_time,
     a_connected_member_is_sent_the_end_of_its_round,
     a_confirmation_that_has_run_out_is_not_used,
@@ -509,11 +636,15 @@ INVARIANTS: tuple[Invariant, ...] = (
     an_outcome_is_never_undone,
     success_that_a_node_received_is_final,
     success_means_that_every_member_succeeded,
+    one_success_is_enough_with_any,
     a_planned_end_loses_no_step,
     a_failure_ends_the_round_at_once,
     each_failure_is_charged_once,
+    rules_decide_what_follows,
     no_round_starts_before_failures_are_charged,
     a_charge_is_counted_once,
+    restarts_are_those_that_happened,
+    the_window_is_exact,
     budgets_are_exact,
     a_batch_is_decided_as_its_events_are,
 )

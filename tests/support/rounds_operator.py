@@ -17,6 +17,7 @@ from elasticjob_operator.model.status import Status, parse_status
 from elasticjob_operator.plan import Plan, plan
 from elasticjob_operator.plan.context import STORE_GRACE_SECONDS
 from support.rounds_agent import Agent
+from support.rounds_options import JobOptions
 
 MIN = 2
 GRACE = 30.0
@@ -114,18 +115,18 @@ def restarted(operator: Operator, now: float) -> Operator:
 
 
 @lru_cache(maxsize=256)
-def job_spec(target: int, maximum: int, spares: int, budget: int, backoff: int) -> JobSpec:
+def job_spec(target: int, maximum: int, spares: int, budget: int, backoff: int, options: JobOptions) -> JobSpec:
     """Return the parsed spec of the job."""
     template = {"spec": {"containers": [{"name": "main", "image": "user:1", "command": ["python", "train.py"]}]}}
     policy = {"minReplicas": MIN, "maxReplicas": maximum, "spares": spares}
     failures = {"maxRestarts": budget, "backoffSeconds": backoff}
-    spec = {"replicas": target, "elasticPolicy": policy, "failurePolicy": failures}
+    spec = options.apply({"replicas": target, "elasticPolicy": policy, "failurePolicy": failures})
     # No rule of rounds depends on policies, so the simulation has none.
     return parse_spec(spec | {"template": template, "disruptionBudget": False, "networkIsolation": False})
 
 
-def settings(target: int, maximum: int, spares: int, budget: int, backoff: int) -> RoundSettings:
-    return job_spec(target, maximum, spares, budget, backoff).settings
+def settings(target: int, maximum: int, spares: int, budget: int, backoff: int, options: JobOptions) -> RoundSettings:
+    return job_spec(target, maximum, spares, budget, backoff, options).settings
 
 
 def worker_pods(agents: Sequence[Agent], now: float) -> tuple[Pod, ...]:

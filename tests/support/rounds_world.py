@@ -17,6 +17,7 @@ from elasticjob.agent.machine import events
 from elasticjob.contract.messages import (
     Announce,
     CoordinatorToNode,
+    EndReason,
     FailureClass,
     MemberState,
     OperatorView,
@@ -58,17 +59,20 @@ from elasticjob_operator.plan.context import NODES_SWITCH_SECONDS, STORE_UNRESPO
 from support import rounds_operator, rounds_partition
 from support.rounds_agent import Agent, crash, dispatch, fail, may_fail, new_agent, work, works
 from support.rounds_operator import MIN, ById, Operator, StorePod, node_of
+from support.rounds_options import PLAIN, JobOptions
 
 BUDGET = 6
 BEGIN = 1_000_000.0
 """The time at which a world begins, Unix seconds."""
+PASSED = 60.0
+"""Seconds that pass at the move `pass`."""
 Move = tuple[str, int]
 """The name of the move, and the index, target or group that it applies to."""
 
 AGENT_FAULTS = (
     "crash", "vanish", "blip", "fail", "collective", "sigterm", "cut", "pause", "late", "succeed", "half-open", "deaf",
 )  # fmt: skip
-_AGENT_FAULTS = (*AGENT_FAULTS, "cut-store")
+_AGENT_FAULTS = (*AGENT_FAULTS, "cut-store", "exit")
 FAULTS = (
     *AGENT_FAULTS, "restart-store", "restart-in-place", "second-store", "target", "operator-down", "old-view",
     "partition",
@@ -78,6 +82,8 @@ STANDBY_FAULTS = (
     "restart-in-place", "second-store", "kill-standby", "restart-standby", "delay-view", "target", "operator-down",
 )  # fmt: skip
 """Faults in a world with a standby store."""
+OPTION_FAULTS = ("exit", "pass")
+"""Moves that matter with some options of the job only: a worker exits by itself, and time passes without an event."""
 
 
 @dataclass(frozen=True)
@@ -101,6 +107,8 @@ class History:
 
     failures: tuple[tuple[RoundId, str], ...] = ()
     """Rounds and pods of workers that failed by themselves."""
+    exits: frozenset[tuple[RoundId, str]] = frozenset()
+    """Those of them that ended with an exit code of their own, at the move `exit`."""
     succeeded: frozenset[tuple[RoundId, str]] = frozenset()
     """Rounds and pods of workers that ended with success."""
     crashes: tuple[str, ...] = ()
@@ -111,8 +119,11 @@ class History:
     """For each store: the newest of its requests that the operator has confirmed."""
     collectives: int = 0
     """How many collectives broke because another member of the round did not run."""
-    concluded: tuple[tuple[RoundId, bool, tuple[str, ...]], ...] = ()
-    """Rounds that a store concluded, whether it charged them, and the pods that it counted as lost."""
+    concluded: tuple[tuple[RoundId, bool, tuple[str, ...], str], ...] = ()
+    """Rounds that a store concluded, whether it charged them, the pods that it counted as lost, and the kind of failure
+    that was the cause, as the name of a move; empty without one."""
+    recreated: frozenset[tuple[int, int, str]] = frozenset()
+    """With restartStrategy Recreate, the members of rounds that a fault ended: store, its starts, and agent id."""
 
 
 @dataclass(frozen=True)
@@ -133,11 +144,14 @@ class World:
     """Whether the script reports its steps."""
     workers: int = 1
     """Workers of each node."""
+    options: JobOptions = PLAIN
     operator: Operator = field(default_factory=Operator)
     charged: int = 0
     charged_round: RoundId | None = None
     counted: tuple[RoundId, ...] = ()
     """Rounds that the operator has charged, in order."""
+    counted_at: tuple[float, ...] = ()
+    """When each of them ended."""
     declared: Outcome | None = None
     in_transit: frozenset[str] = frozenset()
     """Agent ids that were not connected to the newest store when the older one ended: it may not know their rounds."""
@@ -158,6 +172,11 @@ class World:
         return next((s for s in self.stores if s.incarnation == incarnation), None)
 
     @property
+    def wanted(self) -> int:
+        """The nodes that the job should have: a target that is off the step counts as the next lower size."""
+        return self.target - (self.target - MIN) % self.options.increment
+
+    @property
     def named(self) -> int:
         """Incarnation of the store that status names."""
         return self.operator.parsed.store_incarnation or 0
@@ -174,17 +193,17 @@ class World:
         return tuple(s for s in self.stores if s.incarnation <= self.named)
 
 
-def _spec(world: World) -> tuple[int, int, int, int, int]:
-    return world.target, world.size - world.spares, world.spares, world.budget, world.backoff
+def _spec(world: World) -> tuple[int, int, int, int, int, JobOptions]:
+    return world.target, world.size - world.spares, world.spares, world.budget, world.backoff, world.options
 
 
 def settings(world: World) -> RoundSettings:
     return rounds_operator.settings(*_spec(world))
 
 
-def begin(size: int = 3, spares: int = 0, budget: int = BUDGET, workers: int = 1) -> World:
+def begin(size: int = 3, spares: int = 0, budget: int = BUDGET, workers: int = 1, options: JobOptions = PLAIN) -> World:
     """Return a job that has just been applied: the operator has made its store and its pods."""
-    world = World(size, (), (), target=size - spares, spares=spares, budget=budget, workers=workers)
+    world = World(size, (), (), target=size - spares, spares=spares, budget=budget, workers=workers, options=options)
     return _reconcile(world)
 
 
@@ -346,13 +365,23 @@ def faults(world: World, kinds: tuple[str, ...] = FAULTS) -> Iterator[Move]:
     if "second-store" in kinds and len(world.serving) == 1 and not world.operator.down:
         yield from (("second-store", index) for index in (-1, world.size - 1))
     if "target" in kinds:
-        yield "target", MIN if world.target > MIN else world.size - world.spares
+        yield from (("target", target) for target in _targets(world))
+    if "pass" in kinds and all(due > world.now + PASSED for due in _deadlines(world)):
+        yield "pass", 0
     if "operator-down" in kinds and not world.operator.down:
         yield "operator-down", 0
     if "old-view" in kinds and world.operator.before is not None and world.serving:
         yield "old-view", 0
     if "partition" in kinds:
         yield from (("partition", group) for group in rounds_partition.groups(world.agents))
+
+
+def _targets(world: World) -> Iterator[int]:
+    """Yield the smallest size, or the full one; for a job with steps also one that is off the step."""
+    full = world.size - world.spares
+    yield MIN if world.target > MIN else full
+    if world.options.increment > 1 and world.target != full - 1:
+        yield full - 1
 
 
 def _possible(world: World, a: Agent, move: str) -> bool:
@@ -369,7 +398,7 @@ def _possible(world: World, a: Agent, move: str) -> bool:
             return a.store is not None and not a.deaf and not _announces(a)
         case "sigterm":
             return not a.leaving
-        case "fail":
+        case "fail" | "exit":
             return may_fail(a)
         case "collective":
             return a.training and _round_is_broken(world, a)
@@ -432,6 +461,8 @@ def _step(world: World, move: Move) -> World:
             return _decide(world, world.serving[-1].incarnation, OperatorViewReceived(world.operator.before))
         case "target":
             return replace(world, target=index)
+        case "pass":
+            return replace(world, now=world.now + PASSED)
         case "partition":
             return _partition(world, index)
         case "restart-store":
@@ -570,8 +601,8 @@ def _agent_step(world: World, a: Agent, name: str) -> World:
             return _put(world, work(a, now, reports_steps=world.reports_steps))
         case "succeed":
             return _succeed(world, a)
-        case "fail":
-            return _fail(world, a)
+        case "fail" | "exit":
+            return _fail(world, a, name)
         case "collective":
             history = replace(world.history, collectives=world.history.collectives + 1)
             return _put(replace(world, history=history), fail(a, FailureClass.COLLECTIVE_FAILED, now))
@@ -610,11 +641,13 @@ def _succeed(world: World, a: Agent) -> World:
     return _put(world, dispatch(a, events.WorkerEnded(round_id, a.exited - 1), world.now))
 
 
-def _fail(world: World, a: Agent) -> World:
+def _fail(world: World, a: Agent, move: str) -> World:
     assert a.start is not None
-    failures = (*world.history.failures, (a.start.round, a.pod))
-    world = replace(world, history=replace(world.history, failures=failures))
-    return _put(world, fail(a, FailureClass.KILLED, world.now))
+    failed = (a.start.round, a.pod)
+    exits = world.history.exits | ({failed} if move == "exit" else set())
+    history = replace(world.history, failures=(*world.history.failures, failed), exits=exits)
+    kind = FailureClass.USER_ERROR if move == "exit" else FailureClass.KILLED
+    return _put(replace(world, history=history), fail(a, kind, world.now))
 
 
 def _cut(world: World, a: Agent, name: str) -> World:
@@ -725,9 +758,11 @@ def after_decision(world: World, incarnation: int, decision: RoundDecision) -> W
     """Return the world after a store has made a decision: its messages are on their way."""
     store = world.store(incarnation)
     assert store is not None
-    concluded = _concluded(store.state, decision.state)
+    concluded = _concluded(world, store.state, decision.state)
+    recreated = world.history.recreated | _recreated(world, store, decision.state)
     world = _put_store(world, replace(store, state=decision.state))
-    world = replace(world, history=replace(world.history, concluded=world.history.concluded + concluded))
+    history = replace(world.history, concluded=world.history.concluded + concluded, recreated=recreated)
+    world = replace(world, history=history)
     # The coordinator knows the new link of a node once it has read the `Announce` on it.
     agents = {a.agent_id: a for a in world.agents if a.store == incarnation and not a.deaf and not _announces(a)}
     for effect in decision.effects:
@@ -746,8 +781,29 @@ def ended_rounds_since(before: CoordinatorState, after: CoordinatorState) -> tup
     return tuple(e for e in after.ended_rounds if e.round not in known)
 
 
-def _concluded(before: CoordinatorState, after: CoordinatorState) -> tuple[tuple[RoundId, bool, tuple[str, ...]], ...]:
-    return tuple((e.round, e.charged, e.lost_pods) for e in ended_rounds_since(before, after))
+def _concluded(
+    world: World, before: CoordinatorState, after: CoordinatorState
+) -> tuple[tuple[RoundId, bool, tuple[str, ...], str], ...]:
+    ended_rounds = ended_rounds_since(before, after)
+    return tuple((e.round, e.charged, e.lost_pods, kind_of_failure(world, e)) for e in ended_rounds)
+
+
+def kind_of_failure(world: World, ended: RoundEnded) -> str:
+    """Return the move that was, in truth, the failure which a store calls the cause; empty without a cause."""
+    if ended.failure is None:
+        return ""
+    if ended.failure.kind is FailureClass.COLLECTIVE_FAILED:
+        return "collective"
+    return "exit" if (ended.round, ended.failure.pod) in world.history.exits else "fail"
+
+
+def _recreated(world: World, store: Store, after: CoordinatorState) -> frozenset[tuple[int, int, str]]:
+    """Return the members of a round that a fault has just ended, if their pods must be replaced."""
+    round_, faults = store.state.round, (EndReason.WORKER_FAILED, EndReason.AGENT_LOST)
+    ended = {e.round for e in ended_rounds_since(store.state, after) if e.reason in faults}
+    if not world.options.recreate or round_ is None or round_.id not in ended:
+        return frozenset()
+    return frozenset((store.incarnation, store.starts, agent_id) for agent_id in round_.members)
 
 
 def _with_ranks(history: History, incarnation: int, state: CoordinatorState) -> History:
@@ -885,14 +941,16 @@ def _count(world: World, before: Operator) -> World:
     """Note which rounds a status write has charged."""
     old, new = before.parsed, world.operator.parsed
     ended = before.report.ended_rounds if before.report is not None else ()
-    rounds_charged = [
-        e.round for e in ended
+    rounds_charged = sorted(
+        (e.round, e.time) for e in ended
         if e.charged and (old.charged_round is None or e.round > old.charged_round)
         and new.charged_round is not None and e.round <= new.charged_round
-    ]  # fmt: skip
+    )  # fmt: skip
     return replace(
         world, charged=new.restarts_counted, charged_round=new.charged_round,
-        counted=(*world.counted, *sorted(rounds_charged)), declared=world.declared or status_outcome(world),
+        counted=(*world.counted, *(r for r, _ in rounds_charged)),
+        counted_at=(*world.counted_at, *(time for _, time in rounds_charged)),
+        declared=world.declared or status_outcome(world),
     )  # fmt: skip
 
 

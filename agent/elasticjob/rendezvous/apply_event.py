@@ -380,8 +380,10 @@ def _apply_operator_view(state: CoordinatorState, view: OperatorView) -> Coordin
     seen = view.charged_round
     pods = {p.index: p for p in view.pods}
     ended = tuple(e for e in state.ended_rounds if seen is None or e.round > seen)
-    unhealthy = {pod: failure for pod, failure in state.unhealthy.items() if any(p.pod == pod for p in view.pods)}
+    names = {p.pod for p in view.pods}
+    unhealthy = {pod: failure for pod, failure in state.unhealthy.items() if pod in names}
     state = replace(state, operator_view=view, operator_seen=True, pods=pods, ended_rounds=ended, unhealthy=unhealthy)
+    state = replace(state, replaced={pod: why for pod, why in state.replaced.items() if pod in names})
     if view.newest_round is not None and (state.known_round is None or view.newest_round > state.known_round):
         state = replace(state, known_round=view.newest_round)
     state = confirmation.receive_confirmation(state, view)

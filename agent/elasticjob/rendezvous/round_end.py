@@ -6,7 +6,6 @@ change of size and for a round that a recovering store cannot restore.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import replace
 
 from elasticjob.contract.failure_rules import (
@@ -206,7 +205,7 @@ def conclude_round(state: CoordinatorState, now: float) -> RoundDecision | None:
         return _declare_outcome(state, Outcome.FAILED, reason, ended.failure, ended.rule if failed_by_rule else "")
     if ended.reason is EndReason.WORKER_FAILED:
         state = restart_delay.delay_next_round(state, ended.time, now)
-    state = _release_replaced(state, round_, ended)
+    state = replace(state, replaced={**state.replaced, **_replaced_pods(state, round_, ended)})
     return RoundDecision(state, reason=f"round {round_.id} ended: {ended.message}")
 
 
@@ -216,23 +215,14 @@ def _recreates(state: CoordinatorState, ended: RoundEnded) -> bool:
     return fault and state.settings.restart_strategy is RestartStrategy.RECREATE
 
 
-def _release_replaced(state: CoordinatorState, round_: Round, ended: RoundEnded) -> CoordinatorState:
-    """Return the state in which the nodes whose pods are replaced leave the job: those of the whole round, or the one
-    whose worker has failed."""
+def _replaced_pods(state: CoordinatorState, round_: Round, ended: RoundEnded) -> dict[str, str]:
+    """Return the pods that are replaced, and why: those of the whole round, or the one whose worker has failed."""
     if _recreates(state, ended):
-        return _release(state, round_.members, f"restartStrategy is Recreate, and round {round_.id} has failed")
+        why = f"restartStrategy is Recreate, and round {round_.id} has failed"
+        return dict.fromkeys((m.pod for m in round_.members.values()), why)
     if ended.failure is None or ended.action not in REPLACING_ACTIONS:
-        return state
-    failed = [a for a, m in round_.members.items() if m.pod == ended.failure.pod]
-    return _release(state, failed, f"failurePolicy rule {ended.rule} replaces its pod")
-
-
-def _release(state: CoordinatorState, agent_ids: Iterable[str], why: str) -> CoordinatorState:
-    """Return the state in which these nodes leave the job, also those that connect again later."""
-    for agent_id in agent_ids:
-        if (node := state.nodes.get(agent_id)) is not None and not node.leaving_reason:
-            state = set_node(state, replace(node, leaving_reason=why))
-    return state
+        return {}
+    return {ended.failure.pod: f"failurePolicy rule {ended.rule} replaces its pod"}
 
 
 def _apply_failure_rules(state: CoordinatorState, ended: RoundEnded) -> RoundEnded:

@@ -261,6 +261,9 @@ class CoordinatorState:
     """Charged restarts of rounds that `ended_rounds` had no place for."""
     unhealthy: Mapping[str, Failure] = field(default_factory=dict)
     """By pod name: why the node asked for a replacement on another machine. Kept after the node has left."""
+    replaced: Mapping[str, str] = field(default_factory=dict)
+    """By pod name: why the pod is replaced after a failure (restartStrategy Recreate, or a rule). Kept after the node
+    has left: one whose link closes just then announces itself again."""
     outcome: Outcome | None = None
     outcome_reason: str = ""
     failure: Failure | None = None
@@ -408,6 +411,8 @@ def departure_reason(state: CoordinatorState, node: Node) -> str:
     """Return why this node is leaving, as it reported itself or as the operator sees its pod; empty while it stays."""
     if node.leaving_reason:
         return node.leaving_reason
+    if node.pod in state.replaced:
+        return state.replaced[node.pod]
     if superseded(state, node):
         return "a newer pod has its index"
     pod = expected_pod(state, node.index)

@@ -6,7 +6,7 @@ missing, failed or stopped. A round in which a node reported a failure ends here
 stopped by then, because the failure must be charged.
 
 If all connected members have succeeded and others are missing, the store waits for the operator: the missing nodes may
-have learned already that the job succeeded.
+have learned already that the job succeeded. With successPolicy Any they may have if any member is missing.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from elasticjob.contract.messages import (
     EndReason,
     MemberState,
     PodState,
+    SuccessPolicy,
     WorkersFailed,
     WorkersStarted,
     WorkersStopped,
@@ -79,8 +80,9 @@ def evaluate_recovery(state: CoordinatorState, now: float) -> RecoveryDecision |
         return _recover_all(state, newest, found, now)
     if not (_waited_long_enough(state, now) or _all_expected_connected(state, now)):
         return None
-    if found and not state.operator_seen and all(m.state is MemberState.SUCCEEDED for m in found.values()):
-        # The missing nodes may have learned that the job succeeded; the operator knows. Waiting costs nothing.
+    one = state.settings.success_policy is SuccessPolicy.ANY
+    if found and not state.operator_seen and all(one or m.state is MemberState.SUCCEEDED for m in found.values()):
+        # The missing nodes may have learned that the job succeeded; the operator knows. Workers that run go on.
         return None
     if newest is None:
         return RecoveryDecision(None, None, "no round to restore")

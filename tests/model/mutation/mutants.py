@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parents[3]
+CONTRACT = "agent/elasticjob/contract"
 RENDEZVOUS = "agent/elasticjob/rendezvous"
 MACHINE = "agent/elasticjob/agent/machine"
 OPERATOR = "operator/elasticjob_operator"
@@ -28,6 +29,10 @@ class Mutant:
         if source.count(self.old) != 1:
             raise ValueError(f"{self.name}: {self.path} has {source.count(self.old)} of {self.old!r}")
         file.write_text(source.replace(self.old, self.new))
+
+
+def _contract(name: str, module: str, old: str, new: str) -> Mutant:
+    return Mutant(name, f"{CONTRACT}/{module}.py", old, new)
 
 
 def _rendezvous(name: str, module: str, old: str, new: str) -> Mutant:
@@ -380,6 +385,186 @@ MUTANTS = (
         "workers",
         "if older := _older(ctx, decision, new):",
         "if older := ():",
+    ),
+    # ---- steps of size
+    _contract(
+        "an off-step target is rounded up",
+        "messages",
+        "return nodes - (nodes - low) % increment",
+        "return nodes + (low - nodes) % increment",
+    ),
+    _contract(
+        "a round takes every node up to the target",
+        "messages",
+        "return allowed_size(min(nodes, self.target), self.min_nodes, self.increment)",
+        "return min(nodes, self.target)",
+    ),
+    _rendezvous(
+        "a round ends for any joining node",
+        "rounds",
+        "    if places <= 0:\n",
+        "    if free <= 0 or not joining:\n",
+    ),
+    # ---- failure rules
+    _contract(
+        "rules are tried in reverse order",
+        "failure_rules",
+        "return next((rule for rule in rules if rule.matches(",
+        "return next((rule for rule in tuple(rules)[::-1] if rule.matches(",
+    ),
+    _contract(
+        "the first rule is never tried",
+        "failure_rules",
+        "return next((rule for rule in rules if rule.matches(",
+        "return next((rule for rule in tuple(rules)[1:] if rule.matches(",
+    ),
+    _contract(
+        "NotIn selects what In selects",
+        "failure_rules",
+        "return exit_code is not None and found is (self.operator is ExitCodeOperator.IN)",
+        "return found",
+    ),
+    _contract(
+        "a signal has no exit code",
+        "failure_rules",
+        "    if exit_code is not None or signal_name not in signal.Signals.__members__:\n",
+        "    if True:\n",
+    ),
+    _rendezvous(
+        "what a rule ignores is charged",
+        "round_end",
+        "counts = rule.action not in UNCOUNTED_ACTIONS",
+        "counts = True",
+    ),
+    _rendezvous(
+        "FailJob restarts the workers",
+        "round_end",
+        "failed_by_rule = ended.action is FailureAction.FAIL_JOB",
+        "failed_by_rule = False",
+    ),
+    _plan(
+        "the operator charges what a rule ignores",
+        "budget",
+        "        case FailureAction.IGNORE:\n            return budget.record(record, matched)",
+        "        case FailureAction.IGNORE:\n            return budget.charge(ctx.spec, failure)",
+    ),
+    _plan(
+        "the operator counts what a rule ignores as a restart",
+        "budget",
+        "        case FailureAction.IGNORE:\n            return budget.record(record, matched)",
+        "        case FailureAction.IGNORE:\n"
+        "            return budget.restart_uncounted(outage).record(record, matched)",
+    ),
+    _plan(
+        "a pod that FailJob matches is replaced",
+        "budget",
+        "failed_by_rule=budget.failed_by_rule or record",
+        "failed_by_rule=budget.failed_by_rule",
+    ),
+    # ---- the restart window
+    _contract(
+        "the restart window never ends",
+        "restart_window",
+        "return RestartWindow() if seconds and time >= self.start + seconds else self",
+        "return self",
+    ),
+    _contract(
+        "each restart begins the restart window again",
+        "restart_window",
+        "return RestartWindow(now.count + 1, now.start if now.count else time)",
+        "return RestartWindow(now.count + 1, time)",
+    ),
+    _contract(
+        "a new restart window goes on with the old count",
+        "restart_window",
+        "return RestartWindow(now.count + 1, now.start if now.count else time)",
+        "return RestartWindow(self.count + 1, now.start if now.count else time)",
+    ),
+    _plan(
+        "the operator does not see the end of the restart window",
+        "budget",
+        "window = self.window.at(failure.time, spec.restart_window)",
+        "window = self.window",
+    ),
+    # ---- restartStrategy Recreate, successPolicy Any
+    _rendezvous(
+        "Recreate keeps one pod of the round",
+        "round_end",
+        "return dict.fromkeys((m.pod for m in round_.members.values()), why)",
+        "return dict.fromkeys((m.pod for m in tuple(round_.members.values())[1:]), why)",
+    ),
+    _rendezvous(
+        "Recreate keeps the pods that a lost node leaves",
+        "round_end",
+        "fault = ended.reason in (EndReason.WORKER_FAILED, EndReason.AGENT_LOST)",
+        "fault = ended.reason is EndReason.WORKER_FAILED",
+    ),
+    _rendezvous(
+        "Any waits for all members",
+        "round_end",
+        "if state.settings.success_policy is SuccessPolicy.ANY:",
+        "if False:",
+    ),
+    _rendezvous(
+        "Any ends the job at the first failure",
+        "round_end",
+        "next((m.pod for m in round_.members.values() if m.state is MemberState.SUCCEEDED), None)",
+        "next((m.pod for m in round_.members.values() if m.state.value in ('Succeeded', 'Failed')), None)",
+    ),
+    # ---- a cluster without room, a suspended job
+    _plan(
+        "a job without room has a target below its minimum",
+        "capacity",
+        "room = min(spec.target, max(spec.min_replicas, spec.settings.desired_pods - len(missing.indices)))",
+        "room = min(spec.target, spec.settings.desired_pods - len(missing.indices))",
+    ),
+    _plan(
+        "pods without room are never asked for again",
+        "capacity",
+        "return frozenset() if placed else indices",
+        "return indices",
+    ),
+    Mutant(
+        "all pods without room are withdrawn",
+        f"{OPERATOR}/model/status.py",
+        "return self.indices - {min(self.indices)}",
+        "return self.indices",
+    ),
+    _plan(
+        "pods that were given back are never asked for again",
+        "capacity",
+        "return before if ctx.now < _retry_at(ctx, before, before.since) else BackOff(before.attempts)",
+        "return before",
+    ),
+    _plan(
+        "a round does not end the row of times that pods were given back",
+        "capacity",
+        "if ctx.spec.wait_for_min is None or world.formed or world.is_new_round:",
+        "if ctx.spec.wait_for_min is None:",
+    ),
+    _plan(
+        "a job resumes before its pods have ended",
+        "suspension",
+        "return _must_wait(ctx) or (was_suspended(ctx) and _anything_left(ctx))",
+        "return _must_wait(ctx)",
+    ),
+    _plan(
+        "a suspended job keeps its store",
+        "suspension",
+        "return actions + delete_store_and_services(ctx, _WHY) + Actions(forced)",
+        "return actions + Actions(forced)",
+    ),
+    _plan(
+        "a resumed job goes on with the same execution",
+        "status",
+        "    if job.resumes:\n        return attempts + 1\n",
+        "",
+    ),
+    _plan(
+        "the stores of the next execution begin at 0 again",
+        "stores",
+        "0 if ctx.status.execution_attempts <= 1 else next_incarnation(ctx)",
+        "0",
     ),
     # ---- what the watches delivered
     Mutant(

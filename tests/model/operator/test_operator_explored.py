@@ -3,8 +3,8 @@
 Steps: reconcile (also with a crash before or after the i-th write), steps of kubelet and scheduler, agents that
 connect, fail, are killed or disconnect, pods that do not start, nodes cut and healed, pods that users delete, quota,
 refused Secrets, Services and NetworkPolicies, scaling, lost links between operator and stores; watch events arrive
-late. Then the faults stop and every component does its work: the cluster must match the spec, and the operator must
-make no more writes.
+late. In some runs the job is suspended and resumed, and the nodes have room for some of its pods only. Then the faults
+stop and every component does its work: the cluster must match the spec, and the operator must make no more writes.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from typing import Any
 
 import pytest
 
-from elasticjob.contract.messages import Outcome
-from elasticjob.contract.names import Label, Role
+from elasticjob.contract.messages import Outcome, Termination
+from elasticjob.contract.names import ExitCode, Label, Role
 from elasticjob_operator.controller import Controller
 from elasticjob_operator.events import Recorder
 from elasticjob_operator.keys import JobKeys
@@ -53,7 +53,9 @@ RUN_LENGTH = 250
 class Run:
     """One run, determined by its seed."""
 
-    def __init__(self, seed: int, loop: asyncio.AbstractEventLoop, *, one_pod_per_index: bool = False) -> None:
+    def __init__(
+        self, seed: int, loop: asyncio.AbstractEventLoop, *, one_pod_per_index: bool = False, interrupted: bool = False
+    ) -> None:
         self.random = Random(seed)
         self.loop = loop
         self.api = Api(1_800_000_000.0)
@@ -63,6 +65,14 @@ class Run:
         self.one_pod_per_index = one_pod_per_index
         if one_pod_per_index:
             body["spec"] |= {"podReplacementPolicy": "Failed", "podTerminationTimeoutSeconds": 0}
+        self.interrupted = interrupted
+        """Whether the job is suspended and resumed, and the cluster is often without room for it."""
+        if interrupted:
+            body["spec"]["elasticPolicy"]["faultyScaleDownSeconds"] = 5 * (seed % 2)
+            body["spec"]["waitForMinSeconds"] = 8
+        self.steps = self.STEPS + (self.INTERRUPTIONS if interrupted else ())
+        self.last_execution = 0
+        """The last execution that was suspended completely."""
         self.api.put(JOBS, body)
         self.world = World(self.api, {name: Node(name) for name in ("n1", "n2", "n3")})
         self.links = FakeStoreLinks(self.api, self.world.stores)
@@ -254,6 +264,21 @@ class Run:
         self.links.reachable = not self.links.reachable
         self.links.since = self.api.operator_now
 
+    def suspend_or_resume(self) -> None:
+        """A user suspends the job, or resumes it, which is more frequent."""
+        suspended = bool(self.spec.get("suspend"))
+        if not self.ended and (suspended or self.random.random() < 0.3):
+            self.world.edit(suspend=not suspended)
+
+    def leave(self) -> None:
+        """Agents leave whose pods are being deleted."""
+        for pod in self._some([p for p in self.workers() if "deletionTimestamp" in p["metadata"]]):
+            self.world.terminate(pod, ExitCode.LEFT, "Error", Termination(Outcome.LEFT, "SIGTERM"))
+
+    def change_room(self) -> None:
+        """The nodes have room for more pods, or for fewer."""
+        self.world.room = self.random.choice((None, 0, 1, 2, 3, 4))
+
     def delete_service(self) -> None:
         """A user deletes a Service of the job."""
         name = self.random.choice(("bert", "bert-rdzv"))
@@ -269,8 +294,17 @@ class Run:
         (2, warn), (2, withdraw_warnings), (5, list_nodes),
     )  # fmt: skip
     """Steps with their weights. A seed gives the same run only while their order stays."""
+    INTERRUPTIONS: tuple[tuple[int, Callable[[Run], None]], ...] = (
+        (3, suspend_or_resume), (3, change_room), (10, tick), (6, leave),
+    )  # fmt: skip
+    """More steps, for a job that is suspended and finds no room."""
 
     # -- running
+
+    @property
+    def spec(self) -> dict[str, Any]:
+        found: dict[str, Any] = self.api.objects[JOBS, "bert"]["spec"]
+        return found
 
     def workers(self) -> list[dict[str, Any]]:
         return self.api.pods(Role.WORKER)
@@ -282,7 +316,7 @@ class Run:
         return self.random.sample(pods, min(most, len(pods)))
 
     def step(self) -> None:
-        (chosen,) = self.random.choices([step for _, step in self.STEPS], [weight for weight, _ in self.STEPS])
+        (chosen,) = self.random.choices([step for _, step in self.steps], [weight for weight, _ in self.steps])
         before = len(self.api.calls)
         chosen(self)
         self.world.drop_deleted()
@@ -311,10 +345,13 @@ class Run:
         assert self.restarts >= sum(s.acknowledged for s in self.world.stores.values()), (
             "a charge was acknowledged before it was persisted"
         )
-        if self.workers() or self.stores():
+        if live or self.stores():
             existing = {name for resource, name in self.api.objects if resource is SERVICES} | self.deleted
-            assert (SECRETS, "bert-rdzv") in self.api.objects, "a pod was created before the Secret"
-            assert existing >= {"bert", "bert-rdzv"} or self.ended, "a pod was created before the Services"
+            execution = status.get("executionAttempts", 1)
+            secret = "bert-rdzv" if execution <= 1 else f"bert-rdzv-{execution}"
+            assert (SECRETS, secret) in self.api.objects, "a pod was created before the Secret"
+            suspended = self.spec.get("suspend") or conditions(self.api).get("Suspended") == "True"
+            assert existing >= {"bert", "bert-rdzv"} or self.ended or suspended, "a pod was created before the Services"
         for name, uid in self.foreign.items():
             assert self.api.objects[PODS, name]["metadata"]["uid"] == uid, (
                 f"the operator replaced {name}, which the job does not own"
@@ -323,7 +360,31 @@ class Run:
         assert {n["name"] for n in named} <= {self.unhealthy_node}, "the job avoids a healthy node"
         assert named or not self.avoided, "the job no longer avoids an unhealthy node"
         self.avoided = bool(named)
+        self._check_room(calls, status)
+        self._check_suspension(calls, status)
         self._check_end(calls, status)
+
+    def _check_room(self, calls: list[tuple[str, str, str]], status: dict[str, Any]) -> None:
+        assert LOW <= status.get("targetReplicas", LOW) <= HIGH, "the target is not within minReplicas and maxReplicas"
+        if "since" in status.get("backOff", {}):
+            created = [name for verb, plural, name in calls if (verb, plural) == ("create", "pods")]
+            assert all("-rdzv-" in name for name in created), "a job that has given its pods back creates some"
+            assert conditions(self.api).get("Running") != "True", "a job that trains gives its pods back"
+
+    def _check_suspension(self, calls: list[tuple[str, str, str]], status: dict[str, Any]) -> None:
+        if self.spec.get("suspend"):
+            assert not [call for call in calls if call[0] == "create"], "an object of a suspended job was created"
+        live = [p for p in self.workers() + self.stores() if phase(p) in ("Pending", "Running")]
+        # The operator does not wait for the pods of a node that is lost.
+        executions = {number(p, Label.EXECUTION_ATTEMPT) for p in live if not self._is_stuck(p)}
+        assert len(executions) <= 1, "pods of two executions live at the same time"
+        assert all(n > self.last_execution for n in executions), "a resumed job goes on with its last execution"
+        if status.get("phase") == "Suspended" and not live:
+            self.last_execution = status["executionAttempts"]
+
+    def _is_stuck(self, pod: dict[str, Any]) -> bool:
+        node = self.world.nodes.get(pod["spec"].get("nodeName", ""))
+        return "deletionTimestamp" in pod["metadata"] and node is not None and node.cut
 
     def _current(self, pod: dict[str, Any], status: dict[str, Any]) -> bool:
         current = [int(n) for n in (status.get("incarnations") or "").split(",") if n]
@@ -346,9 +407,9 @@ class Run:
         self.heal()
         self.withdraw_warnings()
         self.list_nodes()
-        self.api.quota, self.api.refused, self.links.reachable = None, None, True
+        self.api.quota, self.api.refused, self.links.reachable, self.world.room = None, None, True, None
         self.api.now += LONGEST_START_RETRY
-        for _ in range(40):
+        for _ in range(80 if self.interrupted else 40):
             self.api.now += 5.0
             self.world.renew()
             self.watch.record()
@@ -371,17 +432,26 @@ class Run:
             assert [kind for kind in TERMINAL if found.get(kind) == "True"], f"the job did not end: {found}"
             assert self.stores() == []
             return
+        if self.spec.get("suspend"):
+            live = [p for p in self.workers() if phase(p) in ("Pending", "Running")]
+            assert (live, self.stores()) == ([], []), "a suspended job has pods"
+            assert found["Suspended"] == "True"
+            assert job_status(self.api)["phase"] == "Suspended"
+            return
+        assert "scaledDown" not in job_status(self.api), "the job does not use the room that there is"
+        assert "backOff" not in job_status(self.api), "the job still counts how often it gave its pods back"
         assert (NETWORK_POLICIES, "bert") in self.api.objects
-        target = self.api.objects[JOBS, "bert"]["spec"]["replicas"]
+        target = self.spec["replicas"]
         running = [p for p in self.workers() if phase(p) == "Running" and "deletionTimestamp" not in p["metadata"]]
         assert sorted(number(p, Label.INDEX) for p in running) == list(range(target + self.spares))
         assert found["Running"] == found["FullyScaled"] == found["RendezvousReady"] == "True"
         assert (job_status(self.api)["active"], job_status(self.api)["standby"]) == (target, self.spares)
+        assert job_status(self.api)["targetReplicas"] == target
 
 
 @pytest.mark.parametrize("first", range(0, RUNS, 10))
 def test_random_runs(first: int) -> None:
-    explore(first, one_pod_per_index=False)
+    explore(first)
 
 
 @pytest.mark.parametrize("first", range(0, RUNS // 2, 10))
@@ -389,12 +459,17 @@ def test_random_runs_with_one_pod_per_index(first: int) -> None:
     explore(first, one_pod_per_index=True)
 
 
-def explore(first: int, *, one_pod_per_index: bool) -> None:
+@pytest.mark.parametrize("first", range(0, RUNS // 2, 10))
+def test_random_runs_of_an_interrupted_job(first: int) -> None:
+    explore(first, interrupted=True)
+
+
+def explore(first: int, *, one_pod_per_index: bool = False, interrupted: bool = False) -> None:
     """Explore the ten runs from seed `first` on."""
     loop = asyncio.new_event_loop()
     try:
         for seed in range(first, first + 10):
-            run = Run(seed, loop, one_pod_per_index=one_pod_per_index)
+            run = Run(seed, loop, one_pod_per_index=one_pod_per_index, interrupted=interrupted)
             try:
                 for _ in range(RUN_LENGTH):
                     run.step()

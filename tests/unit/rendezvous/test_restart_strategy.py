@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from elasticjob.contract import codec
-from elasticjob.contract.messages import EndReason, Outcome, RestartStrategy, RoundPhase, RoundSettings
-from support.rounds import Job, job_of, pods
+from elasticjob.contract.messages import EndReason, Finish, Outcome, RestartStrategy, RoundPhase, RoundSettings
+from support.rounds import Job, agent_id, job_of, pods
 
 RECREATE: dict[str, Any] = {"restart_strategy": RestartStrategy.RECREATE}
 
@@ -38,6 +38,21 @@ def test_a_node_of_the_round_that_connects_again_leaves_too() -> None:
     job.stopped(1)
     assert job.report.ended_rounds[-1].reason in (EndReason.AGENT_LOST, EndReason.WORKER_FAILED)
     assert outcomes(job, 1) == [Outcome.LEFT]
+
+
+def test_a_node_whose_link_closes_before_it_receives_that_it_leaves_joins_no_round() -> None:
+    """The explorer found it: ('fail', 0), then ('blip', 2) while `Finish` is on its way to node 2."""
+    job = job_of(0, 1, 2, **RECREATE)
+    job.operator_view(*pods(0, 1, 2), **RECREATE)
+    job.fail(1)
+    job.stopped(0, 1, 2)
+    job.disconnect(2)
+    job.announce(2)
+    assert [m.outcome for m in job.sent[agent_id(2)] if isinstance(m, Finish)] == [Outcome.LEFT, Outcome.LEFT]
+    job.advance(60)
+    assert (job.phase(), job.state.round_number) == (RoundPhase.GATHERING, 1)
+    job.operator_view(*pods(0, 1, 2, incarnation=1), **RECREATE)
+    assert not job.state.replaced
 
 
 def test_a_node_outside_the_failed_round_stays() -> None:

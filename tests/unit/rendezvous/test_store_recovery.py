@@ -20,6 +20,7 @@ from elasticjob.contract.messages import (
     PodState,
     RoundPhase,
     StartRound,
+    SuccessPolicy,
     WorkersFailed,
     WorkersStopped,
     WorkersSucceeded,
@@ -263,6 +264,16 @@ def test_succeeded_nodes_do_not_run_again_before_the_operator_has_sent_its_view(
     job = restarted(job_of(0, 1, 2), n1=MemberState.SUCCEEDED, n2=MemberState.SUCCEEDED)
     job.advance(60)
     job.operator_view(*pods(1, 2))
+    assert job.sent_end(1, 2)
+
+
+def test_if_one_success_is_enough_no_node_runs_again_before_the_operator_has_sent_its_view() -> None:
+    """The explorer found it: node 0 had received the success, and the store started again without memory."""
+    before = job_of(0, 1, 2, success_policy=SuccessPolicy.ANY)
+    job = restarted(before, n1=MemberState.RUNNING, n2=MemberState.RUNNING)
+    job.advance(60)
+    assert (job.phase(), job.sent_end(1)) == (RoundPhase.RECOVERING, False)
+    job.operator_view(*pods(1, 2), success_policy=SuccessPolicy.ANY)
     assert job.sent_end(1, 2)
 
 
