@@ -80,7 +80,7 @@ mutants: venv ## does the explorer find bugs put in on purpose? writes docs/muta
 	@PYTHONPATH=tests:agent:operator $(PY) -m model.mutation --write
 
 .PHONY: bench
-bench: venv ## ours against stock torchrun on this machine: docs/benchmarks.md (ROWS=name,... REPEAT=n; half an hour)
+bench: venv ## ours against stock torchrun on this machine: docs/benchmarks.md (ROWS=name,... REPEAT=n; an hour and a quarter)
 	@$(PY) -m benchmarks $(if $(ROWS),--rows $(ROWS)) $(if $(REPEAT),--repeat $(REPEAT))
 
 .PHONY: peers
