@@ -39,6 +39,7 @@ from elasticjob_operator.actions import (
     UpdateStoreService,
     UpdateWorkload,
 )
+from elasticjob_operator.children import is_terminating, with_child
 from elasticjob_operator.job_memory import LONGEST_OPTIONAL_RETRY, LONGEST_RETRY, JobMemory
 from elasticjob_operator.keys import JobKeys
 from elasticjob_operator.kube import (
@@ -66,13 +67,13 @@ from elasticjob_operator.kube.kueue import (
     read_priority,
 )
 from elasticjob_operator.manifests.names import attempt
-from elasticjob_operator.manifests.services import store_selector
+from elasticjob_operator.manifests.services import read_operator_key, store_selector
 from elasticjob_operator.model.observed import Children, Job, RefusalReason, is_owned
 from elasticjob_operator.model.raw import Raw
 from elasticjob_operator.model.spec import JobSpec
 from elasticjob_operator.model.workload import PodChanges
-from elasticjob_operator.observe import is_terminating
 from elasticjob_operator.policies import POLICIES, with_policy
+from elasticjob_operator.watch_cache import WatchCache
 
 log = logging.getLogger(__name__)
 
@@ -87,6 +88,8 @@ class ActionExecutor:
     spec: JobSpec
     image: str
     memory: JobMemory
+    watched: WatchCache
+    """Takes over the pods that are created: the watch delivers them later."""
     clock: Callable[[], float]
     """Unix seconds."""
     failed_starts: int = 0
@@ -214,8 +217,7 @@ class ActionExecutor:
                 log.info("%s/%s: deleting pod %s: %s", self.job.namespace, self.job.name, name, why)
                 return await self._delete(PODS, name, uid, grace=0 if force else grace)
             case DeleteService(name, uid):
-                self.memory.children = None
-                return await self._delete(SERVICES, name, uid)
+                return await self._delete_child(SERVICES, name, uid)
             case CreateWorkload(name, replaces):
                 return await self._create_workload(name, replaces)
             case UpdateWorkload(name, uid):
@@ -233,16 +235,16 @@ class ActionExecutor:
                 return await self._create_policy(BUDGETS, manifests.disruption_budget_manifest(self.job, min_available))
             case UpdateDisruptionBudget(uid, min_available):
                 name = manifests.disruption_budget(self.job.name)
-                return await self._patch_policy(BUDGETS, name, uid, {"minAvailable": min_available})
+                return await self._patch(BUDGETS, name, uid, {"spec": {"minAvailable": min_available}})
             case DeleteDisruptionBudget(uid):
-                return await self._delete_policy(BUDGETS, manifests.disruption_budget(self.job.name), uid)
+                return await self._delete_child(BUDGETS, manifests.disruption_budget(self.job.name), uid)
             case CreateNetworkPolicy(operator_namespace):
                 return await self._create_policy(NETWORK_POLICIES, self._network_policy(operator_namespace))
             case UpdateNetworkPolicy(uid, operator_namespace):
                 body = self._network_policy(operator_namespace)
-                return await self._patch_policy(NETWORK_POLICIES, body["metadata"]["name"], uid, body["spec"])
+                return await self._patch(NETWORK_POLICIES, body["metadata"]["name"], uid, {"spec": body["spec"]})
             case DeleteNetworkPolicy(uid):
-                return await self._delete_policy(NETWORK_POLICIES, manifests.network_policy(self.job.name), uid)
+                return await self._delete_child(NETWORK_POLICIES, manifests.network_policy(self.job.name), uid)
             case DeleteJob(uid, why):
                 log.info("%s/%s: deleting the job: %s", self.job.namespace, self.job.name, why)
                 return await self._delete(JOBS, self.job.name, uid)
@@ -270,8 +272,7 @@ class ActionExecutor:
         return explain_gang_refusal(self.spec.gang, error)
 
     async def _delete_gang(self, uid: str) -> _Result:
-        self.memory.children = None
-        return await self._delete(GANG_RESOURCES[self.spec.gang], manifests.gang_name(self.job), uid)
+        return await self._delete_child(GANG_RESOURCES[self.spec.gang], manifests.gang_name(self.job), uid)
 
     async def _create_workload(self, name: str, replaces: tuple[str, str]) -> _Result:
         try:
@@ -307,8 +308,6 @@ class ActionExecutor:
         """Create a child. Record a refusal, so that the next plan does not take the missing child for a lost one."""
         name = body["metadata"]["name"]
         child = kind + name
-        if resource not in (PODS, *POLICIES):
-            self.memory.children = None
         try:
             created = await self.api.create(resource, self.job.namespace, body)
         except AlreadyExists as error:
@@ -318,7 +317,7 @@ class ActionExecutor:
             return self._refused(child, name, error, explain(error), longest_retry)
         except KubeError as error:
             self.memory.record_created(child)
-            self.memory.policies = None if resource in POLICIES else self.memory.policies
+            self._forget_objects(resource)
             return _Result(name, problem=str(error))
         self._record_created(resource, child, created)
         return _Result(name, created=True)
@@ -333,8 +332,30 @@ class ActionExecutor:
 
     def _record_created(self, resource: Resource, child: str, created: dict[str, Any]) -> None:
         self.memory.record_created(child)
-        if self.memory.policies is not None:
-            self.memory.policies = with_policy(self.memory.policies, resource, created)
+        if resource is SECRETS:
+            self.memory.operator_key = read_operator_key(created)
+        self._record_object(resource, created["metadata"]["name"], created)
+
+    def _record_object(self, resource: Resource, name: str, raw: dict[str, Any] | None) -> None:
+        """Take over an object as the API server has just returned it; None: it has been deleted."""
+        if resource is PODS:
+            if raw is not None:
+                self.watched.record_pod(raw)
+        elif resource in POLICIES:
+            if self.memory.policies is not None:
+                self.memory.policies = with_policy(self.memory.policies, resource, raw)
+        elif self._is_child(resource) and self.memory.children is not None:
+            self.memory.children = with_child(self.memory.children, self.job, resource, name, raw)
+
+    def _is_child(self, resource: Resource) -> bool:
+        return resource in (SECRETS, SERVICES, GANG_RESOURCES.get(self.spec.gang))
+
+    def _forget_objects(self, resource: Resource) -> None:
+        """Forget what is known of objects of this type: whether a write took effect is unknown."""
+        if resource in POLICIES:
+            self.memory.policies = None
+        elif self._is_child(resource):
+            self.memory.children = None
 
     async def _existing(self, resource: Resource, child: str, name: str, message: str, longest_retry: float) -> _Result:
         """Accept an object that this job owns (the response to an earlier create was lost); else record NameTaken."""
@@ -342,10 +363,12 @@ class ActionExecutor:
             found = await self.api.get(resource, self.job.namespace, name)
         except KubeError as error:
             self.memory.record_created(child)
+            self._forget_objects(resource)
             return _Result(name, problem=str(error))
         if is_owned(found, self.job.uid):
             self._record_created(resource, child, found)
             return _Result(name, created=True)
+        self._forget_objects(resource)
         if is_terminating(found, self.job):
             why = "Kubernetes is still deleting it"
         else:
@@ -357,28 +380,21 @@ class ActionExecutor:
 
     async def _patch(self, resource: Resource, name: str, uid: str, change: dict[str, Any]) -> _Result:
         """Change a child other than a pod, if it still has this UID."""
-        self.memory.children = None
         try:
-            await self.api.patch(resource, self.job.namespace, name, {"metadata": {"uid": uid}, **change})
+            changed = await self.api.patch(resource, self.job.namespace, name, {"metadata": {"uid": uid}, **change})
         except KubeError as error:
+            self._forget_objects(resource)
             return _Result(name, problem=str(error))
+        self._record_object(resource, name, changed)
         return _Result(name)
 
-    async def _patch_policy(self, resource: Resource, name: str, uid: str, spec: dict[str, Any]) -> _Result:
-        body = {"metadata": {"uid": uid}, "spec": spec}
-        try:
-            changed = await self.api.patch(resource, self.job.namespace, name, body)
-        except KubeError as error:
-            self.memory.policies = None
-            return _Result(name, problem=str(error))
-        if self.memory.policies is not None:
-            self.memory.policies = with_policy(self.memory.policies, resource, changed)
-        return _Result(name)
-
-    async def _delete_policy(self, resource: Resource, name: str, uid: str) -> _Result:
+    async def _delete_child(self, resource: Resource, name: str, uid: str) -> _Result:
+        """Delete a child other than a pod."""
         result = await self._delete(resource, name, uid)
-        known = self.memory.policies
-        self.memory.policies = None if known is None or result.problem else with_policy(known, resource, None)
+        if result.problem:
+            self._forget_objects(resource)
+        else:
+            self._record_object(resource, name, None)
         return result
 
     async def _delete(self, resource: Resource, name: str, uid: str, grace: int | None = None) -> _Result:

@@ -1,6 +1,7 @@
 """Reconcile one job: observe, plan, write status, update the store, act, record Events. In this order.
 
-A reconcile begins with what the watches delivered. Most find nothing to do and end there, without a request.
+A reconcile begins with what the watches delivered. Most find nothing to do, or only something that is harmless by a
+late view (`plan.freshness`), and read nothing.
 """
 
 from __future__ import annotations
@@ -15,17 +16,18 @@ from elasticjob.contract.text import with_noun
 from elasticjob_operator import metrics
 from elasticjob_operator.action_executor import ActionExecutor
 from elasticjob_operator.actions import CreateStandbyStore, CreateStore, CreateWorker, EventRecord
+from elasticjob_operator.children import children_of
 from elasticjob_operator.events import Recorder
 from elasticjob_operator.job_memory import JobMemory
 from elasticjob_operator.keys import JobKeys
-from elasticjob_operator.kube import JOBS, Conflict, KubeApi, NotFound
+from elasticjob_operator.kube import JOBS, Conflict, KubeApi, KubeError, NotFound
 from elasticjob_operator.manifests.services import OPERATOR_KEY
 from elasticjob_operator.model.observed import JobKey, Observed, parse_job
 from elasticjob_operator.model.raw import text
 from elasticjob_operator.model.workload import queue_view
 from elasticjob_operator.node_leases import NodeLeases
 from elasticjob_operator.observe import fetch_job, observe, observe_watched
-from elasticjob_operator.plan import SHORTEST_REQUEUE, Plan, plan
+from elasticjob_operator.plan import SHORTEST_REQUEUE, Plan, needs_read, plan
 from elasticjob_operator.store_census import StoreCensus
 from elasticjob_operator.store_links import StoreLinks
 from elasticjob_operator.watch_cache import WatchCache
@@ -39,6 +41,8 @@ MINOR_SECONDS = 1.0
 READ_SECONDS = 3600.0
 """Seconds after which a job is read from the API server although nothing is to be done by the watches: Services and the
 Secret are not watched. Nodes that do not find them any more lose their links, and that is noticed at once."""
+
+_MAX_USED_NAMES = 10_000
 
 
 @dataclass
@@ -59,6 +63,8 @@ class Controller:
     _census: StoreCensus = field(default_factory=StoreCensus)
     _memories: dict[JobKey, JobMemory] = field(default_factory=dict)
     _phases: dict[JobKey, str] = field(default_factory=dict)
+    _used_names: set[JobKey] = field(default_factory=set)
+    """Names of jobs that have been deleted: Kubernetes may still delete objects that have the names of children."""
 
     def __post_init__(self) -> None:
         self._leases = NodeLeases(self.clock)
@@ -69,25 +75,65 @@ class Controller:
             return await self._reconcile(key)
 
     async def _reconcile(self, key: JobKey) -> float | None:
-        idle = await self._idle_until(key)
-        if idle is not None:
-            return idle
-        raw = await fetch_job(self.api, *key)
-        if raw is None:
+        watched = await self._observe_watched(key)
+        if watched is not None:
+            raw, observed, memory = watched
+            decided = self._plan(key, observed)
+            queued = bool(observed.job.queue or self.watched.workloads(memory.uid))
+            if self._is_idle(decided, memory) or not (queued or needs_read(decided, observed.job.status.raw)):
+                return await self._carry_out(key, raw, observed, decided, memory)
+        fetched = await fetch_job(self.api, *key)
+        if fetched is None:
             self._forget(key)
             return None
-        memory = self._memory(key, text(raw, "metadata", "uid"))
+        raw, memory = fetched, self._memory(key, text(fetched, "metadata", "uid"))
+        self.watched.record_job(raw)
         memory.read_at = self.clock()
         links = self.links.view(key), self.links.standby_view(key)
         queued = bool(self.watched.workloads(memory.uid))
-        observed = await observe(self.api, raw, memory, self._leases, *links, self.clock(), queued=queued)
-        decided = self._plan(key, observed)
+        observed = await observe(
+            self.api, raw, memory, self._leases, *links, self.clock(), queued=queued, see_pod=self.watched.record_pod
+        )
+        return await self._carry_out(key, raw, observed, self._plan(key, observed), memory)
+
+    async def _observe_watched(self, key: JobKey) -> tuple[dict[str, Any], Observed, JobMemory] | None:
+        """Return the job, all that the watches delivered of it, and its memory; None where it must be read."""
+        raw, memory, now = self.watched.job(key), self._memories.get(key), self.clock()
+        if raw is None:
+            return None
+        job = parse_job(raw)
+        if memory is None and not job.status.raw and key not in self._used_names:
+            memory = self._memory(key, job.uid)
+            memory.begin(now, children_of(job))
+        if memory is None or memory.uid != job.uid or memory.read_at is None:
+            return None
+        if not job.status.terminal and now >= memory.read_at + READ_SECONDS:
+            return None
+        links = self.links.view(key), self.links.standby_view(key)
+        pods = self.watched.pods(memory.uid)
+        observed = await observe_watched(self.api, job, pods, memory, self._leases, *links, now)
+        if observed is None:
+            return None
+        return raw, replace(observed, queue=queue_view(self.watched.workloads(job.uid))), memory
+
+    def _is_idle(self, decided: Plan, memory: JobMemory) -> bool:
+        """Return whether nothing is to be done now, or sent to the job's stores."""
+        write = decided.status is not None and self._postponed(decided, memory) is None
+        changed = _sent(decided) != memory.sent or decided.withheld != memory.withheld
+        return not (decided.actions or decided.event_records or write or changed)
+
+    async def _carry_out(
+        self, key: JobKey, raw: dict[str, Any], observed: Observed, decided: Plan, memory: JobMemory
+    ) -> float | None:
+        """Do what the plan says, and return the seconds until the next reconcile; None if the job has been deleted."""
+        wait, now = self._postponed(decided, memory), self.clock()
+        if self._is_idle(decided, memory):
+            return self._next_delay(decided, wait, memory, now)
         if decided.unresponsive_store:
-            self._census.record_replacement(key, decided.unresponsive_store, self.clock())
-        wait = self._postponed(decided, memory)
+            self._census.record_replacement(key, decided.unresponsive_store, now)
         if decided.status is not None and wait is None:
             try:
-                await self._write(raw, decided.status)
+                await self._write(raw, decided.status, memory)
                 memory.minor_since = None
             except Conflict:
                 # Another client changed the job since it was read. Nothing has been done yet: reconcile again.
@@ -103,26 +149,6 @@ class Controller:
         before = self.clock()
         await self._act(observed, decided, memory)
         return self._next_delay(decided, wait, memory, before)
-
-    async def _idle_until(self, key: JobKey) -> float | None:
-        """Return the seconds until the next reconcile if, by what the watches delivered, there is nothing to do now."""
-        raw, memory, now = self.watched.job(key), self._memories.get(key), self.clock()
-        if raw is None or memory is None or memory.uid != text(raw, "metadata", "uid"):
-            return None
-        job = parse_job(raw)
-        if not job.status.terminal and now >= memory.read_at + READ_SECONDS:
-            return None
-        links = self.links.view(key), self.links.standby_view(key)
-        pods = self.watched.pods(memory.uid)
-        observed = await observe_watched(self.api, job, pods, memory, self._leases, *links, now)
-        if observed is None:
-            return None
-        decided = self._plan(key, replace(observed, queue=queue_view(self.watched.workloads(job.uid))))
-        wait = self._postponed(decided, memory)
-        idle = not decided.actions and not decided.event_records and (decided.status is None or wait is not None)
-        if not idle or _sent(decided) != memory.sent or decided.withheld != memory.withheld:
-            return None
-        return self._next_delay(decided, wait, memory, now)
 
     def _plan(self, key: JobKey, observed: Observed) -> Plan:
         """Plan with what is known of all stores and of nodes. Nothing awaits here: two plans never count the same."""
@@ -160,9 +186,14 @@ class Controller:
         wait = memory.minor_since + MINOR_SECONDS - now
         return wait if wait > 0 else None
 
-    async def _write(self, raw: dict[str, Any], status: Any) -> None:
-        written = await self.api.update(JOBS, raw["metadata"]["namespace"], {**raw, "status": dict(status)}, "status")
-        self.watched.record_write(written)
+    async def _write(self, raw: dict[str, Any], status: Any, memory: JobMemory) -> None:
+        try:
+            body = {**raw, "status": dict(status)}
+            written = await self.api.update(JOBS, raw["metadata"]["namespace"], body, "status")
+        except KubeError:
+            memory.read_at = None  # another client's write, or an own one that may have taken effect
+            raise
+        self.watched.record_job(written)
         metrics.count_change(raw.get("status") or {}, status)
 
     def _update_link(self, key: JobKey, observed: Observed, decided: Plan, memory: JobMemory) -> None:
@@ -186,7 +217,7 @@ class Controller:
         if decided.actions and job.spec is not None:
             image = job.status.runtime_image or self.image
             executor = ActionExecutor(
-                self.api, self.keys, job, job.spec, image, memory, self.clock, decided.failed_starts
+                self.api, self.keys, job, job.spec, image, memory, self.watched, self.clock, decided.failed_starts
             )
             created = await executor.execute(decided.actions)
         wanted = {a.name for a in decided.actions if isinstance(a, (CreateWorker, CreateStore, CreateStandbyStore))}
@@ -205,6 +236,9 @@ class Controller:
         return memory
 
     def _forget(self, key: JobKey) -> None:
+        if len(self._used_names) >= _MAX_USED_NAMES:
+            self._used_names.clear()
+        self._used_names.add(key)
         self._memories.pop(key, None)
         self.links.forget(key)
         self._census.forget(key)

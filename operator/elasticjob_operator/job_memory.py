@@ -26,12 +26,12 @@ class JobMemory:
     """State kept between reconciles of one job, keyed by UID. Times are Unix seconds."""
 
     uid: str
-    read_at: float = 0.0
-    """When the job and its pods were last read from the API server."""
+    read_at: float | None = None
+    """When the job and its pods were last read from the API server; None: read them at the next reconcile."""
     sent: tuple[Any, ...] = ()
     """What was last sent to the job's stores, and which stores these are."""
     children: Children | None = None
-    """Services and Secret as last read; None: read them at the next reconcile."""
+    """Services and Secret as last read, created or changed; None: read them at the next reconcile."""
     children_at: float = 0.0
     """When `children` was read."""
     children_of: tuple[int, GangProvider] | None = None
@@ -70,6 +70,11 @@ class JobMemory:
     lost_nodes: LostNodes = field(default_factory=LostNodes)
     _attempts: dict[str, int] = field(default_factory=dict)
     _failed_executions: int = 0
+
+    def begin(self, now: float, children_of: tuple[int, GangProvider]) -> None:
+        """Begin with a job that has no status yet: nothing has been created for it."""
+        self.read_at = self.children_at = self.policies_at = now
+        self.children, self.children_of, self.policies = Children(), children_of, Policies()
 
     def record_refusal(
         self, child: str, reason: RefusalReason, message: str, now: float, longest: float = LONGEST_RETRY

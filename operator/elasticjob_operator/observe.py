@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
-from elasticjob.contract.names import GROUP, KIND, Label, Role
+from elasticjob.contract.names import Label, Role
+from elasticjob_operator.children import children_of, read_children
 from elasticjob_operator.job_memory import JobMemory
-from elasticjob_operator.kube import JOBS, PODS, SECRETS, SERVICES, KubeApi, NotFound, Refused, Resource
-from elasticjob_operator.kube.gangs import find_gang
+from elasticjob_operator.kube import JOBS, PODS, KubeApi, NotFound, Refused
 from elasticjob_operator.kube.kueue import find_workload
-from elasticjob_operator.manifests import gang_name, key_secret, nodes_service, store_service, workload_names
-from elasticjob_operator.manifests.gang import read_gang_size
-from elasticjob_operator.manifests.names import attempt
-from elasticjob_operator.manifests.services import read_operator_key
+from elasticjob_operator.manifests import workload_names
 from elasticjob_operator.model.observed import (
-    Child,
     Children,
     Job,
     LinkView,
@@ -28,15 +24,11 @@ from elasticjob_operator.model.observed import (
     parse_job,
 )
 from elasticjob_operator.model.pods import Pod, parse_pod
-from elasticjob_operator.model.raw import Raw, objects, text
-from elasticjob_operator.model.spec import GangProvider
+from elasticjob_operator.model.raw import Raw, text
 from elasticjob_operator.model.workload import QueueView, parse_workload, queue_view
 from elasticjob_operator.node_leases import NodeLeases
 from elasticjob_operator.policies import read_policies
 
-CHILDREN_SECONDS = 60.0
-"""Services and the Secret change only when another client changes them: they are read this often, in seconds, and after
-each change by this operator."""
 LEASE_MAX_AGE = 1.0
 """Seconds after which the operator reads the Lease of a suspected node again."""
 SUSPECT_SECONDS = 2.0
@@ -61,15 +53,17 @@ async def observe(
     now: float,
     *,
     queued: bool = False,
+    see_pod: Callable[[Raw], None] = lambda raw: None,
 ) -> Observed:
     """Return everything that `plan` needs about this job; `now` is Unix seconds.
 
-    `queued`: the watch has delivered a Workload of the job, whether or not the job has a queue now.
+    `queued`: the watch has delivered a Workload of the job, whether or not the job has a queue now. `see_pod` is called
+    with each pod that was read.
     """
     job = parse_job(raw)
     listed, children, _, queue = await asyncio.gather(
-        _pods(api, job),
-        _children(api, job, memory, now),
+        _pods(api, job, see_pod),
+        read_children(api, job, memory, now),
         read_policies(api, job, memory, now),
         _queue_view(api, job, memory, queued=queued),
     )
@@ -92,7 +86,7 @@ async def observe_watched(
 
     Only Leases of suspected nodes are read.
     """
-    if memory.children is None or memory.policies is None or memory.children_of != _children_of(job):
+    if memory.children is None or memory.policies is None or memory.children_of != children_of(job):
         return None
     return await _observed(api, job, _sorted(pods), memory.children, memory, node_leases, link, standby_link, now)
 
@@ -168,9 +162,11 @@ async def _queue_view(api: KubeApi, job: Job, memory: JobMemory, *, queued: bool
     return view
 
 
-async def _pods(api: KubeApi, job: Job) -> list[tuple[str, Pod]]:
+async def _pods(api: KubeApi, job: Job, see_pod: Callable[[Raw], None]) -> list[tuple[str, Pod]]:
     """Return the pods that the job owns, each with its role. Other pods may bear copied labels: check the owner."""
     listed = await api.list(PODS, job.namespace, f"{Label.JOB_UID}={job.uid}")
+    for raw in listed:
+        see_pod(raw)
     return _sorted(
         (text(raw, "metadata", "labels", Label.ROLE), parse_pod(raw)) for raw in listed if is_owned(raw, job.uid)
     )
@@ -189,76 +185,6 @@ def _is_newer(job: Job, store: Pod) -> bool:
     """Return whether a store pod is live that is newer than the store in status: a standby store, retired or not."""
     current = job.status.store_incarnation
     return store.end is None and current is not None and store.incarnation > current
-
-
-def is_terminating(raw: Raw, job: Job) -> bool:
-    """Return whether Kubernetes deletes the object soon, and frees its name.
-
-    The garbage collector deletes the children of a deleted job. One that had this job's name no longer exists.
-    """
-    return bool(text(raw, "metadata", "deletionTimestamp")) or any(
-        owner.get("controller") is True
-        and text(owner, "kind") == KIND
-        and text(owner, "apiVersion").startswith(f"{GROUP}/")
-        and text(owner, "name") == job.name
-        and text(owner, "uid") != job.uid
-        for owner in objects(raw, "metadata", "ownerReferences")
-    )
-
-
-def _children_of(job: Job) -> tuple[int, GangProvider]:
-    return attempt(job), job.spec.gang if job.spec else GangProvider.NONE
-
-
-async def _children(api: KubeApi, job: Job, memory: JobMemory, now: float) -> Children:
-    stale = now >= memory.children_at + CHILDREN_SECONDS or memory.children_of != _children_of(job)
-    if memory.children is None or stale:
-        secret, nodes, rendezvous, gang = await asyncio.gather(
-            _find(api, SECRETS, job, key_secret(job)),
-            _find(api, SERVICES, job, nodes_service(job.name)),
-            _find(api, SERVICES, job, store_service(job.name)),
-            _find_gang(api, job),
-        )
-        children = Children(_child(job, secret), _child(job, nodes), _child(job, rendezvous), _gang_child(job, gang))
-        if secret is not None and is_owned(secret, job.uid):
-            # The store has the key of this Secret; the master key may have changed since.
-            memory.operator_key = read_operator_key(secret)
-        terminating = any(child.terminating for child in children.not_ours)
-        memory.terminating_since = (memory.terminating_since or now) if terminating else None
-        if children.not_ours:
-            # The job waits for their deletion: read them again at the next reconcile.
-            return children
-        memory.children, memory.children_at, memory.children_of = children, now, _children_of(job)
-    return memory.children
-
-
-async def _find(api: KubeApi, resource: Resource, job: Job, name: str) -> dict[str, Any] | None:
-    try:
-        return await api.get(resource, job.namespace, name)
-    except NotFound:
-        return None
-
-
-async def _find_gang(api: KubeApi, job: Job) -> Raw | None:
-    if job.spec is None or job.spec.gang is GangProvider.NONE:
-        return None
-    return await find_gang(api, job.spec.gang, job.namespace, gang_name(job))
-
-
-def _gang_child(job: Job, raw: Raw | None) -> Child | None:
-    child = _child(job, raw)
-    return None if child is None or raw is None else replace(child, gang_size=read_gang_size(raw))
-
-
-def _child(job: Job, raw: Raw | None) -> Child | None:
-    if raw is None:
-        return None
-    uid = text(raw, "metadata", "uid")
-    if is_terminating(raw, job):
-        return Child(uid, ours=False, terminating=True)
-    selected = text(raw, "spec", "selector", Label.INCARNATION)
-    incarnation = int(selected) if selected.isascii() and selected.isdigit() else None
-    return Child(uid, is_owned(raw, job.uid), incarnation)
 
 
 def _suspected_nodes(workers: tuple[Pod, ...], stores: tuple[Pod, ...], link: LinkView, now: float) -> frozenset[str]:

@@ -1,8 +1,9 @@
 """What the watches delivered of jobs, pods, Workloads and nodes, so that a reconcile without work costs no request.
 
-The cache may lag behind the API server. So nothing is ever written, sent or deleted by it: it only answers that nothing
-is to be done. A reconcile that finds something reads the job and its pods from the API server and plans again. The
-warnings of nodes are the exception: a late one does no harm.
+The cache may lag behind the API server, but never behind what this operator has written or read itself. A late view of
+what others do costs time and not more: a status write by it fails if the job has changed, and a second creation of a
+pod because of its name. Where a late view would charge, replace or delete something (`plan.freshness`), the job and
+its pods are read from the API server, and planned for again.
 
 A watch can lose events (a deletion while it connects again), so everything is listed again from time to time.
 """
@@ -74,7 +75,9 @@ class WatchCache:
     """By name of the node; only nodes that have one."""
 
     _gone: set[str] = field(default_factory=set)
-    """UIDs of objects whose end the watches have delivered since the last list began."""
+    """UIDs of objects whose end the watches have delivered since `list_again` was last called."""
+    _gone_before: set[str] = field(default_factory=set)
+    """The same between the last two calls: the response to a read may be that late."""
 
     def job(self, key: JobKey) -> dict[str, Any] | None:
         """Return the job as raw JSON; None where the watch has not delivered it."""
@@ -113,11 +116,17 @@ class WatchCache:
                 if entry.content.pod.node == name or name in entry.content.pod.avoided_nodes:
                     self.on_event(entry.key)
 
-    def record_write(self, raw: Raw) -> None:
-        """Take over a job as this operator has just written it. The watch delivers it later."""
+    def record_job(self, raw: Raw) -> None:
+        """Take over a job as the API server has just returned it to this operator. The watch delivers it later."""
         uid = text(raw, "metadata", "uid")
         if uid in self._jobs:  # else it has been deleted
             self._put_job(uid, raw)
+
+    def record_pod(self, raw: Raw) -> None:
+        """Take over a pod as the API server has just returned it to this operator."""
+        uid = text(raw, "metadata", "uid")
+        if uid not in self._gone and uid not in self._gone_before:
+            self._put_pod(uid, raw)
 
     def see_job(self, raw: Raw, deleted: bool = False) -> None:
         """Take over an event of the watch on jobs."""
@@ -136,14 +145,8 @@ class WatchCache:
         if deleted:
             self._gone.add(uid)
             self._drop_pod(uid)
-        elif _is_newer(self._pods.get(uid), raw):
-            job_uid = text(raw, "metadata", "labels", Label.JOB_UID)
-            role = text(raw, "metadata", "labels", Label.ROLE)
-            self._drop_pod(uid)
-            self._pods[uid] = _Entry(
-                key, _version(raw), _LabelledPod(job_uid, is_owned(raw, job_uid), role, parse_pod(raw))
-            )
-            self._pods_of.setdefault(job_uid, set()).add(uid)
+        else:
+            self._put_pod(uid, raw)
         self.on_event(key)
 
     def see_workload(self, raw: Raw, deleted: bool = False) -> None:
@@ -162,6 +165,7 @@ class WatchCache:
 
     async def list_again(self, api: KubeApi, namespaces: tuple[str, ...]) -> None:
         """Compare with the API server, and take over what the watches did not deliver. Empty `namespaces`: all."""
+        self._gone_before, self._gone = self._gone, set()
         for namespace in namespaces or (None,):
             await self._list(api, PODS, namespace, Label.JOB_NAME, self._pods, self.see_pod, self._drop_pod)
             await self._list(api, JOBS, namespace, "", self._jobs, self.see_job, self._drop_job)
@@ -179,7 +183,6 @@ class WatchCache:
         see: Callable[[Raw], None],
         drop: Callable[[str], None],
     ) -> None:
-        self._gone.clear()
         before = {uid: entry for uid, entry in entries.items() if namespace in (None, entry.key[0])}
         for raw in await api.list(resource, namespace, selector):
             uid = text(raw, "metadata", "uid")
@@ -198,6 +201,17 @@ class WatchCache:
             metadata = {name: value for name, value in mapping(raw, "metadata").items() if name != "managedFields"}
             self._jobs[uid] = _Entry(_key(raw), _version(raw), {**raw, "metadata": metadata})
             self._uids[_key(raw)] = uid
+
+    def _put_pod(self, uid: str, raw: Raw) -> None:
+        if _is_newer(self._pods.get(uid), raw):
+            key = (text(raw, "metadata", "namespace"), text(raw, "metadata", "labels", Label.JOB_NAME))
+            job_uid = text(raw, "metadata", "labels", Label.JOB_UID)
+            pod = _LabelledPod(
+                job_uid, is_owned(raw, job_uid), text(raw, "metadata", "labels", Label.ROLE), parse_pod(raw)
+            )
+            self._drop_pod(uid)
+            self._pods[uid] = _Entry(key, _version(raw), pod)
+            self._pods_of.setdefault(job_uid, set()).add(uid)
 
     def _drop_job(self, uid: str) -> None:
         entry = self._jobs.pop(uid, None)

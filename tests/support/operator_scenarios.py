@@ -378,7 +378,7 @@ def _difference(usual: Raw, end: Raw) -> list[str]:
 def _check_writes(server: ApiServer, usual: Play) -> None:
     assert len(server.applied) <= usual.applied + MORE_WRITES, f"more writes than expected: {server.applied}"
     lasting = OUTAGES.get(server.fault, 0.0) if server.fault else 0.0
-    most = len(usual.writes) + 2 * MORE_WRITES + lasting / 2
+    most = len(usual.writes) + 2 * MORE_WRITES + lasting * 2 / 3
     assert len(server.writes) <= most, f"{len(server.writes)} writes, {most} expected: {server.writes}"
     assert _deleted_pods(server.applied) <= usual.deleted, f"a pod was deleted by mistake: {server.applied}"
 

@@ -21,8 +21,10 @@ Modules, in reading order:
     goodput         `status.goodput`
     trainer_status  `status.trainerStatus`, and when it is written
     event_records   Events about changes between the last status and the next one
+    freshness       which plans need the job and its pods as they are now, not as the watches delivered them
 """
 
+from elasticjob_operator.plan.freshness import needs_read
 from elasticjob_operator.plan.reconcile import SHORTEST_REQUEUE, Plan, StoreAddress, plan
 
-__all__ = ["SHORTEST_REQUEUE", "Plan", "StoreAddress", "plan"]
+__all__ = ["SHORTEST_REQUEUE", "Plan", "StoreAddress", "needs_read", "plan"]

@@ -570,7 +570,25 @@ MUTANTS = (
     Mutant(
         "by the cache, stores are not sent what has changed",
         f"{OPERATOR}/controller.py",
-        "if not idle or _sent(decided) != memory.sent or ",
-        "if not idle or ",
+        "changed = _sent(decided) != memory.sent or ",
+        "changed = ",
+    ),
+    Mutant(
+        "a pod is replaced by a late view",
+        f"{OPERATOR}/plan/freshness.py",
+        "return moved or replaced or ",
+        "return moved or ",
+    ),
+    Mutant(
+        "a failure is charged by a late view",
+        f"{OPERATOR}/plan/freshness.py",
+        "    if any(before.get(name) != after.get(name) for name in _DECISIONS):\n        return True\n",
+        "",
+    ),
+    Mutant(
+        "pods are deleted by a late view",
+        f"{OPERATOR}/plan/freshness.py",
+        "    if not all(isinstance(action, _CREATIONS) for action in decided.actions):\n        return True\n",
+        "",
     ),
 )  # fmt: skip

@@ -51,14 +51,18 @@ def test_a_row_says_which_sides_are_left_out(capsys: pytest.CaptureFixture[str])
 
 def test_a_process_is_found_by_its_mark_in_a_session_of_its_own(tmp_path: Path) -> None:
     marks = [f"{tmp_path}:{index}:" for index in (1, 11)]
-    waits = [sys.executable, "-c", "import sys; sys.stdin.read()"]
+    waits = [sys.executable, "-c", "import sys; print(flush=True); sys.stdin.read()"]
     processes = [
         subprocess.Popen(
-            waits, env={**os.environ, peers.MARK: mark}, stdin=subprocess.PIPE, start_new_session=True
+            waits, env={**os.environ, peers.MARK: mark}, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            start_new_session=True,
         )
         for mark in marks
     ]  # fmt: skip
     try:
+        for process in processes:  # the kernel shows no environment for a moment after exec
+            assert process.stdout is not None
+            process.stdout.readline()
         found = [peers.marked(mark) for mark in marks]
         assert found == [[process.pid] for process in processes]
         assert sorted(peers.marked(f"{tmp_path}:")) == sorted(process.pid for process in processes)

@@ -1,4 +1,4 @@
-"""What the watches delivered: a reconcile without work costs no request, and the cache never decides on work."""
+"""What the watches delivered: a reconcile without work costs no request, and a late view does no harm."""
 
 from __future__ import annotations
 
@@ -95,15 +95,66 @@ async def test_a_job_is_read_once_an_hour_all_the_same(cluster: Cluster) -> None
     assert (SERVICES, "bert") in cluster.api.objects
 
 
-async def test_work_that_the_watch_shows_is_done_by_what_is_true_now(cluster: Cluster) -> None:
-    """The watch has not delivered yet that the pod is deleted and its successor exists."""
+def creations(cluster: Cluster) -> list[tuple[str, str, str]]:
+    return [call for call in cluster.api.calls if call[0] == "create"]
+
+
+async def test_a_pod_is_replaced_by_what_is_true_now_and_the_successor_is_known_at_once(cluster: Cluster) -> None:
+    """The watch has not delivered yet that the successor exists."""
     pod = next(p for p in cluster.api.pods(Role.WORKER))
     cluster.world.delete(pod, force=True)
     cluster.observe()
+    before = creations(cluster)
+    assert ("pods", f"{Label.JOB_UID}={UID}") in await cluster.reconcile()
+    created = creations(cluster)
+    assert [call[2] for call in created[len(before) :]] == ["bert-0-1"]
+    assert await cluster.reconcile() == []
+    assert creations(cluster) == created
+
+
+async def test_a_pod_that_only_the_watch_lacks_is_not_replaced(cluster: Cluster) -> None:
+    pod = next(p for p in cluster.api.pods(Role.WORKER))
+    cluster.watch.cache.see_pod(pod, True)
+    before = creations(cluster)
     assert await cluster.reconcile()
-    created = [call for call in cluster.api.calls if call[:2] == ("create", "pods")]
-    assert await cluster.reconcile(), "the cache lacks the successor, so the API server is asked"
-    assert [call for call in cluster.api.calls if call[:2] == ("create", "pods")] == created
+    assert creations(cluster) == before
+    assert job_status(cluster.api)["incarnations"] == "0,0"
+
+
+async def test_a_new_job_is_started_without_a_read() -> None:
+    cluster = Cluster()
+    cluster.observe()
+    assert await cluster.reconcile() == []
+    cluster.observe()
+    assert await cluster.reconcile() == []
+    kinds = [call[1] for call in creations(cluster)]
+    expected = ["secrets", "services", "services", "pods", "pods", "pods"]
+    assert [kind for kind in kinds if kind in expected] == expected
+
+
+async def test_a_job_of_a_deleted_ones_name_looks_for_what_is_left_of_it(cluster: Cluster) -> None:
+    cluster.api.remove(JOBS, "bert")
+    cluster.observe()
+    await cluster.reconcile()
+    job = raw_job()
+    cluster.api.put(JOBS, job | {"metadata": job["metadata"] | {"uid": "next"}})
+    cluster.observe()
+    assert ("services", "bert") in await cluster.reconcile()
+
+
+async def test_after_a_conflict_the_job_is_read(cluster: Cluster) -> None:
+    """Another client has changed the job, and the watch is late."""
+    cluster.world.scale(1)
+    cluster.observe()
+    job = cluster.api.objects[JOBS, "bert"]
+    cluster.api.put(JOBS, job | {"metadata": job["metadata"] | {"labels": {"team": "night"}}})
+    pod = next(p for p in cluster.api.pods(Role.STORE) if p["metadata"]["name"] == "bert-rdzv-0")
+    cluster.world.delete(pod, force=True)
+    version = cluster.api.objects[JOBS, "bert"]["metadata"]["resourceVersion"]
+    for _ in range(3):
+        await cluster.reconcile()
+    assert cluster.api.objects[JOBS, "bert"]["metadata"]["resourceVersion"] != version
+    assert cluster.api.objects[JOBS, "bert"]["metadata"]["labels"] == {"team": "night"}
 
 
 async def test_a_warning_of_a_node_without_pods_of_the_job_costs_nothing(cluster: Cluster) -> None:
@@ -232,7 +283,7 @@ def test_a_deleted_job_is_forgotten_and_one_of_its_name_is_another() -> None:
     found = cache.job(KEY)
     assert found is not None
     assert (found["metadata"]["uid"], "managedFields" in found["metadata"]) == ("next", False)
-    cache.record_write(job)
+    cache.record_job(job)
     assert (cache.job(KEY) or {})["metadata"]["uid"] == "next"
 
 

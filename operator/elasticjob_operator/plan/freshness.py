@@ -1,0 +1,82 @@
+"""Which plans may be carried out by what the watches delivered, without reading the job and its pods first.
+
+The watches may be late. A plan that only creates what status names, and counts what it sees, does no harm then: names
+are unique, and a status write fails if the job has changed. A plan that charges, replaces, confirms or deletes
+something by a late view would. An operator's own writes are never missing in its view.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from elasticjob_operator.actions import (
+    CreateDisruptionBudget,
+    CreateNetworkPolicy,
+    CreateNodesService,
+    CreateSecret,
+    CreateStandbyStore,
+    CreateStore,
+    CreateStoreService,
+    CreateWorker,
+)
+from elasticjob_operator.model.raw import Raw, objects, text
+from elasticjob_operator.model.status import parse_status
+from elasticjob_operator.plan.reconcile import Plan
+
+_CREATIONS = (
+    CreateSecret,
+    CreateNodesService,
+    CreateStoreService,
+    CreateStore,
+    CreateStandbyStore,
+    CreateWorker,
+    CreateDisruptionBudget,
+    CreateNetworkPolicy,
+)
+_DECISIONS = (
+    "avoidedNodes",
+    "backOff",
+    "chargedOutages",
+    "chargedRound",
+    "cordonSpares",
+    "executionAttempts",
+    "failedStarts",
+    "lastFailure",
+    "restarts",
+    "restartsCountTowardsMax",
+    "scaledDown",
+    "suspectNodes",
+    "uncountedOutages",
+)
+"""Fields of the status that say what has been decided, not what is seen."""
+
+
+def needs_read(decided: Plan, status: Raw) -> bool:
+    """Return whether the job and its pods must be read from the API server before this plan is carried out.
+
+    `status` is the job's status by which it was planned.
+    """
+    if not all(isinstance(action, _CREATIONS) for action in decided.actions):
+        return True
+    if decided.operator_view is not None and (decided.operator_view.confirmed_request or decided.operator_view.finish):
+        return True
+    return decided.status is not None and _decides(status, decided.status)
+
+
+def _decides(before: Raw, after: Mapping[str, Any]) -> bool:
+    if not before:
+        return False  # the first status of a job: it has nothing yet that could be charged or replaced
+    if any(before.get(name) != after.get(name) for name in _DECISIONS):
+        return True
+    old, new = parse_status(before), parse_status(after)
+    moved = old.store_incarnation is not None and new.store_incarnation != old.store_incarnation
+    replaced = new.incarnations[: len(old.incarnations)] != old.incarnations
+    return moved or replaced or new.standby_store != old.standby_store is not None or _ends(after) != _ends(before)
+
+
+def _ends(status: Mapping[str, Any]) -> list[str]:
+    """Return which conditions of the job's end are True."""
+    ends = ("SuccessCriteriaMet", "FailureTarget", "Complete", "Failed", "Suspended")
+    conditions = objects(status, "conditions")
+    return [text(c, "type") for c in conditions if text(c, "type") in ends and text(c, "status") == "True"]
