@@ -732,12 +732,23 @@ def test_a_generated_name_has_the_same_limit(kube: Kube, jobs: dict[str, Json], 
     assert sentence in refused if sentence else refused == ""
 
 
-def test_scale_beyond_the_policy_is_refused(tools: Tools, jobs: dict[str, Json]) -> None:
-    scale = ("scale", "-n", NAMESPACE, "ej/good", "--dry-run=server")
-    refused = tools.kubectl(*scale, "--replicas=9", check=False)
-    assert refused.code != 0
-    assert "replicas is above elasticPolicy.maxReplicas" in refused.output
-    tools.kubectl(*scale, "--replicas=4")
+@pytest.mark.parametrize(
+    ("name", "replicas", "sentence"),
+    [
+        ("good", 9, "replicas is above elasticPolicy.maxReplicas: lower replicas or raise maxReplicas"),
+        ("good", 1, "replicas is below elasticPolicy.minReplicas: raise replicas or lower minReplicas"),
+        ("fixed", 4, "replicas of a job without elasticPolicy is fixed while it runs"),
+        ("good", 4, ""),
+    ],
+    ids=["above", "below", "fixed size", "within"],
+)
+def test_the_scale_subresource_has_the_bounds_of_the_policy(
+    tools: Tools, jobs: dict[str, Json], name: str, replicas: int, sentence: str
+) -> None:
+    scale = ("scale", "-n", NAMESPACE, f"ej/{name}", "--dry-run=server", f"--replicas={replicas}")
+    done = tools.kubectl(*scale, check=False)
+    assert (done.code != 0) == bool(sentence)
+    assert sentence in done.output
 
 
 def test_a_finished_job_keeps_its_size(tools: Tools, kube: Kube, jobs: dict[str, Json]) -> None:

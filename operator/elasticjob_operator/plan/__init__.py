@@ -17,6 +17,7 @@ Modules, in reading order:
     node_warnings   machines that are about to end: messages and Events
     conditions      the four conditions of a job that has not ended
     status          the next status
+    scale           which pods the scale subresource counts
     stragglers      `status.straggler` and its Event
     goodput         `status.goodput`
     trainer_status  `status.trainerStatus`, and when it is written

@@ -7,7 +7,6 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from elasticjob.contract.messages import RecoverySeconds
-from elasticjob.contract.names import Label, Role
 from elasticjob_operator.manifests.names import attempt, endpoint
 from elasticjob_operator.model.pods import Pod
 from elasticjob_operator.model.raw import at, objects, timestamp
@@ -17,6 +16,7 @@ from elasticjob_operator.plan.budget import MAX_OUTAGES, MAX_RECENT_FAILURES
 from elasticjob_operator.plan.capacity import target_replicas
 from elasticjob_operator.plan.conditions import JobContext
 from elasticjob_operator.plan.job_end import all_workers_ended
+from elasticjob_operator.plan.scale import pod_selector, spare_indices
 
 _MINOR = ("replicas", "active", "ready", "standby", "succeeded", "failed", "terminating", goodput.FIELD)
 """Fields whose write may be delayed."""
@@ -28,15 +28,16 @@ def next_status(job: JobContext, current: dict[ConditionType, Condition], image:
     `current` are the conditions of `current_conditions`; `image` is the operator's own.
     """
     ctx = job.ctx
+    spares = spare_indices(ctx)
     status = dict(ctx.status.raw) | {
         "observedGeneration": ctx.job.generation,
         "phase": _phase(job, current),
-        "selector": f"{Label.JOB_NAME}={ctx.job.name},{Label.ROLE}={Role.WORKER.value}",
+        "selector": pod_selector(ctx, spares),
         "targetReplicas": target_replicas(ctx, job.capacity),
         "scaledDown": _scaled_down(job),
         "backOff": _back_off(job),
         "cordonSpares": ctx.cordon_spares or None,
-        **_counts(job),
+        **_counts(job, spares),
         "rendezvousRound": job.world.rounds,
         "restarts": job.budget.restarts,
         "restartsCountTowardsMax": job.budget.counted,
@@ -142,13 +143,13 @@ def _back_off(job: JobContext) -> dict[str, Any] | None:
     return {"attempts": back_off.attempts} | ({} if back_off.since is None else {"since": timestamp(back_off.since)})
 
 
-def _counts(job: JobContext) -> dict[str, int]:
+def _counts(job: JobContext, spares: frozenset[int]) -> dict[str, int]:
     pods = job.ctx.observed.workers
     ended = [p for p in pods if p.end is not None]
     succeeded = sum(map(_succeeded, ended))
     running = job.outcome is None
     return {
-        "replicas": sum(p.live for p in pods),
+        "replicas": sum(p.live and p.index not in spares for p in pods),
         "active": job.world.active if running else 0,
         "ready": job.world.ready if running else 0,
         "standby": job.world.standby if running else 0,

@@ -1,0 +1,41 @@
+"""What the scale subresource counts: the pods that `replicas` asks for, without spares.
+
+An autoscaler averages over the pods that `status.selector` selects. Standby pods do no work, so they would lower the
+average. A spare may take the place of any pod, so the selector names the indices that are spares now.
+"""
+
+from __future__ import annotations
+
+import re
+
+from elasticjob.contract.messages import RoundPhase
+from elasticjob.contract.names import Label, Role
+from elasticjob_operator.model.raw import text
+from elasticjob_operator.plan.context import ReconcileContext
+
+_SPARES = re.compile(rf"{re.escape(Label.INDEX)} notin \(([^)]*)\)")
+
+
+def spare_indices(ctx: ReconcileContext) -> frozenset[int]:
+    """Return the indices of the spares: the highest ones of those outside the running round.
+
+    While no round is known to run, they stay what they were.
+    """
+    spares = max(0, len(ctx.indices) - ctx.spec.target)
+    if ctx.report is not None and ctx.report.phase is RoundPhase.RUNNING:
+        outside = set(ctx.indices) - {node.index for node in ctx.report.nodes if node.member}
+    else:
+        outside = _last_spares(ctx)
+    ordered = sorted(ctx.indices, key=lambda index: (index in outside, index))
+    return frozenset(ordered[len(ordered) - spares :])
+
+
+def pod_selector(ctx: ReconcileContext, spares: frozenset[int]) -> str:
+    """Return `status.selector`."""
+    workers = f"{Label.JOB_NAME}={ctx.job.name},{Label.ROLE}={Role.WORKER.value}"
+    return f"{workers},{Label.INDEX} notin ({','.join(map(str, sorted(spares)))})" if spares else workers
+
+
+def _last_spares(ctx: ReconcileContext) -> set[int]:
+    found = _SPARES.search(text(ctx.status.raw, "selector"))
+    return {int(index) for index in re.findall(r"\b\d{1,5}\b", found[1])} if found else set()
