@@ -184,7 +184,7 @@ class Operator:
         self._queue = queue
         try:
             await run_until_one_ends(
-                queue.run(self.settings.workers),
+                self._run_queue(queue, watched),
                 handlers.watch_events(watched, self.settings.watch_namespaces),
                 self._list_again(watched),
                 *self._node_watch(watched),
@@ -198,14 +198,22 @@ class Operator:
         notice_keys = self.settings.notice_keys
         return () if notice_keys is None else (node_watch.watch_nodes(self.api, notice_keys, watched),)
 
+    async def _run_queue(self, queue: WorkQueue[JobKey], watched: WatchCache) -> None:
+        """Reconcile jobs until cancelled: once all jobs and pods have been listed, so that none must be read alone."""
+        await self._list(watched)
+        await queue.run(self.settings.workers)
+
     async def _list_again(self, watched: WatchCache) -> None:
         """Compare the cache of the watches with the API server from time to time."""
         while True:
             await asyncio.sleep(self.settings.resync_seconds)
-            try:
-                await watched.list_again(self.api, self.settings.watch_namespaces)
-            except KubeError as error:
-                log.warning("the list of all jobs and pods failed, and is tried again later: %s", error)
+            await self._list(watched)
+
+    async def _list(self, watched: WatchCache) -> None:
+        try:
+            await watched.list_again(self.api, self.settings.watch_namespaces)
+        except KubeError as error:
+            log.warning("the list of all jobs and pods failed, and is tried again later: %s", error)
 
     async def _check_api(self) -> None:
         """Send a request every 30 s, so that /readyz notices a lost API server also without Lease renewals."""

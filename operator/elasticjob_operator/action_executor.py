@@ -352,6 +352,7 @@ class ActionExecutor:
 
     def _forget_objects(self, resource: Resource) -> None:
         """Forget what is known of objects of this type: whether a write took effect is unknown."""
+        self.memory.read_at = None
         if resource in POLICIES:
             self.memory.policies = None
         elif self._is_child(resource):

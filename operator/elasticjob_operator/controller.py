@@ -7,6 +7,7 @@ late view (`plan.freshness`), and read nothing.
 from __future__ import annotations
 
 import logging
+import random
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -18,12 +19,13 @@ from elasticjob_operator.action_executor import ActionExecutor
 from elasticjob_operator.actions import CreateStandbyStore, CreateStore, CreateWorker, EventRecord
 from elasticjob_operator.children import children_of
 from elasticjob_operator.events import Recorder
-from elasticjob_operator.job_memory import JobMemory
+from elasticjob_operator.job_memory import READ_SECONDS, JobMemory
 from elasticjob_operator.keys import JobKeys
 from elasticjob_operator.kube import JOBS, Conflict, KubeApi, KubeError, NotFound
 from elasticjob_operator.manifests.services import OPERATOR_KEY
-from elasticjob_operator.model.observed import JobKey, Observed, parse_job
+from elasticjob_operator.model.observed import Job, JobKey, Observed, parse_job
 from elasticjob_operator.model.raw import text
+from elasticjob_operator.model.status import ConditionType
 from elasticjob_operator.model.workload import queue_view
 from elasticjob_operator.node_leases import NodeLeases
 from elasticjob_operator.observe import fetch_job, observe, observe_watched
@@ -38,9 +40,8 @@ CONFLICT_DELAY = 0.05
 """Seconds until the next reconcile after a status write met a newer resourceVersion."""
 MINOR_SECONDS = 1.0
 """Longest delay of a minor status change, in seconds."""
-READ_SECONDS = 3600.0
-"""Seconds after which a job is read from the API server although nothing is to be done by the watches: Services and the
-Secret are not watched. Nodes that do not find them any more lose their links, and that is noticed at once."""
+FIRST_READ_SECONDS = (300.0, 900.0)
+"""When a restarted operator reads a job that needs nothing, seconds after its start: not all jobs at once."""
 
 _MAX_USED_NAMES = 10_000
 
@@ -80,7 +81,7 @@ class Controller:
             raw, observed, memory = watched
             decided = self._plan(key, observed)
             queued = bool(observed.job.queue or self.watched.workloads(memory.uid))
-            if self._is_idle(decided, memory) or not (queued or needs_read(decided, observed.job.status.raw)):
+            if self._is_idle(decided, memory) or not (queued or needs_read(decided, observed)):
                 return await self._carry_out(key, raw, observed, decided, memory)
         fetched = await fetch_job(self.api, *key)
         if fetched is None:
@@ -102,19 +103,38 @@ class Controller:
         if raw is None:
             return None
         job = parse_job(raw)
-        if memory is None and not job.status.raw and key not in self._used_names:
-            memory = self._memory(key, job.uid)
-            memory.begin(now, children_of(job))
+        if memory is None:
+            memory = self._first_memory(key, job, now)
         if memory is None or memory.uid != job.uid or memory.read_at is None:
             return None
-        if not job.status.terminal and now >= memory.read_at + READ_SECONDS:
+        ended = job.status.terminal and memory.children is not None
+        if not ended and now >= memory.read_at + READ_SECONDS:
             return None
         links = self.links.view(key), self.links.standby_view(key)
+        if memory.operator_key is None and any(link.refused for link in links):
+            return None  # the job's Secret may have another key than this operator derives
         pods = self.watched.pods(memory.uid)
         observed = await observe_watched(self.api, job, pods, memory, self._leases, *links, now)
         if observed is None:
             return None
         return raw, replace(observed, queue=queue_view(self.watched.workloads(job.uid))), memory
+
+    def _first_memory(self, key: JobKey, job: Job, now: float) -> JobMemory | None:
+        """Return the memory of a job that this operator reconciles for the first time; None where it must be read."""
+        if key in self._used_names:
+            return None
+        if not job.status.raw:
+            memory = self._memory(key, job.uid)
+            memory.begin(now, children_of(job))
+            return memory
+        runs = job.spec is not None and not job.spec.suspend and job.status.store_incarnation is not None
+        settled = not job.status.outcome_declared and not job.status.is_true(ConditionType.SUSPENDED)
+        if not self.watched.listed or job.queue or not (job.status.terminal or (runs and settled)):
+            return None
+        memory = self._memory(key, job.uid)
+        first, last = FIRST_READ_SECONDS
+        memory.adopt(now, random.uniform(first, last))  # noqa: S311 - it spreads requests, nothing more
+        return memory
 
     def _is_idle(self, decided: Plan, memory: JobMemory) -> bool:
         """Return whether nothing is to be done now, or sent to the job's stores."""

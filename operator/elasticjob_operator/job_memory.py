@@ -17,6 +17,9 @@ FIRST_RETRY = 1.0
 FIRST_NAME_RETRY = 0.1
 """The same where another object has the name: the next pod gets another name, and a deleted job's objects end soon."""
 LONGEST_RETRY = 20.0
+READ_SECONDS = 3600.0
+"""Seconds after which a job is read from the API server although nothing is to be done by the watches: Services and the
+Secret are not watched. Nodes that do not find them any more lose their links, and that is noticed at once."""
 LONGEST_OPTIONAL_RETRY = 300.0
 """The same for a standby store and for policies, without which the job runs as well."""
 
@@ -75,6 +78,11 @@ class JobMemory:
         """Begin with a job that has no status yet: nothing has been created for it."""
         self.read_at = self.children_at = self.policies_at = now
         self.children, self.children_of, self.policies = Children(), children_of, Policies()
+
+    def adopt(self, now: float, read_after: float) -> None:
+        """Begin with a job that another operator has started, and that needs nothing now: it is read after so many
+        seconds."""
+        self.read_at = now + read_after - READ_SECONDS
 
     def record_refusal(
         self, child: str, reason: RefusalReason, message: str, now: float, longest: float = LONGEST_RETRY

@@ -34,6 +34,10 @@ LEASE_MAX_AGE = 1.0
 SUSPECT_SECONDS = 2.0
 """Silence of a store that has reported after which the operator reads the Lease of the store's node."""
 
+STARTING_SECONDS = 10.0
+"""Seconds for which a new pod may be silent, in a job without a round, before the operator reads the Lease of its node:
+nothing trains yet that waits for the pod, and images and imports take as long."""
+
 
 async def fetch_job(api: KubeApi, namespace: str, name: str) -> dict[str, Any] | None:
     """Return the job as raw JSON; None where it does not exist."""
@@ -81,14 +85,15 @@ async def observe_watched(
     standby_link: LinkView,
     now: float,
 ) -> Observed | None:
-    """Return the same by what the watches delivered, without the queue; None if its other children have to be read
-    first.
+    """Return the same by what the watches delivered, without the queue; None if the job's other children are not those
+    in memory.
 
     Only Leases of suspected nodes are read.
     """
-    if memory.children is None or memory.policies is None or memory.children_of != children_of(job):
+    children = memory.children or Children(known=False)
+    if children.known and memory.children_of != children_of(job):
         return None
-    return await _observed(api, job, _sorted(pods), memory.children, memory, node_leases, link, standby_link, now)
+    return await _observed(api, job, _sorted(pods), children, memory, node_leases, link, standby_link, now)
 
 
 async def _observed(
@@ -119,7 +124,7 @@ async def _observed(
         memory.failed_starts = (job.status.failed_starts, now)
     if job.status.back_off != memory.back_off[0]:
         memory.back_off = (job.status.back_off, now)
-    suspects = _suspected_nodes(workers, stores, link, now) | _suspected_standby_nodes(newer, standby_link, now)
+    suspects = _suspected_nodes(job, workers, stores, link, now) | _suspected_standby_nodes(newer, standby_link, now)
     suspected = dict.fromkeys(suspects, LEASE_MAX_AGE)
     leases = await node_leases.read(api, memory.lost_nodes.max_ages(job.status.avoided, now) | suspected)
     memory.lost_nodes.record(leases, now)
@@ -128,7 +133,7 @@ async def _observed(
         workers=workers,
         stores=stores,
         children=children,
-        policies=memory.policies or Policies(),
+        policies=memory.policies or Policies(known=False),
         refusals=dict(memory.refusals),
         withheld=memory.withheld,
         terminating_since=memory.terminating_since,
@@ -187,15 +192,18 @@ def _is_newer(job: Job, store: Pod) -> bool:
     return store.end is None and current is not None and store.incarnation > current
 
 
-def _suspected_nodes(workers: tuple[Pod, ...], stores: tuple[Pod, ...], link: LinkView, now: float) -> frozenset[str]:
+def _suspected_nodes(
+    job: Job, workers: tuple[Pod, ...], stores: tuple[Pod, ...], link: LinkView, now: float
+) -> frozenset[str]:
     """Return nodes that may be lost: overdue with a deletion, or with a silent agent or store."""
     suspected = {p.node for p in (*workers, *stores) if p.deleting is not None and p.deleting < now}
+    # A new operator does not know how old a Lease is: it begins to count at once.
+    silent = {p.node for p in workers + stores if job.status.rounds or now >= p.seen + STARTING_SECONDS}
     if link.connected and link.report is not None:
         connected = {node.pod for node in link.report.nodes}
-        suspected |= {p.node for p in workers if p.running and p.name not in connected}
+        suspected |= silent & {p.node for p in workers if p.running and p.name not in connected}
     elif link.report is None or now - link.since >= SUSPECT_SECONDS:
-        # A new operator does not know how old a Lease is: it begins to count at once.
-        suspected |= {p.node for p in stores}
+        suspected |= silent & {p.node for p in stores}
     return frozenset(suspected - {""})
 
 

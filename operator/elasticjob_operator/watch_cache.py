@@ -60,6 +60,8 @@ class WatchCache:
     """Whether Workloads of Kueue are watched, and listed again."""
     nodes_watched: bool | None = False
     """Whether the operator watches Nodes; None: it does not know yet whether it may."""
+    listed: bool = False
+    """Whether all objects that existed when this operator began to lead have been taken over."""
     _jobs: dict[str, _Entry[dict[str, Any]]] = field(default_factory=dict)
     """By UID. Without managedFields, which are most of a job's bytes."""
     _uids: dict[JobKey, str] = field(default_factory=dict)
@@ -172,6 +174,7 @@ class WatchCache:
             if self.kueue:
                 seen = self._workloads, self.see_workload, self._drop_workload
                 await self._list(api, KUEUE_WORKLOADS, namespace, Label.JOB_NAME, *seen)
+        self.listed = True
 
     async def _list(
         self,
@@ -184,13 +187,12 @@ class WatchCache:
         drop: Callable[[str], None],
     ) -> None:
         before = {uid: entry for uid, entry in entries.items() if namespace in (None, entry.key[0])}
-        for raw in await api.list(resource, namespace, selector):
-            uid = text(raw, "metadata", "uid")
-            before.pop(uid, None)
-            if uid in self._gone:
-                continue
-            if uid not in entries or _version(raw) > entries[uid].version:
-                see(raw)
+        async for page in api.pages(resource, namespace, selector):
+            for raw in page:
+                uid = text(raw, "metadata", "uid")
+                before.pop(uid, None)
+                if uid not in self._gone and (uid not in entries or _version(raw) > entries[uid].version):
+                    see(raw)
         for uid, entry in before.items():
             if entries.get(uid) is entry:  # no event since the list began: it is gone
                 drop(uid)

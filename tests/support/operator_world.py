@@ -7,7 +7,7 @@ preconditions, unique names, deletion with grace. A test decides everything that
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -113,6 +113,11 @@ class Api:
         found = [o for (r, _), o in self.objects.items() if r is resource]
         labels = [(o, o["metadata"].get("labels", {})) for o in found]
         return [copied(o) for o, of in labels if not key or (of.get(key) == value if exact else key in of)]
+
+    async def pages(
+        self, resource: Resource, namespace: str | None, selector: str = ""
+    ) -> AsyncIterator[Sequence[Raw]]:
+        yield await self.list(resource, namespace, selector)
 
     async def create(self, resource: Resource, namespace: str, body: Mapping[str, Any]) -> Raw:
         name = body["metadata"]["name"]

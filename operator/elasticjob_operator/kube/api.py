@@ -30,7 +30,7 @@ priorityclasses (scheduling.k8s.io)       get
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -78,6 +78,12 @@ class KubeApi(Protocol):
 
     async def list(self, resource: Resource, namespace: str | None, selector: str = "") -> list[dict[str, Any]]:
         """Return all objects that match the label selector, as of now (not from the API server's cache)."""
+        ...
+
+    def pages(
+        self, resource: Resource, namespace: str | None, selector: str = ""
+    ) -> AsyncIterator[Sequence[dict[str, Any]]]:
+        """Yield the same in pages, so that not all of them are in memory at once."""
         ...
 
     async def create(self, resource: Resource, namespace: str, body: Mapping[str, Any]) -> dict[str, Any]: ...

@@ -6,7 +6,7 @@ import asyncio
 import json
 import os
 import random
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode
@@ -85,7 +85,13 @@ class KubeClient:
         return await self._request("GET", resource, namespace, name)
 
     async def list(self, resource: Resource, namespace: str | None, selector: str = "") -> list[dict[str, Any]]:
-        return [item async for page in self._pages(resource, namespace, selector) for item in page.get("items") or []]
+        return [item async for page in self.pages(resource, namespace, selector) for item in page]
+
+    async def pages(
+        self, resource: Resource, namespace: str | None, selector: str = ""
+    ) -> AsyncIterator[Sequence[dict[str, Any]]]:
+        async for answer in self._pages(resource, namespace, selector):
+            yield answer.get("items") or []
 
     async def _pages(self, resource: Resource, namespace: str | None, selector: str) -> AsyncIterator[dict[str, Any]]:
         query = {"limit": str(PAGE), **({"labelSelector": selector} if selector else {})}

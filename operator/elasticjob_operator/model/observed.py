@@ -123,6 +123,9 @@ class Children:
     """The Service of the store."""
     gang: Child | None = None
     """The object of `spec.gang.provider`. An object of another provider is not read."""
+    known: bool = True
+    """Whether this operator has read them. If not, status says that they have been created, and nothing is planned for
+    them."""
 
     @property
     def not_ours(self) -> tuple[Child, ...]:
@@ -154,6 +157,8 @@ class Policies:
 
     budget: DisruptionBudget | None = None
     network: NetworkPolicy | None = None
+    known: bool = True
+    """As in `Children`."""
 
 
 @dataclass(frozen=True)

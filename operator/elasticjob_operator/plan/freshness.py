@@ -20,7 +20,8 @@ from elasticjob_operator.actions import (
     CreateStoreService,
     CreateWorker,
 )
-from elasticjob_operator.model.raw import Raw, objects, text
+from elasticjob_operator.model.observed import Observed
+from elasticjob_operator.model.raw import Raw, integer, objects, text
 from elasticjob_operator.model.status import parse_status
 from elasticjob_operator.plan.reconcile import Plan
 
@@ -52,16 +53,20 @@ _DECISIONS = (
 """Fields of the status that say what has been decided, not what is seen."""
 
 
-def needs_read(decided: Plan, status: Raw) -> bool:
-    """Return whether the job and its pods must be read from the API server before this plan is carried out.
+def needs_read(decided: Plan, observed: Observed) -> bool:
+    """Return whether the job and its objects must be read from the API server before this plan is carried out.
 
-    `status` is the job's status by which it was planned.
+    `observed` is what was planned by.
     """
+    job = observed.job
+    changed = decided.actions or job.generation != integer(job.status.raw, "observedGeneration")
+    if changed and not (observed.children.known and observed.policies.known):
+        return True
     if not all(isinstance(action, _CREATIONS) for action in decided.actions):
         return True
     if decided.operator_view is not None and (decided.operator_view.confirmed_request or decided.operator_view.finish):
         return True
-    return decided.status is not None and _decides(status, decided.status)
+    return decided.status is not None and _decides(job.status.raw, decided.status)
 
 
 def _decides(before: Raw, after: Mapping[str, Any]) -> bool:

@@ -17,6 +17,8 @@ from elasticjob_operator.plan.cordons import may_have_cordon_spares, pods_not_re
 
 def plan_policies(ctx: ReconcileContext) -> Actions:
     """Return the actions for the policies of a job that runs."""
+    if not ctx.observed.policies.known:
+        return Actions()
     return _plan_network_policy(ctx) + _plan_disruption_budget(ctx)
 
 

@@ -222,6 +222,8 @@ def _start(ctx: ReconcileContext, store: StorePlan, workers: WorkersPlan) -> Act
 
 def _children(ctx: ReconcileContext, store: StorePlan) -> tuple[Action, ...]:
     name, children = ctx.job.name, ctx.observed.children
+    if not children.known:
+        return ()
     actions: list[Action] = []
     if children.secret is None and ctx.may_create(f"Secret/{key_secret(ctx.job)}"):
         actions.append(CreateSecret())

@@ -18,7 +18,7 @@ from elasticjob_operator.model.observed import LinkView, Observed
 from elasticjob_operator.model.pods import parse_pod
 from elasticjob_operator.model.raw import timestamp
 from elasticjob_operator.node_leases import NodeLeases
-from elasticjob_operator.observe import observe
+from elasticjob_operator.observe import STARTING_SECONDS, observe
 from elasticjob_operator.plan.context import LEASE_LATE_SECONDS, LONGEST_POLL_SECONDS, ReconcileContext
 from elasticjob_operator.plan.job_end import declared_outcome
 from elasticjob_operator.plan.starts import FIRST_START_RETRY, unchanged_starts
@@ -53,7 +53,7 @@ class Cluster:
     def __init__(self, skew: float, status_: dict[str, Any] | None = None) -> None:
         self.skew, self.now = skew, NOW
         self.api = Api(NOW + skew)
-        self.api.put(JOBS, raw_job(status=status_ or status()))
+        self.api.put(JOBS, raw_job(status={"rendezvousRound": 1, **(status_ or status())}))
         for pod in (raw_pod(0, node="n1"), raw_pod(1, node="n2"), raw_pod(0, role=Role.STORE, node="n1")):
             owner = {"kind": "ElasticJob", "uid": UID, "controller": True}
             self.api.put(PODS, {**pod, "metadata": pod["metadata"] | {"ownerReferences": [owner]}})
@@ -104,6 +104,16 @@ async def test_a_lease_is_late_by_the_time_for_which_the_operator_has_read_it_un
     cluster.renew("n1")
     ctx = ReconcileContext(await cluster.observe(2.0), job().spec, cluster.now)  # type: ignore[arg-type]
     assert (ctx.lease_age("n1"), ctx.lease_late("n1")) == (0.0, False)
+
+
+async def test_no_lease_is_read_while_the_pods_of_a_new_job_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = Cluster(0.0, status(rendezvousRound=0))
+    reads = cluster.lease_reads(monkeypatch)
+    await cluster.observe()
+    await cluster.observe(STARTING_SECONDS - 1.0)
+    assert reads == []
+    await cluster.observe(1.0)
+    assert reads == ["n1"]
 
 
 async def test_a_kubelet_is_not_silent_for_longer_than_its_lease_was_watched(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from elasticjob.contract.messages import Outcome
 from elasticjob.contract.names import Label, Role
-from elasticjob_operator.controller import READ_SECONDS, Controller
+from elasticjob_operator.controller import FIRST_READ_SECONDS, Controller
 from elasticjob_operator.events import Recorder
-from elasticjob_operator.job_memory import LONGEST_RETRY
+from elasticjob_operator.job_memory import LONGEST_RETRY, READ_SECONDS
 from elasticjob_operator.keys import JobKeys
 from elasticjob_operator.kube import JOBS, PODS, SERVICES
 from elasticjob_operator.model.nodes import NodeWarning
@@ -294,3 +295,74 @@ def test_a_version_that_is_no_number_is_taken_as_newer(version: str) -> None:
     for number in (1, 2):
         cache.see_job({**job, "status": {"n": number}, "metadata": job["metadata"] | {"resourceVersion": version}})
     assert (cache.job(KEY) or {})["status"] == {"n": 2}
+
+
+# ---- an operator that starts beside running jobs
+
+
+def restarted(cluster: Cluster) -> Cluster:
+    """Return the same cluster with a new operator: its cache is empty."""
+    cluster.watch = Watch(cluster.api, WatchCache(cluster.concerned.append))
+    links: Any = FakeStoreLinks(cluster.api, cluster.world.stores)
+    cluster.controller = Controller(
+        cluster.api, JobKeys(b"k" * 32), links, Recorder(cluster.api, "other"), "image",
+        clock=lambda: cluster.api.now, watched=cluster.watch.cache,
+    )  # fmt: skip
+    return cluster
+
+
+async def settle(cluster: Cluster) -> list[tuple[str, str]]:
+    """Reconcile some times; return what the operator has read, but for Leases."""
+    before = len(cluster.api.reads)
+    for _ in range(4):
+        cluster.observe()
+        await cluster.reconcile()
+        cluster.api.now += 1.0
+    return [read for read in cluster.api.reads[before:] if read[0] != "leases"]
+
+
+async def test_a_restarted_operator_follows_a_running_job_without_reading_it(cluster: Cluster) -> None:
+    created = creations(cluster)
+    await restarted(cluster).watch.cache.list_again(cluster.api, ())
+    assert await settle(cluster) == []
+    assert creations(cluster) == created
+    store = cluster.world.serving()[0]
+    assert store.view is not None
+    assert [pod.pod for pod in store.view.pods] == ["bert-0-0", "bert-1-0"]
+
+
+async def test_what_a_restarted_operator_has_not_read_is_read_some_minutes_later(cluster: Cluster) -> None:
+    cluster.api.remove(SERVICES, "bert")
+    await restarted(cluster).watch.cache.list_again(cluster.api, ())
+    await settle(cluster)
+    assert (SERVICES, "bert") not in cluster.api.objects
+    cluster.api.now += FIRST_READ_SECONDS[1]
+    cluster.world.renew()
+    await cluster.reconcile()
+    assert (SERVICES, "bert") in cluster.api.objects
+
+
+async def test_a_restarted_operator_reads_a_job_before_it_does_anything_for_it(cluster: Cluster) -> None:
+    """The operator before it ended between its status write and its creations."""
+    cluster.api.remove(SERVICES, "bert")
+    cluster.world.scale(3)
+    await restarted(cluster).watch.cache.list_again(cluster.api, ())
+    reads = await settle(cluster)
+    assert ("services", "bert") in reads
+    assert (SERVICES, "bert") in cluster.api.objects
+    assert len(cluster.api.pods(Role.WORKER)) == 3
+
+
+async def test_an_operator_whose_list_failed_reads_the_job(cluster: Cluster) -> None:
+    restarted(cluster)
+    assert ("pods", f"{Label.JOB_UID}={UID}") in await settle(cluster)
+
+
+async def test_a_restarted_operator_with_another_master_key_reads_the_jobs_own(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await restarted(cluster).watch.cache.list_again(cluster.api, ())
+    links: Any = cluster.controller.links
+    view = links.view
+    monkeypatch.setattr(links, "view", lambda key: replace(view(key), refused="another key"))
+    assert ("secrets", "bert-rdzv") in await settle(cluster)
