@@ -47,6 +47,25 @@ def api_server(folder: Path) -> Iterator[ApiServer]:
 
 
 @contextmanager
+def garbage_collector(server: ApiServer, folder: Path) -> Iterator[None]:
+    """Run Kubernetes' garbage collector, which deletes the objects of deleted owners."""
+    (port,) = free_ports(1)
+    flags = [
+        f"--kubeconfig={server.kubeconfig}",
+        "--controllers=garbage-collector-controller",
+        "--leader-elect=false",
+        f"--bind-address={ADDRESS}",
+        f"--secure-port={port}",
+        f"--cert-dir={folder / 'controller-manager'}",
+        "--kube-api-qps=200",
+        "--kube-api-burst=400",
+    ]
+    program = build.programs(Layout.default()).path("kube-controller-manager")
+    with _process([program, *flags], folder / "kube-controller-manager.log"):
+        yield
+
+
+@contextmanager
 def _process(argv: list[str], log: Path) -> Iterator[None]:
     with log.open("wb") as output:
         process = subprocess.Popen(

@@ -31,8 +31,7 @@ from benchmarks.operator_process import OperatorProcess, Requests, by_verb, muta
 from benchmarks.rendezvous import memory
 from benchmarks.row import OURS, Row, Sample
 from benchmarks.run import exit_on_sigterm, format_value, save
-from benchmarks.simulated_pods import JOBS as JOBS_PATH
-from benchmarks.simulated_pods import NAMESPACE, SimulatedPods
+from benchmarks.simulated_pods import NAMESPACE, SimulatedPods, jobs_path
 from elasticjob.store.open_files import raise_open_file_limit
 from elasticjob_operator.settings import OperatorSettings
 
@@ -229,7 +228,7 @@ class Run:
         return last
 
     async def _apply(self, jobs: Iterable[Json]) -> None:
-        await asyncio.gather(*(self.api.request("POST", JOBS_PATH, job) for job in jobs))
+        await asyncio.gather(*(self.api.request("POST", jobs_path(NAMESPACE), job) for job in jobs))
 
     def _job(self, name: str, workers: int) -> Json:
         container = {"name": "trainer", "image": "example.org/train:1", "command": ["python", "train.py"]}
@@ -326,18 +325,23 @@ async def prepare(api: KubeRequests) -> bytes:
     """Wait for the API server and create what the operator needs. Return its master key."""
     await _until_answered(api, "/api/v1/namespaces/kube-node-lease")
     await api.request("POST", CRDS, yaml.safe_load(CRD.read_text()))
-    for name in (SYSTEM, NAMESPACE):
-        await api.request("POST", "/api/v1/namespaces", {"metadata": {"name": name}})
-    account = {"metadata": {"name": "default", "namespace": NAMESPACE}}
-    await api.request("POST", f"/api/v1/namespaces/{NAMESPACE}/serviceaccounts", account)
+    await create_namespace(api, SYSTEM)
+    await create_namespace(api, NAMESPACE)
     master = os.urandom(32)
     secret = {
         "metadata": {"name": OperatorSettings.master_secret, "namespace": SYSTEM},
         "data": {"key": base64.b64encode(master).decode()},
     }
     await api.request("POST", f"/api/v1/namespaces/{SYSTEM}/secrets", secret)
-    await _until_answered(api, JOBS_PATH)
+    await _until_answered(api, jobs_path(NAMESPACE))
     return master
+
+
+async def create_namespace(api: KubeRequests, name: str) -> None:
+    """Create a namespace, with the ServiceAccount that pods need."""
+    await api.request("POST", "/api/v1/namespaces", {"metadata": {"name": name}})
+    account = {"metadata": {"name": "default", "namespace": name}}
+    await api.request("POST", f"/api/v1/namespaces/{name}/serviceaccounts", account)
 
 
 async def _until_answered(api: KubeRequests, path: str) -> None:

@@ -26,8 +26,6 @@ from elasticjob_operator.keys import JobKeys
 from elasticjob_operator.manifests.services import NODE_KEY, OPERATOR_KEY
 
 NAMESPACE = "bench"
-JOBS = f"/apis/elasticjob.dev/v1alpha1/namespaces/{NAMESPACE}/elasticjobs"
-PODS = f"/api/v1/namespaces/{NAMESPACE}/pods"
 LEASES = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases"
 MACHINES = 100
 START_SECONDS = (1.0, 2.0)
@@ -39,12 +37,18 @@ FIRST_ADDRESS = ipaddress.IPv4Address("127.16.0.1")
 POLL_SECONDS = 0.05
 
 
+def jobs_path(namespace: str) -> str:
+    return f"/apis/elasticjob.dev/v1alpha1/namespaces/{namespace}/elasticjobs"
+
+
 @dataclass
 class SimulatedPods:
-    """All pods, and what the watches have delivered. `master`: the operator's master key."""
+    """All pods of a namespace, and what the watches have delivered. `master`: the operator's master key."""
 
     api: KubeRequests
     master: bytes
+    namespace: str = NAMESPACE
+    first_address: ipaddress.IPv4Address = FIRST_ADDRESS
     jobs: dict[str, Json] = field(default_factory=dict)
     """By name, as last delivered."""
     created: dict[str, float] = field(default_factory=dict)
@@ -61,13 +65,19 @@ class SimulatedPods:
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
     _failures: list[BaseException] = field(default_factory=list)
 
-    async def start(self) -> None:
-        """Create the machines' Leases, and begin to watch."""
-        for machine in range(MACHINES):
-            metadata = {"name": f"machine-{machine}", "namespace": "kube-node-lease"}
-            lease = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": metadata}
-            await self.api.request("POST", LEASES, {**lease, "spec": _renewed()})
-        for task in (self._watch_pods(), self._watch_jobs(), self._renew_leases()):
+    @property
+    def pods_path(self) -> str:
+        return f"/api/v1/namespaces/{self.namespace}/pods"
+
+    async def start(self, *, renew_leases: bool = True) -> None:
+        """Begin to watch. `renew_leases`: create the machines' Leases and renew them, which one namespace must do."""
+        if renew_leases:
+            for machine in range(MACHINES):
+                metadata = {"name": f"machine-{machine}", "namespace": "kube-node-lease"}
+                lease = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": metadata}
+                await self.api.request("POST", LEASES, {**lease, "spec": _renewed()})
+            self._spawn(self._renew_leases())
+        for task in (self._watch_pods(), self._watch_jobs()):
             self._spawn(task)
 
     async def close(self) -> None:
@@ -118,7 +128,8 @@ class SimulatedPods:
     def succeed(self, job: str) -> None:
         """Let all workers of a job end well."""
         for pod in self.workers([job]):
-            self.nodes[pod].succeed()
+            if pod in self.nodes:
+                self.nodes[pod].succeed()
 
     # ---- watches
 
@@ -133,14 +144,14 @@ class SimulatedPods:
             self._failures.append(error)
 
     async def _watch_jobs(self) -> None:
-        async for kind, job in self.api.watch(JOBS):
+        async for kind, job in self.api.watch(jobs_path(self.namespace)):
             if kind == "DELETED":
                 self.jobs.pop(job["metadata"]["name"], None)
             else:
                 self.jobs[job["metadata"]["name"]] = job
 
     async def _watch_pods(self) -> None:
-        async for kind, pod in self.api.watch(PODS, Label.JOB_NAME):
+        async for kind, pod in self.api.watch(self.pods_path, Label.JOB_NAME):
             name = pod["metadata"]["name"]
             if kind == "DELETED":
                 self.pods.pop(name, None)
@@ -169,12 +180,13 @@ class SimulatedPods:
         target = {"apiVersion": "v1", "kind": "Node", "name": f"machine-{self._machines % MACHINES}"}
         binding = {"apiVersion": "v1", "kind": "Binding", "metadata": {"name": name}, "target": target}
         with suppress(RequestRefusedError):
-            await self.api.request("POST", f"{PODS}/{name}/binding", binding)
+            await self.api.request("POST", f"{self.pods_path}/{name}/binding", binding)
         await asyncio.sleep(self._random.uniform(*START_SECONDS))
-        if name not in self.pods or "deletionTimestamp" in self.pods[name]["metadata"]:
+        present = self.pods.get(name, {}).get("metadata", {})
+        if present.get("uid") != pod["metadata"]["uid"] or "deletionTimestamp" in present:
             return
         self._addresses += 1
-        address = str(FIRST_ADDRESS + self._addresses)
+        address = str(self.first_address + self._addresses)
         if _role(pod) == Role.STORE.value:
             await self._start_store(pod, address)
         await self._write_status(pod, running_status(pod, address))
@@ -212,7 +224,7 @@ class SimulatedPods:
         await self._stop(pod)
         body = {"gracePeriodSeconds": 0, "preconditions": {"uid": pod["metadata"]["uid"]}}
         with suppress(RequestRefusedError):
-            await self.api.request("DELETE", f"{PODS}/{pod['metadata']['name']}", body)
+            await self.api.request("DELETE", f"{self.pods_path}/{pod['metadata']['name']}", body)
 
     async def _stop(self, pod: Json) -> None:
         labels = pod["metadata"]["labels"]
@@ -227,7 +239,7 @@ class SimulatedPods:
         name, uid = pod["metadata"]["name"], pod["metadata"]["uid"]
         body = {"metadata": {"uid": uid}, "status": status}
         try:
-            await self.api.request("PATCH", f"{PODS}/{name}/status", body, MERGE_PATCH)
+            await self.api.request("PATCH", f"{self.pods_path}/{name}/status", body, MERGE_PATCH)
         except RequestRefusedError as error:
             if error.status not in (404, 409):  # it has been deleted meanwhile
                 raise
