@@ -89,12 +89,14 @@ class Controller:
             return None
         raw, memory = fetched, self._memory(key, text(fetched, "metadata", "uid"))
         self.watched.record_job(raw)
-        memory.read_at = self.clock()
+        memory.read_at, now = None, self.clock()
         links = self.links.view(key), self.links.standby_view(key)
         queued = bool(self.watched.workloads(memory.uid))
         observed = await observe(
             self.api, raw, memory, self._leases, *links, self.clock(), queued=queued, see_pod=self.watched.record_pod
         )
+        # Not after a read that failed, nor while the names of children are taken: then the next reconcile reads again.
+        memory.read_at = now if memory.children is not None else None
         return await self._carry_out(key, raw, observed, self._plan(key, observed), memory)
 
     async def _observe_watched(self, key: JobKey) -> tuple[dict[str, Any], Observed, JobMemory] | None:
