@@ -10,6 +10,7 @@ import signal
 import sys
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 import prometheus_client
@@ -23,6 +24,7 @@ from elasticjob_operator.events import Recorder
 from elasticjob_operator.kube import CRDS, KubeApi, KubeError, NotFound, Throttled, Unclear
 from elasticjob_operator.kube.client import KubeClient, NoCluster, connect_cluster
 from elasticjob_operator.lease import REQUEST_TIMEOUT, Election, LeaseLost
+from elasticjob_operator.manifests.placement import HOSTNAME
 from elasticjob_operator.model.observed import JobKey
 from elasticjob_operator.model.raw import mapping, objects
 from elasticjob_operator.settings import OperatorSettings, parse_settings
@@ -171,11 +173,12 @@ class Operator:
             raise_after=RAISE_AFTER if election else 0.0,
         )
         recorder = Recorder(self.api, s.identity)
-        nodes_watched = None if s.notice_keys else False
+        nodes_watched = None if s.watches_nodes else False
         watched = WatchCache(queue.enqueue, kueue=s.kueue, nodes_watched=nodes_watched)
         controller = Controller(
-            self.api, job_keys, links, recorder, s.image, s.resync_seconds, clock, watched, s.pod_namespace
-        )
+            self.api, job_keys, links, recorder, s.image, s.resync_seconds, clock, watched, s.pod_namespace,
+            s.topology_labels[-1] if s.topology_labels else HOSTNAME,
+        )  # fmt: skip
         return queue, links, watched
 
     async def _reconcile_jobs(self, election: Election | None) -> None:
@@ -195,8 +198,9 @@ class Operator:
             await links.close()
 
     def _node_watch(self, watched: WatchCache) -> tuple[Coroutine[Any, Any, None], ...]:
-        notice_keys = self.settings.notice_keys
-        return () if notice_keys is None else (node_watch.watch_nodes(self.api, notice_keys, watched),)
+        s = self.settings
+        watch = partial(node_watch.watch_nodes, self.api, s.notice_keys, watched, s.topology_labels)
+        return (watch(),) if s.watches_nodes else ()
 
     async def _run_queue(self, queue: WorkQueue[JobKey], watched: WatchCache) -> None:
         """Reconcile jobs until cancelled: once all jobs and pods have been listed, so that none must be read alone."""

@@ -67,6 +67,7 @@ from elasticjob_operator.kube.kueue import (
     read_priority,
 )
 from elasticjob_operator.manifests.names import attempt
+from elasticjob_operator.manifests.placement import HOSTNAME
 from elasticjob_operator.manifests.services import read_operator_key, store_selector
 from elasticjob_operator.model.observed import Children, Job, RefusalReason, is_owned
 from elasticjob_operator.model.raw import Raw
@@ -94,6 +95,8 @@ class ActionExecutor:
     """Unix seconds."""
     failed_starts: int = 0
     """`Plan.failed_starts`"""
+    placement_label: str = HOSTNAME
+    """`Controller.placement_label`"""
     _pod_changes: PodChanges = field(default_factory=PodChanges)
     """What the queue's admission adds to worker pods."""
 
@@ -198,7 +201,7 @@ class ActionExecutor:
                 return await self._create(PODS, "", pod, LONGEST_OPTIONAL_RETRY)
             case CreateWorker(_, index, incarnation, avoid):
                 pod = manifests.worker_pod_manifest(
-                    self.job, self.spec, index, incarnation, self.image, avoid, self.failed_starts
+                    self.job, self.spec, index, incarnation, self.image, avoid, self.failed_starts, self.placement_label
                 )
                 manifests.apply_admission(pod, self._pod_changes)
                 return await self._create(PODS, "", pod)

@@ -22,6 +22,7 @@ from elasticjob_operator.events import Recorder
 from elasticjob_operator.job_memory import READ_SECONDS, JobMemory
 from elasticjob_operator.keys import JobKeys
 from elasticjob_operator.kube import JOBS, Conflict, KubeApi, KubeError, NotFound
+from elasticjob_operator.manifests.placement import HOSTNAME
 from elasticjob_operator.manifests.services import OPERATOR_KEY
 from elasticjob_operator.model.observed import Job, JobKey, Observed, parse_job
 from elasticjob_operator.model.raw import text
@@ -60,6 +61,8 @@ class Controller:
     watched: WatchCache = field(default_factory=WatchCache)
     operator_namespace: str = ""
     """The namespace of this operator's pod; empty if it runs in no pod."""
+    placement_label: str = HOSTNAME
+    """The label of Nodes within whose values `spec.placement` packs pods, or between which it spreads them."""
     _leases: NodeLeases = field(init=False)
     _census: StoreCensus = field(default_factory=StoreCensus)
     _memories: dict[JobKey, JobMemory] = field(default_factory=dict)
@@ -182,6 +185,7 @@ class Controller:
             observed,
             reach=self._census.reach(now),
             warnings=self.watched.warnings(observed.machines),
+            topologies=self.watched.topologies(observed.machines),
             nodes_watched=self.watched.nodes_watched,
             operator_namespace=self.operator_namespace,
         )
@@ -239,8 +243,9 @@ class Controller:
         if decided.actions and job.spec is not None:
             image = job.status.runtime_image or self.image
             executor = ActionExecutor(
-                self.api, self.keys, job, job.spec, image, memory, self.watched, self.clock, decided.failed_starts
-            )
+                self.api, self.keys, job, job.spec, image, memory, self.watched, self.clock, decided.failed_starts,
+                self.placement_label,
+            )  # fmt: skip
             created = await executor.execute(decided.actions)
         wanted = {a.name for a in decided.actions if isinstance(a, (CreateWorker, CreateStore, CreateStandbyStore))}
         for record in (*decided.event_records, *_creation_records(decided, created, memory)):

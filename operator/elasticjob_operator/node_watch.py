@@ -1,19 +1,19 @@
-"""Watch the Nodes for warnings.
+"""Watch the Nodes for warnings, and for the labels that say where a machine is.
 
 kopf does not watch them: it copies each object several times, and the Node of each kubelet changes every few minutes or
-seconds. An event costs the parsing of its JSON here. Of a Node with a warning some bytes are kept, of others nothing.
+seconds. An event costs the parsing of its JSON here. Of a Node its warning and its place are kept, if it has them.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Any, Protocol
 
 from elasticjob_operator.backoff import doubling_delay
 from elasticjob_operator.kube import NODES, KubeError, Resource
-from elasticjob_operator.model.nodes import NoticeKeys, parse_warning
+from elasticjob_operator.model.nodes import NoticeKeys, parse_topology, parse_warning
 from elasticjob_operator.model.raw import integer, mapping, text
 from elasticjob_operator.watch_cache import WatchCache
 
@@ -25,6 +25,7 @@ LONGEST_RETRY_SECONDS = 60.0
 REFUSED_RETRY_SECONDS = 300.0
 """The same while the operator has no permission."""
 _NO_PERMISSION = (401, 403)
+_ADVICE = "The chart's values nodeWarnings.enabled and topologyLabels permit the operator to watch Nodes"
 _GONE = 410
 """HTTP status, and code of an event: the API server does not have the events from this resourceVersion on any more."""
 
@@ -37,8 +38,11 @@ class NodeApi(Protocol):
         ...
 
 
-async def watch_nodes(api: NodeApi, keys: NoticeKeys, cache: WatchCache) -> None:
-    """Hand the warnings of Nodes to the cache until cancelled. Without the permission, log that once, and go on.
+async def watch_nodes(
+    api: NodeApi, keys: NoticeKeys | None, cache: WatchCache, topology_labels: Sequence[str] = ()
+) -> None:
+    """Hand the warnings and the places of Nodes to the cache until cancelled. Without the permission, log that once,
+    and go on. `keys`: None if there are to be no warnings.
 
     A Node that is deleted while the watch begins anew keeps its warning. This has no effect: it has no pods, and one of
     its name that comes later is delivered.
@@ -48,7 +52,7 @@ async def watch_nodes(api: NodeApi, keys: NoticeKeys, cache: WatchCache) -> None
         try:
             async for event in api.watch(NODES, version):
                 failures, refused = 0, False
-                version = _take_over(event, keys, cache)
+                version = _take_over(event, keys, cache, topology_labels)
             delay = FIRST_RETRY_SECONDS
         except KubeError as error:
             failures += 1
@@ -59,14 +63,16 @@ async def watch_nodes(api: NodeApi, keys: NoticeKeys, cache: WatchCache) -> None
                 cache.set_nodes_watched(False)
                 delay = REFUSED_RETRY_SECONDS
                 if not refused:
-                    log.warning("no warnings of nodes: %s. The chart's value nodeWarnings.enabled permits it", error)
+                    log.warning("warnings and topology of nodes are unknown: %s. %s", error, _ADVICE)
                 refused = True
             elif failures == 1:
                 log.warning("the watch on nodes ended and is opened again: %s", error)
         await asyncio.sleep(delay)
 
 
-def _take_over(event: dict[str, Any], keys: NoticeKeys, cache: WatchCache) -> str:
+def _take_over(
+    event: dict[str, Any], keys: NoticeKeys | None, cache: WatchCache, topology_labels: Sequence[str]
+) -> str:
     """Hand one event to the cache; return the resourceVersion from which to watch on, empty to begin anew."""
     kind, node = text(event, "type"), mapping(event, "object")
     if kind == "ERROR":
@@ -74,7 +80,10 @@ def _take_over(event: dict[str, Any], keys: NoticeKeys, cache: WatchCache) -> st
             log.warning("the API server ended the watch on nodes: %s", text(node, "message"))
         return ""
     if kind == "BOOKMARK":
-        cache.set_nodes_watched(True)
+        cache.set_nodes_watched(keys is not None)
+    elif kind == "DELETED":
+        cache.see_node(text(node, "metadata", "name"), None)
     else:
-        cache.see_node(text(node, "metadata", "name"), None if kind == "DELETED" else parse_warning(node, keys))
+        warning = None if keys is None else parse_warning(node, keys)
+        cache.see_node(text(node, "metadata", "name"), warning, parse_topology(node, topology_labels))
     return text(node, "metadata", "resourceVersion")

@@ -62,7 +62,13 @@ class OperatorSettings:
     resync_seconds: float = 300.0
     """Longest time between two reconciles of a job."""
     notice_keys: NoticeKeys | None = None
-    """Taints and annotations by which a Node announces the end of its machine; None: Nodes are not watched."""
+    """Taints and annotations by which a Node announces the end of its machine; None: no warnings are read."""
+    topology_labels: tuple[str, ...] = ()
+    """Labels of Nodes that say where a machine is, from the widest place to the narrowest."""
+
+    @property
+    def watches_nodes(self) -> bool:
+        return self.notice_keys is not None or bool(self.topology_labels)
 
 
 def parse_settings(argv: Sequence[str] | None, environ: Mapping[str, str] = os.environ) -> OperatorSettings:
@@ -92,6 +98,7 @@ def parse_settings(argv: Sequence[str] | None, environ: Mapping[str, str] = os.e
         burst=options.burst,
         resync_seconds=options.resync_seconds,
         notice_keys=_notice_keys(options),
+        topology_labels=_parts(options.topology_labels),
     )
 
 
@@ -151,6 +158,7 @@ def _parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
         "all jobs and pods are listed again, and each job is reconciled, at least this often",
         type=float,
     )
+    add("--topology-labels", "TOPOLOGY_LABELS", "", "labels of Nodes, from the widest place to the narrowest")
     add("--node-warnings", "NODE_WARNINGS", "on", "watch Nodes for cordons and notices", choices=["on", "off"])
     add("--notice-taints", "NOTICE_TAINTS", ",".join(NOTICE_TAINTS), "taints of machines that are about to end")
     add("--notice-annotations", "NOTICE_ANNOTATIONS", NOTICE_ANNOTATION, "annotations of Nodes with the same meaning")

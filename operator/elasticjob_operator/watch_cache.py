@@ -59,7 +59,7 @@ class WatchCache:
     kueue: bool = False
     """Whether Workloads of Kueue are watched, and listed again."""
     nodes_watched: bool | None = False
-    """Whether the operator watches Nodes; None: it does not know yet whether it may."""
+    """Whether the operator watches the warnings of Nodes; None: it does not know yet whether it may."""
     listed: bool = False
     """Whether all objects that existed when this operator began to lead have been taken over."""
     _jobs: dict[str, _Entry[dict[str, Any]]] = field(default_factory=dict)
@@ -75,6 +75,10 @@ class WatchCache:
     """UIDs of Workloads by the UID of the job that controls them."""
     _warnings: dict[str, NodeWarning] = field(default_factory=dict)
     """By name of the node; only nodes that have one."""
+    _topologies: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    """By name of the node, where it is; only nodes that have one of the labels."""
+    _places: dict[tuple[str, ...], tuple[str, ...]] = field(default_factory=dict)
+    """The values of `_topologies`: all nodes of one place have the same object."""
 
     _gone: set[str] = field(default_factory=set)
     """UIDs of objects whose end the watches have delivered since `list_again` was last called."""
@@ -99,8 +103,12 @@ class WatchCache:
         """Return the warnings of those of these nodes that have one."""
         return {name: self._warnings[name] for name in nodes if name in self._warnings}
 
+    def topologies(self, nodes: Iterable[str]) -> dict[str, tuple[str, ...]]:
+        """Return where these nodes are, as far as it is known."""
+        return {name: self._topologies[name] for name in nodes if name in self._topologies}
+
     def set_nodes_watched(self, watched: bool) -> None:
-        """Record that all Nodes have been delivered, or that the operator may not watch them: each job needs it."""
+        """Record that all Nodes have been delivered, or that their warnings stay unknown: each job needs it."""
         if not watched:
             self._warnings.clear()
         if self.nodes_watched is not watched:
@@ -108,15 +116,26 @@ class WatchCache:
             for entry in self._jobs.values():
                 self.on_event(entry.key)
 
-    def see_node(self, name: str, warning: NodeWarning | None) -> None:
-        """Take over the warnings of a node, None if it has none. Only jobs that a change concerns are reconciled."""
+    def see_node(self, name: str, warning: NodeWarning | None, topology: tuple[str, ...] = ()) -> None:
+        """Take over the warnings of a node, None if it has none, and where it is.
+
+        Only jobs that a change concerns are reconciled; all are once the first list of Nodes is complete.
+        """
         before = self._warnings.pop(name, None)
         if warning is not None:
             self._warnings[name] = warning
-        if warning != before:
+        moved = self._set_topology(name, topology) and self.nodes_watched is not None
+        if warning != before or moved:
             for entry in self._pods.values():
                 if entry.content.pod.node == name or name in entry.content.pod.avoided_nodes:
                     self.on_event(entry.key)
+
+    def _set_topology(self, name: str, topology: tuple[str, ...]) -> bool:
+        """Record where a node is; return whether that is new."""
+        before = self._topologies.pop(name, ())
+        if topology:
+            self._topologies[name] = self._places.setdefault(topology, topology)
+        return topology != before
 
     def record_job(self, raw: Raw) -> None:
         """Take over a job as the API server has just returned it to this operator. The watch delivers it later."""

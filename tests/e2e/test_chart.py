@@ -65,6 +65,8 @@ def test_the_chart_passes_lint(tools: Tools) -> None:
         ("image.repository=", "at '/image/repository': minLength: got 0, want 1"),
         ("watchNamespaces=training", "at '/watchNamespaces': got string, want array"),
         ("watchNamespaces={Team_A}", "at '/watchNamespaces/0': 'Team_A' does not match pattern"),
+        ("topologyLabels=zone", "at '/topologyLabels': got string, want array"),
+        ("topologyLabels={a b}", "at '/topologyLabels/0': 'a b' does not match pattern"),
         ("crds.keep=maybe", "at '/crds/keep': got string, want boolean"),
     ],
 )
@@ -95,7 +97,7 @@ def test_permissions_are_those_that_the_api_module_lists(tools: Tools) -> None:
         finalizers
     }
     assert permissions(definition) == {("customresourcedefinitions", frozenset({"get"}))}
-    assert permissions(nodes) == {("nodes", expected["nodes", "nodeWarnings"])}
+    assert permissions(nodes) == {("nodes", expected["nodes", "nodeWarnings, topologyLabels"])}
     own, kubelets = sorted(
         of_kind(documents, "Role"), key=lambda role: str(role["metadata"]["namespace"]), reverse=True
     )
@@ -152,10 +154,17 @@ def test_the_operator_watches_workloads_only_with_kueue(tools: Tools) -> None:
     assert variables == [None, "true"]
 
 
-def test_without_node_warnings_the_operator_has_no_permission_for_nodes(tools: Tools) -> None:
+def test_the_operator_has_a_permission_for_nodes_with_warnings_or_topology(tools: Tools) -> None:
     documents = rendered(tools, "nodeWarnings.enabled=false")
     assert "nodes" not in {r for role in cluster_roles(documents) for r, _ in permissions(role)}
-    assert operator_environment(documents)["NODE_WARNINGS"] == "off"
+    environment = operator_environment(documents)
+    assert (environment["NODE_WARNINGS"], parse_settings([], environment).topology_labels) == ("off", ())
+    documents = rendered(tools, "nodeWarnings.enabled=false", "topologyLabels={zone,example.com/rack}")
+    *_, nodes = cluster_roles(documents)
+    assert permissions(nodes) == {("nodes", frozenset({"list", "watch"}))}
+    assert nodes["metadata"]["name"] in {b["roleRef"]["name"] for b in of_kind(documents, "ClusterRoleBinding")}
+    labels = parse_settings([], operator_environment(documents)).topology_labels
+    assert labels == ("zone", "example.com/rack")
 
 
 def operator_environment(documents: list[Json]) -> dict[str, str]:

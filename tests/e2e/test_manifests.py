@@ -406,6 +406,21 @@ BAD_AT_CREATE: list[tuple[str, list[Change], str]] = [
         [("spec.ttlSecondsAfterFinished", -1)],
         "ttlSecondsAfterFinished in body should be greater than",
     ),
+    (
+        "an unknown placement",
+        [("spec.placement", "Together")],
+        'spec.placement: Unsupported value: "Together": supported values: "None", "Packed", "Spread"',
+    ),
+    (
+        "a claim without a name",
+        [("spec.template.spec.resourceClaims", [{"resourceClaimTemplateName": "gpus"}])],
+        "spec.template.spec.resourceClaims[0].name: Required value",
+    ),
+    (
+        "a claim of a container as text",
+        [(f"{CONTAINER}.resources", {"claims": ["gpus"]})],
+        'claims[0] in body must be of type object: "string"',
+    ),
     ("an unknown success policy", [("spec.successPolicy", "One")], 'supported values: "All", "Any"'),
     (
         "an unknown policy for pods",
@@ -490,6 +505,19 @@ GOOD_AT_CREATE: list[tuple[str, list[Change]]] = [
         ],
     ),
     ("network isolation", [("spec.networkIsolation", True)]),
+    ("packed", [("spec.placement", "Packed")]),
+    (
+        "a resource claim",
+        [
+            ("spec.nprocPerNode", 8),
+            ("spec.template.spec.resourceClaims", [{"name": "gpus", "resourceClaimTemplateName": "eight-gpus"}]),
+            (f"{CONTAINER}.resources", {"claims": [{"name": "gpus", "request": "gpu"}]}),
+        ],
+    ),
+    (
+        "MIG devices",
+        [("spec.nprocPerNode", "gpu"), (f"{CONTAINER}.resources", {"limits": {"nvidia.com/mig-1g.10gb": 2}})],
+    ),
     ("the host's network", [("spec.template.spec.hostNetwork", True)]),
     (
         "the host's network without isolation",
@@ -541,6 +569,12 @@ BAD_AT_CHANGE: list[tuple[str, dict[str, Any], list[Change], str]] = [
         GOOD,
         [("spec.gang", {"provider": "volcano"})],
         "gang may not change while the job runs: set suspend to true in the same change",
+    ),
+    (
+        "placement",
+        GOOD,
+        [("spec.placement", "Spread")],
+        "placement may not change while the job runs: set suspend to true in the same change",
     ),
     ("preload", GOOD, [("spec.preload", [])], "preload may not change while the job runs: set suspend to true"),
     (
@@ -629,6 +663,7 @@ GOOD_AT_CHANGE: list[tuple[str, dict[str, Any], list[Change]]] = [
     ),
     ("all of a suspended job", SUSPENDED, [("spec.rendezvous.port", 29401), ("spec.preload", [])]),
     ("the gang of a suspended job", SUSPENDED, [("spec.gang", {"provider": "coscheduling"})]),
+    ("the placement of a suspended job", SUSPENDED, [("spec.placement", "Packed")]),
     ("suspended", GOOD, [("spec.suspend", True)]),
     (
         "rendezvous and preload, with suspend",
@@ -777,6 +812,6 @@ def test_defaults_are_set_in_the_job(kube: Kube, jobs: dict[str, Json]) -> None:
     }  # fmt: skip
     assert spec["rendezvous"]["port"] == 29400
     assert (spec["suspend"], spec["cleanPodPolicy"]) == (False, "Running")
-    assert spec["restartStrategy"] == "InPlace"
+    assert (spec["restartStrategy"], spec["placement"]) == ("InPlace", "None")
     assert (spec["podReplacementPolicy"], spec["podTerminationTimeoutSeconds"]) == ("TerminatingOrFailed", 120)
     assert spec["managedBy"] == "elasticjob.dev/elasticjob-controller"

@@ -34,6 +34,8 @@ _PREFIX = {
     "workloads": "/apis/kueue.x-k8s.io/v1beta2",
     "resourceflavors": "/apis/kueue.x-k8s.io/v1beta2",
     "poddisruptionbudgets": "/apis/policy/v1",
+    "resourceclaims": "/apis/resource.k8s.io/v1",
+    "resourceclaimtemplates": "/apis/resource.k8s.io/v1",
     "priorityclasses": "/apis/scheduling.k8s.io/v1",
 }
 

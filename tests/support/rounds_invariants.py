@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from itertools import pairwise
 
 from elasticjob.agent.machine.state import AgentPhase
 from elasticjob.contract.failure_rules import UNCOUNTED_ACTIONS, FailureAction
@@ -77,6 +78,20 @@ def nodes_that_stay_keep_their_order(before: World, _: Move, after: World) -> bo
     for incarnation, members in after.history.ranks:
         stayed = [a for a in last.get(incarnation, ()) if a in members]
         if stayed != [a for a in members if a in stayed]:
+            return False
+    return True
+
+
+def joining_nodes_of_one_block_have_neighbouring_ranks(before: World, _: Move, after: World) -> bool:
+    """Between the nodes of one block that were in no round, a new round has no such node of another block."""
+    for s, started in _new_rounds(before, after):
+        known = before.store(s.incarnation)
+        if known is None or _may_have_come_later(before, s):
+            continue
+        nodes = [s.state.nodes[a] for a in started.members if a not in known.state.last_members]
+        expected = [(s.state.pods.get(n.index), n) for n in nodes if n.membership is None]
+        blocks = [p.topology for p, n in expected if p and p.incarnation == n.incarnation and p.topology]
+        if sum(block != following for block, following in pairwise(blocks)) >= max(1, len(set(blocks))):
             return False
     return True
 
@@ -615,6 +630,7 @@ INVARIANTS: tuple[Invariant, ...] = (
     never_two_writers,
     no_rank_twice,
     nodes_that_stay_keep_their_order,
+    joining_nodes_of_one_block_have_neighbouring_ranks,
     old_messages_have_no_effect,
     no_node_gets_a_round_while_its_workers_run,
     an_older_view_is_not_applied,

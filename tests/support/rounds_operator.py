@@ -161,6 +161,11 @@ def node_of(a: Agent) -> str:
     return f"node-{a.number}"
 
 
+def block_of(a: Agent) -> str:
+    """Return the block of the Kubernetes node: pods whose numbers follow each other are in different ones."""
+    return f"block-{a.number % 2}"
+
+
 def reconcile(
     operator: Operator, spec: JobSpec, agents: Sequence[Agent], stores: Sequence[StorePod],
     leases: Mapping[str, float], now: float,
@@ -177,6 +182,7 @@ def reconcile(
         standby_link=LinkView(operator.standby_linked, operator.standby_since, operator.standby_report),
         standby_store_at=operator.standby_store_at or 0.0, store_named_at=operator.store_named[1],
         older_store_at=operator.older_store_at, leases=leases, refusals=refused,
+        topologies={node_of(a): (block_of(a),) for a in agents},
     )  # fmt: skip
     return plan(observed, "elasticjob:test", now)
 

@@ -12,8 +12,10 @@ from support.local_run import manifest
 
 GPUS = {"limits": {"nvidia.com/gpu": "2"}}
 MIG = {"limits": {"nvidia.com/mig-1g.5gb": 3}}
+CLAIM = {"claims": [{"name": "gpus"}]}
 CPUS = {"requests": {"cpu": "500m"}, "limits": {"cpu": "2500m"}}
 UNKNOWN = "want a number from 1 to 64, or auto, gpu, cpu"
+NOT_COUNTED = "set nprocPerNode to a number (the devices of a resource claim cannot be counted)"
 NO_GPU = "container requests no GPU: add resources.limits, for example nvidia.com/gpu: 1"
 
 
@@ -29,6 +31,15 @@ NO_GPU = "container requests no GPU: add resources.limits, for example nvidia.co
         ("gpu", "python t.py", MIG, 3),
         ("gpu", "python t.py", {"requests": {"amd.com/gpu": 4}}, 4),
         ("gpu", "python t.py", CPUS, f"nprocPerNode is gpu, and the trainer {NO_GPU}"),
+        (8, "python t.py", CLAIM, 8),
+        ("auto", "python t.py", CLAIM, 1),
+        ("auto", "python t.py", {**CLAIM, **GPUS}, 2),
+        (
+            "gpu",
+            "python t.py",
+            CLAIM,
+            NOT_COUNTED,
+        ),
         ("cpu", "python t.py", CPUS, 3),
         ("cpu", "python t.py", GPUS, 1),
         (4, "python t.py", GPUS, 4),

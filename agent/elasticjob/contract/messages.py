@@ -573,6 +573,8 @@ class ExpectedPod:
     pod: str
     state: PodState = PodState.RUNNING
     """RUNNING also where this store does not know the state that the operator has sent."""
+    topology: tuple[str, ...] = ()
+    """Where its machine is, from the widest place to the narrowest, such as zone and rack; empty if that is unknown."""
 
 
 @dataclass(frozen=True)

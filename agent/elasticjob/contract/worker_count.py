@@ -39,7 +39,7 @@ class Devices:
     """What the trainer container requests; the limit wins, because Kubernetes uses it where the request is missing."""
 
     gpus: int
-    """GPUs of any vendor, and MIG devices."""
+    """GPUs of any vendor, and MIG devices; not those of resource claims, whose number is unknown here."""
     cpus: int
     """Processors, rounded up."""
 
@@ -130,7 +130,7 @@ def _number_of(text: str, devices: Devices, name: str) -> int:
     if not devices.gpus:
         raise CommandError(
             f"{name} is gpu, and the trainer container requests no GPU: add resources.limits, for example"
-            f" nvidia.com/gpu: 1, or set {name} to a number"
+            f" nvidia.com/gpu: 1, or set {name} to a number (the devices of a resource claim cannot be counted)"
         )
     return devices.gpus
 

@@ -2,23 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from elasticjob.contract.messages import StartRound
 from elasticjob.contract.names import RoundId
 from elasticjob.rendezvous.state import Member, Node
 
 
-def choose_nodes(pool: Iterable[Node], last_members: Sequence[str], size: int, desired_pods: int) -> list[Node]:
+def choose_nodes(
+    pool: Iterable[Node],
+    last_members: Sequence[str],
+    size: int,
+    desired_pods: int,
+    topology: Callable[[Node], Sequence[str]],
+) -> list[Node]:
     """Return at most `size` nodes in order of group rank; the others of the pool become standbys.
 
     If there are too many, nodes with an index from `desired_pods` on are left out first, then nodes that were not in
-    the last round. Nodes of the last round keep their order, so rank 0 (and its checkpoint) stays on its node.
+    the last round. Nodes of the last round keep their order, so rank 0 (and its checkpoint) stays on its node. The
+    others follow: those of one place next to each other, first those of the place where the last one that stays is.
     """
     place = {agent_id: i for i, agent_id in enumerate(last_members)}
-    joining = len(place)
-    preferred = sorted(pool, key=lambda n: (n.index >= desired_pods, n.agent_id not in place, n.index))
-    return sorted(preferred[:size], key=lambda n: (place.get(n.agent_id, joining), n.index))
+    preferred = sorted(pool, key=lambda n: (n.index >= desired_pods, n.agent_id not in place, n.index))[:size]
+    staying = sorted((n for n in preferred if n.agent_id in place), key=lambda n: place[n.agent_id])
+    joining = sorted((n for n in preferred if n.agent_id not in place), key=lambda n: n.index)
+    return staying[:-1] + _side_by_side([*staying[-1:], *joining], topology)
+
+
+def _side_by_side(nodes: Sequence[Node], topology: Callable[[Node], Sequence[str]]) -> list[Node]:
+    """Return the nodes so that those of one place, wide or narrow, follow each other.
+
+    Otherwise they keep their order: a place comes where its first node comes. A node whose place is unknown has one of
+    its own.
+    """
+    first: dict[tuple[str, ...], int] = {}
+    order: dict[str, list[int]] = {}
+    for position, node in enumerate(nodes):
+        path = tuple(topology(node))
+        places = (path[: level + 1] for level in range(len(path)))
+        order[node.agent_id] = [first.setdefault(place, position) for place in places] or [position]
+    return sorted(nodes, key=lambda n: order[n.agent_id])
 
 
 def assign_ranks(

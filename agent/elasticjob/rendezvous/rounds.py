@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 
 from elasticjob.contract.messages import Announce, EndReason, Finish, HangAction, MemberState, Outcome
 from elasticjob.contract.names import RoundId
@@ -59,6 +60,7 @@ from elasticjob.rendezvous.state import (
     expected_pod,
     missing_pods,
     superseded,
+    topology_of,
 )
 
 
@@ -332,7 +334,9 @@ def _start_round(state: CoordinatorState, pool: Sequence[Node], why: str, now: f
         return None if requested is None else RoundDecision(requested, reason=reason)
     settings = state.settings
     size = settings.round_size(len(pool))
-    chosen = rank_assignment.choose_nodes(pool, state.last_members, size, settings.desired_pods)
+    chosen = rank_assignment.choose_nodes(
+        pool, state.last_members, size, settings.desired_pods, partial(topology_of, state)
+    )
     round_id = RoundId(state.attempt, state.store_incarnation, state.round_number + 1)
     members = rank_assignment.assign_ranks(
         chosen,

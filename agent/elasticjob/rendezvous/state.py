@@ -391,6 +391,12 @@ def expected_pod(state: CoordinatorState, index: int) -> ExpectedPod | None:
     return state.pods.get(index)
 
 
+def topology_of(state: CoordinatorState, node: Node) -> tuple[str, ...]:
+    """Return where the node's machine is (`ExpectedPod.topology`); empty if the operator has not sent it."""
+    pod = expected_pod(state, node.index)
+    return pod.topology if pod is not None and pod.incarnation == node.incarnation else ()
+
+
 def node_with_same_index(state: CoordinatorState, node: Node) -> Node | None:
     """Return the other node that has this node's index, if any: the newest one.
 

@@ -11,7 +11,7 @@ events                      create, patch
 leases (own namespace)      create, get, update
 leases (kube-node-lease)    get
 customresourcedefinitions   get (elasticjobs.elasticjob.dev)
-nodes (nodeWarnings)        list, watch
+nodes (nodeWarnings, topologyLabels)  list, watch
 
 With the chart's value gang.coscheduling, gang.volcano or gang.kubernetes:
 

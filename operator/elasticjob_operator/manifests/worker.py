@@ -18,6 +18,7 @@ from elasticjob_operator.manifests.names import (
     pod_labels,
     worker_pod,
 )
+from elasticjob_operator.manifests.placement import HOSTNAME, prefer_placement
 from elasticjob_operator.manifests.services import NODE_KEY
 from elasticjob_operator.model.observed import Job
 from elasticjob_operator.model.pods import AVOIDED_NODES, FAILED_STARTS, TRAINER_CONTAINER
@@ -41,11 +42,12 @@ def worker_pod_manifest(
     image: str,
     avoid: tuple[str, ...] = (),
     failed_starts: int = 0,
+    placement_label: str = HOSTNAME,
 ) -> dict[str, Any]:
     """Return the pod of one index and incarnation.
 
     `image` holds the agent, `avoid` names nodes that the pod must not run on, `failed_starts` is the number of attempts
-    to start the job's pods that have failed.
+    to start the job's pods that have failed, `placement_label` the label of Nodes that `spec.placement` is about.
     """
     template: dict[str, Any] = copy.deepcopy(dict(spec.template))
     own = template.get("metadata") or {}
@@ -61,6 +63,7 @@ def worker_pod_manifest(
         annotations[FAILED_STARTS] = str(failed_starts)
     meta["annotations"] = annotations
     _fill_pod(pod, job, spec, index, avoid)
+    prefer_placement(pod, job, spec.placement, placement_label)
     pod["initContainers"] = [_init_container(image), *(pod.get("initContainers") or [])]
     for container in pod["initContainers"]:
         # So that status quotes the last line of one that fails.

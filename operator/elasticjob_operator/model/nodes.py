@@ -1,7 +1,8 @@
-"""Nodes of the cluster, reduced to their warnings: the machine is about to end, or it is cordoned."""
+"""Nodes of the cluster, reduced to their warnings (the machine is about to end, or it is cordoned) and their place."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from elasticjob_operator.model.raw import Raw, at, mapping, objects, text
@@ -33,3 +34,9 @@ def parse_warning(raw: Raw, keys: NoticeKeys) -> NodeWarning | None:
     notices += [f"annotation {key}" for key in sorted(keys.annotations) if key in annotations]
     cordoned = at(raw, "spec", "unschedulable") is True
     return NodeWarning(notices[0] if notices else "", cordoned) if notices or cordoned else None
+
+
+def parse_topology(raw: Raw, labels: Sequence[str]) -> tuple[str, ...]:
+    """Return a Node's values of these labels, "" for those that it does not have; empty if it has none of them."""
+    values = tuple(text(raw, "metadata", "labels", label) for label in labels)
+    return values if any(values) else ()

@@ -241,8 +241,10 @@ class Observed:
     """When this operator first read the present `status.backOff`, Unix seconds; None: there is none."""
     warnings: Mapping[str, NodeWarning] = field(default_factory=dict)
     """Warnings of `machines`, by name of the node."""
+    topologies: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Where `machines` are (`parse_topology`), by name of the node, as far as it is known."""
     nodes_watched: bool | None = False
-    """Whether the operator watches Nodes; None: it does not know yet whether it may."""
+    """Whether the operator watches the warnings of Nodes; None: it does not know yet whether it may."""
     reach: StoreReach = StoreReach()
     outcome_seen: float | None = None
     """When this operator first read a status that declares the outcome, Unix seconds; None: status declares none."""

@@ -54,6 +54,14 @@ class PodReplacement(str, Enum):
     FAILED = "Failed"
 
 
+class Placement(str, Enum):
+    """`spec.placement`: where the scheduler prefers to place a job's worker pods."""
+
+    NONE = "None"
+    PACKED = "Packed"
+    SPREAD = "Spread"
+
+
 class SpecError(ValueError):
     """No pod can be made from the spec. The message names what the user must change."""
 
@@ -135,6 +143,7 @@ class JobSpec:
     """Whether evictions must leave min_replicas workers."""
     network_isolation: bool = True
     """Whether the job's pods accept connections only from each other and from the operator."""
+    placement: Placement = Placement.NONE
 
     @property
     def termination_grace(self) -> int:
@@ -235,6 +244,7 @@ def parse_spec(raw: Raw) -> JobSpec:
         pod_replacement=_choice(text(raw, "podReplacementPolicy"), PodReplacement.TERMINATING_OR_FAILED),
         termination_timeout=_termination_timeout(raw),
         disruption_budget=at(raw, "disruptionBudget") is not False,
+        placement=_choice(text(raw, "placement"), Placement.NONE),
         # A NetworkPolicy does not apply to pods that have their machine's address.
         network_isolation=at(raw, "networkIsolation") is not False and not uses_host_network(template),
     )

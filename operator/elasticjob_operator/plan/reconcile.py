@@ -47,7 +47,13 @@ from elasticjob_operator.plan.status import (
 from elasticjob_operator.plan.store_confirmation import confirmed_request
 from elasticjob_operator.plan.stores import StorePlan, current_store, no_store, plan_store
 from elasticjob_operator.plan.suspension import is_suspended, remove_children, resumes, stores_left
-from elasticjob_operator.plan.workers import WorkersPlan, draining_pods, expected_pod_of, plan_workers
+from elasticjob_operator.plan.workers import (
+    WorkersPlan,
+    draining_pods,
+    expected_pod_of,
+    plan_workers,
+    with_topology,
+)
 from elasticjob_operator.plan.world import World, read_world
 
 SHORTEST_REQUEUE = 0.05
@@ -268,7 +274,7 @@ def _operator_view(context: JobContext) -> OperatorView:
         charged_since=context.budget.counted_since if context.ctx.spec.restart_window else 0.0,
         charged_round=context.budget.charged_round,
         charged_rounds=charged_rounds(context.budget),
-        pods=context.workers.expected_pods,
+        pods=with_topology(context.ctx, context.workers.expected_pods),
         confirmed_request=0.0 if context.store.promoted else confirmed_request(context.ctx),
         confirmed_half=_half_missing(context),
         finish=_finish(context.outcome) if context.outcome else None,

@@ -113,6 +113,14 @@ def expected_pod_of(pod: Pod) -> ExpectedPod:
     return ExpectedPod(pod.index, pod.incarnation, pod.name, state)
 
 
+def with_topology(ctx: ReconcileContext, pods: tuple[ExpectedPod, ...]) -> tuple[ExpectedPod, ...]:
+    """Return the pods, each with the place of its machine. One that has just been created has no machine yet."""
+    if not ctx.observed.topologies:
+        return pods
+    places = {pod.name: ctx.observed.topologies.get(pod.node, ()) for pod in ctx.observed.workers}
+    return tuple(replace(pod, topology=places.get(pod.pod, ())) for pod in pods)
+
+
 def _mark_lost(pod: ExpectedPod, node: str, avoided: Iterable[AvoidedNode]) -> ExpectedPod:
     """The API server reports a pod as running until its kubelet or the node controller reports otherwise."""
     lost = pod.state is PodState.RUNNING and is_lost(node, avoided)

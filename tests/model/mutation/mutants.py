@@ -158,10 +158,22 @@ MUTANTS = (
     _rendezvous(
         "unstable ranks",
         "rank_assignment",
-        "return sorted(preferred[:size], key=lambda n: (place.get(n.agent_id, joining), n.index))",
-        "return sorted(preferred[:size], key=lambda n: (place.get(n.agent_id, joining), n.index), reverse=True)",
+        "key=lambda n: place[n.agent_id])",
+        "key=lambda n: -place[n.agent_id])",
     ),
-    _rendezvous("all nodes join, also beyond the target", "rank_assignment", "preferred[:size]", "preferred"),
+    _rendezvous(
+        "ranks of nodes that stay follow the topology",
+        "rank_assignment",
+        "staying[:-1] + _side_by_side([*staying[-1:], *joining], topology)",
+        "_side_by_side([*staying, *joining], topology)",
+    ),
+    _rendezvous(
+        "ranks follow the index only",
+        "rank_assignment",
+        "staying[:-1] + _side_by_side([*staying[-1:], *joining], topology)",
+        "staying + joining",
+    ),
+    _rendezvous("all nodes join, also beyond the target", "rank_assignment", "n.index))[:size]", "n.index))"),
     _rendezvous(
         "a node with an older round joins the next one",
         "state",

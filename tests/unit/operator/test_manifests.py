@@ -165,6 +165,45 @@ def test_each_node_selector_term_of_the_template_excludes_avoided_nodes() -> Non
     assert "affinity" not in worker()["spec"]
 
 
+WORKERS = {"matchLabels": {"elasticjob.dev/job-uid": UID, "elasticjob.dev/role": "worker"}}
+
+
+def test_placement_is_a_preference_about_machines_or_the_narrowest_place() -> None:
+    spec = worker(placement="Spread")["spec"]
+    rule = {"maxSkew": 1, "topologyKey": "kubernetes.io/hostname", "whenUnsatisfiable": "ScheduleAnyway"}
+    assert (spec["topologySpreadConstraints"], "affinity" in spec) == ([{**rule, "labelSelector": WORKERS}], False)
+    built = job(placement="Packed")
+    assert built.spec is not None
+    packed = manifests.worker_pod_manifest(built, built.spec, 0, 0, "a", ("n1",), 0, "example.com/rack")["spec"]
+    term = {"topologyKey": "example.com/rack", "labelSelector": WORKERS}
+    preferred = [{"weight": 100, "podAffinityTerm": term}]
+    assert packed["affinity"]["podAffinity"] == {"preferredDuringSchedulingIgnoredDuringExecution": preferred}
+    assert "nodeAffinity" in packed["affinity"]  # the avoided node
+    # Without a rule of its own the scheduler would spread the pods of the job's Service.
+    assert packed["topologySpreadConstraints"] == [{**rule, "topologyKey": "example.com/rack"}]
+
+
+@pytest.mark.parametrize("placement", ["None", "Packed", "Spread"])
+@pytest.mark.parametrize(
+    "own",
+    [
+        {"topologySpreadConstraints": [{"maxSkew": 2}]},
+        {"affinity": {"podAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [{}]}}},
+        {"affinity": {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [{}]}}},
+    ],
+    ids=["spread", "affinity", "anti-affinity"],
+)
+def test_a_template_that_says_where_pods_are_is_left_alone(own: Raw, placement: str) -> None:
+    spec = worker(template(own), placement=placement)["spec"]
+    assert {name: spec.get(name) for name in ("affinity", "topologySpreadConstraints")} == {
+        "affinity": None, "topologySpreadConstraints": None, **own,
+    }  # fmt: skip
+
+
+def test_without_placement_nothing_is_preferred() -> None:
+    assert {"affinity", "topologySpreadConstraints"}.isdisjoint(worker()["spec"])
+
+
 def test_building_a_manifest_does_not_change_the_job() -> None:
     raw = raw_job(template=template({"volumes": [{"name": "data", "emptyDir": {}}]}))
     before = copy.deepcopy(raw)

@@ -16,7 +16,7 @@ from elasticjob_operator import node_watch
 from elasticjob_operator.kube import NODES, Refused, Resource, Unclear
 from elasticjob_operator.kube.client import KubeClient
 from elasticjob_operator.kube.errors import error_from
-from elasticjob_operator.model.nodes import NodeWarning, NoticeKeys, parse_warning
+from elasticjob_operator.model.nodes import NodeWarning, NoticeKeys, parse_topology, parse_warning
 from elasticjob_operator.model.observed import JobKey
 from elasticjob_operator.node_watch import watch_nodes
 from elasticjob_operator.settings import NOTICE_ANNOTATION, NOTICE_TAINTS, parse_settings
@@ -25,12 +25,14 @@ from support.operator_build import raw_job, raw_pod
 
 Raw = dict[str, Any]
 KEYS = NoticeKeys(frozenset({"spot/notice", "scaled-down"}), frozenset({"our/notice"}))
+LABELS = ("zone", "example.com/rack")
 SPOT: Raw = {"taints": [{"key": "gpu", "effect": "NoSchedule"}, {"key": "spot/notice", "effect": "NoExecute"}]}
 
 
 def node(name: str = "n1", version: int = 1, annotations: Raw | None = None, **spec: Any) -> Raw:
-    """Return a Node as its kubelet writes it."""
-    meta: Raw = {"name": name, "resourceVersion": str(version), "annotations": annotations or {}}
+    """Return a Node as its kubelet writes it; `zone` is its label."""
+    labels = {"zone": spec.pop("zone")} if "zone" in spec else {}
+    meta: Raw = {"name": name, "resourceVersion": str(version), "annotations": annotations or {}, "labels": labels}
     return {"metadata": meta, "spec": spec, "status": {"conditions": [{"lastHeartbeatTime": str(version)}]}}
 
 
@@ -49,6 +51,34 @@ def node(name: str = "n1", version: int = 1, annotations: Raw | None = None, **s
 )
 def test_only_the_named_taints_and_annotations_and_a_cordon_are_warnings(raw: Raw, warning: NodeWarning | None) -> None:
     assert parse_warning(raw, KEYS) == warning
+
+
+@pytest.mark.parametrize(
+    ("labels", "topology"),
+    [
+        ({"zone": "z", "example.com/rack": "r", "other": "o"}, ("z", "r")),
+        ({"example.com/rack": "r"}, ("", "r")),
+        ({"zone": "z"}, ("z", "")),
+        ({"other": "o"}, ()),
+        (None, ()),
+    ],
+)
+def test_the_topology_of_a_node_is_its_values_of_the_labels(labels: Any, topology: tuple[str, ...]) -> None:
+    raw = {"metadata": {"name": "n", "labels": labels}}
+    assert (parse_topology(raw, LABELS), parse_topology(raw, ())) == (topology, ())
+
+
+@pytest.mark.parametrize(
+    ("environment", "watches"),
+    [
+        ({}, True),
+        ({"NODE_WARNINGS": "off"}, False),
+        ({"NODE_WARNINGS": "off", "TOPOLOGY_LABELS": "zone, example.com/rack"}, True),
+    ],
+)
+def test_nodes_are_watched_for_warnings_or_for_labels(environment: dict[str, str], watches: bool) -> None:
+    assert parse_settings([], environment).watches_nodes is watches
+    assert parse_settings(["--topology-labels", "zone,example.com/rack"], {}).topology_labels == LABELS
 
 
 def test_the_flags_name_the_notices_and_switch_the_watch_off() -> None:
@@ -121,7 +151,13 @@ def event(raw: Raw, kind: str = "MODIFIED") -> Raw:
 LISTED = event({"metadata": {"resourceVersion": "3"}}, "BOOKMARK")
 
 
-async def run_watch(cache: WatchCache, nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> list[float]:
+async def run_watch(
+    cache: WatchCache,
+    nodes: Nodes,
+    monkeypatch: pytest.MonkeyPatch,
+    keys: NoticeKeys | None = KEYS,
+    labels: tuple[str, ...] = (),
+) -> list[float]:
     """Watch until all batches are delivered; return the delays between them."""
     delays: list[float] = []
     sleep = asyncio.sleep
@@ -131,7 +167,7 @@ async def run_watch(cache: WatchCache, nodes: Nodes, monkeypatch: pytest.MonkeyP
         await sleep(0)
 
     monkeypatch.setattr("elasticjob_operator.node_watch.asyncio.sleep", skip)
-    watching = asyncio.create_task(watch_nodes(nodes, KEYS, cache))
+    watching = asyncio.create_task(watch_nodes(nodes, keys, cache, labels))
     await asyncio.wait_for(nodes.done.wait(), 20.0)
     watching.cancel()
     with suppress(asyncio.CancelledError):
@@ -213,6 +249,43 @@ async def test_an_api_server_that_does_not_answer_changes_nothing(
     assert delays == [1.0, 1.0, 2.0, 4.0]
     assert nodes.versions == ["", "3", "3", "3", "3"]
     assert (cache.nodes_watched, [*cache.warnings(["n1"])]) == (True, ["n1"])
+
+
+# ---- the labels
+
+
+async def test_labels_concern_all_jobs_once_and_then_those_with_pods_on_the_node(
+    cache: WatchCache, concerned: list[JobKey], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = [event(node("n1", zone="z"), "ADDED"), event(node("n4", zone="z"), "ADDED"), LISTED]
+    await run_watch(cache, Nodes(first), monkeypatch, labels=LABELS)
+    assert concerned == [("ns", "bert")]
+    assert cache.topologies(["n1", "n4", "n5"]) == {"n1": ("z", ""), "n4": ("z", "")}
+    concerned.clear()
+    heartbeats = [event(node(name, 4, zone="z")) for name in ("n1", "n4", "n1")]
+    moved = [event(node("n4", 5, zone="y")), event(node("n1", 5, zone="y"))]
+    await run_watch(cache, Nodes([*heartbeats, *moved, event(node("n4"), "DELETED")]), monkeypatch, labels=LABELS)
+    assert concerned == [("ns", "bert")]
+    assert cache.topologies(["n1", "n4"]) == {"n1": ("y", "")}
+
+
+async def test_nodes_of_one_place_share_what_is_kept_of_it(cache: WatchCache, monkeypatch: pytest.MonkeyPatch) -> None:
+    added = [event(json.loads(json.dumps(node(f"n{number}", zone="z"))), "ADDED") for number in range(100)]
+    await run_watch(cache, Nodes(added), monkeypatch, labels=LABELS)
+    kept = cache.topologies(f"n{number}" for number in range(100))
+    assert len(kept) == 100
+    assert len({id(topology) for topology in kept.values()}) == 1
+
+
+@pytest.mark.parametrize("keys", [None, NoticeKeys(frozenset(), frozenset())])
+async def test_without_warnings_no_cordon_counts(
+    cache: WatchCache, monkeypatch: pytest.MonkeyPatch, keys: NoticeKeys | None
+) -> None:
+    """A budget at the minimum is only for operators that see cordons: it would refuse every drain."""
+    nodes = Nodes([event(node("n1", zone="z", unschedulable=True), "ADDED"), LISTED])
+    await run_watch(cache, nodes, monkeypatch, keys, LABELS)
+    assert (cache.nodes_watched, [*cache.warnings(["n1"])]) == ((True, ["n1"]) if keys else (False, []))
+    assert cache.topologies(["n1"]) == {"n1": ("z", "")}
 
 
 # ---- the request
