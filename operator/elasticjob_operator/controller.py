@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from elasticjob.contract.messages import RestartStrategy
 from elasticjob.contract.text import with_noun
 from elasticjob_operator import metrics
 from elasticjob_operator.action_executor import ActionExecutor
@@ -220,7 +221,8 @@ class Controller:
             memory.read_at = None  # another client's write, or an own one that may have taken effect
             raise
         self.watched.record_job(written)
-        metrics.count_change(raw.get("status") or {}, status)
+        strategy = text(raw, "spec", "restartStrategy") or RestartStrategy.IN_PLACE.value
+        metrics.count_change(raw.get("status") or {}, status, strategy)
 
     def _update_link(self, key: JobKey, observed: Observed, decided: Plan, memory: JobMemory) -> None:
         """Set the link's address and send the operator view.

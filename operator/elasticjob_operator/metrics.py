@@ -36,12 +36,13 @@ api_silence = Gauge("elasticjob_api_silence_seconds", "Seconds since the last su
 Status = Mapping[str, Any]
 
 
-def count_change(before: Status, after: Status) -> None:
-    """Update the metrics by the difference between a job's status before and after a write."""
+def count_change(before: Status, after: Status, strategy: str) -> None:
+    """Update the metrics by the difference between a job's status before and after a write. `strategy`: its
+    `spec.restartStrategy`."""
     restarted = integer(after, "restarts") - integer(before, "restarts")
     last = mapping(after, "lastFailure")
     if restarted > 0:
-        restarts.labels(text(last, "class") or "Unknown", "InPlace").inc(restarted)
+        restarts.labels(text(last, "class") or "Unknown", strategy).inc(restarted)
     if last and last != mapping(before, "lastFailure"):
         pod_failures.labels(text(last, "class") or "Unknown").inc()
     _observe_first_round(before, after)

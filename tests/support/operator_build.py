@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
+
+import yaml
 
 from elasticjob.contract import codec
 from elasticjob.contract.messages import (
@@ -19,6 +22,7 @@ from elasticjob.contract.messages import (
     Termination,
 )
 from elasticjob.contract.names import Label, Role, RoundId
+from elasticjob.local.job_schema import find_mistakes
 from elasticjob_operator.model.observed import Child, Children, Job, LinkView, Observed, parse_job
 from elasticjob_operator.model.pods import AVOIDED_NODES, FAILED_STARTS, Pod, parse_pod
 from elasticjob_operator.model.raw import timestamp
@@ -28,6 +32,11 @@ NOW = 1_800_000_000.0
 UID = "11111111-2222-3333-4444-555555555555"
 IMAGE = "elasticjob:test"
 CHILDREN = Children(Child("s", True), Child("n", True), Child("r", True, incarnation=0))
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+STATUS_SCHEMA = yaml.safe_load((REPOSITORY / "crds/elasticjobs.in.yaml").read_text())["spec"]["versions"][0]["schema"][
+    "openAPIV3Schema"
+]["properties"]["status"]
 
 Raw = dict[str, Any]
 
@@ -216,8 +225,11 @@ def without_standby(observed: Observed) -> Observed:
 
 
 def run(observed: Observed, now: float = NOW) -> Plan:
-    """Return the plan of an operator whose image is `IMAGE`."""
-    return plan(observed, IMAGE, now)
+    """Return the plan of an operator whose image is `IMAGE`. Fail if the API server would drop or refuse a part of the
+    status."""
+    decided = plan(observed, IMAGE, now)
+    assert decided.status is None or find_mistakes(STATUS_SCHEMA, decided.status) == []
+    return decided
 
 
 def status_of(p: Plan) -> Raw:

@@ -167,7 +167,17 @@ def test_columns_and_scale_name_fields_that_exist() -> None:
                 break
             node = node["properties"][name]
         else:
-            assert node["type"] in {"string", "integer", "number"}, path
+            assert node["type"] in {"string", "integer", "number", "boolean"}, path
+
+
+def test_the_columns_of_kubectl_get() -> None:
+    (version,) = yaml.safe_load((CRDS / "elasticjobs.yaml").read_text())["spec"]["versions"]
+    columns = version["additionalPrinterColumns"]
+    wide = [column["name"] for column in columns if column.get("priority")]
+    assert [column["name"] for column in columns if not column.get("priority")] == [
+        "Phase", "Ready", "Desired", "Restarts", "Progress", "Age",
+    ]  # fmt: skip
+    assert wide == ["Min", "Max", "World", "Goodput", "Suspended"]
 
 
 def test_the_crd_fits_the_last_applied_annotation_of_kubectl_apply() -> None:

@@ -48,14 +48,18 @@ def find_problems(manifest: Any) -> list[str]:
     admission policy last.
     """
     schema = job_schema()
-    if unknown := [f'unknown field "{path}"' for path in _unknown_fields(schema, manifest, "")]:
-        return unknown
     complete = with_defaults(schema, manifest)
     return (
-        list(_mistakes(schema, complete, ""))
+        find_mistakes(schema, complete)
         or list(_broken_rules(schema, complete, ""))
         or find_reserved_variables(complete)
     )
+
+
+def find_mistakes(schema: Schema, value: Any) -> list[str]:
+    """Return the unknown fields of a value; if there are none, its wrong types and limits."""
+    unknown = [f'unknown field "{path}"' for path in _unknown_fields(schema, value, "")]
+    return unknown or list(_mistakes(schema, value, ""))
 
 
 def with_defaults(schema: Schema, value: Any) -> Any:

@@ -23,6 +23,17 @@ from support.operator_cluster import Cluster
 from support.operator_world import Api
 
 
+async def test_created_pods_and_refused_ones_are_events() -> None:
+    cluster = Cluster()
+    cluster.api.quota = 1
+    await cluster.reconcile()
+    found = [raw for (resource, _), raw in cluster.api.objects.items() if resource.plural == "events"]
+    by_reason = {event["reason"]: (event["type"], event["message"]) for event in found}
+    assert by_reason["SuccessfulCreatePod"] == ("Normal", "created 1 pod: bert-0-0")
+    kind, message = by_reason["FailedCreatePod"]
+    assert (kind, "exceeded quota" in message) == ("Warning", True)
+
+
 async def test_pods_that_a_quota_refuses_are_tried_again_after_growing_seconds() -> None:
     cluster = Cluster()
     cluster.api.quota = 1

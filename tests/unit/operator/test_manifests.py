@@ -314,6 +314,41 @@ def test_services_and_secret() -> None:
     assert {k: base64.b64decode(v).decode() for k, v in secret["data"].items()} == {"node": "ab", "operator": "cd"}
 
 
+def test_every_child_belongs_to_the_job_and_has_its_labels() -> None:
+    built = job(replicas=2, gang={"provider": "volcano"})
+    spec = built.spec
+    assert spec is not None
+    children = [
+        manifests.worker_pod_manifest(built, spec, 1, 0, "a"),
+        manifests.store_pod_manifest(built, spec, 0, "a"),
+        manifests.nodes_service_manifest(built),
+        manifests.store_service_manifest(built, 29400, 0),
+        manifests.secret_manifest(built, {}),
+        manifests.disruption_budget_manifest(built, 2),
+        manifests.network_policy_manifest(built, 29400, ""),
+        manifests.gang_manifest(built, spec),
+        manifests.workload_manifest(built, spec, "w", {}),
+    ]
+    names = ["bert-1-0", "bert-rdzv-0", "bert", "bert-rdzv", "bert-rdzv", "bert", "bert", "bert", "w"]
+    assert [child["metadata"]["name"] for child in children] == names
+    for child in children:
+        meta = child["metadata"]
+        (owner,) = meta["ownerReferences"]
+        assert (owner["kind"], owner["uid"], owner["controller"]) == ("ElasticJob", UID, True)
+        assert "finalizers" not in meta
+        assert {
+            "elasticjob.dev/job-name": "bert", "elasticjob.dev/job-uid": UID, "app.kubernetes.io/name": "elasticjob",
+            "app.kubernetes.io/instance": "bert", "app.kubernetes.io/managed-by": "elasticjob",
+        }.items() <= meta["labels"].items(), child["kind"]  # fmt: skip
+    worker_labels, store_labels = (child["metadata"]["labels"] for child in children[:2])
+    assert {name: worker_labels[f"elasticjob.dev/{name}"] for name in ("role", "index", "incarnation")} == {
+        "role": "worker", "index": "1", "incarnation": "0",
+    }  # fmt: skip
+    assert (worker_labels["elasticjob.dev/execution-attempt"], store_labels["elasticjob.dev/role"]) == ("1", "store")
+    kueue = {"metadata": {"labels": {"kueue.x-k8s.io/podset": "workers"}}} | template()
+    assert worker(kueue)["metadata"]["labels"]["kueue.x-k8s.io/podset"] == "workers"
+
+
 def test_init_containers_report_the_end_of_their_log_unless_the_template_says_otherwise() -> None:
     own = [{"name": "a", "image": "i"}, {"name": "b", "image": "i", "terminationMessagePolicy": "File"}]
     found = worker(template({"initContainers": own}))["spec"]["initContainers"]

@@ -27,6 +27,7 @@ from elasticjob_operator.actions import CreateStore, CreateWorker, DeletePod, De
 from elasticjob_operator.model.observed import LinkView, Observed, Refusal, RefusalReason
 from elasticjob_operator.model.pods import Pod
 from elasticjob_operator.model.raw import timestamp
+from elasticjob_operator.plan import plan
 from elasticjob_operator.plan.context import (
     LEASE_LATE_SECONDS,
     LOST_GRACE_SECONDS,
@@ -37,6 +38,7 @@ from elasticjob_operator.plan.context import (
 from elasticjob_operator.plan.stores import LEASE_POLL_SECONDS
 from support.operator_build import (
     CHILDREN,
+    IMAGE,
     NOW,
     condition,
     conditions_of,
@@ -378,12 +380,48 @@ def test_status_keeps_the_last_ten_failures() -> None:
     assert [record["pod"] for record in kept] == [*(f"p{i}" for i in range(1, 10)), "bert-0-0"]
 
 
+def test_the_first_status_of_a_job() -> None:
+    p = run(Observed(job=job(generation=7)))
+    written = status_of(p)
+    assert {name: value for name, value in written.items() if name != "conditions"} == {
+        "observedGeneration": 7, "phase": "Pending", "targetReplicas": 2, "incarnations": "0,0", "runtimeImage": IMAGE,
+        "selector": "elasticjob.dev/job-name=bert,elasticjob.dev/role=worker", "startTime": timestamp(NOW),
+        "rendezvous": {"endpoint": "bert-rdzv.ns.svc:29400", "incarnation": 0},
+        "executionAttempts": 1, "rendezvousRound": 0, "restarts": 0, "restartsCountTowardsMax": 0, "worldSize": 0,
+        **dict.fromkeys(("replicas", "active", "ready", "standby", "succeeded", "failed", "terminating"), 0),
+    }  # fmt: skip
+    assert reasons_of(p) == {
+        "RendezvousReady": ("False", "StoreStarting"), "Running": ("False", "WaitingForMinReplicas"),
+        "FullyScaled": ("False", "ScalingUp"),
+    }  # fmt: skip
+    assert {c["observedGeneration"] for c in written["conditions"]} == {7}
+    assert {c["lastTransitionTime"] for c in written["conditions"]} == {timestamp(NOW)}
+    assert events_of(p, warning=False) == ["RendezvousStoreCreated"]
+
+
+def test_the_counts_of_pods_and_nodes() -> None:
+    pods = (worker(0), worker(1, **ended(0, "Completed")), worker(2, **ended(1)), worker(3, deleting=NOW + 9))
+    observed = steady(workers=pods, last_report=report(pods[0], pods[3], world_size=16), incarnations="0,0,0,0")
+    counts = status_of(run(replace(observed, job=job(status=observed.job.status.raw, replicas=4))))
+    expected = {"replicas": 1, "succeeded": 1, "failed": 1, "terminating": 1, "active": 2, "worldSize": 16}
+    assert {name: counts[name] for name in expected} == expected
+
+
+def test_a_restart_has_a_time_and_scaling_an_event_when_it_is_done() -> None:
+    ending = report(worker(0), worker(1), ended_rounds=(round_ended(1),))
+    assert status_of(run(steady(last_report=ending)))["lastRestartTime"] == timestamp(NOW)
+    smaller = [condition("FullyScaled", value=False, reason="ScalingUp")]
+    assert events_of(run(steady(conditions=smaller, lastScaleTime=timestamp(NOW - 9)))) == ["WorldFormed", "Scaled"]
+
+
 def test_a_failure_beyond_the_budget_ends_the_job() -> None:
-    spent: dict[str, Any] = {"restarts": 3, "restartsCountTowardsMax": 3, "conditions": [condition("Running")]}
+    before = [condition("Running"), condition("Restarting")]
+    spent: dict[str, Any] = {"restarts": 3, "restartsCountTowardsMax": 3, "conditions": before}
     pods = (worker(0, **ended(137, "OOMKilled")), worker(1))
     p = run(steady(workers=pods, **spent))
     status_ = status_of(p)
     assert reasons_of(p)["FailureTarget"] == ("True", "MaxRestartsExceeded")
+    assert reasons_of(p)["Restarting"] == ("False", "BudgetExhausted")
     assert "Failed" not in reasons_of(p)
     assert (status_["restarts"], status_["phase"]) == (3, "Failed")
     assert status_["lastFailure"]["class"] == FailureClass.OOM_KILLED.value
@@ -738,7 +776,7 @@ def test_a_round_that_a_new_store_restored_is_not_counted_again() -> None:
 
 
 def test_status_fields_of_a_newer_operator_are_kept() -> None:
-    p = run(steady(novel={"percent": 99}, conditions=[{"type": "Novel", "status": "True"}]))
+    p = plan(steady(novel={"percent": 99}, conditions=[{"type": "Novel", "status": "True"}]), IMAGE, NOW)
     assert status_of(p)["novel"] == {"percent": 99}
     assert {"type": "Novel", "status": "True"} in status_of(p)["conditions"]
 
