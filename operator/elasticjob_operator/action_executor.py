@@ -12,9 +12,7 @@ from typing import Any, assert_never
 from elasticjob_operator import manifests
 from elasticjob_operator.actions import (
     Action,
-    CreateDisruptionBudget,
     CreateGang,
-    CreateNetworkPolicy,
     CreateNodesService,
     CreateSecret,
     CreateStandbyStore,
@@ -22,11 +20,10 @@ from elasticjob_operator.actions import (
     CreateStoreService,
     CreateWorker,
     CreateWorkload,
-    DeleteDisruptionBudget,
     DeleteGang,
     DeleteJob,
-    DeleteNetworkPolicy,
     DeletePod,
+    DeletePolicy,
     DeleteService,
     DeleteWorkload,
     FinishWorkload,
@@ -34,18 +31,15 @@ from elasticjob_operator.actions import (
     ReleaseQuota,
     ReplaceGang,
     ResizeGang,
-    UpdateDisruptionBudget,
-    UpdateNetworkPolicy,
     UpdateStoreService,
     UpdateWorkload,
+    WritePolicy,
 )
 from elasticjob_operator.children import is_terminating, with_child
 from elasticjob_operator.job_memory import LONGEST_OPTIONAL_RETRY, LONGEST_RETRY, JobMemory
 from elasticjob_operator.keys import JobKeys
 from elasticjob_operator.kube import (
-    BUDGETS,
     JOBS,
-    NETWORK_POLICIES,
     PODS,
     SECRETS,
     SERVICES,
@@ -69,11 +63,11 @@ from elasticjob_operator.kube.kueue import (
 from elasticjob_operator.manifests.names import attempt
 from elasticjob_operator.manifests.placement import HOSTNAME
 from elasticjob_operator.manifests.services import read_operator_key, store_selector
-from elasticjob_operator.model.observed import Children, Job, RefusalReason, is_owned
+from elasticjob_operator.model.observed import Children, Job, NetworkPolicy, Policy, RefusalReason, is_owned
 from elasticjob_operator.model.raw import Raw
 from elasticjob_operator.model.spec import JobSpec
 from elasticjob_operator.model.workload import PodChanges
-from elasticjob_operator.policies import POLICIES, with_policy
+from elasticjob_operator.policies import POLICIES, policy_resource, with_policy
 from elasticjob_operator.watch_cache import WatchCache
 
 log = logging.getLogger(__name__)
@@ -109,18 +103,18 @@ class ActionExecutor:
         is unknown; the last group is executed in any case. The job's memory records failures, and when to try again.
         """
         ordered = list(actions)
-        isolation = [a for a in ordered if isinstance(a, (CreateNetworkPolicy, UpdateNetworkPolicy))]
+        policies = [a for a in ordered if isinstance(a, WritePolicy)]
+        isolation = [a for a in policies if isinstance(a.policy, NetworkPolicy)]
         needed = (CreateSecret, CreateNodesService, CreateStoreService)
         prerequisites = [a for a in ordered if isinstance(a, needed)]
         gangs = [a for a in ordered if isinstance(a, CreateGang)]
         stores = [a for a in ordered if isinstance(a, (CreateStore, UpdateStoreService))]
         workers = [a for a in ordered if isinstance(a, CreateWorker)]
         standbys = [a for a in ordered if isinstance(a, CreateStandbyStore)]
-        budgets = (CreateDisruptionBudget, UpdateDisruptionBudget, DeleteDisruptionBudget)
         queueing = (CreateWorkload, UpdateWorkload, DeleteWorkload, MarkPodsReady, ReleaseQuota, FinishWorkload)
-        deletions = (DeletePod, DeleteService, DeleteGang, DeleteNetworkPolicy, DeleteJob)
-        changes = (*deletions, ResizeGang, ReplaceGang, *budgets, *queueing)
-        others = [a for a in ordered if isinstance(a, changes)]
+        deletions = (DeletePod, DeleteService, DeleteGang, DeletePolicy, DeleteJob)
+        changes = (*deletions, ResizeGang, ReplaceGang, WritePolicy, *queueing)
+        others = [a for a in ordered if isinstance(a, changes) and a not in isolation]
         # First: pods may start as soon as they exist.
         done: list[_Result] = await asyncio.gather(*(self._execute(action) for action in isolation))
         problem, no_child = "", self._missing_children(prerequisites)
@@ -234,36 +228,26 @@ class ActionExecutor:
             case FinishWorkload(succeeded, message):
                 finished = partial(manifests.finished_status, succeeded=succeeded, message=message)
                 return await self._write_workload(finished)
-            case CreateDisruptionBudget(min_available):
-                return await self._create_policy(BUDGETS, manifests.disruption_budget_manifest(self.job, min_available))
-            case UpdateDisruptionBudget(uid, min_available):
-                name = manifests.disruption_budget(self.job.name)
-                return await self._patch(BUDGETS, name, uid, {"spec": {"minAvailable": min_available}})
-            case DeleteDisruptionBudget(uid):
-                return await self._delete_child(BUDGETS, manifests.disruption_budget(self.job.name), uid)
-            case CreateNetworkPolicy(operator_namespace):
-                return await self._create_policy(NETWORK_POLICIES, self._network_policy(operator_namespace))
-            case UpdateNetworkPolicy(uid, operator_namespace):
-                body = self._network_policy(operator_namespace)
-                return await self._patch(NETWORK_POLICIES, body["metadata"]["name"], uid, {"spec": body["spec"]})
-            case DeleteNetworkPolicy(uid):
-                return await self._delete_child(NETWORK_POLICIES, manifests.network_policy(self.job.name), uid)
+            case WritePolicy(policy):
+                return await self._write_policy(policy)
+            case DeletePolicy(policy):
+                name = manifests.policy_name(self.job.name)
+                return await self._delete_child(policy_resource(policy), name, policy.uid)
             case DeleteJob(uid, why):
                 log.info("%s/%s: deleting the job: %s", self.job.namespace, self.job.name, why)
                 return await self._delete(JOBS, self.job.name, uid)
             case _:
                 assert_never(action)
 
-    def _network_policy(self, operator_namespace: str) -> dict[str, Any]:
-        return manifests.network_policy_manifest(self.job, self.spec.port, operator_namespace)
-
-    async def _create_policy(self, resource: Resource, body: dict[str, Any]) -> _Result:
-        """Create a policy; log why if the API server refuses it, because no condition of the job says so."""
-        kind = body["kind"]
-        result = await self._create(resource, f"{kind}/", body, LONGEST_OPTIONAL_RETRY)
+    async def _write_policy(self, policy: Policy) -> _Result:
+        """Write a policy; log why if the API server refuses to create it, because no condition of the job says so."""
+        resource, body = policy_resource(policy), manifests.policy_manifest(self.job, policy)
+        if policy.uid:
+            return await self._patch(resource, body["metadata"]["name"], policy.uid, {"spec": body["spec"]})
+        result = await self._create(resource, f"{policy.kind}/", body, LONGEST_OPTIONAL_RETRY)
         if result.refused:
-            why = self.memory.refusals[f"{kind}/{result.name}"].message
-            log.warning("%s/%s: no %s: %s", self.job.namespace, self.job.name, kind, why)
+            why = self.memory.refusals[f"{policy.kind}/{result.name}"].message
+            log.warning("%s/%s: no %s: %s", self.job.namespace, self.job.name, policy.kind, why)
         return result
 
     async def _create_gang(self) -> _Result:

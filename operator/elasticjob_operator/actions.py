@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from elasticjob_operator.model.observed import Policy
+
 
 @dataclass(frozen=True)
 class CreateSecret:
@@ -113,48 +115,18 @@ class FinishWorkload:
 
 
 @dataclass(frozen=True)
-class CreateDisruptionBudget:
-    """Create the PodDisruptionBudget of the workers. The job runs without it if that fails."""
+class WritePolicy:
+    """Create a policy of the job, or change the one with the same UID. The job runs without it if that fails."""
 
-    min_available: int
-
-
-@dataclass(frozen=True)
-class UpdateDisruptionBudget:
-    """Change how many workers must stay available."""
-
-    uid: str
-    min_available: int
+    policy: Policy
+    """What it is to be."""
 
 
 @dataclass(frozen=True)
-class DeleteDisruptionBudget:
-    """Delete the PodDisruptionBudget of the workers."""
+class DeletePolicy:
+    """Delete a policy of the job."""
 
-    uid: str
-
-
-@dataclass(frozen=True)
-class CreateNetworkPolicy:
-    """Create the NetworkPolicy of the job's pods. The job runs without it if that fails."""
-
-    operator_namespace: str
-    """The namespace of the operator's pods; empty if the operator runs in no pod."""
-
-
-@dataclass(frozen=True)
-class UpdateNetworkPolicy:
-    """Change which connections the job's pods accept."""
-
-    uid: str
-    operator_namespace: str
-
-
-@dataclass(frozen=True)
-class DeleteNetworkPolicy:
-    """Delete the NetworkPolicy of the job's pods."""
-
-    uid: str
+    policy: Policy
 
 
 @dataclass(frozen=True)
@@ -224,12 +196,8 @@ Action: TypeAlias = (
     | MarkPodsReady
     | ReleaseQuota
     | FinishWorkload
-    | CreateDisruptionBudget
-    | UpdateDisruptionBudget
-    | DeleteDisruptionBudget
-    | CreateNetworkPolicy
-    | UpdateNetworkPolicy
-    | DeleteNetworkPolicy
+    | WritePolicy
+    | DeletePolicy
     | DeleteJob
     | CreateStore
     | CreateStandbyStore

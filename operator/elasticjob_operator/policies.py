@@ -8,15 +8,19 @@ from typing import Any
 
 from elasticjob_operator.job_memory import JobMemory
 from elasticjob_operator.kube import BUDGETS, NETWORK_POLICIES, KubeApi, NotFound, Refused, Resource
-from elasticjob_operator.manifests import disruption_budget, network_policy
+from elasticjob_operator.manifests import policy_name
 from elasticjob_operator.manifests.policies import read_disruption_budget, read_network_policy
-from elasticjob_operator.model.observed import Job, Policies, is_owned
+from elasticjob_operator.model.observed import DisruptionBudget, Job, Policies, Policy, is_owned
 
-POLICIES = {BUDGETS: disruption_budget, NETWORK_POLICIES: network_policy}
-"""The resource types of policies, each with the function that names a job's object."""
+POLICIES = (BUDGETS, NETWORK_POLICIES)
+"""The resource types of policies."""
 POLICIES_SECONDS = 3600.0
 """Policies change only when another client changes them: they are read this often, in seconds. The operator's own
 creates and patches return the object, so it is not read after them, nor after its deletes."""
+
+
+def policy_resource(policy: Policy) -> Resource:
+    return BUDGETS if isinstance(policy, DisruptionBudget) else NETWORK_POLICIES
 
 
 async def read_policies(api: KubeApi, job: Job, memory: JobMemory, now: float) -> Policies:
@@ -27,7 +31,7 @@ async def read_policies(api: KubeApi, job: Job, memory: JobMemory, now: float) -
     if memory.policies is None or now >= memory.policies_at + POLICIES_SECONDS:
         policies = Policies()
         if job.status.raw:
-            found = await asyncio.gather(*(_find(api, kind, job, name(job.name)) for kind, name in POLICIES.items()))
+            found = await asyncio.gather(*(_find(api, resource, job) for resource in POLICIES))
             for resource, raw in zip(POLICIES, found, strict=True):
                 policies = with_policy(policies, resource, raw)
         memory.policies, memory.policies_at = policies, now
@@ -43,11 +47,11 @@ def with_policy(policies: Policies, resource: Resource, raw: dict[str, Any] | No
     return policies
 
 
-async def _find(api: KubeApi, resource: Resource, job: Job, name: str) -> dict[str, Any] | None:
+async def _find(api: KubeApi, resource: Resource, job: Job) -> dict[str, Any] | None:
     """Return the job's object; None if there is none, another owner's, or one that the operator may not read: then it
     may not create it either, and says so."""
     try:
-        found = await api.get(resource, job.namespace, name)
+        found = await api.get(resource, job.namespace, policy_name(job.name))
     except (NotFound, Refused):
         return None
     return found if is_owned(found, job.uid) else None

@@ -2,15 +2,14 @@
 
 from elasticjob_operator.manifests.gang import gang_child, gang_manifest, gang_name, gang_resize
 from elasticjob_operator.manifests.names import (
-    disruption_budget,
     key_secret,
-    network_policy,
     nodes_service,
+    policy_name,
     store_pod,
     store_service,
     worker_pod,
 )
-from elasticjob_operator.manifests.policies import disruption_budget_manifest, network_policy_manifest
+from elasticjob_operator.manifests.policies import policy_manifest
 from elasticjob_operator.manifests.services import nodes_service_manifest, secret_manifest, store_service_manifest
 from elasticjob_operator.manifests.store import store_pod_manifest
 from elasticjob_operator.manifests.worker import worker_pod_manifest
@@ -29,18 +28,16 @@ from elasticjob_operator.manifests.workload import (
 __all__ = [
     "apply_admission",
     "asks_for",
-    "disruption_budget",
-    "disruption_budget_manifest",
     "finished_status",
     "gang_child",
     "gang_manifest",
     "gang_name",
     "gang_resize",
     "key_secret",
-    "network_policy",
-    "network_policy_manifest",
     "nodes_service",
     "nodes_service_manifest",
+    "policy_manifest",
+    "policy_name",
     "ready_status",
     "released_status",
     "secret_manifest",

@@ -27,11 +27,8 @@ def store_service(job: str) -> str:
     return f"{job}-{SUFFIX}"
 
 
-def disruption_budget(job: str) -> str:
-    return job
-
-
-def network_policy(job: str) -> str:
+def policy_name(job: str) -> str:
+    """Return the name of the PodDisruptionBudget and of the NetworkPolicy."""
     return job
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from elasticjob.contract.names import Label, Role
-from elasticjob_operator.manifests.names import disruption_budget, labels, metadata, network_policy, role_selector
-from elasticjob_operator.model.observed import DisruptionBudget, Job, NetworkPolicy
+from elasticjob_operator.manifests.names import labels, metadata, policy_name, role_selector
+from elasticjob_operator.model.observed import DisruptionBudget, Job, NetworkPolicy, Policy
 from elasticjob_operator.model.raw import Raw, integer, objects, text
 
 OPERATOR_LABELS = {"app.kubernetes.io/name": "elasticjob", "app.kubernetes.io/component": "operator"}
@@ -15,51 +15,51 @@ _NAMESPACE_NAME = "kubernetes.io/metadata.name"
 """Label that the API server sets in each namespace."""
 
 
-def disruption_budget_manifest(job: Job, min_available: int) -> dict[str, Any]:
-    """Return the PodDisruptionBudget of the workers: an eviction must leave `min_available` of them Ready.
+def policy_manifest(job: Job, policy: Policy) -> dict[str, Any]:
+    """Return the manifest of a policy."""
+    match policy:
+        case DisruptionBudget():
+            version, spec = "policy/v1", _budget_spec(job, policy)
+        case NetworkPolicy():
+            version, spec = "networking.k8s.io/v1", _network_spec(job, policy)
+    meta = metadata(job, policy_name(job.name), labels(job))
+    return {"apiVersion": version, "kind": policy.kind, "metadata": meta, "spec": spec}
+
+
+def _budget_spec(job: Job, budget: DisruptionBudget) -> dict[str, Any]:
+    """An eviction must leave `min_available` workers Ready.
 
     A worker that is not Ready does not train: it may be evicted at any time.
     """
     return {
-        "apiVersion": "policy/v1",
-        "kind": "PodDisruptionBudget",
-        "metadata": metadata(job, disruption_budget(job.name), labels(job)),
-        "spec": {
-            "minAvailable": min_available,
-            "selector": {"matchLabels": role_selector(job, Role.WORKER)},
-            "unhealthyPodEvictionPolicy": "AlwaysAllow",
-        },
+        "minAvailable": budget.min_available,
+        "selector": {"matchLabels": role_selector(job, Role.WORKER)},
+        "unhealthyPodEvictionPolicy": "AlwaysAllow",
+    }
+
+
+def _network_spec(job: Job, policy: NetworkPolicy) -> dict[str, Any]:
+    """The job's pods accept connections from each other.
+
+    The operator may connect to the store's port, of all pods, because workers do not listen on it. An operator that
+    runs in no pod (empty `operator_namespace`) has no labels: then the port is open, and the store's keys protect it.
+    """
+    pods = {"podSelector": {"matchLabels": {Label.JOB_UID: job.uid}}}
+    operators = {
+        "namespaceSelector": {"matchLabels": {_NAMESPACE_NAME: policy.operator_namespace}},
+        "podSelector": {"matchLabels": OPERATOR_LABELS},
+    }
+    store = {"ports": [{"protocol": "TCP", "port": policy.store_port}]}
+    return {
+        **pods,
+        "policyTypes": ["Ingress"],
+        "ingress": [{"from": [pods]}, store | ({"from": [operators]} if policy.operator_namespace else {})],
     }
 
 
 def read_disruption_budget(raw: Raw) -> DisruptionBudget:
     """Return what the operator must know of a PodDisruptionBudget."""
     return DisruptionBudget(text(raw, "metadata", "uid"), integer(raw, "spec", "minAvailable"))
-
-
-def network_policy_manifest(job: Job, store_port: int, operator_namespace: str) -> dict[str, Any]:
-    """Return the NetworkPolicy of the job's pods.
-
-    They accept connections from each other. The operator may connect to the store's port, of all pods, because workers
-    do not listen on it. An operator that runs in no pod (empty `operator_namespace`) has no labels: then the port is
-    open, and the store's keys protect it.
-    """
-    pods = {"podSelector": {"matchLabels": {Label.JOB_UID: job.uid}}}
-    operators = {
-        "namespaceSelector": {"matchLabels": {_NAMESPACE_NAME: operator_namespace}},
-        "podSelector": {"matchLabels": OPERATOR_LABELS},
-    }
-    store = {"ports": [{"protocol": "TCP", "port": store_port}]}
-    return {
-        "apiVersion": "networking.k8s.io/v1",
-        "kind": "NetworkPolicy",
-        "metadata": metadata(job, network_policy(job.name), labels(job)),
-        "spec": {
-            **pods,
-            "policyTypes": ["Ingress"],
-            "ingress": [{"from": [pods]}, store | ({"from": [operators]} if operator_namespace else {})],
-        },
-    }
 
 
 def read_network_policy(raw: Raw) -> NetworkPolicy:

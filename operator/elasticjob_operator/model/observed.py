@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TypeAlias
+from typing import ClassVar, TypeAlias
 
 from elasticjob.contract.messages import Report
 from elasticjob_operator.model.nodes import NodeWarning
@@ -137,7 +137,9 @@ class Children:
 class DisruptionBudget:
     """The job's PodDisruptionBudget."""
 
+    kind: ClassVar = "PodDisruptionBudget"
     uid: str
+    """Empty if it is to be created."""
     min_available: int
 
 
@@ -145,10 +147,15 @@ class DisruptionBudget:
 class NetworkPolicy:
     """The job's NetworkPolicy: what it admits besides the job's own pods."""
 
+    kind: ClassVar = "NetworkPolicy"
     uid: str
+    """Empty if it is to be created."""
     store_port: int
     operator_namespace: str
     """Pods of operators in this namespace may connect to the port; empty: everything may."""
+
+
+Policy: TypeAlias = DisruptionBudget | NetworkPolicy
 
 
 @dataclass(frozen=True)

@@ -11,30 +11,21 @@ from collections.abc import Mapping
 from typing import Any
 
 from elasticjob_operator.actions import (
-    CreateDisruptionBudget,
-    CreateNetworkPolicy,
+    Action,
     CreateNodesService,
     CreateSecret,
     CreateStandbyStore,
     CreateStore,
     CreateStoreService,
     CreateWorker,
+    WritePolicy,
 )
 from elasticjob_operator.model.observed import Observed
 from elasticjob_operator.model.raw import Raw, integer, objects, text
 from elasticjob_operator.model.status import parse_status
 from elasticjob_operator.plan.reconcile import Plan
 
-_CREATIONS = (
-    CreateSecret,
-    CreateNodesService,
-    CreateStoreService,
-    CreateStore,
-    CreateStandbyStore,
-    CreateWorker,
-    CreateDisruptionBudget,
-    CreateNetworkPolicy,
-)
+_CREATIONS = (CreateSecret, CreateNodesService, CreateStoreService, CreateStore, CreateStandbyStore, CreateWorker)
 _DECISIONS = (
     "avoidedNodes",
     "backOff",
@@ -62,11 +53,15 @@ def needs_read(decided: Plan, observed: Observed) -> bool:
     changed = decided.actions or job.generation != integer(job.status.raw, "observedGeneration")
     if changed and not (observed.children.known and observed.policies.known):
         return True
-    if not all(isinstance(action, _CREATIONS) for action in decided.actions):
+    if not all(map(_creates, decided.actions)):
         return True
     if decided.operator_view is not None and (decided.operator_view.confirmed_request or decided.operator_view.finish):
         return True
     return decided.status is not None and _decides(job.status.raw, decided.status)
+
+
+def _creates(action: Action) -> bool:
+    return isinstance(action, _CREATIONS) or (isinstance(action, WritePolicy) and not action.policy.uid)
 
 
 def _decides(before: Raw, after: Mapping[str, Any]) -> bool:

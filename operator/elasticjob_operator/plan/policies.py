@@ -2,59 +2,42 @@
 
 from __future__ import annotations
 
-from elasticjob_operator.actions import (
-    CreateDisruptionBudget,
-    CreateNetworkPolicy,
-    DeleteDisruptionBudget,
-    DeleteNetworkPolicy,
-    UpdateDisruptionBudget,
-    UpdateNetworkPolicy,
-)
-from elasticjob_operator.manifests.names import disruption_budget, network_policy
+from elasticjob_operator.actions import DeletePolicy, WritePolicy
+from elasticjob_operator.manifests.names import policy_name
+from elasticjob_operator.model.observed import DisruptionBudget, NetworkPolicy, Policy
 from elasticjob_operator.plan.context import Actions, ReconcileContext
 from elasticjob_operator.plan.cordons import may_have_cordon_spares, pods_not_ready
 
 
 def plan_policies(ctx: ReconcileContext) -> Actions:
-    """Return the actions for the policies of a job that runs."""
+    """Return the actions for the policies of a job that runs.
+
+    A job that is suspended or has ended keeps its NetworkPolicy until the job runs again or is deleted: its pods may
+    still end, and a policy without pods does nothing.
+    """
     if not ctx.observed.policies.known:
         return Actions()
-    return _plan_network_policy(ctx) + _plan_disruption_budget(ctx)
-
-
-def _plan_network_policy(ctx: ReconcileContext) -> Actions:
-    """Return the action for the NetworkPolicy.
-
-    A job that is suspended or has ended keeps it until the job runs again or is deleted: its pods may still end, and
-    a policy without pods does nothing.
-    """
-    policy, namespace = ctx.observed.policies.network, ctx.observed.operator_namespace
-    if not ctx.spec.network_isolation:
-        return Actions(() if policy is None else (DeleteNetworkPolicy(policy.uid),))
-    if policy is None:
-        may_create = ctx.may_create(f"NetworkPolicy/{network_policy(ctx.job.name)}")
-        return Actions((CreateNetworkPolicy(namespace),) if may_create else ())
-    if (policy.store_port, policy.operator_namespace) != (ctx.spec.port, namespace):
-        return Actions((UpdateNetworkPolicy(policy.uid, namespace),))
-    return Actions()
-
-
-def _plan_disruption_budget(ctx: ReconcileContext) -> Actions:
-    wanted, budget = _wanted_min_available(ctx), ctx.observed.policies.budget
-    if wanted is None:
-        return delete_disruption_budget(ctx)
-    if budget is None:
-        may_create = ctx.may_create(f"PodDisruptionBudget/{disruption_budget(ctx.job.name)}")
-        return Actions((CreateDisruptionBudget(wanted),) if may_create else ())
-    if budget.min_available != wanted:
-        return Actions((UpdateDisruptionBudget(budget.uid, wanted),))
-    return Actions()
+    network, budget, at_least = ctx.observed.policies.network, ctx.observed.policies.budget, _wanted_min_available(ctx)
+    wanted = NetworkPolicy(network.uid if network else "", ctx.spec.port, ctx.observed.operator_namespace)
+    isolated = _write(ctx, network, wanted) if ctx.spec.network_isolation else _delete(network)
+    if at_least is None:
+        return isolated + _delete(budget)
+    return isolated + _write(ctx, budget, DisruptionBudget(budget.uid if budget else "", at_least))
 
 
 def delete_disruption_budget(ctx: ReconcileContext) -> Actions:
     """Delete the PodDisruptionBudget of a job that is to have none."""
-    budget = ctx.observed.policies.budget
-    return Actions(() if budget is None else (DeleteDisruptionBudget(budget.uid),))
+    return _delete(ctx.observed.policies.budget)
+
+
+def _write(ctx: ReconcileContext, policy: Policy | None, wanted: Policy) -> Actions:
+    if policy is None:
+        return Actions((WritePolicy(wanted),) if ctx.may_create(f"{wanted.kind}/{policy_name(ctx.job.name)}") else ())
+    return Actions((WritePolicy(wanted),) if policy != wanted else ())
+
+
+def _delete(policy: Policy | None) -> Actions:
+    return Actions(() if policy is None else (DeletePolicy(policy),))
 
 
 def _wanted_min_available(ctx: ReconcileContext) -> int | None:

@@ -600,7 +600,7 @@ MUTANTS = (
     Mutant(
         "pods are deleted by a late view",
         f"{OPERATOR}/plan/freshness.py",
-        "    if not all(isinstance(action, _CREATIONS) for action in decided.actions):\n        return True\n",
+        "    if not all(map(_creates, decided.actions)):\n        return True\n",
         "",
     ),
 )  # fmt: skip

@@ -7,13 +7,7 @@ from typing import Any
 
 import pytest
 
-from elasticjob_operator.actions import (
-    CreateDisruptionBudget,
-    CreateWorker,
-    DeleteDisruptionBudget,
-    DeletePod,
-    UpdateDisruptionBudget,
-)
+from elasticjob_operator.actions import CreateWorker, DeletePod, DeletePolicy, WritePolicy
 from elasticjob_operator.model.nodes import NodeWarning
 from elasticjob_operator.model.observed import DisruptionBudget, Observed, Policies
 from elasticjob_operator.model.pods import Pod
@@ -73,9 +67,10 @@ def deleted(p: Plan) -> list[str]:
 
 def asked(p: Plan, before: int = 2) -> int | None:
     """Return how many pods the budget asks for after the plan."""
-    if any(isinstance(a, DeleteDisruptionBudget) for a in p.actions):
+    if any(isinstance(a, DeletePolicy) for a in p.actions):
         return None
-    return next((a.min_available for a in p.actions if isinstance(a, UpdateDisruptionBudget)), before)
+    written = (a.policy for a in p.actions if isinstance(a, WritePolicy))
+    return next((policy.min_available for policy in written if isinstance(policy, DisruptionBudget)), before)
 
 
 def test_a_drain_of_a_job_of_fixed_size_from_the_cordon_to_its_end() -> None:
@@ -158,8 +153,8 @@ def test_a_new_operator_keeps_the_additional_pods_until_it_knows_the_nodes() -> 
 @pytest.mark.parametrize(
     ("watched", "absent", "present"),
     [
-        (True, (CreateDisruptionBudget(2),), ()),
-        (False, (), (DeleteDisruptionBudget("b"),)),
+        (True, (WritePolicy(DisruptionBudget("", 2)),), ()),
+        (False, (), (DeletePolicy(DisruptionBudget("b", 2)),)),
         (None, (), ()),
     ],
 )

@@ -9,22 +9,15 @@ from typing import Any
 import pytest
 
 from elasticjob.contract.names import Label, Role
-from elasticjob_operator.actions import (
-    Action,
-    CreateDisruptionBudget,
-    CreateNetworkPolicy,
-    DeleteDisruptionBudget,
-    DeleteNetworkPolicy,
-    UpdateDisruptionBudget,
-    UpdateNetworkPolicy,
-)
+from elasticjob_operator.actions import Action, DeletePolicy, WritePolicy
 from elasticjob_operator.controller import Controller
 from elasticjob_operator.events import Recorder
 from elasticjob_operator.keys import JobKeys
 from elasticjob_operator.kube import BUDGETS, JOBS, NETWORK_POLICIES, PODS, Refused, Resource
-from elasticjob_operator.manifests import disruption_budget_manifest, network_policy_manifest
+from elasticjob_operator.manifests import policy_manifest
 from elasticjob_operator.manifests.policies import read_network_policy
-from elasticjob_operator.model.observed import DisruptionBudget, NetworkPolicy, Policies
+from elasticjob_operator.model.observed import DisruptionBudget, NetworkPolicy, Policies, Policy
+from elasticjob_operator.plan import Plan
 from elasticjob_operator.policies import POLICIES, POLICIES_SECONDS
 from elasticjob_operator.settings import parse_settings
 from support.operator_build import CHILDREN, NOW, UID, condition, elastic, job, raw_job, run, status, steady
@@ -34,7 +27,7 @@ KEY = ("ns", "bert")
 
 
 def test_the_budget_counts_the_workers_of_this_job_and_protects_only_ready_ones() -> None:
-    body = disruption_budget_manifest(job(), 2)
+    body = policy_manifest(job(), DisruptionBudget("", 2))
     (owner,) = body["metadata"]["ownerReferences"]
     assert (body["apiVersion"], body["kind"], body["metadata"]["name"]) == ("policy/v1", "PodDisruptionBudget", "bert")
     assert (owner["uid"], owner["controller"]) == (UID, True)
@@ -47,7 +40,7 @@ def test_the_budget_counts_the_workers_of_this_job_and_protects_only_ready_ones(
 
 @pytest.mark.parametrize("namespace", ["", "system"])
 def test_the_network_policy_admits_the_jobs_pods_and_the_operator_to_the_store(namespace: str) -> None:
-    body = network_policy_manifest(job(), 1234, namespace)
+    body = policy_manifest(job(), NetworkPolicy("", 1234, namespace))
     (owner,) = body["metadata"]["ownerReferences"]
     assert (body["apiVersion"], body["kind"]) == ("networking.k8s.io/v1", "NetworkPolicy")
     assert (body["metadata"]["name"], owner["uid"], owner["controller"]) == ("bert", UID, True)
@@ -80,6 +73,12 @@ def test_only_an_operator_in_a_pod_can_be_named_by_a_network_policy(environ: dic
 # ---- decisions
 
 
+def actions_for(kind: type[Policy], p: Plan) -> tuple[Action, ...]:
+    """Return what a plan does to policies of this kind."""
+    changes = (a for a in p.actions if isinstance(a, (WritePolicy, DeletePolicy)))
+    return tuple(action for action in changes if isinstance(action.policy, kind))
+
+
 def budget_actions(
     spec: Mapping[str, Any], budget: DisruptionBudget | None = None, *conditions: Any
 ) -> tuple[Action, ...]:
@@ -87,12 +86,11 @@ def budget_actions(
     observed = steady()
     running = status(conditions=list(conditions))
     observed = replace(observed, job=job(status=running, **spec), policies=replace(observed.policies, budget=budget))
-    kinds = (CreateDisruptionBudget, UpdateDisruptionBudget, DeleteDisruptionBudget)
-    return tuple(action for action in run(observed).actions if isinstance(action, kinds))
+    return actions_for(DisruptionBudget, run(observed))
 
 
 BUDGET = DisruptionBudget("b", 1)
-CREATE, UPDATE, DELETE = CreateDisruptionBudget(1), UpdateDisruptionBudget("b", 1), DeleteDisruptionBudget("b")
+CREATE, DELETE = WritePolicy(DisruptionBudget("", 1)), DeletePolicy(BUDGET)
 SPARE = {"elasticPolicy": {"minReplicas": 1, "maxReplicas": 2, "spares": 1}, "replicas": 1}
 
 
@@ -100,7 +98,7 @@ SPARE = {"elasticPolicy": {"minReplicas": 1, "maxReplicas": 2, "spares": 1}, "re
     ("spec", "absent", "present"),
     [
         (elastic(1, 4, 2), (CREATE,), ()),
-        (elastic(2, 4, 3), (CreateDisruptionBudget(2),), (UpdateDisruptionBudget("b", 2),)),
+        (elastic(2, 4, 3), (WritePolicy(DisruptionBudget("", 2)),), (WritePolicy(DisruptionBudget("b", 2)),)),
         (SPARE, (CREATE,), ()),
         ({"replicas": 2}, (), (DELETE,)),
         (elastic(2, 2), (), (DELETE,)),
@@ -129,23 +127,28 @@ def network_actions(
     """Return what the plan of an operator in this namespace does to the NetworkPolicy of a job with this spec."""
     observed = replace(steady(), operator_namespace=namespace, policies=Policies(network=policy))
     running = status(conditions=list(conditions))
-    p = run(replace(observed, job=job(status=running, **{"networkIsolation": None, **spec})))
-    kinds = (CreateNetworkPolicy, UpdateNetworkPolicy, DeleteNetworkPolicy)
-    return tuple(action for action in p.actions if isinstance(action, kinds))
+    return actions_for(
+        NetworkPolicy, run(replace(observed, job=job(status=running, **{"networkIsolation": None, **spec})))
+    )
 
 
 ISOLATION = NetworkPolicy("n", 29400, "system")
+ISOLATE = WritePolicy(replace(ISOLATION, uid=""))
 HOST = {"spec": {"hostNetwork": True, "containers": [{"name": "m", "image": "i", "command": ["python"]}]}}
 
 
 @pytest.mark.parametrize(
     ("spec", "absent", "present"),
     [
-        ({}, (CreateNetworkPolicy("system"),), ()),
-        ({"networkIsolation": True}, (CreateNetworkPolicy("system"),), ()),
-        ({"networkIsolation": False}, (), (DeleteNetworkPolicy("n"),)),
-        ({"template": HOST}, (), (DeleteNetworkPolicy("n"),)),
-        ({"rendezvous": {"port": 1234}}, (CreateNetworkPolicy("system"),), (UpdateNetworkPolicy("n", "system"),)),
+        ({}, (ISOLATE,), ()),
+        ({"networkIsolation": True}, (ISOLATE,), ()),
+        ({"networkIsolation": False}, (), (DeletePolicy(ISOLATION),)),
+        ({"template": HOST}, (), (DeletePolicy(ISOLATION),)),
+        (
+            {"rendezvous": {"port": 1234}},
+            (WritePolicy(NetworkPolicy("", 1234, "system")),),
+            (WritePolicy(NetworkPolicy("n", 1234, "system")),),
+        ),
         ({"suspend": True}, (), ()),
     ],
     ids=["by default", "on", "off", "the host's network", "another port", "suspended"],
@@ -159,7 +162,7 @@ def test_a_job_has_a_network_policy_unless_it_is_off_or_its_pods_have_no_address
 
 @pytest.mark.parametrize("namespace", ["", "other"])
 def test_an_operator_in_another_namespace_admits_itself(namespace: str) -> None:
-    assert network_actions({}, ISOLATION, namespace=namespace) == (UpdateNetworkPolicy("n", namespace),)
+    assert network_actions({}, ISOLATION, namespace=namespace) == (WritePolicy(NetworkPolicy("n", 29400, namespace)),)
 
 
 @pytest.mark.parametrize("ended", ["SuccessCriteriaMet", "Complete", "FailureTarget", "Failed"])
@@ -292,8 +295,8 @@ async def test_a_deleted_policy_is_made_again_within_the_hour(
 @pytest.mark.parametrize(
     ("kind", "body"),
     [
-        (BUDGETS, disruption_budget_manifest(job(), 1)),
-        (NETWORK_POLICIES, network_policy_manifest(job(), 29400, "system")),
+        (BUDGETS, policy_manifest(job(), DisruptionBudget("", 1))),
+        (NETWORK_POLICIES, policy_manifest(job(), NetworkPolicy("", 29400, "system"))),
     ],
     ids=["budget", "network policy"],
 )
