@@ -15,7 +15,7 @@ from elasticjob.contract.names import Env
 from elasticjob.contract.worker_count import quantity
 from elasticjob.store_pod.main import store_limits
 from elasticjob_operator import manifests
-from elasticjob_operator.model.observed import parse_job
+from elasticjob_operator.model.observed import DisruptionBudget, NetworkPolicy, parse_job
 from elasticjob_operator.model.pods import FAILED_STARTS, parse_pod
 from support.operator_build import UID, job, raw_job
 
@@ -324,8 +324,8 @@ def test_every_child_belongs_to_the_job_and_has_its_labels() -> None:
         manifests.nodes_service_manifest(built),
         manifests.store_service_manifest(built, 29400, 0),
         manifests.secret_manifest(built, {}),
-        manifests.disruption_budget_manifest(built, 2),
-        manifests.network_policy_manifest(built, 29400, ""),
+        manifests.policy_manifest(built, DisruptionBudget("", 2)),
+        manifests.policy_manifest(built, NetworkPolicy("", 29400, "")),
         manifests.gang_manifest(built, spec),
         manifests.workload_manifest(built, spec, "w", {}),
     ]
