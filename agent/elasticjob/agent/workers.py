@@ -121,7 +121,7 @@ class _Exiting:
     rank: int
     since: float
     """Monotonic time."""
-    reason: str
+    reason: str = ""
     """Why the next workers wait for its end; empty: they do not wait."""
 
     def log_end(self) -> None:
@@ -373,10 +373,12 @@ class WorkerGroup:
         if code == 0 and not (self.stopping or self.progress.stopped(worker.local_rank)):
             return  # the code may be unknown, and matters
         del self._running[pid]
-        reason = reason_to_wait(pid)
-        self._exiting[pid] = _Exiting(worker.rank, time.monotonic(), "" if has_ended(pid) else reason)
+        exiting = self._exiting[pid] = _Exiting(worker.rank, time.monotonic())
         self._ends += self._ended_worker(worker, pid, code)
-        self._announce_ends()
+        self._announce_ends()  # before the next look: all nodes wait for this report, new workers here for the reason
+        if self._exiting.get(pid) is exiting:
+            reason = reason_to_wait(pid)
+            self._exiting[pid] = replace(exiting, reason="" if has_ended(pid) else reason)
 
     def _announce_ends(self) -> None:
         self._child_ended.set()

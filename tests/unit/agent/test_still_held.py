@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
+from elasticjob.agent.monitoring import still_held
+from elasticjob.agent.monitoring.listening_ports import listening_ports
 from elasticjob.agent.monitoring.still_held import may_still_write, reason_to_wait
 
 GIB = 1 << 30
@@ -82,7 +85,12 @@ class Node:
 
 @pytest.fixture
 def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Node:
+    monkeypatch.setattr(still_held, "listening_ports", no_service)
     return Node(tmp_path, monkeypatch)
+
+
+def no_service() -> dict[int, int]:
+    raise OSError("this node is not the one that the test runs on")
 
 
 def use_shared_memory(node: Node) -> None:
@@ -138,6 +146,20 @@ def forget_files(node: Node) -> None:
 def test_new_workers_wait_if_nothing_is_known_of_the_files(node: Node) -> None:
     forget_files(node)
     assert reason_to_wait(PID, node.root) == "its open files cannot be read"
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
+def test_ports_of_this_node(host: str) -> None:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        listener = socket.create_server((host, 0), family=family)
+    except OSError as error:
+        pytest.skip(f"{host}: {error}")
+    with listener, socket.socket(family) as silent:
+        silent.bind((host, 0))
+        ports = listening_ports()
+        assert ports[os.fstat(listener.fileno()).st_ino] == listener.getsockname()[1]
+        assert os.fstat(silent.fileno()).st_ino not in ports
 
 
 def test_a_process_of_this_node_that_holds_nothing_special_can_be_read() -> None:

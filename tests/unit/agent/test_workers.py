@@ -196,6 +196,26 @@ async def test_a_start_waits_for_an_exiting_worker_only_if_it_holds_what_the_new
     remove_handler()
 
 
+async def test_a_workers_end_is_reported_before_it_is_known_what_the_worker_holds(
+    config: AgentConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All nodes wait for the report."""
+    order: list[object] = []
+
+    def reason_to_wait(pid: int) -> str:
+        order.append(pid)
+        return ""
+
+    monkeypatch.setattr(workers_module, "reason_to_wait", reason_to_wait)
+    workers = await sleeping_worker(config, tmp_path)
+    workers.on_end = lambda: order.extend(ended.local_rank for ended in workers.reap())
+    (pid,) = workers._running
+    workers._exits(pid, -signal.SIGKILL)
+    assert order == [0, pid]
+    os.kill(pid, signal.SIGKILL)
+    await asyncio.to_thread(os.waitpid, pid, 0)
+
+
 async def test_a_start_that_waits_for_an_exiting_worker_does_not_delay_a_stop(
     config: AgentConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
+from elasticjob.agent.monitoring.listening_ports import listening_ports
 from elasticjob.agent.monitoring.memory_room import memory_shortage
 from elasticjob.agent.processes import open_files
 
@@ -92,13 +93,23 @@ def _lock(pid: int, locks: Path) -> str:
 
 def _fixed_port(files: Mapping[str, str], proc: Path) -> str:
     """Return a reason if the process listens on a port that the kernel does not assign by itself."""
-    own = {path[8:-1] for path in files.values() if path.startswith("socket:[")}
+    own = {int(path[8:-1]) for path in files.values() if path.startswith("socket:[")}
     low, high = (int(word) for word in (proc / "sys/net/ipv4/ip_local_port_range").read_text().split())
+    try:
+        ports = listening_ports()
+    except OSError:
+        ports = _ports_in_tables(proc / "net")
+    fixed = (port for inode, port in ports.items() if inode in own and not low <= port <= high)
+    return next((f"it listens on port {port}" for port in fixed), "")
+
+
+def _ports_in_tables(folder: Path) -> dict[int, int]:
+    """Return what `listening_ports` does, where the kernel has no such service."""
+    found = {}
     for table in ("tcp", "tcp6"):
         with suppress(OSError):  # without IPv6
-            for line in (proc / "net" / table).read_text().splitlines()[1:]:
+            for line in (folder / table).read_text().splitlines()[1:]:
                 fields = line.split()
-                port = int(fields[1].rpartition(":")[2], 16)
-                if fields[3] == _LISTENS and fields[9] in own and not low <= port <= high:
-                    return f"it listens on port {port}"
-    return ""
+                if fields[3] == _LISTENS:
+                    found[int(fields[9])] = int(fields[1].rpartition(":")[2], 16)
+    return found
