@@ -112,6 +112,47 @@ groups.leave()
 """
 
 
+LEAVES = """
+import os, time
+import torch
+import torch.distributed as dist
+from elasticjob.inprocess.process_groups import ProcessGroups
+
+def held():
+    return len(os.listdir("/proc/self/task")), len(os.listdir("/proc/self/fd"))
+
+def round():
+    with groups.watch():
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        for group in (None, dist.new_group([0])):
+            dist.all_reduce(torch.ones(1), group=group)
+    groups.leave()
+    assert not dist.is_initialized()
+
+def wait(condition):
+    deadline = time.monotonic() + 60
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.005)
+    return held()
+
+groups = ProcessGroups()
+before = held()[0]
+round()
+first = wait(lambda: held()[0] == before)
+for _ in range(20):
+    round()
+print("the same", wait(lambda: held() == first) == first, flush=True)
+"""
+
+
+def test_groups_that_are_left_leave_no_threads_and_no_files(tmp_path: Path) -> None:
+    """Their threads end a moment later, while the next groups are created."""
+    (tmp_path / "leaves.py").write_text(LEAVES)
+    env = {**os.environ, "PYTHONPATH": ROOT}
+    done = subprocess.run([sys.executable, "leaves.py"], cwd=tmp_path, env=env, capture_output=True, text=True)
+    assert done.stdout == "the same True\n", done.stderr
+
+
 @pytest.mark.timeout(200)
 @pytest.mark.parametrize("program", [FORMS, CONNECTS], ids=["silent peer", "lost store"])
 def test_a_wait_for_a_connection_that_never_comes(program: str, tmp_path: Path) -> None:

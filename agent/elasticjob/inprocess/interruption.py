@@ -36,7 +36,7 @@ class Interrupter:
         self._deferred_until = 0.0
         """When an exception is raised all the same; monotonic time."""
         self._armed = False
-        self._pending = False
+        self._interrupted = threading.Event()
         self._left = threading.Event()
         self._atomic = threading.RLock()
         self._main = threading.main_thread().ident or 0
@@ -45,11 +45,15 @@ class Interrupter:
     @property
     def pending(self) -> bool:
         """Whether there was an interruption since the last `reset`."""
-        return self._pending
+        return self._interrupted.is_set()
+
+    def wait(self, seconds: float) -> bool:
+        """Wait and return whether there is an interruption within `seconds`, or was one since the last `reset`."""
+        return self._interrupted.wait(seconds)
 
     def reset(self) -> None:
         """In any thread: forget the last interruption. The main thread must not be in `armed`."""
-        self._pending = False
+        self._interrupted.clear()
 
     @contextmanager
     def armed(self) -> Iterator[None]:
@@ -57,7 +61,7 @@ class Interrupter:
         self._left.clear()
         self._armed = True
         try:
-            if self._pending:
+            if self.pending:
                 raise RankShouldRestart
             yield
         finally:
@@ -79,7 +83,7 @@ class Interrupter:
         This waits for the end of an atomic section first. A main thread that is not in `armed` is interrupted there.
         """
         with self._atomic:
-            self._pending = True
+            self._interrupted.set()
             if not self._armed:
                 return
             break_collectives()
@@ -99,7 +103,7 @@ class Interrupter:
     def _raise(self, _number: int, frame: FrameType | None) -> None:
         # In the end of `armed` an exception would leave it armed. The signal comes again if it was not the end.
         at_end = frame is not None and frame.f_code in _CODE_OF_ARMED
-        if self._armed and self._pending and not at_end and not self._is_deferred():
+        if self._armed and self.pending and not at_end and not self._is_deferred():
             raise RankShouldRestart
 
 

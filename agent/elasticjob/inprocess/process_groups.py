@@ -105,7 +105,8 @@ class ProcessGroups:
     def leave(self) -> None:
         """In the main thread: destroy all groups. An error of the device is raised: this process cannot go on.
 
-        Their collectives are broken before: destroying a group waits for those of its peers.
+        Their collectives are broken before: destroying a group waits for those of its peers. The threads of gloo, which
+        wake up each 10 ms only, end while the next round forms: their connections are shut down.
         """
         self.break_collectives()
         for thread in self._aborts:
@@ -113,9 +114,11 @@ class ProcessGroups:
         self._known, self._aborts = set(), []
         if torch.cuda.is_initialized():
             torch.cuda.synchronize()
+        gloo = [backend for group in distributed_c10d._world.pg_map for backend in _gloo_backends(group)]
         if dist.is_initialized():
             with suppress(RuntimeError):  # a group that was aborted
                 dist.destroy_process_group()
+        threading.Thread(target=gloo.clear, daemon=True, name="end-of-gloo").start()
         # An interrupted `init_process_group` has counted its group: the next one would meet under another name.
         distributed_c10d._world.group_count = 0
         forget_device_meshes()
@@ -131,6 +134,14 @@ class ProcessGroups:
                     self._gloo |= _published_addresses(store, device.type, group.rank(), group.size())
                 elif hasattr(backend, "abort") and backend not in self._abortable:
                     self._abortable.append(backend)
+
+
+def _gloo_backends(group: Any) -> list[Any]:
+    """Return the gloo backends of a group; none if it was aborted."""
+    with suppress(RuntimeError):
+        backends = [group._get_backend(device) for device in group._device_types]
+        return [backend for backend in backends if backend.name() == "gloo"]
+    return []
 
 
 def collect_garbage() -> None:
@@ -166,7 +177,8 @@ def _store_addresses() -> set[Address]:
     """Return the addresses of the store in the environment; empty if it has none, or if its host has no address."""
     host, port = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT", "")
     try:
-        found = socket.getaddrinfo(host, int(port), type=socket.SOCK_STREAM) if host else []
+        # As bytes: Python imports its codec for international names otherwise, while all ranks wait.
+        found = socket.getaddrinfo(host.encode(), int(port), type=socket.SOCK_STREAM) if host else []
     except (OSError, ValueError):
         return set()
     return {_end(entry[4]) for entry in found}

@@ -12,6 +12,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ParamSpec, TypeVar
 
+from elasticjob import diagnosis
+from elasticjob.contract.messages import FailureClass
 from elasticjob.contract.names import Env, RoundId
 from elasticjob.contract.restart_messages import (
     MAX_TEXT,
@@ -36,6 +38,11 @@ T = TypeVar("T")
 _NCCL_ERRORS = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
 _NCCL_DUMP_WAIT = "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC"
 _NCCL_TRACE = ("TORCH_NCCL_TRACE_BUFFER_SIZE", "TORCH_FR_BUFFER_SIZE")
+
+PEER_TIMEOUT = 0.1
+"""Seconds that a rank whose collective has failed waits for the end of the round. The agent of the peer at fault
+reports it within milliseconds; tracebacks of all other ranks would take processor time from that, and hide the cause.
+"""
 
 _active: RestartableCall | None = None
 """The call in progress. A function that it calls and that is restartable too is an ordinary function."""
@@ -136,7 +143,7 @@ class RestartableCall:
         except Exception as error:
             if not self._connected:
                 raise
-            if self._interrupter.pending:  # the break of a collective was faster than the exception
+            if self._interrupter.wait(PEER_TIMEOUT if _failed_because_of_peer(error) else 0.0):
                 return self._interrupted()
             traceback.print_exc()
             sys.stderr.flush()
@@ -162,6 +169,10 @@ class RestartableCall:
                 self._messages.put(message)
         self._connected = False
         self._messages.put(None)
+
+
+def _failed_because_of_peer(error: Exception) -> bool:
+    return diagnosis.classify(None, "", type(error).__name__, str(error)) is FailureClass.COLLECTIVE_FAILED
 
 
 def _without_frames(error: Exception) -> Exception:

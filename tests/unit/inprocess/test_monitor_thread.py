@@ -90,7 +90,7 @@ def test_an_interruption_is_not_raised_within_the_end_of_armed(interrupter: Inte
     end: Any = SimpleNamespace(f_code=Interrupter.armed.__wrapped__.__code__)  # type: ignore[attr-defined]
     elsewhere: Any = SimpleNamespace(f_code=compile("", "", "exec"))
     with interrupter.armed():
-        interrupter._pending = True
+        interrupter._interrupted.set()
         interrupter._raise(0, end)  # an exception there would leave the interrupter armed
         with pytest.raises(RankShouldRestart):
             interrupter._raise(0, elsewhere)

@@ -1,0 +1,118 @@
+"""What a process tells its agent of its calls; the test is the agent."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from elasticjob.contract import restart_messages
+from elasticjob.contract.names import Env, RoundId
+from elasticjob.contract.restart_messages import (
+    MAX_MESSAGE,
+    CallAgain,
+    Calling,
+    Interrupt,
+    Interrupted,
+    Parked,
+    Raised,
+)
+
+pytestmark = pytest.mark.torch
+pytest.importorskip("torch")
+
+from elasticjob.inprocess import restartable  # noqa: E402
+from elasticjob.inprocess.agent_channel import AgentChannel  # noqa: E402
+
+FIRST, SECOND = RoundId(1, 0, 1), RoundId(1, 0, 2)
+PEER_CLOSED = "[gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:1234"
+
+
+class PeerClosedError(Exception):
+    """An error as gloo raises it, which calls `on_read` when its text is read for the first time."""
+
+    def __init__(self, on_read: Callable[[], None]) -> None:
+        self._on_read = [on_read]
+
+    def __str__(self) -> str:
+        while self._on_read:
+            self._on_read.pop()()
+        return PEER_CLOSED
+
+
+PeerClosedError.__name__ = "RuntimeError"
+
+
+class Agent:
+    """Has the function called again after its first call."""
+
+    def __init__(self) -> None:
+        self.connection, worker = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.channel = AgentChannel(worker)
+        self.received: list[Any] = []
+        self._thread = threading.Thread(target=self._serve, daemon=True)
+        self._thread.start()
+
+    def join(self) -> list[Any]:
+        """Wait for the end of the connection, and return what came."""
+        self._thread.join(60)
+        return self.received
+
+    def send(self, message: Any) -> None:
+        self.connection.send(restart_messages.to_packet(message))
+
+    def _serve(self) -> None:
+        while packet := self.connection.recv(MAX_MESSAGE):
+            message = restart_messages.from_packet(packet)
+            self.received.append(message)
+            if isinstance(message, Parked):
+                self.send(CallAgain(SECOND, ()))
+
+
+@pytest.fixture
+def agent(monkeypatch: pytest.MonkeyPatch) -> Agent:
+    monkeypatch.setenv(Env.ROUND, str(FIRST))
+    return Agent()
+
+
+def run(agent: Agent, error: Exception) -> list[Any]:
+    """Let the first call fail with `error` and the second return; return what the agent has received."""
+    call = restartable.RestartableCall(agent.channel)
+    left = [error]
+
+    def function() -> str:
+        if left:
+            raise left.pop()
+        return "returned"
+
+    assert call.run(function) == "returned"
+    call.close()
+    return agent.join()
+
+
+AGAIN = [Parked(FIRST), Calling(SECOND)]
+
+
+def test_an_error_of_this_rank_is_reported_at_once(agent: Agent) -> None:
+    assert run(agent, ValueError("bad batch")) == [Calling(FIRST), Raised(FIRST, "ValueError", "bad batch"), *AGAIN]
+
+
+def test_a_rank_whose_collective_failed_leaves_with_the_end_of_the_round(
+    agent: Agent, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The agent of the peer at fault ends the round: this rank prints no traceback and reports nothing."""
+    monkeypatch.setattr(restartable, "PEER_TIMEOUT", 60.0)
+    received = run(agent, PeerClosedError(lambda: agent.send(Interrupt(FIRST))))
+    assert received == [Calling(FIRST), Interrupted(FIRST), *AGAIN]
+    assert capsys.readouterr().err == ""
+
+
+def test_a_rank_whose_collective_failed_reports_it_if_the_round_goes_on(agent: Agent) -> None:
+    assert run(agent, PeerClosedError(lambda: None)) == [
+        Calling(FIRST),
+        Raised(FIRST, "RuntimeError", PEER_CLOSED),
+        *AGAIN,
+    ]
