@@ -301,11 +301,14 @@ async def test_preforked_workers_are_distinguished_from_workers(tmp_path: Path) 
     path = tmp_path / "script.py"
     path.write_text("import os, signal; os.write(1, b'ready'); signal.pause()")
     async with forking_launcher([sys.executable, str(path)], tmp_path) as launcher:
+        preforked = descendants(os.getpid()) - {launcher.fork_server_pid}
+        assert preforked, "a job that this node joins does not wait for the fork of its first worker"
         await until(
             lambda: not launcher.without_preforked(descendants(os.getpid()))
         )  # those of an earlier test have ended
         read, write = os.pipe()
         (pid,) = await launcher.start([WorkerStart({}, write, 2)])
+        assert pid in preforked
         os.close(write)
         assert await asyncio.to_thread(os.read, read, 5) == b"ready"
         assert launcher.without_preforked(descendants(os.getpid())) == {pid}

@@ -1,8 +1,8 @@
 """The fork server: imports the modules that training scripts import, once, and forks workers that run the script.
 
 It runs under the interpreter of the user's command, which may differ from the agent's, and never touches a GPU.
-Its control socket is one end of a SOCK_SEQPACKET pair; the agent has the other. After the imports and the self-test
-the fork server sends one of
+Its control socket is one end of a SOCK_SEQPACKET pair; the agent has the other. After the imports, the self-test and
+the first forks the fork server sends one of
 
     {"ready": true, "libuv": true, "seconds": 2.5, "missing": ["module: reason"]}
     {"ready": false, "reason": "...", "seconds": 2.5, "missing": []}
@@ -93,12 +93,13 @@ def main() -> None:
     result |= {"seconds": round(time.monotonic() - started, 3), "missing": missing}
     baseline = Baseline(frozenset(sys.modules), dict(os.environ))
     _freeze_memory()
-    control.send(json.dumps(result).encode())
+    answer = json.dumps(result).encode()
     if not result["ready"]:
+        control.send(answer)
         return
     learning = PreloadLearning(baseline)
     counts = config["preforked_workers"], config["workers_per_fork"]
-    request = _serve(control, os.getppid(), *counts, learning, mutexes)
+    request = _serve(control, os.getppid(), *counts, learning, mutexes, answer)
     if request.caller is not None:
         if command and not run_main.keeps_path():
             del sys.path[0]
@@ -174,12 +175,19 @@ def _serve(
     workers_per_fork: int,
     learning: PreloadLearning,
     mutexes: MutexMemory | None,
+    readiness: bytes,
 ) -> ForkRequest:
-    """Answer requests until the agent closes the socket. Returns in forks only, with the request of each.
+    """Send the message `readiness`, and answer requests until the agent closes the socket.
 
-    Keeps `preforked_workers` processes ready, in groups of `workers_per_fork`; a request takes one group.
+    Returns in forks only, with the request of each. Keeps `preforked_workers` processes ready, in groups of
+    `workers_per_fork`; a request takes one group.
     """
-    groups: list[PreforkedWorkers] = []
+    first = _prefork(workers_per_fork, agent, [control], [], mutexes)
+    if isinstance(first, ForkRequest):
+        return first
+    groups = [first]
+    # Not before: a running job that this node joins ends its round then, and all its nodes wait for the workers here.
+    control.send(readiness)
     while True:
         # No prefork right after a request: the workers that start need the processors.
         timeout = PREFORK_DELAY if len(groups) < preforked_workers // workers_per_fork else None
