@@ -144,7 +144,7 @@ class Agent:
             config.torchrun_workers, child_setup(self._open_files),
         )  # fmt: skip
         self._workers = WorkerGroup(config, self._launcher, scratch, self._stdout, self._stderr)
-        self._hangs = HangMonitor(self._workers.heartbeats, self._progress_timed_out)
+        self._hangs = HangMonitor(self._workers.last_steps, self._progress_timed_out)
         self._step_times = StepTimeMonitor(self._workers.heartbeats, self._send_step_times, config.step_time_window)
         progress = self._workers.progress
         self._training = TrainingReports(progress.training, lambda training: self._node.send(training))

@@ -108,6 +108,8 @@ class _Worker:
     tails: tuple[Tail, Tail]
     failed_calls: int = 0
     """How many calls of its function in a row have failed by an error of their own before they made a step."""
+    trained: bool = False
+    """Whether an earlier call of its function made a step."""
 
     def close(self) -> None:
         for pipe in self.pipes:
@@ -166,6 +168,8 @@ class WorkerGroup:
         self._started.set()
         self._started_at = 0.0
         """When the last workers were started; monotonic time."""
+        self._longest_start: float | None = None
+        """Most seconds from a start to `State.sync` so far; None if no worker has called it."""
         self._start_recorded = False
         """Whether the launcher knows how that start went."""
         self._child_ended = asyncio.Event()
@@ -431,17 +435,15 @@ class WorkerGroup:
         """Return a worker with the number of its failed calls. One that failed because of a peer counts as before."""
         if failure.kind is FailureClass.COLLECTIVE_FAILED:
             return worker
-        return replace(worker, failed_calls=0 if self._made_step(worker) else worker.failed_calls + 1)
-
-    def _made_step(self, worker: _Worker) -> bool:
-        return any(report.local_rank == worker.local_rank for report in self.progress.heartbeats())
+        made_step = self.progress.made_step(worker.local_rank)
+        return replace(worker, failed_calls=0 if made_step else worker.failed_calls + 1)
 
     def _record_start(self, worker: _Worker, failure: Failure | None) -> None:
         """Let the launcher know, by the first worker whose end says so, whether the workers failed at once."""
         if self._start_recorded or self.stopping:
             return
         seconds = time.monotonic() - self._started_at
-        failed = fails_at_once(failure, seconds, made_step=self._made_step(worker))
+        failed = fails_at_once(failure, seconds, made_step=self.progress.made_step(worker.local_rank))
         if failed is not None:
             self._start_recorded = True
             self._launcher.record_start(failed_at_once=failed)
@@ -508,15 +510,29 @@ class WorkerGroup:
         running = {worker.local_rank for worker in self._running.values()}
         return tuple(heartbeat for heartbeat in self.progress.heartbeats() if heartbeat.local_rank in running)
 
+    def last_steps(self) -> tuple[float, ...]:
+        """Return when each worker that is monitored for hangs made its last step, as `ProgressReport.time`.
+
+        A worker is monitored from its first step on. A process that trained before is so from the start of a later
+        round: it gets as much time to begin as the longest of all starts so far, and has made a step then.
+        """
+        last = {heartbeat.local_rank: heartbeat.time for heartbeat in self.heartbeats()}
+        if self._longest_start is not None:
+            begins = self._started_at + self._longest_start
+            for rank in (w.local_rank for w in self._running.values() if w.trained):
+                if not self.progress.made_step(rank) and self.progress.began(rank) is None:
+                    last[rank] = begins
+        return tuple(last.values())
+
     async def dump_stacks(self) -> Failure | None:
-        """Log the stacks of all workers; return a HANG failure of the worker farthest behind, None before any step."""
+        """Log the stacks of all workers; return a HANG failure of the worker farthest behind, None without workers."""
         last, now = {heartbeat.local_rank: heartbeat for heartbeat in self.heartbeats()}, time.monotonic()
         running = {self.progress.pid(worker.local_rank) or pid: worker for pid, worker in self._running.items()}
         stacks = await dump_stacks({pid: worker.stack_dump_file for pid, worker in running.items()})
         dumps = []
         for pid, worker in running.items():
             heartbeat = last.get(worker.local_rank)
-            step, age = (heartbeat.step, now - heartbeat.time) if heartbeat else (None, 0.0)
+            step, age = (heartbeat.step, now - heartbeat.time) if heartbeat else (None, now - self._started_at)
             dumps.append(StackDump(worker.rank, step, age, stacks[pid]))
             text = stacks[pid].rstrip() or "(no stack dump: the process is stopped, or does not handle the signal)"
             log.info("rank %d, %.1f s after step %s:\n%s", worker.rank, age, "-" if step is None else step, text)
@@ -587,13 +603,18 @@ class WorkerGroup:
         """Return whether no worker runs. Workers whose function has ended are parked if `park`."""
         if park:
             parked = {
-                pid: replace(worker, failed_calls=0) if self._made_step(worker) else worker
-                for pid, worker in self._running.items()
-                if self.restartable.parked(pid)
+                pid: self._after_call(worker) for pid, worker in self._running.items() if self.restartable.parked(pid)
             }
             self._parked |= parked
             self._running = {pid: worker for pid, worker in self._running.items() if pid not in parked}
         return not (self._running or self._launcher.has_shim_processes)
+
+    def _after_call(self, worker: _Worker) -> _Worker:
+        """Return a worker that is parked; note how long its round took to begin."""
+        if (began := self.progress.began(worker.local_rank)) is not None:
+            self._longest_start = max(self._longest_start or 0.0, began - self._started_at)
+        made_step = self.progress.made_step(worker.local_rank)
+        return replace(worker, failed_calls=0, trained=True) if made_step else worker
 
     def _are_leaving(self) -> bool:
         """Return whether a worker has left its function and still ends its process groups; park those that are done."""

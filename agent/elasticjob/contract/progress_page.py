@@ -52,6 +52,10 @@ class PageWord(IntEnum):
     """Worker: 0 without a text; odd while it changes the text; higher after each change."""
     TEXT_SIZE = 12
     """Worker: bytes of the text, UTF-8."""
+    BEGIN_STEP = 13
+    """Worker: the step at which its round begins, if `State.sync` has reported it in STEP; else NO_STEP."""
+    BEGIN_TIME = 14
+    """Worker: when it reported BEGIN_STEP, as TIME; 0 before."""
 
 
 TEXT_OFFSET = 256

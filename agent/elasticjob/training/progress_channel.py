@@ -69,8 +69,17 @@ def progress(step: int, total: SupportsIndex | None = None, metrics: Mapping[str
         _stop_or_continue(words, step)
 
 
+def report_begin(step: int) -> None:
+    """Report the step at which the round begins, as `progress` does: the agent knows that it is not of this round."""
+    if not _opened:
+        _open()
+    if _words is not None:
+        _words[PageWord.BEGIN_STEP], _words[PageWord.BEGIN_TIME] = step, monotonic_ns()
+    progress(step)
+
+
 def heartbeat() -> None:
-    """Report an optimizer step, for scripts that do not call `progress`."""
+    """Report a step that an optimizer or a State has counted, for scripts that do not call `progress`."""
     if not _opened:
         _open()
     words = _words

@@ -291,6 +291,55 @@ async def test_optimizer_steps_are_heartbeats_until_the_script_ends(progress: Wo
     assert await worker.end() == 0
 
 
+BEGINS = """
+import sys
+from elasticjob.training import progress_channel
+progress_channel.report_begin(7)
+for step in (7, 8):
+    print("reported", flush=True)
+    sys.stdin.readline()
+    progress_channel.progress(step)
+print("reported", flush=True)
+sys.stdin.readline()
+"""
+
+
+async def test_the_step_at_which_a_round_begins_is_reported_but_not_made(progress: WorkerProgress) -> None:
+    worker = await script(BEGINS, path=progress.path)
+    made = []
+    for _ in range(3):
+        assert await worker.line() == "reported"
+        made.append(progress.made_step(0))
+        worker.resume()
+    assert made == [False, False, True], "a callback may report the same step again before the first one"
+    began = progress.began(0)
+    assert began is not None
+    assert began <= progress.heartbeats()[0].time
+    assert (progress.made_step(1), progress.began(1)) == (False, None), "this worker does not report"
+    assert await worker.end() == 0
+
+
+COUNTS = """
+import sys
+from elasticjob.training import progress_channel
+progress_channel.report_begin(7)
+progress_channel.heartbeat()
+print("counted", flush=True)
+sys.stdin.readline()
+"""
+
+
+async def test_a_step_that_is_only_counted_is_made(progress: WorkerProgress) -> None:
+    """A script that assigns `State.step` and never calls `progress` is not taken for one that hangs."""
+    worker = await script(COUNTS, path=progress.path)
+    assert await worker.line() == "counted"
+    assert progress.made_step(0)
+    (report,), (heartbeat,) = progress.reports(), progress.heartbeats()
+    assert (report.step, heartbeat.step) == (7, 8)
+    assert heartbeat.time > report.time
+    assert await worker.end() == 0
+
+
 DESCRIBE = """
 import sys
 import elasticjob

@@ -1,7 +1,7 @@
 """Detect workers that make no progress, and dump their stacks.
 
 Nothing polls: workers write the time of their last step into shared memory, and the agent reads it at the deadline of
-the oldest one. A worker is monitored from its first step on.
+the oldest one.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from elasticjob.agent.monitoring.worker_progress import ProgressReport
 from elasticjob.contract.messages import Failure, FailureClass
 from elasticjob.contract.names import STACK_DUMP_SIGNAL
 
@@ -27,20 +26,20 @@ MAX_STACKS = 16384
 """Bytes kept of each worker's stacks."""
 
 _FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)$', re.MULTILINE)
-_TORCH_FILE = re.compile(r"/torch/(?!utils/data/)")
-"""Files of torch, but for its data loader, which waits for local processes."""
+_WAITING_FILE = re.compile(r"/torch/(?!utils/data/)|/elasticjob/inprocess/")
+"""Files of torch, but for its data loader, which waits for local processes; and ours around torch's connections."""
 
 
 class HangMonitor:
-    """Calls `timed_out` when a worker that has made a step makes no other within the timeout."""
+    """Calls `timed_out` when a worker that is monitored makes no step within the timeout."""
 
-    def __init__(self, heartbeats: Callable[[], Sequence[ProgressReport]], timed_out: Callable[[], None]) -> None:
-        """`heartbeats` returns the last heartbeat of every running worker that has made a step."""
-        self._heartbeats = heartbeats
+    def __init__(self, last_steps: Callable[[], Sequence[float]], timed_out: Callable[[], None]) -> None:
+        """`last_steps` returns when each running worker that is monitored made its last step; monotonic time."""
+        self._last_steps = last_steps
         self._timed_out = timed_out
         self._repeat = False
         self._reported: float | None = None
-        """Time of the heartbeat that the last call was for."""
+        """Time of the step that the last call was for."""
         self._timer: asyncio.TimerHandle | None = None
 
     def start(self, timeout: float, *, repeat: bool = False) -> None:
@@ -63,9 +62,9 @@ class HangMonitor:
 
     def _check(self, timeout: float) -> None:
         now = time.monotonic()
-        # A worker whose first heartbeat comes after this check cannot be late before the next one.
-        oldest = min((heartbeat.time for heartbeat in self._heartbeats()), default=now)
-        left = oldest + timeout - now
+        oldest = min(self._last_steps(), default=now)
+        # A worker whose first step comes after this check cannot be late before the next one.
+        left = min(oldest, now) + timeout - now
         if left > 0:
             self._wait(left, timeout)
             return
@@ -93,7 +92,7 @@ class StackDump:
     def waits_for_peers(self) -> bool:
         """Whether the main thread is inside torch, as in all peers of a rank that hangs elsewhere."""
         frame = _FRAME.search(self.main_thread)
-        return frame is not None and _TORCH_FILE.search(frame[1]) is not None
+        return frame is not None and _WAITING_FILE.search(frame[1]) is not None
 
     @property
     def main_thread(self) -> str:
@@ -120,9 +119,11 @@ class StackDump:
 
 
 def farthest_behind(dumps: Sequence[StackDump]) -> StackDump | None:
-    """Return the worker with the lowest step, preferring one that does not wait for peers; None before any step."""
-    known = [d for d in dumps if d.step is not None]
-    return min(known, key=lambda d: (d.step, d.waits_for_peers, d.rank), default=None)
+    """Return the worker with the lowest step, preferring one that does not wait for peers.
+
+    A worker without a step is named only if all are: its script may report none. None: there are no workers.
+    """
+    return min(dumps, key=lambda d: (d.step is None, d.step or 0, d.waits_for_peers, d.rank), default=None)
 
 
 async def dump_stacks(files: Mapping[int, str]) -> dict[int, str]:

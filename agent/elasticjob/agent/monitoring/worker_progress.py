@@ -100,17 +100,31 @@ class WorkerProgress:
         )
 
     def heartbeats(self) -> tuple[ProgressReport, ...]:
-        """Return the last step of each worker: the last one reported, else the last one of its optimizers.
+        """Return the last step of each worker: the last one reported, else the last one of its optimizers or State.
 
         Workers without a step, and workers whose script has ended (Python cleans up), are left out.
         """
         reported = {report.local_rank: report for report in self.reports()}
         for rank, r in sorted(self._ranks.items()):
-            if rank not in reported and (heartbeats := r.words[PageWord.HEARTBEATS]) > 0:
+            only_began = r.words[PageWord.STEP] == r.words[PageWord.BEGIN_STEP]
+            if only_began and (heartbeats := r.words[PageWord.HEARTBEATS]) > 0:
+                step = max(0, r.words[PageWord.BEGIN_STEP]) + heartbeats
                 reported[rank] = ProgressReport(
-                    rank, heartbeats, r.words[PageWord.HEARTBEAT_TIME] / 1e9, r.words[PageWord.OWN] / 1e9
+                    rank, step, r.words[PageWord.HEARTBEAT_TIME] / 1e9, r.words[PageWord.OWN] / 1e9
                 )
         return tuple(report for rank, report in reported.items() if not self._ranks[rank].words[PageWord.ENDING])
+
+    def made_step(self, local_rank: int) -> bool:
+        """Return whether this worker has made a step in this round. `State.sync` reports one that it has not made."""
+        if local_rank not in self._ranks:
+            return False
+        words = self._ranks[local_rank].words
+        return words[PageWord.STEP] != words[PageWord.BEGIN_STEP] or words[PageWord.HEARTBEATS] > 0
+
+    def began(self, local_rank: int) -> float | None:
+        """Return when `State.sync` has brought this worker to the state of the round, as `ProgressReport.time`."""
+        at = self._ranks[local_rank].words[PageWord.BEGIN_TIME] if local_rank in self._ranks else 0
+        return at / 1e9 if at else None
 
     def training(self) -> TrainingProgress | None:
         """Return what rank 0 reports of the training; None if it is not on this node, or reports only its steps."""
@@ -233,7 +247,8 @@ class WorkerProgress:
             page = memory_file("elasticjob-page")
             os.ftruncate(page, PAGE_SIZE)
             words = open_page(page)
-            words[PageWord.STEP], words[PageWord.LIMIT] = NO_STEP, self._limit
+            words[PageWord.STEP] = words[PageWord.BEGIN_STEP] = NO_STEP
+            words[PageWord.LIMIT] = self._limit
             words[PageWord.DEADLINE] = self._deadline
             self._ranks[local_rank] = _Rank(page, words)
         return self._ranks[local_rank]

@@ -94,6 +94,7 @@ class State:
         self._sequence.advance()
         if self._live.captured or self._live.changing:
             self._live.capture(self._plain_values())
+        progress_channel.heartbeat()
 
     @property
     def changing(self) -> bool:
@@ -134,7 +135,7 @@ class State:
             self._random.settle(same)
         self._sequence.adopt(transfer.version[0] if transfer is not None else 0)
         self._live.capture(self._plain_values(), structure=True)
-        progress_channel.progress(self.step)
+        progress_channel.report_begin(self.step)
 
     def save(self) -> None:
         """Commit, and write `path` now (rank 0). ValueError if the State has no path."""

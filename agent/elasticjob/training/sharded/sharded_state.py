@@ -90,6 +90,7 @@ class ShardedState:
     def step(self, value: int) -> None:
         self._step = checked_step(value)
         self._sequence.advance()
+        progress_channel.heartbeat()
 
     def sync(self) -> bool:
         """Bring every rank to the newest complete state in the memory of the nodes; return whether there was one.
@@ -113,7 +114,7 @@ class ShardedState:
         self._sequence.adopt(shard_sources.newest_sequence(offers))
         self._copier = _begin_copies(ShardCopier(group, holders, self._peers, version))
         self.commit()  # in the layout of this world, so that the loss of another node is covered again
-        progress_channel.progress(self.step)
+        progress_channel.report_begin(self.step)
         return version != NO_VERSION
 
     def commit(self) -> None:
