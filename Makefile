@@ -57,8 +57,12 @@ integration: venv ## torch as our peer, and real processes on this machine; a GP
 cluster-test: venv cluster ## the cluster itself: its verbs, and that it leaves nothing behind
 	@pytest -q tests/integration/test_cluster.py
 
+.PHONY: metrics-server
+metrics-server: ## build metrics-server, for the test of an autoscaler, once (3 minutes on two cores)
+	@python3 tests/cluster/cluster.py metrics-server
+
 .PHONY: e2e
-e2e: venv cluster images ## everything, on the real cluster (it stays up afterwards)
+e2e: venv cluster images metrics-server ## everything, on the real cluster (it stays up afterwards)
 	@pytest -q tests/e2e
 
 .PHONY: test

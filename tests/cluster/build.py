@@ -23,6 +23,7 @@ VERSION = "v1.34.4"
 """Version of k8s.io/kubernetes in tools/go.mod; without it every component reports v0.0.0."""
 _KEY = "k8s.io/component-base/version"
 LDFLAGS = f"-s -w -X {_KEY}.gitVersion={VERSION} -X {_KEY}.gitMajor=1 -X {_KEY}.gitMinor=34"
+METRICS_SERVER = TOOLS / "metrics_server"
 GO_NEEDED = (1, 24)
 GO_FOLDERS = "/usr/local/go/bin:/usr/lib/go/bin"
 GO_PACKAGE = "golang-go"
@@ -83,11 +84,28 @@ def build(folder: Path) -> None:
     progress(f"built in {time.monotonic() - began:.0f} s")
 
 
-def run_build(command: list[str], total: int) -> None:
+def metrics_server(layout: Layout) -> Path:
+    """Return metrics-server, built unless the cache has it."""
+    inputs = b"".join((METRICS_SERVER / name).read_bytes() for name in ("go.mod", "go.sum"))
+    program = layout.cache / "cluster" / f"metrics-server-{hashlib.sha256(inputs).hexdigest()[:16]}"
+    if not program.exists():
+        go = go_command()
+        program.parent.mkdir(parents=True, exist_ok=True)
+        partial = program.with_name(f"{program.name}.{os.getpid()}.part")
+        progress("building metrics-server: once, about 3 minutes on 2 cores")
+        command = [go, "build", "-v", "-o", str(partial), "-ldflags", "-s -w", "tool"]
+        run_build(command, count_packages(go, METRICS_SERVER), METRICS_SERVER)
+        partial.rename(program)
+    return program
+
+
+def run_build(command: list[str], total: int, module: Path = TOOLS) -> None:
     """Run `go build`, and print progress every few seconds. `total` is the number of packages of a cold build."""
     began = time.monotonic()
     lines: list[str] = []
-    with subprocess.Popen(command, cwd=TOOLS, stderr=subprocess.PIPE, text=True) as process:
+    # The module may need a newer Go than the machine's, whose settings may say not to fetch one.
+    environ = {"GOTOOLCHAIN": "auto", **os.environ}
+    with subprocess.Popen(command, cwd=module, env=environ, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
         reader = threading.Thread(target=lines.extend, args=(process.stderr,), daemon=True)
         reader.start()
@@ -102,10 +120,12 @@ def run_build(command: list[str], total: int) -> None:
         raise ClusterError(f"go build failed: {detail or process.returncode}")
 
 
-def count_packages(go: str) -> int:
+def count_packages(go: str, module: Path = TOOLS) -> int:
     """Return how many packages a cold build compiles. This fetches the modules."""
     progress("fetching Go modules")
-    result = subprocess.run([go, "list", "-deps", "tool"], cwd=TOOLS, check=False, capture_output=True, text=True)
+    environ = {"GOTOOLCHAIN": "auto", **os.environ}
+    command = [go, "list", "-deps", "tool"]
+    result = subprocess.run(command, cwd=module, env=environ, check=False, capture_output=True, text=True)
     if result.returncode != 0:
         raise ClusterError(f"Go cannot fetch the modules: {result.stderr.strip().splitlines()[-1]}")
     return len(result.stdout.split())

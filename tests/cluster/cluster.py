@@ -8,7 +8,8 @@ from pathlib import Path
 if not __package__:  # started as a file: this folder is a package one level up
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-from cluster import verbs
+from cluster import build, verbs
+from cluster.layout import Layout
 from host.errors import SetupError
 
 
@@ -21,6 +22,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     up.add_argument("--node-monitor-grace-period", dest="grace", type=float, metavar="S", help=help_grace)
     up.add_argument("--replace", action="store_true", default=None, help="remove a running cluster of another clone")
     commands.add_parser("prepare", help="install and build what the cluster needs, without starting it")
+    commands.add_parser("metrics-server", help="build metrics-server, which a test needs, and print its path")
     commands.add_parser("down", help="stop the cluster and remove everything it created")
     commands.add_parser("status", help="show the state of its components")
     load = commands.add_parser("load", help="load an image on every node")
@@ -40,6 +42,8 @@ def run(options: argparse.Namespace) -> int:
             verbs.up(options.nodes, options.grace, options.replace)
         case "prepare":
             verbs.prepare()
+        case "metrics-server":
+            print(build.metrics_server(Layout.default()))
         case "down":
             verbs.down()
         case "status":

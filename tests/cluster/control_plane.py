@@ -55,6 +55,8 @@ class ControlPlane:
             # With the default of 20 requests a second, the controller manager takes 5 s to start.
             "--kube-api-qps=200",
             "--kube-api-burst=400",
+            # The default is 15 s.
+            "--horizontal-pod-autoscaler-sync-period=3s",
         )
         self.start("kube-scheduler", *self.identity("scheduler"))
 

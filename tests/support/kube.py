@@ -37,6 +37,9 @@ _PREFIX = {
     "resourceclaims": "/apis/resource.k8s.io/v1",
     "resourceclaimtemplates": "/apis/resource.k8s.io/v1",
     "priorityclasses": "/apis/scheduling.k8s.io/v1",
+    "horizontalpodautoscalers": "/apis/autoscaling/v2",
+    "apiservices": "/apis/apiregistration.k8s.io/v1",
+    "endpointslices": "/apis/discovery.k8s.io/v1",
 }
 
 

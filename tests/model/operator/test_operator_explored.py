@@ -446,7 +446,11 @@ class Run:
         assert sorted(number(p, Label.INDEX) for p in running) == list(range(target + self.spares))
         assert found["Running"] == found["FullyScaled"] == found["RendezvousReady"] == "True"
         assert (job_status(self.api)["active"], job_status(self.api)["standby"]) == (target, self.spares)
-        assert job_status(self.api)["targetReplicas"] == target
+        assert job_status(self.api)["targetReplicas"] == job_status(self.api)["replicas"] == target
+        members = {store.connected[pod][0] for store in self.world.serving() for pod in store.members}
+        spares = set(range(target + self.spares)) - members
+        outside = f" notin ({','.join(map(str, sorted(spares)))})" if spares else ""
+        assert job_status(self.api)["selector"].partition("elasticjob.dev/index")[2] == outside
 
 
 @pytest.mark.parametrize("first", range(0, RUNS, 10))
