@@ -34,6 +34,9 @@ SILENT_WATCH_SECONDS = 180.0
 """Seconds without a byte after which a watch is taken for lost. The API server sends a bookmark about every minute."""
 _HOME_CONFIG = str(Path("~/.kube/config").expanduser())
 _MERGE_PATCH = "application/merge-patch+json"
+CONNECTIONS = 32
+"""Connections to the API server at most. asyncio keeps a buffer of 256 KiB for each TLS connection, and a request takes
+some 10 ms: the rate limit is reached with a few."""
 _WATCH_TIMEOUT = aiohttp.ClientTimeout(total=None, sock_connect=TIMEOUT, sock_read=SILENT_WATCH_SECONDS)
 _NO_RESPONSE = (aiohttp.ClientError, asyncio.TimeoutError, OSError)
 
@@ -53,6 +56,7 @@ async def connect_cluster(*, rate: float, burst: int) -> KubeClient:
             await config.load_kube_config(config_file=path or _HOME_CONFIG, client_configuration=configuration)
     except (ConfigException, OSError) as error:
         raise NoCluster(str(error)) from None
+    configuration.connection_pool_maxsize = CONNECTIONS
     return KubeClient(client.ApiClient(configuration), RateLimit(rate, burst))
 
 
