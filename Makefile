@@ -113,6 +113,10 @@ soak: venv ## one fault a minute of every kind on the cluster (MINUTES=20 EVERY=
 	@PYTHONPATH=tests $(PY) -m benchmarks.soak --minutes $(or $(MINUTES),20) --every $(or $(EVERY),60) \
 		--seed $(or $(SEED),1) $(if $(LOCAL),--local)
 
+.PHONY: yields
+yields: venv cluster images ## a job on the cluster yields to a pod of higher priority and grows back (CYCLES=100)
+	@CYCLES=$(or $(CYCLES),100) pytest -q -s tests/e2e/test_planned.py -k yields
+
 .PHONY: faults
 faults: venv ## random faults in a job with in-process restart, compared with a single process (FAULTS=200 SEED=1)
 	@PYTHONPATH=tests $(PY) -m benchmarks.faults --faults $(or $(FAULTS),200) --seed $(or $(SEED),1)

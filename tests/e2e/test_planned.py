@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
+from statistics import median
 
 import pytest
 
@@ -15,6 +17,8 @@ from support.logbook import LogBook
 
 Submit = Callable[[Json], Job]
 Follow = Callable[[Job], LogBook]
+CYCLES = int(os.environ.get("CYCLES", "2"))
+"""How often a job yields its room and grows back; `make yields` sets it."""
 EXAMPLE = Path(__file__).parents[2] / "examples" / "state" / "train.py"
 
 
@@ -90,30 +94,54 @@ def urgent(kube: Kube, namespace: str) -> Iterator[Json]:
     kube.delete("priorityclasses", namespace)
 
 
+def yield_room(job: Job, urgent: Json) -> float:
+    """Create the urgent pod, and return when a worker pod has made room for it, by this machine's clock."""
+    events = job.kube.watch("pods", job.namespace, selector=job.workers, timeout=60)
+    next(events)  # it is connected
+    job.kube.create("pods", urgent, job.namespace)
+    for kind, _ in events:
+        if kind == "DELETED":
+            return time.time()
+    raise AssertionError("no pod made room within 60 s")
+
+
+@pytest.mark.timeout(120 + 30 * CYCLES)
 def test_a_job_yields_to_a_pod_of_higher_priority_and_grows_back(
-    submit: Submit, follow: Follow, kube: Kube, namespace: str, urgent: Json
-) -> None:
+    submit: Submit, follow: Follow, kube: Kube, namespace: str, urgent: Json,
+    record_property: Callable[[str, object], None],
+) -> None:  # fmt: skip
     job = submit(stateful("yielding", replicas=3, resources=ROOM))
     book = follow(job)
-    for _ in range(2):
+    freed: list[float] = []
+    for cycle in range(CYCLES):
         job.wait_status(worldSize=3)
-        moment = time.time()
-        book.wait_steps_after(moment, world=3, timeout=120)
-        kube.create("pods", urgent, namespace)
+        book.wait_steps_after(time.time(), world=3, timeout=120)
+        moment = yield_room(job, urgent)
+        book.wait_steps_after(moment, world=2, timeout=60)
+        freed.append(moment - max(s.time for s in book.steps if s.world == 3))
+        print(f"cycle {cycle + 1}: the room was free {freed[-1]:.2f} s after the last step", flush=True)
         running = lambda pod: pod["status"].get("phase") == "Running"  # noqa: E731
         kube.wait("pods", "urgent", namespace, running, timeout=60, what="the urgent pod runs")
-        job.wait_status(worldSize=2)
-        last = max(s.time for s in book.steps if s.world == 3)
-        print(f"the urgent pod ran {time.time() - last:.2f} s after the last step with three nodes")
         kube.delete("pods", "urgent", namespace, grace=0)
+        for pod in {step.pod for step in book.steps}:
+            assert_none_lost(book, pod)
+    print(f"median {median(freed):.2f} s, longest {max(freed):.2f} s (goal: 1 s)", flush=True)
+    record_property("room free after the last step", [round(seconds, 2) for seconds in freed])
     job.wait_status(worldSize=3)
-    book.wait_steps_after(time.time(), world=3, timeout=60)
-    stayed = [name for name in job.running() if name.endswith("-0")]
-    assert stayed, "at most one pod gives way each time"
-    for pod in stayed:
+    job.wait_standby_store(timeout=60)
+    newest, pods = book.wait_steps_after(time.time(), world=3, timeout=60).step, set(job.running())
+    all_made = lambda: pods <= {step.pod for step in book.steps if step.step >= newest}  # noqa: E731
+    book.wait(all_made, timeout=60, what=f"step {newest} of all pods")
+    for pod in {step.pod for step in book.steps}:
         assert_none_lost(book, pod)
+    made = {step.step for step in book.steps}
+    assert made == set(range(1, max(made) + 1))
     status = job.status()
     assert (status["restarts"], status["restartsCountTowardsMax"]) == (0, 0)
+    assert len(kube.list("pods", namespace)) == len(job.pods()) + len(job.pods(job.stores)) == 3 + 2
+    kube.delete("elasticjobs", job.name, namespace)
+    for plural in ("pods", "services", "secrets", "poddisruptionbudgets", "networkpolicies"):
+        kube.wait_gone(plural, namespace, job.selector, timeout=60)
 
 
 def wait_for(job: Job, until: Callable[[Json], bool], what: str) -> Json:

@@ -42,6 +42,7 @@ class LogBook:
     namespace: str
     job: str
     lines: list[Line] = field(default_factory=list)
+    _steps: list[Step] = field(default_factory=list)
     _followed: set[str] = field(default_factory=set)
     _changed: threading.Condition = field(default_factory=threading.Condition)
     _closed: threading.Event = field(default_factory=threading.Event)
@@ -57,10 +58,7 @@ class LogBook:
     def steps(self) -> list[Step]:
         """All steps so far, ordered by time."""
         with self._changed:
-            lines = list(self.lines)
-        matches = [(line, m) for line in lines if (m := _STEP.search(line.text))]
-        steps = (Step(line.time, line.pod, int(m[1]), float(m[2]), int(m[3])) for line, m in matches)
-        return sorted(steps, key=lambda s: s.time)
+            return sorted(self._steps, key=lambda s: s.time)
 
     def text(self, pod: str = "") -> str:
         with self._changed:
@@ -114,8 +112,11 @@ class LogBook:
                 if self._closed.is_set():
                     return
                 stamp, _, text = raw.partition(" ")
+                line, found = Line(_seconds(stamp), pod, text), _STEP.search(text)
                 with self._changed:
-                    self.lines.append(Line(_seconds(stamp), pod, text))
+                    self.lines.append(line)
+                    if found:
+                        self._steps.append(Step(line.time, pod, int(found[1]), float(found[2]), int(found[3])))
                     self._changed.notify_all()
         except (OSError, ValueError):
             return  # the node or the pod is down; the lines so far stay
