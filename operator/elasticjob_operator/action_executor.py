@@ -63,7 +63,7 @@ from elasticjob_operator.kube.kueue import (
 from elasticjob_operator.manifests.names import attempt
 from elasticjob_operator.manifests.placement import HOSTNAME
 from elasticjob_operator.manifests.services import read_operator_key, store_selector
-from elasticjob_operator.model.observed import Children, Job, NetworkPolicy, Policy, RefusalReason, is_owned
+from elasticjob_operator.model.observed import Children, Job, Policy, RefusalReason, is_owned
 from elasticjob_operator.model.raw import Raw
 from elasticjob_operator.model.spec import JobSpec
 from elasticjob_operator.model.workload import PodChanges
@@ -95,7 +95,7 @@ class ActionExecutor:
     """What the queue's admission adds to worker pods."""
 
     async def execute(self, actions: Iterable[Action]) -> list[str]:
-        """Create the NetworkPolicy, then Secret and Services, then store, gang, workers and standby store, then delete
+        """Write policies, then create Secret and Services, then store, gang, workers and standby store, then delete
         and change what no pod waits for; return the names of what was created.
 
         After a failed creation the later creations are skipped, and so are pods while the Secret or a Service does not
@@ -104,7 +104,6 @@ class ActionExecutor:
         """
         ordered = list(actions)
         policies = [a for a in ordered if isinstance(a, WritePolicy)]
-        isolation = [a for a in policies if isinstance(a.policy, NetworkPolicy)]
         needed = (CreateSecret, CreateNodesService, CreateStoreService)
         prerequisites = [a for a in ordered if isinstance(a, needed)]
         gangs = [a for a in ordered if isinstance(a, CreateGang)]
@@ -113,10 +112,10 @@ class ActionExecutor:
         standbys = [a for a in ordered if isinstance(a, CreateStandbyStore)]
         queueing = (CreateWorkload, UpdateWorkload, DeleteWorkload, MarkPodsReady, ReleaseQuota, FinishWorkload)
         deletions = (DeletePod, DeleteService, DeleteGang, DeletePolicy, DeleteJob)
-        changes = (*deletions, ResizeGang, ReplaceGang, WritePolicy, *queueing)
-        others = [a for a in ordered if isinstance(a, changes) and a not in isolation]
-        # First: pods may start as soon as they exist.
-        done: list[_Result] = await asyncio.gather(*(self._execute(action) for action in isolation))
+        changes = (*deletions, ResizeGang, ReplaceGang, *queueing)
+        others = [a for a in ordered if isinstance(a, changes)]
+        # First: pods may start as soon as they exist, and an additional pod lets an eviction through once it is Ready.
+        done: list[_Result] = await asyncio.gather(*(self._execute(action) for action in policies))
         problem, no_child = "", self._missing_children(prerequisites)
         no_group = self._missing_gang(gangs) or (await self._read_pod_changes() if workers else "")
         for stage, missing in ((prerequisites, no_child), (stores, ""), (gangs, no_group), (workers, "")):

@@ -266,17 +266,22 @@ class OperatorProcess:
             return await controller.reconcile(key)
 
         self.queue: WorkQueue[JobKey] = WorkQueue(reconcile, loop.time)
-        watched, recorder = WatchCache(self.queue.enqueue), Recorder(client, "me")
+        watched = WatchCache(self.queue.enqueue, nodes_watched=False if world.warnings is None else None)
+        recorder = Recorder(client, "me")
         controller = Controller(client, JobKeys(b"k" * 32), links, recorder, "image", clock=loop.time, watched=watched)
         self.watch = Watch(api, watched)
-        self.watch.record()
-        self.watch.deliver()  # what a watch lists first
+        self._world = world
+        self.deliver(lag=0.0)  # what a watch lists first
         self._task = loop.create_task(self.queue.run(2))
 
-    def deliver(self) -> None:
+    def deliver(self, lag: float | None = None) -> None:
         """Deliver watch events."""
         self.watch.record()
-        self.watch.deliver(age=self._lag)
+        self.watch.deliver(age=self._lag if lag is None else lag)
+        if self._world.warnings is not None:
+            for node in self._world.nodes:
+                self.watch.cache.see_node(node, self._world.warnings.get(node))
+            self.watch.cache.set_nodes_watched(True)
 
     def report(self) -> None:
         """Deliver the reports of stores."""

@@ -10,17 +10,22 @@ import copy
 import difflib
 import json
 import re
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
 from elasticjob.contract.messages import EndReason, Outcome
 from elasticjob.contract.names import Label, Role
 from elasticjob_operator.kube import EVENTS, JOBS, PODS, SERVICES, Resource
+from elasticjob_operator.kube.api import KUEUE_WORKLOADS
+from elasticjob_operator.model.nodes import NodeWarning
+from elasticjob_operator.model.observed import ELASTIC_ANNOTATION, QUEUE_LABEL
+from elasticjob_operator.model.workload import WorkloadCondition, parse_workload
 from support.operator_build import NOW, elastic, raw_job
 from support.operator_process import OUTAGES, RESOURCES, ApiServer, Fault, OperatorProcess, run_virtual
-from support.operator_world import Api, Node, World, number, phase, role
+from support.operator_queue import Queue
+from support.operator_world import Api, Node, World, is_deleting, number, phase, role
 
 Raw = dict[str, Any]
 
@@ -45,8 +50,8 @@ MORE_WRITES = 12
 class Simulation:
     """The job `bert` in a cluster, with everything that runs its pods, and the operator's process."""
 
-    def __init__(self, api: Api, world: World, server: ApiServer, lag: float = 0.0) -> None:
-        self.api, self.world, self.server = api, world, server
+    def __init__(self, api: Api, world: World, server: ApiServer, lag: float = 0.0, queue: Queue | None = None) -> None:
+        self.api, self.world, self.server, self.queue = api, world, server, queue
         self._lag = lag
         self._operator: OperatorProcess | None = None
         self._starts_at = 0.0
@@ -91,6 +96,9 @@ class Simulation:
         if reachable:
             self.world.renew()
             self.world.collect_garbage()
+            self._drain()
+            if self.queue is not None:
+                self.queue.admit()
         self.world.run_rounds(self._minimum())
         if reachable:
             for store in self.world.serving():
@@ -98,6 +106,20 @@ class Simulation:
             self.world.run_pods(STOP_SECONDS)
         await self._run_operator(TICK if reachable else OUTAGE_TICK, reachable)
         self._check()
+
+    def _drain(self) -> None:
+        """Let a drain go on, and check that as many nodes as the job needs can still train.
+
+        No pod waits for a budget that the API server refuses to write.
+        """
+        before = [pod for pod in self.api.pods(Role.WORKER) if _is_live(pod)]
+        self.world.drain()
+        left = {pod["metadata"]["name"] for pod in before if _is_live(pod)}
+        if len(left) == len(before) or self.server.fault in OUTAGES:
+            return
+        for store in self.world.serving():
+            ready = left & set(store.connected)
+            assert len(ready) >= self._minimum(), f"a drain leaves only {ready}"
 
     async def _run_operator(self, seconds: float, reachable: bool) -> None:
         if self._operator is not None:
@@ -132,9 +154,13 @@ class Simulation:
     def _check(self) -> None:
         created = self.server.created
         assert len(created) == len({*created}), f"the name of a pod was used twice: {created}"
-        live = [p["metadata"]["labels"] for p in self.api.pods(Role.WORKER) if _is_live(p)]
-        indices = [(of[Label.JOB_UID], of[Label.INDEX]) for of in live]
+        # A pod that leaves its node is deleted after its successor was created.
+        staying = [p for p in self.api.pods(Role.WORKER) if _is_live(p) and not self.world.must_leave(p)]
+        indices = [(p["metadata"]["labels"][Label.JOB_UID], p["metadata"]["labels"][Label.INDEX]) for p in staying]
         assert len(indices) == len({*indices}), f"two live pods of one index: {indices}"
+        if self.queue is not None and self.job is not None:
+            using = [p for p in self.api.pods(Role.WORKER) if phase(p) in ("Pending", "Running")]
+            assert len(using) <= self.queue.reserved(), "the job has pods for which it has no quota"
         restarts, stores = self.status.get("restarts", 0), self.world.stores.values()
         assert restarts <= len(self.world.outages), "a failure was charged twice"
         assert self.job is None or restarts >= sum(s.acknowledged for s in stores), (
@@ -166,17 +192,21 @@ class Simulation:
                 named = [name for name in ("incarnation", "standby") if rendezvous.get(name) == incarnation]
             else:
                 named = ["current"] if known[index : index + 1] == [incarnation] else []
-            deleting = ["deleting"] if "deletionTimestamp" in raw["metadata"] else []
+            deleting = ["deleting"] if is_deleting(raw) else []
             return " ".join([role(raw).value, str(index), phase(raw), *named, *deleting])
         selected = raw.get("spec", {}).get("selector", {}).get(Label.INCARNATION) if kind is SERVICES else None
         if selected is not None:
             return f"{raw['metadata']['name']}: selects the store: {selected == str(rendezvous.get('incarnation'))}"
+        if kind is KUEUE_WORKLOADS:
+            workload = parse_workload(raw)
+            true = sorted(condition for condition in workload.conditions if workload.is_true(condition))
+            return f"Workload for {workload.count}, admitted for {workload.admitted_count}: {true}"
         spec = json.dumps(raw.get("spec"), sort_keys=True) if kind is not SERVICES else ""
         return f"{kind.plural} {raw['metadata']['name']} {spec}".strip()
 
 
 def _is_live(pod: Raw) -> bool:
-    return phase(pod) in ("Pending", "Running") and "deletionTimestamp" not in pod["metadata"]
+    return phase(pod) in ("Pending", "Running") and not is_deleting(pod)
 
 
 def _owned(kind: Resource, raw: Raw) -> bool:
@@ -213,6 +243,12 @@ class Scenario:
     """What happens, and what is true once the operator has done its part: then the next step happens."""
     new: bool = False
     """Whether the job was applied just before the first step; else it trains."""
+    quota: int | None = None
+    """Of how many worker pods the job's queue has quota; None: the job has no queue."""
+    annotations: Mapping[str, str] = field(default_factory=dict)
+    """Those of the job."""
+    watches_nodes: bool = False
+    """Whether the operator may watch Nodes."""
 
     def __str__(self) -> str:
         return self.name
@@ -220,12 +256,34 @@ class Scenario:
 
 def trains(nodes: int, **fields: Any) -> Reached:
     """The job trains on this number of nodes and has a standby store; its status has these fields."""
+    fields = {"phase": "Running", "active": nodes} | fields
 
     def reached(sim: Simulation) -> bool:
         status, stores = sim.status, [p for p in sim.api.pods(Role.STORE) if _is_live(p)]
-        steady = status.get("phase") == "Running" and status.get("active") == nodes and len(stores) == 2
-        standby = "standby" in status.get("rendezvous", {})
-        return steady and standby and all(status.get(name) == value for name, value in fields.items())
+        steady = len(stores) == 2 and "standby" in status.get("rendezvous", {})
+        return steady and all(status.get(name) == value for name, value in fields.items())
+
+    return reached
+
+
+def is_drained(sim: Simulation) -> bool:
+    """The job trains with its own number of pods, and none of them is on node n1."""
+    nodes = [pod["spec"].get("nodeName") for pod in sim.api.pods(Role.WORKER)]
+    return trains(3)(sim) and nodes == ["n2"] * 3 and "cordonSpares" not in sim.status
+
+
+def has_left(sim: Simulation) -> bool:
+    """The job trains, and neither a worker nor a store is on node n1."""
+    pods = sim.api.pods(Role.WORKER) + sim.api.pods(Role.STORE)
+    return trains(3)(sim) and {pod["spec"].get("nodeName") for pod in pods} == {"n2"}
+
+
+def is_resized(nodes: int) -> Reached:
+    """The job trains on this number of nodes, and has one Workload, for so many."""
+
+    def reached(sim: Simulation) -> bool:
+        counts = [] if sim.queue is None else [parse_workload(raw).count for raw in sim.queue.workloads()]
+        return trains(nodes)(sim) and counts == [nodes]
 
     return reached
 
@@ -246,12 +304,39 @@ def has_ended(sim: Simulation) -> bool:
     return sim.status.get("phase") in ("Succeeded", "Failed") and not sim.api.pods(Role.STORE)
 
 
+def has_finished(sim: Simulation) -> bool:
+    """The job has ended, and its Workload says so."""
+    workloads = [] if sim.queue is None else map(parse_workload, sim.queue.workloads())
+    return has_ended(sim) and all(workload.is_true(WorkloadCondition.FINISHED) for workload in workloads)
+
+
 def is_deleted(sim: Simulation) -> bool:
     return sim.job is None and not [raw for (kind, _), raw in sim.api.objects.items() if _owned(kind, raw)]
 
 
 def edit(**spec: Any) -> Act:
     return lambda sim: sim.world.edit(**spec)
+
+
+def warn(warning: NodeWarning | None, *, drain: bool = False) -> Act:
+    """Node n1 gets this warning, or has none any more. `drain`: a user evicts its pods."""
+
+    def act(sim: Simulation) -> None:
+        sim.world.warnings = {} if warning is None else {"n1": warning}
+        sim.world.drained = "n1" if drain else ""
+
+    return act
+
+
+def kueue_evicts(quota: int) -> Act:
+    """Kueue evicts the job; from then on it has this quota."""
+
+    def act(sim: Simulation) -> None:
+        assert sim.queue is not None
+        sim.queue.evict()
+        sim.queue.quota = quota
+
+    return act
 
 
 def nothing(sim: Simulation) -> None:
@@ -315,7 +400,8 @@ SCENARIOS = (
     Scenario("smaller minimum, Workload", ELASTIC | {"gang": {"provider": "kubernetes"}},
              ((SMALLER, trains(3, observedGeneration=2)),)),
     Scenario("suspended and resumed", ELASTIC | {"gang": {"provider": "volcano"}},
-             ((edit(suspend=True), is_suspended), (edit(suspend=False), trains(3, executionAttempts=2)))),
+             ((edit(suspend=True), is_suspended),
+              (edit(suspend=False, rendezvous={"port": 1234}), trains(3, executionAttempts=2)))),
     Scenario("succeeds", FIXED, ((workers_succeed, has_ended),)),
     Scenario("succeeds, all pods and the job are deleted",
              ELASTIC | {"cleanPodPolicy": "All", "ttlSecondsAfterFinished": 10}, ((workers_succeed, is_deleted),)),
@@ -326,6 +412,17 @@ SCENARIOS = (
     Scenario("deleted while it is scaled", ELASTIC, ((edit(replicas=5), lambda sim: len(sim.server.created) >= 2),
                                                      (user_deletes_the_job, is_deleted))),
     Scenario("applied again", FIXED, ((user_applies_it_again, trains(3)),)),
+    Scenario("admitted by a queue in part, evicted, admitted", ELASTIC,
+             ((nothing, trains(2, phase="Degraded")), (kueue_evicts(quota=3), trains(3, executionAttempts=2))),
+             new=True, quota=2),
+    Scenario("resized by a queue, succeeds", elastic(2, 5, 3),
+             ((edit(replicas=4), is_resized(4)), (edit(replicas=2), is_resized(2)), (workers_succeed, has_finished)),
+             quota=5, annotations={ELASTIC_ANNOTATION: "true"}),
+    Scenario("a node of a job at its minimum is drained", FIXED,
+             ((warn(NodeWarning(cordoned=True), drain=True), is_drained), (warn(None), is_drained)),
+             watches_nodes=True),
+    Scenario("the end of a node is announced", ELASTIC,
+             ((warn(NodeWarning("taint spot")), has_left), (warn(None), has_left)), watches_nodes=True),
 )  # fmt: skip
 
 
@@ -393,16 +490,26 @@ def _cluster_of(scenario: Scenario, fault: Fault | None = None, at: int = 0, lag
     """Return a copy of the cluster in which the scenario begins."""
     same = {id(resource): resource for resource in RESOURCES}
     api, world = copy.deepcopy(_begin(scenario), same)
-    return Simulation(api, world, ApiServer(api, fault, at), lag)
+    return Simulation(api, world, ApiServer(api, fault, at), lag, _queue_of(scenario, api))
+
+
+def _queue_of(scenario: Scenario, api: Api) -> Queue | None:
+    return None if scenario.quota is None else Queue(api, scenario.quota)
+
+
+def _job_of(scenario: Scenario) -> Raw:
+    job = raw_job(**scenario.spec)
+    labels = {} if scenario.quota is None else {QUEUE_LABEL: "team"}
+    return {**job, "metadata": {**job["metadata"], "labels": labels, "annotations": dict(scenario.annotations)}}
 
 
 @cache
 def _begin(scenario: Scenario) -> tuple[Api, World]:
     api = Api(NOW)
-    api.put(JOBS, raw_job(**scenario.spec))
-    world = World(api, {"n1": Node("n1"), "n2": Node("n2")})
+    api.put(JOBS, _job_of(scenario))
+    world = World(api, {"n1": Node("n1"), "n2": Node("n2")}, warnings={} if scenario.watches_nodes else None)
     if not scenario.new:
-        sim = Simulation(api, world, ApiServer(api))
+        sim = Simulation(api, world, ApiServer(api), queue=_queue_of(scenario, api))
         run_virtual(api, _start(sim))
     return api, world
 

@@ -29,6 +29,7 @@ from elasticjob.contract.messages import (
 )
 from elasticjob.contract.names import Env, ExitCode, Label, Role, RoundId
 from elasticjob_operator.kube import (
+    BUDGETS,
     JOBS,
     LEASES,
     PODS,
@@ -38,6 +39,7 @@ from elasticjob_operator.kube import (
     Refused,
     Resource,
 )
+from elasticjob_operator.model.nodes import NodeWarning
 from elasticjob_operator.model.observed import LinkView
 from elasticjob_operator.model.pods import FAILED_STARTS
 from elasticjob_operator.model.raw import moment, timestamp
@@ -411,6 +413,10 @@ class World:
     """By pod: the last round that its agent started workers of. The agent writes it into the termination message."""
     room: int | None = None
     """How many worker pods the nodes have room for; None: any number."""
+    warnings: dict[str, NodeWarning] | None = None
+    """The warnings of nodes by name; None: the operator may not watch Nodes."""
+    drained: str = ""
+    """The node from which a user evicts all worker pods, as far as their PodDisruptionBudget allows it."""
 
     def renew(self) -> None:
         """Kubelets of reachable nodes renew their Leases."""
@@ -420,9 +426,9 @@ class World:
                 self.api.put(LEASES, {"metadata": {"name": node.name}, "spec": spec})
 
     def schedule(self, pod: Raw, node: str) -> None:
-        """The scheduler binds a pod to a node that the pod does not avoid."""
+        """The scheduler binds a pod to a node that is not cordoned and that the pod does not avoid."""
         avoid = pod["metadata"].get("annotations", {}).get("elasticjob.dev/avoids", "").split(",")
-        if node in avoid or pod["spec"].get("nodeName"):
+        if node in avoid or self._warning(node).cordoned or pod["spec"].get("nodeName"):
             return
         if role(pod) is Role.WORKER and self._is_full():
             self.mark_unschedulable(pod)
@@ -563,6 +569,24 @@ class World:
         else:
             mark_deleted(pod, self.api.now)
 
+    def must_leave(self, pod: Raw) -> bool:
+        """Return whether the end of the pod's node is announced."""
+        return bool(self._warning(pod["spec"].get("nodeName", "")).notice)
+
+    def _warning(self, node: str) -> NodeWarning:
+        return (self.warnings or {}).get(node, NodeWarning())
+
+    def drain(self) -> None:
+        """Evict the worker pods of the drained node, as `kubectl drain` does."""
+        if not self.drained:
+            return
+        budgets = [raw for (kind, _), raw in self.api.objects.items() if kind is BUDGETS]
+        for pod in self.api.pods(Role.WORKER):
+            ready = [p for p in self.api.pods(Role.WORKER) if phase(p) == "Running" and not is_deleting(p)]
+            allowed = all(len(ready) > budget["spec"]["minAvailable"] for budget in budgets)
+            if pod["spec"].get("nodeName") == self.drained and not is_deleting(pod) and (allowed or pod not in ready):
+                mark_deleted(pod, self.api.now)
+
     def drop_deleted(self) -> None:
         """Drop stores whose pods are deleted, and disconnect agents whose pods do not run."""
         existing = {p["metadata"]["name"] for p in self.api.pods(Role.STORE)}
@@ -640,6 +664,10 @@ def mark_deleted(pod: Raw, now: float, grace: int | None = None) -> None:
     end, meta = timestamp(now + seconds), pod["metadata"]
     if end < meta.get("deletionTimestamp", "9999"):
         meta |= {"deletionTimestamp": end, "deletionGracePeriodSeconds": seconds}
+
+
+def is_deleting(pod: Raw) -> bool:
+    return "deletionTimestamp" in pod["metadata"]
 
 
 def phase(pod: Raw) -> str:
