@@ -576,6 +576,12 @@ BAD_AT_CHANGE: list[tuple[str, dict[str, Any], list[Change], str]] = [
         [("spec.placement", "Spread")],
         "placement may not change while the job runs: set suspend to true in the same change",
     ),
+    (
+        "successPolicy",
+        GOOD,
+        [("spec.successPolicy", "Any")],
+        "successPolicy may not change while the job runs: set suspend to true in the same change",
+    ),
     ("preload", GOOD, [("spec.preload", [])], "preload may not change while the job runs: set suspend to true"),
     (
         "networkIsolation",
@@ -664,6 +670,21 @@ GOOD_AT_CHANGE: list[tuple[str, dict[str, Any], list[Change]]] = [
     ("all of a suspended job", SUSPENDED, [("spec.rendezvous.port", 29401), ("spec.preload", [])]),
     ("the gang of a suspended job", SUSPENDED, [("spec.gang", {"provider": "coscheduling"})]),
     ("the placement of a suspended job", SUSPENDED, [("spec.placement", "Packed")]),
+    ("the success policy of a suspended job", SUSPENDED, [("spec.successPolicy", "Any")]),
+    (
+        "what may change at any time",
+        GOOD,
+        [
+            ("spec.restartStrategy", "Recreate"),
+            ("spec.podReplacementPolicy", "Failed"),
+            ("spec.podTerminationTimeoutSeconds", 0),
+            ("spec.waitForMinSeconds", 60),
+            ("spec.disruptionBudget", False),
+            ("spec.ttlSecondsAfterFinished", 0),
+            ("spec.elasticPolicy.gracefulShutdownSeconds", 0),
+            ("spec.elasticPolicy.faultyScaleDownSeconds", 0),
+        ],
+    ),
     ("suspended", GOOD, [("spec.suspend", True)]),
     (
         "rendezvous and preload, with suspend",

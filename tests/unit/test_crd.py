@@ -157,6 +157,51 @@ def test_defaults_are_those_of_the_operator() -> None:
     assert elastic["faultyScaleDownSeconds"]["default"] == defaults["faulty_scale_down"]
 
 
+LIMITS = {
+    "replicas": (None, 1, 4096),
+    "elasticPolicy.minReplicas": (None, 1, 4096),
+    "elasticPolicy.maxReplicas": (None, 1, 4096),
+    "elasticPolicy.replicaIncrementStep": (1, 1, 4096),
+    "elasticPolicy.scaleUpStabilizationSeconds": (30, 0, 3600),
+    "elasticPolicy.spares": (0, 0, 64),
+    "elasticPolicy.gracefulShutdownSeconds": (120, 0, 3600),
+    "elasticPolicy.faultyScaleDownSeconds": (300, 0, 86400),
+    "rendezvous.port": (29400, 1024, 65535),
+    "rendezvous.joinTimeoutSeconds": (600, 10, 86400),
+    "rendezvous.lastCallTimeoutSeconds": (30, 0, 3600),
+    "rendezvous.keepAliveIntervalSeconds": (1, 1, 300),
+    "rendezvous.keepAliveMaxAttempts": (3, 1, 100),
+    "stopGraceSeconds": (1, 0, 3600),
+    "failurePolicy.maxRestarts": (3, 0, 10000),
+    "failurePolicy.restartWindowSeconds": (0, 0, 31536000),
+    "failurePolicy.backoffSeconds": (0, 0, 3600),
+    "failurePolicy.maxBackoffSeconds": (300, 1, 86400),
+    "failurePolicy.maxStartFailures": (10, 1, 10000),
+    "failurePolicy.avoidNodeSeconds": (86400, 60, 31536000),
+    "hangPolicy.progressTimeoutSeconds": (None, 10, 86400),
+    "waitForMinSeconds": (None, 1, 86400),
+    "activeDeadlineSeconds": (None, 1, None),
+    "ttlSecondsAfterFinished": (None, 0, None),
+    "podTerminationTimeoutSeconds": (120, 0, 3600),
+}
+"""Default, minimum and maximum of each number of the spec."""
+
+
+def numbers(schema: dict[str, Any], path: str = "") -> dict[str, tuple[int | None, int | None, int | None]]:
+    found: dict[str, tuple[int | None, int | None, int | None]] = {}
+    for name, child in schema["properties"].items():
+        if "properties" in child:
+            found |= numbers(child, f"{path}{name}.")
+        elif child.get("type") == "integer":
+            found[path + name] = (child.get("default"), child.get("minimum"), child.get("maximum"))
+    return found
+
+
+def test_defaults_and_limits_of_numbers() -> None:
+    """A lower maximum or a higher minimum would refuse manifests of earlier versions."""
+    assert numbers(SOURCE["properties"]["spec"]) == LIMITS
+
+
 def test_columns_and_scale_name_fields_that_exist() -> None:
     (version,) = yaml.safe_load((CRDS / "elasticjobs.yaml").read_text())["spec"]["versions"]
     scale = version["subresources"]["scale"]

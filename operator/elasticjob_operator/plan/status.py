@@ -185,7 +185,7 @@ def _times(job: JobContext, current: dict[ConditionType, Condition]) -> dict[str
     if job.world.is_new_round:
         # Microseconds, because two rounds may form within one second and each must be counted once.
         times["lastRendezvousTime"] = timestamp(job.world.formed_at, precise=True)
-    if job.budget.restarts > ctx.status.restarts or job.budget.exhausted:
+    if job.budget.restarts > ctx.status.restarts:
         times["lastRestartTime"] = now
     if job.starts.failed > ctx.status.failed_starts:
         times["lastStartFailureTime"] = timestamp(job.starts.failed_at)

@@ -411,7 +411,9 @@ def test_a_restart_has_a_time_and_scaling_an_event_when_it_is_done() -> None:
     ending = report(worker(0), worker(1), ended_rounds=(round_ended(1),))
     assert status_of(run(steady(last_report=ending)))["lastRestartTime"] == timestamp(NOW)
     smaller = [condition("FullyScaled", value=False, reason="ScalingUp")]
-    assert events_of(run(steady(conditions=smaller, lastScaleTime=timestamp(NOW - 9)))) == ["WorldFormed", "Scaled"]
+    p = run(steady(conditions=smaller, lastScaleTime=timestamp(NOW - 9)))
+    assert events_of(p) == ["WorldFormed", "Scaled"]
+    assert status_of(p)["lastRendezvousTime"] == timestamp(NOW - 30, precise=True)
 
 
 def test_a_failure_beyond_the_budget_ends_the_job() -> None:
@@ -422,6 +424,7 @@ def test_a_failure_beyond_the_budget_ends_the_job() -> None:
     status_ = status_of(p)
     assert reasons_of(p)["FailureTarget"] == ("True", "MaxRestartsExceeded")
     assert reasons_of(p)["Restarting"] == ("False", "BudgetExhausted")
+    assert "lastRestartTime" not in status_
     assert "Failed" not in reasons_of(p)
     assert (status_["restarts"], status_["phase"]) == (3, "Failed")
     assert status_["lastFailure"]["class"] == FailureClass.OOM_KILLED.value
@@ -723,6 +726,22 @@ def test_a_job_larger_than_the_cluster_trains_with_the_scheduled_nodes() -> None
 def test_restarting_is_set_for_faults_only(reason: EndReason, expected: tuple[str, str] | None) -> None:
     p = run(after(round_ended(1, reason), rendezvousRound=1))
     assert reasons_of(p).get("Restarting") == expected
+
+
+@pytest.mark.parametrize(("reason", "events"), [("ScalingUp", ["InsufficientCapacity"]), ("InsufficientCapacity", [])])
+def test_missing_room_is_one_event(reason: str, events: list[str]) -> None:
+    pods = (worker(0), worker(1, **unschedulable()))
+    before = [condition("FullyScaled", value=False, reason=reason)]
+    observed = steady(workers=pods, last_report=report(pods[0]), conditions=before)
+    p = run(replace(observed, job=job(status=observed.job.status.raw, **elastic(1, 2))))
+    assert reasons_of(p)["FullyScaled"] == ("False", "InsufficientCapacity")
+    assert [reason for reason in events_of(p, warning=True) if reason != "WorldFormed"] == events
+
+
+def test_restarting_names_a_lost_machine() -> None:
+    lost = {"name": "n1", "since": timestamp(NOW - 9), "until": timestamp(NOW + 900), "why": "", "reason": "NodeLost"}
+    p = run(after(round_ended(1, EndReason.AGENT_LOST), rendezvousRound=1, avoidedNodes=[lost]))
+    assert reasons_of(p)["Restarting"] == ("True", "NodeLost")
 
 
 def test_restarting_ends_with_the_next_world() -> None:

@@ -233,6 +233,15 @@ def test_an_unhealthy_node_is_avoided_for_a_day_though_its_kubelet_renews_its_le
         assert "n1 is avoided until 2027-01-16T08:00:00Z: GPU 1 is lost" in fault["message"]
 
 
+def test_status_keeps_the_newest_avoided_nodes() -> None:
+    times = {"since": timestamp(NOW - 9), "until": timestamp(NOW + 900)}
+    known = [{"name": f"old-{n}", "reason": "DeviceUnhealthy", "why": "", **times} for n in range(32)]
+    workers = (worker(0), worker(1, node="n2"))
+    p = run(steady(workers=workers, last_report=report(OTHER, unhealthy=(UNHEALTHY,)), avoidedNodes=known))
+    names = [node["name"] for node in status_of(p)["avoidedNodes"]]
+    assert (len(names), names[-1]) == (32, "n1")
+
+
 def test_avoid_node_seconds_sets_how_long_an_unhealthy_node_is_avoided() -> None:
     observed = steady(workers=(worker(0), worker(1, node="n2")), last_report=report(OTHER, unhealthy=(UNHEALTHY,)))
     shorter = replace(observed, job=job(status=status(), failurePolicy={"avoidNodeSeconds": 600}))

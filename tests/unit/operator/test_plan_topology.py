@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from elasticjob.contract.messages import ExpectedPod
+from elasticjob.contract.names import Role
 from support.operator_build import run, steady, worker
+from support.operator_cluster import KEY, Cluster
+from support.operator_world import Node
 
 
 def sent(**topologies: tuple[str, ...]) -> tuple[ExpectedPod, ...]:
@@ -29,3 +33,24 @@ def test_a_pod_that_is_created_now_is_nowhere_yet() -> None:
     view = run(observed).operator_view
     assert view is not None
     assert [(p.pod, p.topology) for p in view.pods] == [("bert-0-0", ("z",)), ("bert-1-1", ())]
+
+
+async def test_the_controller_sends_what_the_watch_on_nodes_delivered(monkeypatch: Any) -> None:
+    cluster, views = Cluster(), []
+    monkeypatch.setattr(cluster.controller.links, "set_operator_view", lambda key, view: views.append(view))
+    cluster.world.nodes["n1"] = Node("n1")
+    await cluster.reconcile()
+    for pod in cluster.api.pods(Role.WORKER):
+        cluster.world.schedule(pod, "n1")
+    cluster.controller.watched.see_node("n1", None, ("z", "r"))
+    await cluster.controller.reconcile(KEY)
+    assert [p.topology for p in views[-1].pods] == [("z", "r"), ("z", "r")]
+
+
+async def test_the_controller_places_pods_by_the_narrowest_label() -> None:
+    cluster = Cluster(placement="Spread")
+    cluster.controller.placement_label = "example.com/rack"
+    await cluster.reconcile()
+    pod, _ = cluster.api.pods(Role.WORKER)
+    (rule,) = pod["spec"]["topologySpreadConstraints"]
+    assert rule["topologyKey"] == "example.com/rack"
