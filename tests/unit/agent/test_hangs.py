@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import subprocess
 import sys
 import time
@@ -11,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from elasticjob.agent.monitoring import hangs
 from elasticjob.agent.monitoring.hangs import HangMonitor, StackDump, dump_stacks, farthest_behind
 from elasticjob.contract.messages import Failure, FailureClass
 from elasticjob.contract.names import STACK_DUMP_SIGNAL
@@ -211,6 +214,17 @@ def processes(tmp_path: Path) -> Iterator[dict[int, str]]:
     for process, _ in started.values():
         process.communicate("", 10)
         assert process.returncode == 0, "the signal must not kill the process"
+
+
+async def test_a_stopped_process_is_not_waited_for(processes: dict[int, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hangs, "STACKS_TIMEOUT", 600.0)
+    stopped, _, other = processes
+    os.kill(stopped, signal.SIGSTOP)
+    await asyncio.to_thread(os.waitpid, stopped, os.WUNTRACED)
+    stacks = await asyncio.wait_for(dump_stacks(processes), 60)
+    os.kill(stopped, signal.SIGCONT)
+    assert stacks[stopped] == ""
+    assert "in hangs_here" in stacks[other]
 
 
 async def test_stacks_of_all_threads_but_only_of_processes_that_handle_the_signal(processes: dict[int, str]) -> None:

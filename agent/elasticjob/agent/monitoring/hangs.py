@@ -15,11 +15,12 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from elasticjob.agent.processes import is_stopped
 from elasticjob.contract.messages import Failure, FailureClass
 from elasticjob.contract.names import STACK_DUMP_SIGNAL
 
 STACKS_TIMEOUT = 0.3
-"""Seconds that workers have to write their stacks. A process that is stopped or stuck in the kernel writes none."""
+"""Seconds that workers have to write their stacks. A process that is stuck in the kernel writes none."""
 STACKS_INTERVAL = 0.02
 """Seconds between reads of the size of the stack dump files."""
 MAX_STACKS = 16384
@@ -131,7 +132,7 @@ async def dump_stacks(files: Mapping[int, str]) -> dict[int, str]:
 
     `files`: the stack dump file of each process, by process id.
     """
-    asked = [pid for pid in files if _catches_signal(pid)]
+    asked = [pid for pid in files if _catches_signal(pid) and not is_stopped(pid)]
     before = {pid: _size(files[pid]) for pid in asked}
     for pid in asked:
         with suppress(ProcessLookupError):
