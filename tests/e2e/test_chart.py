@@ -254,7 +254,8 @@ def older_chart(folder: Path) -> Path:
 def test_install_upgrade_uninstall(bare: Kube, tools: Tools, cluster_dir: Path, tmp_path: Path) -> None:
     install(bare, cluster_dir)
     name = f"kept-{uuid.uuid4().hex[:5]}"
-    job = bare.create("elasticjobs", manifest(name, ["python3", "-c", "pass"], preload=[]), "default")
+    suspended = manifest(name, ["python3", "-c", "pass"], preload=[], suspend=True)
+    job = bare.create("elasticjobs", suspended, "default")
     try:
         tools.helm("upgrade", RELEASE, str(older_chart(tmp_path)), "-n", SYSTEM)
         assert "World" not in columns(bare)
@@ -267,6 +268,7 @@ def test_install_upgrade_uninstall(bare: Kube, tools: Tools, cluster_dir: Path, 
         assert "No resources found" in left.output
         kept = bare.get("elasticjobs", name, "default")
         assert kept["metadata"]["uid"] == job["metadata"]["uid"]
+        bare.patch("elasticjobs", name, {"spec": {"suspend": False}}, "default")
 
         install(bare, cluster_dir)
         bare.wait(

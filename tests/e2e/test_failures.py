@@ -31,7 +31,7 @@ def test_a_script_that_raises_exhausts_max_restarts(submit: Submit) -> None:
     assert (failure["exception"], failure["rank"], failure["pod"]) == ("ValueError", 1, "raises-1-0")
     assert "the learning rate is negative" in failure["message"]
     assert (status["restarts"], status["phase"]) == (2, "Failed")
-    assert "MaxRestartsExceeded" in job.events()
+    job.wait_events("MaxRestartsExceeded")
 
 
 def test_rules_decide_by_exit_code_what_a_failure_counts(submit: Submit) -> None:
@@ -60,7 +60,7 @@ def test_rules_decide_by_exit_code_what_a_failure_counts(submit: Submit) -> None
     assert matched == [(3, "flaky", "RestartGroupAndIgnoreMaxRestarts"), (2, "user-error", "FailJob")]
     assert status["lastFailure"]["rule"] == "user-error"
     assert (status["restarts"], status["restartsCountTowardsMax"], status["rendezvousRound"]) == (1, 0, 2)
-    assert "FailurePolicyMatched" in job.events()
+    job.wait_events("FailurePolicyMatched")
 
 
 def test_a_rule_replaces_the_pod_of_a_failed_worker_on_another_node(submit: Submit, shared_dir: str) -> None:
@@ -161,7 +161,7 @@ def test_a_failing_init_container_is_tried_again_and_then_fails_the_job(submit: 
     assert "no such bucket: s3://data" in failed["message"]
     status = job.status()
     assert (status["lastFailure"]["class"], status["startFailures"], status["restarts"]) == ("StartError", 2, 0)
-    assert "PodStartFailed" in job.events()
+    job.wait_events("PodStartFailed")
 
 
 def test_pods_that_run_out_of_memory_together_are_one_restart(submit: Submit) -> None:
@@ -187,4 +187,4 @@ def test_all_pods_of_a_failed_round_are_replaced_with_the_strategy_recreate(subm
     status = job.status()
     assert (status["incarnations"], status["restarts"], status["restartsCountTowardsMax"]) == ("1,1", 1, 1)
     assert status["lastFailure"]["pod"] == "anew-1-0"
-    assert "RestartedInPlace" not in job.events()
+    assert "RestartedInPlace" not in job.wait_events("Completed")

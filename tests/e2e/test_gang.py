@@ -85,12 +85,9 @@ def test_a_job_waits_for_its_gang_scheduler_and_then_has_a_pod_group(
     wait_blocked(kube, job, "install the coscheduling plugin of scheduler-plugins with its CRDs")
     assert job.pods() == []
     install_pod_groups()
-    kube.wait("pods", "gang-2-0", namespace, bool, timeout=60, what="the pods are created")
-    groups = [
-        kube.get("pods", f"gang-{index}-0", namespace)["metadata"]["labels"].get(f"{GROUP}/pod-group")
-        for index in range(3)
-    ]
-    assert groups == ["gang", "gang", None]
+    pods = job.wait_pods(lambda pods: len(pods) == 3, timeout=60, what="the pods are created")
+    groups = {pod["metadata"]["name"]: pod["metadata"]["labels"].get(f"{GROUP}/pod-group") for pod in pods}
+    assert groups == {"gang-0-0": "gang", "gang-1-0": "gang", "gang-2-0": None}
     group = kube.get("podgroups", "gang", namespace)
     assert group["spec"] == {"minMember": 1}
     assert group["metadata"]["ownerReferences"][0]["uid"] == job.read()["metadata"]["uid"]

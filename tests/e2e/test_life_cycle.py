@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
+from datetime import datetime
 from pathlib import Path
 
 import yaml
@@ -43,6 +45,7 @@ def test_a_job_is_suspended_changed_and_resumed_without_a_lost_step(
     for plural in ("pods", "services"):
         kube.wait_gone(plural, namespace, job.selector, timeout=90)
     assert job.status()["phase"] == "Suspended"
+    book.wait_read()
     last = max(step.step for step in book.steps)
     kube.patch("elasticjobs", job.name, {"spec": {"suspend": False}}, namespace)
     job.wait("Suspended", status="False", reason="Resumed")
@@ -79,12 +82,15 @@ def test_a_suspended_job_does_not_wait_for_a_pod_on_a_lost_node(submit: Submit, 
 
 def test_a_job_ends_at_its_deadline_and_is_deleted(submit: Submit, kube: Kube, namespace: str) -> None:
     command = ["python3", "-c", "import signal; signal.pause()"]
-    spec = {"activeDeadlineSeconds": 15, "cleanPodPolicy": "All", "ttlSecondsAfterFinished": 10}
+    spec = {"cleanPodPolicy": "All", "ttlSecondsAfterFinished": 10}
     job = submit(manifest("late", command, replicas=1, preload=[], **spec))
-    job.wait("Running", timeout=60)
+    started = datetime.fromisoformat(job.wait("Running", timeout=60)["status"]["startTime"]).timestamp()
+    deadline = int(time.time() - started) + 5
+    kube.patch("elasticjobs", job.name, {"spec": {"activeDeadlineSeconds": deadline}}, namespace)
     failed = job.wait("Failed", reason="DeadlineExceeded", timeout=60)
-    assert "spec.activeDeadlineSeconds is 15" in str(failed["status"]["conditions"])
+    assert f"spec.activeDeadlineSeconds is {deadline}" in str(failed["status"]["conditions"])
     kube.wait_gone("pods", namespace, job.workers, timeout=30)
+    job.read()  # its pods were not deleted with the job
     kube.wait_gone("elasticjobs", namespace, "", timeout=60)
 
 

@@ -73,7 +73,7 @@ def test_a_deleted_pod_loses_no_step(
     kubectl(cluster_dir, "delete", "pod", "-n", namespace, "leaving-2-0", "--wait=false")
     book.wait_steps_after(moment, world=2, timeout=60)
     record_property("pause", round(pause(book, "leaving-0-0", 2, moment), 3))
-    book.wait_steps_after(moment, world=3, timeout=120)
+    book.wait_steps_after(moment, world=3, incarnation=1, timeout=120)
     for pod in ("leaving-0-0", "leaving-1-0"):
         assert_none_lost(book, pod)
     assert job.status()["restarts"] == 0
@@ -153,17 +153,8 @@ def wait_for(job: Job, until: Callable[[Json], bool], what: str) -> Json:
     return status
 
 
-def machines(job: Job) -> set[str]:
-    """Return the machines of the job's pods that are not being deleted, those of its stores included."""
-    return {pod["spec"].get("nodeName", "") for pod in job.pods(job.selector)}
-
-
-def wait_off(job: Job, machine: str) -> None:
-    """Wait until no pod of the job is on the machine, but for those that are being deleted."""
-    for _ in job.kube.watch("pods", job.namespace, selector=job.selector, timeout=120):
-        if machine not in machines(job):
-            return
-    raise AssertionError(f"{job.name} still has pods on {machine}")
+def machines(pods: list[Json]) -> set[str]:
+    return {pod["spec"].get("nodeName", "") for pod in pods}
 
 
 def test_pods_leave_a_machine_whose_end_is_announced_and_lose_no_step(
@@ -174,19 +165,20 @@ def test_pods_leave_a_machine_whose_end_is_announced_and_lose_no_step(
     book.wait_step(20, timeout=120)
     machine = job.node_of("noticed-2-0")
     stay = [pod for pod in ("noticed-0-0", "noticed-1-0") if job.node_of(pod) != machine]
-    before = job.status()["rendezvousRound"]
+    before = job.wait_status(worldSize=3)["status"]["rendezvousRound"]
     kube.patch("nodes", machine, {"metadata": {"annotations": {"elasticjob.dev/terminating": "test"}}})
     try:
-        wait_off(job, machine)
+        left = lambda pods: machine not in machines(pods)  # noqa: E731
+        job.wait_pods(left, job.selector, timeout=120, what=f"no pod, nor store, is on {machine}")
         status = job.wait_world(3, after=before, timeout=120)
         book.wait_steps_after(time.time(), world=3, timeout=60)
-        assert machine not in machines(job)
+        assert machine not in machines(job.pods(job.selector))
     finally:
         kube.patch("nodes", machine, {"metadata": {"annotations": {"elasticjob.dev/terminating": None}}})
     for pod in stay:
         assert_none_lost(book, pod)
     assert (status["restarts"], status["lastFailure"]["reason"]) == (0, "NodeTerminating")
-    assert {"NodeTerminating", "PodReplaced"} <= set(job.events())
+    job.wait_events("NodeTerminating", "PodReplaced")
 
 
 def test_a_drain_ends_where_the_job_has_no_pod_to_spare_and_training_has_all_its_nodes_meanwhile(
@@ -212,8 +204,8 @@ def test_a_drain_ends_where_the_job_has_no_pod_to_spare_and_training_has_all_its
     finally:
         kubectl(cluster_dir, "uncordon", machine)
     book.wait_steps_after(time.time(), world=2, timeout=60)
-    assert machine not in {pod["spec"]["nodeName"] for pod in job.pods()}
+    assert machine not in machines(job.pods())
     assert status["restarts"] == 0
     for pod in stay:
         assert_none_lost(book, pod)
-    assert "NodeCordoned" in job.events()
+    job.wait_events("NodeCordoned")

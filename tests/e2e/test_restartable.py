@@ -40,8 +40,9 @@ def test_processes_survive_a_killed_worker_and_a_deleted_pod(
     kube.delete("pods", "restartable-2-0", namespace)
     moment = time.time()
     book.wait_steps_after(moment, world=2, timeout=60)
-    book.wait_steps_after(moment, world=3, timeout=120)
+    book.wait_steps_after(moment, world=3, incarnation=1, timeout=120)
     job.wait("Complete", timeout=240)
+    book.wait_read()
     assert len(processes(book, "restartable-0-0")) == 1  # three rounds and more, one process
     assert len(processes(book, "restartable-1-0")) == 2  # the killed one and its successor
     steps = sorted({step.step for step in book.steps})

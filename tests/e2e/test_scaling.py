@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from cluster import verbs
-from support.jobs import Job, digits, kubectl, manifest
+from support.jobs import Job, digits, kubectl, manifest, slow_digits
 from support.kube import Json, Kube, condition
 from support.logbook import LogBook
 
@@ -20,12 +20,8 @@ Follow = Callable[[Job], LogBook]
 def test_scale_up_and_down_while_training(
     submit: Submit, follow: Follow, shared_dir: str, cluster_dir: Path, namespace: str
 ) -> None:
-    job = submit(
-        digits(
-            "scaled", shared_dir, "--epochs", "30", "--step-delay", "0.05",
-            replicas=2, elasticPolicy={"minReplicas": 2, "maxReplicas": 4},
-        )
-    )  # fmt: skip
+    elastic = {"minReplicas": 2, "maxReplicas": 4}
+    job = submit(slow_digits("scaled", shared_dir, 32, replicas=2, elasticPolicy=elastic))
     book = follow(job)
     book.wait_step(5, timeout=120)
     for nodes in (4, 3):
@@ -50,7 +46,7 @@ def test_replicas_beyond_the_capacity_of_the_cluster(submit: Submit, follow: Fol
     book.wait_step(5, timeout=120)
     full = condition(job.wait("FullyScaled", status="False", reason="InsufficientCapacity"), "FullyScaled")
     assert "Insufficient cpu" in full["message"]
-    assert job.status()["worldSize"] == 3
+    job.wait_status(worldSize=3)
     job.wait("Complete", timeout=180)
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from support.jobs import Job, digits, kubectl
 from support.kube import Json
-from support.logbook import LogBook
+from support.logbook import LATE, LogBook
 
 Submit = Callable[[Json], Job]
 Follow = Callable[[Job], LogBook]
@@ -58,8 +58,8 @@ def test_a_killed_worker_is_recovered_from_every_time(
         kubectl(cluster_dir, "exec", "-n", job.namespace, pod, "-c", "trainer", "--", "python3", "-c", KILL, which)
         moment = time.time()
         job.wait_world(3, after=round_, timeout=120)
-        # Log lines from before the kill may arrive up to a second after it; later steps belong to the new world.
-        step = book.wait_steps_after(moment + 1.0, world=3, timeout=120)
+        # Later steps belong to the new world.
+        step = book.wait_steps_after(moment + LATE, world=3, timeout=120)
         seconds.append(step.time - moment)
     print(json.dumps({"kills": KILLS, "median": statistics.median(seconds), "seconds": seconds}))
     status = job.status()

@@ -10,10 +10,8 @@ import pytest
 
 from support.jobs import Job, digits, kubectl, manifest
 from support.kube import Json, Kube
-from support.logbook import LogBook
 
 Submit = Callable[[Json], Job]
-Follow = Callable[[Job], LogBook]
 
 
 def accuracy(text: str) -> float:
@@ -23,7 +21,7 @@ def accuracy(text: str) -> float:
 
 
 def test_a_job_trains_as_well_as_a_single_process(
-    submit: Submit, follow: Follow, kube: Kube, cluster_dir: Path, namespace: str, shared_dir: str
+    submit: Submit, kube: Kube, cluster_dir: Path, namespace: str, shared_dir: str
 ) -> None:
     single = {
         "apiVersion": "v1",
@@ -42,13 +40,13 @@ def test_a_job_trains_as_well_as_a_single_process(
     }
     kube.create("pods", single, namespace)
     job = submit(digits("bert", shared_dir, "--epochs", "8", elasticPolicy={"minReplicas": 2, "maxReplicas": 3}))
-    book = follow(job)
     kubectl(cluster_dir, "wait", "--for=condition=Complete", "-n", namespace, "elasticjob/bert", "--timeout=180s",
             timeout=200)  # fmt: skip
     kube.wait("pods", "single", namespace, lambda p: p["status"]["phase"] == "Succeeded", timeout=120, what="single")
     alone = accuracy(kube.logs("single", namespace))
     assert alone > 0.9
-    assert accuracy(book.text()) == pytest.approx(alone, abs=0.02)
+    together = "".join(kube.logs(pod["metadata"]["name"], namespace) for pod in job.pods())
+    assert accuracy(together) == pytest.approx(alone, abs=0.02)
     status = job.status()
     assert (status["phase"], status["restarts"], status["succeeded"]) == ("Succeeded", 0, 3)
 
@@ -94,7 +92,7 @@ def test_status_has_the_reason_why_workers_start_by_exec(submit: Submit) -> None
     assert (
         job.status()["warmFork"] == f"off on 2 of 2 nodes: the fork server does not support the interpreter flag {flag}"
     )
-    assert job.events().count("WarmForkOff") == 1
+    assert job.wait_events("WarmForkOff", "Completed").count("WarmForkOff") == 1
 
 
 def test_a_finished_job_keeps_its_worker_pods_and_deletes_its_store(submit: Submit, kube: Kube) -> None:
@@ -110,7 +108,7 @@ def test_a_finished_job_keeps_its_worker_pods_and_deletes_its_store(submit: Subm
         what="the worker pod succeeds",
     )
     assert "[default0]:done" in kube.logs(kept["metadata"]["name"], job.namespace)
-    assert {"WorldFormed", "Completed"} <= set(job.events())
+    job.wait_events("Completed")
 
 
 def test_deleting_a_job_deletes_its_children(submit: Submit, kube: Kube) -> None:

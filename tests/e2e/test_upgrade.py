@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from support.install import CHART, RELEASE, SYSTEM, install
+from support.install import CHART, RELEASE, SYSTEM, install, wait_rolled_out
 from support.jobs import Job, manifest
 from support.kube import Json, Kube
 from support.kubectl import Tools
@@ -38,14 +38,8 @@ def tools(kube: Kube, cluster_dir: Path) -> Iterator[Tools]:
 
 def operators(kube: Kube) -> set[str]:
     """Wait until the operator's Deployment has rolled out, and return the UIDs of its pods."""
-    kube.wait("deployments", RELEASE, SYSTEM, rolled_out, timeout=120, what="the operator's Deployment has rolled out")
+    wait_rolled_out(kube)
     return uids(kube, SYSTEM)
-
-
-def rolled_out(deployment: Json) -> bool:
-    status, wanted = deployment.get("status", {}), deployment["spec"]["replicas"]
-    current = status.get("observedGeneration") == deployment["metadata"]["generation"]
-    return bool(current) and all(status.get(n) == wanted for n in ("replicas", "updatedReplicas", "availableReplicas"))
 
 
 def uids(kube: Kube, namespace: str) -> set[str]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -37,6 +39,15 @@ def manifest(name: str, command: list[str], **spec: Any) -> Json:
         "metadata": {"name": name},
         "spec": {**spec, "template": {"spec": pod}},
     }
+
+
+EPOCH_SECONDS = 3.2
+"""Seconds that an epoch of `slow_digits` takes at least."""
+
+
+def slow_digits(name: str, directory: str, seconds: float, **spec: Any) -> Json:
+    """Return the digits example, which trains for this time or somewhat longer; mostly it sleeps."""
+    return digits(name, directory, "--epochs", str(math.ceil(seconds / EPOCH_SECONDS)), "--step-delay", "0.2", **spec)
 
 
 def digits(name: str, directory: str, *arguments: str, **spec: Any) -> Json:
@@ -144,9 +155,16 @@ class Job:
 
     def pods(self, selector: str = "") -> list[Json]:
         """Return the worker pods (or those of a selector) that are not being deleted, by name."""
-        pods = self.kube.list("pods", self.namespace, selector or self.workers)
-        alive = [p for p in pods if "deletionTimestamp" not in p["metadata"]]
-        return sorted(alive, key=lambda p: p["metadata"]["name"])
+        return _not_deleted(self.kube.list("pods", self.namespace, selector or self.workers))
+
+    def wait_pods(
+        self, until: Callable[[list[Json]], bool], selector: str = "", *, timeout: float, what: str
+    ) -> list[Json]:
+        """Wait until the worker pods (or those of a selector) that are not being deleted meet a condition."""
+        reached = lambda pods: until(_not_deleted(pods))  # noqa: E731
+        chosen = selector or self.workers
+        found = self.kube.wait_list("pods", self.namespace, reached, selector=chosen, timeout=timeout, what=what)
+        return _not_deleted(found)
 
     def running(self) -> list[str]:
         return [p["metadata"]["name"] for p in self.pods() if p["status"].get("phase") == "Running"]
@@ -155,10 +173,26 @@ class Job:
         node: str = self.kube.get("pods", pod, self.namespace)["spec"]["nodeName"]
         return node
 
-    def events(self) -> list[str]:
-        """Return the reasons of the Events of this job."""
-        events = self.kube.list("events", self.namespace)
+    def wait_events(self, *reasons: str) -> list[str]:
+        """Wait until the job has Events with these reasons, and return the reasons of all of its Events.
+
+        The operator records them after the status that they are about.
+        """
+
+        def recorded(events: list[Json]) -> bool:
+            return set(reasons) <= set(self._reasons(events))
+
+        what = f"{self.name}: Events {', '.join(reasons)}"
+        return self._reasons(self.kube.wait_list("events", self.namespace, recorded, timeout=30, what=what))
+
+    def _reasons(self, events: list[Json]) -> list[str]:
         return [e["reason"] for e in events if e["involvedObject"].get("name") == self.name]
+
+
+def _not_deleted(pods: list[Json]) -> list[Json]:
+    """Return the pods that are not being deleted, by name."""
+    alive = [pod for pod in pods if "deletionTimestamp" not in pod["metadata"]]
+    return sorted(alive, key=lambda pod: str(pod["metadata"]["name"]))
 
 
 def kubectl(cluster: Path, *arguments: str, stdin: str | None = None, timeout: float = 120) -> str:
@@ -174,11 +208,13 @@ def kill_worker(cluster: Path, job: Job, pod: str) -> float:
     """
     script = (
         "import os,signal,time\n"
-        "def stat(p):\n"
-        "    return open(f'/proc/{p}/stat').read().rpartition(')')[2].split()\n"
-        "own=[int(p) for p in os.listdir('/proc') if p.isdigit()]\n"
-        "workers=[p for p in own if p!=1 and stat(p)[1]=='1' and int(stat(p)[3])==p and p!=os.getpid()]\n"
-        "os.kill(max(workers),signal.SIGKILL)\n"
+        "def leads(p):\n"
+        "    try:\n"
+        "        stat=open(f'/proc/{p}/stat').read().rpartition(')')[2].split()\n"
+        "    except OSError:\n"
+        "        return False\n"  # the process has ended
+        "    return stat[1]=='1' and int(stat[3])==p!=os.getpid()\n"
+        "os.kill(max(p for p in map(int,filter(str.isdigit,os.listdir('/proc'))) if leads(p)),signal.SIGKILL)\n"
         "print(time.time())\n"
     )
     output = kubectl(cluster, "exec", "-n", job.namespace, pod, "-c", "trainer", "--", "python3", "-c", script)

@@ -21,6 +21,7 @@ from urllib.parse import urlencode, urlsplit
 import yaml
 
 Json = dict[str, Any]
+Objects = list[Json]
 
 _PREFIX = {
     "elasticjobs": "/apis/elasticjob.dev/v1alpha1",
@@ -109,10 +110,12 @@ class Kube:
                 return None
             raise
 
-    def list(self, plural: str, namespace: str | None = None, selector: str = "") -> list[Json]:
-        query = "?" + urlencode({"labelSelector": selector}) if selector else ""
-        items: list[Json] = self.request("GET", self.path(plural, namespace) + query)["items"]
+    def list(self, plural: str, namespace: str | None = None, selector: str = "") -> Objects:
+        items: Objects = self._list(plural, namespace, _selection(selector=selector))["items"]
         return items
+
+    def _list(self, plural: str, namespace: str | None, selection: Mapping[str, str]) -> Json:
+        return self.request("GET", self.path(plural, namespace) + "?" + urlencode(selection))
 
     def create(self, plural: str, body: Json, namespace: str | None = None, dry_run: bool = False) -> Json:
         query = "?dryRun=All&fieldValidation=Strict" if dry_run else "?fieldValidation=Strict"
@@ -134,8 +137,8 @@ class Kube:
         """Delete the namespace if it exists, wait until it is deleted, and create it."""
         if self.find("namespaces", name):
             self.delete("namespaces", name)
-            while self.find("namespaces", name):
-                next((k for k, _ in self.watch("namespaces", None, name=name, timeout=60) if k == "DELETED"), None)
+            what = f"namespace {name} is deleted"
+            self.wait_list("namespaces", None, lambda found: not found, name=name, timeout=300, what=what)
         self.create("namespaces", {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})
 
     def scale(self, job: str, namespace: str, replicas: int) -> None:
@@ -143,14 +146,21 @@ class Kube:
         self.patch("elasticjobs", job, {"spec": {"replicas": replicas}}, namespace, "/scale")
 
     def watch(
-        self, plural: str, namespace: str | None, *, name: str = "", selector: str = "", timeout: float
+        self,
+        plural: str,
+        namespace: str | None,
+        *,
+        name: str = "",
+        selector: str = "",
+        since: str = "",
+        timeout: float,
     ) -> Iterator[tuple[str, Json]]:
-        """Yield (type, object) for the existing objects and then for each change, for at most `timeout` seconds."""
+        """Yield (type, object) for the existing objects and then for each change, for at most `timeout` seconds.
+
+        `since`: the resourceVersion of a list; only the changes after it are yielded.
+        """
         query = {"watch": "1", "timeoutSeconds": str(max(1, int(timeout + 1))), "allowWatchBookmarks": "false"}
-        if name:
-            query["fieldSelector"] = f"metadata.name={name}"
-        if selector:
-            query["labelSelector"] = selector
+        query |= _selection(name, selector) | ({"resourceVersion": since} if since else {})
         end = time.monotonic() + timeout
         with closing(self._connect(timeout)) as connection:
             connection.request("GET", self.path(plural, namespace) + "?" + urlencode(query))
@@ -187,14 +197,36 @@ class Kube:
                     return current
         raise WaitTimeoutError(f"{what}: not within {timeout:g} s; last state: {_brief(last)}")
 
-    def wait_gone(self, plural: str, namespace: str, selector: str, timeout: float) -> None:
-        """Wait until no object with these labels exists."""
+    def wait_list(
+        self,
+        plural: str,
+        namespace: str | None,
+        until: Callable[[Objects], bool],
+        *,
+        name: str = "",
+        selector: str = "",
+        timeout: float,
+        what: str,
+    ) -> Objects:
+        """Wait until `until` holds for all objects of a kind, and return them."""
         end = time.monotonic() + timeout
-        while names := [o["metadata"]["name"] for o in self.list(plural, namespace, selector)]:
+        while True:
+            listed = self._list(plural, namespace, _selection(name, selector))
+            found: Objects = listed["items"]
+            if until(found):
+                return found
             left = end - time.monotonic()
             if left <= 0:
-                raise WaitTimeoutError(f"{plural} still exist after {timeout:g} s: {', '.join(names)}")
-            next((k for k, _ in self.watch(plural, namespace, selector=selector, timeout=left) if k == "DELETED"), None)
+                names = ", ".join(item["metadata"]["name"] for item in found)
+                raise WaitTimeoutError(f"{what}: not within {timeout:g} s; there are: {names or 'none'}")
+            # From the list's version on: a change between the list and the watch is none to wait for.
+            since = listed["metadata"]["resourceVersion"]
+            next(self.watch(plural, namespace, name=name, selector=selector, since=since, timeout=left), None)
+
+    def wait_gone(self, plural: str, namespace: str, selector: str, timeout: float) -> None:
+        """Wait until no object with these labels exists."""
+        what = f"no {plural} with the labels {selector}"
+        self.wait_list(plural, namespace, lambda found: not found, selector=selector, timeout=timeout, what=what)
 
     def logs(self, pod: str, namespace: str, container: str = "", **query: str) -> str:
         """Return a container's log so far."""
@@ -214,6 +246,12 @@ class Kube:
         parameters = {**query, **({"container": container} if container else {})}
         connection.request("GET", self.path("pods", namespace, pod, "/log") + "?" + urlencode(parameters))
         return connection
+
+
+def _selection(name: str = "", selector: str = "") -> dict[str, str]:
+    """Return the query for the objects with this name and these labels."""
+    by_name = {"fieldSelector": f"metadata.name={name}"} if name else {}
+    return by_name | ({"labelSelector": selector} if selector else {})
 
 
 def _brief(current: Json) -> str:

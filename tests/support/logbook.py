@@ -14,6 +14,10 @@ from support.kube import ApiError, Kube, WaitTimeoutError
 _STEP = re.compile(r"\bstep=(\d+)\b.*?\bloss=([-\d.einf]+)\b.*?\bworld=(\d+)\b")
 
 
+LATE = 1.0
+"""Seconds by which the runtime may stamp a line late: it does so when it reads it."""
+
+
 @dataclass(frozen=True)
 class Line:
     """One log line. `time`: Unix seconds by the clock of the pod's node."""
@@ -33,6 +37,11 @@ class Step:
     loss: float
     world: int
 
+    @property
+    def incarnation(self) -> int:
+        """The incarnation of the pod; 0 of the first pod of its index."""
+        return int(self.pod.rpartition("-")[2])
+
 
 @dataclass
 class LogBook:
@@ -44,6 +53,8 @@ class LogBook:
     lines: list[Line] = field(default_factory=list)
     _steps: list[Step] = field(default_factory=list)
     _followed: set[str] = field(default_factory=set)
+    _read: set[str] = field(default_factory=set)
+    """Pods whose logs have ended, or whose node is down."""
     _changed: threading.Condition = field(default_factory=threading.Condition)
     _closed: threading.Event = field(default_factory=threading.Event)
 
@@ -78,17 +89,25 @@ class LogBook:
         """Wait until a rank has reached this step."""
         self.wait(lambda: any(s.step >= step for s in self.steps), timeout=timeout, what=f"step {step}")
 
-    def wait_steps_after(self, moment: float, *, world: int = 0, timeout: float) -> Step:
+    def wait_steps_after(self, moment: float, *, world: int = 0, incarnation: int = 0, timeout: float) -> Step:
         """Wait for the first step after `moment` (Unix seconds) and return it.
 
-        `world`: only steps of this world size; 0: of any.
+        `world`: only steps of this world size; 0: of any. `incarnation`: only steps of pods with this incarnation or a
+        later one. A step from before `moment` may bear a time that is up to LATE seconds later.
         """
         what = f"a step after {moment:.1f}" + (f" with world={world}" if world else "")
-        self.wait(lambda: bool(self._after(moment, world)), timeout=timeout, what=what)
-        return self._after(moment, world)[0]
+        what += f" of a pod with incarnation {incarnation} or later" if incarnation else ""
 
-    def _after(self, moment: float, world: int) -> list[Step]:
-        return [s for s in self.steps if s.time > moment and world in (0, s.world)]
+        def after() -> list[Step]:
+            steps = (s for s in self.steps if s.time > moment and s.incarnation >= incarnation)
+            return [s for s in steps if world in (0, s.world)]
+
+        self.wait(lambda: bool(after()), timeout=timeout, what=what)
+        return after()[0]
+
+    def wait_read(self) -> None:
+        """Wait until the logs of all pods so far have been read to their end. Call it when the pods have ended."""
+        self.wait(lambda: self._followed <= self._read, timeout=30, what="the ends of all logs")
 
     def _watch_pods(self) -> None:
         selector = f"elasticjob.dev/job-name={self.job},elasticjob.dev/role=worker"
@@ -119,7 +138,11 @@ class LogBook:
                         self._steps.append(Step(line.time, pod, int(found[1]), float(found[2]), int(found[3])))
                     self._changed.notify_all()
         except (OSError, ValueError):
-            return  # the node or the pod is down; the lines so far stay
+            pass  # the node or the pod is down; the lines so far stay
+        finally:
+            with self._changed:
+                self._read.add(pod)
+                self._changed.notify_all()
 
 
 def _seconds(stamp: str) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from contextlib import suppress
 from pathlib import Path
 
 from support.kube import Json
@@ -27,7 +28,8 @@ def of_pod(pod: Json) -> list[int]:
 def send(pod: Json, number: signal.Signals) -> None:
     """Send a signal to every process of a pod."""
     for pid in of_pod(pod):
-        os.kill(pid, number)
+        with suppress(ProcessLookupError):  # it has ended
+            os.kill(pid, number)
 
 
 def child_with(argument: str) -> int:
