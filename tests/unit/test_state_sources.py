@@ -6,7 +6,7 @@ import pytest
 
 from elasticjob.training.blocks.commit_sequence import ROUND, CommitSequence
 from elasticjob.training.blocks.state_block import ABSENT, BlockHeader
-from elasticjob.training.blocks.state_sources import NO_VERSION, Offer, Source, Transfer, alike, choose
+from elasticjob.training.blocks.state_sources import NO_VERSION, Offer, Source, Transfer, alike, choose, only_receiver
 
 
 def block(sequence: int, step: int) -> BlockHeader:
@@ -57,6 +57,22 @@ LIVE, BEHIND, IN_MEMORY = Offer(live=NEW), Offer(live=OLD), Offer(memory=block(*
 )
 def test_choose(offers: list[Offer], transfer: Transfer | None) -> None:
     assert choose(offers) == transfer
+
+
+@pytest.mark.parametrize(
+    ("offers", "receiver"),
+    [
+        pytest.param([IN_MEMORY, NOTHING, LIVE], 1, id="a joiner"),
+        pytest.param([LIVE, BEHIND], 1, id="one step behind"),
+        pytest.param([IN_MEMORY, NOTHING, NOTHING], None, id="two joiners"),
+        pytest.param([Offer(file=block(*NEW)), NOTHING], 1, id="who reads the file has it then"),
+        pytest.param([IN_MEMORY, LIVE], None, id="nothing is sent"),
+    ],
+)
+def test_one_rank_that_lacks_the_state_gets_it_alone(offers: list[Offer], receiver: int | None) -> None:
+    transfer = choose(offers)
+    assert transfer is not None
+    assert only_receiver(offers, transfer) == receiver
 
 
 def test_an_offer_is_exchanged_as_numbers() -> None:

@@ -30,10 +30,17 @@ class Exchange:
 
     def __init__(self, part_devices: Sequence[Any]) -> None:
         """`part_devices`: devices of the State's own tensors."""
+        self.receiver: int | None = None
+        """The one rank that needs a block: over gloo it gets it alone. None: all ranks take part in its broadcast."""
         self._device = torch.device("cpu")
         if is_distributed() and "nccl" in str(dist.get_backend()):
             group = dist.distributed_c10d._get_default_group()
             self._device = broadcast_device(getattr(group, "bound_device_id", None), list(part_devices))
+
+    @property
+    def _to_one(self) -> bool:
+        """Whether only the sender and `receiver` have a part in a block. nccl would form a communicator for the two."""
+        return self.receiver is not None and self._device.type == "cpu"
 
     def gather(self, numbers: Sequence[int]) -> list[list[int]]:
         """Return the numbers of all ranks, in their order. All ranks pass as many."""
@@ -52,17 +59,27 @@ class Exchange:
         return BlockHeader(*sent.tolist())
 
     def send(self, view: Any, header: BlockHeader, sender: int) -> None:
-        """Broadcast a block without its header; on rank `sender`."""
+        """Send a block without its header; on rank `sender`."""
         for piece in _pieces(view, header):
-            dist.broadcast(piece.to(self._device), sender)
+            if self._to_one:
+                dist.send(piece, self.receiver)
+            else:
+                dist.broadcast(piece.to(self._device), sender)
 
     def receive(self, view: Any, header: BlockHeader, sender: int) -> None:
         """Receive a block without its header into `view`; on the other ranks."""
         for piece in _pieces(view, header):
+            if self._to_one:
+                dist.recv(piece, sender)
+                continue
             staged = piece if self._device.type == "cpu" else torch.empty_like(piece, device=self._device)
             dist.broadcast(staged, sender)
             if staged is not piece:
                 piece.copy_(staged)
+
+    def is_left_out(self) -> bool:
+        """Return whether this rank, which does not send, has no part in a block."""
+        return self._to_one and self.receiver != rank()
 
     def discard(self, header: BlockHeader, sender: int) -> None:
         """Take part in the broadcast of a block that this rank has already."""

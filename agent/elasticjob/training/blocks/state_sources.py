@@ -87,6 +87,12 @@ def choose(offers: Sequence[Offer]) -> Transfer | None:
     raise AssertionError("the newest version is in no offer")
 
 
+def only_receiver(offers: Sequence[Offer], transfer: Transfer) -> int | None:
+    """Return the one rank besides the sender that lacks the state of a transfer; None if there are more, or none."""
+    ranks = [r for r, offer in enumerate(offers) if r != transfer.sender and not offer.has(transfer.version)]
+    return ranks[0] if len(ranks) == 1 else None
+
+
 def alike(offers: Sequence[Offer], version: Version) -> list[bool | None]:
     """Return for each generator whether all ranks that know its state for this version have the same one.
 

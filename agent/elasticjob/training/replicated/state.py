@@ -13,7 +13,7 @@ from elasticjob.training.blocks import state_block, state_file
 from elasticjob.training.blocks.commit_sequence import CommitSequence
 from elasticjob.training.blocks.node_copies import COPIES, NodeCopies
 from elasticjob.training.blocks.state_block import ABSENT, HEADER_SIZE, BlockHeader, data_start
-from elasticjob.training.blocks.state_sources import NO_VERSION, Offer, Transfer, Version, alike, choose
+from elasticjob.training.blocks.state_sources import NO_VERSION, Offer, Transfer, Version, alike, choose, only_receiver
 from elasticjob.training.blocks.state_tree import PackedTree, unpack_tree
 from elasticjob.training.blocks.state_values import refusal
 from elasticjob.training.devices import synchronize_device
@@ -128,6 +128,7 @@ class State:
         transfer = choose(offers)
         same = alike(offers, transfer.version if transfer is not None else NO_VERSION)
         if transfer is not None:
+            exchange.receiver = only_receiver(offers, transfer)
             self._take_up(exchange, transfer, offer, same)
         elif any(other.half_changed for other in offers):
             raise RuntimeError("every rank was interrupted inside a step, and there is no copy: restart the training")

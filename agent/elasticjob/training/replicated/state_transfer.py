@@ -54,6 +54,8 @@ def _received(transfer: Transfer, exchange: Exchange, copies: NodeCopies, *, is_
     if transfer.source is Source.LIVE:
         header = exchange.send_header(header, sender)
     descriptor, newest = copies.newest()
+    if exchange.is_left_out():
+        return descriptor
     if newest.version == transfer.version or (is_live and not copies.is_writer):
         exchange.discard(header, sender)
         return descriptor
