@@ -61,6 +61,8 @@ class JobMemory:
     """`status.rendezvous.incarnation` as last read, and when this operator first read that number."""
     standby_store_at: float | None = None
     """When the operator last saw a newer store that has not confirmed its retirement; before that, as above."""
+    end_seen: float | None = None
+    """`Observed.end_seen`"""
     outcome_seen: float | None = None
     """When the operator first read a status that declares the job's outcome; None: it has not."""
     failed_starts: tuple[int, float | None] = (0, None)

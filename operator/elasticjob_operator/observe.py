@@ -110,6 +110,7 @@ async def _observed(
     pods = memory.pods.update((pod for _, pod in listed), now)
     workers = tuple(pod for (role, _), pod in zip(listed, pods, strict=True) if role == Role.WORKER.value)
     stores = tuple(pod for (role, _), pod in zip(listed, pods, strict=True) if role == Role.STORE.value)
+    memory.end_seen = (memory.end_seen or now) if any(pod.declares_outcome for pod in workers) else None
     memory.outcome_seen = (memory.outcome_seen or now) if job.status.outcome_declared else None
     if memory.older_store_at is None or any(_has_successor(job, pod) for pod in stores):
         memory.older_store_at = now
@@ -146,6 +147,7 @@ async def _observed(
         leases={node: now - (lease.read_at - lease.since) for node, lease in leases.items()},
         returned_nodes=memory.lost_nodes.returned(),
         lease_reads=memory.lost_nodes.next_reads(),
+        end_seen=memory.end_seen,
         outcome_seen=memory.outcome_seen,
         start_failure_seen=memory.failed_starts[1],
         back_off_seen=memory.back_off[1],

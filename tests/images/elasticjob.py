@@ -52,7 +52,7 @@ ROOT = Root(
     },
 )
 
-COMMANDS = {"elasticjob": "elasticjob.cli", "elasticjob-operator": "elasticjob_operator.__main__"}
+COMMANDS = {"elasticjob": "elasticjob.cli", "elasticjob-operator": "elasticjob_operator.command"}
 
 
 def version() -> str:

@@ -253,6 +253,9 @@ class Observed:
     nodes_watched: bool | None = False
     """Whether the operator watches the warnings of Nodes; None: it does not know yet whether it may."""
     reach: StoreReach = StoreReach()
+    end_seen: float | None = None
+    """When this operator first saw a worker pod whose termination message declares the outcome, Unix seconds; None:
+    there is none."""
     outcome_seen: float | None = None
     """When this operator first read a status that declares the outcome, Unix seconds; None: status declares none."""
 

@@ -117,6 +117,11 @@ class Pod:
         return self.end is None and self.deleting is None
 
     @property
+    def declares_outcome(self) -> bool:
+        """Whether the pod's termination message says how the job ended."""
+        return self.end is not None and self.end.outcome in (Outcome.SUCCEEDED, Outcome.FAILED)
+
+    @property
     def finished(self) -> bool:
         """Whether all containers have ended: Kubernetes counts the pod's resources as free."""
         return self.phase in ("Succeeded", "Failed")

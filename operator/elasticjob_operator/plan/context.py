@@ -34,6 +34,9 @@ STORE_LEFT_SECONDS = 0.25
 STORE_GRACE_SECONDS = 5
 """Seconds that a store has to end which is not the job's store any more. Only the job's store ends with the grace of
 the workers, for which it serves."""
+LAST_REPORT_SECONDS = 7.0
+"""Seconds for which a job's end that pods declare waits for the report of its store, which knows the restarts too. The
+operator tries to connect every 6 s at least."""
 NODES_SWITCH_SECONDS = 4.0
 """Seconds after the end of a store in which its nodes connect to the next one: their first attempt may still go to the
 old one."""
@@ -114,6 +117,14 @@ class ReconcileContext:
         """The last report of `newer_store`; None if this operator has received none from it."""
         report, pod = self.observed.standby_link.report, self.newer_store
         return report if report is not None and pod is not None and report.incarnation == pod.incarnation else None
+
+    @cached_property
+    def report_due(self) -> float:
+        """Until when an outcome that pods declare waits for the report of the store, Unix seconds; 0: it does not."""
+        seen, link, store = self.observed.end_seen, self.observed.link, self.store_pod(self.status.store_incarnation)
+        if seen is None or link.connected or link.refused or store is None or not store.live:
+            return 0.0
+        return 0.0 if self.lease_late(store.node) else seen + LAST_REPORT_SECONDS
 
     @cached_property
     def notices(self) -> dict[str, str]:

@@ -171,6 +171,8 @@ def _decide_missing(ctx: ReconcileContext, index: int, incarnation: int) -> Keep
 def _decide_ended(ctx: ReconcileContext, pod: Pod) -> KeepPod | ReplacePod:
     """The budget bounds how often failed pods are replaced. `MIN_POD_LIFETIME` bounds it for all other ends, because
     a node may reject each pod as soon as it is created, and for a job with rules by which failures do not count."""
+    if ctx.now < ctx.report_due:
+        return KeepPod(ctx.report_due)
     charged = is_own_failure(pod)
     bounded = charged and not any(rule.action in UNCOUNTED_ACTIONS for rule in ctx.spec.failure_rules)
     ran = pod.end.seconds if pod.end else 0.0

@@ -109,5 +109,7 @@ def _outcome(ctx: ReconcileContext, report: Report | None) -> tuple[Outcome | No
     """Return the outcome, and the pod whose termination message declares it; "" if the coordinator declared it."""
     if report is not None and report.outcome is not None:
         return report.outcome, ""
+    if ctx.now < ctx.report_due:
+        return None, ""
     declared = {pod.end.outcome: pod.name for pod in ctx.observed.workers if pod.end is not None}
     return next(((o, declared[o]) for o in (Outcome.SUCCEEDED, Outcome.FAILED) if o in declared), (None, ""))

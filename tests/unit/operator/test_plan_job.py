@@ -29,6 +29,7 @@ from elasticjob_operator.model.pods import Pod
 from elasticjob_operator.model.raw import timestamp
 from elasticjob_operator.plan import plan
 from elasticjob_operator.plan.context import (
+    LAST_REPORT_SECONDS,
     LEASE_LATE_SECONDS,
     LOST_GRACE_SECONDS,
     NODES_SWITCH_SECONDS,
@@ -478,6 +479,40 @@ def test_termination_messages_finish_a_job_whose_store_never_reported(outcome: O
     message = conditions_of(p)[kind]["message"]
     assert "restarts that only the store knew of are not counted" in message
     assert not [a for a in p.actions if isinstance(a, CreateStore)]
+
+
+def unreported(*, seen: float, **more: Any) -> Observed:
+    """Return a job that pods declare a success, to an operator without a report of its live store."""
+    pods = (worker(0, **ended(0, "Completed", SUCCEEDED)), worker(1, **ended(0, "Completed", SUCCEEDED)))
+    return replace(steady(workers=pods), link=LinkView(False, NOW - 60), end_seen=seen, **more)
+
+
+def test_the_end_that_pods_declare_waits_for_the_report_of_a_live_store() -> None:
+    """The store knows the restarts, and a new leader has no link to it yet."""
+    waiting = run(unreported(seen=NOW))
+    assert "SuccessCriteriaMet" not in reasons_of(waiting)
+    assert waiting.actions == ()
+    assert waiting.requeue_after is not None
+    assert waiting.requeue_after <= LAST_REPORT_SECONDS
+    pods = unreported(seen=NOW).workers
+    last = report(*pods, outcome=Outcome.SUCCEEDED, round=RoundId(1, 0, 2), ended_rounds=(round_ended(1),))
+    reported = run(replace(unreported(seen=NOW), link=link(last)))
+    assert reasons_of(reported)["SuccessCriteriaMet"] == ("True", "AllAgentsSucceeded")
+    assert status_of(reported)["restarts"] == 1
+
+
+@pytest.mark.parametrize(
+    "observed",
+    [
+        unreported(seen=NOW - LAST_REPORT_SECONDS),
+        unreported(seen=NOW, stores=()),
+        unreported(seen=NOW, leases={"n1": NOW - LEASE_LATE_SECONDS}),
+        replace(unreported(seen=NOW), link=LinkView(False, NOW - 60, refused="another key")),
+    ],
+    ids=["time is over", "no store", "node of the store is down", "link refused"],
+)
+def test_the_end_that_pods_declare_does_not_wait_for_a_store_that_cannot_report(observed: Observed) -> None:
+    assert reasons_of(run(observed))["SuccessCriteriaMet"] == ("True", "AllAgentsSucceeded")
 
 
 def test_a_store_that_does_not_know_the_jobs_end_receives_it() -> None:
