@@ -108,6 +108,10 @@ bench-cluster: venv cluster ## the rows that need the real cluster (ROWS=name,..
 bench-operator: venv ## the operator at a thousand jobs, on a real API server with simulated pods (JOBS=1000)
 	@PYTHONPATH=tests $(PY) -m benchmarks.operator_scale --jobs $(or $(JOBS),1000)
 
+.PHONY: operator-peer
+operator-peer: venv ## build Kubeflow's training-operator, which `make bench-operator` measures too, once (3 minutes on two cores)
+	@PYTHONPATH=tests $(PY) -m benchmarks.operator_peer
+
 .PHONY: soak
 soak: venv ## one fault a minute of every kind on the cluster (MINUTES=20 EVERY=60 SEED=1; LOCAL=1: without it)
 	@PYTHONPATH=tests $(PY) -m benchmarks.soak --minutes $(or $(MINUTES),20) --every $(or $(EVERY),60) \

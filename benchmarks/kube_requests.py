@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import ssl
+import time
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from typing import Any
 
 import aiohttp
@@ -18,6 +21,7 @@ CONNECTIONS = 32
 LONGEST_LINE = 16 * 2**20
 """Bytes of one watch event."""
 WATCH_SECONDS = 600
+DEFINITIONS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 
 
 class RequestRefusedError(Exception):
@@ -76,3 +80,23 @@ class KubeRequests:
                         raise RequestRefusedError(int(found.get("code", 0)), str(found.get("message")))
                     query["resourceVersion"] = found["metadata"]["resourceVersion"]
                     yield event["type"], found
+
+    async def define(self, definition: Json, path: str) -> None:
+        """Create a CustomResourceDefinition, and wait until the API server serves `path`."""
+        await self.request("POST", DEFINITIONS, definition)
+        await self.until_answered(path)
+
+    async def create_namespace(self, name: str) -> None:
+        """Create a namespace, with the ServiceAccount that pods need."""
+        await self.request("POST", "/api/v1/namespaces", {"metadata": {"name": name}})
+        account = {"metadata": {"name": "default", "namespace": name}}
+        await self.request("POST", f"/api/v1/namespaces/{name}/serviceaccounts", account)
+
+    async def until_answered(self, path: str) -> None:
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline:
+            with suppress(RequestRefusedError, aiohttp.ClientConnectionError):
+                await self.get(path)
+                return
+            await asyncio.sleep(0.1)
+        raise TimeoutError(f"the API server does not answer {path}")

@@ -9,6 +9,7 @@ import resource
 import signal
 import subprocess
 import sys
+import time
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -21,11 +22,13 @@ from elasticjob.agent.processes import die_with_parent
 
 NAMESPACE = "elasticjob-system"
 STOP_SECONDS = 30.0
+QUIET_SECONDS = 5.0
+"""An operator has nothing to do once it has sent no request for so long."""
 OPEN_FILES = 1024
 """The soft limit of open files that usual container runtimes set."""
 READING = ("get", "list")
 _COUNT = re.compile(r"^elasticjob_api_requests_total\{([^}]*)\} (\S+)$", re.MULTILINE)
-_LABEL = re.compile(r'(\w+)="([^"]*)"')
+LABEL = re.compile(r'(\w+)="([^"]*)"')
 
 Requests: TypeAlias = Counter[tuple[str, str]]
 """Number of requests by verb and resource."""
@@ -34,9 +37,11 @@ Requests: TypeAlias = Counter[tuple[str, str]]
 class OperatorProcess:
     """`python -m elasticjob_operator` with its defaults, as the administrator. Its log is `operator.log`."""
 
+    log = "operator.log"
+
     def __init__(self, server: ApiServer, folder: Path) -> None:
         self._server = server
-        self._log = folder / "operator.log"
+        self._log = folder / self.log
         self._process: subprocess.Popen[bytes] | None = None
         self._port = 0
 
@@ -53,11 +58,19 @@ class OperatorProcess:
             "POD_NAMESPACE": NAMESPACE,
             "POD_NAME": "operator",
         }
-        argv = [sys.executable, "-m", "elasticjob_operator", f"--metrics-port={self._port}", "--health-port=0"]
+        argv = self.command(self._port)
         with self._log.open("ab") as output:
             self._process = subprocess.Popen(
                 argv, env=environ, stdin=subprocess.DEVNULL, stdout=output, stderr=output, preexec_fn=_set_up
             )
+
+    def command(self, port: int) -> list[str]:
+        """Return the command. `port`: of its metrics."""
+        return [sys.executable, "-m", "elasticjob_operator", f"--metrics-port={port}", "--health-port=0"]
+
+    def parse(self, metrics: str) -> Requests:
+        """Return the requests that its metrics have."""
+        return parse_requests(metrics)
 
     async def stop(self) -> None:
         """Send SIGTERM and wait for the end; SIGKILL after 30 s."""
@@ -82,9 +95,22 @@ class OperatorProcess:
         try:
             url = f"http://{ADDRESS}:{self._port}/metrics"
             async with aiohttp.ClientSession() as session, session.get(url) as response:
-                return parse_requests(await response.text())
+                return self.parse(await response.text())
         except aiohttp.ClientConnectionError:
             return Counter()
+
+    async def wait_until_quiet(self, timeout: float) -> Requests:
+        """Wait until it has nothing to do, and return its requests since its start. TimeoutError."""
+        deadline = time.monotonic() + timeout
+        last, since = await self.requests(), time.monotonic()
+        while time.monotonic() < since + QUIET_SECONDS:
+            await asyncio.sleep(0.2)
+            found = await self.requests()
+            if found != last or not found:
+                last, since = found, time.monotonic()
+            if time.monotonic() >= deadline:
+                raise TimeoutError(f"the operator still sends requests after {timeout:g} s")
+        return last
 
     def log_end(self) -> str:
         return self._log.read_text(errors="replace")[-500:]
@@ -100,7 +126,7 @@ def parse_requests(text: str) -> Requests:
     with that client."""
     found: Requests = Counter()
     for labels, value in _COUNT.findall(text):
-        named = dict(_LABEL.findall(labels))
+        named = dict(LABEL.findall(labels))
         if named["resource"] != "leases" or named["verb"] in READING:
             found[named["verb"], named["resource"]] += int(float(value))
     return found

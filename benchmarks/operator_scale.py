@@ -13,21 +13,19 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Awaitable, Callable, Iterable, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-import aiohttp
 import yaml
 
-from benchmarks import machine, report
+from benchmarks import machine, operator_peer, report
 from benchmarks.api_server import api_server, free_ports
 from benchmarks.crowd import cpu_seconds
 from benchmarks.goodput import quantile
-from benchmarks.kube_requests import Json, KubeRequests, RequestRefusedError
+from benchmarks.kube_requests import Json, KubeRequests
 from benchmarks.operator_process import NAMESPACE as SYSTEM
-from benchmarks.operator_process import OperatorProcess, Requests, by_verb, mutating, share_of_limit, total
+from benchmarks.operator_process import QUIET_SECONDS, OperatorProcess, by_verb, mutating, share_of_limit, total
 from benchmarks.rendezvous import memory
 from benchmarks.row import OURS, Row, Sample
 from benchmarks.run import exit_on_sigterm, format_value, save
@@ -41,15 +39,16 @@ WORKERS = 4
 FAILURES = 200
 FAILURE_EVERY = 0.25
 """Seconds from one failure to the next."""
-QUIET_SECONDS = 5.0
-"""The operator has nothing to do once it has sent no request for so long."""
 IDLE_SECONDS = 60.0
 LIMIT = 600.0
 """Seconds that a step may take."""
 CRD = Path(__file__).parents[1] / "crds/elasticjobs.yaml"
-CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 BUSY = 1.0
 """Load average from which on a sample says that other programs ran."""
+
+
+PEER_ROW = "operator-pods"
+"""The row that has other sides."""
 
 
 @dataclass(frozen=True)
@@ -70,6 +69,15 @@ ROWS = {
         95.0,
         "%",
         more_is_better=True,
+    ),
+    PEER_ROW: Goal(
+        f"{{jobs}} jobs of {WORKERS} pods applied at once: pods created a second",
+        None,
+        "/s",
+        more_is_better=True,
+        note="Ours also creates two stores a job, which do not count. training-operator runs first, and its jobs are "
+        "deleted before ours are created. Both have our default limit of requests and number of workers; "
+        "training-operator's own are 20 a second for each client, and 1 worker.",
     ),
     "operator-requests": Goal(
         f"requests of the life of a job of {WORKERS} pods",
@@ -115,13 +123,13 @@ class Run:
 
     async def live(self) -> dict[str, Sample]:
         """Run one job from its creation to its end."""
-        before = await self.wait_until_quiet()
+        before = await self.operator.wait_until_quiet(LIMIT)
         await self._apply([self._job("single", WORKERS)])
         await self.pods.until("the job runs", lambda: self._run(["single"]), LIMIT)
-        await self.wait_until_quiet()
+        await self.operator.wait_until_quiet(LIMIT)
         self.pods.succeed("single")
         await self.pods.until("the job is complete", lambda: self._is_complete("single"), LIMIT)
-        used = await self.wait_until_quiet() - before
+        used = await self.operator.wait_until_quiet(LIMIT) - before
         parts = by_verb(used)
         return {
             "operator-requests": Sample(total(used), parts=parts),
@@ -131,23 +139,30 @@ class Run:
     async def create(self) -> dict[str, Sample]:
         """Apply all jobs at once and wait until they run."""
         before, known, began = total(await self.operator.requests()), len(self.pods.created), time.monotonic()
+        processor = cpu_seconds(self.operator.pid)
         await self._apply([self._job(name, WORKERS) for name in self.names])
         applied = time.monotonic() - began
         wanted = known + self.jobs * WORKERS
         await self.pods.until("all pods exist", lambda: len(self.pods.created) >= wanted, LIMIT)
         sent, seconds = total(await self.operator.requests()) - before, time.monotonic() - began
+        processor = cpu_seconds(self.operator.pid) - processor
         defaults = OperatorSettings("", "", "")
         share = share_of_limit(sent, seconds, rate=defaults.qps, burst=defaults.burst)
         await self.pods.until("all jobs run", lambda: self._run(self.names), LIMIT)
         parts = {
             "seconds": seconds,
+            "seconds of processor": processor,
             "pods a second": self.jobs * WORKERS / seconds,
             "requests a job": sent / self.jobs,
             "seconds until all were applied": applied,
             "seconds until all run": time.monotonic() - began,
         }
-        await self.wait_until_quiet()
-        return {"operator-create": Sample(share, parts=parts)}
+        await self.operator.wait_until_quiet(LIMIT)
+        pods = {name: parts[name] for name in ("seconds", "seconds of processor", "requests a job")}
+        return {
+            "operator-create": Sample(share, parts=parts),
+            PEER_ROW: Sample(parts["pods a second"], parts=pods),
+        }
 
     async def replace(self) -> dict[str, Sample]:
         """Let a pod fail in one job after the other."""
@@ -161,7 +176,7 @@ class Run:
         await self.pods.until("all failed pods are replaced", lambda: failed.keys() <= created.keys(), LIMIT)
         seconds = sorted(created[pod] - failed[pod] for pod in failed)
         await self.pods.until("all jobs run", lambda: self._run(self.names), LIMIT)
-        used = await self.wait_until_quiet() - before
+        used = await self.operator.wait_until_quiet(LIMIT) - before
         parts = {"p50": quantile(seconds, 0.5) or 0.0, "longest": seconds[-1], "failures": float(len(seconds))}
         parts["requests a failure"] = total(used) / len(seconds)
         peak, now = memory(self.operator.pid) * 2**20 / 1e6, resident(self.operator.pid) / 1e6
@@ -180,7 +195,7 @@ class Run:
         self.operator.start()
         await self.pods.until("all stores have a view", lambda: self._followed(generation), LIMIT)
         seconds = time.monotonic() - began
-        used = await self.wait_until_quiet()
+        used = await self.operator.wait_until_quiet(LIMIT)
         parts = {"until it had stopped": stopped, "requests a job": total(used) / self.jobs}
         parts["until it had nothing to do"] = time.monotonic() - QUIET_SECONDS - began
         more, made = self._restarts() - restarts, sorted(set(self.pods.pods) - pods)
@@ -213,19 +228,6 @@ class Run:
         last = max(created[pod] for pod in wanted) - began
         parts = {"until the large one has its pods": max(created[pod] for pod in large) - began}
         return {"operator-large-job": Sample(last, parts=parts)}
-
-    async def wait_until_quiet(self) -> Requests:
-        """Wait until the operator has nothing to do, and return its requests since its start."""
-        deadline = time.monotonic() + LIMIT
-        last, since = await self.operator.requests(), time.monotonic()
-        while time.monotonic() < since + QUIET_SECONDS:
-            await asyncio.sleep(0.2)
-            found = await self.operator.requests()
-            if found != last or not found:
-                last, since = found, time.monotonic()
-            if time.monotonic() >= deadline:
-                raise TimeoutError(f"the operator still sends requests after {LIMIT:g} s")
-        return last
 
     async def _apply(self, jobs: Iterable[Json]) -> None:
         await asyncio.gather(*(self.api.request("POST", jobs_path(NAMESPACE), job) for job in jobs))
@@ -270,7 +272,7 @@ class Run:
 
 STEPS: dict[Callable[[Run], Awaitable[dict[str, Sample]]], tuple[str, ...]] = {
     Run.live: ("operator-requests", "operator-mutating"),
-    Run.create: ("operator-create",),
+    Run.create: ("operator-create", PEER_ROW),
     Run.replace: ("operator-replacement", "operator-memory"),
     Run.restart: ("operator-restarted",),
     Run.idle: ("operator-idle-processor", "operator-idle-requests"),
@@ -290,17 +292,24 @@ def small_jobs(jobs: int) -> int:
     return max(1, jobs // 10)
 
 
-async def measure(folder: Path, jobs: int) -> dict[str, Sample]:
-    """Return a sample of each row. A step that fails ends the run: its rows have no value, those after it no sample."""
+async def measure(folder: Path, jobs: int) -> tuple[dict[str, Sample], dict[str, Sample]]:
+    """Return a sample of each row, and those of the other sides of PEER_ROW.
+
+    A step that fails ends the run: its rows have no value, those after it no sample.
+    """
     raise_open_file_limit()
     with api_server(folder) as server:
         async with KubeRequests(server) as api:
             master = await prepare(api)
+            others: dict[str, Sample] = {}
+            if (peer := operator_peer.find()).built:
+                others = await operator_peer.measure_peer(peer, server, api, folder, jobs, WORKERS)
+                _print(others, PEER_ROW)
             pods, operator = SimulatedPods(api, master), OperatorProcess(server, folder)
             await pods.start()
             operator.start()
             try:
-                return await _steps(Run(api, pods, operator, jobs, free_ports(1)[0]))
+                return await _steps(Run(api, pods, operator, jobs, free_ports(1)[0])), others
             finally:
                 await operator.stop()
                 await pods.close()
@@ -315,43 +324,30 @@ async def _steps(run: Run) -> dict[str, Sample]:
             problem = f"{type(error).__name__}: {error} {error.__cause__ or ''}".strip()
             return found | {row: Sample(None, problem[:300]) for row in rows}
         for row, sample in samples.items():
-            split = ", ".join(f"{name} {value:.3g}" for name, value in sample.parts.items())
-            print(f"  {row:24} {format_value(sample.value, ROWS[row].unit):16} [{split}]", flush=True)
+            _print({row: sample}, row)
         found |= samples
     return found
 
 
+def _print(samples: Mapping[str, Sample], row: str) -> None:
+    for name, sample in samples.items():
+        split = ", ".join(f"{part} {value:.3g}" for part, value in sample.parts.items())
+        print(f"  {name:40} {format_value(sample.value, ROWS[row].unit):16} [{split}] {sample.note}", flush=True)
+
+
 async def prepare(api: KubeRequests) -> bytes:
     """Wait for the API server and create what the operator needs. Return its master key."""
-    await _until_answered(api, "/api/v1/namespaces/kube-node-lease")
-    await api.request("POST", CRDS, yaml.safe_load(CRD.read_text()))
-    await create_namespace(api, SYSTEM)
-    await create_namespace(api, NAMESPACE)
+    await api.until_answered("/api/v1/namespaces/kube-node-lease")
+    await api.create_namespace(SYSTEM)
+    await api.create_namespace(NAMESPACE)
     master = os.urandom(32)
     secret = {
         "metadata": {"name": OperatorSettings.master_secret, "namespace": SYSTEM},
         "data": {"key": base64.b64encode(master).decode()},
     }
     await api.request("POST", f"/api/v1/namespaces/{SYSTEM}/secrets", secret)
-    await _until_answered(api, jobs_path(NAMESPACE))
+    await api.define(yaml.safe_load(CRD.read_text()), jobs_path(NAMESPACE))
     return master
-
-
-async def create_namespace(api: KubeRequests, name: str) -> None:
-    """Create a namespace, with the ServiceAccount that pods need."""
-    await api.request("POST", "/api/v1/namespaces", {"metadata": {"name": name}})
-    account = {"metadata": {"name": "default", "namespace": name}}
-    await api.request("POST", f"/api/v1/namespaces/{name}/serviceaccounts", account)
-
-
-async def _until_answered(api: KubeRequests, path: str) -> None:
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
-        with suppress(RequestRefusedError, aiohttp.ClientConnectionError):
-            await api.get(path)
-            return
-        await asyncio.sleep(0.1)
-    raise TimeoutError(f"the API server does not answer {path}")
 
 
 def main() -> int:
@@ -362,20 +358,38 @@ def main() -> int:
     busy = f"other programs ran: load average {load:.1f} before the run" if load >= BUSY else ""
     begin = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="elasticjob-bench-", ignore_cleanup_errors=True) as folder:
-        samples = asyncio.run(measure(Path(folder), options.jobs))
+        samples, others = asyncio.run(measure(Path(folder), options.jobs))
     took = time.monotonic() - begin
     for name, sample in samples.items():
         goal = ROWS[name]
         title = goal.title.format(jobs=options.jobs, small=small_jobs(options.jobs))
-        print(f"{title:110} {format_value(sample.value, goal.unit)} {sample.note}", flush=True)
+        sides = {OURS: sample, **(others if name == PEER_ROW else {})}
+        print(f"{title:110} {_comparison(sides, goal.unit)} {sample.note}", flush=True)
         if options.jobs == JOBS and sample.value is not None:
-            note = "; ".join(text for text in (sample.note, busy) if text)
             row = Row(name, title, goal.unit, goal.want, {}, {}, 0, goal.more_is_better, goal.note)
-            noted = Sample(sample.value, note, sample.parts)
-            save(row, {OURS: [noted]}, description, took, "make bench-operator")
+            noted = {side: [_noted(found, busy)] for side, found in sides.items()}
+            save(row, noted, description, took, "make bench-operator")
+    if not others:
+        print(operator_peer.MISSING)
     if options.jobs == JOBS:
         report.write()
-    return 0 if len(samples) == len(ROWS) and all(s.value is not None for s in samples.values()) else 1
+    complete = len(samples) == len(ROWS) and all(s.value is not None for s in (*samples.values(), *others.values()))
+    return 0 if complete else 1
+
+
+def _noted(sample: Sample, busy: str) -> Sample:
+    return replace(sample, note="; ".join(text for text in (sample.note, busy) if text))
+
+
+def _comparison(sides: Mapping[str, Sample], unit: str) -> str:
+    """Return our figure; then the others', each with how many times as high ours is."""
+    ours = sides[OURS].value
+    texts = [format_value(ours, unit)]
+    for side, sample in sides.items():
+        if side != OURS:
+            ratio = f", ours {ours / sample.value:.2f} times" if ours and sample.value else ""
+            texts.append(f"{side}: {format_value(sample.value, unit)}{ratio}")
+    return "; ".join(texts)
 
 
 def _options() -> argparse.Namespace:

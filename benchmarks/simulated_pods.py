@@ -1,7 +1,7 @@
-"""Scheduler and kubelets of a cluster without machines: all pods of ElasticJobs run in this process.
+"""Scheduler and kubelets of a cluster without machines: all pods of jobs run in this process.
 
-A pod is bound at once, runs a second or two later, and its status is what a kubelet writes. Its container is a
-`SimulatedStore` or a `SimulatedNode`.
+A pod is bound at once, runs a second or two later, and its status is what a kubelet writes. The container of an
+ElasticJob's pod is a `SimulatedStore` or a `SimulatedNode`; that of another operator's pod does nothing.
 """
 
 from __future__ import annotations
@@ -49,10 +49,12 @@ class SimulatedPods:
     master: bytes
     namespace: str = NAMESPACE
     first_address: ipaddress.IPv4Address = FIRST_ADDRESS
+    selector: str = Label.JOB_NAME
+    """Labels of the pods."""
     jobs: dict[str, Json] = field(default_factory=dict)
     """By name, as last delivered."""
     created: dict[str, float] = field(default_factory=dict)
-    """When the watch delivered each worker pod first, by name; seconds of the monotonic clock."""
+    """When the watch delivered each pod but stores first, by name; seconds of the monotonic clock."""
     nodes: dict[str, SimulatedNode] = field(default_factory=dict)
     """Of worker pods that run, by name."""
     pods: dict[str, Json] = field(default_factory=dict)
@@ -151,7 +153,7 @@ class SimulatedPods:
                 self.jobs[job["metadata"]["name"]] = job
 
     async def _watch_pods(self) -> None:
-        async for kind, pod in self.api.watch(self.pods_path, Label.JOB_NAME):
+        async for kind, pod in self.api.watch(self.pods_path, self.selector):
             name = pod["metadata"]["name"]
             if kind == "DELETED":
                 self.pods.pop(name, None)
@@ -159,7 +161,7 @@ class SimulatedPods:
                 continue
             known, self.pods[name] = name in self.pods, pod
             if not known:
-                if _role(pod) == Role.WORKER.value:
+                if _role(pod) != Role.STORE.value:
                     self.created[name] = time.monotonic()
                 self._spawn(self._run(pod))
             elif "deletionTimestamp" in pod["metadata"]:
@@ -291,7 +293,8 @@ def _is_active(store: SimulatedStore) -> bool:
 
 
 def _role(pod: Json) -> str:
-    return str(pod["metadata"]["labels"][Label.ROLE])
+    """Return the role of an ElasticJob's pod; empty for another operator's."""
+    return str(pod["metadata"]["labels"].get(Label.ROLE, ""))
 
 
 def _job_uid(pod: Json) -> str:

@@ -86,17 +86,29 @@ def build(folder: Path) -> None:
 
 def metrics_server(layout: Layout) -> Path:
     """Return metrics-server, built unless the cache has it."""
-    inputs = b"".join((METRICS_SERVER / name).read_bytes() for name in ("go.mod", "go.sum"))
-    program = layout.cache / "cluster" / f"metrics-server-{hashlib.sha256(inputs).hexdigest()[:16]}"
+    program = module_program(layout, METRICS_SERVER)
     if not program.exists():
-        go = go_command()
-        program.parent.mkdir(parents=True, exist_ok=True)
-        partial = program.with_name(f"{program.name}.{os.getpid()}.part")
-        progress("building metrics-server: once, about 3 minutes on 2 cores")
-        command = [go, "build", "-v", "-o", str(partial), "-ldflags", "-s -w", "tool"]
-        run_build(command, count_packages(go, METRICS_SERVER), METRICS_SERVER)
-        partial.rename(program)
+        build_module(program, METRICS_SERVER, "tool", minutes=3)
     return program
+
+
+def module_program(layout: Layout, module: Path) -> Path:
+    """Return where the cache has the program of a Go module of its own. It may not be built."""
+    inputs = [module / "go.mod", module / "go.sum", *sorted(module.glob("*.go"))]
+    digest = hashlib.sha256(b"".join(path.read_bytes() for path in inputs)).hexdigest()[:16]
+    return layout.cache / "cluster" / f"{module.name.replace('_', '-')}-{digest}"
+
+
+def build_module(program: Path, module: Path, package: str, minutes: int) -> None:
+    """Build a package of a module as `program`. `minutes`: how long that takes on two cores."""
+    go = go_command()
+    program.parent.mkdir(parents=True, exist_ok=True)
+    partial = program.with_name(f"{program.name}.{os.getpid()}.part")
+    name = program.name.rpartition("-")[0]
+    progress(f"building {name}: once, about {minutes} minutes on 2 cores")
+    command = [go, "build", "-v", "-o", str(partial), "-ldflags", "-s -w", package]
+    run_build(command, count_packages(go, module, package), module)
+    partial.rename(program)
 
 
 def run_build(command: list[str], total: int, module: Path = TOOLS) -> None:
@@ -120,11 +132,11 @@ def run_build(command: list[str], total: int, module: Path = TOOLS) -> None:
         raise ClusterError(f"go build failed: {detail or process.returncode}")
 
 
-def count_packages(go: str, module: Path = TOOLS) -> int:
+def count_packages(go: str, module: Path = TOOLS, package: str = "tool") -> int:
     """Return how many packages a cold build compiles. This fetches the modules."""
     progress("fetching Go modules")
     environ = {"GOTOOLCHAIN": "auto", **os.environ}
-    command = [go, "list", "-deps", "tool"]
+    command = [go, "list", "-deps", package]
     result = subprocess.run(command, cwd=module, env=environ, check=False, capture_output=True, text=True)
     if result.returncode != 0:
         raise ClusterError(f"Go cannot fetch the modules: {result.stderr.strip().splitlines()[-1]}")

@@ -16,7 +16,7 @@ from typing import Any
 from benchmarks.api_server import api_server, free_ports, garbage_collector
 from benchmarks.kube_requests import MERGE_PATCH, Json, KubeRequests
 from benchmarks.operator_process import OperatorProcess
-from benchmarks.operator_scale import create_namespace, prepare
+from benchmarks.operator_scale import prepare
 from benchmarks.simulated_pods import FIRST_ADDRESS, SimulatedPods, jobs_path
 
 from elasticjob.contract.names import Label
@@ -184,7 +184,7 @@ async def run(folder: Path) -> dict[str, float]:
             operator.start()
             try:
                 for pods in crowd:
-                    await create_namespace(api, pods.namespace)
+                    await api.create_namespace(pods.namespace)
                     await pods.start(renew_leases=pods is crowd[0])
                 return await live(api, crowd, port)
             finally:
