@@ -11,6 +11,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+SHOWN_LINES = 300
+
 
 class ChildProcess:
     """A context manager around one process. It collects the output lines; `wait_for` searches them in order."""
@@ -46,6 +48,8 @@ class ChildProcess:
             self.process.kill()
             self.process.wait()
         self._reader.join(10)
+        # pytest shows this with a test that failed.
+        print("\n".join(["the last output of the process:", *self.lines[-SHOWN_LINES:]]))
 
     @property
     def text(self) -> str:
