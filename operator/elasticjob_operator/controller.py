@@ -85,7 +85,8 @@ class Controller:
             raw, observed, memory = watched
             decided = self._plan(key, observed)
             queued = bool(observed.job.queue or self.watched.workloads(memory.uid))
-            if self._is_idle(decided, memory) or not (queued or needs_read(decided, observed)):
+            wait = self._postponed(decided, memory)
+            if not (queued or needs_read(decided, observed)) or self._is_idle(decided, wait, memory):
                 return await self._carry_out(key, raw, observed, decided, memory)
         fetched = await fetch_job(self.api, *key)
         if fetched is None:
@@ -142,9 +143,9 @@ class Controller:
         memory.adopt(now, random.uniform(first, last))  # noqa: S311 - it spreads requests, nothing more
         return memory
 
-    def _is_idle(self, decided: Plan, memory: JobMemory) -> bool:
-        """Return whether nothing is to be done now, or sent to the job's stores."""
-        write = decided.status is not None and self._postponed(decided, memory) is None
+    def _is_idle(self, decided: Plan, wait: float | None, memory: JobMemory) -> bool:
+        """Return whether nothing is to be done now, or sent to the job's stores. `wait`: as `_postponed` returns it."""
+        write = decided.status is not None and wait is None
         changed = _sent(decided) != memory.sent or decided.withheld != memory.withheld
         return not (decided.actions or decided.event_records or write or changed)
 
@@ -153,7 +154,7 @@ class Controller:
     ) -> float | None:
         """Do what the plan says, and return the seconds until the next reconcile; None if the job has been deleted."""
         wait, now = self._postponed(decided, memory), self.clock()
-        if self._is_idle(decided, memory):
+        if self._is_idle(decided, wait, memory):
             return self._next_delay(decided, wait, memory, now)
         if decided.unresponsive_store:
             self._census.record_replacement(key, decided.unresponsive_store, now)

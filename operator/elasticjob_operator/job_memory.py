@@ -34,7 +34,7 @@ class JobMemory:
     sent: tuple[Any, ...] = ()
     """What was last sent to the job's stores, and which stores these are."""
     children: Children | None = None
-    """Services and Secret as last read, created or changed; None: read them at the next reconcile."""
+    """Services and Secret as last read, created or changed; None: unknown, and read before anything is done."""
     children_at: float = 0.0
     """When `children` was read."""
     children_of: tuple[int, GangProvider] | None = None
@@ -42,7 +42,7 @@ class JobMemory:
     workload: dict[str, Any] | None = None
     """The Workload that counts (`QueueView.workload`), as last read from the API server; None if there is none."""
     policies: Policies | None = None
-    """The job's policies as last read, created or changed; None: read them at the next reconcile."""
+    """The job's policies as last read, created or changed; None: unknown, and read before anything is done."""
     policies_at: float = 0.0
     """When `policies` was read."""
     minor_since: float | None = None

@@ -126,28 +126,18 @@ async def test_a_hang_is_detected_at_the_deadline_of_the_oldest_heartbeat() -> N
     assert heartbeats.reads == 1, "the monitor did not read them before"
 
 
-async def test_the_first_step_arms_the_monitor() -> None:
+@pytest.mark.parametrize("later", [(), (600.0,)], ids=["no other worker", "another that may still begin"])
+async def test_the_first_step_arms_the_monitor(later: tuple[float, ...]) -> None:
+    """`later`: in how many seconds other workers should have begun."""
     heartbeats = Heartbeats()
+    heartbeats.last = [time.monotonic() + seconds for seconds in later]
     monitor = HangMonitor(heartbeats.read, heartbeats.timed_out.set)
     monitor.start(0.02)
     for _ in range(3):
         heartbeats.was_read.clear()
         await asyncio.wait_for(heartbeats.was_read.wait(), 10)
     assert not heartbeats.timed_out.is_set()
-    heartbeats.last = [time.monotonic()]
-    await asyncio.wait_for(heartbeats.timed_out.wait(), 10)
-
-
-async def test_a_worker_that_may_still_begin_does_not_delay_the_check_of_others() -> None:
-    heartbeats = Heartbeats()
-    heartbeats.last = [time.monotonic() + 600]
-    monitor = HangMonitor(heartbeats.read, heartbeats.timed_out.set)
-    monitor.start(0.02)
-    for _ in range(3):
-        heartbeats.was_read.clear()
-        await asyncio.wait_for(heartbeats.was_read.wait(), 10)
-    assert not heartbeats.timed_out.is_set()
-    heartbeats.last = [time.monotonic() + 600, time.monotonic()]
+    heartbeats.last.append(time.monotonic())
     await asyncio.wait_for(heartbeats.timed_out.wait(), 10)
 
 

@@ -33,12 +33,17 @@ class Cluster:
         self.world = World(self.api, {"n1": Node("n1"), "n2": Node("n2")})
         self.world.renew()
         self.concerned: list[JobKey] = []
+        self.start_operator()
+
+    def start_operator(self) -> WatchCache:
+        """Begin with a new operator, and return its cache, which is empty."""
         self.watch = Watch(self.api, WatchCache(self.concerned.append))
         links: Any = FakeStoreLinks(self.api, self.world.stores)
         self.controller = Controller(
             self.api, JobKeys(b"k" * 32), links, Recorder(self.api, "me"), "image",
             clock=lambda: self.api.now, watched=self.watch.cache,
         )  # fmt: skip
+        return self.watch.cache
 
     def observe(self) -> None:
         """Let the watch deliver all events."""
@@ -300,17 +305,6 @@ def test_a_version_that_is_no_number_is_taken_as_newer(version: str) -> None:
 # ---- an operator that starts beside running jobs
 
 
-def restarted(cluster: Cluster) -> Cluster:
-    """Return the same cluster with a new operator: its cache is empty."""
-    cluster.watch = Watch(cluster.api, WatchCache(cluster.concerned.append))
-    links: Any = FakeStoreLinks(cluster.api, cluster.world.stores)
-    cluster.controller = Controller(
-        cluster.api, JobKeys(b"k" * 32), links, Recorder(cluster.api, "other"), "image",
-        clock=lambda: cluster.api.now, watched=cluster.watch.cache,
-    )  # fmt: skip
-    return cluster
-
-
 async def settle(cluster: Cluster) -> list[tuple[str, str]]:
     """Reconcile some times; return what the operator has read, but for Leases."""
     before = len(cluster.api.reads)
@@ -323,7 +317,7 @@ async def settle(cluster: Cluster) -> list[tuple[str, str]]:
 
 async def test_a_restarted_operator_follows_a_running_job_without_reading_it(cluster: Cluster) -> None:
     created = creations(cluster)
-    await restarted(cluster).watch.cache.list_again(cluster.api, ())
+    await cluster.start_operator().list_again(cluster.api, ())
     assert await settle(cluster) == []
     assert creations(cluster) == created
     store = cluster.world.serving()[0]
@@ -333,7 +327,7 @@ async def test_a_restarted_operator_follows_a_running_job_without_reading_it(clu
 
 async def test_what_a_restarted_operator_has_not_read_is_read_some_minutes_later(cluster: Cluster) -> None:
     cluster.api.remove(SERVICES, "bert")
-    await restarted(cluster).watch.cache.list_again(cluster.api, ())
+    await cluster.start_operator().list_again(cluster.api, ())
     await settle(cluster)
     assert (SERVICES, "bert") not in cluster.api.objects
     cluster.api.now += FIRST_READ_SECONDS[1]
@@ -346,7 +340,7 @@ async def test_a_restarted_operator_reads_a_job_before_it_does_anything_for_it(c
     """The operator before it ended between its status write and its creations."""
     cluster.api.remove(SERVICES, "bert")
     cluster.world.scale(3)
-    await restarted(cluster).watch.cache.list_again(cluster.api, ())
+    await cluster.start_operator().list_again(cluster.api, ())
     reads = await settle(cluster)
     assert ("services", "bert") in reads
     assert (SERVICES, "bert") in cluster.api.objects
@@ -354,14 +348,14 @@ async def test_a_restarted_operator_reads_a_job_before_it_does_anything_for_it(c
 
 
 async def test_an_operator_whose_list_failed_reads_the_job(cluster: Cluster) -> None:
-    restarted(cluster)
+    cluster.start_operator()
     assert ("pods", f"{Label.JOB_UID}={UID}") in await settle(cluster)
 
 
 async def test_a_restarted_operator_with_another_master_key_reads_the_jobs_own(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await restarted(cluster).watch.cache.list_again(cluster.api, ())
+    await cluster.start_operator().list_again(cluster.api, ())
     links: Any = cluster.controller.links
     view = links.view
     monkeypatch.setattr(links, "view", lambda key: replace(view(key), refused="another key"))
