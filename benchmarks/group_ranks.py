@@ -154,7 +154,8 @@ def _receive(peer: socket.socket) -> bytes:
 
 def main() -> None:
     backend, ranks, port = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
-    most = raise_open_file_limit()[1] - 2 * RESERVED_FILES
+    # A store at its own limit refuses a rank that connects before it has seen that others closed: leave it room.
+    most = raise_open_file_limit()[1] - 8 * RESERVED_FILES
     group = GroupRanks({"gloo": gloo, "nccl": nccl}[backend](ranks), port)
     began = time.monotonic()
     group.connect(range(min(ranks, most)))
