@@ -138,24 +138,25 @@ class Run:
 
     async def create(self) -> dict[str, Sample]:
         """Apply all jobs at once and wait until they run."""
-        before, known, began = total(await self.operator.requests()), len(self.pods.created), time.monotonic()
+        before, known, began = await self.operator.requests(), len(self.pods.created), time.monotonic()
         processor = cpu_seconds(self.operator.pid)
         await self._apply([self._job(name, WORKERS) for name in self.names])
         applied = time.monotonic() - began
         wanted = known + self.jobs * WORKERS
         await self.pods.until("all pods exist", lambda: len(self.pods.created) >= wanted, LIMIT)
-        sent, seconds = total(await self.operator.requests()) - before, time.monotonic() - began
+        used, seconds = await self.operator.requests() - before, time.monotonic() - began
         processor = cpu_seconds(self.operator.pid) - processor
         defaults = OperatorSettings("", "", "")
-        share = share_of_limit(sent, seconds, rate=defaults.qps, burst=defaults.burst)
+        share = share_of_limit(total(used), seconds, rate=defaults.qps, burst=defaults.burst)
         await self.pods.until("all jobs run", lambda: self._run(self.names), LIMIT)
         parts = {
             "seconds": seconds,
             "seconds of processor": processor,
             "pods a second": self.jobs * WORKERS / seconds,
-            "requests a job": sent / self.jobs,
+            "requests a job": total(used) / self.jobs,
             "seconds until all were applied": applied,
             "seconds until all run": time.monotonic() - began,
+            **by_verb(used),
         }
         await self.operator.wait_until_quiet(LIMIT)
         pods = {name: parts[name] for name in ("seconds", "seconds of processor", "requests a job")}

@@ -104,6 +104,8 @@ class Operator:
     api: KubeClient
     lease_api: KubeClient
     """The client of the leader election: no other request may delay its requests."""
+    events_api: KubeApi
+    """The client of Events, which delay no other request."""
     stop: asyncio.Event
     _queue: WorkQueue[JobKey] | None = None
 
@@ -153,7 +155,7 @@ class Operator:
         finally:
             await election.release()
 
-    async def _assemble(self, election: Election | None) -> tuple[WorkQueue[JobKey], StoreLinks, WatchCache]:
+    async def _assemble(self, election: Election | None) -> tuple[WorkQueue[JobKey], StoreLinks, WatchCache, Recorder]:
         s = self.settings
         try:
             job_keys = await until_answered(lambda: keys.load_keys(self.api, s.namespace, s.master_secret))
@@ -172,29 +174,31 @@ class Operator:
             clock=clock,
             raise_after=RAISE_AFTER if election else 0.0,
         )
-        recorder = Recorder(self.api, s.identity)
+        recorder = Recorder(self.events_api, s.identity)
         nodes_watched = None if s.watches_nodes else False
         watched = WatchCache(queue.enqueue, kueue=s.kueue, nodes_watched=nodes_watched)
         controller = Controller(
             self.api, job_keys, links, recorder, s.image, s.resync_seconds, clock, watched, s.pod_namespace,
             s.topology_labels[-1] if s.topology_labels else HOSTNAME,
         )  # fmt: skip
-        return queue, links, watched
+        return queue, links, watched, recorder
 
     async def _reconcile_jobs(self, election: Election | None) -> None:
         """Watch and reconcile until cancelled; raise the error of a task that fails."""
-        queue, links, watched = await self._assemble(election)
+        queue, links, watched, recorder = await self._assemble(election)
         self._queue = queue
         try:
             await run_until_one_ends(
                 self._run_queue(queue, watched),
                 handlers.watch_events(watched, self.settings.watch_namespaces),
                 self._list_again(watched),
+                recorder.run(),
                 *self._node_watch(watched),
             )
         finally:
             self._queue = None
             metrics.jobs.clear()
+            await recorder.finish()
             await links.close()
 
     def _node_watch(self, watched: WatchCache) -> tuple[Coroutine[Any, Any, None], ...]:
@@ -243,7 +247,7 @@ async def run(settings: OperatorSettings) -> None:
     if settings.metrics_port:
         prometheus_client.start_http_server(settings.metrics_port)
     try:
-        await Operator(settings, api, lease_api, stop).run()
+        await Operator(settings, api, lease_api, api.background(), stop).run()
     finally:
         await lease_api.close()
         await api.close()

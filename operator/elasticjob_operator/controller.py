@@ -254,7 +254,7 @@ class Controller:
         for record in (*decided.event_records, *_creation_records(decided, created, memory)):
             # An Event about a pod is recorded only where the pod was created.
             if record.key not in wanted or record.key in created:
-                await self.recorder.record(job, record, now)
+                self.recorder.record(job, record, now)
 
     def _memory(self, key: JobKey, uid: str) -> JobMemory:
         """Return the memory of a job; a job of the same name with another UID starts with an empty one."""

@@ -257,7 +257,7 @@ class WatchCache:
 
 
 def _is_newer(entry: _Entry[Any] | None, raw: Raw) -> bool:
-    return entry is None or entry.version == 0 or _version(raw) >= entry.version
+    return entry is None or entry.version == 0 or _version(raw) > entry.version
 
 
 def _key(raw: Raw) -> JobKey:

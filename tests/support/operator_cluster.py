@@ -23,8 +23,10 @@ class Cluster:
         self.api.put(JOBS, raw_job(**spec))
         self.world = World(self.api, {})
         links: Any = FakeStoreLinks(self.api, self.world.stores)
-        recorder = Recorder(self.api, "me")
-        self.controller = Controller(self.api, JobKeys(b"k" * 32), links, recorder, "image", clock=lambda: self.api.now)
+        self.recorder = Recorder(self.api, "me")
+        self.controller = Controller(
+            self.api, JobKeys(b"k" * 32), links, self.recorder, "image", clock=lambda: self.api.now
+        )
 
     async def reconcile(self) -> float:
         """Reconcile; return the seconds after which the controller wants to reconcile again."""

@@ -273,6 +273,7 @@ class OperatorProcess:
         self._world = world
         self.deliver(lag=0.0)  # what a watch lists first
         self._task = loop.create_task(self.queue.run(2))
+        self._events = loop.create_task(recorder.run())
 
     def deliver(self, lag: float | None = None) -> None:
         """Deliver watch events."""
@@ -297,5 +298,6 @@ class OperatorProcess:
             raise AssertionError("the work queue ended")
 
     async def stop(self) -> None:
-        self._task.cancel()
-        await asyncio.gather(self._task, return_exceptions=True)
+        for task in (self._task, self._events):
+            task.cancel()
+        await asyncio.gather(self._task, self._events, return_exceptions=True)

@@ -18,7 +18,7 @@ from kubernetes.aio.config import ConfigException
 from elasticjob_operator import metrics
 from elasticjob_operator.kube.api import Resource
 from elasticjob_operator.kube.errors import Unclear, error_from
-from elasticjob_operator.kube.limits import RateLimit
+from elasticjob_operator.kube.limits import Limit, RateLimit, SpareRate
 from elasticjob_operator.model.raw import mapping
 
 ATTEMPTS = 4
@@ -67,9 +67,7 @@ class KubeClient:
     `limit` None: the rate is not limited. `timeout`: seconds of one attempt.
     """
 
-    def __init__(
-        self, api: Any, limit: RateLimit | None, *, timeout: float = TIMEOUT, attempts: int = ATTEMPTS
-    ) -> None:
+    def __init__(self, api: Any, limit: Limit | None, *, timeout: float = TIMEOUT, attempts: int = ATTEMPTS) -> None:
         self._api = api
         self._limit = limit
         self._timeout = timeout
@@ -81,6 +79,11 @@ class KubeClient:
         """Return a client with connections of its own, without rate limit and retries: no other request delays its
         requests. `timeout`: seconds of one request."""
         return KubeClient(client.ApiClient(self._api.configuration), None, timeout=timeout, attempts=1)
+
+    def background(self) -> KubeClient:
+        """Return a client over the same connections, for requests that take only what others leave of the limit."""
+        limit = SpareRate(self._limit) if isinstance(self._limit, RateLimit) else self._limit
+        return KubeClient(self._api, limit, timeout=self._timeout, attempts=self._attempts)
 
     async def close(self) -> None:
         await self._api.close()

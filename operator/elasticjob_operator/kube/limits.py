@@ -5,6 +5,13 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from typing import Protocol
+
+
+class Limit(Protocol):
+    """What a client waits for before each request."""
+
+    async def acquire(self) -> None: ...
 
 
 class RateLimit:
@@ -27,3 +34,20 @@ class RateLimit:
         delay = self.reserve()
         if delay:
             await asyncio.sleep(delay)
+
+    def until_half(self) -> float:
+        """Return the seconds until half of the burst is there, if nobody takes a token before; 0 if it is."""
+        return max(0.0, self._next + self._ahead / 2 - self._clock())
+
+
+class SpareRate:
+    """What other requests leave of a limit: half of the burst stays theirs."""
+
+    def __init__(self, limit: RateLimit) -> None:
+        self._limit = limit
+
+    async def acquire(self) -> None:
+        """Wait until half of the burst is there, and take a token."""
+        while delay := self._limit.until_half():  # noqa: ASYNC110  # tokens come with time
+            await asyncio.sleep(delay)
+        self._limit.reserve()

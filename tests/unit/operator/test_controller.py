@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from elasticjob.contract.names import Label
+from elasticjob_operator.action_executor import AT_ONCE
 from elasticjob_operator.job_memory import FIRST_RETRY, LONGEST_RETRY, JobMemory
 from elasticjob_operator.kube import (
     PODS,
@@ -27,11 +28,29 @@ async def test_created_pods_and_refused_ones_are_events() -> None:
     cluster = Cluster()
     cluster.api.quota = 1
     await cluster.reconcile()
+    await cluster.recorder.flush()
     found = [raw for (resource, _), raw in cluster.api.objects.items() if resource.plural == "events"]
     by_reason = {event["reason"]: (event["type"], event["message"]) for event in found}
     assert by_reason["SuccessfulCreatePod"] == ("Normal", "created 1 pod: bert-0-0")
     kind, message = by_reason["FailedCreatePod"]
     assert (kind, "exceeded quota" in message) == ("Warning", True)
+
+
+async def test_a_large_job_sends_few_requests_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = Cluster(replicas=100)
+    create, under_way, most = cluster.api.create, 0, 0
+
+    async def slow_create(*arguments: Any) -> Any:
+        nonlocal under_way, most
+        under_way += 1
+        most = max(most, under_way)
+        await asyncio.sleep(0)
+        under_way -= 1
+        return await create(*arguments)
+
+    monkeypatch.setattr(cluster.api, "create", slow_create)
+    await cluster.reconcile()
+    assert (len(cluster.workers()), most) == (100, AT_ONCE)
 
 
 async def test_pods_that_a_quota_refuses_are_tried_again_after_growing_seconds() -> None:

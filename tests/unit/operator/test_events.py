@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -9,7 +11,7 @@ import pytest
 
 from elasticjob_operator.actions import EventRecord
 from elasticjob_operator.events import MAX_MESSAGE, Recorder
-from elasticjob_operator.kube import EVENTS
+from elasticjob_operator.kube import EVENTS, Resource
 from elasticjob_operator.model.raw import timestamp
 from support.operator_build import NOW, UID, job
 from support.operator_world import Api
@@ -22,7 +24,12 @@ async def record(*records: EventRecord) -> list[dict[str, Any]]:
     api = Api(NOW)
     recorder = Recorder(api, "operator-1")
     for second, each in enumerate(records):
-        await recorder.record(job(), each, NOW + second)
+        recorder.record(job(), each, NOW + second)
+    await recorder.flush()
+    return events(api)
+
+
+def events(api: Api) -> list[dict[str, Any]]:
     return [raw for (resource, _), raw in api.objects.items() if resource is EVENTS]
 
 
@@ -53,6 +60,69 @@ async def test_another_cause_or_reason_is_another_event() -> None:
 
 
 async def test_an_event_that_is_refused_is_logged(caplog: pytest.LogCaptureFixture) -> None:
-    api = Api(NOW, refused=EVENTS)
-    await Recorder(api, "me").record(job(), RECORD, NOW)
+    recorder = Recorder(Api(NOW, refused=EVENTS), "me")
+    recorder.record(job(), RECORD, NOW)
+    await recorder.flush()
     assert "Event InsufficientCapacity was not written" in caplog.text
+
+
+class Written(Api):
+    """An API server that tells which Events are created."""
+
+    def __init__(self) -> None:
+        super().__init__(NOW)
+        self.reasons: asyncio.Queue[str] = asyncio.Queue()
+
+    async def create(self, resource: Resource, namespace: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        self.reasons.put_nowait(body["reason"])
+        return await super().create(resource, namespace, body)
+
+
+async def test_events_are_written_while_the_recorder_runs() -> None:
+    api = Written()
+    recorder = Recorder(api, "me")
+    running = asyncio.create_task(recorder.run())
+    for reason in ("First", "Second"):
+        recorder.record(job(), replace(RECORD, reason=reason), NOW)
+        assert await asyncio.wait_for(api.reasons.get(), 10.0) == reason
+    running.cancel()
+
+
+class Unanswered(Api):
+    """An API server that answers no request about an Event until it is `healed`."""
+
+    def __init__(self) -> None:
+        super().__init__(NOW)
+        self.healed = asyncio.Event()
+
+    async def create(self, resource: Resource, namespace: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        await self.healed.wait()
+        return await super().create(resource, namespace, body)
+
+
+async def test_an_operator_that_stops_writes_the_events_that_wait() -> None:
+    api = Unanswered()
+    recorder = Recorder(api, "me")
+    recorder.record(job(), RECORD, NOW)
+    running = asyncio.create_task(recorder.run())
+    await asyncio.sleep(0)
+    running.cancel()
+    asyncio.get_running_loop().call_soon(api.healed.set)
+    await recorder.finish()
+    assert len(events(api)) == 1
+
+
+async def test_an_operator_that_stops_does_not_wait_long_for_events(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("elasticjob_operator.events.FINISH_SECONDS", 0.01)
+    recorder = Recorder(Unanswered(), "me")
+    recorder.record(job(), RECORD, NOW)
+    await recorder.finish()
+    assert "1 Event not written" in caplog.text
+
+
+async def test_too_many_events_are_dropped(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr("elasticjob_operator.events.MOST_WAITING", 2)
+    assert len(await record(*(replace(RECORD, key=str(number)) for number in range(3)))) == 2
+    assert "too many wait" in caplog.text

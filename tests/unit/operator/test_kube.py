@@ -13,6 +13,7 @@ from kubernetes.aio import client
 
 from elasticjob_operator.__main__ import Operator
 from elasticjob_operator.kube import (
+    EVENTS,
     JOBS,
     LEASES,
     PODS,
@@ -195,7 +196,7 @@ async def test_the_lease_is_renewed_while_a_large_job_uses_all_connections(serve
     fake.hang = True
     creates = [asyncio.create_task(api.create(PODS, "ns", {"metadata": {"name": f"p-{i}"}})) for i in range(200)]
     settings = OperatorSettings(image="i", namespace="ns", identity="me", health_port=0)
-    operator = Operator(settings, api, api.separate(timeout=REQUEST_TIMEOUT), asyncio.Event())
+    operator = Operator(settings, api, api.separate(timeout=REQUEST_TIMEOUT), api, asyncio.Event())
     try:
         async with asyncio.timeout(10.0):
             for _ in range(100):
@@ -223,3 +224,24 @@ def test_the_rate_limit_allows_a_burst_and_then_the_rate() -> None:
     now[0] += 100
     assert [limit.reserve() for _ in range(6)] == pytest.approx([0, 0, 0, 0, 0, 0.1])
     assert asyncio.iscoroutinefunction(limit.acquire)
+
+
+async def test_requests_in_the_background_leave_half_of_the_burst_to_the_others(
+    server: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [100.0]
+    fake, api = server
+    api._limit = limit = RateLimit(10.0, 6, clock=lambda: now[0])
+
+    async def sleep(seconds: float) -> None:
+        now[0] += seconds
+
+    monkeypatch.setattr("elasticjob_operator.kube.limits.asyncio.sleep", sleep)
+    background = api.background()
+    for number in range(5):
+        await background.create(EVENTS, "ns", {"metadata": {"name": f"e-{number}"}})
+    assert now[0] == pytest.approx(100.1)
+    assert [limit.reserve() for _ in range(4)] == pytest.approx([0, 0, 0.1, 0.2])
+    await background.create(EVENTS, "ns", {"metadata": {"name": "later"}})
+    assert now[0] == pytest.approx(100.6)
+    assert len(fake.requests) == 6

@@ -30,7 +30,7 @@ class Process:
         self.hanging = False
         self.stop = asyncio.Event()
         settings = OperatorSettings(image="i", namespace="ns", identity="me", health_port=0)
-        self.operator = Operator(settings, self.api, self.api, self.stop)
+        self.operator = Operator(settings, self.api, self.api, self.api, self.stop)
         self.elections: list[Election] = []
         make = self.operator._election
         monkeypatch.setattr(self.operator, "_election", lambda term: self._quick(make(term)))

@@ -127,6 +127,14 @@ async def test_a_pod_that_only_the_watch_lacks_is_not_replaced(cluster: Cluster)
     assert job_status(cluster.api)["incarnations"] == "0,0"
 
 
+async def test_what_the_watch_delivers_of_an_own_write_is_not_parsed_again(cluster: Cluster) -> None:
+    raw, cache = cluster.api.pods(Role.WORKER)[0], cluster.watch.cache
+    before, events = cache.pods(UID), len(cluster.concerned)
+    cache.see_pod(raw)
+    assert all(pod is known for (_, pod), (_, known) in zip(cache.pods(UID), before, strict=True))
+    assert len(cluster.concerned) == events + 1
+
+
 async def test_a_new_job_is_started_without_a_read() -> None:
     cluster = Cluster()
     cluster.observe()
