@@ -1,4 +1,4 @@
-"""A rank that waits for a silent peer or a lost store while its group is created can be interrupted."""
+"""A rank that waits for a silent peer or a lost store can be interrupted, except where gloo loses an operation."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -143,6 +144,81 @@ for _ in range(20):
     round()
 print("the same", wait(lambda: held() == first) == first, flush=True)
 """
+
+
+RECEIVES = """
+import fcntl, os, signal, struct, sys, termios, threading, time
+import torch
+import torch.distributed as dist
+from elasticjob.inprocess import process_groups
+
+rank, folder = int(sys.argv[1]), sys.argv[2]
+groups = process_groups.ProcessGroups()
+
+def bytes_to_send():
+    return max(struct.unpack("i", fcntl.ioctl(s.fileno(), termios.TIOCOUTQ, bytes(4)))[0]
+               for s in process_groups._connections(groups._gloo))
+
+def stop_while_sending():
+    while bytes_to_send() < 1 << 16:
+        pass
+    print("sending", flush=True)
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+def break_collectives():
+    sys.stdin.readline()
+    groups.break_collectives()
+    while threading.main_thread().is_alive() and not groups.has_lost_operation():
+        time.sleep(0.01)
+    print("lost", flush=True)
+    os._exit(0)
+
+with groups.watch():
+    dist.init_process_group("gloo", store=dist.FileStore(f"{folder}/store", 2), rank=rank, world_size=2)
+    tensor = torch.ones(1 << 26)
+    dist.barrier()
+    threading.Thread(target=stop_while_sending if rank else break_collectives, daemon=True).start()
+    print("receives" if rank == 0 else "waits", flush=True)
+    if rank:
+        sys.stdin.readline()
+    try:
+        dist.broadcast(tensor, 1)
+    except RuntimeError:
+        print("raised", groups.has_lost_operation(), flush=True)
+"""
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("sends", [True, False], ids=["in the middle", "before the first byte"])
+def test_an_operation_that_gloo_loses_is_told_from_one_that_it_ends(sends: bool, tmp_path: Path) -> None:
+    """A peer that stops while its data arrives; one that stops before is the ordinary case."""
+    (tmp_path / "receives.py").write_text(RECEIVES)
+    env = {**os.environ, "PYTHONPATH": ROOT}
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    argv = [sys.executable, "receives.py"]
+    ranks = [subprocess.Popen([*argv, str(r), str(tmp_path)], cwd=tmp_path, env=env, **pipes) for r in range(2)]
+    receiver, sender = ranks
+
+    def tell(rank: subprocess.Popen[str]) -> None:
+        assert rank.stdin is not None
+        rank.stdin.write("\n")
+        rank.stdin.flush()
+
+    def says(rank: subprocess.Popen[str]) -> str:
+        assert rank.stdout is not None
+        return rank.stdout.readline()
+
+    try:
+        assert (says(receiver), says(sender)) == ("receives\n", "waits\n")
+        if sends:
+            tell(sender)
+            assert says(sender) == "sending\n"
+        tell(receiver)
+        assert says(receiver) == ("lost\n" if sends else "raised False\n")
+    finally:
+        for process in ranks:
+            process.kill()
+            process.communicate()
 
 
 def test_groups_that_are_left_leave_no_threads_and_no_files(tmp_path: Path) -> None:

@@ -126,6 +126,13 @@ def compare(found: dict[int, tuple[int, int]], before: dict[int, tuple[int, int]
     return {rank: "new" if pid not in old and call == 1 else (pid, call) for rank, (pid, call) in found.items()}
 
 
+def unexpected(found: dict[int, tuple[int, int]], before: dict[int, tuple[int, int]], *replaced: int) -> list[object]:
+    """Return the processes that are not as `after` has them. A rank may be a new process because gloo has lost an
+    operation: then the run's output says so."""
+    expected, new = after(before, *replaced), compare(found, before)
+    return [process for rank, process in new.items() if process != expected[rank]]
+
+
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize(
     "training", [{"elasticPolicy": {"minReplicas": 2, "maxReplicas": 3}, "stopGraceSeconds": 5}], indirect=True
@@ -135,27 +142,27 @@ def test_processes_survive_what_they_can(training: Training) -> None:
 
     training.request("raise", 2)
     found = training.processes(3)
-    assert compare(found, ranks) == after(ranks), "a rank that raises is called again too"
+    lost = unexpected(found, ranks)  # a rank that raises is called again too
     ranks = found
 
     os.kill(ranks[1][0], signal.SIGKILL)
     found = training.processes(3)
-    assert compare(found, ranks) == after(ranks, 1)
+    lost += unexpected(found, ranks, 1)
     ranks = found
 
     training.request("hold", 0)  # rank 0 holds the interpreter for ever, and no interruption reaches it
     run.wait_for("requested hold")
     os.kill(ranks[1][0], signal.SIGKILL)
     found = training.processes(3)
-    assert compare(found, ranks) == after(ranks, 0, 1), "a process that does not leave its function is replaced"
+    lost += unexpected(found, ranks, 0, 1)  # a process that does not leave its function is replaced
     ranks = found
 
     os.kill(ranks[0][0], signal.SIGSTOP)  # silent: only the break of their connections ends the others' wait for it
     os.kill(ranks[1][0], signal.SIGKILL)
     run.wait_for("toy-0-0: round .* ends")
     os.kill(ranks[0][0], signal.SIGCONT)
-    found = training.processes(3)
-    assert compare(found, ranks) == after(ranks, 1)
+    lost += unexpected(training.processes(3), ranks, 1)
+    assert lost == ["new"] * run.text.count("gloo has lost an operation"), run.text
 
     training.request("done")
     assert run.exit_code() == 0, run.text
@@ -306,6 +313,50 @@ def test_a_failure_while_the_others_form_their_group(tmp_path: Path) -> None:
         run.wait_for("toy (succeeded|failed)")
     calls = set(re.findall(r"rank [02] pid (\d+) call 3", run.text))
     assert calls == {pids["0"], pids["2"]}, run.text
+
+
+ENDS_WHILE_SENDING = """
+import fcntl, os, signal, socket, struct, termios, threading, time
+import torch
+import torch.distributed as dist
+import elasticjob
+
+calls = 0
+
+def end_while_sending():
+    while True:
+        for name in os.listdir("/proc/self/fd"):
+            try:
+                if struct.unpack("i", fcntl.ioctl(int(name), termios.TIOCOUTQ, bytes(4)))[0] > 1 << 14:
+                    os.kill(os.getpid(), signal.SIGKILL)
+            except OSError:
+                pass
+
+@elasticjob.restartable
+def train():
+    global calls
+    calls += 1
+    dist.init_process_group("gloo")
+    rank, large = dist.get_rank(), torch.ones(1 << 26)
+    print(f"round {os.environ['ELASTICJOB_ROUND']} rank {rank} call {calls}", flush=True)
+    if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" and rank == 1:
+        threading.Thread(target=end_while_sending, daemon=True).start()
+    dist.broadcast(large, 1)
+    dist.barrier()
+
+train()
+"""
+
+
+@pytest.mark.timeout(120)
+def test_a_process_whose_collective_gloo_has_lost_is_replaced_at_once(tmp_path: Path) -> None:
+    """Not after `stopGraceSeconds`: the interruption cannot reach it."""
+    command = script(tmp_path, ENDS_WHILE_SENDING)
+    with LocalRun(manifest(command, replicas=2, preload=["torch"], stopGraceSeconds=600), tmp_path) as run:
+        assert run.exit_code() == 0, run.text
+    assert re.findall(r"rank (\d) call (\d)", run.text).count(("0", "1")) == 2, run.text
+    assert "gloo has lost an operation" in run.text
+    assert "toy succeeded; 1 restart" in run.text
 
 
 PLANNED_THEN_FAILS = """

@@ -77,10 +77,11 @@ class Interrupter:
         with self._atomic:
             yield
 
-    def interrupt(self, break_collectives: Callable[[], None]) -> None:
+    def interrupt(self, break_collectives: Callable[[], None], still_inside: Callable[[], None] = lambda: None) -> None:
         """In another thread: break the collectives and raise `RankShouldRestart` in the main thread until it has left.
 
         This waits for the end of an atomic section first. A main thread that is not in `armed` is interrupted there.
+        `still_inside` is called after each attempt by which it did not leave.
         """
         with self._atomic:
             self._interrupted.set()
@@ -90,7 +91,8 @@ class Interrupter:
             repeat, self._deferred_until = _FIRST_REPEAT, time.monotonic() + _DEFER_TIMEOUT
             while not self._left.is_set():
                 signal.pthread_kill(self._main, INTERRUPT_SIGNAL)
-                self._left.wait(repeat)
+                if not self._left.wait(repeat):
+                    still_inside()
                 repeat = min(2 * repeat, _LONGEST_REPEAT)
 
     def close(self) -> None:

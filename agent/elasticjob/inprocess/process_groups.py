@@ -6,6 +6,10 @@ each group and publishes it in the group's store. Other connections of the proce
 
 A group that is being created may wait for connections that a silent peer never opens, for five times its time-out.
 `break_collectives` opens and closes these connections in place of the peer: then the creation fails.
+
+gloo closes a connection once it has told the operations that wait for it, but not the one whose bytes it was just
+sending or receiving (`Pair::signalException` of its TCP transport): that one waits for the group's time-out, and
+nothing in this process can end it. `has_lost_operation` tells.
 """
 
 from __future__ import annotations
@@ -21,6 +25,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -43,6 +48,11 @@ _IPV4 = re.compile(rb"\x02\x00(?!\x00\x00)(..)(....)\x00{8}", re.DOTALL)
 _IPV6 = re.compile(rb"\x0a\x00(?!\x00\x00)(..)....(.{16})", re.DOTALL)
 """`struct sockaddr_in6`."""
 
+_GLOO_WORKER = "pt_gloo_runloop"
+"""Name of the threads in which torch runs collectives of gloo."""
+_FUTEX = {"x86_64": "202", "aarch64": "98"}
+"""Number of the system call in which a thread waits for another one, by machine."""
+
 
 @dataclass(frozen=True)
 class _Creation:
@@ -62,6 +72,10 @@ class ProcessGroups:
         """Ids of the groups that are registered."""
         self._gloo: set[Address] = set()
         """Addresses on which the members of this process's gloo groups listen."""
+        self._pairs: set[str] | None = set()
+        """The connections of these groups, as the links in /proc name them; None where not all of them were found."""
+        self._older_workers: frozenset[str] = frozenset()
+        """Threads of gloo of groups that were not created while `watch` is active."""
         self._abortable: list[Any] = []
         """Backends whose `abort` ends their collectives: nccl."""
         self._aborts: list[threading.Thread] = []
@@ -82,6 +96,7 @@ class ProcessGroups:
                 self._creating = None
             return created
 
+        self._older_workers = frozenset(_threads(_GLOO_WORKER))
         distributed_c10d._new_process_group_helper = create_and_register
         try:
             with interruptible_connections():
@@ -102,6 +117,13 @@ class ProcessGroups:
             thread.start()
             self._aborts.append(thread)
 
+    def has_lost_operation(self) -> bool:
+        """Return whether gloo waits for an operation that only ends with its group's time-out: all connections of the
+        groups are closed, and all operations that gloo has told of that go on. Call it after `break_collectives`."""
+        if not self._pairs or not self._pairs.isdisjoint(_open_files().values()):
+            return False
+        return any(_waits_with_deadline(task) for task in set(_threads(_GLOO_WORKER)) - self._older_workers)
+
     def leave(self) -> None:
         """In the main thread: destroy all groups. An error of the device is raised: this process cannot go on.
 
@@ -111,7 +133,7 @@ class ProcessGroups:
         self.break_collectives()
         for thread in self._aborts:
             thread.join()
-        self._known, self._aborts = set(), []
+        self._known, self._aborts, self._pairs = set(), [], set()
         if torch.cuda.is_initialized():
             torch.cuda.synchronize()
         gloo = [backend for group in distributed_c10d._world.pg_map for backend in _gloo_backends(group)]
@@ -128,12 +150,22 @@ class ProcessGroups:
             if id(group) in self._known:
                 continue
             self._known.add(id(group))
+            addresses: set[Address] | None = None
             for device in group._device_types:
                 backend = group._get_backend(device)
-                if backend.name() == "gloo":
-                    self._gloo |= _published_addresses(store, device.type, group.rank(), group.size())
+                if backend.name() == "gloo":  # it serves several types of devices, and publishes for one of these
+                    published = _published_addresses(store, device.type, group.rank(), group.size())
+                    addresses = published | (addresses or set())
                 elif hasattr(backend, "abort") and backend not in self._abortable:
                     self._abortable.append(backend)
+            if addresses is not None:
+                self._add_gloo(addresses, group.size())
+
+    def _add_gloo(self, addresses: set[Address], size: int) -> None:
+        """Add a gloo group of this size, which has connected to the other members at these addresses."""
+        pairs = {_link(connection) for connection in _connections(addresses)}
+        self._gloo |= addresses
+        self._pairs = None if self._pairs is None or len(pairs) != size - 1 else self._pairs | pairs
 
 
 def _gloo_backends(group: Any) -> list[Any]:
@@ -208,20 +240,59 @@ def _listening() -> set[tuple[Any, ...]]:
 
 def _shut_down_connections(addresses: set[Address]) -> None:
     """Shut down all connections of this process to or from one of the addresses."""
-    for connection in _ip_sockets():
+    for connection in _connections(addresses):
+        with suppress(OSError):  # not connected any more
+            connection.shutdown(socket.SHUT_RDWR)
+
+
+def _connections(addresses: set[Address]) -> Iterator[socket.socket]:
+    """Yield all connections of this process to or from one of the addresses, as `_ip_sockets` does."""
+    for found in _ip_sockets():
         with suppress(OSError):  # not connected
-            if {_end(connection.getsockname()), _end(connection.getpeername())} & addresses:
-                connection.shutdown(socket.SHUT_RDWR)
+            if {_end(found.getsockname()), _end(found.getpeername())} & addresses:
+                yield found
 
 
 def _ip_sockets() -> Iterator[socket.socket]:
     """Yield the IP sockets of this process. Each is a duplicate, and stays the same if another thread closes it."""
-    for name in os.listdir("/proc/self/fd"):  # noqa: PTH208  (a directory of numbers, not of files)
+    for number, link in _open_files().items():
         with suppress(OSError):  # closed since
-            if os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):  # noqa: PTH115
-                with socket.socket(fileno=os.dup(int(name))) as found:
+            if link.startswith("socket:"):
+                with socket.socket(fileno=os.dup(number)) as found:
                     if found.family in (socket.AF_INET, socket.AF_INET6):
                         yield found
+
+
+def _open_files() -> dict[int, str]:
+    """Return the open files of this process as the links in /proc name them, by file descriptor."""
+    found = {}
+    for name in os.listdir("/proc/self/fd"):  # noqa: PTH208  (a directory of numbers, not of files)
+        with suppress(OSError):  # closed since
+            found[int(name)] = os.readlink(f"/proc/self/fd/{name}")  # noqa: PTH115
+    return found
+
+
+def _link(connection: socket.socket) -> str:
+    """Return a socket as the links in /proc name it."""
+    return f"socket:[{os.fstat(connection.fileno()).st_ino}]"
+
+
+def _threads(name: str) -> Iterator[str]:
+    """Yield the ids of this process's threads of a name."""
+    for task in os.listdir("/proc/self/task"):  # noqa: PTH208  (a directory of numbers, not of files)
+        with suppress(OSError):  # ended since
+            if Path(f"/proc/self/task/{task}/comm").read_text().strip() == name:
+                yield task
+
+
+def _waits_with_deadline(task: str) -> bool:
+    """Return whether a thread waits for another one until a deadline; False where the kernel does not tell."""
+    try:
+        # The number of the system call and its arguments, of which the fourth is the address of the deadline.
+        call = Path(f"/proc/self/task/{task}/syscall").read_text().split()
+    except OSError:
+        return False
+    return call[0] == _FUTEX.get(os.uname().machine) and int(call[4], 16) != 0
 
 
 def _end(address: tuple[Any, ...]) -> Address:

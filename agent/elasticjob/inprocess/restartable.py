@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import queue
+import signal
 import sys
 import threading
 import traceback
@@ -163,12 +164,22 @@ class RestartableCall:
         """In its own thread: act on the agent's messages."""
         while message := self._channel.receive():  # None: the agent refuses this process, or it has ended
             if isinstance(message, Interrupt):
-                self._interrupter.interrupt(self._groups.break_collectives)
+                self._interrupter.interrupt(self._groups.break_collectives, self._end_if_lost)
             else:
                 self._interrupter.reset()  # before the main thread enters the next round
                 self._messages.put(message)
         self._connected = False
         self._messages.put(None)
+
+    def _end_if_lost(self) -> None:
+        """In the monitor's thread: end this process if the main thread cannot leave its collective.
+
+        The agent would end it after `stopGraceSeconds`, and all ranks would wait for that.
+        """
+        if self._groups.has_lost_operation():
+            message = "elasticjob: gloo has lost an operation of the round that ends: a new process takes over\n"
+            os.write(2, message.encode())
+            os.kill(os.getpid(), signal.SIGKILL)
 
 
 def _failed_because_of_peer(error: Exception) -> bool:
