@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -26,7 +28,7 @@ from elasticjob_operator.kube import (
     Unclear,
 )
 from elasticjob_operator.kube import client as kube_client
-from elasticjob_operator.kube.client import KubeClient
+from elasticjob_operator.kube.client import KubeClient, connect_cluster
 from elasticjob_operator.kube.errors import error_from
 from elasticjob_operator.kube.limits import RateLimit
 from elasticjob_operator.lease import REQUEST_TIMEOUT
@@ -188,6 +190,34 @@ async def test_a_separate_client_has_no_rate_limit_no_retries_and_a_timeout_of_i
         for task in busy:
             task.cancel()
         await asyncio.gather(*busy, return_exceptions=True)
+
+
+KUBECONFIG = {
+    "current-context": "test",
+    "contexts": [{"name": "test", "context": {"cluster": "test", "user": "test"}}],
+    "clusters": [{"name": "test", "cluster": {"server": "http://127.0.0.1:1"}}],
+    "users": [{"name": "test", "user": {}}],
+}
+
+
+@pytest.mark.parametrize(("proxy", "trusted"), [("http://proxy.example.org:3128", True), ("", False)])
+async def test_aiohttp_reads_the_environment_only_for_a_proxy(
+    proxy: str, trusted: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Otherwise it looks for a netrc file, in another thread and for each request."""
+    for name in [name for name in os.environ if name.lower().endswith("_proxy")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("NO_PROXY", "example.org")
+    if proxy:
+        monkeypatch.setenv("HTTPS_PROXY", proxy)
+    (tmp_path / "config").write_text(json.dumps(KUBECONFIG))
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "config"))
+    api = await connect_cluster(rate=1000.0, burst=1000)
+    monkeypatch.setattr(kube_client, "_retry_delay", lambda attempt, retry_after: 0.0)
+    with pytest.raises(Unclear):
+        await api.get(PODS, "ns", "p")
+    assert api._api.rest_client.pool_manager.trust_env is trusted
+    await api.close()
 
 
 async def test_the_lease_is_renewed_while_a_large_job_uses_all_connections(server: Pair) -> None:
