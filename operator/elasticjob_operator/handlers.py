@@ -51,9 +51,23 @@ def event_registry(see_job: See, see_pod: See, see_workload: See | None) -> kopf
     return handlers
 
 
+class _NoDifference(kopf.DiffBaseStorage):
+    """Spares kopf to find out what has changed in an object: no handler asks for it, and it copies each object."""
+
+    def build(self, **_: Any) -> kopf.BodyEssence:
+        return kopf.BodyEssence()
+
+    def fetch(self, **_: Any) -> None:
+        return None
+
+    def store(self, **_: Any) -> None:
+        return
+
+
 def kopf_settings() -> kopf.OperatorSettings:
-    """Return settings that turn off kopf's scanning, peering and Events; only watching is used."""
+    """Return settings that turn off kopf's scanning, peering, Events and differences; only watching is used."""
     settings = kopf.OperatorSettings()
+    settings.persistence.diffbase_storage = _NoDifference()
     settings.scanning.disabled = True
     settings.posting.enabled = False
     settings.peering.standalone = True
