@@ -181,9 +181,11 @@ class JobRun:
         return {name: max(b - a for a, b in pairwise(times))}
 
     def _wait_until_steady(self, world: int) -> _Before:
-        """Wait until the job has trained some steps at this size, and return its round and restarts."""
+        """Wait until the job has trained some steps at this size beside a standby store, and return its round and
+        restarts. After each loss of a store it takes some 2 s until there is a standby store again."""
         self.job.wait_status(worldSize=world, timeout=180)
         self.job.wait("RendezvousReady", timeout=60)
+        self.job.wait_standby_store(timeout=60)
         now = self.book.wait_steps_after(time.time(), world=world, timeout=60)
         self.book.wait_step(now.step + SETTLE, timeout=60)
         status = self.job.status()
