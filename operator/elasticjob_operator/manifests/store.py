@@ -16,7 +16,8 @@ from elasticjob_operator.manifests.names import (
     role_selector,
     store_pod,
 )
-from elasticjob_operator.manifests.services import NODE_KEY, OPERATOR_KEY
+from elasticjob_operator.manifests.placement import HOSTNAME
+from elasticjob_operator.manifests.services import NODE_KEY, OPERATOR_KEY, store_selector
 from elasticjob_operator.model.observed import Job
 from elasticjob_operator.model.pods import AVOIDED_NODES
 from elasticjob_operator.model.raw import Raw, mapping
@@ -34,34 +35,38 @@ def store_pod_manifest(
     """Return the pod of one incarnation. Its container restarts in place; a successor pod has the next incarnation.
 
     It has no probe: an agent that connects too early tries again sooner than the kubelet would probe.
-    `avoid` names nodes that the pod must not run on. A `standby` store starts passive, on another node than the job's
-    other stores and, if there is one, than its workers, so that no node's loss takes both.
+    `avoid` names nodes that the pod must not run on. A `standby` store starts passive, on another node than the store
+    that serves and, if there is one, than its workers, so that no node's loss takes both.
     """
     name = store_pod(job.name, incarnation)
     meta = metadata(job, name, pod_labels(job, Role.STORE, 0, incarnation))
     pod = _pod_spec(job, spec, incarnation, image)
     if standby:
         pod["containers"][0]["env"].append({"name": Env.STANDBY_STORE, "value": "1"})
-        pod["affinity"] = {"podAntiAffinity": _apart_from_stores_and_workers(job)}
+        pod["affinity"] = {"podAntiAffinity": _apart_from_store_and_workers(job)}
     if avoid:
         meta["annotations"] = {AVOIDED_NODES: ",".join(avoid)}
         exclude_nodes(pod, avoid)
     return {"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": pod}
 
 
-def _apart_from_stores_and_workers(job: Job) -> dict[str, Any]:
-    """Return preferences, not requirements: a standby store on the same node still replaces one that fails alone."""
-    weights = {Role.STORE: 100, Role.WORKER: 10}
+def _apart_from_store_and_workers(job: Job) -> dict[str, Any]:
+    """Return preferences, not requirements: a standby store on the same node still replaces one that fails alone.
+
+    Each pod on a node counts. So a worker has the smallest weight, and stores that served before, whose pods may not
+    have ended yet, have none.
+    """
+    selected = [
+        (100, store_selector(job, job.status.store_incarnation or 0)),
+        (1, role_selector(job, Role.WORKER)),
+    ]
     return {
         "preferredDuringSchedulingIgnoredDuringExecution": [
             {
                 "weight": weight,
-                "podAffinityTerm": {
-                    "labelSelector": {"matchLabels": role_selector(job, role)},
-                    "topologyKey": "kubernetes.io/hostname",
-                },
+                "podAffinityTerm": {"labelSelector": {"matchLabels": labels}, "topologyKey": HOSTNAME},
             }
-            for role, weight in weights.items()
+            for weight, labels in selected
         ]
     }
 

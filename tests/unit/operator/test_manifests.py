@@ -17,7 +17,7 @@ from elasticjob.store_pod.main import store_limits
 from elasticjob_operator import manifests
 from elasticjob_operator.model.observed import DisruptionBudget, NetworkPolicy, parse_job
 from elasticjob_operator.model.pods import FAILED_STARTS, parse_pod
-from support.operator_build import UID, job, raw_job
+from support.operator_build import UID, job, raw_job, status
 
 Raw = dict[str, Any]
 
@@ -251,6 +251,23 @@ def test_the_store_pod_gets_its_settings_and_both_keys() -> None:
     assert (settings.min_nodes, settings.target, settings.max_restarts) == (2, 2, 7)
     assert (variables[Env.STORE_INCARNATION], variables[Env.PORT], variables[Env.RUN_ID]) == ("3", "1234", UID)
     assert variables[Env.OPERATOR_KEY] == {"secretKeyRef": {"name": "bert-rdzv", "key": "operator"}}
+
+
+def test_a_standby_store_is_apart_from_the_store_that_serves_before_all_else() -> None:
+    """The pods of earlier stores may still be on all the other nodes, and there are many workers."""
+    built = job(status=status(rendezvous={"incarnation": 3}))
+    assert built.spec is not None
+    standby = manifests.store_pod_manifest(built, built.spec, 4, "agent:1", standby=True)
+    terms = standby["spec"]["affinity"]["podAntiAffinity"]["preferredDuringSchedulingIgnoredDuringExecution"]
+
+    def weight(pod: Raw) -> int:
+        labels = pod["metadata"]["labels"].items()
+        selectors = {t["weight"]: t["podAffinityTerm"]["labelSelector"]["matchLabels"].items() for t in terms}
+        return sum(weight for weight, selector in selectors.items() if selector <= labels)
+
+    stores = [manifests.store_pod_manifest(built, built.spec, incarnation, "agent:1") for incarnation in (2, 3)]
+    node = manifests.worker_pod_manifest(built, built.spec, 0, 0, "agent:1", ())
+    assert [weight(pod) for pod in (*stores, node)] == [0, 100, 1]
 
 
 @pytest.mark.parametrize(("backend", "clients"), [("elasticjob", "none"), ("c10d", "nodes")])
