@@ -190,7 +190,7 @@ with groups.watch():
 
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("sends", [True, False], ids=["in the middle", "before the first byte"])
-def test_an_operation_that_gloo_loses_is_told_from_one_that_it_ends(sends: bool, tmp_path: Path) -> None:
+def test_an_operation_that_gloo_loses_is_distinguished_from_one_that_it_ends(sends: bool, tmp_path: Path) -> None:
     """A peer that stops while its data arrives; one that stops before is the ordinary case."""
     (tmp_path / "receives.py").write_text(RECEIVES)
     env = {**os.environ, "PYTHONPATH": ROOT}

@@ -7,9 +7,9 @@ each group and publishes it in the group's store. Other connections of the proce
 A group that is being created may wait for connections that a silent peer never opens, for five times its time-out.
 `break_collectives` opens and closes these connections in place of the peer: then the creation fails.
 
-gloo closes a connection once it has told the operations that wait for it, but not the one whose bytes it was just
+gloo fails the operations that wait for a connection before it closes it, but not the one whose bytes it was just
 sending or receiving (`Pair::signalException` of its TCP transport): that one waits for the group's time-out, and
-nothing in this process can end it. `has_lost_operation` tells.
+nothing in this process can end it. `has_lost_operation` reports that.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ class ProcessGroups:
 
     def has_lost_operation(self) -> bool:
         """Return whether gloo waits for an operation that only ends with its group's time-out: all connections of the
-        groups are closed, and all operations that gloo has told of that go on. Call it after `break_collectives`."""
+        groups are closed, and gloo has failed all other operations. Call it after `break_collectives`."""
         if not self._pairs or not self._pairs.isdisjoint(_open_files().values()):
             return False
         return any(_waits_with_deadline(task) for task in set(_threads(_GLOO_WORKER)) - self._older_workers)
@@ -286,7 +286,7 @@ def _threads(name: str) -> Iterator[str]:
 
 
 def _waits_with_deadline(task: str) -> bool:
-    """Return whether a thread waits for another one until a deadline; False where the kernel does not tell."""
+    """Return whether a thread waits for another one until a deadline; False where the kernel does not show it."""
     try:
         # The number of the system call and its arguments, of which the fourth is the address of the deadline.
         call = Path(f"/proc/self/task/{task}/syscall").read_text().split()

@@ -36,7 +36,7 @@ class RateLimit:
             await asyncio.sleep(delay)
 
     def until_half(self) -> float:
-        """Return the seconds until half of the burst is there, if nobody takes a token before; 0 if it is."""
+        """Return the seconds until half of the burst is there, if no token is taken before; 0 if it is."""
         return max(0.0, self._next + self._ahead / 2 - self._clock())
 
 
