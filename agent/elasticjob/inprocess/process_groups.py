@@ -118,11 +118,15 @@ class ProcessGroups:
             self._aborts.append(thread)
 
     def has_lost_operation(self) -> bool:
-        """Return whether gloo waits for an operation that only ends with its group's time-out: all connections of the
-        groups are closed, and gloo has failed all other operations. Call it after `break_collectives`."""
+        """Return whether the main thread waits for an operation of gloo that only ends with its group's time-out: all
+        connections of the groups are closed, and gloo has failed all other operations.
+
+        Call it after `break_collectives`, and after a signal that ends all other waits of the main thread.
+        """
         if not self._pairs or not self._pairs.isdisjoint(_open_files().values()):
             return False
-        return any(_waits_with_deadline(task) for task in set(_threads(_GLOO_WORKER)) - self._older_workers)
+        workers = set(_threads(_GLOO_WORKER)) - self._older_workers
+        return _futex_call(str(os.getpid())) is not None and any(map(_waits_with_deadline, workers))
 
     def leave(self) -> None:
         """In the main thread: destroy all groups. An error of the device is raised: this process cannot go on.
@@ -286,13 +290,19 @@ def _threads(name: str) -> Iterator[str]:
 
 
 def _waits_with_deadline(task: str) -> bool:
-    """Return whether a thread waits for another one until a deadline; False where the kernel does not show it."""
+    """Return whether a thread waits for another one until a deadline."""
+    call = _futex_call(task)
+    return call is not None and int(call[3], 16) != 0  # the address of the deadline
+
+
+def _futex_call(task: str) -> list[str] | None:
+    """Return the arguments of the system call in which a thread waits for another one; None if it does not wait so, or
+    the kernel does not show it."""
     try:
-        # The number of the system call and its arguments, of which the fourth is the address of the deadline.
-        call = Path(f"/proc/self/task/{task}/syscall").read_text().split()
-    except OSError:
-        return False
-    return call[0] == _FUTEX.get(os.uname().machine) and int(call[4], 16) != 0
+        number, *arguments = Path(f"/proc/self/task/{task}/syscall").read_text().split()
+    except (OSError, ValueError):
+        return None
+    return arguments if number == _FUTEX.get(os.uname().machine) else None
 
 
 def _end(address: tuple[Any, ...]) -> Address:
