@@ -198,8 +198,8 @@ class Operator:
         finally:
             self._queue = None
             metrics.jobs.clear()
-            await recorder.finish()
             await links.close()
+            await recorder.finish()
 
     def _node_watch(self, watched: WatchCache) -> tuple[Coroutine[Any, Any, None], ...]:
         s = self.settings

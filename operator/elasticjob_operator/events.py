@@ -13,7 +13,7 @@ from typing import Any
 from elasticjob.contract.names import GROUP, KIND, VERSION
 from elasticjob.contract.text import with_noun
 from elasticjob_operator.actions import EventRecord
-from elasticjob_operator.kube import EVENTS, AlreadyExists, KubeApi, KubeError
+from elasticjob_operator.kube import EVENTS, AlreadyExists, KubeApi
 from elasticjob_operator.model.observed import Job
 from elasticjob_operator.model.raw import timestamp
 
@@ -91,7 +91,7 @@ class Recorder:
         except AlreadyExists:
             if waiting.repeats:
                 await self._raise_count(waiting)
-        except KubeError as error:
+        except Exception as error:  # no Event is worth the end of the operator
             log.warning("%s/%s: Event %s was not written: %s", waiting.namespace, waiting.job, waiting.reason, error)
 
     async def _raise_count(self, waiting: _Waiting) -> None:
@@ -103,7 +103,7 @@ class Recorder:
         change = {"count": count, "lastTimestamp": body["lastTimestamp"], "message": body["message"]}
         try:
             await self._api.patch(EVENTS, waiting.namespace, name, change)
-        except KubeError as error:
+        except Exception as error:
             log.warning("%s/%s: the count of Event %s was not raised: %s", waiting.namespace, waiting.job, name, error)
 
 

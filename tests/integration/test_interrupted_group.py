@@ -187,6 +187,43 @@ with groups.watch():
         print("raised", groups.has_lost_operation(), flush=True)
 """
 
+LIVES = """
+import sys, threading
+import torch
+import torch.distributed as dist
+from elasticjob.inprocess import process_groups
+
+rank, folder = int(sys.argv[1]), sys.argv[2]
+groups = process_groups.ProcessGroups()
+
+def look():
+    sys.stdin.readline()
+    groups.break_collectives()
+    print(any(groups.has_lost_operation() for _ in range(10)), flush=True)
+
+with groups.watch():
+    store = dist.FileStore(f"{folder}/store", 2)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
+    own = dist.ProcessGroupGloo(dist.PrefixStore("own", store), rank, 2)  # of which `groups` does not know
+    if rank == 0:
+        threading.Thread(target=look).start()
+    print("ready", flush=True)
+    if rank:
+        sys.stdin.readline()
+    own.broadcast(torch.ones(1), 1).wait()
+"""
+
+
+def tell(rank: subprocess.Popen[str]) -> None:
+    assert rank.stdin is not None
+    rank.stdin.write("\n")
+    rank.stdin.flush()
+
+
+def says(rank: subprocess.Popen[str]) -> str:
+    assert rank.stdout is not None
+    return rank.stdout.readline()
+
 
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("sends", [True, False], ids=["in the middle", "before the first byte"])
@@ -199,15 +236,6 @@ def test_an_operation_that_gloo_loses_is_distinguished_from_one_that_it_ends(sen
     ranks = [subprocess.Popen([*argv, str(r), str(tmp_path)], cwd=tmp_path, env=env, **pipes) for r in range(2)]
     receiver, sender = ranks
 
-    def tell(rank: subprocess.Popen[str]) -> None:
-        assert rank.stdin is not None
-        rank.stdin.write("\n")
-        rank.stdin.flush()
-
-    def says(rank: subprocess.Popen[str]) -> str:
-        assert rank.stdout is not None
-        return rank.stdout.readline()
-
     try:
         assert (says(receiver), says(sender)) == ("receives\n", "waits\n")
         if sends:
@@ -215,6 +243,24 @@ def test_an_operation_that_gloo_loses_is_distinguished_from_one_that_it_ends(sen
             assert says(sender) == "sending\n"
         tell(receiver)
         assert says(receiver) == ("lost\n" if sends else "raised False\n")
+    finally:
+        for process in ranks:
+            process.kill()
+            process.communicate()
+
+
+@pytest.mark.timeout(120)
+def test_a_wait_for_a_live_peer_is_no_lost_operation(tmp_path: Path) -> None:
+    """All connections of the groups that are known are closed, but the script has made another group itself."""
+    (tmp_path / "lives.py").write_text(LIVES)
+    env = {**os.environ, "PYTHONPATH": ROOT}
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    argv = [sys.executable, "lives.py"]
+    ranks = [subprocess.Popen([*argv, str(r), str(tmp_path)], cwd=tmp_path, env=env, **pipes) for r in range(2)]
+    try:
+        assert [says(rank) for rank in ranks] == ["ready\n"] * 2
+        tell(ranks[0])
+        assert says(ranks[0]) == "False\n"
     finally:
         for process in ranks:
             process.kill()

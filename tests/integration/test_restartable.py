@@ -162,7 +162,8 @@ def test_processes_survive_what_they_can(training: Training) -> None:
     run.wait_for("toy-0-0: round .* ends")
     os.kill(ranks[0][0], signal.SIGCONT)
     lost += unexpected(training.processes(3), ranks, 1)
-    assert lost == ["new"] * run.text.count("gloo has lost an operation"), run.text
+    assert lost in ([], ["new"]), run.text  # the output says why: seen in 1 of 10 runs on a busy machine
+    assert len(lost) == run.text.count("gloo has lost an operation"), run.text
 
     training.request("done")
     assert run.exit_code() == 0, run.text

@@ -81,7 +81,7 @@ class Interrupter:
         """In another thread: break the collectives and raise `RankShouldRestart` in the main thread until it has left.
 
         This waits for the end of an atomic section first. A main thread that is not in `armed` is interrupted there.
-        `still_inside` is called after each attempt by which it did not leave.
+        `still_inside` is called after each attempt by which it did not leave, unless it has deferred the exception.
         """
         with self._atomic:
             self._interrupted.set()
@@ -91,7 +91,7 @@ class Interrupter:
             repeat, self._deferred_until = _FIRST_REPEAT, time.monotonic() + _DEFER_TIMEOUT
             while not self._left.is_set():
                 signal.pthread_kill(self._main, INTERRUPT_SIGNAL)
-                if not self._left.wait(repeat):
+                if not self._left.wait(repeat) and not self._is_deferred():
                     still_inside()
                 repeat = min(2 * repeat, _LONGEST_REPEAT)
 

@@ -22,6 +22,7 @@ import re
 import socket
 import struct
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -52,6 +53,8 @@ _GLOO_WORKER = "pt_gloo_runloop"
 """Name of the threads in which torch runs collectives of gloo."""
 _FUTEX = {"x86_64": "202", "aarch64": "98"}
 """Number of the system call in which a thread waits for another one, by machine."""
+_ASLEEP_SECONDS = 0.05
+"""How long threads must not have run. One that waits for the interpreter's lock runs each 5 ms."""
 
 
 @dataclass(frozen=True)
@@ -72,8 +75,6 @@ class ProcessGroups:
         """Ids of the groups that are registered."""
         self._gloo: set[Address] = set()
         """Addresses on which the members of this process's gloo groups listen."""
-        self._pairs: set[str] | None = set()
-        """The connections of these groups, as the links in /proc name them; None where not all of them were found."""
         self._older_workers: frozenset[str] = frozenset()
         """Threads of gloo of groups that were not created while `watch` is active."""
         self._abortable: list[Any] = []
@@ -89,6 +90,8 @@ class ProcessGroups:
         @functools.wraps(create)
         def create_and_register(group_size: int, *args: Any, **kwargs: Any) -> Any:
             self._creating = _Creation(group_size, frozenset(_listening()))
+            # A new group may have the id of one that the function has destroyed.
+            self._known &= {id(group) for group in distributed_c10d._world.pg_map}
             try:
                 created = create(group_size, *args, **kwargs)
                 self._register()
@@ -118,15 +121,23 @@ class ProcessGroups:
             self._aborts.append(thread)
 
     def has_lost_operation(self) -> bool:
-        """Return whether the main thread waits for an operation of gloo that only ends with its group's time-out: all
-        connections of the groups are closed, and gloo has failed all other operations.
+        """Return whether the main thread waits for an operation of gloo that only ends with its group's time-out: it
+        sleeps, a thread of gloo sleeps until a deadline, and no connection is left from which that could hear.
 
-        Call it after `break_collectives`, and after a signal that ends all other waits of the main thread.
+        Call it after `break_collectives` and after a signal that ends all other waits of the main thread. Where it
+        looks like that, it takes `_ASLEEP_SECONDS`, in which no signal may be sent.
         """
-        if not self._pairs or not self._pairs.isdisjoint(_open_files().values()):
+        before = self._sleepers()
+        if not before or _epoll_watches_connection():
             return False
-        workers = set(_threads(_GLOO_WORKER)) - self._older_workers
-        return _futex_call(str(os.getpid())) is not None and any(map(_waits_with_deadline, workers))
+        time.sleep(_ASLEEP_SECONDS)
+        return not before.isdisjoint(self._sleepers())
+
+    def _sleepers(self) -> set[tuple[_Sleeper, _Sleeper]]:
+        """Return each thread of gloo that waits until a deadline, with the main thread; none if that runs."""
+        main = _sleeper(str(os.getpid()))
+        workers = map(_sleeper, set(_threads(_GLOO_WORKER)) - self._older_workers)
+        return {(main, worker) for worker in workers if main and worker and worker.has_deadline}
 
     def leave(self) -> None:
         """In the main thread: destroy all groups. An error of the device is raised: this process cannot go on.
@@ -137,7 +148,7 @@ class ProcessGroups:
         self.break_collectives()
         for thread in self._aborts:
             thread.join()
-        self._known, self._aborts, self._pairs = set(), [], set()
+        self._known, self._aborts = set(), []
         if torch.cuda.is_initialized():
             torch.cuda.synchronize()
         gloo = [backend for group in distributed_c10d._world.pg_map for backend in _gloo_backends(group)]
@@ -154,22 +165,12 @@ class ProcessGroups:
             if id(group) in self._known:
                 continue
             self._known.add(id(group))
-            addresses: set[Address] | None = None
             for device in group._device_types:
                 backend = group._get_backend(device)
-                if backend.name() == "gloo":  # it serves several types of devices, and publishes for one of these
-                    published = _published_addresses(store, device.type, group.rank(), group.size())
-                    addresses = published | (addresses or set())
+                if backend.name() == "gloo":
+                    self._gloo |= _published_addresses(store, device.type, group.rank(), group.size())
                 elif hasattr(backend, "abort") and backend not in self._abortable:
                     self._abortable.append(backend)
-            if addresses is not None:
-                self._add_gloo(addresses, group.size())
-
-    def _add_gloo(self, addresses: set[Address], size: int) -> None:
-        """Add a gloo group of this size, which has connected to the other members at these addresses."""
-        pairs = {_link(connection) for connection in _connections(addresses)}
-        self._gloo |= addresses
-        self._pairs = None if self._pairs is None or len(pairs) != size - 1 else self._pairs | pairs
 
 
 def _gloo_backends(group: Any) -> list[Any]:
@@ -276,9 +277,23 @@ def _open_files() -> dict[int, str]:
     return found
 
 
-def _link(connection: socket.socket) -> str:
-    """Return a socket as the links in /proc name it."""
-    return f"socket:[{os.fstat(connection.fileno()).st_ino}]"
+def _epoll_watches_connection() -> bool:
+    """Return whether any thread of this process may wait for events of an IP connection, as gloo's do."""
+    files = _open_files()
+    connections = set()
+    for number, link in files.items():
+        with suppress(OSError):  # closed since
+            if link.startswith("socket:"):
+                with socket.socket(fileno=os.dup(number)) as found:
+                    listens = found.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+                    if found.family in (socket.AF_INET, socket.AF_INET6) and not listens:
+                        connections.add(number)
+    watched = set()
+    for number in (number for number, link in files.items() if link == "anon_inode:[eventpoll]"):
+        with suppress(OSError):  # closed since
+            text = Path(f"/proc/self/fdinfo/{number}").read_text()
+            watched |= {int(found) for found in re.findall(r"^tfd:\s*(\d+)", text, re.MULTILINE)}
+    return not watched.isdisjoint(connections)
 
 
 def _threads(name: str) -> Iterator[str]:
@@ -289,20 +304,32 @@ def _threads(name: str) -> Iterator[str]:
                 yield task
 
 
-def _waits_with_deadline(task: str) -> bool:
-    """Return whether a thread waits for another one until a deadline."""
-    call = _futex_call(task)
-    return call is not None and int(call[3], 16) != 0  # the address of the deadline
+@dataclass(frozen=True)
+class _Sleeper:
+    """A thread that waits for another one. Two samples of it are equal if it has not run in between."""
+
+    task: str
+    call: tuple[str, ...]
+    """The arguments of its system call; the fourth one is the address of the deadline."""
+    switches: str
+    """How often it has begun to wait for something."""
+
+    @property
+    def has_deadline(self) -> bool:
+        return int(self.call[3], 16) != 0
 
 
-def _futex_call(task: str) -> list[str] | None:
-    """Return the arguments of the system call in which a thread waits for another one; None if it does not wait so, or
-    the kernel does not show it."""
+def _sleeper(task: str) -> _Sleeper | None:
+    """Return a thread that waits for another one; None if it does not, or if the kernel does not show it."""
+    folder = Path("/proc/self/task", task)
     try:
-        number, *arguments = Path(f"/proc/self/task/{task}/syscall").read_text().split()
-    except (OSError, ValueError):
+        number, *arguments = (folder / "syscall").read_text().split()
+        switches = re.search(r"^voluntary_ctxt_switches:\s*(\d+)", (folder / "status").read_text(), re.MULTILINE)
+    except (OSError, ValueError):  # ended since
         return None
-    return arguments if number == _FUTEX.get(os.uname().machine) else None
+    if number != _FUTEX.get(os.uname().machine) or switches is None:
+        return None
+    return _Sleeper(task, tuple(arguments), switches[1])
 
 
 def _end(address: tuple[Any, ...]) -> Address:

@@ -10,6 +10,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, ParamSpec, TypeVar
 
@@ -176,7 +177,9 @@ class RestartableCall:
 
         The agent would end it after `stopGraceSeconds`, and all ranks would wait for that.
         """
-        if self._groups.has_lost_operation():
+        with suppress(OSError):  # too many open files
+            if not self._groups.has_lost_operation():
+                return
             message = "elasticjob: gloo has lost an operation of the round that ends: a new process takes over\n"
             os.write(2, message.encode())
             os.kill(os.getpid(), signal.SIGKILL)
