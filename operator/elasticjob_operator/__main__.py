@@ -42,6 +42,8 @@ API_CHECK_SECONDS = 30.0
 FIRST_API_RETRY = 1.0
 """Seconds until a starting operator repeats a request that got no answer; each further failure doubles it."""
 LONGEST_API_RETRY = 10.0
+FIRST_LIST_SECONDS = 30.0
+"""Seconds until a new leader lists all jobs and pods again: its watches have begun by then."""
 CRD_NAME = f"{PLURAL}.{GROUP}"
 NEWEST_STATUS_FIELD = "cordonSpares"
 """The field of the status that the CRD got last of those from which the operator reads what it has decided."""
@@ -189,8 +191,7 @@ class Operator:
         self._queue = queue
         try:
             await run_until_one_ends(
-                self._run_queue(queue, watched),
-                handlers.watch_events(watched, self.settings.watch_namespaces),
+                self._follow(queue, watched),
                 self._list_again(watched),
                 recorder.run(),
                 *self._node_watch(watched),
@@ -206,16 +207,26 @@ class Operator:
         watch = partial(node_watch.watch_nodes, self.api, s.notice_keys, watched, s.topology_labels)
         return (watch(),) if s.watches_nodes else ()
 
-    async def _run_queue(self, queue: WorkQueue[JobKey], watched: WatchCache) -> None:
-        """Reconcile jobs until cancelled: once all jobs and pods have been listed, so that none must be read alone."""
+    async def _follow(self, queue: WorkQueue[JobKey], watched: WatchCache) -> None:
+        """List all jobs and pods, so that none must be read alone; then watch them and reconcile jobs until cancelled.
+
+        One after the other: kopf lists them too, all in one response, and both at the same time would take the
+        processor from the renewal of the Lease for seconds.
+        """
         await self._list(watched)
-        await queue.run(self.settings.workers)
+        await run_until_one_ends(
+            handlers.watch_events(watched, self.settings.watch_namespaces), queue.run(self.settings.workers)
+        )
 
     async def _list_again(self, watched: WatchCache) -> None:
-        """Compare the cache of the watches with the API server from time to time."""
+        """Compare the cache of the watches with the API server from time to time.
+
+        Soon for the first time: an object may have been deleted between the first list and the begin of the watches.
+        """
+        await asyncio.sleep(min(FIRST_LIST_SECONDS, self.settings.resync_seconds))
         while True:
-            await asyncio.sleep(self.settings.resync_seconds)
             await self._list(watched)
+            await asyncio.sleep(self.settings.resync_seconds)
 
     async def _list(self, watched: WatchCache) -> None:
         try:
