@@ -192,7 +192,6 @@ class Operator:
         try:
             await run_until_one_ends(
                 self._follow(queue, watched),
-                self._list_again(watched),
                 recorder.run(),
                 *self._node_watch(watched),
             )
@@ -215,7 +214,9 @@ class Operator:
         """
         await self._list(watched)
         await run_until_one_ends(
-            handlers.watch_events(watched, self.settings.watch_namespaces), queue.run(self.settings.workers)
+            handlers.watch_events(watched, self.settings.watch_namespaces),
+            queue.run(self.settings.workers),
+            self._list_again(watched),
         )
 
     async def _list_again(self, watched: WatchCache) -> None:

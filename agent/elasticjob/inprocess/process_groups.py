@@ -236,11 +236,15 @@ def _connect_in_place_of_peers(creation: _Creation) -> None:
 def _listening() -> set[tuple[Any, ...]]:
     """Return the addresses on which this process listens, as sockets have them."""
     found = set()
-    for sock in _ip_sockets():
+    for _, sock in _ip_sockets():
         with suppress(OSError):
-            if sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+            if _listens(sock):
                 found.add(sock.getsockname())
     return found
+
+
+def _listens(sock: socket.socket) -> bool:
+    return bool(sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
 
 
 def _shut_down_connections(addresses: set[Address]) -> None:
@@ -251,21 +255,22 @@ def _shut_down_connections(addresses: set[Address]) -> None:
 
 
 def _connections(addresses: set[Address]) -> Iterator[socket.socket]:
-    """Yield all connections of this process to or from one of the addresses, as `_ip_sockets` does."""
-    for found in _ip_sockets():
+    """Yield all connections of this process to or from one of the addresses, each as a duplicate."""
+    for _, found in _ip_sockets():
         with suppress(OSError):  # not connected
             if {_end(found.getsockname()), _end(found.getpeername())} & addresses:
                 yield found
 
 
-def _ip_sockets() -> Iterator[socket.socket]:
-    """Yield the IP sockets of this process. Each is a duplicate, and stays the same if another thread closes it."""
+def _ip_sockets() -> Iterator[tuple[int, socket.socket]]:
+    """Yield the IP sockets of this process, with their file descriptors. Each is a duplicate, and stays the same if
+    another thread closes it."""
     for number, link in _open_files().items():
         with suppress(OSError):  # closed since
             if link.startswith("socket:"):
                 with socket.socket(fileno=os.dup(number)) as found:
                     if found.family in (socket.AF_INET, socket.AF_INET6):
-                        yield found
+                        yield number, found
 
 
 def _open_files() -> dict[int, str]:
@@ -279,20 +284,13 @@ def _open_files() -> dict[int, str]:
 
 def _epoll_watches_connection() -> bool:
     """Return whether any thread of this process may wait for events of an IP connection, as gloo's do."""
-    files = _open_files()
-    connections = set()
-    for number, link in files.items():
-        with suppress(OSError):  # closed since
-            if link.startswith("socket:"):
-                with socket.socket(fileno=os.dup(number)) as found:
-                    listens = found.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
-                    if found.family in (socket.AF_INET, socket.AF_INET6) and not listens:
-                        connections.add(number)
+    connections = {number for number, found in _ip_sockets() if not _listens(found)}
     watched = set()
-    for number in (number for number, link in files.items() if link == "anon_inode:[eventpoll]"):
+    for number, link in _open_files().items():
         with suppress(OSError):  # closed since
-            text = Path(f"/proc/self/fdinfo/{number}").read_text()
-            watched |= {int(found) for found in re.findall(r"^tfd:\s*(\d+)", text, re.MULTILINE)}
+            if link == "anon_inode:[eventpoll]":
+                text = Path(f"/proc/self/fdinfo/{number}").read_text()
+                watched |= {int(found) for found in re.findall(r"^tfd:\s*(\d+)", text, re.MULTILINE)}
     return not watched.isdisjoint(connections)
 
 

@@ -16,6 +16,7 @@ from elasticjob_operator.__main__ import CRD_NAME, NEWEST_STATUS_FIELD, CannotSt
 from elasticjob_operator.kube import CRDS, LEASES, Refused, Unclear
 from elasticjob_operator.lease import Election
 from elasticjob_operator.settings import OperatorSettings
+from elasticjob_operator.watch_cache import WatchCache
 from support.operator_world import Api
 
 
@@ -96,6 +97,30 @@ async def test_an_operator_that_loses_its_lease_stops_work_and_leads_again(monke
     process.stop.set()
     await asyncio.wait_for(running, 20.0)
     assert (await process.change(), process.holder()) == ("end 2", "")
+
+
+async def test_a_new_leader_lists_before_it_watches_and_soon_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """kopf lists all objects too: both at once would keep the operator from renewing its Lease."""
+    process = Process(monkeypatch)
+    lists: asyncio.Queue[bool] = asyncio.Queue()
+    may_list = asyncio.Event()
+
+    async def list_again(*_: Any) -> None:
+        lists.put_nowait(process.changes.empty())
+        await may_list.wait()
+
+    monkeypatch.setattr(operator_main, "FIRST_LIST_SECONDS", 0.0)
+    monkeypatch.setattr(WatchCache, "list_again", list_again)
+    running = asyncio.create_task(process.operator.run())
+    assert await asyncio.wait_for(lists.get(), 20.0), "the watch began before the list"
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert (process.changes.empty(), lists.empty()) == (True, True), "the list has not ended"
+    may_list.set()
+    assert await process.change() == "start 1"
+    await asyncio.wait_for(lists.get(), 20.0)
+    process.stop.set()
+    await asyncio.wait_for(running, 20.0)
 
 
 async def test_the_lease_is_released_where_the_watch_ends(monkeypatch: pytest.MonkeyPatch) -> None:
