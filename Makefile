@@ -65,6 +65,10 @@ metrics-server: ## build metrics-server, for the test of an autoscaler, once (3 
 e2e: venv cluster images metrics-server ## everything, on the real cluster (it stays up afterwards)
 	@pytest -q tests/e2e
 
+.PHONY: network-policies
+network-policies: venv cluster images ## faults on the real cluster while NetworkPolicies are enforced (20 minutes; not part of `make test`)
+	@pytest -q tests/network_policies; result=$$?; PYTHONPATH=tests $(PY) -m network_policies.enforcer; exit $$result
+
 .PHONY: test
 test: ## all tests, fast ones first
 	@$(MAKE) --no-print-directory lint
@@ -105,22 +109,23 @@ bench-cluster: venv cluster ## the rows that need the real cluster (ROWS=name,..
 	@PYTHONPATH=tests $(PY) -m benchmarks.in_cluster $(if $(ROWS),--rows $(ROWS)) $(if $(REPEAT),--repeat $(REPEAT))
 
 .PHONY: bench-operator
-bench-operator: venv ## the operator at a thousand jobs, on a real API server with simulated pods (JOBS=1000)
-	@PYTHONPATH=tests $(PY) -m benchmarks.operator_scale --jobs $(or $(JOBS),1000)
+bench-operator: venv ## the operator at a thousand jobs, on a real API server with simulated pods (JOBS=1000, ROWS=name,...)
+	@PYTHONPATH=tests $(PY) -m benchmarks.operator_scale --jobs $(or $(JOBS),1000) $(if $(ROWS),--rows $(ROWS))
 
 .PHONY: operator-peer
 operator-peer: venv ## build Kubeflow's training-operator, which `make bench-operator` measures too, once (3 minutes on two cores)
 	@PYTHONPATH=tests $(PY) -m benchmarks.operator_peer
 
 .PHONY: soak
-soak: venv ## one fault a minute of every kind on the cluster (MINUTES=20 EVERY=60 SEED=1; LOCAL=1: without it)
+soak: venv ## one fault a minute of every kind on the cluster (MINUTES=20 EVERY=60 SEED=1; LOCAL=1: without it; IN_PROCESS=1; ONLY='worker killed')
 	@PYTHONPATH=tests $(PY) -m benchmarks.soak --minutes $(or $(MINUTES),20) --every $(or $(EVERY),60) \
-		--seed $(or $(SEED),1) $(if $(LOCAL),--local)
+		--seed $(or $(SEED),1) $(if $(LOCAL),--local) $(if $(IN_PROCESS),--in-process) $(if $(ONLY),--only '$(ONLY)')
 
 .PHONY: yields
 yields: venv cluster images ## a job on the cluster yields to a pod of higher priority and grows back (CYCLES=100)
 	@CYCLES=$(or $(CYCLES),100) pytest -q -s tests/e2e/test_planned.py -k yields
 
 .PHONY: faults
-faults: venv ## random faults in a job with in-process restart, compared with a single process (FAULTS=200 SEED=1)
-	@PYTHONPATH=tests $(PY) -m benchmarks.faults --faults $(or $(FAULTS),200) --seed $(or $(SEED),1)
+faults: venv ## random faults in a job with in-process restart, compared with a single process (FAULTS=200 SEED=1 SPARES=1)
+	@PYTHONPATH=tests $(PY) -m benchmarks.faults --faults $(or $(FAULTS),200) --seed $(or $(SEED),1) \
+		$(if $(SPARES),--spare-processes)

@@ -31,7 +31,7 @@ def main() -> int:
     folder = Path(tempfile.mkdtemp(prefix="elasticjob-faults-"))
     reports: list[FaultReport] = []
     try:
-        with FaultyJob(folder) as job:
+        with FaultyJob(folder, spare_processes=options.spare_processes) as job:
             try:
                 incidents, faults = draw_incidents(random.Random(options.seed), kinds), 0
                 while faults < options.faults:
@@ -41,6 +41,7 @@ def main() -> int:
                 job.finish()
             finally:
                 LOG.write_text(job.text)
+                lost = job.text.count("gloo has lost an operation")
             ledger = job.ledger
     finally:
         shutil.rmtree(folder)
@@ -48,7 +49,7 @@ def main() -> int:
     print(
         f"seed {options.seed}: {len(reports)} incidents with {faults} faults in "
         f"{len(ledger.rounds)} rounds; all {ledger.last_step} steps are those of a single process, "
-        f"{ledger.repeated} of them done again"
+        f"{ledger.repeated} of them done again; {lost} processes were replaced because gloo had lost an operation"
     )
     return 0
 
@@ -71,6 +72,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument(
         "--faults", type=int, default=200, help="how many faults, or groups of them that belong together"
     )
+    parser.add_argument("--spare-processes", action="store_true", help="give each rank one")
     parser.add_argument("--seed", type=int, default=1, help="determines the faults, their order and their ranks")
     return parser.parse_args()
 

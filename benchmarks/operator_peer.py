@@ -1,7 +1,7 @@
 """Kubeflow's training-operator, which `make bench-operator` measures beside ours where `make operator-peer` built it.
 
-It runs alone on the same API server before our operator starts, with the same limit of requests and simulated pods. Its
-jobs and their pods are deleted before ours are created.
+It runs alone on the same API server before our operator starts, with simulated pods: first as shipped, then with our
+limit of requests. Its jobs and their pods are deleted before ours are created.
 """
 
 from __future__ import annotations
@@ -38,12 +38,26 @@ NAMESPACE = "bench-peer"
 JOB_LABEL = "training.kubeflow.org/job-name"
 CHILDREN = [f"/api/v1/namespaces/{NAMESPACE}/{plural}" for plural in ("pods", "services")]
 PYTORCH_JOBS = f"/apis/kubeflow.org/v1/namespaces/{NAMESPACE}/pytorchjobs"
+_OURS = OperatorSettings("", "", "")
+_OUR_LIMIT = (f"--qps={_OURS.qps:g}", f"--burst={_OURS.burst}", f"--controller-threads={_OURS.workers}")
+
+
+@dataclass(frozen=True)
+class Side:
+    """One way to run training-operator."""
+
+    flags: tuple[str, ...] = ()
+    part: float = 1.0
+    """How many of the jobs it gets."""
+
+
 SIDES = {
-    "training-operator, limit of all requests": ("--limit-in-all",),
-    "training-operator, limit of each client": (),
+    "training-operator as shipped": Side(part=0.2),
+    "training-operator, limit of all requests": Side((*_OUR_LIMIT, "--limit-in-all")),
+    "training-operator, limit of each client": Side(_OUR_LIMIT),
 }
-"""Sides and their flags. client-go applies a limit to each client: pods and their Services share one, Events and the
-status of jobs have others."""
+"""client-go applies a limit to each client: pods and their Services share one, Events and the status of jobs have
+others. As shipped, it is 20 requests a second for each client, and one worker: all jobs would need minutes."""
 MISSING = "without Kubeflow's training-operator, which `make operator-peer` builds"
 LIMIT = 900.0
 """Seconds that a step may take."""
@@ -88,7 +102,7 @@ def build_peer() -> TrainingOperator:
 
 
 class TrainingOperatorProcess(OperatorProcess):
-    """training-operator as the administrator, with the limit of requests and the workers that are ours by default."""
+    """training-operator as the administrator."""
 
     log = "training-operator.log"
 
@@ -97,9 +111,7 @@ class TrainingOperatorProcess(OperatorProcess):
         self._program, self._flags = program, flags
 
     def command(self, port: int) -> list[str]:
-        ours = OperatorSettings("", "", "")
-        limit = [f"--qps={ours.qps:g}", f"--burst={ours.burst}", f"--controller-threads={ours.workers}"]
-        return [str(self._program), f"--metrics-bind-address={ADDRESS}:{port}", *limit, *self._flags]
+        return [str(self._program), f"--metrics-bind-address={ADDRESS}:{port}", *self._flags]
 
     def parse(self, metrics: str) -> Requests:
         return parse_client_requests(metrics)
@@ -133,17 +145,18 @@ def pytorch_job(name: str, pods: int) -> Json:
 async def measure_peer(
     peer: TrainingOperator, server: ApiServer, api: KubeRequests, folder: Path, jobs: int, pods: int
 ) -> dict[str, Sample]:
-    """Return a sample of each side: pods created a second when `jobs` jobs of `pods` pods are applied at once."""
+    """Return a sample of each side: pods created a second when its part of `jobs` jobs of `pods` pods is applied at
+    once."""
     await api.create_namespace(NAMESPACE)
     await api.define(peer.load(), PYTORCH_JOBS)
     samples = {}
-    for side, flags in SIDES.items():
-        operator = TrainingOperatorProcess(server, folder, peer.program, flags)
+    for name, side in SIDES.items():
+        operator = TrainingOperatorProcess(server, folder, peer.program, side.flags)
         try:
-            samples[side] = await _create(api, operator, jobs, pods)
+            samples[name] = await _create(api, operator, max(1, round(jobs * side.part)), pods)
         except Exception as error:
             problem = f"{type(error).__name__}: {error} {error.__cause__ or ''}".strip()
-            samples[side] = Sample(None, problem[:300])
+            samples[name] = Sample(None, problem[:300])
         for path in (PYTORCH_JOBS, *CHILDREN):
             await api.request("DELETE", path, {"gracePeriodSeconds": 0})
     return samples
@@ -169,6 +182,7 @@ async def _create(api: KubeRequests, operator: OperatorProcess, jobs: int, size:
         await operator.stop()
         await pods.close()
     parts = {
+        "jobs": float(jobs),
         "seconds": seconds,
         "seconds of processor": processor,
         "requests a job": total(used) / jobs,

@@ -181,6 +181,17 @@ def in_process(folder: Path) -> Side:
     return Ours(folder, command=[sys.executable, TRAIN_IN_PROCESS, str(folder)])
 
 
+def in_process_with_1gb(folder: Path) -> Side:
+    """Return `in_process` with a State of 1 GB."""
+    return Ours(folder, command=[sys.executable, TRAIN_IN_PROCESS, str(folder), "1000000000"])
+
+
+def in_process_with_spares(folder: Path) -> Side:
+    """Return `in_process_with_deadline` with a spare process for each rank."""
+    command = [sys.executable, TRAIN_IN_PROCESS, str(folder), "0", "1"]
+    return Ours(folder, command=command, progress_timeout=DEADLINE)
+
+
 def in_process_with_deadline(folder: Path) -> Side:
     """Return `in_process` with a `hangPolicy`."""
     return Ours(folder, command=[sys.executable, TRAIN_IN_PROCESS, str(folder)], progress_timeout=DEADLINE)
@@ -274,6 +285,9 @@ ROWS = [
     _row("own-torchrun", "worker of a pod's own torchrun killed (c10d)", 6.0, worker_killed, 60, own_torchrun, False),
     _row_beside_peers("killed-in-process", "worker killed, all nodes stay", 0.06, worker_killed, peers.note()),
     _row_in_process("killed-4gb-in-process", "worker with 4 GiB killed", 0.1, large_worker_killed, 80),
+    _row_in_process(
+        "killed-with-spare", "worker killed, with spare processes", 0.06, worker_killed, 60, in_process_with_spares
+    ),
     _row_beside_peers("raises-in-process", "worker raises an exception", 0.06, worker_raises, _SAME_SETTINGS),
     _row_beside_peers(
         "stuck-in-process",
@@ -285,6 +299,14 @@ ROWS = [
     ),
     _row_beside_peers("lost-in-process", "node killed, 4 → 3", 0.4, node_lost, _SAME_SETTINGS),
     _row_in_process("joins-in-process", "node joins, 3 → 4: pause of the others", 0.1, node_joins, 60),
+    _row_in_process(
+        "joins-1gb-in-process",
+        "node joins a job with a State of 1 GB, 3 → 4: pause of the others",
+        0.1,
+        node_joins,
+        150,
+        in_process_with_1gb,
+    ),
     _row_in_process(
         "hangs-in-process",
         f"one rank hangs: beyond the deadline of {DEADLINE:g} s",
@@ -300,6 +322,14 @@ ROWS = [
         process_stopped,
         100,
         in_process_with_deadline,
+    ),
+    _row_in_process(
+        "stopped-with-spare",
+        f"one process is stopped, with spare processes: beyond the deadline of {DEADLINE:g} s",
+        0.05,
+        process_stopped,
+        100,
+        in_process_with_spares,
     ),
     Row(
         "rank-hangs",

@@ -9,6 +9,7 @@ from benchmarks import (
     recovery,
     rendezvous,
     state_commit,
+    state_transfer,
     store_killed,
     store_operations,
 )
@@ -23,5 +24,6 @@ ROWS: list[Row] = [
     *process_group.ROWS,
     *footprint.ROWS,
     *state_commit.ROWS,
+    *state_transfer.ROWS,
 ]
 ORDER = {row.name: position for position, row in enumerate(ROWS)}

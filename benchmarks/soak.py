@@ -1,7 +1,7 @@
 """`make soak`: inject one fault per minute, of each kind in turn, on the cluster or (`--local`) on this machine.
 
-Meanwhile the digits example trains a fixed number of steps. Goodput is the part of the time that the faults did not
-cost: pauses, and steps that are done again.
+Meanwhile the digits example, or one with in-process restart (`--in-process`), trains a fixed number of steps. Goodput
+is the part of the time that the faults did not cost: pauses, and steps that are done again.
 """
 
 from __future__ import annotations
@@ -27,14 +27,20 @@ STEPS_PER_EPOCH = 15
 NODES = 3
 
 
+def digits_arguments(steps: int) -> tuple[str, ...]:
+    """Return the arguments of the digits example for about so many steps."""
+    epochs = max(2, round(steps / STEPS_PER_EPOCH))
+    return "--epochs", str(epochs), "--step-delay", str(STEP_DELAY)
+
+
 class Stage(Protocol):
     """The place of a soak: the cluster or this machine."""
 
     name: str
     kinds: Sequence[str]
 
-    def start(self, arguments: Sequence[str]) -> None:
-        """Start the digits example with these arguments and wait for its first steps."""
+    def start(self, steps: int) -> None:
+        """Start the example, which trains for about so many steps of STEP seconds, and wait for its first steps."""
 
     def inject(self, kind: str, rng: random.Random) -> Fault:
         """Inject one fault and return it."""
@@ -55,8 +61,7 @@ class Stage(Protocol):
 def run(stage: Stage, minutes: float, every: float, seed: int) -> dict[str, object]:
     """Inject faults for `minutes`, wait for the job's end, and return the figures. `every`: seconds between faults."""
     rng = random.Random(seed)
-    epochs = max(2, round(minutes * 60 / STEP / STEPS_PER_EPOCH))
-    stage.start(("--epochs", str(epochs), "--step-delay", str(STEP_DELAY)))
+    stage.start(round(minutes * 60 / STEP))
     faults: list[Fault] = []
     begin = time.monotonic()
     order = itertools.cycle(rng.sample(list(stage.kinds), len(stage.kinds)))
@@ -73,45 +78,62 @@ def run(stage: Stage, minutes: float, every: float, seed: int) -> dict[str, obje
 
 
 def main() -> int:
-    options = _options()
+    options, stage = _options()
     exit_on_sigterm()
-    stage = _stage(options.local)
     description = machine.describe()
     try:
         figures = run(stage, options.minutes, options.every, options.seed)
     finally:
         stage.close()
     flags = "".join(f" {n.upper()}={v:g}" for n, v in (("minutes", options.minutes), ("every", options.every)))
-    command = f"make soak{' LOCAL=1' if options.local else ''}{flags} SEED={options.seed}"
+    where = (" LOCAL=1" if options.local else "") + (" IN_PROCESS=1" if options.in_process else "")
+    only = f" ONLY='{options.only}'" if options.only else ""
+    command = f"make soak{where}{only}{flags} SEED={options.seed}"
     goodput = figures["goodput"]
     assert isinstance(goodput, float)
     note = f"the job ended {figures['end']} after {figures['steps']} steps; goodput {goodput:.1%}."
-    data = {"row": f"soak-{stage.name}", "title": f"Soak: {stage.name}", "command": command, "machine": description}
+    title = f"Soak: {stage.name}{f', {options.only}' if options.only else ''}"
+    row = title.removeprefix("Soak: ").replace(",", "").replace(" ", "-")
+    data = {"row": f"soak-{row}", "title": title, "command": command, "machine": description}
     RESULTS.mkdir(exist_ok=True)
-    (RESULTS / f"soak-{stage.name}.json").write_text(json.dumps(data | {"note": note} | figures, indent=1) + "\n")
+    (RESULTS / f"soak-{row}.json").write_text(json.dumps(data | {"note": note} | figures, indent=1) + "\n")
     report.write()
     print(note)
     return 0 if figures["end"] == "Complete" else 1
 
 
-def _stage(local: bool) -> Stage:
-    if local:
-        from benchmarks.soak_local import LocalStage
+def _stage(options: argparse.Namespace) -> Stage:
+    if options.local or options.in_process:
+        from benchmarks.soak_local import InProcessStage, LocalStage
 
-        return LocalStage(NODES)
+        kinds = InProcessStage if options.in_process else LocalStage
+        return kinds(NODES, options.only)
     # Each stage is imported on demand: the imports of the cluster's stage need the cluster's tools.
     from benchmarks.soak_cluster import ClusterStage
 
     return ClusterStage(NODES)
 
 
-def _options() -> argparse.Namespace:
+def _options() -> tuple[argparse.Namespace, Stage]:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.soak", description=__doc__)
     parser.add_argument("--minutes", type=float, default=20.0)
     parser.add_argument("--every", type=float, default=60.0, metavar="SECONDS", help="seconds between faults")
     parser.add_argument("--local", action="store_true", help="use processes of this machine instead of a cluster")
+    parser.add_argument("--in-process", action="store_true", help="as --local, with in-process restart")
+    parser.add_argument(
+        "--only",
+        default="",
+        metavar="KIND",
+        help="the only kind of fault, such as 'worker killed'; with --local or --in-process",
+    )
     parser.add_argument("--seed", type=int, default=1, help="determines the order of the faults and their victims")
-    return parser.parse_args()
+    options = parser.parse_args()
+    if options.only and not (options.local or options.in_process):
+        parser.error("--only needs --local or --in-process")
+    try:
+        return options, _stage(options)
+    except ValueError as error:
+        parser.error(str(error))
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from benchmarks.goodput import Fault, Step
+from benchmarks.soak import digits_arguments
 from benchmarks.stage import NAMESPACE, operator_pods, prepare
 from cluster import verbs
 from support.install import SYSTEM
@@ -52,10 +53,10 @@ class ClusterStage:
         assert self._book is not None
         return self._book
 
-    def start(self, arguments: Sequence[str]) -> None:
+    def start(self, steps: int) -> None:
         self._kube.recreate_namespace(NAMESPACE)
         policy = {"minReplicas": 1, "maxReplicas": self._nodes}
-        body = digits(self._job.name, str(self._checkpoints), *arguments, elasticPolicy=policy)
+        body = digits(self._job.name, str(self._checkpoints), *digits_arguments(steps), elasticPolicy=policy)
         body["spec"]["failurePolicy"] = {"maxRestarts": 10000}
         # On this cluster several nodes fit on one machine. Without this, its loss may be that of most nodes, or of all.
         labels = dict(label.split("=") for label in self._job.workers.split(","))

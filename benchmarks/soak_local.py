@@ -17,18 +17,21 @@ from pathlib import Path
 from benchmarks.goodput import Fault, Step
 from benchmarks.ours import Ours
 from benchmarks.side import Size, kill
+from benchmarks.soak import STEP_DELAY, digits_arguments
 from elasticjob.agent.processes import descendants
 
 TRAIN = Path(__file__).parents[1] / "examples/digits/train.py"
-_STEP = re.compile(r"\bstep=(\d+) epoch=.*\brank=0 world=(\d+) time=([\d.]+)")
+TRAIN_IN_PROCESS = Path(__file__).parents[1] / "examples/restartable/train.py"
 
 
 class LocalStage:
     """The `Stage` on this machine."""
 
     name = "local"
+    _step = re.compile(r"\bstep=(\d+) epoch=.*\brank=0 world=(\d+) time=([\d.]+)")
 
-    def __init__(self, nodes: int) -> None:
+    def __init__(self, nodes: int, only: str = "") -> None:
+        """`only`: the only kind of fault; empty: all kinds. ValueError: there is no such kind."""
         self._nodes = nodes
         self._folder = Path(tempfile.mkdtemp(prefix="elasticjob-soak-"))
         self._side: Ours | None = None
@@ -40,22 +43,27 @@ class LocalStage:
             "store and worker killed": self._kill_store_and_worker,
             "scale": self._scale,
         }
-        self.kinds: Sequence[str] = tuple(self._faults)
+        self.kinds: Sequence[str] = tuple(kind for kind in self._faults if only in ("", kind))
+        if not self.kinds:
+            raise ValueError(f"there is no fault {only!r}: use one of {', '.join(self._faults)}")
 
     @property
     def side(self) -> Ours:
         assert self._side is not None
         return self._side
 
-    def start(self, arguments: Sequence[str]) -> None:
-        command = [sys.executable, str(TRAIN), "--checkpoint", str(self._folder / "checkpoint"), *arguments]
+    def _command(self, steps: int) -> list[str]:
+        return [str(TRAIN), "--checkpoint", str(self._folder / "checkpoint"), *digits_arguments(steps)]
+
+    def start(self, steps: int) -> None:
+        command = [sys.executable, *self._command(steps)]
         self._side = Ours(self._folder, Size(1, self._nodes), command=command, scale_up_stabilization=5.0)
         self._side.start(self._nodes)
         if not self._side.output.wait(lambda: len(self.steps()) > 10, 180):
             raise RuntimeError(f"the job did not train within 180 s:\n{self._side.output.tail()}")
 
     def steps(self) -> list[Step]:
-        found = (_STEP.search(line.text) for line in list(self.side.output.lines))
+        found = (self._step.search(line.text) for line in list(self.side.output.lines))
         return [Step(float(m[3]), int(m[1]), int(m[2])) for m in found if m]
 
     def inject(self, kind: str, rng: random.Random) -> Fault:
@@ -97,7 +105,7 @@ class LocalStage:
 
     def _workers(self, index: int) -> list[int]:
         agent = self.side.agents[index].pid
-        return [pid for pid in descendants(agent) if _parent(pid) == agent and not _is_fork_server(pid)]
+        return [pid for pid in descendants(agent) if _parent(pid) == agent and not _waits_to_fork(pid)]
 
     def _kill_node(self, rng: random.Random) -> str:
         index = self._victim(rng)
@@ -126,6 +134,16 @@ class LocalStage:
         return f"to {target}"
 
 
+class InProcessStage(LocalStage):
+    """The `Stage` on this machine, with a function that survives the end of a round."""
+
+    name = "in process"
+    _step = re.compile(r"\bstep=(\d+) .*\bworld=(\d+) rank=0 pid=\d+ time=([\d.]+)")
+
+    def _command(self, steps: int) -> list[str]:
+        return [str(TRAIN_IN_PROCESS), "--steps", str(steps), "--step-delay", str(STEP_DELAY)]
+
+
 def _parent(pid: int) -> int:
     try:
         return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
@@ -133,8 +151,10 @@ def _parent(pid: int) -> int:
         return 0
 
 
-def _is_fork_server(pid: int) -> bool:
+def _waits_to_fork(pid: int) -> bool:
+    """Return whether a process is the fork server, or one that it has forked ahead of need."""
+    titles = (b"elasticjob-fork-server", b"elasticjob-preforked")
     try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes().startswith(b"elasticjob-fork-server")
+        return Path(f"/proc/{pid}/cmdline").read_bytes().startswith(titles)
     except OSError:
         return True

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Iterable
 from pathlib import Path
 from statistics import median
 
-from benchmarks.ours import Ours
+from benchmarks.ours import output_of
 from benchmarks.row import OURS, Row, Sample
-from benchmarks.side import Size
 
 _SCRIPT = str(Path(__file__).with_name("large_state.py"))
 _FIRST = re.compile(r"first commit=([\d.]+)")
@@ -20,11 +18,8 @@ _PAIR = re.compile(r"pair commit=([\d.]+) memcpy=([\d.]+)")
 
 def commit(folder: Path) -> Sample:
     """Run the script under an agent, as its memory holds the copies in a job."""
-    with Ours(folder, Size(1, 1), command=[sys.executable, _SCRIPT]) as side:
-        side.start(1)
-        if not side.output.wait(lambda: any(_END in line.text for line in side.output.lines), 120, side.dead):
-            return Sample(None, "the script did not end within 120 s")
-        return ratio(line.text for line in side.output.lines)
+    lines = output_of(folder, _SCRIPT, _END, nodes=1)
+    return Sample(None, "the script did not end") if lines is None else ratio(lines)
 
 
 def ratio(lines: Iterable[str]) -> Sample:

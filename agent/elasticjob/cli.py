@@ -71,6 +71,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = Parser(
         prog="elasticjob", description="Elastic PyTorch training jobs.", epilog=_EXAMPLES, formatter_class=raw
     )
+    parser.add_argument("--version", action="version", version=f"elasticjob {_version()}")
     subcommands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     run = subcommands.add_parser(
         "run",

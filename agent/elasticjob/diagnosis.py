@@ -37,6 +37,14 @@ _START_EXIT_CODES = (126, 127)
 _NO_PROGRAM = re.compile(r"can't open file|No module named \S+$|: command not found")
 
 
+_FRAME = re.compile(r'  (?:\| +)?File "(.+)", line (\d+)')
+"""The line of a frame in a traceback, also in that of a group of exceptions but not in those of its members."""
+_OWN_FILE = re.compile(
+    r"/elasticjob/(agent|contract|control_link|data|frameworks|inprocess|local|rendezvous|store|torchrun|training)/"
+)
+_LIBRARY_FILE = re.compile(r"/(site|dist)-packages/|/lib/python\d[^/]*/|^<(?!string>|stdin>)")
+"""Files of installed packages and of Python itself; `<string>` and `<stdin>` are programs of the user."""
+
 HANG_GRACE = 0.3
 """Longest time from SIGTERM to SIGKILL after a hang, in seconds: the hanging group has nothing left to save."""
 
@@ -93,6 +101,32 @@ def root_cause(failures: Iterable[Failure]) -> Failure | None:
     if cause is None or cause.kind is not FailureClass.HANG:
         return cause
     return min((f for f in ordered if f.kind is FailureClass.HANG), key=_progress)
+
+
+def innermost_place(trace: str) -> str:
+    """Return the innermost place of the user's code in the last traceback of a text, such as `train.py, line 12`.
+
+    Empty without one.
+    """
+    place = ""
+    for line in trace.splitlines():
+        if line.endswith("Traceback (most recent call last):") and not line.startswith("    "):
+            place = ""
+        place = place_of(line) or place
+    return place
+
+
+def place_of(line: str) -> str:
+    """Return the place that the line of a frame names if it is in the user's code; else empty."""
+    match = _FRAME.match(line)
+    if match is None or is_own_file(match[1]) or _LIBRARY_FILE.search(match[1]):
+        return ""
+    return f"{match[1].rpartition('/')[2]}, line {match[2]}"
+
+
+def is_own_file(path: str) -> bool:
+    """Return whether a file of Python code is one of elasticjob's."""
+    return _OWN_FILE.search(path) is not None
 
 
 def _progress(hang: Failure) -> tuple[bool, int, bool]:

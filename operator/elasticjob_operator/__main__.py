@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import itertools
 import logging
 import signal
@@ -24,6 +25,7 @@ from elasticjob_operator.events import Recorder
 from elasticjob_operator.kube import CRDS, KubeApi, KubeError, NotFound, Throttled, Unclear
 from elasticjob_operator.kube.client import KubeClient, NoCluster, connect_cluster
 from elasticjob_operator.lease import REQUEST_TIMEOUT, Election, LeaseLost
+from elasticjob_operator.loop_thread import LoopSilence, LoopThread
 from elasticjob_operator.manifests.placement import HOSTNAME
 from elasticjob_operator.model.observed import JobKey
 from elasticjob_operator.model.raw import mapping, objects
@@ -43,7 +45,13 @@ FIRST_API_RETRY = 1.0
 """Seconds until a starting operator repeats a request that got no answer; each further failure doubles it."""
 LONGEST_API_RETRY = 10.0
 FIRST_LIST_SECONDS = 30.0
-"""Seconds until a new leader lists all jobs and pods again: its watches have begun by then."""
+"""Seconds from the begin of its watches until a new leader lists all jobs and pods again: each watch has connected by
+then."""
+FIRST_RECONCILES_SECONDS = 10.0
+"""Longest time for which the begin of the watches waits for the first reconcile of each job."""
+NEW_OBJECTS = 50_000
+"""Objects that are made until Python looks for cycles among them (its default: 700). A list of pods makes millions, and
+none is in a cycle."""
 CRD_NAME = f"{PLURAL}.{GROUP}"
 NEWEST_STATUS_FIELD = "cordonSpares"
 """The field of the status that the CRD got last of those from which the operator reads what it has decided."""
@@ -105,9 +113,11 @@ class Operator:
     settings: OperatorSettings
     api: KubeClient
     lease_api: KubeClient
-    """The client of the leader election: no other request may delay its requests."""
+    """The client of the leader election: no other request may delay its requests. Only `lease_thread` uses it."""
     events_api: KubeApi
     """The client of Events, which delay no other request."""
+    lease_thread: LoopThread
+    """Runs the leader election: lists and reconciles that keep the event loop busy delay no renewal."""
     stop: asyncio.Event
     _queue: WorkQueue[JobKey] | None = None
 
@@ -143,21 +153,30 @@ class Operator:
                 await self._lead(self._election(term))
             except LeaseLost as error:
                 log.error("%s; this operator has stopped its work and is a candidate again", error)
+            gc.unfreeze()  # what the term has left
+            gc.collect()
 
     def _election(self, term: int) -> Election:
         # Each term has an identity of its own: stores then see a new generation of the Lease.
         s = self.settings
-        return Election(self.lease_api, s.namespace, s.lease_name, f"{s.identity}-{term}" if term else s.identity)
+        identity = f"{s.identity}-{term}" if term else s.identity
+        silence = LoopSilence(asyncio.get_running_loop())
+        return Election(self.lease_api, s.namespace, s.lease_name, identity, silence=silence.seconds)
 
     async def _lead(self, election: Election) -> None:
-        """Acquire the Lease and reconcile until cancelled; release the Lease once all work has stopped."""
-        await election.acquire()
+        """Acquire the Lease and reconcile until cancelled; release the Lease once all work has stopped. Do so too if
+        it was acquired during the cancellation."""
+        run = self.lease_thread.run
         try:
-            await run_until_one_ends(self._reconcile_jobs(election), election.renew())
+            await run(election.acquire())
+            self.api.may_write = election.may_write
+            await run_until_one_ends(self._reconcile_jobs(election), run(election.renew()))
         finally:
-            await election.release()
+            await run(election.release())
 
-    async def _assemble(self, election: Election | None) -> tuple[WorkQueue[JobKey], StoreLinks, WatchCache, Recorder]:
+    async def _assemble(
+        self, election: Election | None, clock: SteadyClock
+    ) -> tuple[WorkQueue[JobKey], StoreLinks, WatchCache, Recorder]:
         s = self.settings
         try:
             job_keys = await until_answered(lambda: keys.load_keys(self.api, s.namespace, s.master_secret))
@@ -169,7 +188,6 @@ class Operator:
             return await controller.reconcile(key)
 
         queue: WorkQueue[JobKey] = WorkQueue(reconcile)
-        clock = SteadyClock()
         links = StoreLinks(
             queue.enqueue,
             lambda: election.generation if election else 0,
@@ -187,13 +205,14 @@ class Operator:
 
     async def _reconcile_jobs(self, election: Election | None) -> None:
         """Watch and reconcile until cancelled; raise the error of a task that fails."""
-        queue, links, watched, recorder = await self._assemble(election)
+        clock = SteadyClock()
+        queue, links, watched, recorder = await self._assemble(election, clock)
         self._queue = queue
         try:
             await run_until_one_ends(
                 self._follow(queue, watched),
                 recorder.run(),
-                *self._node_watch(watched),
+                *self._node_watch(watched, clock),
             )
         finally:
             self._queue = None
@@ -201,23 +220,32 @@ class Operator:
             await links.close()
             await recorder.finish()
 
-    def _node_watch(self, watched: WatchCache) -> tuple[Coroutine[Any, Any, None], ...]:
+    def _node_watch(self, watched: WatchCache, clock: SteadyClock) -> tuple[Coroutine[Any, Any, None], ...]:
         s = self.settings
-        watch = partial(node_watch.watch_nodes, self.api, s.notice_keys, watched, s.topology_labels)
+        watch = partial(node_watch.watch_nodes, self.api, s.notice_keys, watched, s.topology_labels, clock)
         return (watch(),) if s.watches_nodes else ()
 
     async def _follow(self, queue: WorkQueue[JobKey], watched: WatchCache) -> None:
-        """List all jobs and pods, so that none must be read alone; then watch them and reconcile jobs until cancelled.
+        """List all jobs and pods, so that none must be read alone; then reconcile jobs, and watch, until cancelled.
 
-        One after the other: kopf lists them too, all in one response, and both at the same time would take the
-        processor from the renewal of the Lease for seconds.
+        One after the other: kopf lists them too, which takes the processor for seconds, and each running job waits for
+        its first reconcile.
         """
         await self._list(watched)
-        await run_until_one_ends(
-            handlers.watch_events(watched, self.settings.watch_namespaces),
-            queue.run(self.settings.workers),
-            self._list_again(watched),
-        )
+        await run_until_one_ends(queue.run(self.settings.workers), self._watch(queue, watched))
+
+    async def _watch(self, queue: WorkQueue[JobKey], watched: WatchCache) -> None:
+        """Watch until cancelled, from the first moment on at which no reconcile is due."""
+        # Not asyncio.wait_for: before Python 3.12 it swallows a cancellation that arrives together with the end.
+        idle = asyncio.create_task(queue.idle())
+        try:
+            await asyncio.wait({idle}, timeout=FIRST_RECONCILES_SECONDS)
+        finally:
+            idle.cancel()
+        gc.collect(1)  # what is frozen is never freed if it is in a cycle
+        gc.freeze()  # a search for cycles in all that was listed stops every thread for a part of a second
+        watch = handlers.watch_events(watched, self.settings.watch_namespaces)
+        await run_until_one_ends(watch, self._list_again(watched))
 
     async def _list_again(self, watched: WatchCache) -> None:
         """Compare the cache of the watches with the API server from time to time.
@@ -255,13 +283,14 @@ async def run(settings: OperatorSettings) -> None:
         raise CannotStart(
             f"the operator finds no cluster: {error}. Set KUBECONFIG, or run the operator in a pod"
         ) from None
-    lease_api = api.separate(timeout=REQUEST_TIMEOUT)
+    lease_api, lease_thread = api.separate(timeout=REQUEST_TIMEOUT), LoopThread("lease")
     if settings.metrics_port:
         prometheus_client.start_http_server(settings.metrics_port)
     try:
-        await Operator(settings, api, lease_api, api.background(), stop).run()
+        await Operator(settings, api, lease_api, api.background(), lease_thread, stop).run()
     finally:
-        await lease_api.close()
+        await lease_thread.run(lease_api.close())
+        await lease_thread.close()
         await api.close()
 
 
@@ -269,6 +298,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the operator; return 1 where it could not start or lost its watch."""
     settings = parse_settings(argv)
     logs.configure(settings.log_level, settings.log_format)
+    gc.set_threshold(NEW_OBJECTS)
     try:
         asyncio.run(run(settings))
     except (CannotStart, handlers.WatchEnded) as error:

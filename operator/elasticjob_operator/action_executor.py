@@ -63,8 +63,8 @@ from elasticjob_operator.kube.kueue import (
 from elasticjob_operator.manifests.names import attempt
 from elasticjob_operator.manifests.placement import HOSTNAME
 from elasticjob_operator.manifests.services import read_operator_key, store_selector
-from elasticjob_operator.model.observed import Children, Job, Policy, RefusalReason, is_owned
-from elasticjob_operator.model.raw import Raw
+from elasticjob_operator.model.observed import Children, Job, Policy, Refusal, RefusalReason, Remedy, is_owned
+from elasticjob_operator.model.raw import Raw, text
 from elasticjob_operator.model.spec import JobSpec
 from elasticjob_operator.model.workload import PodChanges
 from elasticjob_operator.policies import POLICIES, policy_resource, with_policy
@@ -88,7 +88,7 @@ class ActionExecutor:
     image: str
     memory: JobMemory
     watched: WatchCache
-    """Takes over the pods that are created: the watch delivers them later."""
+    """Takes over the pods that are created and deleted: the watch delivers them later."""
     clock: Callable[[], float]
     """Unix seconds."""
     failed_starts: int = 0
@@ -120,21 +120,23 @@ class ActionExecutor:
         others = [a for a in ordered if isinstance(a, changes)]
         # First: pods may start as soon as they exist, and an additional pod lets an eviction through once it is Ready.
         done = await self._execute_all(policies)
-        problem, no_child = "", self._missing_children(prerequisites)
-        no_group = self._missing_gang(gangs) or (await self._read_pod_changes() if workers else "")
-        for stage, missing in ((prerequisites, no_child), (stores, ""), (gangs, no_group), (workers, "")):
-            if problem:
-                self._skip(stage, problem)
+        failed, no_child, no_group = _Result(""), self._missing_children(prerequisites), self._missing_gang(gangs)
+        if workers and not no_group.problem:
+            no_group = await self._read_pod_changes()
+        none = _Result("")
+        for stage, missing in ((prerequisites, no_child), (stores, none), (gangs, no_group), (workers, none)):
+            if failed.problem:
+                self._skip(stage, failed)
                 continue
             results = await self._execute_all(stage)
             done += results
-            problem = next((r.problem for r in results if r.problem), "") or missing
-        if problem:
-            self._skip(standbys, problem)
+            failed = next((r for r in results if r.problem), missing)
+        if failed.problem:
+            self._skip(standbys, failed)
         else:
             done += await self._execute_all(standbys)
         done += await self._execute_all(others)
-        self.memory.record_execution(failed=any(r.problem and not r.refused for r in done), now=self.clock())
+        self.memory.record_execution(failed=any(r.problem and not r.refusal for r in done), now=self.clock())
         return [r.name for r in done if r.created]
 
     async def _execute_all(self, actions: Iterable[Action]) -> list[_Result]:
@@ -146,8 +148,8 @@ class ActionExecutor:
 
         return await asyncio.gather(*map(execute, actions))
 
-    def _missing_children(self, creations: Iterable[Action]) -> str:
-        """Return why no pod can be created yet, although all of these creations succeed; empty if one can."""
+    def _missing_children(self, creations: Iterable[Action]) -> _Result:
+        """Return why no pod can be created yet, although all of these creations succeed; no problem if one can."""
         children, name = self.memory.children or Children(), self.job.name
         created = {type(action) for action in creations}
         wanted = (
@@ -159,33 +161,34 @@ class ActionExecutor:
             next((key for child, creation, key in wanted if child is None and creation not in created), "")
         )
 
-    def _missing_gang(self, creations: Collection[Action]) -> str:
-        """Return why no worker can be created yet, although these creations succeed; empty if one can."""
+    def _missing_gang(self, creations: Collection[Action]) -> _Result:
+        """Return why no worker can be created yet, although these creations succeed; no problem if one can."""
         gang, children = manifests.gang_child(self.job, self.spec), self.memory.children or Children()
-        return self._why(gang) if gang and children.gang is None and not creations else ""
+        return self._why(gang) if gang and children.gang is None and not creations else _Result("")
 
-    async def _read_pod_changes(self) -> str:
-        """Read what the queue's admission adds to worker pods; return why it is unknown, or an empty string."""
+    async def _read_pod_changes(self) -> _Result:
+        """Read what the queue's admission adds to worker pods; return why it is unknown."""
         if self.memory.workload is None:
-            return ""
+            return _Result("")
         try:
             self._pod_changes = await read_pod_changes(self.api, self.memory.workload)
         except KubeError as error:
-            return str(error)
-        return ""
+            return _Result("", problem=str(error))
+        return _Result("")
 
-    def _why(self, missing: str) -> str:
-        """Return why this child does not exist; empty without a child.
+    def _why(self, missing: str) -> _Result:
+        """Return why this child does not exist; no problem without a child.
 
         The refusals of the API server are in memory: the plan does not try a refused creation before its time.
         """
         refusal = self.memory.refusals.get(missing)
-        return refusal.message if refusal else missing and f"{missing} does not exist yet"
+        problem = refusal.message if refusal else missing and f"{missing} does not exist yet"
+        return _Result(missing, problem=problem, refusal=refusal)
 
-    def _skip(self, actions: Iterable[Action], problem: str) -> None:
+    def _skip(self, actions: Iterable[Action], failed: _Result) -> None:
         for action in actions:
             if isinstance(action, (CreateStore, CreateWorker, CreateStandbyStore)):
-                self.memory.record_skipped(action.name, problem, self.clock())
+                self.memory.record_skipped(action.name, failed.problem, self.clock(), failed.refusal)
 
     async def _execute(self, action: Action) -> _Result:
         match action:
@@ -257,9 +260,8 @@ class ActionExecutor:
         if policy.uid:
             return await self._patch(resource, body["metadata"]["name"], policy.uid, {"spec": body["spec"]})
         result = await self._create(resource, f"{policy.kind}/", body, LONGEST_OPTIONAL_RETRY)
-        if result.refused:
-            why = self.memory.refusals[f"{policy.kind}/{result.name}"].message
-            log.warning("%s/%s: no %s: %s", self.job.namespace, self.job.name, policy.kind, why)
+        if result.refusal:
+            log.warning("%s/%s: no %s: %s", self.job.namespace, self.job.name, policy.kind, result.refusal.message)
         return result
 
     async def _create_gang(self) -> _Result:
@@ -326,8 +328,9 @@ class ActionExecutor:
     ) -> _Result:
         quota = isinstance(error, Refused) and error.quota
         reason = RefusalReason.QUOTA_EXCEEDED if quota else RefusalReason.POD_CREATION_FAILED
-        self.memory.record_refusal(child, reason, problem, self.clock(), longest_retry)
-        return _Result(name, problem=problem, refused=True)
+        remedy = _remedy(child, error)
+        refusal = self.memory.record_refusal(child, reason, problem, self.clock(), longest_retry, remedy)
+        return _Result(name, problem=problem, refusal=refusal)
 
     def _record_created(self, resource: Resource, child: str, created: dict[str, Any]) -> None:
         self.memory.record_created(child)
@@ -373,10 +376,10 @@ class ActionExecutor:
             why = "Kubernetes is still deleting it"
         else:
             why = "another owner holds it: delete or rename that object"
-        self.memory.record_refusal(
+        refusal = self.memory.record_refusal(
             child, RefusalReason.NAME_TAKEN, f"{message}, and {why}", self.clock(), longest_retry
         )
-        return _Result(name, problem=message, refused=True)
+        return _Result(name, problem=message, refusal=refusal)
 
     async def _patch(self, resource: Resource, name: str, uid: str, change: dict[str, Any]) -> _Result:
         """Change a child other than a pod, if it still has this UID."""
@@ -399,13 +402,22 @@ class ActionExecutor:
 
     async def _delete(self, resource: Resource, name: str, uid: str, grace: int | None = None) -> _Result:
         try:
-            await self.api.delete(resource, self.job.namespace, name, uid=uid, grace=grace)
+            deleted = await self.api.delete(resource, self.job.namespace, name, uid=uid, grace=grace)
         except (NotFound, Conflict):
             return _Result(name)
         except KubeError as error:
             log.warning("%s/%s: %s", self.job.namespace, self.job.name, error)
             return _Result(name, problem=str(error))
+        if resource is PODS and text(deleted, "metadata", "deletionTimestamp"):
+            self.watched.record_pod(deleted)  # else the next plan, by an older view, would delete it again
         return _Result(name)
+
+
+def _remedy(child: str, error: KubeError) -> Remedy:
+    """Return what helps against a refusal. Only pods are made from parts of the spec that a user may have got wrong."""
+    if "/" in child or not isinstance(error, Refused):
+        return Remedy.WAIT
+    return Remedy.CORRECT_SPEC if error.invalid else Remedy.EITHER
 
 
 @dataclass(frozen=True)
@@ -413,5 +425,5 @@ class _Result:
     name: str
     created: bool = False
     problem: str = ""
-    refused: bool = False
-    """Whether the API server certainly did not create the object; the memory has a refusal then."""
+    refusal: Refusal | None = None
+    """Why the API server certainly did not create the object; None where it did, or may have."""

@@ -32,6 +32,7 @@ from elasticjob_operator.model.workload import queue_view
 from elasticjob_operator.node_leases import NodeLeases
 from elasticjob_operator.observe import fetch_job, observe, observe_watched
 from elasticjob_operator.plan import SHORTEST_REQUEUE, Plan, needs_read, plan
+from elasticjob_operator.plan.start_problems import describe_refusal
 from elasticjob_operator.store_census import StoreCensus
 from elasticjob_operator.store_links import StoreLinks
 from elasticjob_operator.watch_cache import WatchCache
@@ -40,8 +41,6 @@ log = logging.getLogger(__name__)
 
 CONFLICT_DELAY = 0.05
 """Seconds until the next reconcile after a status write met a newer resourceVersion."""
-MINOR_SECONDS = 1.0
-"""Longest delay of a minor status change, in seconds."""
 FIRST_READ_SECONDS = (300.0, 900.0)
 """When a restarted operator reads a job that needs nothing, seconds after its start: not all jobs at once."""
 
@@ -134,7 +133,8 @@ class Controller:
             memory = self._memory(key, job.uid)
             memory.begin(now, children_of(job))
             return memory
-        runs = job.spec is not None and not job.spec.suspend and job.status.store_incarnation is not None
+        # A job that has not trained yet may miss policies that only a read would show.
+        runs = job.spec is not None and not job.spec.suspend and job.status.last_round is not None
         settled = not job.status.outcome_declared and not job.status.is_true(ConditionType.SUSPENDED)
         if not self.watched.listed or job.queue or not (job.status.terminal or (runs and settled)):
             return None
@@ -161,7 +161,7 @@ class Controller:
         if decided.status is not None and wait is None:
             try:
                 await self._write(raw, decided.status, memory)
-                memory.minor_since = None
+                memory.write_at = None
             except Conflict:
                 # Another client changed the job since it was read. Nothing has been done yet: reconcile again.
                 return CONFLICT_DELAY
@@ -201,17 +201,14 @@ class Controller:
         return min(delay for delay in (self.resync, decided.requeue_after, wait, retry) if delay is not None)
 
     def _postponed(self, decided: Plan, memory: JobMemory) -> float | None:
-        """Return the seconds that a minor change may still wait; None: write now, or nothing to write.
-
-        Pods start and end in batches, and each status write wakes all watchers.
-        """
-        if decided.status is None or not decided.minor:
-            memory.minor_since = None
+        """Return the seconds that a minor change may still wait; None: write now, or nothing to write."""
+        if decided.status is None or not decided.write_delay:
+            memory.write_at = None
             return None
         now = self.clock()
-        if memory.minor_since is None:
-            memory.minor_since = now
-        wait = memory.minor_since + MINOR_SECONDS - now
+        latest = now + decided.write_delay
+        memory.write_at = latest if memory.write_at is None else min(memory.write_at, latest)
+        wait = memory.write_at - now
         return wait if wait > 0 else None
 
     async def _write(self, raw: dict[str, Any], status: Any, memory: JobMemory) -> None:
@@ -304,6 +301,8 @@ def _creation_records(decided: Plan, created: list[str], memory: JobMemory) -> t
     if failed:
         refusal = memory.refusals[failed[0]]
         records.append(
-            EventRecord("FailedCreatePod", refusal.message, key=refusal.reason.value, warning=True, repeats=True)
+            EventRecord(
+                "FailedCreatePod", describe_refusal(refusal), key=refusal.reason.value, warning=True, repeats=True
+            )
         )
     return tuple(records)

@@ -13,11 +13,14 @@ import kopf
 
 from elasticjob.contract.names import GROUP, PLURAL, VERSION, Label
 from elasticjob_operator.kube.api import KUEUE_WORKLOADS
+from elasticjob_operator.kube.client import PAGE
 from elasticjob_operator.model.raw import Raw, mapping, text
 from elasticjob_operator.watch_cache import WatchCache
 
 WATCH_SECONDS = 600
 REQUEST_SECONDS = 30
+IDLE_SECONDS = 0.1
+"""Seconds for which kopf keeps the last event of each object."""
 
 
 See: TypeAlias = Callable[[Raw, bool], None]
@@ -72,6 +75,8 @@ def kopf_settings() -> kopf.OperatorSettings:
     settings.posting.enabled = False
     settings.peering.standalone = True
     settings.watching.server_timeout = WATCH_SECONDS
+    settings.watching.chunk_size = PAGE  # by default kopf asks for all at once
+    settings.queueing.idle_timeout = IDLE_SECONDS
     settings.watching.connect_timeout = REQUEST_SECONDS
     settings.watching.label_selectors["pods"] = Label.JOB_NAME
     settings.watching.label_selectors[KUEUE_WORKLOADS.group, KUEUE_WORKLOADS.plural] = Label.JOB_NAME

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from elasticjob_operator.backoff import doubling_delay
 from elasticjob_operator.lost_nodes import LostNodes
-from elasticjob_operator.model.observed import Children, Policies, Refusal, RefusalReason
+from elasticjob_operator.model.observed import Children, Policies, Refusal, RefusalReason, Remedy
 from elasticjob_operator.model.spec import GangProvider
 from elasticjob_operator.model.status import BackOff
 from elasticjob_operator.pod_sightings import PodSightings
@@ -45,8 +45,8 @@ class JobMemory:
     """The job's policies as last read, created or changed; None: unknown, and read before anything is done."""
     policies_at: float = 0.0
     """When `policies` was read."""
-    minor_since: float | None = None
-    """Since when a minor status change waits to be written; None: none waits."""
+    write_at: float | None = None
+    """When a minor status change that waits is written at the latest; None: none waits."""
     refusals: dict[str, Refusal] = field(default_factory=dict)
     """Refused creations by child: the name of a pod, else `Kind/name`."""
     withheld: frozenset[str] = frozenset()
@@ -82,23 +82,38 @@ class JobMemory:
         self.children, self.children_of, self.policies = Children(), children_of, Policies()
 
     def adopt(self, now: float, read_after: float) -> None:
-        """Begin with a job that another operator has started, and that needs nothing now: it is read after so many
-        seconds."""
+        """Begin with a job that has trained under another operator, and that needs nothing now: it is read after so
+        many seconds."""
         self.read_at = now + read_after - READ_SECONDS
 
     def record_refusal(
-        self, child: str, reason: RefusalReason, message: str, now: float, longest: float = LONGEST_RETRY
-    ) -> None:
+        self,
+        child: str,
+        reason: RefusalReason,
+        message: str,
+        now: float,
+        longest: float = LONGEST_RETRY,
+        remedy: Remedy = Remedy.WAIT,
+    ) -> Refusal:
         """Record that the API server refused to create a child; the delay before the next try doubles each time."""
         count = self._attempts[child] = self._attempts.get(child, 0) + 1
         first = FIRST_NAME_RETRY if reason is RefusalReason.NAME_TAKEN else FIRST_RETRY
         before = self.refusals.get(child)
         retry_at = now + doubling_delay(first, longest, count)
-        self.refusals[child] = Refusal(reason, message, retry_at, now if before is None else before.since)
+        since = now if before is None or before.skipped else before.since
+        refusal = self.refusals[child] = Refusal(reason, message, retry_at, since, remedy)
+        return refusal
 
-    def record_skipped(self, child: str, message: str, now: float) -> None:
-        """Record that a child was not tried, because the creation of one of its prerequisites failed."""
-        self.refusals.setdefault(child, Refusal(RefusalReason.POD_CREATION_FAILED, message, now + FIRST_RETRY, now))
+    def record_skipped(self, child: str, message: str, now: float, cause: Refusal | None = None) -> None:
+        """Record that a child was not tried, because the creation of one of its prerequisites failed; `cause`: the
+        refusal of the prerequisite, None where the API server did not refuse it."""
+        reason, remedy = (cause.reason, cause.remedy) if cause else (RefusalReason.POD_CREATION_FAILED, Remedy.WAIT)
+        if reason is RefusalReason.NAME_TAKEN:
+            reason = RefusalReason.POD_CREATION_FAILED  # the name of this child may be free
+        new = Refusal(reason, message, now + FIRST_RETRY, now, remedy, skipped=True)
+        before = self.refusals.setdefault(child, new)
+        if before.skipped:
+            self.refusals[child] = replace(new, retry_at=before.retry_at, since=before.since)
 
     def record_created(self, child: str) -> None:
         """Record that a child may exist: from now on the plan counts a missing one as lost."""

@@ -26,11 +26,16 @@ RENEW_EVERY = 1.0
 """Seconds."""
 RENEW_DEADLINE = 4.0
 """Seconds after it sent the last successful renewal at which a leader steps down. A candidate counts `DURATION` from a
-later moment, so the leader has 2 s to stop its work."""
+later moment, so the leader has 2 s to stop its work. An event loop that is busy may need longer: `may_write` bounds
+what it does then."""
 RETRY_AFTER = 0.25
 """Seconds between a failed renewal and the next try."""
 REQUEST_TIMEOUT = 1.5
 """Seconds of one request about the Lease: one that gets no answer leaves time for another one before the deadline."""
+LONGEST_SILENCE = 10.0
+"""Seconds without an answer of the event loop that does the leader's work, from which on the Lease is not renewed. A
+loop that lists thousands of pods answers within a second or two. If it hangs for ever, a candidate leads 7 s after the
+last renewal: before the kubelet ends the process, whose liveness probe must fail three times, for 25 s, until then."""
 
 
 class LeaseLost(Exception):  # noqa: N818
@@ -75,6 +80,8 @@ class Election:
     clock: Callable[[], float] = time.monotonic
     wall: Callable[[], float] = time.time
     sleep: Callable[[float], Any] = asyncio.sleep
+    silence: Callable[[], float] = lambda: 0.0
+    """Returns for how many seconds the event loop that does the leader's work has not answered."""
     deadline: float = RENEW_DEADLINE
     """Seconds."""
     generation: int = 0
@@ -88,9 +95,9 @@ class Election:
     _observed: ObservedLease = ObservedLease({}, 0.0)
 
     async def acquire(self) -> None:
-        """Wait until this process is the leader."""
+        """Wait until this process is the leader. While the event loop that is to do its work hangs, take no Lease."""
         logged = ""
-        while not await self._try_acquire():
+        while not (self.silence() < LONGEST_SILENCE and await self._try_acquire()):
             holder = text(self._observed.record, "holderIdentity")
             if holder != logged:
                 log.info("%s leads; waiting for the Lease", holder)
@@ -99,17 +106,27 @@ class Election:
         log.info("%s leads, generation %d", self.identity, self.generation)
 
     async def renew(self) -> None:
-        """Renew every second; raise LeaseLost when another process holds the Lease, or at the deadline."""
+        """Renew every second; raise LeaseLost when another process holds the Lease, or at the deadline.
+
+        The leader's work runs in another event loop. While that one hangs, the Lease is not renewed.
+        """
         renewed = True
         while True:
             pause = self._held_since + RENEW_EVERY - self.clock() if renewed else RETRY_AFTER
             await self.sleep(min(self._seconds_left(), max(RETRY_AFTER, pause)))
-            renewed = await self._renew_in_time()
+            silence = self.silence()
+            renewed = silence < LONGEST_SILENCE and await self._renew_in_time()
             holder = text(self._observed.record, "holderIdentity")
             if not renewed and holder not in ("", self.identity):
                 raise LeaseLost(f"{holder} leads")
             if not self._seconds_left():
+                if silence >= LONGEST_SILENCE:
+                    raise LeaseLost(f"the event loop of {self.identity} has not answered for {silence:.0f} s")
                 raise LeaseLost(f"{self.identity} could not renew the Lease for {self.deadline:.0f} s")
+
+    def may_write(self) -> bool:
+        """Return whether no other process can lead yet. Another thread may call this."""
+        return self.clock() < self._held_since + DURATION
 
     def _seconds_left(self) -> float:
         """Return the seconds until the deadline, at least 0."""

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Sequence
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any, Protocol
 
 from elasticjob_operator.backoff import doubling_delay
@@ -39,10 +40,14 @@ class NodeApi(Protocol):
 
 
 async def watch_nodes(
-    api: NodeApi, keys: NoticeKeys | None, cache: WatchCache, topology_labels: Sequence[str] = ()
+    api: NodeApi,
+    keys: NoticeKeys | None,
+    cache: WatchCache,
+    topology_labels: Sequence[str] = (),
+    clock: Callable[[], float] = time.time,
 ) -> None:
     """Hand the warnings and the places of Nodes to the cache until cancelled. Without the permission, log that once,
-    and go on. `keys`: None if there are to be no warnings.
+    and go on. `keys`: None if there are to be no warnings. `clock`: that of the operator, Unix seconds.
 
     A Node that is deleted while the watch begins anew keeps its warning. This has no effect: it has no pods, and one of
     its name that comes later is delivered.
@@ -52,7 +57,7 @@ async def watch_nodes(
         try:
             async for event in api.watch(NODES, version):
                 failures, refused = 0, False
-                version = _take_over(event, keys, cache, topology_labels)
+                version = _take_over(event, keys, cache, topology_labels, clock())
             delay = FIRST_RETRY_SECONDS
         except KubeError as error:
             failures += 1
@@ -71,7 +76,7 @@ async def watch_nodes(
 
 
 def _take_over(
-    event: dict[str, Any], keys: NoticeKeys | None, cache: WatchCache, topology_labels: Sequence[str]
+    event: dict[str, Any], keys: NoticeKeys | None, cache: WatchCache, topology_labels: Sequence[str], now: float
 ) -> str:
     """Hand one event to the cache; return the resourceVersion from which to watch on, empty to begin anew."""
     kind, node = text(event, "type"), mapping(event, "object")
@@ -84,6 +89,7 @@ def _take_over(
     elif kind == "DELETED":
         cache.see_node(text(node, "metadata", "name"), None)
     else:
-        warning = None if keys is None else parse_warning(node, keys)
-        cache.see_node(text(node, "metadata", "name"), warning, parse_topology(node, topology_labels))
+        name = text(node, "metadata", "name")
+        warning = None if keys is None else parse_warning(node, keys, now, cache.warnings((name,)).get(name))
+        cache.see_node(name, warning, parse_topology(node, topology_labels))
     return text(node, "metadata", "resourceVersion")

@@ -32,7 +32,8 @@ from elasticjob_operator.policies import read_policies
 LEASE_MAX_AGE = 1.0
 """Seconds after which the operator reads the Lease of a suspected node again."""
 SUSPECT_SECONDS = 2.0
-"""Silence of a store that has reported after which the operator reads the Lease of the store's node."""
+"""Silence of a store after which the operator reads the Lease of the store's node. A new operator has contact with a
+store within that time: a Lease for each of a thousand stores would take it longer than all else."""
 
 STARTING_SECONDS = 10.0
 """Seconds for which a new pod may be silent, in a job without a round, before the operator reads the Lease of its node:
@@ -204,7 +205,7 @@ def _suspected_nodes(
     if link.connected and link.report is not None:
         connected = {node.pod for node in link.report.nodes}
         suspected |= silent & {p.node for p in workers if p.running and p.name not in connected}
-    elif link.report is None or now - link.since >= SUSPECT_SECONDS:
+    elif now - link.since >= SUSPECT_SECONDS:
         suspected |= silent & {p.node for p in stores}
     return frozenset(suspected - {""})
 

@@ -24,6 +24,9 @@ NOTICE_TAINTS = (
     "node.kubernetes.io/out-of-service",
     "remediator.kubernetes.azure.com/unschedulable",
 )
+NOTICE_SECONDS = "aws-node-termination-handler/spot-itn=120"
+"""AWS interrupts a spot instance two minutes after its notice."""
+MAX_NOTICE_SECONDS = 86400
 NOTICE_ANNOTATION = f"{GROUP}/terminating"
 """Annotation of a Node, by an administrator or a tool that ends the machine: the pods of jobs leave it."""
 
@@ -105,11 +108,23 @@ def parse_settings(argv: Sequence[str] | None, environ: Mapping[str, str] = os.e
 def _notice_keys(options: argparse.Namespace) -> NoticeKeys | None:
     if options.node_warnings == "off":
         return None
-    return NoticeKeys(frozenset(_parts(options.notice_taints)), frozenset(_parts(options.notice_annotations)))
+    taints, annotations = frozenset(_parts(options.notice_taints)), frozenset(_parts(options.notice_annotations))
+    return NoticeKeys(taints, annotations, options.notice_seconds)
 
 
 def _parts(listed: str) -> tuple[str, ...]:
     return tuple(filter(None, listed.replace(" ", "").split(",")))
+
+
+def _seconds_by_key(listed: str) -> dict[str, float]:
+    """Return `KEY=SECONDS,...` as a mapping. ArgumentTypeError: a part is something else."""
+    found = {}
+    for part in _parts(listed):
+        key, _, seconds = part.partition("=")
+        if not (key and seconds.isascii() and seconds.isdigit() and 0 < int(seconds) <= MAX_NOTICE_SECONDS):
+            raise argparse.ArgumentTypeError(f"{part!r} is not KEY=SECONDS, with 1 to {MAX_NOTICE_SECONDS} seconds")
+        found[key] = float(seconds)
+    return found
 
 
 def _parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
@@ -161,5 +176,7 @@ def _parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
     add("--topology-labels", "TOPOLOGY_LABELS", "", "labels of Nodes, from the widest place to the narrowest")
     add("--node-warnings", "NODE_WARNINGS", "on", "watch Nodes for cordons and notices", choices=["on", "off"])
     add("--notice-taints", "NOTICE_TAINTS", ",".join(NOTICE_TAINTS), "taints of machines that are about to end")
+    seconds = "KEY=SECONDS of taints, comma-separated: how long a machine with the taint still runs"
+    add("--notice-seconds", "NOTICE_SECONDS", NOTICE_SECONDS, seconds, type=_seconds_by_key)
     add("--notice-annotations", "NOTICE_ANNOTATIONS", NOTICE_ANNOTATION, "annotations of Nodes with the same meaning")
     return parser

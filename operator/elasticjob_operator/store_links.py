@@ -11,7 +11,7 @@ import contextlib
 import logging
 import random
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field, replace
 from typing import Protocol, TypeAlias
 
@@ -27,7 +27,15 @@ log = logging.getLogger(__name__)
 FIRST_BACKOFF = 0.1
 """Seconds until the second attempt to connect; each further failure doubles it."""
 LONGEST_BACKOFF = 5.0
-CONNECT_TIMEOUT = 3.0
+MAX_JITTER = 1.2
+"""The longest actual delay, as a multiple of these; the shortest one is as much shorter."""
+CONNECT_TIMEOUT = 10.0
+"""Seconds of one attempt. The TCP connection has its own, shorter time; the rest is long for a busy machine only."""
+CONNECTING = 128
+"""Attempts to connect at the same time. A new operator connects to thousands of stores: if it tried all at once, the
+handshakes would take longer than their time, and each that fails must be done again."""
+TURN_SECONDS = 1.0
+"""Seconds after which an attempt without an answer does not count any more: stores that are down delay no others."""
 
 
 class LinkConnection(Protocol):
@@ -68,6 +76,8 @@ class _Job:
     operator_view: OperatorView | None = None
     connection: LinkConnection | None = None
     task: asyncio.Task[None] | None = None
+    waits: bool = False
+    """Whether the first attempt to connect to the address waits for its turn."""
     raising: asyncio.TimerHandle | None = None
     """Runs until the generation of the views is raised."""
 
@@ -96,16 +106,21 @@ class StoreLinks:
         self._jobs: dict[JobKey, _Job] = {}
         self._standbys: dict[JobKey, _Job] = {}
         self._sequence = 0
+        self._turns = asyncio.Semaphore(CONNECTING)
 
     def view(self, key: JobKey) -> LinkView:
-        """Return the state of the job's link; for a job without a link, one that is disconnected since now."""
-        job = self._jobs.get(key)
-        return job.view if job else LinkView(since=self._clock())
+        """Return the state of the job's link. A job without a link, or whose link has not been tried, is disconnected
+        since now."""
+        return self._view(self._jobs.get(key))
 
     def standby_view(self, key: JobKey) -> LinkView:
         """Return the state of the link to the job's standby store, as `view`."""
-        job = self._standbys.get(key)
-        return job.view if job else LinkView(since=self._clock())
+        return self._view(self._standbys.get(key))
+
+    def _view(self, job: _Job | None) -> LinkView:
+        if job is None:
+            return LinkView(since=self._clock())
+        return replace(job.view, since=self._clock()) if job.waits else job.view
 
     def set_address(
         self, key: JobKey, address: StoreAddress | None, secret: bytes, standby: StoreAddress | None = None
@@ -147,6 +162,7 @@ class StoreLinks:
         job.address = address
         job.view = replace(job.view, connected=False, since=now, lost_pods={}, refused="")
         if address is not None:
+            job.waits = True
             job.task = asyncio.get_running_loop().create_task(self._maintain(key, job, address))
 
     def set_operator_view(self, key: JobKey, operator_view: OperatorView) -> None:
@@ -185,11 +201,13 @@ class StoreLinks:
         if job.raising is not None:
             job.raising.cancel()
         job.task = job.connection = job.raising = None
+        job.waits = False
 
     def _send_view(self, job: _Job) -> None:
         if job.connection is not None and job.operator_view is not None:
             self._sequence += 1
-            job.connection.send(replace(job.operator_view, lease=job.generation.next(), sequence=self._sequence))
+            numbered = replace(job.operator_view, lease=job.generation.next(), sequence=self._sequence)
+            job.connection.send(replace(numbered, sent_at=self._clock()))
 
     async def _maintain(self, key: JobKey, job: _Job, address: StoreAddress) -> None:
         """Connect and receive reports until cancelled; reconnect with growing delay.
@@ -200,11 +218,12 @@ class StoreLinks:
         backoff = FIRST_BACKOFF
         while job.task is asyncio.current_task():
             try:
-                connection = await self._connect(address, job.key)
+                async with self._turn(job):
+                    connection = await self._connect(address, job.key)
             except (LinkError, OSError, asyncio.TimeoutError) as error:
                 self._record_refusal(key, job, str(error) if isinstance(error, LinkRefused) else "")
                 log.debug("%s/%s: no link to %s: %s", *key, address.pod, error)
-                await asyncio.sleep(backoff * random.uniform(0.8, 1.2))  # noqa: S311  # no secret
+                await asyncio.sleep(backoff * random.uniform(2 - MAX_JITTER, MAX_JITTER))  # noqa: S311  # no secret
                 backoff = min(LONGEST_BACKOFF, backoff * 2)
                 continue
             backoff = FIRST_BACKOFF
@@ -217,6 +236,25 @@ class StoreLinks:
                 await asyncio.sleep(LONGEST_BACKOFF)
                 continue
             await self._receive_reports(key, job, connection)
+
+    @contextlib.asynccontextmanager
+    async def _turn(self, job: _Job) -> AsyncIterator[None]:
+        """Wait until few other attempts to connect are under way."""
+        await self._turns.acquire()
+        held = [self._turns]
+
+        def end() -> None:
+            if held:
+                held.pop().release()
+
+        timer = asyncio.get_running_loop().call_later(TURN_SECONDS, end)
+        if job.waits:
+            job.waits, job.view = False, replace(job.view, since=self._clock())
+        try:
+            yield
+        finally:
+            timer.cancel()
+            end()
 
     async def _receive_reports(self, key: JobKey, job: _Job, connection: LinkConnection) -> None:
         """Record reports until the link ends."""

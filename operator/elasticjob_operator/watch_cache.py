@@ -26,13 +26,16 @@ from elasticjob_operator.model.workload import Workload, parse_workload
 T = TypeVar("T")
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Entry(Generic[T]):
     key: JobKey
     """The job that the object belongs to, or is."""
     version: int
     """The resourceVersion; 0 where it is no number: then the object is always replaced."""
     content: T
+    delivered: bool = False
+    """Whether an event or a list has enqueued the job since this version is in the cache: one of an older version may
+    have done so. Else the version is known from an own read or write only."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +56,8 @@ class _OwnedWorkload:
 
 @dataclass
 class WatchCache:
-    """`on_event` is called with the key of each job that an event or a list concerns."""
+    """`on_event` is called with the key of each job that an event or a list concerns, once for each version of an
+    object."""
 
     on_event: Callable[[JobKey], None] = lambda key: None
     kueue: bool = False
@@ -157,7 +161,7 @@ class WatchCache:
             self._drop_job(uid)
         else:
             self._put_job(uid, raw)
-        self.on_event(_key(raw))
+        self._announce(_key(raw), self._jobs.get(uid))
 
     def see_pod(self, raw: Raw, deleted: bool = False) -> None:
         """Take over an event of the watch on pods."""
@@ -168,7 +172,7 @@ class WatchCache:
             self._drop_pod(uid)
         else:
             self._put_pod(uid, raw)
-        self.on_event(key)
+        self._announce(key, self._pods.get(uid))
 
     def see_workload(self, raw: Raw, deleted: bool = False) -> None:
         """Take over an event of the watch on Workloads."""
@@ -182,7 +186,14 @@ class WatchCache:
             self._drop_workload(uid)
             self._workloads[uid] = _Entry(key, _version(raw), _OwnedWorkload(owner, parse_workload(raw)))
             self._workloads_of.setdefault(owner, set()).add(uid)
-        self.on_event(key)
+        self._announce(key, self._workloads.get(uid))
+
+    def _announce(self, key: JobKey, entry: _Entry[T] | None) -> None:
+        """Call `on_event` after an event or a list; `entry` is what it left in the cache, None if nothing."""
+        if entry is None or not entry.delivered or entry.version == 0:
+            self.on_event(key)
+        if entry is not None:
+            entry.delivered = True
 
     async def list_again(self, api: KubeApi, namespaces: tuple[str, ...]) -> None:
         """Compare with the API server, and take over what the watches did not deliver. Empty `namespaces`: all."""

@@ -105,6 +105,7 @@ class WorkQueue(Generic[K]):
         self._clock = clock
         self._schedule: Schedule[K] = Schedule()
         self._changed = asyncio.Event()
+        self._idle = asyncio.Event()
 
     def __len__(self) -> int:
         return len(self._schedule)
@@ -117,6 +118,10 @@ class WorkQueue(Generic[K]):
     def oldest_wait(self) -> float:
         """Return by how many seconds the longest waiting key is overdue. Any thread may call this."""
         return self._schedule.oldest_wait(self._clock())
+
+    async def idle(self) -> None:
+        """Wait until `run` has found that no key is due."""
+        await self._idle.wait()
 
     async def run(self, workers: int) -> None:
         """Reconcile due keys, at most `workers` at the same time, until cancelled."""
@@ -133,7 +138,9 @@ class WorkQueue(Generic[K]):
             now = self._clock()
             key = self._schedule.take(now)
             if key is not None:
+                self._idle.clear()
                 return key
+            self._idle.set()
             # Not asyncio.wait_for: before Python 3.12 it swallows a cancellation that arrives together with the event.
             due, timer = self._schedule.next_due(), None
             if due is not None:

@@ -23,6 +23,15 @@ SAME = (
     "x-kubernetes-list-type",
 )
 LOW, HIGH = ("minimum", "minLength", "minItems", "minProperties"), ("maximum", "maxLength", "maxItems", "maxProperties")
+MOVED = "0.1.0 has the rule at spec, where a rule cannot see whether the job has finished"
+FIXED_FIELDS = ("template", "rendezvous", "preload", "gang", "successPolicy", "placement")
+SAME_ISOLATION = (
+    "(!has(self.spec.networkIsolation) || self.spec.networkIsolation) "
+    "== (!has(oldSelf.spec.networkIsolation) || oldSelf.spec.networkIsolation)"
+)
+ENDED = "oldSelf.status.conditions.exists(c, c.type in ['Complete', 'Failed'] && c.status == 'True')"
+SUSPENDED = "self.spec.suspend || oldSelf.spec.suspend"
+FINISHED = f"(has(oldSelf.status) && has(oldSelf.status.conditions) && {ENDED})"
 RATCHETED = "the API server (1.30 and newer) checks only fields that change: a stored object keeps its value"
 ACCEPTED = {
     "spec.template: required spec": "the rules of 0.1.0 read template.spec: it refused a template without one too",
@@ -30,6 +39,17 @@ ACCEPTED = {
     "spec.rendezvous.store.resources: rule !has(self.limits) || !has(self.limits.memory) || "
     "(type(self.limits['memory']) == int ? self.limits['memory'] >= 268435456 : "
     "!quantity(self.limits['memory']).isLessThan(quantity('256Mi')))": RATCHETED,
+    **{f": rule self.spec.{name} == oldSelf.spec.{name} || {SUSPENDED} || {FINISHED}": MOVED for name in FIXED_FIELDS},
+    f": rule {SAME_ISOLATION} || {SUSPENDED} || {FINISHED}": MOVED,
+    f": rule has(self.spec.elasticPolicy) || {SUSPENDED} || (has(self.spec.replicas) ? self.spec.replicas : 1) == "
+    "(has(oldSelf.spec.replicas) ? oldSelf.spec.replicas : has(oldSelf.spec.elasticPolicy) ? "
+    f"oldSelf.spec.elasticPolicy.maxReplicas : 1) || {FINISHED}": MOVED,
+    f": rule !has(oldSelf.status) || !has(oldSelf.status.conditions) || !{ENDED} || "
+    "(has(self.spec.replicas) == has(oldSelf.spec.replicas) && "
+    f"(!has(self.spec.replicas) || self.spec.replicas == oldSelf.spec.replicas) && ({SUSPENDED} || "
+    f"({' && '.join(f'self.spec.{name} == oldSelf.spec.{name}' for name in FIXED_FIELDS)} && {SAME_ISOLATION})))": (
+        "for replicas, 0.1.0 has the same rule; for the other fields, it has those that have moved"
+    ),
 }
 """What today's schema refuses although the earlier one accepted it, and why this breaks no stored object."""
 

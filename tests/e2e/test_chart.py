@@ -65,6 +65,7 @@ def test_the_chart_passes_lint(tools: Tools) -> None:
         ("image.repository=", "at '/image/repository': minLength: got 0, want 1"),
         ("watchNamespaces=training", "at '/watchNamespaces': got string, want array"),
         ("watchNamespaces={Team_A}", "at '/watchNamespaces/0': 'Team_A' does not match pattern"),
+        ("nodeWarnings.taintSeconds.a=0", "at '/nodeWarnings/taintSeconds/a': minimum: got 0, want 1"),
         ("topologyLabels=zone", "at '/topologyLabels': got string, want array"),
         ("topologyLabels={a b}", "at '/topologyLabels/0': 'a b' does not match pattern"),
         ("crds.keep=maybe", "at '/crds/keep': got string, want boolean"),
@@ -176,7 +177,10 @@ def operator_environment(documents: list[Json]) -> dict[str, str]:
 def test_the_charts_notices_are_the_operators_and_may_be_none(tools: Tools) -> None:
     environment = operator_environment(rendered(tools))
     assert parse_settings([], environment).notice_keys == parse_settings([], {}).notice_keys
-    none = operator_environment(rendered(tools, "nodeWarnings.taints=null", "nodeWarnings.annotations=null"))
+    own = operator_environment(rendered(tools, "nodeWarnings.taintSeconds.a/b=30"))
+    assert own["NOTICE_SECONDS"] == "a/b=30,aws-node-termination-handler/spot-itn=120"
+    settings = ("nodeWarnings.taints=null", "nodeWarnings.annotations=null", "nodeWarnings.taintSeconds=null")
+    none = operator_environment(rendered(tools, *settings))
     assert parse_settings([], none).notice_keys == NoticeKeys(frozenset(), frozenset())
 
 

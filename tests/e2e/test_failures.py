@@ -177,7 +177,11 @@ def test_pods_that_run_out_of_memory_together_are_one_restart(submit: Submit) ->
                  failurePolicy={"maxRestarts": 1})
     )  # fmt: skip
     job.wait("Complete")
-    assert job.status()["restarts"] == 1
+    status = job.status()
+    assert status["restarts"] == 1
+    messages = [failure["message"] for failure in status["recentFailures"] if failure["class"] == "OOMKilled"]
+    assert messages
+    assert all("at the container's memory limit of 256Mi" in message for message in messages)
 
 
 def test_all_pods_of_a_failed_round_are_replaced_with_the_strategy_recreate(submit: Submit) -> None:

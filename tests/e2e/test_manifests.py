@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -807,7 +808,7 @@ def test_the_scale_subresource_has_the_bounds_of_the_policy(
     assert sentence in done.output
 
 
-def test_a_finished_job_keeps_its_size(tools: Tools, kube: Kube, jobs: dict[str, Json]) -> None:
+def test_a_finished_job_keeps_its_size_and_its_template(tools: Tools, kube: Kube, jobs: dict[str, Json]) -> None:
     create(kube, changed(GOOD, [("metadata.name", "finished")]))
     complete = {
         "type": "Complete",
@@ -818,8 +819,14 @@ def test_a_finished_job_keeps_its_size(tools: Tools, kube: Kube, jobs: dict[str,
     }
     status = {"status": {"phase": "Succeeded", "conditions": [complete]}}
     kube.patch("elasticjobs", "finished", status, NAMESPACE, "/status")
+    sentence = "a finished job does not run again: delete it and apply it again, or apply it under a new name"
     refused = tools.kubectl("scale", "-n", NAMESPACE, "ej/finished", "--replicas=4", check=False)
-    assert "spec.replicas of a finished job may not change: delete the job and apply it again" in refused.output
+    assert sentence in refused.output
+    changes = {"spec": {"preload": [], "rendezvous": {"port": 29401}}}
+    patch = ("patch", "-n", NAMESPACE, "ej/finished", "--type=merge", "-p", json.dumps(changes))
+    refused = tools.kubectl(*patch, check=False)
+    assert sentence in refused.output
+    assert "suspend" not in refused.output
     tools.kubectl("label", "-n", NAMESPACE, "ej/finished", "team=x")
 
 

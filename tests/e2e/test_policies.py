@@ -1,7 +1,7 @@
 """The policies of a job on the real cluster.
 
 The API server refuses evictions below minReplicas. The network plugin of the test cluster enforces no NetworkPolicy, so
-the test compares what the policy selects with the pods that exist.
+the test compares what the policy selects with the pods that exist. `tests/network_policies` enforces them.
 """
 
 from __future__ import annotations

@@ -49,3 +49,7 @@ def test_processes_survive_a_killed_worker_and_a_deleted_pod(
     assert steps == list(range(1, 401))
     status = job.status()
     assert (status["restarts"], status["restartsCountTowardsMax"]) == (1, 1)
+    transfer = status["stateTransfer"]
+    assert (transfer["pod"], transfer["interface"]) == ("restartable-2-1", "eth0")
+    assert transfer["bytes"] > 0
+    assert transfer["seconds"] > 0

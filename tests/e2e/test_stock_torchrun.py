@@ -16,7 +16,6 @@ from support.logbook import LATE, LogBook
 
 Submit = Callable[[Json], Job]
 Follow = Callable[[Job], LogBook]
-KILLS = 20
 KILL = """
 import os, signal, sys
 def ppid(p):
@@ -37,13 +36,18 @@ os.kill(worker, signal.SIGKILL)
 """
 
 
+@pytest.fixture
+def kills() -> int:
+    return 20
+
+
 @pytest.mark.timeout(1500)
 def test_a_killed_worker_is_recovered_from_every_time(
-    submit: Submit, follow: Follow, shared_dir: str, cluster_dir: Path
+    submit: Submit, follow: Follow, shared_dir: str, cluster_dir: Path, kills: int
 ) -> None:
     raw = digits(
         "stock-torchrun", shared_dir, "--epochs", "100000", "--step-delay", "0.05",
-        replicas=3, rendezvous={"backend": "c10d"}, failurePolicy={"maxRestarts": KILLS},
+        replicas=3, rendezvous={"backend": "c10d"}, failurePolicy={"maxRestarts": kills},
     )  # fmt: skip
     command = raw["spec"]["template"]["spec"]["containers"][0]["command"]
     command[:1] = ["python3", "-m", "torch.distributed.run"]
@@ -51,7 +55,7 @@ def test_a_killed_worker_is_recovered_from_every_time(
     book = follow(job)
     book.wait_step(5, timeout=240)
     seconds = []
-    for kill in range(KILLS):
+    for kill in range(kills):
         round_ = job.wait_status(worldSize=3)["status"]["rendezvousRound"]
         pod = f"{job.name}-{kill % 3}-0"
         which = ("child", "fork")[kill % 2]
@@ -61,9 +65,9 @@ def test_a_killed_worker_is_recovered_from_every_time(
         # Later steps belong to the new world.
         step = book.wait_steps_after(moment + LATE, world=3, timeout=120)
         seconds.append(step.time - moment)
-    print(json.dumps({"kills": KILLS, "median": statistics.median(seconds), "seconds": seconds}))
+    print(json.dumps({"kills": kills, "median": statistics.median(seconds), "seconds": seconds}))
     status = job.status()
-    assert status["restartsCountTowardsMax"] == KILLS
+    assert status["restartsCountTowardsMax"] == kills
     failure = status["lastFailure"]
     assert (failure["signal"], failure["class"]) == ("SIGKILL", "Killed")
     assert status["incarnations"] == "0,0,0"

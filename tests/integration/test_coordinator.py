@@ -27,12 +27,14 @@ from elasticjob.contract.messages import (
     RoundSettings,
     Standby,
     StartRound,
+    StateReceived,
     StepTimes,
     TrainingProgress,
     WorkersStarted,
     WorkersStopped,
     WorkersSucceeded,
 )
+from elasticjob.contract.names import RoundId
 from elasticjob.control_link.link import ControlLink, LinkGate, LinkRole, Welcome, connect
 from elasticjob.rendezvous.state import initial_state
 from elasticjob.store.server import StoreServer
@@ -58,6 +60,18 @@ class Peers:
         link = await self.link()
         link.send(Announce(index, 0, f"agent_id-{index}", f"j-{index}-0", "127.0.0.1", 5000 + index, 1, ready=True))
         return link
+
+    async def one_node_trains(self, workers: int) -> tuple[ControlLink, ControlLink, RoundId]:
+        """Return the links of an operator and of the only node, whose workers have started, and their round."""
+        operator = await self.link(LinkRole.OPERATOR)
+        one_node = RoundSettings(min_nodes=1, max_nodes=2, target=1)
+        operator.send(OperatorView(1, 1, one_node, 0, None, (ExpectedPod(0, 0, "j-0-0", PodState.RUNNING),)))
+        node = await self.link()
+        node.send(Announce(0, 0, "agent_id-0", "j-0-0", "127.0.0.1", 5000, workers, ready=True))
+        round_id = (await receive(node, StartRound)).round
+        node.send(WorkersStarted(round_id))
+        await receive(operator, Report, lambda r: r.formed_at > 0)
+        return operator, node, round_id
 
 
 @pytest.fixture
@@ -150,34 +164,32 @@ async def test_a_message_that_its_sender_may_not_send_is_ignored_and_counted(pee
 
 
 async def test_step_times_reach_the_operator_as_a_straggler(peers: Peers) -> None:
-    operator = await peers.link(LinkRole.OPERATOR)
-    one_node = RoundSettings(min_nodes=1, max_nodes=2, target=1)
-    operator.send(OperatorView(1, 1, one_node, 0, None, (ExpectedPod(0, 0, "j-0-0", PodState.RUNNING),)))
-    node = await peers.link()
-    node.send(Announce(0, 0, "agent_id-0", "j-0-0", "127.0.0.1", 5000, 2, ready=True))
-    start = await receive(node, StartRound)
-    node.send(WorkersStarted(start.round))
-    await receive(operator, Report, lambda r: r.formed_at > 0)
+    operator, node, round_id = await peers.one_node_trains(workers=2)
     for _ in range(2):
-        node.send(StepTimes(start.round, 0.1, (0.02, 0.08)))
+        node.send(StepTimes(round_id, 0.1, (0.02, 0.08)))
     straggler = (await receive(operator, Report, lambda r: r.straggler is not None)).straggler
     assert straggler is not None
     assert (straggler.rank, straggler.pod, straggler.own_seconds, straggler.median_seconds) == (1, "j-0-0", 0.08, 0.02)
     node.send(Leaving("SIGTERM"))
-    node.send(WorkersStopped(start.round, 6000))
+    node.send(WorkersStopped(round_id, 6000))
     assert (await receive(operator, Report, lambda r: r.round is None)).straggler is None
+
+
+async def test_the_slowest_transfer_of_a_state_reaches_the_operator(peers: Peers) -> None:
+    operator, node, round_id = await peers.one_node_trains(workers=2)
+    slow = StateReceived(round_id, 1, 10**9, 0.5, "eth0")
+    for received in (replace(slow, round=round_id._replace(number=9)), slow, replace(slow, rank=0, seconds=0.4)):
+        node.send(received)
+    node.send(Leaving("SIGTERM"))
+    node.send(WorkersStopped(round_id, 6000))
+    transfer = (await receive(operator, Report, lambda r: r.round is None)).state_transfer
+    assert transfer is not None
+    assert (transfer.received, transfer.pod) == (slow, "j-0-0")
 
 
 async def test_a_change_of_progress_alone_is_reported_rarely(peers: Peers, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(coordinator_module, "PROGRESS_SECONDS", 0.2)
-    operator = await peers.link(LinkRole.OPERATOR)
-    one_node = RoundSettings(min_nodes=1, max_nodes=2, target=1)
-    operator.send(OperatorView(1, 1, one_node, 0, None, (ExpectedPod(0, 0, "j-0-0", PodState.RUNNING),)))
-    node = await peers.link()
-    node.send(Announce(0, 0, "agent_id-0", "j-0-0", "127.0.0.1", 5000, 1, ready=True))
-    round_id = (await receive(node, StartRound)).round
-    node.send(WorkersStarted(round_id))
-    await receive(operator, Report, lambda r: r.formed_at > 0)
+    operator, node, round_id = await peers.one_node_trains(workers=1)
     node.send(TrainingProgress(round_id._replace(number=9), 1, None, None))
     first, *_, last = (TrainingProgress(round_id, step, 10, 0.5, (Metric("loss", "1"),)) for step in range(5))
     node.send(first)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -57,7 +58,7 @@ if __name__ == "__main__":
     print(result.state.value, result.is_failed(), result.return_values, rank, failure.exception, failure.message)
 """,
     )
-    assert output.splitlines()[-1] == "FAILED True {} 1 ValueError bad batch"
+    assert re.fullmatch(r"FAILED True {} 1 ValueError bad batch \(\w+\.py, line 5\)", output.splitlines()[-1])
 
 
 def test_values_are_those_of_the_round_that_succeeded(tmp_path: Path) -> None:

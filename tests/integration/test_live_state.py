@@ -123,6 +123,18 @@ def test_a_joiner_gets_the_live_state_and_the_others_load_nothing(results: dict[
     assert ranks[0] == ranks[1] == ranks[2], "also the random states, which were alike on the other ranks"
 
 
+def test_a_joiner_whose_process_stays_receives_in_place(results: dict[str, Any]) -> None:
+    """One gets the state from a rank of its own, two by a broadcast: with the same bits."""
+    sent, received = {"send": 1}, {"receive_pieces": 1, "_load": 1}
+    for name, calls in (("joiner stays", [sent, {}, received]), ("joiners stay", [sent, received, received])):
+        ranks = results[name]
+        assert [rank.pop("calls") for rank in ranks] == calls
+        assert [rank.pop("in place") for rank in ranks] == [True] * 3
+        assert (len({rank.pop("random") for rank in ranks}) == 1) is (name == "joiner stays"), "if two ranks agree"
+        assert ranks[0] == ranks[1] == ranks[2]
+        assert ranks[0]["values"].startswith("[3, 24, 3, ")
+
+
 def test_a_joiner_gets_a_new_seed_if_the_random_states_of_the_others_differ(results: dict[str, Any]) -> None:
     first, second, joiner = results["joiner random"]
     assert first[0] == first[1]

@@ -32,12 +32,30 @@ def test_every_worker_gets_its_ranks_and_the_job_succeeds(tmp_path: Path) -> Non
     assert shown == [("0", "0 0 4 0"), ("1", "1 1 4 0"), ("2", "2 0 4 1"), ("3", "3 1 4 1")]
 
 
+@pytest.mark.parametrize(("nodes", "connects"), [(2, False), (2, True), (1, False)])
+def test_workers_that_succeed_without_a_process_group_are_reported(tmp_path: Path, nodes: int, connects: bool) -> None:
+    text = """
+import os, sys
+from datetime import timedelta
+from elasticjob.inprocess.socket_store import SocketStore
+if sys.argv[1] == "True":
+    store = SocketStore.open(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), timedelta(seconds=9))
+    store.set("key", "value")
+    assert store.get("key") == b"value"
+"""
+    with LocalRun(manifest([*script(tmp_path, text), str(connects)], replicas=nodes, preload=[]), tmp_path) as run:
+        assert run.exit_code() == 0, run.text
+    note = "no worker has connected to MASTER_ADDR:MASTER_PORT: unless the script joins its processes in another way"
+    assert run.text.count(note) == (nodes > 1 and not connects)
+
+
 def test_a_script_that_raises_uses_up_the_restarts_and_names_the_cause(tmp_path: Path) -> None:
     raises = WAIT_FOR_FILE + "if os.environ['RANK'] == '1': raise ValueError('bad batch')\n" + "time.sleep(60)"
     job = manifest([*script(tmp_path, raises), "/"], replicas=2, failurePolicy={"maxRestarts": 1})
     with LocalRun(job, tmp_path) as run:
         assert run.exit_code() == 1
-    assert "toy failed: rank 1 died: ValueError: bad batch (exit 1, UserError) on toy-1-0; 1 restart" in run.text
+    cause = r"rank 1 died: ValueError: bad batch \(script.py, line \d+\) \(exit 1, UserError\) on toy-1-0; 1 restart"
+    assert re.search(f"toy failed: {cause}", run.text)
     assert "toy-0-0: round 1.0.2 formed" in run.text
 
 
@@ -160,6 +178,48 @@ raise RuntimeError("[/gloo/transport/tcp/pair.cc:561] Connection closed by peer 
     with LocalRun(job, tmp_path) as run:
         assert run.exit_code() == 1
     assert "toy failed: rank 1 died: ValueError: bad batch" in run.text
+
+
+@pytest.mark.torch
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize(("nodes", "processes"), [(2, 1), (1, 2)])
+def test_a_rank_that_ends_early_is_named_though_its_process_exits_later(
+    tmp_path: Path, nodes: int, processes: int
+) -> None:
+    text = """
+import sys, torch, torch.distributed as dist
+dist.init_process_group("gloo")
+for step in range(200):
+    if dist.get_rank() == 1 and step == 3:
+        dist.destroy_process_group()
+        sys.exit(0)
+    dist.all_reduce(torch.ones(1))
+"""
+    job = manifest(
+        script(tmp_path, text), replicas=nodes, nprocPerNode=processes, preload=["torch"],
+        failurePolicy={"maxRestarts": 0},
+    )  # fmt: skip
+    with LocalRun(job, tmp_path) as run:
+        assert run.exit_code(150) == 1
+    assert "(script.py, line 8); rank 1 had already ended with success: all ranks must make the same" in run.text
+
+
+def test_the_cause_of_a_rank_that_loses_its_peer_is_the_rank_that_ended_early(tmp_path: Path) -> None:
+    text = """
+import os, sys, time
+if os.environ["RANK"] == "1":
+    sys.exit(0)
+time.sleep(1)
+raise RuntimeError("[/gloo/transport/tcp/pair.cc:561] Connection closed by peer [127.0.0.1]:1")
+"""
+    job = manifest(script(tmp_path, text), replicas=2, preload=[], failurePolicy={"maxRestarts": 0})
+    with LocalRun(job, tmp_path) as run:
+        assert run.exit_code() == 1
+    cause = "Connection closed by peer [127.0.0.1]:1 (script.py, line 6); rank 1 had already ended with success"
+    assert cause in next(line for line in run.lines if "toy failed" in line)
+    ends = [line for line in run.lines if "done: Failed (MaxRestartsExceeded): " in line]
+    assert len(ends) == 2
+    assert all(cause in line and "workers failed after 0 of 0 restarts; last failure: " in line for line in ends)
 
 
 BREAKS_IN_A_FORK = """
@@ -302,6 +362,7 @@ def test_a_command_that_does_not_exist_fails_the_job(tmp_path: Path) -> None:
     with LocalRun(job, tmp_path) as run:
         assert run.exit_code() == 1
     assert re.search("toy failed: .*no-such-program.*StartError", run.text)
+    assert re.search("done: Failed .* rank 0 in toy-0-0 failed: StartError: no-such-program: .*No such file", run.text)
 
 
 def test_one_failure_is_one_line_and_a_healthy_start_has_no_refused_connection(tmp_path: Path) -> None:
@@ -309,8 +370,8 @@ def test_one_failure_is_one_line_and_a_healthy_start_has_no_refused_connection(t
     with LocalRun(manifest(script(tmp_path, text), failurePolicy={"maxRestarts": 1}), tmp_path) as run:
         assert run.exit_code() == 1
     assert [line for line in run.lines if line.startswith("[job]") and ("died" in line or "ended" in line)] == [
-        "[job] round 1.0.1 ended: WorkerFailed: rank 0 died: exit 3 (UserError) (counts as a restart)",
-        "[job] toy failed: rank 0 died: exit 3 (UserError) on toy-0-0; 1 restart (MaxRestartsExceeded)",
+        "[job] round 1.0.1 ended: WorkerFailed: rank 0 died: exit 3: bar 10% (UserError) (counts as a restart)",
+        "[job] toy failed: rank 0 died: exit 3: bar 10% (UserError) on toy-0-0; 1 restart (MaxRestartsExceeded)",
     ]
     assert "finished: MaxRestartsExceeded" not in run.text
     assert "cannot connect to the store" not in run.text

@@ -82,6 +82,8 @@ class Cluster:
     """The address of each machine. The store is on the first one, with agent 0, its standby store on the second."""
     within: tuple[tuple[str, ...], ...] = ((),) * NODES
     """A command for each machine that runs another one there."""
+    script = STEPS
+    """What the workers run."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -127,7 +129,7 @@ class Cluster:
 
     async def start_agent(self, index: int) -> None:
         script = self.folder / "steps.py"
-        script.write_text(STEPS)
+        script.write_text(self.script)
         env = {
             Env.INDEX: str(index), Env.POD_NAME: f"j-{index}-0", Env.POD_IP: self.hosts[index], Env.PRELOAD: "",
             Env.STORE_ENDPOINT: f"{self.hosts[0]}:{self.ports[0]}",

@@ -171,10 +171,10 @@ def _apply_to_any_round(state: CoordinatorState, node: Node, message: WorkersSto
 _apply_worker_state = apply_event._apply_worker_state
 
 
-def _charge_again(state: CoordinatorState, view: OperatorView) -> CoordinatorState:
+def _charge_again(state: CoordinatorState, view: OperatorView, now: float) -> CoordinatorState:
     """Wrong: report a charge again, as one of another round."""
     return replace(
-        _apply_operator_view(state, view),
+        _apply_operator_view(state, view, now),
         ended_rounds=tuple(
             replace(e, round=e.round._replace(number=e.round.number + 100)) for e in state.ended_rounds if e.charged
         ),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -54,8 +55,9 @@ class FaultReport:
     full_seconds: float
     """From the last fault until all nodes have made a step."""
     kept: int
-    """Processes that trained before and after."""
+    """Processes that trained before and after, and those that were replaced because gloo had lost an operation."""
     replaced: int
+    """The others."""
 
     @property
     def shape(self) -> str:
@@ -83,11 +85,12 @@ class _Fired:
 class FaultyJob:
     """A context manager. `inject` as often as wanted, then `finish`."""
 
-    def __init__(self, folder: Path, *, step_delay: float = 0.02) -> None:
+    def __init__(self, folder: Path, *, step_delay: float = 0.02, spare_processes: bool = False) -> None:
         self._folder = folder
         self._kinds = possible_kinds()
         self._memory_group = _CGROUP / f"elasticjob-test-{uuid.uuid4().hex[:8]}"
         command = [sys.executable, str(SCRIPT), str(folder), f"--step-delay={step_delay}"]
+        command += ["--spare-process"] if spare_processes else []
         job = manifest(
             command,
             replicas=NODES,
@@ -269,9 +272,14 @@ class FaultyJob:
         newest = self._newest()
         now = set(newest.processes.values())
         hit = {f.pid for i, f in enumerate(fired) if f.kind in REPLACES or i in incident.replaced}
-        # A node that is connected again before its agent has noticed the cut keeps its process.
-        must_end = hit - {f.pid for f in fired if f.kind == "node cut"}
-        assert before - now <= hit, f"{incident}: processes {before - now - hit} were replaced too\n{self.text}"
+        # A node that is connected again before its agent has noticed the cut keeps its process. So does one that takes
+        # memory when another fault ends the round.
+        may_stay = {"node cut"} if len(fired) == 1 else {"node cut", "killed for memory"}
+        must_end = hit - {f.pid for f in fired if f.kind in may_stay}
+        ended_themselves = {int(pid) for pid in re.findall(r"gloo has lost an operation .* replaces (\d+)", self.text)}
+        lost = (before - now - hit) & ended_themselves
+        also = before - now - hit - lost
+        assert not also, f"{incident}: processes {also} were replaced too\n{self.text}"
         assert not must_end & now, f"{incident}: processes {must_end & now} should have ended"
         if not ended:
             assert [f.round for f in fired] == [list(self.ledger.rounds)[-1]] * len(fired), f"{incident} ended a round"
@@ -279,7 +287,9 @@ class FaultyJob:
         first = min((r.first_step_time for r in rounds if r.first_step_time > last), default=0.0)
         first = first or min(t for t in newest.last_times.values() if t > last)
         full = max(newest.first_step_time, first)
-        return FaultReport(incident, first - last, full - last, len(before & now), len(now - before))
+        return FaultReport(
+            incident, first - last, full - last, len(before & now) + len(lost), len(now - before) - len(lost)
+        )
 
 
 def train_alone(folder: Path, steps: int) -> TrainingLedger:

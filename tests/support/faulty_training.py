@@ -191,10 +191,11 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--alone", type=int, metavar="STEPS", help="train so many steps in one process")
     parser.add_argument("--step-delay", type=float, default=0.0, help="seconds to wait after each step")
+    parser.add_argument("--spare-process", action="store_true", help="ask for a spare process of each rank")
     options = parser.parse_args()
     torch.set_num_threads(1)
     training = Training(options.folder, options.step_delay)
-    elasticjob.restartable(training.train)(options.alone or sys.maxsize)
+    elasticjob.restartable(spare_process=options.spare_process)(training.train)(options.alone or sys.maxsize)
 
 
 if __name__ == "__main__":

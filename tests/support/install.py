@@ -10,6 +10,7 @@ from support.kubectl import REPOSITORY, Tools
 CHART = REPOSITORY / "charts/elasticjob"
 SYSTEM = "elasticjob-system"
 RELEASE = "elasticjob"
+OPERATOR = "app.kubernetes.io/component=operator"
 
 
 def install(kube: Kube, cluster_dir: Path, *values: str) -> None:
@@ -21,25 +22,25 @@ def install(kube: Kube, cluster_dir: Path, *values: str) -> None:
     tools = Tools(cluster_dir / "bin", cluster_dir / "kubeconfig")
     options = ["--namespace", SYSTEM, "--create-namespace", "--reset-values"]
     options += [part for value in values for part in ("--set", value)]
-    old = {pod["metadata"]["uid"]: pod["metadata"]["name"] for pod in kube.list("pods", SYSTEM)}
+    old = {pod["metadata"]["uid"]: pod["metadata"]["name"] for pod in kube.list("pods", SYSTEM, OPERATOR)}
     tools.helm("upgrade", "--install", RELEASE, str(CHART), *options)
     for name in old.values():
         kube.delete("pods", name, SYSTEM)
-    wanted = kube.get("deployments", RELEASE, SYSTEM)["spec"]["replicas"]
-
-    def replaced(pods: list[Json]) -> bool:
-        """Return whether the old pods are gone: one that is being deleted may lead."""
-        ready = [pod for pod in pods if is_true(pod, "Ready")]
-        return len(ready) >= int(wanted) and not any(pod["metadata"]["uid"] in old for pod in pods)
-
-    # The Deployment's status may still count the deleted pods.
-    kube.wait_list("pods", SYSTEM, replaced, timeout=120, what="only new pods of the operator run")
-    wait_rolled_out(kube)
+    wait_rolled_out(kube, without=frozenset(old))
 
 
-def wait_rolled_out(kube: Kube) -> None:
-    """Wait until all pods of the operator are available and have the newest template."""
+def wait_rolled_out(kube: Kube, without: frozenset[str] = frozenset()) -> None:
+    """Wait until the operator has as many pods as its Deployment wants, all with the newest template and none with
+    one of these UIDs. One that is being deleted may lead, and one that the old ReplicaSet made for a deleted pod, too:
+    neither is in the Deployment's status."""
     kube.wait("deployments", RELEASE, SYSTEM, _rolled_out, timeout=120, what="the operator's Deployment has rolled out")
+    wanted = int(kube.get("deployments", RELEASE, SYSTEM)["spec"]["replicas"])
+
+    def only_new(pods: list[Json]) -> bool:
+        new = [pod for pod in pods if pod["metadata"]["uid"] not in without and is_true(pod, "Ready")]
+        return len(new) == len(pods) == wanted
+
+    kube.wait_list("pods", SYSTEM, only_new, selector=OPERATOR, timeout=120, what="only new pods of the operator run")
 
 
 def _rolled_out(deployment: Json) -> bool:

@@ -175,6 +175,25 @@ def joiner(rounds: Rounds) -> Any:
     return {**trainer.digest(), "calls": calls}
 
 
+def joiners_whose_processes_stay(members: tuple[int, ...]) -> Any:
+    """The members train; the other ranks join, with processes that will survive the end of a round."""
+
+    def scenario(rounds: Rounds) -> Any:
+        trainer = Trainer(seed=1, random_seed=7) if rounds.rank in members else Trainer(seed=9)
+        if rounds.begin(members):
+            rounds.train(trainer, 3)
+        rounds.begin()
+        progress_channel.process_stays = True
+        places = [parameter.data_ptr() for parameter in trainer.model.parameters()]
+        with counted() as calls:
+            trainer.state.sync()
+        progress_channel.process_stays = False
+        in_place = places == [parameter.data_ptr() for parameter in trainer.model.parameters()]
+        return {**trainer.digest(), "calls": calls, "in place": in_place}
+
+    return scenario
+
+
 def joiner_with_other_random_states(rounds: Rounds) -> Any:
     trainer = Trainer(random_seed=100 + rounds.rank)
     if rounds.begin((0, 1)):
@@ -290,6 +309,8 @@ SCENARIOS: dict[str, Callable[[Rounds], Any]] = {
     "optimizer": interrupted("optimizer", seeds_again=True),
     "gradients": gradients_are_dropped,
     "joiner": joiner,
+    "joiner stays": joiners_whose_processes_stay((0, 1)),
+    "joiners stay": joiners_whose_processes_stay((0,)),
     "joiner random": joiner_with_other_random_states,
     "rollback": rollback,
     "cut off": cut_off,
@@ -518,10 +539,10 @@ ALONE: dict[str, Callable[[], dict[str, Any]]] = {
 
 
 class counted:  # noqa: N801  (a context manager with a result)
-    """Count what this rank does with blocks: `send`, `receive`, `discard`, and `_load` into its objects."""
+    """Count what this rank does with blocks: sends, receives or discards them, and loads them into its objects."""
 
     def __enter__(self) -> dict[str, int]:
-        names = {"send": Exchange, "receive": Exchange, "discard": Exchange, "_load": State}
+        names = {"send": Exchange, "receive": Exchange, "receive_pieces": Exchange, "discard": Exchange, "_load": State}
         self._saved = {(owner, name): getattr(owner, name) for name, owner in names.items()}
         calls: dict[str, int] = {}
         for (owner, name), method in self._saved.items():
@@ -534,9 +555,9 @@ class counted:  # noqa: N801  (a context manager with a result)
 
 
 def _counting(calls: dict[str, int], name: str, method: Any) -> Any:
-    def call(*args: Any, **kwargs: Any) -> None:
+    def call(*args: Any, **kwargs: Any) -> Any:
         calls[name] = calls.get(name, 0) + 1
-        method(*args, **kwargs)
+        return method(*args, **kwargs)
 
     return call
 

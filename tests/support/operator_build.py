@@ -124,13 +124,17 @@ def raw_pod(index: int, incarnation: int = 0, *, role: Role = Role.WORKER, node:
 
 def worker(index: int, incarnation: int = 0, **more: Any) -> Pod:
     """Return a worker pod that the operator has seen since its creation; arguments as for `raw_pod`."""
-    return replace(parse_pod(raw_pod(index, incarnation, **more)), seen=more.get("created", NOW - 60))
+    return _seen(parse_pod(raw_pod(index, incarnation, **more)), more.get("created", NOW - 60))
 
 
 def store(incarnation: int = 0, **more: Any) -> Pod:
     """Return a store pod that the operator has seen since its creation; arguments as for `raw_pod`."""
     raw = raw_pod(0, incarnation, role=Role.STORE, **more)
-    return replace(parse_pod(raw), seen=more.get("created", NOW - 60))
+    return _seen(parse_pod(raw), more.get("created", NOW - 60))
+
+
+def _seen(pod: Pod, at: float) -> Pod:
+    return replace(pod, seen=at, seen_running=at if pod.phase == "Running" else 0.0)
 
 
 def ended(exit_code: int, reason: str = "Error", termination: Termination | InRound | str = "") -> Raw:
@@ -161,7 +165,7 @@ def declared(outcome: Outcome, failure: Failure | None = None) -> Termination:
     return Termination(outcome, "because", RoundId(1, 0, 1), "", failure)
 
 
-def unschedulable(message: str = "0/3 nodes are available.") -> Raw:
+def unschedulable(message: str = "0/3 nodes are available: 3 Insufficient cpu.") -> Raw:
     """Return the arguments for a pod without a node."""
     scheduled = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message}
     return {"phase": "Pending", "node": "", "conditions": [scheduled]}

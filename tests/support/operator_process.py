@@ -202,8 +202,7 @@ class ApiServer:
                 return await self.api.patch(resource, "", name, body)
             case "DELETE":
                 uid, grace = body["preconditions"]["uid"], body.get("gracePeriodSeconds")
-                await self.api.delete(resource, "", name, uid=uid, grace=grace)
-                return {}
+                return await self.api.delete(resource, "", name, uid=uid, grace=grace)
         raise AssertionError(f"a request that the operator does not send: {method}")
 
 
@@ -286,7 +285,9 @@ class OperatorProcess:
 
     def report(self) -> None:
         """Deliver the reports of stores."""
-        reported = self.links.view(KEY), self.links.standby_view(KEY)
+        # Without an address, the view of a link changes with time only.
+        standby = self.links.standby_view(KEY) if self.links.standby_address else None
+        reported = self.links.view(KEY), standby
         if reported != self._reported:
             self._reported = reported
             self.queue.enqueue(KEY)

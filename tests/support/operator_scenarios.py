@@ -422,7 +422,8 @@ SCENARIOS = (
              ((warn(NodeWarning(cordoned=True), drain=True), is_drained), (warn(None), is_drained)),
              watches_nodes=True),
     Scenario("the end of a node is announced", ELASTIC,
-             ((warn(NodeWarning("taint spot")), has_left), (warn(None), has_left)), watches_nodes=True),
+             ((warn(NodeWarning("taint spot", ends=(("taint spot", 2e9),))), has_left), (warn(None), has_left)),
+             watches_nodes=True),
 )  # fmt: skip
 
 

@@ -47,6 +47,9 @@ from elasticjob_operator.plan import StoreAddress
 
 Raw = dict[str, Any]
 
+READY = {"type": "Ready", "status": "True"}
+"""A condition of a pod that runs."""
+
 
 class Crash(BaseException):
     """The operator's process crashes here."""
@@ -154,18 +157,18 @@ class Api:
         self._end_write()
         return copied(stored)
 
-    async def delete(
-        self, resource: Resource, namespace: str, name: str, *, uid: str, grace: int | None = None
-    ) -> None:
+    async def delete(self, resource: Resource, namespace: str, name: str, *, uid: str, grace: int | None = None) -> Raw:
         self._begin_write("delete", resource, name)
         found = self._found(resource, name)
         if found["metadata"]["uid"] != uid:
             raise Conflict("the uid has changed", 409)
         if resource is PODS and grace != 0 and found.get("spec", {}).get("nodeName"):
             mark_deleted(found, self.now, grace)
+            found["metadata"]["resourceVersion"] = self.next_version()
         else:
             self.remove(resource, name)
         self._end_write()
+        return copied(found)
 
     def _found(self, resource: Resource, name: str) -> Raw:
         if (resource, name) not in self.objects:
@@ -345,6 +348,8 @@ class FakeStoreLinks:
         return LinkView(True, self.since, self.last_report, dict(self.lost))
 
     def standby_view(self, key: object) -> LinkView:
+        if self.standby_address is None:
+            return LinkView(since=self.api.operator_now)
         store = self._store_at(self.standby_address)
         if store is None:
             return LinkView(False, self.standby_since, self.standby_last_report)
@@ -451,10 +456,9 @@ class World:
         if not self._reachable(pod) or phase(pod) != "Pending" or "deletionTimestamp" in pod["metadata"]:
             return
         state = {"name": pod["spec"]["containers"][0]["name"], "state": {"running": {}}}
-        pod["status"] = {"phase": "Running", "podIP": "10.0.0.1", "containerStatuses": [state]}
+        pod["status"] = {"phase": "Running", "podIP": "10.0.0.1", "containerStatuses": [state], "conditions": [READY]}
         name = pod["metadata"]["name"]
         if role(pod) is Role.STORE:
-            pod["status"]["conditions"] = [{"type": "Ready", "status": "True"}]
             env = {e["name"]: e.get("value") for e in pod["spec"]["containers"][0]["env"]}
             standby = env.get(Env.STANDBY_STORE) == "1"
             incarnation = number(pod, Label.INCARNATION)
@@ -523,6 +527,7 @@ class World:
         message = codec.dumps(termination or in_round).decode() if termination or in_round else ""
         ended = {"exitCode": exit_code, "reason": reason, "message": message, "finishedAt": timestamp(self.api.now)}
         pod["status"]["phase"] = "Failed" if exit_code else "Succeeded"
+        pod["status"]["conditions"] = [c for c in pod["status"]["conditions"] if c != READY]
         pod["status"]["containerStatuses"][0]["state"] = {"terminated": ended}
 
     def fail_worker(self, store: Store, name: str, *, replaced: bool) -> None:

@@ -17,6 +17,8 @@ from elasticjob.agent.machine.effects import (
     HoldWorkers,
     LaunchWorkers,
     Send,
+    SetMachineEnd,
+    StartAhead,
     StartLeaveTimer,
     StopWorkers,
     StopWorkersAt,
@@ -76,6 +78,8 @@ class Agent:
     outbox: tuple[NodeToCoordinator, ...] = ()
     inbox: tuple[CoordinatorToNode | StoreToNode, ...] = ()
     launching: bool = False
+    starting_ahead: bool = False
+    """Whether workers run their script up to its function, ahead of a round."""
     holding: bool = False
     """Whether the workers are about to be held at their next step."""
     held_until: float | None = None
@@ -89,6 +93,8 @@ class Agent:
     workers_frozen: bool = False
     timer: float | None = None
     """When the agent stops to wait for an answer to `Leaving`."""
+    machine_end: float | None = None
+    """When its machine ends, as its workers know it."""
     past: NodeToCoordinator | None = None
     """The last message about the round before the present one, for the move `late`."""
     missed_step: bool = False
@@ -196,6 +202,8 @@ def _carry_out(a: Agent, effect: Effect, now: float) -> Agent:
             return send(a, message)
         case LaunchWorkers():
             return replace(a, launching=True, exited=0, stops_at=None, held_until=None, step=FIRST_STEP + a.index % 2)
+        case StartAhead():
+            return replace(a, starting_ahead=True)
         case HoldWorkers():
             return replace(a, holding=True)
         case StopWorkersAt(round_id, step):
@@ -206,9 +214,11 @@ def _carry_out(a: Agent, effect: Effect, now: float) -> Agent:
             return replace(a, workers_frozen=on)
         case StartLeaveTimer(seconds):
             return replace(a, timer=now + seconds)
+        case SetMachineEnd(seconds):
+            return replace(a, machine_end=None if seconds is None else now + seconds)
         case Exit(_, termination):
             a = replace(a, ended=termination.outcome, termination=termination, ended_at=now, timer=None)
-            return replace(a, launching=False, holding=False, killing=False, workers_frozen=False)
+            return replace(a, launching=False, starting_ahead=False, holding=False, killing=False, workers_frozen=False)
         case _:
             return a
 
@@ -220,14 +230,20 @@ def _stop_at(a: Agent, round_id: RoundId, step: int, now: float) -> Agent:
 
 
 def work(a: Agent, now: float, *, reports_steps: bool = True) -> Agent:
-    """Let what is in progress on the node end: a stop, a start, a hold, or the last step."""
-    assert a.start is not None
-    round_id = a.start.round
+    """Let what is in progress on the node end: a stop, a start, a hold, or the last step.
+
+    `reports_steps`: the script uses elasticjob's API, so that its function can be called again, too.
+    """
     if a.killing:
         a = replace(a, killing=False, workers_frozen=False)
         return dispatch(a, events.AllWorkersStopped(1), now)
+    if a.starting_ahead:
+        return dispatch(replace(a, starting_ahead=False), events.StartedAhead(), now)
+    assert a.start is not None
+    round_id = a.start.round
     if a.launching:
-        return dispatch(replace(a, launching=False), events.WorkersLaunched(round_id), now)
+        a = dispatch(replace(a, launching=False), events.WorkersLaunched(round_id), now)
+        return dispatch(a, events.FunctionCalled(), now) if reports_steps else a
     if a.holding:
         return _hold(a, round_id if reports_steps else None, now)
     a = replace(a, stops_at=None)
@@ -252,7 +268,9 @@ def _hold(a: Agent, reporting: RoundId | None, now: float) -> Agent:
 
 def works(a: Agent) -> bool:
     """Return whether something is in progress on the node that ends without a message."""
-    return a.killing or ((a.launching or a.holding or a.stops_at is not None) and not a.workers_frozen)
+    return (
+        a.killing or a.starting_ahead or ((a.launching or a.holding or a.stops_at is not None) and not a.workers_frozen)
+    )
 
 
 def fail(a: Agent, kind: FailureClass, now: float) -> Agent:
@@ -274,4 +292,13 @@ def may_fail(a: Agent) -> bool:
 def crash(a: Agent, now: float) -> Agent:
     """Let the agent's container end by a signal, with all its workers."""
     a = replace(a, ended=Outcome.ERROR, crashed=True, ended_at=now, store=None, deaf=False, outbox=(), inbox=())
-    return replace(a, launching=False, holding=False, killing=False, stops_at=None, workers_frozen=False, timer=None)
+    return replace(
+        a,
+        launching=False,
+        starting_ahead=False,
+        holding=False,
+        killing=False,
+        stops_at=None,
+        workers_frozen=False,
+        timer=None,
+    )

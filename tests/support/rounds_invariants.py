@@ -24,7 +24,7 @@ from elasticjob.contract.names import RoundId
 from elasticjob.rendezvous import rounds
 from elasticjob.rendezvous.confirmation import CONFIRMATION_SECONDS, least_complete_round
 from elasticjob.rendezvous.decision import RoundDecision
-from elasticjob.rendezvous.state import CoordinatorEvent, CoordinatorState, Round, candidates
+from elasticjob.rendezvous.state import CoordinatorEvent, CoordinatorState, Round, candidates, topology_of
 from elasticjob_operator.model.status import ConditionType
 from support import rounds_partition
 from support.rounds_agent import Agent
@@ -93,6 +93,26 @@ def joining_nodes_of_one_block_have_neighbouring_ranks(before: World, _: Move, a
         blocks = [p.topology for p, n in expected if p and p.incarnation == n.incarnation and p.topology]
         if sum(block != following for block, following in pairwise(blocks)) >= max(1, len(set(blocks))):
             return False
+    return True
+
+
+def joining_nodes_are_beside_their_block(before: World, _: Move, after: World) -> bool:
+    """A node that joins a round follows a node of its block, if one of that block stays; one that stays has rank 0."""
+    for s, started in _new_rounds(before, after):
+        known = before.store(s.incarnation)
+        nodes = [s.state.nodes.get(agent_id) for agent_id in started.members]
+        if known is None or _may_have_come_later(before, s) or None in nodes:
+            continue
+        members = [n for n in nodes if n is not None]
+        stays = {n.agent_id for n in members if n.agent_id in known.state.last_members}
+        if any(n.membership is not None and n.agent_id not in stays for n in members):
+            continue  # a round of another store may have been the last one
+        blocks = [topology_of(s.state, n) for n in members]
+        old = {block for n, block in zip(members, blocks, strict=True) if n.agent_id in stays}
+        for at, n in enumerate(members):
+            joins = bool(stays) and n.agent_id not in stays
+            if joins and (at == 0 or (blocks[at] and blocks[at] in old and blocks[at - 1] != blocks[at])):
+                return False
     return True
 
 
@@ -250,6 +270,22 @@ def a_member_that_leaves_has_its_time(before: World, _: Move, after: World) -> b
         if after.now >= ending.kill_at:
             continue  # it has had its time
         if any(isinstance(m, Finish) for m in a.inbox[len(known.get(a.agent_id, ())) :]):
+            return False
+    return True
+
+
+def a_connected_node_knows_when_its_machine_ends(_: World, __: Move, after: World) -> bool:
+    """A node that has read all messages of a store knows the end of its machine if the store knows it.
+
+    Not one that has been sent `Finish`: that is its last message.
+    """
+    for a in after.agents:
+        store = after.store(a.store) if a.store is not None else None
+        waits = a.inbox or a.deaf or a.passive or any(isinstance(m, Announce) for m in a.outbox)
+        over = a.ended is not None or isinstance(a.machine.after_stop, Finish)
+        if store is None or waits or over or store.queue or store.state.newer_store is not None:
+            continue
+        if a.pod in store.state.machine_ends and a.machine_end is None:
             return False
     return True
 
@@ -631,6 +667,7 @@ INVARIANTS: tuple[Invariant, ...] = (
     no_rank_twice,
     nodes_that_stay_keep_their_order,
     joining_nodes_of_one_block_have_neighbouring_ranks,
+    joining_nodes_are_beside_their_block,
     old_messages_have_no_effect,
     no_node_gets_a_round_while_its_workers_run,
     an_older_view_is_not_applied,
@@ -644,6 +681,7 @@ INVARIANTS: tuple[Invariant, ...] = (
     no_recreated_pod_joins_again,
     a_member_that_leaves_has_its_time,
     a_connected_member_is_sent_the_end_of_its_round,
+    a_connected_node_knows_when_its_machine_ends,
     a_confirmation_that_has_run_out_is_not_used,
     a_standby_store_takes_over_with_a_majority,
     only_a_store_that_was_active_closes_another,

@@ -10,6 +10,7 @@ from typing import Any
 from elasticjob.contract.messages import OperatorView, Outcome, Report, RoundSettings
 from elasticjob.contract.names import ExitCode
 from elasticjob_operator.manifests.names import store_pod
+from elasticjob_operator.model.nodes import NodeWarning
 from elasticjob_operator.model.observed import Child, Children, Job, LinkView, Observed, Refusal, RefusalReason
 from elasticjob_operator.model.pods import Pod, TrainerEnd
 from elasticjob_operator.model.spec import JobSpec, parse_spec
@@ -24,6 +25,8 @@ GRACE = 30.0
 """Seconds of a pod's grace period."""
 NEVER = 1e9
 """Seconds until the API server is asked again for a pod for which there is no room."""
+SKEW = 5000.0
+"""Seconds by which the operator's clock is ahead of the stores' when it tells them when a machine ends."""
 _EXITS = {Outcome.SUCCEEDED: ExitCode.SUCCEEDED, Outcome.FAILED: ExitCode.FAILED, Outcome.LEFT: ExitCode.LEFT,
           Outcome.SUPERSEDED: ExitCode.SUPERSEDED, Outcome.ERROR: ExitCode.INTERNAL}  # fmt: skip
 
@@ -168,7 +171,7 @@ def block_of(a: Agent) -> str:
 
 def reconcile(
     operator: Operator, spec: JobSpec, agents: Sequence[Agent], stores: Sequence[StorePod],
-    leases: Mapping[str, float], now: float,
+    leases: Mapping[str, float], ends: Sequence[tuple[str, float]], now: float,
 ) -> Plan:  # fmt: skip
     """Return the product's plan for the job as the operator sees it."""
     job = Job("ns", "bert", "uid", 1, deleting=False, spec=spec, spec_error="", status=operator.parsed)
@@ -182,9 +185,15 @@ def reconcile(
         standby_link=LinkView(operator.standby_linked, operator.standby_since, operator.standby_report),
         standby_store_at=operator.standby_store_at or 0.0, store_named_at=operator.store_named[1],
         older_store_at=operator.older_store_at, leases=leases, refusals=refused,
-        topologies={node_of(a): (block_of(a),) for a in agents},
+        topologies={node_of(a): (block_of(a),) for a in agents}, nodes_watched=True,
+        warnings={node: NodeWarning("taint spot", ends=(("taint spot", end + SKEW),)) for node, end in ends},
     )  # fmt: skip
     return plan(observed, "elasticjob:test", now)
+
+
+def numbered(operator: Operator, view: OperatorView, now: float) -> OperatorView:
+    """Return the view as the operator's link sends it."""
+    return replace(view, lease=1, sequence=operator.sequence + 1, sent_at=now + SKEW)
 
 
 def _service(operator: Operator) -> Child | None:

@@ -66,13 +66,15 @@ BEGIN = 1_000_000.0
 """The time at which a world begins, Unix seconds."""
 PASSED = 60.0
 """Seconds that pass at the move `pass`."""
+NOTICE_SECONDS = 30.0
+"""Seconds from the announcement of a machine's end, the move `spot`, to that end. Its pods may run for longer here."""
 Move = tuple[str, int]
 """The name of the move, and the index, target or group that it applies to."""
 
 AGENT_FAULTS = (
     "crash", "vanish", "blip", "fail", "collective", "sigterm", "cut", "pause", "late", "succeed", "half-open", "deaf",
 )  # fmt: skip
-_AGENT_FAULTS = (*AGENT_FAULTS, "cut-store", "exit")
+_AGENT_FAULTS = (*AGENT_FAULTS, "cut-store", "exit", "spot")
 FAULTS = (
     *AGENT_FAULTS, "restart-store", "restart-in-place", "second-store", "target", "operator-down", "old-view",
     "partition",
@@ -163,6 +165,8 @@ class World:
     """A view on its way to the store of this incarnation, later than those that follow it."""
     lost_nodes: tuple[tuple[str, float], ...] = ()
     """Kubernetes nodes whose kubelets no longer renew their leases, each with the time of the last renewal."""
+    ends: tuple[tuple[str, float], ...] = ()
+    """Kubernetes nodes whose end is announced, each with its time."""
     history: History = History()
 
     def agent(self, number: int) -> Agent:
@@ -390,6 +394,8 @@ def _possible(world: World, a: Agent, move: str) -> bool:
     match move:
         case "blip" | "cut":
             return a.store is not None
+        case "spot":
+            return node_of(a) not in dict(world.ends)
         case "cut-store":
             return a.store is not None and not (a.passive or a.deaf) and a.cut_store < 0
         case "half-open":
@@ -612,6 +618,8 @@ def _agent_step(world: World, a: Agent, name: str) -> World:
             assert a.store is not None
             assert a.past is not None
             return _decide(world, a.store, NodeMessage(a.agent_id, a.past))
+        case "spot":
+            return replace(world, ends=(*world.ends, (node_of(a), now + NOTICE_SECONDS)))
         case "pause" | "resume":
             return _put(world, replace(a, paused=name == "pause"))
         case "heal":
@@ -859,7 +867,7 @@ def _inputs(world: World) -> object:
     stores = tuple((s.incarnation, s.starts, s.deleting) for s in world.stores)
     standby = None if world.operator.standby_address is None else world.store(world.operator.standby_address)
     reports = tuple(None if s is None else _report(world, s) for s in (store, standby))
-    return (reports, pods, stores, world.target)
+    return (reports, pods, stores, world.target, world.ends)
 
 
 def _has_news(world: World) -> bool:
@@ -890,7 +898,7 @@ def _reconcile(world: World) -> World:
     inputs = _inputs(world)
     stores = tuple(StorePod(s.incarnation, s.node, s.created, s.deleting) for s in world.stores)
     spec = rounds_operator.job_spec(*_spec(world))
-    decided = rounds_operator.reconcile(operator, spec, world.agents, stores, _leases(world), world.now)
+    decided = rounds_operator.reconcile(operator, spec, world.agents, stores, _leases(world), world.ends, world.now)
     status = operator.status if decided.status is None else decided.status
     asks_again = decided.requeue_after is not None and decided.requeue_after < rounds_operator.NEVER / 2
     requeue_at = world.now + decided.requeue_after if decided.requeue_after is not None and asks_again else None
@@ -929,10 +937,10 @@ def _dial_standby(world: World, address: int | None) -> World:
 
 def _send_standby_view(world: World, view: OperatorView) -> World:
     operator = world.operator
-    if operator.standby_sent is not None and replace(operator.standby_sent, lease=0, sequence=0) == view:
+    if operator.standby_sent is not None and replace(operator.standby_sent, lease=0, sequence=0, sent_at=0.0) == view:
         return world
     assert operator.standby_address is not None
-    view = replace(view, lease=1, sequence=operator.sequence + 1)
+    view = rounds_operator.numbered(operator, view, world.now)
     world = replace(world, operator=replace(operator, sequence=view.sequence, standby_sent=view))
     return _decide(world, operator.standby_address, OperatorViewReceived(view))
 
@@ -981,9 +989,9 @@ def _dial(world: World, address: int | None) -> World:
 def _send_view(world: World, view: OperatorView) -> World:
     """Send the view unless the store has it."""
     operator = world.operator
-    if operator.sent is not None and replace(operator.sent, lease=0, sequence=0) == view:
+    if operator.sent is not None and replace(operator.sent, lease=0, sequence=0, sent_at=0.0) == view:
         return world
-    view = replace(view, lease=1, sequence=operator.sequence + 1)
+    view = rounds_operator.numbered(operator, view, world.now)
     assert operator.linked is not None
     if view.confirmed_request:
         confirmed = dict(world.history.confirmed) | {operator.linked: view.confirmed_request}

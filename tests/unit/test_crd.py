@@ -55,7 +55,31 @@ def without_types_of_kubernetes(source: Any, generated: Any) -> Any:
 
 
 def test_the_committed_crd_is_generated_from_the_source() -> None:
-    assert without_types_of_kubernetes(SOURCE, CRD) == SOURCE
+    (version,) = generator().source()["spec"]["versions"]
+    source = version["schema"]["openAPIV3Schema"]
+    assert without_types_of_kubernetes(source, CRD) == source
+
+
+@pytest.mark.parametrize(
+    ("schema", "text"),
+    [
+        ({"default": 3, "minimum": 0, "maximum": 10000}, "Default: 3. From 0 to 10000."),
+        ({"minimum": 1}, "At least 1."),
+        ({"default": ["torch", "torch._dynamo"], "maxItems": 32}, "Default: [torch, torch._dynamo]. At most 32 items."),
+        ({"default": True}, "Default: true."),
+        ({"default": {}}, ""),
+        ({"type": "string"}, ""),
+    ],
+)
+def test_a_description_has_the_default_and_the_limits(schema: dict[str, Any], text: str) -> None:
+    assert generator().describe_limits(schema) == text
+    assert SPEC["failurePolicy"]["properties"]["maxRestarts"]["description"].endswith("Default: 3. From 0 to 10000.")
+
+
+def test_the_reference_has_the_defaults_and_limits() -> None:
+    reference = (REPOSITORY / "docs/reference.md").read_text()
+    assert generator().with_limits_table(reference, generator().source()) == reference
+    assert "| `failurePolicy.maxRestarts` | `3` | from 0 to 10000 |" in reference
 
 
 def test_references_are_inlined() -> None:
@@ -207,10 +231,10 @@ def test_columns_and_scale_name_fields_that_exist() -> None:
     scale = version["subresources"]["scale"]
     for path in [*(c["jsonPath"] for c in version["additionalPrinterColumns"]), *scale.values()]:
         node = CRD
-        for name in path.removeprefix(".").split("."):
+        for name in path.removeprefix(".").replace('[?(@.type=="Suspended")]', ".items").split("."):
             if name == "metadata":
                 break
-            node = node["properties"][name]
+            node = node["items"] if name == "items" else node["properties"][name]
         else:
             assert node["type"] in {"string", "integer", "number", "boolean"}, path
 

@@ -30,7 +30,7 @@ def test_public_names_are_unique() -> None:
     homes = defaultdict(list)
     for folder in ("agent", "operator"):
         for path in sorted((ROOT / folder).rglob("*.py")):
-            for name in public_names(path):
+            for name in set(public_names(path)):  # the overloads of a function have one name
                 homes[name].append(str(path.relative_to(ROOT)))
     assert {name: found for name, found in homes.items() if len(found) > 1 and name not in COUNTERPARTS} == {}
     assert len(homes) > 500

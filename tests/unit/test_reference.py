@@ -17,6 +17,7 @@ from elasticjob_operator import metrics
 REPOSITORY = Path(__file__).resolve().parents[2]
 REFERENCE = (REPOSITORY / "docs/reference.md").read_text()
 OPERATOR = "".join(file.read_text() for file in (REPOSITORY / "operator").rglob("*.py"))
+OPERATOR += (REPOSITORY / "agent/elasticjob/contract/failure_text.py").read_text()
 TESTS = "".join(
     file.read_text()
     for folder in ("unit", "e2e", "integration", "support")

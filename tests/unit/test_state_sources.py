@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from elasticjob.training.blocks.commit_sequence import ROUND, CommitSequence
-from elasticjob.training.blocks.state_block import ABSENT, BlockHeader
-from elasticjob.training.blocks.state_sources import NO_VERSION, Offer, Source, Transfer, alike, choose, only_receiver
+from elasticjob.training.blocks.state_block import BlockHeader
+from elasticjob.training.blocks.state_sources import NO_VERSION, Offer, Source, Transfer, alike, choose
 
 
 def block(sequence: int, step: int) -> BlockHeader:
@@ -23,34 +23,38 @@ LIVE, BEHIND, IN_MEMORY = Offer(live=NEW), Offer(live=OLD), Offer(memory=block(*
     [
         pytest.param([NOTHING, NOTHING], None, id="no state"),
         pytest.param([Offer(half_changed=True), NOTHING], None, id="no complete state"),
-        pytest.param([LIVE, LIVE], Transfer(NEW, None, Source.MEMORY, ABSENT), id="all live: nothing is sent"),
-        pytest.param([LIVE, IN_MEMORY], Transfer(NEW, None, Source.MEMORY, ABSENT), id="live or in memory"),
-        pytest.param([BEHIND, LIVE], Transfer(NEW, 1, Source.LIVE, ABSENT), id="one step apart"),
-        pytest.param([NOTHING, LIVE], Transfer(NEW, 1, Source.LIVE, ABSENT), id="a joiner"),
+        pytest.param([LIVE, LIVE], Transfer(NEW, None, Source.MEMORY), id="all live: nothing is sent"),
+        pytest.param([LIVE, IN_MEMORY], Transfer(NEW, None, Source.MEMORY), id="live or in memory"),
+        pytest.param([BEHIND, LIVE], Transfer(NEW, 1, Source.LIVE, ((1, 0),), copies_first=True), id="one step apart"),
+        pytest.param([NOTHING, LIVE], Transfer(NEW, 1, Source.LIVE, ((1, 0),), copies_first=True), id="a joiner"),
+        pytest.param([LIVE, NOTHING, LIVE], Transfer(NEW, 0, Source.LIVE, ((0, 1),)), id="one that has it stays out"),
+        pytest.param([LIVE, NOTHING, NOTHING], Transfer(NEW, 0, Source.LIVE, (), copies_first=True), id="broadcast"),
         pytest.param(
-            [NOTHING, LIVE, IN_MEMORY], Transfer(NEW, 2, Source.MEMORY, block(*NEW)), id="the copy in memory is ready"
+            [NOTHING, LIVE, IN_MEMORY], Transfer(NEW, 2, Source.MEMORY, ((2, 0),)), id="the copy in memory is ready"
         ),
         pytest.param(
             [Offer(live=OLD, memory=block(*NEW)), BEHIND],
-            Transfer(NEW, 0, Source.MEMORY, block(*NEW)),
+            Transfer(NEW, 0, Source.MEMORY, ((0, 1),)),
             id="newer in memory than live",
         ),
         pytest.param(
             [Offer(live=OLD, file=block(*NEW)), Offer(memory=block(*OLD))],
-            Transfer(NEW, 0, Source.FILE, block(*NEW)),
+            Transfer(NEW, 0, Source.FILE, ((0, 1),)),
             id="newest in the file",
         ),
         pytest.param(
             [Offer(file=block(*NEW)), Offer(file=block(*NEW))],
-            Transfer(NEW, 0, Source.FILE, block(*NEW)),
+            Transfer(NEW, 0, Source.FILE, ((0, 1),)),
             id="one rank reads the file for all",
         ),
         pytest.param(
-            [Offer(live=(3, 2)), Offer(live=(2, 9))], Transfer((3, 2), 0, Source.LIVE, ABSENT), id="a rollback wins"
+            [Offer(live=(3, 2)), Offer(live=(2, 9))],
+            Transfer((3, 2), 0, Source.LIVE, ((0, 1),), copies_first=True),
+            id="a rollback wins",
         ),
         pytest.param(
             [Offer(live=(0, 5)), Offer(file=block(0, 1000))],
-            Transfer((0, 1000), 1, Source.FILE, block(0, 1000)),
+            Transfer((0, 1000), 1, Source.FILE, ((1, 0),)),
             id="a file of version 0.1.0",
         ),
     ],
@@ -60,19 +64,20 @@ def test_choose(offers: list[Offer], transfer: Transfer | None) -> None:
 
 
 @pytest.mark.parametrize(
-    ("offers", "receiver"),
+    ("offers", "pairs"),
     [
-        pytest.param([IN_MEMORY, NOTHING, LIVE], 1, id="a joiner"),
-        pytest.param([LIVE, BEHIND], 1, id="one step behind"),
-        pytest.param([IN_MEMORY, NOTHING, NOTHING], None, id="two joiners"),
-        pytest.param([Offer(file=block(*NEW)), NOTHING], 1, id="who reads the file has it then"),
-        pytest.param([IN_MEMORY, LIVE], None, id="nothing is sent"),
+        pytest.param([LIVE, NOTHING, LIVE, NOTHING], ((0, 1), (2, 3)), id="two joiners, two senders"),
+        pytest.param([LIVE, NOTHING, BEHIND], (), id="more receivers than senders: a broadcast"),
+        pytest.param([IN_MEMORY, NOTHING, LIVE], ((0, 1),), id="copies in memory come first"),
+        pytest.param([Offer(file=block(*NEW)), Offer(file=block(*NEW)), NOTHING], (), id="one rank reads the file"),
     ],
 )
-def test_one_rank_that_lacks_the_state_gets_it_alone(offers: list[Offer], receiver: int | None) -> None:
+def test_each_rank_that_lacks_the_state_gets_a_sender_of_its_own(
+    offers: list[Offer], pairs: tuple[tuple[int, int], ...]
+) -> None:
     transfer = choose(offers)
     assert transfer is not None
-    assert only_receiver(offers, transfer) == receiver
+    assert transfer.pairs == pairs
 
 
 def test_an_offer_is_exchanged_as_numbers() -> None:

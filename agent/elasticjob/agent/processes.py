@@ -18,6 +18,8 @@ _FLAGS, _THREADS, _EXIT_CODE = 6, 17, 49
 """Indices in `_stat` of the kernel's flags, of the number of threads, and of the status that waitpid will return."""
 _PF_EXITING = 4
 """The flag of a thread that the kernel ends: it runs no more code of its program, and no more system calls."""
+MAX_OOM_SCORE = 1000
+"""The oom_score_adj of a process that the kernel kills before all others (proc(5))."""
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -127,6 +129,20 @@ def kill(pids: Iterable[int]) -> None:
     """Send SIGKILL to each process that still exists."""
     for pid in pids:
         signal_one(pid, signal.SIGKILL)
+
+
+def oom_score() -> int:
+    """Return this process's oom_score_adj, which its children inherit; 0 if unknown."""
+    try:
+        return int(Path("/proc/self/oom_score_adj").read_text())
+    except (OSError, ValueError):
+        return 0
+
+
+def set_oom_score(pid: int, score: int) -> None:
+    """Set how soon the kernel kills a process when memory runs out, if it may: 0 for most, up to MAX_OOM_SCORE."""
+    with suppress(OSError):
+        Path(f"/proc/{pid}/oom_score_adj").write_text(str(score))
 
 
 def signal_one(pid: int, number: signal.Signals) -> None:

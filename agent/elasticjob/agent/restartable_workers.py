@@ -22,6 +22,7 @@ from elasticjob.contract.restart_messages import (
     End,
     Interrupt,
     Interrupted,
+    Kept,
     Parked,
     Raised,
 )
@@ -36,12 +37,16 @@ class _Peer:
     connection: socket.socket
     round: RoundId | None = None
     """The round in which its function runs or ran last; None before it says so."""
+    spare_process: bool = False
+    """As in `Calling`."""
     interrupted: bool = False
     """Whether it has left its function."""
     raised: Raised | None = None
     """What its function raised."""
     parked: Parked | None = None
     """Set while its function does not run."""
+    keeping: bool = False
+    """Whether it copies its state, because no round follows for it."""
 
 
 class RestartableWorkers:
@@ -50,9 +55,9 @@ class RestartableWorkers:
     def __init__(self, folder: Path) -> None:
         self.path = str(folder / "restart.sock")
         """The Unix socket to which workers connect."""
-        self.on_message: Callable[[int, Raised | Parked | None], None] = lambda _pid, _message: None
-        """Called with the process id when a worker's function has failed or has ended; None: the worker disconnected,
-        and can only be stopped by a signal from now on."""
+        self.on_message: Callable[[int, Calling | Raised | Parked | Kept | None], None] = lambda _pid, _message: None
+        """Called with the process id when a worker calls its function, and when that has failed or has ended; None: the
+        worker disconnected, and can only be stopped by a signal from now on."""
         self._peers: dict[int, _Peer] = {}
         self._allowed: set[int] | None = None
         """The processes that may connect; None while workers start, before their ids are known."""
@@ -70,8 +75,10 @@ class RestartableWorkers:
                 self._disconnect(pid)
 
     def repeat(self, pid: int) -> None:
-        """Call `on_message` again for how the function of a worker ended: its process id was not known before."""
+        """Call `on_message` again for what a worker has sent: its process id was not known before."""
         if peer := self._peers.get(pid):
+            if peer.round is not None:
+                self.on_message(pid, Calling(peer.round, peer.spare_process))
             if peer.raised:
                 self.on_message(pid, peer.raised)
             if peer.parked:
@@ -99,12 +106,23 @@ class RestartableWorkers:
         peer = self._peers.get(pid)
         if peer is None or not self._send(pid, CallAgain(round_id, restart_messages.variables(env))):
             return False
-        peer.raised = peer.parked = None
+        peer.round, peer.raised, peer.parked = round_id, None, None
         return True
 
-    def end(self, pid: int) -> bool:
-        """Let a parked worker raise what its function raised, or exit; return False if it is not parked."""
-        return self.parked(pid) is not None and self._send(pid, End())
+    def end(self, pid: int, *, at_once: bool) -> bool:
+        """Let a parked worker raise what its function raised, or exit; return False if it is not parked.
+
+        `at_once`: no more of its script runs.
+        """
+        if self.parked(pid) is None or not self._send(pid, End(at_once)):
+            return False
+        self._peers[pid].keeping = True
+        return True
+
+    def keeping(self, pid: int) -> bool:
+        """Return whether a worker still copies its state to the memory of the node before it ends."""
+        peer = self._peers.get(pid)
+        return peer is not None and peer.keeping
 
     def close(self) -> None:
         self._loop.remove_reader(self._listener)
@@ -135,10 +153,14 @@ class RestartableWorkers:
             log.warning("the connection of worker process %d was closed: %s", pid, error)
             message = None
         match message:
-            case Calling(round_id):
-                self._peers[pid] = _Peer(peer.connection, round_id)
+            case Calling(round_id, spare_process):
+                self._peers[pid] = _Peer(peer.connection, round_id, spare_process)
+                self.on_message(pid, message)
             case Interrupted():
                 peer.interrupted = True
+            case Kept():
+                peer.keeping = False
+                self.on_message(pid, message)
             case Raised():
                 peer.raised = message
                 self.on_message(pid, message)

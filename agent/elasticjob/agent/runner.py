@@ -13,6 +13,7 @@ import socket
 import tempfile
 import time
 from collections.abc import Coroutine, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from elasticjob.agent.config import AgentConfig
@@ -28,6 +29,8 @@ from elasticjob.agent.machine.effects import (
     LaunchWorkers,
     Log,
     Send,
+    SetMachineEnd,
+    StartAhead,
     StartLeaveTimer,
     StopWorkers,
     StopWorkersAt,
@@ -50,8 +53,18 @@ from elasticjob.agent.start_workers.launcher import Launcher
 from elasticjob.agent.worker_environment import node_env
 from elasticjob.agent.workers import WorkerGroup
 from elasticjob.code_root import CODE_ROOT
-from elasticjob.contract.messages import Announce, Failure, FailureClass, StandbyStore, StartRound, StepTimes
-from elasticjob.contract.names import ExitCode, RoundId, round_store_clients
+from elasticjob.contract.messages import (
+    Announce,
+    Failure,
+    FailureClass,
+    StandbyStore,
+    StartRound,
+    StateReceived,
+    StepTimes,
+    WorkersStopped,
+)
+from elasticjob.contract.names import Backend, ExitCode, RoundId, round_store_clients
+from elasticjob.contract.text import describe_speed
 from elasticjob.control_link.link import ControlLink, LinkRole, connect
 from elasticjob.control_link.node_client import NoCoordinatorError, NodeClient
 from elasticjob.keep_alive import KeepAlive
@@ -68,8 +81,8 @@ log = logging.getLogger(__name__)
 FLUSH_TIMEOUT = 5.0
 """Seconds that a slow reader of the agent's output may delay the agent's exit."""
 CLOSE_TIMEOUT = 15.0
-"""Seconds for the clean-up before the exit. It kills workers only after an error of the agent itself; the container's
-end kills what is left, and Kubernetes waits for it."""
+"""Seconds for the clean-up before the exit. It kills spare processes, and workers only after an error of the agent
+itself; the container's end kills what is left, and Kubernetes waits for it."""
 
 
 class Agent:
@@ -92,7 +105,9 @@ class Agent:
         self._leave_by = math.inf
         """When all workers must have ended, because the pod's grace period ends soon after; loop time."""
         self._deadline = math.inf
-        """When the workers of this round must have ended, as the shared memory says; loop time."""
+        """When the workers of this round must have ended; loop time."""
+        self._machine_end = math.inf
+        """When this machine ends, as it is announced; loop time."""
         self._saving = False
         """Whether copies of training state are saved while training continues, where they ask for it."""
         self._stores: list[StoreServer] = []
@@ -119,11 +134,12 @@ class Agent:
             await self._start(Path(scratch))
             try:
                 exit_ = await self._finished
+                self._report_unused_store(exit_)
                 self._write_termination(exit_)
                 self._write_torch_events(exit_)
                 await self._save_state(exit_)
             finally:
-                await asyncio.wait_for(self._close(), CLOSE_TIMEOUT)
+                await self._close_in_time()
         logging.getLogger("elasticjob").removeHandler(handler)
         for number in (signal.SIGCHLD, *self._signals):
             self._loop.remove_signal_handler(number)
@@ -149,8 +165,10 @@ class Agent:
         progress = self._workers.progress
         self._training = TrainingReports(progress.training, lambda training: self._node.send(training))
         self._workers.on_end = self._reap
+        self._workers.on_call = lambda: self._dispatch(events.FunctionCalled())
         self._saver = StateSaver(progress.memory, self._is_first_node)
         progress.on_worker_connected = self._worker_connected
+        progress.on_state_received = self._state_received
         self._health = NodeHealth(str(scratch), config.gpus, env, self._workers.non_workers)
         self._state = AgentState(
             announcement=await self._announcement(),
@@ -221,6 +239,7 @@ class Agent:
         return port
 
     def _leave(self, signal_name: str) -> None:
+        self._workers.end_spares(for_good=True)
         if self._config.pod_grace is not None:
             self._leave_by = min(self._leave_by, self._loop.time() + self._config.pod_grace)
         self._set_deadline(self._config.graceful_shutdown)
@@ -229,7 +248,12 @@ class Agent:
     def _set_deadline(self, seconds: float) -> None:
         """Let the workers know that they are killed after `seconds`, or earlier if an earlier end has been set."""
         self._deadline = min(self._deadline, self._leave_by, self._loop.time() + seconds)
-        self._workers.progress.set_deadline(self._deadline)
+        self._workers.progress.set_deadline(min(self._deadline, self._machine_end))
+
+    def _set_machine_end(self, seconds: float | None) -> None:
+        """Let the workers know when this machine ends. The agent does not kill them earlier for it."""
+        self._machine_end = math.inf if seconds is None else self._loop.time() + max(0.0, seconds)
+        self._set_deadline(math.inf)
 
     def _within_pod_grace(self, seconds: float, at_least: float) -> float:
         """Return `seconds`, or what the pod's grace period leaves if that is less; `at_least` if that is even less."""
@@ -256,6 +280,8 @@ class Agent:
 
     def _do(self, effect: Effect) -> None:
         match effect:
+            case Send(WorkersStopped() as message):
+                self._node.send(replace(message, ended_ranks=self._workers.ended_ranks(message.round)))
             case Send(message):
                 self._node.send(message)
             case Log(text):
@@ -270,18 +296,21 @@ class Agent:
                 self._record_round(start.round)
                 self._workers.expect_start()
                 self._spawn(self._launch(start))
+            case StartAhead(provisional):
+                self._workers.expect_start()
+                self._spawn(self._start_ahead(provisional))
             case HoldWorkers(round_id):
                 self._spawn(self._hold(round_id))
             case StopWorkersAt(round_id, step):
                 self._set_deadline(self._state.last_step_seconds)
                 if not self._workers.progress.stop_at(step):
                     self._dispatch(events.LastStepMissed(round_id))
-            case StopWorkers(grace, for_good, stacks):
+            case StopWorkers(grace, for_good, job_goes_on, stacks):
                 if not self._state.stopping_gracefully:
                     self._reachability.end_round()
                 grace = self._within_pod_grace(grace, self._config.stop_grace)
                 self._set_deadline(grace)
-                self._stop(grace, not for_good, stacks)
+                self._stop(grace, not for_good, stacks, job_goes_on)
             case DumpStacks(round_id):
                 self._spawn(self._dump_stacks(round_id))
             case FreezeWorkers(on):
@@ -293,7 +322,10 @@ class Agent:
                     self._leave_timer.cancel()
                 seconds = self._within_pod_grace(seconds, 1.0)
                 self._leave_timer = self._loop.call_later(seconds, self._dispatch, events.LeaveTimedOut())
+            case SetMachineEnd(seconds):
+                self._set_machine_end(seconds)
             case Exit():
+                self._workers.end_spares(for_good=True)
                 self._finished.set_result(effect)
             case _ as never:
                 assert_never(never)
@@ -343,6 +375,10 @@ class Agent:
         while len(self._stores) > 1:
             await self._stores.pop(0).close()
 
+    async def _start_ahead(self, provisional: StartRound) -> None:
+        await self._workers.start_ahead(provisional)
+        self._dispatch(events.StartedAhead())
+
     async def _hold(self, round_id: RoundId) -> None:
         self._dispatch(events.WorkersHeld(round_id, await self._workers.progress.hold(self._config.local_world_size)))
 
@@ -358,16 +394,16 @@ class Agent:
         if self._state.round is not None:
             self._node.send(StepTimes(self._state.round, step_seconds, own_seconds))
 
-    def _stop(self, grace: float, park: bool, stacks: bool) -> None:
+    def _stop(self, grace: float, park: bool, stacks: bool, job_goes_on: bool) -> None:
         self._hangs.stop()
         self._step_times.stop()
         self._training.stop()
         if self._workers.stopping:
             self._workers.limit_grace(grace)
         else:
-            self._spawn(self._stop_workers(grace, park, stacks))
+            self._spawn(self._stop_workers(grace, park, stacks, job_goes_on))
 
-    async def _stop_workers(self, grace: float, park: bool, stacks: bool) -> None:
+    async def _stop_workers(self, grace: float, park: bool, stacks: bool, job_goes_on: bool) -> None:
         round_id = self._state.round
         first = signal.Signals.__members__.get(self._state.leaving, signal.SIGTERM)
 
@@ -375,7 +411,8 @@ class Agent:
             if round_id is not None:
                 self._dispatch(events.StackReport(round_id, failure))
 
-        unhealthy = await self._workers.stop(grace, first, report_hang if stacks else None, park=park)
+        report = report_hang if stacks else None
+        unhealthy = await self._workers.stop(grace, first, report, park=park, job_goes_on=job_goes_on)
         self._reachability.end_round()
         stopped = events.AllWorkersStopped(await self._start_store(), unhealthy, self._workers.has_parked)
         self._dispatch(stopped)
@@ -393,6 +430,12 @@ class Agent:
             self._saving = True
             self._spawn(self._saver.run())
 
+    def _state_received(self, received: StateReceived) -> None:
+        speed = describe_speed(received.size, received.seconds)
+        interface = f" over {received.interface}" if received.interface else ""
+        log.info("rank %d has received the training state from another rank: %s%s", received.rank, speed, interface)
+        self._node.send(received)
+
     def _is_first_node(self) -> bool:
         return self._state.assignment is not None and self._state.assignment.group_rank == 0
 
@@ -407,9 +450,16 @@ class Agent:
 
     # ---- the end -------------------------------------------------------------------------------------------------
 
+    async def _close_in_time(self) -> None:
+        try:
+            await asyncio.wait_for(self._close(), CLOSE_TIMEOUT)
+        except asyncio.TimeoutError:  # the outcome is written, and stays what it is
+            log.warning("processes are left after %g s: the end of the container ends them", CLOSE_TIMEOUT)
+
     async def _close(self) -> None:
         self._reachability.end_round()
         await self._workers.stop(0.0)
+        await self._workers.until_gone(CLOSE_TIMEOUT)  # only this agent reaps them
         await self._workers.finish_log_files()
         for task in tuple(self._tasks):
             task.cancel()
@@ -435,6 +485,18 @@ class Agent:
         for event in telemetry.final_events(subject, self._state, exit_.termination.outcome, seconds):
             self._stderr.put(json.dumps(event).encode() + b"\n")
 
+    def _report_unused_store(self, exit_: Exit) -> None:
+        """Log it if the workers have succeeded without any process group: nothing else shows that to the user.
+
+        Only the store of the round is known. A script may have joined its processes in another way.
+        """
+        start = self._state.assignment
+        if exit_.code is not ExitCode.SUCCEEDED or self._config.backend is Backend.C10D:
+            return
+        if start is None or start.group_rank > 0 or start.world_size == 1 or self._stores[0].counters.requests:
+            return
+        log.warning("%s", _NO_PROCESS_GROUP % start.world_size)
+
     def _record_round(self, round_id: RoundId) -> None:
         # An agent that cannot write says so at its end.
         with contextlib.suppress(OSError):
@@ -445,6 +507,12 @@ class Agent:
             write_termination(self._config.termination_log, exit_.termination)
         except OSError as error:
             log.warning("termination message was not written: %s", error)
+
+
+_NO_PROCESS_GROUP = (
+    "no worker has connected to MASTER_ADDR:MASTER_PORT: unless the script joins its processes in another way, each of "
+    "the %d workers ran the whole script alone. Call torch.distributed.init_process_group to train together"
+)
 
 
 class _SinkHandler(logging.Handler):

@@ -24,9 +24,9 @@ def worker_env(
 ) -> dict[str, str]:
     """Return the variables that one worker of a round gets on top of `base`, the agent's environment without its keys.
 
-    Defaults are left out where `base` sets them.
+    Defaults are left out where `base` sets them. A worker that starts ahead of a round gets no address of a store.
     """
-    env = {
+    env: dict[str, object] = {
         "LOCAL_RANK": local_rank,
         "RANK": start.rank + local_rank,
         "GROUP_RANK": start.group_rank,
@@ -36,8 +36,6 @@ def worker_env(
         "WORLD_SIZE": start.world_size,
         "GROUP_WORLD_SIZE": start.group_world_size,
         "ROLE_WORLD_SIZE": start.role_world_size,
-        "MASTER_ADDR": start.master_addr,
-        "MASTER_PORT": start.master_port,
         "TORCHELASTIC_RESTART_COUNT": start.restarts,
         "TORCHELASTIC_MAX_RESTARTS": start.max_restarts,
         "TORCHELASTIC_RUN_ID": run_id,
@@ -46,6 +44,8 @@ def worker_env(
         Env.AGENT_SOCKET: agent_socket,
         Env.ROUND: start.round,
     }
+    if start.master_addr:  # without it, a process group outside of the function fails at once, ahead of the round
+        env |= {"MASTER_ADDR": start.master_addr, "MASTER_PORT": start.master_port}
     if restart_socket:
         env[Env.RESTART_SOCKET] = restart_socket
     if start.progress_timeout > 0:

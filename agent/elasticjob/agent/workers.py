@@ -8,7 +8,7 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,6 +16,7 @@ from pathlib import Path
 from elasticjob.agent.config import AgentConfig
 from elasticjob.agent.monitoring.early_exits import EarlyExits
 from elasticjob.agent.monitoring.hangs import StackDump, dump_stacks, farthest_behind
+from elasticjob.agent.monitoring.memory_room import memory_limit
 from elasticjob.agent.monitoring.still_held import may_still_write, reason_to_wait
 from elasticjob.agent.monitoring.stuck_processes import (
     LONGEST_KILL,
@@ -29,6 +30,7 @@ from elasticjob.agent.monitoring.worker_exits import (
     OomCounter,
     WorkerExit,
     failure_of,
+    left_at,
     read_error_file,
     read_torchrun_report,
     reported_exception,
@@ -37,12 +39,15 @@ from elasticjob.agent.monitoring.worker_exits import (
 )
 from elasticjob.agent.monitoring.worker_progress import ProgressReport, WorkerProgress
 from elasticjob.agent.processes import (
+    MAX_OOM_SCORE,
     cleaners,
     descendants,
     has_ended,
     is_stopped,
     kill,
+    oom_score,
     reap,
+    set_oom_score,
     signal_group,
     signal_one,
 )
@@ -61,8 +66,8 @@ from elasticjob.agent.start_workers.fork_trust import fails_at_once
 from elasticjob.agent.start_workers.launcher import Launcher, StartError, WorkerStart
 from elasticjob.agent.worker_environment import rendezvous_id, torchrun_env, worker_env
 from elasticjob.contract.messages import Failure, FailureClass, StartRound
-from elasticjob.contract.names import Backend, RoundId
-from elasticjob.contract.restart_messages import Parked, Raised
+from elasticjob.contract.names import BEFORE_ROUNDS, Backend, RoundId
+from elasticjob.contract.restart_messages import Calling, Kept, Parked, Raised
 
 log = logging.getLogger(__name__)
 
@@ -72,9 +77,17 @@ themselves once the workers have; one that has just been started on a busy machi
 LEAVE_TIMEOUT = 10.0
 """Seconds from the end of the grace in which a worker that has left its function may end its process groups. The abort
 of many nccl groups and the end of large objects take seconds. A function that goes on does not get this time."""
+KEEP_TIMEOUT = 120.0
+"""Seconds in which a process that ends for good may copy its state to the memory of the node: 100 GB at 1 GB/s. The
+grace begins once it has."""
 FAILED_CALLS = 2
 """Calls of a function in a row that fail before their first step, after which its process is replaced: what is broken
 in it may stay, such as a library's state. One alone may be chance."""
+SPARE_INTERVAL = 1.0
+"""Seconds between two looks at whether the workers have made a step, and spare processes may take processor time: a
+step does not wake the agent."""
+SET_UP_NOTE = 300.0
+"""Seconds between two lines in the log about a script that has not reached its function ahead of a round."""
 EXITING_LOOK_INTERVAL = 0.01
 """Seconds between two looks at the processes that an exiting worker has started: until it has ended they are not this
 process's children, and nothing reports their end."""
@@ -82,6 +95,10 @@ NOTABLE_EXIT = 0.2
 """Seconds that the end of a process takes if the log has a line about it."""
 FILE_TIME_LAG = 0.02
 """Seconds by which the time of a file may be behind the clock."""
+
+
+_ENDED_PARKED = "rank %d ended while it waited for the next round"
+_ENDED_AHEAD = "rank %d has not reached its function ahead of the next round: its script starts again in that round"
 
 
 @dataclass(frozen=True)
@@ -147,6 +164,8 @@ class WorkerGroup:
         self.restartable.on_message = self._restartable_message
         self.on_end: Callable[[], None] = lambda: None
         """Called when `reap` has something to return although no child has ended."""
+        self.on_call: Callable[[], None] = lambda: None
+        """Called when a worker calls a function that can be called again."""
         self._sinks = (stdout, stderr)
         self._oom = OomCounter()
         self._running: dict[int, _Worker] = {}
@@ -158,8 +177,22 @@ class WorkerGroup:
         self._round: tuple[_Worker, ...] = ()
         self._parked: dict[int, _Worker] = {}
         """Workers by process id that wait for the next round."""
+        self._spares: dict[int, _Worker] = {}
+        """Spare processes by process id: they wait at the function, or run the script up to it."""
+        self._spare_timer: asyncio.TimerHandle | None = None
+        """Runs while the round's workers need spare processes that may not start yet."""
+        self._starting_spares: asyncio.Task[None] | None = None
+        self._spare_starts = 0
+        self._may_have_spares = True
+        """False once a script has ended before its function outside of a round, and once this node leaves."""
+        self._reached_function = False
+        """Whether any spare process has come to its function."""
+        self._frozen = False
+        self._last_start: StartRound | None = None
         self._interrupted: set[int] = set()
         """Process ids of workers that were asked to leave their function, and have not yet."""
+        self._succeeded = set[tuple[RoundId, int]]()
+        """Rounds and ranks of workers that have ended with success by themselves."""
         self._ends: list[EndedWorker] = []
         """Workers whose function has ended by itself, or that exit, for the next `reap`."""
         self._unknown_exits: dict[int, int] = {}
@@ -191,10 +224,12 @@ class WorkerGroup:
     # ---- start -----------------------------------------------------------------------------------------------------
 
     def expect_start(self) -> None:
-        """Make a `stop` from now on wait for the `start` that follows."""
+        """Make a `stop` from now on wait for the `start` or `start_ahead` that follows."""
         self._started.clear()
         self.restartable.allow(None)
         self._unknown_exits = {}
+        self._frozen = False
+        self._succeeded.clear()
         self._oom.reset()
 
     async def start(self, start: StartRound) -> Failure | None:
@@ -204,23 +239,27 @@ class WorkerGroup:
         """
         workers: list[tuple[_Worker, WorkerStart]] = []
         try:
+            self._last_start = start
             self.progress.begin_round(start.round)
             called = self._call_parked(start)
             self._round = tuple(called.values())
-            new = sorted(set(range(self._config.processes)) - {w.local_rank for w in called.values()})
-            if new and (failure := await self._until_replaceable()):
+            missing = self._missing(called)
+            self._end_slow_spares(missing)
+            if missing and (failure := await self._until_replaceable()):
                 return failure
-            for local_rank in new:
+            called |= self._call_spares(start, missing)
+            self._round = tuple(called.values())
+            for local_rank in self._missing(called):
                 workers.append(self._prepare(start, local_rank))
                 self._round = (*called.values(), *(worker for worker, _ in workers))
-            pids = await self._launcher.start([worker_start for _, worker_start in workers], keep=called)
+            keep = {*called, *self._spares}
+            pids = await self._launcher.start([worker_start for _, worker_start in workers], keep)
         except StartError as error:
             return self._start_error(start, str(error))
         except OSError as error:  # no descriptor or no space left
             return self._start_error(start, f"cannot prepare the workers: {error}")
         else:
             self._running = called | {pid: worker for pid, (worker, _) in zip(pids, workers, strict=True)}
-            self.restartable.allow(set(self._running))
             for pid in self._running:
                 self.restartable.repeat(pid)  # of a function that has ended since `_call_parked`
             self._started_at, self._start_recorded = time.monotonic(), not workers
@@ -230,6 +269,126 @@ class WorkerGroup:
                 os.close(worker_start.stdout)
                 os.close(worker_start.stderr)
             self._started.set()
+            self._allow_known()
+
+    async def start_ahead(self, provisional: StartRound) -> None:
+        """Start workers ahead of a round; return once each waits at its function, has ended before it, or is stopped.
+
+        Those that wait are called in the next round. If the others had a reason to end, they show it again there.
+        """
+        self._parked = await self._launch_ahead(provisional, range(self._config.processes))
+        self._started.set()
+        self._allow_known()
+        self.on_end()  # for what has ended before its process id was known
+        while not await self._until(lambda: all(map(self.restartable.parked, self._parked)), SET_UP_NOTE):
+            log.info("the script still runs up to its function, ahead of the next round; the others do not wait for it")
+
+    async def _launch_ahead(self, provisional: StartRound, local_ranks: Collection[int]) -> dict[int, _Worker]:
+        """Start workers that run the script up to the function; return them by process id, {} if they cannot start."""
+        workers: list[tuple[_Worker, WorkerStart]] = []
+        keep = descendants(os.getpid())
+        try:
+            for local_rank in local_ranks:
+                workers.append(self._prepare(provisional, local_rank))
+            pids = await self._launcher.start([worker_start for _, worker_start in workers], keep)
+        except (StartError, OSError, RuntimeError) as error:  # RuntimeError: no more threads
+            log.info("the script is not run ahead of its round: %s", error)
+            kill(self._launcher.without_preforked(descendants(os.getpid(), without=keep)))
+            for worker, _ in workers:
+                worker.close()
+            return {}
+        else:
+            return {pid: worker for pid, (worker, _) in zip(pids, workers, strict=True)}
+        finally:
+            for _, worker_start in workers:
+                os.close(worker_start.stdout)
+                os.close(worker_start.stderr)
+
+    def _allow_known(self) -> None:
+        """Refuse processes that are no workers."""
+        self.restartable.allow({*self._running, *self._parked, *self._spares})
+
+    # ---- spare processes -------------------------------------------------------------------------------------------
+
+    def _want_spares(self) -> None:
+        """Start spare processes for the workers of this round without one, once all workers have made a step."""
+        if self._spare_timer is None:
+            self._spare_timer = asyncio.get_running_loop().call_later(SPARE_INTERVAL, self._look_for_spares)
+
+    def _look_for_spares(self) -> None:
+        self._spare_timer = None
+        ranks = [worker.local_rank for worker in self._running.values()]
+        if not ranks or self.stopping or self.progress.ending or not self._may_start_spares:
+            return  # the next round asks for them again
+        if not (missing := self._missing(self._spares)):
+            return
+        if self._started.is_set() and all(map(self.progress.made_step, ranks)):
+            self._starting_spares = asyncio.get_running_loop().create_task(self._start_spares(missing))
+        else:
+            self._want_spares()
+
+    @property
+    def _may_start_spares(self) -> bool:
+        return self._may_have_spares and not self._frozen
+
+    async def _start_spares(self, local_ranks: Collection[int]) -> None:
+        assert self._last_start is not None  # noqa: S101
+        self._spare_starts += 1  # each start has folders and log files of its own
+        round_id = RoundId(*BEFORE_ROUNDS[:2], self._spare_starts)
+        self._started.clear()
+        self._unknown_exits = {}
+        self.restartable.allow(None)
+        try:
+            provisional = replace(self._last_start, round=round_id, master_addr="", master_port=0)
+            self._spares |= await self._launch_ahead(provisional, local_ranks)
+        finally:
+            self._started.set()
+            self._allow_known()
+        for pid in self._spares:
+            set_oom_score(pid, MAX_OOM_SCORE)  # without memory for all, the kernel must not choose a worker
+        if not self._may_start_spares:
+            self.end_spares()
+        self.on_end()  # for what has ended meanwhile
+
+    def _call_spares(self, start: StartRound, local_ranks: Collection[int]) -> dict[int, _Worker]:
+        """Let the spare processes of these local ranks call their functions; return those that do, by process id."""
+        called: dict[int, _Worker] = {}
+        for pid, worker in tuple(self._spares.items()):
+            if worker.local_rank in local_ranks and self.restartable.parked(pid) and not is_stopped(pid):
+                del self._spares[pid]
+                set_oom_score(pid, oom_score())
+                called |= self._call(start, pid, worker)
+        return called
+
+    def _end_slow_spares(self, local_ranks: Collection[int]) -> None:
+        """Kill spare processes of these local ranks that are not at the function: they would compete with new workers
+        for locks, ports and memory. New workers wait for their end."""
+        for pid, worker in tuple(self._spares.items()):
+            if worker.local_rank in local_ranks and not self.restartable.parked(pid):
+                del self._spares[pid]
+                self._discard(pid, worker)
+
+    def end_spares(self, *, for_good: bool = False) -> None:
+        """Kill all spare processes, and start no more if `for_good`. They have trained nothing: nothing is kept."""
+        self._may_have_spares = self._may_have_spares and not for_good
+        kill(self._spares)
+        for worker in self._spares.values():
+            worker.close()
+        self._spares = {}
+
+    def _spare_ended(self, pid: int, code: int) -> bool:
+        """Forget a spare process that has ended; return False if it is none."""
+        worker = self._spares.pop(pid, None)
+        if worker is None:
+            return False
+        if code == -signal.SIGKILL and self._oom.unclaimed:
+            self._oom.claim()  # no worker has ended by this
+        self._may_have_spares = self._may_have_spares and self._reached_function
+        end = signal_name(-code) if code < 0 else f"exit code {code}"
+        again = "the next round starts another one" if self._may_have_spares else "no other one starts"
+        log.info("the spare process of local rank %d ended (%s): %s", worker.local_rank, end, again)
+        worker.close()
+        return True
 
     async def _until_replaceable(self) -> Failure | None:
         """Wait for the exiting workers that hold what new workers may need; return a failure if they do not end.
@@ -246,7 +405,7 @@ class WorkerGroup:
 
     def _call_parked(self, start: StartRound) -> dict[int, _Worker]:
         """Let all parked processes call their functions in the round; return those that do, by process id."""
-        called = {}
+        called: dict[int, _Worker] = {}
         for local_rank in range(self._config.processes):
             self._folder(start, local_rank)  # if this fails, all processes are parked still
         while self._parked:
@@ -254,22 +413,33 @@ class WorkerGroup:
             if before.failed_calls >= FAILED_CALLS:
                 self._replace_broken(pid, before)
                 continue
-            error_file = str(self._folder(start, before.local_rank) / "error.json")
-            tails = (Tail(), Tail())
-            rank = start.rank + before.local_rank
-            worker = replace(before, round=start.round, rank=rank, error_file=error_file, tails=tails)
-            for pipe, tail in zip(before.pipes, tails, strict=True):
-                pipe.begin_round(self._prefix(before.local_rank, rank), tail)
-            if self.restartable.call_again(pid, start.round, self._worker_env(start, worker)):
-                called[pid] = worker
-            else:
-                kill({pid})
-                worker.close()
+            called |= self._call(start, pid, before)
         return called
+
+    def _missing(self, called: Mapping[int, _Worker]) -> list[int]:
+        return sorted(set(range(self._config.processes)) - {worker.local_rank for worker in called.values()})
+
+    def _call(self, start: StartRound, pid: int, before: _Worker) -> dict[int, _Worker]:
+        """Let a process that waits call its function; return it by process id, {} if it has ended."""
+        error_file = str(self._folder(start, before.local_rank) / "error.json")
+        tails = (Tail(), Tail())
+        rank = start.rank + before.local_rank
+        worker = replace(before, round=start.round, rank=rank, error_file=error_file, tails=tails)
+        for pipe, tail in zip(before.pipes, tails, strict=True):
+            pipe.begin_round(self._prefix(before.local_rank, rank), tail)
+        if self.restartable.call_again(pid, start.round, self._worker_env(start, worker)):
+            return {pid: worker}
+        kill({pid})
+        worker.close()
+        return {}
 
     def _replace_broken(self, pid: int, worker: _Worker) -> None:
         text = "rank %d failed %d times in a row before its first step: a new process takes its place"
         log.warning(text, worker.rank, worker.failed_calls)
+        self._discard(pid, worker)
+
+    def _discard(self, pid: int, worker: _Worker) -> None:
+        """Kill a process that new workers may have to wait for."""
         self._exiting[pid] = _Exiting(worker.rank, time.monotonic(), reason_to_wait(pid))
         kill({pid})
         worker.close()
@@ -360,8 +530,10 @@ class WorkerGroup:
             if worker := self._running.pop(pid, None):
                 found += self._ended_worker(worker, pid, code)
             elif parked := self._parked.pop(pid, None):
-                log.info("rank %d ended while it waited for the next round", parked.rank)
+                log.info(_ENDED_AHEAD if parked.round.is_ahead else _ENDED_PARKED, parked.rank)
                 parked.close()
+            elif self._spare_ended(pid, code):
+                pass
             elif torchrun_worker_env is not None:
                 found += self._ended_torchrun_worker(torchrun_worker_env, code)
             elif not self._started.is_set():
@@ -371,6 +543,9 @@ class WorkerGroup:
 
     def _exits(self, pid: int, code: int) -> None:
         """Handle a worker that exits: its program runs no more, and it cannot be reaped yet."""
+        if (spare := self._spares.get(pid)) and self._spare_ended(pid, code):
+            self._exiting[pid] = _Exiting(spare.rank, time.monotonic(), reason_to_wait(pid))
+            return
         worker = self._running.get(pid)
         if worker is None or (may_still_write(pid) and not has_ended(pid)):
             return  # members of the next round may write the same files on other machines
@@ -398,15 +573,38 @@ class WorkerGroup:
             log.info("rank %d succeeded; its process ended by %s in its clean-up", worker.rank, signal_name(-code))
             code = 0
         failure = self._failure(worker, code)
+        if failure is None and self._ended_by_itself(worker, pid):
+            self._succeeded.add((worker.round, worker.rank))
         self._record_start(worker, failure)
         return [EndedWorker(worker.round, worker.local_rank, failure)]
 
-    def _restartable_message(self, pid: int, message: Raised | Parked | None) -> None:
+    def ended_ranks(self, round_id: RoundId) -> tuple[int, ...]:
+        """Return the ranks of a round whose workers succeeded before a stop; none for a round before the last one."""
+        return tuple(sorted(rank for round_, rank in self._succeeded if round_ == round_id))
+
+    def _ended_by_itself(self, worker: _Worker, pid: int) -> bool:
+        """Return whether a worker that has not failed ended before a stop: a handler of SIGTERM may exit with 0 too."""
+        if self._stopping_since is None:
+            return True
+        left = left_at(worker.error_file, pid)
+        return left is not None and left < self._stopping_since
+
+    def _restartable_message(self, pid: int, message: Calling | Raised | Parked | Kept | None) -> None:
         """Handle what a worker says whose function can be called again; None: it says no more."""
         worker = self._running.get(pid)
         if worker is None:
+            self._child_ended.set()  # `start_ahead` waits for a message of a worker that is parked
+            if isinstance(message, Parked) and (spare := self._spares.get(pid)):
+                self._reached_function = True
+                log.info("process %d waits at its function, as the spare of local rank %d", pid, spare.local_rank)
             return
         match message:
+            case Calling(spare_process=spare_process):
+                self.on_call()
+                if spare_process:
+                    self._want_spares()
+            case Kept():
+                self._child_ended.set()
             case Raised(exception=exception, message=text):
                 if not self.stopping:
                     failure = self._raised(worker, exception, text)
@@ -426,8 +624,9 @@ class WorkerGroup:
         for pipe in worker.pipes:
             pipe.drain()
         out, err = worker.tails
+        place = err.place if err.exception and err.exception[0] == exception else ""
         evidence = WorkerExit(
-            worker.rank, 1, time.time(), exception=(exception, text), lines=err.lines, output=out.lines
+            worker.rank, 1, time.time(), exception=(exception, text), lines=err.lines, output=out.lines, place=place
         )
         return failure_of(evidence, self._config.pod)
 
@@ -476,21 +675,23 @@ class WorkerGroup:
         if self._config.backend is Backend.C10D:
             rank, code = read_torchrun_report(err.lines) or (rank, code)
         recorded = read_error_file(worker.error_file)
-        if recorded is not None and recorded[0] == TORCHRUN_FAILED:
+        if recorded is not None and recorded.name == TORCHRUN_FAILED:
             recorded = None
         if self._stopping_since is not None:
-            if not (recorded and recorded[2] < self._stopping_since - FILE_TIME_LAG):
+            if not (recorded and recorded.time < self._stopping_since - FILE_TIME_LAG):
                 return None
             code = 1  # the worker had failed before the stop; the signal that ended it was the agent's
-        exception = recorded[:2] if recorded else reported_exception(code, err.exception)
+        exception = (recorded.name, recorded.text) if recorded else reported_exception(code, err.exception)
         evidence = WorkerExit(
             rank=rank,
             code=code,
-            time=recorded[2] if recorded else time.time(),
+            time=recorded.time if recorded else time.time(),
             exception=exception,
             lines=err.lines,
             output=out.lines,
             oom_killed=self._oom.unclaimed,
+            memory_limit=memory_limit(),
+            place=recorded.place if recorded else err.place,
         )
         failure = failure_of(evidence, self._config.pod)
         if failure.kind is FailureClass.OOM_KILLED:
@@ -499,6 +700,9 @@ class WorkerGroup:
 
     def freeze(self, on: bool) -> None:
         """Send SIGSTOP, or SIGCONT if not `on`, to all processes of the workers, and to those they start meanwhile."""
+        self._frozen = on
+        if on:
+            self.end_spares()  # the script must not write up to its function either
         signalled = set[int]()
         while left := self._processes() - signalled:
             for pid in left:
@@ -548,12 +752,14 @@ class WorkerGroup:
         report_hang: Callable[[Failure], None] | None = None,
         *,
         park: bool = False,
+        job_goes_on: bool = False,
     ) -> Failure | None:
         """Send the `first` signal, wait for `grace` seconds, SIGKILL the workers and all they have started.
 
         With a grace of 0 the `first` signal is not sent. `report_hang`: dump the stacks before, and call this with the
         failure of the worker farthest behind. `park`: workers whose function can be called again leave it instead, and
-        their processes stay (`has_parked`). Return a failure of this node if processes survive SIGKILL, else None.
+        their processes stay (`has_parked`). `job_goes_on`: processes that wait already run no more of the script.
+        Return a failure of this node if processes survive SIGKILL, else None.
         """
         self._stopping_since, self._grace_skipped = time.time(), False
         self._child_ended.set()
@@ -561,11 +767,14 @@ class WorkerGroup:
         if report_hang is not None and (failure := await self.dump_stacks()) is not None:
             report_hang(failure)
         self.progress.release()
-        self._begin_stop(first if grace > 0 else None, park=park and grace > 0)
+        self._begin_stop(first if grace > 0 else None, park=park and grace > 0, job_goes_on=job_goes_on)
         if report_hang is not None:
             kill(filter(is_stopped, self._running))  # nothing that was sent reaches them, and the other nodes wait
         if self._interrupted:  # after a hang the grace is shorter: it is for processes that are lost anyway
             grace = max(grace, self._config.stop_grace)
+        await self._until(
+            lambda: self._grace_skipped or not any(map(self.restartable.keeping, self._running)), KEEP_TIMEOUT
+        )
         await self._until(lambda: self._grace_skipped or self._have_ended(park=park and grace > 0), grace)
         await self._until(lambda: self._grace_skipped or not self._are_leaving(), LEAVE_TIMEOUT)
         self._interrupted = set()
@@ -586,18 +795,21 @@ class WorkerGroup:
         """Whether processes wait for the next round."""
         return bool(self._parked)
 
-    def _begin_stop(self, first: signal.Signals | None, *, park: bool) -> None:
+    def _begin_stop(self, first: signal.Signals | None, *, park: bool, job_goes_on: bool) -> None:
         """Interrupt the functions that can be called again if `park`; send the `first` signal to the other workers."""
+        # A process that was started ahead of the round, and is not at its function yet, may be stuck.
+        ends = {pid: w for pid, w in self._parked.items() if not (park and self.restartable.parked(pid))}
+        self._parked = {pid: worker for pid, worker in self._parked.items() if pid not in ends}
+        self._round, self._running = (*self._round, *ends.values()), self._running | ends
+        if not park:
+            self.end_spares()
         if park:
             self._interrupted = {pid for pid in self._running if self.restartable.interrupt(pid)}
-        else:
-            self._round = (*self._round, *self._parked.values())
-            self._running, self._parked = self._running | self._parked, {}
         if first is None:
             return
         for pid in set(self._running) - self._interrupted:
-            if not self.restartable.end(pid):
-                signal_group(pid, first)
+            if not self.restartable.end(pid, at_once=job_goes_on):
+                signal_group(pid, signal.SIGKILL if job_goes_on else first)
 
     def _have_ended(self, *, park: bool) -> bool:
         """Return whether no worker runs. Workers whose function has ended are parked if `park`."""
@@ -637,6 +849,13 @@ class WorkerGroup:
         pod = self._config.pod
         return Failure(FailureClass.DEVICE_UNHEALTHY, pod, time.time(), message=message, suspected=True)
 
+    async def until_gone(self, seconds: float) -> None:
+        """Wait up to `seconds` until killed processes that still exit are gone, with the memory and devices they hold.
+
+        A `stop` does not wait for them: their program runs no more.
+        """
+        await self._until(lambda: not self._exiting, seconds)
+
     async def finish_log_files(self) -> None:
         """Wait until the workers' log files are written; for at most FILE_TIMEOUT in total, since storage may hang."""
         await asyncio.to_thread(wait_for_files, self._files, FILE_TIMEOUT)
@@ -654,9 +873,9 @@ class WorkerGroup:
     def _processes(self) -> set[int]:
         """Return the workers that have not ended, and the live processes they have started.
 
-        Workers that are parked or exit are left out.
+        Workers that are parked or exit, and spare processes, are left out.
         """
-        found = descendants(os.getpid(), without=self.non_workers | set(self._parked))
+        found = descendants(os.getpid(), without={*self.non_workers, *self._parked, *self._spares})
         return (self._launcher.without_preforked(found) | set(self._running)) - set(self._exiting)
 
     async def _kill_all(self) -> bool:

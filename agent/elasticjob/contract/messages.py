@@ -4,8 +4,8 @@ Every message is a frozen dataclass. `encode` and `decode` convert it to a JSON 
 
     node ──► coordinator       Announce, Ready, WorkersStarted, WorkersFailed, WorkersSucceeded, WorkersStopped,
                                WorkersStalled, Leaving, StepReport, StepTimes, TrainingProgress,
-                               Close, QueryClosed, NewerStore
-    coordinator ──► node       StartRound, Standby, PlanEnd, EndRound, Closed, Finish
+                               StateReceived, Close, QueryClosed, NewerStore
+    coordinator ──► node       StartRound, Standby, PlanEnd, EndRound, Closed, Finish, MachineEnd
     store ──► node             StandbyStore, StoreActive
     node ──► group rank 0      MemberLink, over a link of their own, which stays idle
     group rank 0 ──► node      CutOffNotice
@@ -107,6 +107,9 @@ class Failure:
     """Hangs only: the worker's stack shows that it waits in torch, where ranks wait for each other."""
     suspected: bool = False
     """DEVICE_UNHEALTHY only: a healthy machine may show the same. The first time, the job only moves away from it."""
+    ended_ranks: tuple[int, ...] = ()
+    """COLLECTIVE_FAILED only: global ranks of workers that had ended with success before. The coordinator adds
+    them."""
 
 
 class Outcome(str, Enum):
@@ -173,13 +176,20 @@ class Announce:
     """Why workers start by exec although preloading is configured; empty if they are forked or `preload` is empty."""
     store_vanished: bool = False
     """Only keep-alive detected that the node's last link was lost: the machine of that store is down or cut off."""
+    restartable: bool = False
+    """A worker of this node has called a function that the agent can have called again (`@elasticjob.restartable`).
+    Only the node of group rank 0 reports it: all nodes run the same script."""
+    knows_machine_end: bool = False
+    """The node has been sent a `MachineEnd` with a time, which may have been withdrawn while it had no link."""
 
 
 @dataclass(frozen=True)
 class Ready:
-    """The node is healthy, its imports are done, and it can start workers at once. Sent again if forking is lost."""
+    """The node is healthy, its imports are done, and it can start workers at once. Sent again when a field changes."""
 
     fork_disabled_reason: str = ""
+    """As in `Announce`."""
+    restartable: bool = False
     """As in `Announce`."""
 
 
@@ -223,6 +233,8 @@ class WorkersStopped:
     round: RoundId
     store_port: int
     """Port of a fresh process-group store for the next round."""
+    ended_ranks: tuple[int, ...] = ()
+    """Global ranks of the node's workers that had succeeded before a stop."""
 
 
 @dataclass(frozen=True)
@@ -302,6 +314,19 @@ class TrainingProgress:
 
 
 @dataclass(frozen=True)
+class StateReceived:
+    """A rank without the training state has received it from another rank."""
+
+    round: RoundId
+    rank: int
+    size: int
+    """Bytes."""
+    seconds: float
+    interface: str = ""
+    """Network interface that has received it, on this rank's machine; empty if unknown."""
+
+
+@dataclass(frozen=True)
 class NewerStore:
     """Sent instead of `Announce` to a store that is older than one the node has met. That store then closes itself."""
 
@@ -349,6 +374,10 @@ class Standby:
     reason: str
     redundant: bool = False
     """The round is full without this node (torch's redundancy list)."""
+    provisional: StartRound | None = None
+    """For a script whose function can be called again: the ranks that the workers of this node would have if it joined
+    the present round as its last node, with `BEFORE_ROUNDS` and no address of a store. With these the node may run the
+    script up to its function ahead of the next round."""
 
 
 @dataclass(frozen=True)
@@ -395,6 +424,15 @@ class Finish:
     """CamelCase, for programs."""
     message: str = ""
     """Details, for people."""
+
+
+@dataclass(frozen=True)
+class MachineEnd:
+    """When the node's machine ends, as it is announced. Sent when that changes, and after an `Announce` of a node whose
+    end is known or has been withdrawn."""
+
+    seconds: float | None
+    """Seconds from now, 0 or more; None: the end is announced no longer."""
 
 
 # ---- about stores ----------------------------------------------------------------------------------------------
@@ -578,6 +616,15 @@ class ExpectedPod:
 
 
 @dataclass(frozen=True)
+class EndingPod:
+    """A pod on a machine of which it is known when it ends."""
+
+    pod: str
+    time: float
+    """When the machine ends, Unix seconds."""
+
+
+@dataclass(frozen=True)
 class OperatorView:
     """All that the operator knows; each view replaces the previous one.
 
@@ -616,6 +663,11 @@ class OperatorView:
     round or a newer one only, and no store takes an older one for the last round."""
     beside_store: tuple[str, ...] = ()
     """Names of the pods on the node of the store that status names: they are lost together with that node."""
+    sent_at: float = 0.0
+    """When the operator sends this view, Unix seconds of the clock by which it knows `ending_pods`."""
+    ending_pods: tuple[EndingPod, ...] | None = None
+    """Worker pods on machines that are about to end, where the time is known; None while the operator sees no Nodes:
+    what it has sent before holds."""
 
 
 class RoundPhase(str, Enum):
@@ -712,6 +764,17 @@ class Straggler:
 
 
 @dataclass(frozen=True)
+class StateTransfer:
+    """The slowest transfer of a training state in the last round that had any."""
+
+    received: StateReceived
+    pod: str
+    """Pod of the rank that received it."""
+    time: float
+    """When the coordinator learned of it; Unix seconds."""
+
+
+@dataclass(frozen=True)
 class NodeReport:
     """One connected node."""
 
@@ -772,6 +835,8 @@ class Report:
     """The straggler of the current round."""
     progress: TrainingProgress | None = None
     """The last one of any round; None if the script reports none. A change of it alone is reported rarely."""
+    state_transfer: StateTransfer | None = None
+    """None if no rank has received a state since this store began."""
     lost: tuple[LostTime, ...] = ()
     """The last times that faults have cost, the oldest first; those of earlier stores are left out."""
     retired: bool = False
@@ -824,9 +889,10 @@ NodeToCoordinator: TypeAlias = (
     | StepReport
     | StepTimes
     | TrainingProgress
+    | StateReceived
     | NewerStore
 )
-CoordinatorToNode: TypeAlias = StartRound | Standby | PlanEnd | EndRound | Closed | Finish
+CoordinatorToNode: TypeAlias = StartRound | Standby | PlanEnd | EndRound | Closed | Finish | MachineEnd
 StoreToNode: TypeAlias = StandbyStore | StoreActive
 """Messages about stores, for the node's side of the control link."""
 Message: TypeAlias = (
@@ -836,7 +902,7 @@ Message: TypeAlias = (
 _TYPES: dict[str, type[Message]] = {cls.__name__: cls for cls in get_args(Message)}
 
 
-NEW_MESSAGES: Mapping[type[Message], int] = {TrainingProgress: 3}
+NEW_MESSAGES: Mapping[type[Message], int] = {TrainingProgress: 3, MachineEnd: 3, StateReceived: 3}
 """The first version that knows a type of message, for those that came after `OLDEST_PROTOCOL`."""
 
 

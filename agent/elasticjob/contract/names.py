@@ -115,7 +115,7 @@ class Env:
     RESTART_SOCKET = "ELASTICJOB_RESTART_SOCKET"
     """Path of the Unix socket of `contract.restart_messages`; unset if workers run in a torchrun of their own."""
     ROUND = "ELASTICJOB_ROUND"
-    """Round that the worker was started for."""
+    """Round that the worker was started for; `BEFORE_ROUNDS` if it was started ahead of one."""
     STACK_DUMP_FILE = "ELASTICJOB_STACK_DUMP_FILE"
     """File to which a worker dumps the stacks of its threads on STACK_DUMP_SIGNAL; unset if hangs are not detected."""
     # Store
@@ -162,6 +162,11 @@ class ExitCode(IntEnum):
     """The node was drained (SIGTERM), and left its round in good order."""
 
 
+def script_left_file(error_file: str) -> str:
+    """Return the file in which a worker's fork notes its process id and when its script ended with success."""
+    return f"{error_file}.left"
+
+
 def script_end_file(error_file: str) -> str:
     """Return the path of the file in which a forked worker writes its process id once its script has succeeded."""
     return f"{error_file}.succeeded"
@@ -180,6 +185,11 @@ class RoundId(NamedTuple):
     def __str__(self) -> str:
         return f"{self.attempt}.{self.store_incarnation}.{self.number}"
 
+    @property
+    def is_ahead(self) -> bool:
+        """Whether it stands for the round of a worker that was started ahead of its first one; see BEFORE_ROUNDS."""
+        return self.attempt == 0
+
     @classmethod
     def parse(cls, text: str) -> RoundId:
         """Return the round id written as `attempt.store.n`. ValueError: `text` is something else."""
@@ -188,3 +198,8 @@ class RoundId(NamedTuple):
             raise ValueError(f"not a round id (attempt.store.n): {text!r}")
         attempt, store, n = (int(p) for p in parts)
         return cls(attempt, store, n)
+
+
+BEFORE_ROUNDS = RoundId(0, 0, 0)
+"""Stands for the round in the environment of a worker that is started ahead of its first one. A spare process has
+`0.0.n`."""

@@ -24,6 +24,8 @@ class Calling:
     """Worker: the function runs. Until it returns, this process stays for the next round: interrupt it instead."""
 
     round: RoundId
+    spare_process: bool = False
+    """A second process of this rank is to wait at the function, and to call it if this one ends."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,11 @@ class Parked:
 
 
 @dataclass(frozen=True)
+class Kept:
+    """Worker: after `End`, the state of this process is in the memory of the node. What follows is the script's."""
+
+
+@dataclass(frozen=True)
 class Interrupt:
     """Agent: the round has ended. Leave the function."""
 
@@ -70,10 +77,13 @@ class CallAgain:
 
 @dataclass(frozen=True)
 class End:
-    """Agent: there is no next round for this process."""
+    """Agent: there is no next round for this process. It copies its state to the memory of the node, and ends."""
+
+    at_once: bool = False
+    """No more of the script runs: the job goes on without this node, and another one may write the same files."""
 
 
-WorkerToAgent: TypeAlias = Calling | Interrupted | Raised | Parked
+WorkerToAgent: TypeAlias = Calling | Interrupted | Raised | Parked | Kept
 AgentToWorker: TypeAlias = Interrupt | CallAgain | End
 
 _TYPES: dict[str, type[Any]] = {

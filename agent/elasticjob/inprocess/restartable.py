@@ -12,7 +12,7 @@ import traceback
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar, overload
 
 from elasticjob import diagnosis
 from elasticjob.contract.messages import FailureClass
@@ -22,8 +22,10 @@ from elasticjob.contract.restart_messages import (
     AgentToWorker,
     CallAgain,
     Calling,
+    End,
     Interrupt,
     Interrupted,
+    Kept,
     Parked,
     Raised,
 )
@@ -52,7 +54,15 @@ _called = False
 """Whether a call has returned in this process. Only the first one can be called again: a new process begins with it."""
 
 
-def restartable(function: Callable[P, T]) -> Callable[P, T]:
+@overload
+def restartable(function: Callable[P, T]) -> Callable[P, T]: ...
+
+
+@overload
+def restartable(*, spare_process: bool = False) -> Callable[[Callable[P, T]], Callable[P, T]]: ...
+
+
+def restartable(function: Callable[P, T] | None = None, *, spare_process: bool = False) -> Any:
     """Let the processes of `function` survive the end of a round: it is called again with the next round's ranks.
 
     The function creates its process groups, builds what belongs to a round (DDP, data loaders), and trains. It is
@@ -61,8 +71,18 @@ def restartable(function: Callable[P, T]) -> Callable[P, T]:
     keep their state: model, optimizer, `elasticjob.State`. A process that hangs is replaced by a new one after
     `stopGraceSeconds`, and the others wait for it.
 
+    `spare_process`: once a rank has made its first step, another process of it runs the script up to the function and
+    waits there. It takes the place of one that ends, and saves the time that the script needs up to the function, for
+    the memory of what the script makes there.
+
     Call it once, from the main thread. Without an elasticjob agent, it is called once.
     """
+    if function is None:
+        return functools.partial(_restartable, spare_process=spare_process)
+    return _restartable(function, spare_process=spare_process)
+
+
+def _restartable(function: Callable[P, T], *, spare_process: bool) -> Callable[P, T]:
 
     @functools.wraps(function)
     def wrapped(*args: P.args, **kwargs: P.kwargs) -> T:
@@ -71,8 +91,10 @@ def restartable(function: Callable[P, T]) -> Callable[P, T]:
             return function(*args, **kwargs)
         channel = AgentChannel.open()
         if channel is None:
+            if progress_channel.is_ahead():
+                raise Stopped(0)  # the agent has ended
             return function(*args, **kwargs)
-        _active, _called = RestartableCall(channel), True
+        _active, _called = RestartableCall(channel, spare_process=spare_process), True
         try:
             result: T = _active.run(functools.partial(function, *args, **kwargs))
             return result
@@ -95,8 +117,9 @@ class _Ended:
 class RestartableCall:
     """All calls of one function in this process."""
 
-    def __init__(self, channel: AgentChannel) -> None:
+    def __init__(self, channel: AgentChannel, *, spare_process: bool = False) -> None:
         self._channel = channel
+        self._spare_process = spare_process
         self._round = RoundId.parse(os.environ[Env.ROUND])
         self._interrupter = Interrupter(critical_section.inside)
         self._groups = ProcessGroups()
@@ -111,6 +134,8 @@ class RestartableCall:
 
         If no further round comes for this process, the exception of the last call is raised, or `Stopped`.
         """
+        if self._round.is_ahead:
+            self._await_round(_Ended())
         while True:
             ended = self._call(function)
             if not isinstance(ended, _Ended):
@@ -119,22 +144,39 @@ class RestartableCall:
             critical_section.reset()
             self._groups.leave()
             collect_garbage()  # data loaders end their processes with it
-            self._channel.send(Parked(self._round, ended.at_last_step))
-            message = self._messages.get()
-            if not isinstance(message, CallAgain):
-                raise ended.error or Stopped(0)
+            self._await_round(ended)
             del ended  # its exception may refer to what the last call made
-            self._enter_round(message)
+
+    def _await_round(self, ended: _Ended) -> None:
+        """Wait for the next round, and enter it; raise what ended the last call if there is none."""
+        self._channel.send(Parked(self._round, ended.at_last_step))
+        message = self._messages.get()
+        if not isinstance(message, CallAgain):
+            self._keep_state()
+            self._channel.send(Kept())
+            if isinstance(message, End) and message.at_once:
+                os._exit(0)
+            raise ended.error or Stopped(0)
+        self._enter_round(message)
+
+    def _keep_state(self) -> None:
+        """Let the agent save what this process has trained. An error must not hide why the process ends."""
+        try:
+            progress_channel.keep_state()
+        except Exception:
+            traceback.print_exc()
 
     def close(self) -> None:
         """Stop to follow the agent: from now on it ends this process as any other."""
+        progress_channel.process_stays = False
         self._channel.close()
         self._interrupter.close()
 
     def _call(self, function: Callable[[], Any]) -> tuple[Any] | _Ended:
         """Call the function once; return its result in a tuple, or how else it ended."""
         _keep_process_at_nccl_errors()
-        self._channel.send(Calling(self._round))
+        self._channel.send(Calling(self._round, self._spare_process))
+        progress_channel.process_stays = self._connected
         try:
             with self._groups.watch(), self._interrupter.armed():
                 return (function(),)
@@ -169,7 +211,7 @@ class RestartableCall:
             else:
                 self._interrupter.reset()  # before the main thread enters the next round
                 self._messages.put(message)
-        self._connected = False
+        self._connected = progress_channel.process_stays = False
         self._messages.put(None)
 
     def _end_if_lost(self) -> None:
@@ -180,9 +222,10 @@ class RestartableCall:
         with suppress(OSError):  # too many open files
             if not self._groups.has_lost_operation():
                 return
-            message = "elasticjob: gloo has lost an operation of the round that ends: a new process takes over\n"
-            os.write(2, message.encode())
-            os.kill(os.getpid(), signal.SIGKILL)
+            pid = os.getpid()
+            text = f"elasticjob: gloo has lost an operation of the round that ends: a new process replaces {pid}\n"
+            os.write(2, text.encode())
+            os.kill(pid, signal.SIGKILL)
 
 
 def _failed_because_of_peer(error: Exception) -> bool:

@@ -12,6 +12,8 @@ from elasticjob.contract.messages import (
     Close,
     Closed,
     EndRound,
+    Failure,
+    FailureClass,
     Finish,
     Leaving,
     MemberState,
@@ -22,6 +24,8 @@ from elasticjob.contract.messages import (
     QueryClosed,
     Ready,
     Standby,
+    StartRound,
+    StateReceived,
     StepReport,
     StepTimes,
     StoreActive,
@@ -32,8 +36,8 @@ from elasticjob.contract.messages import (
     WorkersStopped,
     WorkersSucceeded,
 )
-from elasticjob.contract.names import RoundId
-from elasticjob.rendezvous import confirmation, planned_end, restart_delay, stalls, store_recovery
+from elasticjob.contract.names import BEFORE_ROUNDS, RoundId
+from elasticjob.rendezvous import confirmation, machine_ends, planned_end, restart_delay, stalls, store_recovery
 from elasticjob.rendezvous.decision import RoundDecision
 from elasticjob.rendezvous.round_end import end_message
 from elasticjob.rendezvous.state import (
@@ -68,7 +72,7 @@ def apply_event(state: CoordinatorState, event: CoordinatorEvent, now: float) ->
     if isinstance(event, NodeMessage):
         if isinstance(event.message, Announce):
             announced = announce_node(state, _announced_node(state, event.agent_id, event.message, now), now)
-            return _with_messages_about_stores(announced, event.agent_id)
+            return _with_machine_end(_with_messages_about_stores(announced, event.agent_id), event.agent_id, now)
         if isinstance(event.message, Close):
             return _apply_close(state, event.agent_id, event.message)
         if isinstance(event.message, QueryClosed):
@@ -76,7 +80,9 @@ def apply_event(state: CoordinatorState, event: CoordinatorEvent, now: float) ->
         node = state.nodes.get(event.agent_id)
         if node is None:
             return RoundDecision(state)
-        return RoundDecision(_apply_node_message(state, node, event.message, now))
+        after = _apply_node_message(state, node, event.message, now)
+        found_restartable = after.nodes[event.agent_id].restartable and not node.restartable
+        return RoundDecision(after, _standby_messages(after) if found_restartable else ())
     if isinstance(event, NodeDisconnected):
         node = state.nodes.get(event.agent_id)
         if node is None:
@@ -84,8 +90,9 @@ def apply_event(state: CoordinatorState, event: CoordinatorEvent, now: float) ->
         state = confirmation.record_disconnected_node(state, event.agent_id)
         return RoundDecision(set_node(state, replace(node, disconnected_at=now)), reason=f"{node.pod} disconnected")
     if isinstance(event, OperatorViewReceived):
-        after = restart_delay.delay_after_view(state, _apply_operator_view(state, event.view), now)
-        return RoundDecision(after, _changed_standby_store(state, after))
+        after = restart_delay.delay_after_view(state, _apply_operator_view(state, event.view, now), now)
+        ends = machine_ends.changed_ends(state, after, now)
+        return RoundDecision(after, (*_changed_standby_store(state, after), *ends))
     _: Tick = event
     return RoundDecision(state)
 
@@ -93,7 +100,7 @@ def apply_event(state: CoordinatorState, event: CoordinatorEvent, now: float) ->
 def _apply_to_standby_store(state: CoordinatorState, event: CoordinatorEvent, now: float) -> RoundDecision:
     """Record an event at a passive standby store. A node that disconnects has returned to the present store."""
     if isinstance(event, OperatorViewReceived):
-        state = _apply_operator_view(state, event.view)
+        state = _apply_operator_view(state, event.view, now)
         return RoundDecision(replace(state, retired=state.operator_view.retired and not state.restarted))
     if isinstance(event, NodeDisconnected):
         nodes = {agent_id: n for agent_id, n in state.nodes.items() if agent_id != event.agent_id}
@@ -119,6 +126,13 @@ def _with_messages_about_stores(decision: RoundDecision, agent_id: str) -> Round
     stays = agent_id in decision.state.nodes
     address = (SendToNode(agent_id, standby),) if standby is not None and stays else ()
     return replace(decision, effects=(*active, *decision.effects, *address))
+
+
+def _with_machine_end(decision: RoundDecision, agent_id: str, now: float) -> RoundDecision:
+    """Return the decision with the end of the machine of a node that has announced itself, if it is known."""
+    node = decision.state.nodes.get(agent_id)
+    ends = machine_ends.known_ends(decision.state, [node] if node is not None else [], now)
+    return replace(decision, effects=(*decision.effects, *ends))
 
 
 def _changed_standby_store(before: CoordinatorState, after: CoordinatorState) -> tuple[SendToNode, ...]:
@@ -201,7 +215,7 @@ def _answer_visitor(state: CoordinatorState, agent_id: str) -> tuple[SendToNode,
     if agent_id in state.nodes:
         return ()
     reason = state.closed_reason or state.outcome_reason
-    return (SendToNode(agent_id, Closed(reason) if reason else standby_message(state)),)
+    return (SendToNode(agent_id, Closed(reason) if reason else standby_message(state, None)),)
 
 
 def _announced_node(state: CoordinatorState, agent_id: str, announce: Announce, now: float) -> Node:
@@ -225,6 +239,8 @@ def _announced_node(state: CoordinatorState, agent_id: str, announce: Announce, 
         stale_round=known.stale_round if known else None,
         fork_disabled_reason=announce.fork_disabled_reason,
         store_vanished=announce.store_vanished,
+        restartable=announce.restartable,
+        knows_machine_end=announce.knows_machine_end,
     )
 
 
@@ -251,18 +267,48 @@ def _connect_node(state: CoordinatorState, node: Node, now: float) -> RoundDecis
         return stop_stale_round(state, node, last.assignment.round)
     state = set_node(state, replace(node, stale_round=None))
     state = confirmation.record_stopped_node(state, node.agent_id, last.assignment.round if last else None)
-    return RoundDecision(state, (SendToNode(node.agent_id, standby_message(state)),), f"{node.pod} announced itself")
+    standby = SendToNode(node.agent_id, standby_message(state, node))
+    return RoundDecision(state, (standby,), f"{node.pod} announced itself")
 
 
-def standby_message(state: CoordinatorState) -> Standby:
-    """Return the message for a connected node that is in no round."""
+def standby_message(state: CoordinatorState, node: Node | None) -> Standby:
+    """Return the message for a connected node that is in no round; None: for a visitor."""
     if state.round is None:
         return Standby("waiting for more nodes")
+    provisional = _provisional_start(state, state.round, node) if node is not None else None
     if state.round.ending is not None:
-        return Standby("waiting for the next round")
+        return Standby("waiting for the next round", provisional=provisional)
     if len(state.round.members) >= state.settings.target:
-        return Standby("the round is full without this node", redundant=True)
-    return Standby("a round runs without this node")
+        return Standby("the round is full without this node", redundant=True, provisional=provisional)
+    return Standby("a round runs without this node", provisional=provisional)
+
+
+def _standby_messages(state: CoordinatorState) -> tuple[SendToNode, ...]:
+    """Return the messages to all connected nodes outside the round."""
+    members = state.round.members if state.round else {}
+    outside = (n for n in state.nodes.values() if n.disconnected_at is None and n.agent_id not in members)
+    return tuple(SendToNode(node.agent_id, standby_message(state, node)) for node in outside)
+
+
+def _provisional_start(state: CoordinatorState, round_: Round, node: Node) -> StartRound | None:
+    """Return `Standby.provisional`; None unless a member's function can be called again."""
+    members = [n for agent_id in round_.members if (n := state.nodes.get(agent_id))]
+    if not any(member.restartable for member in members):
+        return None
+    own, other = node.local_world_size, next(iter(round_.members.values())).assignment
+    role_size = sum(member.local_world_size for member in members if member.role == node.role)
+    return replace(
+        other,
+        round=BEFORE_ROUNDS,
+        group_rank=other.group_world_size,
+        group_world_size=other.group_world_size + 1,
+        rank=other.world_size,
+        world_size=other.world_size + own,
+        role_rank=role_size,
+        role_world_size=role_size + own,
+        master_addr="",
+        master_port=0,
+    )
 
 
 def stop_stale_round(state: CoordinatorState, node: Node, stale_round: RoundId) -> RoundDecision:
@@ -302,12 +348,13 @@ def _apply_node_message(
     state: CoordinatorState, node: Node, message: NodeToCoordinator, now: float
 ) -> CoordinatorState:
     if isinstance(message, Ready):
-        return set_node(state, replace(node, ready=True, fork_disabled_reason=message.fork_disabled_reason))
+        reason, restartable = message.fork_disabled_reason, message.restartable
+        return set_node(state, replace(node, ready=True, fork_disabled_reason=reason, restartable=restartable))
     if isinstance(message, Leaving):
         if message.failure is not None:
             state = replace(state, unhealthy={**state.unhealthy, node.pod: message.failure})
         return set_node(state, replace(node, leaving_reason=message.reason or "the node asked to leave"))
-    if isinstance(message, (Announce, Close, NewerStore, QueryClosed, StepTimes, TrainingProgress)):
+    if isinstance(message, (Announce, Close, NewerStore, QueryClosed, StepTimes, TrainingProgress, StateReceived)):
         return state
     if isinstance(message, StepReport):
         return _apply_step_report(state, node, message)
@@ -363,7 +410,16 @@ def _apply_worker_state(
     reached = _REACHED[type(message)]
     if _STATE_ORDER[reached] > _STATE_ORDER[member.state]:
         round_ = _with_member_state(round_, node.agent_id, reached)
+    if isinstance(message, WorkersStopped) and message.ended_ranks:
+        round_ = replace(round_, failures=tuple(_with_ended_ranks(f, message) for f in round_.failures))
     return replace(state, round=round_)
+
+
+def _with_ended_ranks(failure: Failure, stopped: WorkersStopped) -> Failure:
+    """Return a failed collective with the ranks that had succeeded on a node; other failures unchanged."""
+    if failure.kind is not FailureClass.COLLECTIVE_FAILED:
+        return failure
+    return replace(failure, ended_ranks=tuple(sorted({*failure.ended_ranks, *stopped.ended_ranks})))
 
 
 def _apply_step_report(state: CoordinatorState, node: Node, report: StepReport) -> CoordinatorState:
@@ -373,7 +429,7 @@ def _apply_step_report(state: CoordinatorState, node: Node, report: StepReport) 
     return replace(state, round=planned_end.record_step(round_, node.agent_id, report))
 
 
-def _apply_operator_view(state: CoordinatorState, view: OperatorView) -> CoordinatorState:
+def _apply_operator_view(state: CoordinatorState, view: OperatorView, now: float) -> CoordinatorState:
     """Apply the operator's view, unless it is older than the last one: two operators may be connected at once."""
     if (view.lease, view.sequence) <= (state.operator_view.lease, state.operator_view.sequence):
         return state
@@ -386,7 +442,7 @@ def _apply_operator_view(state: CoordinatorState, view: OperatorView) -> Coordin
     state = replace(state, replaced={pod: why for pod, why in state.replaced.items() if pod in names})
     if view.newest_round is not None and (state.known_round is None or view.newest_round > state.known_round):
         state = replace(state, known_round=view.newest_round)
-    state = confirmation.receive_confirmation(state, view)
+    state = machine_ends.receive_ends(confirmation.receive_confirmation(state, view), view, now)
     return replace(state, nodes={a: n for a, n in state.nodes.items() if not _is_obsolete(state, n)})
 
 

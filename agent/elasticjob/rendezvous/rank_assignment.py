@@ -19,14 +19,38 @@ def choose_nodes(
     """Return at most `size` nodes in order of group rank; the others of the pool become standbys.
 
     If there are too many, nodes with an index from `desired_pods` on are left out first, then nodes that were not in
-    the last round. Nodes of the last round keep their order, so rank 0 (and its checkpoint) stays on its node. The
-    others follow: those of one place next to each other, first those of the place where the last one that stays is.
+    the last round. Nodes of the last round keep their order among each other, and the first of them has rank 0, so that
+    rank 0 (and its checkpoint) stays on its node. Each other node goes behind those of its place that stay.
     """
     place = {agent_id: i for i, agent_id in enumerate(last_members)}
     preferred = sorted(pool, key=lambda n: (n.index >= desired_pods, n.agent_id not in place, n.index))[:size]
     staying = sorted((n for n in preferred if n.agent_id in place), key=lambda n: place[n.agent_id])
     joining = sorted((n for n in preferred if n.agent_id not in place), key=lambda n: n.index)
-    return staying[:-1] + _side_by_side([*staying[-1:], *joining], topology)
+    return _behind_their_places(staying, _side_by_side(joining, topology), topology)
+
+
+def _behind_their_places(
+    staying: Sequence[Node], joining: Sequence[Node], topology: Callable[[Node], Sequence[str]]
+) -> list[Node]:
+    """Return the nodes that stay in their order, each followed by the nodes that join its place.
+
+    A joining node follows the last node that stays in the narrowest place in which one stays. Those that join no such
+    place come last. Nodes that follow the same one keep their order, but those of a narrower place come first.
+    """
+    last_of_place = {place: position for position, node in enumerate(staying) for place in _places(topology(node))}
+    following: dict[int, list[tuple[int, Node]]] = {}
+    for node in joining:
+        shared = [place for place in _places(topology(node)) if place in last_of_place]
+        position = last_of_place[shared[-1]] if shared else len(staying)
+        following.setdefault(position, []).append((-len(shared), node))
+    behind = {at: [n for _, n in sorted(nodes, key=lambda found: found[0])] for at, nodes in following.items()}
+    ordered = [node for at, stays in enumerate(staying) for node in (stays, *behind.get(at, ()))]
+    return ordered + behind.get(len(staying), [])
+
+
+def _places(path: Sequence[str]) -> list[tuple[str, ...]]:
+    """Return the places that a path of names leads through, from the widest to the narrowest; none if it is unknown."""
+    return [tuple(path[: level + 1]) for level in range(len(path))]
 
 
 def _side_by_side(nodes: Sequence[Node], topology: Callable[[Node], Sequence[str]]) -> list[Node]:
@@ -38,8 +62,7 @@ def _side_by_side(nodes: Sequence[Node], topology: Callable[[Node], Sequence[str
     first: dict[tuple[str, ...], int] = {}
     order: dict[str, list[int]] = {}
     for position, node in enumerate(nodes):
-        path = tuple(topology(node))
-        places = (path[: level + 1] for level in range(len(path)))
+        places = _places(topology(node))
         order[node.agent_id] = [first.setdefault(place, position) for place in places] or [position]
     return sorted(nodes, key=lambda n: order[n.agent_id])
 

@@ -9,6 +9,7 @@ from elasticjob.contract.messages import (
     RecoverySeconds,
     Report,
     RoundPhase,
+    StateTransfer,
     Straggler,
     TrainingProgress,
 )
@@ -24,6 +25,7 @@ def build_report(
     straggler: Straggler | None = None,
     progress: TrainingProgress | None = None,
     lost: tuple[LostTime, ...] = (),
+    state_transfer: StateTransfer | None = None,
 ) -> Report:
     """Return everything that the operator needs to write status. Equal states give equal reports."""
     round_ = state.round
@@ -53,6 +55,7 @@ def build_report(
         straggler=straggler,
         progress=progress,
         lost=lost,
+        state_transfer=state_transfer,
         retired=state.retired,
         view_lease=state.operator_view.lease,
     )

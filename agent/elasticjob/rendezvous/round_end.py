@@ -15,6 +15,7 @@ from elasticjob.contract.failure_rules import (
     first_match,
     shell_exit_code,
 )
+from elasticjob.contract.failure_text import describe_worker_failure, with_ended_ranks
 from elasticjob.contract.messages import (
     EndReason,
     EndRound,
@@ -202,7 +203,9 @@ def conclude_round(state: CoordinatorState, now: float) -> RoundDecision | None:
     state = add_ended_round(replace(state, round=None, joiners_since=None), ended)
     if job_failed:
         reason = "HangDetected" if fatal_hang else "FailurePolicyRule" if failed_by_rule else "MaxRestartsExceeded"
-        return _declare_outcome(state, Outcome.FAILED, reason, ended.failure, ended.rule if failed_by_rule else "")
+        return _declare_outcome(
+            state, Outcome.FAILED, reason, ended.failure, _describe_job_failure(state, ended, reason)
+        )
     if ended.reason is EndReason.WORKER_FAILED:
         state = restart_delay.delay_next_round(state, ended.time, now)
     state = replace(state, replaced={**state.replaced, **_replaced_pods(state, round_, ended)})
@@ -259,7 +262,9 @@ def _find_cause(state: CoordinatorState, round_: Round, ending: RoundEnding, now
     cause = root_cause(f for f in round_.failures if f.pod not in excused)
     broken_collective = cause is not None and cause.kind is FailureClass.COLLECTIVE_FAILED
     if cause and not (broken_collective and (excused or ending.reason is not EndReason.WORKER_FAILED)):
-        return _round_ended(state, round_, EndReason.WORKER_FAILED, _describe_failure(cause), now, failure=cause)
+        ended_ranks = {rank for failure in round_.failures for rank in failure.ended_ranks}
+        cause = with_ended_ranks(cause, ended_ranks) if broken_collective else cause
+        return _round_ended(state, round_, EndReason.WORKER_FAILED, describe_worker_failure(cause), now, failure=cause)
     if lost or ending.reason is EndReason.AGENT_LOST:
         message = f"{pod_names(lost)} lost" if lost else ending.message
         return _round_ended(state, round_, EndReason.AGENT_LOST, message, now, lost=lost)
@@ -268,14 +273,6 @@ def _find_cause(state: CoordinatorState, round_: Round, ending: RoundEnding, now
         message = f"{unhealthy.pod} is unhealthy: {unhealthy.message}" if unhealthy else f"{pod_names(left)} left"
         return _round_ended(state, round_, EndReason.NODE_LEFT, message, now, failure=unhealthy, lost=left)
     return _round_ended(state, round_, ending.reason, ending.message, now)
-
-
-def _describe_failure(failure: Failure) -> str:
-    if failure.kind is FailureClass.HANG:
-        return f"rank {failure.rank} in {failure.pod}: {failure.message.partition(chr(10))[0]}"
-    problem = failure.exception or failure.signal or f"exit code {failure.exit_code}"
-    place = failure.pod if failure.rank is None else f"rank {failure.rank} in {failure.pod}"
-    return f"{place} failed: {problem}"
 
 
 def _round_ended(
@@ -337,12 +334,23 @@ def stop_deadline(ending: RoundEnding) -> float:
     return ending.kill_at + STOP_TIMEOUT
 
 
+def _describe_job_failure(state: CoordinatorState, ended: RoundEnded, reason: str) -> str:
+    """Return why the job has failed, in the words of the condition Failed."""
+    if reason == "FailurePolicyRule":
+        return f"failurePolicy rule {ended.rule} matched: {ended.message}"
+    if reason == "HangDetected":
+        return f"training hung and hangPolicy.action is FailJob; last failure: {ended.message}"
+    settings = state.settings
+    within = f" within {settings.restart_window:g} s" if settings.restart_window else ""
+    restarts = f"{state.charged_at(ended.time)} of {with_noun(settings.max_restarts, 'restart')}{within}"
+    return f"workers failed after {restarts}; last failure: {ended.message}"
+
+
 def _declare_outcome(
-    state: CoordinatorState, outcome: Outcome, reason: str, failure: Failure | None, rule: str = ""
+    state: CoordinatorState, outcome: Outcome, reason: str, failure: Failure | None, message: str = ""
 ) -> RoundDecision:
     """Declare the outcome of the job. It is final; nodes that announce themselves later get it too."""
-    message = _describe_failure(failure) if failure else ""
-    finish = Finish(outcome, reason, f"failurePolicy rule {rule} matched: {message}" if rule else message)
+    finish = Finish(outcome, reason, message)
     return _finish_job(replace(state, failure=failure), finish, f"the job has ended: {outcome.value} ({reason})")
 
 

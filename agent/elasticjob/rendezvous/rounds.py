@@ -358,7 +358,7 @@ def _start_round(state: CoordinatorState, pool: Sequence[Node], why: str, now: f
         confirmed_until=None,
     )
     effects = tuple(SendToNode(agent_id, member.assignment) for agent_id, member in members.items())
-    effects += tuple(SendToNode(n.agent_id, standby_message(state)) for n in pool if n.agent_id not in members)
+    effects += tuple(SendToNode(n.agent_id, standby_message(state, n)) for n in pool if n.agent_id not in members)
     return RoundDecision(state, effects, f"round {round_id} starts with {with_noun(len(members), 'node')}: {why}")
 
 

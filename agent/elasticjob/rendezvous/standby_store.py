@@ -18,6 +18,7 @@ from dataclasses import replace
 
 from elasticjob.contract.messages import NO_STANDBY_STORE, StoreActive
 from elasticjob.contract.text import with_noun
+from elasticjob.rendezvous import machine_ends
 from elasticjob.rendezvous.apply_event import announce_node
 from elasticjob.rendezvous.decision import RoundDecision
 from elasticjob.rendezvous.state import RECOVERY_TIMEOUT, CoordinatorState, SendToNode
@@ -78,4 +79,5 @@ def _activate(state: CoordinatorState, reason: str, now: float) -> RoundDecision
     decision = RoundDecision(active, tuple(SendToNode(n.agent_id, StoreActive()) for n in nodes), reason)
     for node in nodes:
         decision = decision.then(replace(announce_node(decision.state, node, now), reason=""))
-    return decision
+    ends = machine_ends.known_ends(decision.state, decision.state.nodes.values(), now)
+    return replace(decision, effects=(*decision.effects, *ends))

@@ -70,6 +70,10 @@ class Node:
     """Why its workers start by exec although the user did not ask for that; empty if they are forked."""
     store_vanished: bool = False
     """Whether the machine of the store that it was connected to before is down or cut off."""
+    restartable: bool = False
+    """Whether it has reported that its workers' function can be called again."""
+    knows_machine_end: bool = False
+    """Whether it had been sent the end of its machine when it announced itself."""
 
     def expired(self, now: float) -> bool:
         """Return whether the node has been disconnected for longer than the grace."""
@@ -259,6 +263,8 @@ class CoordinatorState:
     """Rounds that ended and that the operator has not acknowledged yet, the oldest first; at most MAX_ENDED_ROUNDS."""
     forgotten_charges: int = 0
     """Charged restarts of rounds that `ended_rounds` had no place for."""
+    machine_ends: Mapping[str, float] = field(default_factory=dict)
+    """By pod name: when the pod's machine ends, as far as that is announced (see `machine_ends`)."""
     unhealthy: Mapping[str, Failure] = field(default_factory=dict)
     """By pod name: why the node asked for a replacement on another machine. Kept after the node has left."""
     replaced: Mapping[str, str] = field(default_factory=dict)

@@ -23,6 +23,8 @@ from elasticjob.contract.messages import (
     QueryClosed,
     Ready,
     Report,
+    StateReceived,
+    StateTransfer,
     StepReport,
     StepTimes,
     TrainingProgress,
@@ -86,6 +88,7 @@ class Coordinator:
     """When a report may be sent for the training's progress alone."""
     _progress_timer: asyncio.TimerHandle | None = None
     """Runs until then, if there is a progress to report."""
+    _state_transfer: StateTransfer | None = None
     _outage: recovery_times.Outage | None = None
     _lost_time: lost_time.LostTimeTracker = field(default_factory=lost_time.LostTimeTracker)
     _straggler_tracker: stragglers.StragglerTracker = field(default_factory=stragglers.StragglerTracker)
@@ -169,6 +172,8 @@ class Coordinator:
                     self._track_step_times(agent_id, message)
                 case TrainingProgress():
                     self._record_progress(agent_id, message)
+                case StateReceived():
+                    self._record_transfer(agent_id, message)
                 case _:
                     self._ignore(link, message)
 
@@ -193,6 +198,15 @@ class Coordinator:
             now, self._progress = time.monotonic(), progress
             self._lost_time = lost_time.track_step(self._lost_time, progress, now)
             self._report_change(now)
+
+    def _record_transfer(self, agent_id: str, received: StateReceived) -> None:
+        # Not an event for the rules, as above.
+        round_, node, last = self.state.round, self.state.nodes.get(agent_id), self._state_transfer
+        if round_ is None or node is None or round_.id != received.round or agent_id not in round_.members:
+            return
+        if last is None or last.received.round != received.round or last.received.seconds < received.seconds:
+            self._state_transfer = StateTransfer(received, node.pod, time.time())
+            self._report_change(time.monotonic())
 
     def _submit(self, event: CoordinatorEvent) -> None:
         self._events.append(event)
@@ -222,7 +236,8 @@ class Coordinator:
     def _report(self, now: float) -> Report:
         recovery = self._outage.recovery if self._outage else None
         straggler = stragglers.current_straggler(self._straggler_tracker, self.state)
-        return build_report(self.state, now, recovery, straggler, self._progress, self._lost_time.lost)
+        lost = self._lost_time.lost
+        return build_report(self.state, now, recovery, straggler, self._progress, lost, self._state_transfer)
 
     def _report_change(self, now: float) -> None:
         """Send the operators a report if it has changed: the first change at once, those that follow it together."""

@@ -16,7 +16,7 @@ from contextlib import suppress
 from time import monotonic_ns
 from typing import SupportsFloat, SupportsIndex
 
-from elasticjob.contract.names import STACK_DUMP_SIGNAL, Env
+from elasticjob.contract.names import BEFORE_ROUNDS, STACK_DUMP_SIGNAL, Env
 from elasticjob.contract.progress_page import HOLD, MAX_TEXT, NO_LIMIT, PageWord, open_page, write_text
 from elasticjob.training import own_time
 from elasticjob.training.devices import synchronize_device
@@ -38,6 +38,9 @@ _describe_at = _NEVER
 _socket: socket.socket | None = None
 _memory: tuple[int, ...] = ()
 _callbacks: list[Callable[[], object]] = []
+_keep_state: Callable[[], object] | None = None
+process_stays = False
+"""Whether this process outlives the round, so that its objects need not be copied at a planned end."""
 _dumps_stacks = False
 
 
@@ -78,6 +81,15 @@ def report_begin(step: int) -> None:
     progress(step)
 
 
+def report_received(size: int, seconds: float, interface: str) -> None:
+    """Report that this rank has received a state of `size` bytes from another one; `interface`: empty if unknown."""
+    received = {"size": size, "seconds": seconds, "interface": interface, "rank": int(os.environ.get("RANK", "0"))}
+    with suppress(OSError, KeyError), socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+        connection.settimeout(_TIMEOUT)
+        connection.connect(os.environ[Env.AGENT_SOCKET])
+        connection.sendall(json.dumps({"received": received, "round": os.environ[Env.ROUND]}).encode() + b"\n")
+
+
 def heartbeat() -> None:
     """Report a step that an optimizer or a State has counted, for scripts that do not call `progress`."""
     if not _opened:
@@ -92,8 +104,9 @@ def deadline() -> float | None:
     """Return the seconds until this process must have ended, 0.0 if they are over; None while nothing ends it.
 
     The process must end because its pod does (a deletion, an eviction, a drain, a shutdown of the machine), because the
-    round ends on plan, or because another rank has failed. The value differs between ranks. It may fall at any time,
-    and is None again in the next round of a process that stays. Without an elasticjob agent it is None.
+    end of its machine is announced with a time, because the round ends on plan, or because another rank has failed. The
+    value differs between ranks. It may fall at any time, and is None again in the next round of a process that stays on
+    a machine that stays. Without an elasticjob agent it is None.
     """
     if not _opened:
         _open()
@@ -106,6 +119,18 @@ def deadline() -> float | None:
 def on_stop(save: Callable[[], object]) -> None:
     """Call `save` on every rank after the last step of a round that ends on plan, in the order of registration."""
     _callbacks.append(save)
+
+
+def at_process_end(keep_state: Callable[[], object]) -> None:
+    """Let `keep_state` run when a process that has outlived its last round ends; it replaces an earlier one."""
+    global _keep_state
+    _keep_state = keep_state
+
+
+def keep_state() -> None:
+    """Run what `at_process_end` was called with: the node's memory outlives this process."""
+    if _keep_state is not None:
+        _keep_state()
 
 
 def node_memory() -> tuple[int, ...]:
@@ -132,6 +157,11 @@ def begin_round(kept_callbacks: int) -> None:
     if _socket is not None:
         _socket.close()
         _socket = None
+
+
+def is_ahead() -> bool:
+    """Return whether the agent has started this process ahead of its first round, which has not begun yet."""
+    return os.environ.get(Env.ROUND, "").startswith(f"{BEFORE_ROUNDS.attempt}.")
 
 
 def _describe(

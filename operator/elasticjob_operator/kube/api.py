@@ -100,6 +100,9 @@ class KubeApi(Protocol):
 
     async def delete(
         self, resource: Resource, namespace: str, name: str, *, uid: str, grace: int | None = None
-    ) -> None:
-        """Delete the object where it has this UID, else Conflict; `grace` in seconds, None: the object's own."""
+    ) -> dict[str, Any]:
+        """Delete the object where it has this UID, else Conflict; `grace` in seconds, None: the object's own.
+
+        Return the object as it is until it is gone, or a Status.
+        """
         ...

@@ -6,7 +6,7 @@ import asyncio
 import json
 import os
 import random
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode
@@ -18,13 +18,13 @@ from kubernetes.aio.config import ConfigException
 
 from elasticjob_operator import metrics
 from elasticjob_operator.kube.api import Resource
-from elasticjob_operator.kube.errors import Unclear, error_from
+from elasticjob_operator.kube.errors import KubeError, Unclear, error_from
 from elasticjob_operator.kube.limits import Limit, RateLimit, SpareRate
 from elasticjob_operator.model.raw import mapping
 
 ATTEMPTS = 4
-PAGE = 500
-"""Objects in one response to a list: what the API server sends in a fraction of a second."""
+PAGE = 200
+"""Objects in one response to a list. While Python parses one, no other thread runs: the Lease is not renewed."""
 TIMEOUT = 15.0
 """Seconds of one attempt, where a client has no other."""
 LONGEST_WAIT = 10.0
@@ -78,6 +78,8 @@ class KubeClient:
         self._attempts = attempts
         self.last_success = asyncio.get_running_loop().time()
         """Time of the last successful response, on the event loop's clock."""
+        self.may_write: Callable[[], bool] = lambda: True
+        """Returns whether requests that change something may be sent; else they raise a KubeError."""
 
     def separate(self, *, timeout: float) -> KubeClient:
         """Return a client with connections of its own, without rate limit and retries: no other request delays its
@@ -126,11 +128,11 @@ class KubeClient:
 
     async def delete(
         self, resource: Resource, namespace: str, name: str, *, uid: str, grace: int | None = None
-    ) -> None:
+    ) -> dict[str, Any]:
         options: dict[str, Any] = {"preconditions": {"uid": uid}, "propagationPolicy": "Background"}
         if grace is not None:
             options["gracePeriodSeconds"] = grace
-        await self._request("DELETE", resource, namespace, name, body=options)
+        return await self._request("DELETE", resource, namespace, name, body=options)
 
     async def watch(self, resource: Resource, version: str) -> AsyncIterator[dict[str, Any]]:
         """Yield the watch events of all objects from this resourceVersion on; empty: first ADDED for each that exists,
@@ -186,6 +188,8 @@ class KubeClient:
         for attempt in range(1, self._attempts + 1):
             if self._limit is not None:
                 await self._limit.acquire()
+            if method != "GET" and not self.may_write():
+                raise KubeError(f"{what}: not sent, because another operator may lead")
             status, answer, retry_after = await self._once(method, path, body)
             metrics.api_requests.labels(verb or _VERBS[method], resource.plural, str(status)).inc()
             if 200 <= status < 300:

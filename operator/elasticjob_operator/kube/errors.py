@@ -38,6 +38,13 @@ class Refused(KubeError):  # noqa: N818
         """Whether a ResourceQuota refused the request."""
         return self.status == 403 and "exceeded quota" in str(self)
 
+    @property
+    def invalid(self) -> bool:
+        """Whether the object itself is wrong: it is invalid, lacks requests that a ResourceQuota demands, or violates
+        the namespace's pod security level."""
+        wrong = ("failed quota", "violates PodSecurity")
+        return self.status in (400, 422) or any(part in str(self) for part in wrong)
+
 
 class Throttled(KubeError): ...  # noqa: N818
 

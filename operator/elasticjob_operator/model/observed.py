@@ -85,6 +85,17 @@ class RefusalReason(str, Enum):
     NAME_TAKEN = "NameTaken"
 
 
+class Remedy(Enum):
+    """What makes the API server accept a child that it has refused."""
+
+    WAIT = "wait"
+    """Another attempt may succeed, and the message says all that is known."""
+    CORRECT_SPEC = "correct the spec"
+    """The child itself is wrong: only a change of the job's spec helps."""
+    EITHER = "either"
+    """An object is missing or a permission, or the spec names the wrong one."""
+
+
 @dataclass(frozen=True)
 class Refusal:
     """A child that was certainly not created: the operator may try the same name again from `retry_at` on."""
@@ -95,6 +106,10 @@ class Refusal:
     """Unix seconds."""
     since: float
     """When the API server first refused it, Unix seconds."""
+    remedy: Remedy = Remedy.WAIT
+    skipped: bool = False
+    """Whether the operator did not try this child, because the API server refused another one that comes first:
+    `reason`, `message` and `remedy` are those of the other one."""
 
 
 @dataclass(frozen=True)

@@ -91,6 +91,8 @@ class Pod:
     seen: float = 0.0
     """When this operator first saw the pod, Unix seconds of its own clock (`PodSightings`). The pod's creationTimestamp
     is a time of another host's clock."""
+    seen_running: float = 0.0
+    """The same of its first sighting as running; 0 before that. Its image may have taken minutes to be pulled."""
     deleting: float | None = None
     """When the grace period of its deletion ends, Unix seconds; None if the pod is not being deleted. `parse_pod`
     returns the API server's time, `PodSightings` the time on the operator's clock."""
@@ -106,6 +108,8 @@ class Pod:
     """The reason of a DisruptionTarget condition: eviction, preemption or taint."""
     conditions: frozenset[PodCondition] = frozenset()
     avoided_nodes: frozenset[str] = frozenset()
+    memory_limit: str = ""
+    """The memory limit of the trainer, such as `8Gi`; empty without one."""
     failed_starts: int = 0
     """How many attempts to start the job's pods had failed when this pod was created."""
     end: TrainerEnd | None = None
@@ -153,6 +157,7 @@ def parse_pod(raw: Raw) -> Pod:
         disrupted=text(_condition(status, "DisruptionTarget", "True") or {}, "reason"),
         conditions=frozenset(PodCondition(text(c, "type"), text(c, "status")) for c in objects(status, "conditions")),
         avoided_nodes=frozenset(filter(None, avoided.split(","))),
+        memory_limit=_memory_limit(raw),
         failed_starts=_number(text(raw, "metadata", "annotations", FAILED_STARTS)),
         end=_end(raw),
     )
@@ -243,6 +248,12 @@ def _trainer(raw: Raw) -> str:
     names = [text(c, "name") for c in objects(raw, "spec", "containers")]
     annotated = text(raw, "metadata", "annotations", TRAINER_CONTAINER)
     return annotated or (TRAINER if TRAINER in names else next(iter(names), ""))
+
+
+def _memory_limit(raw: Raw) -> str:
+    trainer = _trainer(raw)
+    container = next((c for c in objects(raw, "spec", "containers") if text(c, "name") == trainer), {})
+    return text(container, "resources", "limits", "memory")
 
 
 def _container_end(terminated: Raw) -> TrainerEnd:

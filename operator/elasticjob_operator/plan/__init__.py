@@ -19,6 +19,7 @@ Modules, in reading order:
     status          the next status
     scale           which pods the scale subresource counts
     stragglers      `status.straggler` and its Event
+    state_transfer  `status.stateTransfer`
     goodput         `status.goodput`
     trainer_status  `status.trainerStatus`, and when it is written
     event_records   Events about changes between the last status and the next one

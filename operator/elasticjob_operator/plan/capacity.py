@@ -110,7 +110,7 @@ def _without_room(ctx: ReconcileContext) -> dict[int, float]:
     for index, incarnation in enumerate(ctx.status.incarnations[: ctx.spec.settings.desired_pods]):
         pod = pods.get(index)
         refusal = ctx.observed.refusals.get(worker_pod(ctx.job.name, index, incarnation))
-        if refusal is not None and refusal.reason is RefusalReason.QUOTA_EXCEEDED:
+        if refusal is not None and refusal.reason is RefusalReason.QUOTA_EXCEEDED and not refusal.skipped:
             found[index] = refusal.since
         elif pod is not None and pod.live and pod.unschedulable and not pod.node:
             found[index] = pod.seen

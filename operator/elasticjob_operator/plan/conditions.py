@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from elasticjob.contract.failure_text import REASON_BY_CLASS
 from elasticjob.contract.messages import EndReason
 from elasticjob.contract.text import with_noun
 from elasticjob_operator.manifests import gang_child
@@ -17,12 +18,22 @@ from elasticjob_operator.plan.budget import Budget
 from elasticjob_operator.plan.capacity import Capacity, describe_back_off, target_replicas
 from elasticjob_operator.plan.context import LOST_GRACE_SECONDS, ReconcileContext
 from elasticjob_operator.plan.cordons import describe_cordon_spares
-from elasticjob_operator.plan.failures import REASON_BY_CLASS
 from elasticjob_operator.plan.job_end import JobOutcome
 from elasticjob_operator.plan.node_warnings import describe_leaving
 from elasticjob_operator.plan.operator_reach import describe_unreachable, suspects_itself
 from elasticjob_operator.plan.pod_decisions import AwaitEnd, PodDecision, ReplacePod, did_not_start, starts_execution
 from elasticjob_operator.plan.queueing import nodes_without_quota
+from elasticjob_operator.plan.start_problems import (
+    CHANGE,
+    POD_START_FAILED,
+    UNSCHEDULABLE,
+    describe_refusal,
+    describe_unschedulable,
+    describe_waiting,
+    lacks_room,
+    refusal_reason,
+    unschedulable_reason,
+)
 from elasticjob_operator.plan.starts import Starts
 from elasticjob_operator.plan.stores import StorePlan
 from elasticjob_operator.plan.suspension import is_suspended, resumes, suspended_condition
@@ -172,7 +183,7 @@ def running(job: JobContext) -> Condition:
     if job.trained:
         return condition(False, "Restarting", job.world.reason or "the workers are restarting")
     nodes = f"{job.world.ready} of at least {with_noun(job.ctx.spec.min_replicas, 'node')} ready"
-    message = f"starting: {job.world.reason or nodes}"
+    message = job.world.reason if job.world.starts else f"starting: {job.world.reason or nodes}"
     if job.starts.in_row:
         failed = f"{with_noun(job.starts.in_row, 'attempt')} to start pods failed"
         message += f"; {failed}: see status.lastFailure"
@@ -191,46 +202,32 @@ def _blocked(job: JobContext) -> Condition | None:
         return store
     refusals = _refusals(job)
     unschedulable = [p for p in job.kept_pods if p.unschedulable]
-    no_image = [p for p in job.kept_pods if p.image_error]
-    stuck = [p for p in job.kept_pods if p.stuck]
+    waiting = [p for p in job.kept_pods if p.image_error or p.stuck]
     failed = [p for p in job.kept_pods if did_not_start(p)]
-    waiting = len(refusals) + len(unschedulable) + len(no_image) + len(stuck) + len(failed)
-    available = len(job.pod_decisions) - waiting
+    available = len(job.pod_decisions) - len(refusals) - len(unschedulable) - len(waiting) - len(failed)
     if available >= job.ctx.spec.min_replicas:
         return None
     if refusals:
         return _refused(refusals[0])
-    if no_image:
-        message = (
-            f"{no_image[0].name} cannot pull image {no_image[0].image_error}. Correct the image name, push the image, "
-            "or add imagePullSecrets to the template; the job continues once the image can be pulled"
-        )
-        return condition(False, "ImagePullFailed", message)
-    if stuck:
-        message = f"{stuck[0].name} does not start: {stuck[0].stuck}. The job continues once this is corrected"
-        return condition(False, "PodCreationFailed", message)
+    if (problem := describe_waiting(waiting)) is not None:
+        return condition(False, *problem)
     if failed:
-        return condition(False, "PodStartFailed", _describe_failed_start(job, failed[0]))
-    message = (
-        f"{available} of at least {with_noun(job.ctx.spec.min_replicas, 'node')} available; "
-        f"{_describe_unschedulable(unschedulable[0]).rstrip('.')}. The job continues once the cluster has room"
-    )
-    return condition(False, "Unschedulable", message)
+        return condition(False, POD_START_FAILED, _describe_failed_start(job, failed[0]))
+    nodes = f"{available} of at least {with_noun(job.ctx.spec.min_replicas, 'node')} available"
+    then = ". The job continues once the cluster has room" if lacks_room(unschedulable[0]) else ""
+    return condition(False, UNSCHEDULABLE, f"{nodes}; {describe_unschedulable(unschedulable[0])}{then}")
 
 
 def _describe_failed_start(job: JobContext, pod: Pod) -> str:
     failure, starts = pod.end.start_failure if pod.end else "", job.starts
     attempts = f"{starts.in_row} of {with_noun(job.ctx.spec.max_start_failures, 'attempt')} in a row failed"
     retry = timestamp(math.ceil(max(starts.retry_at, job.ctx.now)))
-    return f"{pod.name}: {failure.rstrip('.')}; {attempts}. The operator tries again at {retry}"
+    again = f"The operator tries again at {retry}. If the template is wrong, correct it: {CHANGE}"
+    return f"{pod.name}: {failure.rstrip('.')}; {attempts}. {again}"
 
 
-def _describe_unschedulable(pod: Pod) -> str:
-    return f"{pod.name} is unschedulable: {pod.unschedulable}"
-
-
-def _refused(refusal: Refusal) -> Condition:
-    return condition(False, refusal.reason.value, f"{refusal.message}. The operator retries automatically")
+def _refused(refusal: Refusal, field: str = "the template") -> Condition:
+    return condition(False, refusal.reason.value, describe_refusal(refusal, field))
 
 
 def _store_blocked(job: JobContext) -> Condition | None:
@@ -255,7 +252,7 @@ def _store_blocked(job: JobContext) -> Condition | None:
     if job.store.incarnation is not None:
         keys.append(store_pod(name, job.store.incarnation))
     refusal = next((observed.refusals[key] for key in keys if key in observed.refusals), None)
-    return None if refusal is None else _refused(refusal)
+    return None if refusal is None else _refused(refusal, "rendezvous.store")
 
 
 def _refusals(job: JobContext) -> list[Refusal]:
@@ -278,15 +275,15 @@ def fully_scaled(job: JobContext) -> Condition:
     if surplus or job.world.active > target:
         message = f"scaling down to {with_noun(target, 'node')}; pods still to be removed: {len(surplus)}"
         return condition(False, "ScalingDown", message)
-    message = f"training on {job.world.active} of {with_noun(target, 'node')}"
+    active = f"training on {job.world.active} of {with_noun(target, 'node')}"
+    message = active if job.world.formed or job.trained else f"none of {with_noun(target, 'node')} trains yet"
     if job.world.formed and job.world.active == target and (missing := nodes_without_quota(job.ctx)):
         wanted = with_noun(target + missing, "node")
         message = f"training on {target} of {wanted}; queue {job.ctx.job.queue} has quota for {target}"
         return condition(False, "InsufficientCapacity", message)
     if job.world.formed and job.world.active == target:
-        standby = f"standby spares: {job.world.standby} of {spares}" if spares else ""
-        parts = filter(None, (message, standby, describe_cordon_spares(job.ctx)))
-        return condition(True, "AtDesiredReplicas", "; ".join(parts))
+        standby = f"; standby spares: {job.world.standby} of {spares}" if spares else ""
+        return condition(True, "AtDesiredReplicas", f"{message}{standby}{describe_cordon_spares(job.ctx)}")
     reason, why = _shortage(job)
     if job.capacity.scaled_down is not None:
         why += f"; status.targetReplicas is {target_replicas(job.ctx, job.capacity)} until the cluster has room"
@@ -299,27 +296,38 @@ def _shortage(job: JobContext) -> tuple[str, str]:
         return "InsufficientCapacity", "the job has given its pods back (see the condition Running)"
     refusals, unschedulable = _refusals(job), [p for p in job.kept_pods if p.unschedulable]
     if refusals:
-        return "InsufficientCapacity", refusals[0].message
-    unscheduled = [_describe_unschedulable(pod) for pod in unschedulable[:1]]
+        return refusal_reason(refusals[0]), describe_refusal(refusals[0])
+    unscheduled = [describe_unschedulable(pod) for pod in unschedulable[:1]]
     avoided = [_describe_avoided(node) for node in job.workers.avoided]
     if unscheduled and not avoided:
-        return "InsufficientCapacity", unscheduled[0]
+        return unschedulable_reason(unschedulable[0]), unscheduled[0]
     if avoided:
         return "NodeFault", "; ".join(avoided + unscheduled)
     if job.capacity.scaled_down is not None:
         return "InsufficientCapacity", "the pod that shows whether there is room is being created"
-    stuck = [p for p in job.kept_pods if p.image_error or p.stuck]
-    if stuck:
-        return "BelowDesiredAboveMin", f"{stuck[0].name}: {stuck[0].image_error or stuck[0].stuck}"
+    if (problem := describe_waiting(job.kept_pods)) is not None:
+        return problem
     failed = [p for p in job.kept_pods if did_not_start(p)]
     if failed:
-        return "BelowDesiredAboveMin", _describe_failed_start(job, failed[0])
+        return POD_START_FAILED, _describe_failed_start(job, failed[0])
     awaited = [pod for d in job.pod_decisions if isinstance(d.action, AwaitEnd) for pod in d.action.older]
     if leaving := describe_leaving(job.ctx):
         return _growth(job), leaving
     if awaited:
         return _growth(job), f"the successor of {awaited[0].name} waits for its end (podReplacementPolicy: Failed)"
-    return _growth(job), "the other nodes are starting"
+    return _growth(job), _describe_start(job)
+
+
+def _describe_start(job: JobContext) -> str:
+    """Return what the missing nodes do if nothing is wrong."""
+    if job.world.starts:
+        return job.world.reason
+    if job.world.formed:
+        return "the other nodes are starting"
+    if job.trained:
+        return "the workers are restarting"
+    imports = ": each imports the modules of spec.preload first" if job.ctx.spec.preload else ""
+    return f"the nodes are starting{imports}"
 
 
 def _describe_avoided(node: AvoidedNode) -> str:

@@ -34,9 +34,9 @@ STORE_LEFT_SECONDS = 0.25
 STORE_GRACE_SECONDS = 5
 """Seconds that a store has to end which is not the job's store any more. Only the job's store ends with the grace of
 the workers, for which it serves."""
-LAST_REPORT_SECONDS = 7.0
-"""Seconds for which a job's end that pods declare waits for the report of its store, which knows the restarts too. The
-operator tries to connect every 6 s at least."""
+LAST_REPORT_SECONDS = 17.0
+"""Seconds for which a job's end that pods declare waits for the report of its store, which knows the restarts too. An
+attempt to connect begins within 6 s of the last one's end, and may take 10 s (`store_links`)."""
 NODES_SWITCH_SECONDS = 4.0
 """Seconds after the end of a store in which its nodes connect to the next one: their first attempt may still go to the
 old one."""
@@ -124,7 +124,8 @@ class ReconcileContext:
         seen, link, store = self.observed.end_seen, self.observed.link, self.store_pod(self.status.store_incarnation)
         if seen is None or link.connected or link.refused or store is None or not store.live:
             return 0.0
-        return 0.0 if self.lease_late(store.node) else seen + LAST_REPORT_SECONDS
+        # The link is down since now for as long as its first attempt waits for its turn.
+        return 0.0 if self.lease_late(store.node) else max(seen, link.since) + LAST_REPORT_SECONDS
 
     @cached_property
     def notices(self) -> dict[str, str]:

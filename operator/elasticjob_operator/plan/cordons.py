@@ -74,11 +74,12 @@ def cordon_event(ctx: ReconcileContext) -> tuple[EventRecord, ...]:
     if ctx.cordon_spares <= ctx.status.cordon_spares:
         return ()
     nodes = sorted({pod.node for pod in ctx.current_pods if pod.live and is_cordoned(ctx, pod)})
-    message = f"pods are on cordoned nodes ({', '.join(nodes)}): {describe_cordon_spares(ctx)}"
+    number = with_noun(ctx.cordon_spares, "standby pod")
+    why = "so that these nodes can be drained"
+    message = f"pods are on cordoned nodes ({', '.join(nodes)}): the job has {number} more, {why}"
     return (EventRecord("NodeCordoned", message, key=",".join(nodes), repeats=True),)
 
 
 def describe_cordon_spares(ctx: ReconcileContext) -> str:
-    """Return what the additional pods are for; empty if there are none."""
-    number = with_noun(ctx.cordon_spares, "standby pod")
-    return f"the job has {number} more, so that they can be drained" if ctx.cordon_spares else ""
+    """Return how many of the spares are additional pods, as an addition to their number; empty if none are."""
+    return f" ({ctx.cordon_spares} added, so that cordoned nodes can be drained)" if ctx.cordon_spares else ""

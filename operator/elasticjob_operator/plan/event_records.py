@@ -5,6 +5,7 @@ from __future__ import annotations
 from elasticjob.contract.messages import RestartStrategy
 from elasticjob.contract.text import with_noun
 from elasticjob_operator.actions import DeletePod, EventRecord
+from elasticjob_operator.model.observed import RefusalReason
 from elasticjob_operator.model.raw import text
 from elasticjob_operator.model.status import Condition, ConditionType
 from elasticjob_operator.plan import stragglers
@@ -13,6 +14,13 @@ from elasticjob_operator.plan.conditions import JobContext, describe_avoidance, 
 from elasticjob_operator.plan.cordons import cordon_event
 from elasticjob_operator.plan.failures import NODE_TERMINATING
 from elasticjob_operator.plan.pod_decisions import ReplacePod
+from elasticjob_operator.plan.start_problems import (
+    IMAGE_PULL_FAILED,
+    INSUFFICIENT_CAPACITY,
+    POD_START_FAILED,
+    UNSCHEDULABLE,
+    is_waiting,
+)
 from elasticjob_operator.plan.suspension import suspension_event
 
 
@@ -29,7 +37,7 @@ def event_records(job: JobContext, conditions: dict[ConditionType, Condition]) -
         *_avoided_nodes(job),
         *_noticed_nodes(job),
         *cordon_event(job.ctx),
-        *_capacity(job, conditions),
+        *_missing_nodes(job, conditions),
         *capacity_events(job.ctx, job.capacity),
         *stragglers.straggler_event(job),
     )
@@ -108,8 +116,25 @@ def _noticed_nodes(job: JobContext) -> tuple[EventRecord, ...]:
     )
 
 
-def _capacity(job: JobContext, conditions: dict[ConditionType, Condition]) -> tuple[EventRecord, ...]:
+_PROBLEMS = {
+    INSUFFICIENT_CAPACITY: "capacity",
+    UNSCHEDULABLE: "unschedulable",
+    IMAGE_PULL_FAILED: "image",
+    POD_START_FAILED: "container",
+    RefusalReason.POD_CREATION_FAILED.value: "refused",
+    RefusalReason.NAME_TAKEN.value: "name",
+}
+"""Reasons of FullyScaled that are Events too, with their keys."""
+
+
+def _missing_nodes(job: JobContext, conditions: dict[ConditionType, Condition]) -> tuple[EventRecord, ...]:
+    """Return the Event of a problem that keeps nodes away from now on.
+
+    Pods that have ended have an Event of their own.
+    """
     scaled, last = conditions[ConditionType.FULLY_SCALED], job.ctx.status.conditions.get(ConditionType.FULLY_SCALED)
-    if scaled.reason != "InsufficientCapacity" or (last is not None and last.reason == scaled.reason):
+    if scaled.reason not in _PROBLEMS or (scaled.reason == POD_START_FAILED and not is_waiting(scaled)):
         return ()
-    return (EventRecord("InsufficientCapacity", scaled.message, key="capacity", warning=True, repeats=True),)
+    if last is not None and last.reason == scaled.reason and is_waiting(last) == is_waiting(scaled):
+        return ()
+    return (EventRecord(scaled.reason, scaled.message, key=_PROBLEMS[scaled.reason], warning=True, repeats=True),)

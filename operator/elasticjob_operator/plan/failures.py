@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
+from elasticjob.contract.failure_text import (
+    MAX_MESSAGE,
+    describe_cause,
+    describe_out_of_memory,
+    failure_reason,
+)
 from elasticjob.contract.messages import Failure, FailureClass
 from elasticjob_operator.model.pods import Pod
 from elasticjob_operator.model.raw import timestamp
 from elasticjob_operator.plan.pod_decisions import PodDecision, ReplacePod, describe_end, did_not_start
 
-MESSAGE_LENGTH = 1024
-"""Characters of a failure's message that status keeps."""
-
 NODE_TERMINATING = "NodeTerminating"
 """Reason of a pod that has left a node whose end is announced, and of the Event about it."""
-REASON_BY_CLASS = {FailureClass.HANG: "HangDetected", FailureClass.DEVICE_UNHEALTHY: "DeviceUnhealthy"}
-"""Reasons of failures that leave neither an exception nor a signal; the Restarting condition uses them too."""
 
 _CLASS_BY_REASON = {
     "Evicted": FailureClass.PREEMPTED,
@@ -38,7 +39,7 @@ def worker_record(failure: Failure, node: str) -> dict[str, Any]:
         rank=failure.rank,
         exitCode=failure.exit_code,
         signal=failure.signal,
-        reason=failure.exception or failure.signal or REASON_BY_CLASS.get(failure.kind, "Error"),
+        reason=failure_reason(failure),
         **{"class": failure.kind.value},
         exception=failure.exception,
         message=failure.message,
@@ -55,6 +56,8 @@ def pod_record(pod: Pod, now: float) -> dict[str, Any]:
         return worker_record(failure, pod.node)
     kind = FailureClass.OOM_KILLED if end.reason == "OOMKilled" else FailureClass.KILLED
     message = end.termination.message if end.termination else end.message
+    if kind is FailureClass.OOM_KILLED:
+        message = describe_out_of_memory(pod.memory_limit, unlimited=not pod.memory_limit)
     return _record(
         time=timestamp(end.time or now),
         pod=pod.name,
@@ -113,27 +116,21 @@ def describe_record(record: dict[str, Any]) -> str:
     """Return one line for Events and conditions: rank, pod and node, then the cause."""
     rank = f"rank {record['rank']} in " if "rank" in record else ""
     node = f" on {record['node']}" if record.get("node") else ""
-    return f"{rank}{record.get('pod', 'a pod')}{node} failed: {_describe_cause(record)}"
-
-
-def _describe_cause(record: dict[str, Any]) -> str:
-    """Return the exception with the first line of its message, or the signal, or the exit code, or the reason."""
-    reason, signal = str(record.get("reason", "Error")), record.get("signal")
-    line = next(iter(str(record.get("message", "")).strip().splitlines()), "")
-    if record.get("exception"):
-        return f"{record['exception']}: {line}" if line else str(record["exception"])
-    if signal:
-        return str(signal) if reason in (signal, "Error") else f"{reason} ({signal})"
-    if "exitCode" in record:
-        code = f"exit code {record['exitCode']}"
-        # The message of a worker is the end of its log, the message of a pod is its agent's own.
-        return code if "rank" in record or not line or code in line else f"{code}: {line}"
-    cause = str(record.get("class", reason)) if reason == "Error" else reason
-    return f"{cause}: {line}" if line else cause
+    reason = str(record.get("reason", "Error"))
+    cause = describe_cause(
+        reason,
+        str(record.get("class", reason)),
+        str(record.get("message", "")),
+        exception=str(record.get("exception", "")),
+        signal=str(record.get("signal", "")),
+        exit_code=record.get("exitCode"),
+        of_worker="rank" in record,
+    )
+    return f"{rank}{record.get('pod', 'a pod')}{node} failed: {cause}"
 
 
 def _record(**values: Any) -> dict[str, Any]:
     record = {name: value for name, value in values.items() if value not in (None, "")}
     if "message" in record:
-        record["message"] = record["message"][:MESSAGE_LENGTH]
+        record["message"] = record["message"][:MAX_MESSAGE]
     return record

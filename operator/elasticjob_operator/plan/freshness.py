@@ -55,7 +55,8 @@ def needs_read(decided: Plan, observed: Observed) -> bool:
         return True
     if not all(map(_creates, decided.actions)):
         return True
-    if decided.operator_view is not None and (decided.operator_view.confirmed_request or decided.operator_view.finish):
+    view = decided.operator_view
+    if view is not None and (view.confirmed_request or (view.finish and not job.status.outcome_declared)):
         return True
     return decided.status is not None and _decides(job.status.raw, decided.status)
 

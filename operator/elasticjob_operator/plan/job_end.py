@@ -13,7 +13,7 @@ from elasticjob.contract.text import with_noun
 from elasticjob_operator.actions import DeleteGang, DeleteJob, DeletePod, DeleteService, EventRecord
 from elasticjob_operator.manifests.names import nodes_service, store_service
 from elasticjob_operator.model.pods import Pod
-from elasticjob_operator.model.raw import moment, timestamp
+from elasticjob_operator.model.raw import integer, moment, timestamp
 from elasticjob_operator.model.spec import CleanPods
 from elasticjob_operator.model.status import ConditionType
 from elasticjob_operator.plan import failures
@@ -27,6 +27,7 @@ LEAVE_GRACE = 10.0
 """Seconds after the outcome in which agents receive it and exit by themselves; the pods that still run are deleted."""
 
 _ENDED = "the job has ended"
+_RUN_AGAIN = "delete the job and apply it again, or apply it under a new name"
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,7 @@ def evaluate_outcome(ctx: ReconcileContext, world: World, budget: Budget, starts
         return replace(failed, message=failed.message + _source(world))
     if (deadline := deadline_at(ctx)) is not None and ctx.now >= deadline:
         limit = f"spec.activeDeadlineSeconds is {ctx.spec.active_deadline}"
-        message = f"the job has run since {timestamp(started(ctx))}, and {limit}"
+        message = f"the job has run since {timestamp(started(ctx))}, and {limit}. {_advise('set a longer one')}"
         return JobOutcome(False, "DeadlineExceeded", message, ctx.now)
     unstarted = gives_up(ctx, starts)
     return None if unstarted is None else _not_started(ctx, starts, unstarted)
@@ -122,20 +123,17 @@ def _failed(ctx: ReconcileContext, budget: Budget) -> JobOutcome:
     record = budget.failed_by_rule or _root_cause(ctx, budget)
     cause = f"; last failure: {failures.describe_record(record)}" if record else ""
     if ctx.spec.hang_action is HangAction.FAIL_JOB and record and record.get("class") == FailureClass.HANG.value:
-        message = f"training hung and hangPolicy.action is FailJob{cause}"
+        advice = _advise("correct the cause, or change spec.hangPolicy")
+        message = f"training hung and hangPolicy.action is FailJob{cause}. {advice}"
         return JobOutcome(False, "FailurePolicyRule", message, ctx.now, record)
     if (matched := _matched_rule(ctx, budget)) is not None:
-        message = (
-            f"{matched}. The rule has the action FailJob; correct the cause and apply the job under a new name, "
-            "or change spec.failurePolicy.rules"
-        )
+        advice = _advise("correct the cause, or change spec.failurePolicy.rules")
+        message = f"{matched}. The rule has the action FailJob. {advice}"
         return JobOutcome(False, "FailurePolicyRule", message, ctx.now, record)
     within = f" within {ctx.spec.restart_window} s" if ctx.spec.restart_window else ""
-    message = (
-        f"workers failed after {budget.counted} of {with_noun(ctx.spec.max_restarts, 'restart')}{within}{cause}. "
-        "See status.lastFailure; correct the cause and apply the job under a new name, "
-        "or allow more restarts with spec.failurePolicy.maxRestarts"
-    )
+    restarts = f"{budget.counted} of {with_noun(ctx.spec.max_restarts, 'restart')}{within}"
+    advice = _advise("correct the cause, or allow more restarts with spec.failurePolicy.maxRestarts")
+    message = f"workers failed after {restarts}{cause}. See status.lastFailure. {advice}"
     return JobOutcome(False, "MaxRestartsExceeded", message, ctx.now, record)
 
 
@@ -153,12 +151,15 @@ def _matched_rule(ctx: ReconcileContext, budget: Budget) -> str | None:
 
 def _not_started(ctx: ReconcileContext, starts: Starts, pod: Pod) -> JobOutcome:
     cause = failures.describe_record(failures.start_record(pod, ctx.now))
-    message = (
-        f"pods did not start in {with_noun(starts.in_row, 'attempt')} in a row; last failure: {cause}. "
-        "Correct the cause and apply the job under a new name, "
-        "or allow more attempts with spec.failurePolicy.maxStartFailures"
-    )
+    attempts = with_noun(starts.in_row, "attempt")
+    advice = _advise("correct the cause, or allow more attempts with spec.failurePolicy.maxStartFailures")
+    message = f"pods did not start in {attempts} in a row; last failure: {cause}. {advice}"
     return JobOutcome(False, "MaxStartFailuresExceeded", message, ctx.now)
+
+
+def _advise(change: str) -> str:
+    """Return how to run the job again after a change of its manifest."""
+    return f"A finished job does not run again: {change}, then {_RUN_AGAIN}"
 
 
 def _root_cause(ctx: ReconcileContext, budget: Budget) -> dict[str, Any] | None:
@@ -239,3 +240,15 @@ def outcome_event(outcome: JobOutcome) -> EventRecord:
     if outcome.succeeded:
         return EventRecord("Completed", outcome.message, key="end")
     return EventRecord(outcome.reason, outcome.message, key="end", warning=True)
+
+
+def changed_event(ctx: ReconcileContext) -> tuple[EventRecord, ...]:
+    """Return the Event of a finished job whose spec has changed since the last status."""
+    generation = ctx.job.generation
+    if generation <= integer(ctx.status.raw, "observedGeneration"):
+        return ()
+    message = (
+        "Only changes of ttlSecondsAfterFinished and cleanPodPolicy have an effect on a finished job: it does not run "
+        "again. To run it again, delete it and apply it again, or apply it under a new name"
+    )
+    return (EventRecord("FinishedJobChanged", message, key=str(generation)),)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from elasticjob.contract.messages import EndingPod
 from elasticjob_operator.plan.context import ReconcileContext
 
 
@@ -13,3 +14,15 @@ def describe_leaving(ctx: ReconcileContext) -> str:
         return ""
     first, more = leaving[0], f" and {len(leaving) - 1} more" if len(leaving) > 1 else ""
     return f"{first.name}{more} must leave: {first.node} has the {ctx.notices[first.node]}"
+
+
+def ending_pods(ctx: ReconcileContext) -> tuple[EndingPod, ...] | None:
+    """Return the live worker pods on nodes that are known to end at a certain time; None while Nodes are not watched.
+
+    Also those that stay there because they were placed there all the same: they end with the machine.
+    """
+    if not ctx.observed.nodes_watched:
+        return None
+    ends = {name: warning.ends_at for name, warning in ctx.observed.warnings.items()}
+    pods = sorted((p for p in ctx.observed.workers if p.end is None), key=lambda p: (p.index, p.incarnation))
+    return tuple(EndingPod(p.name, end) for p in pods if (end := ends.get(p.node)) is not None)

@@ -22,6 +22,8 @@ def plan_policies(ctx: ReconcileContext) -> Actions:
     isolated = _write(ctx, network, wanted) if ctx.spec.network_isolation else _delete(network)
     if at_least is None:
         return isolated + _delete(budget)
+    if budget is None and not any(pod.live and pod.ready for pod in ctx.observed.workers):
+        return isolated  # it protects Ready pods only, and no pod's creation waits for its request
     return isolated + _write(ctx, budget, DisruptionBudget(budget.uid if budget else "", at_least))
 
 

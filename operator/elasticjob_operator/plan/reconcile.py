@@ -32,6 +32,7 @@ from elasticjob_operator.plan.conditions import JobContext
 from elasticjob_operator.plan.context import Actions, ReconcileContext
 from elasticjob_operator.plan.cordons import with_cordon_spares
 from elasticjob_operator.plan.event_records import event_records
+from elasticjob_operator.plan.node_warnings import ending_pods
 from elasticjob_operator.plan.pod_decisions import decide_pods, still_avoided
 from elasticjob_operator.plan.policies import delete_disruption_budget, plan_policies
 from elasticjob_operator.plan.queueing import admitted_spec, plan_workload
@@ -39,9 +40,9 @@ from elasticjob_operator.plan.standby import usable_standby_store
 from elasticjob_operator.plan.starts import plan_starts, unchanged_starts
 from elasticjob_operator.plan.status import (
     current_conditions,
-    is_minor_change,
     next_status,
     same_status,
+    write_delay,
     written_condition,
 )
 from elasticjob_operator.plan.store_confirmation import confirmed_request
@@ -85,8 +86,8 @@ class Plan:
 
     status: Mapping[str, Any] | None = None
     """None if it equals the last status."""
-    minor: bool = False
-    """Whether the status write may be delayed, to be combined with later changes: nothing depends on it."""
+    write_delay: float = 0.0
+    """Seconds by which the status write may be delayed, to be combined with later changes: nothing depends on it."""
     operator_view: OperatorView | None = None
     """Sent to the store once `status` is written; its lease and sequence are not set yet."""
     store_address: StoreAddress | None = None
@@ -157,13 +158,16 @@ def plan(observed: Observed, image: str, now: float) -> Plan:
     records = (*budget.event_records, *actions.event_records)
     if outcome is None:
         records += event_records(context, current)
-    elif not already_declared:
+    elif already_declared:
+        records += job_end.changed_event(ctx)
+    else:
         records += (job_end.outcome_event(outcome),)
     status = next_status(context, current, image)
     view, newer = _operator_view(context), _newer_store(ctx, store)
     return Plan(
         status=None if same_status(status, ctx.status.raw) else status,
-        minor=not actions.actions and is_minor_change(status, ctx.status.raw),
+        # Events are about changes since the last status: it is written with them, or they would be recorded again.
+        write_delay=0.0 if records else write_delay(status, ctx.status.raw),
         operator_view=view,
         store_address=_address(ctx, store.pod),
         standby_view=None if newer is None else _standby_view(ctx, store, view, newer),
@@ -281,6 +285,7 @@ def _operator_view(context: JobContext) -> OperatorView:
         serving=-1 if context.store.incarnation is None else context.store.incarnation,
         standby_store=None if context.store.promoted else usable_standby_store(context.ctx, context.store.standby),
         newest_round=context.world.last_round,
+        ending_pods=ending_pods(context.ctx),
     )
 
 

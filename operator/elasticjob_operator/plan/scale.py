@@ -25,7 +25,7 @@ def spare_indices(ctx: ReconcileContext) -> frozenset[int]:
     if ctx.report is not None and ctx.report.phase is RoundPhase.RUNNING:
         outside = set(ctx.indices) - {node.index for node in ctx.report.nodes if node.member}
     else:
-        outside = _last_spares(ctx)
+        outside = last_spares(ctx)
     ordered = sorted(ctx.indices, key=lambda index: (index in outside, index))
     return frozenset(ordered[len(ordered) - spares :])
 
@@ -36,6 +36,7 @@ def pod_selector(ctx: ReconcileContext, spares: frozenset[int]) -> str:
     return f"{workers},{Label.INDEX} notin ({','.join(map(str, sorted(spares)))})" if spares else workers
 
 
-def _last_spares(ctx: ReconcileContext) -> set[int]:
+def last_spares(ctx: ReconcileContext) -> set[int]:
+    """Return the indices of the spares at the last status write, those for cordoned nodes included."""
     found = _SPARES.search(text(ctx.status.raw, "selector"))
     return {int(index) for index in re.findall(r"\b\d{1,5}\b", found[1])} if found else set()

@@ -23,8 +23,8 @@ from elasticjob_operator.plan.store_confirmation import live_workers, must_retir
 STANDBY_SILENT_SECONDS = 5.0
 """Seconds without contact after which a standby store is replaced. It costs nothing while the store serves."""
 STANDBY_MIN_LIFETIME = 60.0
-"""Seconds, from when the operator first saw it, for which it is not replaced for its silence alone: the operator may
-never reach it."""
+"""Seconds, from when the operator first saw it running, for which it is not replaced for its silence alone: the
+operator may never reach it."""
 
 
 # ---- may it become the store?
@@ -78,7 +78,7 @@ def plan_standby(ctx: ReconcileContext) -> tuple[int | None, Actions]:
     elif pod is None or _must_go(ctx, pod):
         standby = next_incarnation(ctx) if _may_create_standby(ctx) else None
         actions += _create_standby(ctx, standby) if standby is not None else Actions()
-    elif not ctx.observed.standby_link.connected:
+    elif pod.running and not ctx.observed.standby_link.connected:
         actions += Actions(requeue_at=(ctx.now + poll_interval(ctx.now - ctx.observed.standby_link.since),))
     if retire and ctx.status.standby_store is not None:
         # The next reconcile may confirm the store, if status names no standby store any more.
@@ -101,7 +101,7 @@ def _must_go(ctx: ReconcileContext, pod: Pod | None) -> bool:
     link = ctx.observed.standby_link
     silent = pod.running and not link.connected and ctx.now >= link.since + STANDBY_SILENT_SECONDS
     known_lost = ctx.observed.link.connected and (
-        ctx.lease_late(pod.node) or ctx.now >= pod.seen + STANDBY_MIN_LIFETIME
+        ctx.lease_late(pod.node) or ctx.now >= pod.seen_running + STANDBY_MIN_LIFETIME
     )
     ends = pod.end is not None or pod.deleting is not None or ctx.must_leave(pod)
     return ends or _must_retire(ctx) or (silent and known_lost)

@@ -9,15 +9,24 @@ from typing import Any
 from elasticjob.contract.messages import RecoverySeconds
 from elasticjob_operator.manifests.names import attempt, endpoint
 from elasticjob_operator.model.pods import Pod
-from elasticjob_operator.model.raw import at, objects, timestamp
+from elasticjob_operator.model.raw import at, objects, text, timestamp
 from elasticjob_operator.model.status import AvoidedNode, Condition, ConditionType
-from elasticjob_operator.plan import conditions, goodput, stragglers, trainer_status
+from elasticjob_operator.plan import conditions, goodput, state_transfer, stragglers, trainer_status
 from elasticjob_operator.plan.budget import MAX_OUTAGES, MAX_RECENT_FAILURES
 from elasticjob_operator.plan.capacity import target_replicas
 from elasticjob_operator.plan.conditions import JobContext
 from elasticjob_operator.plan.job_end import all_workers_ended
 from elasticjob_operator.plan.scale import pod_selector, spare_indices
 
+MINOR_SECONDS = 1.0
+"""Longest delay of a minor status change, in seconds."""
+STARTING_SECONDS = 5.0
+"""The same for counts and messages of a job that has not trained yet: all of them change until its pods run."""
+
+_STARTING = ("Pending", "Starting")
+"""The phases of a job before its first round, and of one that has given its pods back."""
+_STORE_STATES = (("False", "StoreStarting"), ("True", "StoreAvailable"))
+"""Status and reason of the condition RendezvousReady while a job starts."""
 _MINOR = ("replicas", "active", "ready", "standby", "succeeded", "failed", "terminating", goodput.FIELD)
 """Fields whose write may be delayed."""
 
@@ -54,6 +63,7 @@ def next_status(job: JobContext, current: dict[ConditionType, Condition], image:
         "avoidedNodes": _avoided_nodes(job.workers.avoided),
         "suspectNodes": _avoided_nodes(job.workers.suspects),
         "straggler": stragglers.straggler_record(job),
+        "stateTransfer": state_transfer.state_transfer(job),
         "goodput": goodput.goodput(job),
         "trainerStatus": trainer_status.trainer_status(job),
         "conditions": _written_conditions(job, current),
@@ -104,14 +114,29 @@ def same_status(one: Any, other: Any) -> bool:
     return json.dumps(one, sort_keys=True) == json.dumps(other, sort_keys=True)
 
 
-def is_minor_change(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """Return whether two statuses differ only in counts and in messages of conditions, whose write may be delayed."""
-    return same_status(_without_minor(one), _without_minor(other))
+def write_delay(status: Mapping[str, Any], before: Mapping[str, Any]) -> float:
+    """Return for how many seconds the write of a status may be delayed, to be combined with later changes.
+
+    Nothing may depend on such a write. Counts and messages of conditions may wait, and so may the steps of a start:
+    pods start and end in batches, and each write wakes all watchers.
+    """
+    if same_status(_without_minor(status), _without_minor(before)):
+        return STARTING_SECONDS if before.get("phase") in _STARTING else MINOR_SECONDS
+    return MINOR_SECONDS if same_status(_without_start(status), _without_start(before)) else 0.0
 
 
 def _without_minor(status: Mapping[str, Any]) -> dict[str, Any]:
     states = [(c.get("type"), c.get("status"), c.get("reason")) for c in objects(status, "conditions")]
     return {name: value for name, value in status.items() if name not in _MINOR} | {"conditions": states}
+
+
+def _without_start(status: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the status without minor fields and without the steps of a start: its store serves, its pods run."""
+    rest = _without_minor(status)
+    if status.get("phase") not in _STARTING:
+        return rest
+    steps = [(ConditionType.RENDEZVOUS_READY.value, *state) for state in _STORE_STATES]
+    return rest | {"phase": _STARTING, "conditions": [state for state in rest["conditions"] if state not in steps]}
 
 
 def _rendezvous(job: JobContext) -> dict[str, Any] | None:
@@ -283,7 +308,19 @@ def _phase(job: JobContext, current: dict[ConditionType, Condition]) -> str:
     if job.capacity.retry_at is not None:
         return "Pending"
     if job.trained:
-        restarting = current.get(ConditionType.RESTARTING)
-        return "Restarting" if restarting is not None and restarting.true else "Scaling"
+        return _phase_between_rounds(job, current)
     blocked = current[ConditionType.RUNNING].reason != "WaitingForMinReplicas"
     return "Pending" if blocked or not any(p.running for p in job.ctx.observed.workers) else "Starting"
+
+
+def _phase_between_rounds(job: JobContext, current: dict[ConditionType, Condition]) -> str:
+    """Return the phase of a job that has trained and whose workers are down.
+
+    While a round ends, the operator does not know why. A job that has all nodes changes its size only if someone asks
+    for another one; a job that misses nodes may also take in their replacements.
+    """
+    restarting = current.get(ConditionType.RESTARTING)
+    if restarting is not None and restarting.true:
+        return "Restarting"
+    scales = current[ConditionType.FULLY_SCALED].reason in ("ScalingUp", "ScalingDown")
+    return "Scaling" if scales or text(job.ctx.status.raw, "phase") in ("Scaling", "Degraded") else "Restarting"

@@ -40,6 +40,8 @@ class World:
     """The pod whose termination message declares the outcome; empty if the coordinator declared it."""
     reason: str
     """The coordinator's explanation of its phase; empty while it is unavailable."""
+    starts: bool = False
+    """Whether the workers of a round are starting."""
     warm_fork: str = ""
     """`status.warmFork`: why workers start by exec; empty while they are forked."""
 
@@ -50,6 +52,7 @@ def read_world(ctx: ReconcileContext) -> World:
     if report is None or report.phase in (RoundPhase.RECOVERING, RoundPhase.STANDBY):
         return _from_status(ctx, report)
     formed = report.phase is RoundPhase.RUNNING and report.formed_at > 0
+    starts = report.phase is RoundPhase.RUNNING and not formed
     # Not by `formed_at`: stores on two hosts have two clocks, and a successor that restores a round starts it anew.
     is_new = (
         report.round is not None
@@ -72,7 +75,9 @@ def read_world(ctx: ReconcileContext) -> World:
         is_new_round=is_new,
         outcome=outcome,
         outcome_pod=outcome_pod,
-        reason=report.reason,
+        # The store reports nodes as training from the moment at which it starts their workers.
+        reason=f"the workers of {with_noun(report.active, 'node')} are starting" if starts else report.reason,
+        starts=starts,
         warm_fork=_warm_fork(report) if formed else text(ctx.status.raw, "warmFork"),
     )
 
@@ -91,7 +96,7 @@ def _from_status(ctx: ReconcileContext, report: Report | None) -> World:
     return World(
         formed=formed,
         active=min(integer(raw, "active"), running) if formed else 0,
-        ready=len({pod.index for pod in ctx.observed.workers if pod.ready and pod.live}),
+        ready=_ready_pods(ctx),
         standby=integer(raw, "standby") if formed else 0,
         size=integer(raw, "worldSize") if formed else 0,
         rounds=ctx.status.rounds,
@@ -103,6 +108,13 @@ def _from_status(ctx: ReconcileContext, report: Report | None) -> World:
         reason=report.reason if report else "",
         warm_fork=text(raw, "warmFork"),
     )
+
+
+def _ready_pods(ctx: ReconcileContext) -> int:
+    """Return how many nodes are ready. Kubernetes counts a pod as Ready that still imports: before the first round the
+    number does not grow without a report."""
+    ready = len({pod.index for pod in ctx.observed.workers if pod.ready and pod.live})
+    return min(ready, integer(ctx.status.raw, "ready")) if ctx.status.last_round is None else ready
 
 
 def _outcome(ctx: ReconcileContext, report: Report | None) -> tuple[Outcome | None, str]:

@@ -164,14 +164,26 @@ MUTANTS = (
     _rendezvous(
         "ranks of nodes that stay follow the topology",
         "rank_assignment",
-        "staying[:-1] + _side_by_side([*staying[-1:], *joining], topology)",
+        "_behind_their_places(staying, _side_by_side(joining, topology), topology)",
         "_side_by_side([*staying, *joining], topology)",
     ),
     _rendezvous(
         "ranks follow the index only",
         "rank_assignment",
-        "staying[:-1] + _side_by_side([*staying[-1:], *joining], topology)",
+        "_behind_their_places(staying, _side_by_side(joining, topology), topology)",
         "staying + joining",
+    ),
+    _rendezvous(
+        "joining nodes have the last ranks",
+        "rank_assignment",
+        "_behind_their_places(staying, _side_by_side(joining, topology), topology)",
+        "staying + _side_by_side(joining, topology)",
+    ),
+    _rendezvous(
+        "a joining node goes before the first of its place",
+        "rank_assignment",
+        "(stays, *behind.get(at, ()))]",
+        "(*behind.get(at, ()), stays)]",
     ),
     _rendezvous("all nodes join, also beyond the target", "rank_assignment", "n.index))[:size]", "n.index))"),
     _rendezvous(
@@ -191,6 +203,25 @@ MUTANTS = (
         "rank_assignment",
         "preferred = sorted(pool,",
         "preferred = sorted((n for n in pool if not place or n.agent_id in place) if len(place) > 1 else pool,",
+    ),
+    # ---- ends of machines
+    _rendezvous(
+        "a node that connects is not sent when its machine ends",
+        "apply_event",
+        "machine_ends.known_ends(decision.state, [node] if node is not None else [], now)",
+        "()",
+    ),
+    _rendezvous(
+        "the operator's clock is taken for the coordinator's",
+        "machine_ends",
+        "now + pod.time - view.sent_at",
+        "pod.time",
+    ),
+    _rendezvous(
+        "a standby store that takes over forgets when machines end",
+        "standby_store",
+        "machine_ends.known_ends(decision.state, decision.state.nodes.values(), now)",
+        "()",
     ),
     # ---- messages and links
     _rendezvous(

@@ -48,6 +48,8 @@ TERMINAL = ("Complete", "Failed")
 RUNS = int(os.environ.get("ELASTICJOB_EXPLORE_RUNS", "60"))
 RUN_LENGTH = 250
 """Steps of a run."""
+SPOT = NodeWarning("taint spot", ends=(("taint spot", 1_900_000_000.0),))
+"""The warning of a machine that ends at a certain time."""
 
 
 class Run:
@@ -135,7 +137,7 @@ class Run:
     def warn(self) -> None:
         """The end of a machine is announced, or it is cordoned."""
         name = self.random.choice(list(self.world.nodes))
-        self.warnings[name] = self.random.choice((NodeWarning("taint spot"), NodeWarning(cordoned=True)))
+        self.warnings[name] = self.random.choice((SPOT, NodeWarning(cordoned=True)))
         self.watch.cache.see_node(name, self.warnings[name])
 
     def withdraw_warnings(self) -> None:

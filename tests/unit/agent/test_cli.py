@@ -12,6 +12,10 @@ from elasticjob.contract.names import Env
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["version"]) == 0
     assert capsys.readouterr().out.strip() == __version__
+    with pytest.raises(SystemExit) as caught:
+        main(["--version"])
+    assert caught.value.code == 0
+    assert capsys.readouterr().out.strip() == f"elasticjob {__version__}"
 
 
 @pytest.mark.parametrize(

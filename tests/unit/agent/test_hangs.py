@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -65,6 +66,34 @@ def test_the_failure_of_a_hang_names_the_place_in_the_code() -> None:
     silent = StackDump(3, 6, 10.0, "").failure("job-1-0", 1.0)
     assert silent.message.splitlines()[0] == "no progress for 10.0 s after step 6: the process does not respond"
     assert len(StackDump(3, 6, 10.0, ASLEEP * 100).failure("job-1-0", 1.0).message) <= 1024
+
+
+OF_A_FORK = """Current thread 0x00007f99 (most recent call first):
+  File "/elasticjob/agent.pyz/elasticjob/training/progress_channel.py", line 9 in step
+  File "/app/train.py", line 12 in hangs_here
+  File "/app/train.py", line 30 in <module>
+  File "/elasticjob/agent.pyz/elasticjob/agent/start_workers/fork_server/run_main.py", line 199 in _execute
+  File "<string>", line 1 in <module>
+"""
+
+
+def test_the_message_of_a_hang_has_whole_lines_and_the_users_frames() -> None:
+    assert StackDump(3, 6, 10.0, IDLE + OF_A_FORK).failure("job-1-0", 1.0).message.splitlines()[1:] == [
+        "Current thread 0x00007f99 (most recent call first):",
+        '  File "/app/train.py", line 12 in hangs_here',
+        '  File "/app/train.py", line 30 in <module>',
+    ]
+    only_own = FORMING.replace("/opt/elasticjob", "/opt/elasticjob/inprocess/elasticjob")
+    assert "_connect" in StackDump(3, 6, 10.0, only_own).failure("job-1-0", 1.0).message.splitlines()[-1]
+    deep = ASLEEP.replace('  File "/app/train.py", line 30', '  File "/app/model.py", line 7 in forward\n' * 50)
+    message = StackDump(3, 6, 10.0, deep).failure("job-1-0", 1.0).message
+    assert message.endswith("line 7 in forward")
+    assert 950 < len(message) <= 1024
+
+
+def test_the_stack_of_a_process_with_one_thread_begins_with_its_first_line() -> None:
+    assert StackDump(0, 6, 1.0, BACKWARD).main_thread == BACKWARD
+    assert StackDump(0, 6, 1.0, "").main_thread == ""
 
 
 def hang(rank: int, step: int | None, stacks: str = REDUCING) -> StackDump:
@@ -186,14 +215,27 @@ def hangs_here():
 hangs_here()
 """
 WITHOUT_HANDLER = "import sys; print('ready', flush=True); sys.stdin.read()"
+BLOCKS_SIGNAL = HANDLES_SIGNAL.replace(
+    "hangs_here()\n", f"import signal\nsignal.pthread_sigmask(signal.SIG_BLOCK, [{STACK_DUMP_SIGNAL}])\nhangs_here()\n"
+)
+DEEP = HANDLES_SIGNAL.replace("def hangs_here():", "def hangs_here(depth=90):").replace(
+    '    print("ready"', '    if depth:\n        return hangs_here(depth - 1)\n    print("ready"'
+)
 
 
 @pytest.fixture
 def processes(tmp_path: Path) -> Iterator[dict[int, str]]:
     """Two processes with a handler, and one without between them; their stack dump files by process id."""
+    with start(tmp_path, HANDLES_SIGNAL, WITHOUT_HANDLER, HANDLES_SIGNAL) as started:
+        yield started
+
+
+@contextmanager
+def start(folder: Path, *programs: str) -> Iterator[dict[int, str]]:
+    """Run programs; yield their stack dump files by process id."""
     started: dict[int, tuple[subprocess.Popen[str], str]] = {}
-    for i, program in enumerate((HANDLES_SIGNAL, WITHOUT_HANDLER, HANDLES_SIGNAL)):
-        path = str(tmp_path / f"stacks-{i}")
+    for i, program in enumerate(programs):
+        path = str(folder / f"stacks-{i}")
         process = subprocess.Popen(
             [sys.executable, "-c", program, path], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
@@ -215,6 +257,15 @@ async def test_a_stopped_process_is_not_waited_for(processes: dict[int, str], mo
     os.kill(stopped, signal.SIGCONT)
     assert stacks[stopped] == ""
     assert "in hangs_here" in stacks[other]
+
+
+@pytest.mark.parametrize("program", [DEEP, BLOCKS_SIGNAL], ids=["deep", "blocked in the main thread"])
+async def test_stacks_are_complete(tmp_path: Path, program: str) -> None:
+    with start(tmp_path, program) as processes:
+        for _ in range(20):
+            (stacks,) = (await dump_stacks(processes)).values()
+            assert stacks.count("most recent call first") == 2
+            assert "in <module>" in stacks
 
 
 async def test_stacks_of_all_threads_but_only_of_processes_that_handle_the_signal(processes: dict[int, str]) -> None:

@@ -17,6 +17,8 @@ from elasticjob.agent.machine.effects import (
     LaunchWorkers,
     Log,
     Send,
+    SetMachineEnd,
+    StartAhead,
     StartLeaveTimer,
     StopWorkers,
     StopWorkersAt,
@@ -25,6 +27,7 @@ from elasticjob.agent.machine.events import (
     AgentEvent,
     AllWorkersStopped,
     CutOff,
+    FunctionCalled,
     LastStepMissed,
     LauncherReady,
     LeaveTimedOut,
@@ -33,6 +36,7 @@ from elasticjob.agent.machine.events import (
     Received,
     SignalReceived,
     StackReport,
+    StartedAhead,
     StoreUnreachable,
     WorkerEnded,
     WorkersHeld,
@@ -48,6 +52,7 @@ from elasticjob.contract.messages import (
     Finish,
     LastMembership,
     Leaving,
+    MachineEnd,
     MemberState,
     Outcome,
     PlanEnd,
@@ -61,7 +66,7 @@ from elasticjob.contract.messages import (
     WorkersStopped,
     WorkersSucceeded,
 )
-from elasticjob.contract.names import ExitCode, RoundId
+from elasticjob.contract.names import BEFORE_ROUNDS, ExitCode, RoundId
 from elasticjob.diagnosis import HANG_GRACE
 
 ME = Announce(0, 0, "agent_id", "job-0-0", "10.0.0.1", 1000, local_world_size=2)
@@ -118,6 +123,9 @@ def test_a_round_from_start_to_success() -> None:
 
 def test_a_round_waits_for_the_imports() -> None:
     assert play(Received(START), LauncherReady())[1] == [[], [Send(Ready()), LaunchWorkers(START)]]
+    waits = decide(AgentState(ME, stop_grace=1.0), Received(START)).effects[-1]
+    # The health check takes its time too, and preload may be empty.
+    assert waits == Log("workers start once the agent is ready")
 
 
 def test_the_reason_for_exec_is_sent_at_once_and_on_every_new_link() -> None:
@@ -256,6 +264,12 @@ def test_a_newer_round_replaces_the_running_one() -> None:
         [StopWorkers(1.0)],
         [LaunchWorkers(AGAIN)],
     ]
+
+
+def test_the_announced_end_of_the_machine_is_for_the_workers_and_ends_nothing() -> None:
+    before = running()
+    after, effects = play(Received(MachineEnd(93.0)), Received(MachineEnd(None)), state=before)
+    assert (after, effects) == (before, [[SetMachineEnd(93.0)], [SetMachineEnd(None)]])
 
 
 def test_leaving_as_a_member() -> None:
@@ -626,17 +640,17 @@ def test_parked_processes_go_on_in_the_next_round() -> None:
 
 
 @pytest.mark.parametrize(
-    ("events", "grace", "code"),
+    ("events", "goes_on", "code"),
     [
-        ((Received(Finish(Outcome.FAILED, "MaxRestartsExceeded")),), 1.0, ExitCode.FAILED),
-        ((Received(Finish(Outcome.SUPERSEDED, "why")),), 0.0, ExitCode.SUPERSEDED),
-        ((SignalReceived("SIGTERM"), LeaveTimedOut()), 0.0, ExitCode.LEFT),
+        ((Received(Finish(Outcome.FAILED, "MaxRestartsExceeded")),), False, ExitCode.FAILED),
+        ((Received(Finish(Outcome.SUPERSEDED, "why")),), True, ExitCode.SUPERSEDED),
+        ((SignalReceived("SIGTERM"), LeaveTimedOut()), True, ExitCode.LEFT),
     ],
 )
-def test_parked_processes_end_before_the_exit(events: tuple[AgentEvent, ...], grace: float, code: ExitCode) -> None:
+def test_parked_processes_end_before_the_exit(events: tuple[AgentEvent, ...], goes_on: bool, code: ExitCode) -> None:
     """Where the job goes on without this node, none of the user's code runs any more."""
     state, effects = play(*events, AllWorkersStopped(1002), state=parked())
-    assert effects[-2] == [StopWorkers(grace, for_good=True)]
+    assert effects[-2] == [StopWorkers(1.0, for_good=True, job_goes_on=goes_on)]
     assert exits(effects[-1]) == [code]
     assert state.phase is AgentPhase.FINISHED
 
@@ -650,3 +664,58 @@ def test_processes_that_were_parked_once_are_not_stopped_after_success() -> None
 def test_the_last_round_of_parked_processes_is_announced_as_stopped() -> None:
     messages = greeting(parked())
     assert WorkersStopped(R1, 1001) in messages
+
+
+PROVISIONAL = replace(START, round=BEFORE_ROUNDS, group_rank=2, rank=4, master_addr="", master_port=0)
+WAIT = Received(Standby("a round runs without this node", provisional=PROVISIONAL))
+AHEAD = StartAhead(PROVISIONAL)
+
+
+def test_a_node_that_joins_reports_itself_ready_once_its_script_waits_at_the_function() -> None:
+    state, effects = play(WAIT, LauncherReady("bash"), WAIT, StartedAhead(), Received(START))
+    assert effects == [[], [AHEAD], [], [Send(Ready("bash"))], [LaunchWorkers(START)]]
+    early = play(WAIT, LauncherReady())[0]
+    assert [greeting(s)[0] for s in (early, state)] == [
+        ME,
+        replace(ME, ready=True, fork_disabled_reason="bash", membership=LastMembership(START, MemberState.STARTING)),
+    ]
+
+
+def test_a_spare_starts_its_script_when_it_learns_that_the_function_can_be_called_again() -> None:
+    assert play(LauncherReady(), Received(Standby("full")), WAIT, WAIT, StartedAhead(), WAIT)[1] == [
+        [Send(Ready())], [], [AHEAD], [], [Send(Ready())], [],
+    ]  # fmt: skip
+
+
+def test_a_round_waits_for_a_script_that_was_started_ahead() -> None:
+    state, effects = play(WAIT, LauncherReady(), LauncherReady("it ended"), Received(START), StartedAhead())
+    assert effects[2:] == [[], [], [Send(Ready("it ended")), LaunchWorkers(START)]]
+    # The round ends meanwhile.
+    state, effects = play(WAIT, LauncherReady(), Received(START), Received(END), AllWorkersStopped(1001, parked=True))
+    assert effects[3:] == [[StopWorkers(0.5)], [Send(WorkersStopped(R1, 1001))]]
+    assert play(StartedAhead(), Received(AGAIN), state=state)[1] == [[Send(Ready())], [LaunchWorkers(AGAIN)]]
+
+
+def test_a_node_with_a_round_or_one_that_leaves_starts_nothing_ahead() -> None:
+    assert AHEAD not in last(WAIT, state=running())
+    idle = play(Received(END), AllWorkersStopped(1001), state=running())[0]
+    assert last(WAIT, state=idle) == []
+    leaving = play(SignalReceived("SIGTERM"), WAIT, LauncherReady())[1]
+    assert leaving[1:] == [[], [Send(Ready())]]
+
+
+def test_processes_that_were_started_ahead_are_stopped_before_the_agent_exits() -> None:
+    ahead = play(WAIT, LauncherReady())[0]
+    for state in (ahead, play(StartedAhead(), state=ahead)[0]):
+        state, effects = play(Received(SUCCEEDED), AllWorkersStopped(1001), state=state)
+        assert effects[0] == [StopWorkers(1.0, for_good=True)]
+        assert exits(effects[1]) == [ExitCode.SUCCEEDED]
+
+
+def test_the_node_of_group_rank_0_reports_once_that_its_function_can_be_called_again() -> None:
+    state, effects = play(FunctionCalled(), FunctionCalled(), state=running())
+    assert effects == [[Send(Ready(restartable=True))], []]
+    assert isinstance(first := greeting(state)[0], Announce)
+    assert first.restartable
+    other = play(LauncherReady(), Received(replace(START, group_rank=1)), WorkersLaunched(R1))[0]
+    assert last(FunctionCalled(), state=other) == []

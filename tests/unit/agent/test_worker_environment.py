@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from elasticjob.agent.worker_environment import node_env, torchrun_env, worker_env
 from elasticjob.contract.messages import StartRound
-from elasticjob.contract.names import RoundId
+from elasticjob.contract.names import BEFORE_ROUNDS, RoundId
 from elasticjob.contract.reserved_variables import RESERVED_PREFIX, RESERVED_VARIABLES
 from elasticjob.contract.torchrun_command import TORCHRUN_OPTIONS, OptionUse
 
@@ -39,6 +41,17 @@ def test_a_workers_environment_is_torchruns() -> None:
         "ELASTICJOB_ROUND": "1.0.3",
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
     }
+
+
+def test_a_worker_that_starts_ahead_of_a_round_gets_no_store() -> None:
+    """A process group outside of the function then fails at once, and does not wait for ranks that never come."""
+    start = replace(START, round=BEFORE_ROUNDS, master_addr="", master_port=0)
+    env = worker_env(
+        start, local_rank=1, local_world_size=2, role="default", run_id="uid", error_file="/e",
+        agent_socket="/s", base={},
+    )  # fmt: skip
+    assert not {"MASTER_ADDR", "MASTER_PORT"} & set(env)
+    assert (env["RANK"], env["WORLD_SIZE"], env["ELASTICJOB_ROUND"]) == ("3", "6", "0.0.0")
 
 
 @pytest.mark.parametrize(

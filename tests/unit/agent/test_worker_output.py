@@ -62,6 +62,31 @@ def test_the_last_exception_of_standard_error(lines: list[str], expected: tuple[
     assert tail.exception == expected
 
 
+DEEPER = ['  File "/app/model.py", line 12, in forward', '  File "/usr/lib/python3.11/json/__init__.py", line 9, in f']
+
+
+@pytest.mark.parametrize(
+    ("lines", "place"),
+    [
+        ([*TRACEBACK, "ValueError: bad"], "x.py, line 1"),
+        ([*TRACEBACK, *DEEPER, "ValueError: bad"], "model.py, line 12"),
+        (
+            [*TRACEBACK, *DEEPER, "ValueError: bad", "Exception ignored in: <f>", *TRACEBACK, "OSError: y"],
+            "model.py, line 12",
+        ),
+        ([*TRACEBACK, *DEEPER, "KeyError: 1", "", "During ...:", "", *TRACEBACK, "OSError: x"], "x.py, line 1"),
+        (['  File "x.py", line 7', "    def f(:", "          ^", "SyntaxError: bad"], "x.py, line 7"),
+        (GROUP, "x.py, line 1"),
+        (["ValueError: printed without a traceback"], ""),
+    ],
+)
+def test_the_place_of_the_last_exception(lines: list[str], place: str) -> None:
+    tail = Tail()
+    for line in lines:
+        tail.feed(line.encode())
+    assert tail.place == place
+
+
 @pytest.mark.parametrize(
     ("chunks", "expected"),
     [

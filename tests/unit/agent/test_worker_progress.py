@@ -14,7 +14,7 @@ import pytest
 from elasticjob.agent.monitoring import worker_progress as worker_progress_module
 from elasticjob.agent.monitoring.worker_progress import WorkerProgress
 from elasticjob.code_root import CODE_ROOT
-from elasticjob.contract.messages import Metric, TrainingProgress
+from elasticjob.contract.messages import Metric, StateReceived, TrainingProgress
 from elasticjob.contract.names import Env, RoundId
 
 ROUND = RoundId(1, 0, 1)
@@ -102,8 +102,9 @@ for _ in sys.stdin:
 """
 
 
-async def test_a_worker_reads_how_long_it_has(progress: WorkerProgress) -> None:
-    worker = await script(DEADLINE, path=progress.path)
+@pytest.mark.parametrize("round_id", [ROUND, RoundId(0, 0, 0), RoundId(0, 0, 1)], ids=["in it", "ahead", "spare"])
+async def test_a_worker_reads_how_long_it_has(progress: WorkerProgress, round_id: RoundId) -> None:
+    worker = await script(DEADLINE, path=progress.path, round_id=round_id)
 
     async def deadline() -> str:
         worker.resume()
@@ -114,13 +115,24 @@ async def test_a_worker_reads_how_long_it_has(progress: WorkerProgress) -> None:
     assert 80 < float(await deadline()) <= 100
     progress.set_deadline(time.monotonic() - 1)
     assert await deadline() == "0.0"
-    progress.set_deadline(float("inf"))
-    assert await deadline() == "None"
+    for never in (float("inf"), 1e12):
+        progress.set_deadline(never)
+        assert await deadline() == "None"
     progress.set_deadline(time.monotonic() + 100)
     later = await script(DEADLINE, path=progress.path, local_rank=1)
     later.resume()
     assert 80 < float(await later.line()) <= 100, "known to a worker that asks for the first time"
     await later.end()
+    await worker.end()
+
+
+async def test_steps_of_a_process_that_waits_for_a_round_are_not_those_of_its_rank(progress: WorkerProgress) -> None:
+    worker = await script(COUNT, 5, 1, path=progress.path)
+    assert await worker.line() == "passed 5"
+    spare = await script(COUNT, 90, 1, path=progress.path, round_id=RoundId(0, 0, 1))
+    assert await spare.line() == "passed 90"
+    assert steps(progress) == {0: 5}
+    await spare.end()
     await worker.end()
 
 
@@ -387,6 +399,37 @@ async def test_other_ranks_and_scripts_without_a_description_report_none(
     assert progress.training() is None
     for worker in (other, plain):
         await worker.end()
+
+
+RECEIVES = """
+import sys
+from elasticjob.training import progress_channel
+for seconds in (0.5, float("nan"), 0.0):
+    progress_channel.report_received(1_000_000_000, seconds, "eth0")
+progress_channel.progress(1)
+print("done", flush=True)
+sys.stdin.readline()
+"""
+
+
+async def test_a_rank_reports_the_state_that_it_has_received(
+    progress: WorkerProgress, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is no speed, or of another round, is dropped. The rank's connection for its steps is another one."""
+    received: list[StateReceived] = []
+    progress.on_state_received = received.append
+    monkeypatch.setenv("RANK", "5")
+    for round_id in (RoundId(1, 0, 9), ROUND):
+        worker = await script(RECEIVES, path=progress.path, round_id=round_id)
+        assert await worker.line() == "done"
+        assert await worker.end() == 0
+    assert received == [StateReceived(ROUND, 5, 1_000_000_000, 0.5, "eth0")]
+
+
+async def test_a_rank_without_an_agent_reports_nothing() -> None:
+    worker = await script(RECEIVES)
+    assert await worker.line() == "done"
+    assert await worker.end() == 0
 
 
 @pytest.mark.parametrize(

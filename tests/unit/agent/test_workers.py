@@ -7,6 +7,7 @@ import errno
 import gc
 import os
 import signal
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -22,6 +23,7 @@ from elasticjob.agent.reporting.worker_output import OutputSink
 from elasticjob.agent.start_workers.command import parse_command
 from elasticjob.agent.start_workers.launcher import Launcher
 from elasticjob.agent.workers import WorkerGroup
+from elasticjob.code_root import CODE_ROOT
 from elasticjob.contract.messages import FailureClass, StartRound
 from elasticjob.contract.names import Env, RoundId
 
@@ -49,6 +51,20 @@ def unkillable(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     for pid in set(signalled):
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
+
+
+ASKS_FOR_SPARE = """
+import os, socket, time
+from elasticjob.contract.names import Env, RoundId
+from elasticjob.contract.restart_messages import Calling, Parked, to_packet
+from elasticjob.training import progress_channel
+round_id = RoundId.parse(os.environ[Env.ROUND])
+agent = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+agent.connect(os.environ[Env.RESTART_SOCKET])
+agent.send(to_packet(Parked(round_id) if round_id.is_ahead else Calling(round_id, spare_process=True)))
+progress_channel.progress(1)
+time.sleep(600)
+"""
 
 
 def open_descriptors() -> list[Path]:
@@ -292,3 +308,32 @@ async def test_an_exit_code_of_0_counts_before_the_worker_is_reaped_only_if_the_
     assert await stop is None
     await end(workers, pid)
     remove_handler()
+
+
+async def test_spare_processes_end_on_a_frozen_node_and_come_back_with_its_next_round(
+    config: AgentConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A node that was cut off kills its workers, and takes part in rounds again."""
+    monkeypatch.setattr(workers_module, "SPARE_INTERVAL", 0.01)
+    config = replace(config, env={**config.env, "PYTHONPATH": CODE_ROOT})
+    others = descendants(os.getpid())
+
+    async def until_running(processes: int) -> None:
+        for _ in range(3000):
+            if len(descendants(os.getpid()) - others) == processes:
+                return
+            await asyncio.sleep(0.01)
+        raise AssertionError(f"there are never {processes} processes")
+
+    workers = await started(config, tmp_path, [sys.executable, "-c", ASKS_FOR_SPARE])
+    asyncio.get_running_loop().add_signal_handler(signal.SIGCHLD, workers.reap)
+    await until_running(2)
+    workers.freeze(True)
+    await until_running(1)
+    assert await workers.stop(0.0) is None
+    workers.expect_start()
+    assert await workers.start(replace(START, round=RoundId(1, 0, 2))) is None
+    await until_running(2)
+    assert await workers.stop(0.0) is None
+    asyncio.get_running_loop().remove_signal_handler(signal.SIGCHLD)
+    await until_running(0)

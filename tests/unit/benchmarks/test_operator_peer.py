@@ -37,9 +37,15 @@ def test_the_definition_lies_beside_the_program() -> None:
     assert found.definition.name == f"{found.program.name}.yaml"
 
 
-def test_the_report_has_the_ratio_to_the_faster_side_of_training_operator() -> None:
-    in_all, each = SIDES
-    sides = {OURS: 30.0, in_all: 20.0, each: 40.0}
+def test_as_shipped_training_operator_has_no_flags_of_ours_and_a_fifth_of_the_jobs() -> None:
+    shipped, *others = SIDES.values()
+    assert (shipped.flags, shipped.part) == ((), 0.2)
+    assert all(("--qps=100" in side.flags, side.part) == (True, 1.0) for side in others)
+
+
+def test_the_report_has_the_ratio_to_the_fastest_side_of_training_operator() -> None:
+    shipped, in_all, each = SIDES
+    sides = {OURS: 30.0, shipped: 10.0, in_all: 20.0, each: 40.0}
     figures = {
         "row": "operator-pods",
         "title": "pods created a second",
@@ -52,4 +58,4 @@ def test_the_report_has_the_ratio_to_the_faster_side_of_training_operator() -> N
         "sides": {side: {"median": value, "parts": {}, "samples": []} for side, value in sides.items()},
     }
     text = page([figures], [])
-    assert f"| pods created a second ({in_all}: 20 /s; {each}: 40 /s) | **30 /s** |  | 0.8× |" in text
+    assert f"| pods created a second ({shipped}: 10 /s; {in_all}: 20 /s; {each}: 40 /s) | **30 /s** |  | 0.8× |" in text

@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 
 from elasticjob.contract import restart_messages
-from elasticjob.contract.names import Env, RoundId
+from elasticjob.contract.names import BEFORE_ROUNDS, Env, RoundId
 from elasticjob.contract.restart_messages import (
     MAX_MESSAGE,
     CallAgain,
     Calling,
+    End,
     Interrupt,
     Interrupted,
     Parked,
@@ -26,6 +27,8 @@ pytest.importorskip("torch")
 
 from elasticjob.inprocess import restartable  # noqa: E402
 from elasticjob.inprocess.agent_channel import AgentChannel  # noqa: E402
+from elasticjob.training import progress_channel  # noqa: E402
+from elasticjob.training.progress_channel import Stopped  # noqa: E402
 
 FIRST, SECOND = RoundId(1, 0, 1), RoundId(1, 0, 2)
 PEER_CLOSED = "[gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:1234"
@@ -50,6 +53,7 @@ class Agent:
     """Has the function called again after its first call."""
 
     def __init__(self) -> None:
+        self.answer: Any = CallAgain(SECOND, ())
         self.connection, worker = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.channel = AgentChannel(worker)
         self.received: list[Any] = []
@@ -69,7 +73,7 @@ class Agent:
             message = restart_messages.from_packet(packet)
             self.received.append(message)
             if isinstance(message, Parked):
-                self.send(CallAgain(SECOND, ()))
+                self.send(self.answer)
 
 
 @pytest.fixture
@@ -116,3 +120,43 @@ def test_a_rank_whose_collective_failed_reports_it_if_the_round_goes_on(agent: A
         Raised(FIRST, "RuntimeError", PEER_CLOSED),
         *AGAIN,
     ]
+
+
+def test_a_process_that_was_started_ahead_waits_for_its_first_round(
+    agent: Agent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(Env.ROUND, str(BEFORE_ROUNDS))
+    call = restartable.RestartableCall(agent.channel)
+    assert call.run(lambda: "returned") == "returned"
+    call.close()
+    assert agent.join() == [Parked(BEFORE_ROUNDS), Calling(SECOND)]
+
+
+def test_a_process_that_was_started_ahead_does_not_call_its_function_without_an_agent(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv(Env.ROUND, str(BEFORE_ROUNDS))
+    with pytest.raises(Stopped):
+        restartable.restartable(lambda: pytest.fail("called before its round"))()
+
+
+@pytest.mark.parametrize("at_once", [False, True])
+def test_a_process_without_a_next_round_keeps_its_state_and_ends(
+    agent: Agent, monkeypatch: pytest.MonkeyPatch, at_once: bool
+) -> None:
+    """An error in that hides nothing. At once: without the script's own clean-up."""
+    agent.answer = End(at_once)
+    kept: list[str] = []
+
+    def keep_state() -> None:
+        kept.append("state")
+        raise RuntimeError("no memory")
+
+    def exit_now(code: int) -> None:
+        raise KeyboardInterrupt(code)
+
+    monkeypatch.setattr(progress_channel, "_keep_state", keep_state)
+    monkeypatch.setattr("os._exit", exit_now)
+    with pytest.raises(KeyboardInterrupt if at_once else ValueError):
+        run(agent, ValueError("bad batch"))
+    assert kept == ["state"]

@@ -32,6 +32,7 @@ from elasticjob_operator.kube.client import KubeClient, connect_cluster
 from elasticjob_operator.kube.errors import error_from
 from elasticjob_operator.kube.limits import RateLimit
 from elasticjob_operator.lease import REQUEST_TIMEOUT
+from elasticjob_operator.loop_thread import LoopThread
 from elasticjob_operator.settings import OperatorSettings
 
 
@@ -93,8 +94,8 @@ async def test_requests_have_path_content_type_and_body_of_the_api(server: Pair)
     await api.create(LEASES, "ns", {"metadata": {"name": "l"}})
     await api.get(PODS, "ns", "p")
     assert fake.requests == [
-        ("GET", "/api/v1/namespaces/ns/pods?limit=500&labelSelector=a%3Db", "application/json", None),
-        ("GET", "/api/v1/namespaces/ns/pods?limit=500&labelSelector=a%3Db&continue=next", "application/json", None),
+        ("GET", "/api/v1/namespaces/ns/pods?limit=200&labelSelector=a%3Db", "application/json", None),
+        ("GET", "/api/v1/namespaces/ns/pods?limit=200&labelSelector=a%3Db&continue=next", "application/json", None),
         (
             "PUT", "/apis/elasticjob.dev/v1alpha1/namespaces/ns/elasticjobs/j/status", "application/json",
             {"metadata": {"name": "j"}},
@@ -148,6 +149,15 @@ async def test_a_refusal_is_not_retried(server: Pair) -> None:
     with pytest.raises(Refused):
         await api.create(PODS, "ns", {"metadata": {"name": "p"}})
     assert len(fake.requests) == 1
+
+
+async def test_nothing_is_written_once_another_operator_may_lead(server: Pair) -> None:
+    fake, api = server
+    fake.respond(200, {})
+    api.may_write = lambda: False
+    with pytest.raises(KubeError, match="another operator may lead"):
+        await api.create(PODS, "ns", {"metadata": {"name": "p"}})
+    assert await api.get(PODS, "ns", "p") == {}
 
 
 async def test_after_the_last_attempt_the_error_is_raised(server: Pair) -> None:
@@ -226,15 +236,17 @@ async def test_the_lease_is_renewed_while_a_large_job_uses_all_connections(serve
     fake.hang = True
     creates = [asyncio.create_task(api.create(PODS, "ns", {"metadata": {"name": f"p-{i}"}})) for i in range(200)]
     settings = OperatorSettings(image="i", namespace="ns", identity="me", health_port=0)
-    operator = Operator(settings, api, api.separate(timeout=REQUEST_TIMEOUT), api, asyncio.Event())
+    lease_thread = LoopThread("lease")
+    operator = Operator(settings, api, api.separate(timeout=REQUEST_TIMEOUT), api, lease_thread, asyncio.Event())
     try:
         async with asyncio.timeout(10.0):
             for _ in range(100):
                 await fake.hung.acquire()
             fake.hang = False
-            assert await operator._election(0)._try_acquire()
+            assert await lease_thread.run(operator._election(0)._try_acquire())
     finally:
-        await operator.lease_api.close()
+        await lease_thread.run(operator.lease_api.close())
+        await lease_thread.close()
         for task in creates:
             task.cancel()
         await asyncio.gather(*creates, return_exceptions=True)

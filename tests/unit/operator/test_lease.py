@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import time
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 from elasticjob_operator.kube import LEASES, Conflict, KubeError, Unclear
 from elasticjob_operator.lease import (
     DURATION,
+    LONGEST_SILENCE,
     RENEW_DEADLINE,
     RENEW_EVERY,
     REQUEST_TIMEOUT,
@@ -123,6 +125,16 @@ async def test_a_leader_that_cannot_renew_raises_before_a_candidate_may_take_ove
     assert clock.now < DURATION
 
 
+async def test_a_leader_writes_until_another_may_lead() -> None:
+    leader, clock = election(Api(0.0), "a")
+    clock.now = 50.0
+    await leader.acquire()
+    found = []
+    for clock.now in (50.0, 50.0 + DURATION - 0.1, 50.0 + DURATION):
+        found.append(leader.may_write())
+    assert found == [True, True, False]
+
+
 async def test_of_two_simultaneous_candidates_one_leads() -> None:
     api = Api(0.0)
     elections = [election(api, name)[0] for name in "ab"]
@@ -138,6 +150,39 @@ async def test_on_an_error_the_lease_is_not_taken(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(api, "get", broken)
     assert await election(api, "a")[0]._try_acquire() is False
     assert (LEASES, "op") not in api.objects
+
+
+@pytest.mark.parametrize(("silent_for", "lost"), [(LONGEST_SILENCE + 3.0, False), (math.inf, True)])
+async def test_a_leader_whose_event_loop_hangs_does_not_renew(silent_for: float, lost: bool) -> None:
+    """The loop hangs from the 20th second on. A leader that answers again before its deadline goes on."""
+    api = Api(0.0)
+    leader, clock = election(api, "a")
+    leader.silence = lambda: clock.now - 20.0 if 20.0 <= clock.now < 20.0 + silent_for else 0.0
+
+    async def stop() -> None:
+        if clock.now > 60:
+            raise TimeoutError
+
+    clock.on_sleep = stop
+    await leader.acquire()
+    with pytest.raises(LeaseLost if lost else TimeoutError, match="has not answered" if lost else None):
+        await leader.renew()
+    latest = 20.0 + LONGEST_SILENCE + RENEW_DEADLINE
+    assert (clock.now <= latest) is lost
+
+
+async def test_a_candidate_whose_event_loop_hangs_takes_no_lease() -> None:
+    api = Api(0.0)
+    candidate, clock = election(api, "a")
+    candidate.silence = lambda: LONGEST_SILENCE if clock.now < 30.0 else 0.0
+    await candidate.acquire()
+    assert clock.now >= 30.0
+
+
+def test_a_candidate_leads_before_the_kubelet_ends_a_process_that_hangs() -> None:
+    """The chart's liveness probe: three failures in a row, one every 10 s, each after 5 s."""
+    asked_within, noticed_within = RENEW_EVERY, RENEW_EVERY
+    assert asked_within + LONGEST_SILENCE + DURATION + noticed_within <= 2 * 10 + 5
 
 
 # ---- slow and hanging requests ---------------------------------------------------------------------------------

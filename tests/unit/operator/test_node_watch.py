@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from typing import Any
@@ -25,6 +26,7 @@ from support.operator_build import raw_job, raw_pod
 
 Raw = dict[str, Any]
 KEYS = NoticeKeys(frozenset({"spot/notice", "scaled-down"}), frozenset({"our/notice"}))
+NOW = 1_750_000_000.0
 LABELS = ("zone", "example.com/rack")
 SPOT: Raw = {"taints": [{"key": "gpu", "effect": "NoSchedule"}, {"key": "spot/notice", "effect": "NoExecute"}]}
 
@@ -50,7 +52,7 @@ def node(name: str = "n1", version: int = 1, annotations: Raw | None = None, **s
     ids=["none", "others", "cordoned", "a taint", "an annotation", "both", "not readable"],
 )
 def test_only_the_named_taints_and_annotations_and_a_cordon_are_warnings(raw: Raw, warning: NodeWarning | None) -> None:
-    assert parse_warning(raw, KEYS) == warning
+    assert parse_warning(raw, KEYS, NOW) == warning
 
 
 @pytest.mark.parametrize(
@@ -82,10 +84,95 @@ def test_nodes_are_watched_for_warnings_or_for_labels(environment: dict[str, str
 
 
 def test_the_flags_name_the_notices_and_switch_the_watch_off() -> None:
-    assert parse_settings([], {}).notice_keys == NoticeKeys(frozenset(NOTICE_TAINTS), frozenset({NOTICE_ANNOTATION}))
-    own = parse_settings(["--notice-taints", "a/b, c", "--notice-annotations", ","], {}).notice_keys
-    assert own == NoticeKeys(frozenset({"a/b", "c"}), frozenset())
+    seconds = {"aws-node-termination-handler/spot-itn": 120.0}
+    known = NoticeKeys(frozenset(NOTICE_TAINTS), frozenset({NOTICE_ANNOTATION}), seconds)
+    assert parse_settings([], {}).notice_keys == known
+    own = ["--notice-taints", "a/b, c", "--notice-annotations", ",", "--notice-seconds", "a/b=30, c=1"]
+    assert parse_settings(own, {}).notice_keys == NoticeKeys(frozenset({"a/b", "c"}), frozenset(), {"a/b": 30, "c": 1})
+    none = parse_settings([], {"NOTICE_SECONDS": ","}).notice_keys
+    assert none is not None
+    assert none.taint_seconds == {}
     assert parse_settings([], {"NODE_WARNINGS": "off"}).notice_keys is None
+
+
+@pytest.mark.parametrize("wrong", ["a/b", "a/b=", "=30", "a/b=0", "a/b=-1", "a/b=1.5", "a/b=86401", "a/b=²"])
+def test_seconds_of_a_taint_that_are_none_are_refused(wrong: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parse_settings(["--notice-seconds", f"c=1,{wrong}"], {})
+    assert f"{wrong!r} is not KEY=SECONDS" in capsys.readouterr().err
+
+
+# ---- when the machine ends
+
+
+def ends(warning: NodeWarning | None) -> float | None:
+    """Return the seconds from NOW until the machine ends."""
+    assert warning is not None
+    return None if warning.ends_at is None else warning.ends_at - NOW
+
+
+TIMED = NoticeKeys(KEYS.taints, frozenset({"our/notice", "their/notice"}), {"spot/notice": 120.0})
+
+
+@pytest.mark.parametrize(
+    ("value", "seconds"),
+    [
+        ("2025-06-15T15:06:50Z", 10.0),
+        ("2025-06-15T17:06:50.5+02:00", 10.5),
+        ("1750000010", 10.0),
+        ("1750000010.25", 10.25),
+        ("2025-06-15T15:06:30Z", None),
+        ("1749999999", None),
+        ("2025-06-15T15:06:50", None),
+        ("9" * 400, None),
+        ("maintenance", None),
+        ("true", None),
+        ("30", None),
+        ("", None),
+        ("inf", None),
+        (7, None),
+    ],
+)
+def test_the_value_of_an_annotation_may_be_the_time_of_the_end(value: object, seconds: float | None) -> None:
+    assert ends(parse_warning(node(annotations={"our/notice": value}), TIMED, NOW)) == seconds
+
+
+@pytest.mark.parametrize(
+    ("added", "seconds"),
+    [
+        (None, 120.0),
+        ("2025-06-15T15:05:40Z", 60.0),
+        ("2025-06-15T15:07:40Z", 120.0),
+        ("2025-06-15T14:00:00Z", 120.0),
+        ("soon", 120.0),
+    ],
+    ids=["not written", "a minute ago", "by a clock that is ahead", "over: the clock, or the taint is old", "no time"],
+)
+def test_a_taint_with_seconds_ends_the_machine_after_them(added: str | None, seconds: float) -> None:
+    taint = {"key": "spot/notice", "effect": "NoSchedule"} | ({"timeAdded": added} if added else {})
+    assert ends(parse_warning(node(taints=[taint]), TIMED, NOW)) == seconds
+    assert ends(parse_warning(node(taints=[taint]), KEYS, NOW)) is None
+
+
+def test_a_taint_counts_from_its_first_sighting_until_it_is_taken_away() -> None:
+    first = parse_warning(node(**SPOT), TIMED, NOW)
+    later = parse_warning(node(**SPOT, unschedulable=True), TIMED, NOW + 300, first)
+    assert (ends(first), ends(later)) == (120.0, 120.0)
+    gone = parse_warning(node(unschedulable=True), TIMED, NOW + 310, later)
+    assert ends(gone) is None
+    assert ends(parse_warning(node(**SPOT), TIMED, NOW + 320, gone)) == 440.0
+
+
+def test_an_annotation_keeps_a_time_that_passes_and_takes_another_one() -> None:
+    first = parse_warning(node(annotations={"our/notice": "1750000010"}), TIMED, NOW)
+    assert ends(parse_warning(node(annotations={"our/notice": "1750000010"}), TIMED, NOW + 60, first)) == 10.0
+    assert ends(parse_warning(node(annotations={"our/notice": "1750000090"}), TIMED, NOW + 60, first)) == 90.0
+    assert ends(parse_warning(node(annotations={"our/notice": "1750000020"}), TIMED, NOW + 60, first)) is None
+
+
+def test_the_earliest_end_counts() -> None:
+    annotations = {"our/notice": "1750000200", "their/notice": "1750000100"}
+    assert ends(parse_warning(node(annotations=annotations, **SPOT), TIMED, NOW)) == 100.0
 
 
 # ---- the cache
@@ -167,7 +254,7 @@ async def run_watch(
         await sleep(0)
 
     monkeypatch.setattr("elasticjob_operator.node_watch.asyncio.sleep", skip)
-    watching = asyncio.create_task(watch_nodes(nodes, keys, cache, labels))
+    watching = asyncio.create_task(watch_nodes(nodes, keys, cache, labels, lambda: time.time()))
     await asyncio.wait_for(nodes.done.wait(), 20.0)
     watching.cancel()
     with suppress(asyncio.CancelledError):
@@ -186,6 +273,18 @@ async def test_heartbeats_of_nodes_concern_no_job(
     await run_watch(cache, nodes, monkeypatch)
     assert concerned == [("ns", "bert")]
     assert cache.warnings(["n1", "n2"]) == {"n2": NodeWarning(cordoned=True)}
+
+
+async def test_a_heartbeat_leaves_the_time_of_an_end_as_it_is(
+    cache: WatchCache, concerned: list[JobKey], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache.set_nodes_watched(True)
+    concerned.clear()
+    now = iter(range(1_750_000_000, 1_750_001_000))
+    monkeypatch.setattr(time, "time", lambda: float(next(now)))
+    await run_watch(cache, Nodes([event(node("n1", version, **SPOT)) for version in range(1, 50)]), monkeypatch, TIMED)
+    assert concerned == [("ns", "bert")]
+    assert ends(cache.warnings(["n1"])["n1"]) == 120.0
 
 
 async def test_the_watch_goes_on_where_it_ended_and_begins_anew_where_events_are_gone(

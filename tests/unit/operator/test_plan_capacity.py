@@ -177,6 +177,9 @@ def test_pods_that_a_quota_refuses_are_withdrawn_and_one_is_tried_on() -> None:
     assert status_of(p)["scaledDown"]["indices"] == "1,3"
     due = run(replace(trains(ELASTIC, *TWO, **SCALED), refusals=refused), NOW + 5)
     assert created(due) == ["bert-1-0"]
+    skipped = {name: replace(refusal, skipped=True) for name, refusal in refused.items()}
+    p = run(replace(trains(ELASTIC, *TWO), refusals=skipped))
+    assert "scaledDown" not in (p.status or {})
 
 
 def test_the_lowered_target_keeps_to_the_step() -> None:

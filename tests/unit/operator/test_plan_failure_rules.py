@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from elasticjob.contract.failure_rules import UNCOUNTED_ACTIONS, FailureAction, FailureRule
+from elasticjob.contract.failure_text import describe_out_of_memory
 from elasticjob.contract.messages import FailureClass, Outcome, RoundEnded, RoundPhase, Termination
 from elasticjob.contract.names import RoundId
 from elasticjob_operator.actions import CreateWorker, DeletePod
@@ -36,6 +37,8 @@ from support.operator_build import (
     steady,
     worker,
 )
+
+OUT_OF_MEMORY = describe_out_of_memory(unlimited=True)
 
 DISRUPTED = {"type": "DisruptionTarget", "status": "True", "reason": "EvictionByEvictionAPI"}
 
@@ -99,7 +102,7 @@ def test_status_and_the_event_name_the_rule_the_pod_and_the_exit_code() -> None:
     assert status_of(p)["uncountedOutages"] == ["1.0.1"]
     (event,) = [e for e in p.event_records if e.reason == "FailurePolicyMatched"]
     assert event.message == (
-        "failurePolicy rule mine matched: bert-0-0 on n1 failed: OOMKilled (SIGKILL) (exit code 137); the workers "
+        f"failurePolicy rule mine matched: bert-0-0 on n1 failed: {OUT_OF_MEMORY} (exit code 137); the workers "
         "restart, which does not count towards maxRestarts"
     )
 
@@ -108,7 +111,7 @@ def test_a_pod_that_a_rule_fails_the_job_for_has_no_successor() -> None:
     p = run(observed(rule("FailJob"), pod=OOM))
     target = conditions_of(p)["FailureTarget"]
     assert (target["status"], target["reason"]) == ("True", "FailurePolicyRule")
-    for part in ("rule mine matched", "bert-0-0 on n1", "OOMKilled", "spec.failurePolicy.rules"):
+    for part in ("rule mine matched", "bert-0-0 on n1", "OOMKilled", "spec.failurePolicy.rules", "delete the job"):
         assert part in target["message"]
     assert not any(isinstance(a, CreateWorker) for a in p.actions)
     assert p.operator_view is not None
@@ -162,7 +165,7 @@ def test_a_rule_of_the_coordinator_fails_the_job() -> None:
     p = run(replace(seen, link=link(finished)))
     assert reasons_of(p)["FailureTarget"] == ("True", "FailurePolicyRule")
     assert (
-        "rule theirs matched: rank 0 in bert-0-0 on n1 failed: exit code 2"
+        "rule theirs matched: rank 0 in bert-0-0 on n1 failed: exit code 2: bad"
         in conditions_of(p)["FailureTarget"]["message"]
     )
     assert status_of(p)["lastFailure"]["action"] == "FailJob"
@@ -197,8 +200,8 @@ def test_a_failure_that_does_not_count_is_not_repeated_as_fast_as_containers_sta
 # ---- pods that a rule replaces -----------------------------------------------------------------------------------
 
 WHY = {
-    "worker": "failurePolicy rule theirs matched: rank 0 in bert-0-0 on n1 failed: exit code 2",
-    "pod": "failurePolicy rule mine matched: bert-0-0 on n1 failed: OOMKilled (SIGKILL)",
+    "worker": "failurePolicy rule theirs matched: rank 0 in bert-0-0 on n1 failed: exit code 2: bad",
+    "pod": f"failurePolicy rule mine matched: bert-0-0 on n1 failed: {OUT_OF_MEMORY}",
 }
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from elasticjob.contract.failure_text import describe_out_of_memory, describe_worker_failure
 from elasticjob.contract.messages import (
     EndReason,
     Failure,
@@ -37,6 +38,7 @@ from elasticjob_operator.plan.context import (
     STORE_UNRESPONSIVE_SECONDS,
 )
 from elasticjob_operator.plan.stores import LEASE_POLL_SECONDS
+from elasticjob_operator.store_links import CONNECT_TIMEOUT, LONGEST_BACKOFF, MAX_JITTER
 from support.operator_build import (
     CHILDREN,
     IMAGE,
@@ -318,6 +320,16 @@ def test_a_charge_is_withdrawn_if_the_state_of_a_pod_excuses_it_before_it_is_per
     assert (p.operator_view.charged, p.operator_view.charged_round) == (int(charged), RoundId(1, 0, 1))
 
 
+def test_ranks_that_never_form_a_group_are_an_event_and_in_the_conditions() -> None:
+    text = "wait timeout after 60000ms, keys: /default_pg/0//cuda//0"
+    cause = failure(kind=FailureClass.COLLECTIVE_FAILED, exception="DistStoreError", message=text)
+    ended_round = round_ended(1, failure=cause, message=describe_worker_failure(cause))
+    p = run(after(ended_round, rendezvousRound=1))
+    (event,) = [e.message for e in p.event_records if e.reason == "WorkerFailed"]
+    for message in (event, conditions_of(p)["Restarting"]["message"]):
+        assert f"failed: DistStoreError: {text}; not all ranks met in time" in message
+
+
 def test_last_failure_holds_the_root_cause_in_full() -> None:
     cause = failure(rank=3, message="loss is nan")
     status_ = status_of(run(after(round_ended(1, failure=cause))))
@@ -337,7 +349,7 @@ NO_EXCEPTION: dict[str, Any] = {"exception": "", "message": "12:00 epoch 1\n12:0
     [
         (failure(message="loss is nan\n  in train()\n"), "rank 0 in bert-0-0 on n1 failed: ValueError: loss is nan"),
         (failure(message=""), "rank 0 in bert-0-0 on n1 failed: ValueError"),
-        (failure(exit_code=3, **NO_EXCEPTION), "rank 0 in bert-0-0 on n1 failed: exit code 3"),
+        (failure(exit_code=3, **NO_EXCEPTION), "rank 0 in bert-0-0 on n1 failed: exit code 3: 12:01 epoch 2"),
         (failure(exit_code=None, signal="SIGSEGV", **NO_EXCEPTION), "rank 0 in bert-0-0 on n1 failed: SIGSEGV"),
         (
             failure(kind=FailureClass.HANG, exit_code=None, exception="", message="no progress for 60.0 s\nstack"),
@@ -361,7 +373,7 @@ def test_the_event_of_a_failed_worker_is_one_line_and_last_failure_keeps_the_who
 @pytest.mark.parametrize(
     ("end", "message"),
     [
-        (ended(137, "OOMKilled"), "bert-0-0 on n1 failed: OOMKilled (SIGKILL)"),
+        (ended(137, "OOMKilled"), f"bert-0-0 on n1 failed: {describe_out_of_memory(unlimited=True)}"),
         (ended(70), "bert-0-0 on n1 failed: exit code 70"),
         (
             ended(64, termination="ELASTICJOB_INDEX is not set\nusage"),
@@ -501,6 +513,12 @@ def test_the_end_that_pods_declare_waits_for_the_report_of_a_live_store() -> Non
     assert status_of(reported)["restarts"] == 1
 
 
+def test_the_end_that_pods_declare_waits_for_one_whole_attempt_to_reach_the_store() -> None:
+    assert LONGEST_BACKOFF * MAX_JITTER + CONNECT_TIMEOUT < LAST_REPORT_SECONDS
+    turn = replace(unreported(seen=NOW - LAST_REPORT_SECONDS), link=LinkView(False, NOW))
+    assert "SuccessCriteriaMet" not in reasons_of(run(turn)), "the first attempt waits for its turn"
+
+
 @pytest.mark.parametrize(
     "observed",
     [
@@ -592,7 +610,10 @@ def test_a_failed_job_names_its_cause_and_what_to_do() -> None:
     p = run(steady(last_report=exhausted, restarts=3, restartsCountTowardsMax=3))
     target = conditions_of(p)["FailureTarget"]
     assert target["reason"] == "MaxRestartsExceeded"
-    for part in ("3 of 3 restarts", "rank 1", "ValueError", "bad", "maxRestarts"):
+    advice = (
+        "correct the cause, or allow more restarts with spec.failurePolicy.maxRestarts, then delete the job and apply"
+    )
+    for part in ("3 of 3 restarts", "rank 1", "ValueError", "bad", advice):
         assert part in target["message"]
     assert status_of(p)["lastFailure"]["rank"] == 1
 
@@ -629,15 +650,24 @@ TWO = (worker(0), worker(1))
         ),
         (
             "no image", (worker(0), worker(1, **NO_IMAGE)), gathering(worker(0)), {}, "ImagePullFailed",
-            "BelowDesiredAboveMin", "Pending",
+            "ImagePullFailed", "Pending",
         ),
         (
-            "no config", (worker(0), worker(1, **NO_CONFIG)), gathering(worker(0)), {}, "PodCreationFailed",
-            "BelowDesiredAboveMin", "Pending",
+            "no config", (worker(0), worker(1, **NO_CONFIG)), gathering(worker(0)), {}, "PodStartFailed",
+            "PodStartFailed", "Pending",
         ),
         (
             "between rounds", TWO, gathering(*TWO, rounds=1), {"rendezvousRound": 1}, "Restarting",
-            "BelowDesiredAboveMin", "Scaling",
+            "BelowDesiredAboveMin", "Restarting",
+        ),
+        (
+            "a hung round ends", TWO, report(*TWO, phase=RoundPhase.ENDING),
+            {"phase": "Running", "rendezvousRound": 1, "conditions": [condition("Restarting", value=False)]},
+            "Restarting", "BelowDesiredAboveMin", "Restarting",
+        ),
+        (
+            "a replacement joins", TWO, report(*TWO, phase=RoundPhase.ENDING),
+            {"phase": "Degraded", "rendezvousRound": 1}, "Restarting", "BelowDesiredAboveMin", "Scaling",
         ),
         (
             "a store recovers", TWO, replace(gathering(*TWO), phase=RoundPhase.RECOVERING),

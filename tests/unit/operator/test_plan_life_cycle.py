@@ -16,10 +16,12 @@ from support.operator_build import (
     UID,
     condition,
     ended,
+    events_of,
     job,
     reasons_of,
     run,
     status,
+    status_of,
     steady,
     store,
     worker,
@@ -112,3 +114,16 @@ def test_a_job_of_another_controller_is_left_alone() -> None:
     other = Observed(job=job(managedBy="kueue.x-k8s.io/multikueue"))
     assert run(other) == Plan()
     assert run(Observed(job=job(managedBy="elasticjob.dev/elasticjob-controller"))).actions
+
+
+# ---- a spec that changes after the end
+
+
+@pytest.mark.parametrize(("known", "events"), [(1, ["FinishedJobChanged"]), (2, [])])
+def test_a_change_of_a_finished_job_is_an_event_that_says_what_to_do(known: int, events: list[str]) -> None:
+    finished = job(status=status(conditions=COMPLETE, observedGeneration=known), generation=2, suspend=True)
+    p = run(replace(steady(), job=finished))
+    assert events_of(p) == events
+    assert (status_of(p)["observedGeneration"], status_of(p)["phase"]) == (2, "Succeeded")
+    sentence = "To run it again, delete it and apply it again, or apply it under a new name"
+    assert all(event.message.endswith(sentence) and not event.warning for event in p.event_records)

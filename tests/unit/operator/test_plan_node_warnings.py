@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from elasticjob.contract.messages import PodState
+from elasticjob.contract.messages import EndingPod, PodState
 from elasticjob_operator.actions import CreateStore, CreateWorker, DeletePod
 from elasticjob_operator.model.nodes import NodeWarning
 from elasticjob_operator.model.observed import Observed
@@ -125,6 +125,32 @@ def test_pod_replacement_policy_failed_awaits_the_end_of_the_pod_that_leaves() -
     observed = replace(apart(), job=job(status=status(), podReplacementPolicy="Failed"), warnings=noticed("n1"))
     p = run(observed)
     assert (created(p), deleted(p), status_of(p)["incarnations"]) == ([], ["bert-0-0"], "1,0")
+
+
+def test_the_store_learns_when_machines_with_worker_pods_end() -> None:
+    timed = {
+        "n1": NodeWarning(NOTICE, ends=((NOTICE, NOW + 120.0), ("annotation their/notice", NOW + 90.0))),
+        "n2": NodeWarning(NOTICE),
+        "n3": NodeWarning(NOTICE, ends=((NOTICE, NOW + 60.0),)),
+    }
+    leaving = worker(0, deleting=NOW + 30, node="n1")
+    pods = (worker(0, 1, node="n3", avoids="n3"), leaving, worker(1, node="n2"), worker(2, **ended(0), node="n1"))
+    observed = replace(apart(*pods, incarnations="1,0,0"), warnings=timed, nodes_watched=True)
+    view = run(observed).operator_view
+    assert view is not None
+    assert view.ending_pods == (EndingPod("bert-0-0", NOW + 90.0), EndingPod("bert-0-1", NOW + 60.0))
+    later = run(replace(observed, workers=tuple(reversed(pods))), NOW + 5).operator_view
+    assert later is not None
+    assert later.ending_pods == view.ending_pods, "the view stays the same while nothing changes"
+
+
+@pytest.mark.parametrize(("watched", "ending"), [(True, ()), (None, None), (False, None)])
+def test_an_operator_that_does_not_watch_nodes_says_nothing_of_their_ends(
+    watched: bool | None, ending: tuple[EndingPod, ...] | None
+) -> None:
+    view = run(replace(apart(), nodes_watched=watched)).operator_view
+    assert view is not None
+    assert view.ending_pods == ending
 
 
 # ---- stores

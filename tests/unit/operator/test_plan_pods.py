@@ -410,6 +410,41 @@ def test_scale_up_again_never_reuses_a_name() -> None:
     p = run(observed)
     assert [a.name for a in p.actions if isinstance(a, CreateWorker)] == ["bert-2-1", "bert-3-0"]
     assert (status_of(p)["phase"], [c["reason"] for c in status_of(p)["conditions"]][2]) == ("Scaling", "ScalingUp")
+    assert "PodReplaced" not in events_of(p), "the pod of index 2 was removed on purpose"
+
+
+def spared(spares: int) -> dict[str, Any]:
+    return {"elasticPolicy": {"minReplicas": 2, "maxReplicas": 2, "spares": spares}, "replicas": 2}
+
+
+@pytest.mark.parametrize(
+    ("before", "spares", "created", "deleted", "replaced"),
+    [
+        (1, 2, ["bert-3-1"], [], False),
+        (1, 1, [], [], False),
+        (2, 2, ["bert-3-1"], [], True),
+        (1, 0, [], ["bert-2-0"], False),
+    ],
+    ids=["raised", "unchanged", "a spare is missing", "lowered"],
+)
+def test_more_spares_are_no_lost_pods(
+    before: int, spares: int, created: list[str], deleted: list[str], replaced: bool
+) -> None:
+    """The job had a second spare once, so status knows its index."""
+    pods = (worker(0), worker(1), worker(2))
+    outside = ",".join(map(str, range(2, 2 + before)))
+    known = status(incarnations="0,0,0,0", selector=f"elasticjob.dev/index notin ({outside})")
+    p = run(replace(steady(workers=pods, last_report=report(*pods[:2])), job=job(status=known, **spared(spares))))
+    assert [a.name for a in p.actions if isinstance(a, CreateWorker)] == created
+    assert [a.name for a in p.actions if isinstance(a, DeletePod)] == deleted
+    assert ("PodReplaced" in events_of(p)) == replaced
+
+
+def test_a_missing_pod_of_a_size_that_stays_is_replaced_with_an_event() -> None:
+    p = run(replace(steady(), job=job(status=status(incarnations="0,0,0", targetReplicas=3), **elastic(1, 4, 3))))
+    assert [a.name for a in p.actions if isinstance(a, CreateWorker)] == ["bert-2-1"]
+    (event,) = [e.message for e in p.event_records if e.reason == "PodReplaced"]
+    assert event == "bert-2-0 no longer exists; bert-2-1 replaces it"
 
 
 # ---- spares ----------------------------------------------------------------------------------------------------

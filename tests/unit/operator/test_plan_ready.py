@@ -35,5 +35,14 @@ def test_a_node_that_is_not_ready_yet_does_not_count_beside_one_of_its_index_tha
     ids=["no link to the store", "the store recovers"],
 )
 def test_two_running_pods_of_one_index_are_one_ready_node_while_the_store_does_not_report(store_link: LinkView) -> None:
-    p = run(replace(steady(workers=PODS, incarnations="1,0"), link=store_link))
+    trained = {"incarnation": 0, "round": "1.0.1"}
+    p = run(replace(steady(workers=PODS, incarnations="1,0", rendezvous=trained), link=store_link))
     assert status_of(p)["ready"] == 2
+
+
+@pytest.mark.parametrize(("known", "ready"), [(0, 0), (1, 1)])
+def test_before_the_first_round_the_number_of_ready_nodes_does_not_grow_without_a_report(
+    known: int, ready: int
+) -> None:
+    p = run(replace(steady(ready=known), link=LinkView()))
+    assert status_of(p)["ready"] == ready, "the containers of both pods run, and their nodes may still import"

@@ -141,6 +141,12 @@ def test_a_job_whose_standby_store_cannot_be_created_or_placed_runs_as_before() 
         ("silent", store(1, created=NOW - STANDBY_MIN_LIFETIME), STANDBY_SILENT_SECONDS, True),
         ("silent for a moment", store(1, created=NOW - STANDBY_MIN_LIFETIME), STANDBY_SILENT_SECONDS - 1, False),
         ("silent and new", store(1, created=NOW - STANDBY_MIN_LIFETIME + 1), STANDBY_SILENT_SECONDS, False),
+        (
+            "silent, and slow to start",
+            replace(store(1, created=NOW - 600), seen_running=NOW - STANDBY_MIN_LIFETIME + 1),
+            STANDBY_SILENT_SECONDS,
+            False,
+        ),
     ],
     ids=lambda v: v if isinstance(v, str) else "",
 )
@@ -158,6 +164,13 @@ def test_a_lost_standby_store_is_replaced_under_a_new_number(
         assert rendezvous(p) == {"incarnation": 0, "standby": 2}
     elif replaced:
         assert rendezvous(p) == {"incarnation": 0, "newest": 1}
+
+
+@pytest.mark.parametrize(("phase", "waits"), [("Running", True), ("Pending", False)])
+def test_only_a_standby_store_that_runs_is_waited_for(phase: str, waits: bool) -> None:
+    """A watch event reports that it runs, however long its image takes."""
+    observed = replace(steady(), stores=(store(), store(1, phase=phase)), standby_link=LinkView(False, NOW))
+    assert (run(observed).requeue_after is not None) == waits
 
 
 def test_while_a_retired_store_may_be_alive_no_other_standby_store_is_created() -> None:

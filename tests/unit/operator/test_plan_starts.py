@@ -111,8 +111,10 @@ def test_a_failed_init_container_is_tried_again_after_a_delay_and_status_says_wh
     assert (running["status"], running["reason"]) == ("False", "PodStartFailed")
     assert running["message"] == (
         "bert-0-0: init container setup failed: exit code 3: no such bucket; 1 of 10 attempts in a row failed. "
-        f"The operator tries again at {timestamp(NOW + FIRST_START_RETRY)}"
+        f"The operator tries again at {timestamp(NOW + FIRST_START_RETRY)}. If the template is wrong, correct it: "
+        "set suspend to true in the same change, and to false once the job is suspended"
     )
+    assert conditions_of(p)["FullyScaled"]["reason"] == "PodStartFailed"
     again = run(replace(observed, job=job(status=status_)), NOW + 1)
     assert (again.actions, again.event_records, again.status) == ((), (), None)
     due = run(replace(observed, job=job(status=status_)), NOW + FIRST_START_RETRY)

@@ -21,7 +21,7 @@ from elasticjob_operator.plan import Plan
 from elasticjob_operator.policies import POLICIES, POLICIES_SECONDS
 from elasticjob_operator.settings import parse_settings
 from support.operator_build import CHILDREN, NOW, UID, condition, elastic, job, raw_job, run, status, steady
-from support.operator_world import Api, FakeStoreLinks, World
+from support.operator_world import READY, Api, FakeStoreLinks, World
 
 KEY = ("ns", "bert")
 
@@ -113,6 +113,17 @@ def test_a_job_has_a_budget_if_it_may_have_more_pods_than_it_needs(
     spec: Mapping[str, Any], absent: tuple[Action, ...], present: tuple[Action, ...]
 ) -> None:
     assert (budget_actions(spec), budget_actions(spec, BUDGET)) == (absent, present)
+
+
+def test_a_budget_is_created_once_a_pod_is_ready_and_then_stays() -> None:
+    observed = replace(steady(), job=job(status=status(), **elastic(1, 4, 2)), policies=Policies())
+    starting = replace(observed, workers=tuple(replace(pod, ready=False) for pod in observed.workers))
+    leaving = replace(observed, workers=tuple(replace(pod, deleting=NOW + 30) for pod in observed.workers))
+    assert actions_for(DisruptionBudget, run(observed)) == (CREATE,)
+    for none_ready in (starting, leaving):
+        assert actions_for(DisruptionBudget, run(none_ready)) == ()
+        with_budget = replace(none_ready, policies=Policies(budget=BUDGET))
+        assert actions_for(DisruptionBudget, run(with_budget)) == ()
 
 
 @pytest.mark.parametrize("ended", ["SuccessCriteriaMet", "Complete", "FailureTarget", "Failed"])
@@ -213,11 +224,13 @@ class Cluster:
         )  # fmt: skip
 
     async def reconcile(self, times: int = 3, after: float = 1.0) -> list[str]:
-        """Reconcile some times; return the requests for policies."""
+        """Reconcile some times, and let worker pods run; return the requests for policies."""
         self.requests.clear()
         for _ in range(times):
             self.api.now += after
             await self.controller.reconcile(KEY)
+            for pod in self.api.pods(Role.WORKER):
+                pod["status"] = {"phase": "Running", "conditions": [READY]}
         return list(self.requests)
 
     def change(self, **spec: Any) -> None:
@@ -281,6 +294,20 @@ async def test_a_new_operator_reads_the_policies_once(monkeypatch: pytest.Monkey
     assert await cluster.reconcile() == [*reads, "patch networkpolicies"]
 
 
+async def test_a_new_operator_makes_the_budget_of_a_job_whose_pod_was_not_ready(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cluster = Cluster(monkeypatch, replicas=1)
+    assert await cluster.reconcile(times=1) == []
+    cluster.restart()
+    watched = cluster.controller.watched
+    watched.set_nodes_watched(True)
+    for _ in range(2):
+        await watched.list_again(cluster.api, ())
+        await cluster.reconcile(times=2)
+    assert cluster.min_available() == 1
+
+
 @KINDS
 async def test_a_deleted_policy_is_made_again_within_the_hour(
     monkeypatch: pytest.MonkeyPatch, kind: Resource, name: str
@@ -320,7 +347,7 @@ async def test_a_job_runs_without_a_policy_that_cannot_be_created(
         cluster.api.put(kind, foreign)
     else:
         cluster.api.refused = kind
-    await cluster.reconcile(times=5)
+    await cluster.reconcile(times=6)
     assert [p["metadata"]["name"] for p in cluster.api.pods(Role.WORKER)] == ["bert-0-0", "bert-1-0"]
     assert f"no {name}: " in caplog.text
     later = await cluster.reconcile(times=600)

@@ -18,7 +18,7 @@ from elasticjob_operator.model.observed import LinkView, Observed
 from elasticjob_operator.model.pods import parse_pod
 from elasticjob_operator.model.raw import timestamp
 from elasticjob_operator.node_leases import NodeLeases
-from elasticjob_operator.observe import STARTING_SECONDS, observe
+from elasticjob_operator.observe import STARTING_SECONDS, SUSPECT_SECONDS, observe
 from elasticjob_operator.plan.context import LEASE_LATE_SECONDS, LONGEST_POLL_SECONDS, ReconcileContext
 from elasticjob_operator.plan.job_end import declared_outcome
 from elasticjob_operator.plan.starts import FIRST_START_RETRY, unchanged_starts
@@ -113,6 +113,17 @@ async def test_no_lease_is_read_while_the_pods_of_a_new_job_start(monkeypatch: p
     await cluster.observe(STARTING_SECONDS - 1.0)
     assert reads == []
     await cluster.observe(1.0)
+    assert reads == ["n1"]
+
+
+async def test_a_new_operator_reads_no_lease_for_a_store_that_it_is_about_to_reach(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cluster = Cluster(0.0)
+    reads = cluster.lease_reads(monkeypatch)
+    await cluster.observe(SUSPECT_SECONDS - 0.1)
+    assert reads == []
+    await cluster.observe(0.1)
     assert reads == ["n1"]
 
 
@@ -260,6 +271,13 @@ def test_a_deletion_takes_as_long_as_its_grace_from_when_the_operator_saw_it(ske
     assert [(p.seen, p.deleting) for p in pods] == [(NOW, NOW + 30)] * 2
     assert sightings.update([], NOW + 21) == ()
     assert sightings.update([parse_pod(raw)], NOW + 22)[0].seen == NOW + 22
+
+
+def test_a_pod_is_seen_running_from_its_first_sighting_in_that_phase() -> None:
+    sightings = PodSightings()
+    phases = [("Pending", NOW), ("Running", NOW + 600), ("Running", NOW + 601)]
+    pods = [sightings.update([parse_pod(raw_pod(0, phase=phase))], now)[0] for phase, now in phases]
+    assert [(p.seen, p.seen_running) for p in pods] == [(NOW, 0.0), (NOW, NOW + 600), (NOW, NOW + 600)]
 
 
 @pytest.mark.parametrize(("ran", "replaced"), [(9, False), (10, True)])

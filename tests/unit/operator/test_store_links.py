@@ -114,6 +114,7 @@ async def test_a_view_is_sent_once_with_growing_sequence_and_again_on_a_new_link
     stores.links.set_operator_view(KEY, replace(VIEW))
     stores.links.set_operator_view(KEY, replace(VIEW, charged=1))
     assert [(v.lease, v.charged) for v in connection.sent if isinstance(v, OperatorView)] == [(7, 0), (7, 1)]
+    assert {v.sent_at for v in connection.sent if isinstance(v, OperatorView)} == {stores.now}
     second = FakeConnection()
     stores.connections.append(second)
     connection.inbox.put_nowait(None)
@@ -320,3 +321,61 @@ async def test_closing_ends_a_link_whose_cancellation_meets_a_failed_connect(sto
     await connecting.wait()
     await asyncio.wait_for(links.close(), 30)
     assert attempts == 1
+
+
+# ---- many stores at once
+
+
+class SlowStores:
+    """Stores that answer when `answer` is set, and the links of an operator that has just begun to follow 1000 jobs."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+        self.attempts: list[str] = []
+        self.answer = asyncio.Event()
+        self.all_tried = asyncio.Event()
+        self.links = StoreLinks(lambda key: None, lambda: 0, self.connect, lambda: self.now)
+        self.jobs = [("ns", f"job-{number}") for number in range(1000)]
+        for key in self.jobs:
+            self.links.set_address(key, replace(ADDRESS, pod=f"{key[1]}-rdzv-0"), b"k")
+
+    async def connect(self, address: StoreAddress, key: bytes) -> LinkConnection:
+        self.attempts.append(address.pod)
+        if len(self.attempts) == len(self.jobs):
+            self.all_tried.set()
+        await self.answer.wait()
+        return FakeConnection()
+
+
+async def test_a_new_operator_connects_to_some_stores_at_a_time() -> None:
+    stores = SlowStores()
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert len(stores.attempts) == links_module.CONNECTING
+    stores.answer.set()
+    for _ in range(500):
+        await asyncio.sleep(0)
+    assert len(stores.attempts) == len(stores.jobs)
+    await stores.links.close()
+
+
+async def test_stores_that_are_down_do_not_delay_the_others_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(links_module, "TURN_SECONDS", 0.01)
+    stores = SlowStores()
+    await asyncio.wait_for(stores.all_tried.wait(), 20.0)
+    await stores.links.close()
+
+
+async def test_a_store_is_not_silent_before_the_first_attempt_to_connect_to_it() -> None:
+    stores = SlowStores()
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    first, last = stores.jobs[0], stores.jobs[-1]
+    stores.now += 30.0
+    assert [stores.links.view(key).since for key in (first, last)] == [100.0, 130.0]
+    stores.answer.set()
+    for _ in range(500):
+        await asyncio.sleep(0)
+    stores.now += 30.0
+    assert [stores.links.view(key).since for key in (first, last)] == [100.0, 130.0]
+    await stores.links.close()

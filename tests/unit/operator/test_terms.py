@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import resource
-from collections.abc import Awaitable, Callable
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,12 @@ import pytest
 from elasticjob_operator import __main__ as operator_main
 from elasticjob_operator import handlers, lease
 from elasticjob_operator.__main__ import CRD_NAME, NEWEST_STATUS_FIELD, CannotStart, Operator, check_crd, run
+from elasticjob_operator.controller import Controller
 from elasticjob_operator.kube import CRDS, LEASES, Refused, Unclear
 from elasticjob_operator.lease import Election
+from elasticjob_operator.loop_thread import LoopThread
+from elasticjob_operator.model.observed import JobKey
+from elasticjob_operator.model.raw import moment
 from elasticjob_operator.settings import OperatorSettings
 from elasticjob_operator.watch_cache import WatchCache
 from support.operator_world import Api
@@ -28,10 +33,15 @@ class Process:
         self.changes: asyncio.Queue[str] = asyncio.Queue()
         """Starts and ends of the watch, each with the generation of the Lease."""
         self.watch_failed = asyncio.Event()
+        self.deadline = 0.2
+        """Of the leader, in seconds."""
         self.hanging = False
+        self.on_renewal: Callable[[], None] = lambda: None
+        """Called in the thread of the leader election at each write of the Lease."""
         self.stop = asyncio.Event()
         settings = OperatorSettings(image="i", namespace="ns", identity="me", health_port=0)
-        self.operator = Operator(settings, self.api, self.api, self.api, self.stop)
+        self.lease_thread = LoopThread("lease")
+        self.operator = Operator(settings, self.api, self.api, self.api, self.lease_thread, self.stop)
         self.elections: list[Election] = []
         make = self.operator._election
         monkeypatch.setattr(self.operator, "_election", lambda term: self._quick(make(term)))
@@ -41,7 +51,7 @@ class Process:
             monkeypatch.setattr(self.api, call, self._hanging(getattr(self.api, call)))
 
     def _quick(self, election: Election) -> Election:
-        election.deadline = 0.2
+        election.deadline = self.deadline
         self.elections.append(election)
         return election
 
@@ -50,7 +60,10 @@ class Process:
             if self.hanging:
                 await asyncio.sleep(0.05)
                 raise Unclear("no answer within 0.05 s")
-            return await call(*args, **more)
+            answer = await call(*args, **more)
+            if call.__name__ == "update":
+                self.on_renewal()
+            return answer
 
         return request
 
@@ -68,7 +81,21 @@ class Process:
         return await asyncio.wait_for(self.changes.get(), 20.0)
 
     def holder(self) -> str:
-        return str(self.api.objects[LEASES, "elasticjob-operator"]["spec"]["holderIdentity"])
+        return str(self._lease()["holderIdentity"])
+
+    def renewed(self) -> float:
+        """Return when the Lease was last renewed, Unix seconds."""
+        return moment(self._lease(), "renewTime") or 0.0
+
+    def _lease(self) -> Any:
+        return self.api.objects[LEASES, "elasticjob-operator"]["spec"]
+
+
+@pytest.fixture
+async def process(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Process]:
+    made = Process(monkeypatch)
+    yield made
+    await made.lease_thread.close()
 
 
 def api_with_crd() -> Any:
@@ -85,8 +112,7 @@ def crd(*status_fields: str) -> dict[str, Any]:
     return {"metadata": {"name": CRD_NAME}, "spec": {"versions": [version]}}
 
 
-async def test_an_operator_that_loses_its_lease_stops_work_and_leads_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    process = Process(monkeypatch)
+async def test_an_operator_that_loses_its_lease_stops_work_and_leads_again(process: Process) -> None:
     running = asyncio.create_task(process.operator.run())
     assert await process.change() == "start 1"
     process.hanging = True
@@ -99,9 +125,45 @@ async def test_an_operator_that_loses_its_lease_stops_work_and_leads_again(monke
     assert (await process.change(), process.holder()) == ("end 2", "")
 
 
-async def test_a_new_leader_lists_before_it_watches_and_soon_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """kopf lists all objects too: both at once would keep the operator from renewing its Lease."""
-    process = Process(monkeypatch)
+async def test_a_busy_event_loop_does_not_cost_the_lease(process: Process) -> None:
+    """The loop does not turn until the Lease has been renewed for twice as long as a leader may do without."""
+    process.deadline = 1.0
+    running = asyncio.create_task(process.operator.run())
+    assert await process.change() == "start 1"
+    began, renewed = process.renewed(), threading.Event()
+    process.on_renewal = lambda: renewed.set() if process.renewed() >= began + 2 * process.deadline else None
+    assert renewed.wait(20.0), "a busy loop delays the renewals"
+    process.stop.set()
+    await asyncio.wait_for(running, 20.0)
+    assert await process.change() == "end 1", "the operator lost its Lease"
+
+
+async def test_an_event_loop_that_hangs_costs_the_lease(process: Process, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A candidate may lead although the process of the leader lives on. The leader stops its work once its loop turns
+    again."""
+    monkeypatch.setattr(lease, "LONGEST_SILENCE", 0.3)
+    ended = threading.Event()
+    renew = Election.renew
+
+    async def renew_until_lost(election: Election) -> None:
+        try:
+            await renew(election)
+        finally:
+            ended.set()
+
+    monkeypatch.setattr(Election, "renew", renew_until_lost)
+    running = asyncio.create_task(process.operator.run())
+    assert await process.change() == "start 1"
+    assert ended.wait(20.0), "the Lease is renewed for ever"
+    assert [await process.change(), await process.change()] == ["end 1", "start 2"]
+    process.stop.set()
+    await asyncio.wait_for(running, 20.0)
+
+
+async def test_a_new_leader_lists_before_it_watches_and_soon_again(
+    process: Process, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """kopf lists all objects too: both at once would use the processor of the first reconciles."""
     lists: asyncio.Queue[bool] = asyncio.Queue()
     may_list = asyncio.Event()
 
@@ -123,8 +185,50 @@ async def test_a_new_leader_lists_before_it_watches_and_soon_again(monkeypatch: 
     await asyncio.wait_for(running, 20.0)
 
 
-async def test_the_lease_is_released_where_the_watch_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    process = Process(monkeypatch)
+async def test_a_new_leader_reconciles_the_jobs_that_it_has_listed_before_it_watches(
+    process: Process, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reconciled: list[JobKey] = []
+    keys = [("ns", f"job-{number}") for number in range(100)]
+
+    async def list_again(cache: WatchCache, *_: Any) -> None:
+        for key in keys:
+            cache.on_event(key)
+
+    async def reconcile(_: Controller, key: JobKey) -> float:
+        reconciled.append(key)
+        return 300.0
+
+    monkeypatch.setattr(WatchCache, "list_again", list_again)
+    monkeypatch.setattr(Controller, "reconcile", reconcile)
+    running = asyncio.create_task(process.operator.run())
+    assert await process.change() == "start 1"
+    assert reconciled == keys
+    process.stop.set()
+    await asyncio.wait_for(running, 20.0)
+
+
+async def test_a_reconcile_that_hangs_does_not_delay_the_watch_for_long(
+    process: Process, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def list_again(cache: WatchCache, *_: Any) -> None:
+        for number in range(100):
+            cache.on_event(("ns", f"job-{number}"))
+
+    async def hang(*_: Any) -> float:
+        await asyncio.Event().wait()
+        return 0.0
+
+    monkeypatch.setattr(operator_main, "FIRST_RECONCILES_SECONDS", 0.1)
+    monkeypatch.setattr(WatchCache, "list_again", list_again)
+    monkeypatch.setattr(Controller, "reconcile", hang)
+    running = asyncio.create_task(process.operator.run())
+    assert await process.change() == "start 1"
+    process.stop.set()
+    await asyncio.wait_for(running, 20.0)
+
+
+async def test_the_lease_is_released_where_the_watch_ends(process: Process) -> None:
     process.watch_failed.set()
     with pytest.raises(handlers.WatchEnded):
         await asyncio.wait_for(process.operator.run(), 20.0)
@@ -132,10 +236,9 @@ async def test_the_lease_is_released_where_the_watch_ends(monkeypatch: pytest.Mo
 
 
 async def test_a_starting_operator_waits_for_an_api_server_that_does_not_answer(
-    monkeypatch: pytest.MonkeyPatch,
+    process: Process, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(operator_main, "FIRST_API_RETRY", 0.01)
-    process = Process(monkeypatch)
     process.hanging = True
     checking = asyncio.create_task(check_crd(process.api))
     done, _ = await asyncio.wait({checking}, timeout=0.3)
@@ -174,3 +277,22 @@ async def test_the_operator_may_open_as_many_files_as_its_container_allows(
         assert resource.getrlimit(resource.RLIMIT_NOFILE) == (before[1], before[1])
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+async def test_a_lease_that_is_acquired_during_a_stop_is_released(
+    process: Process, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    acquire, acquired = Election.acquire, asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    async def acquire_and_wait(election: Election) -> None:
+        await acquire(election)
+        loop.call_soon_threadsafe(acquired.set)
+        await asyncio.sleep(60.0)
+
+    monkeypatch.setattr(Election, "acquire", acquire_and_wait)
+    running = asyncio.create_task(process.operator.run())
+    await asyncio.wait_for(acquired.wait(), 20.0)
+    process.stop.set()
+    await asyncio.wait_for(running, 20.0)
+    assert process.holder() == ""

@@ -19,7 +19,7 @@ from elasticjob_operator.model.observed import JobKey
 from elasticjob_operator.watch_cache import WatchCache
 from support.operator_build import NOW, UID, raw_job
 from support.operator_watch import Watch
-from support.operator_world import Api, FakeStoreLinks, Node, World, job_status
+from support.operator_world import Api, FakeStoreLinks, Node, World, copied, job_status
 
 KEY = ("ns", "bert")
 
@@ -128,11 +128,36 @@ async def test_a_pod_that_only_the_watch_lacks_is_not_replaced(cluster: Cluster)
 
 
 async def test_what_the_watch_delivers_of_an_own_write_is_not_parsed_again(cluster: Cluster) -> None:
-    raw, cache = cluster.api.pods(Role.WORKER)[0], cluster.watch.cache
+    raw, cache = copied(cluster.api.pods(Role.WORKER)[0]), cluster.watch.cache
+    raw["metadata"]["resourceVersion"] = cluster.api.next_version()
+    cache.record_pod(raw)
     before, events = cache.pods(UID), len(cluster.concerned)
     cache.see_pod(raw)
     assert all(pod is known for (_, pod), (_, known) in zip(cache.pods(UID), before, strict=True))
     assert len(cluster.concerned) == events + 1
+
+
+async def test_a_pod_that_the_operator_deleted_is_known_to_be_deleted_at_once(cluster: Cluster) -> None:
+    """The watch has not delivered yet that it is being deleted."""
+    for store in cluster.world.serving():
+        store.outcome = Outcome.SUCCEEDED
+    for pod in cluster.api.pods(Role.WORKER):
+        cluster.world.terminate(pod, 0)
+    cluster.observe()
+    assert await cluster.reconcile()
+    deleted = [call for call in cluster.api.calls if call[0] == "delete"]
+    assert [name for _, plural, name in deleted if plural == "pods"] == ["bert-rdzv-0", "bert-rdzv-1"]
+    assert await cluster.reconcile() == []
+    assert [call for call in cluster.api.calls if call[0] == "delete"] == deleted
+
+
+async def test_an_object_that_is_delivered_again_enqueues_no_job(cluster: Cluster) -> None:
+    """A new leader lists all objects, and so does its watch when it begins."""
+    cache, events = cluster.watch.cache, len(cluster.concerned)
+    for raw in cluster.api.pods(Role.WORKER):
+        cache.see_pod(raw)
+    cache.see_job(cluster.api.objects[JOBS, "bert"])
+    assert len(cluster.concerned) == events
 
 
 async def test_a_new_job_is_started_without_a_read() -> None:
@@ -144,6 +169,41 @@ async def test_a_new_job_is_started_without_a_read() -> None:
     kinds = [call[1] for call in creations(cluster)]
     expected = ["secrets", "services", "services", "pods", "pods", "pods"]
     assert [kind for kind in kinds if kind in expected] == expected
+
+
+async def test_the_steps_of_a_start_are_one_status_write() -> None:
+    cluster = Cluster()
+    cluster.observe()
+    await cluster.reconcile()
+    for step in (cluster.world.start, cluster.world.connect):
+        for pod in cluster.api.pods(Role.STORE) + cluster.api.pods(Role.WORKER):
+            cluster.world.schedule(pod, "n1")
+            step(pod)
+            cluster.observe()
+            assert await cluster.reconcile() == []
+            cluster.api.now += 0.1
+    (store,) = cluster.world.serving()
+    store.form(cluster.api.now, 2)
+    assert await cluster.reconcile() == []
+    assert [call[0] for call in cluster.api.calls if call[1] == "elasticjobs"] == ["update"] * 2
+    assert job_status(cluster.api)["phase"] == "Running"
+
+
+async def test_a_store_that_serves_is_in_status_within_a_second() -> None:
+    cluster = Cluster()
+    cluster.observe()
+    await cluster.reconcile()
+    (pod,) = cluster.api.pods(Role.STORE)
+    cluster.world.schedule(pod, "n1")
+    cluster.world.start(pod)
+    cluster.observe()
+    await cluster.reconcile()  # the operator learns the store's address
+    seen = []
+    for _ in range(3):
+        await cluster.reconcile()
+        seen.append({c["type"]: c["reason"] for c in job_status(cluster.api)["conditions"]}["RendezvousReady"])
+        cluster.api.now += 0.5
+    assert seen == ["StoreStarting", "StoreStarting", "StoreAvailable"]
 
 
 async def test_a_job_of_a_deleted_ones_name_looks_for_what_is_left_of_it(cluster: Cluster) -> None:

@@ -122,3 +122,21 @@ async def test_workers_share_the_keys_and_an_error_of_one_key_does_not_stop_the_
     await asyncio.gather(work, return_exceptions=True)
     assert max(concurrency) <= workers
     assert len(queue) >= 1, "the failed key waits for its retry"
+
+
+async def test_the_queue_is_idle_once_no_key_is_due() -> None:
+    reconciled: list[str] = []
+
+    async def reconcile(key: str) -> float | None:
+        reconciled.append(key)
+        return 300.0
+
+    queue: WorkQueue[str] = WorkQueue(reconcile)
+    for number in range(50):
+        queue.enqueue(f"job-{number}")
+    work = asyncio.create_task(queue.run(3))
+    await asyncio.wait_for(queue.idle(), 5.0)
+    await asyncio.sleep(0)
+    work.cancel()
+    await asyncio.gather(work, return_exceptions=True)
+    assert len(reconciled) == 50

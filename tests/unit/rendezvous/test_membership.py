@@ -12,11 +12,14 @@ from elasticjob.contract.messages import (
     EndReason,
     Outcome,
     PodState,
+    Ready,
     RoundPhase,
     Standby,
+    StartRound,
 )
+from elasticjob.contract.names import BEFORE_ROUNDS
 from elasticjob.rendezvous.state import NodeDisconnected, NodeMessage
-from support.rounds import SETTINGS, Job, agent_id, pods
+from support.rounds import SETTINGS, Job, agent_id, announcement, pods
 
 
 def job_of(*indices: int, target: int) -> Job:
@@ -232,3 +235,37 @@ def test_a_node_cannot_close_a_job_that_has_an_operator() -> None:
     job.fail(0)
     job.stopped(0, 1)
     assert job.start_of(1).round.number == 2
+
+
+def provisional(job: Job, index: int) -> StartRound | None:
+    message = job.last(index)
+    assert isinstance(message, Standby)
+    return message.provisional
+
+
+def test_a_node_outside_learns_its_ranks_once_the_function_can_be_called_again() -> None:
+    """It would be the last node. A store that takes over knows it from what the node of rank 0 announces."""
+    job = job_of(0, 1, target=2)
+    job.announce(3)
+    assert provisional(job, 3) is None
+    sent = len(job.sent["0.0"])
+    job.send(0, Ready(restartable=True))
+    expected = job.start_of(1)
+    expected = replace(expected, round=BEFORE_ROUNDS, group_rank=2, group_world_size=3, rank=2, world_size=3)
+    expected = replace(expected, role_rank=2, role_world_size=3, master_addr="", master_port=0)
+    assert provisional(job, 3) == expected
+    assert len(job.sent["0.0"]) == sent, "members get no such message"
+    sent = len(job.sent["3.0"])
+    job.send(0, Ready("no fork", restartable=True))
+    assert len(job.sent["3.0"]) == sent, "it is sent once"
+    job.announce(4)
+    assert provisional(job, 4) == expected
+
+
+def test_ranks_of_a_role_count_its_own_workers() -> None:
+    job = job_of(0, 1, target=2)
+    job.send(0, Ready(restartable=True))
+    job.decide(NodeMessage("3.0", replace(announcement(3), role="other", local_world_size=4)))
+    start = provisional(job, 3)
+    assert start is not None
+    assert (start.rank, start.world_size, start.role_rank, start.role_world_size) == (2, 6, 0, 4)

@@ -12,6 +12,7 @@ from elasticjob.contract.messages import (
     EndRound,
     Failure,
     FailureClass,
+    Finish,
     HangAction,
     LastMembership,
     Leaving,
@@ -249,6 +250,34 @@ def test_broken_collectives_of_the_peers_are_not_the_cause() -> None:
     failure = job.report.ended_rounds[0].failure
     assert failure is not None
     assert (failure.rank, failure.kind) == (2, FailureClass.KILLED)
+
+
+@pytest.mark.parametrize("kind", [FailureClass.COLLECTIVE_FAILED, FailureClass.USER_ERROR])
+def test_a_broken_collective_names_the_ranks_that_had_ended_before(kind: FailureClass) -> None:
+    job = job_of(0, 1, 2)
+    job.fail(0, kind)
+    job.stopped(0)
+    round_id = job.start_of(0).round
+    job.send(2, WorkersStopped(round_id, 6002, ended_ranks=(2,)))
+    job.send(1, WorkersStopped(round_id, 6001, ended_ranks=(1,)))
+    (ended,) = job.report.ended_rounds
+    assert ended.failure is not None
+    if kind is FailureClass.USER_ERROR:
+        assert (ended.failure.ended_ranks, ended.failure.message) == ((), "")
+        return
+    assert (ended.failure.rank, ended.failure.ended_ranks) == (0, (1, 2))
+    assert ended.failure.message == (
+        "ranks 1, 2 had already ended with success: all ranks must make the same number of steps"
+    )
+    assert ended.message == f"rank 0 in j-0-0 failed: ValueError: {ended.failure.message}"
+
+
+def test_agents_get_the_sentence_of_the_condition_when_the_job_fails() -> None:
+    job = job_of(0, 1, max_restarts=0)
+    job.fail(1)
+    job.stopped(0, 1)
+    message = "workers failed after 0 of 0 restarts; last failure: rank 1 in j-1-0 failed: ValueError"
+    assert job.finished(0) == Finish(Outcome.FAILED, "MaxRestartsExceeded", message)
 
 
 def test_a_lost_node_is_not_charged_though_collectives_broke_first() -> None:

@@ -1,4 +1,4 @@
-"""Group ranks by the topology that the operator sends: nodes of one place are neighbours, after those that stay."""
+"""Group ranks by the topology that the operator sends: nodes of a place are neighbours; those that stay keep order."""
 
 from __future__ import annotations
 
@@ -49,26 +49,70 @@ def test_a_first_round_has_the_nodes_of_one_place_side_by_side(places: tuple[str
     assert indices(running(*placed(*places))) == ranks
 
 
-def test_nodes_that_stay_keep_their_order_and_others_join_beside_the_last_one() -> None:
-    job = running(*placed("a", "b", "a"))
-    assert indices(job) == [0, 2, 1]
-    job.operator_view(*placed("a", "b", "a", "c", "b", "c", "a"), target=7)
-    job.announce(3, 4, 5, 6)
-    job.stopped(0, 1, 2)
-    assert indices(job) == [0, 2, 1, 4, 3, 5, 6]
+@pytest.mark.parametrize(
+    ("places", "joining", "ranks"),
+    [
+        (("a", "b", "a"), ("b", "a", "b"), [0, 2, 4, 1, 3, 5]),
+        (("a", "b"), ("c", "d", "b", "c", "a"), [0, 6, 1, 4, 2, 5, 3]),
+        (("", "b"), ("", "b", ""), [0, 1, 3, 2, 4]),
+        (("", ""), ("", ""), [0, 1, 2, 3]),
+        (("z/a", "z/b", "y/a"), ("z/c", "z/a", "x/a", "y/b", "z/c"), [0, 4, 1, 3, 7, 2, 6, 5]),
+        (("z/a", "z/b"), ("z/c", "z/b", "z"), [0, 1, 3, 4, 2]),
+        (("z/a", "y/b", "x/c"), ("x/c", "y/b", "z/a"), [0, 5, 1, 4, 2, 3]),
+    ],
+    ids=["two places", "also new ones", "partly known", "unknown", "two levels", "the narrower place first", "all"],
+)
+def test_nodes_that_stay_keep_their_order_and_others_join_beside_their_place(
+    places: tuple[str, ...], joining: tuple[str, ...], ranks: list[int]
+) -> None:
+    job = running(*placed(*places))
+    before = indices(job)
+    job.operator_view(*placed(*places, *joining), target=len(places) + len(joining))
+    job.announce(*range(len(places), len(places) + len(joining)))
+    job.stopped(*range(len(places)))
+    assert indices(job) == ranks
+    assert [index for index in ranks if index < len(places)] == before
 
 
-def test_a_replacement_has_the_last_rank_also_in_the_place_of_the_first() -> None:
+def test_a_place_whose_nodes_are_apart_is_joined_behind_the_last_of_them() -> None:
+    """Ranks follow the index while places are unknown; places that become known later change no rank."""
+    job = running(*placed("", "", "", ""))
+    job.operator_view(*placed("a", "b", "a", "b", "a"), target=5)
+    job.announce(4)
+    job.stopped(0, 1, 2, 3)
+    assert indices(job) == [0, 1, 2, 4, 3]
+
+
+@pytest.mark.parametrize(
+    ("lost", "without", "ranks"),
+    [(2, [0, 1, 3], [0, 2, 1, 3]), (1, [0, 2, 3], [0, 2, 3, 1]), (0, [2, 1, 3], [2, 0, 1, 3])],
+)
+def test_a_replacement_has_a_rank_beside_its_place_and_never_rank_0(
+    lost: int, without: list[int], ranks: list[int]
+) -> None:
     job = running(*placed("a", "b", "a", "b"))
-    job.disconnect(2)
+    stay = [index for index in range(4) if index != lost]
+    job.disconnect(lost)
     job.advance(1)
-    job.stopped(0, 1, 3)
-    job.started(0, 1, 3)
-    assert indices(job) == [0, 1, 3]
-    job.operator_view(*placed("a", "b"), *placed("a", first=2, incarnation=1), *placed("b", first=3))
-    job.announce(2, incarnation=1)
-    job.stopped(0, 1, 3)
-    assert indices(job) == [0, 1, 3, 2]
+    job.stopped(*stay)
+    job.started(*stay)
+    assert indices(job) == without
+    places = ("a", "b", "a", "b")
+    job.operator_view(*(placed(p, first=i, incarnation=int(i == lost))[0] for i, p in enumerate(places)))
+    job.announce(lost, incarnation=1)
+    job.stopped(*stay)
+    assert indices(job) == ranks
+
+
+def test_a_spare_of_the_same_place_leaves_all_other_nodes_their_ranks() -> None:
+    job = Job(replace(SETTINGS, target=4, spares=1))
+    job.operator_view(*placed("a", "a", "b", "b", "a"))
+    job.announce(0, 1, 2, 3, 4)
+    job.started(0, 1, 2, 3)
+    job.disconnect(1)
+    job.advance(1)
+    job.stopped(0, 2, 3)
+    assert indices(job) == [0, 4, 2, 3]
 
 
 def test_the_place_of_an_earlier_pod_says_nothing_about_its_successor() -> None:

@@ -5,7 +5,8 @@
       ▲                       │ EndRound, a failure, a newer round, leaving │
       └────────── STOPPING ◄──┴─────────────────────────────────────────────┘     Finish ──► FINISHED (from anywhere)
 
-In IDLE no worker of a round runs. Processes whose function can be called again may wait there for the next round.
+In IDLE no worker of a round runs. Processes whose function can be called again may wait there for the next round. A
+node that waits for its first round of such a job starts them ahead of it, and reports itself ready once they wait.
 
 The link may be lost at any time. A node sends `greeting(state)` first on every new link, so no message is lost with it.
 """
@@ -24,6 +25,8 @@ from elasticjob.agent.machine.effects import (
     LaunchWorkers,
     Log,
     Send,
+    SetMachineEnd,
+    StartAhead,
     StartLeaveTimer,
     StopWorkers,
     StopWorkersAt,
@@ -32,6 +35,7 @@ from elasticjob.agent.machine.events import (
     AgentEvent,
     AllWorkersStopped,
     CutOff,
+    FunctionCalled,
     LastStepMissed,
     LauncherReady,
     LeaveTimedOut,
@@ -40,6 +44,7 @@ from elasticjob.agent.machine.events import (
     Received,
     SignalReceived,
     StackReport,
+    StartedAhead,
     StoreUnreachable,
     WorkerEnded,
     WorkersHeld,
@@ -56,6 +61,7 @@ from elasticjob.contract.messages import (
     Finish,
     LastMembership,
     Leaving,
+    MachineEnd,
     MemberState,
     NodeToCoordinator,
     Outcome,
@@ -94,7 +100,7 @@ def greeting(state: AgentState) -> tuple[NodeToCoordinator, ...]:
     # A failed node announces FAILED even once its workers have stopped: a coordinator that knows neither needs both.
     member = MemberState.FAILED if state.failure and state.phase is AgentPhase.IDLE else state.member
     membership = LastMembership(state.assignment, member) if state.assignment else None
-    messages: list[NodeToCoordinator] = [replace(state.announcement, ready=state.launcher_ready, membership=membership)]
+    messages: list[NodeToCoordinator] = [replace(state.announcement, ready=state.ready, membership=membership)]
     if state.assignment and state.failure:
         messages.append(WorkersFailed(state.assignment.round, state.failure))
     if state.assignment and state.stall and state.phase is AgentPhase.RUNNING:
@@ -116,6 +122,10 @@ def decide(state: AgentState, event: AgentEvent) -> AgentDecision:
             return _coordinator_message(replace(state, leave_acknowledged=acknowledged), message)
         case LauncherReady(fork_disabled_reason):
             return _launcher_ready(state, fork_disabled_reason)
+        case StartedAhead():
+            return _report_ready(replace(state, starting_ahead=False))
+        case FunctionCalled():
+            return _function_called(state)
         case WorkersLaunched(round_id):
             return _workers_launched(state, round_id)
         case WorkerEnded():
@@ -148,8 +158,8 @@ def _coordinator_message(state: AgentState, message: CoordinatorToNode) -> Agent
     match message:
         case StartRound():
             return _start(state, message)
-        case Standby(reason=reason):
-            return AgentDecision(state, (Log(f"waiting: {reason}"),))
+        case Standby():
+            return _stand_by(state, message)
         case Closed(reason):
             return AgentDecision(state, (Log(f"no further round will form: {reason}"),))
         case PlanEnd():
@@ -158,6 +168,11 @@ def _coordinator_message(state: AgentState, message: CoordinatorToNode) -> Agent
             return _end_round(state, message)
         case Finish():
             return _finish(state, message)
+        case MachineEnd(seconds):
+            known = "is announced no longer" if seconds is None else f"is announced, in {seconds:.0f} s"
+            announcement = replace(state.announcement, knows_machine_end=seconds is not None)
+            log = Log(f"the end of this machine {known}")
+            return AgentDecision(replace(state, announcement=announcement), (log, SetMachineEnd(seconds)))
         case _ as never:
             return assert_never(never)
 
@@ -191,18 +206,55 @@ def _start(state: AgentState, start: StartRound) -> AgentDecision:
         f"round {start.round} formed: node {start.group_rank} of {start.group_world_size},"
         f" ranks {start.rank}-{start.rank + state.announcement.local_world_size - 1} of {start.world_size}"
     )
-    if not state.launcher_ready:
-        return AgentDecision(state, (formed, Log("workers start once the imports are done")))
+    if not state.ready:
+        what = "their script has reached its function" if state.starting_ahead else "the agent is ready"
+        return AgentDecision(state, (formed, Log(f"workers start once {what}")))
     return AgentDecision(replace(state, launched=True), (formed, LaunchWorkers(start)))
+
+
+def _stand_by(state: AgentState, message: Standby) -> AgentDecision:
+    waiting = Log(f"waiting: {message.reason}")
+    if state.assignment is not None:  # its processes are parked, or could not be kept
+        return AgentDecision(state, (waiting,))
+    state = replace(state, provisional=message.provisional)
+    if not state.ready or not _may_start_ahead(state):
+        return AgentDecision(state, (waiting,))
+    started = _start_ahead(state)
+    return AgentDecision(started.state, (waiting, *started.effects))
 
 
 def _launcher_ready(state: AgentState, fork_disabled_reason: str) -> AgentDecision:
     announcement = replace(state.announcement, fork_disabled_reason=fork_disabled_reason)
-    state = replace(state, launcher_ready=True, announcement=announcement)
-    ready = Send(Ready(fork_disabled_reason))
+    first, state = not state.launcher_ready, replace(state, launcher_ready=True, announcement=announcement)
+    return _start_ahead(state) if first and _may_start_ahead(state) else _report_ready(state)
+
+
+def _may_start_ahead(state: AgentState) -> bool:
+    return state.provisional is not None and state.phase is AgentPhase.IDLE and not state.parked and not state.leaving
+
+
+def _start_ahead(state: AgentState) -> AgentDecision:
+    assert state.provisional is not None  # noqa: S101
+    ahead = replace(state, provisional=None, starting_ahead=True, parked=True)
+    log = Log("the function of this job can be called again: running the script up to it, ahead of the next round")
+    return AgentDecision(ahead, (log, StartAhead(state.provisional)))
+
+
+def _report_ready(state: AgentState) -> AgentDecision:
+    """Report that workers can start at once, and start those of a round that waits for it."""
+    if not state.ready:
+        return AgentDecision(state)
+    ready = Send(Ready(state.announcement.fork_disabled_reason, state.announcement.restartable))
     if state.phase is AgentPhase.STARTING and state.assignment and not state.launched:
         return AgentDecision(replace(state, launched=True), (ready, LaunchWorkers(state.assignment)))
     return AgentDecision(state, (ready,))
+
+
+def _function_called(state: AgentState) -> AgentDecision:
+    """Report once, from the node of group rank 0, that the function of this job can be called again."""
+    if state.announcement.restartable or state.assignment is None or state.assignment.group_rank > 0:
+        return AgentDecision(state)
+    return _report_ready(replace(state, announcement=replace(state.announcement, restartable=True)))
 
 
 def _workers_launched(state: AgentState, round_id: RoundId) -> AgentDecision:
@@ -453,11 +505,11 @@ def _finish(state: AgentState, finish: Finish) -> AgentDecision:
 def _exit(state: AgentState, finish: Finish) -> AgentDecision:
     """Write the termination message and exit, once processes that wait for a next round have ended.
 
-    They are killed if the job goes on without this node: their clean-up is the user's code, and must write no more.
+    If the job goes on without this node, they run no clean-up: it is the user's code, and must write no more.
     """
     if state.parked:
         job_goes_on = finish.outcome in (Outcome.LEFT, Outcome.SUPERSEDED)
-        stop = StopWorkers(0.0 if job_goes_on else state.stop_grace, for_good=True)
+        stop = StopWorkers(state.stop_grace, for_good=True, job_goes_on=job_goes_on)
         ending = replace(state, phase=AgentPhase.STOPPING, parked=False, after_stop=finish, stopping_gracefully=False)
         return AgentDecision(ending, (stop,))
     failure = (state.unhealthy or state.failure) if finish.outcome is not Outcome.SUCCEEDED else None

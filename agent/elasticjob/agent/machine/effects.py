@@ -28,6 +28,16 @@ class LaunchWorkers:
 
 
 @dataclass(frozen=True)
+class StartAhead:
+    """Start workers ahead of a round: they run the script up to its function, and wait there. Ends in `StartedAhead`.
+
+    From then on they are parked like those of a round that has ended.
+    """
+
+    provisional: StartRound
+
+
+@dataclass(frozen=True)
 class HoldWorkers:
     """Let no worker of the round pass its next report of a step; ends in `WorkersHeld`."""
 
@@ -53,6 +63,9 @@ class StopWorkers:
     grace: float
     for_good: bool = False
     """No round follows on this node: no process stays."""
+    job_goes_on: bool = False
+    """The job goes on without this node: processes that wait for a next round end without running more of the script.
+    """
     dump_stacks: bool = False
     """Dump the workers' stacks before the first signal; ends in `StackReport`."""
 
@@ -84,6 +97,13 @@ class StartLeaveTimer:
 
 
 @dataclass(frozen=True)
+class SetMachineEnd:
+    """Let the workers of this round and of later ones know that this machine ends in `seconds`; None: it does not."""
+
+    seconds: float | None
+
+
+@dataclass(frozen=True)
 class Log:
     """Write a line to the agent's log."""
 
@@ -101,6 +121,7 @@ class Exit:
 Effect: TypeAlias = (
     Send
     | LaunchWorkers
+    | StartAhead
     | HoldWorkers
     | StopWorkersAt
     | StopWorkers
@@ -108,6 +129,7 @@ Effect: TypeAlias = (
     | FreezeWorkers
     | CheckHealth
     | StartLeaveTimer
+    | SetMachineEnd
     | Log
     | Exit
 )

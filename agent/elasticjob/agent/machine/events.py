@@ -28,6 +28,16 @@ class LauncherReady:
 
 
 @dataclass(frozen=True)
+class StartedAhead:
+    """The workers that were started ahead of a round wait at their function, or have ended before it."""
+
+
+@dataclass(frozen=True)
+class FunctionCalled:
+    """A worker has called a function that can be called again."""
+
+
+@dataclass(frozen=True)
 class WorkersLaunched:
     """All workers of the round have been started."""
 
@@ -125,6 +135,8 @@ class StoreUnreachable:
 AgentEvent: TypeAlias = (
     Received
     | LauncherReady
+    | StartedAhead
+    | FunctionCalled
     | WorkersLaunched
     | WorkerEnded
     | WorkersHeld

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NoReturn
 
+from elasticjob.contract.failure_text import last_line
 from elasticjob.contract.messages import (
     Failure,
     FailureClass,
@@ -31,21 +32,20 @@ def exit_code(finish: Finish) -> ExitCode:
 
 
 def describe_failure(failure: Failure) -> str:
-    """Return one sentence for users: `rank 3 died: ValueError: bad batch (exit 1, UserError)`.
-
-    It quotes no output of a worker that ran: the last lines of that are in the failure's message.
-    """
+    """Return one sentence for users: `rank 3 died: ValueError: bad batch (exit 1, UserError)`."""
     subject = "node" if failure.rank is None else f"rank {failure.rank}"
-    last_line = failure.message.splitlines()[-1] if failure.message else ""
+    line = failure.message.splitlines()[-1] if failure.message else ""
     if failure.kind in (FailureClass.DEVICE_UNHEALTHY, FailureClass.HANG):
         return f"{subject}: {failure.message.partition(chr(10))[0]} ({failure.kind.value})"
     if failure.exit_code is None and not failure.signal:
-        return f"{subject} did not start: {last_line} ({failure.kind.value})"
+        return f"{subject} did not start: {line} ({failure.kind.value})"
     end = failure.signal or f"exit {failure.exit_code}"
-    if failure.kind is FailureClass.START_ERROR and last_line:
-        return f"{subject} did not start: {last_line} ({end}, {failure.kind.value})"
+    if failure.kind is FailureClass.START_ERROR and line:
+        return f"{subject} did not start: {line} ({end}, {failure.kind.value})"
     if failure.exception:
-        return f"{subject} died: {failure.exception}: {last_line} ({end}, {failure.kind.value})"
+        return f"{subject} died: {failure.exception}: {line} ({end}, {failure.kind.value})"
+    if not failure.signal and (quoted := last_line(failure.message)):  # a signal leaves no time to say why
+        end += f": {quoted}"
     return f"{subject} died: {end} ({failure.kind.value})"
 
 

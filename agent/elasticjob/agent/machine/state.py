@@ -40,6 +40,11 @@ class AgentState:
     processes: int | None = None
     """How many processes this agent starts in a round; None: its local world size."""
     launcher_ready: bool = False
+    """Whether the imports, if there are any, and the health check are done, so that workers can start."""
+    provisional: StartRound | None = None
+    """With what workers may be started ahead of a round; None if they may not, or have been already."""
+    starting_ahead: bool = False
+    """Whether workers that were started ahead of a round still run their script up to its function."""
     assignment: StartRound | None = None
     member: MemberState = MemberState.STOPPED
     launched: bool = False
@@ -74,6 +79,11 @@ class AgentState:
     """Whether the coordinator has reacted to `Leaving`."""
     frozen: bool = False
     """Whether the workers are stopped with SIGSTOP, until the coordinator reports what became of their round."""
+
+    @property
+    def ready(self) -> bool:
+        """Whether the node can start workers at once."""
+        return self.launcher_ready and not self.starting_ahead
 
     @property
     def round(self) -> RoundId | None:

@@ -16,17 +16,23 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from elasticjob.agent.processes import is_stopped
+from elasticjob.contract.failure_text import MAX_MESSAGE
 from elasticjob.contract.messages import Failure, FailureClass
 from elasticjob.contract.names import STACK_DUMP_SIGNAL
+from elasticjob.diagnosis import is_own_file
 
 STACKS_TIMEOUT = 0.3
 """Seconds that workers have to write their stacks. A process that is stuck in the kernel writes none."""
-STACKS_INTERVAL = 0.02
-"""Seconds between reads of the size of the stack dump files."""
+STACKS_INTERVAL = 0.002
+"""Seconds between two looks at whether all workers have written their stacks."""
+STACKS_SETTLED = 0.02
+"""Seconds in which the file of a process does not grow, if the end of its handler cannot be seen."""
 MAX_STACKS = 16384
 """Bytes kept of each worker's stacks."""
 
 _FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)$', re.MULTILINE)
+_STARTS_PROGRAM = re.compile(r"/elasticjob/agent/start_workers/fork_server/")
+"""Files of the fork server, whose frames and callers are below those of the program in the stack of a fork."""
 _WAITING_FILE = re.compile(r"/torch/(?!utils/data/)|/elasticjob/inprocess/")
 """Files of torch, but for its data loader, which waits for local processes; and ours around torch's connections."""
 
@@ -98,7 +104,7 @@ class StackDump:
     @property
     def main_thread(self) -> str:
         """The stack of the main thread, which faulthandler writes last."""
-        return self.stacks[self.stacks.rfind("hread 0x") :]
+        return self.stacks[self.stacks.rfind("\n", 0, max(0, self.stacks.rfind("hread 0x"))) + 1 :]
 
     def failure(self, pod: str, now: float) -> Failure:
         """Return the failure that the agent reports to the coordinator."""
@@ -107,16 +113,39 @@ class StackDump:
         if frame is not None:
             place = f"main thread is in {frame[3]} ({frame[1]}:{frame[2]})"
         after = f"step {self.step}" if self.step is not None else "its start"
-        message = f"no progress for {self.age:.1f} s after {after}: {place}\n{self.main_thread}"
+        message = f"no progress for {self.age:.1f} s after {after}: {place}\n{users_frames(self.main_thread)}".rstrip()
         return Failure(
             FailureClass.HANG,
             pod,
             now,
             rank=self.rank,
-            message=message[:1024],
+            message=cut_at_line(message, MAX_MESSAGE),
             step=self.step,
             waits_for_peers=self.waits_for_peers,
         )
+
+
+def users_frames(stack: str) -> str:
+    """Return a thread's stack without elasticjob's frames, and without those that started the user's program.
+
+    The stack is returned whole if no other frame is in it.
+    """
+    kept: list[str] = []
+    for line in stack.splitlines():
+        frame = _FRAME.match(line)
+        if frame is not None and _STARTS_PROGRAM.search(frame[1]):
+            break
+        if frame is None or not is_own_file(frame[1]):
+            kept.append(line)
+    return "\n".join(kept) if any(map(_FRAME.match, kept)) else stack
+
+
+def cut_at_line(text: str, length: int) -> str:
+    """Return the first lines of a text that are at most `length` characters; of the first line, its beginning."""
+    if len(text) <= length:
+        return text
+    whole = text[: length + 1].rpartition("\n")[0]
+    return whole or text[:length]
 
 
 def farthest_behind(dumps: Sequence[StackDump]) -> StackDump | None:
@@ -134,14 +163,17 @@ async def dump_stacks(files: Mapping[int, str]) -> dict[int, str]:
     """
     asked = [pid for pid in files if _catches_signal(pid) and not is_stopped(pid)]
     before = {pid: _size(files[pid]) for pid in asked}
+    blocking = any(map(_handles_signal, asked))  # then other threads handle it
     for pid in asked:
         with suppress(ProcessLookupError):
             os.kill(pid, STACK_DUMP_SIGNAL)
     deadline, last = time.monotonic() + STACKS_TIMEOUT, dict(before)
     while asked and time.monotonic() < deadline:
-        await asyncio.sleep(STACKS_INTERVAL)
+        await asyncio.sleep(STACKS_SETTLED if blocking else STACKS_INTERVAL)
+        handling = any(map(_handles_signal, asked))
         sizes = {pid: _size(files[pid]) for pid in asked}
-        if sizes == last and all(sizes[pid] > before[pid] for pid in asked):
+        complete = sizes == last if blocking else not handling
+        if complete and all(sizes[pid] > before[pid] for pid in asked):
             break
         last = sizes
     return {pid: _read(files[pid], before[pid]) if pid in before else "" for pid in files}
@@ -149,12 +181,22 @@ async def dump_stacks(files: Mapping[int, str]) -> dict[int, str]:
 
 def _catches_signal(pid: int) -> bool:
     """Return whether the process has a handler for the signal, which would kill it otherwise."""
+    return _has_signal(pid, "SigCgt")
+
+
+def _handles_signal(pid: int) -> bool:
+    """Return whether the signal waits for the main thread, or its handler runs there, which blocks the signal."""
+    return _has_signal(pid, "SigPnd", "ShdPnd", "SigBlk")
+
+
+def _has_signal(pid: int, *fields: str) -> bool:
+    """Return whether the signal is in one of these masks of the main thread."""
     try:
         status = Path(f"/proc/{pid}/status").read_text()
     except OSError:
         return False
-    caught = int(status.partition("SigCgt:")[2].split()[0], 16)
-    return bool(caught >> (STACK_DUMP_SIGNAL - 1) & 1)
+    masks = (int(status.partition(f"{field}:")[2].split()[0], 16) for field in fields)
+    return any(mask >> (STACK_DUMP_SIGNAL - 1) & 1 for mask in masks)
 
 
 def _size(path: str) -> int:

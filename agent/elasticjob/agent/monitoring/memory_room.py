@@ -66,6 +66,17 @@ def memory_shortage(root: Path = Path("/")) -> str:
     return ""
 
 
+def memory_limit(root: Path = Path("/")) -> int | None:
+    """Return the memory limit of this container in bytes; 0 if it has none, None if it is unknown."""
+    for version in _VERSIONS:
+        try:
+            limit = (root / version.folder / version.limit).read_text().strip()
+        except OSError:
+            continue
+        return int(limit) if limit.isdigit() and int(limit) < _UNLIMITED else 0
+    return None
+
+
 def _lines(path: Path) -> dict[str, int]:
     """Return the numbers of a file whose lines begin with a name and a number."""
     return {words[0]: int(words[1]) for line in path.read_text().splitlines() if len(words := line.split()) > 1}

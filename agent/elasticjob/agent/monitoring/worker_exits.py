@@ -9,13 +9,13 @@ import signal
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
+from elasticjob.contract.failure_text import MAX_MESSAGE, describe_out_of_memory, describe_size
 from elasticjob.contract.messages import Failure, FailureClass
-from elasticjob.contract.names import script_end_file
-from elasticjob.diagnosis import classify
+from elasticjob.contract.names import script_end_file, script_left_file
+from elasticjob.diagnosis import classify, innermost_place
 
-MAX_MESSAGE = 1024
-"""Characters of a failure's message."""
 LAST_LINES = 5
 """Lines of standard error that are the message of a worker that died without an exception."""
 LAST_LINES_WIDTH = 500
@@ -41,15 +41,21 @@ class WorkerExit:
     """The last lines of standard output. They only help to classify a worker that wrote nothing to standard error."""
     oom_killed: bool = False
     """Whether the kernel's OOM killer has killed a process here that no other worker's end accounts for."""
+    memory_limit: int | None = None
+    """Bytes that this container may use; 0 without a limit, None if that is unknown."""
+    place: str = ""
+    """Where the exception was raised, such as `train.py, line 12`; empty if unknown."""
 
 
 def failure_of(evidence: WorkerExit, pod: str) -> Failure:
     """Return the failure that the agent reports to the coordinator."""
     name = signal_name(-evidence.code) if evidence.code < 0 else ""
     exception, evident = evidence.exception or ("", "\n".join(evidence.lines or evidence.output))
-    message = evident[:MAX_MESSAGE] if evidence.exception else last_lines(evidence.lines)
+    message = _with_place(evident, evidence.place) if evidence.exception else last_lines(evidence.lines)
     exit_code = evidence.code if evidence.code > 0 else None
     kind = classify(exit_code, name, exception, evident, oom_killed=evidence.oom_killed)
+    if kind is FailureClass.OOM_KILLED:
+        message = f"{_out_of_memory(evidence.memory_limit)}\n{message}".rstrip()
     return Failure(
         kind=kind,
         pod=pod,
@@ -58,10 +64,23 @@ def failure_of(evidence: WorkerExit, pod: str) -> Failure:
         exit_code=exit_code,
         signal=name,
         exception=exception,
-        message=message,
+        message=message[:MAX_MESSAGE],
         # A worker's text proves nothing: its driver may not be ready yet, or a line of its log quotes another machine.
         suspected=kind is FailureClass.DEVICE_UNHEALTHY,
     )
+
+
+def _with_place(text: str, place: str) -> str:
+    """Return the text of an exception with the place at the end of its first line, unless it is there already."""
+    first, newline, rest = text.partition("\n")
+    if not place or first.endswith(f"({place})"):
+        return text
+    room = MAX_MESSAGE - len(place) - 3
+    return f"{first[:room]} ({place}){newline}{rest}".lstrip()
+
+
+def _out_of_memory(limit: int | None) -> str:
+    return describe_out_of_memory(describe_size(limit) if limit else "", unlimited=limit == 0)
 
 
 def last_lines(lines: Sequence[str]) -> str:
@@ -83,11 +102,20 @@ def signal_name(number: int) -> str:
         return f"SIG{number}"
 
 
-def read_error_file(path: str) -> tuple[str, str, float] | None:
-    """Return (exception type, text, Unix time of the file) from torch's error file; None if absent or malformed.
+class ErrorFile(NamedTuple):
+    """An exception in torch's error file."""
 
-    The type is empty when the text does not start with one.
-    """
+    name: str
+    """Its type; empty if the text does not start with one."""
+    text: str
+    time: float
+    """Unix time of the file."""
+    place: str
+    """As `WorkerExit.place`."""
+
+
+def read_error_file(path: str) -> ErrorFile | None:
+    """Return the exception in torch's error file; None if absent or malformed."""
     try:
         with open(path, "rb") as file:
             written = os.fstat(file.fileno()).st_mtime
@@ -98,8 +126,11 @@ def read_error_file(path: str) -> tuple[str, str, float] | None:
     text = message.get("message") if isinstance(message, dict) else message
     if not isinstance(text, str):
         return None
+    extra = message.get("extraInfo") if isinstance(message, dict) else None
+    trace = extra.get("py_callstack") if isinstance(extra, dict) else None
+    place = innermost_place(trace) if isinstance(trace, str) else ""
     name, _, rest = text.partition(": ")
-    return (name, rest, written) if name.isidentifier() else ("", text, written)
+    return ErrorFile(name, rest, written, place) if name.isidentifier() else ErrorFile("", text, written, place)
 
 
 def script_succeeded(error_file: str, pid: int) -> bool:
@@ -108,6 +139,15 @@ def script_succeeded(error_file: str, pid: int) -> bool:
         return Path(script_end_file(error_file)).read_text() == str(pid)
     except OSError:
         return False
+
+
+def left_at(error_file: str, pid: int) -> float | None:
+    """Return when this process recorded that its script had ended with success, Unix seconds; None if it did not."""
+    try:
+        recorded, _, seconds = Path(script_left_file(error_file)).read_text().partition(" ")
+        return float(seconds) if recorded == str(pid) else None
+    except (OSError, ValueError):
+        return None
 
 
 def reported_exception(code: int, last: tuple[str, str] | None) -> tuple[str, str] | None:

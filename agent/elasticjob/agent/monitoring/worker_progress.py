@@ -11,14 +11,15 @@ import logging
 import math
 import os
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from elasticjob.agent.processes import peer_pid
 from elasticjob.contract.memory_file import memory_file
-from elasticjob.contract.messages import Metric, TrainingProgress
+from elasticjob.contract.messages import Metric, StateReceived, TrainingProgress
 from elasticjob.contract.names import RoundId
 from elasticjob.contract.progress_page import HOLD, NO_LIMIT, NO_STEP, PAGE_SIZE, PageWord, open_page, read_text
 
@@ -35,6 +36,10 @@ SHARD_BUFFERS = 4
 """Memory buffers of each worker, for `elasticjob.ShardedState`: two for its shard, and two for the copy of another."""
 _MAX_HELLO = 1024
 """Bytes."""
+MIN_SECONDS = 1e-6
+"""A state that came faster than this did not come over a network: the speed would be no number in the status."""
+MAX_INTERFACE = 64
+"""Characters of an interface's name: Linux has 15, and InfiniBand devices 64."""
 
 
 @dataclass(frozen=True)
@@ -69,12 +74,16 @@ class WorkerProgress:
         """The Unix socket to which workers connect."""
         self.on_worker_connected: Callable[[], None] = lambda: None
         """Called whenever a worker has connected."""
+        self.on_state_received: Callable[[StateReceived], None] = lambda _: None
+        """Called when a worker of the round has received a state from another rank."""
         self.memory = tuple(memory_file(f"elasticjob-{i}") for i in range(STATE_BUFFERS))
         """Descriptors of the buffers that every worker gets."""
         self._shards: dict[int, tuple[int, ...]] = {}
         """Descriptors of each worker's own buffers, by local rank."""
         self._round: RoundId | None = None
         self._ranks: dict[int, _Rank] = {}
+        self._ahead: dict[int, memoryview] = {}
+        """Words of the last page for a worker that was started ahead of its round, by local rank."""
         self._limit = NO_LIMIT
         self._deadline = NO_LIMIT
         self._expiry: asyncio.TimerHandle | None = None
@@ -172,11 +181,16 @@ class WorkerProgress:
         self._set_limit(step)
         return True
 
+    @property
+    def ending(self) -> bool:
+        """Whether the workers are to stop at a step that is known or about to be."""
+        return self._limit != NO_LIMIT
+
     def set_deadline(self, at: float) -> None:
-        """Let the workers know when they are killed, in seconds of this host's CLOCK_MONOTONIC; inf: they are not."""
-        self._deadline = int(at * 1e9) if math.isfinite(at) else NO_LIMIT
-        for rank in self._ranks.values():
-            rank.words[PageWord.DEADLINE] = self._deadline
+        """Let the workers know when they must have ended, in seconds of this host's CLOCK_MONOTONIC; inf: never."""
+        self._deadline = min(int(at * 1e9), NO_LIMIT) if math.isfinite(at) else NO_LIMIT
+        for words in (*(rank.words for rank in self._ranks.values()), *self._ahead.values()):
+            words[PageWord.DEADLINE] = self._deadline
 
     def release(self) -> None:
         """Let held workers continue: the agent stops them by a signal."""
@@ -217,11 +231,20 @@ class WorkerProgress:
             self._loop.add_reader(peer, self._handshake, peer)
 
     def _handshake(self, peer: socket.socket) -> None:
-        """Read a worker's hello, which it sends in one write, and send it its page and the memory buffers."""
+        """Read a worker's hello, which it sends in one write, and send it its page and the memory buffers.
+
+        A worker that has received a state sends that instead, on a connection of its own.
+        """
         self._loop.remove_reader(peer)
         try:
             hello = json.loads(peer.recv(_MAX_HELLO))
+            if "received" in hello:
+                self._state_received(peer, RoundId.parse(hello["round"]), hello["received"])
+                return
             local_rank, round_id = int(hello["local_rank"]), RoundId.parse(hello["round"])
+            if round_id.is_ahead:
+                self._serve_ahead(peer, local_rank)
+                return
             if round_id != self._round:
                 raise ValueError(f"round {round_id} is over")
             rank, pid = self._rank(local_rank), peer_pid(peer)
@@ -229,13 +252,40 @@ class WorkerProgress:
                 peer.close()
                 return
             socket.send_fds(peer, [b"\0"], [rank.page, *self.memory, *self._shard_buffers(local_rank)])
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, OverflowError) as error:
             log.warning("refused a worker's connection for progress reports: %s", error)
             peer.close()
             return
         rank.peer, rank.pid = peer, pid
         self._loop.add_reader(peer, self._disconnect, rank)
         self.on_worker_connected()
+
+    def _state_received(self, peer: socket.socket, round_id: RoundId, received: Mapping[str, Any]) -> None:
+        peer.close()
+        size, seconds, rank = int(received["size"]), float(received["seconds"]), int(received["rank"])
+        plausible = 0 < size < 1 << 63 and MIN_SECONDS <= seconds < math.inf and 0 <= rank < 1 << 31
+        if round_id == self._round and plausible:
+            interface = str(received["interface"])[:MAX_INTERFACE]
+            self.on_state_received(StateReceived(round_id, rank, size, seconds, interface))
+
+    def _serve_ahead(self, peer: socket.socket, local_rank: int) -> None:
+        """Send a worker that was started ahead of its round the memory buffers, and a page of which nothing is read."""
+        page, self._ahead[local_rank] = self._new_page()
+        try:
+            socket.send_fds(peer, [b"\0"], [page, *self.memory, *self._shard_buffers(local_rank)])
+        finally:
+            os.close(page)
+            peer.close()
+
+    def _new_page(self) -> tuple[int, memoryview]:
+        """Return descriptor and words of a page for one worker."""
+        page = memory_file("elasticjob-page")
+        os.ftruncate(page, PAGE_SIZE)
+        words = open_page(page)
+        words[PageWord.STEP] = words[PageWord.BEGIN_STEP] = NO_STEP
+        words[PageWord.LIMIT] = NO_LIMIT
+        words[PageWord.DEADLINE] = self._deadline
+        return page, words
 
     def _shard_buffers(self, local_rank: int) -> tuple[int, ...]:
         if local_rank not in self._shards:
@@ -244,12 +294,8 @@ class WorkerProgress:
 
     def _rank(self, local_rank: int) -> _Rank:
         if local_rank not in self._ranks:
-            page = memory_file("elasticjob-page")
-            os.ftruncate(page, PAGE_SIZE)
-            words = open_page(page)
-            words[PageWord.STEP] = words[PageWord.BEGIN_STEP] = NO_STEP
+            page, words = self._new_page()
             words[PageWord.LIMIT] = self._limit
-            words[PageWord.DEADLINE] = self._deadline
             self._ranks[local_rank] = _Rank(page, words)
         return self._ranks[local_rank]
 

@@ -18,6 +18,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
+from elasticjob.diagnosis import place_of
+
 log = logging.getLogger(__name__)
 
 CHUNK = 1 << 16
@@ -44,6 +46,8 @@ _OF_GROUP_MEMBER = re.compile(rb" +\| ")
 _SYNTAX_ERRORS = (b"SyntaxError: ", b"IndentationError: ", b"TabError: ")
 """Errors in the script itself; Python prints their place without a traceback."""
 _FILE = b'  File "'
+_FRAME = re.compile(rb'  (?:\| )?(?:  )?File "')
+"""The beginning of the line of a frame, where the exception is a group too."""
 _IGNORED = b"Exception ignored "
 """The beginning of the line before the traceback of an exception that ends nothing (`__del__`, atexit)."""
 TORCHRUN_FAILED = "ChildFailedError"
@@ -205,6 +209,10 @@ class Tail:
         self.lines: deque[str] = deque(maxlen=TAIL_LINES)
         self.exception: tuple[str, str] | None = None
         """(type name without its module, text)."""
+        self.place = ""
+        """Where the user's code raised it, as in `innermost_place`; empty if unknown."""
+        self._place = ""
+        """The same of the traceback that is not complete yet."""
         self._in_traceback = False
         self._in_syntax_error = False
         self._before = b""
@@ -223,11 +231,15 @@ class Tail:
     def _find_exception(self, line: bytes) -> None:
         if line.endswith(_TRACEBACK) and not _OF_GROUP_MEMBER.match(line):
             self._in_traceback = not self._before.startswith(_IGNORED)
+            self._place = ""
         elif self._in_traceback and (text := _unindented(line)):
             self._in_traceback = False
             self._record(text)
+        elif self._in_traceback and _FRAME.match(line):
+            self._place = place_of(line.decode(errors="replace")) or self._place
         elif line.startswith(_FILE) and not self._in_traceback:
             self._in_syntax_error = True
+            self._place = place_of(line.decode(errors="replace"))
         elif self._in_syntax_error and (text := _unindented(line)):
             self._in_syntax_error = False
             if text.startswith(_SYNTAX_ERRORS):
@@ -237,7 +249,7 @@ class Tail:
         if match := _EXCEPTION.match(line.decode(errors="replace")):
             name, text = match[1].rsplit(".", 1)[-1], match[2] or ""
             if name != TORCHRUN_FAILED:
-                self.exception = (name, text)
+                self.exception, self.place = (name, text), self._place
 
 
 def _unindented(line: bytes) -> bytes:

@@ -15,7 +15,8 @@ AT_ONCE = 60.0
 """Seconds from the start: a program may import for long before it touches a GPU."""
 FAILED_FORKS = 2
 """Starts in a row; one alone may be chance."""
-COLD_REASON = f"{FAILED_FORKS} starts in a row failed at once in forked workers"
+FAILED_AT_ONCE = f"{FAILED_FORKS} starts in a row failed at once in forked workers"
+COLD_REASON = f"{FAILED_AT_ONCE}; a start by exec shows whether the fork or the program is to blame"
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from elasticjob.agent.start_workers.command import (
     with_local_rank,
 )
 from elasticjob.agent.start_workers.fork_server_client import ForkServerClient, ForkServerError, program_fields
-from elasticjob.agent.start_workers.fork_trust import COLD_REASON, ForkTrust
+from elasticjob.agent.start_workers.fork_trust import COLD_REASON, FAILED_AT_ONCE, ForkTrust
 from elasticjob.agent.start_workers.libuv import WITHOUT_LIBUV, has_libuv
 from elasticjob.agent.start_workers.shim_callers import RunInFork, ShimCaller
 from elasticjob.agent.start_workers.shim_server import CannotForkError, ShimServer, likely_python
@@ -203,9 +203,10 @@ class Launcher:
         """Record the outcome of the last `start`: forks that fail at once again and again are not used for a start."""
         before, self._trust = self._trust, self._trust.record_start(forked=self._forked, failed_at_once=failed_at_once)
         if self._trust.cold and not before.cold:
-            log.warning("%s: the next ones start by exec", COLD_REASON)
+            text = "%s: the next ones start by exec, which shows whether the fork or the program is to blame"
+            log.info(text, FAILED_AT_ONCE)
         elif before.cold and not self._trust.cold:
-            log.warning("a start by exec failed at once too: workers are forked again")
+            log.info("a start by exec failed at once too: the program is to blame, and workers are forked again")
 
     @property
     def _ready_fork_server(self) -> ForkServerClient | None:

@@ -11,6 +11,7 @@ import mmap
 import os
 import struct
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +23,8 @@ _OLD_HEADER = struct.Struct("=8sqqq")
 _OLD_MAGIC = b"EJSTATE1"
 OLD_SEQUENCE = 0
 """The sequence number of a block of elasticjob 0.1.0: any newer block wins, and among old ones the step decides."""
+_POPULATE_WRITE = 23
+"""MADV_POPULATE_WRITE of Linux."""
 HEADER_SIZE = 64
 """Bytes; the JSON begins after them."""
 ALIGNMENT = 64
@@ -80,6 +83,13 @@ def begin_write(descriptor: int, size: int, mapped: mmap.mmap | None = None) -> 
     elif mapped is not None and len(mapped) == size:
         return mapped
     return mmap.mmap(descriptor, size)
+
+
+def populate(mapped: mmap.mmap, begin: int, size: int) -> None:
+    """Let the kernel allocate the pages of a part that is written next: page faults one by one take twice as long."""
+    begin -= begin % mmap.PAGESIZE
+    with suppress(OSError, ValueError):  # an older kernel than Linux 5.14, or beyond the end
+        mapped.madvise(_POPULATE_WRITE, begin, min(size, len(mapped) - begin))
 
 
 def finish_write(descriptor: int, header: BlockHeader) -> None:

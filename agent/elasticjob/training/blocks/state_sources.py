@@ -62,10 +62,13 @@ class Transfer:
 
     version: Version
     sender: int | None
-    """Rank that broadcasts the state; None: every rank has it, and nothing is sent."""
+    """A rank that has the state, and broadcasts it if there are no `pairs`; None: every rank has it."""
     source: Source
-    header: BlockHeader
-    """Header of the sent block; ABSENT if the sender has yet to copy its live state."""
+    pairs: tuple[tuple[int, int], ...] = ()
+    """(sender, receiver) for each rank that lacks the state, if each of them can have a sender of its own."""
+    copies_first: bool = False
+    """Whether senders copy their live objects to memory first: all ranks that have the state take part in the transfer,
+    and none of them may survive the loss of a receiver (gloo loses operations that are under way)."""
 
 
 def choose(offers: Sequence[Offer]) -> Transfer | None:
@@ -77,20 +80,19 @@ def choose(offers: Sequence[Offer]) -> Transfer | None:
     version = max(v for offer in offers for v in (offer.live, offer.memory.version, offer.file.version))
     if version == NO_VERSION:
         return None
-    if all(offer.has(version) for offer in offers):
-        return Transfer(version, None, Source.MEMORY, ABSENT)
+    receivers = [rank for rank, offer in enumerate(offers) if not offer.has(version)]
+    if not receivers:
+        return Transfer(version, None, Source.MEMORY)
     for source in Source:
-        for rank, offer in enumerate(offers):
-            if _version(offer, source) == version:
-                header = {Source.MEMORY: offer.memory, Source.LIVE: ABSENT, Source.FILE: offer.file}[source]
-                return Transfer(version, rank, source, header)
+        senders = [rank for rank, offer in enumerate(offers) if _version(offer, source) == version]
+        if source is Source.FILE:
+            del senders[1:]  # one rank reads the storage
+        if senders:
+            others = [rank for rank in receivers if rank not in senders]
+            pairs = tuple(zip(senders, others, strict=False)) if len(others) <= len(senders) else ()
+            copies_first = source is Source.LIVE and (not pairs or len(pairs) == len(senders))
+            return Transfer(version, senders[0], source, pairs, copies_first)
     raise AssertionError("the newest version is in no offer")
-
-
-def only_receiver(offers: Sequence[Offer], transfer: Transfer) -> int | None:
-    """Return the one rank besides the sender that lacks the state of a transfer; None if there are more, or none."""
-    ranks = [r for r, offer in enumerate(offers) if r != transfer.sender and not offer.has(transfer.version)]
-    return ranks[0] if len(ranks) == 1 else None
 
 
 def alike(offers: Sequence[Offer], version: Version) -> list[bool | None]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import mmap
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -66,6 +66,34 @@ def unpack_tree(value: Any, view: mmap.mmap | bytearray | None, start: int) -> A
 
     ValueError, TypeError or another error if the JSON does not describe the bytes.
     """
+
+    def copy_tensor(dtype: Any, shape: Any, offset: int, _own: Any) -> Any:
+        return torch.empty(shape, dtype=dtype) if 0 in shape else _tensor_at(view, dtype, shape, start + offset).clone()
+
+    return _unpack(value, None, copy_tensor)
+
+
+def place_tree(value: Any, own: Any) -> tuple[Any, list[tuple[int, Any]]]:
+    """Return the packed value with tensors that wait for their content, and these tensors by the offset of it.
+
+    `own`: a value of the same form, of which contiguous tensors of the right type and shape are used.
+    """
+    places: list[tuple[int, Any]] = []
+
+    def place_tensor(dtype: Any, shape: Any, offset: int, own: Any) -> Any:
+        fits = isinstance(own, torch.Tensor) and own.dtype == dtype and list(own.shape) == shape
+        tensor = own if fits and own.is_contiguous() and not own.is_inference() else torch.empty(shape, dtype=dtype)
+        places.append((offset, tensor))
+        return tensor
+
+    return _unpack(value, own, place_tensor), sorted(places, key=lambda place: place[0])
+
+
+def _unpack(value: Any, own: Any, tensor: Callable[[Any, Any, int, Any], Any]) -> Any:
+    """Return the packed value with what `tensor` returns for each type, shape and offset, and the same part of `own`.
+
+    Only dicts of `own` are followed.
+    """
     if not isinstance(value, dict):
         return value
     ((kind, content),) = value.items()
@@ -74,14 +102,11 @@ def unpack_tree(value: Any, view: mmap.mmap | bytearray | None, start: int) -> A
         dtype = getattr(torch, name)
         if not isinstance(dtype, torch.dtype):
             raise ValueError(f"torch has no tensor type {name}")
-        return (
-            _tensor_at(view, dtype, shape, start + offset).clone()
-            if 0 not in shape
-            else torch.empty(shape, dtype=dtype)
-        )
+        return tensor(dtype, shape, offset, own)
     if kind == "dict":
-        return {k: unpack_tree(v, view, start) for k, v in content}
-    items = [unpack_tree(item, view, start) for item in content]
+        known = own if isinstance(own, Mapping) else {}
+        return {k: _unpack(v, known.get(k), tensor) for k, v in content}
+    items = [_unpack(item, None, tensor) for item in content]
     return items if kind == "list" else tuple(items)
 
 

@@ -8,20 +8,23 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 from elasticjob.contract.memory_file import memory_file
+from elasticjob.contract.names import BEFORE_ROUNDS, Env
 from elasticjob.training import progress_channel, state_exchange
-from elasticjob.training.blocks import state_block, state_file
+from elasticjob.training.blocks import state_file
 from elasticjob.training.blocks.commit_sequence import CommitSequence
 from elasticjob.training.blocks.node_copies import COPIES, NodeCopies
 from elasticjob.training.blocks.state_block import ABSENT, HEADER_SIZE, BlockHeader, data_start
-from elasticjob.training.blocks.state_sources import NO_VERSION, Offer, Transfer, Version, alike, choose, only_receiver
-from elasticjob.training.blocks.state_tree import PackedTree, unpack_tree
+from elasticjob.training.blocks.state_sources import NO_VERSION, Offer, Transfer, Version, alike, choose
+from elasticjob.training.blocks.state_tree import PackedTree
 from elasticjob.training.blocks.state_values import refusal
 from elasticjob.training.devices import synchronize_device
+from elasticjob.training.process_end import end_outdated_process
 from elasticjob.training.random_states import GENERATORS
+from elasticjob.training.replicated.live_block import LiveBlock, Receive, receive_into
 from elasticjob.training.replicated.live_state import LiveState
 from elasticjob.training.replicated.rank_memory import RankMemory
 from elasticjob.training.replicated.rank_random_states import RankRandomStates
-from elasticjob.training.replicated.state_transfer import transferred
+from elasticjob.training.replicated.state_transfer import Loaded, transfer_state
 from elasticjob.training.state_exchange import Exchange
 from elasticjob.training.state_parts import restore_part, split_parts, state_of
 
@@ -31,7 +34,8 @@ class State:
 
     `commit` copies the state to memory of this node that outlives the process. `sync`, at the start of every round,
     brings all ranks to the newest state of any rank or node. When a round ends on plan, all ranks commit at its last
-    step. Every rank must hold the same state, as under DDP: the first worker of each node keeps the copy for all.
+    step; in a process that stays, the objects keep the state instead, and are copied when the process ends. Every rank
+    must hold the same state, as under DDP: the first worker of each node keeps the copy for all.
 
     Objects with `state_dict` and `load_state_dict` are saved and restored by these methods, and samplers with
     `set_epoch` by their epoch. Everything else must be a plain value (number, text, list, dict, tensor). Plain values
@@ -75,6 +79,11 @@ class State:
         self.__dict__.update(values)
         self._packed()
         self._live = LiveState(self._objects, keep_random_states=random_states)
+        self._made_in = os.environ.get(Env.ROUND)
+        self._made_by_spare = progress_channel.is_ahead() and self._made_in != str(BEFORE_ROUNDS)
+        """Whether the objects are of the time when a spare process was started, which may be long ago."""
+        self._outlives_round = not progress_channel.process_stays
+        """Whether it is known that these objects are still there in the next round of a process that stays."""
         _make_current(self)
 
     if TYPE_CHECKING:  # plain values are attributes
@@ -104,32 +113,36 @@ class State:
     def commit(self) -> None:
         """Copy the state as it is now: a later crash loses only the steps after this call.
 
-        Call it on all ranks. TypeError: a plain value cannot be kept.
+        Call it on all ranks. TypeError: a plain value cannot be kept. Before the function in a process that was started
+        ahead of its round it does nothing: the node has newer states.
         """
+        if progress_channel.is_ahead():
+            return
         synchronize_device()
         packed = self._packed()  # an error leaves everything as it was, and comes on all ranks alike
-        self._sequence.advance()
-        self._live.capture(self._plain_values(), structure=True)
+        self._complete()
         if self._copies.is_writer:
             self._write_copy(packed)
-        if self._random is not None:
-            self._random.keep(self._version, self._live.random_states)
 
     def sync(self) -> None:
         """Bring every rank to the newest state: of any process that survived, any node's memory, or the file.
 
         Call it once the process group exists, before the first step. If there is no state, nothing changes.
         RuntimeError on all ranks: there is no complete state, and an interruption has left a model half changed.
+        Without a state, spare processes end, and new ones begin with the script: what they have read may be outdated.
         """
         _make_current(self)
+        self._outlives_round = self._outlives_round or os.environ.get(Env.ROUND) != self._made_in
         exchange = Exchange(self._part_devices())
         offer = self._offer()
         offers = [Offer.parse(numbers) for numbers in exchange.gather(offer.numbers())]
         transfer = choose(offers)
         same = alike(offers, transfer.version if transfer is not None else NO_VERSION)
         if transfer is not None:
-            exchange.receiver = only_receiver(offers, transfer)
             self._take_up(exchange, transfer, offer, same)
+            self._made_by_spare = False
+        elif self._made_by_spare:
+            end_outdated_process()
         elif any(other.half_changed for other in offers):
             raise RuntimeError("every rank was interrupted inside a step, and there is no copy: restart the training")
         if self._random is not None:
@@ -145,6 +158,34 @@ class State:
         self.commit()
         if state_exchange.rank() == 0:
             state_file.save_block(self._copies.newest()[0], self.path)
+
+    def _complete(self) -> None:
+        """Let the objects as they are now be the newest state. Call it on all ranks."""
+        self._sequence.advance()
+        self._live.capture(self._plain_values(), structure=True)
+        if self._random is not None:
+            self._random.keep(self._version, self._live.random_states)
+
+    def _end_round(self) -> None:
+        """At the last step of a planned end: keep the state for the next round, in the objects if they stay."""
+        if progress_channel.process_stays and self._outlives_round:
+            self._complete()
+        else:
+            self.commit()
+
+    def _keep_live(self) -> None:
+        """Copy the live objects to the node's memory, if they are complete and newer than what is there.
+
+        The process ends, and a step may have been interrupted in it: what that step has changed is undone first.
+        """
+        if not self._live.complete or self._version <= self._copies.newest()[1].version:
+            return
+        synchronize_device()
+        self._set_values(self._live.take_up())
+        if self._copies.is_writer:
+            self._write_copy(self._packed())
+        if self._random is not None:
+            self._random.keep(self._version, self._live.random_states)
 
     # ---- what this rank has --------------------------------------------------------------------------------------
 
@@ -185,21 +226,38 @@ class State:
         if is_live:
             self._set_values(self._live.take_up())
 
-        def write_live() -> int:
+        def live_block() -> LiveBlock:
+            synchronize_device()
+            packed = self._packed()
+            return LiveBlock(self._version, self._content(packed), packed)
+
+        # A process that stays needs no copy in its node's memory, and one without a state yet has none to lose.
+        in_place = progress_channel.process_stays and self._outlives_round and not self._live.captured
+
+        def receive_live(header: BlockHeader, receive: Receive) -> Loaded:
+            return receive_into(self._objects, header, receive, self._live.invalidate)
+
+        def copy_live() -> int:
             synchronize_device()
             return self._write_copy(self._packed())
 
-        with transferred(
-            transfer, exchange, self._copies, is_live=is_live, write_live=write_live, path=self.path
-        ) as descriptor:
-            if not is_live:
-                self._load(descriptor, transfer.version, mine, same)
+        loaded = transfer_state(
+            transfer,
+            exchange,
+            self._copies,
+            is_live=is_live,
+            live_block=live_block,
+            copy_live=copy_live,
+            receive_live=receive_live if in_place else None,
+            path=self.path,
+        )
+        if loaded is not None:
+            self._load(loaded, transfer.version, mine, same)
         self._copies.release()
 
-    def _load(self, descriptor: int, version: Version, mine: Offer, same: list[bool | None]) -> None:
+    def _load(self, loaded: Loaded, version: Version, mine: Offer, same: list[bool | None]) -> None:
         """Load a block into the objects and values, and set the random states."""
-        header, content, view = state_block.read_block(descriptor)
-        tree = unpack_tree(content["tree"], view, data_start(header.json_size))
+        content, tree = loaded
         survived = self._live.captured
         finishes_step = survived and self._step + 1 == version[1]
         self._live.invalidate()
@@ -217,9 +275,7 @@ class State:
 
     def _write_copy(self, packed: PackedTree) -> int:
         """Write the state to memory, and return its descriptor."""
-        record = self._random.shared(self._live.random_states) if self._random is not None else None
-        settings = {"path": self.path, "save_minutes": self._save_minutes, "random": record}
-        content = json.dumps({**settings, "tree": packed.json}).encode()
+        content = self._content(packed)
         start = data_start(len(content))
         header = BlockHeader(*self._version, len(content), start + packed.size)
 
@@ -229,9 +285,15 @@ class State:
 
         return self._copies.write(header, fill)
 
+    def _content(self, packed: PackedTree) -> bytes:
+        """Return the JSON of a block."""
+        record = self._random.shared(self._live.random_states) if self._random is not None else None
+        settings = {"path": self.path, "save_minutes": self._save_minutes, "random": record}
+        return json.dumps({**settings, "tree": packed.json}).encode()
+
 
 _current: weakref.ref[State] | None = None
-"""The State that planned ends commit: the memory of a node has room for one."""
+"""The State that planned ends and the end of the process keep: the memory of a node has room for one."""
 
 
 def _make_current(state: State) -> None:
@@ -242,6 +304,7 @@ def _make_current(state: State) -> None:
         earlier._live.stop_watching()
     _current = weakref.ref(state)
     state._live.watch()
+    progress_channel.at_process_end(_keep_current)
     if _commit_current not in progress_channel._callbacks:  # a new round of the process may have dropped it
         progress_channel.on_stop(_commit_current)
 
@@ -249,7 +312,13 @@ def _make_current(state: State) -> None:
 def _commit_current() -> None:
     state = _current() if _current is not None else None
     if state is not None:
-        state.commit()
+        state._end_round()
+
+
+def _keep_current() -> None:
+    state = _current() if _current is not None else None
+    if state is not None:
+        state._keep_live()
 
 
 def checked_step(step: int) -> int:

@@ -2,61 +2,96 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
+from typing import Any, TypeAlias
 
+from elasticjob.training import progress_channel
 from elasticjob.training.blocks import state_block
 from elasticjob.training.blocks.node_copies import NodeCopies
+from elasticjob.training.blocks.state_block import BlockHeader, data_start
 from elasticjob.training.blocks.state_sources import Source, Transfer
-from elasticjob.training.state_exchange import Exchange, is_distributed, rank
+from elasticjob.training.blocks.state_tree import unpack_tree
+from elasticjob.training.network_counters import busiest_interface, received_bytes
+from elasticjob.training.replicated.live_block import LiveBlock, Receive
+from elasticjob.training.state_exchange import PIECE, Exchange, pieces_of
+
+Loaded: TypeAlias = tuple[Any, Mapping[str, Any]]
+"""The JSON of a block, and its tree with tensors."""
 
 
-@contextmanager
-def transferred(
+def transfer_state(
     transfer: Transfer,
     exchange: Exchange,
     copies: NodeCopies,
     *,
     is_live: bool,
-    write_live: Callable[[], int],
+    live_block: Callable[[], LiveBlock],
+    copy_live: Callable[[], int],
+    receive_live: Callable[[BlockHeader, Receive], Loaded] | None,
     path: str | None,
-) -> Iterator[int]:
-    """Take part in the broadcast, if there is one, and yield the descriptor of the block that this rank may load.
+) -> Loaded | None:
+    """Take part in the transfer, if there is one, and return what this rank has to load.
 
-    `is_live`: the live objects of this rank have the state, and it does not load the block. `write_live` copies them to
-    memory and returns its descriptor. `path`: the file of the State.
+    `is_live`: the live objects of this rank have the state, and it loads nothing. `live_block` returns them as a block,
+    `copy_live` copies them to memory and returns its descriptor.
+    `receive_live` receives a block where it is loaded; None: into the memory of the node. `path`: the State's file.
     """
-    if transfer.sender is None:
-        yield copies.newest()[0]
-    elif rank() != transfer.sender:
-        yield _received(transfer, exchange, copies, is_live=is_live)
-    elif transfer.source is Source.FILE:
-        with open(path or "", "rb") as file:
-            yield _sent(file.fileno(), transfer, exchange)
-    else:
-        yield _sent(write_live() if transfer.source is Source.LIVE else copies.newest()[0], transfer, exchange)
+    if transfer.sender is not None:
+        exchange.pair_up(transfer.sender, transfer.pairs)
+        if exchange.receives:
+            return _receive(transfer, exchange, copies, receive_live, is_live=is_live)
+        if exchange.sends and transfer.source is Source.FILE:
+            with open(path or "", "rb") as file:
+                _send(file.fileno(), exchange)
+                return _read(file.fileno())
+        if exchange.sends and transfer.copies_first:
+            _send(copy_live(), exchange)
+        elif exchange.sends and transfer.source is Source.LIVE:
+            block = live_block()
+            exchange.send(block.header, block.pieces(PIECE, exchange.device_type))
+        elif exchange.sends:
+            _send(copies.newest()[0], exchange)
+    return None if is_live else _read(copies.newest()[0])
 
 
-def _sent(descriptor: int, transfer: Transfer, exchange: Exchange) -> int:
-    """Broadcast the block in memory or in a file to all ranks."""
-    if is_distributed():
-        header, _, view = state_block.read_block(descriptor)
-        if transfer.source is Source.LIVE:
-            exchange.send_header(header, rank())
-        exchange.send(view, header, rank())
-    return descriptor
+def _send(descriptor: int, exchange: Exchange) -> None:
+    """Send the block in memory or in a file."""
+    header, _, view = state_block.read_block(descriptor)
+    exchange.send(header, pieces_of(view, header))
 
 
-def _received(transfer: Transfer, exchange: Exchange, copies: NodeCopies, *, is_live: bool) -> int:
-    """Receive the block into memory, unless this rank does not load it and its node has a copy or another writer."""
-    sender = transfer.sender or 0
-    header = transfer.header
-    if transfer.source is Source.LIVE:
-        header = exchange.send_header(header, sender)
-    descriptor, newest = copies.newest()
-    if exchange.is_left_out():
-        return descriptor
-    if newest.version == transfer.version or (is_live and not copies.is_writer):
-        exchange.discard(header, sender)
-        return descriptor
-    return copies.write(header, lambda view: exchange.receive(view, header, sender))
+def _receive(
+    transfer: Transfer,
+    exchange: Exchange,
+    copies: NodeCopies,
+    receive_live: Callable[[BlockHeader, Receive], Loaded] | None,
+    *,
+    is_live: bool,
+) -> Loaded | None:
+    """Receive the block. A rank that does not load it, or whose node has a copy, only takes part in the broadcast."""
+    header, (descriptor, newest) = exchange.receive_header(), copies.newest()
+    has_copy = newest.version == transfer.version
+    if is_live or has_copy:
+        exchange.discard(header)
+        return None if is_live else _read(descriptor)
+    with _reported(header.size):
+        if receive_live is not None:
+            return receive_live(header, partial(exchange.receive_pieces, header))
+        return _read(copies.write(header, lambda view: exchange.receive(view, header)))
+
+
+@contextmanager
+def _reported(size: int) -> Iterator[None]:
+    """Report how long the block of this size takes, and over which interface it comes."""
+    before, begin = received_bytes(), time.monotonic()
+    yield
+    seconds = time.monotonic() - begin
+    progress_channel.report_received(size, seconds, busiest_interface(before, received_bytes(), size))
+
+
+def _read(descriptor: int) -> Loaded:
+    header, content, view = state_block.read_block(descriptor)
+    return content, unpack_tree(content["tree"], view, data_start(header.json_size))

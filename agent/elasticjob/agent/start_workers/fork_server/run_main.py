@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from elasticjob.agent.start_workers.without_libuv import sitecustomize
-from elasticjob.contract.names import Env, script_end_file
+from elasticjob.contract.names import Env, script_end_file, script_left_file
 from elasticjob.training.process_end import clean_up, end_at_once
 
 
@@ -315,6 +315,10 @@ class _Script:
         a tensor, and C++ ends the process by SIGABRT then ("terminate called without an active exception").
         """
         self._succeeded = os.getpid() == self._pid
+        path = os.environ.get("TORCHELASTIC_ERROR_FILE")
+        if path and self._succeeded:  # the agent may end this process before Python's finalization has
+            with contextlib.suppress(OSError), open(script_left_file(path), "w") as file:
+                file.write(f"{self._pid} {time.time()}")
         if self._succeeded and _has_process_group():
             end_at_once(0)
 

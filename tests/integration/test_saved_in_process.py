@@ -1,0 +1,103 @@
+"""The state of processes that survive rounds is in their objects alone, and is saved whatever ends the job.
+
+The copy takes longer than `stopGraceSeconds`: it is waited for.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+from pathlib import Path
+
+import pytest
+
+from elasticjob.training.blocks.state_file import read_file_header
+from support.local_run import LocalRun, manifest
+from support.processes import agent_over
+from support.worker_scripts import script
+
+pytestmark = pytest.mark.torch
+
+TRAINS = """
+import os, sys, time
+import torch
+import torch.distributed as dist
+import elasticjob
+
+folder, raises = sys.argv[1], int(sys.argv[2])
+model = torch.nn.Linear(4, 4)
+state = elasticjob.State(model=model, step=0, late=0, path=os.path.join(folder, "state"))
+
+write_copy = state._write_copy
+
+def slow_copy(packed):
+    time.sleep(3)
+    return write_copy(packed)
+
+state._write_copy = slow_copy
+
+@elasticjob.restartable
+def train():
+    dist.init_process_group("gloo")
+    state.sync()
+    begin, late = state.step, state.late
+    while True:
+        if state.step == raises and dist.get_rank() == 1:
+            raise ValueError("bad batch")
+        total = torch.ones(1)
+        dist.all_reduce(total)
+        model.weight.data += total
+        state.step += 1
+        state.late = state.step
+        if state.step == begin + 10:
+            print("trains rank", dist.get_rank(), "from", begin, late, "pid", os.getpid(), flush=True)
+        elasticjob.progress(state.step)
+        time.sleep(0.005)
+
+train()
+"""
+
+
+def start(folder: Path, raises: int = -1, **spec: int) -> LocalRun:
+    command = [*script(folder, TRAINS), str(folder), str(raises)]
+    policy = {"maxRestarts": 0}
+    return LocalRun(manifest(command, preload=["torch"], failurePolicy=policy, **spec), folder)  # type: ignore[arg-type]
+
+
+def saved_step(folder: Path) -> int:
+    return read_file_header(str(folder / "state")).step
+
+
+@pytest.mark.timeout(120)
+def test_the_steps_before_a_failure_that_ends_the_job(tmp_path: Path) -> None:
+    """The other ranks were inside the step that failed, which is undone."""
+    with start(tmp_path, raises=30, replicas=3) as run:
+        assert run.exit_code() == 1, run.text
+    assert "ValueError: bad batch" in run.text
+    assert saved_step(tmp_path) == 30
+
+
+@pytest.mark.timeout(120)
+def test_the_last_step_of_a_job_that_is_stopped(tmp_path: Path) -> None:
+    with start(tmp_path, replicas=3) as run:
+        run.wait_for("trains rank 0")
+        run.signal(signal.SIGTERM)
+        run.exit_code()
+    assert saved_step(tmp_path) == last_step(run)
+
+
+@pytest.mark.timeout(120)
+def test_the_last_step_of_the_only_node(tmp_path: Path) -> None:
+    with start(tmp_path, replicas=1) as run:
+        pid = int(run.wait_for(r"trains rank 0 from 0 0 pid (\d+)")[1])
+        os.kill(agent_over(pid), signal.SIGTERM)
+        found = run.wait_for(r"trains rank 0 from (\d+) (\d+) pid (\d+)")
+        run.signal(signal.SIGTERM)
+        run.exit_code()
+    assert int(found[3]) != pid
+    assert int(found[1]) == int(found[2]) == int(re.findall(r"ends after step (\d+)", run.text)[0])
+
+
+def last_step(run: LocalRun) -> int:
+    return int(re.findall(r"ends after step (\d+)", run.text)[-1])

@@ -1,0 +1,171 @@
+"""`restartable(spare_process=True)`: another process of a rank waits at the function until the rank's own one ends."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+from pathlib import Path
+
+import pytest
+
+from support.local_run import LocalRun, manifest
+from support.processes import agent_over
+from support.worker_scripts import script
+
+pytestmark = pytest.mark.torch
+
+TRAINS = """
+import os, sys, time
+import torch
+import torch.distributed as dist
+import elasticjob
+
+folder = sys.argv[1]
+print("sets up pid", os.getpid(), "local rank", os.environ["LOCAL_RANK"], "round", os.environ["ELASTICJOB_ROUND"],
+      flush=True)
+BEFORE_THE_FUNCTION
+state = elasticjob.State(model=torch.nn.Linear(4, 4), step=0)
+
+@elasticjob.restartable(spare_process=True)
+def train():
+    dist.init_process_group("gloo")
+    state.sync()
+    print(f"begins at {state.step} rank {dist.get_rank()} pid {os.getpid()} of {dist.get_world_size()} "
+          f"seed {torch.initial_seed()}", flush=True)
+    done = torch.zeros(1)
+    while not done.item():
+        ones = torch.ones(1)
+        dist.all_reduce(ones)
+        assert ones.item() == dist.get_world_size()
+        state.step += 1
+        if dist.get_rank() == 0:
+            done.fill_(float(os.path.exists(os.path.join(folder, "done"))))
+        dist.broadcast(done, 0)
+        elasticjob.progress(state.step)
+        time.sleep(0.005)
+    dist.destroy_process_group()
+
+train()
+"""
+BEGINS = r"begins at (\d+) rank (\d) pid (\d+) of"
+SPARE = r"process (\d+) waits at its function, as the spare of local rank (\d)"
+
+
+def start(folder: Path, before_the_function: str = "", *, nodes: int = 2, workers: int = 1) -> LocalRun:
+    command = [*script(folder, TRAINS.replace("BEFORE_THE_FUNCTION", before_the_function)), str(folder)]
+    return LocalRun(manifest(command, replicas=nodes, nprocPerNode=workers, preload=["torch"]), folder)
+
+
+def begun(run: LocalRun, count: int) -> dict[int, int]:
+    """Wait until so many ranks have begun a round, and return their processes."""
+    found = [run.wait_for(BEGINS).groups() for _ in range(count)]
+    return {int(rank): int(pid) for _, rank, pid in found}
+
+
+def spares(run: LocalRun, count: int) -> dict[int, int]:
+    """Wait until so many spare processes are at their function; return them by the agent that has started each."""
+    pids = [int(run.wait_for(SPARE)[1]) for _ in range(count)]
+    return {agent_over(pid): pid for pid in pids}
+
+
+@pytest.mark.timeout(120)
+def test_a_spare_process_takes_the_place_of_a_killed_one_and_is_replaced(tmp_path: Path) -> None:
+    with start(tmp_path) as run:
+        first = begun(run, 2)
+        waiting = spares(run, 2)
+        for _ in range(2):
+            agent = agent_over(first[1])
+            os.kill(first[1], signal.SIGKILL)
+            again = begun(run, 2)
+            assert again[0] == first[0], "the process of the other rank stays"
+            assert again[1] == waiting[agent]
+            waiting |= spares(run, 1)
+            first = again
+        (tmp_path / "done").touch()
+        assert run.exit_code() == 0, run.text
+    assert not [pid for pid in waiting.values() if Path(f"/proc/{pid}").exists()]
+    steps = [int(step) for step, _, _ in re.findall(BEGINS, run.text)]
+    assert steps[0] == 0
+    assert steps == sorted(steps)
+    assert steps[-1] > steps[0], "the state is that of the process that stays"
+
+
+@pytest.mark.timeout(120)
+def test_each_local_rank_has_one_and_a_lost_one_is_replaced(tmp_path: Path) -> None:
+    with start(tmp_path, nodes=1, workers=2) as run:
+        first = begun(run, 2)
+        by_rank = {int(rank): int(pid) for pid, rank in (run.wait_for(SPARE).groups() for _ in range(2))}
+        assert sorted(by_rank) == [0, 1]
+        os.kill(by_rank[0], signal.SIGKILL)
+        run.wait_for(r"the spare process of local rank 0 ended \(SIGKILL.*\): the next round starts another one")
+        os.kill(first[1], signal.SIGKILL)
+        again = begun(run, 2)
+        assert again == {0: first[0], 1: by_rank[1]}
+        by_rank = {int(rank): int(pid) for pid, rank in (run.wait_for(SPARE).groups() for _ in range(2))}
+        os.kill(again[0], signal.SIGKILL)
+        assert begun(run, 2) == {0: by_rank[0], 1: again[1]}
+        (tmp_path / "done").touch()
+        assert run.exit_code() == 0, run.text
+
+
+@pytest.mark.timeout(120)
+def test_a_script_that_cannot_run_outside_of_a_round_gets_no_spare_process(tmp_path: Path) -> None:
+    with start(tmp_path, 'print("store at", os.environ["MASTER_ADDR"], flush=True)') as run:
+        first = begun(run, 2)
+        for _ in range(2):
+            run.wait_for(r"the spare process of local rank 0 ended \(exit code 1\): no other one starts")
+        os.kill(first[1], signal.SIGKILL)
+        again = begun(run, 2)
+        assert again[0] == first[0]
+        (tmp_path / "done").touch()
+        assert run.exit_code() == 0, run.text
+    assert len(re.findall(r"sets up pid \d+ local rank 0 round 0\.0\.", run.text)) == 2
+
+
+@pytest.mark.timeout(120)
+def test_a_spare_process_that_is_not_at_its_function_does_not_delay_the_new_one(tmp_path: Path) -> None:
+    """It waits for a lock that the lost process held."""
+    lock = 'import fcntl; lock = open(folder + "/lock" + os.environ["RANK"], "w"); fcntl.flock(lock, fcntl.LOCK_EX)'
+    with start(tmp_path, lock) as run:
+        first = begun(run, 2)
+        waiting = [int(run.wait_for(r"sets up pid (\d+) local rank 0 round 0\.0\.1")[1]) for _ in range(2)]
+        os.kill(first[1], signal.SIGKILL)
+        again = begun(run, 2)
+        assert again[0] == first[0]
+        assert again[1] not in waiting
+        (tmp_path / "done").touch()
+        assert run.exit_code() == 0, run.text
+
+
+@pytest.mark.timeout(120)
+def test_spare_processes_do_not_bring_back_an_old_checkpoint(tmp_path: Path) -> None:
+    """All processes of the round are lost, and the script reads a checkpoint before its function."""
+    (tmp_path / "checkpoint").write_text("1")
+    with start(tmp_path, 'torch.manual_seed(int(open(folder + "/checkpoint").read()))') as run:
+        first = begun(run, 2)
+        waiting = spares(run, 2)
+        (tmp_path / "checkpoint").write_text("2")
+        for pid in first.values():
+            os.kill(pid, signal.SIGKILL)
+        run.wait_for("this spare process may have read an older checkpoint than there is now")
+        again = begun(run, 2)
+        assert not set(again.values()) & {*first.values(), *waiting.values()}
+        (tmp_path / "done").touch()
+        assert run.exit_code() == 0, run.text
+    assert re.findall(r"begins at .* seed (\d)$", run.text, re.MULTILINE) == ["1", "1", "2", "2"]
+
+
+@pytest.mark.timeout(120)
+def test_a_spare_process_is_killed_first_without_memory_until_it_trains(tmp_path: Path) -> None:
+    def score(pid: int) -> int:
+        return int(Path(f"/proc/{pid}/oom_score_adj").read_text())
+
+    with start(tmp_path) as run:
+        first = begun(run, 2)
+        own, waiting = score(first[1]), spares(run, 2)
+        assert [score(pid) for pid in waiting.values()] == [1000, 1000]
+        os.kill(first[1], signal.SIGKILL)
+        assert score(begun(run, 2)[1]) == own
+        (tmp_path / "done").touch()
+        assert run.exit_code() == 0, run.text
