@@ -11,6 +11,7 @@ from elasticjob_operator.model.observed import Children, Policies, Refusal, Refu
 from elasticjob_operator.model.spec import GangProvider
 from elasticjob_operator.model.status import BackOff
 from elasticjob_operator.pod_sightings import PodSightings
+from elasticjob_operator.start_warnings import StartWarnings
 
 FIRST_RETRY = 1.0
 """Seconds until the first retry of a refused creation; each further refusal doubles it."""
@@ -73,6 +74,7 @@ class JobMemory:
     """The operator's key in the job's Secret; None: no Secret of the job has been read."""
     pods: PodSightings = field(default_factory=PodSightings)
     lost_nodes: LostNodes = field(default_factory=LostNodes)
+    start_warnings: StartWarnings = field(default_factory=StartWarnings)
     _attempts: dict[str, int] = field(default_factory=dict)
     _failed_executions: int = 0
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
 from elasticjob.contract.names import Label, Role
 from elasticjob_operator.children import children_of, read_children
 from elasticjob_operator.job_memory import JobMemory
-from elasticjob_operator.kube import JOBS, PODS, KubeApi, NotFound, Refused
+from elasticjob_operator.kube import EVENTS, JOBS, PODS, KubeApi, KubeError, NotFound, Refused
 from elasticjob_operator.kube.kueue import find_workload
 from elasticjob_operator.manifests import workload_names
 from elasticjob_operator.model.observed import (
@@ -28,6 +29,7 @@ from elasticjob_operator.model.raw import Raw, text
 from elasticjob_operator.model.workload import QueueView, parse_workload, queue_view
 from elasticjob_operator.node_leases import NodeLeases
 from elasticjob_operator.policies import read_policies
+from elasticjob_operator.start_warnings import FIELDS, StartWarnings
 
 LEASE_MAX_AGE = 1.0
 """Seconds after which the operator reads the Lease of a suspected node again."""
@@ -108,7 +110,8 @@ async def _observed(
     standby_link: LinkView,
     now: float,
 ) -> Observed:
-    pods = memory.pods.update((pod for _, pod in listed), now)
+    seen = memory.pods.update((pod for _, pod in listed), now)
+    pods = await _with_start_warnings(api, job.namespace, seen, memory.start_warnings, now)
     workers = tuple(pod for (role, _), pod in zip(listed, pods, strict=True) if role == Role.WORKER.value)
     stores = tuple(pod for (role, _), pod in zip(listed, pods, strict=True) if role == Role.STORE.value)
     memory.end_seen = (memory.end_seen or now) if any(pod.declares_outcome for pod in workers) else None
@@ -148,11 +151,24 @@ async def _observed(
         leases={node: now - (lease.read_at - lease.since) for node, lease in leases.items()},
         returned_nodes=memory.lost_nodes.returned(),
         lease_reads=memory.lost_nodes.next_reads(),
+        start_warning_reads=memory.start_warnings.next_reads(),
         end_seen=memory.end_seen,
         outcome_seen=memory.outcome_seen,
         start_failure_seen=memory.failed_starts[1],
         back_off_seen=memory.back_off[1],
     )
+
+
+async def _with_start_warnings(
+    api: KubeApi, namespace: str, pods: tuple[Pod, ...], warnings: StartWarnings, now: float
+) -> tuple[Pod, ...]:
+    warnings.take(pods, now)
+    if any(now >= at for at in warnings.next_reads()):
+        events = []
+        with suppress(KubeError):  # only a message depends on it
+            events = await api.list(EVENTS, namespace, fields=FIELDS)
+        warnings.record(events, now)
+    return warnings.applied(pods)
 
 
 async def _queue_view(api: KubeApi, job: Job, memory: JobMemory, *, queued: bool) -> QueueView:

@@ -296,6 +296,8 @@ PERMISSIONS = [
     ("create", "pods", "own", "yes"),
     ("update", "elasticjobs.elasticjob.dev/status", "own", "yes"),
     ("update", "elasticjobs.elasticjob.dev", "own", "no"),
+    ("list", "events", "own", "yes"),
+    ("get", "events", "own", "no"),
     ("delete", "secrets", "own", "no"),
     ("list", "secrets", "own", "no"),
     ("create", "pods", "default", "no"),

@@ -9,7 +9,7 @@ from pathlib import Path
 from cluster import verbs
 from support.images import renamed
 from support.jobs import DIGITS, Job, manifest
-from support.kube import Json, condition
+from support.kube import Json, Kube, condition
 
 Submit = Callable[[Json], Job]
 
@@ -143,6 +143,19 @@ def test_a_job_waits_for_an_image_that_does_not_exist_yet(submit: Submit, tmp_pa
     assert image in waiting["message"]
     verbs.load(renamed("elasticjob", image, tmp_path))
     job.wait("Complete", timeout=400)
+
+
+def test_a_job_waits_for_a_volume_that_does_not_exist_yet(submit: Submit, kube: Kube, namespace: str) -> None:
+    data = {"name": "data", "configMap": {"name": "late-data"}}
+    job = submit(
+        manifest("mount", ["cat", "/data/x"], replicas=1, preload=[], volumes=[data],
+                 mounts=[{"name": "data", "mountPath": "/data"}])
+    )  # fmt: skip
+    waiting = condition(job.wait("Running", status="False", reason="PodStartFailed"), "Running")
+    for part in ("mount-0-0 does not start: FailedMount", 'configmap "late-data" not found', "Create what is missing"):
+        assert part in waiting["message"]
+    kube.create("configmaps", {"metadata": {"name": "late-data"}, "data": {"x": "here"}}, namespace)
+    job.wait("Complete", timeout=300)  # its kubelet tries again after 2 minutes at the latest
 
 
 def test_a_failing_init_container_is_tried_again_and_then_fails_the_job(submit: Submit) -> None:

@@ -319,6 +319,37 @@ async def test_preforked_workers_are_distinguished_from_workers(tmp_path: Path) 
         os.close(read)
 
 
+def preforked_by(launcher: Launcher) -> set[int]:
+    """Return the processes that wait for the next start."""
+    found = descendants(os.getpid())
+    return found - launcher.without_preforked(found) - {launcher.fork_server_pid}
+
+
+async def test_a_preforked_worker_that_was_killed_is_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "script.py"
+    path.write_text("import os; os.write(1, str(os.getsid(0)).encode())")
+    async with forking_launcher([sys.executable, str(path)], tmp_path) as launcher:
+        for killed_just_now in (False, True):
+            await until(lambda: len(preforked_by(launcher)) == 1)
+            (preforked,) = preforked_by(launcher)
+            assert launcher.fork_server_pid is not None
+            if killed_just_now:  # both are there when the fork server looks
+                os.kill(launcher.fork_server_pid, signal.SIGSTOP)
+            os.kill(preforked, signal.SIGKILL)
+            await asyncio.to_thread(os.waitpid, preforked, 0)
+            read, write = os.pipe()
+            start = asyncio.create_task(launcher.start([WorkerStart({}, write, 2)]))
+            await asyncio.sleep(0)
+            os.kill(launcher.fork_server_pid, signal.SIGCONT)
+            (pid,) = await start
+            assert pid != preforked
+            os.close(write)
+            assert await asyncio.to_thread(os.read, read, 9) == str(pid).encode()
+            os.close(read)
+            await asyncio.to_thread(os.waitpid, pid, 0)
+        assert not launcher.fork_disabled_reason
+
+
 async def test_a_signal_right_after_the_start_reaches_the_worker(tmp_path: Path) -> None:
     """A fork leads its group a moment after its start; before, the signal goes to the process."""
     path = tmp_path / "script.py"

@@ -112,7 +112,7 @@ class Api:
         self.reads.append((resource.plural, name))
         return copied(self._found(resource, name))
 
-    async def list(self, resource: Resource, namespace: str | None, selector: str = "") -> list[Raw]:
+    async def list(self, resource: Resource, namespace: str | None, selector: str = "", fields: str = "") -> list[Raw]:
         self.reads.append((resource.plural, selector))
         key, exact, value = selector.partition("=")
         found = [o for (r, _), o in self.objects.items() if r is resource]
@@ -120,7 +120,7 @@ class Api:
         return [copied(o) for o, of in labels if not key or (of.get(key) == value if exact else key in of)]
 
     async def pages(
-        self, resource: Resource, namespace: str | None, selector: str = ""
+        self, resource: Resource, namespace: str | None, selector: str = "", fields: str = ""
     ) -> AsyncIterator[Sequence[Raw]]:
         yield await self.list(resource, namespace, selector)
 

@@ -7,7 +7,7 @@ services                    create, delete, get, patch
 poddisruptionbudgets        create, delete, get, patch
 networkpolicies             create, delete, get, patch
 secrets                     create, get
-events                      create, patch
+events                      create, list, patch
 leases (own namespace)      create, get, update
 leases (kube-node-lease)    get
 customresourcedefinitions   get (elasticjobs.elasticjob.dev)
@@ -76,12 +76,14 @@ class KubeApi(Protocol):
 
     async def get(self, resource: Resource, namespace: str | None, name: str) -> dict[str, Any]: ...
 
-    async def list(self, resource: Resource, namespace: str | None, selector: str = "") -> list[dict[str, Any]]:
-        """Return all objects that match the label selector, as of now (not from the API server's cache)."""
+    async def list(
+        self, resource: Resource, namespace: str | None, selector: str = "", fields: str = ""
+    ) -> list[dict[str, Any]]:
+        """Return all objects that match the label and field selectors, as of now (not from the API server's cache)."""
         ...
 
     def pages(
-        self, resource: Resource, namespace: str | None, selector: str = ""
+        self, resource: Resource, namespace: str | None, selector: str = "", fields: str = ""
     ) -> AsyncIterator[Sequence[dict[str, Any]]]:
         """Yield the same in pages, so that not all of them are in memory at once."""
         ...

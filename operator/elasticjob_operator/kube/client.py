@@ -97,17 +97,22 @@ class KubeClient:
     async def get(self, resource: Resource, namespace: str | None, name: str) -> dict[str, Any]:
         return await self._request("GET", resource, namespace, name)
 
-    async def list(self, resource: Resource, namespace: str | None, selector: str = "") -> list[dict[str, Any]]:
-        return [item async for page in self.pages(resource, namespace, selector) for item in page]
+    async def list(
+        self, resource: Resource, namespace: str | None, selector: str = "", fields: str = ""
+    ) -> list[dict[str, Any]]:
+        return [item async for page in self.pages(resource, namespace, selector, fields) for item in page]
 
     async def pages(
-        self, resource: Resource, namespace: str | None, selector: str = ""
+        self, resource: Resource, namespace: str | None, selector: str = "", fields: str = ""
     ) -> AsyncIterator[Sequence[dict[str, Any]]]:
-        async for answer in self._pages(resource, namespace, selector):
+        async for answer in self._pages(resource, namespace, selector, fields):
             yield answer.get("items") or []
 
-    async def _pages(self, resource: Resource, namespace: str | None, selector: str) -> AsyncIterator[dict[str, Any]]:
-        query = {"limit": str(PAGE), **({"labelSelector": selector} if selector else {})}
+    async def _pages(
+        self, resource: Resource, namespace: str | None, selector: str, fields: str = ""
+    ) -> AsyncIterator[dict[str, Any]]:
+        selectors = {"labelSelector": selector, "fieldSelector": fields}
+        query = {"limit": str(PAGE)} | {name: value for name, value in selectors.items() if value}
         while True:
             answer = await self._request("GET", resource, namespace, query=query, verb="list")
             yield answer

@@ -256,6 +256,8 @@ class Observed:
     """Nodes avoided as lost whose kubelet has renewed its lease since."""
     lease_reads: Mapping[str, float] = field(default_factory=dict)
     """Keyed by nodes that status avoids as lost: when to read their lease again, Unix seconds."""
+    start_warning_reads: tuple[float, ...] = ()
+    """When to read Events about pods that do not start, Unix seconds."""
     start_failure_seen: float | None = None
     """When this operator first read the present `status.failedStarts`, Unix seconds; None: no start has failed. Another
     operator, on another host, may have written `status.lastStartFailureTime`."""

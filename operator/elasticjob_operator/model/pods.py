@@ -103,7 +103,7 @@ class Pod:
     image_error: str = ""
     """The kubelet's message when it cannot pull an image."""
     stuck: str = ""
-    """The kubelet's message when it cannot start a container for another reason."""
+    """The kubelet's message when it cannot start a container for another reason, or what a container needs before."""
     disrupted: str = ""
     """The reason of a DisruptionTarget condition: eviction, preemption or taint."""
     conditions: frozenset[PodCondition] = frozenset()
@@ -119,6 +119,13 @@ class Pod:
     def live(self) -> bool:
         """Whether the pod has neither ended nor is being deleted."""
         return self.end is None and self.deleting is None
+
+    @property
+    def awaits_containers(self) -> bool:
+        """Whether the pod has a node that does not start its containers yet, or says that it cannot."""
+        ready = PodCondition("PodReadyToStartContainers", "True") in self.conditions
+        known = self.image_error or self.stuck
+        return self.live and bool(self.node) and self.phase == "Pending" and not ready and not known
 
     @property
     def declares_outcome(self) -> bool:

@@ -1,7 +1,5 @@
 """Why pods are missing or do not start, and what the user can do about it: reasons and messages for conditions and
 Events. A message says which change the API server accepts, because the template may not change while the job runs.
-
-A volume that cannot be mounted is not among them: only Events of the pod report it, and the operator watches no Events.
 """
 
 from __future__ import annotations

@@ -199,6 +199,7 @@ def _requeue_times(
     lost = [node.name for node in avoided if node.lost]
     # A pod that no other node has room for waits until then.
     times += [node.until for node in avoided if not node.lost]
+    times += ctx.observed.start_warning_reads
     return (*times, *(ctx.observed.lease_reads.get(name, ctx.now + POLL_SECONDS) for name in lost))
 
 

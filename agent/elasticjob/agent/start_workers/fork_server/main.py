@@ -33,6 +33,8 @@ import select
 import socket
 import sys
 import time
+from collections.abc import Iterable
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 from elasticjob.agent.processes import die_with_parent
@@ -156,11 +158,16 @@ class PreforkedWorkers(NamedTuple):
             numbers = worker["descriptors"]
             channel = max([2, *numbers]) + 1 if control is kept else None
             request = json.dumps({**worker, "channel": channel}).encode()
-            socket.send_fds(control, [request], descriptors[: len(numbers)])
+            with suppress(BrokenPipeError):  # it was killed just now: the agent gets its exit status
+                socket.send_fds(control, [request], descriptors[: len(numbers)])
             descriptors = descriptors[len(numbers) :]
             if control is not kept:
                 control.close()
         return kept
+
+    def has_lost_one(self, readable: Iterable[socket.socket]) -> bool:
+        """Return whether one of the processes was killed: what waits for a request sends nothing, and never ends."""
+        return not set(self.sockets).isdisjoint(readable)
 
     def discard(self) -> None:
         """Close this process's sockets. The workers end once no process has their sockets open."""
@@ -191,7 +198,11 @@ def _serve(
     while True:
         # No prefork right after a request: the workers that start need the processors.
         timeout = PREFORK_DELAY if len(groups) < preforked_workers // workers_per_fork else None
-        readable = select.select([control, *learning.sockets], [], [], timeout)[0]
+        waiting = [each for group in groups for each in group.sockets]
+        readable = select.select([control, *learning.sockets, *waiting], [], [], timeout)[0]
+        for group in filter(lambda group: group.has_lost_one(readable), tuple(groups)):
+            group.discard()
+            groups.remove(group)
         for ready in readable:
             if learning.candidate_ready(ready):
                 for group in groups:
