@@ -126,8 +126,10 @@ def _decide(
 
 
 def starts_execution(ctx: ReconcileContext) -> bool:
-    """Return whether a resumed job has not trained yet: the pods of the execution before were deleted on purpose."""
-    return ConditionType.SUSPENDED in ctx.status.conditions and ctx.status.last_round is None
+    """Return whether missing pods are no loss: the job has not trained since it was resumed, which it was without pods;
+    or never, and it has none at all. Then the operator that wrote its first status ended before it created any."""
+    resumed = ConditionType.SUSPENDED in ctx.status.conditions and ctx.status.last_round is None
+    return resumed or not (ctx.status.rounds or ctx.observed.workers or ctx.observed.stores)
 
 
 def _unhealthy_node(ctx: ReconcileContext, pod: Pod) -> Failure | None:

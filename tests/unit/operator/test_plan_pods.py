@@ -447,6 +447,16 @@ def test_a_missing_pod_of_a_size_that_stays_is_replaced_with_an_event() -> None:
     assert event == "bert-2-0 no longer exists; bert-2-1 replaces it"
 
 
+@pytest.mark.parametrize("trained", [False, True])
+def test_pods_that_an_operator_never_created_are_not_called_lost(trained: bool) -> None:
+    """It ended after its first write of status. Its successor does not know whether a pod had these names."""
+    nothing = replace(steady(workers=(), rendezvousRound=int(trained)), stores=(), link=LinkView())
+    p = run(replace(nothing, standby_link=LinkView()))
+    created = [a.name for a in p.actions if isinstance(a, (CreateStore, CreateWorker))]
+    assert created == ["bert-rdzv-2", "bert-0-1", "bert-1-1"]
+    assert ("StoreLost" in events_of(p)) == ("PodReplaced" in events_of(p)) == trained
+
+
 # ---- spares ----------------------------------------------------------------------------------------------------
 
 
