@@ -126,10 +126,13 @@ def _decide(
 
 
 def starts_execution(ctx: ReconcileContext) -> bool:
-    """Return whether missing pods are no loss: the job has not trained since it was resumed, which it was without pods;
-    or never, and it has none at all. Then the operator that wrote its first status ended before it created any."""
-    resumed = ConditionType.SUSPENDED in ctx.status.conditions and ctx.status.last_round is None
-    return resumed or not (ctx.status.rounds or ctx.observed.workers or ctx.observed.stores)
+    """Return whether a resumed job has not trained yet: the pods of the execution before were deleted on purpose."""
+    return ConditionType.SUSPENDED in ctx.status.conditions and ctx.status.last_round is None
+
+
+def was_never_created(ctx: ReconcileContext) -> bool:
+    """Return whether the job has never trained and has no pod: the operator that wrote its first status ended then."""
+    return not (ctx.status.rounds or ctx.observed.workers or ctx.observed.stores)
 
 
 def _unhealthy_node(ctx: ReconcileContext, pod: Pod) -> Failure | None:
@@ -161,7 +164,7 @@ def _decide_missing(ctx: ReconcileContext, index: int, incarnation: int) -> Keep
     if name in ctx.observed.withheld:
         return AwaitEnd(older) if older else CreatePod(incarnation)
     refusal = ctx.observed.refusals.get(name)
-    if refusal is None and starts_execution(ctx):
+    if refusal is None and (starts_execution(ctx) or was_never_created(ctx)):
         return CreatePod(incarnation + 1)
     if refusal is None:
         # While older pods of the index exist, the missing one was probably withheld by an operator before this one.

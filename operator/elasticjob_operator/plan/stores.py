@@ -26,7 +26,7 @@ from elasticjob_operator.plan.context import (
     poll_interval,
 )
 from elasticjob_operator.plan.operator_reach import may_replace
-from elasticjob_operator.plan.pod_decisions import avoided_names, starts_execution
+from elasticjob_operator.plan.pod_decisions import avoided_names, was_never_created
 from elasticjob_operator.plan.standby import (
     can_promote,
     delete_store,
@@ -128,7 +128,7 @@ def _delete_older(ctx: ReconcileContext, current: int) -> Actions:
 def _plan_missing(ctx: ReconcileContext, current: int) -> StorePlan:
     name = store_pod(ctx.job.name, current)
     refusal = ctx.observed.refusals.get(name)
-    if refusal is None and starts_execution(ctx):
+    if refusal is None and was_never_created(ctx):
         return _create(ctx, next_incarnation(ctx))
     if refusal is None:
         return _succeed(ctx, f"{name} no longer exists")
