@@ -224,6 +224,27 @@ def test_the_exception_reaches_the_script_when_no_round_follows(training: Traini
     assert "]:returned" not in run.text
 
 
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize(
+    "training", [{"elasticPolicy": {"minReplicas": 2, "maxReplicas": 3}, "stopGraceSeconds": 0}], indirect=True
+)
+def test_processes_stay_without_a_grace_too(training: Training) -> None:
+    """`stopGraceSeconds` is for processes that get SIGTERM. These are interrupted."""
+    run, ranks = training.run, training.processes(3)
+    os.kill(ranks[1][0], signal.SIGKILL)
+    found = training.processes(3)
+    assert compare(found, ranks) == after(ranks, 1)
+    ranks = found
+    os.kill(agent_over(ranks[1][0]), signal.SIGTERM)  # a planned end, and another one when its replacement joins
+    stays = {pid for rank, (pid, _) in ranks.items() if rank != 1}
+    assert {pid for pid, _ in training.processes(2).values()} == stays
+    assert {pid for pid, _ in training.processes(3).values()} > stays
+    training.request("done")
+    assert run.exit_code() == 0, run.text
+    last = int(re.findall(r"ends after step (\d+)", run.text)[-1])
+    assert {int(step) for step in re.findall(r"of 3 pid \d+ call 4 argument from (\d+)", run.text)} == {last}
+
+
 EXAMPLE = Path(__file__).parents[2] / "examples/restartable/train.py"
 
 

@@ -43,6 +43,8 @@ def train():
     state.sync()
     begin, late = state.step, state.late
     while True:
+        if os.path.exists(os.path.join(folder, f"broken-{os.getpid()}")):
+            raise OSError("broken process")
         if state.step == raises and dist.get_rank() == 1:
             raise ValueError("bad batch")
         total = torch.ones(1)
@@ -59,9 +61,9 @@ train()
 """
 
 
-def start(folder: Path, raises: int = -1, **spec: int) -> LocalRun:
+def start(folder: Path, raises: int = -1, *, restarts: int = 0, **spec: int) -> LocalRun:
     command = [*script(folder, TRAINS), str(folder), str(raises)]
-    policy = {"maxRestarts": 0}
+    policy = {"maxRestarts": restarts}
     return LocalRun(manifest(command, preload=["torch"], failurePolicy=policy, **spec), folder)  # type: ignore[arg-type]
 
 
@@ -70,9 +72,10 @@ def saved_step(folder: Path) -> int:
 
 
 @pytest.mark.timeout(120)
-def test_the_steps_before_a_failure_that_ends_the_job(tmp_path: Path) -> None:
+@pytest.mark.parametrize("grace", [1, 0])
+def test_the_steps_before_a_failure_that_ends_the_job(grace: int, tmp_path: Path) -> None:
     """The other ranks were inside the step that failed, which is undone."""
-    with start(tmp_path, raises=30, replicas=3) as run:
+    with start(tmp_path, raises=30, replicas=3, stopGraceSeconds=grace) as run:
         assert run.exit_code() == 1, run.text
     assert "ValueError: bad batch" in run.text
     assert saved_step(tmp_path) == 30
@@ -88,8 +91,9 @@ def test_the_last_step_of_a_job_that_is_stopped(tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(120)
-def test_the_last_step_of_the_only_node(tmp_path: Path) -> None:
-    with start(tmp_path, replicas=1) as run:
+@pytest.mark.parametrize("grace", [1, 0])
+def test_the_last_step_of_the_only_node(grace: int, tmp_path: Path) -> None:
+    with start(tmp_path, replicas=1, stopGraceSeconds=grace) as run:
         pid = int(run.wait_for(r"trains rank 0 from 0 0 pid (\d+)")[1])
         os.kill(agent_over(pid), signal.SIGTERM)
         found = run.wait_for(r"trains rank 0 from (\d+) (\d+) pid (\d+)")
@@ -97,6 +101,20 @@ def test_the_last_step_of_the_only_node(tmp_path: Path) -> None:
         run.exit_code()
     assert int(found[3]) != pid
     assert int(found[1]) == int(found[2]) == int(re.findall(r"ends after step (\d+)", run.text)[0])
+
+
+@pytest.mark.timeout(120)
+def test_the_last_step_of_a_process_that_fails_again_and_again(tmp_path: Path) -> None:
+    """It is the only one, and its script has committed nothing."""
+    with start(tmp_path, replicas=1, restarts=3) as run:
+        pid = int(run.wait_for(r"trains rank 0 from 0 0 pid (\d+)")[1])
+        (tmp_path / f"broken-{pid}").touch()
+        run.wait_for("rank 0 failed 2 times in a row before its first step")
+        step, new_pid = map(int, run.wait_for(r"trains rank 0 from (\d+) \d+ pid (\d+)").groups())
+        run.signal(signal.SIGTERM)
+        run.exit_code()
+    assert new_pid != pid
+    assert step >= 10
 
 
 def last_step(run: LocalRun) -> int:

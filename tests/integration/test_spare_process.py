@@ -25,11 +25,13 @@ folder = sys.argv[1]
 print("sets up pid", os.getpid(), "local rank", os.environ["LOCAL_RANK"], "round", os.environ["ELASTICJOB_ROUND"],
       flush=True)
 BEFORE_THE_FUNCTION
-state = elasticjob.State(model=torch.nn.Linear(4, 4), step=0)
+state = None if MADE_INSIDE else elasticjob.State(model=torch.nn.Linear(4, 4), step=0)
 
 @elasticjob.restartable(spare_process=True)
 def train():
+    global state
     dist.init_process_group("gloo")
+    state = state or elasticjob.State(model=torch.nn.Linear(4, 4), step=0)
     state.sync()
     print(f"begins at {state.step} rank {dist.get_rank()} pid {os.getpid()} of {dist.get_world_size()} "
           f"seed {torch.initial_seed()}", flush=True)
@@ -52,8 +54,11 @@ BEGINS = r"begins at (\d+) rank (\d) pid (\d+) of"
 SPARE = r"process (\d+) waits at its function, as the spare of local rank (\d)"
 
 
-def start(folder: Path, before_the_function: str = "", *, nodes: int = 2, workers: int = 1) -> LocalRun:
-    command = [*script(folder, TRAINS.replace("BEFORE_THE_FUNCTION", before_the_function)), str(folder)]
+def start(
+    folder: Path, before_the_function: str = "", *, nodes: int = 2, workers: int = 1, made_inside: bool = False
+) -> LocalRun:
+    source = TRAINS.replace("BEFORE_THE_FUNCTION", before_the_function).replace("MADE_INSIDE", str(made_inside))
+    command = [*script(folder, source), str(folder)]
     return LocalRun(manifest(command, replicas=nodes, nprocPerNode=workers, preload=["torch"]), folder)
 
 
@@ -125,35 +130,49 @@ def test_a_script_that_cannot_run_outside_of_a_round_gets_no_spare_process(tmp_p
 
 @pytest.mark.timeout(120)
 def test_a_spare_process_that_is_not_at_its_function_does_not_delay_the_new_one(tmp_path: Path) -> None:
-    """It waits for a lock that the lost process held."""
+    """It waits for a lock that the lost process held. It ends with what it has started."""
+    helper = (
+        'import subprocess; print("helper", subprocess.Popen(["sleep", "1000"]).pid,'
+        ' "of pid", os.getpid(), "round", os.environ["ELASTICJOB_ROUND"], flush=True)'
+    )
     lock = 'import fcntl; lock = open(folder + "/lock" + os.environ["RANK"], "w"); fcntl.flock(lock, fcntl.LOCK_EX)'
-    with start(tmp_path, lock) as run:
+    with start(tmp_path, f"{helper}; {lock}") as run:
         first = begun(run, 2)
-        waiting = [int(run.wait_for(r"sets up pid (\d+) local rank 0 round 0\.0\.1")[1]) for _ in range(2)]
+        waiting, helpers = {}, {}
+        for _ in range(2):
+            child, pid = map(int, run.wait_for(r"helper (\d+) of pid (\d+) round 0\.0\.1").groups())
+            waiting[agent_over(pid)], helpers[agent_over(pid)] = pid, child
+        agent = agent_over(first[1])
         os.kill(first[1], signal.SIGKILL)
         again = begun(run, 2)
         assert again[0] == first[0]
-        assert again[1] not in waiting
+        assert again[1] not in waiting.values()
+        assert not Path(f"/proc/{helpers.pop(agent)}").exists()
+        assert all(Path(f"/proc/{pid}").exists() for pid in helpers.values()), "the other node's spare process stays"
         (tmp_path / "done").touch()
         assert run.exit_code() == 0, run.text
 
 
 @pytest.mark.timeout(120)
-def test_spare_processes_do_not_bring_back_an_old_checkpoint(tmp_path: Path) -> None:
+@pytest.mark.parametrize("made_inside", [False, True])
+def test_spare_processes_do_not_bring_back_an_old_checkpoint(made_inside: bool, tmp_path: Path) -> None:
     """All processes of the round are lost, and the script reads a checkpoint before its function."""
     (tmp_path / "checkpoint").write_text("1")
-    with start(tmp_path, 'torch.manual_seed(int(open(folder + "/checkpoint").read()))') as run:
+    reads = 'torch.manual_seed(int(open(folder + "/checkpoint").read()))'
+    with start(tmp_path, reads, made_inside=made_inside) as run:
         first = begun(run, 2)
         waiting = spares(run, 2)
         (tmp_path / "checkpoint").write_text("2")
         for pid in first.values():
             os.kill(pid, signal.SIGKILL)
-        run.wait_for("this spare process may have read an older checkpoint than there is now")
+        replaced = [run.wait_for(r"process (\d+) of local rank 0 may have read an old one")[1] for _ in range(2)]
+        assert {*map(int, replaced)} == {*waiting.values()}
         again = begun(run, 2)
         assert not set(again.values()) & {*first.values(), *waiting.values()}
         (tmp_path / "done").touch()
         assert run.exit_code() == 0, run.text
     assert re.findall(r"begins at .* seed (\d)$", run.text, re.MULTILINE) == ["1", "1", "2", "2"]
+    assert "toy succeeded; 1 restart" in run.text
 
 
 @pytest.mark.timeout(120)

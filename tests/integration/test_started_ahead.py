@@ -64,7 +64,10 @@ def start(folder: Path, before_the_function: str = "", *, made_inside: bool = Fa
     source = TRAINS.replace("BEFORE_THE_FUNCTION", before_the_function).replace("MADE_INSIDE", str(made_inside))
     source = source.replace("GB_AHEAD", str(gb_ahead))
     command = [*script(folder, source), str(folder)]
-    spec: dict[str, Any] = {"elasticPolicy": {"minReplicas": 2, "maxReplicas": 3}, "preload": ["torch"]}
+    spec: dict[str, Any] = {
+        "elasticPolicy": {"minReplicas": 2, "maxReplicas": 3},
+        "preload": ["torch"],
+    }
     return LocalRun(manifest(command, replicas=3, **spec), folder)
 
 
@@ -102,6 +105,37 @@ def test_a_script_that_needs_its_round_before_the_function_starts_again_in_it(tm
         (tmp_path / "done").touch()
         assert run.exit_code() == 0, run.text
     assert "KeyError: 'MASTER_ADDR'" in run.text
+    assert "toy succeeded; 0 restarts" in run.text
+
+
+@pytest.mark.timeout(120)
+def test_a_node_that_waits_does_not_bring_back_an_old_checkpoint(tmp_path: Path) -> None:
+    """It has read one before its function. All nodes that trained since are lost."""
+    (tmp_path / "checkpoint").write_text("1")
+    reads = 'print("read", open(folder + "/checkpoint").read(), "pid", os.getpid(), flush=True)'
+    with start(
+        tmp_path,
+        reads
+        + """
+while os.path.exists(os.path.join(folder, "wait")):
+    time.sleep(0.02)
+""",
+        made_inside=True,
+    ) as run:
+        lose_rank_1(run)
+        (tmp_path / "wait").touch()
+        waiting = run.wait_for(SET_UP_AHEAD)[1]
+        run.wait_for(f"read 1 pid {waiting}")
+        (tmp_path / "checkpoint").write_text("2")
+        for agent in [agent_over(int(run.wait_for(rf"step \d+ rank {n} of 2 pid (\d+)")[1])) for n in range(2)]:
+            os.kill(agent, signal.SIGKILL)
+        (tmp_path / "wait").unlink()
+        run.wait_for(rf"process {waiting} of local rank 0 may have read an old one")
+        again = [int(run.wait_for(rf"step \d+ rank {rank} of \d pid (\d+)")[1]) for rank in range(2)]
+        (tmp_path / "done").touch()
+        assert run.exit_code() == 0, run.text
+    for pid in again:
+        assert re.findall(rf"read (\d) pid {pid}$", run.text, re.MULTILINE) == ["2"]
     assert "toy succeeded; 0 restarts" in run.text
 
 

@@ -52,7 +52,7 @@ def arriving(pieces: list[Any]) -> Receive:
     def receive(place: Place) -> Iterator[tuple[int, Any]]:
         under_way: list[tuple[int, Any]] = []
         for begin, piece in pieces:
-            found = place(begin, len(piece), "cpu")
+            found = place(begin, len(piece), torch.device("cpu"))
             under_way.append((begin, piece.clone() if found is None else found.copy_(piece)))
             if len(under_way) == 2:
                 yield under_way.pop(0)
@@ -85,7 +85,7 @@ def test_parameters_and_buffers_are_received_in_place() -> None:
 
 
 def test_pieces_inside_a_tensor_are_not_copied() -> None:
-    """Neither where they are sent, nor where they are received, unless the tensor is on another type of device."""
+    """Neither where they are sent, nor where they are received, unless the tensor is on another device."""
     source, target, size = torch.nn.Linear(100, 100), torch.nn.Linear(100, 100), 1000
 
     def is_part(piece: Any, module_: Any) -> bool:
@@ -95,7 +95,8 @@ def test_pieces_inside_a_tensor_are_not_copied() -> None:
     packed = PackedTree({"model": state_of(source)}, {})
     block = LiveBlock((3, 7), json.dumps({"tree": packed.json}).encode(), packed)
     assert sum(is_part(piece, source) for piece in block.pieces(size)) >= 38
-    assert not any(is_part(piece, source) for piece in block.pieces(size, "cuda"))
+    assert not any(is_part(piece, source) for piece in block.pieces(size, torch.device("cuda")))
+    assert not any(is_part(piece, source) for piece in block.pieces(size, torch.device("cpu", 1)))
     header, pieces = sent({"model": source}, size)
     received = []
 

@@ -131,6 +131,13 @@ def kill(pids: Iterable[int]) -> None:
         signal_one(pid, signal.SIGKILL)
 
 
+def kill_with_children(pid: int) -> None:
+    """Send SIGKILL to a process and all it has started, except `cleaners`: they end by themselves after it."""
+    signal_one(pid, signal.SIGSTOP)  # it must start no more: children that lose it are children of the agent
+    below = descendants(pid)
+    kill({pid, *below} - cleaners(below))
+
+
 def oom_score() -> int:
     """Return this process's oom_score_adj, which its children inherit; 0 if unknown."""
     try:

@@ -243,6 +243,8 @@ class Agent:
         if self._config.pod_grace is not None:
             self._leave_by = min(self._leave_by, self._loop.time() + self._config.pod_grace)
         self._set_deadline(self._config.graceful_shutdown)
+        if self._workers.stopping:
+            self._workers.limit_grace(self._within_pod_grace(math.inf, self._config.stop_grace))
         self._dispatch(events.SignalReceived(signal_name))
 
     def _set_deadline(self, seconds: float) -> None:
@@ -305,12 +307,12 @@ class Agent:
                 self._set_deadline(self._state.last_step_seconds)
                 if not self._workers.progress.stop_at(step):
                     self._dispatch(events.LastStepMissed(round_id))
-            case StopWorkers(grace, for_good, job_goes_on, stacks):
+            case StopWorkers(grace):
                 if not self._state.stopping_gracefully:
                     self._reachability.end_round()
                 grace = self._within_pod_grace(grace, self._config.stop_grace)
                 self._set_deadline(grace)
-                self._stop(grace, not for_good, stacks, job_goes_on)
+                self._stop(replace(effect, grace=grace))
             case DumpStacks(round_id):
                 self._spawn(self._dump_stacks(round_id))
             case FreezeWorkers(on):
@@ -394,16 +396,16 @@ class Agent:
         if self._state.round is not None:
             self._node.send(StepTimes(self._state.round, step_seconds, own_seconds))
 
-    def _stop(self, grace: float, park: bool, stacks: bool, job_goes_on: bool) -> None:
+    def _stop(self, stop: StopWorkers) -> None:
         self._hangs.stop()
         self._step_times.stop()
         self._training.stop()
         if self._workers.stopping:
-            self._workers.limit_grace(grace)
+            self._workers.limit_grace(stop.grace)
         else:
-            self._spawn(self._stop_workers(grace, park, stacks, job_goes_on))
+            self._spawn(self._stop_workers(stop))
 
-    async def _stop_workers(self, grace: float, park: bool, stacks: bool, job_goes_on: bool) -> None:
+    async def _stop_workers(self, stop: StopWorkers) -> None:
         round_id = self._state.round
         first = signal.Signals.__members__.get(self._state.leaving, signal.SIGTERM)
 
@@ -411,11 +413,15 @@ class Agent:
             if round_id is not None:
                 self._dispatch(events.StackReport(round_id, failure))
 
-        report = report_hang if stacks else None
-        unhealthy = await self._workers.stop(grace, first, report, park=park, job_goes_on=job_goes_on)
+        report = report_hang if stop.dump_stacks else None
+        unhealthy = await self._workers.stop(
+            stop.grace, first, report,
+            park=not stop.for_good, job_goes_on=stop.job_goes_on, at_once=stop.at_once,
+            at_most=self._within_pod_grace(math.inf, self._config.stop_grace),
+        )  # fmt: skip
         self._reachability.end_round()
-        stopped = events.AllWorkersStopped(await self._start_store(), unhealthy, self._workers.has_parked)
-        self._dispatch(stopped)
+        store_port, workers = await self._start_store(), self._workers
+        self._dispatch(events.AllWorkersStopped(store_port, unhealthy, workers.has_parked, workers.has_state))
 
     def _reap(self) -> None:
         for ended in self._workers.reap():
@@ -458,7 +464,7 @@ class Agent:
 
     async def _close(self) -> None:
         self._reachability.end_round()
-        await self._workers.stop(0.0)
+        await self._workers.stop(0.0, at_once=True)
         await self._workers.until_gone(CLOSE_TIMEOUT)  # only this agent reaps them
         await self._workers.finish_log_files()
         for task in tuple(self._tasks):

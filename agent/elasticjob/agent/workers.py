@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import os
 import signal
 import socket
@@ -45,6 +46,7 @@ from elasticjob.agent.processes import (
     has_ended,
     is_stopped,
     kill,
+    kill_with_children,
     oom_score,
     reap,
     set_oom_score,
@@ -80,6 +82,9 @@ of many nccl groups and the end of large objects take seconds. A function that g
 KEEP_TIMEOUT = 120.0
 """Seconds in which a process that ends for good may copy its state to the memory of the node: 100 GB at 1 GB/s. The
 grace begins once it has."""
+LEAVE_GRACE = 1.0
+"""Seconds that a function has to be left at least, if the grace is shorter: a grace of 0 is meant for processes that
+handle SIGTERM, and a process that stays has the newest state."""
 FAILED_CALLS = 2
 """Calls of a function in a row that fail before their first step, after which its process is replaced: what is broken
 in it may stay, such as a library's state. One alone may be chance."""
@@ -241,6 +246,9 @@ class WorkerGroup:
         try:
             self._last_start = start
             self.progress.begin_round(start.round)
+            await self._end_broken()
+            if not start.state_known:
+                self._end_outdated()
             called = self._call_parked(start)
             self._round = tuple(called.values())
             missing = self._missing(called)
@@ -368,10 +376,21 @@ class WorkerGroup:
                 del self._spares[pid]
                 self._discard(pid, worker)
 
+    def _end_outdated(self) -> None:
+        """Kill the processes that have run the script ahead of this round: what they have read may be outdated."""
+        ahead = [pid for pid, worker in self._parked.items() if worker.round.is_ahead]
+        outdated = {pid: self._parked.pop(pid) for pid in ahead} | self._spares
+        self._spares = {}
+        for pid, worker in outdated.items():
+            text = "no node has a training state, and process %d of local rank %d may have read an old one: it ends"
+            log.info(text, pid, worker.local_rank)
+            self._discard(pid, worker)
+
     def end_spares(self, *, for_good: bool = False) -> None:
         """Kill all spare processes, and start no more if `for_good`. They have trained nothing: nothing is kept."""
         self._may_have_spares = self._may_have_spares and not for_good
-        kill(self._spares)
+        for pid in self._spares:
+            kill_with_children(pid)
         for worker in self._spares.values():
             worker.close()
         self._spares = {}
@@ -410,9 +429,6 @@ class WorkerGroup:
             self._folder(start, local_rank)  # if this fails, all processes are parked still
         while self._parked:
             pid, before = self._parked.popitem()
-            if before.failed_calls >= FAILED_CALLS:
-                self._replace_broken(pid, before)
-                continue
             called |= self._call(start, pid, before)
         return called
 
@@ -429,19 +445,26 @@ class WorkerGroup:
             pipe.begin_round(self._prefix(before.local_rank, rank), tail)
         if self.restartable.call_again(pid, start.round, self._worker_env(start, worker)):
             return {pid: worker}
-        kill({pid})
+        kill_with_children(pid)
         worker.close()
         return {}
 
-    def _replace_broken(self, pid: int, worker: _Worker) -> None:
-        text = "rank %d failed %d times in a row before its first step: a new process takes its place"
-        log.warning(text, worker.rank, worker.failed_calls)
-        self._discard(pid, worker)
+    async def _end_broken(self) -> None:
+        """Kill parked processes that fail again and again, once the node's memory has the state that they hold."""
+        broken = {pid: worker for pid, worker in self._parked.items() if worker.failed_calls >= FAILED_CALLS}
+        for pid, worker in broken.items():
+            text = "rank %d failed %d times in a row before its first step: a new process takes its place"
+            log.warning(text, worker.rank, worker.failed_calls)
+            if not is_stopped(pid):
+                self.restartable.end(pid, at_once=True)
+        await self._until(lambda: self.stopping or not any(map(self.restartable.keeping, broken)), KEEP_TIMEOUT)
+        for pid in broken.keys() & self._parked.keys():  # others have ended since
+            self._discard(pid, self._parked.pop(pid))
 
     def _discard(self, pid: int, worker: _Worker) -> None:
         """Kill a process that new workers may have to wait for."""
         self._exiting[pid] = _Exiting(worker.rank, time.monotonic(), reason_to_wait(pid))
-        kill({pid})
+        kill_with_children(pid)
         worker.close()
 
     def _prepare(self, start: StartRound, local_rank: int) -> tuple[_Worker, WorkerStart]:
@@ -743,6 +766,11 @@ class WorkerGroup:
         behind = farthest_behind(dumps)
         return behind.failure(self._config.pod, time.time()) if behind else None
 
+    @property
+    def has_state(self) -> bool:
+        """Whether this node may have a training state: in memory, or in a process that has trained and stays."""
+        return self.progress.has_copy or any(worker.trained for worker in self._parked.values())
+
     # ---- stop ------------------------------------------------------------------------------------------------------
 
     async def stop(
@@ -753,13 +781,16 @@ class WorkerGroup:
         *,
         park: bool = False,
         job_goes_on: bool = False,
+        at_once: bool = False,
+        at_most: float = math.inf,
     ) -> Failure | None:
         """Send the `first` signal, wait for `grace` seconds, SIGKILL the workers and all they have started.
 
         With a grace of 0 the `first` signal is not sent. `report_hang`: dump the stacks before, and call this with the
         failure of the worker farthest behind. `park`: workers whose function can be called again leave it instead, and
         their processes stay (`has_parked`). `job_goes_on`: processes that wait already run no more of the script.
-        Return a failure of this node if processes survive SIGKILL, else None.
+        `at_once`: only SIGKILL. `at_most`: seconds after which SIGKILL follows, also to a process that copies its
+        state. Return a failure of this node if processes survive SIGKILL, else None.
         """
         self._stopping_since, self._grace_skipped = time.time(), False
         self._child_ended.set()
@@ -767,15 +798,21 @@ class WorkerGroup:
         if report_hang is not None and (failure := await self.dump_stacks()) is not None:
             report_hang(failure)
         self.progress.release()
-        self._begin_stop(first if grace > 0 else None, park=park and grace > 0, job_goes_on=job_goes_on)
+        self.limit_grace(at_most)
+        park = park and not at_once
+        if not at_once:
+            self._begin_stop(first if grace > 0 else None, park=park, job_goes_on=job_goes_on)
+        else:
+            self._take_back_parked(set(self._parked))
+            self.end_spares()
         if report_hang is not None:
             kill(filter(is_stopped, self._running))  # nothing that was sent reaches them, and the other nodes wait
         if self._interrupted:  # after a hang the grace is shorter: it is for processes that are lost anyway
-            grace = max(grace, self._config.stop_grace)
+            grace = max(grace, self._config.stop_grace, LEAVE_GRACE)
         await self._until(
             lambda: self._grace_skipped or not any(map(self.restartable.keeping, self._running)), KEEP_TIMEOUT
         )
-        await self._until(lambda: self._grace_skipped or self._have_ended(park=park and grace > 0), grace)
+        await self._until(lambda: self._grace_skipped or self._have_ended(park=park), grace)
         await self._until(lambda: self._grace_skipped or not self._are_leaving(), LEAVE_TIMEOUT)
         self._interrupted = set()
         all_ended = await self._kill_all()
@@ -798,18 +835,19 @@ class WorkerGroup:
     def _begin_stop(self, first: signal.Signals | None, *, park: bool, job_goes_on: bool) -> None:
         """Interrupt the functions that can be called again if `park`; send the `first` signal to the other workers."""
         # A process that was started ahead of the round, and is not at its function yet, may be stuck.
-        ends = {pid: w for pid, w in self._parked.items() if not (park and self.restartable.parked(pid))}
-        self._parked = {pid: worker for pid, worker in self._parked.items() if pid not in ends}
-        self._round, self._running = (*self._round, *ends.values()), self._running | ends
-        if not park:
-            self.end_spares()
+        self._take_back_parked({pid for pid in self._parked if not (park and self.restartable.parked(pid))})
         if park:
             self._interrupted = {pid for pid in self._running if self.restartable.interrupt(pid)}
-        if first is None:
-            return
+        else:
+            self.end_spares()
         for pid in set(self._running) - self._interrupted:
-            if not self.restartable.end(pid, at_once=job_goes_on):
+            if not self.restartable.end(pid, at_once=job_goes_on) and first is not None:
                 signal_group(pid, signal.SIGKILL if job_goes_on else first)
+
+    def _take_back_parked(self, pids: Collection[int]) -> None:
+        """Let parked processes end like workers that run."""
+        ends = {pid: self._parked.pop(pid) for pid in pids}
+        self._round, self._running = (*self._round, *ends.values()), self._running | ends
 
     def _have_ended(self, *, park: bool) -> bool:
         """Return whether no worker runs. Workers whose function has ended are parked if `park`."""
@@ -861,10 +899,14 @@ class WorkerGroup:
         await asyncio.to_thread(wait_for_files, self._files, FILE_TIMEOUT)
 
     def limit_grace(self, seconds: float) -> None:
-        """End the grace period of a `stop` in progress after `seconds`, unless it ends before."""
+        """End the grace period of a `stop` in progress after `seconds`, unless it ends before; infinite: no limit."""
+        loop = asyncio.get_running_loop()
+        at = loop.time() + seconds
+        if seconds == math.inf or (self._grace_limit is not None and self._grace_limit.when() <= at):
+            return
         if self._grace_limit is not None:
             self._grace_limit.cancel()
-        self._grace_limit = asyncio.get_running_loop().call_later(seconds, self._skip_grace)
+        self._grace_limit = loop.call_at(at, self._skip_grace)
 
     def _skip_grace(self) -> None:
         self._grace_skipped = True

@@ -235,6 +235,8 @@ class WorkersStopped:
     """Port of a fresh process-group store for the next round."""
     ended_ranks: tuple[int, ...] = ()
     """Global ranks of the node's workers that had succeeded before a stop."""
+    has_state: bool = True
+    """Whether the node may have a training state: in a process that has trained and stays, or in its memory."""
 
 
 @dataclass(frozen=True)
@@ -365,6 +367,9 @@ class StartRound:
     """Seconds without a step, after the first, that make a hang; 0 disables the check."""
     hang_ends_round: bool = True
     """False: a hang is only reported (`WorkersStalled`), and the workers are left running."""
+    state_known: bool = True
+    """False: no node of the round has a training state, although there was a round before. What a script has read ahead
+    of this round, such as a checkpoint, may be outdated."""
 
 
 @dataclass(frozen=True)

@@ -366,7 +366,13 @@ def _apply_node_message(
         if stale is None and message.round >= announced:
             state = confirmation.record_stopped_node(state, node.agent_id, message.round)
         unresponsive = node.unresponsive and stale is not None
-        node = replace(node, store_port=message.store_port, stale_round=stale, unresponsive=unresponsive)
+        node = replace(
+            node,
+            store_port=message.store_port,
+            stale_round=stale,
+            unresponsive=unresponsive,
+            has_state=message.has_state,
+        )
         state = set_node(state, node)
     return _apply_worker_state(state, node, message)
 

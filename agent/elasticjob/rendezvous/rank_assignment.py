@@ -75,6 +75,7 @@ def assign_ranks(
     max_restarts: int,
     progress_timeout: float = 0.0,
     hang_ends_round: bool = True,
+    state_known: bool = True,
 ) -> Mapping[str, Member]:
     """Return the members by agent id, with ranks as torch assigns them.
 
@@ -102,6 +103,7 @@ def assign_ranks(
             max_restarts=max_restarts,
             progress_timeout=progress_timeout,
             hang_ends_round=hang_ends_round,
+            state_known=state_known,
         )
         members[node.agent_id] = Member(start, node.pod, node.local_world_size)
         next_rank += node.local_world_size

@@ -345,6 +345,7 @@ def _start_round(state: CoordinatorState, pool: Sequence[Node], why: str, now: f
         max_restarts=settings.max_restarts,
         progress_timeout=settings.progress_timeout,
         hang_ends_round=settings.hang_action is not HangAction.EVENT,
+        state_known=state.rounds == 0 or any(node.has_state for node in chosen),
     )
     state = replace(
         state,

@@ -74,6 +74,8 @@ class Node:
     """Whether it has reported that its workers' function can be called again."""
     knows_machine_end: bool = False
     """Whether it had been sent the end of its machine when it announced itself."""
+    has_state: bool = False
+    """Whether it may have a training state, as far as it has reported."""
 
     def expired(self, now: float) -> bool:
         """Return whether the node has been disconnected for longer than the grace."""

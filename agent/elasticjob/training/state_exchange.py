@@ -63,9 +63,9 @@ class Exchange:
         self._sender = senders.get(rank()) if receivers else (None if rank() == sender else sender)
 
     @property
-    def device_type(self) -> str:
-        """Type of the device whose tensors are sent and received without a copy."""
-        return str(self._device.type)
+    def device(self) -> torch.device:
+        """The device whose tensors are sent and received without a copy."""
+        return self._device
 
     @property
     def sends(self) -> bool:
@@ -111,14 +111,14 @@ class Exchange:
     def receive_pieces(self, header: BlockHeader, place: Callable[[int, int, str], Any]) -> Iterator[tuple[int, Any]]:
         """Yield (offset in the block, bytes) of each piece. A piece is overwritten by the one after the next.
 
-        `place(offset, size, device type)` returns where to receive a piece instead; None: in a buffer.
+        `place(offset, size, device)` returns where to receive a piece instead; None: in a buffer.
         """
         begins = range(HEADER_SIZE, header.size, PIECE)
         buffers = [torch.empty(min(PIECE, header.size - HEADER_SIZE), dtype=torch.uint8) for _ in range(2)]
 
         def begin_piece(begin: int) -> tuple[Any, Callable[[], None]]:
             size = min(PIECE, header.size - begin)
-            piece = place(begin, size, self.device_type)
+            piece = place(begin, size, self._device)
             if piece is None:
                 piece = buffers[0][:size]
                 buffers.reverse()
@@ -145,7 +145,7 @@ class Exchange:
 
     def _begin_receive(self, data: Any) -> Callable[[], None]:
         """Begin to receive into `data`, and return what waits for its end."""
-        staged = data if data.device.type == self._device.type else torch.empty_like(data, device=self._device)
+        staged = data if data.device == self._device else torch.empty_like(data, device=self._device)
         if self._broadcasts:
             under_way = dist.broadcast(staged, self._sender, async_op=True)
         else:

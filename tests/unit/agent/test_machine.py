@@ -298,7 +298,7 @@ def test_leaving_while_idle_and_alone() -> None:
 
 def test_a_second_signal_kills_at_once() -> None:
     _, effects = play(SignalReceived("SIGTERM"), SignalReceived("SIGTERM"), AllWorkersStopped(1001), state=running())
-    assert effects[1] == [StopWorkers(0.0)]
+    assert effects[1] == [StopWorkers(0.0, at_once=True)]
     assert exits(effects[2]) == [ExitCode.LEFT]
 
 
@@ -592,9 +592,9 @@ def test_a_hang_that_does_not_end_the_round_is_reported_with_stacks() -> None:
     ("message", "expected"),
     [
         (START, [FreezeWorkers(False)]),
-        (END, [StopWorkers(0.0)]),
-        (AGAIN, [StopWorkers(0.0)]),
-        (SUCCEEDED, [StopWorkers(0.0)]),
+        (END, [StopWorkers(0.0, at_once=True)]),
+        (AGAIN, [StopWorkers(0.0, at_once=True)]),
+        (SUCCEEDED, [StopWorkers(0.0, at_once=True)]),
     ],
     ids=["the round still runs", "it has ended", "a new round", "the job is over"],
 )
@@ -609,7 +609,7 @@ def test_a_node_cut_off_freezes_its_workers_until_the_coordinator_reports_on_the
 
 def test_frozen_workers_get_only_sigkill_when_their_node_leaves() -> None:
     state, _ = play(CutOff(), SignalReceived("SIGTERM"), state=running())
-    assert play(LeaveTimedOut(), state=state)[1] == [[StopWorkers(0.0)]]
+    assert play(LeaveTimedOut(), state=state)[1] == [[StopWorkers(0.0, at_once=True)]]
 
 
 def test_workers_that_start_while_the_node_is_cut_off_are_frozen_at_once() -> None:
@@ -635,6 +635,14 @@ def parked() -> AgentState:
     return play(Received(END), AllWorkersStopped(1001, parked=True), state=running())[0]
 
 
+@pytest.mark.parametrize("has_state", [True, False])
+def test_a_node_reports_whether_it_has_a_training_state(has_state: bool) -> None:
+    stopped = WorkersStopped(R1, 1001, has_state=has_state)
+    state, effects = play(Received(END), AllWorkersStopped(1001, has_state=has_state), state=running())
+    assert effects[-1] == [Send(stopped)]
+    assert stopped in greeting(state), "on a new link too"
+
+
 def test_parked_processes_go_on_in_the_next_round() -> None:
     assert last(Received(AGAIN), state=parked()) == [LaunchWorkers(AGAIN)]
 
@@ -645,6 +653,7 @@ def test_parked_processes_go_on_in_the_next_round() -> None:
         ((Received(Finish(Outcome.FAILED, "MaxRestartsExceeded")),), False, ExitCode.FAILED),
         ((Received(Finish(Outcome.SUPERSEDED, "why")),), True, ExitCode.SUPERSEDED),
         ((SignalReceived("SIGTERM"), LeaveTimedOut()), True, ExitCode.LEFT),
+        ((StoreUnreachable("no answer"),), True, ExitCode.UNAVAILABLE),
     ],
 )
 def test_parked_processes_end_before_the_exit(events: tuple[AgentEvent, ...], goes_on: bool, code: ExitCode) -> None:

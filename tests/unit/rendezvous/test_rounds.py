@@ -128,6 +128,22 @@ def test_heterogeneous_nodes_get_consecutive_ranks() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("reported", "known"),
+    [([True, True], True), ([True, False], True), ([False, True], True), ([False, False], False)],
+)
+def test_a_round_without_any_training_state_says_so(reported: list[bool], known: bool) -> None:
+    """A node that has just announced itself, as the third one, has none."""
+    job = job_of(0, 1)
+    job.operator_view(*pods(0, 1, 2), target=3, scale_up_stabilization=600.0)
+    job.announce(2)
+    assert job.start_of(0).state_known, "there is nothing to be outdated in the first round"
+    job.fail(1)
+    for index, has_state in enumerate(reported):
+        job.send(index, WorkersStopped(job.start_of(index).round, 5000, has_state=has_state))
+    assert [job.start_of(index).state_known for index in range(3)] == [known] * 3
+
+
 # ---- a round ends
 
 

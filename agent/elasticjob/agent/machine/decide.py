@@ -106,7 +106,7 @@ def greeting(state: AgentState) -> tuple[NodeToCoordinator, ...]:
     if state.assignment and state.stall and state.phase is AgentPhase.RUNNING:
         messages.append(WorkersStalled(state.assignment.round, state.stall))
     if state.assignment and state.phase is AgentPhase.IDLE:
-        messages.append(WorkersStopped(state.assignment.round, state.announcement.store_port))
+        messages.append(_workers_stopped(state, state.assignment.round))
     if state.leaving:
         messages.append(Leaving(state.leaving, state.unhealthy))
     return tuple(messages)
@@ -321,7 +321,7 @@ def _plan_end(state: AgentState, message: PlanEnd) -> AgentDecision:
     if state.phase in (AgentPhase.RUNNING, AgentPhase.SUCCEEDED) and message.round == state.round:
         return AgentDecision(state, () if state.last_step is not None else (HoldWorkers(message.round),))
     if state.phase is AgentPhase.IDLE:
-        return AgentDecision(state, (Send(WorkersStopped(message.round, state.announcement.store_port)),))
+        return AgentDecision(state, (Send(_workers_stopped(state, message.round)),))
     return _report_step(state, message.round, None)
 
 
@@ -367,7 +367,7 @@ def _leave_unhealthy(state: AgentState, failure: Failure) -> AgentDecision:
 
 def _end_round(state: AgentState, message: EndRound) -> AgentDecision:
     if state.phase is AgentPhase.IDLE or (state.round is not None and message.round > state.round):
-        return AgentDecision(state, (Send(WorkersStopped(message.round, state.announcement.store_port)),))
+        return AgentDecision(state, (Send(_workers_stopped(state, message.round)),))
     if message.round != state.round or (state.phase is AgentPhase.STOPPING and message.planned):
         return AgentDecision(state)
     if state.phase is AgentPhase.STOPPING:
@@ -395,9 +395,10 @@ def _stop(state: AgentState, grace: float, *, graceful: bool = False, dump_stack
     """Stop the workers; during a graceful stop, only shorten its grace period: other nodes may train already."""
     if state.phase is AgentPhase.STOPPING and (graceful or not state.stopping_gracefully):
         return AgentDecision(state)
-    # Frozen workers get SIGKILL only: a SIGTERM handler must not write anything.
+    # Frozen workers get SIGKILL only: neither a SIGTERM handler nor the end of a function must write anything.
     for_good = bool(state.leaving) or isinstance(state.after_stop, Finish)
-    stop = StopWorkers(0.0) if state.frozen else StopWorkers(grace, for_good=for_good, dump_stacks=dump_stacks)
+    stop = StopWorkers(grace, for_good=for_good, dump_stacks=dump_stacks)
+    stop = StopWorkers(0.0, at_once=True) if state.frozen else stop
     return AgentDecision(replace(state, phase=AgentPhase.STOPPING, stopping_gracefully=graceful), (stop,))
 
 
@@ -441,6 +442,7 @@ def _all_stopped(state: AgentState, event: AllWorkersStopped) -> AgentDecision:
         member=MemberState.STOPPED,
         announcement=replace(state.announcement, store_port=store_port),
         parked=event.parked,
+        has_state=event.has_state,
         running_ranks=frozenset(),
         after_stop=None,
         frozen=False,
@@ -449,7 +451,7 @@ def _all_stopped(state: AgentState, event: AllWorkersStopped) -> AgentDecision:
         return _exit(state, after_stop)
     if isinstance(after_stop, StartRound) and state.unhealthy is None:
         return _start(state, after_stop)
-    report = (Send(WorkersStopped(state.round, store_port)),) if state.round else ()
+    report = (Send(_workers_stopped(state, state.round)),) if state.round else ()
     if not state.leaving:
         return AgentDecision(state, report)
     if not state.leave_acknowledged:
@@ -458,10 +460,14 @@ def _all_stopped(state: AgentState, event: AllWorkersStopped) -> AgentDecision:
     return AgentDecision(state, (*report, StartLeaveTimer(LEAVE_TIMEOUT)))
 
 
+def _workers_stopped(state: AgentState, round_id: RoundId) -> WorkersStopped:
+    return WorkersStopped(round_id, state.announcement.store_port, has_state=state.has_state)
+
+
 def _signal_received(state: AgentState, name: str) -> AgentDecision:
     if state.signalled:
         ended = replace(state, phase=AgentPhase.STOPPING, after_stop=Finish(Outcome.LEFT, name))
-        return AgentDecision(ended, (Log(f"{name} again: killing the workers"), StopWorkers(0.0)))
+        return AgentDecision(ended, (Log(f"{name} again: killing the workers"), StopWorkers(0.0, at_once=True)))
     state = replace(state, signalled=True)
     if state.leaving:  # an unhealthy node, whose pod the operator deletes
         return AgentDecision(state)
@@ -505,10 +511,10 @@ def _finish(state: AgentState, finish: Finish) -> AgentDecision:
 def _exit(state: AgentState, finish: Finish) -> AgentDecision:
     """Write the termination message and exit, once processes that wait for a next round have ended.
 
-    If the job goes on without this node, they run no clean-up: it is the user's code, and must write no more.
+    If the job goes on without this node, or may, they run no clean-up: it is the user's code, and must write no more.
     """
     if state.parked:
-        job_goes_on = finish.outcome in (Outcome.LEFT, Outcome.SUPERSEDED)
+        job_goes_on = finish.outcome not in (Outcome.SUCCEEDED, Outcome.FAILED)
         stop = StopWorkers(state.stop_grace, for_good=True, job_goes_on=job_goes_on)
         ending = replace(state, phase=AgentPhase.STOPPING, parked=False, after_stop=finish, stopping_gracefully=False)
         return AgentDecision(ending, (stop,))

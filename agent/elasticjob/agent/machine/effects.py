@@ -57,7 +57,7 @@ class StopWorkers:
     """SIGTERM, `grace` seconds, SIGKILL to every worker and its descendants; ends in `AllWorkersStopped`.
 
     A worker whose function can be called again is interrupted instead of SIGTERM, and its process stays. With a grace
-    of 0 there is neither. During a stop: SIGKILL after `grace` seconds.
+    of 0 no other worker gets SIGTERM. During a stop: SIGKILL after `grace` seconds.
     """
 
     grace: float
@@ -68,6 +68,8 @@ class StopWorkers:
     """
     dump_stacks: bool = False
     """Dump the workers' stacks before the first signal; ends in `StackReport`."""
+    at_once: bool = False
+    """Only SIGKILL: no process stays, and none copies its state."""
 
 
 @dataclass(frozen=True)

@@ -84,6 +84,8 @@ class AllWorkersStopped:
     """Set when processes are left after all: SIGKILL does not end them, and the agent has abandoned them."""
     parked: bool = False
     """Whether processes are left that wait for the next round; nothing of the old one runs in them."""
+    has_state: bool = True
+    """As in `WorkersStopped`."""
 
 
 @dataclass(frozen=True)

@@ -63,6 +63,8 @@ class AgentState:
     """Whether a worker of `assignment` has stopped at the last step."""
     parked: bool = False
     """Whether processes wait for the next round."""
+    has_state: bool = True
+    """Whether this node may have a training state, as `WorkersStopped` reports."""
     failure: Failure | None = None
     """The first failure of `assignment` on this node."""
     stall: Failure | None = None

@@ -22,6 +22,7 @@ from elasticjob.contract.memory_file import memory_file
 from elasticjob.contract.messages import Metric, StateReceived, TrainingProgress
 from elasticjob.contract.names import RoundId
 from elasticjob.contract.progress_page import HOLD, NO_LIMIT, NO_STEP, PAGE_SIZE, PageWord, open_page, read_text
+from elasticjob.training.blocks.state_block import ABSENT, read_header
 
 log = logging.getLogger(__name__)
 
@@ -134,6 +135,12 @@ class WorkerProgress:
         """Return when `State.sync` has brought this worker to the state of the round, as `ProgressReport.time`."""
         at = self._ranks[local_rank].words[PageWord.BEGIN_TIME] if local_rank in self._ranks else 0
         return at / 1e9 if at else None
+
+    @property
+    def has_copy(self) -> bool:
+        """Whether the memory of this node has a copy of a State, or a shard."""
+        shards = (descriptor for buffers in self._shards.values() for descriptor in buffers)
+        return any(read_header(descriptor) != ABSENT for descriptor in (*self.memory, *shards))
 
     def training(self) -> TrainingProgress | None:
         """Return what rank 0 reports of the training; None if it is not on this node, or reports only its steps."""

@@ -26,8 +26,8 @@ class TensorBytes:
         for part, place in self._overlaps(begin, piece):
             part.copy_(place)
 
-    def view(self, begin: int, size: int, device_type: str) -> Any | None:
-        """Return the bytes from offset `begin` on without a copy; None if they are not of one tensor on such a device.
+    def view(self, begin: int, size: int, device: torch.device) -> Any | None:
+        """Return the bytes from offset `begin` on without a copy; None if they are not of one tensor on this device.
 
         What is written to them goes into the tensor.
         """
@@ -36,9 +36,7 @@ class TensorBytes:
             return None
         offset, content = self._part
         inside = offset <= begin and begin + size <= offset + len(content)
-        return (
-            content[begin - offset : begin - offset + size] if inside and content.device.type == device_type else None
-        )
+        return content[begin - offset : begin - offset + size] if inside and content.device == device else None
 
     def _skip_to(self, begin: int) -> None:
         while self._part is not None and self._part[0] + len(self._part[1]) <= begin:

@@ -13,11 +13,12 @@ from elasticjob.training.blocks.state_tree import PackedTree, place_tree
 from elasticjob.training.blocks.tensor_bytes import TensorBytes
 from elasticjob.training.state_parts import state_of
 
-Place: TypeAlias = Callable[[int, int, str], Any]
+Place: TypeAlias = Callable[[int, int, torch.device], Any]
 """Returns where a piece is received, by its offset in the block, its size, and the device that receives it; None:
 anywhere."""
 Receive: TypeAlias = Callable[[Place], Iterator[tuple[int, Any]]]
 """Receives the pieces of a block in order, as (offset, bytes)."""
+_CPU = torch.device("cpu")
 
 
 class LiveBlock:
@@ -30,16 +31,16 @@ class LiveBlock:
         self._text = torch.frombuffer(bytearray(content), dtype=torch.uint8)
         self._tensors = [(start + offset, tensor) for offset, tensor in packed.tensors]
 
-    def pieces(self, size: int, device_type: str = "cpu") -> Iterator[Any]:
+    def pieces(self, size: int, device: torch.device = _CPU) -> Iterator[Any]:
         """Yield the bytes after the header in pieces of `size`. A piece is overwritten by the one after the next.
 
-        A piece inside a tensor on a device of this type is no copy of it.
+        A piece inside a tensor on this device is no copy of it.
         """
         end = self.header.size
         buffers = [torch.zeros(min(size, end - HEADER_SIZE), dtype=torch.uint8) for _ in range(2)]
         source = TensorBytes([(HEADER_SIZE, self._text), *self._tensors])
         for begin in range(HEADER_SIZE, end, size):
-            piece = source.view(begin, min(size, end - begin), device_type)
+            piece = source.view(begin, min(size, end - begin), device)
             if piece is None:
                 piece = buffers[0][: min(size, end - begin)]
                 buffers.reverse()
@@ -57,8 +58,8 @@ def receive_into(
     """
     direct, placed = TensorBytes(()), set[int]()
 
-    def place(begin: int, size: int, device_type: str) -> Any | None:
-        view = direct.view(begin, size, device_type)
+    def place(begin: int, size: int, device: torch.device) -> Any | None:
+        view = direct.view(begin, size, device)
         if view is not None:
             placed.add(begin)
         return view

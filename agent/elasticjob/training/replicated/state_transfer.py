@@ -14,6 +14,7 @@ from elasticjob.training.blocks.node_copies import NodeCopies
 from elasticjob.training.blocks.state_block import BlockHeader, data_start
 from elasticjob.training.blocks.state_sources import Source, Transfer
 from elasticjob.training.blocks.state_tree import unpack_tree
+from elasticjob.training.devices import synchronize_device
 from elasticjob.training.network_counters import busiest_interface, received_bytes
 from elasticjob.training.replicated.live_block import LiveBlock, Receive
 from elasticjob.training.state_exchange import PIECE, Exchange, pieces_of
@@ -51,7 +52,7 @@ def transfer_state(
             _send(copy_live(), exchange)
         elif exchange.sends and transfer.source is Source.LIVE:
             block = live_block()
-            exchange.send(block.header, block.pieces(PIECE, exchange.device_type))
+            exchange.send(block.header, block.pieces(PIECE, exchange.device))
         elif exchange.sends:
             _send(copies.newest()[0], exchange)
     return None if is_live else _read(copies.newest()[0])
@@ -88,6 +89,7 @@ def _reported(size: int) -> Iterator[None]:
     """Report how long the block of this size takes, and over which interface it comes."""
     before, begin = received_bytes(), time.monotonic()
     yield
+    synchronize_device()  # nccl has only queued the last piece
     seconds = time.monotonic() - begin
     progress_channel.report_received(size, seconds, busiest_interface(before, received_bytes(), size))
 
