@@ -589,6 +589,8 @@ class Recorded(type(os.environ)):
         return super().__getitem__(name)
 os.environ.__class__ = Recorded
 import torch, torch._dynamo
+from elasticjob.agent.start_workers.fork_server.torch_backends import find_backends
+find_backends()
 print("\\n".join(sorted(read)))
 """)
     output = await asyncio.to_thread(subprocess.check_output, [sys.executable, str(tmp_path / "script.py")], text=True)
@@ -598,6 +600,23 @@ print("\\n".join(sorted(read)))
     )
     assert "HOME" in (names := set(output.split()))
     assert not names & set(worker)
+
+
+@pytest.mark.torch
+@pytest.mark.timeout(300)
+async def test_a_process_group_of_a_worker_does_not_look_for_packages_that_provide_it(tmp_path: Path) -> None:
+    path = tmp_path / "script.py"
+    path.write_text("""
+import importlib.metadata
+import torch.distributed as dist
+def entry_points(**_):
+    raise AssertionError("reads the metadata of all packages")
+importlib.metadata.entry_points = entry_points
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+print(dist.get_backend(), dist.Backend.default_device_backend_map["cuda"])
+""")
+    async with forking_launcher([sys.executable, str(path)], tmp_path, ("torch",)) as launcher:
+        assert await run_workers(launcher, tmp_path) == [(0, "gloo nccl\n", "")]
 
 
 @pytest.mark.torch

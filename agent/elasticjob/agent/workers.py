@@ -923,6 +923,8 @@ class WorkerGroup:
     async def _kill_all(self) -> bool:
         """Kill all processes of the workers, the cleaners among them last; return whether none is left."""
         self._killed_at = asyncio.get_running_loop().time()
+        if not self._processes():
+            return True
         if not await self._until_killed(self._kill_all_but_cleaners):
             return False
         cleaned_up = await self._until(lambda: not self._processes(), CLEANUP_TIMEOUT)

@@ -48,6 +48,7 @@ from elasticjob.agent.start_workers.fork_server.preload_learning import (
     PreloadLearning,
     report_imports_at_first_step,
 )
+from elasticjob.agent.start_workers.fork_server.torch_backends import find_backends
 
 MAX_DESCRIPTORS = 250
 """Of one message; the kernel's limit is 253."""
@@ -91,6 +92,7 @@ def main() -> None:
     with self_test.import_environment():
         missing = self_test.import_modules(config["preload"])
         import_own_modules(code_root)
+        find_backends()
         result = self_test.check_threads() or self_test.check_gpus() or self_test.run_self_test()
     result |= {"seconds": round(time.monotonic() - started, 3), "missing": missing}
     baseline = Baseline(frozenset(sys.modules), dict(os.environ))
