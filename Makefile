@@ -27,7 +27,7 @@ lint: venv ## ruff, mypy --strict, import contracts, spelling, vocabulary
 
 .PHONY: unit
 unit: venv ## tests without cluster or torch
-	@pytest -q tests/unit tests/model tests/compat
+	@pytest -q -n auto --dist worksteal tests/unit tests/model tests/compat
 
 .PHONY: programs
 programs: ## build what the cluster runs, once (8 minutes on two cores)
@@ -70,13 +70,18 @@ network-policies: venv cluster images ## faults on the real cluster while Networ
 	@pytest -q tests/network_policies; result=$$?; PYTHONPATH=tests $(PY) -m network_policies.enforcer; exit $$result
 
 .PHONY: test
-test: ## all tests, fast ones first
+test: ## all tests, fast ones first; those on the cluster run beside the others on this machine
 	@$(MAKE) --no-print-directory lint
 	@$(MAKE) --no-print-directory unit
 	@$(MAKE) --no-print-directory -j2 programs images
 	@$(MAKE) --no-print-directory cluster-test
-	@$(MAKE) --no-print-directory integration
-	@$(MAKE) --no-print-directory e2e
+	@$(MAKE) --no-print-directory metrics-server
+	@output=$$(mktemp); $(MAKE) --no-print-directory e2e >$$output 2>&1 & e2e=$$!; \
+	trap 'test -z "$$e2e" || kill $$e2e; rm -f $$output' EXIT; trap 'exit 130' INT TERM; \
+	$(MAKE) --no-print-directory integration; integration=$$?; \
+	echo "[e2e] what the tests on the cluster have printed so far, and go on to print:"; \
+	tail -n +1 -f --pid=$$e2e $$output; \
+	wait $$e2e; cluster=$$?; e2e=; exit $$((integration || cluster))
 
 .PHONY: demo
 demo: ## a cluster, a plain job, one in process, and everything taken away while they train

@@ -26,6 +26,7 @@ from elasticjob.contract import codec
 from elasticjob.contract.messages import ExpectedPod, OperatorView, Outcome, PodState, Report, RoundSettings
 from elasticjob.contract.names import Backend, Env, RoundId, job_store_clients
 from elasticjob.control_link.link import LinkError, LinkRole, connect
+from elasticjob.local.local_run import confirmable_request
 
 PROGRAM = [sys.executable, str(Path(__file__).parents[1] / "agent" / "elasticjob")]
 _STAMP = re.compile(r"^(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3}) \[store\] (.*)")
@@ -222,7 +223,9 @@ class Ours(Side):
         if self._link is not None:
             self._sequence += 1
             pods = tuple(self._pods.values())
-            self._link.send(OperatorView(1, self._sequence, self.settings, 0, self._charged, pods))
+            view = OperatorView(1, self._sequence, self.settings, 0, self._charged, pods)
+            request = confirmable_request(self.reports[-1][1] if self.reports else None, pods)
+            self._link.send(replace(view, confirmed_request=request))
 
     async def _follow(self) -> None:
         key = bytes.fromhex(self._keys[LinkRole.OPERATOR])
@@ -244,6 +247,8 @@ class Ours(Side):
         newest = max((e.round for e in report.ended_rounds), default=self._charged)
         if newest != self._charged:
             self._charged = newest
+            self._send_view()
+        elif report.confirmation_request:
             self._send_view()
 
 

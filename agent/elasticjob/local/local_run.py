@@ -13,7 +13,7 @@ import socket
 import tempfile
 import time
 import uuid
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -280,19 +280,9 @@ class LocalRun:
         pods = tuple(replace(p, state=PodState.DRAINING) if self._is_draining(p) else p for p in self._pods.values())
         restarts = self._restarts
         view = OperatorView(1, self._sequence, self._settings, restarts.count, self._charged_round, pods)
-        self._link_send(replace(view, charged_since=restarts.start, confirmed_request=self._confirmable_request()))
-
-    def _confirmable_request(self) -> float:
-        """Return the coordinator's request to confirm its store; 0 while a node that may go on without it lives."""
-        report = self._report
-        if report is None:
-            return 0.0
-        alive = {pod.pod for pod in self._pods.values()}
-        if report.pods_that_may_write is None:
-            alive -= {node.pod for node in report.nodes}
-        else:
-            alive &= {*report.pods_that_may_write}
-        return 0.0 if alive else report.confirmation_request
+        self._link_send(
+            replace(view, charged_since=restarts.start, confirmed_request=confirmable_request(self._report, pods))
+        )
 
     def _is_draining(self, pod: ExpectedPod) -> bool:
         return self._draining or pod.index >= self._settings.desired_pods
@@ -426,6 +416,21 @@ def _describe_end(ended: RoundEnded) -> str:
 def _ends_job(ended: RoundEnded, report: Report) -> bool:
     """Return whether the job's last line describes the end of this round too."""
     return report.outcome is Outcome.FAILED and ended.failure is not None and ended.failure == report.failure
+
+
+def confirmable_request(report: Report | None, pods: Iterable[ExpectedPod]) -> float:
+    """Return the coordinator's request to confirm its store; 0 while a node that may go on without it lives.
+
+    `pods`: those whose processes live.
+    """
+    if report is None:
+        return 0.0
+    alive = {pod.pod for pod in pods}
+    if report.pods_that_may_write is None:
+        alive -= {node.pod for node in report.nodes}
+    else:
+        alive &= {*report.pods_that_may_write}
+    return 0.0 if alive else report.confirmation_request
 
 
 def _describe_straggler(slow: Straggler | None) -> str:
