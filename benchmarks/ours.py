@@ -26,7 +26,7 @@ from elasticjob.contract import codec
 from elasticjob.contract.messages import ExpectedPod, OperatorView, Outcome, PodState, Report, RoundSettings
 from elasticjob.contract.names import Backend, Env, RoundId, job_store_clients
 from elasticjob.control_link.link import LinkError, LinkRole, connect
-from elasticjob.local.local_run import confirmable_request
+from elasticjob.local.local_run import request_to_confirm
 
 PROGRAM = [sys.executable, str(Path(__file__).parents[1] / "agent" / "elasticjob")]
 _STAMP = re.compile(r"^(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3}) \[store\] (.*)")
@@ -224,7 +224,7 @@ class Ours(Side):
             self._sequence += 1
             pods = tuple(self._pods.values())
             view = OperatorView(1, self._sequence, self.settings, 0, self._charged, pods)
-            request = confirmable_request(self.reports[-1][1] if self.reports else None, pods)
+            request = request_to_confirm(self.reports[-1][1] if self.reports else None, pods)
             self._link.send(replace(view, confirmed_request=request))
 
     async def _follow(self) -> None:

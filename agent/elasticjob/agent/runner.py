@@ -321,7 +321,7 @@ class Agent:
             case FreezeWorkers(on):
                 self._workers.freeze(on)
             case CheckHealth():
-                self._loop.call_later(HEALTH_CHECK_DELAY, lambda: self._spawn(self._check_health()))
+                self._loop.call_later(HEALTH_CHECK_DELAY, self._begin_health_check)
             case StartLeaveTimer(seconds):
                 if self._leave_timer:
                     self._leave_timer.cancel()
@@ -358,6 +358,10 @@ class Agent:
         log.info("%s", ready)
         if healthy:
             self._dispatch(events.LauncherReady(self._launcher.fork_disabled_reason))
+
+    def _begin_health_check(self) -> None:
+        if not self._finished.done():
+            self._spawn(self._check_health())
 
     async def _check_health(self) -> bool:
         problem = await self._health.find_problem()

@@ -281,7 +281,7 @@ class LocalRun:
         restarts = self._restarts
         view = OperatorView(1, self._sequence, self._settings, restarts.count, self._charged_round, pods)
         self._link_send(
-            replace(view, charged_since=restarts.start, confirmed_request=confirmable_request(self._report, pods))
+            replace(view, charged_since=restarts.start, confirmed_request=request_to_confirm(self._report, pods))
         )
 
     def _is_draining(self, pod: ExpectedPod) -> bool:
@@ -418,7 +418,7 @@ def _ends_job(ended: RoundEnded, report: Report) -> bool:
     return report.outcome is Outcome.FAILED and ended.failure is not None and ended.failure == report.failure
 
 
-def confirmable_request(report: Report | None, pods: Iterable[ExpectedPod]) -> float:
+def request_to_confirm(report: Report | None, pods: Iterable[ExpectedPod]) -> float:
     """Return the coordinator's request to confirm its store; 0 while a node that may go on without it lives.
 
     `pods`: those whose processes live.
