@@ -80,9 +80,6 @@ log = logging.getLogger(__name__)
 
 FLUSH_TIMEOUT = 5.0
 """Seconds that a slow reader of the agent's output may delay the agent's exit."""
-HEALTH_CHECK_DELAY = 0.2
-"""Seconds from a failure to the check of this node: its thread and its programs would take processor time from the
-recovery, and no round waits for it."""
 CLOSE_TIMEOUT = 15.0
 """Seconds for the clean-up before the exit. It kills spare processes, and workers only after an error of the agent
 itself; the container's end kills what is left, and Kubernetes waits for it."""
@@ -321,7 +318,7 @@ class Agent:
             case FreezeWorkers(on):
                 self._workers.freeze(on)
             case CheckHealth():
-                self._loop.call_later(HEALTH_CHECK_DELAY, self._begin_health_check)
+                self._spawn(self._check_health())
             case StartLeaveTimer(seconds):
                 if self._leave_timer:
                     self._leave_timer.cancel()
@@ -358,10 +355,6 @@ class Agent:
         log.info("%s", ready)
         if healthy:
             self._dispatch(events.LauncherReady(self._launcher.fork_disabled_reason))
-
-    def _begin_health_check(self) -> None:
-        if not self._finished.done():
-            self._spawn(self._check_health())
 
     async def _check_health(self) -> bool:
         problem = await self._health.find_problem()
