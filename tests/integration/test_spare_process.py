@@ -149,7 +149,8 @@ def test_a_spare_process_that_is_not_at_its_function_does_not_delay_the_new_one(
         ' "of pid", os.getpid(), "round", os.environ["ELASTICJOB_ROUND"], flush=True)'
     )
     lock = 'import fcntl; lock = open(folder + "/lock" + os.environ["RANK"], "w"); fcntl.flock(lock, fcntl.LOCK_EX)'
-    with start(tmp_path, f"{helper}; {lock}") as run:
+    never_there = 'while os.environ["ELASTICJOB_ROUND"].startswith("0.0."): time.sleep(0.02)'
+    with start(tmp_path, f"{helper}; {lock}\n{never_there}") as run:
         first = begun(run, 2)
         waiting, helpers = {}, {}
         for _ in range(2):
@@ -176,8 +177,13 @@ def test_spare_processes_do_not_bring_back_an_old_checkpoint(made_inside: bool, 
         first = begun(run, 2)
         waiting = spares(run, 2)
         (tmp_path / "checkpoint").write_text("2")
+        agents = [agent_over(pid) for pid in first.values()]
+        for agent in agents:  # no agent may interrupt its process before it is killed
+            os.kill(agent, signal.SIGSTOP)
         for pid in first.values():
             os.kill(pid, signal.SIGKILL)
+        for agent in agents:
+            os.kill(agent, signal.SIGCONT)
         replaced = [run.wait_for(r"process (\d+) of local rank 0 may have read an old one")[1] for _ in range(2)]
         assert {*map(int, replaced)} == {*waiting.values()}
         again = begun(run, 2)

@@ -6,6 +6,7 @@ import atexit
 import gc
 import io
 import os
+import signal
 import sys
 import threading
 from contextlib import suppress
@@ -20,6 +21,16 @@ def end_at_once(status: int) -> NoReturn:
     """
     clean_up()
     os._exit(status)
+
+
+def end_outdated_process() -> None:
+    """End a spare process whose objects may be of an old checkpoint, so that a new one begins with the script."""
+    text = (
+        "elasticjob: all processes that had the training state are lost, and this spare process may have read an older"
+        f" checkpoint than there is now: a new process replaces {os.getpid()}\n"
+    )
+    os.write(2, text.encode())
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def clean_up() -> None:

@@ -8,7 +8,7 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 from elasticjob.contract.memory_file import memory_file
-from elasticjob.contract.names import Env
+from elasticjob.contract.names import BEFORE_ROUNDS, Env
 from elasticjob.training import progress_channel, state_exchange
 from elasticjob.training.blocks import state_file
 from elasticjob.training.blocks.commit_sequence import CommitSequence
@@ -18,6 +18,7 @@ from elasticjob.training.blocks.state_sources import NO_VERSION, Offer, Transfer
 from elasticjob.training.blocks.state_tree import PackedTree
 from elasticjob.training.blocks.state_values import refusal
 from elasticjob.training.devices import synchronize_device
+from elasticjob.training.process_end import end_outdated_process
 from elasticjob.training.random_states import GENERATORS
 from elasticjob.training.replicated.live_block import LiveBlock, Receive, receive_into
 from elasticjob.training.replicated.live_state import LiveState
@@ -79,6 +80,8 @@ class State:
         self._packed()
         self._live = LiveState(self._objects, keep_random_states=random_states)
         self._made_in = os.environ.get(Env.ROUND)
+        self._made_by_spare = progress_channel.is_ahead() and self._made_in != str(BEFORE_ROUNDS)
+        """Whether the objects are of the time when a spare process was started, which may be long ago."""
         self._outlives_round = not progress_channel.process_stays
         """Whether it is known that these objects are still there in the next round of a process that stays."""
         _make_current(self)
@@ -136,6 +139,9 @@ class State:
         same = alike(offers, transfer.version if transfer is not None else NO_VERSION)
         if transfer is not None:
             self._take_up(exchange, transfer, offer, same)
+            self._made_by_spare = False
+        elif self._made_by_spare:
+            end_outdated_process()  # a process with the state has ended after its agent had reported that it stays
         elif any(other.half_changed for other in offers):
             raise RuntimeError("every rank was interrupted inside a step, and there is no copy: restart the training")
         if self._random is not None:
