@@ -108,7 +108,9 @@ class Exchange:
             populate(view, end, PIECE)
             finish()
 
-    def receive_pieces(self, header: BlockHeader, place: Callable[[int, int, str], Any]) -> Iterator[tuple[int, Any]]:
+    def receive_pieces(
+        self, header: BlockHeader, place: Callable[[int, int, torch.device], Any]
+    ) -> Iterator[tuple[int, Any]]:
         """Yield (offset in the block, bytes) of each piece. A piece is overwritten by the one after the next.
 
         `place(offset, size, device)` returns where to receive a piece instead; None: in a buffer.

@@ -397,8 +397,8 @@ def _stop(state: AgentState, grace: float, *, graceful: bool = False, dump_stack
         return AgentDecision(state)
     # Frozen workers get SIGKILL only: neither a SIGTERM handler nor the end of a function must write anything.
     for_good = bool(state.leaving) or isinstance(state.after_stop, Finish)
-    stop = StopWorkers(grace, for_good=for_good, dump_stacks=dump_stacks)
-    stop = StopWorkers(0.0, at_once=True) if state.frozen else stop
+    usual = StopWorkers(grace, for_good=for_good, dump_stacks=dump_stacks)
+    stop = StopWorkers(0.0, at_once=True) if state.frozen else usual
     return AgentDecision(replace(state, phase=AgentPhase.STOPPING, stopping_gracefully=graceful), (stop,))
 
 

@@ -129,6 +129,7 @@ class State:
 
         Call it once the process group exists, before the first step. If there is no state, nothing changes.
         RuntimeError on all ranks: there is no complete state, and an interruption has left a model half changed.
+        Without a state, spare processes end, and new ones begin with the script: what they have read may be outdated.
         """
         _make_current(self)
         self._outlives_round = self._outlives_round or os.environ.get(Env.ROUND) != self._made_in
