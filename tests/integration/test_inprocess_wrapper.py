@@ -377,8 +377,17 @@ def test_another_store_serves_ranks_and_their_monitor_processes(tmp_path: Path) 
         assert first.exit_code() == 0
 
 
+NEXT_PORT_IS_IN_USE = """
+import contextlib, socket
+
+if os.environ["RANK"] == "0":
+    with contextlib.suppress(OSError):  # already in use
+        other = socket.create_server(("", int(os.environ["MASTER_PORT"]) + 1))
+"""
+
+
 def test_it_runs_under_a_stock_torchrun(tmp_path: Path) -> None:
-    (tmp_path / "script.py").write_text(PRELUDE + RESTART)
+    (tmp_path / "script.py").write_text(PRELUDE + NEXT_PORT_IS_IN_USE + RESTART)
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=3"]
     environ = {**os.environ, "PYTHONPATH": str(Path(elasticjob.__file__).parents[1])}
     with ChildProcess([*command, str(tmp_path / "script.py"), str(tmp_path)], env=environ) as torchrun:

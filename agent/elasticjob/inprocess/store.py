@@ -34,13 +34,19 @@ class TCPStore(dist.TCPStore, StoreMixin):  # type: ignore[misc]
         is_master: bool | None = None,
         timeout: timedelta = timedelta(minutes=5),
     ) -> None:
-        """`host_name`: default MASTER_ADDR. `port`: default MASTER_PORT + 1: the launcher may use MASTER_PORT itself.
+        """`host_name`: default MASTER_ADDR.
 
+        `port`: default any free port, if the launcher has a store through which ranks learn it, as torchrun has; else
+        MASTER_PORT + 1: rank 0 may need MASTER_PORT itself.
         `is_master`: whether this process starts the server; default: its RANK is 0. OSError: the port is in use.
         """
         host_name = os.environ["MASTER_ADDR"] if host_name is None else host_name
-        port = int(os.environ["MASTER_PORT"]) + 1 if port is None else port
-        if os.environ["RANK"] == "0" if is_master is None else is_master:
+        is_master = os.environ["RANK"] == "0" if is_master is None else is_master
+        if port is None and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+            port = _port_by_launcher(is_master=is_master, timeout=timeout)
+        elif port is None:
+            port = int(os.environ["MASTER_PORT"]) + 1
+        if is_master:
             try:
                 store_server.serve(port)
             except OSError as error:
@@ -60,6 +66,23 @@ class TCPStore(dist.TCPStore, StoreMixin):  # type: ignore[misc]
 
     def endpoint(self) -> tuple[str, int]:
         return self._endpoint
+
+
+_own_port = 0
+"""Port of the server that this process has started, if it was free to choose. 0: none."""
+
+
+def _port_by_launcher(*, is_master: bool, timeout: timedelta) -> int:
+    """Return the port of the wrapper's store: that of rank 0's server, known to the others by the launcher's store."""
+    global _own_port
+    launcher = dist.TCPStore(
+        os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False, timeout=timeout, use_libuv=False
+    )
+    key = f"elasticjob/inprocess/port/{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}"
+    if is_master:
+        _own_port = store_server.serve(_own_port)
+        launcher.set(key, str(_own_port))
+    return int(launcher.get(key))
 
 
 def serve_process_groups() -> Any:
