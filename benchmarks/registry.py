@@ -5,6 +5,7 @@ from __future__ import annotations
 from benchmarks import (
     cold_start,
     footprint,
+    formed_again,
     process_group,
     recovery,
     rendezvous,
@@ -22,6 +23,7 @@ ROWS: list[Row] = [
     *rendezvous.ROWS,
     *store_operations.ROWS,
     *process_group.ROWS,
+    *formed_again.ROWS,
     *footprint.ROWS,
     *state_commit.ROWS,
     *state_transfer.ROWS,

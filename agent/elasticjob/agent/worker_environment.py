@@ -9,6 +9,11 @@ from elasticjob.contract.messages import StartRound
 from elasticjob.contract.names import Backend, Env, RoundId
 
 
+NAME_LOOKUPS = "timeout:1 attempts:3"
+"""The resolver's options. torch looks up the name of each host to which it connects, only for its log, and a rank waits
+for that in each round: 5 s if one packet is lost with the resolver's defaults, 10 s while the name server is."""
+
+
 def worker_env(
     start: StartRound,
     *,
@@ -96,6 +101,7 @@ def torchrun_env(
 def node_env(base: Mapping[str, str], local_world_size: int, code_root: str) -> dict[str, str]:
     """Return the environment that all workers of this node share; as with torchrun, several get one thread each.
 
+    Options of the resolver (RES_OPTIONS) are left out where `base` sets them.
     `code_root` is the folder of this package. It comes last on PYTHONPATH, so that scripts can `import elasticjob` in
     images that do not have it installed.
     """
@@ -103,6 +109,7 @@ def node_env(base: Mapping[str, str], local_world_size: int, code_root: str) -> 
     env["PYTHONPATH"] = os.pathsep.join([*filter(None, [env.get("PYTHONPATH")]), code_root])
     if local_world_size > 1:
         env.setdefault("OMP_NUM_THREADS", "1")
+    env.setdefault("RES_OPTIONS", NAME_LOOKUPS)
     return env
 
 

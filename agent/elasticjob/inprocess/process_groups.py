@@ -145,7 +145,8 @@ class ProcessGroups:
         Their collectives are broken before: destroying a group waits for those of its peers. The threads of gloo, which
         wake up each 10 ms only, end while the next round forms: their connections are shut down.
         """
-        self.break_collectives()
+        if self._gloo or self._abortable:  # not broken yet
+            self.break_collectives()
         for thread in self._aborts:
             thread.join()
         self._known, self._aborts = set(), []
@@ -165,12 +166,14 @@ class ProcessGroups:
             if id(group) in self._known:
                 continue
             self._known.add(id(group))
-            for device in group._device_types:
+            addresses: set[Address] = set()
+            for device in sorted(group._device_types, key=lambda device: str(device.type)):
                 backend = group._get_backend(device)
-                if backend.name() == "gloo":
-                    self._gloo |= _published_addresses(store, device.type, group.rank(), group.size())
+                if backend.name() == "gloo":  # one backend serves all types, and has written for the first
+                    addresses = addresses or _published_addresses(store, device.type, group.rank(), group.size())
                 elif hasattr(backend, "abort") and backend not in self._abortable:
                     self._abortable.append(backend)
+            self._gloo |= addresses
 
 
 def _gloo_backends(group: Any) -> list[Any]:

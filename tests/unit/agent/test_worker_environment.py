@@ -63,6 +63,11 @@ def test_several_workers_get_one_thread_each_by_default(
     assert node_env(base, workers, "/code").get("OMP_NUM_THREADS") == threads
 
 
+def test_the_users_options_of_the_resolver_win() -> None:
+    assert node_env({}, 1, "/code")["RES_OPTIONS"] == "timeout:1 attempts:3"
+    assert node_env({"RES_OPTIONS": ""}, 1, "/code")["RES_OPTIONS"] == ""
+
+
 @pytest.mark.parametrize(("before", "after"), [({}, "/code"), ({"PYTHONPATH": "/users"}, "/users:/code")])
 def test_this_package_comes_last_on_pythonpath(before: dict[str, str], after: str) -> None:
     assert node_env(before, 1, "/code")["PYTHONPATH"] == after
