@@ -73,7 +73,7 @@ class Reconfigure:
             )
         self._joined += 1
         group: Any = distributed_c10d._get_default_group()
-        options: Any = torch._C._distributed_c10d.ReconfigureOptions()  # type: ignore[attr-defined]
+        options: Any = torch._C._distributed_c10d.ReconfigureOptions()
         store.set(f"handle/{rank}", group.get_reconfigure_handle())
         options.handles = [handle.decode() for handle in store.multi_get([f"handle/{each}" for each in range(size)])]
         options.uuid, options.timeout = self._joined, TIMEOUT

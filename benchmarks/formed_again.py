@@ -35,8 +35,8 @@ def _row(ranks: int) -> Row:
         {side: measure(way) for side, way in _WAYS.items()},
         dict.fromkeys(_WAYS, 5),
         60,
-        note="`reconfigure` keeps the store of its first round, and notes no addresses by which to break the next group. "
-        "Without the break it takes 25 ms with four ranks: its threads wake up every 10 ms.",
+        note="`reconfigure` keeps the store of its first round, and notes no addresses for the next break. "
+        "If connections are left open it takes 25 ms with four ranks: its threads wake up every 10 ms.",
     )
 
 

@@ -6,6 +6,7 @@ import os
 import re
 import select
 import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -192,6 +193,38 @@ def test_spare_processes_do_not_bring_back_an_old_checkpoint(made_inside: bool, 
         assert run.exit_code() == 0, run.text
     assert re.findall(r"begins at .* seed (\d)$", run.text, re.MULTILINE) == ["1", "1", "2", "2"]
     assert "toy succeeded; 1 restart" in run.text
+
+
+@pytest.mark.timeout(120)
+def test_nor_if_the_last_process_with_the_state_is_lost_while_it_waits_for_the_next_round(tmp_path: Path) -> None:
+    (tmp_path / "checkpoint").write_text("1")
+    reads = 'torch.manual_seed(int(open(folder + "/checkpoint").read()))'
+    with start(tmp_path, reads, made_inside=True) as run:
+        first = begun(run, 2)
+        waiting = spares(run, 2)
+        (tmp_path / "checkpoint").write_text("2")
+        agent = agent_over(first[0])
+        os.kill(agent, signal.SIGSTOP)  # the next round waits for this node
+        os.kill(first[0], signal.SIGKILL)
+        while runs(first[1]):
+            pass
+        os.kill(first[1], signal.SIGKILL)
+        run.wait_for("rank 1 ended while it waited for the next round")
+        os.kill(agent, signal.SIGCONT)
+        replaced = [run.wait_for(r"process (\d+) of local rank 0 may have read an old one")[1] for _ in range(2)]
+        assert {*map(int, replaced)} == {*waiting.values()}
+        begun(run, 2)
+        (tmp_path / "done").touch()
+        assert run.exit_code() == 0, run.text
+    assert re.findall(r"begins at .* seed (\d)$", run.text, re.MULTILINE) == ["1", "1", "2", "2"]
+    assert "toy succeeded; 1 restart" in run.text
+
+
+def runs(pid: int) -> bool:
+    """Return whether the main thread of a process has run in half a second: a function with the above loop does."""
+    before = Path(f"/proc/{pid}/status").read_text()
+    time.sleep(0.5)
+    return before.splitlines()[-2:] != Path(f"/proc/{pid}/status").read_text().splitlines()[-2:]
 
 
 @pytest.mark.timeout(120)

@@ -427,6 +427,8 @@ class Agent:
         for ended in self._workers.reap():
             self._training.send_now()  # before the message that ends the round: a later one would be dropped
             self._dispatch(events.WorkerEnded(ended.round, ended.local_rank, ended.failure, ended.as_planned))
+        if not self._workers.has_state:
+            self._dispatch(events.StateLost())
 
     def _worker_connected(self) -> None:
         self._step_times.start(self._config.processes)

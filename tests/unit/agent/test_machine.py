@@ -37,6 +37,7 @@ from elasticjob.agent.machine.events import (
     SignalReceived,
     StackReport,
     StartedAhead,
+    StateLost,
     StoreUnreachable,
     WorkerEnded,
     WorkersHeld,
@@ -641,6 +642,15 @@ def test_a_node_reports_whether_it_has_a_training_state(has_state: bool) -> None
     state, effects = play(Received(END), AllWorkersStopped(1001, has_state=has_state), state=running())
     assert effects[-1] == [Send(stopped)]
     assert stopped in greeting(state), "on a new link too"
+
+
+def test_a_node_whose_last_process_with_the_state_ends_while_it_waits_reports_that() -> None:
+    state, effects = play(StateLost(), StateLost(), state=parked())
+    stopped = WorkersStopped(R1, 1001, has_state=False)
+    assert effects == [[Send(stopped)], []]
+    assert stopped in greeting(state)
+    for other in (running(), play(Received(AGAIN), state=parked())[0], play(state=None)[0]):
+        assert last(StateLost(), state=other) == [], "it is known, or the round shows it"
 
 
 def test_parked_processes_go_on_in_the_next_round() -> None:

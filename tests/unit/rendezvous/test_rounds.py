@@ -144,6 +144,15 @@ def test_a_round_without_any_training_state_says_so(reported: list[bool], known:
     assert [job.start_of(index).state_known for index in range(3)] == [known] * 3
 
 
+def test_a_node_that_loses_its_state_while_it_waits_for_the_next_round_corrects_its_report() -> None:
+    job = job_of(0, 1)
+    job.fail(1)
+    round_id = job.start_of(0).round
+    for index, has_state in ((0, True), (0, False), (1, False)):
+        job.send(index, WorkersStopped(round_id, 5000, has_state=has_state))
+    assert not job.start_of(0).state_known
+
+
 # ---- a round ends
 
 

@@ -45,6 +45,7 @@ from elasticjob.agent.machine.events import (
     SignalReceived,
     StackReport,
     StartedAhead,
+    StateLost,
     StoreUnreachable,
     WorkerEnded,
     WorkersHeld,
@@ -134,6 +135,8 @@ def decide(state: AgentState, event: AgentEvent) -> AgentDecision:
             return _workers_held(state, round_id, step)
         case LastStepMissed(round_id):
             return _last_step_missed(state, round_id)
+        case StateLost():
+            return _state_lost(state)
         case AllWorkersStopped():
             return _all_stopped(state, event)
         case ProgressTimedOut(round_id):
@@ -458,6 +461,15 @@ def _all_stopped(state: AgentState, event: AllWorkersStopped) -> AgentDecision:
         left = _exit(state, Finish(Outcome.LEFT, state.leaving, "the coordinator did not answer"))
         return AgentDecision(left.state, report + left.effects)
     return AgentDecision(state, (*report, StartLeaveTimer(LEAVE_TIMEOUT)))
+
+
+def _state_lost(state: AgentState) -> AgentDecision:
+    """Correct what this node has reported, while it waits for the next round."""
+    round_id = state.round
+    if state.phase is not AgentPhase.IDLE or round_id is None or not (state.parked and state.has_state):
+        return AgentDecision(state)
+    state = replace(state, has_state=False)
+    return AgentDecision(state, (Send(_workers_stopped(state, round_id)),))
 
 
 def _workers_stopped(state: AgentState, round_id: RoundId) -> WorkersStopped:

@@ -89,6 +89,11 @@ class AllWorkersStopped:
 
 
 @dataclass(frozen=True)
+class StateLost:
+    """This node has no training state any more: a process that had it has ended."""
+
+
+@dataclass(frozen=True)
 class ProgressTimedOut:
     """The round's workers have made steps before, and none within the progress timeout."""
 
@@ -144,6 +149,7 @@ AgentEvent: TypeAlias = (
     | WorkersHeld
     | LastStepMissed
     | AllWorkersStopped
+    | StateLost
     | ProgressTimedOut
     | StackReport
     | NodeUnhealthy
