@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from elasticjob.agent.worker_environment import NAME_LOOKUPS
 from elasticjob.code_root import CODE_ROOT
 from support.local_run import LocalRun, manifest
 from support.torchrun import WORKER, script
@@ -118,7 +119,7 @@ def test_torchruns_workers_are_forked_and_otherwise_the_same_as_without_elasticj
         )
     env = {"PATH": os.pathsep.join([str(Path(TORCHRUN).parent), os.environ["PATH"]]), "OMP_NUM_THREADS": "1"}
     variables = {"PET_NPROC_PER_NODE": "2", "PET_RDZV_BACKEND": "c10d", "PET_RDZV_ENDPOINT": "localhost:0"}
-    variables |= {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", "PYTHONPATH": CODE_ROOT}
+    variables |= {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", "PYTHONPATH": CODE_ROOT, "RES_OPTIONS": NAME_LOOKUPS}
     assignments = [f"{name}={value}" for name, value in {**env, **variables}.items()]
     subprocess.run(["env", *assignments, *commands["alone"]], check=True, cwd=tmp_path, capture_output=True)
     job: Any = manifest(commands["job"], **SPEC)

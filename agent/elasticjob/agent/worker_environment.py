@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from elasticjob.contract.messages import StartRound
 from elasticjob.contract.names import Backend, Env, RoundId
 
-NAME_LOOKUPS = "timeout:1 attempts:3"
+NAME_LOOKUPS = "timeout:1 attempts:5"
 """The resolver's options. torch looks up the name of each host to which it connects, only for its log, and a rank waits
-for that in each round: 5 s if one packet is lost with the resolver's defaults, 10 s while the name server is."""
+for that in each round: 5 s if one packet is lost with the resolver's defaults. A slow answer still has 5 s."""
 
 
 def worker_env(

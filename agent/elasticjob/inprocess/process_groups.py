@@ -14,6 +14,7 @@ nothing in this process can end it. `has_lost_operation` reports that.
 
 from __future__ import annotations
 
+import atexit
 import functools
 import gc
 import logging
@@ -43,6 +44,9 @@ Address = tuple[str, int]
 
 _CONNECT_TIMEOUT = 1.0
 """Seconds, for connections within this host."""
+
+_END_TIMEOUT = 5.0
+"""Seconds that the end of the process waits for threads of gloo. One that hangs does not end by waiting."""
 
 _IPV4 = re.compile(rb"\x02\x00(?!\x00\x00)(..)(....)\x00{8}", re.DOTALL)
 """`struct sockaddr_in` of Linux with a port, as gloo writes it."""
@@ -81,6 +85,8 @@ class ProcessGroups:
         """Backends whose `abort` ends their collectives: nccl."""
         self._aborts: list[threading.Thread] = []
         self._creating: _Creation | None = None
+        self._breaks = 0
+        """How often `break_collectives` was called."""
 
     @contextmanager
     def watch(self) -> Iterator[None]:
@@ -89,7 +95,7 @@ class ProcessGroups:
 
         @functools.wraps(create)
         def create_and_register(group_size: int, *args: Any, **kwargs: Any) -> Any:
-            self._creating = _Creation(group_size, frozenset(_listening()))
+            self._creating, breaks = _Creation(group_size, frozenset(_listening())), self._breaks
             # A new group may have the id of one that the function has destroyed.
             self._known &= {id(group) for group in distributed_c10d._world.pg_map}
             try:
@@ -97,6 +103,8 @@ class ProcessGroups:
                 self._register()
             finally:
                 self._creating = None
+            if self._breaks != breaks:  # the connections in place of the peers came in time: it was created with them
+                self.break_collectives()
             return created
 
         self._older_workers = frozenset(_threads(_GLOO_WORKER))
@@ -109,6 +117,7 @@ class ProcessGroups:
 
     def break_collectives(self) -> None:
         """Make all collectives in progress fail, and later ones of these groups. Call it from any thread."""
+        self._breaks += 1  # first: a group that is registered from now on sees it
         gloo, self._gloo = self._gloo, set()
         # Also the connections to the round's store: a group that is being created waits there for its members.
         _shut_down_connections(gloo | _store_addresses())
@@ -156,7 +165,7 @@ class ProcessGroups:
         if dist.is_initialized():
             with suppress(RuntimeError):  # a group that was aborted
                 dist.destroy_process_group()
-        threading.Thread(target=gloo.clear, daemon=True, name="end-of-gloo").start()
+        _end_in_background(gloo)
         # An interrupted `init_process_group` has counted its group: the next one would meet under another name.
         distributed_c10d._world.group_count = 0
         forget_device_meshes()
@@ -174,6 +183,23 @@ class ProcessGroups:
                 elif hasattr(backend, "abort") and backend not in self._abortable:
                     self._abortable.append(backend)
             self._gloo |= addresses
+
+
+_ending: list[threading.Thread] = []
+"""Threads that end gloo backends."""
+
+
+def _end_in_background(gloo: list[Any]) -> None:
+    _ending[:] = filter(threading.Thread.is_alive, _ending)
+    _ending.append(threading.Thread(target=gloo.clear, daemon=True, name="end-of-gloo"))
+    _ending[-1].start()
+
+
+@atexit.register
+def _wait_for_ends() -> None:
+    """Python stops the threads that are left when it ends, and one that is in C++ code then aborts the process."""
+    for thread in _ending:
+        thread.join(_END_TIMEOUT)
 
 
 def _gloo_backends(group: Any) -> list[Any]:

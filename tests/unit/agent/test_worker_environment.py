@@ -64,7 +64,7 @@ def test_several_workers_get_one_thread_each_by_default(
 
 
 def test_the_users_options_of_the_resolver_win() -> None:
-    assert node_env({}, 1, "/code")["RES_OPTIONS"] == "timeout:1 attempts:3"
+    assert node_env({}, 1, "/code")["RES_OPTIONS"] == "timeout:1 attempts:5"
     assert node_env({"RES_OPTIONS": ""}, 1, "/code")["RES_OPTIONS"] == ""
 
 
