@@ -43,15 +43,7 @@ async def start_store() -> AsyncIterator[StartStore]:
     started: list[asyncio.subprocess.Process] = []
 
     async def start(incarnation: int) -> Store:
-        environ = {
-            **os.environ,
-            Env.RUN_ID: "run",
-            Env.NODE_KEY: KEY.hex(),
-            Env.OPERATOR_KEY: "bb" * 32,
-            Env.STORE_INCARNATION: str(incarnation),
-            Env.PORT: "0",
-            Env.SETTINGS: codec.dumps(RoundSettings(1, 2, 2)).decode(),
-        }
+        environ = environment(incarnation)
         process = await asyncio.create_subprocess_exec(*PROGRAM, env=environ, stderr=asyncio.subprocess.PIPE)
         started.append(process)
         line = await log_line(process, "serving on port")
@@ -62,6 +54,18 @@ async def start_store() -> AsyncIterator[StartStore]:
         if process.returncode is None:
             process.kill()
         await process.wait()
+
+
+def environment(incarnation: int) -> dict[str, str]:
+    return {
+        **os.environ,
+        Env.RUN_ID: "run",
+        Env.NODE_KEY: KEY.hex(),
+        Env.OPERATOR_KEY: "bb" * 32,
+        Env.STORE_INCARNATION: str(incarnation),
+        Env.PORT: "0",
+        Env.SETTINGS: codec.dumps(RoundSettings(1, 2, 2)).decode(),
+    }
 
 
 async def log_line(process: asyncio.subprocess.Process, text: str) -> str:
@@ -161,3 +165,24 @@ async def test_a_store_does_not_close_for_a_store_that_is_not_newer(start_store:
     link = await dial(port)
     assert link.welcome.incarnation == 1
     link.close()
+
+
+DELETED_WHILE_IT_IMPORTS = """
+import os, signal, sys
+
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name == "elasticjob.store_pod.main":
+            os.kill(os.getpid(), signal.SIGTERM)
+
+sys.meta_path.insert(0, Finder())
+"""
+
+
+async def test_a_store_that_is_ended_while_it_imports_does_not_stay(tmp_path: Path) -> None:
+    """In a container it is PID 1, and the kernel drops its signals as long as they have no handler."""
+    (tmp_path / "sitecustomize.py").write_text(DELETED_WHILE_IT_IMPORTS)
+    environ = {**environment(0), "PYTHONPATH": str(tmp_path)}
+    process = await asyncio.create_subprocess_exec(*PROGRAM, env=environ, stderr=asyncio.subprocess.PIPE)
+    await log_line(process, "this store ends once its nodes need it no more")
+    assert await asyncio.wait_for(process.wait(), 20) == 0

@@ -70,16 +70,23 @@ def _write_counter(path: Path, number: int) -> None:
     written.replace(path)
 
 
-async def serve_store(config: StoreConfig) -> None:
+async def serve_store(config: StoreConfig, early_signals: Sequence[int] = ()) -> None:
     """Serve until SIGTERM, SIGINT or the end of the parent process (`parent_fd`).
 
     After the first signal the store serves on until it may end without cost for its nodes, after the second one it ends
-    at once. If a node reports a newer store, stop listening, but wait for the signal too.
+    at once. If a node reports a newer store, stop listening, but wait for the signal too. `early_signals`: those that
+    were received before; the caller's handlers append to it.
     """
     _, open_files = raise_open_file_limit()
     stop, at_once = asyncio.Event(), asyncio.Event()
+
+    def end() -> None:
+        (at_once if stop.is_set() else stop).set()
+
     for signum in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(signum, lambda: (at_once if stop.is_set() else stop).set())
+        asyncio.get_running_loop().add_signal_handler(signum, end)
+    for _ in early_signals:
+        end()
     if config.parent_fd is not None:
         asyncio.get_running_loop().add_reader(config.parent_fd, _end_with_parent, config.parent_fd, stop, at_once)
     starts = count_container_start(config.state_dir, time.time())
@@ -150,8 +157,8 @@ def _coordinator(config: StoreConfig, starts: int) -> Coordinator:
     )
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Entry point. Exit code 64: the environment is invalid."""
+def main(argv: Sequence[str] | None = None, early_signals: Sequence[int] = ()) -> int:
+    """Entry point. Exit code 64: the environment is invalid. `early_signals`: as in `serve_store`."""
     parser = argparse.ArgumentParser(
         prog="elasticjob store",
         description="The TCPStore service of one job. The operator (or `elasticjob run`) starts it; "
@@ -163,5 +170,5 @@ def main(argv: Sequence[str] | None = None) -> int:
         config = StoreConfig.from_environ(os.environ)
     except ValueError as error:
         parser.exit(ExitCode.USAGE, f"elasticjob store: {error}\n")
-    asyncio.run(serve_store(config))
+    asyncio.run(serve_store(config, early_signals))
     return 0
