@@ -33,21 +33,15 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         return agent(arguments[2:])
     if arguments[:1] == ["store"]:
-        early = _catch_signals()
+        import signal
+
+        from elasticjob.early_signals import remember
+
+        early, _ = remember((signal.SIGTERM, signal.SIGINT))
         from elasticjob.store_pod.main import main as store
 
         return store(arguments[1:], early)
     return _run_parsed(arguments[:1] if arguments == ["agent", "--"] else arguments)
-
-
-def _catch_signals() -> list[int]:
-    """Return the numbers of the signals that arrive from now on: PID 1 of a container ignores what has no handler."""
-    import signal
-
-    early: list[int] = []
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda number, _frame: early.append(number))
-    return early
 
 
 def _run_parsed(arguments: Sequence[str]) -> int:

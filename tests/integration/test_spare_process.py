@@ -7,6 +7,8 @@ import re
 import select
 import signal
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -168,16 +170,34 @@ def test_a_spare_process_that_is_not_at_its_function_does_not_delay_the_new_one(
         assert run.exit_code() == 0, run.text
 
 
+@contextmanager
+def old_checkpoint(folder: Path, *, made_inside: bool) -> Iterator[tuple[LocalRun, dict[int, int]]]:
+    """Yield a run and its processes by rank; the script reads a checkpoint before its function, and it is old by now.
+
+    In the end, no spare process that has read it may be called, and none of the processes be left.
+    """
+    (folder / "checkpoint").write_text("1")
+    reads = 'torch.manual_seed(int(open(folder + "/checkpoint").read()))'
+    with start(folder, reads, made_inside=made_inside) as run:
+        first = begun(run, 2)
+        waiting = spares(run, 2)
+        (folder / "checkpoint").write_text("2")
+        yield run, first
+        replaced = [run.wait_for(r"process (\d+) of local rank 0 may have read an old one")[1] for _ in range(2)]
+        assert {*map(int, replaced)} == {*waiting.values()}
+        again = begun(run, 2)
+        assert not set(again.values()) & {*first.values(), *waiting.values()}
+        (folder / "done").touch()
+        assert run.exit_code() == 0, run.text
+    assert re.findall(r"begins at .* seed (\d)$", run.text, re.MULTILINE) == ["1", "1", "2", "2"]
+    assert "toy succeeded; 1 restart" in run.text
+
+
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("made_inside", [False, True])
 def test_spare_processes_do_not_bring_back_an_old_checkpoint(made_inside: bool, tmp_path: Path) -> None:
-    """All processes of the round are lost, and the script reads a checkpoint before its function."""
-    (tmp_path / "checkpoint").write_text("1")
-    reads = 'torch.manual_seed(int(open(folder + "/checkpoint").read()))'
-    with start(tmp_path, reads, made_inside=made_inside) as run:
-        first = begun(run, 2)
-        waiting = spares(run, 2)
-        (tmp_path / "checkpoint").write_text("2")
+    """All processes of the round are lost."""
+    with old_checkpoint(tmp_path, made_inside=made_inside) as (_, first):
         agents = [agent_over(pid) for pid in first.values()]
         for agent in agents:  # no agent may interrupt its process before it is killed
             os.kill(agent, signal.SIGSTOP)
@@ -185,24 +205,11 @@ def test_spare_processes_do_not_bring_back_an_old_checkpoint(made_inside: bool, 
             os.kill(pid, signal.SIGKILL)
         for agent in agents:
             os.kill(agent, signal.SIGCONT)
-        replaced = [run.wait_for(r"process (\d+) of local rank 0 may have read an old one")[1] for _ in range(2)]
-        assert {*map(int, replaced)} == {*waiting.values()}
-        again = begun(run, 2)
-        assert not set(again.values()) & {*first.values(), *waiting.values()}
-        (tmp_path / "done").touch()
-        assert run.exit_code() == 0, run.text
-    assert re.findall(r"begins at .* seed (\d)$", run.text, re.MULTILINE) == ["1", "1", "2", "2"]
-    assert "toy succeeded; 1 restart" in run.text
 
 
 @pytest.mark.timeout(120)
 def test_nor_if_the_last_process_with_the_state_is_lost_while_it_waits_for_the_next_round(tmp_path: Path) -> None:
-    (tmp_path / "checkpoint").write_text("1")
-    reads = 'torch.manual_seed(int(open(folder + "/checkpoint").read()))'
-    with start(tmp_path, reads, made_inside=True) as run:
-        first = begun(run, 2)
-        waiting = spares(run, 2)
-        (tmp_path / "checkpoint").write_text("2")
+    with old_checkpoint(tmp_path, made_inside=True) as (run, first):
         agent = agent_over(first[0])
         os.kill(agent, signal.SIGSTOP)  # the next round waits for this node
         os.kill(first[0], signal.SIGKILL)
@@ -211,13 +218,6 @@ def test_nor_if_the_last_process_with_the_state_is_lost_while_it_waits_for_the_n
         os.kill(first[1], signal.SIGKILL)
         run.wait_for("rank 1 ended while it waited for the next round")
         os.kill(agent, signal.SIGCONT)
-        replaced = [run.wait_for(r"process (\d+) of local rank 0 may have read an old one")[1] for _ in range(2)]
-        assert {*map(int, replaced)} == {*waiting.values()}
-        begun(run, 2)
-        (tmp_path / "done").touch()
-        assert run.exit_code() == 0, run.text
-    assert re.findall(r"begins at .* seed (\d)$", run.text, re.MULTILINE) == ["1", "1", "2", "2"]
-    assert "toy succeeded; 1 restart" in run.text
 
 
 def runs(pid: int) -> bool:

@@ -8,8 +8,9 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from types import FrameType
+from collections.abc import Mapping, Sequence
+
+from elasticjob.early_signals import catch, remember
 
 SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT"
 """torchrun's default; it covers the usual STOPSIGNAL of images. TORCHELASTIC_SIGNALS_TO_HANDLE overrides it."""
@@ -18,20 +19,7 @@ _NOT_CAUGHT = (signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD)
 
 def main(command: Sequence[str]) -> int:
     """Run one agent with the user's command and return its exit code."""
-    early: list[str] = []
-
-    def remember(number: int, _frame: FrameType | None) -> None:
-        early.append(signal.Signals(number).name)
-
-    return _run(command, early, _catch(signals(os.environ), remember))
-
-
-def _catch(numbers: Sequence[signal.Signals], handler: Callable[[int, FrameType | None], None]) -> list[signal.Signals]:
-    """Install the handler and return the signals that have it: one that is ignored already stays ignored (nohup)."""
-    handled = [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]
-    for number in handled:
-        signal.signal(number, handler)
-    return handled
+    return _run(command, *remember(signals(os.environ)))
 
 
 def _catch_instead(handled: Sequence[signal.Signals], names: str) -> list[signal.Signals]:
@@ -40,7 +28,7 @@ def _catch_instead(handled: Sequence[signal.Signals], names: str) -> list[signal
     handler = signal.getsignal(handled[0]) if handled else signal.SIG_DFL
     for number in set(handled) - set(wanted):
         signal.signal(number, signal.SIG_DFL)
-    return _catch(wanted, handler) if callable(handler) else list(wanted)
+    return catch(wanted, handler) if callable(handler) else list(wanted)
 
 
 def signals(env: Mapping[str, str]) -> list[signal.Signals]:

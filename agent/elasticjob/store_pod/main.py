@@ -70,12 +70,12 @@ def _write_counter(path: Path, number: int) -> None:
     written.replace(path)
 
 
-async def serve_store(config: StoreConfig, early_signals: Sequence[int] = ()) -> None:
+async def serve_store(config: StoreConfig, early_signals: Sequence[str] = ()) -> None:
     """Serve until SIGTERM, SIGINT or the end of the parent process (`parent_fd`).
 
     After the first signal the store serves on until it may end without cost for its nodes, after the second one it ends
-    at once. If a node reports a newer store, stop listening, but wait for the signal too. `early_signals`: those that
-    were received before; the caller's handlers append to it.
+    at once. If a node reports a newer store, stop listening, but wait for the signal too. `early_signals`: names of
+    those received before; the caller's handlers append to it.
     """
     _, open_files = raise_open_file_limit()
     stop, at_once = asyncio.Event(), asyncio.Event()
@@ -157,7 +157,7 @@ def _coordinator(config: StoreConfig, starts: int) -> Coordinator:
     )
 
 
-def main(argv: Sequence[str] | None = None, early_signals: Sequence[int] = ()) -> int:
+def main(argv: Sequence[str] | None = None, early_signals: Sequence[str] = ()) -> int:
     """Entry point. Exit code 64: the environment is invalid. `early_signals`: as in `serve_store`."""
     parser = argparse.ArgumentParser(
         prog="elasticjob store",

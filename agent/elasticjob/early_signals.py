@@ -1,0 +1,25 @@
+"""Signals that arrive while a process imports. PID 1 of a container ignores every signal without a handler."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Sequence
+from types import FrameType
+
+
+def catch(numbers: Sequence[signal.Signals], handler: Callable[[int, FrameType | None], None]) -> list[signal.Signals]:
+    """Install the handler and return the signals that have it: one that is ignored already stays ignored (nohup)."""
+    handled = [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]
+    for number in handled:
+        signal.signal(number, handler)
+    return handled
+
+
+def remember(numbers: Sequence[signal.Signals]) -> tuple[list[str], list[signal.Signals]]:
+    """Return the names of the signals that arrive from now on, a list that grows, and the signals that are caught."""
+    early: list[str] = []
+
+    def note(number: int, _frame: FrameType | None) -> None:
+        early.append(signal.Signals(number).name)
+
+    return early, catch(numbers, note)
