@@ -186,6 +186,11 @@ def in_process_with_1gb(folder: Path) -> Side:
     return Ours(folder, command=[sys.executable, TRAIN_IN_PROCESS, str(folder), "1000000000"])
 
 
+def in_process_with_1gb_frozen(folder: Path) -> Side:
+    """Return `in_process` with a State of 1 GB of frozen parameters, which it leaves to the script."""
+    return Ours(folder, command=[sys.executable, TRAIN_IN_PROCESS, str(folder), "1000000000", "0", "1"])
+
+
 def in_process_with_spares(folder: Path) -> Side:
     """Return `in_process_with_deadline` with a spare process for each rank."""
     command = [sys.executable, TRAIN_IN_PROCESS, str(folder), "0", "1"]
@@ -306,6 +311,14 @@ ROWS = [
         node_joins,
         150,
         in_process_with_1gb,
+    ),
+    _row_in_process(
+        "joins-1gb-frozen",
+        "node joins a job with 1 GB of frozen parameters, 3 → 4: pause of the others",
+        0.1,
+        node_joins,
+        150,
+        in_process_with_1gb_frozen,
     ),
     _row_in_process(
         "hangs-in-process",

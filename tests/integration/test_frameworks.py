@@ -68,7 +68,8 @@ def make():
     torch.manual_seed(0)
     size = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
     model = LlamaForCausalLM(LlamaConfig(vocab_size=16, attention_dropout=0.3, attn_implementation="eager", **size))
-    return model, ElasticTrainerCallback(global_batch=8, commit_steps=10**6)
+    model.model.embed_tokens.requires_grad_(False)
+    return model, ElasticTrainerCallback(global_batch=8, commit_steps=10**6, frozen_parameters=False)
 
 class Interrupt(TrainerCallback):
     def __init__(self, model, step, where):
@@ -115,7 +116,9 @@ values = TensorDataset(torch.randn(26, 3, generator=torch.Generator().manual_see
 def make():
     torch.manual_seed(0)
     module = Network()
-    return module, ElasticLightningCallback(values, global_batch=8, batch_size=3, commit_steps=10**6)
+    module.layers[0].requires_grad_(False)
+    options = {"global_batch": 8, "batch_size": 3, "commit_steps": 10**6, "frozen_parameters": False}
+    return module, ElasticLightningCallback(values, **options)
 
 class Interrupt(Callback):
     def __init__(self, module, step, where):

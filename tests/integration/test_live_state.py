@@ -142,6 +142,13 @@ def test_a_joiner_gets_a_new_seed_if_the_random_states_of_the_others_differ(resu
     assert joiner[1] not in (joiner[0], first[1], second[1])
 
 
+def test_frozen_parameters_are_neither_kept_nor_sent(results: dict[str, Any]) -> None:
+    first, second, joiner = results["fine-tuning"]
+    assert first["equal"] == second["equal"] == joiner["equal"]
+    assert [step for step, _ in joiner["equal"]] == [1, 2]
+    assert all(size < 256 * 256 * 4 for size in (*first["sent"], *joiner["sent"])), "without the frozen matrix"
+
+
 def test_a_rollback_that_was_committed_wins(results: dict[str, Any]) -> None:
     assert results["rollback"] == [[2, True]] * 3
 

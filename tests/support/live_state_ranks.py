@@ -283,6 +283,34 @@ def new_process_of_the_same_rank(rounds: Rounds) -> Any:
     return {**trainer.digest(), "calls": calls}
 
 
+def fine_tuning(rounds: Rounds) -> Any:
+    """Ranks 0 and 1 train one layer of a pretrained model; rank 2, which has loaded that model too, joins twice.
+
+    The second time its process will survive the end of a round. In between, all make a commit.
+    """
+    sent, equal = [], []
+    for stays in (False, True):
+        if rounds.rank == 2 or not stays:
+            torch.manual_seed(0)
+            model = torch.nn.Sequential(torch.nn.Linear(256, 256).requires_grad_(False), torch.nn.BatchNorm1d(256))
+            model.append(torch.nn.Linear(256, 1))
+            optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+            progress_channel.process_stays = stays
+            state = State(model=model, optimizer=optimizer, frozen_parameters=False)
+            progress_channel.process_stays = False
+        if rounds.begin((0, 1)):
+            state.sync()
+            model(torch.ones(8, 256)).square().mean().backward()
+            optimizer.step()
+            state.step += 1
+        rounds.begin()
+        state.sync()
+        state.commit()
+        sent.append(state._copies.newest()[1].size)
+        equal.append([state.step, _hash([model.state_dict(), optimizer.state_dict()])])
+    return {"sent": sent, "equal": equal}
+
+
 def sharded_models(rounds: Rounds) -> Any:
     """Models that FSDP divides among the ranks."""
     from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
@@ -317,6 +345,7 @@ SCENARIOS: dict[str, Callable[[Rounds], Any]] = {
     "all half changed": all_half_changed,
     "all half changed with a copy": all_half_changed_with_a_copy,
     "new process": new_process_of_the_same_rank,
+    "fine-tuning": fine_tuning,
     "sharded": sharded_models,
 }
 

@@ -47,17 +47,23 @@ class ElasticTrainerCallback(TrainerCallback):  # type: ignore[misc]  # transfor
         commit_steps: int = 50,
         path: str | None = None,
         save_minutes: float | None = None,
+        frozen_parameters: bool = True,
     ) -> None:
         """`global_batch`: samples of a step on all ranks together. `seed`, `shuffle`: order of the samples.
 
-        `commit_steps`: commit the state after every so many steps. `path`, `save_minutes`: as for `elasticjob.State`.
+        `commit_steps`: commit the state after every so many steps. `path`, `save_minutes`, `frozen_parameters`: as for
+        `elasticjob.State`.
         """
         self.batches: StepBatches | None = None
         """Which samples this rank takes; None before the first trainer."""
         self._global_batch = global_batch
         self._order: dict[str, Any] = {"seed": seed, "shuffle": shuffle}
         self._commit_steps = commit_steps
-        self._saving: dict[str, Any] = {"path": path, "save_minutes": save_minutes}
+        self._options: dict[str, Any] = {
+            "path": path,
+            "save_minutes": save_minutes,
+            "frozen_parameters": frozen_parameters,
+        }
         self._fields = _TrainerFields()
         self._model: Any = None
         self._optimizers: tuple[Any, Any] = (None, None)
@@ -89,7 +95,7 @@ class ElasticTrainerCallback(TrainerCallback):  # type: ignore[misc]  # transfor
                 scheduler=trainer.lr_scheduler,
                 batches=self.batches,
                 trainer=self._fields,
-                **self._saving,
+                **self._options,
             )
         self._state.sync()
         trainer.state.global_step = self._state.step

@@ -38,16 +38,22 @@ class ElasticLightningCallback(Callback):  # type: ignore[misc]  # lightning is 
         commit_steps: int = 50,
         path: str | None = None,
         save_minutes: float | None = None,
+        frozen_parameters: bool = True,
     ) -> None:
         """`dataset`: map-style. `global_batch`: samples of a step on all ranks together.
 
         `batch_size`: samples of a micro-batch on one rank, at most. `seed`, `shuffle`: order of the samples.
-        `commit_steps`: commit the state after every so many steps. `path`, `save_minutes`: as for `elasticjob.State`.
+        `commit_steps`: commit the state after every so many steps. `path`, `save_minutes`, `frozen_parameters`: as for
+        `elasticjob.State`.
         """
         self._dataset = dataset
         self._batches = StepBatches(ElasticSampler(dataset, seed=seed, shuffle=shuffle), global_batch, batch_size)
         self._commit_steps = commit_steps
-        self._saving: dict[str, Any] = {"path": path, "save_minutes": save_minutes}
+        self._options: dict[str, Any] = {
+            "path": path,
+            "save_minutes": save_minutes,
+            "frozen_parameters": frozen_parameters,
+        }
         self._module: Any = None
         self._optimizers: list[Any] = []
         self._schedulers: list[Any] = []
@@ -134,7 +140,7 @@ class ElasticLightningCallback(Callback):  # type: ignore[misc]  # lightning is 
             batches=self._batches,
             **{f"optimizer{index}": optimizer for index, optimizer in enumerate(self._optimizers)},
             **{f"scheduler{index}": config.scheduler for index, config in enumerate(self._schedulers)},
-            **self._saving,
+            **self._options,
         )
 
 

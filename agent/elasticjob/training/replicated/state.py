@@ -20,13 +20,14 @@ from elasticjob.training.blocks.state_values import refusal
 from elasticjob.training.devices import synchronize_device
 from elasticjob.training.process_end import end_outdated_process
 from elasticjob.training.random_states import GENERATORS
+from elasticjob.training.replicated.frozen_parameters import FrozenParameters
 from elasticjob.training.replicated.live_block import LiveBlock, Receive, receive_into
 from elasticjob.training.replicated.live_state import LiveState
 from elasticjob.training.replicated.rank_memory import RankMemory
 from elasticjob.training.replicated.rank_random_states import RankRandomStates
 from elasticjob.training.replicated.state_transfer import Loaded, transfer_state
 from elasticjob.training.state_exchange import Exchange
-from elasticjob.training.state_parts import restore_part, split_parts, state_of
+from elasticjob.training.state_parts import split_parts
 
 
 class State:
@@ -58,6 +59,7 @@ class State:
         path: str | os.PathLike[str] | None = None,
         save_minutes: float | None = None,
         random_states: bool = True,
+        frozen_parameters: bool = True,
         **parts: Any,
     ) -> None:
         """Check all parts. TypeError: a part cannot be kept; ValueError: its name is reserved, or `step` is negative.
@@ -65,6 +67,8 @@ class State:
         `path`: the file to which an agent saves the state at the end of its job or node, loaded if it is newer than all
         copies in memory; None: no file. `save_minutes`: also save every so many minutes while training continues.
         `random_states`: keep them; False if the script seeds its generators itself at each step.
+        `frozen_parameters`: keep those of modules that need no gradient; False if the script gets them in every process
+        by itself, such as from a pretrained model.
         """
         self.path = os.path.abspath(path) if path is not None else None  # noqa: PTH100
         self._step = checked_step(step)
@@ -76,6 +80,7 @@ class State:
         self._random = RankRandomStates(RankMemory(own, local_rank)) if random_states else None
         self._objects, values = split_parts(parts, dir(self))
         self._values = tuple(values)
+        self._frozen = FrozenParameters(self._objects, keep=frozen_parameters)
         self.__dict__.update(values)
         self._packed()
         self._live = LiveState(self._objects, keep_random_states=random_states)
@@ -212,7 +217,9 @@ class State:
         return {"step": self._step, **{name: getattr(self, name) for name in self._values}}
 
     def _packed(self) -> PackedTree:
-        return PackedTree({name: state_of(part) for name, part in self._objects.items()}, self._plain_values())
+        return PackedTree(
+            {n: self._frozen.state_of(n, part) for n, part in self._objects.items()}, self._plain_values()
+        )
 
     def _part_devices(self) -> list[Any]:
         tensors = (next(part.parameters(), None) for part in self._objects.values() if hasattr(part, "parameters"))
@@ -262,7 +269,7 @@ class State:
         finishes_step = survived and self._step + 1 == version[1]
         self._live.invalidate()
         for name, part in self._objects.items():
-            restore_part(part, tree["objects"][name])
+            self._frozen.restore(name, part, tree["objects"][name])
         self._set_values(tree["values"])
         if survived:
             self._live.drop_gradients()
