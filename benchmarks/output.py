@@ -88,14 +88,15 @@ class Output:
                 pass
 
     def steps(
-        self, *, excluding: frozenset[tuple[int, int]] = frozenset(), world: int = 0, after: float = 0.0
+        self, *, excluding: frozenset[tuple[int, int]] = frozenset(), world: int = 0, after: float = 0.0, since: int = 0
     ) -> list[ScriptEvent]:
         """Return the steps in order of time, without those of the workers `excluding`.
 
-        `world`: only of this world size; 0: of any. `after`: only after this time (Unix seconds).
+        `world`: only of this world size; 0: of any. `after`: only after this time (Unix seconds). `since`: the number
+        of events to skip.
         """
         found = (
-            s for s in list(self.events)
+            s for s in self.events[since:]
             if s.step and s.worker not in excluding and world in (0, s.world) and s.time > after
         )  # fmt: skip
         return sorted(found, key=lambda s: s.time)

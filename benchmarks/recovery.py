@@ -48,11 +48,11 @@ def recovery(side: Side, fault: Fault, *, before: int, after: int, cap: float, f
     if not side.runs(before, START):
         return Sample(None, f"did not train within {START:g} s")
     time.sleep(SETTLED)
-    old = side.output.workers()
+    old, seen = side.output.workers(), len(side.output.events)
     moment = fault(side)
 
-    def new() -> list[ScriptEvent]:
-        return side.output.steps(excluding=old, world=after, after=moment)
+    def new() -> list[ScriptEvent]:  # runs at each line of output, on the processors of the recovery
+        return side.output.steps(excluding=old, world=after, after=moment, since=seen)
 
     if not side.output.wait(lambda: bool(new()), cap, side.dead):
         outcome = "the job died" if side.dead() else "no recovery"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import socket
 from collections.abc import Callable
@@ -27,7 +28,6 @@ class Node:
         (root / "proc/net").mkdir(parents=True)
         self.write("proc/sys/net/ipv4/ip_local_port_range", "32768\t60999\n")
         self.write("proc/net/tcp", PORTS)
-        self.write("proc/locks", "1: FLOCK  ADVISORY  WRITE 99 00:2d:12345 0 EOF\n")
         self.memory(available=20)
         self.opens(0, "/dev/null")
         self.opens(1, "pipe:[100]")
@@ -51,12 +51,14 @@ class Node:
     def shared_memory(self, _: Path) -> SimpleNamespace:
         return SimpleNamespace(f_blocks=100, f_bfree=self.free_shared_memory, f_bavail=self.free_shared_memory)
 
-    def opens(self, number: int, path: str, flags: int = os.O_RDWR, mount: int = 1) -> None:
+    def opens(self, number: int, path: str, flags: int = os.O_RDWR, mount: int = 1, locked_by: int = 0) -> None:
         thread = self.root / f"proc/{PID}/task/{PID + 1}"  # the first thread of the process has ended before
         (self.root / f"proc/{PID}/task/{PID}/fd").mkdir(parents=True, exist_ok=True)
         (thread / "fd").mkdir(parents=True, exist_ok=True)
         (thread / "fd" / str(number)).symlink_to(path)
         info = f"pos:\t0\nflags:\t0{flags | os.O_CLOEXEC:o}\nmnt_id:\t{mount}\nino:\t8\n"
+        if locked_by:
+            info += f"lock:\t1: FLOCK  ADVISORY  WRITE {locked_by} 00:2d:8 0 EOF\n"
         self.write(f"proc/{PID}/task/{PID + 1}/fdinfo/{number}", info)
 
     def mounts(self, *systems: str) -> None:
@@ -106,7 +108,8 @@ CASES: dict[str, tuple[Callable[[Node], object], str]] = {
     "nothing": (lambda node: None, ""),
     "a GPU": (lambda node: node.opens(9, "/dev/nvidia0"), "it has /dev/nvidia0 open"),
     "an unknown device": (lambda node: node.opens(9, "/dev/accel/accel0"), "it has /dev/accel/accel0 open"),
-    "a lock": (lambda node: node.write("proc/locks", f"1: POSIX  ADVISORY  WRITE {PID} 00:2d:9 0 EOF\n"), "locked"),
+    "a lock": (lambda node: node.opens(7, "/data/index", locked_by=PID), "it has a file locked"),
+    "a lock of another process": (lambda node: node.opens(7, "/data/index", locked_by=99), ""),
     "a fixed port": (lambda node: node.listens(8000), "it listens on port 8000"),
     "a port that the kernel chose": (lambda node: node.listens(40000), ""),
     "another process's port": (lambda node: node.listens(8000, inode=501), ""),
@@ -164,6 +167,14 @@ def test_ports_of_this_node(host: str) -> None:
 
 def test_a_process_of_this_node_that_holds_nothing_special_can_be_read() -> None:
     assert reason_to_wait(os.getpid()) != "its open files cannot be read"
+
+
+@pytest.mark.parametrize("lock", [fcntl.flock, fcntl.lockf])
+def test_a_lock_of_a_process_of_this_node(tmp_path: Path, lock: Callable[[int, int], object]) -> None:
+    with (tmp_path / "index").open("w") as file:
+        assert reason_to_wait(os.getpid()) != "it has a file locked"
+        lock(file.fileno(), fcntl.LOCK_EX)
+        assert reason_to_wait(os.getpid()) == "it has a file locked"
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from elasticjob.agent.reporting.termination_message import (
     write_termination,
 )
 from elasticjob.contract import codec
-from elasticjob.contract.messages import Failure, FailureClass, Outcome, Termination
+from elasticjob.contract.messages import Failure, FailureClass, InRound, Outcome, Termination
 from elasticjob.contract.names import RoundId
 
 text = st.text(max_size=6000)
@@ -48,3 +48,12 @@ def test_the_round_stands_in_the_message_until_the_agent_writes_how_it_ended(tmp
     assert codec.parse(Termination, json.loads(Path(path).read_text())).round == RoundId(1, 0, 10)
     Path(path).write_text("{broken")
     assert read_round(path) is None
+
+
+def test_a_shorter_message_replaces_a_longer_one(tmp_path: Path) -> None:
+    path = tmp_path / "termination"
+    termination = Termination(Outcome.ERROR, "AgentBroke", RoundId(1, 0, 10), "x" * 500)
+    write_termination(str(path), termination)
+    write_round(str(path), RoundId(1, 0, 11))
+    assert path.read_bytes() == codec.dumps(InRound(RoundId(1, 0, 11)))
+    write_termination("/dev/null", termination)  # no file whose length can be set

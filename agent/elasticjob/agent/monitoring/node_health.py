@@ -217,8 +217,10 @@ class NodeHealth:
         return next(filter(None, (check() for check in checks)), "")
 
     def _query_gpus(self) -> str:
+        if not self._gpus.expected:
+            return ""
         program = shutil.which("nvidia-smi", path=self._env.get("PATH"))
-        if not self._gpus.expected or program is None:
+        if program is None:
             return ""
         output = self._run([program, f"--query-gpu={','.join(_QUERY)}", "--format=csv,noheader,nounits"])
         return self._gpus.evaluate(output)

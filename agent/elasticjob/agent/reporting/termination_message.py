@@ -66,8 +66,12 @@ def read_round(path: str) -> RoundId | None:
 
 
 def _write(path: str, data: bytes) -> None:
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+    # The file is not made empty first: to write such a file again, ext4 waits for the disk.
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
-        os.write(descriptor, data)
+        before = os.fstat(descriptor).st_size
+        os.write(descriptor, data.ljust(before))  # with spaces: a reader never sees a mix of two messages
+        if before > len(data):
+            os.ftruncate(descriptor, len(data))
     finally:
         os.close(descriptor)
