@@ -54,7 +54,7 @@ def test_what_has_been_trained_is_kept_from_then_on_on_all_ranks() -> None:
     assert of_receiver.state_of("model", receiver).keys() == state.keys()
 
 
-def test_a_process_that_freezes_less_than_the_sender_is_told_what_is_missing() -> None:
+def test_a_process_that_freezes_less_than_the_sender_learns_what_is_missing() -> None:
     sender, receiver = tuned(1), tuned(2, freeze=False)
     state = FrozenParameters({"model": sender}, keep=False).state_of("model", sender)
     with pytest.raises(

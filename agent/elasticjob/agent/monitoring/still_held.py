@@ -89,7 +89,7 @@ def _device(files: Mapping[str, str]) -> str:
 def _lock(pid: int, thread: Path, files: Mapping[str, str]) -> str:
     """Return a reason if the process has locked a file.
 
-    /proc/locks has all locks of the machine, and the kernel takes some 10 ms (an RCU grace period) before it shows them.
+    /proc/locks has all locks of the machine, and the kernel takes 15 ms (an RCU grace period) before it shows them.
     """
     numbers = (number for number, path in files.items() if path.startswith("/"))
     lines = (line.split() for number in numbers for line in (thread / "fdinfo" / number).read_text().splitlines())
