@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import socket
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
+from subprocess import PIPE
 from types import SimpleNamespace
 
 import pytest
@@ -28,6 +30,7 @@ class Node:
         (root / "proc/net").mkdir(parents=True)
         self.write("proc/sys/net/ipv4/ip_local_port_range", "32768\t60999\n")
         self.write("proc/net/tcp", PORTS)
+        self.write("proc/locks", "")
         self.memory(available=20)
         self.opens(0, "/dev/null")
         self.opens(1, "pipe:[100]")
@@ -110,6 +113,7 @@ CASES: dict[str, tuple[Callable[[Node], object], str]] = {
     "an unknown device": (lambda node: node.opens(9, "/dev/accel/accel0"), "it has /dev/accel/accel0 open"),
     "a lock": (lambda node: node.opens(7, "/data/index", locked_by=PID), "it has a file locked"),
     "a lock of another process": (lambda node: node.opens(7, "/data/index", locked_by=99), ""),
+    "a kernel that shows no locks": (lambda node: (node.root / "proc/locks").unlink(), "its locks are unknown"),
     "a fixed port": (lambda node: node.listens(8000), "it listens on port 8000"),
     "a port that the kernel chose": (lambda node: node.listens(40000), ""),
     "another process's port": (lambda node: node.listens(8000, inode=501), ""),
@@ -169,12 +173,14 @@ def test_a_process_of_this_node_that_holds_nothing_special_can_be_read() -> None
     assert reason_to_wait(os.getpid()) != "its open files cannot be read"
 
 
-@pytest.mark.parametrize("lock", [fcntl.flock, fcntl.lockf])
-def test_a_lock_of_a_process_of_this_node(tmp_path: Path, lock: Callable[[int, int], object]) -> None:
-    with (tmp_path / "index").open("w") as file:
-        assert reason_to_wait(os.getpid()) != "it has a file locked"
-        lock(file.fileno(), fcntl.LOCK_EX)
-        assert reason_to_wait(os.getpid()) == "it has a file locked"
+@pytest.mark.parametrize("lock", ["flock", "lockf"])
+def test_a_lock_of_a_process_of_this_node(tmp_path: Path, lock: str) -> None:
+    program = f"import fcntl; file = open('index', 'w'); fcntl.{lock}(file, fcntl.LOCK_EX); print(flush=True); input()"
+    with subprocess.Popen([sys.executable, "-c", program], cwd=tmp_path, stdin=PIPE, stdout=PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        assert reason_to_wait(process.pid) == "it has a file locked"
+        process.communicate(b"\n")
 
 
 @pytest.mark.parametrize(

@@ -48,7 +48,7 @@ def reason_to_wait(pid: int, root: Path = Path("/")) -> str:
     if not files:
         return _UNKNOWN  # as those of an exiting process are for every user but root; or they are closed already
     try:
-        reason = _device(files) or _lock(pid, thread, files) or _fixed_port(files, root / "proc")
+        reason = _device(files) or _lock(pid, thread, files, root / "proc/locks") or _fixed_port(files, root / "proc")
     except OSError as error:
         return f"what it holds is unknown: {error}"
     reason = reason or memory_shortage(root)
@@ -86,11 +86,13 @@ def _device(files: Mapping[str, str]) -> str:
     return next((f"it has {path} open" for path in devices), "")
 
 
-def _lock(pid: int, thread: Path, files: Mapping[str, str]) -> str:
-    """Return a reason if the process has locked a file.
+def _lock(pid: int, thread: Path, files: Mapping[str, str], locks: Path) -> str:
+    """Return a reason if the process has locked a file. `locks`: a file of kernels that show locks.
 
-    /proc/locks has all locks of the machine, and the kernel takes 15 ms (an RCU grace period) before it shows them.
+    It has all locks of the machine, but the kernel takes 15 ms (an RCU grace period) before it shows them.
     """
+    if not locks.exists():
+        return "its locks are unknown"
     numbers = (number for number, path in files.items() if path.startswith("/"))
     lines = (line.split() for number in numbers for line in (thread / "fdinfo" / number).read_text().splitlines())
     return "it has a file locked" if any(line[0] == "lock:" and line[5] == str(pid) for line in lines if line) else ""

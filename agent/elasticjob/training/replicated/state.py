@@ -67,8 +67,8 @@ class State:
         `path`: the file to which an agent saves the state at the end of its job or node, loaded if it is newer than all
         copies in memory; None: no file. `save_minutes`: also save every so many minutes while training continues.
         `random_states`: keep them; False if the script seeds its generators itself at each step.
-        `frozen_parameters`: keep those of modules that need no gradient; False if the script gets them in every process
-        by itself, such as from a pretrained model.
+        `frozen_parameters`: keep those of modules that need no gradient; False if the script loads the same ones in
+        every process, such as those of a pretrained model.
         """
         self.path = os.path.abspath(path) if path is not None else None  # noqa: PTH100
         self._step = checked_step(step)
@@ -106,6 +106,7 @@ class State:
     def step(self, value: int) -> None:
         self._step = checked_step(value)
         self._sequence.advance()
+        self._frozen.look()
         if self._live.captured or self._live.changing:
             self._live.capture(self._plain_values())
         progress_channel.heartbeat()
@@ -269,7 +270,7 @@ class State:
         finishes_step = survived and self._step + 1 == version[1]
         self._live.invalidate()
         for name, part in self._objects.items():
-            self._frozen.restore(name, part, tree["objects"][name])
+            self._frozen.restore(name, part, tree["objects"][name], content.get("frozen", {}))
         self._set_values(tree["values"])
         if survived:
             self._live.drop_gradients()
@@ -296,7 +297,7 @@ class State:
         """Return the JSON of a block."""
         record = self._random.shared(self._live.random_states) if self._random is not None else None
         settings = {"path": self.path, "save_minutes": self._save_minutes, "random": record}
-        return json.dumps({**settings, "tree": packed.json}).encode()
+        return json.dumps({**settings, "frozen": self._frozen.digests(), "tree": packed.json}).encode()
 
 
 _current: weakref.ref[State] | None = None
