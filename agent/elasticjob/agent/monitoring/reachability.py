@@ -20,6 +20,10 @@ from elasticjob.keep_alive import KeepAlive
 
 BACKOFF = 1.0
 """Seconds between attempts to connect to the round's store."""
+LINK_DELAY = 0.2
+LINK_SPACING = 0.001
+"""Seconds from the start of a round to the first of these attempts, and more for each group rank: workers form their
+process group at that time, over the same store."""
 
 
 class ReachabilityMonitor:
@@ -81,6 +85,7 @@ class ReachabilityMonitor:
 
     async def _keep_link(self, start: StartRound) -> None:
         """Keep a link to the store on group rank 0."""
+        await asyncio.sleep(min(LINK_DELAY + start.group_rank * LINK_SPACING, self._seconds / 2))
         while True:
             with contextlib.suppress(OSError, LinkError):
                 link = await connect(
