@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -47,11 +48,7 @@ class Partition:
 
     def cut(self, *indices: int) -> None:
         """Cut off these nodes, node 0 among them, which hosts the store of the round."""
-        clients = {index: list(connections_of(pid)) for index, pid in enumerate(self._agents)}
-        hosted = {local for local, _ in clients[0]} & {
-            remote for index in clients if index for _, remote in clients[index]
-        }
-        (round_port,) = hosted
+        clients, round_port = self._linked()
         for index, connections in clients.items():
             away = self._store_port if index in indices else round_port
             for local, remote in connections:
@@ -60,6 +57,20 @@ class Partition:
                     self._drop("--sport", remote, "--dport", local)
         for port in (self._store_port, round_port):
             self._drop("--dport", port, "--syn")
+
+    def _linked(self) -> tuple[dict[int, list[tuple[int, int]]], int]:
+        """Wait until all nodes are linked to node 0; return the connections of each, and the port of node 0."""
+        deadline = time.monotonic() + 30
+        while time.monotonic() < deadline:
+            clients = {index: list(connections_of(pid)) for index, pid in enumerate(self._agents)}
+            hosted = {local for local, _ in clients[0]}.intersection(
+                *({remote for _, remote in clients[index]} for index in clients if index)
+            )
+            if hosted:
+                (round_port,) = hosted
+                return clients, round_port
+            time.sleep(0.05)
+        raise AssertionError("not all nodes are linked to node 0")
 
     def heal(self) -> None:
         subprocess.run([*self._iptables, "-F", "INPUT"], check=True)
