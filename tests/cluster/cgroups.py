@@ -57,14 +57,18 @@ def pids(name: str) -> set[int]:
 
 
 def kill_once(name: str) -> int:
-    """Send SIGKILL to every process in the group `name` or below it; return how many there were."""
+    """Send SIGKILL to every process in the group `name` or below it; return how many there were.
+
+    They are stopped before: none sees that another one has ended, as on a machine that fails.
+    """
     present = pids(name)
-    for pid in present:
-        try:
-            # The kernel does not reuse a process id as soon as between these two lines.
-            os.kill(pid, signal.SIGKILL)
-        except ProcessLookupError:
-            continue
+    for number in (signal.SIGSTOP, signal.SIGKILL):
+        for pid in present:
+            try:
+                # The kernel does not reuse a process id as soon as between these two lines.
+                os.kill(pid, number)
+            except ProcessLookupError:
+                continue
     return len(present)
 
 
