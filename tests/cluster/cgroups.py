@@ -64,11 +64,8 @@ def kill_once(name: str) -> int:
     present = pids(name)
     for number in (signal.SIGSTOP, signal.SIGKILL):
         for pid in present:
-            try:
-                # The kernel does not reuse a process id as soon as between these two lines.
+            with suppress(ProcessLookupError):  # the kernel does not reuse a process id that soon
                 os.kill(pid, number)
-            except ProcessLookupError:
-                continue
     return len(present)
 
 

@@ -10,6 +10,7 @@ from functools import partial
 import pytest
 
 from elasticjob.agent.machine.write_permission import freeze_time, may_write_alone
+from elasticjob.agent.monitoring import reachability
 from elasticjob.agent.monitoring.reachability import ReachabilityMonitor
 from elasticjob.contract.messages import StartRound
 from elasticjob.contract.names import RoundId
@@ -95,6 +96,22 @@ async def test_a_round_of_one_node_is_never_cut_off(pair: Pair) -> None:
     pair.other.end_round()
     pair.host.coordinator_link_changed(False, True)
     assert pair.no_timer_runs()
+
+
+async def test_a_node_leaves_the_store_to_the_workers_at_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    loop = asyncio.get_running_loop()
+    connected: asyncio.Future[float] = loop.create_future()
+
+    async def connect(*_: object, **__: object) -> None:
+        connected.set_result(loop.time())
+        raise OSError("there is no store")
+
+    monkeypatch.setattr(reachability, "connect", connect)
+    node = ReachabilityMonitor("run", KEY, KeepAlive(interval=60, max_attempts=1), lambda: None)
+    begun = loop.time()
+    node.begin_round(StartRound(RoundId(1, 0, 1), 1, 2, 1, 2, 1, 2, "127.0.0.1", 1, 0, 3))
+    assert await asyncio.wait_for(connected, 10) - begun >= reachability.LINK_DELAY
+    node.end_round()
 
 
 async def test_a_node_without_the_key_does_not_count(pair: Pair) -> None:

@@ -23,7 +23,8 @@ BACKOFF = 1.0
 LINK_DELAY = 0.2
 LINK_SPACING = 0.001
 """Seconds from the start of a round to the first of these attempts, and more for each group rank: workers form their
-process group at that time, over the same store."""
+process group at that time, over the same store. At most half of the keep-alive time: after all of it, a node without
+its link counts as cut off."""
 
 
 class ReachabilityMonitor:

@@ -70,9 +70,7 @@ def _write(path: str, data: bytes) -> None:
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
         before = os.fstat(descriptor).st_size
-        os.write(
-            descriptor, data.ljust(min(before, MAX_BYTES))
-        )  # with spaces: a reader never sees a mix of two messages
+        os.write(descriptor, data.ljust(min(before, MAX_BYTES)))  # spaces over the rest of a longer message
         if before > len(data):
             os.ftruncate(descriptor, len(data))
     finally:

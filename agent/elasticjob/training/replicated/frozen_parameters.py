@@ -51,18 +51,13 @@ class FrozenParameters:
 
     def digests(self) -> Digests:
         """Return those of what `state_of` leaves out. RuntimeError: one has changed since the last call."""
-        found = {
-            name: {
-                key: _digest(tensor) for key, tensor in module.named_parameters(remove_duplicate=False) if key in keys
-            }
-            for (name, module), keys in zip(self._modules.items(), self._frozen.values(), strict=True)
-        }
+        found = {name: _digests(module, self._frozen[name]) for name, module in self._modules.items()}
         for name, of_part in found.items():
             before = self._last.get(name, {})
             if changed := [key for key, digest in of_part.items() if before.get(key, digest) != digest]:
                 raise RuntimeError(
                     f"State({name}=...): {changed[0]} needs no gradient and has changed nevertheless, "
-                    f"as a moving average does: write State(frozen_parameters=True)"
+                    "as a moving average does: write State(frozen_parameters=True)"
                 )
         self._last = found
         return found
@@ -78,14 +73,13 @@ class FrozenParameters:
         if not left_out:
             restore_part(part, state)
             return
-        own = dict(part.named_parameters(remove_duplicate=False))
-        for key, digest in left_out.items():
-            if key not in own or _digest(own[key]) != digest:
-                raise RuntimeError(
-                    f"State({name}=...): this process has another {key} than the saved state, which leaves it out: "
-                    "load the same frozen parameters in every process, before State(...), "
-                    "or write State(frozen_parameters=True)"
-                )
+        own = _digests(part, left_out)
+        if different := [key for key, digest in left_out.items() if own.get(key) != digest]:
+            raise RuntimeError(
+                f"State({name}=...): this process has another {different[0]} than the saved state, "
+                "which leaves it out: load the same frozen parameters in every process, before State(...), "
+                "or write State(frozen_parameters=True)"
+            )
         found = part.load_state_dict(state, strict=False)
         missing = [key for key in getattr(found, "missing_keys", ()) if not _belongs_to(key, left_out)]
         if problems := [*missing, *getattr(found, "unexpected_keys", ())]:
@@ -104,8 +98,13 @@ def _belongs_to(key: str, parameters: Collection[str]) -> bool:
     return bool(key)
 
 
+def _digests(module: Any, keys: Collection[str]) -> dict[str, str]:
+    parameters = module.named_parameters(remove_duplicate=False)
+    return {key: _digest(parameter) for key, parameter in parameters if key in keys}
+
+
 def _digest(tensor: Any) -> str:
     flat = tensor.detach().reshape(-1)
-    sample = flat[:: max(1, len(flat) // SAMPLES)][: SAMPLES + 1].contiguous().cpu()
+    sample = flat[:: max(1, len(flat) // SAMPLES)][:SAMPLES].contiguous().cpu()
     content = f"{tensor.dtype} {tuple(tensor.shape)}".encode() + bytes(sample.view(torch.uint8).tolist())
     return hashlib.blake2b(content, digest_size=8).hexdigest()
