@@ -210,13 +210,9 @@ class StoreLinks:
             job.connection.send(replace(numbered, sent_at=self._clock()))
 
     async def _maintain(self, key: JobKey, job: _Job, address: StoreAddress) -> None:
-        """Connect and receive reports until cancelled; reconnect with growing delay.
-
-        Before Python 3.12 a cancellation at the moment that a connect ends, well or not, is lost: the task looks after
-        each one whether it is still the job's.
-        """
+        """Connect and receive reports until cancelled; reconnect with growing delay."""
         backoff = FIRST_BACKOFF
-        while job.task is asyncio.current_task():
+        while True:
             try:
                 async with self._turn(job):
                     connection = await self._connect(address, job.key)
@@ -227,9 +223,6 @@ class StoreLinks:
                 backoff = min(LONGEST_BACKOFF, backoff * 2)
                 continue
             backoff = FIRST_BACKOFF
-            if job.task is not asyncio.current_task():
-                connection.close()
-                return
             if _is_other_store(connection.welcome, address):
                 log.warning("%s/%s: at the address of %s, another store answers; trying again", *key, address.pod)
                 connection.close()

@@ -44,6 +44,7 @@ from elasticjob.contract.messages import (
     is_known,
 )
 from elasticjob.control_link.frames import MACS, TAG_SIZE, ForgedFrame, FrameProtocol, LinkError, LinkRefused
+from elasticjob.control_link.time_limit import open_within
 from elasticjob.keep_alive import KeepAlive
 from elasticjob.store import wire
 from elasticjob.store.server import Peer
@@ -240,7 +241,8 @@ async def connect(
 ) -> ControlLink:
     """Connect to a store and authenticate. LinkError, OSError, TimeoutError: this attempt failed."""
     try:
-        return await asyncio.wait_for(_connect(host, port, role, key, run_id, keep_alive), timeout)
+        connecting = _connect(host, port, role, key, run_id, keep_alive)
+        return await open_within(timeout, connecting, ControlLink.close)
     except asyncio.TimeoutError:  # another class before Python 3.11
         raise TimeoutError(f"no link to {host}:{port} within {timeout:g} s") from None
 
@@ -251,7 +253,8 @@ async def _open(host: str, port: int) -> tuple[asyncio.Transport, FrameProtocol]
     error: Exception = OSError(f"{host} has no address")
     for *_, address in await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM):
         try:
-            return await asyncio.wait_for(loop.create_connection(FrameProtocol, *address[:2]), CONNECT_TIMEOUT)
+            connecting = loop.create_connection(FrameProtocol, *address[:2])
+            return await open_within(CONNECT_TIMEOUT, connecting, lambda opened: opened[0].abort())
         except (OSError, asyncio.TimeoutError) as failed:
             error = failed
     raise error

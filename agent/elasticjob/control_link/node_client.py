@@ -54,7 +54,8 @@ class StaleStoreError(Exception):
 class _Search:
     """A search for an active store by several tasks.
 
-    Before Python 3.12 a cancellation at the moment that a connect ends is lost, so the tasks look at `over` as well.
+    Before Python 3.12 `asyncio.wait_for` loses a cancellation at the moment that what it waits for ends, so the tasks
+    look at `over` as well.
     """
 
     def __init__(self) -> None:

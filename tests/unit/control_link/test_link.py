@@ -29,6 +29,7 @@ from elasticjob.control_link.link import (
     Welcome,
     connect,
 )
+from elasticjob.control_link.time_limit import open_within
 from elasticjob.keep_alive import KeepAlive
 from elasticjob.store import wire
 from elasticjob.store.server import StoreServer
@@ -73,6 +74,39 @@ async def until(condition: Callable[[], object]) -> None:
     while not condition():
         assert time.monotonic() < deadline, "the condition did not hold within 10 s"
         await asyncio.sleep(0.001)
+
+
+async def test_a_cancelled_attempt_ends_whenever_the_cancellation_comes() -> None:
+    """Also as the kernel completes the TCP connection, and no store answers on it."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        for passes in range(60):
+            opening = connect("127.0.0.1", silent.getsockname()[1], role=LinkRole.NODE, key=NODE, run_id="run-1")
+            attempt = asyncio.ensure_future(opening)
+            for _ in range(passes):
+                await asyncio.sleep(0)
+            attempt.cancel()
+            await until(attempt.done)
+            assert attempt.cancelled()
+
+
+async def test_a_connection_that_opens_as_its_attempt_is_cancelled_is_closed() -> None:
+    opened = asyncio.Event()
+    closed: list[str] = []
+
+    async def opening() -> str:
+        await opened.wait()
+        return "connection"
+
+    attempt = asyncio.ensure_future(open_within(10, opening(), closed.append))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    opened.set()
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    attempt.cancel()
+    await until(attempt.done)
+    assert attempt.cancelled()
+    assert closed == ["connection"]
 
 
 async def test_messages_go_both_ways(peer: Peer) -> None:

@@ -302,27 +302,6 @@ async def test_a_forgotten_job_has_no_link(stores: Stores) -> None:
     assert connection.sent == []
 
 
-async def test_closing_ends_a_link_whose_cancellation_meets_a_failed_connect(stores: Stores) -> None:
-    """Before Python 3.12, `asyncio.wait_for` loses a cancellation that comes together with the inner error."""
-    connecting, attempts = asyncio.Event(), 0
-
-    async def connect(address: StoreAddress, key: bytes) -> FakeConnection:
-        nonlocal attempts
-        attempts += 1
-        connecting.set()
-        try:
-            await asyncio.Event().wait()
-        except asyncio.CancelledError:
-            raise OSError("connection refused") from None
-        raise AssertionError("not reached")
-
-    links = StoreLinks(lambda key: None, lambda: 0, connect)
-    links.set_address(KEY, ADDRESS, b"k")
-    await connecting.wait()
-    await asyncio.wait_for(links.close(), 30)
-    assert attempts == 1
-
-
 # ---- many stores at once
 
 
