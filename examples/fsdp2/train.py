@@ -30,6 +30,8 @@ WORDS, LENGTH, WIDTH = 64, 16, 32
 @elasticjob.restartable
 def train(options: argparse.Namespace) -> None:
     """Train in one round. The mesh of a sharded model belongs to the round, so the model is built here."""
+    if CUDA:
+        torch.cuda.set_device(DEVICE)
     dist.init_process_group("nccl" if CUDA else "gloo")
     rank, world = dist.get_rank(), dist.get_world_size()
     model = build_model()

@@ -18,6 +18,8 @@ DEVICE = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if CUDA else torch.
 
 def main() -> None:
     options = read_options()
+    if CUDA:
+        torch.cuda.set_device(DEVICE)
     torch.manual_seed(0)
     network = torch.nn.Sequential(torch.nn.Linear(16, 64), torch.nn.Tanh(), torch.nn.Linear(64, 1)).to(DEVICE)
     optimizer = torch.optim.AdamW(network.parameters(), lr=3e-3)

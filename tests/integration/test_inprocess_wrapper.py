@@ -15,6 +15,7 @@ import pytest
 
 import elasticjob
 from support.child_process import ChildProcess
+from support.local_run import LocalRun, manifest
 
 pytestmark = pytest.mark.torch
 pytest.importorskip("torch.distributed")
@@ -314,6 +315,37 @@ def test_a_process_that_holds_the_gil_is_killed_by_its_monitor_process(tmp_path:
     assert "made no progress for 3 s" in (tmp_path / "monitor-1.log").read_text()
 
 
+STOPS = """
+def terminated(number, frame):
+    say("signal", signal.Signals(number).name)
+
+@Wrapper(
+    finalize=SayRecords(),
+    **seconds(soft_timeout=1.5, hard_timeout=3, termination_grace_time=1, monitor_process_interval=0.1,
+              progress_watchdog_interval=0.1))
+def train(call: CallWrapper):
+    rank = join(call)
+    if rank == 1 and call.iteration == 0:
+        signal.signal(signal.SIGTERM, terminated)
+        os.kill(os.getpid(), signal.SIGSTOP)
+    while call.iteration == 0 or rank == 1:
+        time.sleep(0.01)
+    return rank
+
+say("returned", train(None))
+"""
+
+
+def test_a_stopped_process_continues_to_handle_sigterm_and_is_killed_after_the_grace_time(tmp_path: Path) -> None:
+    with ranks(tmp_path, STOPS, 2) as (first, second):
+        trains(second, 1, 2, 0)
+        first.wait_for("records 1:HARD_TIMEOUT$")
+        first.wait_for(r"trains 0 of 1 iteration \d ")  # the other one may have gone on in its grace time
+        assert first.exit_code() == 0
+        assert second.exit_code() == -signal.SIGKILL
+        assert re.findall("^signal (.*)", second.text, re.MULTILINE) == ["SIGTERM"]
+
+
 LOST = """
 @Wrapper(finalize=SayRecords(), **seconds(heartbeat_interval=0.1, heartbeat_timeout=2, monitor_process_interval=0.1))
 def train(call: CallWrapper):
@@ -393,6 +425,40 @@ def test_it_runs_under_a_stock_torchrun(tmp_path: Path) -> None:
     with ChildProcess([*command, str(tmp_path / "script.py"), str(tmp_path)], env=environ) as torchrun:
         assert torchrun.exit_code() == 0, torchrun.text
         assert sorted(re.findall("^returned (.*) train", torchrun.text, re.MULTILINE)) == ["10", "11", "None"]
+    assert "the wrapper's store is unavailable" not in torchrun.text
+
+
+EXAMPLE = Path(__file__).parents[2] / "examples/wrapper/train.py"
+
+
+def repeats_the_steps_since_the_checkpoint(output: str) -> None:
+    """Assert that the example went back from step 14 to 10, with the same losses as before."""
+    found = re.findall(r"step=(\d+) loss=(\S+) world=3 iteration=(\d) pid=(\d+)", output)
+    assert [(int(step), iteration) for step, _, iteration, _ in found] == [
+        *((step, "0") for step in range(1, 15)),
+        *((step, "1") for step in range(11, 31)),
+    ]
+    assert [loss for _, loss, _, _ in found[10:14]] == [loss for _, loss, _, _ in found[14:18]]
+    assert len({pid for *_, pid in found}) == 1, "the process of rank 0 goes on"
+    assert output.count("20 steps in the last iteration") == 3
+
+
+def test_the_example_goes_on_from_its_checkpoint_in_the_same_processes(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=3", str(EXAMPLE)]
+    environ = {**os.environ, "PYTHONPATH": str(Path(elasticjob.__file__).parents[1]), "OMP_NUM_THREADS": "1"}
+    options = [f"--path={tmp_path / 'state.pt'}", "--steps=30", "--raise-at=15"]
+    with ChildProcess([*command, *options], env=environ) as torchrun:
+        assert torchrun.exit_code() == 0, torchrun.text
+    repeats_the_steps_since_the_checkpoint(torchrun.text)
+
+
+def test_the_example_runs_in_an_elastic_job_too(tmp_path: Path) -> None:
+    """The agents notice nothing: no worker ends, and nothing is charged."""
+    options = [f"--path={tmp_path / 'state.pt'}", "--steps=30", "--raise-at=15"]
+    with LocalRun(manifest([sys.executable, str(EXAMPLE), *options], replicas=3), tmp_path) as run:
+        assert run.exit_code() == 0, run.text
+    repeats_the_steps_since_the_checkpoint(run.text)
+    assert run.lines[-1].endswith("succeeded; 0 restarts")
 
 
 ALONE = """

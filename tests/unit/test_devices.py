@@ -44,6 +44,17 @@ def test_only_a_device_in_use_is_synchronized(
     assert queue.done == int(initialized)
 
 
+def test_every_gpu_of_the_process_is_synchronized_and_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A script that never calls `set_device` works on a GPU that is not the current one."""
+    synchronized: list[int] = []
+    cuda = SimpleNamespace(is_initialized=lambda: True, device_count=lambda: 8, synchronize=synchronized.append)
+    has_context = SimpleNamespace(_cuda_hasPrimaryContext=lambda device: device == 3)
+    current = SimpleNamespace(current_accelerator=lambda: SimpleNamespace(type="cuda"))
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda, _C=has_context, accelerator=current))
+    devices.synchronize_device()
+    assert synchronized == [3]
+
+
 def test_torch_without_accelerators_as_before_2_6(monkeypatch: pytest.MonkeyPatch) -> None:
     queue = Queue()
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=queue))

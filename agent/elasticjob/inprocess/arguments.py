@@ -71,7 +71,7 @@ def check_log_file(path: str | None) -> None:
     )
     try:
         path.format(rank=0)
-    except (LookupError, ValueError) as error:
+    except (LookupError, ValueError, AttributeError) as error:
         raise ValueError(
             f"monitor_process_logfile {path!r} may contain the placeholder {{rank}} and no other braces"
         ) from error

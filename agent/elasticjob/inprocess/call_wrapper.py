@@ -203,6 +203,7 @@ class CallWrapper:
                 self._begin_iteration()
                 ended = self._run_iteration(call)
                 if isinstance(ended, _Completed):
+                    self._end_monitor_thread()  # before its connection is closed
                     return ended.value
                 self._recover(ended.error)
         except BaseException as error:

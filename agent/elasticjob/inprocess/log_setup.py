@@ -16,13 +16,16 @@ class LogSetup:
     """Writes log records to stderr, with the rank. A program that has set logging up itself keeps its own handlers."""
 
     def __init__(self, rank: int) -> None:
+        """ValueError: the variable names no level."""
+        level = os.environ.get(LEVEL_VARIABLE, "").upper()
+        if level and not isinstance(logging.getLevelName(level), int):
+            raise ValueError(f"{LEVEL_VARIABLE}={level}: write DEBUG, INFO, WARNING, ERROR or CRITICAL")
         self._level = LOGGER.level
         self._handler: logging.Handler | None = None
         if not LOGGER.hasHandlers():
             self._handler = logging.StreamHandler(sys.stderr)
             self._handler.setFormatter(logging.Formatter(f"%(asctime)s %(levelname)s [rank {rank}] %(message)s"))
             LOGGER.addHandler(self._handler)
-        level = os.environ.get(LEVEL_VARIABLE, "").upper()
         if level:
             LOGGER.setLevel(level)
 

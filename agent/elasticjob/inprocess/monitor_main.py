@@ -161,7 +161,9 @@ class Monitor:
         if store is not None and place is not None:  # the other ranks need not wait until it has ended
             store.for_iteration(place[2]).record_interrupted(InterruptionRecord(place[0], Interruption.HARD_TIMEOUT))
         self._process.terminate(self._config.termination_grace_time)
-        self._record_own_end(Interruption.HARD_TIMEOUT)
+        self._receive(0)  # it may have gone on in the grace time, and the others wait for it in a later iteration
+        if not self._closed:
+            self._record_own_end(Interruption.HARD_TIMEOUT)
 
     def _record_own_end(self, kind: Interruption) -> None:
         log.info("the process of rank %d has ended: %s", self._config.initial_rank, kind.value)

@@ -30,11 +30,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
 from elasticjob.inprocess.store_connection import interruptible_connections
+from elasticjob.training.devices import synchronize_device
 from elasticjob.training.sharded.device_mesh_caches import forget_device_meshes
 
 log = logging.getLogger(__name__)
@@ -159,8 +159,7 @@ class ProcessGroups:
         for thread in self._aborts:
             thread.join()
         self._known, self._aborts = set(), []
-        if torch.cuda.is_initialized():
-            torch.cuda.synchronize()
+        synchronize_device()
         gloo = [backend for group in distributed_c10d._world.pg_map for backend in _gloo_backends(group)]
         if dist.is_initialized():
             with suppress(RuntimeError):  # a group that was aborted

@@ -7,13 +7,22 @@ from typing import Any
 
 
 def synchronize_device() -> None:
-    """Wait until the current accelerator has done all queued work; return at once if this process uses none.
+    """Wait until the devices of this process have done all queued work; return at once if it uses none.
 
-    It never initialises a device: that takes seconds and device memory.
+    It never initialises a device: that takes seconds and device memory. A script that does not call `set_device` works
+    on a GPU that is not the current one.
     """
-    module = _module_in_use(sys.modules.get("torch"))
-    if module is not None:
+    torch = sys.modules.get("torch")
+    module = _module_in_use(torch)
+    if module is None:
+        return
+    is_cuda = module is getattr(torch, "cuda", None)
+    in_use = getattr(getattr(torch, "_C", None), "_cuda_hasPrimaryContext", None) if is_cuda else None
+    if in_use is None:
         module.synchronize()
+    else:
+        for device in filter(in_use, range(module.device_count())):
+            module.synchronize(device)
 
 
 def _module_in_use(torch: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Random states of this process: Python's, NumPy's, and torch's generators of the CPU and of the current GPU.
+"""Random states of this process: Python's, NumPy's, and torch's generators of the CPU and of this rank's GPU.
 
 `capture` and `restore` use the generators' own formats, since they run at every step. `to_plain` and `from_plain`
 convert these to plain values, which can be stored and sent. torch.cuda and NumPy count if this process uses them.
@@ -15,6 +15,8 @@ from typing import Any
 
 import torch
 
+from elasticjob.training.group_device import own_gpu
+
 GENERATORS = ("python", "numpy", "torch", "cuda")
 _SEED_BITS = 63
 
@@ -25,7 +27,7 @@ def capture() -> dict[str, Any]:
     if (numpy := _numpy_random()) is not None:
         states["numpy"] = numpy.get_state(legacy=False)
     if torch.cuda.is_initialized():
-        states["cuda"] = torch.cuda.get_rng_state()
+        states["cuda"] = torch.cuda.get_rng_state(own_gpu())
     return states
 
 
@@ -38,7 +40,7 @@ def restore(states: Mapping[str, Any]) -> None:
     if "numpy" in states and (numpy := _numpy_random()) is not None:
         numpy.set_state(states["numpy"])
     if "cuda" in states and torch.cuda.is_initialized():
-        torch.cuda.set_rng_state(states["cuda"])
+        torch.cuda.set_rng_state(states["cuda"], own_gpu())
 
 
 def seed(generator: str, number: int) -> None:
@@ -50,7 +52,7 @@ def seed(generator: str, number: int) -> None:
     elif generator == "numpy" and (numpy := _numpy_random()) is not None:
         numpy.seed(number % (1 << 32))
     elif generator == "cuda" and torch.cuda.is_initialized():
-        torch.cuda.manual_seed(number)
+        torch.cuda.default_generators[own_gpu()].manual_seed(number)
 
 
 def derive_seed(base: int, rank: int, version: tuple[int, int]) -> int:

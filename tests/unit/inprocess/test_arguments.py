@@ -138,6 +138,7 @@ def test_times_are_positive(name: str) -> None:
     [
         ("logs/monitor.log", "must be an absolute path, not 'logs/monitor.log': write /logs/monitor.log"),
         ("/tmp/{host}.log", "may contain the placeholder {rank} and no other braces"),
+        ("/tmp/{rank.x}.log", "may contain the placeholder {rank} and no other braces"),
         ("/tmp/{.log", "may contain the placeholder {rank} and no other braces"),
     ],
 )

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,7 +20,7 @@ from elasticjob.inprocess.completion import Completion
 from elasticjob.inprocess.composition import compose
 from elasticjob.inprocess.exception import RestartAbort
 from elasticjob.inprocess.finalize import Finalize, ThreadedFinalize
-from elasticjob.inprocess.health_check import FaultCounter, HealthCheck
+from elasticjob.inprocess.health_check import CudaHealthCheck, FaultCounter, HealthCheck
 from elasticjob.inprocess.initialize import Initialize, RetryController
 from elasticjob.inprocess.rank_assignment import ShiftRanks
 from elasticjob.inprocess.state import State, Status
@@ -53,6 +54,32 @@ def test_the_ranks_of_a_state() -> None:
     assert active.distributed_variables() == {"RANK": "1", "WORLD_SIZE": "2"}
     assert active.terminate().status is Status.TERMINATED
     assert active.advance().iteration == 1
+
+
+def test_a_cuda_health_check_reports_an_error_of_the_device_and_one_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(device: int) -> None:
+        raise RuntimeError(f"CUDA error: an illegal memory access on {device}")
+
+    def use(synchronize: Callable[[int], object], *, initialized: bool = True) -> None:
+        cuda = SimpleNamespace(
+            is_available=lambda: True, is_initialized=lambda: initialized, current_device=lambda: 3,
+            synchronize=synchronize,
+        )  # fmt: skip
+        monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))
+
+    check, hanging, synchronized = CudaHealthCheck(timedelta(milliseconds=50)), threading.Event(), list[int]()
+    use(synchronized.append)
+    check(STATE, None)
+    assert synchronized == [3]
+    use(fails, initialized=False)
+    check(STATE, None)
+    use(fails)
+    with pytest.raises(RuntimeError, match="an illegal memory access on 3"):
+        check(STATE, None)
+    use(lambda device: hanging.wait(30))
+    with pytest.raises(TimeoutError, match="CUDA device 3 did not finish its work within"):
+        check(STATE, None)
+    hanging.set()
 
 
 @pytest.mark.parametrize(

@@ -106,3 +106,7 @@ def test_logging_is_set_up_only_for_programs_without_handlers(monkeypatch: pytes
     with LogSetup(1) as setup:
         assert LOGGER.handlers == [setup._handler]
     assert (LOGGER.handlers, LOGGER.level) == ([], level)
+    monkeypatch.setenv("ELASTICJOB_INPROCESS_LOG_LEVEL", "loud")
+    with pytest.raises(ValueError, match="ELASTICJOB_INPROCESS_LOG_LEVEL=LOUD: write DEBUG, INFO, WARNING"):
+        LogSetup(1)
+    assert (LOGGER.handlers, LOGGER.level) == ([], level)

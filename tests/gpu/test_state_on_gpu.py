@@ -1,0 +1,95 @@
+"""`elasticjob.State` over nccl on a real GPU: a new process gets the state, a device with a sticky error a new process.
+
+Ranks share the GPU: each claims to be a host of its own.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from support.local_run import LocalRun, manifest
+from support.worker_scripts import script
+
+TRAINS = """
+import hashlib, os, sys, time
+os.environ["NCCL_HOSTID"] = os.environ["RANK"]
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+import elasticjob
+
+folder = sys.argv[1]
+device = torch.device("cuda", 0)
+torch.manual_seed(0)
+network = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Dropout(0.3), torch.nn.Linear(64, 1)).to(device)
+optimizer = torch.optim.AdamW(network.parameters(), lr=0.01)
+scaler = torch.amp.GradScaler("cuda", init_scale=1024.0)
+state = elasticjob.State(network=network, optimizer=optimizer, scaler=scaler, step=0)
+
+def digest():
+    parts = [*network.parameters(), *(value for each in optimizer.state.values() for value in each.values())]
+    data = b"".join(part.detach().cpu().numpy().tobytes() for part in parts)
+    return hashlib.sha256(data + bytes(torch.cuda.get_rng_state().tolist())).hexdigest()[:16]
+
+@elasticjob.restartable
+def train():
+    dist.init_process_group("nccl", device_id=device)
+    state.sync()
+    rank, begin = dist.get_rank(), state.step
+    model = DistributedDataParallel(network, device_ids=[0])
+    stop = torch.zeros(1, device=device)
+    while not stop.item():
+        optimizer.zero_grad()
+        inputs = torch.randn(8, 64, generator=torch.Generator().manual_seed(state.step)).to(device)
+        scaler.scale(model(inputs).square().mean()).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        state.step += 1
+        if state.step == begin + 5:
+            print(f"rank {rank} pid {os.getpid()} from {begin} digest {digest()}\\n", end="", flush=True)
+        if os.path.exists(f"{folder}/break-{rank}"):
+            os.unlink(f"{folder}/break-{rank}")
+            torch.zeros(1, device=device)[torch.tensor([5], device=device)].cpu()  # an assertion in a kernel
+        stop.fill_(float(rank == 0 and os.path.exists(f"{folder}/done")))
+        dist.broadcast(stop, 0)
+    dist.destroy_process_group()
+
+train()
+"""
+
+
+def ranks(run: LocalRun) -> dict[int, tuple[int, int, str]]:
+    """Return (process id, first step, digest after five steps) by rank of the next round."""
+    found: dict[int, tuple[int, int, str]] = {}
+    while len(found) < 3:
+        match = run.wait_for(r"rank (\d) pid (\d+) from (\d+) digest (\w+)")
+        found[int(match[1])] = int(match[2]), int(match[3]), match[4]
+    return found
+
+
+@pytest.mark.timeout(300)
+def test_all_ranks_have_one_state_after_a_killed_process_and_after_a_sticky_error(tmp_path: Path) -> None:
+    """The digest covers parameters, moments and the random numbers of the GPU, which are alike on all ranks."""
+    job = manifest(
+        [*script(tmp_path, TRAINS), str(tmp_path)],
+        replicas=3, preload=["torch", "torch._dynamo"], failurePolicy={"maxRestarts": 5},
+    )  # fmt: skip
+    with LocalRun(job, tmp_path) as run:
+        first = ranks(run)
+        os.kill(first[1][0], signal.SIGKILL)
+        second = ranks(run)
+        (tmp_path / "break-2").touch()
+        third = ranks(run)
+        (tmp_path / "done").touch()
+        assert run.exit_code() == 0, run.text
+    for found in (first, second, third):
+        assert len({digest for _, _, digest in found.values()}) == 1
+        assert len({begin for _, begin, _ in found.values()}) == 1
+    assert 0 == first[0][1] < second[0][1] < third[0][1], "no training from the beginning"
+    assert {rank: second[rank][0] for rank in (0, 2)} == {rank: first[rank][0] for rank in (0, 2)}
+    assert {rank: third[rank][0] for rank in (0, 1)} == {rank: second[rank][0] for rank in (0, 1)}
+    assert third[2][0] != second[2][0], "a process whose device has failed is replaced"
