@@ -6,6 +6,7 @@ Each sample is used once an epoch, also if nodes join, leave or fail in the midd
 from __future__ import annotations
 
 import argparse
+import os
 import time
 
 import torch
@@ -18,44 +19,49 @@ import elasticjob
 
 def main() -> None:
     options = read_options()
-    dist.init_process_group("gloo")
     torch.manual_seed(0)
-    net = torch.nn.Sequential(torch.nn.Linear(16, 64), torch.nn.Tanh(), torch.nn.Linear(64, 1))
-    model = DistributedDataParallel(net)
-    optimizer = torch.optim.AdamW(net.parameters(), lr=3e-3)
+    network = torch.nn.Sequential(torch.nn.Linear(16, 64), torch.nn.Tanh(), torch.nn.Linear(64, 1))
+    optimizer = torch.optim.AdamW(network.parameters(), lr=3e-3)
 
     dataset = make_dataset(options.samples)
     sampler = elasticjob.ElasticSampler(dataset, seed=0)
     batches = elasticjob.microbatches(options.global_batch, sampler, max_size=options.max_size)
-    loader = DataLoader(dataset, batch_sampler=batches)
+    state = elasticjob.State(network=network, optimizer=optimizer, sampler=sampler, step=0, path=options.path)
 
-    state = elasticjob.State(model=model, optimizer=optimizer, sampler=sampler, step=0, path=options.path)
-    state.sync()  # load the newest state of any node, or of `path`
-    while sampler.epoch < options.epochs:
-        epoch = sampler.epoch
-        for step in batches.steps(loader):  # the rest of the epoch
-            optimizer.zero_grad()
-            loss, used = torch.zeros(()), torch.zeros((), dtype=torch.int64)
-            for batch in step:
-                inputs, targets = batch.data
-                with batch.gradient_sync(model):  # only the last micro-batch averages gradients over the ranks
-                    weighted = torch.nn.functional.mse_loss(model(inputs), targets) * batch.weight
-                    weighted.backward()
-                loss += weighted.detach()
-                used += batch.samples
-            optimizer.step()
-            dist.all_reduce(loss)
-            dist.all_reduce(used)
-            state.step += 1
-            if dist.get_rank() == 0:
-                mean = loss.item() / dist.get_world_size()  # the mean over the step's samples on all ranks
-                counts = f"samples={used.item()} world={dist.get_world_size()} time={time.time():.4f}"
-                print(f"step={state.step} epoch={epoch} loss={mean:.6f} {counts}", flush=True)
-            if state.step % options.commit_every == 0:
-                state.commit()  # with the position of the sampler
-            elasticjob.progress(state.step)
-            time.sleep(options.step_delay)
-    dist.destroy_process_group()
+    @elasticjob.restartable
+    def train() -> None:
+        """Train in one round. It is called again in the next one; what is built above stays."""
+        dist.init_process_group("gloo")
+        state.sync()  # bring all ranks to the newest state of any of them, or of `path`
+        model = DistributedDataParallel(network)
+        loader = DataLoader(dataset, batch_sampler=batches)
+        while sampler.epoch < options.epochs:
+            epoch = sampler.epoch
+            for step in batches.steps(loader):  # the rest of the epoch
+                optimizer.zero_grad()
+                loss, used = torch.zeros(()), torch.zeros((), dtype=torch.int64)
+                for batch in step:
+                    inputs, targets = batch.data
+                    with batch.gradient_sync(model):  # only the last micro-batch averages gradients over the ranks
+                        weighted = torch.nn.functional.mse_loss(model(inputs), targets) * batch.weight
+                        weighted.backward()
+                    loss += weighted.detach()
+                    used += batch.samples
+                optimizer.step()
+                dist.all_reduce(loss)
+                dist.all_reduce(used)
+                state.step += 1
+                if dist.get_rank() == 0:
+                    mean = loss.item() / dist.get_world_size()  # the mean over the step's samples on all ranks
+                    line = f"step={state.step} epoch={epoch} samples={used.item()} loss={mean:.6f}"
+                    print(f"{line} world={dist.get_world_size()} pid={os.getpid()} time={time.time():.4f}", flush=True)
+                if state.step % options.commit_every == 0:
+                    state.commit()  # with the position of the sampler
+                elasticjob.progress(state.step)
+                time.sleep(options.step_delay)
+        dist.destroy_process_group()
+
+    train()
 
 
 def make_dataset(samples: int) -> TensorDataset:

@@ -23,6 +23,7 @@ ARGUMENTS = ["--epochs=5", "--samples=220", "--global-batch=24", "--max-size=8"]
 STEPS = 50
 """Five epochs of ten steps. The last step of an epoch has four samples, in fewer micro-batches than the others."""
 PRELOAD = {
+    "elastic_data": ["torch", "torch._dynamo"],
     "trainer": ["torch", "torch._dynamo", "transformers.trainer", "transformers.models.llama.modeling_llama"],
     "accelerate": ["torch", "torch._dynamo", "accelerate"],
     "lightning": ["torch", "torch._dynamo", "lightning.pytorch"],

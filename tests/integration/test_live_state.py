@@ -57,6 +57,34 @@ REFUSED = {
         "state for all ranks: count the samples of all ranks in a plain value, such as State(samples=0), "
         "and skip them after sync"
     ),
+    "loader of torchdata": (
+        "TypeError: State(loader=...): DerivedLoader saves the position of one rank, and a State holds the same "
+        "state for all ranks: count the samples of all ranks in a plain value, such as State(samples=0), "
+        "and skip them after sync"
+    ),
+    "prepared loader of torchdata": (
+        "TypeError: State(loader=...): PreparedLoader saves the position of one rank, and a State holds the same "
+        "state for all ranks: count the samples of all ranks in a plain value, such as State(samples=0), "
+        "and skip them after sync"
+    ),
+    "trained tensor": (
+        "TypeError: State: seen: a tensor that is trained comes back as one that no optimizer knows: "
+        "put it into a torch.nn.Module"
+    ),
+    "subclass of dict": "TypeError: State: seen: a defaultdict comes back as a plain dict: write dict(value)",
+    "named tuple": "TypeError: State: seen: a Pair comes back as a plain tuple: write tuple(value)",
+    "without a shape": (
+        "TypeError: State(model=...): it has parameters without a shape: call it once with an example before"
+    ),
+    "wrapped optimizer": (
+        "TypeError: State(optimizer=...): WrappedOptimizer does not say when it begins a step: "
+        "pass the optimizer that it wraps"
+    ),
+    "minutes": "ValueError: State(save_minutes=-5): write minutes above 0, or leave it out",
+    "minutes without a path": (
+        "ValueError: State(save_minutes=...) needs the file to which to save: State(path=..., save_minutes=...)"
+    ),
+    "result of a computation": "",
     "distributed sampler": "",
     "all kinds": "",
 }
@@ -186,6 +214,7 @@ def test_each_rank_of_a_node_broadcasts_with_its_own_gpu(results: dict[str, Any]
         "set by the script": "cuda:5",
         "never set": "cuda:3",
         "one visible GPU": "cuda:0",
+        "random states": "cuda:3",
     }
 
 
@@ -209,6 +238,11 @@ def test_a_planned_end_commits_the_state_that_was_created_or_synchronized_last(r
 def test_values_that_were_changed_in_place(results: dict[str, Any]) -> None:
     """A list returns to what it was at the commit. A tensor does not, so the copy in memory is loaded."""
     assert results["in place"] == {"table": {"x": [1]}, "complete": False, "mask": [0.0, 0.0]}
+
+
+def test_what_a_forward_pass_has_changed_is_undone(results: dict[str, Any]) -> None:
+    """Extra state, and a buffer of another shape. A gradient scaler that is not enabled has nothing to undo."""
+    assert results["forward passes"] == {"calls": [1], "seen": [1.0]}
 
 
 def test_a_file_of_version_0_1_0_is_loaded_and_any_newer_state_is_saved_over_it(results: dict[str, Any]) -> None:

@@ -148,6 +148,9 @@ REFUSED = {
         "write numbers, text, lists, dicts and tensors, or give the type state_dict and load_state_dict"
     ),
     "name": ("ShardedState(commit=...): ShardedState has an attribute 'commit': use another name, such as my_commit"),
+    "option of State": (
+        "ShardedState(save_minutes=...): only State has it; write files with torch.distributed.checkpoint"
+    ),
     "shard as a value": (
         "ShardedState: shard: it is sharded over ranks, and a State holds the same state for all ranks: "
         "pass its model to an elasticjob.ShardedState"

@@ -14,9 +14,10 @@ import struct
 import sys
 import tempfile
 import traceback
+from collections import defaultdict
 from collections.abc import Callable
 from datetime import timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -380,6 +381,57 @@ class PlainObject:
         self.state = state
 
 
+class StatefulLoader(PerRankSampler):
+    """A class of torchdata."""
+
+    __module__ = "torchdata.stateful_dataloader.stateful_dataloader"
+
+
+class DerivedLoader(StatefulLoader):
+    """A user's class that is derived from it."""
+
+    __module__ = __name__
+    num_replicas = rank = property()  # it has neither
+
+
+class PreparedLoader(PlainObject):
+    """What `accelerator.prepare` returns for it."""
+
+    base_dataloader = StatefulLoader()
+
+
+class WrappedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
+    """As that of `accelerator.prepare`: a subclass without what the base class sets up."""
+
+    def __init__(self) -> None:
+        self.param_groups: list[dict[str, Any]] = []
+
+
+class Pair(NamedTuple):
+    first: int
+    second: int
+
+
+class Counting(torch.nn.Module):  # type: ignore[misc]
+    """Counts its calls in its extra state, and in a buffer that grows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = [0]
+        self.seen: Any
+        self.register_buffer("seen", torch.zeros(0))
+
+    def get_extra_state(self) -> Any:
+        return {"calls": self.calls}
+
+    def set_extra_state(self, state: Any) -> None:
+        self.calls = state["calls"]
+
+    def forward(self) -> None:
+        self.calls[0] += 1
+        self.seen = torch.cat([self.seen, torch.ones(1)])
+
+
 def refusal(**parts: Any) -> str:
     """Return the error of a State with these parts; empty if it is accepted."""
     return error_of(lambda: State(**parts))
@@ -417,6 +469,16 @@ def refused_parts() -> dict[str, str]:
         "step": refusal(step=-1),
         "late step": error_of(lambda: setattr(late, "step", np.int64(1))),
         "position of a rank": refusal(sampler=PerRankSampler()),
+        "loader of torchdata": refusal(loader=DerivedLoader()),
+        "prepared loader of torchdata": refusal(loader=PreparedLoader()),
+        "trained tensor": refusal(seen={"w": torch.nn.Parameter(torch.ones(2))}),
+        "subclass of dict": refusal(seen=[defaultdict(int)]),
+        "named tuple": refusal(seen=Pair(1, 2)),
+        "without a shape": refusal(model=torch.nn.LazyLinear(1)),
+        "wrapped optimizer": refusal(optimizer=WrappedOptimizer()),
+        "minutes": refusal(save_minutes=-5, path="x"),
+        "minutes without a path": refusal(save_minutes=5),
+        "result of a computation": refusal(loss=torch.ones(2, requires_grad=True).sum()),
         "distributed sampler": refusal(sampler=DistributedSampler(range(8), num_replicas=2, rank=1)),
         "all kinds": refusal(a=[1, None], b={"x": (True, 2.5)}, c=torch.ones(0, 2, dtype=torch.bfloat16)),
     }
@@ -465,6 +527,11 @@ def broadcast_devices() -> dict[str, str]:
         "never set": chosen(0, None, [cpu]),
         "one visible GPU": chosen(0, None, [cpu], count=1),
     }
+    original = torch.cuda.is_initialized, torch.cuda.get_rng_state
+    chosen(0, None, [cpu])
+    torch.cuda.is_initialized, torch.cuda.get_rng_state = lambda: True, lambda device: f"cuda:{device}"
+    found["random states"] = random_states.capture()["cuda"]
+    torch.cuda.is_initialized, torch.cuda.get_rng_state = original
     torch.cuda.current_device, torch.cuda.device_count = originals
     del os.environ["LOCAL_RANK"]
     return found
@@ -531,6 +598,18 @@ def values_changed_in_place() -> dict[str, Any]:
     return {"table": table, "complete": complete, "mask": state.mask.tolist()}
 
 
+def forward_passes() -> dict[str, Any]:
+    """A forward pass that is not followed by a step is undone, whatever it has changed in the modules."""
+    model, scaler = Counting(), torch.amp.GradScaler("cpu", enabled=False)
+    state = State(model=model, scaler=scaler)
+    state.sync()
+    model()
+    state.step += 1
+    model()
+    state.sync()
+    return {"calls": model.calls, "seen": model.seen.tolist()}
+
+
 def file_of_version_0_1_0() -> dict[str, Any]:
     """Load a file of the old format, and save over it."""
     with tempfile.NamedTemporaryFile() as file:
@@ -567,6 +646,7 @@ ALONE: dict[str, Callable[[], dict[str, Any]]] = {
     "sections": sections,
     "planned ends": planned_ends,
     "in place": values_changed_in_place,
+    "forward passes": forward_passes,
     "old file": file_of_version_0_1_0,
     "first sync": before_the_first_sync,
 }

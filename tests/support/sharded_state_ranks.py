@@ -368,6 +368,7 @@ def refused_parts(rounds: Rounds) -> Any:
         "extra state": {"model": ExtraState()},
         "object": {"best": object()},
         "name": {"commit": 1},
+        "option of State": {"save_minutes": 10},
         "shard as a value": {"shard": trainer.model.last.weight},
     }
     found = {name: _errors_of(ShardedState, **parts) for name, parts in cases.items()}

@@ -42,7 +42,8 @@ def keeps_position_of_rank(part: Any) -> bool:
     Such samplers have torch's attributes `num_replicas` and `rank`. torch's own DistributedSampler saves its epoch
     only, which all ranks share.
     """
-    own = type(part).__module__.partition(".")[0] == "torchdata"
+    parts = (part, getattr(part, "base_dataloader", None))  # accelerate's loader holds torchdata's
+    own = any(base.__module__.partition(".")[0] == "torchdata" for each in parts for base in type(each).__mro__)
     per_rank = hasattr(part, "num_replicas") and hasattr(part, "rank")
     return hasattr(part, "state_dict") and (own or per_rank)
 

@@ -7,8 +7,13 @@ from typing import Any
 
 import torch
 
-from elasticjob.training.blocks.state_values import ALLOWED, SHARDED
-from elasticjob.training.sharded_models import is_sharded_optimizer, keeps_position_of_rank, sharded_parameter
+from elasticjob.training.blocks.state_values import ALLOWED, SHARDED, value_refusal
+from elasticjob.training.sharded_models import (
+    is_sharded_optimizer,
+    is_sharded_tensor,
+    keeps_position_of_rank,
+    sharded_parameter,
+)
 
 
 def split_parts(
@@ -55,6 +60,24 @@ def restore_part(part: Any, state: Any) -> None:
         part.set_epoch(state["epoch"])
 
 
+def check_values(values: Mapping[str, Any], owner: str = "State") -> None:
+    """TypeError names the first plain value that would come back as something else, and what to write."""
+    for name, value in values.items():
+        if problem := value_refusal(value):
+            raise TypeError(f"{owner}: {name}: {problem}")
+
+
+def on_device_of(value: Any, known: Any) -> Any:
+    """Return a plain value with its tensors on the devices of those at the same place in `known`."""
+    if isinstance(value, torch.Tensor) and isinstance(known, torch.Tensor):
+        return value.to(known.device)
+    if isinstance(value, dict) and isinstance(known, dict):
+        return {key: on_device_of(item, known.get(key)) for key, item in value.items()}
+    if isinstance(value, (list, tuple)) and isinstance(known, (list, tuple)) and len(value) == len(known):
+        return type(value)(map(on_device_of, value, known))
+    return value
+
+
 def _is_object(part: Any) -> bool:
     both = hasattr(part, "state_dict") and hasattr(part, "load_state_dict")
     return not isinstance(part, type) and (both or hasattr(part, "set_epoch"))
@@ -64,13 +87,24 @@ def _refusal(part: Any) -> str:
     """Return why an object cannot be kept, and what to use instead; empty if it can."""
     if isinstance(part, torch.nn.Module) and (parameter := sharded_parameter(part)):
         return f"parameter {parameter}: {SHARDED}"
-    if is_sharded_optimizer(part):
+    if is_sharded_optimizer(part) or any(map(is_sharded_tensor, _optimized(part))):
         return f"{type(part).__name__}: {SHARDED}"
     return object_refusal(part)
 
 
+def _optimized(part: Any) -> list[Any]:
+    """Return the parameters of an optimizer."""
+    groups = part.param_groups if isinstance(part, torch.optim.Optimizer) else ()
+    return [parameter for group in groups for parameter in group["params"]]
+
+
 def object_refusal(part: Any) -> str:
     """Return why an object that is the same on all ranks cannot be kept; empty if it can."""
+    if isinstance(part, torch.optim.Optimizer) and not hasattr(part, "_optimizer_step_pre_hooks"):
+        wrapped = type(part).__name__
+        return f"{wrapped} does not say when it begins a step: pass the optimizer that it wraps"
+    if isinstance(part, torch.nn.Module) and any(map(torch.nn.parameter.is_lazy, part.parameters())):
+        return "it has parameters without a shape: call it once with an example before"
     if keeps_position_of_rank(part):
         return (
             f"{type(part).__name__} saves the position of one rank, and a State holds the same state for all ranks: "

@@ -35,6 +35,20 @@ def refusal(value: Any) -> str:
     )
 
 
+def value_refusal(value: Any) -> str:
+    """Return why a plain value would come back as something else, and what to write instead; empty if it would not."""
+    if isinstance(value, torch.Tensor) and value.requires_grad and value.is_leaf:
+        return (
+            _tensor_refusal(value)
+            or "a tensor that is trained comes back as one that no optimizer knows: put it into a torch.nn.Module"
+        )
+    for plain in (dict, list, tuple):
+        if isinstance(value, plain) and type(value) is not plain:
+            return f"a {type(value).__name__} comes back as a plain {plain.__name__}: write {plain.__name__}(value)"
+    items = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else ()
+    return next(filter(None, map(value_refusal, items)), "")
+
+
 def key_refusal(key: Any) -> str:
     """Return why a key of a dict cannot be kept; empty for integers and text."""
     if type(key) in (int, str):

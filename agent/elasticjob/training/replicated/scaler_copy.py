@@ -17,7 +17,8 @@ def is_scaler(part: Any) -> bool:
 class ScalerCopy:
     """The scale of a GradScaler and the steps since it last changed.
 
-    An interrupted step may have changed them without an optimizer step: the scale shrinks when gradients overflow.
+    An interrupted step may have changed them without an optimizer step: the scale shrinks when gradients overflow. A
+    scaler that is not enabled (`GradScaler(enabled=False)`, or one without a GPU) has neither.
     """
 
     def __init__(self, scaler: Any) -> None:
@@ -26,13 +27,15 @@ class ScalerCopy:
 
     def capture(self) -> None:
         """Copy the tensors on their device."""
-        self._copies = {name: _cloned(getattr(self._scaler, name)) for name in _TENSORS}
+        if self._scaler.is_enabled():
+            self._copies = {name: _cloned(getattr(self._scaler, name)) for name in _TENSORS}
 
     def restore(self) -> None:
         """Set the scaler to the last copy, at the beginning of a step: no gradient has been unscaled."""
-        for name, kept in self._copies.items():
-            setattr(self._scaler, name, _cloned(kept))
-        self._scaler._per_optimizer_states.clear()
+        if self._copies:
+            for name, kept in self._copies.items():
+                setattr(self._scaler, name, _cloned(kept))
+            self._scaler._per_optimizer_states.clear()
 
 
 def _cloned(tensor: Any) -> Any:

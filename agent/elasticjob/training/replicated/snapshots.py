@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from copy import deepcopy
 from typing import Any
 
 import torch
@@ -34,7 +35,7 @@ class Snapshot:
 
 
 class BufferCopies:
-    """Copies of the saved buffers of modules. A forward pass changes them, as those of BatchNorm, before its step ends.
+    """Copies of the saved buffers and the extra state of modules, which a forward pass changes before its step ends.
 
     The versions of these tensors do not show it: the kernels of BatchNorm do not count.
     """
@@ -43,6 +44,8 @@ class BufferCopies:
         self._modules = tuple(modules)
         self._places: list[tuple[Any, str]] = []
         self._copies: list[Any] = []
+        self._with_extra_state: list[Any] = []
+        self._extra_states: list[Any] = []
 
     def refresh(self) -> None:
         """Find the buffers again and copy them: modules, shapes or devices may have changed."""
@@ -54,16 +57,35 @@ class BufferCopies:
             if buffer is not None and name not in child._non_persistent_buffers_set
         ]
         self._copies = [buffer.detach().clone() for buffer in self._buffers()]
+        self._with_extra_state = [child for child in children.values() if _has_extra_state(child)]
+        self._copy_extra_states()
 
     def capture(self) -> None:
-        """Copy the buffers that `refresh` found."""
+        """Copy what `refresh` found."""
+        if self._other_shapes():
+            self.refresh()
+            return
         for copies, buffers in self._groups():
             torch._foreach_copy_(copies, buffers)
+        self._copy_extra_states()
 
     def restore(self) -> None:
-        """Set the buffers to the last copy."""
+        """Set everything to the last copy."""
+        for number in self._other_shapes():
+            child, name = self._places[number]
+            child._buffers[name] = self._copies[number].clone()
         for copies, buffers in self._groups():
             torch._foreach_copy_(buffers, copies)
+        for child, kept in zip(self._with_extra_state, self._extra_states, strict=True):
+            child.set_extra_state(deepcopy(kept))
+
+    def _copy_extra_states(self) -> None:
+        self._extra_states = [deepcopy(child.get_extra_state()) for child in self._with_extra_state]
+
+    def _other_shapes(self) -> list[int]:
+        """Return the numbers of the buffers whose shape is not that of their copy: a forward pass may replace them."""
+        pairs = zip(self._copies, self._buffers(), strict=True)
+        return [number for number, (kept, buffer) in enumerate(pairs) if kept.shape != buffer.shape]
 
     def _buffers(self) -> list[Any]:
         return [child._buffers[name] for child, name in self._places]
@@ -76,6 +98,10 @@ class BufferCopies:
             copies.append(kept)
             buffers.append(buffer.detach())
         return list(groups.values())
+
+
+def _has_extra_state(module: Any) -> bool:
+    return type(module).get_extra_state is not torch.nn.Module.get_extra_state
 
 
 def _copied(value: Any, copy_item: Any = None) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import weakref
 from typing import TYPE_CHECKING, Any
@@ -27,7 +28,7 @@ from elasticjob.training.replicated.rank_memory import RankMemory
 from elasticjob.training.replicated.rank_random_states import RankRandomStates
 from elasticjob.training.replicated.state_transfer import Loaded, transfer_state
 from elasticjob.training.state_exchange import Exchange
-from elasticjob.training.state_parts import split_parts
+from elasticjob.training.state_parts import check_values, on_device_of, split_parts
 
 
 class State:
@@ -62,7 +63,8 @@ class State:
         frozen_parameters: bool = True,
         **parts: Any,
     ) -> None:
-        """Check all parts. TypeError: a part cannot be kept; ValueError: its name is reserved, or `step` is negative.
+        """Check all parts. TypeError: a part cannot be kept; ValueError: its name is reserved, `step` is negative, or
+        `save_minutes` is not above 0 or has no `path`.
 
         `path`: the file to which an agent saves the state at the end of its job or node, loaded if it is newer than all
         copies in memory; None: no file. `save_minutes`: also save every so many minutes while training continues.
@@ -72,7 +74,7 @@ class State:
         """
         self.path = os.path.abspath(path) if path is not None else None  # noqa: PTH100
         self._step = checked_step(step)
-        self._save_minutes = save_minutes
+        self._save_minutes = _checked_minutes(save_minutes, path)
         self._sequence = CommitSequence()
         memory, local_rank = progress_channel.node_memory(), int(os.environ.get("LOCAL_RANK", "0"))
         self._copies = NodeCopies(memory, is_writer=local_rank == 0)
@@ -218,9 +220,9 @@ class State:
         return {"step": self._step, **{name: getattr(self, name) for name in self._values}}
 
     def _packed(self) -> PackedTree:
-        return PackedTree(
-            {n: self._frozen.state_of(n, part) for n, part in self._objects.items()}, self._plain_values()
-        )
+        values = self._plain_values()
+        check_values(values)
+        return PackedTree({n: self._frozen.state_of(n, part) for n, part in self._objects.items()}, values)
 
     def _part_devices(self) -> list[Any]:
         tensors = (next(part.parameters(), None) for part in self._objects.values() if hasattr(part, "parameters"))
@@ -279,7 +281,8 @@ class State:
 
     def _set_values(self, values: dict[str, Any]) -> None:
         self._step = values["step"]
-        self.__dict__.update({name: values[name] for name in self._values if name in values})
+        known = {name: getattr(self, name) for name in self._values if name in values}
+        self.__dict__.update({name: on_device_of(values[name], value) for name, value in known.items()})
 
     def _write_copy(self, packed: PackedTree) -> int:
         """Write the state to memory, and return its descriptor."""
@@ -298,6 +301,16 @@ class State:
         record = self._random.shared(self._live.random_states) if self._random is not None else None
         settings = {"path": self.path, "save_minutes": self._save_minutes, "random": record}
         return json.dumps({**settings, "frozen": self._frozen.digests(), "tree": packed.json}).encode()
+
+
+def _checked_minutes(minutes: float | None, path: object) -> float | None:
+    if minutes is None:
+        return None
+    if not isinstance(minutes, (int, float)) or not 0 < minutes < math.inf:
+        raise ValueError(f"State(save_minutes={minutes!r}): write minutes above 0, or leave it out")
+    if path is None:
+        raise ValueError("State(save_minutes=...) needs the file to which to save: State(path=..., save_minutes=...)")
+    return float(minutes)
 
 
 _current: weakref.ref[State] | None = None

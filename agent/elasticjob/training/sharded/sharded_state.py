@@ -29,10 +29,18 @@ from elasticjob.training.sharded.shard_random import restore_random_states
 from elasticjob.training.sharded.shard_reader import ShardReader
 from elasticjob.training.sharded.shard_sources import NO_SHARD, StoredShard
 from elasticjob.training.sharded.sharded_parts import ShardedParts
-from elasticjob.training.state_parts import object_refusal, restore_part, split_parts, state_of
+from elasticjob.training.state_parts import (
+    check_values,
+    object_refusal,
+    on_device_of,
+    restore_part,
+    split_parts,
+    state_of,
+)
 
 log = logging.getLogger(__name__)
 
+_OPTIONS_OF_STATE = ("path", "save_minutes", "frozen_parameters")
 _TEXT_UNIT = 64 << 10
 """Bytes. The JSON of a block is filled up to a multiple, so that the data stays where it is in the next commit."""
 
@@ -52,10 +60,14 @@ class ShardedState:
     """
 
     def __init__(self, *, step: int = 0, random_states: bool = True, **parts: Any) -> None:
-        """Check all parts. TypeError: a part cannot be kept; ValueError: its name is reserved, or `step` is negative.
+        """Check all parts. TypeError: a part cannot be kept, or only State has this option; ValueError: its name is
+        reserved, or `step` is negative.
 
         `random_states`: keep those of each rank (Python, NumPy, torch); False if the script seeds at each step.
         """
+        if wrong := next((name for name in _OPTIONS_OF_STATE if name in parts), ""):
+            text = "only State has it; write files with torch.distributed.checkpoint"
+            raise TypeError(f"ShardedState({wrong}=...): {text}")
         self._step = checked_step(step)
         self._keep_random_states = random_states
         self._seed = torch.initial_seed()
@@ -142,6 +154,7 @@ class ShardedState:
         """Return everything that is not sharded: the optimizers' settings are among the plain values."""
         objects = {name: state_of(part) for name, part in self._objects.items()}
         values = {name: getattr(self, name) for name in self._values}
+        check_values(values, "ShardedState")
         return PackedTree(objects, {"step": self._step, **self._parts.settings(), **values}, "ShardedState")
 
     def _write(self, layout: ShardLayout, packed: PackedTree, kept: Version) -> tuple[BlockHeader, Any]:
@@ -202,7 +215,8 @@ class ShardedState:
         for name, part in self._objects.items():
             restore_part(part, tree["objects"][name])
         self._step = values["step"]
-        self.__dict__.update({name: values[name] for name in self._values if name in values})
+        known = {name: getattr(self, name) for name in self._values if name in values}
+        self.__dict__.update({name: on_device_of(values[name], value) for name, value in known.items()})
         self._seed = reader.contents[0]["seed"]
         if self._keep_random_states and reader.contents[0]["random"] is not None:
             saved = [content["random"] for content in reader.contents]
