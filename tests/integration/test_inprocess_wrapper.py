@@ -321,7 +321,7 @@ def terminated(number, frame):
 
 @Wrapper(
     finalize=SayRecords(),
-    **seconds(soft_timeout=1.5, hard_timeout=3, termination_grace_time=1, monitor_process_interval=0.1,
+    **seconds(soft_timeout=1.5, hard_timeout=3, termination_grace_time=5, monitor_process_interval=0.1,
               progress_watchdog_interval=0.1))
 def train(call: CallWrapper):
     rank = join(call)
@@ -432,13 +432,13 @@ EXAMPLE = Path(__file__).parents[2] / "examples/wrapper/train.py"
 
 
 def repeats_the_steps_since_the_checkpoint(output: str) -> None:
-    """Assert that the example went back from step 14 to 10, with the same losses as before."""
+    """Assert that the example went back to step 10, with the same losses as before."""
     found = re.findall(r"step=(\d+) loss=(\S+) world=3 iteration=(\d) pid=(\d+)", output)
-    assert [(int(step), iteration) for step, _, iteration, _ in found] == [
-        *((step, "0") for step in range(1, 15)),
-        *((step, "1") for step in range(11, 31)),
-    ]
-    assert [loss for _, loss, _, _ in found[10:14]] == [loss for _, loss, _, _ in found[14:18]]
+    first, second = ([(int(step), loss) for step, loss, number, _ in found if number == each] for each in "01")
+    # Rank 0 may be interrupted after step 14, by the fault that follows in rank 1, before it has printed it.
+    assert [step for step, _ in first] in (list(range(1, 14)), list(range(1, 15)))
+    assert [step for step, _ in second] == list(range(11, 31))
+    assert first[10:] == second[: len(first) - 10], "the steps that are repeated have the same losses"
     assert len({pid for *_, pid in found}) == 1, "the process of rank 0 goes on"
     assert output.count("20 steps in the last iteration") == 3
 
