@@ -50,6 +50,7 @@ def main() -> None:
         model = DistributedDataParallel(network)
         for step in range(begin + 1, options.steps + 1):
             if (step, call.iteration, rank) == (options.raise_at, 0, 1):
+                time.sleep(1)  # until all others wait for this rank
                 raise RuntimeError("a fault of rank 1, as --raise-at asks for")
             inputs = batch(step, rank)
             optimizer.zero_grad()

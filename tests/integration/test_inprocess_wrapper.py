@@ -429,13 +429,15 @@ def test_it_runs_under_a_stock_torchrun(tmp_path: Path) -> None:
 
 
 EXAMPLE = Path(__file__).parents[2] / "examples/wrapper/train.py"
+START = 240.0
+"""Seconds for the imports of torch in many processes on a busy machine."""
 
 
 def repeats_the_steps_since_the_checkpoint(output: str) -> None:
     """Assert that the example went back to step 10, with the same losses as before."""
     found = re.findall(r"step=(\d+) loss=(\S+) world=3 iteration=(\d) pid=(\d+)", output)
     first, second = ([(int(step), loss) for step, loss, number, _ in found if number == each] for each in "01")
-    # Rank 0 may be interrupted after step 14, by the fault that follows in rank 1, before it has printed it.
+    # On a busy machine rank 0 may be interrupted after step 14 before it has printed it.
     assert [step for step, _ in first] in (list(range(1, 14)), list(range(1, 15)))
     assert [step for step, _ in second] == list(range(11, 31))
     assert first[10:] == second[: len(first) - 10], "the steps that are repeated have the same losses"
@@ -443,20 +445,22 @@ def repeats_the_steps_since_the_checkpoint(output: str) -> None:
     assert output.count("20 steps in the last iteration") == 3
 
 
+@pytest.mark.timeout(300)
 def test_the_example_goes_on_from_its_checkpoint_in_the_same_processes(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=3", str(EXAMPLE)]
     environ = {**os.environ, "PYTHONPATH": str(Path(elasticjob.__file__).parents[1]), "OMP_NUM_THREADS": "1"}
     options = [f"--path={tmp_path / 'state.pt'}", "--steps=30", "--raise-at=15"]
     with ChildProcess([*command, *options], env=environ) as torchrun:
-        assert torchrun.exit_code() == 0, torchrun.text
+        assert torchrun.exit_code(START) == 0, torchrun.text
     repeats_the_steps_since_the_checkpoint(torchrun.text)
 
 
+@pytest.mark.timeout(300)
 def test_the_example_runs_in_an_elastic_job_too(tmp_path: Path) -> None:
     """The agents notice nothing: no worker ends, and nothing is charged."""
     options = [f"--path={tmp_path / 'state.pt'}", "--steps=30", "--raise-at=15"]
     with LocalRun(manifest([sys.executable, str(EXAMPLE), *options], replicas=3), tmp_path) as run:
-        assert run.exit_code() == 0, run.text
+        assert run.exit_code(START) == 0, run.text
     repeats_the_steps_since_the_checkpoint(run.text)
     assert run.lines[-1].endswith("succeeded; 0 restarts")
 
