@@ -289,24 +289,38 @@ def test_a_rank_that_stops_to_ping_causes_a_restart(tmp_path: Path) -> None:
 HARD = """
 @Wrapper(
     finalize=SayRecords(), monitor_process_logfile=FOLDER + "/monitor-{rank}.log",
-    **seconds(soft_timeout=1.5, hard_timeout=3, termination_grace_time=0.1, monitor_process_interval=0.1,
+    **seconds(soft_timeout=1.5, hard_timeout=3, termination_grace_time=GRACE, monitor_process_interval=0.1,
               progress_watchdog_interval=0.1))
 def train(call: CallWrapper):
     rank = join(call)
     if rank == 1:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        ctypes.PyDLL(None).sleep(1000)  # holds the GIL: no thread of this process runs
-    if call.iteration == 0:
-        while True:
-            time.sleep(0.01)
+        hang()
+    while call.iteration == 0 or rank == 1:
+        time.sleep(0.01)
     return rank
 
 say("returned", train(None))
 """
 
+HOLDS_THE_GIL = """
+GRACE = 0.1
+
+def hang():
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    ctypes.PyDLL(None).sleep(1000)  # no thread of this process runs
+"""
+
+STOPS_ITSELF = """
+GRACE = 5
+
+def hang():
+    signal.signal(signal.SIGTERM, lambda number, _: say("signal", signal.Signals(number).name))
+    os.kill(os.getpid(), signal.SIGSTOP)
+"""
+
 
 def test_a_process_that_holds_the_gil_is_killed_by_its_monitor_process(tmp_path: Path) -> None:
-    with ranks(tmp_path, HARD, 2) as (first, second):
+    with ranks(tmp_path, HOLDS_THE_GIL + HARD, 2) as (first, second):
         trains(second, 1, 2, 0)
         first.wait_for("records 1:HARD_TIMEOUT$")
         trains(first, 0, 1, 1)
@@ -315,29 +329,8 @@ def test_a_process_that_holds_the_gil_is_killed_by_its_monitor_process(tmp_path:
     assert "made no progress for 3 s" in (tmp_path / "monitor-1.log").read_text()
 
 
-STOPS = """
-def terminated(number, frame):
-    say("signal", signal.Signals(number).name)
-
-@Wrapper(
-    finalize=SayRecords(),
-    **seconds(soft_timeout=1.5, hard_timeout=3, termination_grace_time=5, monitor_process_interval=0.1,
-              progress_watchdog_interval=0.1))
-def train(call: CallWrapper):
-    rank = join(call)
-    if rank == 1 and call.iteration == 0:
-        signal.signal(signal.SIGTERM, terminated)
-        os.kill(os.getpid(), signal.SIGSTOP)
-    while call.iteration == 0 or rank == 1:
-        time.sleep(0.01)
-    return rank
-
-say("returned", train(None))
-"""
-
-
 def test_a_stopped_process_continues_to_handle_sigterm_and_is_killed_after_the_grace_time(tmp_path: Path) -> None:
-    with ranks(tmp_path, STOPS, 2) as (first, second):
+    with ranks(tmp_path, STOPS_ITSELF + HARD, 2) as (first, second):
         trains(second, 1, 2, 0)
         first.wait_for("records 1:HARD_TIMEOUT$")
         first.wait_for(r"trains 0 of 1 iteration \d ")  # the other one may have gone on in its grace time

@@ -107,11 +107,12 @@ def test_what_cannot_be_kept_is_refused_by_name(results: dict[str, Any], case: s
 
 
 def test_sharded_models_are_refused(results: dict[str, Any]) -> None:
-    for fsdp2, fsdp1, tensor, late in results["sharded"]:
+    for fsdp2, fsdp1, tensor, late, optimizer in results["sharded"]:
         assert fsdp2 == f"TypeError: State(model=...): parameter 0.weight (DTensor): {SHARDED}"
         flat = "parameter 0._fsdp_wrapped_module._flat_param (FullyShardedDataParallel)"
         assert fsdp1 == f"TypeError: State(model=...): {flat}: {SHARDED}"
         assert tensor == f"TypeError: State: shard: {SHARDED}"
+        assert optimizer == f"TypeError: State(optimizer=...): SGD: {SHARDED}"
         assert late == f"TypeError: State: late.state_dict()['weight']: {SHARDED}"
 
 
@@ -214,7 +215,7 @@ def test_each_rank_of_a_node_broadcasts_with_its_own_gpu(results: dict[str, Any]
         "set by the script": "cuda:5",
         "never set": "cuda:3",
         "one visible GPU": "cuda:0",
-        "random states": "cuda:3",
+        "restored": "cuda:3 on cuda:3",
     }
 
 
@@ -238,6 +239,13 @@ def test_a_planned_end_commits_the_state_that_was_created_or_synchronized_last(r
 def test_values_that_were_changed_in_place(results: dict[str, Any]) -> None:
     """A list returns to what it was at the commit. A tensor does not, so the copy in memory is loaded."""
     assert results["in place"] == {"table": {"x": [1]}, "complete": False, "mask": [0.0, 0.0]}
+
+
+def test_a_plain_tensor_comes_back_on_its_device(results: dict[str, Any]) -> None:
+    assert results["device of a value"] == {
+        "alone": "tensor(..., device='meta', size=(2,))",
+        "inside": "{'x': [tensor(..., device='meta', size=(2,))]}",
+    }
 
 
 def test_what_a_forward_pass_has_changed_is_undone(results: dict[str, Any]) -> None:

@@ -333,6 +333,7 @@ def sharded_models(rounds: Rounds) -> Any:
         refusal(model=first),
         refusal(shard=next(second.parameters())),
         error_of(state.commit),
+        refusal(optimizer=torch.optim.SGD(second.parameters(), lr=0.1)),
     ]
 
 
@@ -527,11 +528,13 @@ def broadcast_devices() -> dict[str, str]:
         "never set": chosen(0, None, [cpu]),
         "one visible GPU": chosen(0, None, [cpu], count=1),
     }
-    original = torch.cuda.is_initialized, torch.cuda.get_rng_state
+    original = torch.cuda.is_initialized, torch.cuda.get_rng_state, torch.cuda.set_rng_state
     chosen(0, None, [cpu])
     torch.cuda.is_initialized, torch.cuda.get_rng_state = lambda: True, lambda device: f"cuda:{device}"
-    found["random states"] = random_states.capture()["cuda"]
-    torch.cuda.is_initialized, torch.cuda.get_rng_state = original
+    torch.cuda.set_rng_state = lambda state, device: found.update({"restored": f"{state} on cuda:{device}"})
+    captured = random_states.capture()
+    random_states.restore({"cuda": captured["cuda"]})
+    torch.cuda.is_initialized, torch.cuda.get_rng_state, torch.cuda.set_rng_state = original
     torch.cuda.current_device, torch.cuda.device_count = originals
     del os.environ["LOCAL_RANK"]
     return found
@@ -598,6 +601,19 @@ def values_changed_in_place() -> dict[str, Any]:
     return {"table": table, "complete": complete, "mask": state.mask.tolist()}
 
 
+def plain_tensor_of_a_device() -> dict[str, Any]:
+    """A plain tensor comes back from memory, which is the CPU's, on the device where the script has it."""
+    found = {}
+    for name, keep in (("alone", lambda tensor: tensor), ("inside", lambda tensor: {"x": [tensor]})):
+        first: dict[str, Any] = {name: keep(torch.ones(2))}
+        State(**first).commit()
+        state = State(**first)
+        setattr(state, name, keep(torch.zeros(2, device="meta")))
+        state.sync()
+        found[name] = str(getattr(state, name))
+    return found
+
+
 def forward_passes() -> dict[str, Any]:
     """A forward pass that is not followed by a step is undone, whatever it has changed in the modules."""
     model, scaler = Counting(), torch.amp.GradScaler("cpu", enabled=False)
@@ -647,6 +663,7 @@ ALONE: dict[str, Callable[[], dict[str, Any]]] = {
     "planned ends": planned_ends,
     "in place": values_changed_in_place,
     "forward passes": forward_passes,
+    "device of a value": plain_tensor_of_a_device,
     "old file": file_of_version_0_1_0,
     "first sync": before_the_first_sync,
 }

@@ -114,9 +114,7 @@ class Monitor:
             if self._closed:
                 return
             if self._process.has_ended:
-                self._receive(0)  # what it sent last
-                if not self._closed:
-                    self._record_own_end(Interruption.TERMINATED)
+                self._record_own_end(Interruption.TERMINATED)
                 return
             if self._store is not None and now >= self._next_heartbeat:
                 self._next_heartbeat = now + self._config.heartbeat_interval
@@ -161,11 +159,13 @@ class Monitor:
         if store is not None and place is not None:  # the other ranks need not wait until it has ended
             store.for_iteration(place[2]).record_interrupted(InterruptionRecord(place[0], Interruption.HARD_TIMEOUT))
         self._process.terminate(self._config.termination_grace_time)
-        self._receive(0)  # it may have gone on in the grace time, and the others wait for it in a later iteration
-        if not self._closed:
-            self._record_own_end(Interruption.HARD_TIMEOUT)
+        self._record_own_end(Interruption.HARD_TIMEOUT)
 
     def _record_own_end(self, kind: Interruption) -> None:
+        """Record that the rank's process has ended, unless it had left on purpose."""
+        self._receive(0)  # what it sent last: the others may wait for it in a later iteration
+        if self._closed:
+            return
         log.info("the process of rank %d has ended: %s", self._config.initial_rank, kind.value)
         if self._store is None:
             return

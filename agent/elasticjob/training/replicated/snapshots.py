@@ -62,19 +62,20 @@ class BufferCopies:
 
     def capture(self) -> None:
         """Copy what `refresh` found."""
-        if self._other_shapes():
+        pairs = self._pairs()
+        if any(kept.shape != buffer.shape for kept, buffer in pairs):  # a forward pass has replaced a buffer
             self.refresh()
             return
-        for copies, buffers in self._groups():
+        for copies, buffers in _groups(pairs):
             torch._foreach_copy_(copies, buffers)
         self._copy_extra_states()
 
     def restore(self) -> None:
         """Set everything to the last copy."""
-        for number in self._other_shapes():
-            child, name = self._places[number]
-            child._buffers[name] = self._copies[number].clone()
-        for copies, buffers in self._groups():
+        for (child, name), (kept, buffer) in zip(self._places, self._pairs(), strict=True):
+            if kept.shape != buffer.shape:
+                child._buffers[name] = kept.clone()
+        for copies, buffers in _groups(self._pairs()):
             torch._foreach_copy_(buffers, copies)
         for child, kept in zip(self._with_extra_state, self._extra_states, strict=True):
             child.set_extra_state(deepcopy(kept))
@@ -82,22 +83,22 @@ class BufferCopies:
     def _copy_extra_states(self) -> None:
         self._extra_states = [deepcopy(child.get_extra_state()) for child in self._with_extra_state]
 
-    def _other_shapes(self) -> list[int]:
-        """Return the numbers of the buffers whose shape is not that of their copy: a forward pass may replace them."""
-        pairs = zip(self._copies, self._buffers(), strict=True)
-        return [number for number, (kept, buffer) in enumerate(pairs) if kept.shape != buffer.shape]
-
     def _buffers(self) -> list[Any]:
         return [child._buffers[name] for child, name in self._places]
 
-    def _groups(self) -> list[tuple[list[Any], list[Any]]]:
-        """Return copies and buffers by type and device: each group takes few kernels, whatever its length."""
-        groups: dict[Any, tuple[list[Any], list[Any]]] = {}
-        for kept, buffer in zip(self._copies, self._buffers(), strict=True):
-            copies, buffers = groups.setdefault((buffer.dtype, buffer.device), ([], []))
-            copies.append(kept)
-            buffers.append(buffer.detach())
-        return list(groups.values())
+    def _pairs(self) -> list[tuple[Any, Any]]:
+        """Return each copy with its buffer."""
+        return list(zip(self._copies, self._buffers(), strict=True))
+
+
+def _groups(pairs: list[tuple[Any, Any]]) -> list[tuple[list[Any], list[Any]]]:
+    """Return copies and buffers by type and device: each group takes few kernels, whatever its length."""
+    groups: dict[Any, tuple[list[Any], list[Any]]] = {}
+    for kept, buffer in pairs:
+        copies, buffers = groups.setdefault((buffer.dtype, buffer.device), ([], []))
+        copies.append(kept)
+        buffers.append(buffer.detach())
+    return list(groups.values())
 
 
 def _has_extra_state(module: Any) -> bool:

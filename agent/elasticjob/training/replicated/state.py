@@ -281,8 +281,8 @@ class State:
 
     def _set_values(self, values: dict[str, Any]) -> None:
         self._step = values["step"]
-        known = {name: getattr(self, name) for name in self._values if name in values}
-        self.__dict__.update({name: on_device_of(values[name], value) for name, value in known.items()})
+        own = {name: values[name] for name in self._values if name in values}
+        self.__dict__.update(on_device_of(own, self.__dict__))
 
     def _write_copy(self, packed: PackedTree) -> int:
         """Write the state to memory, and return its descriptor."""

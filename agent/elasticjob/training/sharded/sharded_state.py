@@ -215,8 +215,8 @@ class ShardedState:
         for name, part in self._objects.items():
             restore_part(part, tree["objects"][name])
         self._step = values["step"]
-        known = {name: getattr(self, name) for name in self._values if name in values}
-        self.__dict__.update({name: on_device_of(values[name], value) for name, value in known.items()})
+        own = {name: values[name] for name in self._values if name in values}
+        self.__dict__.update(on_device_of(own, self.__dict__))
         self._seed = reader.contents[0]["seed"]
         if self._keep_random_states and reader.contents[0]["random"] is not None:
             saved = [content["random"] for content in reader.contents]
