@@ -602,12 +602,12 @@ def values_changed_in_place() -> dict[str, Any]:
 
 
 def plain_tensor_of_a_device() -> dict[str, Any]:
-    """A plain tensor comes back from memory, which is the CPU's, on the device where the script has it."""
+    """A plain tensor that was committed on the CPU comes back on the device where the script has it by then."""
     found = {}
     for name, keep in (("alone", lambda tensor: tensor), ("inside", lambda tensor: {"x": [tensor]})):
-        first: dict[str, Any] = {name: keep(torch.ones(2))}
-        State(**first).commit()
-        state = State(**first)
+        parts: dict[str, Any] = {name: keep(torch.ones(2))}
+        state = State(**parts)
+        state.commit()
         setattr(state, name, keep(torch.zeros(2, device="meta")))
         state.sync()
         found[name] = str(getattr(state, name))
