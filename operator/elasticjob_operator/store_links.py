@@ -299,8 +299,7 @@ class StoreLinks:
 
 def _keep_alive_timeout(job: _Job) -> float:
     """Return the seconds of silence after which TCP keep-alive closes a connection."""
-    interval, attempts = job.address.keep_alive if job.address else (0.0, 0)
-    return interval * attempts
+    return KeepAlive(*job.address.keep_alive).timeout if job.address else 0.0
 
 
 def _is_other_store(welcome: Welcome, address: StoreAddress) -> bool:

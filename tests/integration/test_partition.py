@@ -30,8 +30,7 @@ for step in itertools.count():
 def job(folder: Path) -> dict[str, object]:
     (folder / "steps.py").write_text(STEPS)
     command = [sys.executable, str(folder / "steps.py"), str(folder / "done")]
-    rules = {"keepAliveIntervalSeconds": 1, "keepAliveMaxAttempts": 1}
-    return manifest(command, replicas=SIZE, elasticPolicy={"minReplicas": 1, "maxReplicas": SIZE}, rendezvous=rules)
+    return manifest(command, replicas=SIZE, elasticPolicy={"minReplicas": 1, "maxReplicas": SIZE})
 
 
 def workers(run: LocalRun, world_size: int, count: int) -> dict[int, int]:

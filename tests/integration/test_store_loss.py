@@ -20,6 +20,7 @@ import pytest
 
 from elasticjob.contract.names import Env
 from support.local_run import LocalRun, manifest
+from support.partition import OWN_NETWORK
 from support.processes import child_with, environ_of, state_of
 
 OUTAGE = float(os.environ.get("ELASTICJOB_OUTAGE_SECONDS", "5"))
@@ -188,19 +189,38 @@ def test_a_worker_that_fails_after_the_store_failed_twice_is_restarted_and_count
         assert "toy succeeded; 1 restart" in run.text
 
 
+def freeze_by_cutting_off(run: LocalRun, packets: list[str]) -> dict[str, int]:
+    """Drop all packets of the run until the workers of both nodes are frozen; return their process ids by rank."""
+    wait_until_connected(run)
+    run.wait_for("runs: 2 workers on 2 nodes")
+    before = workers(run)
+    subprocess.run([*packets, "-A", "INPUT", "-p", "tcp", "-j", "DROP"], check=True)
+    for _ in range(2):
+        run.wait_for("cut off from the store and from half or more of the round's nodes: the workers are frozen")
+    return before
+
+
+@pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("iptables"), reason="needs root and iptables")
+def test_workers_go_on_after_an_interruption_that_keep_alive_does_not_notice(tmp_path: Path) -> None:
+    rules = {"keepAliveIntervalSeconds": 5}  # a node is frozen 1.25 s or more before a link is lost
+    with LocalRun(job(tmp_path, rendezvous=rules), tmp_path, within=OWN_NETWORK) as run:
+        packets = ["nsenter", f"--net=/proc/{run.pid}/ns/net", "iptables"]
+        before = freeze_by_cutting_off(run, packets)
+        subprocess.run([*packets, "-F", "INPUT"], check=True)
+        for _ in range(2):
+            run.wait_for("round 1.0.1 still runs: continuing the frozen workers")
+        assert workers(run) == before
+        (tmp_path / "done").touch()
+        assert run.exit_code() == 0
+        assert "toy succeeded; 0 restarts" in run.text
+
+
 @pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("iptables"), reason="needs root and iptables")
 def test_nodes_that_are_cut_off_freeze_their_workers_until_the_coordinator_ends_the_round(tmp_path: Path) -> None:
     """The run has its own network namespace, in which no packet arrives for a while."""
-    rules = {"keepAliveIntervalSeconds": 1, "keepAliveMaxAttempts": 1}
-    network = ["unshare", "--net", "sh", "-c", 'ip link set lo up && exec "$@"', "-"]
-    with LocalRun(job(tmp_path, rendezvous=rules), tmp_path, within=network) as run:
-        wait_until_connected(run)
-        run.wait_for("runs: 2 workers on 2 nodes")
-        before = workers(run)
+    with LocalRun(job(tmp_path), tmp_path, within=OWN_NETWORK) as run:
         packets = ["nsenter", f"--net=/proc/{run.pid}/ns/net", "iptables"]
-        subprocess.run([*packets, "-A", "INPUT", "-p", "tcp", "-j", "DROP"], check=True)
-        for _ in range(2):
-            run.wait_for("cut off from the store and from half or more of the round's nodes: the workers are frozen")
+        before = freeze_by_cutting_off(run, packets)
         for pid in before.values():
             wait_until_stopped(pid)
         wait_until_store_has_lost_all_links()

@@ -97,7 +97,6 @@ class FaultyJob:
             elasticPolicy={"minReplicas": 1, "maxReplicas": NODES, "gracefulShutdownSeconds": 20},
             failurePolicy={"maxRestarts": 10_000},
             hangPolicy={"progressTimeoutSeconds": HANG_SECONDS},
-            rendezvous={"keepAliveIntervalSeconds": 1, "keepAliveMaxAttempts": 1},
             stopGraceSeconds=3,
             preload=["torch", "torch._dynamo"],
         )

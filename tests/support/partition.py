@@ -49,6 +49,7 @@ class Partition:
     def cut(self, *indices: int) -> None:
         """Cut off these nodes, node 0 among them, which hosts the store of the round."""
         clients, round_port = self._linked()
+        print(f"cut off {indices} of {clients}; store {self._store_port}, round's store {round_port}")
         for index, connections in clients.items():
             away = self._store_port if index in indices else round_port
             for local, remote in connections:

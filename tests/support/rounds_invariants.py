@@ -60,7 +60,7 @@ def never_two_running_worlds(_: World, __: Move, after: World) -> bool:
 
 def never_two_writers(_: World, __: Move, after: World) -> bool:
     """Of one round at most, group rank 0 may write: it is connected to a store in which the round runs, or is cut off
-    from all stores and goes on. The keep-alive time is over."""
+    from all stores and goes on. The time for which answers count is over."""
     current = {s.state.round.id for s in after.stores if s.state.round and s.state.round.ending is None}
     return len(rounds_partition.writers(after.agents, frozenset(current))) <= 1
 

@@ -1,12 +1,14 @@
 """Partitions of `rounds_world`: groups of nodes that reach each other, but no store.
 
 The product decides which of them may write (`write_permission`); the model says which nodes reach which others. The
-kubelets of a group report to the API server, as far as an invariant relies on them.
+kubelets of a group report to the API server, as far as an invariant relies on them. A node that must freeze is frozen
+before a store loses it: `KeepAlive.trust` sees to that.
 """
 
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator, Sequence
 
 from elasticjob.agent.machine import write_permission
@@ -43,7 +45,8 @@ def must_freeze(agents: Sequence[Agent], a: Agent) -> bool:
     running = a.machine.phase in (AgentPhase.STARTING, AgentPhase.RUNNING, AgentPhase.STOPPING)
     if not a.cut or a.paused or a.ended is not None or a.machine.frozen or not running or a.start is None:
         return False
-    return not write_permission.may_write_alone(a.start.group_rank, a.start.group_world_size, _linked(agents, a))
+    linked = dict.fromkeys(_linked(agents, a), math.inf)
+    return write_permission.permission_end(a.start.group_rank, a.start.group_world_size, nodes=linked) < math.inf
 
 
 def _linked(agents: Sequence[Agent], a: Agent) -> set[int]:

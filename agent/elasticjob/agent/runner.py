@@ -114,7 +114,11 @@ class Agent:
         """Process-group stores: of the next round or the running one; before it, until workers start, of the last."""
         self._keep_alive = KeepAlive(config.keep_alive_interval, config.keep_alive_attempts)
         self._reachability = ReachabilityMonitor(
-            config.run_id, config.key, self._keep_alive, lambda: self._dispatch(events.CutOff())
+            config.run_id,
+            config.key,
+            self._keep_alive,
+            lambda: self._dispatch(events.CutOff()),
+            lambda: self._node.greet_again(),
         )
 
     async def run(self) -> ExitCode:

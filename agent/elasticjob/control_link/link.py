@@ -26,6 +26,7 @@ import asyncio
 import hashlib
 import hmac
 import logging
+import math
 import secrets
 import socket
 from collections.abc import Awaitable, Callable, Mapping
@@ -45,7 +46,7 @@ from elasticjob.contract.messages import (
 )
 from elasticjob.control_link.frames import MACS, TAG_SIZE, ForgedFrame, FrameProtocol, LinkError, LinkRefused
 from elasticjob.control_link.time_limit import open_within
-from elasticjob.keep_alive import KeepAlive
+from elasticjob.keep_alive import KeepAlive, seconds_since_answer
 from elasticjob.store import wire
 from elasticjob.store.server import Peer
 
@@ -144,6 +145,11 @@ class ControlLink:
     def lost_by_keep_alive(self) -> bool:
         """Whether the link was lost because the peer vanished; False if either side closed it, or if it is open."""
         return self._frames.lost_by_keep_alive
+
+    def seconds_since_answer(self) -> float:
+        """Return the seconds since the peer's kernel last answered; infinite once the link is closed."""
+        sock = self._frames.transport.get_extra_info("socket")
+        return math.inf if self._frames.transport.is_closing() else seconds_since_answer(sock)
 
     def send(self, message: Message) -> None:
         """Buffer a message for the peer; never blocks. Does nothing if the link is closed, or if the peer is older than

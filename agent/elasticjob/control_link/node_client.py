@@ -75,13 +75,13 @@ class NodeClient:
         *,
         had_round: Callable[[], bool],
         join_timeout: float,
-        on_link_change: Callable[[bool, bool], None] = lambda up, by_keep_alive: None,
+        on_link_change: Callable[[ControlLink | None], None] = lambda link: None,
         jitter: Callable[[], float] = random.random,
         dial_standby: Callable[[StandbyStore], Awaitable[ControlLink]] | None = None,
     ) -> None:
         """`dial` opens a link; `greeting` returns the messages to send first on it; `had_round` returns whether the
-        node has been in a round. `on_link_change` is called with (True, False) when the link is up, and with (False,
-        whether only keep-alive detected the loss) when it is lost. `jitter` returns a number from 0 to 1.
+        node has been in a round. `on_link_change` is called with the link when it is up, and with None when it is
+        lost. `jitter` returns a number from 0 to 1.
         `dial_standby` opens a link to a standby store; None: the node uses none.
         """
         self._dial = dial
@@ -111,6 +111,11 @@ class NodeClient:
         link = self._link or self._waiting
         if link is not None:
             link.send(message)
+
+    def greet_again(self) -> None:
+        """Announce the node once more over the link that it has, if any: the store answers with what it knows."""
+        if self._link is not None:
+            self._greet(self._link)
 
     async def run(self) -> None:
         """Stay connected until cancelled. NoCoordinatorError: the join timeout is over; the message has the reason."""
@@ -238,7 +243,7 @@ class NodeClient:
             if not link.welcome.passive:  # else the node has announced itself already
                 self._greet(link)
             self._link = link
-            self._on_link_change(True, False)
+            self._on_link_change(link)
             await self._receive_messages(link)
         except LinkError as error:
             log.info("the connection to the store failed: %s", error)
@@ -247,7 +252,7 @@ class NodeClient:
             if self._link is not None:
                 self._link = None
                 self._store_vanished = link.lost_by_keep_alive
-                self._on_link_change(False, link.lost_by_keep_alive)
+                self._on_link_change(None)
 
     async def _receive_messages(self, link: ControlLink) -> None:
         while (message := await link.receive()) is not None:

@@ -166,6 +166,8 @@ class Coordinator:
             match message:
                 case Ready() | WorkersStarted() | WorkersFailed() | WorkersSucceeded() | WorkersStopped():
                     self._submit(NodeMessage(agent_id, message))
+                case Announce(agent_id=announced) if announced == agent_id:
+                    self._submit(NodeMessage(agent_id, message))
                 case Leaving() | Close() | QueryClosed() | StepReport() | WorkersStalled():
                     self._submit(NodeMessage(agent_id, message))
                 case StepTimes():

@@ -1,25 +1,69 @@
-"""When a node counts as cut off: real links on loopback, with a short keep-alive time."""
+"""When a node counts as cut off: real links on loopback, whose ages and whose coordinator the tests set."""
 
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from functools import partial
+from typing import cast
 
 import pytest
 
-from elasticjob.agent.machine.write_permission import freeze_time, may_write_alone
+from elasticjob.agent.machine.write_permission import permission_end
 from elasticjob.agent.monitoring import reachability
 from elasticjob.agent.monitoring.reachability import ReachabilityMonitor
 from elasticjob.contract.messages import StartRound
 from elasticjob.contract.names import RoundId
+from elasticjob.control_link.link import ControlLink
 from elasticjob.keep_alive import KeepAlive
 from elasticjob.store.client import StoreClient
 from elasticjob.store.server import StoreServer
 
 KEY = b"k" * 32
-SHORT = KeepAlive(interval=0.05, max_attempts=1)
+
+
+class ShortTrust(KeepAlive):
+    @property
+    def trust(self) -> float:
+        return 0.05
+
+
+SHORT = ShortTrust()
+SILENT = set[ControlLink]()
+"""Links whose peers do not answer any more."""
+
+
+@pytest.fixture(autouse=True)
+def ages(monkeypatch: pytest.MonkeyPatch) -> None:
+    SILENT.clear()
+    monkeypatch.setattr(ControlLink, "seconds_since_answer", lambda link: math.inf if link in SILENT else 0.0)
+
+
+class Coordinator:
+    """A link to the coordinator."""
+
+    def __init__(self) -> None:
+        self.lost_by_keep_alive = False
+        self.age = 0.0
+
+    def seconds_since_answer(self) -> float:
+        return self.age
+
+
+def reach(node: ReachabilityMonitor) -> Coordinator:
+    """Give a node a link to the coordinator."""
+    coordinator = Coordinator()
+    node.coordinator_link_changed(cast("ControlLink", coordinator))
+    return coordinator
+
+
+def lose(node: ReachabilityMonitor) -> None:
+    """Take the link away; the coordinator had not answered for long."""
+    assert node._coordinator is not None
+    cast("Coordinator", node._coordinator).lost_by_keep_alive = True
+    node.coordinator_link_changed(None)
 
 
 class Pair:
@@ -27,24 +71,32 @@ class Pair:
 
     def __init__(self) -> None:
         self.cut: asyncio.Queue[str] = asyncio.Queue()
-        self.host = ReachabilityMonitor("run", KEY, SHORT, lambda: self.cut.put_nowait("host"))
-        self.other = ReachabilityMonitor("run", KEY, SHORT, lambda: self.cut.put_nowait("other"))
+        self.greeted: asyncio.Queue[str] = asyncio.Queue()
+        self.host, self.other = (
+            ReachabilityMonitor("run", KEY, SHORT, partial(self.cut.put_nowait, n), partial(self.greeted.put_nowait, n))
+            for n in ("host", "other")
+        )
         self.server = StoreServer(links=self.host.gate().accept)
 
     async def connect(self) -> None:
         port = await self.server.start("127.0.0.1")
         start = StartRound(RoundId(1, 0, 1), 0, 2, 0, 2, 0, 2, "127.0.0.1", port, 0, 3)
-        self.host.begin_round(start)
-        self.other.begin_round(replace(start, group_rank=1))
+        for rank, node in enumerate((self.host, self.other)):
+            reach(node)
+            node.begin_round(replace(start, group_rank=rank))
         self.client = await StoreClient.connect("127.0.0.1", port)
-        await self.until(lambda: bool(self.host._links))
+        await self.until(lambda: bool(self.host._links) and self.other._first_node is not None)
 
     async def until(self, condition: Callable[[], bool]) -> None:
         while not condition():
             await asyncio.wait_for(self.client.num_keys(), 10)
 
-    def no_timer_runs(self) -> bool:
-        return self.host._timer is None and self.other._timer is None and self.cut.empty()
+    async def goes_on(self, *nodes: ReachabilityMonitor) -> None:
+        """Wait until each node has found three times that it may write."""
+        for node in nodes * 3:
+            timer = node._timer
+            await self.until(lambda: node._timer is not timer)  # noqa: B023
+        assert self.cut.empty()
 
 
 @pytest.fixture
@@ -59,43 +111,77 @@ async def pair() -> AsyncIterator[Pair]:
 
 
 async def test_nodes_continue_if_only_the_coordinator_is_unreachable(pair: Pair) -> None:
-    pair.host.coordinator_link_changed(False, True)
-    pair.other.coordinator_link_changed(False, True)
-    assert pair.no_timer_runs()
+    for node in (pair.host, pair.other):
+        lose(node)
+    await pair.goes_on(pair.host, pair.other)
 
 
 async def test_a_node_continues_if_only_the_other_nodes_are_unreachable(pair: Pair) -> None:
     pair.other.end_round()
+    SILENT.update(pair.host._links.values())
     await pair.until(lambda: not pair.host._links)
-    assert pair.no_timer_runs()
+    await pair.goes_on(pair.host)
 
 
-async def test_a_store_host_without_any_link_is_cut_off(pair: Pair) -> None:
-    pair.host.coordinator_link_changed(False, False)
+@pytest.mark.parametrize("reason", ["closed", "lost", "silent"])
+async def test_a_store_host_without_any_link_is_cut_off(pair: Pair, reason: str) -> None:
+    if reason == "closed":
+        pair.host.coordinator_link_changed(None)
+    elif reason == "lost":
+        lose(pair.host)
+    else:
+        cast("Coordinator", pair.host._coordinator).age = 1.0
     pair.other.end_round()
     assert await asyncio.wait_for(pair.cut.get(), 10) == "host"
+    assert pair.greeted.empty()
 
 
-async def test_a_node_that_reaches_neither_store_is_cut_off(pair: Pair) -> None:
-    pair.other.coordinator_link_changed(False, False)
-    await pair.server.close()
+async def test_a_coordinator_that_answers_again_over_the_same_link_is_greeted(pair: Pair) -> None:
+    coordinator = cast("Coordinator", pair.host._coordinator)
+    coordinator.age = 1.0
+    SILENT.update(pair.host._links.values())
+    assert await asyncio.wait_for(pair.cut.get(), 10) == "host"
+    assert pair.greeted.empty()
+    coordinator.age = 0.0
+    assert await asyncio.wait_for(pair.greeted.get(), 10) == "host"
+    await pair.goes_on(pair.host)
+
+
+@pytest.mark.parametrize("reason", ["closed", "silent"])
+async def test_a_node_that_reaches_neither_store_is_cut_off(pair: Pair, reason: str) -> None:
+    pair.other.coordinator_link_changed(None)
+    if reason == "closed":
+        await pair.server.close()
+    else:
+        assert pair.other._first_node is not None
+        SILENT.add(pair.other._first_node)
     assert await asyncio.wait_for(pair.cut.get(), 10) == "other"
 
 
-async def test_a_coordinator_that_is_back_in_time_stops_the_timer(pair: Pair) -> None:
-    pair.host.coordinator_link_changed(False, False)
+async def test_a_link_that_keep_alive_has_not_found_lost_yet_counts_by_its_last_answer(pair: Pair) -> None:
+    """The coordinator's own link may be the first of the two that is lost: it may begin a round then."""
+    cast("Coordinator", pair.host._coordinator).age = 1.0
+    SILENT.update(pair.host._links.values())
+    assert await asyncio.wait_for(pair.cut.get(), 10) == "host"
+
+
+async def test_a_coordinator_that_closes_the_link_has_answered_at_that_moment(pair: Pair) -> None:
+    pair.host._keep_alive = KeepAlive(interval=60)
+    pair.host._start_until = -math.inf
+    now = pair.host._now()
+    pair.host.coordinator_link_changed(None)
     pair.other.end_round()
     await pair.until(lambda: not pair.host._links)
-    assert pair.host._timer is not None
-    pair.host.coordinator_link_changed(True, False)
-    assert pair.no_timer_runs()
+    await pair.until(lambda: pair.host._timer is not None and pair.host._timer.when() >= now + 105)
+    assert pair.cut.empty()
 
 
 async def test_a_round_of_one_node_is_never_cut_off(pair: Pair) -> None:
     pair.host.begin_round(StartRound(RoundId(1, 0, 2), 0, 1, 0, 1, 0, 1, "127.0.0.1", 1, 0, 3))
     pair.other.end_round()
-    pair.host.coordinator_link_changed(False, True)
-    assert pair.no_timer_runs()
+    lose(pair.host)
+    await pair.until(lambda: pair.host._timer is None)
+    assert pair.cut.empty()
 
 
 async def test_a_node_leaves_the_store_to_the_workers_at_first(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -140,8 +226,9 @@ class Group:
 
     async def connect(self) -> None:
         for rank, node in enumerate(self.nodes):
+            reach(node)
             node.begin_round(replace(self.start, group_rank=rank))
-        await self.until(lambda: len(self.host._links) == 3)
+        await self.until(lambda: len(self.host._links) == 3 and all(n._first_node for n in self.nodes[1:]))
 
     async def end(self, *ranks: int) -> None:
         """End these nodes."""
@@ -151,7 +238,7 @@ class Group:
 
     def lose_coordinator(self, *ranks: int) -> None:
         for rank in ranks:
-            self.nodes[rank].coordinator_link_changed(False, True)
+            lose(self.nodes[rank])
 
     async def next_cut(self) -> int:
         return await asyncio.wait_for(self.cut.get(), 10)
@@ -169,7 +256,9 @@ async def group(pair: Pair) -> AsyncIterator[Group]:
 async def test_group_rank_0_without_more_than_half_of_the_nodes_is_cut_off(group: Group) -> None:
     group.lose_coordinator(0)
     await group.end(3)
-    assert group.host._timer is None  # three of four nodes
+    await group.until(lambda: group.host._now() > group.host._start_until)
+    await group.until(lambda: group.host._timer is not None and group.host._timer.when() > group.host._now())
+    assert group.cut.empty()  # three of four nodes
     await group.end(2)
     assert await group.next_cut() == 0
 
@@ -185,11 +274,11 @@ async def test_a_cut_off_node_accepts_links_once_it_reaches_the_coordinator(grou
     group.lose_coordinator(0)
     await group.end(2, 3)
     assert await group.next_cut() == 0
-    await group.until(lambda: not group.host._links and not group.nodes[1]._has_link)
+    await group.until(lambda: not group.host._links and not group.nodes[1]._first_node)
     # Group rank 1 tries again, and is refused.
-    await group.until(lambda: group.nodes[1]._has_link)
-    await group.until(lambda: not group.host._links and not group.nodes[1]._has_link)
-    group.host.coordinator_link_changed(True, False)
+    await group.until(lambda: group.nodes[1]._first_node is not None)
+    await group.until(lambda: not group.host._links and not group.nodes[1]._first_node)
+    reach(group.host)
     await group.until(lambda: bool(group.host._links))
     assert group.cut.empty()  # group rank 1 reached the coordinator all the time
 
@@ -213,11 +302,19 @@ async def test_a_link_of_another_round_does_not_count(group: Group) -> None:
 
 
 async def test_a_node_whose_first_link_does_not_come_up_is_cut_off(pair: Pair) -> None:
-    pair.other.coordinator_link_changed(True, False)
     await pair.server.close()
     pair.other.begin_round(StartRound(RoundId(1, 0, 2), 1, 2, 1, 2, 1, 2, "127.0.0.1", 1, 0, 3))
-    pair.other.coordinator_link_changed(False, False)
+    pair.other.coordinator_link_changed(None)
     assert await asyncio.wait_for(pair.cut.get(), 10) == "other"
+
+
+async def test_a_node_that_begins_a_round_without_the_coordinator_has_time_for_its_first_link(pair: Pair) -> None:
+    lose(pair.host)
+    lose(pair.other)
+    await pair.until(lambda: pair.other._now() > pair.other._start_until)
+    await pair.connect()
+    assert pair.cut.empty()
+    await pair.goes_on(pair.host, pair.other)
 
 
 @pytest.mark.parametrize(
@@ -225,18 +322,21 @@ async def test_a_node_whose_first_link_does_not_come_up_is_cut_off(pair: Pair) -
     [(1, (), True), (2, (), False), (2, (1,), True), (3, (2,), True), (4, (1,), False), (4, (1, 3), True)],
 )
 def test_group_rank_0_may_write_alone_with_more_than_half(size: int, linked: tuple[int, ...], allowed: bool) -> None:
-    assert may_write_alone(0, size, linked) is allowed
+    assert permission_end(0, size, nodes=dict.fromkeys(linked, 7.0)) == (
+        math.inf if size == 1 else 7.0 if allowed else -math.inf
+    )
 
 
 def test_other_nodes_may_write_alone_while_group_rank_0_keeps_their_link() -> None:
-    assert may_write_alone(1, 4, (0,))
-    assert not may_write_alone(1, 4, ())
+    assert permission_end(1, 4, nodes={0: 7.0}) == 7.0
+    assert permission_end(1, 4) == -math.inf
 
 
 @pytest.mark.parametrize(
-    ("coordinator", "majority", "at"), [(None, 5.0, None), (5.0, None, None), (5.0, 7.0, 10.0), (8.0, 5.0, 11.0)]
+    ("coordinator", "ages", "end"),
+    [(5.0, {1: 9.0, 2: 7.0, 3: 8.0}, 8.0), (8.5, {1: 9.0, 2: 7.0, 3: 8.0}, 8.5), (5.0, {3: 8.0}, 5.0)],
 )
-def test_a_node_freezes_when_both_have_been_lost_for_the_keep_alive_time(
-    coordinator: float | None, majority: float | None, at: float | None
+def test_permission_ends_with_the_last_of_the_coordinator_and_a_majority(
+    coordinator: float, ages: dict[int, float], end: float
 ) -> None:
-    assert freeze_time(coordinator, majority, 3.0) == at
+    assert permission_end(0, 4, coordinator, ages) == end

@@ -154,7 +154,7 @@ class Stores:
         self.changes: list[bool] = []
         self.node = NodeClient(
             lambda: self.accept("store"), lambda: (ANNOUNCE,), self.received.append, had_round=lambda: True,
-            join_timeout=0.0, on_link_change=lambda up, _: self.changes.append(up), jitter=lambda: 0.0,
+            join_timeout=0.0, on_link_change=lambda link: self.changes.append(link is not None), jitter=lambda: 0.0,
             dial_standby=lambda address: self.accept("standby" if address == STANDBY else "?"),
         )  # fmt: skip
         self.running = asyncio.ensure_future(self.node.run())

@@ -124,7 +124,7 @@ class SignalReceived:
 
 @dataclass(frozen=True)
 class CutOff:
-    """For the keep-alive time this node had no permission to write: neither the coordinator nor a majority agreed."""
+    """This node has no permission to write: neither the coordinator nor a majority of the round's nodes answers."""
 
 
 @dataclass(frozen=True)
