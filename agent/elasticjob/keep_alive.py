@@ -6,10 +6,9 @@ import socket
 import struct
 from dataclasses import dataclass
 
-_TCP_INFO = struct.Struct("8B13I")
-"""The first fields of Linux's `struct tcp_info`."""
-_SINCE_DATA, _SINCE_ACKNOWLEDGEMENT = 19, 20
-"""Places of `tcpi_last_data_recv` and `tcpi_last_ack_recv` in it: milliseconds."""
+_TCP_INFO = struct.Struct("=3xB20xI24x2I")
+"""Of Linux's `struct tcp_info`: tcpi_probes, tcpi_unacked, tcpi_last_data_recv and tcpi_last_ack_recv; the times are
+in milliseconds."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +36,14 @@ class KeepAlive:
         return self.timeout - 1.25 * self._seconds
 
     @property
+    def repair_time(self) -> float:
+        """The last seconds of `trust`, in which this side sends data to a peer that has not answered.
+
+        The answer to a probe is never so late, unless a packet was lost. TCP repeats data within some 0.2 s.
+        """
+        return 0.5 * self._seconds
+
+    @property
     def _seconds(self) -> int:
         return max(1, round(self.interval))
 
@@ -56,10 +63,13 @@ class KeepAlive:
 
 
 def seconds_since_answer(sock: socket.socket) -> float:
-    """Return the seconds since the peer's kernel last sent data or acknowledged some, probes included.
+    """Return the seconds since the peer's kernel last acknowledged data or a probe.
 
-    OSError: the socket is closed.
+    Data that it sends counts as well, unless it owes an acknowledgement: it may not hear from this side then. While
+    data arrives, this side sends no probes. OSError: the socket is closed.
     """
-    fields = _TCP_INFO.unpack(sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO.size))
-    milliseconds: int = min(fields[_SINCE_DATA], fields[_SINCE_ACKNOWLEDGEMENT])
+    data = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO.size)
+    probes, unacknowledged, since_data, since_acknowledgement = _TCP_INFO.unpack(data)
+    since = since_acknowledgement if probes or unacknowledged else min(since_data, since_acknowledgement)
+    milliseconds: int = since
     return milliseconds / 1000

@@ -15,7 +15,9 @@ from elasticjob.contract.messages import (
     EndRound,
     ExpectedPod,
     Finish,
+    LastMembership,
     Leaving,
+    MemberState,
     Message,
     Metric,
     OperatorView,
@@ -108,6 +110,20 @@ async def test_a_job_from_first_announcement_to_success(peers: Peers) -> None:
     for node in nodes:
         assert (await receive(node, Finish)).outcome is Outcome.SUCCEEDED
     assert (await receive(operator, Report, lambda r: r.phase is RoundPhase.FINISHED)).outcome is Outcome.SUCCEEDED
+
+
+async def test_a_member_that_announces_itself_again_over_its_link_is_sent_the_round(peers: Peers) -> None:
+    """A node does so that has frozen its workers, once the coordinator answers again."""
+    node, other = [await peers.node(index) for index in range(2)]
+    start = await receive(node, StartRound)
+    for link in (node, other):
+        link.send(WorkersStarted(start.round))
+    again = Announce(0, 0, "agent_id-0", "j-0-0", "127.0.0.1", 5000, 1, ready=True)
+    again = replace(again, membership=LastMembership(start, MemberState.RUNNING))
+    node.send(replace(again, agent_id="agent_id-1"))
+    node.send(again)
+    assert await receive(node, StartRound) == start
+    assert peers.coordinator.dropped == 1
 
 
 async def test_a_closed_link_ends_the_round_of_the_others(peers: Peers) -> None:

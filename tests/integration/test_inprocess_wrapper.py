@@ -245,6 +245,28 @@ say("returned", train(call=None), "at", time.monotonic())
 """
 
 
+SPARE = """
+@Wrapper(rank_filter=MaxActiveWorldSize(1), **seconds(
+    soft_timeout=1.5, hard_timeout=40, monitor_thread_interval=0.1, progress_watchdog_interval=0.1))
+def train(call: CallWrapper):
+    say("iteration", call.iteration)
+    end = time.monotonic() + 4
+    while time.monotonic() < end:
+        call.ping()
+        time.sleep(0.05)
+
+train()
+say("done")
+"""
+
+
+def test_a_spare_pings_while_it_waits_longer_than_the_soft_timeout(tmp_path: Path) -> None:
+    with ranks(tmp_path, SPARE, 2) as (active, spare):
+        assert [process.exit_code() for process in (active, spare)] == [0, 0]
+    assert re.findall("^iteration .*|^done", active.text, re.MULTILINE) == ["iteration 0", "done"]
+    assert re.findall("^iteration .*|^done", spare.text, re.MULTILINE) == ["done"]
+
+
 def test_a_base_exception_ends_its_rank_and_a_spare_takes_its_place(tmp_path: Path) -> None:
     with ranks(tmp_path, LEAVES, 3) as (first, second, spare):
         trains(second, 1, 2, 0)

@@ -321,6 +321,8 @@ class Agent:
                 self._spawn(self._dump_stacks(round_id))
             case FreezeWorkers(on):
                 self._workers.freeze(on)
+                if not on and self._state.assignment is not None:
+                    self._watch_for_hangs(self._state.assignment)  # they have made no steps
             case CheckHealth():
                 self._spawn(self._check_health())
             case StartLeaveTimer(seconds):
@@ -375,7 +377,7 @@ class Agent:
         if failure is not None:
             self._dispatch(events.WorkerEnded(start.round, 0, failure))
             return
-        self._hangs.start(start.progress_timeout, repeat=not start.hang_ends_round)
+        self._watch_for_hangs(start)
         self._dispatch(events.WorkersLaunched(start.round))
         self._reap()
         while len(self._stores) > 1:
@@ -387,6 +389,9 @@ class Agent:
 
     async def _hold(self, round_id: RoundId) -> None:
         self._dispatch(events.WorkersHeld(round_id, await self._workers.progress.hold(self._config.local_world_size)))
+
+    def _watch_for_hangs(self, start: StartRound) -> None:
+        self._hangs.start(start.progress_timeout, repeat=not start.hang_ends_round)
 
     def _progress_timed_out(self) -> None:
         if self._state.round is not None:

@@ -14,10 +14,13 @@ from pathlib import Path
 
 import pytest
 
+from elasticjob.agent.machine.effects import FreezeWorkers
+from elasticjob.agent.machine.state import AgentState
 from elasticjob.agent.monitoring import hangs
 from elasticjob.agent.monitoring.hangs import HangMonitor, StackDump, dump_stacks, farthest_behind
-from elasticjob.contract.messages import Failure, FailureClass
-from elasticjob.contract.names import STACK_DUMP_SIGNAL
+from elasticjob.agent.runner import Agent
+from elasticjob.contract.messages import Announce, Failure, FailureClass, StartRound
+from elasticjob.contract.names import STACK_DUMP_SIGNAL, RoundId
 from elasticjob.diagnosis import root_cause
 
 IDLE = """Thread 0x00007f12 (most recent call first):
@@ -47,6 +50,27 @@ FORMING = """Current thread 0x00007f99 (most recent call first):
 LOADING = """Current thread 0x00007f99 (most recent call first):
   File "/usr/lib/python3/site-packages/torch/utils/data/dataloader.py", line 1131 in _try_get_data
 """
+
+
+async def test_workers_that_continue_are_watched_as_from_their_start() -> None:
+    """A hang that is detected while they are frozen counts for nothing."""
+
+    class Workers:
+        def freeze(self, on: bool) -> None:
+            pass
+
+    hung = asyncio.Event()
+    monitor = HangMonitor(lambda: [0.0], hung.set)
+    agent = object.__new__(Agent)
+    start = StartRound(RoundId(1, 0, 1), 0, 1, 0, 1, 0, 1, "127.0.0.1", 1, 0, 3, progress_timeout=0.01)
+    agent._state = AgentState(Announce(0, 0, "agent", "pod", "127.0.0.1", 1, 1), 1.0, assignment=start)
+    agent._workers, agent._hangs = Workers(), monitor  # type: ignore[assignment]
+    monitor.start(0.01)
+    await asyncio.wait_for(hung.wait(), 10)
+    hung.clear()
+    agent._do(FreezeWorkers(True))
+    agent._do(FreezeWorkers(False))
+    await asyncio.wait_for(hung.wait(), 10)
 
 
 @pytest.mark.parametrize(

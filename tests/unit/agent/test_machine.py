@@ -593,11 +593,20 @@ def test_a_hang_that_does_not_end_the_round_is_reported_with_stacks() -> None:
     ("message", "expected"),
     [
         (START, [FreezeWorkers(False)]),
+        (PLAN, [FreezeWorkers(False), HoldWorkers(R1)]),
+        (LAST, [FreezeWorkers(False), StopWorkersAt(R1, 7)]),
         (END, [StopWorkers(0.0, at_once=True)]),
         (AGAIN, [StopWorkers(0.0, at_once=True)]),
         (SUCCEEDED, [StopWorkers(0.0, at_once=True)]),
     ],
-    ids=["the round still runs", "it has ended", "a new round", "the job is over"],
+    ids=[
+        "the round still runs",
+        "its end is planned",
+        "its last step is known",
+        "it has ended",
+        "a new round",
+        "the job is over",
+    ],
 )
 def test_a_node_cut_off_freezes_its_workers_until_the_coordinator_reports_on_their_round(
     message: CoordinatorToNode, expected: list[Effect]

@@ -14,10 +14,11 @@ import pytest
 from elasticjob.agent.machine.write_permission import permission_end
 from elasticjob.agent.monitoring import reachability
 from elasticjob.agent.monitoring.reachability import ReachabilityMonitor
-from elasticjob.contract.messages import StartRound
+from elasticjob.contract.messages import MemberLink, StartRound
 from elasticjob.contract.names import RoundId
 from elasticjob.control_link.link import ControlLink
 from elasticjob.keep_alive import KeepAlive
+from elasticjob.rendezvous.state import TAKEOVER_TIMEOUT
 from elasticjob.store.client import StoreClient
 from elasticjob.store.server import StoreServer
 
@@ -31,14 +32,14 @@ class ShortTrust(KeepAlive):
 
 
 SHORT = ShortTrust()
-SILENT = set[ControlLink]()
-"""Links whose peers do not answer any more."""
+AGES = dict[ControlLink, float]()
+"""Seconds since the last answer over each link; 0 for others."""
 
 
 @pytest.fixture(autouse=True)
 def ages(monkeypatch: pytest.MonkeyPatch) -> None:
-    SILENT.clear()
-    monkeypatch.setattr(ControlLink, "seconds_since_answer", lambda link: math.inf if link in SILENT else 0.0)
+    AGES.clear()
+    monkeypatch.setattr(ControlLink, "seconds_since_answer", lambda link: AGES.get(link, 0.0))
 
 
 class Coordinator:
@@ -78,9 +79,9 @@ class Pair:
         )
         self.server = StoreServer(links=self.host.gate().accept)
 
-    async def connect(self) -> None:
+    async def connect(self, number: int = 1) -> None:
         port = await self.server.start("127.0.0.1")
-        start = StartRound(RoundId(1, 0, 1), 0, 2, 0, 2, 0, 2, "127.0.0.1", port, 0, 3)
+        start = StartRound(RoundId(1, 0, number), 0, 2, 0, 2, 0, 2, "127.0.0.1", port, 0, 3)
         for rank, node in enumerate((self.host, self.other)):
             reach(node)
             node.begin_round(replace(start, group_rank=rank))
@@ -118,7 +119,7 @@ async def test_nodes_continue_if_only_the_coordinator_is_unreachable(pair: Pair)
 
 async def test_a_node_continues_if_only_the_other_nodes_are_unreachable(pair: Pair) -> None:
     pair.other.end_round()
-    SILENT.update(pair.host._links.values())
+    AGES.update(dict.fromkeys(pair.host._links.values(), math.inf))
     await pair.until(lambda: not pair.host._links)
     await pair.goes_on(pair.host)
 
@@ -139,7 +140,7 @@ async def test_a_store_host_without_any_link_is_cut_off(pair: Pair, reason: str)
 async def test_a_coordinator_that_answers_again_over_the_same_link_is_greeted(pair: Pair) -> None:
     coordinator = cast("Coordinator", pair.host._coordinator)
     coordinator.age = 1.0
-    SILENT.update(pair.host._links.values())
+    AGES.update(dict.fromkeys(pair.host._links.values(), math.inf))
     assert await asyncio.wait_for(pair.cut.get(), 10) == "host"
     assert pair.greeted.empty()
     coordinator.age = 0.0
@@ -154,26 +155,69 @@ async def test_a_node_that_reaches_neither_store_is_cut_off(pair: Pair, reason: 
         await pair.server.close()
     else:
         assert pair.other._first_node is not None
-        SILENT.add(pair.other._first_node)
+        AGES[pair.other._first_node] = math.inf
     assert await asyncio.wait_for(pair.cut.get(), 10) == "other"
 
 
 async def test_a_link_that_keep_alive_has_not_found_lost_yet_counts_by_its_last_answer(pair: Pair) -> None:
     """The coordinator's own link may be the first of the two that is lost: it may begin a round then."""
     cast("Coordinator", pair.host._coordinator).age = 1.0
-    SILENT.update(pair.host._links.values())
+    AGES.update(dict.fromkeys(pair.host._links.values(), math.inf))
     assert await asyncio.wait_for(pair.cut.get(), 10) == "host"
 
 
-async def test_a_coordinator_that_closes_the_link_has_answered_at_that_moment(pair: Pair) -> None:
+async def test_a_coordinator_that_closes_the_link_counts_while_its_successor_waits(pair: Pair) -> None:
     pair.host._keep_alive = KeepAlive(interval=60)
-    pair.host._start_until = -math.inf
-    now = pair.host._now()
+    before = pair.host._now()
     pair.host.coordinator_link_changed(None)
-    pair.other.end_round()
-    await pair.until(lambda: not pair.host._links)
-    await pair.until(lambda: pair.host._timer is not None and pair.host._timer.when() >= now + 105)
+    assert before + TAKEOVER_TIMEOUT <= pair.host._coordinator_end() <= pair.host._now() + TAKEOVER_TIMEOUT
+
+
+async def test_a_node_that_has_ended_its_round_gives_no_permission_to_the_others(pair: Pair) -> None:
+    """The coordinator may begin another round then, with it and without those that only it reaches."""
+    lose(pair.other)
+    pair.host.end_round()
+    assert await asyncio.wait_for(pair.cut.get(), 10) == "other"
+    # Group rank 1 tries again, and is refused.
+    await pair.until(lambda: pair.other._first_node is not None)
+    await pair.until(lambda: pair.other._first_node is None)
+    assert not pair.host._links
+
+
+async def test_a_node_that_has_ended_its_round_without_a_coordinator_is_counted_until_the_next(pair: Pair) -> None:
+    """The others may still save: without a coordinator, no round follows."""
+    lose(pair.host)
+    lose(pair.other)
+    pair.host.end_round()
+    await pair.goes_on(pair.other)
+    reach(pair.host)
+    pair.host.begin_round(StartRound(RoundId(1, 0, 2), 0, 1, 0, 1, 0, 1, "127.0.0.1", 1, 0, 3))
+    assert await asyncio.wait_for(pair.cut.get(), 10) == "other"
+
+
+async def test_a_link_without_an_answer_is_sent_data_before_its_end(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """TCP repeats data within the time for which answers count, but a lost probe only after it."""
+    lose(pair.other)
+    link = pair.other._first_node
+    assert link is not None
+    sent: list[object] = []
+    monkeypatch.setattr(link, "send", sent.append)
+    pair.other._keep_alive = KeepAlive()
+    pair.other._start_until = -math.inf
+    AGES[link] = 1.2
+    pair.other._check_soon()
+    await pair.until(lambda: pair.other._timer is not None and pair.other._timer.when() > pair.other._now() + 0.01)
+    assert not sent
+    AGES[link] = 1.3
+    pair.other._check_soon()
+    await pair.until(lambda: bool(sent))
+    assert sent == [MemberLink(RoundId(1, 0, 1), 1)]
     assert pair.cut.empty()
+    AGES[link] = 1.8
+    pair.other._check_soon()
+    assert await asyncio.wait_for(pair.cut.get(), 10) == "other"
 
 
 async def test_a_round_of_one_node_is_never_cut_off(pair: Pair) -> None:
@@ -312,7 +356,7 @@ async def test_a_node_that_begins_a_round_without_the_coordinator_has_time_for_i
     lose(pair.host)
     lose(pair.other)
     await pair.until(lambda: pair.other._now() > pair.other._start_until)
-    await pair.connect()
+    await pair.connect(2)
     assert pair.cut.empty()
     await pair.goes_on(pair.host, pair.other)
 

@@ -165,8 +165,11 @@ def _coordinator_message(state: AgentState, message: CoordinatorToNode) -> Agent
             return _stand_by(state, message)
         case Closed(reason):
             return AgentDecision(state, (Log(f"no further round will form: {reason}"),))
-        case PlanEnd():
-            return _plan_end(state, message)
+        case PlanEnd(round=round_id) | EndRound(round=round_id, last_step=int()):
+            continued = _continue(state, round_id)
+            state = continued.state
+            ending = _plan_end(state, message) if isinstance(message, PlanEnd) else _end_round(state, message)
+            return replace(ending, effects=continued.effects + ending.effects)
         case EndRound():
             return _end_round(state, message)
         case Finish():
@@ -181,11 +184,8 @@ def _coordinator_message(state: AgentState, message: CoordinatorToNode) -> Agent
 
 
 def _start(state: AgentState, start: StartRound) -> AgentDecision:
-    if state.frozen and start.round == state.round:
-        log = Log(f"round {start.round} still runs: continuing the frozen workers")
-        return AgentDecision(replace(state, frozen=False), (log, FreezeWorkers(False)))
     if state.round is not None and start.round <= state.round:
-        return AgentDecision(state)  # the coordinator repeats it after a reconnect
+        return _continue(state, start.round)  # the coordinator repeats it to a node that announces itself again
     if state.phase is not AgentPhase.IDLE:
         stopped = _stop(replace(state, after_stop=start), state.stop_grace)
         return AgentDecision(stopped.state, (Log(f"round {start.round} replaces {state.round}"), *stopped.effects))
@@ -213,6 +213,14 @@ def _start(state: AgentState, start: StartRound) -> AgentDecision:
         what = "their script has reached its function" if state.starting_ahead else "the agent is ready"
         return AgentDecision(state, (formed, Log(f"workers start once {what}")))
     return AgentDecision(replace(state, launched=True), (formed, LaunchWorkers(start)))
+
+
+def _continue(state: AgentState, round_id: RoundId) -> AgentDecision:
+    """Continue frozen workers of a round of which the coordinator says that it still runs."""
+    if not state.frozen or round_id != state.round:
+        return AgentDecision(state)
+    log = Log(f"round {round_id} still runs: continuing the frozen workers")
+    return AgentDecision(replace(state, frozen=False), (log, FreezeWorkers(False)))
 
 
 def _stand_by(state: AgentState, message: Standby) -> AgentDecision:

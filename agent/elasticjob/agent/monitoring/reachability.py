@@ -22,6 +22,9 @@ from elasticjob.keep_alive import KeepAlive
 
 BACKOFF = 1.0
 """Seconds between attempts to connect to the round's store."""
+TRUST_AFTER_CLOSE = 1.0
+"""Seconds for which a coordinator that closes its link still counts. Its successor waits as long for this node
+(`rendezvous.state.TAKEOVER_TIMEOUT`)."""
 ANSWER_INTERVAL = 0.05
 """Seconds from one look at the age of the coordinator's last answer to the next, while this node is cut off."""
 LINK_DELAY = 0.2
@@ -66,6 +69,8 @@ class ReachabilityMonitor:
         self._is_cut_off = False
         """Whether this node has been cut off in this round, and has not reached a coordinator since."""
         self._round: StartRound | None = None
+        self._ended = RoundId(0, 0, 0)
+        """The last round that ended while there was a coordinator."""
         self._start_until = -math.inf
         """Until when links to other nodes may take to come up; loop time."""
         self._task: asyncio.Task[None] | None = None
@@ -82,20 +87,27 @@ class ReachabilityMonitor:
             self._is_cut_off = False
         elif lost is not None and not lost.lost_by_keep_alive:
             # The kernel of a coordinator that has closed the link is the last that answered.
-            self._coordinator_until = self._now() + self._keep_alive.trust
+            self._coordinator_until = self._now() + min(self._keep_alive.trust, TRUST_AFTER_CLOSE)
         self._check_soon()
 
     def begin_round(self, start: StartRound) -> None:
         """Monitor a round that begins."""
         self.end_round()
         self._round = start
+        self._end_links(lambda round_id: round_id < start.round)
         self._start_until = self._now() + self._keep_alive.trust
         if start.group_rank > 0:
             self._task = asyncio.get_running_loop().create_task(self._keep_link(start))
         self._check_soon()
 
     def end_round(self) -> None:
-        """Stop monitoring the round: it has ended or is about to."""
+        """Stop monitoring the round: it has ended or is about to.
+
+        The other nodes cannot count on this one any more, unless it has no coordinator that could begin another round.
+        """
+        if self._round is not None and self._coordinator is not None:
+            self._ended = self._round.round
+            self._end_links(lambda round_id: round_id <= self._ended)
         self._round, self._first_node = None, None
         self._is_cut_off = False
         if self._task is not None:
@@ -134,7 +146,8 @@ class ReachabilityMonitor:
         member = await link.receive()
         if not isinstance(member, MemberLink):
             return
-        if self._is_cut_off and self._round is not None and member.round == self._round.round:
+        present = self._round.round if self._round is not None else self._ended
+        if member.round <= self._ended or member.round < present or (self._is_cut_off and member.round == present):
             link.send(CutOffNotice())
             return
         key = (member.round, member.group_rank)
@@ -155,19 +168,17 @@ class ReachabilityMonitor:
     def _trusted_until(self, link: ControlLink) -> float:
         return self._now() - link.seconds_since_answer() + self._keep_alive.trust
 
-    def _permission_end(self, start: StartRound) -> float:
-        """Return until when this node may write without another answer; loop time."""
+    def _coordinator_end(self) -> float:
+        """Return until when this node trusts in the coordinator; loop time."""
         if self._coordinator is not None:
-            # A link that closes in this moment has none; its last answer counts.
+            # A link that closes in this moment has no age; its last answer counts.
             self._coordinator_until = max(self._coordinator_until, self._trusted_until(self._coordinator))
-        if self._coordinator_until > self._now():
-            return self._coordinator_until  # group rank 0 does not look at all its links all the time
+        return self._coordinator_until
+
+    def _links_of(self, start: StartRound) -> dict[int, ControlLink]:
+        """Return the links to other nodes, by group rank."""
         links = {rank: link for (round_id, rank), link in self._links.items() if round_id == start.round}
-        if self._first_node is not None:
-            links[0] = self._first_node
-        nodes = {rank: self._trusted_until(link) for rank, link in links.items()}
-        end = permission_end(start.group_rank, start.group_world_size, self._coordinator_until, nodes)
-        return max(end, self._start_until)
+        return links if self._first_node is None else {**links, 0: self._first_node}
 
     def _check_soon(self) -> None:
         """Check in the next turn of the event loop: once, however many links are lost in this one."""
@@ -178,22 +189,41 @@ class ReachabilityMonitor:
             self._timer = asyncio.get_running_loop().call_at(self._now(), self._check, self._round)
 
     def _check(self, start: StartRound) -> None:
+        """Give up, or check again when the permission of this node might end. Looks at other nodes only if it must."""
         self._timer = None
-        end = self._permission_end(start)
-        if end <= self._now():
-            self._give_up(start)
-        elif end < math.inf:
-            self._timer = asyncio.get_running_loop().call_at(end, self._check, start)
+        now, at = self._now(), self._coordinator_end()
+        if at <= now:
+            links = self._links_of(start)
+            ends = {rank: self._trusted_until(link) for rank, link in links.items()}
+            end = max(permission_end(start.group_rank, start.group_world_size, at, ends), self._start_until)
+            if end <= now:
+                self._give_up(start)
+                return
+            at = end - self._keep_alive.repair_time
+            if at <= now:
+                at = end
+                silent = now + self._keep_alive.repair_time
+                self._ask(start, [link for rank, link in links.items() if ends[rank] <= silent])
+        if at < math.inf:
+            self._timer = asyncio.get_running_loop().call_at(at, self._check, start)
+
+    def _ask(self, start: StartRound, links: list[ControlLink]) -> None:
+        """Send data over links that had no answer: TCP repeats it soon, and a lost probe only with the next one."""
+        for link in links:
+            link.send(MemberLink(start.round, start.group_rank))
 
     def _give_up(self, start: StartRound) -> None:
         """End the links of the other nodes, which then cannot count on this one, and report that it is cut off."""
         self._is_cut_off = True
-        for (round_id, _), link in tuple(self._links.items()):
-            if round_id == start.round:
-                link.send(CutOffNotice())
-                link.close()
+        self._end_links(lambda round_id: round_id == start.round)
         self._cut_off()
         self._look_for_answer()
+
+    def _end_links(self, of: Callable[[RoundId], bool]) -> None:
+        for (round_id, _), link in tuple(self._links.items()):
+            if of(round_id):
+                link.send(CutOffNotice())
+                link.close()
 
     def _look_for_answer(self) -> None:
         """Greet the coordinator once it answers again, unless keep-alive ends the link first."""
