@@ -35,6 +35,9 @@ state = None if MADE_INSIDE else elasticjob.State(model=torch.nn.Linear(4, 4), s
 def train():
     global state
     dist.init_process_group("gloo")
+    print("called pid", os.getpid(), flush=True)
+    while os.path.exists(os.path.join(folder, "hold")):
+        time.sleep(0.01)
     state = state or elasticjob.State(model=torch.nn.Linear(4, 4), step=0)
     state.sync()
     print(f"begins at {state.step} rank {dist.get_rank()} pid {os.getpid()} of {dist.get_world_size()} "
@@ -54,6 +57,7 @@ def train():
 
 train()
 """
+READS_CHECKPOINT = 'torch.manual_seed(int(open(folder + "/checkpoint").read()))'
 BEGINS = r"begins at (\d+) rank (\d) pid (\d+) of"
 SPARE = r"process (\d+) waits at its function, as the spare of local rank (\d)"
 
@@ -177,8 +181,7 @@ def old_checkpoint(folder: Path, *, made_inside: bool) -> Iterator[tuple[LocalRu
     In the end, no spare process that has read it may be called, and none of the processes be left.
     """
     (folder / "checkpoint").write_text("1")
-    reads = 'torch.manual_seed(int(open(folder + "/checkpoint").read()))'
-    with start(folder, reads, made_inside=made_inside) as run:
+    with start(folder, READS_CHECKPOINT, made_inside=made_inside) as run:
         first = begun(run, 2)
         waiting = spares(run, 2)
         (folder / "checkpoint").write_text("2")
@@ -216,8 +219,30 @@ def test_nor_if_the_last_process_with_the_state_is_lost_while_it_waits_for_the_n
         while runs(first[1]):
             pass
         os.kill(first[1], signal.SIGKILL)
-        run.wait_for("rank 1 ended while it waited for the next round")
+        run.wait_for("toy-1-0: the training state of this node ended with its process")
         os.kill(agent, signal.SIGCONT)
+
+
+@pytest.mark.timeout(120)
+def test_nor_if_it_is_lost_before_a_spare_process_that_was_called_has_received_the_state(tmp_path: Path) -> None:
+    (tmp_path / "checkpoint").write_text("1")
+    with start(tmp_path, READS_CHECKPOINT) as run:
+        first = begun(run, 2)
+        waiting = spares(run, 2)
+        (tmp_path / "checkpoint").write_text("2")
+        (tmp_path / "hold").touch()
+        agent = agent_over(first[1])
+        os.kill(first[1], signal.SIGKILL)
+        called = {int(run.wait_for(r"called pid (\d+)")[1]) for _ in range(2)}
+        assert called == {first[0], waiting[agent]}
+        os.kill(first[0], signal.SIGKILL)
+        (tmp_path / "hold").unlink()
+        again = begun(run, 2)
+        assert not set(again.values()) & {*first.values(), *waiting.values()}
+        (tmp_path / "done").touch()
+        assert run.exit_code() == 0, run.text
+    assert re.findall(r"begins at .* seed (\d)$", run.text, re.MULTILINE) == ["1", "1", "2", "2"]
+    assert "toy succeeded; 2 restarts" in run.text
 
 
 def runs(pid: int) -> bool:

@@ -132,6 +132,8 @@ class _Worker:
     """How many calls of its function in a row have failed by an error of their own before they made a step."""
     trained: bool = False
     """Whether an earlier call of its function made a step."""
+    ran_ahead: bool = False
+    """Whether it ran its script ahead of a round, and has been called since but made no step."""
 
     def close(self) -> None:
         for pipe in self.pipes:
@@ -378,7 +380,7 @@ class WorkerGroup:
 
     def _end_outdated(self) -> None:
         """Kill the processes that have run the script ahead of this round: what they have read may be outdated."""
-        ahead = [pid for pid, worker in self._parked.items() if worker.round.is_ahead]
+        ahead = [pid for pid, worker in self._parked.items() if worker.round.is_ahead or worker.ran_ahead]
         outdated = {pid: self._parked.pop(pid) for pid in ahead} | self._spares
         self._spares = {}
         for pid, worker in outdated.items():
@@ -440,7 +442,8 @@ class WorkerGroup:
         error_file = str(self._folder(start, before.local_rank) / "error.json")
         tails = (Tail(), Tail())
         rank = start.rank + before.local_rank
-        worker = replace(before, round=start.round, rank=rank, error_file=error_file, tails=tails)
+        ran_ahead = before.ran_ahead or before.round.is_ahead
+        worker = replace(before, round=start.round, rank=rank, error_file=error_file, tails=tails, ran_ahead=ran_ahead)
         for pipe, tail in zip(before.pipes, tails, strict=True):
             pipe.begin_round(self._prefix(before.local_rank, rank), tail)
         if self.restartable.call_again(pid, start.round, self._worker_env(start, worker)):
@@ -864,7 +867,7 @@ class WorkerGroup:
         if (began := self.progress.began(worker.local_rank)) is not None:
             self._longest_start = max(self._longest_start or 0.0, began - self._started_at)
         made_step = self.progress.made_step(worker.local_rank)
-        return replace(worker, failed_calls=0, trained=True) if made_step else worker
+        return replace(worker, failed_calls=0, trained=True, ran_ahead=False) if made_step else worker
 
     def _are_leaving(self) -> bool:
         """Return whether a worker has left its function and still ends its process groups; park those that are done."""

@@ -696,7 +696,8 @@ class EndReason(str, Enum):
     WORKER_FAILED = "WorkerFailed"
     """A worker failed or hung by itself. The only reason for which a restart is charged."""
     AGENT_LOST = "AgentLost"
-    """A node's connection was lost, or the node did not stop its workers in time."""
+    """A node's connection was lost, or the node did not stop its workers in time, or the last process with the training
+    state ended as the round began."""
     NODE_LEFT = "NodeLeft"
     """A node was drained, its pod was deleted, or the node was unhealthy, and it left."""
     SCALING_UP = "ScalingUp"

@@ -154,7 +154,7 @@ def _message_may_wait(
     message, ending = event.message, round_.ending
     about_round = (WorkersFailed, WorkersStopped, WorkersSucceeded, StepReport)
     if isinstance(message, about_round) and message.round != round_.id:
-        return True
+        return not (isinstance(message, WorkersStopped) and not message.has_state)
     plan = ending.planned_stop if ending is not None else None
     stopping = ending is not None and plan is None
     if isinstance(message, WorkersStopped):

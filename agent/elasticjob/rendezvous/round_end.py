@@ -153,7 +153,20 @@ def end_broken_round(state: CoordinatorState, now: float) -> RoundDecision | Non
     if leaving or stopped:
         names = pod_names([n.pod for n in leaving] or stopped)
         return begin_end(state, round_, EndReason.NODE_LEFT, f"{names} left", now, on_plan=True)
+    if _has_lost_state(state, round_):
+        message = "the last process with the training state ended as the round began"
+        return begin_end(state, round_, EndReason.AGENT_LOST, message, now)
     return None
+
+
+def _has_lost_state(state: CoordinatorState, round_: Round) -> bool:
+    """Return whether a round that has not formed was promised a state which no member has any more.
+
+    What its scripts have read ahead may be outdated. The assignments of the next round say so.
+    """
+    if round_.formed_at or state.rounds < 2 or not next(iter(round_.members.values())).assignment.state_known:
+        return False
+    return not any(a in state.nodes and state.nodes[a].has_state for a in round_.members)
 
 
 def begin_scale_down(state: CoordinatorState, round_: Round, now: float) -> RoundDecision:

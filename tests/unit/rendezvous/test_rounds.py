@@ -153,6 +153,37 @@ def test_a_node_that_loses_its_state_while_it_waits_for_the_next_round_corrects_
     assert not job.start_of(0).state_known
 
 
+def test_a_state_that_is_lost_as_the_round_begins_ends_the_round() -> None:
+    """The correction comes after the assignments: the scripts may have read something that is outdated."""
+    job = job_of(0, 1)
+    job.fail(1)
+    round_id = job.start_of(0).round
+    for index, has_state in ((0, True), (1, False)):
+        job.send(index, WorkersStopped(round_id, 5000, has_state=has_state))
+    assert job.start_of(0).state_known
+    job.send(0, WorkersStopped(round_id, 5000, has_state=False))
+    assert job.sent_end(0, 1)
+    for index in (0, 1):
+        job.send(index, WorkersStopped(RoundId(1, 0, 2), 6000, has_state=False))
+    assert job.start_of(0).round == RoundId(1, 0, 3)
+    assert not job.start_of(0).state_known
+    assert [(e.reason, e.charged) for e in job.report.ended_rounds] == [
+        (EndReason.WORKER_FAILED, True),
+        (EndReason.AGENT_LOST, False),
+    ]
+
+
+def test_a_state_that_another_member_has_too_is_not_lost() -> None:
+    job = job_of(0, 1)
+    job.fail(1)
+    round_id = job.start_of(0).round
+    for index in (0, 1, 0):
+        job.send(index, WorkersStopped(round_id, 5000, has_state=job.start_of(0).round == round_id))
+    assert not job.sent_end(0, 1)
+    job.announce(0)
+    assert not job.sent_end(0, 1)
+
+
 # ---- a round ends
 
 

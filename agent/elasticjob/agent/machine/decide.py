@@ -477,7 +477,8 @@ def _state_lost(state: AgentState) -> AgentDecision:
     if state.phase is not AgentPhase.IDLE or round_id is None or not (state.parked and state.has_state):
         return AgentDecision(state)
     state = replace(state, has_state=False)
-    return AgentDecision(state, (Send(_workers_stopped(state, round_id)),))
+    log = Log("the training state of this node ended with its process")
+    return AgentDecision(state, (Send(_workers_stopped(state, round_id)), log))
 
 
 def _workers_stopped(state: AgentState, round_id: RoundId) -> WorkersStopped:
