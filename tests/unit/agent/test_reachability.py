@@ -207,16 +207,16 @@ async def test_a_link_without_an_answer_is_sent_data_before_its_end(
     pair.other._keep_alive = KeepAlive()
     pair.other._start_until = -math.inf
     AGES[link] = 1.2
-    pair.other._check_soon()
+    pair.other._check_within()
     await pair.until(lambda: pair.other._timer is not None and pair.other._timer.when() > pair.other._now() + 0.01)
     assert not sent
     AGES[link] = 1.3
-    pair.other._check_soon()
+    pair.other._check_within()
     await pair.until(lambda: bool(sent))
     assert sent == [MemberLink(RoundId(1, 0, 1), 1)]
     assert pair.cut.empty()
     AGES[link] = 1.8
-    pair.other._check_soon()
+    pair.other._check_within()
     assert await asyncio.wait_for(pair.cut.get(), 10) == "other"
 
 
