@@ -15,7 +15,7 @@ from support.rounds_world import World, calm, faults, finishing, running, step
 
 SEEDS, DEEP_SEEDS, STEPS = 120, 3000, 40
 FAULTS = (
-    "fail", "fail", "collective", "blip", "half-open", "deaf", "crash", "sigterm", "succeed", "late", "target",
+    "fail", "fail", "collective", "blip", "half-open", "doubt", "deaf", "crash", "sigterm", "succeed", "late", "target",
     "operator-down", "old-view",
 )  # fmt: skip
 INVARIANTS_OF_VARIED_EVENTS = tuple(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Collection
 from dataclasses import replace
 from random import Random
@@ -9,7 +10,10 @@ from types import ModuleType
 
 import pytest
 
+from elasticjob.agent.machine import decide
+from elasticjob.agent.machine.state import AgentState
 from elasticjob.contract.messages import EndReason, Report, RoundPhase
+from elasticjob.contract.names import RoundId
 from elasticjob.rendezvous.report import build_report
 from elasticjob.rendezvous.state import RECOVERY_TIMEOUT, CoordinatorState
 from elasticjob_operator.plan import store_confirmation
@@ -42,6 +46,19 @@ def test_invariants_hold_and_the_job_ends_once_faults_stop(seed: int) -> None:
     for _ in range(STEPS):
         world = next_world(world, random)
     assert not liveness_violation(world, 4000)
+
+
+def test_a_node_that_stays_frozen_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wrong: only the repeated assignment continues frozen workers, not an end that is planned."""
+    right = decide._continue
+
+    def only_at_start(state: AgentState, round_id: RoundId) -> decide.AgentDecision:
+        planned = sys._getframe(1).f_code is not decide._start.__code__
+        return decide.AgentDecision(state) if planned else right(state, round_id)
+
+    monkeypatch.setattr(decide, "_continue", only_at_start)
+    with pytest.raises(AssertionError, match="a_node_that_has_its_answer_is_not_frozen"):
+        any(map(test_invariants_hold_and_the_job_ends_once_faults_stop, range(SEEDS)))
 
 
 def start_of(seed: int) -> World:

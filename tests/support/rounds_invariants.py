@@ -65,6 +65,14 @@ def never_two_writers(_: World, __: Move, after: World) -> bool:
     return len(rounds_partition.writers(after.agents, frozenset(current))) <= 1
 
 
+def a_node_that_has_its_answer_is_not_frozen(_: World, __: Move, after: World) -> bool:
+    """A store that is active continues the frozen workers of a node that has greeted it, or ends them."""
+    idle = {s.incarnation for s in after.stores if not s.queue}
+    active = {s.incarnation for s in after.serving if s.state.recovering_until is None} & idle
+    connected = (a for a in after.agents if a.ended is None and a.store in active and not (a.passive or a.deaf))
+    return not any(a.machine.frozen and not (a.killing or a.outbox or a.inbox) for a in connected)
+
+
 def no_rank_twice(_: World, __: Move, after: World) -> bool:
     """No node is in a round twice, and no two nodes have the same rank of a round."""
     ranks = [(a.start.round, a.start.rank) for a in after.agents if a.start and a.busy]
@@ -664,6 +672,7 @@ def a_batch_is_decided_as_its_events_are(before: World, move: Move, after: World
 INVARIANTS: tuple[Invariant, ...] = (
     never_two_running_worlds,
     never_two_writers,
+    a_node_that_has_its_answer_is_not_frozen,
     no_rank_twice,
     nodes_that_stay_keep_their_order,
     joining_nodes_of_one_block_have_neighbouring_ranks,

@@ -73,6 +73,7 @@ Move = tuple[str, int]
 
 AGENT_FAULTS = (
     "crash", "vanish", "blip", "fail", "collective", "sigterm", "cut", "pause", "late", "succeed", "half-open", "deaf",
+    "doubt",
 )  # fmt: skip
 _AGENT_FAULTS = (*AGENT_FAULTS, "cut-store", "exit", "spot")
 FAULTS = (
@@ -402,6 +403,8 @@ def _possible(world: World, a: Agent, move: str) -> bool:
             return a.store is not None and not a.deaf and a.old_link is None and not _announces(a)
         case "deaf":
             return a.store is not None and not a.deaf and not _announces(a)
+        case "doubt":
+            return a.busy and a.store is not None and not (a.passive or a.deaf or a.outbox)
         case "sigterm":
             return not a.leaving
         case "fail" | "exit":
@@ -622,6 +625,8 @@ def _agent_step(world: World, a: Agent, name: str) -> World:
             return replace(world, ends=(*world.ends, (node_of(a), now + NOTICE_SECONDS)))
         case "pause" | "resume":
             return _put(world, replace(a, paused=name == "pause"))
+        case "doubt":
+            return _doubt(world, a)
         case "heal":
             lost = tuple(node for node in world.lost_nodes if node[0] != node_of(a))
             return _put(replace(world, lost_nodes=lost), replace(a, cut=False, cut_store=-1, group=0))
@@ -637,6 +642,16 @@ def _deliver(world: World, a: Agent) -> World:
         a = replace(a, old_link=None, old_outbox=())
     world = _put(world, replace(a, outbox=a.outbox[1:]))
     return _decide(world, store, NodeMessage(a.agent_id, message))
+
+
+def _doubt(world: World, a: Agent) -> World:
+    """Let a node have had no answer for a while: it freezes its workers, and greets the store over the same link."""
+    assert a.store is not None
+    a = dispatch(a, events.CutOff(), world.now)
+    world = _put(world, a)
+    for message in machine.greeting(a.machine):
+        world = _decide(world, a.store, NodeMessage(a.agent_id, message))
+    return world
 
 
 def _succeed(world: World, a: Agent) -> World:
