@@ -647,10 +647,10 @@ def _deliver(world: World, a: Agent) -> World:
 def _doubt(world: World, a: Agent) -> World:
     """Let a node have had no answer for a while: it freezes its workers, and greets the store over the same link."""
     assert a.store is not None
-    a = dispatch(a, events.CutOff(), world.now)
+    store, a = a.store, dispatch(a, events.CutOff(), world.now)
     world = _put(world, a)
     for message in machine.greeting(a.machine):
-        world = _decide(world, a.store, NodeMessage(a.agent_id, message))
+        world = _decide(world, store, NodeMessage(a.agent_id, message))
     return world
 
 
