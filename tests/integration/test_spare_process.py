@@ -175,7 +175,7 @@ def test_a_spare_process_that_is_not_at_its_function_does_not_delay_the_new_one(
 
 
 @contextmanager
-def old_checkpoint(folder: Path, *, made_inside: bool) -> Iterator[tuple[LocalRun, dict[int, int]]]:
+def old_checkpoint(folder: Path, *, made_inside: bool, restarts: int = 1) -> Iterator[tuple[LocalRun, dict[int, int]]]:
     """Yield a run and its processes by rank; the script reads a checkpoint before its function, and it is old by now.
 
     In the end, no spare process that has read it may be called, and none of the processes be left.
@@ -193,7 +193,7 @@ def old_checkpoint(folder: Path, *, made_inside: bool) -> Iterator[tuple[LocalRu
         (folder / "done").touch()
         assert run.exit_code() == 0, run.text
     assert re.findall(r"begins at .* seed (\d)$", run.text, re.MULTILINE) == ["1", "1", "2", "2"]
-    assert "toy succeeded; 1 restart" in run.text
+    assert f"toy succeeded; {restarts} restart" in run.text
 
 
 @pytest.mark.timeout(120)
@@ -225,24 +225,13 @@ def test_nor_if_the_last_process_with_the_state_is_lost_while_it_waits_for_the_n
 
 @pytest.mark.timeout(120)
 def test_nor_if_it_is_lost_before_a_spare_process_that_was_called_has_received_the_state(tmp_path: Path) -> None:
-    (tmp_path / "checkpoint").write_text("1")
-    with start(tmp_path, READS_CHECKPOINT) as run:
-        first = begun(run, 2)
-        waiting = spares(run, 2)
-        (tmp_path / "checkpoint").write_text("2")
+    with old_checkpoint(tmp_path, made_inside=False, restarts=2) as (run, first):
         (tmp_path / "hold").touch()
-        agent = agent_over(first[1])
         os.kill(first[1], signal.SIGKILL)
         called = {int(run.wait_for(r"called pid (\d+)")[1]) for _ in range(2)}
-        assert called == {first[0], waiting[agent]}
+        assert called & {*first.values()} == {first[0]}
         os.kill(first[0], signal.SIGKILL)
         (tmp_path / "hold").unlink()
-        again = begun(run, 2)
-        assert not set(again.values()) & {*first.values(), *waiting.values()}
-        (tmp_path / "done").touch()
-        assert run.exit_code() == 0, run.text
-    assert re.findall(r"begins at .* seed (\d)$", run.text, re.MULTILINE) == ["1", "1", "2", "2"]
-    assert "toy succeeded; 2 restarts" in run.text
 
 
 def runs(pid: int) -> bool:

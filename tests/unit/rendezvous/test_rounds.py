@@ -180,8 +180,23 @@ def test_a_state_that_another_member_has_too_is_not_lost() -> None:
     for index in (0, 1, 0):
         job.send(index, WorkersStopped(round_id, 5000, has_state=job.start_of(0).round == round_id))
     assert not job.sent_end(0, 1)
-    job.announce(0)
+    job.announce(0, 1)  # over new links: what is known of their states stays
     assert not job.sent_end(0, 1)
+
+
+def test_a_state_that_is_lost_ends_the_round_although_its_last_workers_start_at_the_same_moment() -> None:
+    job = job_of(0, 1)
+    job.fail(1)
+    first = job.start_of(0).round
+    for index, has_state in ((0, True), (1, False)):
+        job.send(index, WorkersStopped(first, 5000, has_state=has_state))
+    second = job.start_of(0).round
+    lost = WorkersStopped(first, 5000, has_state=False)
+    messages = ((1, WorkersStarted(second)), (0, lost), (0, WorkersStarted(second)))
+    together = [NodeMessage(f"{index}.0", message) for index, message in messages]
+    job.state = rounds.decide_together(job.state, together, job.now).state
+    assert job.state.round is not None
+    assert job.state.round.ending is not None
 
 
 # ---- a round ends
