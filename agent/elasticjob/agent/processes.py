@@ -116,8 +116,17 @@ def is_stopped(pid: int) -> bool:
 
 
 def cleaners(pids: Iterable[int]) -> set[int]:
-    """Return the processes that remove what others leave in shared memory, once those have ended."""
-    return {pid for pid in pids if _is_cleaner(_command_line(pid))}
+    """Return the processes that remove what others leave in shared memory once those have ended, and may be `loading`.
+
+    The process that starts one goes on while the kernel loads its program.
+    """
+    commands = {pid: _command_line(pid) for pid in pids}
+    return {pid for pid, command in commands.items() if _is_cleaner(command) or _is_loading(pid, command)}
+
+
+def loading(pids: Iterable[int]) -> set[int]:
+    """Return the processes whose program the kernel still loads: /proc does not show yet what they will be."""
+    return {pid for pid in pids if _is_loading(pid, _command_line(pid))}
 
 
 def outside_session(pids: Iterable[int], leader: int) -> set[int]:
@@ -185,6 +194,15 @@ def _ended(stat: list[str]) -> bool:
 def _is_cleaner(argv: list[bytes]) -> bool:
     """Return whether this is the command line of multiprocessing's or loky's resource tracker, or torch's manager."""
     return b"resource_tracker import main" in b"".join(argv[1:]) or argv[0].endswith(b"torch_shm_manager")
+
+
+def _is_loading(pid: int, command: list[bytes]) -> bool:
+    """Return whether a process of this command line is in execve, after its old memory and before its new arguments.
+
+    One that ends has no command line either.
+    """
+    stat = _stat(pid) if command == [b""] else []
+    return bool(stat) and not _ended(stat) and not int(stat[_FLAGS]) & _PF_EXITING
 
 
 def _command_line(pid: int) -> list[bytes]:

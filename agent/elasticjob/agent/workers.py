@@ -47,6 +47,7 @@ from elasticjob.agent.processes import (
     is_stopped,
     kill,
     kill_with_children,
+    loading,
     oom_score,
     reap,
     set_oom_score,
@@ -76,6 +77,9 @@ log = logging.getLogger(__name__)
 CLEANUP_TIMEOUT = 10.0
 """Seconds after the workers' end in which helpers may remove what the workers left in shared memory. They end by
 themselves once the workers have; one that has just been started on a busy machine takes seconds to get there."""
+LOAD_TIMEOUT = 1.0
+"""Seconds after which a process is killed although its program is not loaded. It may be a helper that removes what is
+in shared memory; those run the workers' own Python, which is in memory, and take 30 ms on a busy machine."""
 LEAVE_TIMEOUT = 10.0
 """Seconds from the end of the grace in which a worker that has left its function may end its process groups. The abort
 of many nccl groups and the end of large objects take seconds. A function that goes on does not get this time."""
@@ -93,9 +97,9 @@ SPARE_INTERVAL = 1.0
 step does not wake the agent."""
 SET_UP_NOTE = 300.0
 """Seconds between two lines in the log about a script that has not reached its function ahead of a round."""
-EXITING_LOOK_INTERVAL = 0.01
-"""Seconds between two looks at the processes that an exiting worker has started: until it has ended they are not this
-process's children, and nothing reports their end."""
+LOOK_AGAIN = 0.01
+"""Seconds between two looks at what nothing reports: that a program is loaded, and the end of the processes that an
+exiting worker has started, which are not this process's children until it has ended."""
 NOTABLE_EXIT = 0.2
 """Seconds that the end of a process takes if the log has a line about it."""
 FILE_TIME_LAG = 0.02
@@ -196,6 +200,8 @@ class WorkerGroup:
         """Whether any spare process has come to its function."""
         self._frozen = False
         self._last_start: StartRound | None = None
+        self._loading: set[int] = set()
+        """Process ids of what the workers have started and the kernel still loads, while the workers are killed."""
         self._interrupted: set[int] = set()
         """Process ids of workers that were asked to leave their function, and have not yet."""
         self._succeeded = set[tuple[RoundId, int]]()
@@ -947,11 +953,14 @@ class WorkerGroup:
     def _kill_all_but_cleaners(self) -> bool:
         """Kill the processes of the workers except the cleaners; return whether none but those was left."""
         left = self._processes()
-        kept = cleaners(left - set(self._running))
+        below = left - set(self._running)
+        late = asyncio.get_running_loop().time() - self._killed_at >= LOAD_TIMEOUT
+        self._loading = loading(below)
+        kept = cleaners(below) - (self._loading if late else set())
         for pid in kept:
             signal_one(pid, signal.SIGCONT)  # the workers may be frozen
         kill(left - kept)
-        return left == kept
+        return left == kept and not self._loading
 
     def _kill_rest(self) -> bool:
         """Kill all processes of the workers; return whether none was left."""
@@ -969,7 +978,8 @@ class WorkerGroup:
                 return False
             self._child_ended.clear()
             with suppress(asyncio.TimeoutError):
-                timeout = min(left, EXITING_LOOK_INTERVAL) if self._exiting and self.stopping else left
+                unreported = self._loading or (self._exiting and self.stopping)
+                timeout = min(left, LOOK_AGAIN) if unreported else left
                 await asyncio.wait_for(self._child_ended.wait(), timeout)
         return True
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from elasticjob.agent.processes import cleaners, descendants, signal_group
+from elasticjob.agent.processes import cleaners, descendants, loading, signal_group
 
 MAIN_THREAD_ENDS = """
 import ctypes, threading, time
@@ -72,6 +72,34 @@ def test_the_processes_that_clean_up_shared_memory(name: str) -> None:
         until(lambda: cleaners({process.pid, helper}) == ({helper} if name == "multiprocessing" else set()))
         process.kill()
         until(lambda: not Path(f"/proc/{helper}").exists())
+
+
+STARTS_TRACKERS = """
+import signal, sys
+from multiprocessing import resource_tracker
+for line in sys.stdin:
+    tracker = resource_tracker.ResourceTracker()
+    tracker.ensure_running()
+    print(tracker._pid, flush=True)
+"""
+
+
+def test_a_process_may_be_a_cleaner_while_its_program_is_loaded() -> None:
+    command = [sys.executable, "-c", STARTS_TRACKERS]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        for _ in range(40):  # about half of them are still loaded when their parent goes on
+            process.stdin.write("\n")
+            process.stdin.flush()
+            tracker = int(process.stdout.readline())
+            assert cleaners({tracker}) == {tracker}
+        until(lambda: not loading({tracker}))
+        os.kill(tracker, signal.SIGKILL)
+        until(lambda: state(tracker) == "Z")
+        assert not loading({tracker})
+        assert not cleaners({tracker})
+        process.stdin.close()
 
 
 def test_a_process_without_a_group_of_its_own_gets_the_groups_signal() -> None:
