@@ -115,18 +115,15 @@ def is_stopped(pid: int) -> bool:
     return bool(stat) and stat[0] == "T"
 
 
-def cleaners(pids: Iterable[int]) -> set[int]:
-    """Return the processes that remove what others leave in shared memory once those have ended, and may be `loading`.
+def cleaners(pids: Iterable[int]) -> tuple[set[int], set[int]]:
+    """Return those that remove what others leave in shared memory once those have ended, and those that may be ones.
 
-    The process that starts one goes on while the kernel loads its program.
+    The process that starts such a helper goes on while the kernel loads its program, and /proc does not show yet what
+    it will be.
     """
     commands = {pid: _command_line(pid) for pid in pids}
-    return {pid for pid, command in commands.items() if _is_cleaner(command) or _is_loading(pid, command)}
-
-
-def loading(pids: Iterable[int]) -> set[int]:
-    """Return the processes whose program the kernel still loads: /proc does not show yet what they will be."""
-    return {pid for pid in pids if _is_loading(pid, _command_line(pid))}
+    known = {pid for pid, command in commands.items() if _is_cleaner(command)}
+    return known, {pid for pid, command in commands.items() if _is_loading(pid, command)}
 
 
 def outside_session(pids: Iterable[int], leader: int) -> set[int]:
@@ -144,7 +141,7 @@ def kill_with_children(pid: int) -> None:
     """Send SIGKILL to a process and all it has started, except `cleaners`: they end by themselves after it."""
     signal_one(pid, signal.SIGSTOP)  # it must start no more: children that lose it are children of the agent
     below = descendants(pid)
-    kill({pid, *below} - cleaners(below))
+    kill({pid, *below}.difference(*cleaners(below)))
 
 
 def oom_score() -> int:

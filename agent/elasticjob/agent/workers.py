@@ -47,7 +47,6 @@ from elasticjob.agent.processes import (
     is_stopped,
     kill,
     kill_with_children,
-    loading,
     oom_score,
     reap,
     set_oom_score,
@@ -890,6 +889,7 @@ class WorkerGroup:
         self.non_workers.update(stuck)
         self._running = {}
         self._exiting = {pid: exiting for pid, exiting in self._exiting.items() if pid not in processes}
+        self._loading = set()
         state = "in an uninterruptible sleep" if blocked_threads(stuck) else "still alive"
         seconds = asyncio.get_running_loop().time() - self._killed_at
         message = f"processes {state} {seconds:.0f} s after SIGKILL: {', '.join(map(str, stuck))}"
@@ -954,9 +954,9 @@ class WorkerGroup:
         """Kill the processes of the workers except the cleaners; return whether none but those was left."""
         left = self._processes()
         below = left - set(self._running)
-        late = asyncio.get_running_loop().time() - self._killed_at >= LOAD_TIMEOUT
-        self._loading = loading(below)
-        kept = cleaners(below) - (self._loading if late else set())
+        kept, self._loading = cleaners(below)
+        if asyncio.get_running_loop().time() - self._killed_at < LOAD_TIMEOUT:
+            kept |= self._loading
         for pid in kept:
             signal_one(pid, signal.SIGCONT)  # the workers may be frozen
         kill(left - kept)
