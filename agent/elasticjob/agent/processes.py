@@ -138,7 +138,10 @@ def kill(pids: Iterable[int]) -> None:
 
 
 def kill_with_children(pid: int) -> None:
-    """Send SIGKILL to a process and all it has started, except `cleaners`: they end by themselves after it."""
+    """Send SIGKILL to a process and all it has started, except `cleaners`: they end by themselves after it.
+
+    What might have been one and is none runs on until the workers are stopped.
+    """
     signal_one(pid, signal.SIGSTOP)  # it must start no more: children that lose it are children of the agent
     below = descendants(pid)
     kill({pid, *below}.difference(*cleaners(below)))
