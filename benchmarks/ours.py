@@ -256,9 +256,9 @@ def _unix(stamp: str) -> float:
     return datetime.strptime(stamp, "%Y-%m-%d %H:%M:%S,%f").timestamp()
 
 
-def output_of(folder: Path, script: str, end: str, *, nodes: int) -> list[str] | None:
+def output_of(folder: Path, script: str, end: str, *, nodes: int, arguments: Sequence[str] = ()) -> list[str] | None:
     """Run a script on so many nodes until one has printed `end`; return all lines, None if it does not within 120 s."""
-    with Ours(folder, Size(nodes, nodes), command=[sys.executable, script]) as side:
+    with Ours(folder, Size(nodes, nodes), command=[sys.executable, script, *arguments]) as side:
         side.start(nodes)
         ended = side.output.wait(lambda: any(end in line.text for line in side.output.lines), 120, side.dead)
         return [line.text for line in side.output.lines] if ended else None

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -60,6 +61,49 @@ def train():
 
 train()
 """
+
+
+COMMITS_BESIDE_STEPS = """
+import torch, elasticjob
+
+device = torch.device("cuda", 0)
+
+def make():
+    model = torch.nn.Sequential(torch.nn.Conv2d(256, 256, 4), torch.nn.Flatten(), torch.nn.Linear(256, 256)).to(device)
+    model = model.to(memory_format=torch.channels_last)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, fused=True)
+    return model, optimizer, elasticjob.State(model=model, optimizer=optimizer)
+
+def tensors(model, optimizer):
+    moments = [value for each in optimizer.state.values() for value in each.values()]
+    return [value.detach().cpu().clone() for value in (*model.state_dict().values(), *moments)]
+
+def step():
+    model(torch.randn(8, 256, 4, 4, device=device)).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    state.step += 1
+
+model, optimizer, state = make()
+for _ in range(20):
+    step()
+    state.commit(non_blocking=True)
+committed = tensors(model, optimizer)
+step()
+copies = state._copies
+assert not all(map(torch.equal, tensors(model, optimizer), committed))
+model, optimizer, state = make()
+state._copies = copies
+state.sync()
+assert state.step == 20
+assert all(map(torch.equal, tensors(model, optimizer), committed))
+print("the same")
+"""
+
+
+def test_a_commit_beside_steps_has_the_weights_of_its_moment(tmp_path: Path) -> None:
+    command = script(tmp_path, COMMITS_BESIDE_STEPS)
+    assert subprocess.check_output(command, text=True, timeout=200).strip() == "the same"
 
 
 def ranks(run: LocalRun) -> dict[int, tuple[int, int, str]]:

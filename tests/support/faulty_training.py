@@ -67,7 +67,7 @@ class Training:
             self._record("step", self.gradient.item().hex(), self.state.step)
             self.point("step")
             if self.state.step % 5 == 0:
-                self.state.commit()
+                self.state.commit(non_blocking=self.state.step % 10 == 0)
             elasticjob.progress(self.state.step)
             time.sleep(self.delay)
         dist.destroy_process_group()

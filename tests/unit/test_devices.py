@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import os
 import sys
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,6 +13,14 @@ import pytest
 
 from elasticjob.contract.progress_page import NO_LIMIT, PAGE_SIZE, PageWord, open_page
 from elasticjob.training import devices, progress_channel
+
+
+@dataclass(frozen=True)
+class Device:
+    """A torch.device."""
+
+    index: int
+    type: str = "cuda"
 
 
 class Queue:
@@ -53,6 +62,18 @@ def test_every_gpu_of_the_process_is_synchronized_and_no_other(monkeypatch: pyte
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda, _C=has_context, accelerator=current))
     devices.synchronize_device()
     assert synchronized == [3]
+
+
+def test_threads_that_copy_use_one_stream_for_each_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    set_streams: list[str] = []
+    cuda = SimpleNamespace(Stream=lambda device: f"stream of {device.index}", set_stream=set_streams.append)
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))
+    streams: dict[Any, str] = {}
+    monkeypatch.setattr(devices, "_streams", streams)
+    for _ in range(2):
+        devices.own_streams([Device(3), Device(5), Device(0, "cpu")])()
+    assert set_streams == 2 * ["stream of 3", "stream of 5"]
+    assert len(streams) == 2
 
 
 def test_torch_without_accelerators_as_before_2_6(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Iterable
 from typing import Any
 
 
@@ -23,6 +24,27 @@ def synchronize_device() -> None:
     else:
         for device in filter(in_use, range(module.device_count())):
             module.synchronize(device)
+
+
+def own_streams(devices: Iterable[Any]) -> Callable[[], None]:
+    """Return what a new thread calls so that its work on these CUDA devices does not queue behind that of the others.
+
+    There is one such stream for each device. The thread does not go back to the first device, where it could not work
+    without memory of its own.
+    """
+    found = [device for device in devices if device.type == "cuda"]
+    for device in found:
+        if device not in _streams:
+            _streams[device] = sys.modules["torch"].cuda.Stream(device)
+
+    def use_streams() -> None:
+        for device in found:
+            sys.modules["torch"].cuda.set_stream(_streams[device])
+
+    return use_streams
+
+
+_streams: dict[Any, Any] = {}
 
 
 def _module_in_use(torch: Any) -> Any:

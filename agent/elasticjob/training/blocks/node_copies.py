@@ -30,14 +30,27 @@ class NodeCopies:
         index, header = state_block.newest_block(self._shared)
         return self._shared[index], header
 
-    def write(self, header: BlockHeader, fill: Callable[[Any], None]) -> int:
-        """Replace the older copy and return its descriptor. `fill` writes all bytes but the header into the memory."""
+    def begin(self, header: BlockHeader) -> tuple[mmap.mmap, Callable[[], int]]:
+        """Drop the older copy. Return memory for all bytes of another one, and what completes it.
+
+        That writes the header, and returns the descriptor.
+        """
         index, _ = state_block.newest_block(self._written)
         descriptor = self._written[1 - index]
-        self._mapped[descriptor] = state_block.begin_write(descriptor, header.size, self._mapped.get(descriptor))
-        fill(self._mapped[descriptor])
-        state_block.finish_write(descriptor, header)
-        return descriptor
+        memory = state_block.begin_write(descriptor, header.size, self._mapped.get(descriptor))
+        self._mapped[descriptor] = memory
+
+        def finish() -> int:
+            state_block.finish_write(descriptor, header)
+            return descriptor
+
+        return memory, finish
+
+    def write(self, header: BlockHeader, fill: Callable[[Any], None]) -> int:
+        """Replace the older copy and return its descriptor. `fill` writes all bytes but the header into the memory."""
+        memory, finish = self.begin(header)
+        fill(memory)
+        return finish()
 
     def release(self) -> None:
         """Free this worker's own memory; the node's copies stay."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import mmap
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -56,9 +56,14 @@ class PackedTree:
 
     def write(self, view: mmap.mmap, start: int) -> None:
         """Copy all tensors, from any device, into the data that begins at `start`."""
-        for offset, tensor in self.tensors:
-            if tensor.numel():
-                _tensor_at(view, tensor.dtype, tensor.shape, start + offset).copy_(tensor.detach())
+        write_tensors(self.tensors, view, start)
+
+
+def write_tensors(tensors: Iterable[tuple[int, Any]], view: mmap.mmap, start: int) -> None:
+    """Copy tensors, from any device, to their offsets in the data that begins at `start`."""
+    for offset, tensor in tensors:
+        if tensor.numel():
+            _tensor_at(view, tensor.dtype, tensor.shape, start + offset).copy_(tensor.detach())
 
 
 def unpack_tree(value: Any, view: mmap.mmap | bytearray | None, start: int) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -35,6 +35,8 @@ class LiveState:
         self._replaced = False
         self._values = self._groups = self._states = Snapshot(None)
         self._hooks: list[Any] = []
+        self.before_change: Callable[[], None] = lambda: None
+        """Called before an optimizer changes the objects. What it raises comes from the optimizer's step."""
 
     @property
     def complete(self) -> bool:
@@ -114,6 +116,7 @@ class LiveState:
     def _begin_change(self, *_: Any) -> None:
         """Run before each step of an optimizer."""
         if not self.changing:
+            self.before_change()
             self.changing = True
             critical_section.enter()
 

@@ -1,7 +1,8 @@
 """What each worker keeps for itself in the memory of its node, beside the block that all of them share.
 
-The memory has two entries for each local rank. The older one is written while the newer one, which alone is read, stays
-complete. Standard library only.
+The memory has three entries for each local rank: for the newest commit that is complete, for the one after it, whose
+copy may be under way, and for the next one, which a rank may begin before the writer of that copy. Standard library
+only.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ _HEADER = struct.Struct("=8sqqq")
 _MAGIC = b"EJRANK01"
 _ENTRY = 64 << 10
 """Bytes of an entry, with its header."""
+_ENTRIES = 3
 _ABSENT = (-1, -1)
 
 
@@ -22,20 +24,23 @@ class RankMemory:
 
     def __init__(self, descriptor: int, local_rank: int) -> None:
         self._descriptor = descriptor
-        self._offsets = tuple((2 * local_rank + i) * _ENTRY for i in range(2))
+        self._offsets = tuple((_ENTRIES * local_rank + i) * _ENTRY for i in range(_ENTRIES))
 
-    def write(self, version: tuple[int, int], content: bytes) -> bool:
-        """Replace the older entry. Return False, and write nothing, if the content is too large."""
+    def write(self, version: tuple[int, int], content: bytes, *, keep: tuple[int, int] = _ABSENT) -> bool:
+        """Replace the oldest entry but that of the version `keep`. Return False if the content is too large for one."""
         if len(content) > _ENTRY - _HEADER.size:
             return False
-        offset = min(self._offsets, key=lambda o: self._read(o)[0])
+        found = {offset: self._read(offset)[0] for offset in self._offsets}
+        offset = min(found, key=lambda o: (found[o] == keep != _ABSENT, found[o]))
+        os.pwrite(self._descriptor, bytes(_HEADER.size), offset)  # it does not count until it is complete
         os.pwrite(self._descriptor, content, offset + _HEADER.size)
         os.pwrite(self._descriptor, _HEADER.pack(_MAGIC, *version, len(content)), offset)
         return True
 
-    def read(self) -> tuple[tuple[int, int], bytes]:
-        """Return version and content of the newest entry; a step of -1 and no content if there is none."""
-        return max(self._read(offset) for offset in self._offsets)
+    def read(self, version: tuple[int, int] | None = None) -> tuple[tuple[int, int], bytes]:
+        """Return version and content of the newest entry, or of that of a version; a step of -1 if there is none."""
+        entries = [self._read(offset) for offset in self._offsets]
+        return max((entry for entry in entries if version in (None, entry[0])), default=(_ABSENT, b""))
 
     def _read(self, offset: int) -> tuple[tuple[int, int], bytes]:
         raw = os.pread(self._descriptor, _ENTRY, offset)

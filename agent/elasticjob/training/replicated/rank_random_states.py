@@ -51,10 +51,14 @@ class RankRandomStates:
             version, self._own = NO_VERSION, random_states.to_plain(random_states.capture())
         return version, tuple(random_states.digests(self._own))
 
-    def keep(self, version: Version, captured: Mapping[str, Any]) -> None:
-        """Write the states of this commit to the node's memory: a new process of this rank continues with them."""
+    def keep(self, version: Version, captured: Mapping[str, Any], complete: Version) -> None:
+        """Write the states of this commit to the node's memory: a new process of this rank continues with them.
+
+        `complete`: the version of the node's newest copy. It is what a new process loads if this commit is never
+        completed.
+        """
         if captured:
-            self._memory.write(version, json.dumps(random_states.to_plain(captured)).encode())
+            self._memory.write(version, json.dumps(random_states.to_plain(captured)).encode(), keep=complete)
 
     def shared(self, captured: Mapping[str, Any]) -> dict[str, Any]:
         """Return what a block records for ranks without states of their own."""
@@ -69,8 +73,10 @@ class RankRandomStates:
         without random states. `finishes_step`: this process was interrupted in the step that the block completes. It
         has drawn all its numbers for that step, since the other ranks needed its gradients.
         """
-        committed, states = self._read_memory()
+        committed, states = self._read_memory(version)  # the newest may be of a commit that was not completed
         if version in (own, committed):
+            if record is not None:
+                self._alike = record["alike"]
             random_states.restore(random_states.from_plain(self._own if own == version else states))
         elif finishes_step:
             random_states.restore(_at_interruption)
@@ -92,8 +98,9 @@ class RankRandomStates:
             else:
                 random_states.seed(name, random_states.derive_seed(self._seed, state_exchange.rank(), version))
 
-    def _read_memory(self) -> tuple[Version, dict[str, Any]]:
-        version, content = self._memory.read()
+    def _read_memory(self, version: Version | None = None) -> tuple[Version, dict[str, Any]]:
+        """Return version and states of the newest entry, or of that of `version`; NO_VERSION if there is none."""
+        found, content = self._memory.read(version)
         with suppress(ValueError):
-            return version, json.loads(content)
+            return found, json.loads(content)
         return NO_VERSION, {}

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import math
+import mmap
 import os
 import weakref
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from elasticjob.contract.memory_file import memory_file
@@ -16,11 +18,12 @@ from elasticjob.training.blocks.commit_sequence import CommitSequence
 from elasticjob.training.blocks.node_copies import COPIES, NodeCopies
 from elasticjob.training.blocks.state_block import ABSENT, HEADER_SIZE, BlockHeader, data_start
 from elasticjob.training.blocks.state_sources import NO_VERSION, Offer, Transfer, Version, alike, choose
-from elasticjob.training.blocks.state_tree import PackedTree
+from elasticjob.training.blocks.state_tree import PackedTree, write_tensors
 from elasticjob.training.blocks.state_values import refusal
-from elasticjob.training.devices import synchronize_device
+from elasticjob.training.devices import own_streams, synchronize_device
 from elasticjob.training.process_end import end_outdated_process
 from elasticjob.training.random_states import GENERATORS
+from elasticjob.training.replicated.background_copy import BackgroundCopy, LateTensors
 from elasticjob.training.replicated.frozen_parameters import FrozenParameters
 from elasticjob.training.replicated.live_block import LiveBlock, Receive, receive_into
 from elasticjob.training.replicated.live_state import LiveState
@@ -86,6 +89,8 @@ class State:
         self.__dict__.update(values)
         self._packed()
         self._live = LiveState(self._objects, keep_random_states=random_states)
+        self._background = BackgroundCopy()
+        self._live.before_change = self._background.wait
         self._made_in = os.environ.get(Env.ROUND)
         self._made_by_spare = progress_channel.is_ahead() and self._made_in != str(BEFORE_ROUNDS)
         """Whether the objects are of the time when a spare process was started, which may be long ago."""
@@ -118,18 +123,30 @@ class State:
         """Whether an optimizer has begun a step that `step` does not count yet: the live state is not complete."""
         return self._live.changing
 
-    def commit(self) -> None:
+    def commit(self, *, non_blocking: bool = False) -> None:
         """Copy the state as it is now: a later crash loses only the steps after this call.
 
         Call it on all ranks. TypeError: a plain value cannot be kept. Before the function in a process that was started
         ahead of its round it does nothing: the node has newer states.
+
+        `non_blocking`: what the optimizers of the State change is copied while the caller goes on, and their next step
+        waits until it is; a crash before then goes back to the commit before. Let nothing else change it until then:
+        that step, or the next commit, raises RuntimeError if something has, and the commit before is kept.
         """
         if progress_channel.is_ahead():
             return
         synchronize_device()
         packed = self._packed()  # an error leaves everything as it was, and comes on all ranks alike
-        self._complete()
-        if self._copies.is_writer:
+        self._complete()  # also if a commit before has failed: it counts on the other ranks
+        self._background.wait()
+        current = _current() if _current is not None else None
+        if current is not None and current is not self:
+            current._background.settle()  # it has the same memory
+        if not self._copies.is_writer:
+            return
+        if non_blocking and current is self:  # no other State knows when its optimizers begin a step
+            self._write_late(packed)
+        else:
             self._write_copy(packed)
 
     def sync(self) -> None:
@@ -139,6 +156,7 @@ class State:
         RuntimeError on all ranks: there is no complete state, and an interruption has left a model half changed.
         Without a state, spare processes end, and new ones begin with the script: what they have read may be outdated.
         """
+        self._background.settle()
         _make_current(self)
         self._outlives_round = self._outlives_round or os.environ.get(Env.ROUND) != self._made_in
         exchange = Exchange(self._part_devices())
@@ -172,13 +190,14 @@ class State:
         self._sequence.advance()
         self._live.capture(self._plain_values(), structure=True)
         if self._random is not None:
-            self._random.keep(self._version, self._live.random_states)
+            self._random.keep(self._version, self._live.random_states, self._copies.newest()[1].version)
 
     def _end_round(self) -> None:
         """At the last step of a planned end: keep the state for the next round, in the objects if they stay."""
         if progress_channel.process_stays and self._outlives_round:
             self._complete()
         else:
+            self._background.settle()  # this commit replaces one that has failed
             self.commit()
 
     def _keep_live(self) -> None:
@@ -186,6 +205,7 @@ class State:
 
         The process ends, and a step may have been interrupted in it: what that step has changed is undone first.
         """
+        self._background.settle()
         if not self._live.complete or self._version <= self._copies.newest()[1].version:
             return
         synchronize_device()
@@ -193,7 +213,7 @@ class State:
         if self._copies.is_writer:
             self._write_copy(self._packed())
         if self._random is not None:
-            self._random.keep(self._version, self._live.random_states)
+            self._random.keep(self._version, self._live.random_states, self._copies.newest()[1].version)
 
     # ---- what this rank has --------------------------------------------------------------------------------------
 
@@ -286,15 +306,34 @@ class State:
 
     def _write_copy(self, packed: PackedTree) -> int:
         """Write the state to memory, and return its descriptor."""
+        memory, start, finish = self._begin_copy(packed)
+        packed.write(memory, start)
+        return finish()
+
+    def _write_late(self, packed: PackedTree) -> None:
+        """Begin to write the state to memory; an optimizer's step waits for the end."""
+        late = LateTensors(packed, self._objects)
+        memory, start, finish = self._begin_copy(packed)
+        write_tensors(late.others, memory, start)
+        synchronize_device()  # the thread uses other streams
+
+        use_streams = own_streams(late.devices)
+
+        def copy() -> None:
+            use_streams()
+            late.write(memory, start)
+            finish()
+
+        self._background.start(copy)
+
+    def _begin_copy(self, packed: PackedTree) -> tuple[mmap.mmap, int, Callable[[], int]]:
+        """Return memory in which only the tensors are missing, where they begin, and what completes the copy."""
         content = self._content(packed)
         start = data_start(len(content))
         header = BlockHeader(*self._version, len(content), start + packed.size)
-
-        def fill(view: Any) -> None:
-            view[HEADER_SIZE : HEADER_SIZE + len(content)] = content
-            packed.write(view, start)
-
-        return self._copies.write(header, fill)
+        memory, finish = self._copies.begin(header)
+        memory[HEADER_SIZE : HEADER_SIZE + len(content)] = content
+        return memory, start, finish
 
     def _content(self, packed: PackedTree) -> bytes:
         """Return the JSON of a block."""
@@ -322,6 +361,7 @@ def _make_current(state: State) -> None:
     global _current
     earlier = _current() if _current is not None else None
     if earlier is not None and earlier is not state:
+        earlier._background.settle()
         earlier._live.stop_watching()
     _current = weakref.ref(state)
     state._live.watch()
