@@ -261,7 +261,8 @@ def _brief(current: Json) -> str:
 
 def condition(job: Json, kind: str) -> Json:
     """Return a condition of a job, or `{}` if the job has none of this type."""
-    found = (c for c in job.get("status", {}).get("conditions", []) if c["type"] == kind)
+    conditions = job.get("status", {}).get("conditions") or ()  # a new CustomResourceDefinition has null
+    found = (c for c in conditions if c["type"] == kind)
     return next(found, {})
 
 
