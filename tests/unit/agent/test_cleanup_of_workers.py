@@ -16,12 +16,13 @@ from pathlib import Path
 
 import pytest
 
+from elasticjob.agent import processes
 from elasticjob.agent.config import read_config
 from elasticjob.agent.processes import become_subreaper
 from elasticjob.agent.reporting.worker_output import OutputSink
 from elasticjob.agent.start_workers.command import parse_command
 from elasticjob.agent.start_workers.launcher import Launcher
-from elasticjob.agent.workers import CLEANUP_TIMEOUT, WorkerGroup
+from elasticjob.agent.workers import CLEANUP_TIMEOUT, LOAD_TIMEOUT, WorkerGroup
 from elasticjob.contract.messages import StartRound
 from elasticjob.contract.names import Env, RoundId
 from support.slow_tracker import CODE
@@ -47,6 +48,8 @@ class Stopping:
     tracker: int
     memory: Path
     gate: Path
+    commands: dict[int, list[bytes]]
+    """What /proc shows as command lines, where it is not what it is."""
     ahead: float = 0.0
     """By how many seconds the event loop's clock is ahead of the machine's."""
 
@@ -65,7 +68,10 @@ def subreaper() -> Iterator[None]:
 
 
 @pytest.fixture
-async def stopping(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, subreaper: None) -> AsyncIterator[Stopping]:
+async def stopping(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, subreaper: None, request: pytest.FixtureRequest
+) -> AsyncIterator[Stopping]:
+    """With the parameter "loading" the kernel seems to load the program of the tracker still."""
     gate, loop = tmp_path / "gate", asyncio.get_running_loop()
     script = tmp_path / "script.py"
     script.write_text(f"{CODE}\ncreate({str(gate)!r})\nsignal.pause()\n")
@@ -86,7 +92,10 @@ async def stopping(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, subreaper: N
     assert found is not None
     worker, tracker, memory = int(found[1]), int(found[2]), Path("/dev/shm") / found[3]
     assert memory.exists()
-    stopping = Stopping(asyncio.create_task(workers.stop(0.0)), tracker, memory, gate)
+    commands = {tracker: [b""]} if getattr(request, "param", "") == "loading" else {}
+    command_line = processes._command_line
+    monkeypatch.setattr(processes, "_command_line", lambda pid: commands.get(pid) or command_line(pid))
+    stopping = Stopping(asyncio.create_task(workers.stop(0.0)), tracker, memory, gate, commands)
     monkeypatch.setattr(loop, "time", lambda: time.monotonic() + stopping.ahead)
     await until(lambda: not Path(f"/proc/{worker}").exists())
     yield stopping
@@ -110,3 +119,28 @@ async def test_a_tracker_that_does_not_end_is_killed(stopping: Stopping) -> None
     assert await asyncio.wait_for(stopping.stop, 30) is None
     await until(lambda: not Path(f"/proc/{stopping.tracker}").exists())
     assert stopping.memory.exists(), "nothing else removes it"
+
+
+@pytest.mark.parametrize("stopping", ["loading"], indirect=True)
+async def test_a_tracker_whose_program_is_loaded_late_removes_what_a_worker_left(stopping: Stopping) -> None:
+    stopping.commands.clear()
+    await stopping.pass_seconds(BUSY)
+    stopping.gate.touch()
+    assert await asyncio.wait_for(stopping.stop, 30) is None
+    assert not stopping.memory.exists()
+
+
+@pytest.mark.parametrize("stopping", ["loading"], indirect=True)
+async def test_another_program_is_killed_once_it_is_loaded(stopping: Stopping) -> None:
+    assert not stopping.stop.done()
+    stopping.commands[stopping.tracker] = [b"other"]
+    assert await asyncio.wait_for(stopping.stop, CLEANUP_TIMEOUT / 2) is None, "it does not get the time of a tracker"
+    assert stopping.memory.exists(), "no tracker has removed it"
+
+
+@pytest.mark.parametrize("stopping", ["loading"], indirect=True)
+async def test_a_program_that_is_not_loaded_in_time_is_killed(stopping: Stopping) -> None:
+    assert not stopping.stop.done()
+    await stopping.pass_seconds(int(LOAD_TIMEOUT) + 1)
+    assert await asyncio.wait_for(stopping.stop, 30) is None
+    assert stopping.memory.exists()
