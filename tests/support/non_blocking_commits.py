@@ -195,9 +195,9 @@ def interrupted_wait() -> dict[str, Any]:
         raise KeyboardInterrupt
 
     signal.signal(signal.SIGALRM, interrupt)
-    signal.setitimer(signal.ITIMER_REAL, 0.3)
     interrupted = False
     try:
+        signal.setitimer(signal.ITIMER_REAL, 0.3)
         training.optimizer.step()
     except KeyboardInterrupt:
         interrupted = True
