@@ -144,22 +144,27 @@ def test_a_round_without_any_training_state_says_so(reported: list[bool], known:
     assert [job.start_of(index).state_known for index in range(3)] == [known] * 3
 
 
-def test_a_node_that_loses_its_state_while_it_waits_for_the_next_round_corrects_its_report() -> None:
+def job_between_rounds(*stopped: tuple[int, bool]) -> tuple[Job, RoundId]:
+    """Return a job of two nodes, of which the second one has failed, and the round that has ended.
+
+    `stopped`: (index, whether it has a training state) of the nodes that say that their workers have stopped.
+    """
     job = job_of(0, 1)
     job.fail(1)
-    round_id = job.start_of(0).round
-    for index, has_state in ((0, True), (0, False), (1, False)):
-        job.send(index, WorkersStopped(round_id, 5000, has_state=has_state))
+    ended = job.start_of(0).round
+    for index, has_state in stopped:
+        job.send(index, WorkersStopped(ended, 5000, has_state=has_state))
+    return job, ended
+
+
+def test_a_node_that_loses_its_state_while_it_waits_for_the_next_round_corrects_its_report() -> None:
+    job, _ = job_between_rounds((0, True), (0, False), (1, False))
     assert not job.start_of(0).state_known
 
 
 def test_a_state_that_is_lost_as_the_round_begins_ends_the_round() -> None:
     """The correction comes after the assignments: the scripts may have read something that is outdated."""
-    job = job_of(0, 1)
-    job.fail(1)
-    round_id = job.start_of(0).round
-    for index, has_state in ((0, True), (1, False)):
-        job.send(index, WorkersStopped(round_id, 5000, has_state=has_state))
+    job, round_id = job_between_rounds((0, True), (1, False))
     assert job.start_of(0).state_known
     job.send(0, WorkersStopped(round_id, 5000, has_state=False))
     assert job.sent_end(0, 1)
@@ -185,11 +190,7 @@ def test_a_state_that_another_member_has_too_is_not_lost() -> None:
 
 
 def test_a_state_that_is_lost_ends_the_round_although_its_last_workers_start_at_the_same_moment() -> None:
-    job = job_of(0, 1)
-    job.fail(1)
-    first = job.start_of(0).round
-    for index, has_state in ((0, True), (1, False)):
-        job.send(index, WorkersStopped(first, 5000, has_state=has_state))
+    job, first = job_between_rounds((0, True), (1, False))
     second = job.start_of(0).round
     lost = WorkersStopped(first, 5000, has_state=False)
     messages = ((1, WorkersStarted(second)), (0, lost), (0, WorkersStarted(second)))

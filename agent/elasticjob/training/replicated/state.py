@@ -315,9 +315,8 @@ class State:
         late = LateTensors(packed, self._objects)
         memory, start, finish = self._begin_copy(packed)
         write_tensors(late.others, memory, start)
-        synchronize_device()  # the thread uses other streams
-
         use_streams = own_streams(late.devices)
+        synchronize_device()  # before another stream reads what is queued
 
         def copy() -> None:
             use_streams()
