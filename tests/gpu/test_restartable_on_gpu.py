@@ -26,7 +26,7 @@ torch.manual_seed(0)
 model = torch.nn.Linear(256, 256).to(device)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 
-@elasticjob.restartable
+@elasticjob.restartable(spare_process=len(sys.argv) > 3)
 def train():
     global calls
     calls += 1
@@ -71,19 +71,27 @@ def processes(run: LocalRun) -> dict[int, tuple[int, int]]:
 
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("nccl2", ["0", "1"])
-def test_processes_keep_their_gpu_context(nccl2: str, tmp_path: Path) -> None:
-    """`nccl` is another implementation from torch 2.15 on, unless a variable says otherwise."""
-    job = manifest([*script(tmp_path, TRAINS), str(tmp_path), nccl2], replicas=3, preload=["torch", "torch._dynamo"])
+@pytest.mark.parametrize("spare", [[], ["spare"]])
+def test_processes_keep_their_gpu_context(spare: list[str], nccl2: str, tmp_path: Path) -> None:
+    """`nccl` is another implementation from torch 2.15 on, unless a variable says otherwise.
+
+    A spare process has formed a group of one rank with it before its round.
+    """
+    command = [*script(tmp_path, TRAINS), str(tmp_path), nccl2, *spare]
+    job = manifest(command, replicas=3, preload=["torch", "torch._dynamo"])
     with LocalRun(job, tmp_path) as run:
         first = processes(run)
         (tmp_path / "raise-2").touch()
         second = processes(run)
         assert second == {rank: (pid, 2) for rank, (pid, _) in first.items()}
+        waiting = [int(run.wait_for(r"process (\d+) waits at its function, as the spare")[1]) for _ in spare * 3]
         os.kill(second[1][0], signal.SIGKILL)
         third = processes(run)
         assert {rank: third[rank] for rank in (0, 2)} == {rank: (second[rank][0], 3) for rank in (0, 2)}
         assert third[1][1] == 1
+        assert not spare or third[1][0] in waiting
         (tmp_path / "done").touch()
         assert run.exit_code() == 0, run.text
     assert "wrong gradient" not in run.text
+    assert "will take longer" not in run.text
     print("\n".join(line for line in run.lines if " pid " in line or "raising" in line or "died" in line))

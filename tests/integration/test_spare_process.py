@@ -117,6 +117,23 @@ def test_a_spare_process_takes_the_place_of_a_killed_one_and_is_replaced(tmp_pat
 
 
 @pytest.mark.timeout(120)
+def test_a_spare_process_warms_up_before_its_round(tmp_path: Path) -> None:
+    """What its first round and step need once is done by then: it has formed a group, and reduced gradients."""
+    hook = "torch.nn.modules.module.register_module_forward_pre_hook"
+    prints = 'print("runs a", type(module).__name__, "pid", os.getpid(), "of", dist.get_world_size(), flush=True)'
+    with start(tmp_path, f"def note(module, _):\n    {prints}\n{hook}(note)") as run:
+        first, waiting = begun(run, 2), spares(run, 2)
+        os.kill(first[1], signal.SIGKILL)
+        begun(run, 2)
+        (tmp_path / "done").touch()
+        assert run.exit_code() == 0, run.text
+    warmed_up = {int(pid) for pid in re.findall(r"runs a Linear pid (\d+) of 1", run.text)}
+    assert warmed_up >= set(waiting.values())
+    assert not warmed_up & set(first.values())
+    assert "will take longer" not in run.text
+
+
+@pytest.mark.timeout(120)
 def test_each_local_rank_has_one_and_a_lost_one_is_replaced(tmp_path: Path) -> None:
     with start(tmp_path, nodes=1, workers=2) as run:
         first = begun(run, 2)

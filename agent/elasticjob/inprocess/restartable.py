@@ -14,6 +14,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, ParamSpec, TypeVar, overload
 
+import torch.distributed as dist
+
 from elasticjob import diagnosis
 from elasticjob.contract.messages import FailureClass
 from elasticjob.contract.names import Env, RoundId
@@ -32,6 +34,7 @@ from elasticjob.contract.restart_messages import (
 from elasticjob.inprocess.agent_channel import AgentChannel
 from elasticjob.inprocess.interruption import Interrupter, RankShouldRestart
 from elasticjob.inprocess.process_groups import ProcessGroups, collect_garbage
+from elasticjob.inprocess.warm_up import warm_up
 from elasticjob.training import critical_section, progress_channel
 from elasticjob.training.progress_channel import Stopped
 from elasticjob.training.replicated import rank_random_states
@@ -135,6 +138,7 @@ class RestartableCall:
         If no further round comes for this process, the exception of the last call is raised, or `Stopped`.
         """
         if self._round.is_ahead:
+            self._warm_up()
             self._await_round(_Ended())
         while True:
             ended = self._call(function)
@@ -142,10 +146,19 @@ class RestartableCall:
                 return ended[0]
             rank_random_states.note_interruption()
             critical_section.reset()
-            self._groups.leave()
-            collect_garbage()  # data loaders end their processes with it
+            self._leave_groups()
             self._await_round(ended)
             del ended  # its exception may refer to what the last call made
+
+    def _warm_up(self) -> None:
+        if not dist.is_initialized():  # by the script, for something of its own
+            _keep_process_at_nccl_errors()
+            warm_up()
+            self._leave_groups()
+
+    def _leave_groups(self) -> None:
+        self._groups.leave()
+        collect_garbage()  # data loaders end their processes with it
 
     def _await_round(self, ended: _Ended) -> None:
         """Wait for the next round, and enter it; raise what ended the last call if there is none."""

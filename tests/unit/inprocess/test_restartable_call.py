@@ -25,6 +25,8 @@ from elasticjob.contract.restart_messages import (
 pytestmark = pytest.mark.torch
 pytest.importorskip("torch")
 
+import torch.distributed as dist  # noqa: E402
+
 from elasticjob.inprocess import restartable  # noqa: E402
 from elasticjob.inprocess.agent_channel import AgentChannel  # noqa: E402
 from elasticjob.training import progress_channel  # noqa: E402
@@ -126,10 +128,27 @@ def test_a_process_that_was_started_ahead_waits_for_its_first_round(
     agent: Agent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(Env.ROUND, str(BEFORE_ROUNDS))
+    warmed_up: list[bool] = []
+    monkeypatch.setattr(restartable, "warm_up", lambda: warmed_up.append(bool(agent.received)))
     call = restartable.RestartableCall(agent.channel)
     assert call.run(lambda: "returned") == "returned"
     call.close()
     assert agent.join() == [Parked(BEFORE_ROUNDS), Calling(SECOND)]
+    assert warmed_up == [False], "before it says that it waits"
+
+
+def test_a_group_that_the_script_has_made_before_the_function_is_left_alone(
+    agent: Agent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    group = dist.group.WORLD
+    monkeypatch.setenv(Env.ROUND, str(BEFORE_ROUNDS))
+    call = restartable.RestartableCall(agent.channel)
+    try:
+        assert call.run(lambda: dist.group.WORLD) is group
+    finally:
+        dist.destroy_process_group()
+        call.close()
 
 
 def test_a_process_that_was_started_ahead_does_not_call_its_function_without_an_agent(
