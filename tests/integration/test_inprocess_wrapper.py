@@ -5,10 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
-import socket
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
@@ -16,83 +13,10 @@ import pytest
 import elasticjob
 from support.child_process import ChildProcess
 from support.local_run import LocalRun, manifest
+from support.wrapper_ranks import PRELUDE, ranks, trains
 
 pytestmark = pytest.mark.torch
 pytest.importorskip("torch.distributed")
-
-PRELUDE = """
-import ctypes, os, signal, sys, threading, time
-from datetime import timedelta
-import torch
-import torch.distributed as dist
-from elasticjob.inprocess import *
-
-FOLDER = sys.argv[1]
-
-def say(*words):
-    os.write(1, (" ".join(map(str, words)) + "\\n").encode())
-
-def seconds(**values):
-    return {name: timedelta(seconds=value) for name, value in values.items()}
-
-def join(call):
-    dist.init_process_group("gloo", timeout=timedelta(seconds=100))
-    one = torch.ones(1)
-    dist.all_reduce(one)
-    say("trains", os.environ["RANK"], "of", int(one.item()), "iteration", call.iteration, "pid", os.getpid())
-    return dist.get_rank()
-
-def wait_in_collective():
-    dist.all_reduce(torch.ones(1))
-
-def records(state):
-    return " ".join(f"{r.rank}:{r.interruption.name}" for r in state.store.get_interruption_records())
-
-class SayRecords(Finalize):
-    def __call__(self, state, exception):
-        say("records", records(state))
-"""
-
-
-def two_free_ports() -> int:
-    """Return a free port whose next one is free too: the wrapper's store is on MASTER_PORT + 1."""
-    while True:
-        with socket.socket() as first, socket.socket() as second:
-            first.bind(("127.0.0.1", 0))
-            port: int = first.getsockname()[1]
-            try:
-                second.bind(("127.0.0.1", port + 1))
-            except (OSError, OverflowError):
-                continue
-            return port
-
-
-@contextmanager
-def ranks(folder: Path, script: str, world_size: int, **variables: str) -> Iterator[Sequence[ChildProcess]]:
-    """Run a script as `world_size` ranks on this machine, each with the environment that a launcher sets."""
-    (folder / "script.py").write_text(PRELUDE + script)
-    environ = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join([str(Path(elasticjob.__file__).parents[1]), str(folder)]),
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(two_free_ports()),
-        "WORLD_SIZE": str(world_size),
-        "OMP_NUM_THREADS": "1",
-        **variables,
-    }
-    command = [sys.executable, str(folder / "script.py"), str(folder)]
-    with ExitStack() as stack:
-        started = [ChildProcess(command, env={**environ, "RANK": str(rank)}) for rank in range(world_size)]
-        for process in started:
-            stack.enter_context(process)
-        yield started
-
-
-def trains(process: ChildProcess, rank: int, world_size: int, iteration: int) -> None:
-    """Wait until a process trains, as it was started, with this rank."""
-    line = f"trains {rank} of {world_size} iteration {iteration} pid {process.process.pid}$"
-    process.wait_for(line)
-
 
 RESTART = """
 from elasticjob.inprocess.interruption import Interrupter
@@ -554,6 +478,26 @@ say("before a failed construction", *threads_and_handlers())
 run("construction", lambda: 1, store_kwargs={"unknown": 1})
 say("after a failed construction", *threads_and_handlers())
 run("after", lambda: 1)
+
+import inspect
+
+def say_time(name, parameter):
+    method = getattr(StoreMixin, name)
+    def saying(*arguments, **named):
+        given = inspect.signature(method).bind(*arguments, **named).arguments
+        say("time of", name, given[parameter].total_seconds())
+        return method(*arguments, **named)
+    setattr(StoreMixin, name, saying)
+
+for name in ("initial_barrier", "iteration_barrier", "termination_barrier", "completion_barrier"):
+    say_time(name, "timeout")
+say_time("exclude_terminated_ranks", "last_call_wait")
+run("times", once, **seconds(barrier_timeout=130, completion_timeout=7, last_call_wait=3))
+
+os.environ["WORLD_SIZE"] = "2"  # the other rank never comes
+intervals = ("monitor_process_interval", "heartbeat_interval", "monitor_thread_interval", "progress_watchdog_interval")
+run("barrier-timeout", lambda: 1, **seconds(
+    soft_timeout=0.3, hard_timeout=0.4, heartbeat_timeout=0.4, barrier_timeout=0.5, **dict.fromkeys(intervals, 0.1)))
 """
 
 
@@ -587,6 +531,8 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         ("initialized", "raised RuntimeError because of NoneType"),
         ("construction", "raised TypeError because of NoneType"),
         ("after", "returned 1"),
+        ("times", "returned 1"),
+        ("barrier-timeout", "raised BarrierTimeoutError because of NoneType"),
     ],
 )
 def test_how_a_call_of_a_single_rank_ends(alone: dict[str, str], scenario: str, expected: str) -> None:
@@ -600,3 +546,16 @@ def test_the_end_of_a_monitor_process_is_recorded(alone: dict[str, str]) -> None
 def test_an_interrupted_construction_leaves_nothing_behind(alone: dict[str, str]) -> None:
     before, after = re.findall("^(?:before|after) a failed construction (.*)", alone["text"], re.MULTILINE)
     assert before == after
+
+
+def test_the_times_for_which_ranks_wait_are_the_wrappers_arguments(alone: dict[str, str]) -> None:
+    *given, missing = re.findall(r"^time of (\w+) ([\d.]+)$", alone["text"], re.MULTILINE)
+    assert given == [
+        ("initial_barrier", "130.0"),
+        ("iteration_barrier", "130.0"),
+        ("termination_barrier", "130.0"),
+        ("exclude_terminated_ranks", "3.0"),
+        ("iteration_barrier", "130.0"),
+        ("completion_barrier", "7.0"),
+    ]
+    assert missing == ("initial_barrier", "0.5")

@@ -21,7 +21,10 @@ class Abort(ABC):
 
     @abstractmethod
     def __call__(self, state: State) -> object:
-        """Break what the main thread may wait for; called in the monitor thread. An exception is logged."""
+        """Break what the main thread may wait for. An exception is logged.
+
+        It is called in the monitor thread, and in the main thread of a rank that leaves with an exception.
+        """
 
     @contextmanager
     def around_function(self) -> Iterator[None]:

@@ -99,11 +99,11 @@ class StoreMixin:
     def completion_barrier(
         self, rank: int, rendezvous_count: int, timeout: timedelta, timeout_chunk: timedelta = _CHUNK
     ) -> IterationOutcome:
-        """Wait until all ranks have completed, in waits of `timeout_chunk`, or the iteration is interrupted."""
+        """Wait until all ranks have completed, in waits of at most `timeout_chunk`, or the iteration is interrupted."""
         if len(self.arrive("completion", rank)) == rendezvous_count:
             return self.decide(IterationOutcome.COMPLETED)
         deadline = time.monotonic() + timeout.total_seconds()
-        while (outcome := self.wait_for_outcome(timeout_chunk)) is None:
+        while (outcome := self.wait_for_outcome(_until(deadline, timeout_chunk))) is None:
             arrived = self._numbers("completion/arrived")
             if len(arrived) == rendezvous_count:
                 return self.decide(IterationOutcome.COMPLETED)
@@ -148,8 +148,7 @@ class StoreMixin:
         deadline = time.monotonic() + timeout.total_seconds()
         arrived = self.arrive(name, rank)
         while len(arrived) < count:
-            left = timedelta(seconds=max(deadline - time.monotonic(), 0.001))
-            if self.wait_for([f"{name}/done"], min(_CHUNK, left)):
+            if self.wait_for([f"{name}/done"], _until(deadline, _CHUNK)):
                 return
             arrived = self._numbers(f"{name}/arrived")
             if missing := set(range(count)) - arrived:
@@ -297,6 +296,11 @@ def _numbers(text: str) -> set[int]:
 
 def _decoded(value: bytes | str) -> str:
     return value if isinstance(value, str) else bytes(value).decode()
+
+
+def _until(deadline: float, longest: timedelta) -> timedelta:
+    """Return how long one wait may last: `longest`, or less if the deadline comes earlier."""
+    return min(longest, timedelta(seconds=max(deadline - time.monotonic(), 0.001)))
 
 
 def _check_deadline(name: str, deadline: float, timeout: timedelta, count: int, arrived: set[int]) -> None:
