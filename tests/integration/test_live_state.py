@@ -37,6 +37,13 @@ REFUSED = {
     "inside an object": (
         "TypeError: State: tracker.state_dict()['best'][0]: numpy scalars cannot be part of a State: write value.item()"
     ),
+    "named tuple inside an object": (
+        "TypeError: State: tracker.state_dict()['best'][0]: a Pair comes back as a plain tuple: write tuple(value)"
+    ),
+    "defaultdict inside an object": (
+        "TypeError: State: tracker.state_dict()['best']['x']: "
+        "a defaultdict comes back as a plain dict: write dict(value)"
+    ),
     "sparse": (
         "TypeError: State: mask: sparse and quantized tensors cannot be part of a State: "
         "write tensor.to_dense() or tensor.dequantize()"
@@ -206,6 +213,10 @@ def test_new_processes_continue_from_the_nodes_memory_with_the_same_bits(results
 
 def test_a_commit_contains_the_effect_of_queued_work(results: dict[str, Any]) -> None:
     assert results["queued"] == {"committed": 5.0}
+
+
+def test_a_scheduler_keeps_its_counter(results: dict[str, Any]) -> None:
+    assert results["milestones"] == {"loaded": "Counter", "interrupted": "Counter"}
 
 
 def test_each_rank_of_a_node_broadcasts_with_its_own_gpu(results: dict[str, Any]) -> None:

@@ -8,7 +8,9 @@ from __future__ import annotations
 import os
 import re
 import signal
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -61,9 +63,9 @@ train()
 """
 
 
-def start(folder: Path, raises: int = -1, *, restarts: int = 0, **spec: int) -> LocalRun:
+def start(folder: Path, raises: int = -1, *, restarts: int = 0, rules: Sequence[Any] = (), **spec: int) -> LocalRun:
     command = [*script(folder, TRAINS), str(folder), str(raises)]
-    policy = {"maxRestarts": restarts}
+    policy = {"maxRestarts": restarts, "rules": list(rules)}
     return LocalRun(manifest(command, preload=["torch"], failurePolicy=policy, **spec), folder)  # type: ignore[arg-type]
 
 
@@ -78,6 +80,15 @@ def test_the_steps_before_a_failure_that_ends_the_job(grace: int, tmp_path: Path
     with start(tmp_path, raises=30, replicas=3, stopGraceSeconds=grace) as run:
         assert run.exit_code() == 1, run.text
     assert "ValueError: bad batch" in run.text
+    assert saved_step(tmp_path) == 30
+
+
+@pytest.mark.timeout(120)
+def test_the_steps_before_a_failure_that_a_rule_makes_the_jobs_end(tmp_path: Path) -> None:
+    rule = {"name": "bad-data", "action": "FailJob", "onReasons": ["UserError"]}
+    with start(tmp_path, raises=30, replicas=3, restarts=5, rules=[rule]) as run:
+        assert run.exit_code() == 1, run.text
+    assert "bad-data" in run.text
     assert saved_step(tmp_path) == 30
 
 

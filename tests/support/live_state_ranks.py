@@ -462,6 +462,8 @@ def refused_parts() -> dict[str, str]:
         "set": refusal(seen={1, 2}),
         "key": refusal(seen={1.5: 0}),
         "inside an object": refusal(tracker=PlainObject(best=[np.float32(1)])),
+        "named tuple inside an object": refusal(tracker=PlainObject(best=[Pair(1, 2)])),
+        "defaultdict inside an object": refusal(tracker=PlainObject(best={"x": defaultdict(int)})),
         "sparse": refusal(mask=torch.eye(2).to_sparse()),
         "meta": refusal(mask=torch.empty(2, device="meta")),
         "commit": refusal(commit=1),
@@ -509,6 +511,24 @@ def queued_work() -> dict[str, Any]:
     State(model=next_process).sync()
     devices._module_in_use, progress_channel._memory = original, ()
     return {"committed": next_process.weight.item()}
+
+
+def milestones() -> dict[str, str]:
+    """The type of a scheduler's milestones in another process, and after an interruption."""
+    progress_channel._opened, progress_channel._memory = True, tuple(os.memfd_create("test") for _ in range(3))
+
+    def state_with_scheduler() -> tuple[State, Any]:
+        optimizer = torch.optim.SGD(torch.nn.Linear(1, 1).parameters(), 0.1)
+        scheduler = torch.optim.lr_scheduler.MultiStepLR(optimizer, [1, 2])
+        return State(scheduler=scheduler), scheduler
+
+    state_with_scheduler()[0].commit()
+    state, scheduler = state_with_scheduler()
+    state.sync()
+    found = {"loaded": type(scheduler.milestones).__name__}
+    state._live.take_up()
+    progress_channel._memory = ()
+    return found | {"interrupted": type(scheduler.milestones).__name__}
 
 
 def broadcast_devices() -> dict[str, str]:
@@ -658,6 +678,7 @@ def before_the_first_sync() -> dict[str, Any]:
 ALONE: dict[str, Callable[[], dict[str, Any]]] = {
     "refused": refused_parts,
     "queued": queued_work,
+    "milestones": milestones,
     "devices": broadcast_devices,
     "sections": sections,
     "planned ends": planned_ends,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
@@ -54,10 +55,21 @@ def state_of(part: Any) -> Any:
 
 def restore_part(part: Any, state: Any) -> None:
     """Load what `state_of` returned."""
-    if hasattr(part, "load_state_dict"):
+    if isinstance(part, (torch.nn.Module, torch.optim.Optimizer)):
         part.load_state_dict(state)
+    elif hasattr(part, "load_state_dict"):
+        part.load_state_dict(_in_kind_of(part.state_dict(), state))
     else:
         part.set_epoch(state["epoch"])
+
+
+def _in_kind_of(own: Any, state: Any) -> Any:
+    """Return `state` with dicts of the kinds that the object has: MultiStepLR calls methods of a Counter."""
+    if type(own) in (Counter, OrderedDict) and isinstance(state, dict):
+        return type(own)(state)
+    if isinstance(own, dict) and isinstance(state, dict):
+        return {key: _in_kind_of(own.get(key), value) for key, value in state.items()}
+    return state
 
 
 def check_values(values: Mapping[str, Any], owner: str = "State") -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from elasticjob.training.blocks.state_block import ALIGNMENT
-from elasticjob.training.blocks.state_values import key_refusal, refusal
+from elasticjob.training.blocks.state_values import container_refusal, key_refusal, refusal
 
 
 class PackedTree:
@@ -32,6 +32,8 @@ class PackedTree:
     def _pack(self, value: Any, path: str) -> Any:
         if value is None or type(value) in (bool, int, float, str):
             return value
+        if problem := container_refusal(value):
+            raise TypeError(f"{self._owner}: {path}: {problem}")
         if isinstance(value, Mapping):
             return {"dict": [[self._key(k, path), self._pack(v, f"{path}[{k!r}]")] for k, v in value.items()]}
         if isinstance(value, (list, tuple)):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections import defaultdict
 from typing import Any
 
 import torch
@@ -44,9 +45,22 @@ def value_refusal(value: Any) -> str:
         )
     for plain in (dict, list, tuple):
         if isinstance(value, plain) and type(value) is not plain:
-            return f"a {type(value).__name__} comes back as a plain {plain.__name__}: write {plain.__name__}(value)"
+            return _comes_back_as(value, plain)
     items = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else ()
     return next(filter(None, map(value_refusal, items)), "")
+
+
+def container_refusal(value: Any) -> str:
+    """Return why a container in the state of an object cannot be kept; empty if the object can do with a plain one."""
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return _comes_back_as(value, tuple)
+    if isinstance(value, defaultdict):
+        return _comes_back_as(value, dict)
+    return ""
+
+
+def _comes_back_as(value: Any, plain: type) -> str:
+    return f"a {type(value).__name__} comes back as a plain {plain.__name__}: write {plain.__name__}(value)"
 
 
 def key_refusal(key: Any) -> str:
