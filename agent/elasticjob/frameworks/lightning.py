@@ -148,7 +148,8 @@ def _check_trainer(trainer: Any, pl_module: Any, batches: StepBatches) -> None:
     """ValueError for settings that the callback cannot follow."""
     if not pl_module.automatic_optimization:
         raise ValueError("the module has automatic_optimization = False: use a training loop of your own with State")
-    ddp = isinstance(trainer.strategy, DDPStrategy)
+    # The strategy of DeepSpeed is derived from it, and shards what it trains.
+    ddp = isinstance(trainer.strategy, DDPStrategy) and "DeepSpeed" not in type(trainer.strategy).__name__
     if not ddp or trainer.accumulate_grad_batches != batches.micro_batches:
         raise ValueError("create the Trainer with **callback.trainer_arguments() in each round")
 
