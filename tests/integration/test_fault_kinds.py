@@ -59,6 +59,15 @@ def test_a_fault_of_each_kind(kind: str, job: FaultyJob) -> None:
 
 
 @pytest.mark.timeout(240)
+@pytest.mark.parametrize(("second", "kept"), [("SIGKILL", 2), ("exception", 3)])
+def test_two_ranks_fail_at_once(second: str, kept: int, job: FaultyJob) -> None:
+    """After the same step. The two others stay, and so does the one that raises."""
+    faults = (RankFault("SIGKILL", 1, "step"), RankFault(second, 3, "step"))
+    report = job.inject(Incident(faults))
+    assert (report.kept, report.replaced) == (kept, 4 - kept)
+
+
+@pytest.mark.timeout(240)
 @pytest.mark.parametrize("point", ["called", "formed", "synced"])
 def test_a_fault_in_a_recovery_and_one_in_the_recovery_from_that(point: str, job: FaultyJob) -> None:
     """The two processes that no fault hits stay; a rank that raises stays too."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -243,6 +244,28 @@ def test_processes_stay_without_a_grace_too(training: Training) -> None:
     assert run.exit_code() == 0, run.text
     last = int(re.findall(r"ends after step (\d+)", run.text)[-1])
     assert {int(step) for step in re.findall(r"of 3 pid \d+ call 4 argument from (\d+)", run.text)} == {last}
+
+
+@pytest.mark.timeout(120)
+def test_a_function_below_a_shell_restarts_by_new_processes(tmp_path: Path) -> None:
+    """The agent does not know when the shell is done, so it stops the shell like any worker."""
+    _, path = script(tmp_path, TRAINS)
+    job = manifest(["bash", "-c", f"python {path} {tmp_path} && echo after"], replicas=2, preload=["torch"])
+    spec: Any = job["spec"]
+    variables = {"PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])}
+    spec["template"]["spec"]["containers"][0]["env"] = [{"name": k, "value": v} for k, v in variables.items()]
+    with LocalRun(job, tmp_path) as run:
+        training = Training(run, tmp_path)
+        ranks = training.processes(2)
+        os.kill(ranks[1][0], signal.SIGKILL)
+        found = training.processes(2)
+        assert compare(found, ranks) == {0: "new", 1: "new"}
+        training.request("raise", 0)
+        assert compare(training.processes(2), found) == {0: "new", 1: "new"}
+        training.request("done")
+        assert run.exit_code() == 0, run.text
+    assert run.text.count("]:after") == 2
+    assert "toy succeeded; 2 restarts" in run.text
 
 
 EXAMPLE = Path(__file__).parents[2] / "examples/restartable/train.py"

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -27,7 +29,7 @@ pytest.importorskip("torch")
 
 import torch.distributed as dist  # noqa: E402
 
-from elasticjob.inprocess import restartable  # noqa: E402
+from elasticjob.inprocess import process_groups, restartable  # noqa: E402
 from elasticjob.inprocess.agent_channel import AgentChannel  # noqa: E402
 from elasticjob.training import progress_channel  # noqa: E402
 from elasticjob.training.progress_channel import Stopped  # noqa: E402
@@ -179,3 +181,102 @@ def test_a_process_without_a_next_round_keeps_its_state_and_ends(
     with pytest.raises(KeyboardInterrupt if at_once else ValueError):
         run(agent, ValueError("bad batch"))
     assert kept == ["state"]
+
+
+def test_a_process_whose_device_has_failed_ends(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error stays with the device: the process takes no part in another round, and does not say that it waits."""
+
+    def synchronize() -> None:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    monkeypatch.setattr(process_groups, "synchronize_device", synchronize)
+    call = restartable.RestartableCall(agent.channel)
+    with pytest.raises(RuntimeError, match="illegal memory access"):
+        call.run(fails)
+    call.close()
+    assert agent.join() == [Calling(FIRST), Raised(FIRST, "ValueError", "bad batch")]
+
+
+# ---- calls of a restartable function that are ordinary ones
+
+
+def fails() -> None:
+    raise ValueError("bad batch")
+
+
+@pytest.fixture
+def connected(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> Agent:
+    """The agent to which the first call of a restartable function connects. Another connection is an error."""
+    monkeypatch.setattr(AgentChannel, "open", iter([agent.channel]).__next__)
+    monkeypatch.setattr(restartable, "_called", False)
+    return agent
+
+
+def test_the_second_call_in_a_process_is_an_ordinary_one(connected: Agent) -> None:
+    """A process that is forked anew begins with the first call. An error of the second one reaches the script."""
+    calls = iter(["fails", "returns", "fails"])
+
+    @restartable.restartable
+    def train(argument: str) -> str:
+        if next(calls) == "fails":
+            raise ValueError("bad batch")
+        return argument
+
+    assert train("first") == "first"
+    assert connected.join() == [Calling(FIRST), Raised(FIRST, "ValueError", "bad batch"), *AGAIN]
+    with pytest.raises(ValueError, match="bad batch"):
+        train("second")
+
+
+def test_a_call_from_another_thread_is_an_ordinary_one(connected: Agent) -> None:
+    """Only the main thread can be interrupted. Its call can still be called again."""
+    with ThreadPoolExecutor(1) as other, pytest.raises(ValueError, match="bad batch"):
+        other.submit(restartable.restartable(fails)).result()
+    assert restartable.restartable(lambda: "returned")() == "returned"
+    assert connected.join() == [Calling(FIRST)]
+
+
+def test_a_restartable_function_that_another_one_calls_is_an_ordinary_one(connected: Agent) -> None:
+    @restartable.restartable
+    def outer() -> str:
+        with pytest.raises(ValueError, match="bad batch"):
+            restartable.restartable(fails)()
+        return "returned"
+
+    assert outer() == "returned"
+    assert connected.join() == [Calling(FIRST)]
+
+
+# ---- what torch reads when it creates an nccl group
+
+ERRORS, DUMP, TRACE, RECORDER = NCCL = (
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING",
+    "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC",
+    "TORCH_NCCL_TRACE_BUFFER_SIZE",
+    "TORCH_FR_BUFFER_SIZE",
+)
+
+
+@pytest.mark.parametrize(
+    ("before", "changed"),
+    [
+        ({ERRORS: "1"}, {ERRORS: "0", DUMP: "1"}),  # the agent's default
+        ({}, {DUMP: "1"}),
+        ({ERRORS: "3", DUMP: "500"}, {}),
+        ({ERRORS: "1", TRACE: "2000"}, {ERRORS: "0"}),
+        ({ERRORS: "1", RECORDER: "2000"}, {ERRORS: "0"}),
+        ({ERRORS: "1", TRACE: "0", RECORDER: "0"}, {ERRORS: "0", DUMP: "1"}),
+    ],
+)
+def test_nccl_leaves_the_process_alone_unless_the_user_has_set_something_else(
+    before: dict[str, str], changed: dict[str, str], agent: Agent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its watchdog would end the process when a peer is lost, and the end of a group would wait for a dump."""
+    for name in NCCL:
+        monkeypatch.setenv(name, "")  # so that its value is restored
+        monkeypatch.delenv(name)
+    for name, value in before.items():
+        monkeypatch.setenv(name, value)
+    call = restartable.RestartableCall(agent.channel)
+    assert call.run(lambda: {name: os.environ[name] for name in NCCL if name in os.environ}) == before | changed
+    call.close()

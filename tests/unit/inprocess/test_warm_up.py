@@ -14,7 +14,7 @@ import torch.distributed as dist  # noqa: E402
 from torch.distributed import distributed_c10d  # noqa: E402
 from torch.nn.modules.module import (  # noqa: E402
     register_module_forward_pre_hook,
-    register_module_full_backward_hook,
+    register_module_full_backward_pre_hook,
 )
 from torch.optim.optimizer import register_optimizer_step_post_hook  # noqa: E402
 
@@ -34,7 +34,7 @@ def steps() -> Iterator[list[str]]:
     seen: list[str] = []
     handles = [
         register_module_forward_pre_hook(lambda module, _: seen.append(type(module).__name__)),
-        register_module_full_backward_hook(lambda module, *_: seen.append(f"backward of {type(module).__name__}")),
+        register_module_full_backward_pre_hook(lambda module, *_: seen.append(f"backward of {type(module).__name__}")),
         register_optimizer_step_post_hook(lambda *_: seen.append("a step")),
     ]
     yield seen
