@@ -94,6 +94,15 @@ class Ours(Side):
         if not self.output.wait(lambda: bool(self.reports), 30):
             raise RuntimeError(f"the store sent no report within 30 s:\n{self.output.tail()}")
 
+    def wait_until_ready(self, nodes: int) -> None:
+        """Wait until so many nodes can take part in a round: those in it, and standby nodes."""
+
+        def ready() -> bool:
+            return bool(self.reports) and sum(node.ready for node in self.reports[-1][1].nodes) >= nodes
+
+        if not self.output.wait(ready, 60):
+            raise RuntimeError(f"{nodes} nodes were not ready within 60 s:\n{self.output.tail()}")
+
     def add(self, index: int) -> float:
         moment = time.time()
         before = self._pods.get(index)

@@ -191,7 +191,7 @@ def note(venvs: Path = VENVS) -> str:
     texts = [f"{lib.side} {found}: {lib.settings}." for lib in LIBRARIES if (found := version(lib, venvs))]
     value = (
         "Their value is the first step of any surviving rank in a new call of its function (NVIDIA) or with another "
-        "number of ranks (torchft). On GPUs all sides also make new NCCL communicators, which is not measured here."
+        "number of ranks (torchft)."
     )
     return " ".join([*texts, value] if texts else [])
 

@@ -25,6 +25,8 @@ DEADLINE = 10.0
 SETTLED = 3.0
 """Seconds of training before the fault: most faults do not hit a job right after its start."""
 ANY_WORLD = 0
+NEW_PROCESSES = "new processes"
+"""Part of a sample: ranks of the new world whose process was not in the old one."""
 Fault = Callable[[Side], float]
 """Injects a fault and returns its time (Unix seconds)."""
 
@@ -62,6 +64,8 @@ def recovery(side: Side, fault: Fault, *, before: int, after: int, cap: float, f
     begin = last if from_last_step else moment
     split = phases(side, begin, old, first)
     extra = {"until full size": first.time - moment} if from_last_step else {PAUSE: first.time - last}
+    side.output.wait(lambda: len({s.rank for s in new()}) == first.world, SETTLED, side.dead)
+    extra[NEW_PROCESSES] = len({s.pid for s in new()} - {pid for pid, _ in old})
     return Sample(first.time - begin, f"with {first.world} ranks" if after == ANY_WORLD else "", split | extra)
 
 
@@ -116,6 +120,18 @@ def node_joins(side: Side) -> Sample:
     return recovery(side, lambda s: s.add(3), before=3, after=4, cap=60, from_last_step=True)
 
 
+def node_replaced(side: Side) -> Sample:
+    """Node 3 is drained, and a standby node takes its place. The pause of the other nodes."""
+
+    def fault(s: Side) -> float:
+        assert isinstance(s, Ours)
+        s.add(4)
+        s.wait_until_ready(5)
+        return s.drain(3)
+
+    return recovery(side, fault, before=4, after=4, cap=60, from_last_step=True)
+
+
 def collective_stuck(side: Side, after: int = 4) -> Sample:
     """Rank 3 stops for ever, so that all others wait in a collective; then rank 1 dies."""
 
@@ -131,7 +147,8 @@ def rank_hangs(side: Side, hang: Fault = lambda s: stop_rank(s, 2)) -> Sample:
     sample = recovery(side, hang, before=4, after=4, cap=40, from_last_step=True)
     if sample.value is None:
         return sample
-    return Sample(sample.value - DEADLINE, parts={"from the last step": sample.value})
+    parts = {"from the last step": sample.value, NEW_PROCESSES: sample.parts[NEW_PROCESSES]}
+    return Sample(sample.value - DEADLINE, parts=parts)
 
 
 def process_stopped(side: Side) -> Sample:
@@ -181,6 +198,11 @@ def in_process(folder: Path) -> Side:
     return Ours(folder, command=[sys.executable, TRAIN_IN_PROCESS, str(folder)])
 
 
+def in_process_with_standby(folder: Path) -> Side:
+    """Return `in_process` with one node more than the round has."""
+    return Ours(folder, command=[sys.executable, TRAIN_IN_PROCESS, str(folder)], spares=1)
+
+
 def in_process_with_1gb(folder: Path) -> Side:
     """Return `in_process` with a State of 1 GB."""
     return Ours(folder, command=[sys.executable, TRAIN_IN_PROCESS, str(folder), "1000000000"])
@@ -202,15 +224,15 @@ def in_process_with_deadline(folder: Path) -> Side:
     return Ours(folder, command=[sys.executable, TRAIN_IN_PROCESS, str(folder)], progress_timeout=DEADLINE)
 
 
-def nothing_lost(how: Callable[[Side], Sample]) -> Callable[[Side], Sample]:
-    """Return a measure that has no value if rank 0 got another process, or made a step twice."""
+def nothing_lost(how: Callable[[Side], Sample], replaced: int) -> Callable[[Side], Sample]:
+    """Return a measure that has no value if rank 0 made a step twice, or more ranks than that got a new process."""
 
     def measure(side: Side) -> Sample:
         sample = how(side)
-        steps = [s for s in side.output.steps() if s.rank == 0]
-        repeated = len(steps) - len({s.step for s in steps})
-        if sample.value is not None and (repeated or len({s.pid for s in steps}) > 1):
-            return Sample(None, f"rank 0 repeated {repeated} steps in {len({s.pid for s in steps})} processes")
+        steps = [s.step for s in side.output.steps() if s.rank == 0]
+        repeated = len(steps) - len(set(steps))
+        if sample.value is not None and (repeated or sample.parts[NEW_PROCESSES] > replaced):
+            return Sample(None, f"{repeated} steps repeated, {sample.parts[NEW_PROCESSES]:g} new processes")
         return sample
 
     return measure
@@ -243,21 +265,26 @@ def _row_in_process(
     how: Callable[[Side], Sample],
     seconds: float,
     ours: Callable[[Path], Side] = in_process,
+    *,
+    replaced: int = 0,
 ) -> Row:
-    return _row(name, f"in process: {title}", target, nothing_lost(how), seconds, ours, False)
+    """`replaced`: ranks that have to get a new process."""
+    return _row(name, f"in process: {title}", target, nothing_lost(how, replaced), seconds, ours, False)
 
 
-def _row_beside_peers(name: str, title: str, target: float, how: Callable[..., Sample], note: str) -> Row:
+def _row_beside_peers(
+    name: str, title: str, target: float, how: Callable[..., Sample], note: str, *, replaced: int = 0
+) -> Row:
     """Return a row of our side and of the other libraries that are installed. `how` takes the side and `after`.
 
-    `note`: about the other libraries.
+    `note`: about the other libraries. `replaced`: as for `_row_in_process`.
     """
 
     def measure(side: Side) -> Sample:
         sample = how(side, after=ANY_WORLD)
         return replace(sample, parts={n: v for n, v in sample.parts.items() if n == PAUSE})  # they log no phases
 
-    row, made = _row_in_process(name, title, target, how, 50), peers.installed()
+    row, made = _row_in_process(name, title, target, how, 50, replaced=replaced), peers.installed()
     return replace(
         row,
         sides={**row.sides, **measures(measure, made)},
@@ -288,10 +315,18 @@ ROWS = [
     _row("joins-progress", "node joins, the script reports its steps", 0.3, node_joins, 60, reports_steps, False),
     _row("killed-4gb", "worker with 4 GiB killed, all nodes stay", 0.25, large_worker_killed, 80, None, False),
     _row("own-torchrun", "worker of a pod's own torchrun killed (c10d)", 6.0, worker_killed, 60, own_torchrun, False),
-    _row_beside_peers("killed-in-process", "worker killed, all nodes stay", 0.06, worker_killed, peers.note()),
-    _row_in_process("killed-4gb-in-process", "worker with 4 GiB killed", 0.1, large_worker_killed, 80),
+    _row_beside_peers(
+        "killed-in-process", "worker killed, all nodes stay", 0.06, worker_killed, peers.note(), replaced=1
+    ),
+    _row_in_process("killed-4gb-in-process", "worker with 4 GiB killed", 0.1, large_worker_killed, 80, replaced=1),
     _row_in_process(
-        "killed-with-spare", "worker killed, with spare processes", 0.06, worker_killed, 60, in_process_with_spares
+        "killed-with-spare",
+        "worker killed, with spare processes",
+        0.06,
+        worker_killed,
+        60,
+        in_process_with_spares,
+        replaced=1,
     ),
     _row_beside_peers("raises-in-process", "worker raises an exception", 0.06, worker_raises, _SAME_SETTINGS),
     _row_beside_peers(
@@ -301,9 +336,19 @@ ROWS = [
         collective_stuck,
         f"{_SAME_SETTINGS} Their group timeout of 1 s begins about 0.5 s before the worker is killed, and is what ends "
         "the wait; the rank that stopped for ever does not come back, with NVIDIA's because it is killed.",
+        replaced=1,
     ),
     _row_beside_peers("lost-in-process", "node killed, 4 → 3", 0.4, node_lost, _SAME_SETTINGS),
-    _row_in_process("joins-in-process", "node joins, 3 → 4: pause of the others", 0.1, node_joins, 60),
+    _row_in_process("joins-in-process", "node joins, 3 → 4: pause of the others", 0.1, node_joins, 60, replaced=1),
+    _row_in_process(
+        "replaced-in-process",
+        "node drained, a standby node takes its place: pause of the others",
+        0.1,
+        node_replaced,
+        70,
+        in_process_with_standby,
+        replaced=1,
+    ),
     _row_in_process(
         "joins-1gb-in-process",
         "node joins a job with a State of 1 GB, 3 → 4: pause of the others",
@@ -311,6 +356,7 @@ ROWS = [
         node_joins,
         150,
         in_process_with_1gb,
+        replaced=1,
     ),
     _row_in_process(
         "joins-1gb-frozen",
@@ -319,6 +365,7 @@ ROWS = [
         node_joins,
         150,
         in_process_with_1gb_frozen,
+        replaced=1,
     ),
     _row_in_process(
         "hangs-in-process",
@@ -335,6 +382,7 @@ ROWS = [
         process_stopped,
         100,
         in_process_with_deadline,
+        replaced=1,
     ),
     _row_in_process(
         "stopped-with-spare",
@@ -343,6 +391,7 @@ ROWS = [
         process_stopped,
         100,
         in_process_with_spares,
+        replaced=1,
     ),
     Row(
         "rank-hangs",

@@ -62,8 +62,7 @@ ROWS = [
         {OURS: commit},
         {OURS: 3},
         60,
-        note="The first commit also gets the memory from the kernel. On a GPU the copy to the host takes the place of "
-        "the memcpy.",
+        note="The first commit also gets the memory from the kernel.",
     ),
     Row(
         "commit-1gb-non-blocking",
@@ -73,7 +72,6 @@ ROWS = [
         {OURS: beside_steps},
         {OURS: 3},
         100,
-        note="One of the two cores trains and the other one copies: they share the memory's bandwidth. On a GPU the "
-        "copy to the host has a stream of its own.",
+        note="One of the two cores trains and the other one copies: they share the memory's bandwidth.",
     ),
 ]

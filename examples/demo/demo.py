@@ -237,7 +237,7 @@ def main() -> int:
     options = parser.parse_args()
     local = options.local
     if not local and os.geteuid() != 0 and not docker_answers():
-        console.print("[bold]no root and no Docker: running the same job as local processes instead of on a cluster[/]")
+        console.print("[bold]no root and no Docker: running the jobs as local processes instead of on a cluster[/]")
         local = True
     manifests = [options.manifest.resolve()] if options.manifest else [PLAIN, IN_PROCESS]
     begin = time.time()
