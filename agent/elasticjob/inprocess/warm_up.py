@@ -33,7 +33,7 @@ def warm_up() -> None:
 def _reduce_gradients(device: str) -> None:
     """Run both passes of a model on the device. The script may have set another default for devices and types."""
     network = torch.nn.Linear(4, 4, dtype=torch.float32, device="cpu").to(device)
-    model = DistributedDataParallel(network, init_sync=False)
+    model = DistributedDataParallel(network)
     inputs = torch.ones(4, 4, dtype=torch.float32, device=device)
     labels = torch.zeros(4, dtype=torch.int64, device=device)
     torch.nn.functional.cross_entropy(model(inputs), labels).backward()
