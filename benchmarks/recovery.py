@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import sys
@@ -25,8 +26,10 @@ DEADLINE = 10.0
 SETTLED = 3.0
 """Seconds of training before the fault: most faults do not hit a job right after its start."""
 ANY_WORLD = 0
+ALL_RANKS = 10.0
+"""Seconds after the first step of the new world within which all its ranks make one."""
 NEW_PROCESSES = "new processes"
-"""Part of a sample: ranks of the new world whose process was not in the old one."""
+"""Part of a sample: ranks of the new world whose process was not in the old one. Absent if not all make a step."""
 Fault = Callable[[Side], float]
 """Injects a fault and returns its time (Unix seconds)."""
 
@@ -64,8 +67,8 @@ def recovery(side: Side, fault: Fault, *, before: int, after: int, cap: float, f
     begin = last if from_last_step else moment
     split = phases(side, begin, old, first)
     extra = {"until full size": first.time - moment} if from_last_step else {PAUSE: first.time - last}
-    side.output.wait(lambda: len({s.rank for s in new()}) == first.world, SETTLED, side.dead)
-    extra[NEW_PROCESSES] = len({s.pid for s in new()} - {pid for pid, _ in old})
+    if side.output.wait(lambda: len({s.rank for s in new()}) == first.world, ALL_RANKS, side.dead):
+        extra[NEW_PROCESSES] = len({s.pid for s in new()} - {pid for pid, _ in old})
     return Sample(first.time - begin, f"with {first.world} ranks" if after == ANY_WORLD else "", split | extra)
 
 
@@ -147,8 +150,8 @@ def rank_hangs(side: Side, hang: Fault = lambda s: stop_rank(s, 2)) -> Sample:
     sample = recovery(side, hang, before=4, after=4, cap=40, from_last_step=True)
     if sample.value is None:
         return sample
-    parts = {"from the last step": sample.value, NEW_PROCESSES: sample.parts[NEW_PROCESSES]}
-    return Sample(sample.value - DEADLINE, parts=parts)
+    counted = {name: count for name, count in sample.parts.items() if name == NEW_PROCESSES}
+    return Sample(sample.value - DEADLINE, parts={"from the last step": sample.value, **counted})
 
 
 def process_stopped(side: Side) -> Sample:
@@ -230,9 +233,9 @@ def nothing_lost(how: Callable[[Side], Sample], replaced: int) -> Callable[[Side
     def measure(side: Side) -> Sample:
         sample = how(side)
         steps = [s.step for s in side.output.steps() if s.rank == 0]
-        repeated = len(steps) - len(set(steps))
-        if sample.value is not None and (repeated or sample.parts[NEW_PROCESSES] > replaced):
-            return Sample(None, f"{repeated} steps repeated, {sample.parts[NEW_PROCESSES]:g} new processes")
+        repeated, new = len(steps) - len(set(steps)), sample.parts.get(NEW_PROCESSES, math.inf)
+        if sample.value is not None and (repeated or new > replaced):
+            return Sample(None, f"{repeated} steps repeated, {new:g} new processes")
         return sample
 
     return measure

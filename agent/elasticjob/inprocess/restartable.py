@@ -51,10 +51,9 @@ PEER_TIMEOUT = 0.1
 reports it within milliseconds; tracebacks of all other ranks would take processor time from that, and hide the cause.
 """
 
-_active: RestartableCall | None = None
-"""The call in progress. A function that it calls and that is restartable too is an ordinary function."""
 _called = False
-"""Whether a call has returned in this process. Only the first one can be called again: a new process begins with it."""
+"""Whether a restartable function has been called in this process. Only the first call can be made again, because a new
+process begins with it: any other one is an ordinary call."""
 
 
 @overload
@@ -89,21 +88,20 @@ def _restartable(function: Callable[P, T], *, spare_process: bool) -> Callable[P
 
     @functools.wraps(function)
     def wrapped(*args: P.args, **kwargs: P.kwargs) -> T:
-        global _active, _called
-        if _active or _called or threading.current_thread() is not threading.main_thread():
+        global _called
+        if _called or threading.current_thread() is not threading.main_thread():
             return function(*args, **kwargs)
         channel = AgentChannel.open()
         if channel is None:
             if progress_channel.is_ahead():
                 raise Stopped(0)  # the agent has ended
             return function(*args, **kwargs)
-        _active, _called = RestartableCall(channel, spare_process=spare_process), True
+        call, _called = RestartableCall(channel, spare_process=spare_process), True
         try:
-            result: T = _active.run(functools.partial(function, *args, **kwargs))
+            result: T = call.run(functools.partial(function, *args, **kwargs))
             return result
         finally:
-            _active.close()
-            _active = None
+            call.close()
 
     return wrapped
 
