@@ -290,9 +290,10 @@ def test_a_closed_rendezvous_is_closed_for_every_node(nodes: Nodes, monkeypatch:
     assert not two.is_closed()
     events = record_events(monkeypatch)
     one.set_closed()
-    assert [e["node_state"].name for e in events] == ["SUCCEEDED"]
     with pytest.raises(api.RendezvousGracefulExitError):
         waiting.result(30)
+    # Each in a thread of its own: the node that closes it, and the spare one, whose call ends with an error.
+    assert sorted(e["node_state"].name for e in events) == ["FAILED", "SUCCEEDED"]
     until(two.is_closed, "the other node learns of it")
     assert two.num_nodes_waiting() == 0  # the running round continues
     for node in (two, late):

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from support.local_run import LocalRun, manifest
-from support.processes import agent_over
+from support.processes import agent_over, ended_for_gloo
 from support.worker_scripts import script
 
 pytestmark = pytest.mark.torch
@@ -116,22 +116,30 @@ def training(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Trainin
         yield Training(run, tmp_path)
 
 
-def after(before: dict[int, tuple[int, int]], *replaced: int) -> dict[int, object]:
-    """Return the processes of the next round: all call the function once more; `replaced` ranks are new processes."""
-    return {rank: "new" if rank in replaced else (pid, call + 1) for rank, (pid, call) in before.items()}
+def after(before: dict[int, tuple[int, int]], output: str, *replaced: int) -> dict[int, object]:
+    """Return the processes of the next round: all call the function once more; `replaced` ranks are new processes, and
+    those of which the output says that gloo has lost their operation."""
+    ended = ended_for_gloo(output)
+    return {
+        rank: "new" if rank in replaced or pid in ended else (pid, call + 1) for rank, (pid, call) in before.items()
+    }
+
+
+def calls(found: dict[int, tuple[int, int]]) -> dict[int, int]:
+    """Return the number of the call by process: ranks change when nodes come and go."""
+    return dict(found.values())
+
+
+def stays(found: dict[int, tuple[int, int]], *left: int, output: str) -> dict[int, int]:
+    """Return the calls in the next round of the processes that stay when the ranks `left` do not."""
+    ended = ended_for_gloo(output)
+    return {pid: call + 1 for rank, (pid, call) in found.items() if rank not in left and pid not in ended}
 
 
 def compare(found: dict[int, tuple[int, int]], before: dict[int, tuple[int, int]]) -> dict[int, object]:
     """Return the processes of a round, "new" for those that were not there `before` and call the function first."""
     old = {pid for pid, _ in before.values()}
     return {rank: "new" if pid not in old and call == 1 else (pid, call) for rank, (pid, call) in found.items()}
-
-
-def unexpected(found: dict[int, tuple[int, int]], before: dict[int, tuple[int, int]], *replaced: int) -> list[object]:
-    """Return the processes that are not as `after` has them. A rank may be a new process because gloo has lost an
-    operation: then the run's output says so."""
-    expected, new = after(before, *replaced), compare(found, before)
-    return [process for rank, process in new.items() if process != expected[rank]]
 
 
 @pytest.mark.timeout(240)
@@ -143,28 +151,26 @@ def test_processes_survive_what_they_can(training: Training) -> None:
 
     training.request("raise", 2)
     found = training.processes(3)
-    lost = unexpected(found, ranks)  # a rank that raises is called again too
+    assert compare(found, ranks) == after(ranks, run.text), "a rank that raises is called again too"
     ranks = found
 
     os.kill(ranks[1][0], signal.SIGKILL)
     found = training.processes(3)
-    lost += unexpected(found, ranks, 1)
+    assert compare(found, ranks) == after(ranks, run.text, 1)
     ranks = found
 
     training.request("hold", 0)  # rank 0 holds the interpreter for ever, and no interruption reaches it
     run.wait_for("requested hold")
     os.kill(ranks[1][0], signal.SIGKILL)
     found = training.processes(3)
-    lost += unexpected(found, ranks, 0, 1)  # a process that does not leave its function is replaced
+    assert compare(found, ranks) == after(ranks, run.text, 0, 1), "what does not leave its function is replaced"
     ranks = found
 
     os.kill(ranks[0][0], signal.SIGSTOP)  # silent: only the break of their connections ends the others' wait for it
     os.kill(ranks[1][0], signal.SIGKILL)
     run.wait_for("toy-0-0: round .* ends")
     os.kill(ranks[0][0], signal.SIGCONT)
-    lost += unexpected(training.processes(3), ranks, 1)
-    assert lost in ([], ["new"]), run.text  # the output says why: seen in 1 of 10 runs on a busy machine
-    assert len(lost) == run.text.count("gloo has lost an operation"), run.text
+    assert compare(training.processes(3), ranks) == after(ranks, run.text, 1)
 
     training.request("done")
     assert run.exit_code() == 0, run.text
@@ -182,17 +188,15 @@ def test_a_node_is_lost_and_replaced(training: Training) -> None:
     agent = int(Path(f"/proc/{ranks[1][0]}/stat").read_text().rpartition(")")[2].split()[1])
     os.kill(agent, signal.SIGKILL)
     two = training.processes(2)
-    stays = {pid for rank, (pid, _) in ranks.items() if rank != 1}
-    assert {pid for pid, _ in two.values()} == stays
+    assert calls(two).items() >= stays(ranks, 1, output=run.text).items()
     three = training.processes(3)
-    assert {pid for pid, _ in three.values()} > stays
-    assert sorted(call for _, call in three.values()) == [1, 3, 3]
+    assert calls(three).items() > stays(two, output=run.text).items()
     training.request("done")
     assert run.exit_code() == 0, run.text
     assert "toy succeeded; 0 restarts" in run.text
     last = int(re.findall(r"ends after step (\d+)", run.text)[-1])
-    begins = {int(step) for step in re.findall(r"of 3 pid \d+ call 3 argument from (\d+)", run.text)}
-    assert begins == {last}, "the round begins where the last one ended"
+    begins = [int(step) for step in re.findall(r"of 3 pid \d+ call \d+ argument from (\d+)", run.text)[-3:]]
+    assert begins == [last] * 3, "the round begins where the last one ended"
 
 
 @pytest.mark.timeout(120)
@@ -203,12 +207,12 @@ def test_a_hanging_rank_is_interrupted_and_one_that_was_stopped_is_killed_at_onc
     run, ranks = training.run, training.processes(3)
     training.request("hang", 1)
     found = training.processes(3)
-    assert compare(found, ranks) == after(ranks)
+    assert compare(found, ranks) == after(ranks, run.text)
     ranks = found
 
     os.kill(ranks[1][0], signal.SIGSTOP)
     found = training.processes(3)
-    assert compare(found, ranks) == after(ranks, 1)
+    assert compare(found, ranks) == after(ranks, run.text, 1)
     training.request("done")
     assert run.exit_code() == 0, run.text
 
@@ -234,16 +238,17 @@ def test_processes_stay_without_a_grace_too(training: Training) -> None:
     run, ranks = training.run, training.processes(3)
     os.kill(ranks[1][0], signal.SIGKILL)
     found = training.processes(3)
-    assert compare(found, ranks) == after(ranks, 1)
+    assert compare(found, ranks) == after(ranks, run.text, 1)
     ranks = found
     os.kill(agent_over(ranks[1][0]), signal.SIGTERM)  # a planned end, and another one when its replacement joins
-    stays = {pid for rank, (pid, _) in ranks.items() if rank != 1}
-    assert {pid for pid, _ in training.processes(2).values()} == stays
-    assert {pid for pid, _ in training.processes(3).values()} > stays
+    two = training.processes(2)
+    assert calls(two) == stays(ranks, 1, output="")
+    assert calls(training.processes(3)).items() > stays(two, output="").items()
     training.request("done")
     assert run.exit_code() == 0, run.text
     last = int(re.findall(r"ends after step (\d+)", run.text)[-1])
-    assert {int(step) for step in re.findall(r"of 3 pid \d+ call 4 argument from (\d+)", run.text)} == {last}
+    begins = re.findall(r"of 3 pid \d+ call \d+ argument from (\d+)", run.text)[-3:]
+    assert [int(step) for step in begins] == [last] * 3
 
 
 @pytest.mark.timeout(120)
@@ -298,8 +303,9 @@ def test_the_example_trains_as_if_nothing_had_happened(tmp_path: Path) -> None:
         survivor = run.wait_for(r"step=20 .* rank=0 pid=(\d+)")[1]
         os.kill(int(run.wait_for(r"step=30 .* rank=2 pid=(\d+)")[1]), signal.SIGKILL)
         os.kill(agent_over(int(run.wait_for(r"step=60 .* rank=1 pid=(\d+)")[1])), signal.SIGTERM)
-        assert run.wait_for(r"step=80 .* rank=0 pid=(\d+)")[1] == survivor
-        os.kill(int(survivor), signal.SIGKILL)
+        at_80 = run.wait_for(r"step=80 .* rank=0 pid=(\d+)")[1]
+        assert at_80 == survivor or int(survivor) in ended_for_gloo(run.text)
+        os.kill(int(at_80), signal.SIGKILL)
         assert run.exit_code() == 0, run.text
     found = losses(run.text)
     assert set(found) <= set(expected)
@@ -336,8 +342,7 @@ def train():
     dist.init_process_group("gloo")
     dist.barrier()
     print(f"rank {rank} formed", flush=True)
-    while not os.path.exists(os.path.join(folder, "done")):
-        dist.barrier()
+    while not os.path.exists(os.path.join(folder, "done")):  # in no collective: gloo cannot lose its operation
         time.sleep(0.01)
     dist.barrier()
 
@@ -360,8 +365,8 @@ def test_a_failure_while_the_others_form_their_group(tmp_path: Path) -> None:
             run.wait_for("formed")
         (tmp_path / "done").touch()
         run.wait_for("toy (succeeded|failed)")
-    calls = set(re.findall(r"rank [02] pid (\d+) call 3", run.text))
-    assert calls == {pids["0"], pids["2"]}, run.text
+    third_call = set(re.findall(r"rank [02] pid (\d+) call 3", run.text))
+    assert third_call == {pids["0"], pids["2"]}, run.text
 
 
 ENDS_WHILE_SENDING = """
@@ -370,7 +375,7 @@ import torch
 import torch.distributed as dist
 import elasticjob
 
-calls = 0
+calls, state = 0, elasticjob.State(model=torch.nn.Linear(4, 4), step=0)
 
 def end_while_sending():
     while True:
@@ -386,8 +391,12 @@ def train():
     global calls
     calls += 1
     dist.init_process_group("gloo")
+    state.sync()
     rank, large = dist.get_rank(), torch.ones(1 << 26)
-    print(f"round {os.environ['ELASTICJOB_ROUND']} rank {rank} call {calls}", flush=True)
+    print(f"rank {rank} call {calls} begins at {state.step}", flush=True)
+    for _ in range(3):
+        dist.barrier()
+        state.step += 1
     if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" and rank == 1:
         threading.Thread(target=end_while_sending, daemon=True).start()
     dist.broadcast(large, 1)
@@ -399,12 +408,14 @@ train()
 
 @pytest.mark.timeout(120)
 def test_a_process_whose_collective_gloo_has_lost_is_replaced_at_once(tmp_path: Path) -> None:
-    """Not after `stopGraceSeconds`: the interruption cannot reach it."""
+    """Not after `stopGraceSeconds`: the interruption cannot reach it. Its node keeps its state, the only one."""
     command = script(tmp_path, ENDS_WHILE_SENDING)
     with LocalRun(manifest(command, replicas=2, preload=["torch"], stopGraceSeconds=600), tmp_path) as run:
         assert run.exit_code() == 0, run.text
-    assert re.findall(r"rank (\d) call (\d)", run.text).count(("0", "1")) == 2, run.text
-    assert "gloo has lost an operation" in run.text
+    begins = [(0, 1, 0), (1, 1, 0), (0, 1, 3), (1, 1, 3)]
+    found = re.findall(r"rank (\d) call (\d) begins at (\d)", run.text)
+    assert sorted(tuple(map(int, each)) for each in found) == sorted(begins), run.text
+    assert len(ended_for_gloo(run.text)) == 1
     assert "toy succeeded; 1 restart" in run.text
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
 import signal
 import subprocess
@@ -22,7 +21,7 @@ from elasticjob.contract.names import Env
 from support.fault_draw import INJECTED_BY_TEST, KINDS, NODES, REPLACES, UNNOTICED, Incident
 from support.local_run import LocalRun, manifest
 from support.partition import OWN_NETWORK, connections_of
-from support.processes import child_with, environ_of
+from support.processes import child_with, ended_for_gloo, environ_of
 from support.training_ledger import RoundRecord, TrainingLedger
 
 SCRIPT = Path(__file__).with_name("faulty_training.py")
@@ -275,8 +274,7 @@ class FaultyJob:
         # memory when another fault ends the round.
         may_stay = {"node cut"} if len(fired) == 1 else {"node cut", "killed for memory"}
         must_end = hit - {f.pid for f in fired if f.kind in may_stay}
-        ended_themselves = {int(pid) for pid in re.findall(r"gloo has lost an operation .* replaces (\d+)", self.text)}
-        lost = (before - now - hit) & ended_themselves
+        lost = (before - now - hit) & ended_for_gloo(self.text)
         also = before - now - hit - lost
         assert not also, f"{incident}: processes {also} were replaced too\n{self.text}"
         assert not must_end & now, f"{incident}: processes {must_end & now} should have ended"

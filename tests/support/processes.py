@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 from contextlib import suppress
 from pathlib import Path
@@ -51,6 +52,14 @@ def agent_over(pid: int) -> int:
     while b"\0agent\0--\0" not in Path(f"/proc/{pid}/cmdline").read_bytes():
         pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
     return pid
+
+
+def ended_for_gloo(output: str) -> set[int]:
+    """Return the processes that have ended themselves because gloo had lost an operation, as this output says.
+
+    Any rank that a crash of another one interrupts may be among them: one of 100, more on a busy machine.
+    """
+    return {int(pid) for pid in re.findall(r"gloo has lost an operation .* replaces (\d+)", output)}
 
 
 def environ_of(pid: int) -> dict[str, str]:

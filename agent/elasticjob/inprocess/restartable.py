@@ -228,7 +228,8 @@ class RestartableCall:
     def _end_if_lost(self) -> None:
         """In the monitor's thread: end this process if the main thread cannot leave its collective.
 
-        The agent would end it after `stopGraceSeconds`, and all ranks would wait for that.
+        The agent would end it after `stopGraceSeconds`, and all ranks would wait for that. No other process may have
+        the state, so the node's memory gets it first.
         """
         with suppress(OSError):  # too many open files
             if not self._groups.has_lost_operation():
@@ -236,6 +237,7 @@ class RestartableCall:
             pid = os.getpid()
             text = f"elasticjob: gloo has lost an operation of the round that ends: a new process replaces {pid}\n"
             os.write(2, text.encode())
+            self._keep_state()
             os.kill(pid, signal.SIGKILL)
 
 
