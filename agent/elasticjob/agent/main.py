@@ -18,7 +18,7 @@ _NOT_CAUGHT = (signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD)
 
 
 def main(command: Sequence[str]) -> int:
-    """Run one agent with the user's command and return its exit code."""
+    """Run one agent with the user's command; end the process with its exit code, or return that of an error."""
     return _run(command, *remember(signals(os.environ)))
 
 
@@ -63,12 +63,25 @@ def _run(command: Sequence[str], early: Sequence[str], handled: Sequence[signal.
         traceback.print_exc()
         return _refuse(f"{type(error).__name__}: {error}")
     try:
-        return asyncio.run(agent.run())
+        return _end(asyncio.run(agent.run()))
     except Exception as error:
         # Python's own exit code would be 1, which is the code of a failed job.
         traceback.print_exc()
         _write_error("AgentBroke", f"{type(error).__name__}: {error}")
         return ExitCode.INTERNAL
+
+
+def _end(code: int) -> int:
+    """End this process without Python's finalization. It frees what ends anyway, for 13 ms of a processor.
+
+    The workers of other nodes on this machine may form their next round at this moment.
+    """
+    import contextlib
+
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError):  # closed by its reader
+            stream.flush()
+    os._exit(code)
 
 
 def _refuse(message: str) -> int:
