@@ -5,18 +5,23 @@ A lost node is replaced at once by its next incarnation.
 
 from __future__ import annotations
 
+import os
 import random
 import re
 import shutil
+import signal
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from benchmarks.goodput import Fault, Step
 from benchmarks.ours import Ours
-from benchmarks.side import Size, kill
+from benchmarks.recovery import DEADLINE
+from benchmarks.side import Size
 from benchmarks.soak import STEP_DELAY, digits_arguments
 from elasticjob.agent.processes import descendants
 
@@ -29,13 +34,21 @@ class LocalStage:
 
     name = "local"
     _step = re.compile(r"\bstep=(\d+) epoch=.*\brank=0 world=(\d+) time=([\d.]+)")
+    _progress_timeout = 0.0
+    """Seconds; 0: none."""
 
     def __init__(self, nodes: int, only: str = "") -> None:
         """`only`: the only kind of fault; empty: all kinds. ValueError: there is no such kind."""
         self._nodes = nodes
         self._folder = Path(tempfile.mkdtemp(prefix="elasticjob-soak-"))
         self._side: Ours | None = None
-        self._faults: dict[str, Callable[[random.Random], str]] = {
+        self._faults = self._possible_faults()
+        self.kinds: Sequence[str] = tuple(kind for kind in self._faults if only in ("", kind))
+        if not self.kinds:
+            raise ValueError(f"there is no fault {only!r}: use one of {', '.join(self._faults)}")
+
+    def _possible_faults(self) -> dict[str, Callable[[random.Random], str]]:
+        return {
             "worker killed": self._kill_worker,
             "node killed": self._kill_node,
             "node drained": self._drain_node,
@@ -43,9 +56,6 @@ class LocalStage:
             "store and worker killed": self._kill_store_and_worker,
             "scale": self._scale,
         }
-        self.kinds: Sequence[str] = tuple(kind for kind in self._faults if only in ("", kind))
-        if not self.kinds:
-            raise ValueError(f"there is no fault {only!r}: use one of {', '.join(self._faults)}")
 
     @property
     def side(self) -> Ours:
@@ -57,7 +67,8 @@ class LocalStage:
 
     def start(self, steps: int) -> None:
         command = [sys.executable, *self._command(steps)]
-        self._side = Ours(self._folder, Size(1, self._nodes), command=command, scale_up_stabilization=5.0)
+        settings: dict[str, Any] = {"scale_up_stabilization": 5.0, "progress_timeout": self._progress_timeout}
+        self._side = Ours(self._folder, Size(1, self._nodes), command=command, **settings)
         self._side.start(self._nodes)
         if not self._side.output.wait(lambda: len(self.steps()) > 10, 180):
             raise RuntimeError(f"the job did not train within 180 s:\n{self._side.output.tail()}")
@@ -95,12 +106,16 @@ class LocalStage:
         return rng.randrange(self.side.settings.target)
 
     def _kill_worker(self, rng: random.Random) -> str:
+        return self._signal_worker(rng, signal.SIGKILL)
+
+    def _signal_worker(self, rng: random.Random, number: signal.Signals) -> str:
         running = {index: pids for index in self.side.agents if (pids := self._workers(index))}
         if not running:
             return "no worker ran"
         index = rng.choice(sorted(running))
         for pid in running[index]:
-            kill(pid)
+            with suppress(ProcessLookupError):
+                os.kill(pid, number)
         return f"of node {index}"
 
     def _workers(self, index: int) -> list[int]:
@@ -139,6 +154,14 @@ class InProcessStage(LocalStage):
 
     name = "in process"
     _step = re.compile(r"\bstep=(\d+) .*\bworld=(\d+) rank=0 pid=\d+ time=([\d.]+)")
+    _progress_timeout = DEADLINE
+
+    def _possible_faults(self) -> dict[str, Callable[[random.Random], str]]:
+        return {**super()._possible_faults(), "worker stopped": self._stop_worker}
+
+    def _stop_worker(self, rng: random.Random) -> str:
+        """A process that does nothing for ever: it is noticed after `progressTimeoutSeconds`."""
+        return self._signal_worker(rng, signal.SIGSTOP)
 
     def _command(self, steps: int) -> list[str]:
         return [str(TRAIN_IN_PROCESS), "--steps", str(steps), "--step-delay", str(STEP_DELAY)]
