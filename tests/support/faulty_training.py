@@ -1,9 +1,9 @@
 """A training script for jobs whose faults a test chooses: `python faulty_training.py FOLDER [--alone STEPS]`.
 
-It trains a linear model in an `@elasticjob.restartable` function with the state in an `elasticjob.State`. The samples
-of a step and the batch of all ranks together depend on the step only, so any number of ranks must compute what one
-process computes. Each rank appends a line to FOLDER/records for each call and each step. Before it goes on from one of
-its `points`, it looks into FOLDER/plan.json for a fault that it has to inject into itself.
+It trains a linear model in an `@elasticjob.restartable` function with the state in an `elasticjob.State`. An
+`ElasticSampler` and `microbatches` deal the samples, so any number of ranks must compute in each step what one process
+computes, with the same samples. Each rank appends a line to FOLDER/records for each call and each step. Before it goes
+on from one of its `points`, it looks into FOLDER/plan.json for a fault that it has to inject into itself.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import resource
 import signal
 import sys
 import time
+from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, NoReturn
@@ -24,11 +25,13 @@ from typing import Any, NoReturn
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, TensorDataset
 
 import elasticjob
 
-BATCH = 12
-"""Samples of a step, of all ranks together: divisible by every number of ranks up to 4."""
+SAMPLES, BATCH, MAX_SIZE = 241, 10, 2
+"""Samples of an epoch, of a step on all ranks together, and of a micro-batch at most. 3 and 4 ranks have unequal shares
+of a step, and in the last step of an epoch one rank has a sample and the others have none."""
 FORM_TIMEOUT = timedelta(seconds=20)
 """How long the ranks wait for one that does not form the process group, or is silent in a collective."""
 SLOW_SECONDS = 2.0
@@ -47,8 +50,14 @@ class Training:
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.05, momentum=0.9, weight_decay=0.01)
         self.scheduler = torch.optim.lr_scheduler.LambdaLR(self.optimizer, _rate)
         self.probe = torch.randn(4, 8, dtype=torch.float64)
-        self.target = torch.randn(8, 4, dtype=torch.float64)
-        self.state = elasticjob.State(model=self.model, optimizer=self.optimizer, scheduler=self.scheduler, step=0)
+        inputs = torch.randn(SAMPLES, 8, dtype=torch.float64)
+        noise = torch.randn(SAMPLES, 4, dtype=torch.float64)
+        self.data = TensorDataset(inputs, inputs @ torch.randn(8, 4, dtype=torch.float64) + 0.1 * noise)
+        self.sampler = elasticjob.ElasticSampler(self.data, seed=5)
+        self.batches = elasticjob.microbatches(BATCH, self.sampler, max_size=MAX_SIZE)
+        self.state = elasticjob.State(
+            model=self.model, optimizer=self.optimizer, scheduler=self.scheduler, sampler=self.sampler, step=0
+        )
         self.model.weight.register_hook(lambda _: self.point("backward"))
         self._records = os.open(folder / "records", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
 
@@ -62,8 +71,10 @@ class Training:
         model = DistributedDataParallel(self.model, init_sync=False)
         self._record("begin", "-", self.state.step)
         self.point("synced")
-        while self.state.step < steps and not self._stop_requested():
-            self._step(model)
+        for batches in self._steps():
+            if self.state.step >= steps or self._stop_requested():
+                break
+            self._step(model, batches)
             self._record("step", self.gradient.item().hex(), self.state.step)
             self.point("step")
             if self.state.step % 5 == 0:
@@ -72,16 +83,19 @@ class Training:
             time.sleep(self.delay)
         dist.destroy_process_group()
 
-    def _step(self, model: DistributedDataParallel) -> None:
-        rank, world = dist.get_rank(), dist.get_world_size()
-        samples = torch.Generator().manual_seed(self.state.step)
-        inputs = torch.randn(BATCH, 8, dtype=torch.float64, generator=samples)
-        noise = torch.randn(BATCH, 4, dtype=torch.float64, generator=samples)
-        share = slice(rank * BATCH // world, (rank + 1) * BATCH // world)
+    def _steps(self) -> Iterator[Any]:
+        """Yield the steps of all epochs, from the position of the sampler on."""
+        loader = DataLoader(self.data, batch_sampler=self.batches)
+        while True:
+            yield from self.batches.steps(loader)
+
+    def _step(self, model: DistributedDataParallel, batches: Any) -> None:
         self.optimizer.zero_grad()
         self.point("forward")
-        error = model(inputs[share]) - inputs[share] @ self.target - 0.1 * noise[share]
-        (error.square().sum() * world / BATCH).backward()  # DDP divides the sum over the ranks by their number
+        for batch in batches:
+            inputs, targets = batch.data
+            with batch.gradient_sync(model):
+                (torch.nn.functional.mse_loss(model(inputs), targets) * batch.weight).backward()
         assert self.model.weight.grad is not None
         self.gradient = (self.model.weight.grad * self.probe).sum()
         self.optimizer.step()
