@@ -101,3 +101,17 @@ def test_worker_states_are_torchs() -> None:
     torchs = pytest.importorskip("torch.distributed.elastic.agent.server.api").WorkerState
     assert {state.name: state.value for state in WorkerState} == {state.name: state.value for state in torchs}
     assert [torchs.is_running(torchs(s.value)) for s in WorkerState] == [WorkerState.is_running(s) for s in WorkerState]
+
+
+@pytest.mark.torch
+@pytest.mark.timeout(120)
+def test_the_example_returns_the_same_loss_on_all_ranks() -> None:
+    pytest.importorskip("torch")
+    example = Path(__file__).parents[2] / "examples/launch/train.py"
+    command = [sys.executable, str(example), "--workers=2", "--steps=20"]
+    done = subprocess.run(command, env={**os.environ, "PYTHONPATH": ROOT}, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    found = re.findall(r"^rank (\d) of (\d): loss (\S+)$", done.stdout, re.MULTILINE)
+    assert [(rank, world) for rank, world, _ in found] == [(str(rank), "4") for rank in range(4)]
+    assert len({loss for *_, loss in found}) == 1
+    assert 0 < float(found[0][2]) < 1

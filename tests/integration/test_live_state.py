@@ -48,6 +48,10 @@ REFUSED = {
         "TypeError: State: mask: sparse and quantized tensors cannot be part of a State: "
         "write tensor.to_dense() or tensor.dequantize()"
     ),
+    "quantized": (
+        "TypeError: State: mask: sparse and quantized tensors cannot be part of a State: "
+        "write tensor.to_dense() or tensor.dequantize()"
+    ),
     "meta": (
         "TypeError: State: mask: tensors on the meta device have no content: "
         "create the State once the tensor has been materialized"
@@ -114,12 +118,13 @@ def test_what_cannot_be_kept_is_refused_by_name(results: dict[str, Any], case: s
 
 
 def test_sharded_models_are_refused(results: dict[str, Any]) -> None:
-    for fsdp2, fsdp1, tensor, late, optimizer in results["sharded"]:
+    for fsdp2, fsdp1, tensor, late, optimizer, divided in results["sharded"]:
         assert fsdp2 == f"TypeError: State(model=...): parameter 0.weight (DTensor): {SHARDED}"
         flat = "parameter 0._fsdp_wrapped_module._flat_param (FullyShardedDataParallel)"
         assert fsdp1 == f"TypeError: State(model=...): {flat}: {SHARDED}"
         assert tensor == f"TypeError: State: shard: {SHARDED}"
         assert optimizer == f"TypeError: State(optimizer=...): SGD: {SHARDED}"
+        assert divided == f"TypeError: State(optimizer=...): ZeroRedundancyOptimizer: {SHARDED}"
         assert late == f"TypeError: State: late.state_dict()['weight']: {SHARDED}"
 
 

@@ -135,6 +135,14 @@ REFUSED = {
         "ShardedState(model=...): weight: tensors on the meta device have no content: "
         "create the ShardedState once they are materialized"
     ),
+    "sum of the ranks": (
+        "ShardedState(model=...): kept: a DTensor with a Partial placement has no content of its own: redistribute it"
+    ),
+    "FSDP and tensor parallelism": (
+        "ShardedState(model=...): 0.weight: a parameter sharded by FSDP and by tensor parallelism cannot be kept: "
+        "use FSDP2 or HSDP alone"
+    ),
+    "ShardedTensor": "ShardedState(model=...): kept: ShardedTensor cannot be kept: use DTensor",
     "other optimizer": (
         "ShardedState(optimizer=...): parameter 0 of group 0 is in no model of this ShardedState: "
         "pass the model, and create the optimizer after fully_shard"

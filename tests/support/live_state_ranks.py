@@ -320,8 +320,10 @@ def fine_tuning(rounds: Rounds) -> Any:
 def sharded_models(rounds: Rounds) -> Any:
     """Models that FSDP divides among the ranks."""
     from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+    from torch.distributed.optim import ZeroRedundancyOptimizer
 
     rounds.begin()
+    divided = ZeroRedundancyOptimizer(torch.nn.Linear(6, 6).parameters(), torch.optim.SGD, lr=0.1)
     second = torch.nn.Sequential(torch.nn.Linear(6, 6))
     fully_shard(second)
     first = torch.nn.Sequential(FullyShardedDataParallel(torch.nn.Linear(6, 6), device_id=torch.device("cpu")))
@@ -334,6 +336,7 @@ def sharded_models(rounds: Rounds) -> Any:
         refusal(shard=next(second.parameters())),
         error_of(state.commit),
         refusal(optimizer=torch.optim.SGD(second.parameters(), lr=0.1)),
+        refusal(optimizer=divided),
     ]
 
 
@@ -465,6 +468,7 @@ def refused_parts() -> dict[str, str]:
         "named tuple inside an object": refusal(tracker=PlainObject(best=[Pair(1, 2)])),
         "defaultdict inside an object": refusal(tracker=PlainObject(best={"x": defaultdict(int)})),
         "sparse": refusal(mask=torch.eye(2).to_sparse()),
+        "quantized": refusal(mask=torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.qint8)),
         "meta": refusal(mask=torch.empty(2, device="meta")),
         "commit": refusal(commit=1),
         "changing": refusal(changing=1),

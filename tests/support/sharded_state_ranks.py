@@ -21,8 +21,12 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed._shard import sharded_tensor
+from torch.distributed._shard.sharding_spec import ChunkShardingSpec
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+from torch.distributed.tensor import DTensor, Partial
+from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 
 from elasticjob.inprocess.process_groups import ProcessGroups
 from elasticjob.training import progress_channel
@@ -364,6 +368,9 @@ def refused_parts(rounds: Rounds) -> Any:
     cases: dict[str, dict[str, Any]] = {
         "FSDP1": {"model": first},
         "meta": {"model": torch.nn.Linear(2, 2, device="meta")},
+        "sum of the ranks": {"model": _with_buffer(_partial())},
+        "FSDP and tensor parallelism": {"model": _fsdp_and_tensor_parallelism()},
+        "ShardedTensor": {"model": _with_buffer(sharded_tensor.zeros(_chunks(), 8, 2))},
         "other optimizer": {"model": trainer.model, "optimizer": other},
         "extra state": {"model": ExtraState()},
         "object": {"best": object()},
@@ -373,6 +380,27 @@ def refused_parts(rounds: Rounds) -> Any:
     }
     found = {name: _errors_of(ShardedState, **parts) for name, parts in cases.items()}
     return {**found, "no sync": _errors_of(trainer.keep().commit)}
+
+
+def _with_buffer(tensor: torch.Tensor) -> torch.nn.Module:
+    module = torch.nn.Module()
+    module.register_buffer("kept", tensor)
+    return module
+
+
+def _partial() -> torch.Tensor:
+    return DTensor.from_local(torch.ones(2), init_device_mesh("cpu", (WORLD,)), [Partial()])
+
+
+def _fsdp_and_tensor_parallelism() -> torch.nn.Module:
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "model"))
+    module = parallelize_module(torch.nn.Sequential(torch.nn.Linear(8, 8)), mesh["model"], {"0": ColwiseParallel()})
+    fully_shard(module, mesh=mesh["data"])
+    return module
+
+
+def _chunks() -> ChunkShardingSpec:
+    return ChunkShardingSpec(dim=0, placements=[f"rank:{rank}/cpu" for rank in range(WORLD)])
 
 
 class ExtraState(torch.nn.Module):  # type: ignore[misc]
