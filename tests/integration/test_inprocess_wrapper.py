@@ -395,6 +395,20 @@ def test_the_example_goes_on_from_its_checkpoint_in_the_same_processes(tmp_path:
 
 
 @pytest.mark.timeout(300)
+def test_the_example_calls_its_hooks_on_each_rank_in_the_documented_order() -> None:
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=3"]
+    environ = {**os.environ, "PYTHONPATH": str(Path(elasticjob.__file__).parents[1]), "OMP_NUM_THREADS": "1"}
+    with ChildProcess([*command, str(EXAMPLE.with_name("hooks.py"))], env=environ) as torchrun:
+        assert torchrun.exit_code(START) == 0, torchrun.text
+    for rank, status, error in ((0, "ACTIVE", "NoneType"), (1, "ACTIVE", "RuntimeError"), (2, "INACTIVE", "NoneType")):
+        begin = [f"initialize as {status}", "health check"]
+        fault = ["abort", f"finalize after {error}", "health check"]
+        expected = [f"0: {line}" for line in (*begin, *fault)] + [f"1: {line}" for line in (*begin, "completion")]
+        assert re.findall(rf"^rank {rank} iteration (.*)", torchrun.text, re.MULTILINE) == expected
+    assert sorted(re.findall("^returned (.*)", torchrun.text, re.MULTILINE)) == ["10.0", "10.0", "None"]
+
+
+@pytest.mark.timeout(300)
 def test_the_example_runs_in_an_elastic_job_too(tmp_path: Path) -> None:
     """The agents notice nothing: no worker ends, and nothing is charged."""
     options = [f"--path={tmp_path / 'state.pt'}", "--steps=30", "--raise-at=15"]
