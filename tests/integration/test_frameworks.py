@@ -242,3 +242,22 @@ def test_the_loss_of_all_nodes_costs_the_steps_since_the_last_checkpoint(tmp_pat
     expected = undisturbed("fsdp2")
     assert [step for step, _ in found] == list(range(first, STEPS + 1))
     assert dict(found) == pytest.approx({step: expected[step] for step, _ in found}, abs=2e-4)
+
+
+@pytest.mark.parametrize("example", ["trainer", "lightning"])
+def test_a_callback_saves_the_state_at_the_end_of_a_job_and_the_next_job_continues(
+    example: str, tmp_path: Path
+) -> None:
+    """The second job has another number of workers, and trains as if there had been one job only."""
+    path, expected = tmp_path / "state", undisturbed(example)
+    with LocalRun(manifest(command(example, f"--path={path}", "--step-delay=0.1"), replicas=1), tmp_path) as run:
+        run.wait_for("step=12 .* world=1", START)
+        run.signal(signal.SIGTERM)
+        run.exit_code(START)
+    done = losses(run.text)
+    with LocalRun(manifest(command(example, f"--path={path}"), replicas=2), tmp_path) as run:
+        assert run.exit_code(START) == 0, run.text
+    found = losses(run.text)
+    assert done[-1][0] <= found[0][0] <= done[-1][0] + 2, "a step may have been done and not printed"
+    assert [step for step, _ in found] == list(range(found[0][0], STEPS + 1))
+    assert dict(found) == pytest.approx({step: expected[step] for step, _ in found}, abs=2e-4)
