@@ -419,6 +419,48 @@ def test_a_process_whose_collective_gloo_has_lost_is_replaced_at_once(tmp_path: 
     assert "toy succeeded; 1 restart" in run.text
 
 
+GROUPS_THAT_DO_NOT_END = """
+import os, sys, time
+import torch.distributed as dist
+import elasticjob
+from elasticjob.inprocess import restartable
+
+folder, calls = sys.argv[1], 0
+
+def hang():
+    while True:
+        time.sleep(1)
+
+@elasticjob.restartable
+def train():
+    global calls
+    calls += 1
+    dist.init_process_group("gloo")
+    if dist.get_rank() == 2 and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+        restartable.collect_garbage = hang
+    dist.barrier()
+    print(f"rank {dist.get_rank()} pid {os.getpid()} call {calls}", flush=True)
+    while not os.path.exists(os.path.join(folder, "done")):
+        time.sleep(0.01)
+
+train()
+"""
+
+
+@pytest.mark.timeout(120)
+def test_a_process_whose_groups_do_not_end_is_replaced(tmp_path: Path) -> None:
+    """It has left its function, and gets more time than `stopGraceSeconds`, but not for ever."""
+    command = [*script(tmp_path, GROUPS_THAT_DO_NOT_END), str(tmp_path)]
+    with LocalRun(manifest(command, replicas=3, preload=["torch"], stopGraceSeconds=1), tmp_path) as run:
+        pids = ranks_and_pids(run, r"rank (\d) pid (\d+) call 1", 3)
+        os.kill(int(pids["1"]), signal.SIGKILL)
+        found = ranks_and_pids(run, r"rank (\d) pid (\d+) call \d", 3)
+        (tmp_path / "done").touch()
+        assert run.exit_code() == 0, run.text
+    assert {rank for rank in found if found[rank] == pids[rank]} == {"0"}
+    assert "toy succeeded; 1 restart" in run.text
+
+
 PLANNED_THEN_FAILS = """
 import os, sys, time
 import torch.distributed as dist
