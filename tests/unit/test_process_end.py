@@ -22,6 +22,7 @@ class Kept:
 
 library, kept = torch.library.Library("own_operators", "DEF"), Kept()
 weakref.finalize(kept, print, "the script's finalizer")
+weakref.finalize(kept, (1).__add__, 1)  # without __module__
 atexit.register(print, "the script's exit function")
 if "table" in sys.argv:
     torch._logging.set_logs(dynamo=logging.INFO)

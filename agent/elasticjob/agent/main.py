@@ -79,7 +79,7 @@ def _end(code: int) -> int:
     import contextlib
 
     for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError):  # closed by its reader
+        with contextlib.suppress(Exception):  # closed, or none since the beginning
             stream.flush()
     os._exit(code)
 

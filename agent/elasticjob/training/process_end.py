@@ -55,7 +55,7 @@ def _leave_out_exit_functions_of_torch() -> None:
     """
     for finalizer in tuple(getattr(weakref.finalize, "_registry", ())):
         alive = finalizer.peek()
-        if alive is not None and alive[1].__module__ == "torch.library":
+        if alive is not None and getattr(alive[1], "__module__", "") == "torch.library":
             finalizer.atexit = False
     dynamo: Any = sys.modules.get("torch._dynamo.utils")
     if (dump := getattr(dynamo, "dump_compile_times", None)) and not dynamo.log.isEnabledFor(logging.INFO):
