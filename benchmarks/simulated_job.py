@@ -116,6 +116,8 @@ class SimulatedNode:
     on_finish: Callable[[], None]
     round: RoundId | None = None
     """Its last round."""
+    ends: bool = False
+    """Whether its workers end well, in the round of that moment and in those that follow: it may end just then."""
     _link: NodeLink = field(init=False)
     _served: asyncio.Task[None] | None = None
 
@@ -131,9 +133,10 @@ class SimulatedNode:
         self._link.deliver(announce)
 
     def succeed(self) -> None:
-        """Report that all workers have ended well."""
-        assert self.round is not None, f"{self.pod} is in no round"
-        self._link.deliver(WorkersSucceeded(self.round))
+        """Report that all workers have ended well, now or once they have started."""
+        self.ends = True
+        if self.round is not None:
+            self._link.deliver(WorkersSucceeded(self.round))
 
     def leave(self) -> None:
         """Lose the link, as at the end of the agent's process."""
@@ -144,6 +147,8 @@ class SimulatedNode:
             case StartRound(round=started):
                 self.round = started
                 self._link.deliver(WorkersStarted(started))
+                if self.ends:
+                    self.succeed()
             case PlanEnd(round=planned):
                 self._link.deliver(StepReport(planned, None))
             case EndRound(round=ended):

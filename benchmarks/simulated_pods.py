@@ -61,6 +61,8 @@ class SimulatedPods:
     """Pods that exist, by name, as last delivered."""
     _stores: dict[str, dict[int, SimulatedStore]] = field(default_factory=lambda: defaultdict(dict))
     """By the job's UID and incarnation."""
+    _ended_jobs: set[str] = field(default_factory=set)
+    """UIDs of the jobs whose workers end well."""
     _addresses: int = 0
     _machines: int = 0
     _random: random.Random = field(default_factory=lambda: random.Random(1))
@@ -128,7 +130,8 @@ class SimulatedPods:
         return began
 
     def succeed(self, job: str) -> None:
-        """Let all workers of a job end well."""
+        """Let all workers of a job end well, those of pods that start later too."""
+        self._ended_jobs.add(self.jobs[job]["metadata"]["uid"])
         for pod in self.workers([job]):
             if pod in self.nodes:
                 self.nodes[pod].succeed()
@@ -211,6 +214,7 @@ class SimulatedPods:
         meta = pod["metadata"]
         index, incarnation = int(meta["labels"][Label.INDEX]), int(meta["labels"][Label.INCARNATION])
         node = SimulatedNode(meta["name"], index, incarnation, address, lambda: self._spawn(self._finish(pod)))
+        node.ends = _job_uid(pod) in self._ended_jobs
         self.nodes[node.pod] = node
         for store in self._stores[_job_uid(pod)].values():
             if _is_active(store):

@@ -452,6 +452,13 @@ def test_a_signal_leaves_a_planned_end_its_time(before: tuple[AgentEvent, ...], 
     assert last(TERM, state=graceful(*before))[-1] == StartLeaveTimer(seconds)
 
 
+def test_a_signal_after_a_planned_end_leaves_the_coordinator_no_more_time_than_after_any_end() -> None:
+    """Its last step is done. A deleted job's store may be gone by then."""
+    ended = graceful(Received(PLAN), WorkersHeld(R1, 7), Received(LONG_LAST), Received(PLANNED_END))
+    state, _ = play(AllWorkersStopped(1001), state=ended)
+    assert last(TERM, state=state)[-1] == StartLeaveTimer(LEAVE_TIMEOUT)
+
+
 def test_the_end_of_an_earlier_round_does_not_acknowledge_that_the_node_leaves() -> None:
     second_round = (Received(END), AllWorkersStopped(1001), Received(AGAIN), WorkersLaunched(R2))
     assert grace(*second_round, TERM, LeaveTimedOut()) == 20.0
