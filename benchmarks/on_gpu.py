@@ -28,7 +28,7 @@ ON_GPU = {
     "joins-1gb-frozen": _GROUPS,
     "hangs-in-process": f"{_ABORT} {_GROUPS}",
     "stopped-in-process": f"{_ABORT} {_NEW_PROCESS}",
-    "stopped-with-spare": (f"{_ABORT} The spare process waits until the killed one has left the GPU. {_GROUPS}"),
+    "stopped-with-spare": f"{_ABORT} The spare process waits until the killed one has left the GPU. {_GROUPS}",
     "commit-1gb": _HOST_COPY,
     "commit-1gb-non-blocking": f"{_HOST_COPY} It has a stream of its own.",
     "transfer-1gb": "NCCL broadcasts the state from GPU to GPU.",

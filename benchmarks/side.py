@@ -90,11 +90,11 @@ class Side(ABC):
         return self.output.wait(enough, timeout, self.dead)
 
 
-def kill(pid: int) -> float:
-    """Send SIGKILL to a process, which may have ended, and return the time (Unix seconds)."""
+def kill(pid: int, number: signal.Signals = signal.SIGKILL) -> float:
+    """Send a signal to a process, which may have ended, and return the time (Unix seconds)."""
     moment = time.time()
     with suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGKILL)
+        os.kill(pid, number)
     return moment
 
 

@@ -117,7 +117,7 @@ class SimulatedNode:
     round: RoundId | None = None
     """Its last round."""
     ends: bool = False
-    """Whether its workers end well, in the round of that moment and in those that follow: it may end just then."""
+    """Whether its workers end well: in this round, and in the next one if this one ends before."""
     _link: NodeLink = field(init=False)
     _served: asyncio.Task[None] | None = None
 

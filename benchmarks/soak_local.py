@@ -5,7 +5,6 @@ A lost node is replaced at once by its next incarnation.
 
 from __future__ import annotations
 
-import os
 import random
 import re
 import shutil
@@ -14,14 +13,12 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from benchmarks.goodput import Fault, Step
 from benchmarks.ours import Ours
 from benchmarks.recovery import DEADLINE
-from benchmarks.side import Size
+from benchmarks.side import Size, kill
 from benchmarks.soak import STEP_DELAY, digits_arguments
 from elasticjob.agent.processes import descendants
 
@@ -67,8 +64,13 @@ class LocalStage:
 
     def start(self, steps: int) -> None:
         command = [sys.executable, *self._command(steps)]
-        settings: dict[str, Any] = {"scale_up_stabilization": 5.0, "progress_timeout": self._progress_timeout}
-        self._side = Ours(self._folder, Size(1, self._nodes), command=command, **settings)
+        self._side = Ours(
+            self._folder,
+            Size(1, self._nodes),
+            command=command,
+            scale_up_stabilization=5.0,
+            progress_timeout=self._progress_timeout,
+        )
         self._side.start(self._nodes)
         if not self._side.output.wait(lambda: len(self.steps()) > 10, 180):
             raise RuntimeError(f"the job did not train within 180 s:\n{self._side.output.tail()}")
@@ -114,8 +116,7 @@ class LocalStage:
             return "no worker ran"
         index = rng.choice(sorted(running))
         for pid in running[index]:
-            with suppress(ProcessLookupError):
-                os.kill(pid, number)
+            kill(pid, number)
         return f"of node {index}"
 
     def _workers(self, index: int) -> list[int]:

@@ -5,6 +5,8 @@ torchrun --nproc-per-node=3 examples/wrapper/hooks.py
 
 from __future__ import annotations
 
+import gc
+import tempfile
 import time
 from datetime import timedelta
 
@@ -36,21 +38,21 @@ def say(state: State, hook: str) -> None:
     print(f"rank {state.initial_rank} iteration {state.iteration}: {hook}\n", end="", flush=True)
 
 
-class OpenLogs(Initialize):
+class AnnounceIteration(Initialize):
     """Prepares what an iteration needs. RetryController, which is composed with it, limits the iterations."""
 
     def __call__(self, state: State) -> None:
         say(state, f"initialize as {state.status.name}")
 
 
-class TellMonitoring(Abort):
+class AnnounceAbort(Abort):
     """Runs in the monitor thread while the function is still inside, so it must not wait for the main thread."""
 
     def __call__(self, state: State) -> None:
         say(state, "abort")
 
 
-class CloseLogs(Finalize):
+class AnnounceFinalize(Finalize):
     """Runs after the function has been left. ThreadedFinalize, composed with it, limits the time of another one."""
 
     def __call__(self, state: State, exception: Exception | None) -> None:
@@ -61,17 +63,19 @@ class DiskIsWritable(HealthCheck):
     """Raises if this rank cannot take part in the next iteration."""
 
     def __call__(self, state: State, exception: Exception | None) -> None:
+        with tempfile.TemporaryFile() as file:
+            file.write(b"x")
         say(state, "health check")
 
 
-class WriteSummary(Completion):
+class AnnounceCompletion(Completion):
     """Runs on each rank once its function has returned, before it waits for the others."""
 
     def __call__(self, state: State) -> None:
         say(state, "completion")
 
 
-class ReportEnd(Terminate):
+class AnnounceEnd(Terminate):
     """Runs on a rank that leaves with an exception."""
 
     def __call__(self, state: State) -> None:
@@ -79,12 +83,12 @@ class ReportEnd(Terminate):
 
 
 @Wrapper(
-    initialize=compose(RetryController(max_iterations=5, min_active_world_size=2), OpenLogs()),
-    abort=compose(AbortTorchDistributed(), TellMonitoring()),
-    finalize=compose(ThreadedFinalize(timedelta(seconds=10), print, kwargs={"end": ""}), CloseLogs()),
+    initialize=compose(RetryController(max_iterations=5, min_active_world_size=2), AnnounceIteration()),
+    abort=compose(AbortTorchDistributed(), AnnounceAbort()),
+    finalize=compose(ThreadedFinalize(timedelta(seconds=10), gc.collect), AnnounceFinalize()),
     health_check=compose(FaultCounter(max_rank_faults=1), DiskIsWritable()),
-    completion=WriteSummary(),
-    terminate=ReportEnd(),
+    completion=AnnounceCompletion(),
+    terminate=AnnounceEnd(),
     rank_assignment=ShiftRanks(),
     rank_filter=MaxActiveWorldSize(2),
     soft_timeout=timedelta(seconds=60),

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from support.local_run import LocalRun, manifest
-from support.processes import agent_over, ended_for_gloo
+from support.processes import agent_over, ended_for_gloo, stayed
 from support.worker_scripts import script
 
 pytestmark = pytest.mark.torch
@@ -303,9 +303,9 @@ def test_the_example_trains_as_if_nothing_had_happened(tmp_path: Path) -> None:
         survivor = run.wait_for(r"step=20 .* rank=0 pid=(\d+)")[1]
         os.kill(int(run.wait_for(r"step=30 .* rank=2 pid=(\d+)")[1]), signal.SIGKILL)
         os.kill(agent_over(int(run.wait_for(r"step=60 .* rank=1 pid=(\d+)")[1])), signal.SIGTERM)
-        at_80 = run.wait_for(r"step=80 .* rank=0 pid=(\d+)")[1]
-        assert at_80 == survivor or int(survivor) in ended_for_gloo(run.text)
-        os.kill(int(at_80), signal.SIGKILL)
+        at_80 = int(run.wait_for(r"step=80 .* rank=0 pid=(\d+)")[1])
+        assert stayed(int(survivor), at_80, run.text)
+        os.kill(at_80, signal.SIGKILL)
         assert run.exit_code() == 0, run.text
     found = losses(run.text)
     assert set(found) <= set(expected)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from support.local_run import LocalRun, manifest
-from support.processes import agent_over, ended_for_gloo
+from support.processes import agent_over, stayed
 from support.worker_scripts import script
 
 pytestmark = pytest.mark.torch
@@ -87,8 +87,7 @@ def test_the_others_train_while_a_new_node_sets_up(tmp_path: Path) -> None:
         pid, *ranks = run.wait_for(SET_UP_AHEAD).groups()
         assert ranks == ["2", "3"]
         for _ in range(5):
-            pid_of_0 = int(run.wait_for(r"step \d+ rank 0 of 2 pid (\d+)")[1])
-            assert pid_of_0 == survivor or survivor in ended_for_gloo(run.text)
+            assert stayed(survivor, int(run.wait_for(r"step \d+ rank 0 of 2 pid (\d+)")[1]), run.text)
         (tmp_path / "hold").unlink()
         run.wait_for(r"rank 2 has received the training state from another rank: .* GB/s\) over lo")
         assert run.wait_for(r"step \d+ rank 2 of 3 pid (\d+)")[1] == pid

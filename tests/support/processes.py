@@ -62,6 +62,11 @@ def ended_for_gloo(output: str) -> set[int]:
     return {int(pid) for pid in re.findall(r"gloo has lost an operation .* replaces (\d+)", output)}
 
 
+def stayed(before: int, now: int, output: str) -> bool:
+    """Return whether a rank has the same process as before, or another one only because gloo had lost its operation."""
+    return now == before or before in ended_for_gloo(output)
+
+
 def environ_of(pid: int) -> dict[str, str]:
     """Return the environment at the start of a process."""
     pairs = Path(f"/proc/{pid}/environ").read_text().split("\0")

@@ -47,6 +47,7 @@ def _run(command: Sequence[str], early: Sequence[str], handled: Sequence[signal.
         from elasticjob.agent.start_workers.command import CommandError, parse_command, parse_own_agent_command
         from elasticjob.agent.start_workers.shim_callers import torchrun_interpreter
         from elasticjob.contract.names import Backend, ExitCode
+        from elasticjob.training.process_end import end_at_once
     except ImportError as error:
         return _refuse(f"{sys.executable} lacks what the agent needs: {error}: use an image with a complete Python")
     try:
@@ -63,25 +64,13 @@ def _run(command: Sequence[str], early: Sequence[str], handled: Sequence[signal.
         traceback.print_exc()
         return _refuse(f"{type(error).__name__}: {error}")
     try:
-        return _end(asyncio.run(agent.run()))
+        # Not by Python's finalization: workers of other nodes on this machine may form their next round now.
+        end_at_once(asyncio.run(agent.run()))
     except Exception as error:
         # Python's own exit code would be 1, which is the code of a failed job.
         traceback.print_exc()
         _write_error("AgentBroke", f"{type(error).__name__}: {error}")
         return ExitCode.INTERNAL
-
-
-def _end(code: int) -> int:
-    """End this process without Python's finalization. It frees what ends anyway, for 13 ms of a processor.
-
-    The workers of other nodes on this machine may form their next round at this moment.
-    """
-    import contextlib
-
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(Exception):  # closed, or none since the beginning
-            stream.flush()
-    os._exit(code)
 
 
 def _refuse(message: str) -> int:

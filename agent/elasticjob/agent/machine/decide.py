@@ -499,8 +499,8 @@ def _signal_received(state: AgentState, name: str) -> AgentDecision:
 def _leave_timer(state: AgentState) -> StartLeaveTimer:
     """Return the timer for the next message that a leaving node needs from the coordinator, or for its last step."""
     if state.last_step is not None:
-        has_ended = state.phase is AgentPhase.IDLE  # the round, of which nothing more comes
-        return StartLeaveTimer(LEAVE_TIMEOUT if has_ended else state.last_step_seconds)
+        has_done_it = state.phase is AgentPhase.IDLE
+        return StartLeaveTimer(LEAVE_TIMEOUT if has_done_it else state.last_step_seconds)
     return StartLeaveTimer(LAST_STEP_TIMEOUT if state.step_reported else max(1.0, state.stop_grace))
 
 
