@@ -22,11 +22,12 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
-from elasticjob.training import critical_section, devices, group_device, progress_channel, random_states
+from elasticjob.training import devices, group_device, progress_channel, random_states
 from elasticjob.training.blocks.state_file import read_file_header
 from elasticjob.training.replicated.rank_random_states import note_interruption
 from elasticjob.training.replicated.state import State
 from elasticjob.training.state_exchange import Exchange
+from elasticjob.training.update_guard import guard
 
 WORLD = 3
 STEPS = 6
@@ -571,7 +572,7 @@ def sections() -> dict[str, Any]:
     state, seen = State(optimizer=optimizer), []
 
     def look() -> None:
-        seen.append([state.changing, critical_section.inside()])
+        seen.append([state.changing, guard.inside])
 
     look()
     optimizer.step()
@@ -586,7 +587,7 @@ def sections() -> dict[str, Any]:
     other = State(optimizer=optimizer)
     look()
     optimizer.step()
-    seen.append([state.changing, other.changing, critical_section.inside()])
+    seen.append([state.changing, other.changing, guard.inside])
     other.step += 1
     look()
     return {"seen": seen}

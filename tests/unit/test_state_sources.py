@@ -6,7 +6,7 @@ import pytest
 
 from elasticjob.training.blocks.commit_sequence import ROUND, CommitSequence
 from elasticjob.training.blocks.state_block import BlockHeader
-from elasticjob.training.blocks.state_sources import NO_VERSION, Offer, Source, Transfer, alike, choose
+from elasticjob.training.blocks.state_sources import NO_VERSION, Offer, Source, Transfer, alike, choose, lost_steps
 
 
 def block(sequence: int, step: int) -> BlockHeader:
@@ -81,8 +81,21 @@ def test_each_rank_that_lacks_the_state_gets_a_sender_of_its_own(
 
 
 def test_an_offer_is_exchanged_as_numbers() -> None:
-    offer = Offer((1, 2), block(3, 4), block(5, 6), True, (7, 8), (9, 10, 11, 12))
+    offer = Offer((1, 2), block(3, 4), block(5, 6), True, 13, (7, 8), (9, 10, 11, 12))
     assert Offer.parse(offer.numbers()) == offer
+
+
+@pytest.mark.parametrize(
+    ("reached", "lost"),
+    [
+        pytest.param([-1, -1], 0, id="nobody was interrupted inside a step"),
+        pytest.param([6, -1], 0, id="another rank has the step"),
+        pytest.param([7, 9], 3, id="no rank has it"),
+    ],
+)
+def test_lost_steps(reached: list[int], lost: int) -> None:
+    offers = [Offer(half_changed=step >= 0, reached=step) for step in reached]
+    assert lost_steps(offers, Transfer((5, 6), None, Source.MEMORY)) == lost
 
 
 @pytest.mark.parametrize(

@@ -9,38 +9,40 @@ from __future__ import annotations
 import contextlib
 import signal
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
+
+from elasticjob.training import devices
+from elasticjob.training.update_guard import RankShouldRestart, UpdateGuard, guard
+
+__all__ = ["INTERRUPT_SIGNAL", "Interrupter", "RankShouldRestart"]
 
 INTERRUPT_SIGNAL = signal.SIGRTMAX - 3
 """A real-time signal: programs and schedulers use SIGUSR1 and SIGUSR2, and threading libraries the lowest ones."""
 _FIRST_REPEAT, _LONGEST_REPEAT = 0.01, 0.5
 """Seconds until the exception is raised again: the function may have caught it, or a callback have lost it."""
-_DEFER_TIMEOUT = 0.5
-"""Seconds that a deferred exception may wait. An optimizer's step takes less; a program that never ends its section
-gets the exception in it."""
-
-
-class RankShouldRestart(BaseException):
-    """Raised in the wrapped function when its round has ended. No `Exception`, so that few functions catch it."""
+_UPDATE_TIMEOUT = 0.5
+"""Seconds that an update which has begun may take to its end. An optimizer's step takes less; a script that waits for a
+lost rank before it assigns `step` gets the exception in the update, which then does not count."""
+_DEVICE_TIMEOUT = 0.5
+"""Seconds that the device may take for the last counted update, which waits for no other rank: kernels that were queued
+behind it do not matter. A device that needs longer does not work, and the update does not count."""
 
 
 class Interrupter:
     """Interrupts the main thread, in which it must be created."""
 
-    def __init__(self, deferred: Callable[[], bool] = lambda: False) -> None:
-        """`deferred`: returns whether the main thread is in a short section that should end first; called in it."""
-        self._deferred = deferred
-        self._deferred_until = 0.0
-        """When an exception is raised all the same; monotonic time."""
+    def __init__(self, guard: UpdateGuard = guard) -> None:
+        """`guard`: it decides until when an update of the model counts. There is another one in tests only."""
+        self._guard = guard
         self._armed = False
         self._interrupted = threading.Event()
         self._left = threading.Event()
         self._atomic = threading.RLock()
         self._main = threading.main_thread().ident or 0
         self._previous = signal.signal(INTERRUPT_SIGNAL, self._raise)
+        guard.protect(True)
 
     @property
     def pending(self) -> bool:
@@ -54,6 +56,7 @@ class Interrupter:
     def reset(self) -> None:
         """In any thread: forget the last interruption. The main thread must not be in `armed`."""
         self._interrupted.clear()
+        self._guard.reset()
 
     @contextmanager
     def armed(self) -> Iterator[None]:
@@ -66,7 +69,16 @@ class Interrupter:
             yield
         finally:
             self._armed = False
+            self._guard.leave_all()
             self._left.set()
+
+    def end_results(self) -> None:
+        """In the main thread, once it has left `armed` and before it breaks its collectives: nothing counts any more.
+
+        An interruption that is in progress has come to its end when this returns.
+        """
+        with self._atomic:
+            self._guard.break_results(_DEVICE_TIMEOUT)
 
     @contextmanager
     def atomic(self) -> Iterator[None]:
@@ -81,31 +93,44 @@ class Interrupter:
         """In another thread: break the collectives and raise `RankShouldRestart` in the main thread until it has left.
 
         This waits for the end of an atomic section first. A main thread that is not in `armed` is interrupted there.
-        `still_inside` is called after each attempt by which it did not leave, unless it has deferred the exception.
+        `still_inside` is called after each attempt by which it did not leave.
         """
         with self._atomic:
             self._interrupted.set()
             if not self._armed:
                 return
-            break_collectives()
-            repeat, self._deferred_until = _FIRST_REPEAT, time.monotonic() + _DEFER_TIMEOUT
-            while not self._left.is_set():
-                signal.pthread_kill(self._main, INTERRUPT_SIGNAL)
-                if not self._left.wait(repeat) and not self._is_deferred():
-                    still_inside()
+            self._break(break_collectives)
+            repeat = _FIRST_REPEAT
+            while not self._left.wait(repeat):
+                still_inside()
+                self._signal()
                 repeat = min(2 * repeat, _LONGEST_REPEAT)
 
     def close(self) -> None:
         """Give the signal its previous meaning back."""
+        self._guard.protect(False)
         signal.signal(INTERRUPT_SIGNAL, self._previous or signal.SIG_DFL)
 
-    def _is_deferred(self) -> bool:
-        return time.monotonic() < self._deferred_until and self._deferred()
+    def _break(self, break_collectives: Callable[[], None]) -> None:
+        """Let an update end that has begun, break the collectives, and send the first signal."""
+        is_asynchronous = devices.is_asynchronous()
+        self._guard.request()
+        if not is_asynchronous:
+            break_collectives()  # they fail with an error, also one that the update waits for
+        self._guard.await_update(_UPDATE_TIMEOUT)
+        self._guard.break_results(_DEVICE_TIMEOUT)
+        self._signal()
+        if is_asynchronous:  # they may end as if they had succeeded: whoever waits for the device gets the exception
+            break_collectives()
+
+    def _signal(self) -> None:
+        signal.pthread_kill(self._main, INTERRUPT_SIGNAL)
 
     def _raise(self, _number: int, frame: FrameType | None) -> None:
         # In the end of `armed` an exception would leave it armed. The signal comes again if it was not the end.
         at_end = frame is not None and frame.f_code in _CODE_OF_ARMED
-        if self._armed and self.pending and not at_end and not self._is_deferred():
+        must_wait = at_end or self._guard.must_not_raise or self._guard.may_finish
+        if self._armed and self.pending and not must_wait:
             raise RankShouldRestart
 
 

@@ -35,7 +35,7 @@ from elasticjob.inprocess.agent_channel import AgentChannel
 from elasticjob.inprocess.interruption import Interrupter, RankShouldRestart
 from elasticjob.inprocess.process_groups import ProcessGroups, collect_garbage
 from elasticjob.inprocess.warm_up import warm_up
-from elasticjob.training import critical_section, progress_channel
+from elasticjob.training import progress_channel
 from elasticjob.training.progress_channel import Stopped
 from elasticjob.training.replicated import rank_random_states
 
@@ -122,7 +122,7 @@ class RestartableCall:
         self._channel = channel
         self._spare_process = spare_process
         self._round = RoundId.parse(os.environ[Env.ROUND])
-        self._interrupter = Interrupter(critical_section.inside)
+        self._interrupter = Interrupter()
         self._groups = ProcessGroups()
         self._messages: queue.SimpleQueue[AgentToWorker | None] = queue.SimpleQueue()
         self._connected = True
@@ -143,7 +143,7 @@ class RestartableCall:
             if not isinstance(ended, _Ended):
                 return ended[0]
             rank_random_states.note_interruption()
-            critical_section.reset()
+            self._interrupter.end_results()
             self._leave_groups()
             self._await_round(ended)
             del ended  # its exception may refer to what the last call made

@@ -4,7 +4,19 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, Protocol
+
+
+class Event(Protocol):
+    """A place in the queue of a device."""
+
+    def query(self) -> bool:
+        """Return whether the device has done all work before it."""
+
+
+def is_asynchronous() -> bool:
+    """Return whether this process uses a device on which work goes on after its call has returned."""
+    return _module_in_use(sys.modules.get("torch")) is not None
 
 
 def synchronize_device() -> None:
@@ -17,13 +29,67 @@ def synchronize_device() -> None:
     module = _module_in_use(torch)
     if module is None:
         return
-    is_cuda = module is getattr(torch, "cuda", None)
-    in_use = getattr(getattr(torch, "_C", None), "_cuda_hasPrimaryContext", None) if is_cuda else None
-    if in_use is None:
+    devices = _cuda_devices(torch, module)
+    if devices is None:
         module.synchronize()
     else:
-        for device in filter(in_use, range(module.device_count())):
+        for device in devices:
             module.synchronize(device)
+
+
+def wait_for_queued_work() -> None:
+    """Wait until the devices have done what is queued on their current streams; return at once if there is none.
+
+    Work of other streams goes on, such as copies of the next batch.
+    """
+    torch = sys.modules.get("torch")
+    module = _module_in_use(torch)
+    if module is None:
+        return
+    if not hasattr(module, "current_stream"):
+        module.synchronize()
+        return
+    for stream in _current_streams(torch, module):
+        stream.synchronize()
+
+
+def record_event() -> Event | None:
+    """Record an event on the current stream of each device; None if the process uses none, or has no events."""
+    torch = sys.modules.get("torch")
+    module = _module_in_use(torch)
+    if module is None:
+        return None
+    if not hasattr(module, "current_stream") or not hasattr(module, "Event"):
+        module.synchronize()
+        return None
+    events = []
+    for stream in _current_streams(torch, module):
+        event = module.Event()
+        event.record(stream)
+        events.append(event)
+    return events[0] if len(events) == 1 else _Events(events)
+
+
+class _Events:
+    """One event on each of several devices."""
+
+    def __init__(self, events: list[Any]) -> None:
+        self._events = events
+
+    def query(self) -> bool:
+        return all(event.query() for event in self._events)
+
+
+def _current_streams(torch: Any, module: Any) -> list[Any]:
+    devices = _cuda_devices(torch, module)
+    return [module.current_stream()] if devices is None else [module.current_stream(device) for device in devices]
+
+
+def _cuda_devices(torch: Any, module: Any) -> list[int] | None:
+    """Return the GPUs on which this process has a context; None where torch does not tell: the current device."""
+    is_cuda = module is getattr(torch, "cuda", None)
+    in_use = getattr(getattr(torch, "_C", None), "_cuda_hasPrimaryContext", None) if is_cuda else None
+    return None if in_use is None else list(filter(in_use, range(module.device_count())))
 
 
 def own_streams(devices: Iterable[Any]) -> Callable[[], None]:

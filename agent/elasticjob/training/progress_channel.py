@@ -21,6 +21,7 @@ from elasticjob.contract.progress_page import HOLD, MAX_TEXT, NO_LIMIT, PageWord
 from elasticjob.training import own_time
 from elasticjob.training.devices import synchronize_device
 from elasticjob.training.process_end import end_at_once
+from elasticjob.training.update_guard import guard
 
 _STEP, _TIME, _LIMIT = int(PageWord.STEP), int(PageWord.TIME), int(PageWord.LIMIT)
 _HEARTBEATS, _HEARTBEAT_TIME = int(PageWord.HEARTBEATS), int(PageWord.HEARTBEAT_TIME)
@@ -200,6 +201,7 @@ def _stop_or_continue(words: memoryview, step: int) -> None:
     while step >= (limit := words[_LIMIT]):
         if limit != HOLD:
             synchronize_device()  # the other ranks may wait for a collective that is queued here
+            guard.check()  # no callback saves what a broken one has left
             for save in _callbacks:
                 save()
             words[PageWord.STOPPED] = 1

@@ -8,17 +8,17 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from elasticjob.inprocess.interruption import Interrupter, RankShouldRestart
+from elasticjob.training.update_guard import UpdateGuard
 
 
 @pytest.fixture
-def deferred() -> list[bool]:
-    """Holds whether the main thread is in a section that must end first."""
-    return [False]
+def guard() -> UpdateGuard:
+    return UpdateGuard()
 
 
 @pytest.fixture
-def interrupter(deferred: list[bool]) -> Iterator[Interrupter]:
-    made = Interrupter(lambda: deferred[0])
+def interrupter(guard: UpdateGuard) -> Iterator[Interrupter]:
+    made = Interrupter(guard)
     yield made
     made.close()
 
@@ -135,25 +135,27 @@ def test_an_atomic_section_is_not_entered_during_an_interruption(interrupter: In
     assert not entered
 
 
-def test_a_deferred_exception_comes_when_the_section_has_ended(interrupter: Interrupter, deferred: list[bool]) -> None:
+def test_a_deferred_exception_comes_when_the_section_has_ended(interrupter: Interrupter, guard: UpdateGuard) -> None:
     other, left = InThread(interrupter), False
 
     def function() -> None:
         nonlocal left
-        deferred[0] = True
+        guard.enter()
         other.go.set()
         assert not other.done.wait(0.1)
-        left, deferred[0] = True, False
+        left = True
+        guard.leave()
         threading.Event().wait()
 
     run(interrupter, function)
     assert left
 
 
-def test_a_section_that_does_not_end_is_interrupted(interrupter: Interrupter, deferred: list[bool]) -> None:
-    other, deferred[0] = InThread(interrupter), True
+def test_a_section_that_does_not_end_is_interrupted(interrupter: Interrupter, guard: UpdateGuard) -> None:
+    other = InThread(interrupter)
 
     def function() -> None:
+        guard.enter()
         other.go.set()
         threading.Event().wait()
 

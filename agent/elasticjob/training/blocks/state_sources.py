@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from elasticjob.training.blocks.state_block import ABSENT, BlockHeader
+from elasticjob.training.blocks.state_block import ABSENT, NO_STEP, BlockHeader
 
 Version = tuple[int, int]
 """Sequence number and step, as `BlockHeader.version`."""
@@ -25,6 +25,8 @@ class Offer:
     """The copy in the file of the State. Only the first worker of each node reads it."""
     half_changed: bool = False
     """Whether an interruption has left the live objects between two steps."""
+    reached: int = NO_STEP
+    """The last step that the rank has counted, if `half_changed`."""
     random: Version = NO_VERSION
     """Version to which the rank's own random states belong; NO_VERSION: they are the states as the script set them."""
     digests: tuple[int, ...] = ()
@@ -33,14 +35,14 @@ class Offer:
     def numbers(self) -> list[int]:
         """Return the offer as 64-bit integers."""
         blocks = (n for b in (self.memory, self.file) for n in (b.sequence, b.step, b.json_size, b.size))
-        return [*self.live, *blocks, int(self.half_changed), *self.random, *self.digests]
+        return [*self.live, *blocks, int(self.half_changed), self.reached, *self.random, *self.digests]
 
     @classmethod
     def parse(cls, numbers: Sequence[int]) -> Offer:
         """Return the offer that `numbers` returned."""
         n = tuple(numbers)
         return cls(
-            (n[0], n[1]), BlockHeader(*n[2:6]), BlockHeader(*n[6:10]), bool(n[10]), (n[11], n[12]), tuple(n[13:])
+            (n[0], n[1]), BlockHeader(*n[2:6]), BlockHeader(*n[6:10]), bool(n[10]), n[11], (n[12], n[13]), tuple(n[14:])
         )
 
     def has(self, version: Version) -> bool:
@@ -93,6 +95,11 @@ def choose(offers: Sequence[Offer]) -> Transfer | None:
             copies_first = source is Source.LIVE and (not pairs or len(pairs) == len(senders))
             return Transfer(version, senders[0], source, pairs, copies_first)
     raise AssertionError("the newest version is in no offer")
+
+
+def lost_steps(offers: Sequence[Offer], transfer: Transfer) -> int:
+    """Return how many steps the ranks had counted beyond the state that they take up; 0 if none is lost."""
+    return max(0, *(offer.reached - transfer.version[1] for offer in offers))
 
 
 def alike(offers: Sequence[Offer], version: Version) -> list[bool | None]:

@@ -18,8 +18,8 @@ from typing import Any
 
 import torch
 
-from elasticjob.training import critical_section
 from elasticjob.training.blocks.state_tree import PackedTree, write_tensors
+from elasticjob.training.update_guard import guard
 
 LOOK_INTERVAL = 0.1
 """Seconds after which a wait looks whether the copy is still under way, if nothing wakes it."""
@@ -55,18 +55,16 @@ class BackgroundCopy:
                 ended.put(None)
 
         self._ended, self._copying_in = ended, os.getpid()
-        critical_section.enter()  # an interrupted start of a thread may block all others
-        try:
-            # No daemon: a process that ends waits for the commit that its script has made.
-            threading.Thread(target=run, name="elasticjob-commit").start()
-        except RuntimeError:  # no more threads
-            run()
-        except BaseException:  # an interruption: a thread that has not begun will copy nothing
-            if _take(turn):
-                self._copying_in = 0
-            raise
-        finally:
-            critical_section.leave()
+        with guard.section():  # an interrupted start of a thread may block all others
+            try:
+                # No daemon: a process that ends waits for the commit that its script has made.
+                threading.Thread(target=run, name="elasticjob-commit").start()
+            except RuntimeError:  # no more threads
+                run()
+            except BaseException:  # an interruption: a thread that has not begun will copy nothing
+                if _take(turn):
+                    self._copying_in = 0
+                raise
 
     def wait(self) -> None:
         """Return once the copy is complete; raise what has prevented it.

@@ -7,10 +7,13 @@ from typing import Any
 
 import torch
 
-from elasticjob.training import critical_section, random_states
+from elasticjob.training import random_states
+from elasticjob.training.replicated import watched_torch
 from elasticjob.training.replicated.scaler_copy import ScalerCopy, is_scaler
 from elasticjob.training.replicated.snapshots import BufferCopies, Snapshot
+from elasticjob.training.replicated.unseen_changes import UnseenChanges
 from elasticjob.training.state_parts import restore_part, state_of
+from elasticjob.training.update_guard import guard
 
 
 class LiveState:
@@ -34,6 +37,7 @@ class LiveState:
         self._captured = False
         self._replaced = False
         self._values = self._groups = self._states = Snapshot(None)
+        self._unseen = UnseenChanges(self._modules)
         self._hooks: list[Any] = []
         self.before_change: Callable[[], None] = lambda: None
         """Called before an optimizer changes the objects. What it raises comes from the optimizer's step."""
@@ -42,7 +46,7 @@ class LiveState:
     def complete(self) -> bool:
         """Whether the objects, with the copies, hold the state as of the last `capture`."""
         copies = (self._values, self._groups, self._states)
-        return self._captured and not self.changing and all(snapshot.intact for snapshot in copies)
+        return self._captured and not self._between_states and all(snapshot.intact for snapshot in copies)
 
     @property
     def captured(self) -> bool:
@@ -52,20 +56,33 @@ class LiveState:
     @property
     def half_changed(self) -> bool:
         """Whether an interruption has left the objects between two states."""
-        return self._replaced or (self._captured and self.changing)
+        return self._replaced or (self._captured and self._between_states)
+
+    @property
+    def _between_states(self) -> bool:
+        return self.changing or not guard.last_update_is_whole or bool(self._unseen.changed_parameter())
+
+    def describe_change(self) -> str:
+        """Return what has changed since the last `capture`, if the objects are not complete because of that."""
+        if not guard.last_update_is_whole:
+            return "the device had not completed the last step"
+        if not self.changing and (name := self._unseen.changed_parameter()):
+            return f"{name} has changed since `step` was assigned, and not in an optimizer's step"
+        return "it was interrupted between an optimizer's step and the assignment of `step`"
 
     def capture(self, values: Mapping[str, Any], *, structure: bool = False) -> None:
         """Copy what the next step may change early. The objects and `values` are complete now: this ends a change.
 
         `structure`: modules and their buffers may have changed too.
         """
-        critical_section.enter()
-        try:
+        with guard.section():
             first, self._captured = not self._captured, False
             if structure or first:
                 self._buffers.refresh()
+                self._unseen.refresh()
             else:
                 self._buffers.capture()
+                self._unseen.capture()
             for scaler in self._scalers:
                 scaler.capture()
             self._values = Snapshot(values)
@@ -73,9 +90,8 @@ class LiveState:
             self._states = Snapshot([state_of(part) for part in self._others])
             self.random_states = random_states.capture() if self._keep_random_states else {}
             self._captured, self._replaced = True, False
-            self._end_change()
-        finally:
-            critical_section.leave()
+            self.changing = False
+            guard.complete()
 
     def take_up(self) -> Any:
         """Undo what an interrupted step has changed, drop the gradients, and return the plain values."""
@@ -96,34 +112,50 @@ class LiveState:
         self._captured, self._replaced = False, True
 
     def drop_gradients(self) -> None:
-        """Free the gradients of an interrupted backward pass."""
+        """Free the gradients of an interrupted backward pass; where a graph may write to them, set them to 0."""
         for holder in (*self._optimizers, *self._modules):
-            holder.zero_grad(set_to_none=True)
+            holder.zero_grad(set_to_none=not watched_torch.has_graphs())
 
     def watch(self) -> None:
         """Notice the steps of the optimizers from now on."""
+        watched_torch.watch(self)
         if not self._hooks:
-            self._hooks = [optimizer.register_step_pre_hook(self._begin_change) for optimizer in self._optimizers]
+            self._hooks = [optimizer.register_step_pre_hook(self._before_step) for optimizer in self._optimizers]
 
     def stop_watching(self) -> None:
         """Let another State watch the optimizers. These objects are no longer known to be complete."""
-        self._end_change()
+        if self.changing:
+            self.changing = False
+            guard.abandon()
         self._captured = False
         for hook in self._hooks:
             hook.remove()
         self._hooks = []
 
-    def _begin_change(self, *_: Any) -> None:
-        """Run before each step of an optimizer."""
+    def begin_change(self) -> None:
+        """Note that the objects change from now on, until `capture`. RankShouldRestart: the round has ended."""
         if not self.changing:
             self.before_change()
+            guard.begin()
             self.changing = True
-            critical_section.enter()
 
-    def _end_change(self) -> None:
-        if self.changing:
-            self.changing = False
-            critical_section.leave()
+    def note_broadcast(self) -> None:
+        """DistributedDataParallel has written the parameters of rank 0 to all ranks, which have the same."""
+        if self._captured and not self.changing:
+            guard.wait()  # a broadcast that was broken counts as a change
+            self._unseen.capture()
+
+    def _before_step(self, *_: Any) -> None:
+        """Run before each step of an optimizer."""
+        if not watched_torch.note_captured_step():
+            self.begin_change()
+
+    # torch.compile must not trace the hook: what it does would take effect after the step.
+    _before_step._torchdynamo_disable = True  # type: ignore[attr-defined]
+    _before_step._torchdynamo_disable_msg = (  # type: ignore[attr-defined]
+        "elasticjob.State must see the optimizer's step: call optimizer.step() outside of what is compiled with "
+        "fullgraph=True"
+    )
 
 
 def _by_kind(parts: Any) -> tuple[list[Any], list[Any], list[Any], list[Any]]:

@@ -6,9 +6,11 @@ import json
 import math
 import mmap
 import os
+import sys
 import weakref
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, SupportsFloat, SupportsIndex
 
 from elasticjob.contract.memory_file import memory_file
 from elasticjob.contract.names import BEFORE_ROUNDS, Env
@@ -16,8 +18,8 @@ from elasticjob.training import progress_channel, state_exchange
 from elasticjob.training.blocks import state_file
 from elasticjob.training.blocks.commit_sequence import CommitSequence
 from elasticjob.training.blocks.node_copies import COPIES, NodeCopies
-from elasticjob.training.blocks.state_block import ABSENT, HEADER_SIZE, BlockHeader, data_start
-from elasticjob.training.blocks.state_sources import NO_VERSION, Offer, Transfer, Version, alike, choose
+from elasticjob.training.blocks.state_block import ABSENT, HEADER_SIZE, NO_STEP, BlockHeader, data_start
+from elasticjob.training.blocks.state_sources import NO_VERSION, Offer, Transfer, Version, alike, choose, lost_steps
 from elasticjob.training.blocks.state_tree import PackedTree, write_tensors
 from elasticjob.training.blocks.state_values import refusal
 from elasticjob.training.devices import own_streams, synchronize_device
@@ -32,6 +34,7 @@ from elasticjob.training.replicated.rank_random_states import RankRandomStates
 from elasticjob.training.replicated.state_transfer import Loaded, transfer_state
 from elasticjob.training.state_exchange import Exchange
 from elasticjob.training.state_parts import check_values, on_device_of, split_parts
+from elasticjob.training.update_guard import guard
 
 
 class State:
@@ -111,12 +114,37 @@ class State:
 
     @step.setter
     def step(self, value: int) -> None:
-        self._step = checked_step(value)
+        value = checked_step(value)
+        guard.begin()  # also where no optimizer has made a step: a GradScaler may have left it out
+        self._step = value
         self._sequence.advance()
         self._frozen.look()
         if self._live.captured or self._live.changing:
             self._live.capture(self._plain_values())
+        else:
+            guard.complete()
         progress_channel.heartbeat()
+
+    @contextmanager
+    def update(
+        self, *, total: SupportsIndex | None = None, metrics: Mapping[str, SupportsFloat] | None = None
+    ) -> Iterator[None]:
+        """A context for everything that changes the objects in one step; it counts the step and reports the progress.
+
+            loss.backward()
+            with state.update(metrics={"loss": loss}):
+                optimizer.step()
+                scheduler.step()
+
+        The same as `state.step += 1` and `elasticjob.progress(state.step, total, metrics)` behind the optimizer's step,
+        which is enough for optimizers of torch. Use it if State cannot notice the step: one in a CUDA graph that was
+        captured before the State was created, or code that changes parameters by `.data`. An exception in the context
+        leaves the step uncounted.
+        """
+        self._live.begin_change()
+        yield
+        self.step += 1
+        progress_channel.progress(self._step, total, metrics)
 
     @property
     def changing(self) -> bool:
@@ -136,6 +164,7 @@ class State:
         if progress_channel.is_ahead():
             return
         synchronize_device()
+        guard.check()  # not even an error must come from what a broken collective has left
         packed = self._packed()  # an error leaves everything as it was, and comes on all ranks alike
         self._complete()  # also if a commit before has failed: it counts on the other ranks
         self._background.wait()
@@ -163,6 +192,8 @@ class State:
         offer = self._offer()
         offers = [Offer.parse(numbers) for numbers in exchange.gather(offer.numbers())]
         transfer = choose(offers)
+        if transfer is not None:
+            self._report_lost_steps(offers, transfer)
         same = alike(offers, transfer.version if transfer is not None else NO_VERSION)
         if transfer is not None:
             self._take_up(exchange, transfer, offer, same)
@@ -170,9 +201,13 @@ class State:
         elif self._made_by_spare:
             end_outdated_process()  # a process with the state has ended after its agent had reported that it stays
         elif any(other.half_changed for other in offers):
-            raise RuntimeError("every rank was interrupted inside a step, and there is no copy: restart the training")
+            raise RuntimeError(
+                "every rank was interrupted inside a step, and there is no copy: restart the training. "
+                f"On this rank {self._live.describe_change()}"
+            )
         if self._random is not None:
             self._random.settle(same)
+        guard.begin()
         self._sequence.adopt(transfer.version[0] if transfer is not None else 0)
         self._live.capture(self._plain_values(), structure=True)
         progress_channel.report_begin(self.step)
@@ -185,10 +220,21 @@ class State:
         if state_exchange.rank() == 0:
             state_file.save_block(self._copies.newest()[0], self.path)
 
+    def _report_lost_steps(self, offers: Sequence[Offer], transfer: Transfer) -> None:
+        """Let rank 0 write which steps are lost, if the ranks go back."""
+        lost = lost_steps(offers, transfer)
+        if lost and state_exchange.rank() == 0:
+            sys.stderr.write(
+                f"elasticjob: the training goes back to step {transfer.version[1]}, the newest that is whole: {lost} "
+                f"steps are lost. No process has step {transfer.version[1] + lost} whole\n"
+            )
+
     def _complete(self) -> None:
-        """Let the objects as they are now be the newest state. Call it on all ranks."""
-        self._sequence.advance()
-        self._live.capture(self._plain_values(), structure=True)
+        """Let the objects as they are now be the newest state. Call it on all ranks, after a wait for the device."""
+        with guard.section():
+            guard.check()
+            self._sequence.advance()
+            self._live.capture(self._plain_values(), structure=True)
         if self._random is not None:
             self._random.keep(self._version, self._live.random_states, self._copies.newest()[1].version)
 
@@ -232,6 +278,7 @@ class State:
             memory=self._copies.newest()[1],
             file=file,
             half_changed=live.half_changed,
+            reached=self._step if live.half_changed else NO_STEP,
             random=random,
             digests=digests,
         )

@@ -37,6 +37,7 @@ from elasticjob.training.state_parts import (
     split_parts,
     state_of,
 )
+from elasticjob.training.update_guard import guard
 
 log = logging.getLogger(__name__)
 
@@ -100,7 +101,9 @@ class ShardedState:
 
     @step.setter
     def step(self, value: int) -> None:
-        self._step = checked_step(value)
+        value = checked_step(value)
+        guard.check()
+        self._step = value
         self._sequence.advance()
         progress_channel.heartbeat()
 
@@ -138,6 +141,7 @@ class ShardedState:
         if self._copier is None:
             raise RuntimeError("ShardedState.commit: call sync first, at the start of each round")
         synchronize_device()
+        guard.check()
         packed = self._packed()
         tensors = self._parts.tensors()
         if self._layout is None or not self._layout.fits(tensors):

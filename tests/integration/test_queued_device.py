@@ -1,0 +1,164 @@
+"""In-process restart on a device that works behind the host: no result of a broken collective is kept.
+
+`support.queued_device` is the device. Gradients are small integers, so the weights of each step are known exactly.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from support.local_run import LocalRun, manifest
+from support.worker_scripts import script
+
+pytestmark = pytest.mark.torch
+pytest.importorskip("torch")
+
+RANKS = 3
+
+TRAINS = """
+import os, sys, time
+sys.path.insert(0, os.environ["TESTS"])
+import torch
+import torch.distributed as dist
+import elasticjob
+from support import queued_device
+
+device = queued_device.install()
+folder, mode = sys.argv[1:3]
+weights = torch.nn.Parameter(torch.zeros(3, dtype=torch.float64))
+module = torch.nn.Module()
+module.weights = weights
+optimizer = queued_device.QueuedSGD(module.parameters())
+state = elasticjob.State(module=module, optimizer=optimizer, step=0)
+
+def part(step, rank, world):
+    # What a rank adds in a step; the sum over all ranks is the same whatever their number is.
+    return float(sum((step * 7 + item * 5) % 11 for item in range(12)[rank::world]))
+
+def expected(step):
+    return -sum(part(s, 0, 1) for s in range(step))
+
+def make_step(group):
+    rank, world = dist.get_rank(), dist.get_world_size()
+    optimizer.zero_grad()
+    weights.grad = gradient = torch.empty_like(weights)
+    value = part(state.step, rank, world)
+    device.launch(lambda: gradient.fill_(value))
+    dist.all_reduce(gradient, group=group)
+    CHANGE
+
+@elasticjob.restartable
+def train():
+    dist.init_process_group("gloo")
+    group = dist.new_group(backend="queued")
+    had = state.step
+    state.sync()
+    device.synchronize()
+    error = (weights.detach() - expected(state.step)).abs().max().item()
+    rank = dist.get_rank()
+    print(f"CHECK rank {rank} pid {os.getpid()} begins at {state.step} had {had} error {error:g}\\n", end="", flush=True)
+    begin = state.step
+    if begin == 0:
+        state.commit()
+    while not os.path.exists(os.path.join(folder, "done")):
+        make_step(group)
+        if state.step == begin + 5:
+            print(f"RUNS rank {rank}\\n", end="", flush=True)
+        if mode == "item" and rank == 0:
+            device.synchronize()
+        if os.path.exists(os.path.join(folder, f"raise-{rank}")):
+            os.unlink(os.path.join(folder, f"raise-{rank}"))
+            raise ValueError("bad batch")
+
+train()
+"""
+
+CHANGES = {
+    "assignment": """
+    optimizer.step()
+    state.step += 1
+    elasticjob.progress(state.step)
+""",
+    "update": """
+    with state.update():
+        optimizer.step()
+""",
+    "by hand": """
+    with state.update():
+        device.launch(lambda: weights.data.sub_(gradient))
+""",
+}
+
+
+class Job:
+    """Three ranks that train; each round is checked."""
+
+    def __init__(self, run: LocalRun, folder: Path) -> None:
+        self._run, self._folder = run, folder
+        self.processes: dict[int, int] = {}
+        self.begin = 0
+
+    def next_round(self) -> None:
+        """Wait until all ranks have begun a round: with the right weights, and all at one step."""
+        found: dict[int, re.Match[str]] = {}
+        while len(found) < RANKS:
+            match = self._run.wait_for(r"CHECK rank (\d) pid (\d+) begins at (\d+) had (\d+) error (\S+)")
+            found[int(match[1])] = match
+        assert {match[5] for match in found.values()} == {"0"}, self._run.text
+        steps = {int(match[3]) for match in found.values()}
+        assert len(steps) == 1, "the ranks begin at different steps"
+        assert steps.pop() >= self.begin
+        self.begin = int(found[0][3])
+        self.processes = {rank: int(match[2]) for rank, match in found.items()}
+        self._run.wait_for("RUNS rank")
+
+    def end(self) -> None:
+        (self._folder / "done").touch()
+
+    def kill(self, rank: int) -> None:
+        os.kill(self.processes[rank], signal.SIGKILL)
+
+    def let_raise(self, rank: int) -> None:
+        (self._folder / f"raise-{rank}").touch()
+
+
+@pytest.fixture
+def job(tmp_path: Path, change: str, mode: str) -> Iterator[Job]:
+    text = TRAINS.replace("CHANGE", CHANGES[change].strip())
+    command = ["env", f"TESTS={Path(__file__).parents[1]}", *script(tmp_path, text), str(tmp_path), mode]
+    made = manifest(command, replicas=RANKS, preload=["torch"], failurePolicy={"maxRestarts": 100})
+    with LocalRun(made, tmp_path) as run:
+        yield Job(run, tmp_path)
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize(("change", "mode"), [*((change, "ahead") for change in CHANGES), ("assignment", "item")])
+def test_survivors_of_a_kill_have_the_right_weights(job: Job, change: str, mode: str) -> None:
+    """The others' queues hold an all-reduce that ends with part of the sum, and an optimizer's step behind it."""
+    job.next_round()
+    for kill in range(3):
+        before, reached = job.processes, job.begin
+        job.kill(kill)
+        job.next_round()
+        assert {rank for rank in range(RANKS) if job.processes[rank] == before[rank]} == {*range(RANKS)} - {kill}
+        assert job.begin >= reached + 4, "steps that were done are lost"
+    job.end()
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize(("change", "mode"), [("assignment", "ahead")])
+def test_all_processes_keep_the_right_weights_if_one_raises(job: Job, change: str, mode: str) -> None:
+    job.next_round()
+    for rank in (1, 0):
+        before, reached = job.processes, job.begin
+        job.let_raise(rank)
+        job.next_round()
+        assert job.processes == before
+        assert job.begin >= reached + 4
+    job.end()

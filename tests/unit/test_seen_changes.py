@@ -1,0 +1,223 @@
+"""Which changes of the model a State sees, so that an interruption inside of them does not go unnoticed."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import torch.distributed as dist  # noqa: E402
+
+from elasticjob.training import progress_channel  # noqa: E402
+from elasticjob.training.replicated import watched_torch  # noqa: E402
+from elasticjob.training.replicated.state import State  # noqa: E402
+from elasticjob.training.update_guard import RankShouldRestart, guard  # noqa: E402
+
+pytestmark = pytest.mark.torch
+
+
+class Graph:
+    """A CUDA graph whose kernels nobody sees."""
+
+    capturing = False
+
+    def __init__(self) -> None:
+        self.replayed = 0
+
+    def capture_begin(self) -> None:
+        Graph.capturing = True
+
+    def capture_end(self) -> None:
+        Graph.capturing = False
+
+    def replay(self) -> None:
+        self.replayed += 1
+
+
+@pytest.fixture(autouse=True)
+def clean() -> Iterator[None]:
+    yield
+    guard.leave_all()
+    guard.reset()
+    watched_torch._watched.newest_graph = None
+
+
+@pytest.fixture
+def training() -> tuple[State, Any, Any]:
+    model = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    state = State(model=model, optimizer=optimizer, step=0)
+    state.sync()
+    return state, model, optimizer
+
+
+def backward(model: Any) -> None:
+    model(torch.ones(1, 2)).sum().backward()
+
+
+def test_update_counts_a_step_and_reports_it(training: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    state, model, optimizer = training
+    reported: list[Any] = []
+    monkeypatch.setattr(progress_channel, "progress", lambda *args: reported.append(args))
+    backward(model)
+    with state.update(total=9, metrics={"loss": 1.0}):
+        optimizer.step()
+        assert state.changing
+    assert not state.changing
+    assert state.step == 1
+    assert reported == [(1, 9, {"loss": 1.0})]
+
+
+def test_an_update_that_fails_is_not_counted(training: Any) -> None:
+    state, _, optimizer = training
+    with pytest.raises(ValueError), state.update():
+        optimizer.step()
+        raise ValueError
+    assert state.changing
+    assert state.step == 0
+
+
+def test_an_update_sees_what_nothing_else_does(training: Any) -> None:
+    state, model, _ = training
+    with state.update():
+        assert state.changing
+        model.weight.data.zero_()
+    assert not state.changing
+
+
+def test_a_replay_of_a_graph_with_a_step_is_a_change(training: Any) -> None:
+    state, model, optimizer = training
+    watched_torch.watch_graphs(Graph, lambda: Graph.capturing)
+    forward, step = Graph(), Graph()
+    forward.capture_begin()
+    backward(model)
+    forward.capture_end()
+    step.capture_begin()
+    optimizer.step()
+    assert not state.changing, "a capture changes nothing"
+    step.capture_end()
+    forward.replay()
+    assert not state.changing
+    step.replay()
+    assert state.changing
+    assert (forward.replayed, step.replayed) == (1, 1)
+    state.step += 1
+    assert not state.changing
+
+
+def test_gradients_that_a_graph_writes_to_are_kept(training: Any) -> None:
+    state, model, _ = training
+    backward(model)
+    gradient = model.weight.grad
+    watched_torch.watch_graphs(Graph, lambda: Graph.capturing)
+    graph = Graph()
+    graph.capture_begin()
+    graph.capture_end()
+    state._live.drop_gradients()
+    assert model.weight.grad is gradient
+    assert not gradient.any()
+
+
+def test_gradients_are_freed_without_a_graph(training: Any) -> None:
+    state, model, _ = training
+    backward(model)
+    state._live.drop_gradients()
+    assert model.weight.grad is None
+
+
+def test_a_step_without_an_optimizer_of_torch_is_seen(training: Any) -> None:
+    """Its versions tell: the objects are not those of the last step."""
+    state, model, _ = training
+    with torch.no_grad():
+        model.weight.sub_(1)
+    assert not state._live.complete
+    assert state._live.half_changed
+    assert state._live.describe_change().startswith("weight has changed since")
+    state.step += 1
+    assert state._live.complete
+
+
+@pytest.mark.parametrize("options", [{"foreach": True}, {"fused": True}])
+def test_steps_of_all_kinds_of_optimizers_are_seen(options: dict[str, bool]) -> None:
+    model = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.AdamW(model.parameters(), **options)
+    state = State(model=model, optimizer=optimizer)
+    state.sync()
+    backward(model)
+    optimizer.step()
+    assert state.changing
+
+
+def test_a_step_that_is_compiled_is_seen_before_it_changes_anything(training: Any) -> None:
+    state, model, optimizer = training
+    backward(model)
+    before, seen = copy.deepcopy(model.state_dict()), []
+    state._live.before_change = lambda: seen.append(torch.equal(model.weight, before["weight"]))
+    torch.compile(optimizer.step, backend="eager")()
+    assert seen == [True]
+    assert state.changing
+    assert not torch.equal(model.weight, before["weight"])
+
+
+def test_a_step_that_is_compiled_as_one_graph_is_refused(training: Any) -> None:
+    _, model, optimizer = training
+    backward(model)
+
+    @torch.compile(fullgraph=True, backend="eager")
+    def step() -> None:
+        optimizer.step()
+
+    with pytest.raises(Exception, match="call optimizer.step\\(\\) outside of what is compiled|graph_break"):
+        step()
+    assert torch.isfinite(model.weight).all()
+
+
+def test_ddp_may_write_the_parameters_of_rank_0(training: Any) -> None:
+    state, model, _ = training
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1, timeout=timedelta(seconds=30))
+    try:
+        ddp = torch.nn.parallel.DistributedDataParallel(model)
+        assert state._live.complete
+        ddp(torch.ones(1, 2)).sum().backward()
+        assert state._live.complete
+    finally:
+        dist.destroy_process_group()
+
+
+def test_what_ddp_writes_after_a_request_is_not_used(training: Any) -> None:
+    _, model, _ = training
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1, timeout=timedelta(seconds=30))
+    try:
+        guard.request()
+        with pytest.raises(RankShouldRestart):
+            torch.nn.parallel.DistributedDataParallel(model)
+    finally:
+        dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("use", [State.commit, State.sync])
+def test_nothing_is_kept_after_a_request(training: Any, use: Any) -> None:
+    state, model, _ = training
+    committed = state._copies.newest()[1].version
+    backward(model)
+    guard.request()
+    with pytest.raises(RankShouldRestart):
+        use(state)
+    assert state._copies.newest()[1].version == committed
+
+
+def test_no_step_is_counted_after_a_request(training: Any) -> None:
+    state, model, optimizer = training
+    backward(model)
+    guard.request()
+    with pytest.raises(RankShouldRestart):
+        optimizer.step()
+    with pytest.raises(RankShouldRestart):
+        state.step += 1
+    assert state.step == 0
+    assert state._live.complete
