@@ -131,6 +131,6 @@ yields: venv cluster images ## a job on the cluster yields to a pod of higher pr
 	@CYCLES=$(or $(CYCLES),100) pytest -q -s tests/e2e/test_planned.py -k yields
 
 .PHONY: faults
-faults: venv ## random faults in a job with in-process restart, compared with a single process (FAULTS=200 SEED=1 SPARES=1)
+faults: venv ## random faults in a job with in-process restart, compared with a single process (FAULTS=200 SEED=1 SPARES=1 QUEUED=1)
 	@PYTHONPATH=tests $(PY) -m benchmarks.faults --faults $(or $(FAULTS),200) --seed $(or $(SEED),1) \
-		$(if $(SPARES),--spare-processes)
+		$(if $(SPARES),--spare-processes) $(if $(QUEUED),--queued-device)

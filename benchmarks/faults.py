@@ -31,7 +31,7 @@ def main() -> int:
     folder = Path(tempfile.mkdtemp(prefix="elasticjob-faults-"))
     reports: list[FaultReport] = []
     try:
-        with FaultyJob(folder, spare_processes=options.spare_processes) as job:
+        with FaultyJob(folder, spare_processes=options.spare_processes, queued_device=options.queued_device) as job:
             try:
                 incidents, faults = draw_incidents(random.Random(options.seed), kinds), 0
                 while faults < options.faults:
@@ -73,6 +73,7 @@ def _options() -> argparse.Namespace:
         "--faults", type=int, default=200, help="how many faults, or groups of them that belong together"
     )
     parser.add_argument("--spare-processes", action="store_true", help="give each rank one")
+    parser.add_argument("--queued-device", action="store_true", help="train on a device that works behind the host")
     parser.add_argument("--seed", type=int, default=1, help="determines the faults, their order and their ranks")
     return parser.parse_args()
 

@@ -13,10 +13,10 @@ pytestmark = pytest.mark.torch
 pytest.importorskip("torch")
 
 
-@pytest.fixture(scope="module")
-def job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FaultyJob]:
+@pytest.fixture(scope="module", params=["cpu", "queued device"])
+def job(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[FaultyJob]:
     """One job for all faults. At the end, all its steps are compared with those of a single process."""
-    with FaultyJob(tmp_path_factory.mktemp("faults")) as job:
+    with FaultyJob(tmp_path_factory.mktemp("faults"), queued_device=request.param == "queued device") as job:
         yield job
         job.finish()
 

@@ -62,7 +62,8 @@ def train():
     device.synchronize()
     error = (weights.detach() - expected(state.step)).abs().max().item()
     rank = dist.get_rank()
-    print(f"CHECK rank {rank} pid {os.getpid()} begins at {state.step} had {had} error {error:g}\\n", end="", flush=True)
+    print(f"CHECK rank {rank} pid {os.getpid()} begins at {state.step} had {had} error {error:g}\\n",
+          end="", flush=True)
     begin = state.step
     if begin == 0:
         state.commit()

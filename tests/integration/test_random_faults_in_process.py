@@ -19,9 +19,10 @@ pytest.importorskip("torch")
 
 
 @pytest.mark.timeout(900)
-def test_no_step_is_lost_or_wrong_whatever_happens(tmp_path: Path) -> None:
+@pytest.mark.parametrize("queued_device", [False, True])
+def test_no_step_is_lost_or_wrong_whatever_happens(queued_device: bool, tmp_path: Path) -> None:
     """Some draws; `test_fault_kinds` has each kind of fault."""
-    with FaultyJob(tmp_path) as job:
+    with FaultyJob(tmp_path, queued_device=queued_device) as job:
         for incident in itertools.islice(draw_incidents(random.Random(1), possible_kinds()), 6):
             print(job.inject(incident), flush=True)
         job.finish()

@@ -84,12 +84,16 @@ class _Fired:
 class FaultyJob:
     """A context manager. `inject` as often as wanted, then `finish`."""
 
-    def __init__(self, folder: Path, *, step_delay: float = 0.02, spare_processes: bool = False) -> None:
+    def __init__(
+        self, folder: Path, *, step_delay: float = 0.02, spare_processes: bool = False, queued_device: bool = False
+    ) -> None:
+        """`queued_device`: train on a device that works behind the host."""
         self._folder = folder
         self._kinds = possible_kinds()
         self._memory_group = _CGROUP / f"elasticjob-test-{uuid.uuid4().hex[:8]}"
         command = [sys.executable, str(SCRIPT), str(folder), f"--step-delay={step_delay}"]
-        command += ["--spare-process"] if spare_processes else []
+        self._more = ["--queued-device"] if queued_device else []
+        command += [*self._more, *(["--spare-process"] if spare_processes else [])]
         job = manifest(
             command,
             replicas=NODES,
@@ -171,7 +175,7 @@ class FaultyJob:
         (self._folder / "done").touch()
         assert self._run.exit_code(TIMEOUT) == 0, self.text
         self._read()
-        self.ledger.compare(train_alone(self._folder / "alone", self.ledger.last_step))
+        self.ledger.compare(train_alone(self._folder / "alone", self.ledger.last_step, *self._more))
 
     # ---- faults
 
@@ -289,13 +293,13 @@ class FaultyJob:
         )
 
 
-def train_alone(folder: Path, steps: int) -> TrainingLedger:
+def train_alone(folder: Path, steps: int, *arguments: str) -> TrainingLedger:
     """Train in a single process without an agent, and return its records."""
     folder.mkdir()
     place = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
     package = str(Path(__file__).parents[2] / "agent")
     environ = {**os.environ, **place, "PYTHONPATH": package}
-    command = [sys.executable, str(SCRIPT), str(folder), f"--alone={steps}"]
+    command = [sys.executable, str(SCRIPT), str(folder), f"--alone={steps}", *arguments]
     done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     ledger = TrainingLedger()

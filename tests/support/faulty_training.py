@@ -1,5 +1,7 @@
 """A training script for jobs whose faults a test chooses: `python faulty_training.py FOLDER [--alone STEPS]`.
 
+`--queued-device`: `queued_training` has another training, on a device that works behind the host.
+
 It trains a linear model in an `@elasticjob.restartable` function with the state in an `elasticjob.State`. An
 `ElasticSampler` and `microbatches` deal the samples, so any number of ranks must compute in each step what one process
 computes, with the same samples. Each rank appends a line to FOLDER/records for each call and each step. Before it goes
@@ -38,80 +40,29 @@ SLOW_SECONDS = 2.0
 """Seconds that a slow rank needs more for a step."""
 
 
-class Training:
-    """What outlives a call of the function."""
+class RankWithFaults:
+    """A rank that records what it does, and injects its faults."""
 
     def __init__(self, folder: Path, delay: float) -> None:
         self.folder, self.delay = folder, delay
         self.pairs: Any = None
-        self.gradient = torch.zeros((), dtype=torch.float64)
-        torch.manual_seed(0)
-        self.model = torch.nn.Linear(8, 4, dtype=torch.float64)
-        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.05, momentum=0.9, weight_decay=0.01)
-        self.scheduler = torch.optim.lr_scheduler.LambdaLR(self.optimizer, _rate)
-        self.probe = torch.randn(4, 8, dtype=torch.float64)
-        inputs = torch.randn(SAMPLES, 8, dtype=torch.float64)
-        noise = torch.randn(SAMPLES, 4, dtype=torch.float64)
-        self.data = TensorDataset(inputs, inputs @ torch.randn(8, 4, dtype=torch.float64) + 0.1 * noise)
-        self.sampler = elasticjob.ElasticSampler(self.data, seed=5)
-        self.batches = elasticjob.microbatches(BATCH, self.sampler, max_size=MAX_SIZE)
-        self.state = elasticjob.State(
-            model=self.model, optimizer=self.optimizer, scheduler=self.scheduler, sampler=self.sampler, step=0
-        )
-        self.model.weight.register_hook(lambda _: self.point("backward"))
+        self.state: Any = None
         self._records = os.open(folder / "records", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
 
     def train(self, steps: int) -> None:
         """Train in one round."""
-        self.point("called")
-        dist.init_process_group("gloo", timeout=FORM_TIMEOUT)
-        self.pairs = dist.new_group(range(dist.get_world_size()))
-        self.point("formed")
-        self.state.sync()
-        model = DistributedDataParallel(self.model, init_sync=False)
-        self._record("begin", "-", self.state.step)
-        self.point("synced")
-        for batches in self._steps():
-            if self.state.step >= steps or self._stop_requested():
-                break
-            self._step(model, batches)
-            self._record("step", self.gradient.item().hex(), self.state.step)
-            self.point("step")
-            if self.state.step % 5 == 0:
-                self.state.commit(non_blocking=self.state.step % 10 == 0)
-            elasticjob.progress(self.state.step)
-            time.sleep(self.delay)
-        dist.destroy_process_group()
+        raise NotImplementedError
 
-    def _steps(self) -> Iterator[Any]:
-        """Yield the steps of all epochs, from the position of the sampler on."""
-        loader = DataLoader(self.data, batch_sampler=self.batches)
-        while True:
-            yield from self.batches.steps(loader)
-
-    def _step(self, model: DistributedDataParallel, batches: Any) -> None:
-        self.optimizer.zero_grad()
-        self.point("forward")
-        for batch in batches:
-            inputs, targets = batch.data
-            with batch.gradient_sync(model):
-                (torch.nn.functional.mse_loss(model(inputs), targets) * batch.weight).backward()
-        assert self.model.weight.grad is not None
-        self.gradient = (self.model.weight.grad * self.probe).sum()
-        self.optimizer.step()
-        self.point("optimizer")
-        self.scheduler.step()
-        self.state.step += 1
-
-    def _stop_requested(self) -> bool:
+    def stop_requested(self) -> bool:
+        """Return on all ranks alike whether the training is to end."""
         stop = torch.tensor(float((self.folder / "done").exists()))
         dist.all_reduce(stop, dist.ReduceOp.MAX, group=self.pairs)
         return bool(stop)
 
-    def _record(self, kind: str, gradient: str, step: int) -> None:
-        parameters = float((self.model.weight.detach() * self.probe).sum())
+    def record(self, kind: str, gradient: str, parameters: float) -> None:
+        """Append a line to the records."""
         where = f"{os.environ.get('ELASTICJOB_ROUND', '-')} {dist.get_rank()} {dist.get_world_size()} {os.getpid()}"
-        line = f"{kind} {where} {gradient} {step} {parameters.hex()} {time.time():.4f}\n"
+        line = f"{kind} {where} {gradient} {self.state.step} {parameters.hex()} {time.time():.4f}\n"
         os.write(self._records, line.encode())
 
     # ---- faults
@@ -169,6 +120,73 @@ class Training:
                     time.sleep(0.005)
 
 
+class Training(RankWithFaults):
+    """What outlives a call of the function."""
+
+    def __init__(self, folder: Path, delay: float) -> None:
+        super().__init__(folder, delay)
+        self.gradient = torch.zeros((), dtype=torch.float64)
+        torch.manual_seed(0)
+        self.model = torch.nn.Linear(8, 4, dtype=torch.float64)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.05, momentum=0.9, weight_decay=0.01)
+        self.scheduler = torch.optim.lr_scheduler.LambdaLR(self.optimizer, _rate)
+        self.probe = torch.randn(4, 8, dtype=torch.float64)
+        inputs = torch.randn(SAMPLES, 8, dtype=torch.float64)
+        noise = torch.randn(SAMPLES, 4, dtype=torch.float64)
+        self.data = TensorDataset(inputs, inputs @ torch.randn(8, 4, dtype=torch.float64) + 0.1 * noise)
+        self.sampler = elasticjob.ElasticSampler(self.data, seed=5)
+        self.batches = elasticjob.microbatches(BATCH, self.sampler, max_size=MAX_SIZE)
+        self.state = elasticjob.State(
+            model=self.model, optimizer=self.optimizer, scheduler=self.scheduler, sampler=self.sampler, step=0
+        )
+        self.model.weight.register_hook(lambda _: self.point("backward"))
+
+    def train(self, steps: int) -> None:
+        """Train in one round."""
+        self.point("called")
+        dist.init_process_group("gloo", timeout=FORM_TIMEOUT)
+        self.pairs = dist.new_group(range(dist.get_world_size()))
+        self.point("formed")
+        self.state.sync()
+        model = DistributedDataParallel(self.model, init_sync=False)
+        self.record("begin", "-", self._parameters())
+        self.point("synced")
+        for batches in self._steps():
+            if self.state.step >= steps or self.stop_requested():
+                break
+            self._step(model, batches)
+            self.record("step", self.gradient.item().hex(), self._parameters())
+            self.point("step")
+            if self.state.step % 5 == 0:
+                self.state.commit(non_blocking=self.state.step % 10 == 0)
+            elasticjob.progress(self.state.step)
+            time.sleep(self.delay)
+        dist.destroy_process_group()
+
+    def _steps(self) -> Iterator[Any]:
+        """Yield the steps of all epochs, from the position of the sampler on."""
+        loader = DataLoader(self.data, batch_sampler=self.batches)
+        while True:
+            yield from self.batches.steps(loader)
+
+    def _step(self, model: DistributedDataParallel, batches: Any) -> None:
+        self.optimizer.zero_grad()
+        self.point("forward")
+        for batch in batches:
+            inputs, targets = batch.data
+            with batch.gradient_sync(model):
+                (torch.nn.functional.mse_loss(model(inputs), targets) * batch.weight).backward()
+        assert self.model.weight.grad is not None
+        self.gradient = (self.model.weight.grad * self.probe).sum()
+        self.optimizer.step()
+        self.point("optimizer")
+        self.scheduler.step()
+        self.state.step += 1
+
+    def _parameters(self) -> float:
+        return float((self.model.weight.detach() * self.probe).sum())
+
+
 def _rate(step: int) -> float:
     return 1.0 + 0.5 * math.cos(step / 50)
 
@@ -206,9 +224,16 @@ def main() -> None:
     parser.add_argument("--alone", type=int, metavar="STEPS", help="train so many steps in one process")
     parser.add_argument("--step-delay", type=float, default=0.0, help="seconds to wait after each step")
     parser.add_argument("--spare-process", action="store_true", help="ask for a spare process of each rank")
+    parser.add_argument("--queued-device", action="store_true", help="train on a device that works behind the host")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    training = Training(options.folder, options.step_delay)
+    kind: type[RankWithFaults] = Training
+    if options.queued_device:
+        sys.path.insert(0, str(Path(__file__).parents[1]))
+        from support.queued_training import QueuedTraining
+
+        kind = QueuedTraining
+    training = kind(options.folder, options.step_delay)
     elasticjob.restartable(spare_process=options.spare_process)(training.train)(options.alone or sys.maxsize)
 
 

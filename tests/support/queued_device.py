@@ -149,7 +149,7 @@ class QueuedBackend(torch._C._distributed_c10d.Backend):  # type: ignore[misc]
     def name(self) -> str:
         return "queued"
 
-    def getBackendName(self) -> str:
+    def getBackendName(self) -> str:  # noqa: N802  (torch's name)
         return self.name()
 
     def allreduce(self, tensors: list[Any], options: Any = None) -> Any:
@@ -187,8 +187,8 @@ class QueuedBackend(torch._C._distributed_c10d.Backend):  # type: ignore[misc]
 def install() -> QueuedDevice:
     """Make the device the accelerator of this process, and its backend known to torch.distributed; return it."""
     torch.privateuseone = device
-    torch.accelerator.current_accelerator = (
-        lambda check_available=False: None if check_available else torch.device("privateuseone")
+    torch.accelerator.current_accelerator = lambda check_available=False: (
+        None if check_available else torch.device("privateuseone")
     )
 
     def create(store: Any, rank: int, size: int, _timeout: timedelta) -> QueuedBackend:

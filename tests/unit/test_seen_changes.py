@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch")
 
 import torch.distributed as dist  # noqa: E402
 
-from elasticjob.training import progress_channel  # noqa: E402
+from elasticjob.training import devices, progress_channel  # noqa: E402
 from elasticjob.training.replicated import watched_torch  # noqa: E402
 from elasticjob.training.replicated.state import State  # noqa: E402
 from elasticjob.training.update_guard import RankShouldRestart, guard  # noqa: E402
@@ -75,9 +75,14 @@ def test_update_counts_a_step_and_reports_it(training: Any, monkeypatch: pytest.
 
 def test_an_update_that_fails_is_not_counted(training: Any) -> None:
     state, _, optimizer = training
-    with pytest.raises(ValueError), state.update():
-        optimizer.step()
-        raise ValueError
+
+    def fail() -> None:
+        with state.update():
+            optimizer.step()
+            raise ArithmeticError
+
+    with pytest.raises(ArithmeticError):
+        fail()
     assert state.changing
     assert state.step == 0
 
@@ -153,6 +158,61 @@ def test_steps_of_all_kinds_of_optimizers_are_seen(options: dict[str, bool]) -> 
     assert state.changing
 
 
+class ClimbsFirst(torch.optim.SGD):  # type: ignore[misc, name-defined]  # torch is imported at run time
+    """Changes the parameters before it calls the closure, as sharpness-aware minimization does."""
+
+    def step(self, closure: Any = None) -> Any:
+        with torch.no_grad():
+            for group in self.param_groups:
+                for parameter in group["params"]:
+                    parameter.add_(1)
+        return super().step(closure)
+
+
+@pytest.mark.parametrize("by_name", [False, True])
+@pytest.mark.parametrize(
+    ("kind", "before"), [(torch.optim.SGD, False), (torch.optim.LBFGS, False), (ClimbsFirst, True)]
+)
+def test_gradients_of_a_closure_are_waited_for(
+    kind: Any, before: bool, by_name: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An interruption in the passes of a closure leaves a whole state, if nothing was changed before."""
+    model = torch.nn.Linear(2, 2)
+    optimizer = kind(model.parameters(), lr=0.1)
+    state = State(model=model, optimizer=optimizer)
+    state.sync()
+    changing: list[bool] = []
+    waits: list[int] = []
+    monkeypatch.setattr(guard, "_protects", True)
+    monkeypatch.setattr(devices, "wait_for_queued_work", lambda: waits.append(len(changing)))
+
+    def closure() -> Any:
+        changing.append(state.changing)
+        optimizer.zero_grad()
+        loss = model(torch.ones(1, 2)).square().sum()
+        loss.backward()
+        return loss
+
+    optimizer.step(closure=closure) if by_name else optimizer.step(closure)
+    assert changing[0] == before
+    assert state.changing
+    assert {*range(1, len(changing) + 1)} <= {*waits}, "after each call"
+
+
+def test_an_interruption_in_a_closure_leaves_a_whole_state(training: Any) -> None:
+    state, model, optimizer = training
+    before = model.weight.detach().clone()
+
+    def closure() -> None:
+        backward(model)
+        guard.request()
+
+    with pytest.raises(RankShouldRestart):
+        optimizer.step(closure)
+    assert torch.equal(model.weight, before)
+    assert state._live.complete
+
+
 def test_a_step_that_is_compiled_is_seen_before_it_changes_anything(training: Any) -> None:
     state, model, optimizer = training
     backward(model)
@@ -168,11 +228,8 @@ def test_a_step_that_is_compiled_as_one_graph_is_refused(training: Any) -> None:
     _, model, optimizer = training
     backward(model)
 
-    @torch.compile(fullgraph=True, backend="eager")
-    def step() -> None:
-        optimizer.step()
-
-    with pytest.raises(Exception, match="call optimizer.step\\(\\) outside of what is compiled|graph_break"):
+    step = torch.compile(lambda: optimizer.step(), fullgraph=True, backend="eager")
+    with pytest.raises(Exception, match=r"call optimizer.step\(\) outside of what is compiled|graph_break"):
         step()
     assert torch.isfinite(model.weight).all()
 

@@ -145,10 +145,27 @@ class LiveState:
             guard.wait()  # a broadcast that was broken counts as a change
             self._unseen.capture()
 
-    def _before_step(self, *_: Any) -> None:
-        """Run before each step of an optimizer."""
-        if not watched_torch.note_captured_step():
+    def _before_step(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run before each step of an optimizer; return other arguments for it, or None."""
+        if watched_torch.note_captured_step():
+            return None
+        closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
+        if closure is None:
             self.begin_change()
+            return None
+        if not _calls_closure_first(optimizer):
+            self.begin_change()
+
+        def closure_and_wait(*args: Any, **kwargs: Any) -> Any:
+            result = closure(*args, **kwargs)
+            if self.changing:
+                guard.wait()  # for the gradients of this call
+            self.begin_change()
+            return result
+
+        if "closure" in kwargs:
+            return args, {**kwargs, "closure": closure_and_wait}
+        return (args[0], closure_and_wait, *args[2:]), kwargs
 
     # torch.compile must not trace the hook: what it does would take effect after the step.
     _before_step._torchdynamo_disable = True  # type: ignore[attr-defined]
@@ -165,6 +182,11 @@ def _by_kind(parts: Any) -> tuple[list[Any], list[Any], list[Any], list[Any]]:
         is_kind = (isinstance(part, torch.nn.Module), isinstance(part, torch.optim.Optimizer), is_scaler(part), True)
         kinds[is_kind.index(True)].append(part)
     return kinds
+
+
+def _calls_closure_first(optimizer: Any) -> bool:
+    """Return whether an optimizer changes nothing before it has called the closure, as all of torch's own."""
+    return type(optimizer).__module__.startswith("torch.optim.")
 
 
 def _settings(optimizer: Any) -> list[dict[str, Any]]:
