@@ -5,7 +5,7 @@ several steps ahead. Collectives of the backend "queued" return at once, and so 
 is aborted ends successfully, with the part of the sum that has come, and the queue goes on.
 
 Tensors are on the CPU, and only what is launched here is queued: gradients, all-reduces and the steps of `QueuedSGD`.
-Whoever reads a tensor calls `synchronize` first.
+Code that reads a tensor calls `synchronize` first.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ device = QueuedDevice()
 
 
 class QueuedGraph:
-    """A CUDA graph: a sequence of items that is replayed as one, and that nobody can look into."""
+    """A CUDA graph: a sequence of items that is replayed as one, without a hook inside of it."""
 
     capturing: QueuedGraph | None = None
 

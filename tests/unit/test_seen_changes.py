@@ -22,7 +22,7 @@ pytestmark = pytest.mark.torch
 
 
 class Graph:
-    """A CUDA graph whose kernels nobody sees."""
+    """A CUDA graph: its replay runs no Python."""
 
     capturing = False
 

@@ -88,7 +88,7 @@ def test_an_offer_is_exchanged_as_numbers() -> None:
 @pytest.mark.parametrize(
     ("reached", "lost"),
     [
-        pytest.param([-1, -1], 0, id="nobody was interrupted inside a step"),
+        pytest.param([-1, -1], 0, id="no rank was interrupted inside a step"),
         pytest.param([6, -1], 0, id="another rank has the step"),
         pytest.param([7, 9], 3, id="no rank has it"),
     ],

@@ -73,7 +73,7 @@ def test_an_update_begins_once_the_device_has_done_what_is_queued(guard: UpdateG
     assert device.waits == 2
 
 
-def test_a_process_whose_collectives_nobody_breaks_does_not_wait(device: Device) -> None:
+def test_a_process_whose_collectives_are_never_broken_does_not_wait(device: Device) -> None:
     guard = UpdateGuard()
     guard.begin()
     guard.complete()

@@ -120,7 +120,7 @@ class Interrupter:
         self._guard.await_update(_UPDATE_TIMEOUT)
         self._guard.break_results(_DEVICE_TIMEOUT)
         self._signal()
-        if is_asynchronous:  # they may end as if they had succeeded: whoever waits for the device gets the exception
+        if is_asynchronous:  # they may end as if they had succeeded: a wait for the device gets the exception
             break_collectives()
 
     def _signal(self) -> None:
