@@ -23,7 +23,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
-from elasticjob.inprocess.process_groups import ProcessGroups, _ip_sockets, _listens
+from elasticjob.inprocess.own_sockets import ip_sockets, listens
+from elasticjob.inprocess.process_groups import ProcessGroups
 
 ROUNDS = 25
 NOT_COUNTED = 5
@@ -85,9 +86,9 @@ WAYS = {"ours": Ours, "destroy": Destroy, "reconfigure": Reconfigure}
 
 def break_connections(store_port: int) -> None:
     """Shut down all connections of this process but those to the store."""
-    for _, found in _ip_sockets():
+    for _, found in ip_sockets():
         with suppress(OSError):  # not connected
-            if not _listens(found) and store_port not in (found.getpeername()[1], found.getsockname()[1]):
+            if not listens(found) and store_port not in (found.getpeername()[1], found.getsockname()[1]):
                 found.shutdown(socket.SHUT_RDWR)
 
 

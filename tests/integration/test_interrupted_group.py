@@ -21,7 +21,8 @@ import struct, threading
 from datetime import timedelta
 import torch.distributed as dist
 from elasticjob.inprocess.interruption import Interrupter, RankShouldRestart
-from elasticjob.inprocess.process_groups import ProcessGroups, parse_address
+from elasticjob.inprocess.gloo_addresses import parse_address
+from elasticjob.inprocess.process_groups import ProcessGroups
 
 LAST_PORT = 65535  # gloo lets the member with the highest address open the connection: this rank waits for it
 TIMEOUT = timedelta(seconds=300)
@@ -152,13 +153,14 @@ import fcntl, os, signal, struct, sys, termios, threading, time
 import torch
 import torch.distributed as dist
 from elasticjob.inprocess import process_groups
+from elasticjob.inprocess.own_sockets import connections
 
 rank, folder = int(sys.argv[1]), sys.argv[2]
 groups = process_groups.ProcessGroups()
 
 def bytes_to_send():
     return max(struct.unpack("i", fcntl.ioctl(s.fileno(), termios.TIOCOUTQ, bytes(4)))[0]
-               for s in process_groups._connections(groups._gloo))
+               for s in connections(groups._gloo))
 
 def stop_while_sending():
     while bytes_to_send() < 1 << 16:

@@ -30,7 +30,8 @@ class Calling:
 
 @dataclass(frozen=True)
 class Interrupted:
-    """Worker: the function was interrupted and runs no more; its process groups are about to end. `Parked` follows."""
+    """Worker: the function was interrupted, or has stopped at the last step. It runs no more, and its process groups
+    are about to end. `Parked` follows."""
 
     round: RoundId
 

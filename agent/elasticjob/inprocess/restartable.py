@@ -33,18 +33,17 @@ from elasticjob.contract.restart_messages import (
 )
 from elasticjob.inprocess.agent_channel import AgentChannel
 from elasticjob.inprocess.interruption import Interrupter, RankShouldRestart
+from elasticjob.inprocess.nccl_environment import keep_process_at_nccl_errors
 from elasticjob.inprocess.process_groups import ProcessGroups, collect_garbage
+from elasticjob.inprocess.state_keeper import StateKeeper, seconds_before_copy
 from elasticjob.inprocess.warm_up import warm_up
 from elasticjob.training import progress_channel
 from elasticjob.training.progress_channel import Stopped
 from elasticjob.training.replicated import rank_random_states
+from elasticjob.training.update_guard import guard
 
 P = ParamSpec("P")
 T = TypeVar("T")
-
-_NCCL_ERRORS = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
-_NCCL_DUMP_WAIT = "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC"
-_NCCL_TRACE = ("TORCH_NCCL_TRACE_BUFFER_SIZE", "TORCH_FR_BUFFER_SIZE")
 
 PEER_TIMEOUT = 0.1
 """Seconds that a rank whose collective has failed waits for the end of the round. The agent of the peer at fault
@@ -124,6 +123,12 @@ class RestartableCall:
         self._round = RoundId.parse(os.environ[Env.ROUND])
         self._interrupter = Interrupter()
         self._groups = ProcessGroups()
+        self._keeper = StateKeeper(
+            self._keep_state,
+            changes=lambda: guard.inside,
+            aborts=lambda: self._groups.aborting,
+            seconds=seconds_before_copy(os.environ),
+        )
         self._messages: queue.SimpleQueue[AgentToWorker | None] = queue.SimpleQueue()
         self._connected = True
         """Whether the agent can have the function called again."""
@@ -140,22 +145,23 @@ class RestartableCall:
             self._await_round(_Ended())
         while True:
             ended = self._call(function)
+            self._keeper.wait()
             if not isinstance(ended, _Ended):
                 return ended[0]
             rank_random_states.note_interruption()
             self._interrupter.end_results()
-            self._leave_groups()
+            self._leave_groups(planned=ended.at_last_step)
             self._await_round(ended)
             del ended  # its exception may refer to what the last call made
 
     def _warm_up(self) -> None:
         if not dist.is_initialized():  # by the script, for something of its own
-            _keep_process_at_nccl_errors()
+            keep_process_at_nccl_errors(os.environ)
             warm_up()
             self._leave_groups()
 
-    def _leave_groups(self) -> None:
-        self._groups.leave()
+    def _leave_groups(self, *, planned: bool = False) -> None:
+        self._groups.leave(planned=planned)
         collect_garbage()  # data loaders end their processes with it
 
     def _await_round(self, ended: _Ended) -> None:
@@ -185,7 +191,7 @@ class RestartableCall:
 
     def _call(self, function: Callable[[], Any]) -> tuple[Any] | _Ended:
         """Call the function once; return its result in a tuple, or how else it ended."""
-        _keep_process_at_nccl_errors()
+        keep_process_at_nccl_errors(os.environ)
         self._channel.send(Calling(self._round, self._spare_process))
         progress_channel.process_stays = self._connected
         try:
@@ -194,6 +200,7 @@ class RestartableCall:
         except RankShouldRestart:
             return self._interrupted()
         except Stopped:
+            self._channel.send(Interrupted(self._round))  # the groups may take longer than the grace of the round's end
             return _Ended(at_last_step=True)
         except Exception as error:
             if not self._connected:
@@ -218,12 +225,19 @@ class RestartableCall:
         """In its own thread: act on the agent's messages."""
         while message := self._channel.receive():  # None: the agent refuses this process, or it has ended
             if isinstance(message, Interrupt):
-                self._interrupter.interrupt(self._groups.break_collectives, self._end_if_lost)
+                self._keeper.begin()
+                self._interrupter.interrupt(self._groups.break_collectives, self._still_inside)
             else:
                 self._interrupter.reset()  # before the main thread enters the next round
                 self._messages.put(message)
         self._connected = progress_channel.process_stays = False
         self._messages.put(None)
+
+    def _still_inside(self) -> None:
+        """In the monitor's thread: the main thread has not left its function, and the agent may kill this process."""
+        self._end_if_lost()
+        if self._keeper.keep_if_due() and self._groups.break_formation():
+            os.write(2, b"elasticjob: shut down the connections that were opened since the last group was created\n")
 
     def _end_if_lost(self) -> None:
         """In the monitor's thread: end this process if the main thread cannot leave its collective.
@@ -256,15 +270,6 @@ def _without_frames(error: Exception) -> Exception:
             found.__traceback__ = None
             left += [found.__cause__, found.__context__]
     return error
-
-
-def _keep_process_at_nccl_errors() -> None:
-    """Set what torch reads when it creates an nccl group, unless the user has."""
-    if os.environ.get(_NCCL_ERRORS) == "1":  # the agent's default
-        os.environ[_NCCL_ERRORS] = "0"  # the watchdog would end this process when a peer is lost
-    if not any(os.environ.get(name, "0") != "0" for name in _NCCL_TRACE):
-        # After a peer's loss, the end of a group waits 15 s for a dump of the flight recorder, which is off.
-        os.environ.setdefault(_NCCL_DUMP_WAIT, "1")
 
 
 def _environment(variables: tuple[str, ...]) -> Mapping[str, str]:

@@ -183,6 +183,31 @@ def test_a_process_without_a_next_round_keeps_its_state_and_ends(
     assert kept == ["state"]
 
 
+def test_a_process_that_stops_at_the_last_step_says_so_before_its_groups_end(
+    agent: Agent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They end without an abort, which may take longer than the grace that the agent gives a function."""
+    left: list[bool] = []
+
+    def leave(_groups: object, *, planned: bool = False) -> None:
+        left.append(planned)
+
+    monkeypatch.setattr(process_groups.ProcessGroups, "leave", leave)
+    call = restartable.RestartableCall(agent.channel)
+    ends = iter([Stopped(0), ValueError("bad batch")])
+
+    def function() -> str:
+        for error in ends:
+            raise error
+        return "returned"
+
+    assert call.run(function) == "returned"
+    call.close()
+    first, second, *rest = agent.join()
+    assert (first, second, rest[0]) == (Calling(FIRST), Interrupted(FIRST), Parked(FIRST, at_last_step=True))
+    assert left == [True, False]
+
+
 def test_a_process_whose_device_has_failed_ends(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
     """The error stays with the device: the process takes no part in another round, and does not say that it waits."""
 
@@ -249,23 +274,25 @@ def test_a_restartable_function_that_another_one_calls_is_an_ordinary_one(connec
 
 # ---- what torch reads when it creates an nccl group
 
-ERRORS, DUMP, TRACE, RECORDER = NCCL = (
+ERRORS, RETHROW, DUMP, TRACE, RECORDER = NCCL = (
     "TORCH_NCCL_ASYNC_ERROR_HANDLING",
+    "TORCH_NCCL_RETHROW_CUDA_ERRORS",
     "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC",
     "TORCH_NCCL_TRACE_BUFFER_SIZE",
     "TORCH_FR_BUFFER_SIZE",
 )
+KEPT = {ERRORS: "0", RETHROW: "0"}
 
 
 @pytest.mark.parametrize(
     ("before", "changed"),
     [
-        ({ERRORS: "1"}, {ERRORS: "0", DUMP: "1"}),  # the agent's default
-        ({}, {DUMP: "1"}),
+        ({ERRORS: "1"}, KEPT | {DUMP: "1"}),  # the agent's default
+        ({}, KEPT | {DUMP: "1"}),
         ({ERRORS: "3", DUMP: "500"}, {}),
-        ({ERRORS: "1", TRACE: "2000"}, {ERRORS: "0"}),
-        ({ERRORS: "1", RECORDER: "2000"}, {ERRORS: "0"}),
-        ({ERRORS: "1", TRACE: "0", RECORDER: "0"}, {ERRORS: "0", DUMP: "1"}),
+        ({ERRORS: "1", RETHROW: "1", TRACE: "2000"}, {ERRORS: "0"}),
+        ({ERRORS: "1", RECORDER: "2000"}, KEPT),
+        ({ERRORS: "1", TRACE: "0", RECORDER: "0"}, KEPT | {DUMP: "1"}),
     ],
 )
 def test_nccl_leaves_the_process_alone_unless_the_user_has_set_something_else(
