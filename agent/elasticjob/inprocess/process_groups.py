@@ -57,6 +57,18 @@ PLANNED_END_TIMEOUT = 5.0
 same step, and the last kernels take milliseconds. A peer that was lost at that moment would let this rank wait for
 ever. The agent kills the process after 10 s (`LEAVE_TIMEOUT`), and an abort needs some of the rest."""
 
+_TABLES = (
+    "pg_map",
+    "pg_names",
+    "pg_group_ranks",
+    "pg_backend_config",
+    "pg_to_tag",
+    "tags_to_pg",
+    "pg_coalesce_state",
+    "pg_flight_recorder_hooks",
+)
+"""What `destroy_process_group` clears, by torch's names. Older versions lack the last one."""
+
 
 @dataclass(frozen=True)
 class _Creation:
@@ -189,6 +201,7 @@ class ProcessGroups:
         if dist.is_initialized():
             with suppress(RuntimeError):  # a group that was aborted
                 dist.destroy_process_group()
+        _forget_groups()
         _end_in_background(gloo)
         self._known, self._gloo, self._aborted, self._forming = set(), set(), [], []
         self._listening_before, self._broken = None, False
@@ -281,6 +294,20 @@ class ProcessGroups:
         for thread in self._aborts:
             thread.join()
         self._aborts = []
+
+
+def _forget_groups() -> None:
+    """Clear torch's table, if it still has groups: the creation of one was interrupted, or its end has failed.
+
+    The groups of the next round have the same names, which torch would refuse.
+    """
+    if not _table() and not distributed_c10d._world.pg_names:
+        return
+    distributed_c10d._update_default_pg(None)
+    for name in _TABLES:
+        if (table := getattr(distributed_c10d._world, name, None)) is not None:
+            table.clear()
+    distributed_c10d._unregister_all_process_groups()
 
 
 def _patch(stack: ExitStack, owner: Any, name: str, wrap: Callable[[Any], Any]) -> None:

@@ -295,3 +295,33 @@ def test_an_abort_does_not_wait_until_a_poll_times_out(monkeypatch: pytest.Monke
         with pytest.raises(BlockingIOError):
             older.accept()
     made[0].listener.close()
+
+
+@pytest.mark.parametrize("failing", ["shutdown", "_update_default_pg"])
+def test_groups_with_the_same_names_follow_those_that_did_not_end(
+    failing: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A group cannot be ended, or `init_process_group` was interrupted before it had set the default group."""
+
+    def init() -> None:
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("requested by the test")
+
+    groups = ProcessGroups()
+    with groups.watch():
+        if failing == "shutdown":
+            init()
+            monkeypatch.setattr(distributed_c10d.ProcessGroup, failing, fail)
+        else:
+            monkeypatch.setattr(distributed_c10d, failing, fail)
+            with pytest.raises(RuntimeError, match="requested"):
+                init()
+        monkeypatch.undo() if failing != "shutdown" else None
+        groups.leave()
+    monkeypatch.undo()
+    assert not dist.is_initialized()
+    with groups.watch():
+        init()
+        groups.leave()
