@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeAlias
 
 from elasticjob.agent.processes import peer_pid
 from elasticjob.contract import restart_messages
@@ -19,7 +20,9 @@ from elasticjob.contract.restart_messages import (
     AgentToWorker,
     CallAgain,
     Calling,
+    CollectiveFailed,
     End,
+    Guarded,
     Interrupt,
     Interrupted,
     Kept,
@@ -28,6 +31,9 @@ from elasticjob.contract.restart_messages import (
 )
 
 log = logging.getLogger(__name__)
+
+
+Reported: TypeAlias = Calling | Guarded | CollectiveFailed | Raised | Parked | Kept | None
 
 
 @dataclass
@@ -55,7 +61,7 @@ class RestartableWorkers:
     def __init__(self, folder: Path) -> None:
         self.path = str(folder / "restart.sock")
         """The Unix socket to which workers connect."""
-        self.on_message: Callable[[int, Calling | Raised | Parked | Kept | None], None] = lambda _pid, _message: None
+        self.on_message: Callable[[int, Reported], None] = lambda _pid, _message: None
         """Called with the process id when a worker calls its function, and when that has failed or has ended; None: the
         worker disconnected, and can only be stopped by a signal from now on."""
         self._peers: dict[int, _Peer] = {}
@@ -155,6 +161,8 @@ class RestartableWorkers:
         match message:
             case Calling(round_id, spare_process):
                 self._peers[pid] = _Peer(peer.connection, round_id, spare_process)
+                self.on_message(pid, message)
+            case Guarded() | CollectiveFailed():
                 self.on_message(pid, message)
             case Interrupted():
                 peer.interrupted = True

@@ -170,6 +170,8 @@ class Agent:
         self._training = TrainingReports(progress.training, lambda training: self._node.send(training))
         self._workers.on_end = self._reap
         self._workers.on_call = lambda: self._dispatch(events.FunctionCalled())
+        self._workers.on_guard = self._guard_reported
+        self._workers.on_overdue = self._collective_overdue
         self._saver = StateSaver(progress.memory, self._is_first_node)
         progress.on_worker_connected = self._worker_connected
         progress.on_state_received = self._state_received
@@ -391,7 +393,22 @@ class Agent:
         self._dispatch(events.WorkersHeld(round_id, await self._workers.progress.hold(self._config.local_world_size)))
 
     def _watch_for_hangs(self, start: StartRound) -> None:
-        self._hangs.start(start.progress_timeout, repeat=not start.hang_ends_round)
+        guard = self._workers.guard
+        self._hangs.start(guard.step_timeout if guard else start.progress_timeout, repeat=not start.hang_ends_round)
+
+    def _guard_reported(self) -> None:
+        guard, start = self._workers.guard, self._state.assignment
+        if start is None:
+            return
+        if guard is not None and guard.step_timeout > 0:
+            self._watch_for_hangs(start)
+        self._dispatch(events.HangGuarded(guard.status if guard else ""))
+
+    def _collective_overdue(self) -> None:
+        if self._workers.guard is not None:
+            self._progress_timed_out()
+        else:
+            log.info("the round goes on: spec.hangPolicy decides when it has made no progress for too long")
 
     def _progress_timed_out(self) -> None:
         if self._state.round is not None:

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from elasticjob.contract.messages import StartRound
 from elasticjob.contract.names import Backend, Env, RoundId
 
+NCCL_ERRORS = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
 NAME_LOOKUPS = "timeout:1 attempts:5"
 """The resolver's options. torch looks up the name of each host to which it connects, only for its log, and a rank waits
 for that in each round: 5 s if one packet is lost with the resolver's defaults. A slow answer still has 5 s."""
@@ -52,9 +53,15 @@ def worker_env(
         env |= {"MASTER_ADDR": start.master_addr, "MASTER_PORT": start.master_port}
     if restart_socket:
         env[Env.RESTART_SOCKET] = restart_socket
-    if start.progress_timeout > 0:
+    if stack_dump_file:
         env[Env.STACK_DUMP_FILE] = stack_dump_file
-    return _with_defaults(env, {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}, base)
+    if start.progress_timeout > 0:
+        env[Env.DETECT_HANGS] = 1
+    if NCCL_ERRORS in base:
+        env[Env.SET_BY_USER] = NCCL_ERRORS
+    # torch's own default. With torchrun's, "1", a process that the watchdog ends aborts its communicators before, and a
+    # `commit` in its last moments could keep what a broken collective has left.
+    return _with_defaults(env, {NCCL_ERRORS: "3"}, base)
 
 
 def rendezvous_id(run_id: str, round_id: RoundId) -> str:

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from elasticjob.agent.config import AgentConfig
 from elasticjob.agent.monitoring.early_exits import EarlyExits
+from elasticjob.agent.monitoring.hang_guard import HangGuard, guard_of
 from elasticjob.agent.monitoring.hangs import StackDump, dump_stacks, farthest_behind
 from elasticjob.agent.monitoring.memory_room import memory_limit
 from elasticjob.agent.monitoring.still_held import may_still_write, reason_to_wait
@@ -63,13 +64,13 @@ from elasticjob.agent.reporting.worker_output import (
     WorkerPipe,
     wait_for_files,
 )
-from elasticjob.agent.restartable_workers import RestartableWorkers
+from elasticjob.agent.restartable_workers import Reported, RestartableWorkers
 from elasticjob.agent.start_workers.fork_trust import fails_at_once
 from elasticjob.agent.start_workers.launcher import Launcher, StartError, WorkerStart
 from elasticjob.agent.worker_environment import rendezvous_id, torchrun_env, worker_env
 from elasticjob.contract.messages import Failure, FailureClass, StartRound
 from elasticjob.contract.names import BEFORE_ROUNDS, Backend, RoundId
-from elasticjob.contract.restart_messages import Calling, Kept, Parked, Raised
+from elasticjob.contract.restart_messages import Calling, CollectiveFailed, Guarded, Kept, Parked, Raised
 
 log = logging.getLogger(__name__)
 
@@ -176,6 +177,12 @@ class WorkerGroup:
         """Called when `reap` has something to return although no child has ended."""
         self.on_call: Callable[[], None] = lambda: None
         """Called when a worker calls a function that can be called again."""
+        self.on_guard: Callable[[], None] = lambda: None
+        """Called when `guard` may have changed."""
+        self.on_overdue: Callable[[], None] = lambda: None
+        """Called when a collective of the round's workers has exceeded its time-out, on which torch does not act."""
+        self._guarded: dict[int, Guarded] = {}
+        """What the round's workers have reported of such time-outs, by process id."""
         self._sinks = (stdout, stderr)
         self._oom = OomCounter()
         self._running: dict[int, _Worker] = {}
@@ -252,6 +259,7 @@ class WorkerGroup:
         workers: list[tuple[_Worker, WorkerStart]] = []
         try:
             self._last_start = start
+            self._guarded = {}
             self.progress.begin_round(start.round)
             await self._end_broken()
             if not start.state_known:
@@ -620,7 +628,7 @@ class WorkerGroup:
         left = left_at(worker.error_file, pid)
         return left is not None and left < self._stopping_since
 
-    def _restartable_message(self, pid: int, message: Calling | Raised | Parked | Kept | None) -> None:
+    def _restartable_message(self, pid: int, message: Reported) -> None:
         """Handle what a worker says whose function can be called again; None: it says no more."""
         worker = self._running.get(pid)
         if worker is None:
@@ -636,6 +644,16 @@ class WorkerGroup:
                     self._want_spares()
             case Kept():
                 self._child_ended.set()
+            case Guarded():
+                self._guarded[pid] = message
+                self.on_guard()
+            case CollectiveFailed(message=text, overdue=True):
+                log.warning("rank %d: %s", worker.rank, text)
+                self.on_overdue()
+            case CollectiveFailed(message=text):
+                kind, pod = FailureClass.COLLECTIVE_FAILED, self._config.pod
+                failure = Failure(kind, pod, time.time(), rank=worker.rank, message=text)
+                self._ends.append(EndedWorker(worker.round, worker.local_rank, failure))
             case Raised(exception=exception, message=text):
                 if not self.stopping:
                     failure = self._raised(worker, exception, text)
@@ -772,7 +790,14 @@ class WorkerGroup:
             text = stacks[pid].rstrip() or "(no stack dump: the process is stopped, or does not handle the signal)"
             log.info("rank %d, %.1f s after step %s:\n%s", worker.rank, age, "-" if step is None else step, text)
         behind = farthest_behind(dumps)
-        return behind.failure(self._config.pod, time.time()) if behind else None
+        cause = self.guard.cause if self.guard else ""
+        return behind.failure(self._config.pod, time.time(), cause) if behind else None
+
+    @property
+    def guard(self) -> HangGuard | None:
+        """What ends a hang of the round, if torch does not and the job has no hangPolicy; None if nothing has to."""
+        hang_policy = self._last_start is not None and self._last_start.progress_timeout > 0
+        return guard_of(self._guarded.values(), hang_policy=hang_policy)
 
     @property
     def has_state(self) -> bool:

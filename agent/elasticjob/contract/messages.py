@@ -179,6 +179,9 @@ class Announce:
     restartable: bool = False
     """A worker of this node has called a function that the agent can have called again (`@elasticjob.restartable`).
     Only the node of group rank 0 reports it: all nodes run the same script."""
+    hang_guard: str = ""
+    """What ends a hang of this node's workers, for people, where the job has no hangPolicy and torch's own time-out is
+    off (`@elasticjob.restartable`); empty if that is not so. Only the node of group rank 0 reports it."""
     knows_machine_end: bool = False
     """The node has been sent a `MachineEnd` with a time, which may have been withdrawn while it had no link."""
 
@@ -190,6 +193,8 @@ class Ready:
     fork_disabled_reason: str = ""
     """As in `Announce`."""
     restartable: bool = False
+    """As in `Announce`."""
+    hang_guard: str = ""
     """As in `Announce`."""
 
 
@@ -835,6 +840,8 @@ class Report:
     """Why workers start by exec on the first member, by group rank, that reports a reason; empty if none does."""
     fork_disabled_nodes: int = 0
     """Members that report such a reason."""
+    hang_guard: str = ""
+    """As in `Announce`, of the first member by group rank that reports one."""
     stall: Failure | None = None
     """The worker to blame for the last stall of the round, if hangs do not end rounds."""
     straggler: Straggler | None = None

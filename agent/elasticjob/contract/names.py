@@ -117,7 +117,11 @@ class Env:
     ROUND = "ELASTICJOB_ROUND"
     """Round that the worker was started for; `BEFORE_ROUNDS` if it was started ahead of one."""
     STACK_DUMP_FILE = "ELASTICJOB_STACK_DUMP_FILE"
-    """File to which a worker dumps the stacks of its threads on STACK_DUMP_SIGNAL; unset if hangs are not detected."""
+    """File to which a worker dumps the stacks of its threads on STACK_DUMP_SIGNAL, if it may be asked to."""
+    DETECT_HANGS = "ELASTICJOB_DETECT_HANGS"
+    """1 if the job has a hangPolicy: each worker reports the steps of its optimizers, and can dump its stacks."""
+    SET_BY_USER = "ELASTICJOB_SET_BY_USER"
+    """Comma-separated names of variables that the user has set, of those for which the agent has a default."""
     # Store
     PORT = "ELASTICJOB_PORT"
     """Port to listen on; DEFAULT_PORT if unset."""

@@ -29,6 +29,31 @@ class Calling:
 
 
 @dataclass(frozen=True)
+class Guarded:
+    """Worker: its process groups have a time-out that torch does not act on, because the process is to stay.
+
+    Sent in each round once such a group exists, and again when a field changes.
+    """
+
+    round: RoundId
+    seconds: float
+    """The shortest time-out of these groups."""
+    by_collectives: bool = True
+    """The worker sends `CollectiveFailed` when torch finds one of them overdue or failed. False: this version of torch
+    does not tell, so only the steps of the script show whether it makes progress."""
+
+
+@dataclass(frozen=True)
+class CollectiveFailed:
+    """Worker: torch has found a collective that failed or is overdue, and would have ended the process."""
+
+    round: RoundId
+    message: str
+    overdue: bool
+    """It has exceeded the time-out of its group. False: its communicator has failed."""
+
+
+@dataclass(frozen=True)
 class Interrupted:
     """Worker: the function was interrupted, or has stopped at the last step. It runs no more, and its process groups
     are about to end. `Parked` follows."""
@@ -84,7 +109,7 @@ class End:
     """No more of the script runs: the job goes on without this node, and another one may write the same files."""
 
 
-WorkerToAgent: TypeAlias = Calling | Interrupted | Raised | Parked | Kept
+WorkerToAgent: TypeAlias = Calling | Guarded | CollectiveFailed | Interrupted | Raised | Parked | Kept
 AgentToWorker: TypeAlias = Interrupt | CallAgain | End
 
 _TYPES: dict[str, type[Any]] = {

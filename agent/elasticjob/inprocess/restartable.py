@@ -36,6 +36,7 @@ from elasticjob.inprocess.interruption import Interrupter, RankShouldRestart
 from elasticjob.inprocess.nccl_environment import keep_process_at_nccl_errors
 from elasticjob.inprocess.process_groups import ProcessGroups, collect_garbage
 from elasticjob.inprocess.state_keeper import StateKeeper, seconds_before_copy
+from elasticjob.inprocess.timeout_guard import TimeoutGuard
 from elasticjob.inprocess.warm_up import warm_up
 from elasticjob.training import progress_channel
 from elasticjob.training.progress_channel import Stopped
@@ -129,6 +130,7 @@ class RestartableCall:
             aborts=lambda: self._groups.aborting,
             seconds=seconds_before_copy(os.environ),
         )
+        self._guard = TimeoutGuard(channel.send, lambda: self._interrupter.pending)
         self._messages: queue.SimpleQueue[AgentToWorker | None] = queue.SimpleQueue()
         self._connected = True
         """Whether the agent can have the function called again."""
@@ -191,11 +193,15 @@ class RestartableCall:
 
     def _call(self, function: Callable[[], Any]) -> tuple[Any] | _Ended:
         """Call the function once; return its result in a tuple, or how else it ended."""
-        keep_process_at_nccl_errors(os.environ)
+        guarded = keep_process_at_nccl_errors(os.environ)
         self._channel.send(Calling(self._round, self._spare_process))
         progress_channel.process_stays = self._connected
         try:
-            with self._groups.watch(), self._interrupter.armed():
+            with (
+                self._groups.watch(),
+                self._guard.watch(self._round, active=guarded and self._connected),
+                self._interrupter.armed(),
+            ):
                 return (function(),)
         except RankShouldRestart:
             return self._interrupted()

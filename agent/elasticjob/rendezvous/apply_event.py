@@ -241,6 +241,7 @@ def _announced_node(state: CoordinatorState, agent_id: str, announce: Announce, 
         fork_disabled_reason=announce.fork_disabled_reason,
         store_vanished=announce.store_vanished,
         restartable=announce.restartable,
+        hang_guard=announce.hang_guard,
         knows_machine_end=announce.knows_machine_end,
     )
 
@@ -349,8 +350,14 @@ def _apply_node_message(
     state: CoordinatorState, node: Node, message: NodeToCoordinator, now: float
 ) -> CoordinatorState:
     if isinstance(message, Ready):
-        reason, restartable = message.fork_disabled_reason, message.restartable
-        return set_node(state, replace(node, ready=True, fork_disabled_reason=reason, restartable=restartable))
+        node = replace(
+            node,
+            ready=True,
+            fork_disabled_reason=message.fork_disabled_reason,
+            restartable=message.restartable,
+            hang_guard=message.hang_guard,
+        )
+        return set_node(state, node)
     if isinstance(message, Leaving):
         if message.failure is not None:
             state = replace(state, unhealthy={**state.unhealthy, node.pod: message.failure})

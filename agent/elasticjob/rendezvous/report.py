@@ -51,6 +51,7 @@ def build_report(
         pods_that_may_write=confirmation.pods_that_may_write(state),
         fork_disabled_reason=next(iter(fork_disabled_reasons), ""),
         fork_disabled_nodes=len(fork_disabled_reasons),
+        hang_guard=next((node.hang_guard for node in _members(state) if node.hang_guard), ""),
         stall=round_.stall if round_ else None,
         straggler=straggler,
         progress=progress,
@@ -63,8 +64,13 @@ def build_report(
 
 def _fork_disabled_reasons(state: CoordinatorState) -> list[str]:
     """Return why workers start by exec, for each member where they do, in order of group rank."""
+    return [node.fork_disabled_reason for node in _members(state) if node.fork_disabled_reason]
+
+
+def _members(state: CoordinatorState) -> list[Node]:
+    """Return the known nodes of the round in order of group rank."""
     members = (state.nodes.get(agent_id) for agent_id in state.round.members) if state.round else ()
-    return [node.fork_disabled_reason for node in members if node and node.fork_disabled_reason]
+    return [node for node in members if node]
 
 
 def round_phase(state: CoordinatorState) -> RoundPhase:

@@ -72,6 +72,8 @@ class Node:
     """Whether the machine of the store that it was connected to before is down or cut off."""
     restartable: bool = False
     """Whether it has reported that its workers' function can be called again."""
+    hang_guard: str = ""
+    """What ends a hang of its workers in place of torch's time-out; empty if that is not so."""
     knows_machine_end: bool = False
     """Whether it had been sent the end of its machine when it announced itself."""
     has_state: bool = False

@@ -243,14 +243,15 @@ def _open() -> None:
             for descriptor in (page, *memory):
                 os.close(descriptor)
             own_time.measure(_words)
-            _enable_stack_dumps()
+            if Env.DETECT_HANGS in os.environ:
+                enable_stack_dumps()
             return
     except (OSError, ValueError):
         pass  # the environment is of another round, or the agent has ended
     connection.close()
 
 
-def _enable_stack_dumps() -> None:
+def enable_stack_dumps() -> None:
     """Dump the stacks of all threads on the agent's signal, also if Python hangs in a call into C."""
     global _dumps_stacks
     path = os.environ.get(Env.STACK_DUMP_FILE)

@@ -60,6 +60,7 @@ def next_status(job: JobContext, current: dict[ConditionType, Condition], image:
         "incarnations": ",".join(map(str, job.workers.incarnations)),
         "runtimeImage": _runtime_image(job, image),
         "warmFork": job.world.warm_fork or None,
+        "hangGuard": job.world.hang_guard or None,
         "avoidedNodes": _avoided_nodes(job.workers.avoided),
         "suspectNodes": _avoided_nodes(job.workers.suspects),
         "straggler": stragglers.straggler_record(job),

@@ -44,6 +44,8 @@ class World:
     """Whether the workers of a round are starting."""
     warm_fork: str = ""
     """`status.warmFork`: why workers start by exec; empty while they are forked."""
+    hang_guard: str = ""
+    """`status.hangGuard`: what ends a hang without a hangPolicy; empty if torch does, or the job has one."""
 
 
 def read_world(ctx: ReconcileContext) -> World:
@@ -79,6 +81,7 @@ def read_world(ctx: ReconcileContext) -> World:
         reason=f"the workers of {with_noun(report.active, 'node')} are starting" if starts else report.reason,
         starts=starts,
         warm_fork=_warm_fork(report) if formed else text(ctx.status.raw, "warmFork"),
+        hang_guard=report.hang_guard if formed else text(ctx.status.raw, "hangGuard"),
     )
 
 
@@ -107,6 +110,7 @@ def _from_status(ctx: ReconcileContext, report: Report | None) -> World:
         outcome_pod=outcome_pod,
         reason=report.reason if report else "",
         warm_fork=text(raw, "warmFork"),
+        hang_guard=text(raw, "hangGuard"),
     )
 
 

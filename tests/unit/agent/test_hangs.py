@@ -56,6 +56,8 @@ async def test_workers_that_continue_are_watched_as_from_their_start() -> None:
     """A hang that is detected while they are frozen counts for nothing."""
 
     class Workers:
+        guard = None
+
         def freeze(self, on: bool) -> None:
             pass
 

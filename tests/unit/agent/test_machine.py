@@ -28,6 +28,7 @@ from elasticjob.agent.machine.events import (
     AllWorkersStopped,
     CutOff,
     FunctionCalled,
+    HangGuarded,
     LastStepMissed,
     LauncherReady,
     LeaveTimedOut,
@@ -754,3 +755,17 @@ def test_the_node_of_group_rank_0_reports_once_that_its_function_can_be_called_a
     assert first.restartable
     other = play(LauncherReady(), Received(replace(START, group_rank=1)), WorkersLaunched(R1))[0]
     assert last(FunctionCalled(), state=other) == []
+
+
+def test_the_node_of_group_rank_0_reports_what_guards_the_workers_whenever_that_changes() -> None:
+    guarded, gone = HangGuarded("ends after 600 s"), HangGuarded("")
+    state, effects = play(guarded, guarded, gone, gone, state=running())
+    assert [[e for e in step if isinstance(e, Send)] for step in effects] == [
+        [Send(Ready(hang_guard="ends after 600 s"))],
+        [],
+        [Send(Ready())],
+        [],
+    ]
+    assert state.announcement.hang_guard == ""
+    other = play(LauncherReady(), Received(replace(START, group_rank=1)), WorkersLaunched(R1))[0]
+    assert last(guarded, state=other) == []

@@ -39,7 +39,7 @@ def test_a_workers_environment_is_torchruns() -> None:
         "TORCHELASTIC_ERROR_FILE": "/e",
         "ELASTICJOB_AGENT_SOCKET": "/s",
         "ELASTICJOB_ROUND": "1.0.3",
-        "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": "3",
     }
 
 
@@ -119,3 +119,21 @@ def test_reserved_are_the_variables_whose_value_in_a_template_is_lost() -> None:
     honoured.add("TORCH_DISABLE_SHARE_RDZV_TCP_STORE")
     replaced = {*worker, *torchrun_variables(EveryVariable())} - honoured
     assert {name for name in replaced if not name.startswith(RESERVED_PREFIX)} == RESERVED_VARIABLES
+
+
+def test_a_worker_learns_which_defaults_the_user_has_chosen_and_where_stacks_go() -> None:
+    """torch's guard against hanging collectives is taken away only where the agent's default stands for it."""
+
+    def variables(start: StartRound, base: dict[str, str]) -> dict[str, str]:
+        return worker_env(
+            start, local_rank=0, local_world_size=1, role="default", run_id="uid", error_file="/e",
+            agent_socket="/s", stack_dump_file="/stacks", base=base,
+        )  # fmt: skip
+
+    ours, users = variables(START, {}), variables(START, {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"})
+    assert ours["ELASTICJOB_STACK_DUMP_FILE"] == users["ELASTICJOB_STACK_DUMP_FILE"] == "/stacks"
+    assert "ELASTICJOB_SET_BY_USER" not in ours
+    assert users["ELASTICJOB_SET_BY_USER"] == "TORCH_NCCL_ASYNC_ERROR_HANDLING"
+    assert "TORCH_NCCL_ASYNC_ERROR_HANDLING" not in users
+    assert "ELASTICJOB_DETECT_HANGS" not in ours
+    assert variables(replace(START, progress_timeout=10.0), {})["ELASTICJOB_DETECT_HANGS"] == "1"

@@ -280,7 +280,7 @@ async def until(condition: Callable[[], bool]) -> None:
 
 HEARTBEATS = """
 import atexit, os, sys
-os.environ["ELASTICJOB_STACK_DUMP_FILE"] = sys.argv[1]
+os.environ |= {"ELASTICJOB_STACK_DUMP_FILE": sys.argv[1], "ELASTICJOB_DETECT_HANGS": "1"}
 atexit.register(lambda: (print("ending", flush=True), sys.stdin.readline()))
 from elasticjob.training.progress_channel import heartbeat
 heartbeat()

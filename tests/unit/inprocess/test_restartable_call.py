@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -31,6 +32,7 @@ import torch.distributed as dist  # noqa: E402
 
 from elasticjob.inprocess import process_groups, restartable  # noqa: E402
 from elasticjob.inprocess.agent_channel import AgentChannel  # noqa: E402
+from elasticjob.inprocess.timeout_guard import TimeoutGuard  # noqa: E402
 from elasticjob.training import progress_channel  # noqa: E402
 from elasticjob.training.progress_channel import Stopped  # noqa: E402
 
@@ -274,36 +276,58 @@ def test_a_restartable_function_that_another_one_calls_is_an_ordinary_one(connec
 
 # ---- what torch reads when it creates an nccl group
 
-ERRORS, RETHROW, DUMP, TRACE, RECORDER = NCCL = (
+ERRORS, RETHROW, DUMP, WAIT, TRACE, RECORDER, BLOCKING = NCCL = (
     "TORCH_NCCL_ASYNC_ERROR_HANDLING",
     "TORCH_NCCL_RETHROW_CUDA_ERRORS",
+    "TORCH_NCCL_DUMP_ON_TIMEOUT",
     "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC",
     "TORCH_NCCL_TRACE_BUFFER_SIZE",
     "TORCH_FR_BUFFER_SIZE",
+    "TORCH_NCCL_BLOCKING_WAIT",
 )
+USERS = {Env.SET_BY_USER: ERRORS}
 KEPT = {ERRORS: "0", RETHROW: "0"}
 
 
 @pytest.mark.parametrize(
-    ("before", "changed"),
+    ("before", "changed", "guarded"),
     [
-        ({ERRORS: "1"}, KEPT | {DUMP: "1"}),  # the agent's default
-        ({}, KEPT | {DUMP: "1"}),
-        ({ERRORS: "3", DUMP: "500"}, {}),
-        ({ERRORS: "1", RETHROW: "1", TRACE: "2000"}, {ERRORS: "0"}),
-        ({ERRORS: "1", RECORDER: "2000"}, KEPT),
-        ({ERRORS: "1", TRACE: "0", RECORDER: "0"}, KEPT | {DUMP: "1"}),
+        ({ERRORS: "3", Env.ROUND: "1.0.1"}, KEPT | {DUMP: "0", WAIT: "1"}, True),  # the agent's default
+        ({ERRORS: "1"}, KEPT | {DUMP: "0", WAIT: "1"}, True),  # torchrun's default
+        ({}, KEPT | {DUMP: "0", WAIT: "1"}, True),
+        ({ERRORS: "1"} | USERS, {WAIT: "1"}, False),
+        ({ERRORS: "0"} | USERS, {RETHROW: "0", WAIT: "1"}, False),
+        ({ERRORS: "3", WAIT: "500"} | USERS, {}, False),
+        ({ERRORS: "1", DUMP: "1"}, KEPT | {WAIT: "1"}, True),
+        ({ERRORS: "1", RETHROW: "1", TRACE: "2000"}, {ERRORS: "0"}, True),
+        ({ERRORS: "1", RECORDER: "2000"}, KEPT, True),
+        ({ERRORS: "1", TRACE: "0", RECORDER: "0"}, KEPT | {DUMP: "0", WAIT: "1"}, True),
+        ({ERRORS: "1", BLOCKING: "1"}, KEPT | {DUMP: "0", WAIT: "1"}, False),  # torch raises in the main thread
     ],
 )
 def test_nccl_leaves_the_process_alone_unless_the_user_has_set_something_else(
-    before: dict[str, str], changed: dict[str, str], agent: Agent, monkeypatch: pytest.MonkeyPatch
+    before: dict[str, str], changed: dict[str, str], guarded: bool, agent: Agent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its watchdog would end the process when a peer is lost, and the end of a group would wait for a dump."""
+    """Its watchdog would end the process when a peer is lost, and the end of a group would wait for a dump.
+
+    What torch would have ended is guarded then, and nothing else.
+    """
+    watched: list[bool] = []
+
+    @contextmanager
+    def watch(_guard: object, _round: RoundId, *, active: bool) -> Iterator[None]:
+        watched.append(active)
+        yield
+
+    monkeypatch.setattr(TimeoutGuard, "watch", watch)
+    monkeypatch.setenv(Env.SET_BY_USER, "")
     for name in NCCL:
         monkeypatch.setenv(name, "")  # so that its value is restored
         monkeypatch.delenv(name)
     for name, value in before.items():
         monkeypatch.setenv(name, value)
     call = restartable.RestartableCall(agent.channel)
-    assert call.run(lambda: {name: os.environ[name] for name in NCCL if name in os.environ}) == before | changed
+    found = call.run(lambda: {name: os.environ[name] for name in NCCL if name in os.environ})
+    assert found == {name: value for name, value in before.items() if name in NCCL} | changed
     call.close()
+    assert watched == [guarded]

@@ -922,6 +922,15 @@ def test_warm_fork_off_is_reported_once_per_reason() -> None:
     assert "warmFork" not in status_of(run(replace(steady(), job=job(status=known))))
 
 
+def test_status_says_what_guards_a_job_without_a_hang_policy() -> None:
+    guarded = replace(report(worker(0), worker(1)), hang_guard="ends after 600 s")
+    known = status_of(run(steady(last_report=guarded)))
+    assert known["hangGuard"] == "ends after 600 s"
+    unavailable = replace(steady(), job=job(status=known), link=LinkView(since=NOW))
+    assert "hangGuard" in (run(unavailable).status or known)
+    assert "hangGuard" not in status_of(run(replace(steady(), job=job(status=known))))
+
+
 def test_recovery_seconds_are_written_once_beside_their_failure() -> None:
     recovery = RecoverySeconds(("bert-0-0",), detect=0.0012345, stop=0.02, rendezvous=0.001, start=0.06)
     before = {"time": "2027-01-15T07:59:00Z", "pod": "bert-1-0", "class": "Killed"}

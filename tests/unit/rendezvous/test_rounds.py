@@ -602,6 +602,15 @@ def test_the_report_counts_nodes_that_start_workers_by_exec_and_gives_the_first_
     assert (job.report.fork_disabled_reason, job.report.fork_disabled_nodes) == ("reason 1", 2)
 
 
+def test_the_report_says_what_guards_the_workers_in_place_of_torchs_time_out() -> None:
+    job = job_of(0, 1)
+    assert job.report.hang_guard == ""
+    job.send(0, Ready(hang_guard="ends after 600 s"))
+    assert job.report.hang_guard == "ends after 600 s"
+    job.send(0, Ready())
+    assert job.report.hang_guard == ""
+
+
 def test_a_draining_pod_leaves_before_its_agent_reports_it() -> None:
     job = job_of(0, 1, 2)
     job.operator_view(*pods(0, 1), *pods(2, state=PodState.DRAINING), target=3)

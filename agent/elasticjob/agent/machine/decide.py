@@ -36,6 +36,7 @@ from elasticjob.agent.machine.events import (
     AllWorkersStopped,
     CutOff,
     FunctionCalled,
+    HangGuarded,
     LastStepMissed,
     LauncherReady,
     LeaveTimedOut,
@@ -127,6 +128,8 @@ def decide(state: AgentState, event: AgentEvent) -> AgentDecision:
             return _report_ready(replace(state, starting_ahead=False))
         case FunctionCalled():
             return _function_called(state)
+        case HangGuarded(status):
+            return _hang_guarded(state, status)
         case WorkersLaunched(round_id):
             return _workers_launched(state, round_id)
         case WorkerEnded():
@@ -255,7 +258,8 @@ def _report_ready(state: AgentState) -> AgentDecision:
     """Report that workers can start at once, and start those of a round that waits for it."""
     if not state.ready:
         return AgentDecision(state)
-    ready = Send(Ready(state.announcement.fork_disabled_reason, state.announcement.restartable))
+    me = state.announcement
+    ready = Send(Ready(me.fork_disabled_reason, me.restartable, me.hang_guard))
     if state.phase is AgentPhase.STARTING and state.assignment and not state.launched:
         return AgentDecision(replace(state, launched=True), (ready, LaunchWorkers(state.assignment)))
     return AgentDecision(state, (ready,))
@@ -266,6 +270,14 @@ def _function_called(state: AgentState) -> AgentDecision:
     if state.announcement.restartable or state.assignment is None or state.assignment.group_rank > 0:
         return AgentDecision(state)
     return _report_ready(replace(state, announcement=replace(state.announcement, restartable=True)))
+
+
+def _hang_guarded(state: AgentState, status: str) -> AgentDecision:
+    """Report what guards the workers, from the node of group rank 0: all nodes run the same script."""
+    if state.announcement.hang_guard == status or state.assignment is None or state.assignment.group_rank > 0:
+        return AgentDecision(state)
+    decision = _report_ready(replace(state, announcement=replace(state.announcement, hang_guard=status)))
+    return AgentDecision(decision.state, (*((Log(f"hang guard: {status}"),) if status else ()), *decision.effects))
 
 
 def _workers_launched(state: AgentState, round_id: RoundId) -> AgentDecision:

@@ -38,6 +38,14 @@ class FunctionCalled:
 
 
 @dataclass(frozen=True)
+class HangGuarded:
+    """What guards the round's workers against a hang, in place of torch's own time-out, is known."""
+
+    status: str
+    """`Announce.hang_guard`."""
+
+
+@dataclass(frozen=True)
 class WorkersLaunched:
     """All workers of the round have been started."""
 
@@ -144,6 +152,7 @@ AgentEvent: TypeAlias = (
     | LauncherReady
     | StartedAhead
     | FunctionCalled
+    | HangGuarded
     | WorkersLaunched
     | WorkerEnded
     | WorkersHeld

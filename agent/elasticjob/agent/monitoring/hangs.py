@@ -106,14 +106,18 @@ class StackDump:
         """The stack of the main thread, which faulthandler writes last."""
         return self.stacks[self.stacks.rfind("\n", 0, max(0, self.stacks.rfind("hread 0x"))) + 1 :]
 
-    def failure(self, pod: str, now: float) -> Failure:
-        """Return the failure that the agent reports to the coordinator."""
+    def failure(self, pod: str, now: float, guard: str = "") -> Failure:
+        """Return the failure that the agent reports to the coordinator.
+
+        `guard`: what has ended the round, if the job has no hangPolicy.
+        """
         frame = _FRAME.search(self.main_thread)
         place = "main thread is outside of Python code" if self.stacks else "the process does not respond"
         if frame is not None:
             place = f"main thread is in {frame[3]} ({frame[1]}:{frame[2]})"
         after = f"step {self.step}" if self.step is not None else "its start"
-        message = f"no progress for {self.age:.1f} s after {after}: {place}\n{users_frames(self.main_thread)}".rstrip()
+        first = "; ".join(filter(None, (f"no progress for {self.age:.1f} s after {after}: {place}", guard)))
+        message = f"{first}\n{users_frames(self.main_thread)}".rstrip()
         return Failure(
             FailureClass.HANG,
             pod,

@@ -158,7 +158,7 @@ def _open_streams(unbuffered: bool) -> None:
 def _report_heartbeats() -> None:
     """Report each optimizer step as a heartbeat, if the agent monitors hangs."""
     optimizer = sys.modules.get("torch.optim.optimizer")
-    if optimizer is None or Env.STACK_DUMP_FILE not in os.environ:
+    if optimizer is None or Env.DETECT_HANGS not in os.environ:
         return
     with contextlib.suppress(ImportError):  # the user's code may have its own `elasticjob`
         from elasticjob.training.progress_channel import heartbeat
