@@ -271,3 +271,35 @@ def test_a_spare_process_is_killed_first_without_memory_until_it_trains(tmp_path
         assert score(begun(run, 2)[1]) == own
         (tmp_path / "done").touch()
         assert run.exit_code() == 0, run.text
+
+
+REPORTS_NO_STEPS = """
+import os, sys, time
+import torch.distributed as dist
+import elasticjob
+
+@elasticjob.restartable(spare_process=True)
+def train():
+    dist.init_process_group("gloo")
+    print(f"begins at 0 rank {dist.get_rank()} pid {os.getpid()} of {dist.get_world_size()}", flush=True)
+    while not os.path.exists(sys.argv[1] + "/done"):
+        dist.barrier()
+        time.sleep(0.01)
+
+train()
+"""
+
+
+@pytest.mark.timeout(120)
+def test_a_script_that_reports_no_steps_gets_one_after_a_time(tmp_path: Path) -> None:
+    command = [*script(tmp_path, REPORTS_NO_STEPS), str(tmp_path)]
+    with LocalRun(manifest(command, replicas=2, preload=["torch"]), tmp_path) as run:
+        first = begun(run, 2)
+        run.wait_for(r"spare processes of local ranks 0 start once .* or have been in their function for 10 s")
+        waiting = spares(run, 2)
+        agent = agent_over(first[1])
+        os.kill(first[1], signal.SIGKILL)
+        assert begun(run, 2)[1] == waiting[agent]
+        assert f"process {waiting[agent]}, the spare of local rank 0, takes its place" in run.text
+        (tmp_path / "done").touch()
+        assert run.exit_code() == 0, run.text

@@ -17,7 +17,7 @@ from pathlib import Path
 from elasticjob.agent.config import AgentConfig
 from elasticjob.agent.monitoring.early_exits import EarlyExits
 from elasticjob.agent.monitoring.hang_guard import HangGuard, guard_of
-from elasticjob.agent.monitoring.hangs import StackDump, dump_stacks, farthest_behind
+from elasticjob.agent.monitoring.hangs import StackDump, describe_place, dump_stacks, farthest_behind
 from elasticjob.agent.monitoring.memory_room import memory_limit
 from elasticjob.agent.monitoring.still_held import may_still_write, reason_to_wait
 from elasticjob.agent.monitoring.stuck_processes import (
@@ -65,6 +65,7 @@ from elasticjob.agent.reporting.worker_output import (
     wait_for_files,
 )
 from elasticjob.agent.restartable_workers import Reported, RestartableWorkers
+from elasticjob.agent.spare_processes import RankInRound, describe_wait, first_note, may_start
 from elasticjob.agent.start_workers.fork_trust import fails_at_once
 from elasticjob.agent.start_workers.launcher import Launcher, StartError, WorkerStart
 from elasticjob.agent.worker_environment import rendezvous_id, torchrun_env, worker_env
@@ -135,7 +136,7 @@ class _Worker:
     failed_calls: int = 0
     """How many calls of its function in a row have failed by an error of their own before they made a step."""
     trained: bool = False
-    """Whether an earlier call of its function made a step."""
+    """Whether an earlier call of its function made a step, as far as the script reports steps; see `_trains`."""
     ran_ahead: bool = False
     """Whether it ran its script ahead of a round, and has been called since but made no step."""
 
@@ -199,7 +200,19 @@ class WorkerGroup:
         self._spare_timer: asyncio.TimerHandle | None = None
         """Runs while the round's workers need spare processes that may not start yet."""
         self._starting_spares: asyncio.Task[None] | None = None
+        self._watching_spares: asyncio.Task[None] | None = None
+        """Writes to the log what spare processes wait for that are not at their function."""
         self._spare_starts = 0
+        self._announced_spares = False
+        """Whether the log has a line in this round about spare processes that may not start yet."""
+        self._called: dict[int, float] = {}
+        """When each worker called its function in this round, by local rank; monotonic time."""
+        self._new_workers: set[int] = set()
+        """Process ids of the workers whose program was started for this round."""
+        self._launched_at = 0.0
+        """When the start of these began; monotonic time."""
+        self._script_seconds = 0.0
+        """Most seconds from such a start to the function so far."""
         self._may_have_spares = True
         """False once a script has ended before its function outside of a round, and once this node leaves."""
         self._reached_function = False
@@ -259,7 +272,7 @@ class WorkerGroup:
         workers: list[tuple[_Worker, WorkerStart]] = []
         try:
             self._last_start = start
-            self._guarded = {}
+            self._guarded, self._called, self._announced_spares = {}, {}, False
             self.progress.begin_round(start.round)
             await self._end_broken()
             if not start.state_known:
@@ -276,6 +289,7 @@ class WorkerGroup:
                 workers.append(self._prepare(start, local_rank))
                 self._round = (*called.values(), *(worker for worker, _ in workers))
             keep = {*called, *self._spares}
+            self._launched_at = time.monotonic()
             pids = await self._launcher.start([worker_start for _, worker_start in workers], keep)
         except StartError as error:
             return self._start_error(start, str(error))
@@ -283,6 +297,7 @@ class WorkerGroup:
             return self._start_error(start, f"cannot prepare the workers: {error}")
         else:
             self._running = called | {pid: worker for pid, (worker, _) in zip(pids, workers, strict=True)}
+            self._new_workers = set(pids)
             for pid in self._running:
                 self.restartable.repeat(pid)  # of a function that has ended since `_call_parked`
             self._started_at, self._start_recorded = time.monotonic(), not workers
@@ -334,7 +349,7 @@ class WorkerGroup:
     # ---- spare processes -------------------------------------------------------------------------------------------
 
     def _want_spares(self) -> None:
-        """Start spare processes for the workers of this round without one, once all workers have made a step."""
+        """Start spare processes for the workers of this round without one, once all workers train."""
         if self._spare_timer is None:
             self._spare_timer = asyncio.get_running_loop().call_later(SPARE_INTERVAL, self._look_for_spares)
 
@@ -345,10 +360,14 @@ class WorkerGroup:
             return  # the next round asks for them again
         if not (missing := self._missing(self._spares)):
             return
-        if self._started.is_set() and all(map(self.progress.made_step, ranks)):
+        found = [RankInRound(self.progress.made_step(rank), self._called.get(rank)) for rank in ranks]
+        if self._started.is_set() and may_start(found, self._script_seconds, time.monotonic()):
             self._starting_spares = asyncio.get_running_loop().create_task(self._start_spares(missing))
-        else:
-            self._want_spares()
+            return
+        if not self._announced_spares:
+            self._announced_spares = True
+            log.info("%s", describe_wait(missing, self._script_seconds))
+        self._want_spares()
 
     @property
     def _may_start_spares(self) -> bool:
@@ -363,15 +382,33 @@ class WorkerGroup:
         self.restartable.allow(None)
         try:
             provisional = replace(self._last_start, round=round_id, master_addr="", master_port=0)
-            self._spares |= await self._launch_ahead(provisional, local_ranks)
+            begun = await self._launch_ahead(provisional, local_ranks)
+            self._spares |= begun
         finally:
             self._started.set()
             self._allow_known()
-        for pid in self._spares:
+        for pid, worker in begun.items():
             set_oom_score(pid, MAX_OOM_SCORE)  # without memory for all, the kernel must not choose a worker
+            log.info("process %d starts as the spare of local rank %d", pid, worker.local_rank)
+        if self._watching_spares is None or self._watching_spares.done():
+            self._watching_spares = asyncio.get_running_loop().create_task(self._watch_spares())
         if not self._may_start_spares:
             self.end_spares()
         self.on_end()  # for what has ended meanwhile
+
+    def _spares_on_their_way(self) -> dict[int, _Worker]:
+        return {pid: worker for pid, worker in self._spares.items() if not self.restartable.parked(pid)}
+
+    async def _watch_spares(self) -> None:
+        """Write to the log what spare processes wait for that are not at their function, until none is left."""
+        begun, seconds = time.monotonic(), first_note(self._script_seconds)
+        while not await self._until(lambda: not self._spares_on_their_way(), seconds):
+            late = self._spares_on_their_way()
+            stacks = await dump_stacks({pid: worker.stack_dump_file for pid, worker in late.items()})
+            for pid, worker in late.items():
+                text = "process %d, the spare of local rank %d, is not at its function after %.0f s: %s"
+                seconds = time.monotonic() - begun
+                log.warning(text, pid, worker.local_rank, seconds, describe_place(stacks[pid], pid))
 
     def _call_spares(self, start: StartRound, local_ranks: Collection[int]) -> dict[int, _Worker]:
         """Let the spare processes of these local ranks call their functions; return those that do, by process id."""
@@ -380,6 +417,7 @@ class WorkerGroup:
             if worker.local_rank in local_ranks and self.restartable.parked(pid) and not is_stopped(pid):
                 del self._spares[pid]
                 set_oom_score(pid, oom_score())
+                log.info("process %d, the spare of local rank %d, takes its place", pid, worker.local_rank)
                 called |= self._call(start, pid, worker)
         return called
 
@@ -389,6 +427,8 @@ class WorkerGroup:
         for pid, worker in tuple(self._spares.items()):
             if worker.local_rank in local_ranks and not self.restartable.parked(pid):
                 del self._spares[pid]
+                text = "process %d, the spare of local rank %d, is not at its function: it ends, and a new one starts"
+                log.info(text, pid, worker.local_rank)
                 self._discard(pid, worker)
 
     def _end_outdated(self) -> None:
@@ -401,14 +441,15 @@ class WorkerGroup:
             log.info(text, pid, worker.local_rank)
             self._discard(pid, worker)
 
-    def end_spares(self, *, for_good: bool = False) -> None:
+    def end_spares(self, reason: str = "no round follows on this node", *, for_good: bool = False) -> None:
         """Kill all spare processes, and start no more if `for_good`. They have trained nothing: nothing is kept."""
         self._may_have_spares = self._may_have_spares and not for_good
-        for pid in self._spares:
+        for pid, worker in self._spares.items():
+            log.info("process %d, the spare of local rank %d, ends: %s", pid, worker.local_rank, reason)
             kill_with_children(pid)
-        for worker in self._spares.values():
             worker.close()
         self._spares = {}
+        self._child_ended.set()  # `_watch_spares` has none left to watch
 
     def _spare_ended(self, pid: int, code: int) -> bool:
         """Forget a spare process that has ended; return False if it is none."""
@@ -640,6 +681,10 @@ class WorkerGroup:
         match message:
             case Calling(spare_process=spare_process):
                 self.on_call()
+                self._called[worker.local_rank] = time.monotonic()
+                if pid in self._new_workers:
+                    self._new_workers.discard(pid)
+                    self._script_seconds = max(self._script_seconds, time.monotonic() - self._launched_at)
                 if spare_process:
                     self._want_spares()
             case Kept():
@@ -683,8 +728,15 @@ class WorkerGroup:
         """Return a worker with the number of its failed calls. One that failed because of a peer counts as before."""
         if failure.kind is FailureClass.COLLECTIVE_FAILED:
             return worker
-        made_step = self.progress.made_step(worker.local_rank)
-        return replace(worker, failed_calls=0 if made_step else worker.failed_calls + 1)
+        return replace(worker, failed_calls=0 if self._trains(worker) else worker.failed_calls + 1)
+
+    def _trains(self, worker: _Worker) -> bool:
+        """Return whether a worker has made a step in this round, or may have: its script reports none, and it has been
+        in its function for long."""
+        if self.progress.made_step(worker.local_rank):
+            return True
+        rank = RankInRound(made_step=False, called=self._called.get(worker.local_rank))
+        return not self.progress.has_steps and may_start([rank], self._script_seconds, time.monotonic())
 
     def _record_start(self, worker: _Worker, failure: Failure | None) -> None:
         """Let the launcher know, by the first worker whose end says so, whether the workers failed at once."""
@@ -751,7 +803,7 @@ class WorkerGroup:
         """Send SIGSTOP, or SIGCONT if not `on`, to all processes of the workers, and to those they start meanwhile."""
         self._frozen = on
         if on:
-            self.end_spares()  # the script must not write up to its function either
+            self.end_spares("this node is cut off")  # the script must not write up to its function either
         signalled = set[int]()
         while left := self._processes() - signalled:
             for pid in left:
@@ -896,8 +948,7 @@ class WorkerGroup:
         """Return a worker that is parked; note how long its round took to begin."""
         if (began := self.progress.began(worker.local_rank)) is not None:
             self._longest_start = max(self._longest_start or 0.0, began - self._started_at)
-        made_step = self.progress.made_step(worker.local_rank)
-        return replace(worker, failed_calls=0, trained=True, ran_ahead=False) if made_step else worker
+        return replace(worker, failed_calls=0, trained=True, ran_ahead=False) if self._trains(worker) else worker
 
     def _are_leaving(self) -> bool:
         """Return whether a worker has left its function and still ends its process groups; park those that are done."""

@@ -159,8 +159,8 @@ class RestartableCall:
     def _warm_up(self) -> None:
         if not dist.is_initialized():  # by the script, for something of its own
             keep_process_at_nccl_errors(os.environ)
-            warm_up()
-            self._leave_groups()
+            if warm_up():
+                self._leave_groups()
 
     def _leave_groups(self, *, planned: bool = False) -> None:
         self._groups.leave(planned=planned)

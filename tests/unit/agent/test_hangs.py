@@ -8,21 +8,24 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from elasticjob.agent.machine.effects import FreezeWorkers
+from elasticjob.agent.machine.events import HangGuarded, ProgressTimedOut
 from elasticjob.agent.machine.state import AgentState
 from elasticjob.agent.monitoring import hangs
+from elasticjob.agent.monitoring.hang_guard import HangGuard
 from elasticjob.agent.monitoring.hangs import HangMonitor, StackDump, dump_stacks, farthest_behind
 from elasticjob.agent.runner import Agent
 from elasticjob.contract.messages import Announce, Failure, FailureClass, StartRound
 from elasticjob.contract.names import STACK_DUMP_SIGNAL, RoundId
 from elasticjob.diagnosis import root_cause
 
+ROUND = RoundId(1, 0, 1)
 IDLE = """Thread 0x00007f12 (most recent call first):
   File "/usr/lib/python3.11/threading.py", line 320 in wait
 
@@ -301,3 +304,47 @@ async def test_stacks_of_all_threads_but_only_of_processes_that_handle_the_signa
         for stacks in (first, third):
             assert stacks.count("most recent call first") == 2
             assert "in hangs_here" in StackDump(0, 1, 1.0, stacks).main_thread
+
+
+class GuardedWorkers:
+    """Workers of which only the guard is known."""
+
+    def __init__(self, guard: HangGuard | None) -> None:
+        self.guard = guard
+
+
+def guarded_agent(
+    guard: HangGuard | None, progress_timeout: float = 0.0, last_steps: Sequence[float] = (0.0,)
+) -> tuple[Agent, list[object]]:
+    """Return an agent in a round, and the events that it decides on."""
+    agent, dispatched = object.__new__(Agent), list[object]()
+    start = StartRound(ROUND, 0, 1, 0, 1, 0, 1, "127.0.0.1", 1, 0, 3, progress_timeout=progress_timeout)
+    agent._state = AgentState(Announce(0, 0, "agent", "pod", "127.0.0.1", 1, 1), 1.0, assignment=start)
+    agent._workers = GuardedWorkers(guard)  # type: ignore[assignment]
+    agent._dispatch = dispatched.append  # type: ignore[method-assign]
+    agent._hangs = HangMonitor(lambda: last_steps, agent._progress_timed_out)
+    return agent, dispatched
+
+
+async def test_without_torchs_word_the_steps_of_a_script_are_watched_for_its_time_out() -> None:
+    """It is known only once the round runs, from a process group of the script."""
+    guard = HangGuard(0.01, by_collectives=False)
+    agent, dispatched = guarded_agent(guard)
+    agent._guard_reported()
+    assert dispatched == [HangGuarded(guard.status)]
+    async with asyncio.timeout(10):
+        while ProgressTimedOut(ROUND) not in dispatched:  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+
+
+async def test_an_overdue_collective_ends_the_round_unless_a_hang_policy_decides() -> None:
+    guard = HangGuard(600.0, by_collectives=True)
+    agent, dispatched = guarded_agent(guard)
+    agent._guard_reported()
+    assert agent._hangs._timer is None, "torch finds the collective"
+    agent._collective_overdue()
+    assert dispatched == [HangGuarded(guard.status), ProgressTimedOut(ROUND)]
+    agent, dispatched = guarded_agent(None, progress_timeout=600.0)
+    agent._guard_reported()
+    agent._collective_overdue()
+    assert dispatched == [HangGuarded("")]

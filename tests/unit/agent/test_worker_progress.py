@@ -297,6 +297,7 @@ async def test_optimizer_steps_are_heartbeats_until_the_script_ends(progress: Wo
     assert (heartbeat.local_rank, heartbeat.step) == (0, 2)
     assert 0 <= time.monotonic() - heartbeat.time < 20
     assert progress.reports() == (), "a planned end needs reported steps"
+    assert progress.has_steps
     worker.resume()
     assert await worker.line() == "ending"
     assert progress.heartbeats() == ()

@@ -8,12 +8,13 @@ import gc
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from elasticjob.agent import spare_processes
 from elasticjob.agent import workers as workers_module
 from elasticjob.agent.config import AgentConfig, read_config
 from elasticjob.agent.monitoring import stuck_processes
@@ -337,3 +338,57 @@ async def test_spare_processes_end_on_a_frozen_node_and_come_back_with_its_next_
     assert await workers.stop(0.0) is None
     asyncio.get_running_loop().remove_signal_handler(signal.SIGCHLD)
     await until_running(0)
+
+
+@pytest.fixture
+async def spare_log(
+    config: AgentConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> AsyncIterator[Callable[..., Awaitable[str]]]:
+    """Returns what the log says of the spare process of a worker, up to a text; the worker runs this script."""
+    monkeypatch.setattr(workers_module, "SPARE_INTERVAL", 0.01)
+    monkeypatch.setattr(spare_processes, "SHORTEST_WAIT", 0.05)
+    monkeypatch.setattr(spare_processes, "FIRST_NOTE", 0.05)
+    caplog.set_level("INFO")
+    config = replace(config, env={**config.env, "PYTHONPATH": CODE_ROOT})
+    running: list[WorkerGroup] = []
+
+    async def text(source: str, end: str) -> str:
+        running.append(workers := await started(config, tmp_path, [sys.executable, "-c", source]))
+        asyncio.get_running_loop().add_signal_handler(signal.SIGCHLD, workers.reap)
+        async with asyncio.timeout(60):
+            while end not in caplog.text:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        return caplog.text
+
+    yield text
+    for workers in running:
+        await workers.stop(0.0)
+    asyncio.get_running_loop().remove_signal_handler(signal.SIGCHLD)
+
+
+SpareLog = Callable[[str, str], Awaitable[str]]
+
+
+async def test_a_script_that_reports_no_steps_gets_its_spare_process_after_a_time(spare_log: SpareLog) -> None:
+    text = await spare_log(ASKS_FOR_SPARE.replace("progress_channel.progress(1)", ""), "waits at its function")
+    order = [
+        "spare processes of local ranks 0 start once all workers of this node have made a step",
+        "starts as the spare of local rank 0",
+        "waits at its function, as the spare of local rank 0",
+    ]
+    assert sorted(order, key=text.index) == order
+
+
+async def test_a_spare_process_that_does_not_come_to_its_function_says_where_it_is(spare_log: SpareLog) -> None:
+    late = """if round_id.is_ahead:
+    progress_channel.enable_stack_dumps()
+    time.sleep(600)
+agent = socket"""
+    text = await spare_log(ASKS_FOR_SPARE.replace("agent = socket", late, 1), "is not at its function after")
+    assert "main thread is in <module>" in text.partition("is not at its function after")[2]
+
+
+async def test_nor_does_one_that_writes_no_stacks_stay_unexplained(spare_log: SpareLog) -> None:
+    late = "if round_id.is_ahead: time.sleep(600)\nagent = socket"
+    text = await spare_log(ASKS_FOR_SPARE.replace("agent = socket", late, 1), "is not at its function after")
+    assert "it writes no stacks; its main thread: S (sleeping)" in text

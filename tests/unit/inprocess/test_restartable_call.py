@@ -133,7 +133,12 @@ def test_a_process_that_was_started_ahead_waits_for_its_first_round(
 ) -> None:
     monkeypatch.setenv(Env.ROUND, str(BEFORE_ROUNDS))
     warmed_up: list[bool] = []
-    monkeypatch.setattr(restartable, "warm_up", lambda: warmed_up.append(bool(agent.received)))
+
+    def warm_up() -> bool:
+        warmed_up.append(bool(agent.received))
+        return True
+
+    monkeypatch.setattr(restartable, "warm_up", warm_up)
     call = restartable.RestartableCall(agent.channel)
     assert call.run(lambda: "returned") == "returned"
     call.close()

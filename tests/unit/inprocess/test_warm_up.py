@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
+import threading
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -18,6 +20,7 @@ from torch.nn.modules.module import (  # noqa: E402
 )
 from torch.optim.optimizer import register_optimizer_step_post_hook  # noqa: E402
 
+from elasticjob.inprocess import warm_up as warm_up_module  # noqa: E402
 from elasticjob.inprocess.process_groups import ProcessGroups  # noqa: E402
 from elasticjob.inprocess.warm_up import warm_up  # noqa: E402
 
@@ -93,3 +96,62 @@ def test_a_failure_is_reported_and_the_next_group_is_the_first_one(
     dist.init_process_group("gloo", store=store, rank=0, world_size=1)
     assert dist.group.WORLD is not None
     assert dist.group.WORLD.group_name == "0"
+
+
+@pytest.mark.parametrize(
+    ("current", "reserved", "used"),
+    [(0, [0, 0], 0), (0, [512, 0], 0), (0, [0, 512], 1), (1, [512, 512], 1), (3, [0, 0, 512, 0], 2)],
+)
+def test_it_uses_the_gpu_on_which_the_script_has_memory(current: int, reserved: list[int], used: int) -> None:
+    """A script may name its device in each call and leave the current one at 0, which is that of another rank."""
+    assert warm_up_module.gpu_to_use(current, reserved) == torch.device("cuda", used)
+
+
+def test_a_gpu_that_does_not_answer_keeps_no_process(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The CPU stands for it. The process forms its groups, and what comes of the GPU later does not touch them."""
+    answer, ended, reduce_gradients = threading.Event(), threading.Event(), warm_up_module._reduce_gradients
+    main = threading.main_thread()
+
+    def reduce_late(network: Any, device: Any, group: Any) -> None:
+        if threading.current_thread() is main:
+            return reduce_gradients(network, device, group)
+        try:
+            answer.wait()
+            reduce_gradients(network, device, group)
+        finally:
+            ended.set()
+        return None
+
+    monkeypatch.setattr(warm_up_module, "_gpu", lambda: torch.device("cpu"))
+    monkeypatch.setattr(warm_up_module, "_reduce_gradients", reduce_late)
+    monkeypatch.setattr(warm_up_module, "GPU_TIMEOUT", 0.05)
+    assert not warm_up()
+    assert "cpu has not done a small step with gloo within 0.05 s; this process goes on" in capsys.readouterr().err
+    assert not dist.is_initialized()
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    group = dist.group.WORLD
+    assert group is not None
+    assert group.group_name == "0"
+    torch.manual_seed(3)
+    before = torch.get_rng_state()
+    answer.set()
+    assert ended.wait(60)
+    assert dist.group.WORLD is group
+    assert torch.equal(torch.get_rng_state(), before)
+    dist.barrier()
+
+
+def test_a_gpu_that_fails_is_reported(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    reduce_gradients = warm_up_module._reduce_gradients
+
+    def fails_on_gpu(network: Any, device: Any, group: Any) -> None:
+        if threading.current_thread() is not threading.main_thread():
+            raise RuntimeError("CUDA error: out of memory")
+        reduce_gradients(network, device, group)
+
+    monkeypatch.setattr(warm_up_module, "_gpu", lambda: torch.device("cpu"))
+    monkeypatch.setattr(warm_up_module, "_reduce_gradients", fails_on_gpu)
+    assert warm_up()
+    assert "will take longer: CUDA error: out of memory" in capsys.readouterr().err

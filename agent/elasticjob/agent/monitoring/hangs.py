@@ -104,17 +104,14 @@ class StackDump:
     @property
     def main_thread(self) -> str:
         """The stack of the main thread, which faulthandler writes last."""
-        return self.stacks[self.stacks.rfind("\n", 0, max(0, self.stacks.rfind("hread 0x"))) + 1 :]
+        return _main_thread(self.stacks)
 
     def failure(self, pod: str, now: float, guard: str = "") -> Failure:
         """Return the failure that the agent reports to the coordinator.
 
         `guard`: what has ended the round, if the job has no hangPolicy.
         """
-        frame = _FRAME.search(self.main_thread)
-        place = "main thread is outside of Python code" if self.stacks else "the process does not respond"
-        if frame is not None:
-            place = f"main thread is in {frame[3]} ({frame[1]}:{frame[2]})"
+        place = _place(self.stacks) or "the process does not respond"
         after = f"step {self.step}" if self.step is not None else "its start"
         first = "; ".join(filter(None, (f"no progress for {self.age:.1f} s after {after}: {place}", guard)))
         message = f"{first}\n{users_frames(self.main_thread)}".rstrip()
@@ -127,6 +124,32 @@ class StackDump:
             step=self.step,
             waits_for_peers=self.waits_for_peers,
         )
+
+
+def _main_thread(stacks: str) -> str:
+    return stacks[stacks.rfind("\n", 0, max(0, stacks.rfind("hread 0x"))) + 1 :]
+
+
+def _place(stacks: str) -> str:
+    """Return where the main thread is; empty without stacks."""
+    if frame := _FRAME.search(_main_thread(stacks)):
+        return f"main thread is in {frame[3]} ({frame[1]}:{frame[2]})"
+    return "main thread is outside of Python code" if stacks else ""
+
+
+def describe_place(stacks: str, pid: int) -> str:
+    """Return where a process is, by its stacks; by what the kernel says if it has written none."""
+    if stacks:
+        return f"{_place(stacks)}\n{users_frames(_main_thread(stacks))}".rstrip()
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+        wait = Path(f"/proc/{pid}/wchan").read_text()
+    except OSError:
+        return "it has ended"
+    state = status.partition("State:")[2].split("\n", 1)[0].strip()
+    return f"it writes no stacks; its main thread: {state}" + (
+        f", in {wait} of the kernel" if wait not in ("", "0") else ""
+    )
 
 
 def users_frames(stack: str) -> str:

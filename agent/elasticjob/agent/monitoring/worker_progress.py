@@ -81,6 +81,8 @@ class WorkerProgress:
         """Descriptors of the buffers that every worker gets."""
         self._shards: dict[int, tuple[int, ...]] = {}
         """Descriptors of each worker's own buffers, by local rank."""
+        self._had_steps = False
+        """Whether a worker of an earlier round has reported a step."""
         self._round: RoundId | None = None
         self._ranks: dict[int, _Rank] = {}
         self._ahead: dict[int, memoryview] = {}
@@ -96,6 +98,7 @@ class WorkerProgress:
 
     def begin_round(self, round_id: RoundId) -> None:
         """Forget the workers of the last round; those of the new one are not held."""
+        self._had_steps = self.has_steps
         self._forget()
         self._round = round_id
         self._set_limit(NO_LIMIT)
@@ -130,6 +133,12 @@ class WorkerProgress:
             return False
         words = self._ranks[local_rank].words
         return words[PageWord.STEP] != words[PageWord.BEGIN_STEP] or words[PageWord.HEARTBEATS] > 0
+
+    @property
+    def has_steps(self) -> bool:
+        """Whether any worker of this node has ever reported a step, also one that `State.sync` has brought it to."""
+        words = (rank.words for rank in self._ranks.values())
+        return self._had_steps or any(w[PageWord.STEP] != NO_STEP or w[PageWord.HEARTBEATS] > 0 for w in words)
 
     def began(self, local_rank: int) -> float | None:
         """Return when `State.sync` has brought this worker to the state of the round, as `ProgressReport.time`."""

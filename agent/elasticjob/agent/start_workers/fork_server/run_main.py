@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from elasticjob.agent.start_workers.without_libuv import sitecustomize
-from elasticjob.contract.names import Env, script_end_file, script_left_file
+from elasticjob.contract.names import Env, RoundId, script_end_file, script_left_file
 from elasticjob.training.process_end import clean_up, end_at_once
 
 
@@ -91,6 +91,7 @@ def run_program(command: Program) -> None:
     set_process_title(command.argv)
     _disable_libuv()
     _report_heartbeats()
+    _dump_stacks_ahead()
     _set_launch_directory()
     importlib.invalidate_caches()  # directories of sys.path may have been created since
     atexit.register(gc.unfreeze)  # frozen objects are shared with the fork server; Python collects them at its end
@@ -164,6 +165,16 @@ def _report_heartbeats() -> None:
         from elasticjob.training.progress_channel import heartbeat
 
         optimizer.register_optimizer_step_post_hook(lambda *_: heartbeat())
+
+
+def _dump_stacks_ahead() -> None:
+    """Let the agent ask what a script waits for that runs ahead of its round, and does not get to its function."""
+    round_id = os.environ.get(Env.ROUND, "")
+    with contextlib.suppress(ImportError, ValueError):  # the user's code may have its own `elasticjob`
+        if RoundId.parse(round_id).is_ahead:
+            from elasticjob.training.progress_channel import enable_stack_dumps
+
+            enable_stack_dumps()
 
 
 def _disable_libuv() -> None:
