@@ -321,7 +321,7 @@ def guarded_agent(
     start = StartRound(ROUND, 0, 1, 0, 1, 0, 1, "127.0.0.1", 1, 0, 3, progress_timeout=progress_timeout)
     agent._state = AgentState(Announce(0, 0, "agent", "pod", "127.0.0.1", 1, 1), 1.0, assignment=start)
     agent._workers = GuardedWorkers(guard)  # type: ignore[assignment]
-    agent._dispatch = dispatched.append  # type: ignore[method-assign]
+    agent._dispatch = dispatched.append  # type: ignore[assignment, method-assign]
     agent._hangs = HangMonitor(lambda: last_steps, agent._progress_timed_out)
     return agent, dispatched
 
