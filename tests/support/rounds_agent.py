@@ -32,6 +32,7 @@ from elasticjob.contract.messages import (
     Failure,
     FailureClass,
     MemberState,
+    NewProcesses,
     NodeToCoordinator,
     Outcome,
     StartRound,
@@ -44,6 +45,8 @@ from support.rounds_options import USER_ERROR
 
 INCARNATIONS = 100
 """Numbers of agents: the index, plus this for each earlier pod of the index."""
+FORM_SECONDS = 0.1
+"""What a node reports of the time that ranks need to form a group, in worlds where it knows what a start takes."""
 FIRST_STEP = 5
 """The last step of every worker with an even index when it starts; the others are one step ahead."""
 
@@ -59,6 +62,8 @@ class Agent:
     workers: int = 1
     exited: int = 0
     """Workers of the round that have ended with success."""
+    lost: int = 0
+    """Workers of the round whose process has ended, though their function can be called again."""
     store: int | None = None
     """The incarnation of the store that it is connected to."""
     newest: int = 0
@@ -201,15 +206,17 @@ def _carry_out(a: Agent, effect: Effect, now: float) -> Agent:
         case Send(message):
             return send(a, message)
         case LaunchWorkers():
-            return replace(a, launching=True, exited=0, stops_at=None, held_until=None, step=FIRST_STEP + a.index % 2)
+            step = FIRST_STEP + a.index % 2
+            return replace(a, launching=True, exited=0, lost=0, stops_at=None, held_until=None, step=step)
         case StartAhead():
             return replace(a, starting_ahead=True)
         case HoldWorkers():
             return replace(a, holding=True)
         case StopWorkersAt(round_id, step):
             return _stop_at(a, round_id, step, now)
-        case StopWorkers():
-            return replace(a, killing=True, launching=False, holding=False, stops_at=None)
+        case StopWorkers(for_good=for_good, at_once=at_once):
+            lost = a.workers if for_good or at_once or not a.machine.launched else a.lost
+            return replace(a, lost=lost, killing=True, launching=False, holding=False, stops_at=None)
         case FreezeWorkers(on):
             return replace(a, workers_frozen=on)
         case StartLeaveTimer(seconds):
@@ -229,14 +236,17 @@ def _stop_at(a: Agent, round_id: RoundId, step: int, now: float) -> Agent:
     return replace(a, stops_at=step, missed_step=a.missed_step or step < a.step)
 
 
-def work(a: Agent, now: float, *, reports_steps: bool = True) -> Agent:
+def work(a: Agent, now: float, *, reports_steps: bool = True, start_seconds: float | None = None) -> Agent:
     """Let what is in progress on the node end: a stop, a start, a hold, or the last step.
 
-    `reports_steps`: the script uses elasticjob's API, so that its function can be called again, too.
+    `reports_steps`: the script uses elasticjob's API, so that its function can be called again, too. `start_seconds`:
+    what the start of a process takes there; None: nodes do not know it, and report no process that has ended.
     """
     if a.killing:
+        new = NewProcesses() if start_seconds is None else NewProcesses(a.lost, start_seconds, FORM_SECONDS)
+        parked = start_seconds is not None and a.lost < a.workers
         a = replace(a, killing=False, workers_frozen=False)
-        return dispatch(a, events.AllWorkersStopped(1), now)
+        return dispatch(a, events.AllWorkersStopped(1, parked=parked, new_processes=new), now)
     if a.starting_ahead:
         return dispatch(replace(a, starting_ahead=False), events.StartedAhead(), now)
     assert a.start is not None
@@ -279,7 +289,8 @@ def fail(a: Agent, kind: FailureClass, now: float) -> Agent:
     exit_code = USER_ERROR if kind is FailureClass.USER_ERROR else None
     signal = "SIGKILL" if kind is FailureClass.KILLED else ""
     failure = Failure(kind, a.pod, now, rank=a.start.rank, exit_code=exit_code, signal=signal)
-    return dispatch(replace(a, launching=False), events.WorkerEnded(a.start.round, 0, failure), now)
+    lost = a.lost if kind is FailureClass.COLLECTIVE_FAILED else min(a.lost + 1, a.workers)
+    return dispatch(replace(a, launching=False, lost=lost), events.WorkerEnded(a.start.round, 0, failure), now)
 
 
 def may_fail(a: Agent) -> bool:

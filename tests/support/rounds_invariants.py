@@ -24,7 +24,14 @@ from elasticjob.contract.names import RoundId
 from elasticjob.rendezvous import rounds
 from elasticjob.rendezvous.confirmation import CONFIRMATION_SECONDS, least_complete_round
 from elasticjob.rendezvous.decision import RoundDecision
-from elasticjob.rendezvous.state import CoordinatorEvent, CoordinatorState, Round, candidates, topology_of
+from elasticjob.rendezvous.state import (
+    CoordinatorEvent,
+    CoordinatorState,
+    Round,
+    candidates,
+    is_restartable,
+    topology_of,
+)
 from elasticjob_operator.model.status import ConditionType
 from support import rounds_partition
 from support.rounds_agent import Agent
@@ -42,6 +49,8 @@ from support.rounds_world import (
 )
 
 Invariant = Callable[[World, Move, World], bool]
+MAX_STOP = 1.0
+"""Seconds. Where a store has only seen rounds that needed longer to stop, it may expect as much of a join."""
 
 
 # ---- worlds and ranks
@@ -197,6 +206,59 @@ def no_round_ends_for_too_few_joining_nodes(before: World, _: Move, after: World
         if running.ending is None and round_.ending is not None and round_.ending.reason is EndReason.SCALING_UP:
             joining = [n for n in candidates(s.state) if n.ready and n.agent_id not in round_.members]
             if len(joining) < after.options.increment:
+                return False
+    return True
+
+
+def survivors_do_not_wait_for_a_long_start(before: World, _: Move, after: World) -> bool:
+    """No round starts with a node that has to start processes while the others are enough, and it is known to a store
+    that this takes long. Nodes of the last round are among the others."""
+    for s, started in _new_rounds(before, after):
+        known, stop = before.store(s.incarnation), s.state.shortest_stop
+        if known is None or _may_have_come_later(before, s) or stop is None or stop > MAX_STOP:
+            continue
+        nodes = s.state.nodes
+        if not is_restartable(s.state) or not any(n.new_processes.start_seconds for n in nodes.values()):
+            continue
+        waits = any(nodes[agent_id].new_processes.count for agent_id in started.members)
+        others = [n for n in candidates(s.state) if n.ready and not n.new_processes.count]
+        if waits and len(others) >= MIN and any(n.agent_id in known.state.last_members for n in others):
+            return False
+    return True
+
+
+def no_round_ends_for_a_node_that_has_to_start_processes(before: World, _: Move, after: World) -> bool:
+    """A round ends for nodes that were in one before once their processes wait at the function.
+
+    A node that had none may be ready before the store lets it start its script.
+    """
+    for s in after.stores:
+        known, round_ = before.store(s.incarnation), s.state.round
+        running = known.state.round if known is not None else None
+        if running is None or round_ is None or running.id != round_.id or _may_have_come_later(before, s):
+            continue
+        ends = running.ending is None and round_.ending is not None
+        if not ends or round_.ending is None or round_.ending.reason is not EndReason.SCALING_UP:
+            continue
+        joining = [n.agent_id for n in candidates(s.state) if n.ready and n.agent_id not in round_.members]
+        start = [a.machine for a in after.agents if a.agent_id in joining and a.start is not None]
+        if is_restartable(s.state) and any(m.starting_ahead or m.new_processes.count for m in start):
+            return False
+    return True
+
+
+def a_node_outside_starts_its_processes(_: World, __: Move, after: World) -> bool:
+    """A node that has read all messages of a store, whose running round is without it, has begun to start its
+    processes."""
+    for s in after.stores:
+        round_ = s.state.round
+        if round_ is None or s.queue or s.state.newer_store is not None or not is_restartable(s.state):
+            continue
+        for a in after.agents:
+            here = a.store == s.incarnation and not (a.deaf or a.passive or a.inbox or a.outbox or a.paused)
+            waits = a.machine.phase is AgentPhase.IDLE and not a.leaving and a.ended is None
+            known = a.agent_id in s.state.nodes and a.agent_id not in round_.members
+            if here and waits and known and a.machine.new_processes.count:
                 return False
     return True
 
@@ -684,6 +746,9 @@ INVARIANTS: tuple[Invariant, ...] = (
     every_size_is_on_the_step,
     no_round_ends_for_too_few_joining_nodes,
     spares_replace_lost_nodes,
+    survivors_do_not_wait_for_a_long_start,
+    no_round_ends_for_a_node_that_has_to_start_processes,
+    a_node_outside_starts_its_processes,
     no_round_exceeds_the_target,
     scaling_down_drops_the_highest_indices,
     no_leaving_node_joins,

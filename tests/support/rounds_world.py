@@ -147,6 +147,8 @@ class World:
     """Whether the script reports its steps."""
     workers: int = 1
     """Workers of each node."""
+    start_seconds: float | None = None
+    """What the start of a process takes, as nodes report it; None: they do not know it."""
     options: JobOptions = PLAIN
     operator: Operator = field(default_factory=Operator)
     charged: int = 0
@@ -607,7 +609,8 @@ def _agent_step(world: World, a: Agent, name: str) -> World:
         case "warm":
             return _put(world, dispatch(a, events.LauncherReady(), now))
         case "work":
-            return _put(world, work(a, now, reports_steps=world.reports_steps))
+            known = world.start_seconds if world.reports_steps else None
+            return _put(world, work(a, now, reports_steps=world.reports_steps, start_seconds=known))
         case "succeed":
             return _succeed(world, a)
         case "fail" | "exit":

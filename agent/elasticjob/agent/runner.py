@@ -386,7 +386,8 @@ class Agent:
             await self._stores.pop(0).close()
 
     async def _start_ahead(self, provisional: StartRound) -> None:
-        await self._workers.start_ahead(provisional)
+        if (failure := await self._workers.start_ahead(provisional)) is not None:
+            self._dispatch(events.NodeUnhealthy(failure))
         self._dispatch(events.StartedAhead())
 
     async def _hold(self, round_id: RoundId) -> None:
@@ -447,7 +448,8 @@ class Agent:
         )  # fmt: skip
         self._reachability.end_round()
         store_port, workers = await self._start_store(), self._workers
-        self._dispatch(events.AllWorkersStopped(store_port, unhealthy, workers.has_parked, workers.has_state))
+        parked, has_state, new = workers.has_parked, workers.has_state, workers.new_processes
+        self._dispatch(events.AllWorkersStopped(store_port, unhealthy, parked, has_state, new))
 
     def _reap(self) -> None:
         for ended in self._workers.reap():

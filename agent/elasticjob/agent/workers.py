@@ -19,6 +19,7 @@ from elasticjob.agent.monitoring.early_exits import EarlyExits
 from elasticjob.agent.monitoring.hang_guard import HangGuard, guard_of
 from elasticjob.agent.monitoring.hangs import StackDump, describe_place, dump_stacks, farthest_behind
 from elasticjob.agent.monitoring.memory_room import memory_limit
+from elasticjob.agent.monitoring.start_times import StartTimes
 from elasticjob.agent.monitoring.still_held import may_still_write, reason_to_wait
 from elasticjob.agent.monitoring.stuck_processes import (
     LONGEST_KILL,
@@ -69,7 +70,7 @@ from elasticjob.agent.spare_processes import RankInRound, describe_wait, first_n
 from elasticjob.agent.start_workers.fork_trust import fails_at_once
 from elasticjob.agent.start_workers.launcher import Launcher, StartError, WorkerStart
 from elasticjob.agent.worker_environment import rendezvous_id, torchrun_env, worker_env
-from elasticjob.contract.messages import Failure, FailureClass, StartRound
+from elasticjob.contract.messages import Failure, FailureClass, NewProcesses, StartRound
 from elasticjob.contract.names import BEFORE_ROUNDS, Backend, RoundId
 from elasticjob.contract.restart_messages import Calling, CollectiveFailed, Guarded, Kept, Parked, Raised
 
@@ -233,6 +234,7 @@ class WorkerGroup:
         self._started.set()
         self._started_at = 0.0
         """When the last workers were started; monotonic time."""
+        self._times = StartTimes()
         self._longest_start: float | None = None
         """Most seconds from a start to `State.sync` so far; None if no worker has called it."""
         self._start_recorded = False
@@ -274,6 +276,7 @@ class WorkerGroup:
             self._last_start = start
             self._guarded, self._called, self._announced_spares = {}, {}, False
             self.progress.begin_round(start.round)
+            self._times.begin_round()
             await self._end_broken()
             if not start.state_known:
                 self._end_outdated()
@@ -290,6 +293,7 @@ class WorkerGroup:
                 self._round = (*called.values(), *(worker for worker, _ in workers))
             keep = {*called, *self._spares}
             self._launched_at = time.monotonic()
+            self._times.begin_start(self._missing(called))
             pids = await self._launcher.start([worker_start for _, worker_start in workers], keep)
         except StartError as error:
             return self._start_error(start, str(error))
@@ -309,17 +313,37 @@ class WorkerGroup:
             self._started.set()
             self._allow_known()
 
-    async def start_ahead(self, provisional: StartRound) -> None:
+    async def start_ahead(self, provisional: StartRound) -> Failure | None:
         """Start workers ahead of a round; return once each waits at its function, has ended before it, or is stopped.
 
         Those that wait are called in the next round. If the others had a reason to end, they show it again there.
+        Processes that wait already stay. Return a failure of this node if what its last processes hold does not end.
         """
-        self._parked = await self._launch_ahead(provisional, range(self._config.processes))
+        self._take_spares()
+        failure = await self._until_replaceable()
+        if failure is None and (missing := self._missing(self._parked)):
+            started = await self._launch_ahead(self._ahead_of_round(provisional), missing)
+            self._parked |= started
         self._started.set()
         self._allow_known()
         self.on_end()  # for what has ended before its process id was known
         while not await self._until(lambda: all(map(self.restartable.parked, self._parked)), SET_UP_NOTE):
             log.info("the script still runs up to its function, ahead of the next round; the others do not wait for it")
+        return failure
+
+    def _ahead_of_round(self, provisional: StartRound) -> StartRound:
+        """Return an assignment with folders and log files of its own, if this node started workers before."""
+        if self._last_start is None:
+            return provisional
+        self._spare_starts += 1
+        return replace(provisional, round=RoundId(*BEFORE_ROUNDS[:2], self._spare_starts))
+
+    def _take_spares(self) -> None:
+        """Let spare processes of ranks without a process take their places, also those that are not at the function."""
+        missing = self._missing(self._parked)
+        for pid in [pid for pid, worker in self._spares.items() if worker.local_rank in missing]:
+            self._parked[pid] = self._spares.pop(pid)
+            set_oom_score(pid, oom_score())
 
     async def _launch_ahead(self, provisional: StartRound, local_ranks: Collection[int]) -> dict[int, _Worker]:
         """Start workers that run the script up to the function; return them by process id, {} if they cannot start."""
@@ -610,6 +634,8 @@ class WorkerGroup:
             if worker := self._running.pop(pid, None):
                 found += self._ended_worker(worker, pid, code)
             elif parked := self._parked.pop(pid, None):
+                if parked.round.is_ahead:
+                    self._times.ended_ahead()
                 log.info(_ENDED_AHEAD if parked.round.is_ahead else _ENDED_PARKED, parked.rank)
                 parked.close()
             elif self._spare_ended(pid, code):
@@ -674,12 +700,15 @@ class WorkerGroup:
         worker = self._running.get(pid)
         if worker is None:
             self._child_ended.set()  # `start_ahead` waits for a message of a worker that is parked
+            if isinstance(message, Parked) and message.round.is_ahead:
+                self._times.reached_function_ahead()
             if isinstance(message, Parked) and (spare := self._spares.get(pid)):
                 self._reached_function = True
                 log.info("process %d waits at its function, as the spare of local rank %d", pid, spare.local_rank)
             return
         match message:
             case Calling(spare_process=spare_process):
+                self._times.called(worker.local_rank)
                 self.on_call()
                 self._called[worker.local_rank] = time.monotonic()
                 if pid in self._new_workers:
@@ -901,6 +930,7 @@ class WorkerGroup:
         await self._until(lambda: self._grace_skipped or not self._are_leaving(), LEAVE_TIMEOUT)
         self._interrupted = set()
         all_ended = await self._kill_all()
+        self._times.ended(self.progress.began)
         kept = {worker.pipes for worker in self._parked.values()}
         for worker in self._round:
             if worker.pipes not in kept:
@@ -911,6 +941,13 @@ class WorkerGroup:
             self._grace_limit.cancel()
             self._grace_limit = None
         return None if all_ended else self._abandon(self._processes())
+
+    @property
+    def new_processes(self) -> NewProcesses:
+        """What has to be started for the next round, while no worker runs."""
+        spares = {pid: worker for pid, worker in self._spares.items() if self.restartable.parked(pid)}
+        missing = self._missing(self._parked | spares)
+        return NewProcesses(len(missing), self._times.start_seconds, self._times.form_seconds)
 
     @property
     def has_parked(self) -> bool:

@@ -142,6 +142,27 @@ class MemberState(str, Enum):
 
 
 @dataclass(frozen=True)
+class NewProcesses:
+    """The processes that a node has to start for its next round, and what starts and rounds have taken there.
+
+    Only scripts whose function can be called again (`@elasticjob.restartable`) have other processes, which wait.
+    """
+
+    count: int = 0
+    """Workers of the node without a process that waits for the next round."""
+    start_seconds: float | None = None
+    """Seconds from the last start of a process in a round to its function, the longest of the node's processes started
+    together; None if that is unknown, or if they cannot reach the function ahead of a round."""
+    form_seconds: float | None = None
+    """Seconds from the call of the function to the end of `State.sync` in the node's last round that came so far: the
+    ranks form their group, and wait for the slowest. None if that is unknown."""
+
+
+NO_NEW_PROCESSES = NewProcesses()
+"""A node that has had no round, or one whose processes all wait for the next one."""
+
+
+@dataclass(frozen=True)
 class LastMembership:
     """The last round that a node was in. A coordinator that has just started may not know that round."""
 
@@ -182,13 +203,16 @@ class Announce:
     hang_guard: str = ""
     """What ends a hang of this node's workers, for people, where the job has no hangPolicy and torch's own time-out is
     off (`@elasticjob.restartable`); empty if that is not so. Only the node of group rank 0 reports it."""
+    new_processes: NewProcesses = NO_NEW_PROCESSES
+    """As in `WorkersStopped`; its count is 0 while workers run, or are started ahead of a round."""
     knows_machine_end: bool = False
     """The node has been sent a `MachineEnd` with a time, which may have been withdrawn while it had no link."""
 
 
 @dataclass(frozen=True)
 class Ready:
-    """The node is healthy, its imports are done, and it can start workers at once. Sent again when a field changes."""
+    """The node is healthy, its imports are done, and it can start workers at once. Sent again when a field changes, and
+    when processes that were started ahead of a round wait at their function."""
 
     fork_disabled_reason: str = ""
     """As in `Announce`."""
@@ -242,6 +266,8 @@ class WorkersStopped:
     """Global ranks of the node's workers that had succeeded before a stop."""
     has_state: bool = True
     """Whether the node may have a training state: in a process that has trained and stays, or in its memory."""
+    new_processes: NewProcesses = NO_NEW_PROCESSES
+    """What the node has to start for its next round."""
 
 
 @dataclass(frozen=True)
@@ -387,7 +413,7 @@ class Standby:
     provisional: StartRound | None = None
     """For a script whose function can be called again: the ranks that the workers of this node would have if it joined
     the present round as its last node, with `BEFORE_ROUNDS` and no address of a store. With these the node may run the
-    script up to its function ahead of the next round."""
+    script up to its function ahead of the next round, in the processes that it has to start; `Ready` follows."""
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterable
 from dataclasses import replace
 
 from elasticjob.contract.messages import (
@@ -54,6 +55,7 @@ from elasticjob.rendezvous.state import (
     SendToNode,
     Tick,
     expected_pod,
+    is_restartable,
     node_with_same_index,
     set_member,
     set_node,
@@ -82,7 +84,10 @@ def apply_event(state: CoordinatorState, event: CoordinatorEvent, now: float) ->
             return RoundDecision(state)
         after = _apply_node_message(state, node, event.message, now)
         found_restartable = after.nodes[event.agent_id].restartable and not node.restartable
-        return RoundDecision(after, _standby_messages(after) if found_restartable else ())
+        if found_restartable:
+            return _stand_by_outside(after)
+        stopped_late = isinstance(event.message, WorkersStopped) and _waits_with_starts(after, event.agent_id)
+        return stand_by(after, [after.nodes[event.agent_id]]) if stopped_late else RoundDecision(after)
     if isinstance(event, NodeDisconnected):
         node = state.nodes.get(event.agent_id)
         if node is None:
@@ -242,6 +247,7 @@ def _announced_node(state: CoordinatorState, agent_id: str, announce: Announce, 
         store_vanished=announce.store_vanished,
         restartable=announce.restartable,
         hang_guard=announce.hang_guard,
+        new_processes=announce.new_processes,
         knows_machine_end=announce.knows_machine_end,
     )
 
@@ -269,8 +275,7 @@ def _connect_node(state: CoordinatorState, node: Node, now: float) -> RoundDecis
         return stop_stale_round(state, node, last.assignment.round)
     state = set_node(state, replace(node, stale_round=None))
     state = confirmation.record_stopped_node(state, node.agent_id, last.assignment.round if last else None)
-    standby = SendToNode(node.agent_id, standby_message(state, node))
-    return RoundDecision(state, (standby,), f"{node.pod} announced itself")
+    return replace(stand_by(state, [state.nodes[node.agent_id]]), reason=f"{node.pod} announced itself")
 
 
 def standby_message(state: CoordinatorState, node: Node | None) -> Standby:
@@ -285,18 +290,36 @@ def standby_message(state: CoordinatorState, node: Node | None) -> Standby:
     return Standby("a round runs without this node", provisional=provisional)
 
 
-def _standby_messages(state: CoordinatorState) -> tuple[SendToNode, ...]:
-    """Return the messages to all connected nodes outside the round."""
+def stand_by(state: CoordinatorState, nodes: Iterable[Node]) -> RoundDecision:
+    """Send connected nodes outside the round what they wait for.
+
+    One that has to start processes begins with it, and is not ready until these wait at their function (`Ready`).
+    """
+    effects = []
+    for node in nodes:
+        message = standby_message(state, node)
+        effects.append(SendToNode(node.agent_id, message))
+        if message.provisional is not None and node.new_processes.count:
+            state = set_node(state, replace(node, ready=False, new_processes=replace(node.new_processes, count=0)))
+    return RoundDecision(state, tuple(effects))
+
+
+def _stand_by_outside(state: CoordinatorState) -> RoundDecision:
     members = state.round.members if state.round else {}
-    outside = (n for n in state.nodes.values() if n.disconnected_at is None and n.agent_id not in members)
-    return tuple(SendToNode(node.agent_id, standby_message(state, node)) for node in outside)
+    return stand_by(state, [n for n in state.nodes.values() if n.disconnected_at is None and n.agent_id not in members])
+
+
+def _waits_with_starts(state: CoordinatorState, agent_id: str) -> bool:
+    """Return whether a node outside the running round has to start processes and has not begun."""
+    outside = state.round is not None and agent_id not in state.round.members
+    return outside and state.nodes[agent_id].new_processes.count > 0
 
 
 def _provisional_start(state: CoordinatorState, round_: Round, node: Node) -> StartRound | None:
-    """Return `Standby.provisional`; None unless a member's function can be called again."""
-    members = [n for agent_id in round_.members if (n := state.nodes.get(agent_id))]
-    if not any(member.restartable for member in members):
+    """Return `Standby.provisional`; None unless the function of this job can be called again."""
+    if not is_restartable(state):
         return None
+    members = [n for agent_id in round_.members if (n := state.nodes.get(agent_id))]
     own, other = node.local_world_size, next(iter(round_.members.values())).assignment
     role_size = sum(member.local_world_size for member in members if member.role == node.role)
     return replace(
@@ -380,6 +403,7 @@ def _apply_node_message(
             stale_round=stale,
             unresponsive=unresponsive,
             has_state=message.has_state,
+            new_processes=message.new_processes,
         )
         state = set_node(state, node)
     return _apply_worker_state(state, node, message)

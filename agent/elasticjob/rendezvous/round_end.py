@@ -212,7 +212,9 @@ def conclude_round(state: CoordinatorState, now: float) -> RoundDecision | None:
         fatal_hang or failed_by_rule or (ended.charged and state.charged_at(ended.time) >= state.settings.max_restarts)
     )
     ended = replace(ended, charged=ended.charged and not job_failed)
-    state = confirmation.record_ended_round(state, round_)
+    stop = now - round_.ending.since
+    stop = stop if state.shortest_stop is None else min(stop, state.shortest_stop)
+    state = replace(confirmation.record_ended_round(state, round_), shortest_stop=stop)
     state = add_ended_round(replace(state, round=None, joiners_since=None), ended)
     if job_failed:
         reason = "HangDetected" if fatal_hang else "FailurePolicyRule" if failed_by_rule else "MaxRestartsExceeded"

@@ -27,11 +27,12 @@ from elasticjob.rendezvous import (
     planned_end,
     rank_assignment,
     restart_delay,
+    slow_starts,
     stalls,
     standby_store,
     store_recovery,
 )
-from elasticjob.rendezvous.apply_event import apply_event, standby_message, stop_stale_round
+from elasticjob.rendezvous.apply_event import apply_event, stand_by, stop_stale_round
 from elasticjob.rendezvous.decision import RoundDecision, Rule, join_reasons, pod_names
 from elasticjob.rendezvous.event_batch import OpenCounts, count_open, follow, may_wait
 from elasticjob.rendezvous.round_end import (
@@ -300,6 +301,9 @@ def _form_round(state: CoordinatorState, now: float) -> RoundDecision | None:
     if has_survivor and len(ready) < state.settings.target and _reconnecting_members(state, now):
         return None
     if has_survivor and len(ready) >= state.settings.min_nodes:
+        without = slow_starts.without_slow_starts(state, ready, partial(_chosen, state))
+        if without is not None:
+            return _start_round(state, without.pool, without.reason, now, without.left_out)
         return _start_round(state, ready, "all nodes that are ready", now)
     if len(pool) < state.settings.min_nodes:
         idle = state.last_call_at is None and state.confirmation_requested_at is None
@@ -326,17 +330,25 @@ def _may_return(state: CoordinatorState, node: Node) -> bool:
     return wanted and node.index < state.settings.desired_pods and not departure_reason(state, node)
 
 
-def _start_round(state: CoordinatorState, pool: Sequence[Node], why: str, now: float) -> RoundDecision | None:
-    """Assign ranks to the chosen nodes of the pool; if a confirmation is needed first, request it."""
+def _chosen(state: CoordinatorState, pool: Sequence[Node]) -> list[Node]:
+    """Return the nodes of the pool that a round would have, in order of group rank."""
+    settings = state.settings
+    size, place = settings.round_size(len(pool)), partial(topology_of, state)
+    return rank_assignment.choose_nodes(pool, state.last_members, size, settings.desired_pods, place)
+
+
+def _start_round(
+    state: CoordinatorState, pool: Sequence[Node], why: str, now: float, left_out: Sequence[Node] = ()
+) -> RoundDecision | None:
+    """Assign ranks to the chosen nodes of the pool; if a confirmation is needed first, request it.
+
+    `left_out`: nodes outside the pool that stand by, as those of the pool that are not chosen.
+    """
     if confirmation.needs_confirmation(state, now):
         requested = confirmation.request_confirmation(state, now)
         reason = f"{confirmation.describe_missing(state)}; the operator is asked whether this is the only store"
         return None if requested is None else RoundDecision(requested, reason=reason)
-    settings = state.settings
-    size = settings.round_size(len(pool))
-    chosen = rank_assignment.choose_nodes(
-        pool, state.last_members, size, settings.desired_pods, partial(topology_of, state)
-    )
+    settings, chosen = state.settings, _chosen(state, pool)
     round_id = RoundId(state.attempt, state.store_incarnation, state.round_number + 1)
     members = rank_assignment.assign_ranks(
         chosen,
@@ -359,8 +371,8 @@ def _start_round(state: CoordinatorState, pool: Sequence[Node], why: str, now: f
         confirmed_until=None,
     )
     effects = tuple(SendToNode(agent_id, member.assignment) for agent_id, member in members.items())
-    effects += tuple(SendToNode(n.agent_id, standby_message(state, n)) for n in pool if n.agent_id not in members)
-    return RoundDecision(state, effects, f"round {round_id} starts with {with_noun(len(members), 'node')}: {why}")
+    started = RoundDecision(state, effects, f"round {round_id} starts with {with_noun(len(members), 'node')}: {why}")
+    return started.then(stand_by(state, [n for n in (*pool, *left_out) if n.agent_id not in members]))
 
 
 RULES: tuple[Rule, ...] = (

@@ -7,12 +7,14 @@ from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 from elasticjob.contract.messages import (
+    NO_NEW_PROCESSES,
     CoordinatorToNode,
     EndReason,
     ExpectedPod,
     Failure,
     LastMembership,
     MemberState,
+    NewProcesses,
     NodeToCoordinator,
     OperatorView,
     Outcome,
@@ -78,6 +80,8 @@ class Node:
     """Whether it had been sent the end of its machine when it announced itself."""
     has_state: bool = False
     """Whether it may have a training state, as far as it has reported."""
+    new_processes: NewProcesses = NO_NEW_PROCESSES
+    """What it has to start for its next round, as it has reported; the count is 0 once it starts that ahead."""
 
     def expired(self, now: float) -> bool:
         """Return whether the node has been disconnected for longer than the grace."""
@@ -228,6 +232,9 @@ class CoordinatorState:
     """Agent ids of the last round in order of group rank: nodes that stay keep their order."""
     last_call_at: float | None = None
     """When the last call ends; None while there is none."""
+    shortest_stop: float | None = None
+    """Seconds in which the workers of a round have stopped, the least of all rounds that this store has ended; None
+    before the first."""
     restart_delay: RestartDelay | None = None
     """Keeps the next round from starting; None while nothing does."""
     joiners_since: float | None = None
@@ -434,6 +441,11 @@ def departure_reason(state: CoordinatorState, node: Node) -> str:
     pod = expected_pod(state, node.index)
     draining = pod is not None and pod.incarnation == node.incarnation and pod.state is PodState.DRAINING
     return "its pod is being deleted" if draining else ""
+
+
+def is_restartable(state: CoordinatorState) -> bool:
+    """Return whether the function of this job can be called again in the same process: all nodes run one script."""
+    return any(n.restartable for n in state.nodes.values())
 
 
 def candidates(state: CoordinatorState) -> list[Node]:

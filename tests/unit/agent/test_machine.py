@@ -56,6 +56,7 @@ from elasticjob.contract.messages import (
     Leaving,
     MachineEnd,
     MemberState,
+    NewProcesses,
     Outcome,
     PlanEnd,
     Ready,
@@ -769,3 +770,33 @@ def test_the_node_of_group_rank_0_reports_what_guards_the_workers_whenever_that_
     assert state.announcement.hang_guard == ""
     other = play(LauncherReady(), Received(replace(START, group_rank=1)), WorkersLaunched(R1))[0]
     assert last(guarded, state=other) == []
+
+
+LOST = NewProcesses(1, 3.0, 0.1)
+
+
+def test_a_node_whose_process_is_lost_starts_another_one_ahead_of_the_next_round() -> None:
+    """The round goes on without it. The coordinator knows from each message what has to be started."""
+    idle, effects = play(Received(END), AllWorkersStopped(1001, parked=True, new_processes=LOST), state=running())
+    assert effects[-1] == [Send(WorkersStopped(R1, 1001, new_processes=LOST))]
+    assert isinstance(first := greeting(idle)[0], Announce)
+    assert (first.ready, first.new_processes) == (True, LOST)
+    ahead, effects = play(WAIT, WAIT, state=idle)
+    assert effects == [[AHEAD], []]
+    assert isinstance(first := greeting(ahead)[0], Announce)
+    assert (first.ready, first.new_processes.count) == (False, 0)
+    assert play(StartedAhead(), WAIT, Received(AGAIN), state=ahead)[1] == [[Send(Ready())], [], [LaunchWorkers(AGAIN)]]
+
+
+def test_a_round_that_ends_before_the_start_ahead_makes_the_node_start_again() -> None:
+    """The coordinator may have answered the end of the round before the node knows what became of the start."""
+    stopped = AllWorkersStopped(1001, parked=True, new_processes=LOST)
+    idle = play(Received(END), stopped, state=running())[0]
+    state, effects = play(WAIT, Received(AGAIN), Received(replace(END, round=R2)), stopped, WAIT, state=idle)
+    assert effects[-1] == []
+    assert play(StartedAhead(), StartedAhead(), state=state)[1] == [[AHEAD], [Send(Ready())]]
+
+
+def test_a_node_that_waits_for_processes_to_start_leaves_at_once_when_it_is_drained() -> None:
+    idle = play(Received(END), AllWorkersStopped(1001, new_processes=LOST), state=running())[0]
+    assert play(SignalReceived("SIGTERM"), WAIT, state=idle)[1][-1] == []

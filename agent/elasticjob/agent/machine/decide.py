@@ -6,7 +6,8 @@
       └────────── STOPPING ◄──┴─────────────────────────────────────────────┘     Finish ──► FINISHED (from anywhere)
 
 In IDLE no worker of a round runs. Processes whose function can be called again may wait there for the next round. A
-node that waits for its first round of such a job starts them ahead of it, and reports itself ready once they wait.
+node that waits for a round of such a job starts those that it has not ahead of it, and reports itself ready once they
+wait.
 
 The link may be lost at any time. A node sends `greeting(state)` first on every new link, so no message is lost with it.
 """
@@ -102,7 +103,8 @@ def greeting(state: AgentState) -> tuple[NodeToCoordinator, ...]:
     # A failed node announces FAILED even once its workers have stopped: a coordinator that knows neither needs both.
     member = MemberState.FAILED if state.failure and state.phase is AgentPhase.IDLE else state.member
     membership = LastMembership(state.assignment, member) if state.assignment else None
-    messages: list[NodeToCoordinator] = [replace(state.announcement, ready=state.ready, membership=membership)]
+    announcement = replace(state.announcement, new_processes=state.new_processes)
+    messages: list[NodeToCoordinator] = [replace(announcement, ready=state.ready, membership=membership)]
     if state.assignment and state.failure:
         messages.append(WorkersFailed(state.assignment.round, state.failure))
     if state.assignment and state.stall and state.phase is AgentPhase.RUNNING:
@@ -125,7 +127,7 @@ def decide(state: AgentState, event: AgentEvent) -> AgentDecision:
         case LauncherReady(fork_disabled_reason):
             return _launcher_ready(state, fork_disabled_reason)
         case StartedAhead():
-            return _report_ready(replace(state, starting_ahead=False))
+            return _started_ahead(replace(state, starting_ahead=False))
         case FunctionCalled():
             return _function_called(state)
         case HangGuarded(status):
@@ -204,6 +206,7 @@ def _start(state: AgentState, start: StartRound) -> AgentDecision:
         stopping_gracefully=False,
         leave_acknowledged=state.leave_acknowledged and bool(state.leaving),
         stopped_as_planned=False,
+        new_processes=replace(state.new_processes, count=0),
         launched=False,
         parked=False,
         running_ranks=frozenset(range(state.processes or state.announcement.local_world_size)),
@@ -228,7 +231,7 @@ def _continue(state: AgentState, round_id: RoundId) -> AgentDecision:
 
 def _stand_by(state: AgentState, message: Standby) -> AgentDecision:
     waiting = Log(f"waiting: {message.reason}")
-    if state.assignment is not None:  # its processes are parked, or could not be kept
+    if state.assignment is not None and not state.new_processes.count:  # its processes are parked
         return AgentDecision(state, (waiting,))
     state = replace(state, provisional=message.provisional)
     if not state.ready or not _may_start_ahead(state):
@@ -244,14 +247,22 @@ def _launcher_ready(state: AgentState, fork_disabled_reason: str) -> AgentDecisi
 
 
 def _may_start_ahead(state: AgentState) -> bool:
-    return state.provisional is not None and state.phase is AgentPhase.IDLE and not state.parked and not state.leaving
+    """Return whether there are processes to start: all before the first round, later those that could not stay."""
+    missing = state.new_processes.count > 0 if state.assignment is not None else not state.parked
+    return state.provisional is not None and state.phase is AgentPhase.IDLE and missing and not state.leaving
 
 
 def _start_ahead(state: AgentState) -> AgentDecision:
     assert state.provisional is not None  # noqa: S101
-    ahead = replace(state, provisional=None, starting_ahead=True, parked=True)
+    begun = replace(state.new_processes, count=0)
+    ahead = replace(state, provisional=None, starting_ahead=True, parked=True, new_processes=begun)
     log = Log("the function of this job can be called again: running the script up to it, ahead of the next round")
     return AgentDecision(ahead, (log, StartAhead(state.provisional)))
+
+
+def _started_ahead(state: AgentState) -> AgentDecision:
+    """Report ready, unless a round that took this node meanwhile has ended with what was started."""
+    return _start_ahead(state) if _may_start_ahead(state) else _report_ready(state)
 
 
 def _report_ready(state: AgentState) -> AgentDecision:
@@ -466,6 +477,7 @@ def _all_stopped(state: AgentState, event: AllWorkersStopped) -> AgentDecision:
         announcement=replace(state.announcement, store_port=store_port),
         parked=event.parked,
         has_state=event.has_state,
+        new_processes=event.new_processes,
         running_ranks=frozenset(),
         after_stop=None,
         frozen=False,
@@ -494,7 +506,8 @@ def _state_lost(state: AgentState) -> AgentDecision:
 
 
 def _workers_stopped(state: AgentState, round_id: RoundId) -> WorkersStopped:
-    return WorkersStopped(round_id, state.announcement.store_port, has_state=state.has_state)
+    port, new = state.announcement.store_port, state.new_processes
+    return WorkersStopped(round_id, port, has_state=state.has_state, new_processes=new)
 
 
 def _signal_received(state: AgentState, name: str) -> AgentDecision:

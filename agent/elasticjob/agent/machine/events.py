@@ -6,8 +6,10 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from elasticjob.contract.messages import (
+    NO_NEW_PROCESSES,
     CoordinatorToNode,
     Failure,
+    NewProcesses,
 )
 from elasticjob.contract.names import RoundId
 
@@ -93,6 +95,8 @@ class AllWorkersStopped:
     parked: bool = False
     """Whether processes are left that wait for the next round; nothing of the old one runs in them."""
     has_state: bool = True
+    """As in `WorkersStopped`."""
+    new_processes: NewProcesses = NO_NEW_PROCESSES
     """As in `WorkersStopped`."""
 
 

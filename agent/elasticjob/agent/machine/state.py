@@ -6,10 +6,12 @@ from dataclasses import dataclass
 from enum import Enum
 
 from elasticjob.contract.messages import (
+    NO_NEW_PROCESSES,
     Announce,
     Failure,
     Finish,
     MemberState,
+    NewProcesses,
     StartRound,
 )
 from elasticjob.contract.names import RoundId
@@ -65,6 +67,8 @@ class AgentState:
     """Whether processes wait for the next round."""
     has_state: bool = True
     """Whether this node may have a training state, as `WorkersStopped` reports."""
+    new_processes: NewProcesses = NO_NEW_PROCESSES
+    """What has to be started for the next round, as `WorkersStopped` reports; the count is 0 once that has begun."""
     failure: Failure | None = None
     """The first failure of `assignment` on this node."""
     stall: Failure | None = None

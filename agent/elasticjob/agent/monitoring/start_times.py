@@ -1,0 +1,67 @@
+"""How long the processes of this node need to their function, and the ranks from there to one state.
+
+The coordinator decides by these times whether the others wait for a new process (`rendezvous.slow_starts`).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection
+
+
+class StartTimes:
+    """The times of this node's last start and last round. `clock`: seconds as in `ProgressReport.time`."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._started_at = 0.0
+        self._started: set[int] = set()
+        """Local ranks of new processes of this round that have not called their function."""
+        self._called_at: dict[int, float] = {}
+        """When each rank of this round called its function, by local rank."""
+        self._reaches_function_ahead: bool | None = None
+        """None while no process that was started ahead of a round has come to its function or has ended."""
+        self._start_seconds: float | None = None
+        self._form_seconds: float | None = None
+
+    @property
+    def start_seconds(self) -> float | None:
+        """As in `NewProcesses`."""
+        return None if self._reaches_function_ahead is False else self._start_seconds
+
+    @property
+    def form_seconds(self) -> float | None:
+        """As in `NewProcesses`."""
+        return self._form_seconds
+
+    def begin_round(self) -> None:
+        self._called_at, self._started = {}, set()
+
+    def begin_start(self, local_ranks: Collection[int]) -> None:
+        """Record that new processes of these ranks are about to start in the round."""
+        self._started_at, self._started = self._clock(), set(local_ranks)
+
+    def called(self, local_rank: int) -> None:
+        """Record that a rank calls its function in the round. Of ranks that start together, the last one counts."""
+        if local_rank in self._called_at:
+            return
+        self._called_at[local_rank] = self._clock()
+        if local_rank in self._started:
+            self._start_seconds = round(self._called_at[local_rank] - self._started_at, 4)
+
+    def ended(self, began: Callable[[int], float | None]) -> None:
+        """Record the end of the round. `began`: when a local rank's `State.sync` had ended; None if it has not."""
+        times = [(at, began(local_rank)) for local_rank, at in self._called_at.items()]
+        # The rank that came last waited for none.
+        formed = [round(end - at, 4) for at, end in times if end is not None]
+        self._form_seconds = min(formed, default=self._form_seconds)
+        self._called_at = {}
+
+    def reached_function_ahead(self) -> None:
+        """Record that a process that was started ahead of a round waits at its function."""
+        self._reaches_function_ahead = True
+
+    def ended_ahead(self) -> None:
+        """Record that a process that was started ahead of a round has ended. If none has waited at its function so far,
+        the script may need its round before."""
+        self._reaches_function_ahead = bool(self._reaches_function_ahead)
