@@ -30,6 +30,10 @@ ALL_RANKS = 10.0
 """Seconds after the first step of the new world within which all its ranks make one."""
 NEW_PROCESSES = "new processes"
 """Part of a sample: ranks of the new world whose process was not in the old one. Absent if not all make a step."""
+JOIN = "join"
+"""Part of a sample: seconds of the pause in which the new process joins."""
+SLOW_START = 3
+"""Seconds that a process takes to start, in the rows of slow starts."""
 Fault = Callable[[Side], float]
 """Injects a fault and returns its time (Unix seconds)."""
 
@@ -90,6 +94,22 @@ def phases(side: Side, moment: float, old: frozenset[tuple[int, int]], first: Sc
 
 def worker_killed(side: Side, after: int = 4) -> Sample:
     return recovery(side, lambda s: s.kill_worker(1), before=4, after=after, cap=45)
+
+
+def slow_start_killed(side: Side) -> Sample:
+    """A worker is killed whose successor takes long to start: the others go on in a world of 3, and it joins them.
+
+    The value is the pause of the others until they train in the smaller world; JOIN is the pause of the join.
+    """
+    sample = worker_killed(side, after=3)
+    if sample.value is None:
+        return sample
+    steps = side.output.steps
+    if not side.output.wait(lambda: bool(steps(world=4, after=steps(world=3)[-1].time)), START, side.dead):
+        return Sample(None, "no join")
+    smaller = [s.time for s in steps(world=3)]
+    joined = min(s.time for s in steps(world=4, after=max(smaller)))
+    return replace(sample, parts={**sample.parts, JOIN: joined - max(smaller), "full size after": joined - smaller[0]})
 
 
 def large_worker_killed(side: Side) -> Sample:
@@ -222,6 +242,11 @@ def in_process_with_spares(folder: Path) -> Side:
     return Ours(folder, command=command, progress_timeout=DEADLINE)
 
 
+def in_process_slow_start(folder: Path) -> Side:
+    """Return `in_process` with processes that take SLOW_START seconds to their function."""
+    return Ours(folder, command=[sys.executable, TRAIN_IN_PROCESS, str(folder), "0", "0", "0", str(SLOW_START)])
+
+
 def in_process_with_deadline(folder: Path) -> Side:
     """Return `in_process` with a `hangPolicy`."""
     return Ours(folder, command=[sys.executable, TRAIN_IN_PROCESS, str(folder)], progress_timeout=DEADLINE)
@@ -320,6 +345,15 @@ ROWS = [
     _row("own-torchrun", "worker of a pod's own torchrun killed (c10d)", 6.0, worker_killed, 60, own_torchrun, False),
     _row_beside_peers(
         "killed-in-process", "worker killed, all nodes stay", 0.06, worker_killed, peers.note(), replaced=1
+    ),
+    _row_in_process(
+        "killed-slow-start",
+        f"worker killed, processes take {SLOW_START} s to start: pause of the others",
+        0.15,
+        slow_start_killed,
+        150,
+        in_process_slow_start,
+        replaced=1,
     ),
     _row_in_process("killed-4gb-in-process", "worker with 4 GiB killed", 0.1, large_worker_killed, 80, replaced=1),
     _row_in_process(

@@ -1,8 +1,8 @@
 """The training of `train.py` in a function that survives the end of a round, with its state in `elasticjob.State`.
 
 It prints the same events; `call` is the number of the function's call in this process. Arguments: a folder, how many
-bytes the State has besides the model that is trained (0), whether each rank has a spare process (0), and whether these
-bytes are frozen parameters that the State leaves to the script (0).
+bytes the State has besides the model that is trained (0), whether each rank has a spare process (0), whether these
+bytes are frozen parameters that the State leaves to the script (0), and seconds that a process takes to start (0).
 """
 
 import os
@@ -18,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 import elasticjob
 
 FOLDER, PID = sys.argv[1], os.getpid()
-BYTES, SPARE_PROCESS, FROZEN = (int(argument) for argument in [*sys.argv[2:], "0", "0", "0"][:3])
+BYTES, SPARE_PROCESS, FROZEN, START = (int(argument) for argument in [*sys.argv[2:], "0", "0", "0", "0"][:4])
 PART = 100_000_000
 torch.set_num_threads(1)
 torch.manual_seed(0)
@@ -26,6 +26,7 @@ network = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 64), nn.Re
 optimizer = torch.optim.AdamW(network.parameters())
 ballast = nn.ParameterList(torch.rand(PART // 4) for _ in range(BYTES // PART)).requires_grad_(not FROZEN)
 state = elasticjob.State(network=network, ballast=ballast, optimizer=optimizer, step=0, frozen_parameters=not FROZEN)
+time.sleep(START)  # stands for a model that is built or data that is read before the function
 calls = 0
 held = b""
 

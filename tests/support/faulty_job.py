@@ -85,15 +85,23 @@ class FaultyJob:
     """A context manager. `inject` as often as wanted, then `finish`."""
 
     def __init__(
-        self, folder: Path, *, step_delay: float = 0.02, spare_processes: bool = False, queued_device: bool = False
+        self,
+        folder: Path,
+        *,
+        step_delay: float = 0.02,
+        spare_processes: bool = False,
+        queued_device: bool = False,
+        set_up: float = 0.0,
     ) -> None:
-        """`queued_device`: train on a device that works behind the host."""
+        """`queued_device`: train on a device that works behind the host. `set_up`: seconds that each process needs
+        before its function."""
         self._folder = folder
         self._kinds = possible_kinds()
         self._memory_group = _CGROUP / f"elasticjob-test-{uuid.uuid4().hex[:8]}"
         command = [sys.executable, str(SCRIPT), str(folder), f"--step-delay={step_delay}"]
         self._more = ["--queued-device"] if queued_device else []
         command += [*self._more, *(["--spare-process"] if spare_processes else [])]
+        command += [f"--set-up={set_up}"] if set_up else []
         job = manifest(
             command,
             replicas=NODES,

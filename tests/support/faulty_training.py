@@ -53,6 +53,12 @@ class RankWithFaults:
         """Train in one round."""
         raise NotImplementedError
 
+    def set_up(self, seconds: float) -> None:
+        """Do what a script does before its function, and record that it is done."""
+        time.sleep(seconds)
+        round_id = os.environ.get("ELASTICJOB_ROUND", "-")
+        os.write(self._records, f"set-up {round_id} - - {os.getpid()} - 0 - {time.time():.4f}\n".encode())
+
     def stop_requested(self) -> bool:
         """Return on all ranks alike whether the training is to end."""
         stop = torch.tensor(float((self.folder / "done").exists()))
@@ -225,6 +231,7 @@ def main() -> None:
     parser.add_argument("--step-delay", type=float, default=0.0, help="seconds to wait after each step")
     parser.add_argument("--spare-process", action="store_true", help="ask for a spare process of each rank")
     parser.add_argument("--queued-device", action="store_true", help="train on a device that works behind the host")
+    parser.add_argument("--set-up", type=float, default=0.0, metavar="SECONDS", help="wait before the function")
     options = parser.parse_args()
     torch.set_num_threads(1)
     kind: type[RankWithFaults] = Training
@@ -234,6 +241,8 @@ def main() -> None:
 
         kind = QueuedTraining
     training = kind(options.folder, options.step_delay)
+    if options.set_up:
+        training.set_up(options.set_up)
     elasticjob.restartable(spare_process=options.spare_process)(training.train)(options.alone or sys.maxsize)
 
 

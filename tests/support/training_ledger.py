@@ -44,6 +44,8 @@ class TrainingLedger:
         """By the number of steps done."""
         self.repeated = 0
         """Steps that were done again, because their only rank was lost."""
+        self.set_up: dict[int, int] = {}
+        """The last step that any rank had done when a process was set up for its function, by process id."""
         self.unrecorded: set[int] = set()
         """Steps that were done by a rank which was interrupted before it could record them."""
 
@@ -55,6 +57,9 @@ class TrainingLedger:
     def add(self, line: str) -> None:
         """Add a line of a rank."""
         kind, round_id, rank, world, pid, gradient, step, parameters, moment = line.split()
+        if kind == "set-up":
+            self.set_up[int(pid)] = self.last_step
+            return
         if kind == "begin":
             self._begin(round_id, int(rank), int(world), int(pid), int(step))
         else:

@@ -947,7 +947,8 @@ class WorkerGroup:
         """What has to be started for the next round, while no worker runs."""
         spares = {pid: worker for pid, worker in self._spares.items() if self.restartable.parked(pid)}
         missing = self._missing(self._parked | spares)
-        return NewProcesses(len(missing), self._times.start_seconds, self._times.form_seconds)
+        times = self._times
+        return NewProcesses(len(missing), times.start_seconds, times.form_seconds, times.may_start_ahead)
 
     @property
     def has_parked(self) -> bool:

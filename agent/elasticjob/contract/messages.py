@@ -152,10 +152,12 @@ class NewProcesses:
     """Workers of the node without a process that waits for the next round."""
     start_seconds: float | None = None
     """Seconds from the last start of a process in a round to its function, the longest of the node's processes started
-    together; None if that is unknown, or if they cannot reach the function ahead of a round."""
+    together; None if that is unknown."""
     form_seconds: float | None = None
     """Seconds from the call of the function to the end of `State.sync` in the node's last round that came so far: the
     ranks form their group, and wait for the slowest. None if that is unknown."""
+    may_start_ahead: bool = True
+    """False: a process that the node started ahead of a round ended before the function, and none has come to it."""
 
 
 NO_NEW_PROCESSES = NewProcesses()

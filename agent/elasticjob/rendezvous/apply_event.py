@@ -285,6 +285,9 @@ def standby_message(state: CoordinatorState, node: Node | None) -> Standby:
     provisional = _provisional_start(state, state.round, node) if node is not None else None
     if state.round.ending is not None:
         return Standby("waiting for the next round", provisional=provisional)
+    if provisional is not None and node is not None and node.new_processes.count:
+        reason = "a round runs without this node until its new processes are at their function"
+        return Standby(reason, provisional=provisional)
     if len(state.round.members) >= state.settings.target:
         return Standby("the round is full without this node", redundant=True, provisional=provisional)
     return Standby("a round runs without this node", provisional=provisional)
@@ -311,8 +314,9 @@ def _stand_by_outside(state: CoordinatorState) -> RoundDecision:
 
 def _waits_with_starts(state: CoordinatorState, agent_id: str) -> bool:
     """Return whether a node outside the running round has to start processes and has not begun."""
+    node = state.nodes[agent_id]
     outside = state.round is not None and agent_id not in state.round.members
-    return outside and state.nodes[agent_id].new_processes.count > 0
+    return outside and node.ready and node.new_processes.count > 0
 
 
 def _provisional_start(state: CoordinatorState, round_: Round, node: Node) -> StartRound | None:
@@ -379,6 +383,7 @@ def _apply_node_message(
             fork_disabled_reason=message.fork_disabled_reason,
             restartable=message.restartable,
             hang_guard=message.hang_guard,
+            new_processes=replace(node.new_processes, count=0),
         )
         return set_node(state, node)
     if isinstance(message, Leaving):

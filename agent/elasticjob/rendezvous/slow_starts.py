@@ -42,6 +42,8 @@ def without_slow_starts(
         return None
     if not any(n.agent_id in state.last_members for n in others):
         return None
+    if not all(n.new_processes.may_start_ahead for n in state.nodes.values()):
+        return None  # all nodes run one script, which needs its round before the function
     start, pause = _start_seconds(state, starting), _pause_seconds(state)
     if start is None or pause is None:
         return None

@@ -162,6 +162,29 @@ def test_the_rank_that_came_last_says_what_forming_takes_and_each_node_what_its_
     assert job.members == ["j-0-0", "j-2-0"], "it is as fast as the fastest of the others"
 
 
+def test_the_others_wait_once_a_node_knows_that_the_script_needs_its_round_before_the_function() -> None:
+    job = restartable(0, 1, 2)
+    job.fail(1)
+    stopped(job, 0)
+    job.send(2, WorkersStopped(job.start_of(2).round, 6002, new_processes=NewProcesses(0, START, FORM, False)))
+    stopped(job, 1, 1)
+    assert len(job.members) == 3
+
+
+def test_a_second_report_of_the_stop_changes_nothing() -> None:
+    """A node that has stopped answers the end of the round as well."""
+    job = restartable(0, 1, 2)
+    kill(job, 1)
+    sent = len(job.sent[agent_id(1)])
+    stopped(job, 1, 1)
+    assert len(job.sent[agent_id(1)]) == sent
+    job.started(0, 2)
+    job.ready(1)
+    for index in (0, 2):
+        stopped(job, index)
+    assert len(job.members) == 3
+
+
 def test_a_node_of_rank_0_is_left_out_too() -> None:
     """It is the one that knows that the function can be called again."""
     job = restartable(0, 1, 2)

@@ -27,12 +27,17 @@ class StartTimes:
     @property
     def start_seconds(self) -> float | None:
         """As in `NewProcesses`."""
-        return None if self._reaches_function_ahead is False else self._start_seconds
+        return self._start_seconds
 
     @property
     def form_seconds(self) -> float | None:
         """As in `NewProcesses`."""
         return self._form_seconds
+
+    @property
+    def may_start_ahead(self) -> bool:
+        """As in `NewProcesses`."""
+        return self._reaches_function_ahead is not False
 
     def begin_round(self) -> None:
         self._called_at, self._started = {}, set()
