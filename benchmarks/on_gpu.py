@@ -14,6 +14,7 @@ _HOST_COPY = "The copy from the GPU to the host takes the place of the memcpy."
 ON_GPU = {
     "killed-4gb": f"{_FREED} Each new process sets up its CUDA context and loads kernels. {_GROUPS}",
     "killed-in-process": _NEW_PROCESS,
+    "killed-slow-start": f"{_ABORT} The new process has set up its CUDA context when it joins. {_GROUPS}",
     "killed-4gb-in-process": f"{_FREED} {_NEW_PROCESS}",
     "killed-with-spare": (
         "The spare process has its CUDA context, has loaded kernels, and holds GPU memory meanwhile. It waits until "

@@ -120,7 +120,7 @@ def test_the_others_wait_in_a_job_of_fixed_size(tmp_path: Path) -> None:
 
 @pytest.mark.timeout(180)
 def test_the_others_wait_once_a_script_is_known_to_need_its_round_before_the_function(tmp_path: Path) -> None:
-    """Its first start ahead ends early, and it starts again in the round that it joins. The next time nobody tries."""
+    """Its first start ahead ends early, and it starts again in its round. The next time the others wait."""
     with start(tmp_path, 'print("store at", os.environ["MASTER_ADDR"], flush=True)', replicas=3) as run:
         ranks = trains(run, 3)
         for worlds in ((2, 3), (3,)):

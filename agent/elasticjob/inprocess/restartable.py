@@ -71,7 +71,7 @@ def restartable(function: Callable[P, T] | None = None, *, spare_process: bool =
     interrupted by `RankShouldRestart` when another rank fails, a node is lost or the job scales; its process groups
     end, and it is called again with the same arguments once the next round has formed. Objects that it finds outside
     keep their state: model, optimizer, `elasticjob.State`. A process that hangs is replaced by a new one after
-    `stopGraceSeconds`, and the others wait for it.
+    `stopGraceSeconds`. The others wait for it, or go on with fewer ranks until it joins.
 
     `spare_process`: once a rank has made its first step, another process of it runs the script up to the function and
     waits there. It takes the place of one that ends, and saves the time that the script needs up to the function, for
