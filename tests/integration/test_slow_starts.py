@@ -12,7 +12,7 @@ import pytest
 from support.fault_draw import NODES, Incident, RankFault
 from support.faulty_job import FaultyJob
 from support.local_run import LocalRun, manifest
-from support.processes import stayed
+from support.processes import agent_over, stayed
 from support.worker_scripts import script
 
 pytestmark = pytest.mark.torch
@@ -47,12 +47,13 @@ import torch.distributed as dist
 import elasticjob
 
 folder = sys.argv[1]
+print("starts pid", os.getpid(), "round", os.environ["ELASTICJOB_ROUND"], flush=True)
 time.sleep(3)
 BEFORE_THE_FUNCTION
 print("set up pid", os.getpid(), "round", os.environ["ELASTICJOB_ROUND"], flush=True)
 state = elasticjob.State(model=torch.nn.Linear(4, 4), step=0)
 
-@elasticjob.restartable
+@elasticjob.restartable(spare_process=SPARE_PROCESS)
 def train():
     dist.init_process_group("gloo")
     state.sync()
@@ -74,8 +75,11 @@ train()
 """
 
 
-def start(folder: Path, before_the_function: str = "", *, low: int = 1, **spec: Any) -> LocalRun:
-    command = [*script(folder, TRAINS.replace("BEFORE_THE_FUNCTION", before_the_function)), str(folder)]
+def start(
+    folder: Path, before_the_function: str = "", *, low: int = 1, spare_process: bool = False, **spec: Any
+) -> LocalRun:
+    source = TRAINS.replace("BEFORE_THE_FUNCTION", before_the_function).replace("SPARE_PROCESS", str(spare_process))
+    command = [*script(folder, source), str(folder)]
     policy: dict[str, Any] = {"elasticPolicy": {"minReplicas": low, "maxReplicas": 3}, "preload": ["torch"]}
     return LocalRun(manifest(command, **policy, **spec), folder)
 
@@ -104,6 +108,24 @@ def test_the_other_process_of_the_pod_waits_and_goes_on_with_the_new_one(tmp_pat
     assert all(stayed(four[rank], again[rank], run.text) for rank in range(3))
     assert again[3] == new
     assert "toy succeeded; 1 restart" in run.text
+
+
+@pytest.mark.timeout(180)
+def test_a_spare_process_that_is_not_at_the_function_goes_on_as_the_new_one(tmp_path: Path) -> None:
+    with start(tmp_path, replicas=2, spare_process=True) as run:
+        two = trains(run, 2)
+        by_agent: dict[int, int] = {}
+        while len(by_agent) < 2:
+            pid = int(run.wait_for(r"starts pid (\d+) round 0\.0\.1")[1])
+            by_agent[agent_over(pid)] = pid
+        spare = by_agent[agent_over(two[1])]
+        os.kill(two[1], signal.SIGKILL)
+        trains(run, 1)
+        again = trains(run, 2)
+        (tmp_path / "done").touch()
+        assert run.exit_code() == 0, run.text
+    assert stayed(two[0], again[0], run.text)
+    assert again[1] == spare
 
 
 @pytest.mark.timeout(180)
