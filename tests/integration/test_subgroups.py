@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import re
 import signal
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -77,12 +79,14 @@ def processes(run: LocalRun, call: int) -> dict[int, int]:
     return {int(match[1]): int(match[2]) for match in matches}
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(480)
 @pytest.mark.parametrize("kind", ["mesh", "split_group", "new_subgroups"])
 def test_ranks_that_wait_in_a_subgroup_keep_their_processes(kind: str, tmp_path: Path) -> None:
-    """One rank raises, then another one is killed; a rank may wait in a group that has nothing to do with it."""
-    job = manifest([*script(tmp_path, REDUCES), kind], replicas=4, preload=["torch", "torch._dynamo"])
+    """One rank raises; then one is killed while another one is silent: only a break ends the others' wait for that."""
+    spec: dict[str, Any] = {"preload": ["torch", "torch._dynamo"], "stopGraceSeconds": 60}
+    job = manifest([*script(tmp_path, REDUCES), kind], replicas=4, **spec)
     with LocalRun(job, tmp_path) as run:
+        run.wait_timeout = 180  # four processes that import torch, on a busy machine
         first = processes(run, 1)
         second = processes(run, 2)
         faulty = float(re.findall(r"faulty rank 3 .* at (\S+)", run.text)[0])
@@ -91,7 +95,13 @@ def test_ranks_that_wait_in_a_subgroup_keep_their_processes(kind: str, tmp_path:
         assert second == first, "all processes stay"
         assert len(left) == 3
 
+        os.kill(second[2], signal.SIGSTOP)
         os.kill(second[1], signal.SIGKILL)
+        killed = time.monotonic()
+        for _ in (0, 3):
+            late = float(run.wait_for("left rank [03] .* call 2 at (.*)", 30)[1]) - killed
+        print("seconds from SIGKILL to the end of the waits for a silent rank:", late)
+        os.kill(second[2], signal.SIGCONT)
         third = processes(run, 3)
         assert [stayed(second[rank], third[rank], run.text) for rank in range(4)] == [True, False, True, True]
         assert run.exit_code(120) == 0, run.text

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from datetime import timedelta
@@ -150,3 +151,38 @@ def test_a_rank_that_comes_back_after_it_was_counted_as_lost_gets_a_restart_erro
         first.wait_for("^returned 0$")
         assert first.exit_code() == 0
         assert "trains 0 of 1 iteration 2" not in first.text
+
+
+REDUCES = """
+@Wrapper(last_call_wait=timedelta(0), **seconds(heartbeat_timeout=100, soft_timeout=103, hard_timeout=105))
+def train(call: CallWrapper):
+    join(call)
+    say("monitor", call._monitor_process.pid)
+    while call.iteration == 0:
+        dist.all_reduce(torch.ones(1))  # until a rank is killed
+    dist.all_reduce(torch.ones(1))
+    dist.destroy_process_group()
+    return os.environ["RANK"]
+
+meet()
+"""
+
+
+@pytest.mark.parametrize("with_monitor", [False, True], ids=["its process", "its monitor process too"])
+def test_the_others_go_on_at_once_when_a_rank_is_killed(with_monitor: bool, tmp_path: Path) -> None:
+    """Its heartbeats would be missed after 100 s. The store's server sees that its connections are closed."""
+    with ranks(tmp_path, REDUCES + END, 3) as (first, killed, third):
+        for rank, process in enumerate((first, killed, third)):
+            trains(process, rank, 3, 0)
+        monitor = int(killed.wait_for("^monitor (.*)")[1])
+        for pid in [killed.process.pid, *([monitor] if with_monitor else [])]:
+            os.kill(pid, signal.SIGSTOP)  # none of them sees the end of the other
+        for pid in [killed.process.pid, *([monitor] if with_monitor else [])]:
+            os.kill(pid, signal.SIGKILL)
+        since = time.monotonic()
+        for rank, process in enumerate((first, third)):
+            trains(process, rank, 2, 1)
+        print("seconds from SIGKILL to the next iteration:", time.monotonic() - since)
+        for rank, process in enumerate((first, third)):
+            process.wait_for(f"^returned {rank}$")
+            assert process.exit_code() == 0

@@ -6,6 +6,7 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from elasticjob.inprocess.state import State
@@ -37,9 +38,14 @@ class Abort(ABC):
 
 
 class AbortTorchDistributed(Abort):
-    """Breaks the collectives of all process groups that the function created, and destroys the groups."""
+    """Breaks the collectives of all process groups, and destroys the groups.
 
-    def __init__(self) -> None:
+    A rank whose communicators or device are not done within `timeout` after that leaves with an exception, and the
+    others go on without it.
+    """
+
+    def __init__(self, timeout: timedelta = timedelta(seconds=30)) -> None:
+        self._timeout = timeout
         self._groups: ProcessGroups | None = None
 
     def __call__(self, state: State) -> None:
@@ -57,4 +63,4 @@ class AbortTorchDistributed(Abort):
     def after_function(self) -> None:
         groups, self._groups = self._groups, None
         if groups is not None:
-            groups.leave()
+            groups.leave(timeout=self._timeout.total_seconds())

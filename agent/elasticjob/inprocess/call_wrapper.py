@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import logging
+import os
 import threading
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,8 +23,10 @@ from elasticjob.inprocess.exception import HealthCheckError, InternalError, Rest
 from elasticjob.inprocess.injection import substitute
 from elasticjob.inprocess.interruption import Interrupter, RankShouldRestart
 from elasticjob.inprocess.log_setup import LogSetup
+from elasticjob.inprocess.lost_rank import leaves_on_purpose, record_when_lost
 from elasticjob.inprocess.monitor_process import MonitorProcess, monitor_config
 from elasticjob.inprocess.monitor_thread import MonitorThread
+from elasticjob.inprocess.nccl_environment import keep_process_at_nccl_errors
 from elasticjob.inprocess.process_groups import collect_garbage
 from elasticjob.inprocess.progress_watchdog import ProgressWatchdog
 from elasticjob.inprocess.socket_store import SocketStore
@@ -120,6 +123,7 @@ class CallWrapper:
         self._cleanup.callback(_running.release)
         self._state = State.from_environment()
         self._cleanup.enter_context(LogSetup(self._state.rank))
+        keep_process_at_nccl_errors(os.environ)
         self._interrupter = Interrupter()
         self._cleanup.callback(self._interrupter.close)
         self._environment = Environment()
@@ -186,7 +190,8 @@ class CallWrapper:
         if endpoint is None:
             factory = (self._wrapper.store_factory, self._wrapper.store_kwargs)
             pickled = enforce_importable("store_factory", factory, reason="the monitor process needs it too")
-        self._monitor_process.can_create_store(endpoint, pickled, self._prefix)
+        knows_lost_clients = self._base_store.knows_lost_clients
+        self._monitor_process.can_create_store(endpoint, pickled, self._prefix, knows_lost_clients=knows_lost_clients)
 
     def _report_progress(self) -> None:
         self._monitor_process.report_progress()
@@ -222,6 +227,9 @@ class CallWrapper:
             self._connect_monitor_process()
         # Before the rank is visible in the store: from here on the monitor process records the end of this rank.
         self._monitor_process.start_iteration(state.rank, state.world_size, state.iteration)
+        if self._base_store.knows_lost_clients:
+            monitor_store = self._monitor_link.with_prefix(self._prefix)
+            record_when_lost(monitor_store, state.initial_rank, state.rank, state.iteration)
         store.set_initial_rank(state.rank, state.initial_rank, host_name())
         self._environment.prepare(state, store)
         store.iteration_barrier(
@@ -451,6 +459,8 @@ class CallWrapper:
         try:
             store, state = self._call_store, self._state
             store.record_base_terminated_rank(state.initial_rank)
+            if self._base_store.knows_lost_clients:
+                leaves_on_purpose(store, state.initial_rank)
             if state.initial_rank in self._base_store.critical_ranks:
                 store.wait_for_base_terminated_ranks(state.initial_world_size)
         except (OSError, RuntimeError) as error:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import threading
 from abc import ABC, abstractmethod
 from datetime import timedelta
-from typing import Any
 
 from elasticjob.inprocess.state import State
+from elasticjob.inprocess.time_limit import run_within
 
 
 class HealthCheck(ABC):
@@ -46,19 +45,9 @@ class CudaHealthCheck(HealthCheck):
 
         if not (torch.cuda.is_available() and torch.cuda.is_initialized()):
             return
-        errors: list[BaseException] = []
         device = torch.cuda.current_device()
-        thread = threading.Thread(target=_synchronize, args=(torch.cuda, device, errors), daemon=True, name="health")
-        thread.start()
-        thread.join(self._timeout.total_seconds())
-        if thread.is_alive():
-            raise TimeoutError(f"CUDA device {device} did not finish its work within {self._timeout}")
-        if errors:
-            raise errors[0]
-
-
-def _synchronize(cuda: Any, device: int, errors: list[BaseException]) -> None:
-    try:
-        cuda.synchronize(device)
-    except BaseException as error:
-        errors.append(error)
+        run_within(
+            self._timeout.total_seconds(),
+            lambda: torch.cuda.synchronize(device),
+            f"CUDA device {device} did not finish its work",
+        )

@@ -21,6 +21,7 @@ from typing import Any
 
 from elasticjob.inprocess.attribution import Interruption, InterruptionRecord
 from elasticjob.inprocess.heartbeats import LossDetector, RunningClock, watched_ranks
+from elasticjob.inprocess.lost_rank import record_when_lost
 from elasticjob.inprocess.monitor_process import MonitorConfig
 from elasticjob.inprocess.socket_store import SocketStore
 from elasticjob.inprocess.store_mixin import StoreMixin
@@ -101,6 +102,8 @@ class Monitor:
         self._next_heartbeat = 0.0
         self._store: StoreMixin | None = None
         """The store of the call, once its server runs."""
+        self._knows_lost_clients = False
+        """As in `StoreMixin`."""
         self._place: tuple[int, int, int] | None = None
         """(rank, world size, iteration) of the rank."""
         self._last_progress = 0.0
@@ -145,9 +148,12 @@ class Monitor:
             self._closed = True
         elif "store" in message:
             self._store = _open_store(message["store"], self._config.connect_timeout).with_prefix(message["prefix"])
+            self._knows_lost_clients = bool(message["store"]["knows_lost_clients"])
         elif "iteration" in message:
             rank, world_size, iteration = message["iteration"]
             self._place = rank, world_size, iteration
+            if self._store is not None and self._knows_lost_clients:
+                record_when_lost(self._store, self._config.initial_rank, rank, iteration)
             log.info("rank %d of %d in iteration %d", rank, world_size, iteration)
 
     def _end_rank(self) -> None:

@@ -63,10 +63,13 @@ class MonitorProcess:
         except OSError:
             return False
 
-    def can_create_store(self, endpoint: tuple[str, int] | None, factory: bytes, prefix: str) -> None:
+    def can_create_store(
+        self, endpoint: tuple[str, int] | None, factory: bytes, prefix: str, *, knows_lost_clients: bool
+    ) -> None:
         """Let the monitor process connect to the store, at an endpoint or with a pickled (factory, arguments)."""
         pickled = base64.b64encode(factory).decode()
-        self._send(store={"endpoint": endpoint, "factory": pickled, "path": sys.path}, prefix=prefix)
+        store = {"endpoint": endpoint, "factory": pickled, "path": sys.path, "knows_lost_clients": knows_lost_clients}
+        self._send(store=store, prefix=prefix)
 
     def start_iteration(self, rank: int, world_size: int, iteration: int) -> None:
         """Send the rank's place in an iteration, before the rank takes it."""

@@ -40,6 +40,7 @@ from elasticjob.inprocess.own_sockets import (
     shut_down_newer_than,
 )
 from elasticjob.inprocess.store_connection import interruptible_connections
+from elasticjob.inprocess.time_limit import run_within
 from elasticjob.inprocess.wake_up import wake_while
 from elasticjob.training.devices import synchronize_device
 from elasticjob.training.sharded.device_mesh_caches import forget_device_meshes
@@ -160,8 +161,11 @@ class ProcessGroups:
         """Return whether the main thread waits for an operation that gloo has lost (`waits_for_lost_operation`)."""
         return waits_for_lost_operation(self._older_workers)
 
-    def leave(self, *, planned: bool = False) -> None:
+    def leave(self, *, planned: bool = False, timeout: float | None = None) -> None:
         """In the main thread: destroy all groups. An error of the device is raised: this process cannot go on.
+
+        `timeout`: seconds for the aborts, and then for the device. TimeoutError: it is unhealthy, or a kernel waits for
+        something that no abort ends. None: no limit, because an agent kills this process if it takes too long.
 
         Their collectives are broken before: destroying a group waits for those of its peers. The threads of gloo, which
         wake up each 10 ms only, end while the next round forms: their connections are shut down.
@@ -176,8 +180,8 @@ class ProcessGroups:
         else:
             if _table() or self._forming:
                 self.break_collectives()
-            self._join_aborts()
-            synchronize_device()
+            run_within(timeout, self._join_aborts, "the communicators were not aborted")
+            run_within(timeout, synchronize_device, "the device did not finish its work after the abort")
             self._destroy()
         # An interrupted `init_process_group` has counted its group: the next one would meet under another name.
         distributed_c10d._world.group_count = 0

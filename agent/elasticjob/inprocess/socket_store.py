@@ -153,6 +153,14 @@ class SocketStore(StoreMixin):
         if not self.connection.wait(request, timeout.total_seconds()):
             raise TimeoutError(f"keys {', '.join(keys)} did not all exist within {timeout.total_seconds():g} s")
 
+    def when_lost(self, name: str, requests: Sequence[bytes]) -> None:
+        """Let our server execute requests when all connections under this name have closed; none: they may close."""
+        self.connection.send(wire.request(Op.WHEN_LOST, [self._key(name)], [b"".join(requests)]))
+
+    def request(self, op: Op, key: str, *values: str) -> bytes:
+        """Return a request that concerns a key of this store."""
+        return wire.request(op, [self._key(key)], [*map(_bytes, values)])
+
     def _key(self, key: str) -> bytes:
         return f"{_PREFIX}{self._prefix}{key}".encode()
 

@@ -27,6 +27,8 @@ class PrefixStore(dist.PrefixStore, StoreMixin):  # type: ignore[misc]  # torch 
 class TCPStore(dist.TCPStore, StoreMixin):  # type: ignore[misc]
     """The default store. Rank 0 starts its server as a process of its own, and leaves last."""
 
+    knows_lost_clients = True
+
     def __init__(
         self,
         host_name: str | None = None,

@@ -72,6 +72,9 @@ class StoreMixin:
         """Return another connection, for another thread; None: the wrapper calls the factory a second time."""
         return None
 
+    knows_lost_clients = False
+    """Whether the server is one of ours, which executes requests for ranks whose connections have closed."""
+
     def endpoint(self) -> tuple[str, int] | None:
         """Return host and port of a TCPStore server; None: a monitor process calls the factory instead."""
         return None

@@ -14,6 +14,7 @@ import sys
 from contextlib import suppress
 
 from elasticjob.code_root import CODE_ROOT
+from elasticjob.store.last_requests import LastRequests
 from elasticjob.store.open_files import raise_open_file_limit
 from elasticjob.store.server import StoreServer
 
@@ -60,7 +61,7 @@ def main(arguments: list[str]) -> None:
 
 
 async def _serve(listener: socket.socket, parent: int) -> None:
-    server = StoreServer()
+    server = StoreServer(last_requests=LastRequests())
     await server.start(sock=listener)
     ended = asyncio.Event()
     asyncio.get_running_loop().add_reader(parent, ended.set)  # end of file: the rank has ended

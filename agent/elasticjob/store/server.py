@@ -18,12 +18,14 @@ import logging
 import socket
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias, cast
 
 from elasticjob.contract.names import StoreClients
 from elasticjob.keep_alive import KeepAlive
 from elasticjob.store.executor import RequestExecutor
+from elasticjob.store.last_requests import LastRequests
 from elasticjob.store.reader import KnownRequests, RequestReader
 from elasticjob.store.storage import Storage
 from elasticjob.store.wire import MAGIC, Limits, Op, Request, WireError
@@ -116,8 +118,11 @@ class StoreServer:
         limits: Limits = Limits(),  # noqa: B008  # frozen
         links: LinkHandler | None = None,
         clients: StoreClients = StoreClients.ANY,
+        last_requests: LastRequests | None = None,
     ) -> None:
+        """`last_requests`: what clients ask for in case that they are lost; None: they may not."""
         self.limits = limits
+        self._last_requests = last_requests
         self.serve_link = links
         self.admits = clients
         self.counters = Counters()
@@ -192,6 +197,21 @@ class StoreServer:
             raise WireError("no-tcpstore", "this store has control links only: its job does not use it as a TCPStore")
         return self.admits is StoreClients.ANY or peer.is_local or peer.address in self._nodes
 
+    def set_last_requests(self, client: _Client, request: Request) -> None:
+        """Keep what to execute when a client is lost. WireError: this server keeps nothing."""
+        if self._last_requests is None:
+            raise WireError("unknown-operation", "this server executes no requests of clients that are lost")
+        self._last_requests.set(client, request.keys[0], request.values[0])
+
+    def execute_last_requests(self, client: _Client) -> None:
+        """Execute the requests of a client whose last connection has closed."""
+        encoded = self._last_requests.closed(client) if self._last_requests is not None else b""
+        reader, executor = RequestReader(self.limits), RequestExecutor(self.storage, self.limits.reply, lambda: None)
+        reader.feed(encoded)
+        with suppress(WireError):  # its sender is gone
+            while request := reader.next():
+                executor.execute(request)
+
     def add_node(self, address: str) -> None:
         """Admit the clients on a node's address."""
         self._nodes[address] += 1
@@ -249,6 +269,7 @@ class _Client(asyncio.BufferedProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._release()
         self.peer.end()
+        self._server.execute_last_requests(self)
 
     def pause_writing(self) -> None:
         server = self._server
@@ -338,7 +359,10 @@ class _Client(asyncio.BufferedProtocol):
         """Handle one request; return whether the next one may be handled now."""
         if self._served:
             self._server.counters.requests += 1
-            self._executor.execute(request)
+            if request.op is Op.WHEN_LOST:
+                self._server.set_last_requests(self, request)
+            else:
+                self._executor.execute(request)
             return True
         if request.op is Op.LINK and self._server.serve_link is not None:
             self._become_link(self._server.serve_link, request.number)

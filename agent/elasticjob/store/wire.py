@@ -49,6 +49,9 @@ class Op(IntEnum):
     BARRIER = 18
     LINK = 0xE7
     """Ours: the connection becomes a control link (`control_link.link`). Far from torch's numbers, which grow."""
+    WHEN_LOST = 0xE8
+    """Ours, without an answer: requests that the server executes when all connections of this name have closed, and
+    none if the value is empty (`LastRequests`). Only a server that was started with them knows it."""
 
 
 @dataclass(frozen=True)
@@ -134,6 +137,7 @@ FIELDS: dict[Op, tuple[Field, ...]] = {
     Op.LIST_KEYS: (),
     Op.BARRIER: (Field.KEY, Field.I64),
     Op.LINK: (Field.U32,),
+    Op.WHEN_LOST: (Field.KEY, Field.VALUE),
 }
 
 

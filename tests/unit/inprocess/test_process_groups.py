@@ -186,6 +186,23 @@ def test_the_groups_of_a_planned_end_are_aborted_if_they_do_not_end_in_time(
     assert not dist.is_initialized()
 
 
+@pytest.mark.parametrize("hangs", ["abort", "device"])
+def test_a_rank_whose_device_does_not_end_its_work_gets_an_exception(
+    groups: ProcessGroups, hangs: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without an agent, only its own time limit ends the wait."""
+    never = threading.Event()
+    if hangs == "device":
+        monkeypatch.setattr(process_groups, "synchronize_device", lambda: never.wait(TIMEOUT))
+        text = "the device did not finish its work after the abort within 0.01 s"
+    else:
+        monkeypatch.setattr(RecordingGroup, "abort", lambda _: never.wait(TIMEOUT))
+        text = "the communicators were not aborted within 0.01 s"
+    with pytest.raises(TimeoutError, match=text):
+        groups.leave(timeout=0.01)
+    never.set()
+
+
 def test_groups_that_were_not_seen_before_are_known_when_they_are_broken(groups: ProcessGroups) -> None:
     """torch's own table has them: groups of a library, and of the script before its function."""
     other = ProcessGroups()

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from elasticjob.contract.names import StoreClients
 from elasticjob.store import wire
 from elasticjob.store.client import StoreClient
+from elasticjob.store.last_requests import LastRequests
 from elasticjob.store.server import Peer, StoreServer
 from elasticjob.store.wire import Limits, Op
 
@@ -71,6 +72,40 @@ async def test_an_invalid_request_closes_the_connection_and_is_counted(start: St
     await good.set("other", b"value")
     assert await good.get("other") == b"value"
     good.close()
+
+
+async def test_the_last_requests_of_a_lost_client_are_executed_and_others_wake_up() -> None:
+    """Two connections under one name: the client is lost when both are closed. One that leaves before is not lost."""
+    server = StoreServer(last_requests=LastRequests())
+    port = await server.start("127.0.0.1")
+    requests = wire.request(Op.SET, [b"/lost"], [b"1"]) + wire.request(Op.APPEND, [b"/names"], [b"a,"])
+    connections = [await asyncio.open_connection("127.0.0.1", port) for _ in range(3)]
+    for number, (_, writer) in enumerate(connections):
+        name = b"leaves" if number == 2 else b"stays"
+        writer.write(HELLO + wire.request(Op.WHEN_LOST, [name], [requests]) + wire.request(Op.PING, number=7))
+    for reader, _ in connections:
+        assert await asyncio.wait_for(reader.readexactly(4), 10)
+    other = await StoreClient.connect("127.0.0.1", port)
+    waits = asyncio.ensure_future(other.get("lost"))
+    connections[2][1].write(wire.request(Op.WHEN_LOST, [b"leaves"], [b""]))
+    for closed_now in (2, 0):
+        connections[closed_now][1].close()
+        await until(lambda left=server.open_connections: server.open_connections < left)  # type: ignore[misc]
+    assert not server.storage.check([b"/lost"]), "one of its connections is open, and the other client has left"
+    connections[1][1].close()
+    assert await asyncio.wait_for(waits, 10) == b"1"
+    assert bytes(server.storage.get(b"/names")) == b"a,"
+    other.close()
+    await server.close()
+
+
+async def test_a_server_without_them_refuses_last_requests(start: Start) -> None:
+    server, port = await start()
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(HELLO + wire.request(Op.WHEN_LOST, [b"name"], [b"\x07"]))
+    assert await closed(reader)
+    writer.close()
+    assert dict(server.counters.dropped) == {"unknown-operation": 1}
 
 
 async def test_a_silent_connection_is_closed(start: Start) -> None:
