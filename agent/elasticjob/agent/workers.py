@@ -718,6 +718,10 @@ class WorkerGroup:
                     self._want_spares()
             case Kept():
                 self._child_ended.set()
+            case Guarded(round=round_id) | CollectiveFailed(round=round_id) if (
+                round_id != worker.round or self.stopping
+            ):
+                pass
             case Guarded():
                 self._guarded[pid] = message
                 self.on_guard()

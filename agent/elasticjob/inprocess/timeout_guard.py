@@ -93,11 +93,12 @@ def guarded_groups() -> list[GroupState]:
     """Return the groups of this process whose time-outs torch does not act on."""
     found: dict[int, GroupState] = {}
     for group in list(distributed_c10d._world.pg_map):
+        backends = []
         with suppress(RuntimeError, ValueError):  # destroyed since
-            name = group.group_desc or group.group_name
-            for backend in (group._get_backend(device) for device in group._device_types):
-                if backend.name().startswith(GUARDED):
-                    found[id(backend)] = _state(name, backend)
+            backends = [group._get_backend(device) for device in group._device_types]
+        for backend in backends:
+            if backend.name().startswith(GUARDED):
+                found[id(backend)] = _state(group.group_desc or group.group_name, backend)
     return list(found.values())
 
 

@@ -770,6 +770,8 @@ def test_the_node_of_group_rank_0_reports_what_guards_the_workers_whenever_that_
     assert state.announcement.hang_guard == ""
     other = play(LauncherReady(), Received(replace(START, group_rank=1)), WorkersLaunched(R1))[0]
     assert last(guarded, state=other) == []
+    was_first = replace(other, announcement=replace(other.announcement, hang_guard="ends after 600 s"))
+    assert [e for e in last(gone, state=was_first) if isinstance(e, Send)] == [Send(Ready())]
 
 
 LOST = NewProcesses(1, 3.0, 0.1)

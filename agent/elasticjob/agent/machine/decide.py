@@ -284,8 +284,13 @@ def _function_called(state: AgentState) -> AgentDecision:
 
 
 def _hang_guarded(state: AgentState, status: str) -> AgentDecision:
-    """Report what guards the workers, from the node of group rank 0: all nodes run the same script."""
-    if state.announcement.hang_guard == status or state.assignment is None or state.assignment.group_rank > 0:
+    """Report what guards the workers, from the node of group rank 0: all nodes run the same script.
+
+    A node that had this rank earlier keeps its report up to date.
+    """
+    before = state.announcement.hang_guard
+    reports = state.assignment is not None and (state.assignment.group_rank == 0 or before)
+    if before == status or not reports:
         return AgentDecision(state)
     decision = _report_ready(replace(state, announcement=replace(state.announcement, hang_guard=status)))
     return AgentDecision(decision.state, (*((Log(f"hang guard: {status}"),) if status else ()), *decision.effects))
