@@ -107,7 +107,7 @@ ranks = [multiprocessing.get_context("fork").Process(target=run, args=(rank,), d
 for rank in ranks:
     rank.start()
 for rank in ranks:
-    rank.join(60)
+    rank.join(200)
 print([rank.exitcode for rank in ranks])
 """
 
@@ -115,5 +115,71 @@ print([rank.exitcode for rank in ranks])
 def test_weights_equal_those_of_one_process_at_any_world_size(tmp_path: Path) -> None:
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "LOCAL_RANK": "0"}
     command = [sys.executable, "-c", SCRIPT, str(tmp_path / "rendezvous")]
-    process = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100, check=False)
+    process = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
     assert process.stdout.strip() == "[0, 0, 0]", process.stderr
+
+
+REPLICAS = """
+import multiprocessing, sys, torch, elasticjob
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.utils.data import DataLoader
+
+def refusal(sampler):
+    try:
+        list(sampler)
+    except ValueError as error:
+        return str(error)
+
+def run(rank):
+    dist.init_process_group("gloo", init_method=f"file://{sys.argv[1]}", rank=rank, world_size=4)
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    group = mesh["dp"].get_group()
+    expected = list(range(rank // 2, 8, 2))
+    for source in (mesh["dp"], group, lambda: mesh["dp"], lambda: group):
+        sampler = elasticjob.ElasticSampler(8, shuffle=False, data_parallel=source)
+        assert list(sampler) == expected, (rank, list(sampler))
+    batches = elasticjob.microbatches(4, sampler, max_size=1)
+    loader = DataLoader(range(8), batch_sampler=batches, num_workers=1)
+    steps = [[(batch.data.item(), batch.weight) for batch in step] for step in batches.steps(loader)]
+    assert steps == [[(sample, 0.5) for sample in half] for half in (expected[:2], expected[2:])], steps
+    stream = elasticjob.ElasticIterable(range(8), data_parallel=lambda: mesh["dp"])
+    batches = elasticjob.microbatches(4, stream)
+    loader = DataLoader(batches, batch_size=None, num_workers=1)
+    assert [batch.data.tolist() for step in batches.steps(loader) for batch in step] == [expected[:2], expected[2:]]
+
+    weight = torch.nn.Parameter(torch.zeros(()))
+    optimizer = torch.optim.SGD([weight], lr=1.0)
+    elasticjob.scale_learning_rate(optimizer, base_world_size=1, data_parallel=mesh["dp"])
+    weight.grad = torch.ones(())
+    optimizer.step()
+    assert weight.item() == -2, "two replicas, four ranks"
+
+    whole = elasticjob.ElasticSampler(8, data_parallel=lambda: mesh)
+    assert "a mesh of 2 dimensions: pass one of them" in refusal(whole)
+    first = dist.new_group([0])
+    without = refusal(elasticjob.ElasticSampler(8, data_parallel=lambda: first))
+    assert without is None if rank == 0 else "a process group without this process" in without, without
+    dist.barrier()
+    dist.destroy_process_group()
+    dist.init_process_group("gloo", init_method=f"file://{sys.argv[1]}2", rank=rank, world_size=4)
+    for source in (group, mesh["dp"]):
+        old = elasticjob.ElasticSampler(8, data_parallel=source)
+        assert "has ended with its round: pass a function" in refusal(old)
+    dist.barrier()
+    dist.destroy_process_group()
+
+ranks = [multiprocessing.get_context("fork").Process(target=run, args=(rank,)) for rank in range(4)]
+for rank in ranks:
+    rank.start()
+for rank in ranks:
+    rank.join(200)
+print([rank.exitcode for rank in ranks])
+"""
+
+
+def test_the_ranks_of_a_model_replica_get_the_same_samples(tmp_path: Path) -> None:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "LOCAL_RANK": "0"}
+    command = [sys.executable, "-c", REPLICAS, str(tmp_path / "rendezvous")]
+    process = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    assert process.stdout.strip() == "[0, 0, 0, 0]", process.stderr

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+OWN_ORDER = "own_order"
+"""Name of what says that a function of the user decides the order."""
+
 
 class EpochPosition:
     """An epoch and a number of samples of it. Both are the same on every rank and at every world size."""
@@ -38,7 +41,8 @@ class EpochPosition:
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
         """Go to a saved position. ValueError if it refers to another order: samples would be repeated and lost."""
-        saved = {name: state.get(name) for name in self._order}
+        names = [*self._order, *([OWN_ORDER] if OWN_ORDER in state and OWN_ORDER not in self._order else [])]
+        saved = {name: state.get(name) for name in names}
         if saved != self._order:
             raise ValueError(
                 f"{type(self).__name__}: the saved position is of a dataset with {_text(saved)}, but this one has "

@@ -35,12 +35,16 @@ class ElasticIterable(EpochPosition, IterableDataset):  # type: ignore[misc]  # 
         transform: Callable[[Any], Any] | None = None,
         rank: int | None = None,
         world_size: int | None = None,
+        data_parallel: Any = None,
     ) -> None:
-        """`rank` and `world_size` as for `ElasticSampler`. TypeError for an iterator, which ends after one epoch."""
+        """`rank`, `world_size` and `data_parallel` as for `ElasticSampler`.
+
+        TypeError for an iterator, which ends after one epoch.
+        """
         if isinstance(dataset, Iterator):
             raise TypeError("the dataset is an iterator, which can be read only once: pass an object with __iter__")
         super().__init__()
-        self.ranks = Ranks(rank, world_size)
+        self.ranks = Ranks(rank, world_size, data_parallel)
         self._dataset = dataset
         self._transform = transform
 

@@ -8,6 +8,7 @@ from typing import Any
 from torch.utils.data import Sampler
 
 from elasticjob.data.loader_options import require, require_order
+from elasticjob.data.loader_start import begin_iteration
 from elasticjob.data.sampler import ElasticSampler, EpochOrder
 from elasticjob.data.step_plan import micro_batch_count, plan_step, rank_positions, step_sizes
 from elasticjob.data.training_step import TrainingStep
@@ -56,7 +57,7 @@ class MicroBatchSampler(Sampler):  # type: ignore[misc]  # torch has no types he
         require(loader.batch_sampler is self, "create the data loader with batch_sampler=microbatches(...)")
         require_order(loader)
         rank, world_size = self._sampler.ranks.current()
-        sizes, batches = self._sizes(), iter(loader)
+        sizes, batches = self._sizes(), begin_iteration(loader, self._sampler)
         for samples in sizes:
             plan = plan_step(samples, rank, world_size, self._max_size)
             step = TrainingStep(self._sampler, samples, plan, batches)

@@ -10,6 +10,7 @@ from torch.utils.data import IterableDataset, default_collate, default_convert
 
 from elasticjob.data.iterable import ElasticIterable, data_loader_worker
 from elasticjob.data.loader_options import require, require_order
+from elasticjob.data.loader_start import begin_iteration
 from elasticjob.data.step_plan import plan_step
 from elasticjob.data.training_step import TrainingStep
 
@@ -63,7 +64,7 @@ class MicroBatchStream(IterableDataset):  # type: ignore[misc]  # torch has no t
         require(not loader.persistent_workers, "persistent workers do not see that the position moves")
         require_order(loader)
         rank, world_size = self._source.ranks.current()
-        items = iter(loader)
+        items = begin_iteration(loader, self._source)
         for samples, batch in items:
             plan = plan_step(samples, rank, world_size, self._max_size)
             step = TrainingStep(self._source, samples, plan, chain([batch], (batch for _, batch in items)))

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sized
+from collections.abc import Callable, Iterator, Sequence, Sized
 from typing import Any
 
 import torch
 from torch.utils.data import Sampler
 
-from elasticjob.data.epoch_position import EpochPosition
+from elasticjob.data.epoch_position import OWN_ORDER, EpochPosition
 from elasticjob.data.ranks import Ranks
 from elasticjob.data.step_plan import rank_positions
 
@@ -37,18 +37,29 @@ class ElasticSampler(EpochPosition, Sampler):  # type: ignore[misc]  # torch has
         seed: int = 0,
         rank: int | None = None,
         world_size: int | None = None,
+        data_parallel: Any = None,
+        order: Callable[[int], Sequence[int]] | None = None,
     ) -> None:
         """`seed`: with the epoch, it decides the order; the same on every rank. ValueError for an empty dataset.
 
         Without `rank` and `world_size`, each iteration reads them when it begins: from torch.distributed if it is
         initialized, else from RANK and WORLD_SIZE.
+
+        `data_parallel`: if several ranks together hold one replica of the model (tensor, pipeline or context
+        parallelism), what numbers the replicas: all ranks of a replica then get the same samples. A process group, a
+        device mesh of one dimension, or a function that returns one of these or (rank, size); a function is called when
+        an iteration begins, so a sampler that outlives a round needs one: `data_parallel=lambda: mesh["dp"]`.
+
+        `order`: an order of your own instead of `shuffle`: a function that returns the indices of an epoch's samples,
+        as many as the dataset has, which may repeat. All ranks must return the same ones, each time.
         """
         self.length = dataset_or_length if isinstance(dataset_or_length, int) else len(dataset_or_length)
         """Number of samples of an epoch."""
         if self.length < 1:
             raise ValueError(f"the dataset has {self.length} samples: want 1 or more")
-        super().__init__(self.length, shuffle=int(shuffle), seed=seed)
-        self.ranks = Ranks(rank, world_size)
+        super().__init__(self.length, shuffle=int(shuffle), seed=seed, **({} if order is None else {OWN_ORDER: 1}))
+        self.ranks = Ranks(rank, world_size, data_parallel)
+        self._own_order = order
         self._shuffle = shuffle
         self._seed = seed
 
@@ -60,7 +71,15 @@ class ElasticSampler(EpochPosition, Sampler):  # type: ignore[misc]  # torch has
         return len(rank_positions(self.consumed, self.length, *self.ranks.current()))
 
     def order(self) -> EpochOrder:
-        """Return the order of the current epoch. It needs 8 bytes a sample if shuffled."""
+        """Return the order of the current epoch. It needs 8 bytes a sample unless it is that of the dataset.
+
+        ValueError if an order of the user has another number of samples.
+        """
+        if self._own_order is not None:
+            indices = torch.as_tensor(self._own_order(self.epoch), dtype=torch.int64)
+            if indices.shape != (self.length,):
+                raise ValueError(f"order({self.epoch}) returned {len(indices)} indices: want {self.length}")
+            return EpochOrder(indices)
         if not self._shuffle:
             return EpochOrder(None)
         generator = torch.Generator()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -219,3 +219,125 @@ def test_a_stateful_data_loader_needs_no_state_of_its_own() -> None:
             rest = [[batch.data for batch in step] for step in found.steps(loader)]
             assert rest == [[[4, 6]], [[8]]]
             kept.epoch = kept.consumed = 0
+
+
+class Weighted:
+    """An order of the user's own, with repetitions."""
+
+    def __init__(self, length: int) -> None:
+        self.length = length
+
+    def __call__(self, epoch: int) -> list[int]:
+        return [(epoch + 2 * i) % 4 for i in range(self.length)]
+
+
+def test_an_order_of_the_users_own_decides_which_sample_comes_when() -> None:
+    sampler = ElasticSampler(6, order=Weighted(6), rank=1, world_size=2)
+    assert list(sampler) == [2, 2, 2]
+    sampler.advance(6)
+    assert list(sampler) == [3, 3, 3]
+    with pytest.raises(ValueError, match=r"order\(0\) returned 5 indices: want 6"):
+        list(ElasticSampler(6, order=Weighted(5)))
+
+
+def test_a_position_in_an_order_of_the_users_own_is_no_position_in_another_one() -> None:
+    own, usual = ElasticSampler(6, order=Weighted(6)), ElasticSampler(6)
+    own.load_state_dict(own.state_dict())
+    for one, other in ((own, usual), (usual, own)):
+        with pytest.raises(ValueError, match="own_order=1"):
+            one.load_state_dict(other.state_dict())
+
+
+def test_the_ranks_of_a_replica_get_the_same_samples() -> None:
+    """Four ranks in two replicas; the function is called again in each iteration."""
+    replica = (0, 2)
+    sampler = ElasticSampler(5, shuffle=False, data_parallel=lambda: replica)
+    stream = ElasticIterable(range(5), data_parallel=lambda: replica)
+    batches = microbatches(2, sampler)
+    assert (list(sampler), list(stream), list(batches)) == ([0, 2, 4], [0, 2, 4], [[0], [2], [4]])
+    replica = (1, 2)
+    assert (list(sampler), list(stream), list(batches)) == ([1, 3], [1, 3], [[1], [3], [4]])
+    copy = pickle.dumps(sampler.ranks)
+    assert pickle.loads(copy).current() == (1, 2), "in a spawned worker"  # noqa: S301
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        ({"data_parallel": 3}, "data_parallel is of type int: pass a process group, a device mesh of one dimension"),
+        ({"data_parallel": lambda: "dp"}, "data_parallel is of type str"),
+        ({"data_parallel": lambda: (2, 2)}, "want a rank from 0 to world_size - 1"),
+        ({"data_parallel": (0, 2), "rank": 0, "world_size": 2}, "give either rank and world_size, or data_parallel"),
+    ],
+)
+def test_what_has_no_number_of_a_replica_is_refused(arguments: dict[str, Any], error: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=error):
+        list(ElasticSampler(4, **arguments))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("persistent", [False, True])
+def test_a_resumed_epoch_draws_the_random_numbers_of_an_undisturbed_one(
+    workers: int, stream: bool, persistent: bool
+) -> None:
+    """After each step of two epochs, a new loader goes on with the position and the generator of that step."""
+    import torch
+
+    if persistent and (stream or not workers):
+        pytest.skip("no such loaders")
+
+    def make() -> tuple[Any, Any, Any]:
+        ranks: Any = {"rank": 0, "world_size": 1}
+        source: Any = ElasticIterable(range(8), **ranks) if stream else ElasticSampler(8, **ranks)
+        batches: Any = microbatches(4, source)
+        loader = (
+            DataLoader(batches, batch_size=None, num_workers=workers)
+            if stream
+            else DataLoader(range(8), batch_sampler=batches, num_workers=workers, persistent_workers=persistent)
+        )
+        return source, batches, loader
+
+    def train(resume: Any = None, limit: int = 100) -> list[tuple[float, Any]]:
+        source, batches, loader = make()
+        if resume is not None:
+            source.load_state_dict(resume[0])
+            torch.set_rng_state(resume[1])
+        found: list[tuple[float, Any]] = []
+        while source.epoch < 2:
+            for step in batches.steps(loader):
+                list(step)
+                found.append((torch.rand(()).item(), (source.state_dict(), torch.get_rng_state())))
+                if len(found) == limit:
+                    return found
+        return found
+
+    torch.manual_seed(5)
+    whole = train()
+    numbers = [number for number, _ in whole]
+    assert len(set(numbers)) == 4
+    for done in range(1, 4):
+        assert [number for number, _ in train(whole[done - 1][1])] == numbers[done:]
+
+
+def test_workers_of_each_epoch_have_other_random_numbers() -> None:
+    import torch
+
+    class Random:
+        def __len__(self) -> int:
+            return 4
+
+        def __getitem__(self, index: int) -> float:
+            return float(torch.rand(()))
+
+    def epochs(seed: int) -> list[list[float]]:
+        torch.manual_seed(seed)
+        sampler = ElasticSampler(4, rank=0, world_size=1)
+        batches: Any = microbatches(4, sampler)
+        loader = DataLoader(cast(Any, Random()), batch_sampler=batches, num_workers=1)
+        return [[value for step in batches.steps(loader) for batch in step for value in batch.data] for _ in "12"]
+
+    first, second = epochs(1)
+    assert first != second
+    assert epochs(1) == [first, second]
+    assert epochs(2)[0] != first
