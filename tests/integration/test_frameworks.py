@@ -197,6 +197,42 @@ def test_a_new_trainer_continues_at_the_step_in_the_same_process(
     assert parts.endswith("equal True\n"), "also the random numbers of dropout"
 
 
+LIMITED = LIGHTNING.replace("max_epochs=3,", "max_epochs=3, limit_train_batches=6,").replace(
+    "        optimizer = torch.optim.AdamW(self.parameters(), lr=0.01)",
+    "        print('expects', self.trainer.estimated_stepping_batches)  # sets up the data early\n"
+    "        optimizer = torch.optim.AdamW(self.parameters(), lr=0.01)",
+)
+LIMITED_ROUNDS = """
+from contextlib import suppress
+
+def train(interruptions):
+    model, kept = make()
+    for step, where in interruptions:
+        with suppress(InterruptedError):
+            fit(model, kept, Interrupt(model, step, where))
+    fit(model, kept, Interrupt(model, 0, ""))
+    return torch.nn.utils.parameters_to_vector(model.parameters())
+
+whole = train([])
+print("interrupted")
+parts = train([(1, "after"), (2, "inside"), (2, "after"), (4, "inside"), (6, "after")])
+print("equal", torch.equal(whole, parts))
+"""
+
+
+def test_a_limit_of_batches_gives_the_same_steps_after_interruptions() -> None:
+    """Six micro-batches an epoch are two of its four steps."""
+    output = subprocess.check_output(
+        [sys.executable, "-c", LIMITED + LIMITED_ROUNDS], text=True, env=ENVIRONMENT, cwd=EXAMPLES.parent
+    )
+    whole, parts = output.split("interrupted\n")
+    steps = re.compile(r"^step (\d+)", re.MULTILINE)
+    assert steps.findall(whole) == [str(step) for step in range(1, 7)]
+    assert steps.findall(parts) == steps.findall(whole)
+    assert set(re.findall(r"expects (\d+)", output)) == {"6"}
+    assert parts.endswith("equal True\n")
+
+
 @pytest.mark.parametrize("example", PRELOAD)
 def test_a_killed_worker_and_a_drained_node_leave_the_training_as_it_was(example: str, tmp_path: Path) -> None:
     """No checkpoint is written or read. The new process of a lost rank 0 gets its state from the other processes."""

@@ -5,27 +5,21 @@ Imports transformers.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 from transformers import Trainer, TrainerCallback
+from transformers.trainer_callback import ExportableState
 
 from elasticjob.data.sampler import ElasticSampler
+from elasticjob.frameworks.callback_attributes import CallbackAttributes
+from elasticjob.frameworks.huggingface_fields import ADVICE, TrainerFields
+from elasticjob.frameworks.huggingface_options import Order, check_options, sampler_arguments
 from elasticjob.frameworks.step_batches import StepBatches
 from elasticjob.training import progress_channel
 from elasticjob.training.replicated.state import State
 
-_KEPT_FIELDS = (
-    "epoch",
-    "num_input_tokens_seen",
-    "total_flos",
-    "log_history",
-    "best_metric",
-    "best_global_step",
-    "best_model_checkpoint",
-)
 _IGNORED_LABEL = -100
 """What the losses of transformers leave out."""
 
@@ -34,8 +28,9 @@ class ElasticTrainerCallback(TrainerCallback):  # type: ignore[misc]  # transfor
     """Keeps the training of an `ElasticTrainer` in memory across rounds, and reports its steps.
 
     Create it once in a process, and pass it to the trainer of each round, in `callbacks`. It holds model, optimizer,
-    scheduler, random states, the position in the data, and from the TrainerState the step, the logs and the best
-    metric. At a planned end all ranks stop after the same step, with its evaluation and log.
+    scheduler, random states, the position in the data, from the TrainerState the step, the logs and the best metric,
+    and what other callbacks export (`state()`), such as EarlyStoppingCallback. At a planned end all ranks stop after
+    the same step, with its evaluation and log.
     """
 
     def __init__(
@@ -44,12 +39,16 @@ class ElasticTrainerCallback(TrainerCallback):  # type: ignore[misc]  # transfor
         global_batch: int,
         seed: int = 0,
         shuffle: bool = True,
+        order: Order | None = None,
         commit_steps: int = 50,
         path: str | None = None,
         save_minutes: float | None = None,
         frozen_parameters: bool = True,
     ) -> None:
-        """`global_batch`: samples of a step on all ranks together. `seed`, `shuffle`: order of the samples.
+        """`global_batch`: samples of a step on all ranks together.
+
+        `seed`, `shuffle`, `order`: order of the samples, as for `elasticjob.ElasticSampler`. The `data_seed` and the
+        `train_sampling_strategy` of TrainingArguments take their place if they are given.
 
         `commit_steps`: commit the state after every so many steps. `path`, `save_minutes`, `frozen_parameters`: as for
         `elasticjob.State`.
@@ -57,14 +56,17 @@ class ElasticTrainerCallback(TrainerCallback):  # type: ignore[misc]  # transfor
         self.batches: StepBatches | None = None
         """Which samples this rank takes; None before the first trainer."""
         self._global_batch = global_batch
-        self._order: dict[str, Any] = {"seed": seed, "shuffle": shuffle}
+        self._order: dict[str, Any] = {"seed": seed, "shuffle": shuffle, "order": order}
         self._commit_steps = commit_steps
         self._options: dict[str, Any] = {
             "path": path,
             "save_minutes": save_minutes,
             "frozen_parameters": frozen_parameters,
         }
-        self._fields = _TrainerFields()
+        self._fields = TrainerFields()
+        self._attributes = CallbackAttributes()
+        self._evaluated = False
+        """Whether there was an evaluation since the last step was counted."""
         self._model: Any = None
         self._optimizers: tuple[Any, Any] = (None, None)
         self._state: State | None = None
@@ -74,10 +76,11 @@ class ElasticTrainerCallback(TrainerCallback):  # type: ignore[misc]  # transfor
 
         ValueError if the trainer has another model, or settings that do not fit.
         """
-        _check_trainer(trainer)
+        check_options(trainer, ElasticTrainerMixin)
+        others = [callback for callback in trainer.callback_handler.callbacks if callback is not self]
+        self._attributes.begin_round(filter(_exports_nothing, others), ADVICE)
         if self.batches is None:
-            sampler = ElasticSampler(trainer.train_dataset, **self._order)
-            self.batches = StepBatches(sampler, self._global_batch, trainer.args.train_batch_size)
+            self.batches = self._create_batches(trainer)
         if self._state is not None:
             if trainer.model is not self._model:
                 raise ValueError("this trainer has another model: create the model outside of the restartable function")
@@ -86,7 +89,7 @@ class ElasticTrainerCallback(TrainerCallback):  # type: ignore[misc]  # transfor
 
     def restore(self, trainer: Any) -> None:
         """Bring the trainer to the newest state of any rank. Its optimizer and scheduler exist, its DDP model not."""
-        self._fields.of = trainer.state
+        self._fields.begin_round(trainer.state, trainer.callback_handler.callbacks)
         if self._state is None:
             self._model, self._optimizers = trainer.model, (trainer.optimizer, trainer.lr_scheduler)
             self._state = State(
@@ -99,8 +102,10 @@ class ElasticTrainerCallback(TrainerCallback):  # type: ignore[misc]  # transfor
             )
         self._state.sync()
         trainer.state.global_step = self._state.step
+        if self._state.step:
+            trainer.args.eval_on_start = False
         if self.batches is not None:
-            self.batches.finished = self._state.step >= trainer.state.max_steps
+            self.batches.finished = self._fields.stopped or self._state.step >= trainer.state.max_steps
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """ValueError in a trainer that does not restore the state."""
@@ -109,6 +114,7 @@ class ElasticTrainerCallback(TrainerCallback):  # type: ignore[misc]  # transfor
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Report the last step: its evaluation and log are done."""
+        self._count_evaluation(state, control)
         progress_channel.progress(state.global_step)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
@@ -117,13 +123,48 @@ class ElasticTrainerCallback(TrainerCallback):  # type: ignore[misc]  # transfor
             return
         self.batches.advance()
         state.epoch = state.global_step / self.batches.steps_per_epoch
-        self._state.step = state.global_step
-        if state.global_step % self._commit_steps == 0:
-            self._state.commit()
+        self._count(state, control)
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Note that callbacks, the best metric and schedulers may have changed since the step was counted."""
+        self._evaluated = True
+
+    def on_epoch_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """In a training that was stopped before, do not evaluate and save again."""
+        if self._fields.stopped and self.batches is not None and self.batches.finished:
+            control.should_log = control.should_evaluate = control.should_save = False
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Report the last step of the training."""
+        self._count_evaluation(state, control)
         progress_channel.progress(state.global_step)
+
+    def _create_batches(self, trainer: Any) -> StepBatches:
+        order = sampler_arguments(trainer, **self._order, global_batch=self._global_batch)
+        sampler = ElasticSampler(trainer.train_dataset, **order)
+        batches = StepBatches(sampler, self._global_batch, trainer.args.train_batch_size)
+        if trainer.args.dataloader_drop_last:
+            if sampler.length < self._global_batch:
+                raise ValueError(
+                    f"ElasticTrainer: dataloader_drop_last=True leaves no step of {self._global_batch} samples: the "
+                    f"dataset has {sampler.length}"
+                )
+            batches.limit_steps(sampler.length // self._global_batch, "dataloader_drop_last=True")
+        return batches
+
+    def _count_evaluation(self, state: Any, control: Any) -> None:
+        """Count the last step again, if its evaluation or a decision to stop the training belongs to it."""
+        if self._state is not None and (self._evaluated or _is_stopped(state, control) != self._fields.stopped):
+            self._count(state, control)
+
+    def _count(self, state: Any, control: Any) -> None:
+        """Let the state as it is now be that of the step."""
+        assert self._state is not None  # noqa: S101  # for mypy
+        self._fields.stopped = _is_stopped(state, control)
+        self._evaluated = False
+        self._state.step = state.global_step
+        if state.global_step % self._commit_steps == 0:
+            self._state.commit()
 
 
 class ElasticTrainerMixin:
@@ -140,13 +181,31 @@ class ElasticTrainerMixin:
         self._elastic = _find_callback(_of(self).callback_handler.callbacks)
         self._batches = self._elastic.attach(self)
         self._factor = 1.0
+        self._weighted = False
         self._weights: Iterator[float] = iter(())
         _of(self).args.gradient_accumulation_steps = self._batches.micro_batches
+
+    def train(self, resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any:
+        """Train as Trainer does. ValueError for `resume_from_checkpoint`: the state comes from the callback."""
+        if resume_from_checkpoint:
+            raise ValueError(
+                "ElasticTrainer: leave out resume_from_checkpoint, because the callback restores the training; to "
+                "begin with the weights of a checkpoint, load them into the model"
+            )
+        return _super(self).train(None, *args, **kwargs)
 
     def get_train_dataloader(self) -> Any:
         """Return a data loader that continues at the position that all ranks have reached."""
         usual = _super(self).get_train_dataloader()
-        options = ("collate_fn", "num_workers", "pin_memory", "persistent_workers", "prefetch_factor", "worker_init_fn")
+        options = (
+            "collate_fn",
+            "num_workers",
+            "pin_memory",
+            "persistent_workers",
+            "prefetch_factor",
+            "worker_init_fn",
+            "multiprocessing_context",
+        )
         return self._batches.loader(usual.dataset, **{name: getattr(usual, name) for name in options})
 
     def create_optimizer(self, model: Any = None) -> Any:
@@ -167,15 +226,24 @@ class ElasticTrainerMixin:
     def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Any:
         """Do the forward and backward pass of a micro-batch with its weight."""
         weight = next(self._weights)
-        self._factor = 1.0 if num_items_in_batch is not None else weight * self._divisor()
+        mean = num_items_in_batch is None or getattr(self, "loss_is_scaled_for_ga", None) is False
+        self._factor = weight * self._divisor() if mean else 1.0
+        self._weighted = False
         try:
-            return _super(self).training_step(model, inputs, num_items_in_batch)
+            loss = _super(self).training_step(model, inputs, num_items_in_batch)
         finally:
             self._factor = 1.0
+        if not self._weighted:
+            raise RuntimeError(
+                f"{type(self).__name__}.compute_loss does not call that of ElasticTrainerMixin, which weights the loss:"
+                " let it be in a class behind the mixin, class MyElasticTrainer(ElasticTrainerMixin, MyTrainer)"
+            )
+        return loss
 
     def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False, **kwargs: Any) -> Any:
         """Return the loss, weighted in a training step."""
         result = _super(self).compute_loss(model, inputs, return_outputs=return_outputs, **kwargs)
+        self._weighted = True
         return result if return_outputs or self._factor == 1.0 else result * self._factor
 
     def _counts_labels(self) -> bool:
@@ -201,32 +269,6 @@ class ElasticTrainer(ElasticTrainerMixin, Trainer):  # type: ignore[misc]  # tra
     """Trainer with the mixin."""
 
 
-class _TrainerFields:
-    """The part of a State that comes from the TrainerState. The step is the State's own."""
-
-    def __init__(self) -> None:
-        self.of: Any = None
-        """The TrainerState of this round."""
-        self._encoded: tuple[int, str] = (0, "[]")
-
-    def state_dict(self) -> dict[str, str]:
-        fields = {name: getattr(self.of, name) for name in _KEPT_FIELDS if name != "log_history"}
-        return {"fields": json.dumps(fields), "log_history": self._log_history()}
-
-    def load_state_dict(self, state: Mapping[str, str]) -> None:
-        for name, value in json.loads(state["fields"]).items():
-            setattr(self.of, name, value)
-        self.of.log_history = json.loads(state["log_history"])
-        self._encoded = (len(self.of.log_history), state["log_history"])
-
-    def _log_history(self) -> str:
-        """Return the logs as JSON. They only grow, and are encoded when they have."""
-        logs = self.of.log_history
-        if len(logs) != self._encoded[0]:
-            self._encoded = (len(logs), json.dumps(logs))
-        return self._encoded[1]
-
-
 def _find_callback(callbacks: list[Any]) -> ElasticTrainerCallback:
     for callback in callbacks:
         if isinstance(callback, ElasticTrainerCallback):
@@ -234,14 +276,13 @@ def _find_callback(callbacks: list[Any]) -> ElasticTrainerCallback:
     raise ValueError("this trainer needs an ElasticTrainerCallback: pass it in callbacks=[...]")
 
 
-def _check_trainer(trainer: Any) -> None:
-    """ValueError if the trainer divides its data or its loss in a way that does not fit."""
-    if not hasattr(trainer.train_dataset, "__len__"):
-        raise ValueError("the training dataset has no length: ElasticTrainer needs a dataset with __len__")
-    if trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled:
-        raise ValueError("ElasticTrainer cannot keep sharded models: use a training loop with elasticjob.ShardedState")
-    if not trainer.args.average_tokens_across_devices:
-        raise ValueError("ElasticTrainer needs average_tokens_across_devices=True, since ranks have uneven shares")
+def _is_stopped(state: Any, control: Any) -> bool:
+    """Return whether a callback ends the training before its last step."""
+    return bool(control.should_training_stop) and state.global_step < state.max_steps
+
+
+def _exports_nothing(callback: Any) -> bool:
+    return not isinstance(callback, ExportableState)
 
 
 def _of(mixin: Any) -> Any:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import os
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +15,9 @@ from lightning.pytorch import Callback
 from lightning.pytorch.strategies import DDPStrategy
 
 from elasticjob.data.sampler import ElasticSampler
+from elasticjob.frameworks.callback_attributes import CallbackAttributes
+from elasticjob.frameworks.lightning_callbacks import ADVICE, CallbackStates, check_callbacks, exports_state
+from elasticjob.frameworks.lightning_options import check_loader, check_trainer, step_limit
 from elasticjob.frameworks.step_batches import StepBatches
 from elasticjob.training import progress_channel
 from elasticjob.training.replicated.state import State
@@ -23,8 +27,9 @@ class ElasticLightningCallback(Callback):  # type: ignore[misc]  # lightning is 
     """Keeps the training of a LightningModule in memory across rounds, and reports its steps.
 
     Create it once in a process. In each round, pass it to a new Trainer, with `**callback.trainer_arguments()`. It
-    holds the module, its optimizer and schedulers, random states, and the position in the data, from which it derives
-    the counters of Lightning's loops. At a planned end all ranks stop after the same step, with its validation.
+    holds the module, its optimizer and schedulers, random states, the `state_dict` of other callbacks, and the position
+    in the data, from which it derives the counters of Lightning's loops. At a planned end all ranks stop after the same
+    step, with its validation.
     """
 
     def __init__(
@@ -57,8 +62,14 @@ class ElasticLightningCallback(Callback):  # type: ignore[misc]  # lightning is 
         self._module: Any = None
         self._optimizers: list[Any] = []
         self._schedulers: list[Any] = []
+        self._callbacks = CallbackStates()
+        self._attributes = CallbackAttributes()
         self._state: State | None = None
         self._micro_batch = 0
+        self._changed = False
+        """Whether a validation or the end of an epoch came after the last step was counted."""
+        self._limited: weakref.ref[Any] | None = None
+        """The trainer whose `limit_train_batches` has been read."""
 
     @property
     def weight(self) -> float:
@@ -87,9 +98,20 @@ class ElasticLightningCallback(Callback):  # type: ignore[misc]  # lightning is 
         """Return the data loader for `fit`, with these options of `DataLoader`."""
         return self._batches.loader(self._dataset, **options)
 
+    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        """Follow `limit_train_batches`, before the module asks how many steps there are."""
+        if stage != "fit":
+            return
+        others = [callback for callback in trainer.callbacks if callback is not self]
+        check_callbacks(others)
+        self._attributes.begin_round([each for each in others if not exports_state(each)], ADVICE)
+        if trainer.limit_train_batches:
+            self._limit_steps(trainer)
+
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
         """Bring all ranks to the newest state of any of them."""
-        _check_trainer(trainer, pl_module, self._batches)
+        check_trainer(trainer, pl_module, self._batches)
+        self._callbacks.begin_round(trainer.callbacks)
         if self._state is None:
             self._create_state(trainer, pl_module)
         elif pl_module is not self._module:
@@ -99,6 +121,9 @@ class ElasticLightningCallback(Callback):  # type: ignore[misc]  # lightning is 
             trainer.strategy.lr_scheduler_configs = self._schedulers
         assert self._state is not None  # noqa: S101  # for mypy
         self._state.sync()
+        trainer.should_stop = self._callbacks.stopped
+        # It may have been set up by trainer.estimated_stepping_batches, at the position of before.
+        trainer.fit_loop._combined_loader = None
         for optimizer in self._optimizers:
             _move_state(optimizer)
         if self._state.step:
@@ -109,6 +134,7 @@ class ElasticLightningCallback(Callback):  # type: ignore[misc]  # lightning is 
         """Report the last step, whose validation is done, before the first micro-batch of the next one."""
         self._micro_batch = batch_idx % self._batches.micro_batches
         if self._micro_batch == 0:
+            self._count_changes(trainer)
             progress_channel.progress(trainer.global_step)
 
     def on_before_backward(self, trainer: Any, pl_module: Any, loss: Any) -> None:
@@ -122,13 +148,44 @@ class ElasticLightningCallback(Callback):  # type: ignore[misc]  # lightning is 
         if self._state is None or (batch_idx + 1) % self._batches.micro_batches:
             return
         self._batches.advance()
-        self._state.step = trainer.global_step
-        if self._state.step % self._commit_steps == 0:
-            self._state.commit()
+        self._count(trainer)
+
+    def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
+        """Note that callbacks and schedulers may have changed since the step was counted."""
+        self._changed = self._changed or not trainer.sanity_checking
+
+    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        """Note the same."""
+        self._changed = True
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        """ValueError for other data than that of `loader`."""
+        check_loader(trainer, self._batches)
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         """Report the last step of the training."""
+        self._count_changes(trainer)
         progress_channel.progress(trainer.global_step)
+
+    def _limit_steps(self, trainer: Any) -> None:
+        if self._limited is None or self._limited() is not trainer:
+            self._limited = weakref.ref(trainer)
+            self._batches.limit_steps(*step_limit(trainer.limit_train_batches, self._batches))
+        trainer.limit_train_batches = 1.0  # of the loader, whose epochs have these steps only
+
+    def _count_changes(self, trainer: Any) -> None:
+        """Count the last step again, with what a validation and the end of its epoch have changed."""
+        if self._changed and self._state is not None:
+            self._count(trainer)
+
+    def _count(self, trainer: Any) -> None:
+        """Let the state as it is now be that of the step."""
+        assert self._state is not None  # noqa: S101  # for mypy
+        self._changed = False
+        self._callbacks.stopped = bool(trainer.should_stop)
+        self._state.step = trainer.global_step
+        if self._state.step % self._commit_steps == 0:
+            self._state.commit()
 
     def _create_state(self, trainer: Any, pl_module: Any) -> None:
         self._module = pl_module
@@ -138,20 +195,11 @@ class ElasticLightningCallback(Callback):  # type: ignore[misc]  # lightning is 
         self._state = State(
             module=pl_module,
             batches=self._batches,
+            callbacks=self._callbacks,
             **{f"optimizer{index}": optimizer for index, optimizer in enumerate(self._optimizers)},
             **{f"scheduler{index}": config.scheduler for index, config in enumerate(self._schedulers)},
             **self._options,
         )
-
-
-def _check_trainer(trainer: Any, pl_module: Any, batches: StepBatches) -> None:
-    """ValueError for settings that the callback cannot follow."""
-    if not pl_module.automatic_optimization:
-        raise ValueError("the module has automatic_optimization = False: use a training loop of your own with State")
-    # The strategy of DeepSpeed is derived from it, and shards what it trains.
-    ddp = isinstance(trainer.strategy, DDPStrategy) and "DeepSpeed" not in type(trainer.strategy).__name__
-    if not ddp or trainer.accumulate_grad_batches != batches.micro_batches:
-        raise ValueError("create the Trainer with **callback.trainer_arguments() in each round")
 
 
 def _with_closure_first(step: Callable[..., Any]) -> Callable[..., Any]:

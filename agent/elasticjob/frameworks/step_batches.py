@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from itertools import islice
 from typing import Any
 
 import torch
@@ -29,6 +30,7 @@ class StepBatches(Sampler):  # type: ignore[misc]  # torch has no types here
             raise ValueError(f"global_batch is {global_batch} and the micro-batch {max_size}: want 1 or more")
         self.finished = False
         """Whether the training is complete: iterations are empty."""
+        self._limit: tuple[int, str] = (0, "")
         self._sampler = sampler
         self._global_batch = global_batch
         self._max_size = max_size
@@ -42,6 +44,11 @@ class StepBatches(Sampler):  # type: ignore[misc]  # torch has no types here
     @property
     def steps_per_epoch(self) -> int:
         """Number of steps of an epoch, the same at any world size."""
+        return self._limit[0] or self.all_steps
+
+    @property
+    def all_steps(self) -> int:
+        """Number of steps of an epoch without a limit."""
         return -(-self._sampler.length // self._global_batch)
 
     @property
@@ -54,6 +61,15 @@ class StepBatches(Sampler):  # type: ignore[misc]  # torch has no types here
         """Number of completed steps of the current epoch."""
         return self._sampler.consumed // self._global_batch
 
+    def limit_steps(self, steps: int, option: str) -> None:
+        """Let each epoch end after so many steps, and leave out the rest of its samples.
+
+        `option`: what the user has written for that. A limit of the same option stays, also that of a saved position:
+        it is the one with which the training began.
+        """
+        if option != self._limit[1]:
+            self._limit = (min(steps, self.all_steps), option)
+
     def weights(self) -> list[float]:
         """Return the weight of each micro-batch of the next step: factors for mean losses, as in `MicroBatch`."""
         samples = min(self._global_batch, self._sampler.length - self._sampler.consumed)
@@ -62,6 +78,8 @@ class StepBatches(Sampler):  # type: ignore[misc]  # torch has no types here
     def advance(self) -> None:
         """Move the position by one step."""
         self._sampler.advance(self._global_batch)
+        if self.steps_in_epoch >= self.steps_per_epoch:
+            self._sampler.set_epoch(self._sampler.epoch + 1)
 
     def loader(self, dataset: Any, **options: Any) -> Any:
         """Return a data loader with these options of `DataLoader`.
@@ -76,23 +94,31 @@ class StepBatches(Sampler):  # type: ignore[misc]  # torch has no types here
         sampler = self._sampler
         self._generator.manual_seed(sampler.epoch)  # the loader draws the seeds of its workers after this call
         sizes = step_sizes(sampler.length - sampler.consumed, self._global_batch)
-        return self._batches(sampler.consumed, sizes, sampler.order(), *sampler.ranks.current())
+        left = islice(sizes, self.steps_per_epoch - self.steps_in_epoch)
+        return self._batches(sampler.consumed, left, sampler.order(), *sampler.ranks.current())
 
     def __len__(self) -> int:
         return self.steps_per_epoch * self.micro_batches
 
-    def state_dict(self) -> dict[str, int]:
-        """Return the position and the global batch that it refers to: plain integers, the same on every rank."""
-        return {**self._sampler.state_dict(), "global_batch": self._global_batch}
+    def state_dict(self) -> dict[str, Any]:
+        """Return the position, and the global batch and the limit that it refers to: the same on every rank."""
+        return {**self._sampler.state_dict(), "global_batch": self._global_batch, "limit": self._limit}
 
-    def load_state_dict(self, state: Mapping[str, int]) -> None:
-        """Go to a saved position. ValueError if it is of another dataset, order or global batch."""
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go to a saved position. ValueError if it is of another dataset, order, global batch or limit."""
         if state["global_batch"] != self._global_batch:
             raise ValueError(
                 f"the saved position is of steps of {state['global_batch']} samples, and global_batch is "
                 f"{self._global_batch}: use the same value, or train without the saved state"
             )
+        limit, option = state.get("limit", (0, ""))
+        if option != self._limit[1]:
+            raise ValueError(
+                f"the saved position is of epochs with {option or 'all steps'}, and these have "
+                f"{self._limit[1] or 'all steps'}: use the same option, or train without the saved state"
+            )
         self._sampler.load_state_dict(state)
+        self._limit = (limit, option)
 
     def _batches(self, start: int, sizes: Iterator[int], order: Any, rank: int, world_size: int) -> Iterator[list[int]]:
         for samples in sizes:

@@ -78,3 +78,26 @@ def test_the_loader_draws_nothing_from_the_random_generator_of_the_rank() -> Non
     before = torch.get_rng_state()
     assert len(list(make().loader(list(range(26))))) == 12
     assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_a_limit_ends_each_epoch_early_also_after_an_interruption() -> None:
+    whole, found = make(), []
+    whole.limit_steps(3, "a limit")
+    assert (whole.steps_per_epoch, len(whole)) == (3, 9)
+    for _ in range(7):
+        resumed = make()
+        resumed.limit_steps(2, "a limit")  # as another world size would have it: the first one counts
+        resumed.load_state_dict(whole.state_dict())
+        assert list(resumed) == list(whole)
+        found.append((whole.epoch, whole.steps_in_epoch))
+        whole.advance()
+    assert found == [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2), (2, 0)]
+
+
+def test_a_position_of_epochs_with_another_limit_is_refused() -> None:
+    limited = make()
+    limited.limit_steps(3, "limit_train_batches=9")
+    with pytest.raises(ValueError, match="is of epochs with limit_train_batches=9, and these have all steps"):
+        make().load_state_dict(limited.state_dict())
+    with pytest.raises(ValueError, match="is of epochs with all steps, and these have limit_train_batches=9"):
+        limited.load_state_dict(make().state_dict())
