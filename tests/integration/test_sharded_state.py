@@ -110,6 +110,40 @@ def test_values_of_one_rank_stay_what_they_were_at_the_same_world_size(results: 
         assert before[0] == [rank + 1.0] * 2
 
 
+@pytest.mark.parametrize(("case", "name"), [("own buffer", "model.seen"), ("own value", "a tensor among the values")])
+def test_what_differs_between_ranks_and_is_not_sharded_does_not_move_to_another_rank(
+    results: dict[str, Any], case: str, name: str
+) -> None:
+    error = (
+        f"ValueError: ShardedState: {name} is no DTensor and differs between ranks, and the state was committed by 4 "
+        "ranks in another layout than that of these 3"
+    )
+    for rank, (first, *second) in enumerate(results[case]):
+        assert first == ""
+        assert [text.partition(":")[0] for text in second] == ([] if rank == 2 else ["ValueError"])
+        assert all(text.startswith(error) for text in second), second
+
+
+def test_statistics_of_normalization_layers_are_those_of_any_rank(results: dict[str, Any]) -> None:
+    assert results["own statistics"] == [["", ""], ["", ""], [""], ["", ""]]
+
+
+def test_fsdp_over_tensor_parallelism_is_laid_out_for_other_meshes(results: dict[str, Any]) -> None:
+    """2x2 ranks, then 1x2, 4x1 and 2x2 again; five rows are divided unevenly among two ranks."""
+    ranks = results["FSDP and tensor parallelism"]
+    rounds = [[rank[number] for rank in ranks] for number in range(4)]
+    assert rounds[1][2:] == [None, None]
+    previous: Any = None
+    for number, found in enumerate(rounds):
+        present = [rank for rank in found if rank is not None]
+        assert all(rank == present[0] for rank in present)
+        restored, begin, losses, previous_end = present[0]
+        assert restored is (number > 0)
+        assert losses == pytest.approx(results["tensor parallel reference"][0][2 * number : 2 * number + 2], abs=2e-6)
+        assert previous is None or begin == previous
+        previous = previous_end
+
+
 def test_a_joiner_has_random_states_of_its_own_unless_all_others_are_alike(results: dict[str, Any]) -> None:
     ranks = results["joiner random"]
     assert all(before == now for before, now in ranks[:3])
@@ -137,10 +171,6 @@ REFUSED = {
     ),
     "sum of the ranks": (
         "ShardedState(model=...): kept: a DTensor with a Partial placement has no content of its own: redistribute it"
-    ),
-    "FSDP and tensor parallelism": (
-        "ShardedState(model=...): 0.weight: a parameter sharded by FSDP and by tensor parallelism cannot be kept: "
-        "use FSDP2 or HSDP alone"
     ),
     "ShardedTensor": "ShardedState(model=...): kept: ShardedTensor cannot be kept: use DTensor",
     "other optimizer": (

@@ -26,7 +26,7 @@ from torch.distributed._shard.sharding_spec import ChunkShardingSpec
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.distributed.tensor import DTensor, Partial
-from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 from elasticjob.inprocess.process_groups import ProcessGroups
 from elasticjob.training import progress_channel
@@ -45,7 +45,7 @@ class InterruptedCommitError(Exception):
 
 
 class Network(torch.nn.Module):  # type: ignore[misc]
-    """Layers whose sizes no world size divides, and a buffer that each rank changes in its own way."""
+    """Layers whose sizes no world size divides, and a buffer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -92,12 +92,12 @@ class Trainer:
             dist.all_reduce(mean)
         return float(round(mean.item() / world, 6))
 
-    def train(self, steps: int) -> list[float]:
-        """Do and commit steps."""
+    def train(self, steps: int, *, own_buffer: bool = False) -> list[float]:
+        """Do and commit steps. `own_buffer`: in the end, a buffer differs between ranks."""
         losses = []
         for _ in range(steps):
             losses.append(self.step(self.state.step, dist.get_rank(), dist.get_world_size()))
-            self.model.seen.add_(dist.get_rank() + 1)
+            self.model.seen.add_(dist.get_rank() + 1 if own_buffer else 1)
             self.state.samples = [*self.state.samples, self.state.step]
             self.state.mask = self.state.mask + 1
             self.state.step += 1
@@ -295,7 +295,7 @@ def own_values(rounds: Rounds) -> Any:
         torch.manual_seed(100 + rounds.rank)
         trainer.keep().sync()
         if not found:
-            trainer.train(1)
+            trainer.train(1, own_buffer=True)
             trainer.wait_copies()
         found.append([trainer.model.seen.tolist(), torch.rand(1).item()])
     return found
@@ -369,7 +369,6 @@ def refused_parts(rounds: Rounds) -> Any:
         "FSDP1": {"model": first},
         "meta": {"model": torch.nn.Linear(2, 2, device="meta")},
         "sum of the ranks": {"model": _with_buffer(_partial())},
-        "FSDP and tensor parallelism": {"model": _fsdp_and_tensor_parallelism()},
         "ShardedTensor": {"model": _with_buffer(sharded_tensor.zeros(_chunks(), 8, 2))},
         "other optimizer": {"model": trainer.model, "optimizer": other},
         "extra state": {"model": ExtraState()},
@@ -392,11 +391,73 @@ def _partial() -> torch.Tensor:
     return DTensor.from_local(torch.ones(2), init_device_mesh("cpu", (WORLD,)), [Partial()])
 
 
-def _fsdp_and_tensor_parallelism() -> torch.nn.Module:
-    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "model"))
-    module = parallelize_module(torch.nn.Sequential(torch.nn.Linear(8, 8)), mesh["model"], {"0": ColwiseParallel()})
-    fully_shard(module, mesh=mesh["data"])
-    return module
+def fsdp_and_tensor_parallelism(rounds: Rounds) -> Any:
+    """The first layer's weight is sharded along the same dimension by both. Two of four ranks are lost and replaced."""
+    found: list[Any] = []
+    for number, (ranks, shape) in enumerate([(ALL, (2, 2)), ((0, 1), (1, 2)), (ALL, (4, 1)), (ALL, (2, 2))]):
+        if not rounds.begin(ranks, per_node=2):
+            found.append(None)
+            continue
+        trainer = TensorParallelTrainer(shape, seed=number)
+        restored = trainer.keep().sync()
+        begin = trainer.digest()
+        losses = [trainer.step_of_replica() for _ in range(2)]
+        trainer.wait_copies()
+        found.append([restored, begin, losses, trainer.digest()])
+        if number == 0:
+            rounds.lose(2, 3)
+    return found
+
+
+class TensorParallelTrainer(Trainer):
+    """FSDP2 over tensor parallelism."""
+
+    def __init__(self, shape: tuple[int, int], seed: int = 1) -> None:
+        super().__init__(1, sharded=False, seed=seed)
+        self.model = torch.nn.Sequential(torch.nn.Linear(6, 10), torch.nn.Tanh(), torch.nn.Linear(10, 5))
+        self.mesh = init_device_mesh("cpu", shape, mesh_dim_names=("data", "model"))
+        plan = {"0": ColwiseParallel(), "2": RowwiseParallel()}
+        parallelize_module(self.model, self.mesh["model"], plan)
+        fully_shard(self.model[0], mesh=self.mesh["data"])
+        fully_shard(self.model, mesh=self.mesh["data"])
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.1)
+        self.scheduler = torch.optim.lr_scheduler.ExponentialLR(self.optimizer, 0.9)
+
+    def step_of_replica(self) -> float:
+        """Do and commit a step, with this replica's part of the samples."""
+        data = self.mesh["data"]
+        loss = self.step(self.state.step, data.get_local_rank(), data.size())
+        self.state.step += 1
+        self.state.commit()
+        # `step` has added up the losses of all ranks, of each replica several times, unless there is one replica.
+        return round(loss * data.size() / dist.get_world_size(), 6) if data.size() > 1 else loss
+
+
+def tensors_of_one_rank(*, buffer: str) -> Callable[[Rounds], Any]:
+    """A tensor that is no DTensor differs between ranks; then a rank is lost."""
+
+    def scenario(rounds: Rounds) -> Any:
+        found = []
+        for ranks in (ALL, (0, 1, 3)):
+            if rounds.begin(ranks):
+                trainer = Trainer(len(ranks))
+                if buffer == "statistics":
+                    trainer.model.statistics = torch.nn.BatchNorm1d(2)
+                state = trainer.keep()
+                found.append(_errors_of(state.sync))
+                if buffer == "value":
+                    state.mask = torch.full((3,), float(rounds.rank))
+                elif buffer == "statistics":
+                    trainer.model.statistics.running_mean.fill_(rounds.rank)
+                else:
+                    trainer.model.seen.fill_(rounds.rank)
+                if not found[1:]:
+                    state.commit()
+                    trainer.wait_copies()
+            rounds.lose(2)
+        return found
+
+    return scenario
 
 
 def _chunks() -> ChunkShardingSpec:
@@ -422,6 +483,10 @@ SCENARIOS: dict[str, Callable[[Rounds], Any]] = {
     "copies not made": copies_not_made,
     "copy that never ends": copy_that_never_ends,
     "own values": own_values,
+    "own buffer": tensors_of_one_rank(buffer="buffer"),
+    "own value": tensors_of_one_rank(buffer="value"),
+    "own statistics": tensors_of_one_rank(buffer="statistics"),
+    "FSDP and tensor parallelism": fsdp_and_tensor_parallelism,
     "joiner random": joiner_random(alike=False),
     "joiner random alike": joiner_random(alike=True),
     "different commits": different_commits,
@@ -429,6 +494,15 @@ SCENARIOS: dict[str, Callable[[Rounds], Any]] = {
     "planned end": planned_end,
     "refused": refused_parts,
 }
+
+
+def tensor_parallel_reference() -> list[float]:
+    """Return the losses of one process with the layers of the TensorParallelTrainer."""
+    trainer = Trainer(1, sharded=False, seed=0)
+    trainer.model = torch.nn.Sequential(torch.nn.Linear(6, 10), torch.nn.Tanh(), torch.nn.Linear(10, 5))
+    trainer.optimizer = torch.optim.AdamW(trainer.model.parameters(), lr=0.1)
+    trainer.scheduler = torch.optim.lr_scheduler.ExponentialLR(trainer.optimizer, 0.9)
+    return [trainer.step(number) for number in range(8)]
 
 
 def reference() -> list[float]:
@@ -485,7 +559,10 @@ def _hash(tensors: list[Any]) -> str:
 def _rank(folder: str, rank: int, results: Any) -> None:
     torch.set_num_threads(1)
     sys.addaudithook(_note_open)
-    found: dict[str, Any] = {"reference": reference()}  # here: a process that has run autograd must not fork
+    found: dict[str, Any] = {
+        "reference": reference(),
+        "tensor parallel reference": tensor_parallel_reference(),
+    }  # here: a process that has run autograd must not fork
     for name, scenario in SCENARIOS.items():
         rounds = Rounds(folder, name, rank)
         try:
@@ -505,7 +582,14 @@ def main(folder: str) -> None:
     for process in ranks:
         process.start()
     found = dict(results.get(timeout=250) for _ in ranks)
-    print(json.dumps({name: [found[rank][name] for rank in ALL] for name in ("reference", *SCENARIOS)}))
+    print(
+        json.dumps(
+            {
+                name: [found[rank][name] for rank in ALL]
+                for name in ("reference", "tensor parallel reference", *SCENARIOS)
+            }
+        )
+    )
 
 
 if __name__ == "__main__":

@@ -59,7 +59,7 @@ class TrainerFields:
         self.stopped = state["stopped"]
         exported = json.loads(state["callbacks"])
         for name, callback in self._exporting():
-            # Several of the same class are told apart by their order, as in Trainer's checkpoints.
+            # Several of the same class differ by their order, as in Trainer's checkpoints.
             found = next((item for item in exported if item[0] == name), None)
             if found is not None:
                 exported.remove(found)

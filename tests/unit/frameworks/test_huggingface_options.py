@@ -157,7 +157,7 @@ def test_a_loss_without_its_weight_is_refused(tmp_path: Path) -> None:
 
 
 class Exporting(transformers.TrainerCallback, ExportableState):  # type: ignore[misc]  # transformers is not checked here
-    """Exports what it is told to."""
+    """Exports what it was created with."""
 
     def __init__(self, limit: int = 1, seen: Any = 0) -> None:
         self.limit, self.seen, self.own = limit, seen, "own"
@@ -173,7 +173,7 @@ def fields(*callbacks: Any) -> TrainerFields:
 
 
 def test_callbacks_get_what_those_of_another_rank_have_exported() -> None:
-    """Several of a class are told apart by their order. What is not exported stays."""
+    """Several of a class differ by their order. What is not exported stays."""
     stopping = transformers.EarlyStoppingCallback(3)
     stopping.early_stopping_patience_counter = 2
     state = fields(Exporting(7, 1), stopping, Exporting(8, [2])).state_dict()

@@ -7,7 +7,7 @@ for all commits until a tensor comes, goes or moves.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -17,6 +17,7 @@ from torch.distributed.tensor import DTensor
 
 from elasticjob.training.blocks.state_block import ALIGNMENT
 from elasticjob.training.sharded.sharded_parts import StateNames
+from elasticjob.training.sharded.strided_shards import is_strided, strided_range
 
 PLAIN_TENSORS = "values"
 """Name of the entry with all tensors among plain values and in objects that are neither model nor optimizer."""
@@ -62,14 +63,20 @@ class ShardLayout:
         local = [local_part(tensor) for tensor in tensors.values()]
         return len(local) == len(self._all) and all(a is b for a, b in zip(local, self._all, strict=True))
 
+    def sharded_parts(self) -> dict[str, tuple[list[int], list[int]]]:
+        """Return offsets and sizes of each part of a sharded tensor."""
+        return sharded_parts(self.entries)
+
     def targets(self, view: Any, start: int) -> list[Any]:
         """Return tensors that share the memory of a block, in the order of `sources`."""
         return [entry_tensor(entry, view, start) for entry in self.entries]
 
     def _add(self, item: Any, tensor: Any) -> None:
         data, local = item.tensor_data, local_part(tensor)
-        if list(data.chunk.sizes) != list(local.shape):
-            raise TypeError(f"ShardedState: {item.index.fqn}: the layout of this DTensor cannot be kept")
+        if list(data.chunk.sizes) != list(local.shape) or not _is_where(data.chunk, tensor):
+            raise TypeError(
+                f"ShardedState: {item.index.fqn}: the layout of this DTensor cannot be kept: use even shards"
+            )
         if not local.numel():
             return
         whole, chunk, on_cpu = list(data.size), data.chunk, local.device.type == "cpu"
@@ -79,9 +86,36 @@ class ShardLayout:
         self.size += -(-local.numel() * local.element_size() // ALIGNMENT) * ALIGNMENT
 
 
+def _is_where(chunk: Any, tensor: Any) -> bool:
+    """Return whether a chunk is the part of the tensor that FSDP2 over tensor parallelism has on this rank.
+
+    The planner names the first index only, which would be wrong for a part with gaps.
+    """
+    if (
+        not isinstance(tensor, DTensor)
+        or not any(map(is_strided, tensor.placements))
+        or not tensor._local_tensor.numel()
+    ):
+        return True
+    mesh, at = tensor.device_mesh, tensor.device_mesh.get_coordinate()
+    for dimension in {placement.dim for placement in tensor.placements if is_strided(placement)}:
+        try:
+            held = strided_range(tensor.shape[dimension], dimension, tensor.placements, tuple(mesh.shape), at)
+        except ValueError:
+            return False
+        if (held.start, len(held)) != (chunk.offsets[dimension], chunk.sizes[dimension]):
+            return False
+    return True
+
+
 def local_part(tensor: Any) -> Any:
     """Return what this rank holds of a tensor."""
     return tensor._local_tensor if isinstance(tensor, DTensor) else tensor
+
+
+def sharded_parts(entries: Iterable[ShardEntry]) -> dict[str, tuple[list[int], list[int]]]:
+    """Return offsets and sizes of each part of a sharded tensor among the entries."""
+    return {entry.name: (entry.offsets, entry.sizes) for entry in entries if entry.sharded}
 
 
 def entry_tensor(entry: ShardEntry, view: Any, start: int) -> Any:

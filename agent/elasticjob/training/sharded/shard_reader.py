@@ -4,9 +4,10 @@ shards a rank needs, and the ranks that hold these shards send the parts. No fil
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -21,7 +22,7 @@ from torch.distributed.checkpoint.metadata import (
 from elasticjob.training.blocks import state_block
 from elasticjob.training.blocks.state_block import ALIGNMENT
 from elasticjob.training.sharded.shard_group import PIECE, ShardGroup, bytes_tensor, tensor_bytes
-from elasticjob.training.sharded.shard_layout import ShardEntry, entry_tensor
+from elasticjob.training.sharded.shard_layout import PLAIN_TENSORS, ShardEntry, entry_tensor, sharded_parts
 from elasticjob.training.sharded.shard_sources import ShardPlace, nearest, replica_for
 from elasticjob.training.sharded.sharded_parts import TensorKind
 
@@ -55,6 +56,44 @@ class ShardReader:
     def described(self) -> dict[str, TensorKind]:
         """Return what is known of every tensor, by name."""
         return {e.name: TensorKind(getattr(torch, e.dtype), e.shape, e.sharded, e.on_cpu) for e in self._all_entries()}
+
+    def check_plain_tensors(self, parts: Mapping[str, Any], statistics: Collection[str]) -> None:
+        """ValueError on all ranks if tensors that are not sharded differ between ranks, and would move to another one.
+
+        They belong to the rank with the same number in the same layout only. `parts`: where the sharded tensors of this
+        rank begin and how large they are. `statistics`: names of those of which each rank may have any other's.
+        """
+        as_before = self._group.size == len(self._places) and parts == sharded_parts(self._entries[self._group.rank])
+        if not self._group.greatest([0 if as_before else 1])[0]:
+            return
+        differing = self._differing() - set(statistics)
+        if differing:
+            name = min(differing)
+            what = "a tensor among the values" if name == PLAIN_TENSORS else name
+            raise ValueError(
+                f"ShardedState: {what} is no DTensor and differs between ranks, and the state was committed by "
+                f"{len(self._places)} ranks in another layout than that of these {self._group.size}: no other rank can "
+                "take it up. Make it a DTensor, or make it the same on all ranks before commit, or keep the world size "
+                "and the device mesh"
+            )
+
+    def _differing(self) -> set[str]:
+        """Return the names of tensors that are not sharded and not the same in all shards."""
+        mine = {
+            shard: {
+                entry.name: hashlib.sha256(
+                    tensor_bytes(self._part(buffer, number, [0] * len(entry.sizes), entry.sizes))
+                ).hexdigest()[:_DIGEST]
+                for number, entry in enumerate(self._entries[shard])
+                if not entry.sharded
+            }
+            for shard, at in enumerate(self._places)
+            for buffer in (at[0].buffer,)
+            if at[0].rank == self._group.rank
+        }
+        found = [digests for part in self._group.gather_json(mine) for digests in part.values()]
+        names = {name for digests in found for name in digests}
+        return {name for name in names if len({digests.get(name) for digests in found}) > 1}
 
     def load(self, tensors: Mapping[str, Any]) -> None:
         """Load the tensors, each with the part that this rank has to hold. KeyError or ValueError: they do not fit."""
@@ -137,6 +176,8 @@ class ShardReader:
         return torch.nn.functional.pad(raw, (0, _aligned(len(raw)) - len(raw)))
 
 
+_DIGEST = 32
+"""Digits of a hash."""
 _NOTHING = torch.empty(0, dtype=torch.uint8)
 
 

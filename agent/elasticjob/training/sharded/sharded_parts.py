@@ -90,6 +90,16 @@ class ShardedParts:
                     found[name] = _empty_state(parameters[parameter_name], described[name])
         return found
 
+    def statistics(self) -> set[str]:
+        """Return the names of the buffers of normalization layers: those of any rank do for another one."""
+        return {
+            f"{name}.{path}.{key}" if path else f"{name}.{key}"
+            for name, module in self.modules.items()
+            for path, child in module.named_modules()
+            if isinstance(child, torch.nn.modules.batchnorm._NormBase)
+            for key in child._buffers
+        }
+
     def take_up(self, names: StateNames, tensors: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
         """Set the optimizers to the loaded tensors and settings."""
         for optimizer_name, optimizer in self.optimizers.items():
@@ -171,8 +181,6 @@ def _tensor_problem(tensor: Any) -> str:
         return f"{type(tensor).__name__} cannot be kept: use DTensor" if is_sharded_tensor(tensor) else refusal(tensor)
     if any(placement.is_partial() for placement in tensor.placements):
         return "a DTensor with a Partial placement has no content of its own: redistribute it"
-    if any(type(placement).__name__ == "_StridedShard" for placement in tensor.placements):
-        return "a parameter sharded by FSDP and by tensor parallelism cannot be kept: use FSDP2 or HSDP alone"
     return ""
 
 

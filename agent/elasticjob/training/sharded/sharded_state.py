@@ -210,6 +210,8 @@ class ShardedState:
         content = reader.content
         names = content["layout"]["names"]
         tensors = self._parts.prepare(names, reader.described())
+        layout = ShardLayout(tensors, names)
+        reader.check_plain_tensors(layout.sharded_parts(), self._parts.statistics())
         plain = {entry["name"]: bytearray(entry["shape"][0]) for entry in content["plain"]}
         with torch.no_grad():
             reader.load({**tensors, **{n: torch.frombuffer(b, dtype=torch.uint8) for n, b in plain.items()}})
