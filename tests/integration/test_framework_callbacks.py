@@ -122,11 +122,14 @@ class Network(LightningModule):
     def __init__(self):
         super().__init__()
         self.weight = torch.nn.Parameter(torch.zeros(1))
+        self.seen = []
     def training_step(self, batch, batch_idx):
+        self.seen += batch[0].flatten().int().tolist()
         return (self.weight - batch[0]).square().mean()
     def validation_step(self, batch, batch_idx):
-        self.log("value", (self.weight - batch[0]).square().mean(), sync_dist=True)
+        self.log("value", self.weight.square().mean(), sync_dist=True)
     def configure_optimizers(self):
+        assert self.trainer.estimated_stepping_batches == 100  # sets up the data before the state is restored
         return torch.optim.SGD(self.parameters(), lr=0.0)
 
 class Counts(Callback):
@@ -141,12 +144,13 @@ class Interrupt(Callback):
     def on_before_optimizer_step(self, trainer, module, optimizer):
         self.rounds.in_step(trainer.global_step)
     def on_train_end(self, trainer, module):
+        os.write(1, f"rank {trainer.global_rank} saw {module.seen}\\n".encode())
         self.rounds.stopped()
 
-data = TensorDataset(torch.ones(40, 1))
+data = TensorDataset(torch.arange(40.0)[:, None])
 
 def make():
-    kept = ElasticLightningCallback(data, global_batch=4, batch_size=2, commit_steps=10**6)
+    kept = ElasticLightningCallback(data, global_batch=4, batch_size=2, shuffle=False, commit_steps=10**6)
     return Network(), kept, EarlyStopping("value", patience=4, check_on_train_epoch_end=False), Counts()
 
 def fit(rounds, module, kept, stopping, counts):
@@ -182,4 +186,6 @@ def test_all_ranks_stop_after_the_same_step_as_without_a_fault(framework: str, t
         ("stays", "1", "interrupted", "4", "2"),
         ("stays", "2", "5", "4", "0"),
     ], process.stdout + process.stderr
+    if framework is LIGHTNING:
+        assert "rank 0 saw [12, 14, 16, 18]\n" in process.stdout, "the new process"
     assert "Counts: steps changed in an earlier round, and is as it was created again" in process.stderr

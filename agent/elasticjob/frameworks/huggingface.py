@@ -101,6 +101,7 @@ class ElasticTrainerCallback(TrainerCallback):  # type: ignore[misc]  # transfor
                 **self._options,
             )
         self._state.sync()
+        self._evaluated = False
         trainer.state.global_step = self._state.step
         if self._state.step:
             trainer.args.eval_on_start = False
@@ -135,8 +136,8 @@ class ElasticTrainerCallback(TrainerCallback):  # type: ignore[misc]  # transfor
             control.should_log = control.should_evaluate = control.should_save = False
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Report the last step of the training."""
-        self._count_evaluation(state, control)
+        """Report the last step of the training, without a commit: the weights may be those of the best step."""
+        self._count_evaluation(state, control, commit=False)
         progress_channel.progress(state.global_step)
 
     def _create_batches(self, trainer: Any) -> StepBatches:
@@ -152,18 +153,18 @@ class ElasticTrainerCallback(TrainerCallback):  # type: ignore[misc]  # transfor
             batches.limit_steps(sampler.length // self._global_batch, "dataloader_drop_last=True")
         return batches
 
-    def _count_evaluation(self, state: Any, control: Any) -> None:
+    def _count_evaluation(self, state: Any, control: Any, *, commit: bool = True) -> None:
         """Count the last step again, if its evaluation or a decision to stop the training belongs to it."""
         if self._state is not None and (self._evaluated or _is_stopped(state, control) != self._fields.stopped):
-            self._count(state, control)
+            self._count(state, control, commit=commit and state.global_step > 0)
 
-    def _count(self, state: Any, control: Any) -> None:
+    def _count(self, state: Any, control: Any, *, commit: bool = True) -> None:
         """Let the state as it is now be that of the step."""
         assert self._state is not None  # noqa: S101  # for mypy
         self._fields.stopped = _is_stopped(state, control)
         self._evaluated = False
         self._state.step = state.global_step
-        if state.global_step % self._commit_steps == 0:
+        if commit and state.global_step % self._commit_steps == 0:
             self._state.commit()
 
 

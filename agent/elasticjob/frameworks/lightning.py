@@ -122,6 +122,7 @@ class ElasticLightningCallback(Callback):  # type: ignore[misc]  # lightning is 
         assert self._state is not None  # noqa: S101  # for mypy
         self._state.sync()
         trainer.should_stop = self._callbacks.stopped
+        self._changed = False
         # It may have been set up by trainer.estimated_stepping_batches, at the position of before.
         trainer.fit_loop._combined_loader = None
         for optimizer in self._optimizers:

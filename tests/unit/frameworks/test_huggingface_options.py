@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -189,3 +190,35 @@ def test_callbacks_get_what_those_of_another_rank_have_exported() -> None:
 def test_a_callback_whose_state_is_no_json_is_refused_by_name() -> None:
     with pytest.raises(TypeError, match=r"the state of callback Exporting cannot be kept .*: let its state.* numbers"):
         fields(Exporting(seen=torch.zeros(1))).state_dict()
+
+
+class Interrupt(transformers.TrainerCallback):  # type: ignore[misc]  # transformers is not checked here
+    """Ends a round before the optimizer's step, and counts evaluations."""
+
+    def __init__(self, step: int) -> None:
+        self.step, self.evaluated_at = step, list[int]()
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self.evaluated_at.append(state.global_step)
+
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if state.global_step == self.step:
+            raise InterruptedError
+
+
+def test_it_evaluates_at_the_start_of_the_training_and_not_of_each_round(tmp_path: Path) -> None:
+    model, kept, found = Network(), ElasticTrainerCallback(global_batch=4, commit_steps=10**6), []
+    for stop in (0, 2, 100):
+        interrupt = Interrupt(stop)
+        arguments = transformers.TrainingArguments(
+            output_dir=str(tmp_path), use_cpu=True, report_to=[], save_strategy="no", disable_tqdm=True,
+            num_train_epochs=1, per_device_train_batch_size=2, eval_on_start=True, log_level="error",
+        )  # fmt: skip
+        trainer = ElasticTrainer(
+            model=model, args=arguments, train_dataset=rows(), eval_dataset=rows()[:2], data_collator=pad,
+            callbacks=[kept, interrupt],
+        )  # fmt: skip
+        with suppress(InterruptedError):
+            trainer.train()
+        found.append(interrupt.evaluated_at)
+    assert found == [[0], [0], []], "the first step was done in the second round"
