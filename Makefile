@@ -96,6 +96,11 @@ mutants: venv ## does the explorer find bugs put in on purpose? writes docs/muta
 bench: venv ## ours against stock torchrun on this machine: docs/benchmarks.md (ROWS=name,... REPEAT=n; an hour and a quarter)
 	@$(PY) -m benchmarks $(if $(ROWS),--rows $(ROWS)) $(if $(REPEAT),--repeat $(REPEAT))
 
+.PHONY: gpu
+gpu: ## tests, exact weights and rows on one GPU, with the torch of this machine (CPU=1: a rehearsal; ROWS, MINUTES, RESULTS, PAGE)
+	@PYTHONPATH=.:agent:tests python3 -m benchmarks.gpu $(if $(CPU),--cpu) $(if $(ROWS),--rows $(ROWS)) \
+		$(if $(MINUTES),--minutes $(MINUTES)) $(if $(RESULTS),--results $(RESULTS)) $(if $(PAGE),--page $(PAGE))
+
 .PHONY: peers
 peers: venv ## other libraries that the in-process rows of `make bench` measure too, where they install (.cache/peers)
 	@torch=$$($(PY) -c 'import importlib.metadata as m; print(m.version("torch").partition("+")[0])'); failed=0; \

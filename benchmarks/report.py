@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from benchmarks import pictures
+from benchmarks.gpu import page as gpu_page
 from benchmarks.on_gpu import ON_GPU
 from benchmarks.row import BEST, OURS, PAUSE, SHIPPED
 
@@ -28,7 +29,7 @@ def write() -> None:
     """Write the page and its pictures from all results."""
     results = load()
     IMAGES.mkdir(exist_ok=True)
-    drawn = pictures.draw(results, IMAGES)
+    drawn = pictures.draw([f for f in results if not f["command"].startswith("make gpu")], IMAGES)
     PAGE.write_text(page(results, drawn))
 
 
@@ -41,6 +42,7 @@ def load() -> list[Figures]:
 
 
 def page(results: Sequence[Figures], drawn: Iterable[str]) -> str:
+    on_gpu = [f for f in results if f["command"].startswith("make gpu")]
     local = [f for f in results if f["command"].startswith("make bench ")]
     cluster = [f for f in results if f["command"].startswith("make bench-cluster")]
     operator = [f for f in results if f["command"].startswith("make bench-operator")]
@@ -54,6 +56,7 @@ def page(results: Sequence[Figures], drawn: Iterable[str]) -> str:
         parts += ["## The operator\n", _machine(operator), _operator(operator), _notes(operator)]
     for soak in soaks:
         parts.append(_soak(soak))
+    parts.append(gpu_page.part(on_gpu))
     return "\n".join(part for part in parts if part)
 
 
@@ -69,8 +72,8 @@ of the new round. Seconds differ between machines; compare the ratios. "Best set
 `last_call_timeout=1`, `keep_alive_interval=1`, `keep_alive_max_attempt=2` and TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1.
 Rows "in process" run `benchmarks/train_in_process.py`. Those with figures of other libraries run them too, where
 `make peers` has installed them.
-Figures are medians; "never" means that most samples did not recover within the time watched (see the notes). No figure
-was measured on a GPU.
+Figures are medians; "never" means that most samples did not recover within the time watched (see the notes). Only
+the rows of `make gpu` run [on a GPU](#on-a-gpu).
 """
 
 

@@ -51,9 +51,16 @@ def format_value(value: float | None, unit: str) -> str:
     return "never" if value is None else f"{value:.3g} {unit}"
 
 
-def save(row: Row, samples: dict[str, list[Sample]], machine: dict[str, object], took: float, command: str) -> None:
+def save(
+    row: Row,
+    samples: dict[str, list[Sample]],
+    machine: dict[str, object],
+    took: float,
+    command: str,
+    folder: Path = RESULTS,
+) -> None:
     """Write the file of a row: its samples and the medians in the table. `took`: seconds."""
-    RESULTS.mkdir(exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
     data = {
         "row": row.name,
         "title": row.title,
@@ -69,4 +76,4 @@ def save(row: Row, samples: dict[str, list[Sample]], machine: dict[str, object],
             for side, found in samples.items()
         },
     }
-    (RESULTS / f"{row.name}.json").write_text(json.dumps(data, indent=1) + "\n")
+    (folder / f"{row.name}.json").write_text(json.dumps(data, indent=1) + "\n")

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -52,10 +52,16 @@ TUNED = Tuning(
 
 
 class Torchrun(Side):
-    """A torchrun job. The first node hosts the store. `own_store`: a process of its own hosts it."""
+    """A torchrun job. The first node hosts the store. `own_store`: a process of its own hosts it.
 
-    def __init__(self, folder: Path, size: Size, tuning: Tuning, *, own_store: bool = False) -> None:
+    `script`: with its arguments; `train.py` if it is empty.
+    """
+
+    def __init__(
+        self, folder: Path, size: Size, tuning: Tuning, *, own_store: bool = False, script: Sequence[str] = ()
+    ) -> None:
         super().__init__(folder, size)
+        self._script = list(script) or [TRAIN, str(folder)]
         self.name = "torchrun" if tuning is DEFAULTS else "torchrun, best settings"
         self._tuning = tuning
         self._own_store = own_store
@@ -82,7 +88,7 @@ class Torchrun(Side):
             "--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{self._port}", "--rdzv-id=bench",
             "--local-addr=127.0.0.1", *self._tuning.arguments,
             *([f"--rdzv-conf={','.join(f'{k}={v}' for k, v in conf.items())}"] if conf else []),
-            TRAIN, str(self.folder),
+            *self._script,
         ]  # fmt: skip
         environ = {**os.environ, "LOGLEVEL": "INFO", "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
         environ |= {"PYTHONUNBUFFERED": "1", **self._tuning.environ}

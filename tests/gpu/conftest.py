@@ -1,8 +1,12 @@
-"""Tests that need an NVIDIA GPU and a torch that can use it. Elsewhere they are skipped."""
+"""Tests that need an NVIDIA GPU and a torch that can use it. Elsewhere they are skipped.
+
+In a rehearsal (`make gpu CPU=1`) those that are marked `rehearsed` run over gloo.
+"""
 
 from __future__ import annotations
 
 import functools
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -20,7 +24,15 @@ def missing() -> str:
     return result.stderr.strip().rsplit("\n", 1)[-1] if result.returncode else ""
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "rehearsed: can use the CPU instead of a GPU")
+    config.addinivalue_line("markers", "timeout(seconds): of pytest-timeout, which `make gpu` does not need")
+
+
 @pytest.fixture(autouse=True)
-def gpu() -> None:
+def gpu(request: pytest.FixtureRequest) -> None:
+    rehearsed = request.node.get_closest_marker("rehearsed") is not None
+    if os.environ.get("ELASTICJOB_GPU_REHEARSAL") and rehearsed:
+        return
     if reason := missing():
         pytest.skip(reason)

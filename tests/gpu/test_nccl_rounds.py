@@ -12,7 +12,7 @@ from support.worker_scripts import script
 
 TRAINS = """
 import os, sys, time
-os.environ["NCCL_HOSTID"] = os.environ["RANK"]
+os.environ["NCCL_HOSTID"] = str(os.getpid())
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel

@@ -13,7 +13,7 @@ from support.worker_scripts import script
 
 TRAINS = """
 import os, sys, time
-os.environ["NCCL_HOSTID"] = os.environ["RANK"]
+os.environ["NCCL_HOSTID"] = str(os.getpid())
 os.environ["TORCH_DIST_USE_NCCL2"] = sys.argv[2]
 import torch
 import torch.distributed as dist

@@ -16,7 +16,7 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "sharded" / "train.py"
 
 SHARES_THE_GPU = """
 import os, runpy, sys
-os.environ["NCCL_HOSTID"] = os.environ["RANK"]
+os.environ["NCCL_HOSTID"] = str(os.getpid())
 sys.argv = sys.argv[1:]
 runpy.run_path(sys.argv[0], run_name="__main__")
 """

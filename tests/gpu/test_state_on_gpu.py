@@ -17,7 +17,7 @@ from support.worker_scripts import script
 
 TRAINS = """
 import hashlib, os, sys, time
-os.environ["NCCL_HOSTID"] = os.environ["RANK"]
+os.environ["NCCL_HOSTID"] = str(os.getpid())
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel

@@ -14,7 +14,7 @@ from support.child_process import ChildProcess
 
 TRAINS = """
 import os
-os.environ["NCCL_HOSTID"] = os.environ["RANK"]
+os.environ["NCCL_HOSTID"] = str(os.getpid())
 import torch
 import torch.distributed as dist
 from elasticjob.inprocess import AbortTorchDistributed, CallWrapper, CudaHealthCheck, Wrapper
