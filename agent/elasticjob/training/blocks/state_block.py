@@ -72,17 +72,22 @@ def read_header(descriptor: int) -> BlockHeader:
 
 
 def begin_write(descriptor: int, size: int, mapped: mmap.mmap | None = None) -> mmap.mmap:
-    """Return mapped memory for a block of `size` bytes. The block is ABSENT until `finish_write`.
+    """Return mapped memory for a block of at most `size` bytes. The block is ABSENT until `finish_write`.
 
     `mapped` is what this returned for the last block there; it is used again if it fits. A new mapping costs a page
     fault for every page, which takes several times as long as the copy.
     """
     _write_header(descriptor, ABSENT)
+    if mapped is not None and is_mapped(descriptor, size, mapped):
+        return mapped
     if os.fstat(descriptor).st_size != size:
         os.ftruncate(descriptor, size)
-    elif mapped is not None and len(mapped) == size:
-        return mapped
     return mmap.mmap(descriptor, size)
+
+
+def is_mapped(descriptor: int, size: int, mapped: mmap.mmap) -> bool:
+    """Return whether `mapped` is all of the file, which has this size."""
+    return len(mapped) == size == os.fstat(descriptor).st_size
 
 
 def populate(mapped: mmap.mmap, begin: int, size: int) -> None:

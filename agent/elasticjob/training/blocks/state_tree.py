@@ -10,6 +10,7 @@ import torch
 
 from elasticjob.training.blocks.state_block import ALIGNMENT
 from elasticjob.training.blocks.state_values import container_refusal, key_refusal, refusal
+from elasticjob.training.pinned_memory import wait_for_copies
 
 
 class PackedTree:
@@ -62,10 +63,24 @@ class PackedTree:
 
 
 def write_tensors(tensors: Iterable[tuple[int, Any]], view: mmap.mmap, start: int) -> None:
-    """Copy tensors, from any device, to their offsets in the data that begins at `start`."""
-    for offset, tensor in tensors:
-        if tensor.numel():
-            _tensor_at(view, tensor.dtype, tensor.shape, start + offset).copy_(tensor.detach())
+    """Copy tensors, from any device, to their offsets in the data that begins at `start`.
+
+    It returns once the devices have done so, also if it is interrupted: what follows makes the block complete.
+    """
+    devices = set()
+    try:
+        for offset, tensor in tensors:
+            if tensor.numel():
+                devices.add(tensor.device)
+                place = _tensor_at(view, tensor.dtype, tensor.shape, start + offset)
+                place.copy_(tensor.detach(), non_blocking=_can_be_queued(tensor))
+    finally:
+        wait_for_copies(devices)
+
+
+def _can_be_queued(tensor: Any) -> bool:
+    """Return whether a GPU may copy the tensor while the host goes on: the host itself would conjugate or negate it."""
+    return tensor.device.type == "cuda" and not tensor.is_conj() and not tensor.is_neg()
 
 
 def unpack_tree(value: Any, view: mmap.mmap | bytearray | None, start: int) -> Any:
