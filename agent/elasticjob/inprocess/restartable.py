@@ -74,8 +74,8 @@ def restartable(function: Callable[P, T] | None = None, *, spare_process: bool =
     `stopGraceSeconds`. The others wait for it, or go on with fewer ranks until it joins.
 
     `spare_process`: once a rank has made its first step, or has been in the function for as long as it took to get
-    there, another process of it runs the script up to the function and waits there. It takes the place of one that ends, and saves the time that the script needs up to the function, for
-    the memory of what the script makes there.
+    there, another process of it runs the script up to the function and waits there. It takes the place of one that
+    ends, and saves the time that the script needs up to the function, for the memory of what the script makes there.
 
     Call it once, from the main thread. Without an elasticjob agent, it is called once.
     """

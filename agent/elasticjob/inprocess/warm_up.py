@@ -16,6 +16,8 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 from torch.nn.parallel import DistributedDataParallel
 
+from elasticjob.inprocess.kernels import load_kernels
+
 GPU_TIMEOUT = 60.0
 """Seconds that the part on a GPU may take. Alone on an H100 it took about 1 s (context, kernels, nccl). A GPU that
 trains at the same time gives a second process only a share of its time, and a driver that hangs none at all."""
@@ -27,6 +29,7 @@ _abandoned: list[Any] = []
 def warm_up() -> bool:
     """Form a group of one rank and reduce gradients of a small model: on the CPU, and on the GPU if the script uses it.
 
+    On the GPU it also runs what a step of most models runs. Channels to other ranks cannot be made before their round.
     The caller leaves the group. Nothing else is left: the generators that a script seeds are as before, and no step of
     an optimizer is counted. What fails is only reported, to stderr: the round may not need it. Return False if the GPU
     does not answer: then the process must not wait for it, and the group is gone.
@@ -70,7 +73,8 @@ def _use_gpu(model: torch.nn.Module, gpu: torch.device, group: Any, errors: list
             torch.cuda.set_device(gpu)  # each thread has a device of its own
         _reduce_gradients(model, gpu, group)
         if gpu.type == "cuda":
-            torch.cuda.synchronize(gpu)
+            load_kernels(gpu.type)
+            torch.cuda.synchronize(gpu)  # an error of a kernel is reported here, and not to the script
     except Exception as error:
         errors.append(str(error))
 
