@@ -44,25 +44,31 @@ class Counter:
 
 
 torch.set_num_threads(1)
-init_group()
 plain, watched = Model(small=SMALL), Model(small=SMALL)
 state = elasticjob.State(network=watched.network, optimizer=watched.optimizer, step=0)
-state.sync()
-plain_network, watched_network = wrapped(plain), wrapped(watched)
-counter = Counter()
-while True:  # warms up too
-    block(plain, plain_network, counter)
-    longest = torch.tensor(block(plain, plain_network, counter), device=DEVICE)
-    dist.all_reduce(longest, dist.ReduceOp.MAX)
-    if longest.item() >= SECONDS or plain.batch >= LARGEST_BATCH:
-        break
-    plain.batch *= 2
-watched.batch = plain.batch
-block(watched, watched_network, state)
-for _ in range(BLOCKS):
-    pair = block(plain, plain_network, counter), block(watched, watched_network, state)
+
+
+@elasticjob.restartable  # updates are guarded in a process whose collectives may be broken while it goes on
+def train() -> None:
+    init_group()
+    state.sync()
+    plain_network, watched_network, counter = wrapped(plain), wrapped(watched), Counter()
+    while True:  # warms up too
+        block(plain, plain_network, counter)
+        longest = torch.tensor(block(plain, plain_network, counter), device=DEVICE)
+        dist.all_reduce(longest, dist.ReduceOp.MAX)
+        if longest.item() >= SECONDS or plain.batch >= LARGEST_BATCH:
+            break
+        plain.batch *= 2
+    watched.batch = plain.batch
+    block(watched, watched_network, state)
+    for _ in range(BLOCKS):
+        pair = block(plain, plain_network, counter), block(watched, watched_network, state)
+        if dist.get_rank() == 0:
+            write_line(f"block plain={pair[0]:.6f} watched={pair[1]:.6f} batch={plain.batch}")
     if dist.get_rank() == 0:
-        write_line(f"block plain={pair[0]:.6f} watched={pair[1]:.6f} batch={plain.batch}")
-if dist.get_rank() == 0:
-    write_line("all blocks measured")
-dist.barrier()
+        write_line("all blocks measured")
+    dist.barrier()
+
+
+train()

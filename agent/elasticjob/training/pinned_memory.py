@@ -14,11 +14,11 @@ import resource
 import sys
 import threading
 from collections.abc import Iterable
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
-from elasticjob.training import critical_section
+from elasticjob.training.update_guard import guard
 
 SMALLEST = 16 << 20
 """Bytes from which a mapping is registered: less takes milliseconds to copy anyway."""
@@ -55,17 +55,13 @@ class Registration:
         # A daemon: it waits for most of the time, and the process must not wait for it.
         thread = threading.Thread(target=self._run, args=arguments, name="elasticjob-register", daemon=True)
         is_main = threading.current_thread() is threading.main_thread()
-        if is_main:
-            critical_section.enter()  # an interrupted start of a thread may block all others
         try:
-            thread.start()
+            with guard.section() if is_main else nullcontext():  # an interrupted start of a thread may block all others
+                thread.start()
         except RuntimeError:  # no more threads
             _count(-len(memory))
             self.settled.set()
             self._ended.set()
-        finally:
-            if is_main:
-                critical_section.leave()
 
     def end(self, timeout: float = END_TIMEOUT) -> None:
         """Unregister the memory, before it is unmapped or its file gets another size."""
