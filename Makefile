@@ -98,7 +98,7 @@ bench: venv ## ours against stock torchrun on this machine: docs/benchmarks.md (
 
 .PHONY: gpu
 gpu: ## tests, exact weights and rows on one GPU, with the torch of this machine (CPU=1: a rehearsal; ROWS, MINUTES, RESULTS, PAGE)
-	@PYTHONPATH=.:agent:tests python3 -m benchmarks.gpu $(if $(CPU),--cpu) $(if $(ROWS),--rows $(ROWS)) \
+	@PYTHONPATH=.:agent:$$PYTHONPATH python3 -m benchmarks.gpu $(if $(CPU),--cpu) $(if $(ROWS),--rows $(ROWS)) \
 		$(if $(MINUTES),--minutes $(MINUTES)) $(if $(RESULTS),--results $(RESULTS)) $(if $(PAGE),--page $(PAGE))
 
 .PHONY: peers

@@ -11,8 +11,9 @@ import platform
 import sys
 import time
 
-# NCCL accepts ranks that share a GPU if they claim to be on different hosts, and reads the name once in a process.
-# The rank is no such name: in another round the process may have another one.
+# NCCL accepts ranks that share a GPU if they claim to be on different hosts. It reads the name once in a process, at
+# its first group, which a spare process has before its function. The rank is no such name: in another round the process
+# may have another one.
 os.environ["NCCL_HOSTID"] = str(os.getpid())
 os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
 
@@ -26,6 +27,7 @@ DEVICE = torch.device("cuda", 0) if CUDA else torch.device("cpu")
 def init_group() -> None:
     """Create the default process group on the device."""
     if CUDA:
+        os.environ["NCCL_HOSTID"] = str(os.getpid())  # a fork server may have imported this module
         dist.init_process_group("nccl", device_id=DEVICE)
     else:
         dist.init_process_group("gloo")

@@ -154,4 +154,6 @@ def pauses(recoveries: Sequence[Recovery]) -> tuple[list[Sample], list[Sample]]:
 def use_paths() -> None:
     """Let the processes of a job find this package and elasticjob."""
     root = Path(__file__).parents[2]
-    os.environ["PYTHONPATH"] = os.pathsep.join([str(root), str(root / "agent"), str(root / "tests")])
+    own = [str(root), str(root / "agent")]
+    given = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
+    os.environ["PYTHONPATH"] = os.pathsep.join([*own, *(path for path in given if path not in own)])

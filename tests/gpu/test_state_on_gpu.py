@@ -106,6 +106,50 @@ def test_a_commit_beside_steps_has_the_weights_of_its_moment(tmp_path: Path) -> 
     assert subprocess.check_output(command, text=True, timeout=200).strip() == "the same"
 
 
+COMMITS_TO_REGISTERED_MEMORY = """
+import torch, elasticjob
+
+device = torch.device("cuda", 0)
+
+def commit(state, count):
+    for _ in range(count):
+        state.step += 1
+        state.commit()
+
+def make(mebibytes):
+    network = torch.nn.ParameterList([torch.rand(mebibytes << 18, device=device)])
+    return network, elasticjob.State(network=network)
+
+def check(state):
+    found = state._copies
+    assert len(found._registered) == 2
+    for registration in found._registered.values():
+        assert registration.settled.wait(30)
+    assert all(torch.frombuffer(each, dtype=torch.uint8).is_pinned() for each in found._mapped.values())
+
+network, state = make(64)
+commit(state, 5)
+check(state)
+copies, expected = state._copies, network[0].detach().cpu()
+network, state = make(64)
+state._copies = copies
+state.sync()
+assert state.step == 5
+assert torch.equal(network[0].detach().cpu(), expected)
+network, state = make(96)
+state._copies = copies
+commit(state, 3)
+check(state)
+print("registered")
+"""
+
+
+def test_commits_copy_to_memory_that_the_driver_has_registered(tmp_path: Path) -> None:
+    """A State of another size gets other memory there."""
+    command = script(tmp_path, COMMITS_TO_REGISTERED_MEMORY)
+    assert subprocess.check_output(command, text=True, timeout=100).strip() == "registered"
+
+
 def ranks(run: LocalRun) -> dict[int, tuple[int, int, str]]:
     """Return (process id, first step, digest after five steps) by rank of the next round."""
     found: dict[int, tuple[int, int, str]] = {}
