@@ -201,10 +201,9 @@ class State:
         elif self._made_by_spare:
             end_outdated_process()  # a process with the state has ended after its agent had reported that it stays
         elif any(other.half_changed for other in offers):
-            raise RuntimeError(
-                "every rank was interrupted inside a step, and there is no copy: restart the training. "
-                f"On this rank {self._live.describe_change()}"
-            )
+            if offer.half_changed:
+                sys.stderr.write(f"elasticjob: rank {state_exchange.rank()}: {self._live.describe_change()}\n")
+            raise RuntimeError("every rank was interrupted inside a step, and there is no copy: restart the training")
         if self._random is not None:
             self._random.settle(same)
         guard.begin()
