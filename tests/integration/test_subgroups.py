@@ -96,8 +96,8 @@ def test_ranks_that_wait_in_a_subgroup_keep_their_processes(kind: str, tmp_path:
         assert len(left) == 3
 
         os.kill(second[2], signal.SIGSTOP)
-        os.kill(second[1], signal.SIGKILL)
         killed = time.monotonic()
+        os.kill(second[1], signal.SIGKILL)
         for _ in (0, 3):
             late = float(run.wait_for("left rank [03] .* call 2 at (.*)", 30)[1]) - killed
         print("seconds from SIGKILL to the end of the waits for a silent rank:", late)

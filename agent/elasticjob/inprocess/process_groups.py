@@ -288,7 +288,7 @@ class ProcessGroups:
         for thread in threads:
             thread.start()
         if threads:
-            before = {*(self._listening_before or listening())}
+            before = listening() if self._listening_before is None else {*self._listening_before}
             before |= {address for address in listening() if end(address) in self._gloo}
             wakes = threading.Thread(target=wake_while, args=(threads, before), daemon=True, name="abort-wake-up")
             wakes.start()

@@ -292,7 +292,8 @@ class PollingBackend(Backend):
         super().abort()
 
 
-def test_an_abort_does_not_wait_until_a_poll_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("had_sockets", [False, True])
+def test_an_abort_does_not_wait_until_a_poll_times_out(had_sockets: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """A socket that listened before the group was created gets no connection."""
     made: list[PollingBackend] = []
 
@@ -301,16 +302,20 @@ def test_an_abort_does_not_wait_until_a_poll_times_out(monkeypatch: pytest.Monke
         group = Group(made[0])
         monkeypatch.setitem(distributed_c10d._world.pg_map, group, ("nccl", None))
 
+    listening_before = process_groups.listening if had_sockets else set
     monkeypatch.setattr(distributed_c10d, "_new_process_group_helper", create)
     groups = ProcessGroups()
     with socket.create_server(("127.0.0.1", 0)) as older, groups.watch():
-        distributed_c10d._new_process_group_helper(2)
+        with monkeypatch.context() as patch:
+            patch.setattr(process_groups, "listening", listening_before)
+            distributed_c10d._new_process_group_helper(2)
         groups.break_collectives()
         assert made[0].ended.wait(TIMEOUT / 2), "it is woken up"
         groups.leave()
         older.setblocking(False)
-        with pytest.raises(BlockingIOError):
-            older.accept()
+        if had_sockets:
+            with pytest.raises(BlockingIOError):
+                older.accept()
     made[0].listener.close()
 
 
