@@ -19,6 +19,7 @@ import torch.distributed as dist  # noqa: E402
 from torch.distributed import distributed_c10d  # noqa: E402
 
 from elasticjob.inprocess import process_groups  # noqa: E402
+from elasticjob.inprocess.own_sockets import listening  # noqa: E402
 from elasticjob.inprocess.process_groups import ProcessGroups  # noqa: E402
 
 TIMEOUT = 60.0
@@ -302,7 +303,7 @@ def test_an_abort_does_not_wait_until_a_poll_times_out(had_sockets: bool, monkey
         group = Group(made[0])
         monkeypatch.setitem(distributed_c10d._world.pg_map, group, ("nccl", None))
 
-    listening_before = process_groups.listening if had_sockets else set
+    listening_before = listening if had_sockets else set
     monkeypatch.setattr(distributed_c10d, "_new_process_group_helper", create)
     groups = ProcessGroups()
     with socket.create_server(("127.0.0.1", 0)) as older, groups.watch():
