@@ -136,7 +136,7 @@ def own(method: str) -> type:
             r"train_sampling_strategy='sequential' has an order: leave out order=\.\.\.",
         ),
     ],
-    ids=str,
+    ids=lambda value: value if isinstance(value, str) else "option",
 )
 def test_what_cannot_be_followed_is_refused(options: dict[str, Any], refusal: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=refusal):
