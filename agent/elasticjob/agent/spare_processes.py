@@ -40,7 +40,7 @@ def may_start(ranks: Sequence[RankInRound], start_seconds: float, now: float) ->
     return all(rank.made_step or (rank.called is not None and now >= rank.called + wait) for rank in ranks)
 
 
-def describe_wait(local_ranks: Sequence[int], start_seconds: float) -> str:
+def describe_spare_wait(local_ranks: Sequence[int], start_seconds: float) -> str:
     """Return the line about spare processes that are asked for and may not start yet."""
     ranks = ", ".join(map(str, local_ranks))
     wait = wait_without_steps(start_seconds)

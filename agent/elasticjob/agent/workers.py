@@ -66,7 +66,7 @@ from elasticjob.agent.reporting.worker_output import (
     wait_for_files,
 )
 from elasticjob.agent.restartable_workers import Reported, RestartableWorkers
-from elasticjob.agent.spare_processes import RankInRound, describe_wait, first_note, may_start
+from elasticjob.agent.spare_processes import RankInRound, describe_spare_wait, first_note, may_start
 from elasticjob.agent.start_workers.fork_trust import fails_at_once
 from elasticjob.agent.start_workers.launcher import Launcher, StartError, WorkerStart
 from elasticjob.agent.worker_environment import rendezvous_id, torchrun_env, worker_env
@@ -390,7 +390,7 @@ class WorkerGroup:
             return
         if not self._announced_spares:
             self._announced_spares = True
-            log.info("%s", describe_wait(missing, self._script_seconds))
+            log.info("%s", describe_spare_wait(missing, self._script_seconds))
         self._want_spares()
 
     @property
