@@ -160,8 +160,8 @@ def test_what_does_not_fit_is_refused_by_a_message_that_says_what_to_use(tmp_pat
         "accepted",
         "refused: this trainer needs an ElasticTrainerCallback: pass it in callbacks=[...]",
         "refused: ElasticTrainerCallback needs an ElasticTrainer, or a Trainer with ElasticTrainerMixin",
-        "refused: the training dataset has no length: ElasticTrainer needs a dataset with __len__",
-        "refused: ElasticTrainer needs average_tokens_across_devices=True, since ranks have uneven shares",
+        "refused: ElasticTrainer: the training dataset has no length: pass a dataset with __len__",
+        "refused: ElasticTrainer: it needs average_tokens_across_devices=True, since ranks have uneven shares",
     ]
     assert lines[:-1] == expected, done.stdout
     assert lines[-1].startswith("refused: global_batch is 0")

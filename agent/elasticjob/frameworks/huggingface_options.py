@@ -63,7 +63,7 @@ def _refusals(trainer: Any) -> list[tuple[bool, str]]:
     return [
         (
             not hasattr(trainer.train_dataset, "__len__"),
-            "the training dataset has no length: ElasticTrainer needs a dataset with __len__",
+            "the training dataset has no length: pass a dataset with __len__",
         ),
         (
             bool(trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled),
