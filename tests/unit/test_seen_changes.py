@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator
 from datetime import timedelta
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -278,3 +279,35 @@ def test_no_step_is_counted_after_a_request(training: Any) -> None:
         state.step += 1
     assert state.step == 0
     assert state._live.complete
+
+
+def test_lost_steps_are_reported(training: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    """No rank has the last counted step whole: all go back to the commit before."""
+    state, model, optimizer = training
+    state.commit()
+    for _ in range(3):
+        backward(model)
+        optimizer.step()
+        state.step += 1
+    optimizer.step()  # interrupted before `step` was assigned
+    guard.leave_all()
+    state.sync()
+    assert state.step == 0
+    assert "goes back to step 0, the newest that is whole: 3 steps are lost" in capsys.readouterr().err
+
+
+def test_a_step_that_the_device_had_not_completed_is_lost(training: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    state, model, optimizer = training
+    state.commit()
+    weight = model.weight.detach().clone()
+    backward(model)
+    optimizer.step()
+    state.step += 1
+    guard._completed = SimpleNamespace(query=lambda: False)
+    guard.request()
+    guard.break_results(0.0)
+    guard.reset()
+    state.sync()
+    assert state.step == 0
+    assert torch.equal(model.weight, weight)
+    assert "1 steps are lost" in capsys.readouterr().err
