@@ -130,7 +130,7 @@ class RestartableCall:
             aborts=lambda: self._groups.aborting,
             seconds=seconds_before_copy(os.environ),
         )
-        self._guard = TimeoutGuard(channel.send, lambda: self._interrupter.pending)
+        self._timeout_guard = TimeoutGuard(channel.send, lambda: self._interrupter.pending)
         self._messages: queue.SimpleQueue[AgentToWorker | None] = queue.SimpleQueue()
         self._connected = True
         """Whether the agent can have the function called again."""
@@ -199,7 +199,7 @@ class RestartableCall:
         try:
             with (
                 self._groups.watch(),
-                self._guard.watch(self._round, active=guarded and self._connected),
+                self._timeout_guard.watch(self._round, active=guarded and self._connected),
                 self._interrupter.armed(),
             ):
                 return (function(),)
