@@ -192,7 +192,7 @@ def test_memory_beyond_a_limit_is_plain(
     ],
 )
 def test_what_may_be_registered(size: int, registered: int, lockable: int | None, usable: int, refused: bool) -> None:
-    assert bool(pinned_memory.refusal(size, registered, lockable, usable)) == refused
+    assert bool(pinned_memory.pinning_refusal(size, registered, lockable, usable)) == refused
 
 
 def uses_no_device(driver: Driver) -> None:

@@ -15,7 +15,7 @@ from transformers.trainer_callback import ExportableState
 from elasticjob.data.sampler import ElasticSampler
 from elasticjob.frameworks.callback_attributes import CallbackAttributes
 from elasticjob.frameworks.huggingface_fields import ADVICE, TrainerFields
-from elasticjob.frameworks.huggingface_options import Order, check_options, sampler_arguments
+from elasticjob.frameworks.huggingface_options import Order, check_training_options, sampler_arguments
 from elasticjob.frameworks.step_batches import StepBatches
 from elasticjob.training import progress_channel
 from elasticjob.training.replicated.state import State
@@ -76,7 +76,7 @@ class ElasticTrainerCallback(TrainerCallback):  # type: ignore[misc]  # transfor
 
         ValueError if the trainer has another model, or settings that do not fit.
         """
-        check_options(trainer, ElasticTrainerMixin)
+        check_training_options(trainer, ElasticTrainerMixin)
         others = [callback for callback in trainer.callback_handler.callbacks if callback is not self]
         self._attributes.begin_round(filter(_exports_nothing, others), ADVICE)
         if self.batches is None:

@@ -17,7 +17,7 @@ Order = Callable[[int], Sequence[int]]
 _OWN_ORDER = "for an order of your own, pass ElasticTrainerCallback(order=...), a function that returns its indices"
 
 
-def check_options(trainer: Any, mixin: type) -> None:
+def check_training_options(trainer: Any, mixin: type) -> None:
     """ValueError for settings and overridden methods that `mixin` cannot follow: they would be ignored."""
     for refused, text in _refusals(trainer):
         if refused:

@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from elasticjob.inprocess.own_sockets import ip_sockets, listens, open_files
+from elasticjob.inprocess.own_sockets import ip_sockets, listens, own_open_files
 
 _GLOO_WORKER = "pt_gloo_runloop"
 """Name of the threads in which torch runs collectives of gloo."""
@@ -55,7 +55,7 @@ def _epoll_watches_connection() -> bool:
     """Return whether any thread of this process may wait for events of an IP connection, as gloo's do."""
     connections = {number for number, found in ip_sockets() if not listens(found)}
     watched = set()
-    for number, link in open_files().items():
+    for number, link in own_open_files().items():
         with suppress(OSError):  # closed since
             if link == "anon_inode:[eventpoll]":
                 text = Path(f"/proc/self/fdinfo/{number}").read_text()

@@ -15,7 +15,7 @@ Address = tuple[str, int]
 def ip_sockets() -> Iterator[tuple[int, socket.socket]]:
     """Yield the IP sockets of this process, with their file descriptors. Each is a duplicate, and stays the same if
     another thread closes it."""
-    for number, link in open_files().items():
+    for number, link in own_open_files().items():
         with suppress(OSError):  # closed since
             if link.startswith("socket:"):
                 with socket.socket(fileno=os.dup(number)) as found:
@@ -23,7 +23,7 @@ def ip_sockets() -> Iterator[tuple[int, socket.socket]]:
                         yield number, found
 
 
-def open_files() -> dict[int, str]:
+def own_open_files() -> dict[int, str]:
     """Return the open files of this process as the links in /proc name them, by file descriptor."""
     found = {}
     for name in os.listdir("/proc/self/fd"):  # noqa: PTH208  (a directory of numbers, not of files)
@@ -34,7 +34,7 @@ def open_files() -> dict[int, str]:
 
 def links() -> frozenset[str]:
     """Return the names that /proc gives the sockets of this process. No two sockets ever have the same one."""
-    return frozenset(link for link in open_files().values() if link.startswith("socket:"))
+    return frozenset(link for link in own_open_files().values() if link.startswith("socket:"))
 
 
 def listening() -> set[tuple[Any, ...]]:

@@ -94,7 +94,7 @@ def register(memory: mmap.mmap) -> Registration | None:
     device = _device_in_use(torch)
     if torch is None or device is None or len(memory) < SMALLEST:
         return None
-    if problem := refusal(len(memory), _registered_bytes, lockable_bytes(), usable_bytes()):
+    if problem := pinning_refusal(len(memory), _registered_bytes, lockable_bytes(), usable_bytes()):
         _report(problem)
         return None
     _count(len(memory))
@@ -108,7 +108,7 @@ def wait_for_copies(devices: Iterable[Any]) -> None:
             sys.modules["torch"].cuda.current_stream(device).synchronize()
 
 
-def refusal(size: int, registered: int, lockable: int | None, usable: int) -> str:
+def pinning_refusal(size: int, registered: int, lockable: int | None, usable: int) -> str:
     """Return why a mapping may not be registered; empty if it may. Pure.
 
     All are bytes. `lockable`: None if nothing limits locked memory. `usable`: what the container may use.
