@@ -13,8 +13,6 @@ from elasticjob.contract.messages import (
     Close,
     Closed,
     EndRound,
-    Failure,
-    FailureClass,
     Finish,
     Leaving,
     MemberState,
@@ -454,15 +452,8 @@ def _apply_worker_state(
     if _STATE_ORDER[reached] > _STATE_ORDER[member.state]:
         round_ = _with_member_state(round_, node.agent_id, reached)
     if isinstance(message, WorkersStopped) and message.ended_ranks:
-        round_ = replace(round_, failures=tuple(_with_ended_ranks(f, message) for f in round_.failures))
+        round_ = replace(round_, ended_ranks=(*round_.ended_ranks, message.ended_ranks))
     return replace(state, round=round_)
-
-
-def _with_ended_ranks(failure: Failure, stopped: WorkersStopped) -> Failure:
-    """Return a failed collective with the ranks that had succeeded on a node; other failures unchanged."""
-    if failure.kind is not FailureClass.COLLECTIVE_FAILED:
-        return failure
-    return replace(failure, ended_ranks=tuple(sorted({*failure.ended_ranks, *stopped.ended_ranks})))
 
 
 def _apply_step_report(state: CoordinatorState, node: Node, report: StepReport) -> CoordinatorState:

@@ -277,7 +277,7 @@ def _find_cause(state: CoordinatorState, round_: Round, ending: RoundEnding, now
     cause = root_cause(f for f in round_.failures if f.pod not in excused)
     broken_collective = cause is not None and cause.kind is FailureClass.COLLECTIVE_FAILED
     if cause and not (broken_collective and (excused or ending.reason is not EndReason.WORKER_FAILED)):
-        ended_ranks = {rank for failure in round_.failures for rank in failure.ended_ranks}
+        ended_ranks = {rank for ranks in round_.ended_ranks for rank in ranks}
         cause = with_ended_ranks(cause, ended_ranks) if broken_collective else cause
         return _round_ended(state, round_, EndReason.WORKER_FAILED, describe_worker_failure(cause), now, failure=cause)
     if lost or ending.reason is EndReason.AGENT_LOST:

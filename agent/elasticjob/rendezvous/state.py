@@ -143,6 +143,8 @@ class Round:
     ending: RoundEnding | None = None
     failures: tuple[Failure, ...] = ()
     """In order of arrival."""
+    ended_ranks: tuple[tuple[int, ...], ...] = ()
+    """The ranks that had succeeded before the round ended, of each member that has reported some."""
     stall_reports: Mapping[str, Failure] = field(default_factory=dict)
     """The last stall that each node reported, by agent id. Used where a hang does not end the round."""
     stall_pending: tuple[str, ...] = ()
