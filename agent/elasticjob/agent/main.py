@@ -33,7 +33,7 @@ def _catch_instead(handled: Sequence[signal.Signals], names: str) -> list[signal
 
 def signals(env: Mapping[str, str]) -> list[signal.Signals]:
     """Return the signals on which an agent leaves. The agent sends its workers the same signal."""
-    names = env.get("TORCHELASTIC_SIGNALS_TO_HANDLE", SIGNALS).split(",")
+    names = [name.strip() for name in env.get("TORCHELASTIC_SIGNALS_TO_HANDLE", SIGNALS).split(",")]  # as torch does
     return [number for number in signal.Signals if number.name in names and number not in _NOT_CAUGHT]
 
 

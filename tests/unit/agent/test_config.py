@@ -78,6 +78,8 @@ def test_logs_are_configured_as_torchruns() -> None:
 def test_signals_on_which_an_agent_leaves() -> None:
     assert [s.name for s in signals({})] == ["SIGHUP", "SIGINT", "SIGQUIT", "SIGTERM"]
     assert [s.name for s in signals({"TORCHELASTIC_SIGNALS_TO_HANDLE": "SIGUSR2,SIGKILL,none"})] == ["SIGUSR2"]
+    blanks = {"TORCHELASTIC_SIGNALS_TO_HANDLE": "SIGINT, SIGTERM "}
+    assert [s.name for s in signals(blanks)] == ["SIGINT", "SIGTERM"]
 
 
 @pytest.mark.parametrize(

@@ -169,6 +169,27 @@ async def test_output_is_prefixed_line_by_line_and_long_lines_are_cut() -> None:
     assert tail.lines[-1] == "last"
 
 
+async def test_output_that_comes_faster_than_it_is_read_does_not_hold_up_a_drain() -> None:
+    """A process that the worker has left behind writes again whenever some has been read."""
+    out, into = os.pipe()
+    written = 0
+
+    class WritesMore(Tail):
+        def feed(self, line: bytes, *, replaces: bool = False) -> None:
+            nonlocal written
+            super().feed(line, replaces=replaces)
+            written += 1
+            assert written < 100, "the drain does not end"
+            os.write(into, b"again\n")
+
+    pipe = WorkerPipe(out, "", None, WritesMore())
+    os.write(into, b"first\n")
+    pipe.drain()
+    assert written == 2
+    pipe.close()
+    os.close(into)
+
+
 async def test_a_slow_reader_blocks_the_worker_and_not_the_event_loop() -> None:
     (out, into), (read, write) = os.pipe(), os.pipe()
     os.set_blocking(into, False)

@@ -6,12 +6,15 @@ A slow reader of the agent's output blocks the workers, whose pipes fill, but ne
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import logging
 import os
 import queue
 import re
+import termios
 import threading
 import time
+from array import array
 from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -287,9 +290,13 @@ class WorkerPipe:
         self._prefix, self._tail = prefix.encode(), tail
 
     def drain(self) -> None:
-        """Read all that is in the pipe now. The worker has ended; its descendants may keep the pipe open."""
-        while self._open and self._read():
-            pass
+        """Read all that is in the pipe now. The worker has ended; its descendants may keep the pipe open, and may write
+        to it faster than this reads."""
+        left = self._waiting()
+        while self._open and left > 0 and (size := self._read()):
+            left -= size
+        if self._open:
+            self._read()  # the end of the pipe, if no process has it open any more
 
     def close(self) -> None:
         """Read all that is in the pipe, end the last line, and close the pipe."""
@@ -308,18 +315,27 @@ class WorkerPipe:
         if self._open:
             self._loop.add_reader(self._descriptor, self._readable)
 
-    def _read(self) -> bool:
+    def _waiting(self) -> int:
+        """Return how many bytes are in the pipe."""
+        if not self._open:
+            return 0
+        size = array("i", [0])
+        fcntl.ioctl(self._descriptor, termios.FIONREAD, size)
+        return size[0]
+
+    def _read(self) -> int:
+        """Read what is there, up to CHUNK bytes; return how many. At the end of the pipe, close it."""
         try:
             data = os.read(self._descriptor, CHUNK)
         except BlockingIOError:
-            return False
+            return 0
         except OSError:
             data = b""
         if not data:
             self._end()
-            return False
+            return 0
         self._take(data)
-        return True
+        return len(data)
 
     def _end(self) -> None:
         if not self._open:
