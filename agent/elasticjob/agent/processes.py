@@ -218,6 +218,6 @@ def _stat(pid: int | str) -> list[str]:
     `PID/task/TID` names a thread.
     """
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
     except OSError:
         return []

@@ -67,7 +67,7 @@ def _threads(name: str) -> Iterator[str]:
     """Yield the ids of this process's threads of a name."""
     for task in os.listdir("/proc/self/task"):  # noqa: PTH208  (a directory of numbers, not of files)
         with suppress(OSError):  # ended since
-            if Path(f"/proc/self/task/{task}/comm").read_text().strip() == name:
+            if Path(f"/proc/self/task/{task}/comm").read_text(errors="replace").strip() == name:
                 yield task
 
 
@@ -91,7 +91,9 @@ def _sleeper(task: str) -> _Sleeper | None:
     folder = Path("/proc/self/task", task)
     try:
         number, *arguments = (folder / "syscall").read_text().split()
-        switches = re.search(r"^voluntary_ctxt_switches:\s*(\d+)", (folder / "status").read_text(), re.MULTILINE)
+        switches = re.search(
+            r"^voluntary_ctxt_switches:\s*(\d+)", (folder / "status").read_text(errors="replace"), re.MULTILINE
+        )
     except (OSError, ValueError):  # ended since
         return None
     if number != _FUTEX.get(os.uname().machine) or switches is None:

@@ -128,7 +128,7 @@ def lockable_bytes() -> int | None:
     """Return how much memory this process may lock; None if that is not limited."""
     limit, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     with suppress(OSError, StopIteration, ValueError):
-        lines = Path("/proc/self/status").read_text().splitlines()
+        lines = Path("/proc/self/status").read_text(errors="replace").splitlines()
         capabilities = next(line.split()[1] for line in lines if line.startswith("CapEff:"))
         if int(capabilities, 16) & _CAP_IPC_LOCK:
             return None

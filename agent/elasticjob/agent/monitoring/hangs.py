@@ -142,11 +142,11 @@ def describe_place(stacks: str, pid: int) -> str:
     if stacks:
         return f"{_place(stacks)}\n{users_frames(_main_thread(stacks))}".rstrip()
     try:
-        status = Path(f"/proc/{pid}/status").read_text()
+        status = Path(f"/proc/{pid}/status").read_text(errors="replace")
         wait = Path(f"/proc/{pid}/wchan").read_text()
     except OSError:
         return "it has ended"
-    state = status.partition("State:")[2].split("\n", 1)[0].strip()
+    state = status.partition("\nState:")[2].split("\n", 1)[0].strip()
     return f"it writes no stacks; its main thread: {state}" + (
         f", in {wait} of the kernel" if wait not in ("", "0") else ""
     )
@@ -219,10 +219,10 @@ def _handles_signal(pid: int) -> bool:
 def _has_signal(pid: int, *fields: str) -> bool:
     """Return whether the signal is in one of these masks of the main thread."""
     try:
-        status = Path(f"/proc/{pid}/status").read_text()
+        status = Path(f"/proc/{pid}/status").read_text(errors="replace")
     except OSError:
         return False
-    masks = (int(status.partition(f"{field}:")[2].split()[0], 16) for field in fields)
+    masks = (int(status.partition(f"\n{field}:")[2].split()[0], 16) for field in fields)
     return any(mask >> (STACK_DUMP_SIGNAL - 1) & 1 for mask in masks)
 
 

@@ -57,7 +57,7 @@ def reason_to_wait(pid: int, root: Path = Path("/")) -> str:
 
 def _shared_mounts(mountinfo: Path) -> frozenset[str]:
     """Return the ids of the mounted file systems that other machines may have mounted too."""
-    mounts = [line.partition(" - ") for line in mountinfo.read_text().splitlines()]
+    mounts = [line.partition(" - ") for line in mountinfo.read_text(errors="replace").splitlines()]
     return frozenset(mount.split()[0] for mount, _, system in mounts if system.split()[0] not in _LOCAL_FILE_SYSTEMS)
 
 

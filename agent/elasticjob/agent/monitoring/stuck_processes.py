@@ -96,7 +96,7 @@ def blocked_threads(pids: Iterable[int], proc: Path = Path("/proc")) -> frozense
         with suppress(OSError):
             for task in (proc / str(pid) / "task").iterdir():
                 with suppress(OSError):  # the thread has ended
-                    fields = (task / "stat").read_text().rpartition(")")[2].split()
+                    fields = (task / "stat").read_text(errors="replace").rpartition(")")[2].split()
                     if fields[0] == "D":
                         found.add((int(task.name), int(fields[_USER_TIME]) + int(fields[_SYSTEM_TIME])))
     return frozenset(found)
@@ -106,7 +106,7 @@ def _memory(status: Path) -> dict[str, int]:
     """Return the sizes in /proc/PID/status, in bytes by name."""
     found: dict[str, int] = {}
     with suppress(OSError):
-        for line in status.read_text().splitlines():
+        for line in status.read_text(errors="replace").splitlines():
             name, _, rest = line.partition(":")
             if rest.endswith(" kB"):
                 found[name] = int(rest.split()[0]) * 1024

@@ -144,10 +144,10 @@ def process_attributes(pid: int) -> tuple[object, ...]:
     status = _status(proc)
     root = os.stat(proc / "root")  # noqa: PTH116
     try:
-        memory = tuple((proc / "numa_maps").read_text().split()[1:2])
+        memory = tuple((proc / "numa_maps").read_text(errors="replace").split()[1:2])
     except OSError:
         memory = ()  # a kernel without NUMA
-    nice = (proc / "stat").read_text().rpartition(")")[2].split()[16]  # field 19 of proc(5)
+    nice = (proc / "stat").read_text(errors="replace").rpartition(")")[2].split()[16]  # field 19 of proc(5)
     namespaces = tuple(os.readlink(proc / "ns" / kind) for kind in ("mnt", "net", "pid", "ipc"))  # noqa: PTH115
     credentials = tuple(status[name] for name in ("Uid", "Gid", "Groups", "CapEff", "NoNewPrivs", "Cpus_allowed"))
     return (*credentials, (root.st_dev, root.st_ino), memory, nice, namespaces)

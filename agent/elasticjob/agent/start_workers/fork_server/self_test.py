@@ -70,7 +70,7 @@ def check_threads() -> dict[str, Any] | None:
 def _thread_name(task: Path) -> str:
     """Return the name that a thread has in the kernel: native libraries name theirs after their purpose."""
     with suppress(OSError):
-        return (task / "comm").read_text().strip()
+        return (task / "comm").read_text(errors="replace").strip()
     return "ended"
 
 
@@ -91,7 +91,9 @@ def find_gpu_use() -> str:
 def cuda_drivers(process: Path) -> set[str]:
     """Return the paths of CUDA's driver in the memory of a process; `process` is its folder in /proc."""
     with suppress(OSError):
-        paths = {line.rstrip().rsplit(" ", 1)[-1] for line in (process / "maps").read_text().splitlines()}
+        paths = {
+            line.rstrip().rsplit(" ", 1)[-1] for line in (process / "maps").read_text(errors="replace").splitlines()
+        }
         return {path for path in paths if os.path.basename(path).startswith("libcuda.so")}  # noqa: PTH119
     return set()
 
