@@ -20,6 +20,9 @@ VARYING = {"MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_ER
 TORCHRUN_ONLY = {"TORCHELASTIC_SIGNALS_TO_HANDLE"}
 """torchrun's own option, which newer versions leave in their environment."""
 
+NCCL_ERRORS = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
+"""Not torchrun's value: docs/reference.md says why."""
+
 
 @pytest.mark.torch
 @pytest.mark.timeout(180)
@@ -40,5 +43,6 @@ def test_environment_of_torchrun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         added = {name for name in ours.keys() - theirs.keys() if not name.startswith("ELASTICJOB_")}
         assert added <= {"PYTHONPATH", "RES_OPTIONS", "USE_LIBUV"}
         assert theirs.keys() - ours.keys() <= TORCHRUN_ONLY
+        assert (theirs.pop(NCCL_ERRORS), ours.pop(NCCL_ERRORS)) == ("1", "3")
         other = {name for name in theirs.keys() & ours.keys() if theirs[name] != ours[name]} - VARYING
         assert not other, {name: (theirs[name], ours[name]) for name in other}

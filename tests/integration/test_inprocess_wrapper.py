@@ -6,6 +6,7 @@ import os
 import re
 import signal
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -299,14 +300,28 @@ say("returned", train(None))
 """
 
 
-def test_a_rank_that_is_lost_with_its_monitor_process_is_noticed_by_another_monitor(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("number", "record"),
+    [
+        pytest.param(signal.SIGKILL, "TERMINATED", id="the store sees their connections close"),
+        pytest.param(signal.SIGSTOP, "UNRESPONSIVE", id="another monitor misses the heartbeats"),
+    ],
+)
+def test_a_rank_that_is_lost_with_its_monitor_process_is_noticed(
+    number: signal.Signals, record: str, tmp_path: Path
+) -> None:
     with ranks(tmp_path, LOST, 2) as (first, second):
-        monitor = int(second.wait_for("monitor (.*)")[1])
-        os.kill(monitor, signal.SIGKILL)
-        second.process.kill()
-        first.wait_for("records 1:UNRESPONSIVE$")
-        trains(first, 0, 1, 1)
-        assert first.exit_code() == 0
+        lost = int(second.wait_for("monitor (.*)")[1]), second.process.pid
+        try:
+            for pid in lost:
+                os.kill(pid, number)
+            first.wait_for(f"records 1:{record}$")
+            trains(first, 0, 1, 1)
+            assert first.exit_code() == 0
+        finally:
+            for pid in lost:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
 
 
 FILE_STORE = """
