@@ -139,6 +139,7 @@ def test_gradients_are_freed_without_a_graph(training: Any) -> None:
 def test_a_step_without_an_optimizer_of_torch_is_seen(training: Any) -> None:
     """Its versions tell: the objects are not those of the last step."""
     state, model, _ = training
+    state.step += 1
     with torch.no_grad():
         model.weight.sub_(1)
     assert not state._live.complete
@@ -247,10 +248,60 @@ def test_ddp_may_write_the_parameters_of_rank_0(training: Any) -> None:
         dist.destroy_process_group()
 
 
+def test_parameters_may_be_set_before_the_first_step(training: Any) -> None:
+    """A script may load pretrained weights after `sync`: an interruption of the first step loses nothing."""
+    state, model, _ = training
+    with torch.no_grad():
+        model.weight.fill_(1)
+    assert state._live.complete
+    state.commit()
+    with torch.no_grad():
+        model.weight.fill_(2)
+    assert not state._live.complete
+
+
+def test_ddp_that_is_made_before_the_sync_of_a_round_may_overwrite_the_state(training: Any) -> None:
+    """Rank 0 may be a new process, whose parameters are those of its script."""
+    state, model, _ = training
+    state.step += 1
+    guard.reset()  # the next round
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1, timeout=timedelta(seconds=30))
+    try:
+        torch.nn.parallel.DistributedDataParallel(model)
+        assert not state._live.complete
+    finally:
+        dist.destroy_process_group()
+
+
+def test_an_embedding_with_a_largest_norm_changes_its_weight_in_each_forward_pass() -> None:
+    model = torch.nn.Embedding(4, 2, max_norm=0.1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    state = State(model=model, optimizer=optimizer)
+    state.sync()
+    state.step += 1
+    version = model.weight._version
+    model(torch.arange(4))
+    assert model.weight._version > version
+    assert state._live.complete
+    optimizer.step()
+    assert not state._live.complete
+
+
+def test_a_copy_leaves_the_random_numbers_as_they_are(training: Any) -> None:
+    """The main thread may still leave its function, and go on with them."""
+    state, _, _ = training
+    state.step += 1
+    torch.rand(3)
+    expected = torch.get_rng_state()
+    state._keep_live()
+    assert torch.equal(torch.get_rng_state(), expected)
+
+
 def test_what_ddp_writes_after_a_request_is_not_used(training: Any) -> None:
     _, model, _ = training
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1, timeout=timedelta(seconds=30))
     try:
+        training[0].step += 1
         guard.request()
         with pytest.raises(RankShouldRestart):
             torch.nn.parallel.DistributedDataParallel(model)

@@ -152,6 +152,28 @@ def test_nothing_is_used_that_the_device_has_done_after_a_request(guard: UpdateG
         guard.wait()
 
 
+def test_a_step_does_not_count_if_the_device_cannot_tell(guard: UpdateGuard, device: Device) -> None:
+    """An error of the device sticks, and a query is not allowed while the main thread captures a graph."""
+
+    def fail() -> bool:
+        raise RuntimeError("CUDA error")
+
+    guard.begin()
+    guard.complete()
+    device.events[0].query = fail  # type: ignore[method-assign]
+    interrupt(guard)
+    assert not guard.last_update_is_whole
+
+
+def test_a_signal_handler_of_the_script_may_use_the_guard(guard: UpdateGuard) -> None:
+    """It may save the State while the main thread is in the guard."""
+    with guard._in_main_thread():
+        with guard.section():
+            guard.check()
+        assert guard.must_not_raise
+    assert not guard.must_not_raise
+
+
 def test_a_second_break_changes_nothing(guard: UpdateGuard, device: Device) -> None:
     guard.begin()
     guard.complete()

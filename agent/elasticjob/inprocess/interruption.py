@@ -108,7 +108,9 @@ class Interrupter:
 
     def close(self) -> None:
         """Give the signal its previous meaning back."""
-        self._guard.protect(False)
+        with self._atomic:  # the function may have returned while it was interrupted
+            self._guard.reset()
+            self._guard.protect(False)
         signal.signal(INTERRUPT_SIGNAL, self._previous or signal.SIG_DFL)
 
     def _break(self, break_collectives: Callable[[], None]) -> None:
@@ -128,10 +130,12 @@ class Interrupter:
 
     def _raise(self, _number: int, frame: FrameType | None) -> None:
         # In the end of `armed` an exception would leave it armed. The signal comes again if it was not the end.
+        if not self._armed or not self.pending or self._guard.may_finish:
+            return
         at_end = frame is not None and frame.f_code in _CODE_OF_ARMED
-        must_wait = at_end or self._guard.must_not_raise or self._guard.may_finish
-        if self._armed and self.pending and not must_wait:
+        if not at_end and not self._guard.must_not_raise:
             raise RankShouldRestart
+        signal.raise_signal(INTERRUPT_SIGNAL)  # it comes back a few instructions later
 
 
 _CODE_OF_ARMED = (

@@ -39,6 +39,7 @@ from elasticjob.inprocess.state_keeper import StateKeeper, seconds_before_copy
 from elasticjob.inprocess.timeout_guard import TimeoutGuard
 from elasticjob.inprocess.warm_up import warm_up
 from elasticjob.training import progress_channel
+from elasticjob.training.devices import is_asynchronous
 from elasticjob.training.progress_channel import Stopped
 from elasticjob.training.replicated import rank_random_states
 from elasticjob.training.update_guard import guard
@@ -50,6 +51,10 @@ PEER_TIMEOUT = 0.1
 """Seconds that a rank whose collective has failed waits for the end of the round. The agent of the peer at fault
 reports it within milliseconds; tracebacks of all other ranks would take processor time from that, and hide the cause.
 """
+
+_PEERS_NOTICE = 1.0
+"""Seconds that a rank which raised waits at most for the end of its round, of which all ranks learn at about the same
+time, before it breaks its collectives. An abort of nccl may let a peer's collective end with part of the result."""
 
 _called = False
 """Whether a restartable function has been called in this process. Only the first call can be made again, because a new
@@ -216,6 +221,8 @@ class RestartableCall:
             traceback.print_exc()
             sys.stderr.flush()
             self._channel.send(Raised(self._round, type(error).__name__, str(error)[:MAX_TEXT]))
+            if is_asynchronous():
+                self._interrupter.wait(_PEERS_NOTICE)
             return _Ended(error=_without_frames(error))
 
     def _interrupted(self) -> _Ended:

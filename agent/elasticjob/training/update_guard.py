@@ -47,8 +47,8 @@ class UpdateGuard:
     """The guard of one process. Only the main thread makes updates."""
 
     def __init__(self) -> None:
-        self._changed = threading.Condition(threading.Lock())
-        self._is_changing = False
+        self._changed = threading.Condition(threading.RLock())  # a signal handler of the script may save a State
+        self._changing = 0
         self._phase = Phase.RUNNING
         self._updating = False
         self._sections = 0
@@ -56,6 +56,8 @@ class UpdateGuard:
         self._completed: devices.Event | None = None
         """Recorded behind the last completed update; None where work is done when its call returns."""
         self._whole = True
+        self.rounds = 0
+        """How often `reset` was called: a number for each round of this process."""
 
     @property
     def inside(self) -> bool:
@@ -70,7 +72,7 @@ class UpdateGuard:
     @property
     def must_not_raise(self) -> bool:
         """Whether a signal handler must not raise now: the main thread may hold the lock, and would not release it."""
-        return self._is_changing
+        return self._changing > 0
 
     @property
     def last_update_is_whole(self) -> bool:
@@ -150,12 +152,12 @@ class UpdateGuard:
     @contextmanager
     def _in_main_thread(self) -> Iterator[None]:
         """Hold the lock. A signal between its acquisition and the context would otherwise leave it held for ever."""
-        self._is_changing = True
+        self._changing += 1
         try:
             with self._changed:
                 yield
         finally:
-            self._is_changing = False
+            self._changing -= 1
 
     def _refuse_after_request(self) -> None:
         if self._phase is not Phase.RUNNING:
@@ -191,7 +193,7 @@ class UpdateGuard:
                 return
             self._phase, event = Phase.BROKEN, self._completed
         deadline = time.monotonic() + seconds
-        while not (done := event is None or event.query()) and time.monotonic() < deadline:
+        while not (done := _is_done(event)) and time.monotonic() < deadline:
             time.sleep(POLL_INTERVAL)
         if not done:
             with self._changed:
@@ -201,6 +203,18 @@ class UpdateGuard:
         """Forget the interruption: the next round begins."""
         with self._changed:
             self._phase, self._completed = Phase.RUNNING, None
+            self.rounds += 1
+
+
+def _is_done(event: devices.Event | None) -> bool:
+    """Return whether the device has come to the event; False if it cannot tell.
+
+    A query fails after an error of the device, and while the main thread captures a graph.
+    """
+    try:
+        return event is None or event.query()
+    except Exception:
+        return False
 
 
 guard = UpdateGuard()

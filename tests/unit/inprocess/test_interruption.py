@@ -167,3 +167,12 @@ def test_nothing_is_interrupted_after_the_function(interrupter: Interrupter) -> 
         pass
     interrupter.interrupt(lambda: pytest.fail("the collectives are another round's"))
     assert interrupter.pending
+
+
+def test_a_function_that_returns_while_it_is_interrupted_leaves_nothing_behind(guard: UpdateGuard) -> None:
+    """The script may save its State after that."""
+    made = Interrupter(guard)
+    guard.request()
+    guard.break_results(0.0)
+    made.close()
+    guard.check()

@@ -38,6 +38,10 @@ class LiveState:
         self._replaced = False
         self._values = self._groups = self._states = Snapshot(None)
         self._unseen = UnseenChanges(self._modules)
+        self._synced_in = -1
+        """`guard.rounds` at the last `note_sync`."""
+        self.has_progress = False
+        """Whether a step was counted, or a state was committed or loaded. Before that, a script sets its parameters."""
         self._hooks: list[Any] = []
         self.before_change: Callable[[], None] = lambda: None
         """Called before an optimizer changes the objects. What it raises comes from the optimizer's step."""
@@ -60,7 +64,8 @@ class LiveState:
 
     @property
     def _between_states(self) -> bool:
-        return self.changing or not guard.last_update_is_whole or bool(self._unseen.changed_parameter())
+        unseen = self.has_progress and bool(self._unseen.changed_parameter())
+        return self.changing or not guard.last_update_is_whole or unseen
 
     def describe_change(self) -> str:
         """Return what has changed since the last `capture`, if the objects are not complete because of that."""
@@ -139,9 +144,16 @@ class LiveState:
             guard.begin()
             self.changing = True
 
+    def note_sync(self) -> None:
+        """All ranks have the same objects from now on."""
+        self._synced_in = guard.rounds
+
     def note_broadcast(self) -> None:
-        """DistributedDataParallel has written the parameters of rank 0 to all ranks, which have the same."""
-        if self._captured and not self.changing:
+        """DistributedDataParallel has written the parameters of rank 0 to all ranks.
+
+        They have the same after the `sync` of this round. Before it, those of rank 0 may be others: that is a change.
+        """
+        if self._captured and not self.changing and self._synced_in == guard.rounds:
             guard.wait()  # a broadcast that was broken counts as a change
             self._unseen.capture()
 

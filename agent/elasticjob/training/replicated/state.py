@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, SupportsFloat, SupportsIndex
 
 from elasticjob.contract.memory_file import memory_file
 from elasticjob.contract.names import BEFORE_ROUNDS, Env
-from elasticjob.training import progress_channel, state_exchange
+from elasticjob.training import progress_channel, random_states, state_exchange
 from elasticjob.training.blocks import state_file
 from elasticjob.training.blocks.commit_sequence import CommitSequence
 from elasticjob.training.blocks.node_copies import COPIES, NodeCopies
@@ -119,6 +119,7 @@ class State:
         self._step = value
         self._sequence.advance()
         self._frozen.look()
+        self._live.has_progress = True
         if self._live.captured or self._live.changing:
             self._live.capture(self._plain_values())
         else:
@@ -193,7 +194,7 @@ class State:
         offers = [Offer.parse(numbers) for numbers in exchange.gather(offer.numbers())]
         transfer = choose(offers)
         if transfer is not None:
-            self._report_lost_steps(offers, transfer)
+            self._report_lost_steps(offers, transfer, offer)
         same = alike(offers, transfer.version if transfer is not None else NO_VERSION)
         if transfer is not None:
             self._take_up(exchange, transfer, offer, same)
@@ -202,13 +203,14 @@ class State:
             end_outdated_process()  # a process with the state has ended after its agent had reported that it stays
         elif any(other.half_changed for other in offers):
             if offer.half_changed:
-                sys.stderr.write(f"elasticjob: rank {state_exchange.rank()}: {self._live.describe_change()}\n")
+                self._report_change()
             raise RuntimeError("every rank was interrupted inside a step, and there is no copy: restart the training")
         if self._random is not None:
             self._random.settle(same)
         guard.begin()
         self._sequence.adopt(transfer.version[0] if transfer is not None else 0)
         self._live.capture(self._plain_values(), structure=True)
+        self._live.note_sync()
         progress_channel.report_begin(self.step)
 
     def save(self) -> None:
@@ -219,20 +221,26 @@ class State:
         if state_exchange.rank() == 0:
             state_file.save_block(self._copies.newest()[0], self.path)
 
-    def _report_lost_steps(self, offers: Sequence[Offer], transfer: Transfer) -> None:
-        """Let rank 0 write which steps are lost, if the ranks go back."""
+    def _report_lost_steps(self, offers: Sequence[Offer], transfer: Transfer, mine: Offer) -> None:
+        """Write why this rank has no whole state, and on rank 0 which steps are lost, if the ranks go back."""
         lost = lost_steps(offers, transfer)
+        if lost and mine.half_changed:
+            self._report_change()
         if lost and state_exchange.rank() == 0:
             sys.stderr.write(
                 f"elasticjob: the training goes back to step {transfer.version[1]}, the newest that is whole: {lost} "
                 f"steps are lost. No process has step {transfer.version[1] + lost} whole\n"
             )
 
+    def _report_change(self) -> None:
+        sys.stderr.write(f"elasticjob: rank {state_exchange.rank()}: {self._live.describe_change()}\n")
+
     def _complete(self) -> None:
         """Let the objects as they are now be the newest state. Call it on all ranks, after a wait for the device."""
         with guard.section():
             guard.check()
             self._sequence.advance()
+            self._live.has_progress = True
             self._live.capture(self._plain_values(), structure=True)
         if self._random is not None:
             self._random.keep(self._version, self._live.random_states, self._copies.newest()[1].version)
@@ -254,7 +262,9 @@ class State:
         if not self._live.complete or self._version <= self._copies.newest()[1].version:
             return
         synchronize_device()
+        present = random_states.capture()  # the main thread may go on, with the numbers after its interruption
         self._set_values(self._live.take_up())
+        random_states.restore(present)
         if self._copies.is_writer:
             self._write_copy(self._packed())
         if self._random is not None:
@@ -337,6 +347,7 @@ class State:
         survived = self._live.captured
         finishes_step = survived and self._step + 1 == version[1]
         self._live.invalidate()
+        self._live.has_progress = True
         for name, part in self._objects.items():
             self._frozen.restore(name, part, tree["objects"][name], content.get("frozen", {}))
         self._set_values(tree["values"])

@@ -18,6 +18,7 @@ from elasticjob.training.devices import synchronize_device
 from elasticjob.training.network_counters import busiest_interface, received_bytes
 from elasticjob.training.replicated.live_block import LiveBlock, Receive
 from elasticjob.training.state_exchange import PIECE, Exchange, pieces_of
+from elasticjob.training.update_guard import guard
 
 Loaded: TypeAlias = tuple[Any, Mapping[str, Any]]
 """The JSON of a block, and its tree with tensors."""
@@ -81,7 +82,12 @@ def _receive(
     with _reported(header.size):
         if receive_live is not None:
             return receive_live(header, partial(exchange.receive_pieces, header))
-        return _read(copies.write(header, lambda view: exchange.receive(view, header)))
+
+        def fill(view: Any) -> None:
+            exchange.receive(view, header)
+            guard.wait()  # what follows makes the block complete
+
+        return _read(copies.write(header, fill))
 
 
 @contextmanager

@@ -20,8 +20,14 @@ class UnseenChanges:
 
     def refresh(self) -> None:
         """Find the parameters again, and note their versions."""
-        found = (parameter for module in self._modules for parameter in module.parameters())
-        self._parameters = [parameter for parameter in found if not parameter.is_inference()]  # these have no version
+        found = {
+            id(parameter): parameter
+            for module in self._modules
+            for child in module.modules()
+            if getattr(child, "max_norm", None) is None  # an Embedding that changes its weight in each forward pass
+            for parameter in child.parameters(recurse=False)
+        }
+        self._parameters = [parameter for parameter in found.values() if not parameter.is_inference()]  # has no version
         self.capture()
 
     def capture(self) -> None:
