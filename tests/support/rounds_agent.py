@@ -243,7 +243,11 @@ def work(a: Agent, now: float, *, reports_steps: bool = True, start_seconds: flo
     what the start of a process takes there; None: nodes do not know it, and report no process that has ended.
     """
     if a.killing:
-        new = NewProcesses() if start_seconds is None else NewProcesses(a.lost, start_seconds, FORM_SECONDS)
+        new = (
+            NewProcesses()
+            if start_seconds is None
+            else NewProcesses(a.lost, start_seconds, FORM_SECONDS, keeps_newest_state=True)
+        )
         parked = start_seconds is not None and a.lost < a.workers
         a = replace(a, killing=False, workers_frozen=False)
         return dispatch(a, events.AllWorkersStopped(1, parked=parked, new_processes=new), now)

@@ -137,3 +137,9 @@ def test_round_ids_are_ordered_by_attempt_then_store_then_count() -> None:
     ids = [RoundId(2, 0, 1), RoundId(1, 1, 1), RoundId(1, 0, 9)]
     assert sorted(ids) == ids[::-1]
     assert RoundId.parse("1.0.9") == RoundId(1, 0, 9)
+
+
+@pytest.mark.parametrize("seconds", ["1" + 400 * "0", "-1" + 400 * "0", "1e999", "NaN"])
+def test_numbers_that_no_float_can_hold_are_refused(seconds: str) -> None:
+    with pytest.raises(MessageError):
+        codec.parse(m.NewProcesses, codec.loads(f'{{"start_seconds": {seconds}}}'.encode()))

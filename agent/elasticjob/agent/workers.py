@@ -70,6 +70,7 @@ from elasticjob.agent.spare_processes import RankInRound, describe_spare_wait, f
 from elasticjob.agent.start_workers.fork_trust import fails_at_once
 from elasticjob.agent.start_workers.launcher import Launcher, StartError, WorkerStart
 from elasticjob.agent.worker_environment import rendezvous_id, torchrun_env, worker_env
+from elasticjob.contract.failure_text import MAX_MESSAGE
 from elasticjob.contract.messages import Failure, FailureClass, NewProcesses, StartRound
 from elasticjob.contract.names import BEFORE_ROUNDS, Backend, RoundId
 from elasticjob.contract.restart_messages import Calling, CollectiveFailed, Guarded, Kept, Parked, Raised
@@ -196,6 +197,8 @@ class WorkerGroup:
         self._round: tuple[_Worker, ...] = ()
         self._parked: dict[int, _Worker] = {}
         """Workers by process id that wait for the next round."""
+        self._late_spares: set[int] = set()
+        """Spare processes that have not come to their function in time: something that does not end holds them up."""
         self._spares: dict[int, _Worker] = {}
         """Spare processes by process id: they wait at the function, or run the script up to it."""
         self._spare_timer: asyncio.TimerHandle | None = None
@@ -319,6 +322,7 @@ class WorkerGroup:
         Those that wait are called in the next round. If the others had a reason to end, they show it again there.
         Processes that wait already stay. Return a failure of this node if what its last processes hold does not end.
         """
+        self._end_slow_spares({w.local_rank for pid, w in self._spares.items() if pid in self._late_spares})
         self._take_spares()
         failure = await self._until_replaceable()
         if failure is None and (missing := self._missing(self._parked)):
@@ -428,6 +432,7 @@ class WorkerGroup:
         begun, seconds = time.monotonic(), first_note(self._script_seconds)
         while not await self._until(lambda: not self._spares_on_their_way(), seconds):
             late = self._spares_on_their_way()
+            self._late_spares |= late.keys()
             stacks = await dump_stacks({pid: worker.stack_dump_file for pid, worker in late.items()})
             for pid, worker in late.items():
                 text = "process %d, the spare of local rank %d, is not at its function after %.0f s: %s"
@@ -726,11 +731,11 @@ class WorkerGroup:
                 self._guarded[pid] = message
                 self.on_guard()
             case CollectiveFailed(message=text, overdue=True):
-                log.warning("rank %d: %s", worker.rank, text)
+                log.warning("rank %d: %s", worker.rank, text[:MAX_MESSAGE])
                 self.on_overdue()
             case CollectiveFailed(message=text):
                 kind, pod = FailureClass.COLLECTIVE_FAILED, self._config.pod
-                failure = Failure(kind, pod, time.time(), rank=worker.rank, message=text)
+                failure = Failure(kind, pod, time.time(), rank=worker.rank, message=text[:MAX_MESSAGE])
                 self._ends.append(EndedWorker(worker.round, worker.local_rank, failure))
             case Raised(exception=exception, message=text):
                 if not self.stopping:
@@ -952,7 +957,13 @@ class WorkerGroup:
         spares = {pid: worker for pid, worker in self._spares.items() if self.restartable.parked(pid)}
         missing = self._missing(self._parked | spares)
         times = self._times
-        return NewProcesses(len(missing), times.start_seconds, times.form_seconds, times.may_start_ahead)
+        return NewProcesses(
+            len(missing),
+            times.start_seconds,
+            times.form_seconds,
+            times.may_start_ahead,
+            keeps_newest_state=times.synced and not self.progress.has_shard,
+        )
 
     @property
     def has_parked(self) -> bool:

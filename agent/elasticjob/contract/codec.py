@@ -8,7 +8,7 @@ wrongly typed or non-finite value raises a `MessageError` that names its path, e
 from __future__ import annotations
 
 import json
-import math
+import sys
 import types
 from collections.abc import Iterator
 from dataclasses import MISSING, dataclass, fields, is_dataclass
@@ -143,7 +143,7 @@ def _scalar(kind: Any, data: Any, path: str) -> Any:
         except (ValueError, AttributeError, TypeError):
             error = MessageError if kind is RoundId or type(data) is not str else UnknownValueError
             raise error(f"{path}: not a {kind.__name__}: {str(data)[:80]!r}") from None
-    if kind is float and type(data) in (int, float) and math.isfinite(data):
+    if kind is float and type(data) in (int, float) and abs(data) <= sys.float_info.max:  # not NaN either
         return float(data)
     if type(data) is not kind or kind is float:
         raise MessageError(f"{path}: want {kind.__name__}, got {type(data).__name__}")

@@ -158,6 +158,9 @@ class NewProcesses:
     ranks form their group, and wait for the slowest. None if that is unknown."""
     may_start_ahead: bool = True
     """False: a process that the node started ahead of a round ended before the function, and none has come to it."""
+    keeps_newest_state: bool = False
+    """The processes of this node that wait for the next round were brought to the newest state in the last one, and
+    need no memory of another node. False for shards (`elasticjob.ShardedState`)."""
 
 
 NO_NEW_PROCESSES = NewProcesses()

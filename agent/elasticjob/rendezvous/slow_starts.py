@@ -40,8 +40,8 @@ def without_slow_starts(
     others = [n for n in ready if not n.new_processes.count]
     if not starting or len(others) < state.settings.min_nodes or not is_restartable(state):
         return None
-    if not any(n.agent_id in state.last_members for n in others):
-        return None
+    if not any(n.agent_id in state.last_members and n.new_processes.keeps_newest_state for n in others):
+        return None  # only a node that starts processes may have the newest state, or a shard of it, in its memory
     if not all(n.new_processes.may_start_ahead for n in state.nodes.values()):
         return None  # all nodes run one script, which needs its round before the function
     start, pause = _start_seconds(state, starting), _pause_seconds(state)

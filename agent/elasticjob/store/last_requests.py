@@ -7,6 +7,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+MAX_SIZE = 1 << 14
+"""Bytes of the requests of one client."""
+
 
 @dataclass
 class _Client:
@@ -24,7 +27,11 @@ class LastRequests:
 
     def set(self, connection: object, name: bytes, requests: bytes) -> None:
         """Let a connection be one of a client's, and replace the client's requests; b"": the client leaves on purpose,
-        and its connections may close."""
+        and its connections may close. ValueError: too many bytes, or the connection is another client's."""
+        if len(requests) > MAX_SIZE:
+            raise ValueError(f"{len(requests)} bytes are more than {MAX_SIZE}")
+        if self._names.get(connection, name) != name:
+            raise ValueError("a connection belongs to one client")
         if not requests:
             for closed in self._clients.pop(name, _Client()).connections:
                 self._names.pop(closed, None)

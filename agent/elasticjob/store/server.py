@@ -201,7 +201,10 @@ class StoreServer:
         """Keep what to execute when a client is lost. WireError: this server keeps nothing."""
         if self._last_requests is None:
             raise WireError("unknown-operation", "this server executes no requests of clients that are lost")
-        self._last_requests.set(client, request.keys[0], request.values[0])
+        try:
+            self._last_requests.set(client, request.keys[0], request.values[0])
+        except ValueError as error:
+            raise WireError("bad-last-requests", str(error)) from None
 
     def execute_last_requests(self, client: _Client) -> None:
         """Execute the requests of a client whose last connection has closed."""

@@ -24,7 +24,7 @@ START, FORM = 3.0, 0.05
 
 
 def stopped(job: Job, index: int, count: int = 0, start: float | None = START, form: float | None = FORM) -> None:
-    new = NewProcesses(count, start, form)
+    new = NewProcesses(count, start, form, keeps_newest_state=True)
     job.send(index, WorkersStopped(job.start_of(index).round, 6000 + index, new_processes=new))
 
 
@@ -252,3 +252,15 @@ def test_the_reason_has_both_costs() -> None:
     kill(job, 1)
     assert "but j-1-0, where new processes start: that takes about 3.0 s" in job.reasons[-1]
     assert "a later join about 0.06 s" in job.reasons[-1]
+
+
+@pytest.mark.parametrize(("keeps", "members"), [(True, ["j-0-0", "j-2-0"]), (False, ["j-0-0", "j-1-0", "j-2-0"])])
+def test_the_others_wait_for_a_node_that_alone_may_have_the_newest_state(keeps: bool, members: list[str]) -> None:
+    """None of the others had ended `State.sync`, or each has a shard."""
+    job = restartable(0, 1, 2)
+    job.fail(1)
+    job.now += 0.01
+    for index in range(3):
+        new = NewProcesses(int(index == 1), START, FORM, keeps_newest_state=keeps and index == 2)
+        job.send(index, WorkersStopped(job.start_of(index).round, 6000 + index, new_processes=new))
+    assert job.members == members

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from elasticjob.contract.names import StoreClients
 from elasticjob.store import wire
 from elasticjob.store.client import StoreClient
-from elasticjob.store.last_requests import LastRequests
+from elasticjob.store.last_requests import MAX_SIZE, LastRequests
 from elasticjob.store.server import Peer, StoreServer
 from elasticjob.store.wire import Limits, Op
 
@@ -96,6 +96,24 @@ async def test_the_last_requests_of_a_lost_client_are_executed_and_others_wake_u
     assert await asyncio.wait_for(waits, 10) == b"1"
     assert bytes(server.storage.get(b"/names")) == b"a,"
     other.close()
+    await server.close()
+
+
+@pytest.mark.parametrize(
+    "requests",
+    [
+        pytest.param([(b"name", b"\x07"), (b"other", b"\x07")], id="a connection belongs to one client"),
+        pytest.param([(b"name", b"\x07" * (MAX_SIZE + 1))], id="too large"),
+    ],
+)
+async def test_last_requests_are_bounded(requests: list[tuple[bytes, bytes]]) -> None:
+    server = StoreServer(last_requests=LastRequests())
+    port = await server.start("127.0.0.1")
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(HELLO + b"".join(wire.request(Op.WHEN_LOST, [name], [encoded]) for name, encoded in requests))
+    assert await closed(reader)
+    writer.close()
+    assert dict(server.counters.dropped) == {"bad-last-requests": 1}
     await server.close()
 
 

@@ -23,6 +23,8 @@ class StartTimes:
         """None while no process that was started ahead of a round has come to its function or has ended."""
         self._start_seconds: float | None = None
         self._form_seconds: float | None = None
+        self.synced = False
+        """Whether `State.sync` had ended in the last round."""
 
     @property
     def start_seconds(self) -> float | None:
@@ -60,6 +62,7 @@ class StartTimes:
         # The rank that came last waited for none.
         formed = [round(end - at, 4) for at, end in times if end is not None]
         self._form_seconds = min(formed, default=self._form_seconds)
+        self.synced = bool(formed)
         self._called_at = {}
 
     def reached_function_ahead(self) -> None:

@@ -148,8 +148,13 @@ class WorkerProgress:
     @property
     def has_copy(self) -> bool:
         """Whether the memory of this node has a copy of a State, or a shard."""
+        return self.has_shard or any(read_header(descriptor) != ABSENT for descriptor in self.memory)
+
+    @property
+    def has_shard(self) -> bool:
+        """Whether the memory of this node has a shard of a ShardedState, or the copy of another node's."""
         shards = (descriptor for buffers in self._shards.values() for descriptor in buffers)
-        return any(read_header(descriptor) != ABSENT for descriptor in (*self.memory, *shards))
+        return any(read_header(descriptor) != ABSENT for descriptor in shards)
 
     def training(self) -> TrainingProgress | None:
         """Return what rank 0 reports of the training; None if it is not on this node, or reports only its steps."""
