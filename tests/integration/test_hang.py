@@ -207,6 +207,8 @@ def train():
         total.fill_(float(rank))
         dist.all_reduce(total)
         assert total.item() == 1.0, total
+        if sys.argv[2:]:
+            elasticjob.progress(step)
         if step == 3 and rank == 1 and calls == 1:
             hangs_here()
     print(f"call {calls} rank {rank} pid {os.getpid()}", flush=True)
@@ -221,16 +223,20 @@ train()
 
 @pytest.mark.torch
 @pytest.mark.timeout(180)
-@pytest.mark.parametrize("policy", [{}, {"hangPolicy": {"progressTimeoutSeconds": 600}}], ids=["none", "hangPolicy"])
+@pytest.mark.parametrize(
+    ("policy", "steps"),
+    [({}, []), ({"hangPolicy": {"progressTimeoutSeconds": 600}}, ["steps"])],
+    ids=["none", "hangPolicy"],
+)
 def test_a_rank_that_does_not_enter_a_collective_ends_the_round_without_a_hang_policy(
-    policy: dict[str, Any], tmp_path: Path
+    policy: dict[str, Any], steps: list[str], tmp_path: Path
 ) -> None:
     """torch would have ended the process by the group's time-out of 3 s; the function is called again instead.
 
     A hangPolicy is the user's choice, which the guard does not replace.
     """
     done = tmp_path / "done"
-    job = manifest([*script(tmp_path, DESYNCHRONIZES), str(done)], replicas=2, preload=["torch"], **policy)
+    job = manifest([*script(tmp_path, DESYNCHRONIZES), str(done), *steps], replicas=2, preload=["torch"], **policy)
     with LocalRun(job, tmp_path) as run:
         pids = {rank: pid for pid, rank in (run.wait_for(r"starts pid (\d+) rank (\d)", 100).groups() for _ in "01")}
         if policy:
@@ -250,3 +256,14 @@ def test_a_rank_that_does_not_enter_a_collective_ends_the_round_without_a_hang_p
         done.touch()
         assert run.exit_code() == 0, run.text
     assert "toy succeeded; 1 restart" in run.text
+
+
+@pytest.mark.torch
+@pytest.mark.timeout(180)
+def test_an_overdue_collective_before_the_first_step_ends_the_round_with_a_hang_policy_too(tmp_path: Path) -> None:
+    """The policy watches ranks from their first step on, and torch's own time-out is off."""
+    policy: dict[str, Any] = {"hangPolicy": {"progressTimeoutSeconds": 600}}
+    command = [*script(tmp_path, DESYNCHRONIZES), str(tmp_path / "done")]
+    with LocalRun(manifest(command, replicas=2, preload=["torch"], **policy), tmp_path) as run:
+        assert "main thread is in hangs_here" in run.wait_for(r"round 1.0.1 ended: WorkerFailed: (.*) \(Hang\)", 100)[1]
+        run.wait_for(r"call 2 rank 0")

@@ -406,7 +406,8 @@ class Agent:
         self._dispatch(events.HangGuarded(guard.status if guard else ""))
 
     def _collective_overdue(self) -> None:
-        if self._workers.guard is not None:
+        # A hangPolicy watches ranks from their first step on, and torch's watchdog is off before it too.
+        if self._workers.guard is not None or not self._workers.last_steps():
             self._progress_timed_out()
         else:
             log.info("the round goes on: spec.hangPolicy decides when it has made no progress for too long")
