@@ -54,8 +54,8 @@ reports it within milliseconds; tracebacks of all other ranks would take process
 
 _PEERS_NOTICE = 1.0
 """A rank that raised waits for the end of its round before it breaks its collectives, but not longer than these
-seconds. All ranks are told at about the same time. An abort of nccl may let a collective of a peer that goes on end with
-part of the result."""
+seconds. All ranks are told at about the same time. An abort of nccl may let a collective of a peer that goes on end
+with part of the result."""
 
 _called = False
 """Whether a restartable function has been called in this process. Only the first call can be made again, because a new
