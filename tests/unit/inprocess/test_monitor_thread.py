@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 
 from elasticjob.inprocess.attribution import Interruption, InterruptionRecord
-from elasticjob.inprocess.interruption import Interrupter, RankShouldRestart
+from elasticjob.inprocess.interruption import INTERRUPT_SIGNAL, Interrupter, RankShouldRestart
 from elasticjob.inprocess.log_setup import LOGGER, LogSetup
 from elasticjob.inprocess.monitor_thread import MonitorThread
 from elasticjob.inprocess.store_mixin import IterationOutcome, StoreMixin
@@ -86,12 +87,18 @@ def test_the_loss_of_the_store_interrupts(interrupter: Interrupter) -> None:
     assert isinstance(thread.failure, ConnectionResetError)
 
 
-def test_an_interruption_is_not_raised_within_the_end_of_armed(interrupter: Interrupter) -> None:
+def test_an_interruption_is_not_raised_within_the_end_of_armed(
+    interrupter: Interrupter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It comes again at once: it may be the end of another context."""
+    again: list[int] = []
+    monkeypatch.setattr(signal, "raise_signal", again.append)
     end: Any = SimpleNamespace(f_code=Interrupter.armed.__wrapped__.__code__)  # type: ignore[attr-defined]
     elsewhere: Any = SimpleNamespace(f_code=compile("", "", "exec"))
     with interrupter.armed():
         interrupter._interrupted.set()
         interrupter._raise(0, end)  # an exception there would leave the interrupter armed
+        assert again == [INTERRUPT_SIGNAL]
         with pytest.raises(RankShouldRestart):
             interrupter._raise(0, elsewhere)
 
