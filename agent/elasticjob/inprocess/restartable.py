@@ -54,7 +54,7 @@ reports it within milliseconds; tracebacks of all other ranks would take process
 
 _PEERS_NOTICE = 1.0
 """A rank that raised waits for the end of its round before it breaks its collectives, but not longer than these
-seconds. All ranks are told at about the same time. An abort of nccl may let a collective of a peer that goes on end
+seconds. All ranks learn of it at about the same time. An abort of nccl may let a collective of a peer that goes on end
 with part of the result."""
 
 _called = False
