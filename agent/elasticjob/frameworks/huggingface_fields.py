@@ -77,7 +77,7 @@ class TrainerFields:
 
 
 def _exported(callback: Any) -> Any:
-    """Return what a callback exports; TypeError if that is no JSON."""
+    """Return what a callback exports; TypeError if that cannot be JSON."""
     state = callback.state()
     try:
         json.dumps(state)

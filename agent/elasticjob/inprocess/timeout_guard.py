@@ -108,7 +108,7 @@ def _state(name: str, backend: Any) -> GroupState:
 
 
 def describe(round_id: RoundId, groups: Sequence[GroupState]) -> Guarded:
-    """Return what the agent has to know of the groups, of which there is at least one."""
+    """Return what the agent has to know of these groups; there is at least one."""
     seconds = min(group.seconds for group in groups)
     return Guarded(round_id, seconds, by_collectives=all(group.error is not None for group in groups))
 

@@ -136,7 +136,7 @@ def lockable_bytes() -> int | None:
 
 
 def usable_bytes(root: Path = Path("/")) -> int:
-    """Return how much memory this container may use: its limit, or all of the machine's."""
+    """Return how much memory this container may use: its limit, or all memory of the Node."""
     found = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     for name in _LIMITS:
         with suppress(OSError, ValueError):  # no such version of cgroups; no limit
