@@ -307,10 +307,14 @@ async def test_stacks_of_all_threads_but_only_of_processes_that_handle_the_signa
 
 
 class GuardedWorkers:
-    """Workers of which only the guard is known."""
+    """Workers of which only the guard and the steps are known."""
 
-    def __init__(self, guard: HangGuard | None) -> None:
+    def __init__(self, guard: HangGuard | None, last_steps: Sequence[float]) -> None:
         self.guard = guard
+        self._last_steps = last_steps
+
+    def last_steps(self) -> Sequence[float]:
+        return self._last_steps
 
 
 def guarded_agent(
@@ -320,7 +324,7 @@ def guarded_agent(
     agent, dispatched = object.__new__(Agent), list[object]()
     start = StartRound(ROUND, 0, 1, 0, 1, 0, 1, "127.0.0.1", 1, 0, 3, progress_timeout=progress_timeout)
     agent._state = AgentState(Announce(0, 0, "agent", "pod", "127.0.0.1", 1, 1), 1.0, assignment=start)
-    agent._workers = GuardedWorkers(guard)  # type: ignore[assignment]
+    agent._workers = GuardedWorkers(guard, last_steps)  # type: ignore[assignment]
     agent._dispatch = dispatched.append  # type: ignore[assignment, method-assign]
     agent._hangs = HangMonitor(lambda: last_steps, agent._progress_timed_out)
     return agent, dispatched
@@ -347,4 +351,8 @@ async def test_an_overdue_collective_ends_the_round_unless_a_hang_policy_decides
     agent, dispatched = guarded_agent(None, progress_timeout=600.0)
     agent._guard_reported()
     agent._collective_overdue()
-    assert dispatched == [HangGuarded("")]
+    assert dispatched == [HangGuarded("")], "the hangPolicy watches a rank that has made a step"
+    agent, dispatched = guarded_agent(None, progress_timeout=600.0, last_steps=())
+    agent._guard_reported()
+    agent._collective_overdue()
+    assert dispatched == [HangGuarded(""), ProgressTimedOut(ROUND)], "it does not watch a rank before its first step"
