@@ -2,7 +2,8 @@
 
 `install` makes it the accelerator of this process. Work is carried out later and in order, in a thread; the host runs
 several steps ahead. Collectives of the backend "queued" return at once, and so does the wait for them. One whose group
-is aborted ends successfully, with the part of the sum that has come, and the queue goes on.
+is aborted ends successfully, with the part of the sum that has come, and the queue goes on. So does one of another rank
+of that group, as kernels of NCCL that are aborted do it to their neighbours.
 
 Tensors are on the CPU, and only what is launched here is queued: gradients, all-reduces and the steps of `QueuedSGD`.
 Code that reads a tensor calls `synchronize` first.
@@ -12,11 +13,14 @@ from __future__ import annotations
 
 import json
 import queue
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterable
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import torch
 import torch.distributed as dist
@@ -145,6 +149,10 @@ class QueuedBackend(torch._C._distributed_c10d.Backend):  # type: ignore[misc]
         super().__init__(rank, size)
         self._store, self._rank, self._size, self._number = store, rank, size, 0
         self._aborted = threading.Event()
+        if rank == 0:
+            store.set("abort", str(Path(tempfile.gettempdir(), f"aborted-{uuid4()}")))
+        self._abort = Path(store.get("abort").decode())
+        """Exists once any rank has aborted this group."""
 
     def name(self) -> str:
         return "queued"
@@ -159,6 +167,7 @@ class QueuedBackend(torch._C._distributed_c10d.Backend):  # type: ignore[misc]
         return _Started()
 
     def abort(self) -> None:
+        self._abort.touch()
         self._aborted.set()
 
     def shutdown(self) -> None:
@@ -173,10 +182,10 @@ class QueuedBackend(torch._C._distributed_c10d.Backend):  # type: ignore[misc]
         tensor.copy_(sum(torch.tensor(part, dtype=tensor.dtype) for part in parts.values()))
 
     def _exchange(self, parts: dict[int, list[float]], number: int) -> None:
-        """Get the parts of the other ranks; return without some of them once the group is aborted."""
+        """Get the parts of the other ranks; return without some of them once any rank has aborted the group."""
         self._store.set(f"{number}/{self._rank}", json.dumps(parts[self._rank]))
         missing = {*range(self._size)} - {self._rank}
-        while missing and not self._aborted.is_set():
+        while missing and not self._aborted.is_set() and not self._abort.exists():
             come = {rank for rank in missing if self._store.check([f"{number}/{rank}"])}
             parts.update({rank: json.loads(self._store.get(f"{number}/{rank}")) for rank in come})
             missing -= come

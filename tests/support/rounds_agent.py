@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from elasticjob.agent.machine import decide as machine
 from elasticjob.agent.machine import events
 from elasticjob.agent.machine.effects import (
+    BreakCollectives,
     Effect,
     Exit,
     FreezeWorkers,
@@ -95,6 +96,14 @@ class Agent:
     """The last step, at which the workers stop by themselves."""
     killing: bool = False
     """Whether the workers are being stopped."""
+    interrupted: bool = False
+    """Whether the workers that stop are asked to leave their function."""
+    waits: bool = False
+    """Whether its workers count no step any more, and wait to break their collectives."""
+    late: bool = False
+    """Whether another node had broken its collectives before these workers stopped to count steps."""
+    broke: RoundId | None = None
+    """The last round whose collectives its workers have broken."""
     workers_frozen: bool = False
     timer: float | None = None
     """When the agent stops to wait for an answer to `Leaving`."""
@@ -215,8 +224,12 @@ def _carry_out(a: Agent, effect: Effect, now: float) -> Agent:
         case StopWorkersAt(round_id, step):
             return _stop_at(a, round_id, step, now)
         case StopWorkers(for_good=for_good, at_once=at_once):
-            lost = a.workers if for_good or at_once or not a.machine.launched else a.lost
-            return replace(a, lost=lost, killing=True, launching=False, holding=False, stops_at=None)
+            ends = for_good or at_once or not a.machine.launched
+            a = replace(a, lost=a.workers if ends else a.lost, killing=True, launching=False, holding=False)
+            return replace(a, stops_at=None, interrupted=not ends, waits=a.waits and not ends)
+        case BreakCollectives():
+            assert a.start is not None
+            return replace(a, waits=False, interrupted=False, broke=a.start.round)
         case FreezeWorkers(on):
             return replace(a, workers_frozen=on)
         case StartLeaveTimer(seconds):
@@ -236,12 +249,25 @@ def _stop_at(a: Agent, round_id: RoundId, step: int, now: float) -> Agent:
     return replace(a, stops_at=step, missed_step=a.missed_step or step < a.step)
 
 
-def work(a: Agent, now: float, *, reports_steps: bool = True, start_seconds: float | None = None) -> Agent:
+def work(
+    a: Agent,
+    now: float,
+    *,
+    reports_steps: bool = True,
+    start_seconds: float | None = None,
+    broken: frozenset[RoundId] | None = None,
+) -> Agent:
     """Let what is in progress on the node end: a stop, a start, a hold, or the last step.
 
     `reports_steps`: the script uses elasticjob's API, so that its function can be called again, too. `start_seconds`:
     what the start of a process takes there; None: nodes do not know it, and report no process that has ended.
+    `broken`: the rounds whose collectives another node has broken; None: devices do not work behind the host, so no
+    node waits with that.
     """
+    if a.killing and a.interrupted and a.lost < a.workers and broken is not None:
+        assert a.start is not None
+        waits = replace(a, waits=True, late=a.start.round in broken)
+        return dispatch(waits, events.ResultsEnded(a.start.round), now)
     if a.killing:
         new = (
             NewProcesses()
@@ -283,7 +309,9 @@ def _hold(a: Agent, reporting: RoundId | None, now: float) -> Agent:
 def works(a: Agent) -> bool:
     """Return whether something is in progress on the node that ends without a message."""
     return (
-        a.killing or a.starting_ahead or ((a.launching or a.holding or a.stops_at is not None) and not a.workers_frozen)
+        (a.killing and not a.waits)
+        or a.starting_ahead
+        or ((a.launching or a.holding or a.stops_at is not None) and not a.workers_frozen)
     )
 
 
@@ -313,6 +341,7 @@ def crash(a: Agent, now: float) -> Agent:
         starting_ahead=False,
         holding=False,
         killing=False,
+        waits=False,
         stops_at=None,
         workers_frozen=False,
         timer=None,

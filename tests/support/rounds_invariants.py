@@ -263,6 +263,11 @@ def a_node_outside_starts_its_processes(_: World, __: Move, after: World) -> boo
     return True
 
 
+def no_node_keeps_a_broken_result(_: World, __: Move, after: World) -> bool:
+    """A node that counted steps after another one had broken its collectives does not go on with its state."""
+    return not any(a.late and a.start is not None and a.broke == a.start.round for a in after.agents)
+
+
 def spares_replace_lost_nodes(before: World, _: Move, after: World) -> bool:
     """No round starts with fewer nodes than the target while enough ready nodes for the next size are left out."""
     step_size = after.options.increment
@@ -749,6 +754,7 @@ INVARIANTS: tuple[Invariant, ...] = (
     survivors_do_not_wait_for_a_long_start,
     no_round_ends_for_a_node_that_has_to_start_processes,
     a_node_outside_starts_its_processes,
+    no_node_keeps_a_broken_result,
     no_round_exceeds_the_target,
     scaling_down_drops_the_highest_indices,
     no_leaving_node_joins,

@@ -149,6 +149,8 @@ class World:
     """Workers of each node."""
     start_seconds: float | None = None
     """What the start of a process takes, as nodes report it; None: they do not know it."""
+    asynchronous: bool = False
+    """Whether devices work behind the host, so that an abort on one node may end a collective of another one."""
     options: JobOptions = PLAIN
     operator: Operator = field(default_factory=Operator)
     charged: int = 0
@@ -610,7 +612,8 @@ def _agent_step(world: World, a: Agent, name: str) -> World:
             return _put(world, dispatch(a, events.LauncherReady(), now))
         case "work":
             known = world.start_seconds if world.reports_steps else None
-            return _put(world, work(a, now, reports_steps=world.reports_steps, start_seconds=known))
+            broken = frozenset(b.broke for b in world.agents if b.broke and b != a) if world.asynchronous else None
+            return _put(world, work(a, now, reports_steps=world.reports_steps, start_seconds=known, broken=broken))
         case "succeed":
             return _succeed(world, a)
         case "fail" | "exit":

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +18,7 @@ from elasticjob.contract.names import RoundId
 from elasticjob.contract.restart_messages import (
     MAX_MESSAGE,
     AgentToWorker,
+    BreakCollectives,
     CallAgain,
     Calling,
     CollectiveFailed,
@@ -28,12 +29,13 @@ from elasticjob.contract.restart_messages import (
     Kept,
     Parked,
     Raised,
+    ResultsEnded,
 )
 
 log = logging.getLogger(__name__)
 
 
-Reported: TypeAlias = Calling | Guarded | CollectiveFailed | Raised | Parked | Kept | None
+Reported: TypeAlias = Calling | Guarded | CollectiveFailed | ResultsEnded | Raised | Parked | Kept | None
 
 
 @dataclass
@@ -47,6 +49,8 @@ class _Peer:
     """As in `Calling`."""
     interrupted: bool = False
     """Whether it has left its function."""
+    results_ended: bool = False
+    """Whether it counts no step any more, and waits for `BreakCollectives`."""
     raised: Raised | None = None
     """What its function raised."""
     parked: Parked | None = None
@@ -100,6 +104,22 @@ class RestartableWorkers:
         peer = self._peers.get(pid)
         return peer is not None and peer.interrupted
 
+    def results_ended(self, pid: int) -> bool:
+        """Return whether a worker counts no step any more, and waits for `break_collectives`."""
+        peer = self._peers.get(pid)
+        return peer is not None and peer.results_ended
+
+    def all_results_ended(self, pids: Iterable[int]) -> bool:
+        """Return whether some of these interrupted workers wait for `break_collectives`, and no other counts a step."""
+        waiting = [pid for pid in pids if self.parked(pid) is None]
+        return bool(waiting) and all(map(self.results_ended, waiting))
+
+    def break_collectives(self, pid: int) -> None:
+        """Let a worker that waits with it break its collectives."""
+        peer = self._peers.get(pid)
+        if peer is not None and peer.results_ended and peer.round is not None:
+            self._send(pid, BreakCollectives(peer.round))
+
     def interrupt(self, pid: int) -> bool:
         """Let a worker leave its function; return False if it has to be stopped by a signal."""
         peer = self._peers.get(pid)
@@ -112,7 +132,7 @@ class RestartableWorkers:
         peer = self._peers.get(pid)
         if peer is None or not self._send(pid, CallAgain(round_id, restart_messages.variables(env))):
             return False
-        peer.round, peer.raised, peer.parked = round_id, None, None
+        peer.round, peer.raised, peer.parked, peer.results_ended = round_id, None, None, False
         return True
 
     def end(self, pid: int, *, at_once: bool) -> bool:
@@ -166,6 +186,9 @@ class RestartableWorkers:
                 self.on_message(pid, message)
             case Interrupted():
                 peer.interrupted = True
+            case ResultsEnded():
+                peer.results_ended = True
+                self.on_message(pid, message)
             case Kept():
                 peer.keeping = False
                 self.on_message(pid, message)

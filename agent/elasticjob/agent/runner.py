@@ -20,6 +20,7 @@ from elasticjob.agent.config import AgentConfig
 from elasticjob.agent.machine import decide as machine
 from elasticjob.agent.machine import events
 from elasticjob.agent.machine.effects import (
+    BreakCollectives,
     CheckHealth,
     DumpStacks,
     Effect,
@@ -55,8 +56,10 @@ from elasticjob.agent.workers import WorkerGroup
 from elasticjob.code_root import CODE_ROOT
 from elasticjob.contract.messages import (
     Announce,
+    BreakRound,
     Failure,
     FailureClass,
+    NodeResultsEnded,
     StandbyStore,
     StartRound,
     StateReceived,
@@ -172,6 +175,7 @@ class Agent:
         self._workers.on_call = lambda: self._dispatch(events.FunctionCalled())
         self._workers.on_guard = self._guard_reported
         self._workers.on_overdue = self._collective_overdue
+        self._workers.on_results_ended = self._results_ended
         self._saver = StateSaver(progress.memory, self._is_first_node)
         progress.on_worker_connected = self._worker_connected
         progress.on_state_received = self._state_received
@@ -290,6 +294,8 @@ class Agent:
         match effect:
             case Send(WorkersStopped() as message):
                 self._node.send(replace(message, ended_ranks=self._workers.ended_ranks(message.round)))
+            case Send(NodeResultsEnded(round_id) as message) if not self._node.knows(message):
+                self._dispatch(events.Received(BreakRound(round_id)))
             case Send(message):
                 self._node.send(message)
             case Log(text):
@@ -319,6 +325,8 @@ class Agent:
                 grace = self._within_pod_grace(grace, self._config.stop_grace)
                 self._set_deadline(grace)
                 self._stop(replace(effect, grace=grace))
+            case BreakCollectives():
+                self._workers.break_collectives()
             case DumpStacks(round_id):
                 self._spawn(self._dump_stacks(round_id))
             case FreezeWorkers(on):
@@ -412,6 +420,10 @@ class Agent:
         else:
             log.info("the round goes on: spec.hangPolicy decides when it has made no progress for too long")
 
+    def _results_ended(self) -> None:
+        if self._state.round is not None:
+            self._dispatch(events.ResultsEnded(self._state.round))
+
     def _progress_timed_out(self) -> None:
         if self._state.round is not None:
             self._dispatch(events.ProgressTimedOut(self._state.round))
@@ -428,6 +440,8 @@ class Agent:
         self._hangs.stop()
         self._step_times.stop()
         self._training.stop()
+        if stop.discard_state:
+            self._workers.discard_state()
         if self._workers.stopping:
             self._workers.limit_grace(stop.grace)
         else:

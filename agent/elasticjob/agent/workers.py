@@ -184,6 +184,8 @@ class WorkerGroup:
         """Called when `guard` may have changed."""
         self.on_overdue: Callable[[], None] = lambda: None
         """Called when a collective of the round's workers has exceeded its time-out, on which torch does not act."""
+        self.on_results_ended: Callable[[], None] = lambda: None
+        """Called once in a stop in which workers wait for `break_collectives`, when none counts a step any more."""
         self._guarded: dict[int, Guarded] = {}
         """What the round's workers have reported of such time-outs, by process id."""
         self._sinks = (stdout, stderr)
@@ -227,6 +229,10 @@ class WorkerGroup:
         """Process ids of what the workers have started and the kernel still loads, while the workers are killed."""
         self._interrupted: set[int] = set()
         """Process ids of workers that were asked to leave their function, and have not yet."""
+        self._results_ended = False
+        """Whether `on_results_ended` was called in this stop."""
+        self._discards_state = False
+        """Whether what is in the memory of the node is not used after this stop."""
         self._succeeded = set[tuple[RoundId, int]]()
         """Rounds and ranks of workers that have ended with success by themselves."""
         self._ends: list[EndedWorker] = []
@@ -650,6 +656,7 @@ class WorkerGroup:
             elif not self._started.is_set():
                 self._unknown_exits[pid] = code
         self._child_ended.set()
+        self._look_for_results_end()
         return sorted(found, key=_order)
 
     def _exits(self, pid: int, code: int) -> None:
@@ -672,8 +679,15 @@ class WorkerGroup:
 
     def _announce_ends(self) -> None:
         self._child_ended.set()
+        self._look_for_results_end()
         if self._ends and self._started.is_set():
             self.on_end()
+
+    def _look_for_results_end(self) -> None:
+        interrupted = self._interrupted & set(self._running)
+        if not self._results_ended and self.restartable.all_results_ended(interrupted):
+            self._results_ended = True
+            self.on_results_ended()
 
     def _ended_worker(self, worker: _Worker, pid: int, code: int) -> list[EndedWorker]:
         if self.restartable.parked(pid):
@@ -915,7 +929,7 @@ class WorkerGroup:
         `at_once`: only SIGKILL. `at_most`: seconds after which SIGKILL follows, also to a process that copies its
         state. Return a failure of this node if processes survive SIGKILL, else None.
         """
-        self._stopping_since, self._grace_skipped = time.time(), False
+        self._stopping_since, self._grace_skipped, self._results_ended = time.time(), False, False
         self._child_ended.set()
         await self._started.wait()
         if report_hang is not None and (failure := await self.dump_stacks()) is not None:
@@ -936,9 +950,13 @@ class WorkerGroup:
             lambda: self._grace_skipped or not any(map(self.restartable.keeping, self._running)), KEEP_TIMEOUT
         )
         await self._until(lambda: self._grace_skipped or self._have_ended(park=park), grace)
+        self._kill_those_that_count()
         await self._until(lambda: self._grace_skipped or not self._are_leaving(), LEAVE_TIMEOUT)
         self._interrupted = set()
         all_ended = await self._kill_all()
+        if self._discards_state:
+            self._discards_state = False
+            self.progress.discard_copies()
         self._times.ended(self.progress.began)
         kept = {worker.pipes for worker in self._parked.values()}
         for worker in self._round:
@@ -976,6 +994,7 @@ class WorkerGroup:
         self._take_back_parked({pid for pid in self._parked if not (park and self.restartable.parked(pid))})
         if park:
             self._interrupted = {pid for pid in self._running if self.restartable.interrupt(pid)}
+            self._look_for_results_end()
         else:
             self.end_spares()
         for pid in set(self._running) - self._interrupted:
@@ -1007,7 +1026,25 @@ class WorkerGroup:
         """Return whether a worker has left its function and still ends its process groups; park those that are done."""
         if self._interrupted:
             self._have_ended(park=True)
-        return any(self.restartable.interrupted(pid) for pid in self._interrupted & set(self._running))
+        leaving = self._interrupted & set(self._running)
+        return any(self.restartable.interrupted(pid) or self.restartable.results_ended(pid) for pid in leaving)
+
+    def _kill_those_that_count(self) -> None:
+        """Kill workers that have not left in their grace, if others wait until these count no step any more."""
+        interrupted = self._interrupted & set(self._running)
+        if any(map(self.restartable.results_ended, interrupted)):
+            for pid in interrupted:
+                if not self.restartable.results_ended(pid) and not self.restartable.interrupted(pid):
+                    kill_with_children(pid)
+
+    def break_collectives(self) -> None:
+        """Let the workers that wait with it break their collectives, and leave their functions."""
+        for pid in self._interrupted & set(self._running):
+            self.restartable.break_collectives(pid)
+
+    def discard_state(self) -> None:
+        """During a stop: let nothing be used of what is in the memory of the node, once its workers have ended."""
+        self._discards_state = True
 
     def _abandon(self, processes: set[int]) -> Failure:
         """Stop waiting for processes that survive SIGKILL; the GPU and memory they hold are lost to this node.

@@ -48,7 +48,7 @@ from elasticjob.contract import codec
 from elasticjob.contract.failure_rules import FailureAction, FailureRule
 from elasticjob.contract.names import RoundId
 
-PROTOCOL = 3
+PROTOCOL = 4
 """Version of the messages. The two sides of a control link use the lower of their versions. A new type of message or a
 new value of an enum raises it, with an entry in `NEW_MESSAGES` or `NEW_VALUES`; a new field with a default does not."""
 OLDEST_PROTOCOL = 2
@@ -261,6 +261,16 @@ class WorkersSucceeded:
 
 
 @dataclass(frozen=True)
+class NodeResultsEnded:
+    """No worker of the round counts a step any more on this node, and they wait for `BreakRound` to leave collectives.
+
+    Sent only by nodes whose workers use devices that work behind the host (see `restart_messages.ResultsEnded`).
+    """
+
+    round: RoundId
+
+
+@dataclass(frozen=True)
 class WorkersStopped:
     """No worker of the round is left on this node."""
 
@@ -454,6 +464,15 @@ class EndRound:
     last_step: int | None = None
     dump_stacks: bool = False
     """A worker hangs: dump and report the stacks of this node's workers before stopping them."""
+
+
+@dataclass(frozen=True)
+class BreakRound:
+    """No node of the round counts a step any more: its collectives may be broken. Answers `NodeResultsEnded`."""
+
+    round: RoundId
+    discard: bool = False
+    """Other nodes have broken theirs before: the state of this node may have a part of a broken result."""
 
 
 @dataclass(frozen=True)
@@ -926,6 +945,7 @@ NodeToCoordinator: TypeAlias = (
     | WorkersFailed
     | WorkersStalled
     | WorkersSucceeded
+    | NodeResultsEnded
     | WorkersStopped
     | Leaving
     | Close
@@ -936,7 +956,7 @@ NodeToCoordinator: TypeAlias = (
     | StateReceived
     | NewerStore
 )
-CoordinatorToNode: TypeAlias = StartRound | Standby | PlanEnd | EndRound | Closed | Finish | MachineEnd
+CoordinatorToNode: TypeAlias = StartRound | Standby | PlanEnd | EndRound | BreakRound | Closed | Finish | MachineEnd
 StoreToNode: TypeAlias = StandbyStore | StoreActive
 """Messages about stores, for the node's side of the control link."""
 Message: TypeAlias = (
@@ -946,7 +966,13 @@ Message: TypeAlias = (
 _TYPES: dict[str, type[Message]] = {cls.__name__: cls for cls in get_args(Message)}
 
 
-NEW_MESSAGES: Mapping[type[Message], int] = {TrainingProgress: 3, MachineEnd: 3, StateReceived: 3}
+NEW_MESSAGES: Mapping[type[Message], int] = {
+    TrainingProgress: 3,
+    MachineEnd: 3,
+    StateReceived: 3,
+    NodeResultsEnded: 4,
+    BreakRound: 4,
+}
 """The first version that knows a type of message, for those that came after `OLDEST_PROTOCOL`."""
 
 

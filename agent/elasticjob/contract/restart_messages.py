@@ -54,6 +54,17 @@ class CollectiveFailed:
 
 
 @dataclass(frozen=True)
+class ResultsEnded:
+    """Worker: it counts no step of the round any more, and sends `Interrupted` and `Parked` after `BreakCollectives`.
+
+    Sent only where work goes on behind the host: an abort there may end a collective of another rank, as if it had
+    succeeded, with part of the result.
+    """
+
+    round: RoundId
+
+
+@dataclass(frozen=True)
 class Interrupted:
     """Worker: the function was interrupted, or has stopped at the last step. It runs no more, and its process groups
     are about to end. `Parked` follows."""
@@ -93,6 +104,13 @@ class Interrupt:
 
 
 @dataclass(frozen=True)
+class BreakCollectives:
+    """Agent: no rank of the round counts a step any more. Answers `ResultsEnded`."""
+
+    round: RoundId
+
+
+@dataclass(frozen=True)
 class CallAgain:
     """Agent: call the function in this round."""
 
@@ -109,8 +127,8 @@ class End:
     """No more of the script runs: the job goes on without this node, and another one may write the same files."""
 
 
-WorkerToAgent: TypeAlias = Calling | Guarded | CollectiveFailed | Interrupted | Raised | Parked | Kept
-AgentToWorker: TypeAlias = Interrupt | CallAgain | End
+WorkerToAgent: TypeAlias = Calling | Guarded | CollectiveFailed | ResultsEnded | Interrupted | Raised | Parked | Kept
+AgentToWorker: TypeAlias = Interrupt | BreakCollectives | CallAgain | End
 
 _TYPES: dict[str, type[Any]] = {
     cls.__name__: cls for union in (WorkerToAgent, AgentToWorker) for cls in get_args(union)

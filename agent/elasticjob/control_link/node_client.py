@@ -30,6 +30,7 @@ from elasticjob.contract.messages import (
     NodeToCoordinator,
     StandbyStore,
     StoreActive,
+    is_known,
 )
 from elasticjob.control_link.link import ControlLink, LinkError
 
@@ -111,6 +112,11 @@ class NodeClient:
         link = self._link or self._waiting
         if link is not None:
             link.send(message)
+
+    def knows(self, message: NodeToCoordinator) -> bool:
+        """Return whether the store knows messages of this type; true without a link, because the next one may."""
+        link = self._link or self._waiting
+        return link is None or is_known(message, link.protocol)
 
     def greet_again(self) -> None:
         """Announce the node once more over the link that it has, if any: the store answers with what it knows."""

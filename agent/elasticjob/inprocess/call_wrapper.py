@@ -32,6 +32,7 @@ from elasticjob.inprocess.progress_watchdog import ProgressWatchdog
 from elasticjob.inprocess.socket_store import SocketStore
 from elasticjob.inprocess.state import State, Status
 from elasticjob.inprocess.store_mixin import IterationOutcome, StoreMixin
+from elasticjob.training.devices import is_asynchronous
 
 if TYPE_CHECKING:
     from elasticjob.inprocess.wrapper import Wrapper
@@ -406,6 +407,8 @@ class CallWrapper:
         store = self._monitor_link.with_prefix(self._prefix).for_iteration(self.iteration)
         thread = MonitorThread(
             rank=self._state.rank,
+            world_size=self._state.world_size,
+            barrier_timeout=self._times.barrier_timeout,
             store=store,
             interrupter=self._interrupter,
             interval=self._times.monitor_thread_interval,
@@ -439,6 +442,9 @@ class CallWrapper:
             if self._place is not None:
                 self._current_store.record_end(rank, self._place.world_size, Interruption.BASE_EXCEPTION)
                 self._end_monitor_thread()
+                if is_asynchronous():
+                    self._interrupter.end_results()
+                    self._current_store.results_barrier(rank, self._place.world_size, self._times.barrier_timeout)
         except (OSError, RuntimeError) as unavailable:
             log.error("rank %d could not report that it leaves: %s", rank, unavailable)
         wrapper = self._wrapper

@@ -89,17 +89,23 @@ class Interrupter:
         with self._atomic:
             yield
 
-    def interrupt(self, break_collectives: Callable[[], None], still_inside: Callable[[], None] = lambda: None) -> None:
+    def interrupt(
+        self,
+        break_collectives: Callable[[], None],
+        still_inside: Callable[[], None] = lambda: None,
+        await_peers: Callable[[], None] = lambda: None,
+    ) -> None:
         """In another thread: break the collectives and raise `RankShouldRestart` in the main thread until it has left.
 
         This waits for the end of an atomic section first. A main thread that is not in `armed` is interrupted there.
-        `still_inside` is called after each attempt by which it did not leave.
+        `still_inside` is called after each attempt by which it did not leave. `await_peers` is called before the break
+        on a device that works behind the host: it returns once no other rank counts a step either.
         """
         with self._atomic:
             self._interrupted.set()
             if not self._armed:
                 return
-            self._break(break_collectives)
+            self._break(break_collectives, await_peers)
             repeat = _FIRST_REPEAT
             while not self._left.wait(repeat):
                 still_inside()
@@ -113,7 +119,7 @@ class Interrupter:
             self._guard.protect(False)
         signal.signal(INTERRUPT_SIGNAL, self._previous or signal.SIG_DFL)
 
-    def _break(self, break_collectives: Callable[[], None]) -> None:
+    def _break(self, break_collectives: Callable[[], None], await_peers: Callable[[], None]) -> None:
         """Let an update end that has begun, break the collectives, and send the first signal."""
         is_asynchronous = devices.is_asynchronous()
         self._guard.request()
@@ -121,6 +127,8 @@ class Interrupter:
             break_collectives()  # they fail with an error, also one that the update waits for
         self._guard.await_update(_UPDATE_TIMEOUT)
         self._guard.break_results(_DEVICE_TIMEOUT)
+        if is_asynchronous:
+            await_peers()
         self._signal()
         if is_asynchronous:  # they may end as if they had succeeded: a wait for the device gets the exception
             break_collectives()

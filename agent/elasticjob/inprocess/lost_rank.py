@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from elasticjob.inprocess.attribution import Interruption, InterruptionRecord
 from elasticjob.inprocess.socket_store import SocketStore
-from elasticjob.inprocess.store_mixin import IterationOutcome, StoreMixin
+from elasticjob.inprocess.store_mixin import BARRIERS_OF_LOST, IterationOutcome, StoreMixin
 from elasticjob.store.wire import Op
 
 
@@ -40,6 +40,6 @@ def _requests(call: SocketStore, initial_rank: int, rank: int, iteration: int) -
         current.request(Op.APPEND, "interruptions", InterruptionRecord(rank, Interruption.TERMINATED).encode()),
         current.request(Op.COMPARE_SET, "outcome", "", IterationOutcome.INTERRUPTED.value),
         current.request(Op.APPEND, "terminated", f"{rank},"),
-        *(current.request(Op.APPEND, f"{barrier}/arrived", f"{rank},") for barrier in ("iteration", "termination")),
+        *(current.request(Op.APPEND, f"{barrier}/arrived", f"{rank},") for barrier in BARRIERS_OF_LOST),
         call.request(Op.APPEND, "left", f"{initial_rank},"),
     ]

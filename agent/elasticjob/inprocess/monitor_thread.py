@@ -21,6 +21,8 @@ class MonitorThread:
         self,
         *,
         rank: int,
+        world_size: int,
+        barrier_timeout: timedelta,
         store: StoreMixin,
         interrupter: Interrupter,
         interval: timedelta,
@@ -32,6 +34,8 @@ class MonitorThread:
         `find_fault` returns what is wrong with this rank. `abort` breaks what the main thread may wait for.
         """
         self._rank = rank
+        self._world_size = world_size
+        self._barrier_timeout = barrier_timeout
         self._store = store
         self._interrupter = interrupter
         self._interval = interval
@@ -57,7 +61,25 @@ class MonitorThread:
             self.failure = error
             outcome = IterationOutcome.INTERRUPTED
         if outcome is IterationOutcome.INTERRUPTED:
-            self._interrupter.interrupt(self._abort)
+            self._interrupter.interrupt(self._abort, await_peers=self._await_peers)
+            if self.failure is None:
+                self._end_results()  # the main thread may have been on its way out
+
+    def _await_peers(self) -> None:
+        """Wait until no rank counts a step: an abort may end a collective of another rank with part of its result."""
+        if self.failure is not None:
+            return
+        try:
+            self._store.results_barrier(self._rank, self._world_size, self._barrier_timeout)
+        except Exception as error:  # a rank that does not come here does not come to the next iteration either
+            log.error("rank %d: not all ranks have ended their results: %s", self._rank, error)
+
+    def _end_results(self) -> None:
+        try:
+            self._store.end_results(self._rank)
+        except Exception as error:
+            log.error("rank %d: the wrapper's store is unavailable: %s", self._rank, error)
+            self.failure = error
 
     def _wait_for_outcome(self) -> IterationOutcome:
         while (outcome := self._store.wait_for_outcome(self._interval)) is None:

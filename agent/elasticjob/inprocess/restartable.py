@@ -22,6 +22,7 @@ from elasticjob.contract.names import Env, RoundId
 from elasticjob.contract.restart_messages import (
     MAX_TEXT,
     AgentToWorker,
+    BreakCollectives,
     CallAgain,
     Calling,
     End,
@@ -30,6 +31,7 @@ from elasticjob.contract.restart_messages import (
     Kept,
     Parked,
     Raised,
+    ResultsEnded,
 )
 from elasticjob.inprocess.agent_channel import AgentChannel
 from elasticjob.inprocess.interruption import Interrupter, RankShouldRestart
@@ -51,11 +53,6 @@ PEER_TIMEOUT = 0.1
 """Seconds that a rank whose collective has failed waits for the end of the round. The agent of the peer at fault
 reports it within milliseconds; tracebacks of all other ranks would take processor time from that, and hide the cause.
 """
-
-_PEERS_NOTICE = 1.0
-"""A rank that raised waits for the end of its round before it breaks its collectives, but not longer than these
-seconds. All ranks learn of it at about the same time. An abort of nccl may let a collective of a peer that goes on end
-with part of the result."""
 
 _called = False
 """Whether a restartable function has been called in this process. Only the first call can be made again, because a new
@@ -138,6 +135,8 @@ class RestartableCall:
         )
         self._timeout_guard = TimeoutGuard(channel.send, lambda: self._interrupter.pending)
         self._messages: queue.SimpleQueue[AgentToWorker | None] = queue.SimpleQueue()
+        self._may_break = threading.Event()
+        """Whether no rank of the round counts a step any more, or there is no agent that could say so."""
         self._connected = True
         """Whether the agent can have the function called again."""
         self._callbacks = progress_channel.callbacks()
@@ -223,7 +222,9 @@ class RestartableCall:
             sys.stderr.flush()
             self._channel.send(Raised(self._round, type(error).__name__, str(error)[:MAX_TEXT]))
             if is_asynchronous():
-                self._interrupter.wait(_PEERS_NOTICE)
+                self._interrupter.end_results()
+                self._channel.send(ResultsEnded(self._round))
+                self._may_break.wait()
             return _Ended(error=_without_frames(error))
 
     def _interrupted(self) -> _Ended:
@@ -233,19 +234,36 @@ class RestartableCall:
     def _enter_round(self, message: CallAgain) -> None:
         os.environ.update(_environment(message.variables))
         self._round = message.round
+        self._may_break.clear()
         progress_channel.begin_round(self._callbacks)
 
     def _monitor(self) -> None:
         """In its own thread: act on the agent's messages."""
         while message := self._channel.receive():  # None: the agent refuses this process, or it has ended
-            if isinstance(message, Interrupt):
+            self._act_on(message)
+        self._connected = progress_channel.process_stays = False
+        self._may_break.set()
+        self._messages.put(None)
+
+    def _act_on(self, message: AgentToWorker) -> None:
+        match message:
+            case Interrupt():
                 self._keeper.begin()
-                self._interrupter.interrupt(self._groups.break_collectives, self._still_inside)
-            else:
+                self._interrupter.interrupt(self._groups.break_collectives, self._still_inside, self._await_peers)
+            case BreakCollectives(round_id):
+                if round_id == self._round:
+                    self._may_break.set()
+            case CallAgain() | End():
                 self._interrupter.reset()  # before the main thread enters the next round
                 self._messages.put(message)
-        self._connected = progress_channel.process_stays = False
-        self._messages.put(None)
+
+    def _await_peers(self) -> None:
+        """In the monitor's thread: return once no rank of the round counts a step any more."""
+        if not self._may_break.is_set():
+            self._channel.send(ResultsEnded(self._round))
+        while not self._may_break.is_set() and (message := self._channel.receive()) is not None:
+            self._act_on(message)
+        self._keeper.begin()  # the device could not be waited for until now
 
     def _still_inside(self) -> None:
         """In the monitor's thread: the main thread has not left its function, and the agent may kill this process."""

@@ -39,6 +39,10 @@ class IterationOutcome(Enum):
     INTERRUPTED = "interrupted"
 
 
+BARRIERS_OF_LOST = ("iteration", "results", "termination")
+"""Those at which other ranks of an iteration may wait for one that has ended."""
+
+
 class BarrierTimeoutError(TimeoutError):
     """Ranks did not reach a barrier in time."""
 
@@ -99,6 +103,14 @@ class StoreMixin:
         """Wait until all ranks of the iteration have ended the function, or have left."""
         self._barrier("termination", rank, rendezvous_count, timeout)
 
+    def results_barrier(self, rank: int, rendezvous_count: int, timeout: timedelta) -> None:
+        """Wait until all ranks of the iteration count no step any more, or have left."""
+        self._barrier("results", rank, rendezvous_count, timeout)
+
+    def end_results(self, rank: int) -> None:
+        """Record that a rank counts no step any more. Ranks that wait for it see that within a second."""
+        self.append("results/arrived", f"{rank},")
+
     def completion_barrier(
         self, rank: int, rendezvous_count: int, timeout: timedelta, timeout_chunk: timedelta = _CHUNK
     ) -> IterationOutcome:
@@ -120,7 +132,7 @@ class StoreMixin:
 
     def arrive_for(self, rank: int, rendezvous_count: int) -> None:
         """Record for a rank that has ended that it has reached the barriers at which the others may wait."""
-        for barrier in ("iteration", "termination"):
+        for barrier in BARRIERS_OF_LOST:
             if len(self.arrive(barrier, rank)) == rendezvous_count:
                 self.set(f"{barrier}/done", "1")
 

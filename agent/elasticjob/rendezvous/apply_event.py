@@ -17,6 +17,7 @@ from elasticjob.contract.messages import (
     Leaving,
     MemberState,
     NewerStore,
+    NodeResultsEnded,
     NodeToCoordinator,
     OperatorView,
     Outcome,
@@ -392,6 +393,8 @@ def _apply_node_message(
         return state
     if isinstance(message, StepReport):
         return _apply_step_report(state, node, message)
+    if isinstance(message, NodeResultsEnded):
+        return set_node(state, replace(node, results_ended=message.round))
     if isinstance(message, WorkersStalled):
         return stalls.record_stall(state, node, message, now)
     if isinstance(message, WorkersStopped):
@@ -404,6 +407,7 @@ def _apply_node_message(
             node,
             store_port=message.store_port,
             stale_round=stale,
+            results_ended=None,
             unresponsive=unresponsive,
             has_state=message.has_state,
             new_processes=message.new_processes,

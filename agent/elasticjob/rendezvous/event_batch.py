@@ -16,6 +16,7 @@ from elasticjob.contract.messages import (
     Close,
     Leaving,
     MemberState,
+    NodeResultsEnded,
     PodState,
     StepReport,
     SuccessPolicy,
@@ -167,7 +168,7 @@ def _message_may_wait(
     if isinstance(message, StepReport):
         collecting = plan is not None and plan.last_step is None
         return not (plan and collecting) or _misses_steps(round_, plan, event.agent_id, message)
-    return stopping or not isinstance(message, (WorkersFailed, Leaving))
+    return stopping or not isinstance(message, (WorkersFailed, NodeResultsEnded, Leaving))
 
 
 def _misses_steps(round_: Round, plan: PlannedStop, agent_id: str, report: StepReport) -> bool:

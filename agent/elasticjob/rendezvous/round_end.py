@@ -34,6 +34,7 @@ from elasticjob.contract.text import with_noun
 from elasticjob.diagnosis import HANG_GRACE, root_cause
 from elasticjob.rendezvous import confirmation, planned_end, restart_delay
 from elasticjob.rendezvous.decision import RoundDecision, pod_names
+from elasticjob.rendezvous.round_break import has_ended_results
 from elasticjob.rendezvous.state import (
     STOP_TIMEOUT,
     CoordinatorState,
@@ -147,7 +148,9 @@ def end_broken_round(state: CoordinatorState, now: float) -> RoundDecision | Non
         return begin_end(state, round_, EndReason.WORKER_FAILED, f"{problem} on {pod_names(failed)}", now)
     departing = {agent_id for agent_id, n in state.nodes.items() if departure_reason(state, n)}
     leaving = [state.nodes[a] for a in round_.members if a in departing]
-    stopped = [m.pod for m in round_.members.values() if m.state is MemberState.STOPPED]
+    stopped = [
+        m.pod for a, m in round_.members.items() if m.state is MemberState.STOPPED or has_ended_results(state, a)
+    ]
     if leaving and not stopped and all(n.index >= state.settings.desired_pods for n in leaving):
         return begin_scale_down(state, round_, now)
     if leaving or stopped:

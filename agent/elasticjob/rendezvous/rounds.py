@@ -35,6 +35,7 @@ from elasticjob.rendezvous import (
 from elasticjob.rendezvous.apply_event import apply_event, stand_by, stop_stale_round
 from elasticjob.rendezvous.decision import RoundDecision, Rule, join_reasons, pod_names
 from elasticjob.rendezvous.event_batch import OpenCounts, count_open, follow, may_wait
+from elasticjob.rendezvous.round_break import break_round
 from elasticjob.rendezvous.round_end import (
     adopt_outcome,
     advance_planned_end,
@@ -383,6 +384,7 @@ RULES: tuple[Rule, ...] = (
     declare_success,
     end_broken_round,
     advance_planned_end,
+    break_round,
     conclude_round,
     stalls.name_stalled_worker,
     _release_departing_nodes,

@@ -82,6 +82,8 @@ class Node:
     """Whether it may have a training state, as far as it has reported."""
     new_processes: NewProcesses = NO_NEW_PROCESSES
     """What it has to start for its next round, as it has reported; the count is 0 once it starts that ahead."""
+    results_ended: RoundId | None = None
+    """The round of which its workers count no step any more, and wait for `BreakRound`."""
 
     def expired(self, now: float) -> bool:
         """Return whether the node has been disconnected for longer than the grace."""

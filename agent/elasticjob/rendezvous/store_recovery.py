@@ -104,7 +104,8 @@ def _recover_all(state: CoordinatorState, round_id: RoundId, found: dict[str, Me
     reason = f"all nodes of round {round_id} reconnected"
     if round_.failures or any(m.state is MemberState.FAILED for m in found.values()):
         return RecoveryDecision(round_, EndReason.WORKER_FAILED, f"{reason}, workers have failed")
-    if all(m.state in _CAN_CONTINUE for m in found.values()):
+    ended = any(state.nodes[agent_id].results_ended == round_id for agent_id in found)
+    if not ended and all(m.state in _CAN_CONTINUE for m in found.values()):
         return RecoveryDecision(round_, None, reason)
     return RecoveryDecision(round_, EndReason.AGENT_LOST, f"{reason}, workers have stopped")
 

@@ -19,6 +19,7 @@ from elasticjob.contract.messages import (
     Leaving,
     Message,
     NewerStore,
+    NodeResultsEnded,
     OperatorView,
     QueryClosed,
     Ready,
@@ -164,7 +165,9 @@ class Coordinator:
             if self._nodes.get(agent_id) is not link:
                 return
             match message:
-                case Ready() | WorkersStarted() | WorkersFailed() | WorkersSucceeded() | WorkersStopped():
+                case Ready() | WorkersStarted() | WorkersFailed() | WorkersSucceeded():
+                    self._submit(NodeMessage(agent_id, message))
+                case NodeResultsEnded() | WorkersStopped():
                     self._submit(NodeMessage(agent_id, message))
                 case Announce(agent_id=announced) if announced == agent_id:
                     self._submit(NodeMessage(agent_id, message))

@@ -48,6 +48,30 @@ def _plan(name: str, module: str, old: str, new: str) -> Mutant:
 
 
 MUTANTS = (
+    # ---- the break of a round's collectives
+    _rendezvous(
+        "the first node that counts no step breaks its collectives",
+        "round_break",
+        "answered = waiting if _all_have_ended(state) else lost",
+        "answered = waiting",
+    ),
+    _rendezvous(
+        "one that counts steps is not waited for",
+        "round_break",
+        "return ending and all(m.accounted_for or",
+        "return ending and any(m.accounted_for or",
+    ),
+    _rendezvous(
+        "a lost node goes on with its state",
+        "round_break",
+        "BreakRound(n.results_ended, n in lost)",
+        "BreakRound(n.results_ended)",
+    ),
+    _machine(
+        "broken collectives may be used",
+        "replace(_KILL, discard_state=True)",
+        "_KILL",
+    ),
     # ---- the end of a round
     _rendezvous(
         "success with one member still running",

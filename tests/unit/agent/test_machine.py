@@ -8,6 +8,7 @@ import pytest
 
 from elasticjob.agent.machine.decide import LAST_STEP_TIMEOUT, LEAVE_TIMEOUT, decide, greeting
 from elasticjob.agent.machine.effects import (
+    BreakCollectives,
     CheckHealth,
     DumpStacks,
     Effect,
@@ -35,6 +36,7 @@ from elasticjob.agent.machine.events import (
     NodeUnhealthy,
     ProgressTimedOut,
     Received,
+    ResultsEnded,
     SignalReceived,
     StackReport,
     StartedAhead,
@@ -47,6 +49,7 @@ from elasticjob.agent.machine.events import (
 from elasticjob.agent.machine.state import AgentPhase, AgentState
 from elasticjob.contract.messages import (
     Announce,
+    BreakRound,
     CoordinatorToNode,
     EndRound,
     Failure,
@@ -57,6 +60,7 @@ from elasticjob.contract.messages import (
     MachineEnd,
     MemberState,
     NewProcesses,
+    NodeResultsEnded,
     Outcome,
     PlanEnd,
     Ready,
@@ -154,6 +158,34 @@ def test_the_first_failure_is_sent_at_once_and_the_other_workers_are_stopped() -
 def test_an_ended_round_is_stopped_with_its_own_grace_and_another_may_follow() -> None:
     _, effects = play(Received(END), Received(END), AllWorkersStopped(1001), Received(AGAIN), state=running())
     assert effects == [[StopWorkers(0.5)], [], [Send(WorkersStopped(R1, 1001))], [LaunchWorkers(AGAIN)]]
+
+
+def test_collectives_are_broken_once_the_coordinator_answers() -> None:
+    _, effects = play(
+        ResultsEnded(R1), Received(END), ResultsEnded(R1), Received(BreakRound(R1)), Received(BreakRound(R1)),
+        state=running(),
+    )  # fmt: skip
+    assert effects == [[], [StopWorkers(0.5)], [Send(NodeResultsEnded(R1))], [BreakCollectives()], []]
+
+
+def test_a_node_that_waits_to_break_its_collectives_says_so_on_every_new_link() -> None:
+    state, _ = play(Received(END), ResultsEnded(R1), state=running())
+    assert NodeResultsEnded(R1) in greeting(state)
+    assert NodeResultsEnded(R1) not in greeting(play(Received(BreakRound(R1)), state=state)[0])
+
+
+@pytest.mark.parametrize(
+    ("answer", "expected"),
+    [
+        (BreakRound(R1, discard=True), StopWorkers(0.0, at_once=True, discard_state=True)),
+        (Finish(Outcome.LEFT, "NodeLeft"), StopWorkers(0.0, at_once=True)),
+    ],
+)
+def test_workers_that_wait_to_break_their_collectives_end_if_they_may_not(
+    answer: CoordinatorToNode, expected: StopWorkers
+) -> None:
+    state, _ = play(Received(END), ResultsEnded(R1), state=running())
+    assert last(Received(answer), state=state) == [expected]
 
 
 def test_finished_workers_run_again_when_the_round_ends_otherwise() -> None:

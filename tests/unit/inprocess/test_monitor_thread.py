@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from elasticjob.inprocess import interruption
 from elasticjob.inprocess.attribution import Interruption, InterruptionRecord
 from elasticjob.inprocess.interruption import INTERRUPT_SIGNAL, Interrupter, RankShouldRestart
 from elasticjob.inprocess.log_setup import LOGGER, LogSetup
@@ -36,6 +37,8 @@ def monitored(
 ) -> Iterator[MonitorThread]:
     thread = MonitorThread(
         rank=3,
+        world_size=4,
+        barrier_timeout=timedelta(seconds=20),
         store=store,
         interrupter=interrupter,
         interval=timedelta(milliseconds=2),
@@ -62,6 +65,29 @@ def test_an_interruption_of_any_rank_aborts_and_interrupts(interrupter: Interrup
         assert aborted.is_set()
 
 
+def test_an_abort_waits_until_no_rank_counts_a_step(
+    interrupter: Interrupter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where work goes on behind the host. The main thread gets no exception before that either."""
+    monkeypatch.setattr(interruption.devices, "is_asynchronous", lambda: True)
+    store, aborted = DictStore(), threading.Event()
+
+    def others() -> None:
+        for rank in range(3):
+            while store.get("results/arrived") != b"3," + b"".join(b"%d," % r for r in range(rank)):
+                pass
+            assert not aborted.is_set()
+            store.end_results(rank)
+
+    with monitored(store, interrupter, abort=aborted.set):
+        thread = threading.Thread(target=others)
+        thread.start()
+        store.record_interrupted(InterruptionRecord(0, Interruption.EXCEPTION))
+        wait_in_function(interrupter)
+        thread.join()
+        assert aborted.wait(20)
+
+
 def test_an_iteration_that_completes_interrupts_nothing(interrupter: Interrupter) -> None:
     with monitored(DictStore(), interrupter) as thread:
         pass
@@ -74,7 +100,7 @@ def test_a_fault_of_this_rank_is_recorded_once(interrupter: Interrupter) -> None
     with monitored(store, interrupter, find_fault=lambda: Interruption.SOFT_TIMEOUT):
         wait_in_function(interrupter)
     assert store.get_interruption_records() == (InterruptionRecord(3, Interruption.SOFT_TIMEOUT),)
-    assert [key for operation, key in store.calls if operation == "append"] == ["interruptions"]
+    assert [key for operation, key in store.calls if operation == "append"] == ["interruptions", "results/arrived"]
 
 
 def test_the_loss_of_the_store_interrupts(interrupter: Interrupter) -> None:

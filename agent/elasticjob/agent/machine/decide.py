@@ -17,6 +17,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from elasticjob.agent.machine.effects import (
+    BreakCollectives,
     CheckHealth,
     DumpStacks,
     Effect,
@@ -44,6 +45,7 @@ from elasticjob.agent.machine.events import (
     NodeUnhealthy,
     ProgressTimedOut,
     Received,
+    ResultsEnded,
     SignalReceived,
     StackReport,
     StartedAhead,
@@ -56,6 +58,7 @@ from elasticjob.agent.machine.events import (
 from elasticjob.agent.machine.outcomes import assert_never, describe_failure, exit_code
 from elasticjob.agent.machine.state import AgentPhase, AgentState
 from elasticjob.contract.messages import (
+    BreakRound,
     Closed,
     CoordinatorToNode,
     EndRound,
@@ -66,6 +69,7 @@ from elasticjob.contract.messages import (
     Leaving,
     MachineEnd,
     MemberState,
+    NodeResultsEnded,
     NodeToCoordinator,
     Outcome,
     PlanEnd,
@@ -90,6 +94,9 @@ LAST_STEP_TIMEOUT = 5.0
 `planned_end.STEP_REPORT_TIMEOUT`; when a job is deleted, its store may end in between."""
 
 
+_KILL = StopWorkers(0.0, at_once=True)
+
+
 @dataclass(frozen=True)
 class AgentDecision:
     """The state after an event, and the effects to carry out, in order."""
@@ -109,6 +116,8 @@ def greeting(state: AgentState) -> tuple[NodeToCoordinator, ...]:
         messages.append(WorkersFailed(state.assignment.round, state.failure))
     if state.assignment and state.stall and state.phase is AgentPhase.RUNNING:
         messages.append(WorkersStalled(state.assignment.round, state.stall))
+    if state.assignment and state.results_ended:
+        messages.append(NodeResultsEnded(state.assignment.round))
     if state.assignment and state.phase is AgentPhase.IDLE:
         messages.append(_workers_stopped(state, state.assignment.round))
     if state.leaving:
@@ -140,6 +149,8 @@ def decide(state: AgentState, event: AgentEvent) -> AgentDecision:
             return _workers_held(state, round_id, step)
         case LastStepMissed(round_id):
             return _last_step_missed(state, round_id)
+        case ResultsEnded(round_id):
+            return _results_ended(state, round_id)
         case StateLost():
             return _state_lost(state)
         case AllWorkersStopped():
@@ -177,6 +188,8 @@ def _coordinator_message(state: AgentState, message: CoordinatorToNode) -> Agent
             return replace(ending, effects=continued.effects + ending.effects)
         case EndRound():
             return _end_round(state, message)
+        case BreakRound():
+            return _break_round(state, message)
         case Finish():
             return _finish(state, message)
         case MachineEnd(seconds):
@@ -206,6 +219,7 @@ def _start(state: AgentState, start: StartRound) -> AgentDecision:
         stopping_gracefully=False,
         leave_acknowledged=state.leave_acknowledged and bool(state.leaving),
         stopped_as_planned=False,
+        results_ended=False,
         new_processes=replace(state.new_processes, count=0),
         launched=False,
         parked=False,
@@ -420,6 +434,28 @@ def _end_round(state: AgentState, message: EndRound) -> AgentDecision:
     )
 
 
+def _results_ended(state: AgentState, round_id: RoundId) -> AgentDecision:
+    """Report that no worker counts a step any more. The coordinator answers once that holds for all nodes."""
+    if round_id != state.round or state.phase is not AgentPhase.STOPPING:
+        return AgentDecision(state)
+    if isinstance(state.after_stop, Finish):  # the job goes on without these workers, or has ended
+        return AgentDecision(state, (_KILL,))
+    return AgentDecision(replace(state, results_ended=True), (Send(NodeResultsEnded(round_id)),))
+
+
+def _break_round(state: AgentState, message: BreakRound) -> AgentDecision:
+    if message.round != state.round or not state.results_ended:
+        return AgentDecision(state)
+    state = replace(state, results_ended=False)
+    if not message.discard:
+        return AgentDecision(state, (BreakCollectives(),))
+    log = Log(
+        f"round {message.round} has ended without this node, and its last steps may have used broken collectives:"
+        " its processes end, and the training state on this node is not used"
+    )
+    return AgentDecision(state, (log, replace(_KILL, discard_state=True)))
+
+
 def _end_at_step(state: AgentState, message: EndRound, step: int) -> AgentDecision:
     """Let running workers stop at the last step. Workers that have all exited before it count as succeeded."""
     if state.phase is not AgentPhase.RUNNING or state.last_step is not None:
@@ -437,7 +473,7 @@ def _stop(state: AgentState, grace: float, *, graceful: bool = False, dump_stack
     # Frozen workers get SIGKILL only: neither a SIGTERM handler nor the end of a function must write anything.
     for_good = bool(state.leaving) or isinstance(state.after_stop, Finish)
     usual = StopWorkers(grace, for_good=for_good, dump_stacks=dump_stacks)
-    stop = StopWorkers(0.0, at_once=True) if state.frozen else usual
+    stop = _KILL if state.frozen else usual
     return AgentDecision(replace(state, phase=AgentPhase.STOPPING, stopping_gracefully=graceful), (stop,))
 
 
@@ -480,6 +516,7 @@ def _all_stopped(state: AgentState, event: AllWorkersStopped) -> AgentDecision:
         phase=AgentPhase.IDLE,
         member=MemberState.STOPPED,
         announcement=replace(state.announcement, store_port=store_port),
+        results_ended=False,
         parked=event.parked,
         has_state=event.has_state,
         new_processes=event.new_processes,
@@ -518,7 +555,7 @@ def _workers_stopped(state: AgentState, round_id: RoundId) -> WorkersStopped:
 def _signal_received(state: AgentState, name: str) -> AgentDecision:
     if state.signalled:
         ended = replace(state, phase=AgentPhase.STOPPING, after_stop=Finish(Outcome.LEFT, name))
-        return AgentDecision(ended, (Log(f"{name} again: killing the workers"), StopWorkers(0.0, at_once=True)))
+        return AgentDecision(ended, (Log(f"{name} again: killing the workers"), _KILL))
     state = replace(state, signalled=True)
     if state.leaving:  # an unhealthy node, whose pod the operator deletes
         return AgentDecision(state)
@@ -557,6 +594,8 @@ def _is_overdue(state: AgentState) -> bool:
 def _finish(state: AgentState, finish: Finish) -> AgentDecision:
     if state.phase in (AgentPhase.IDLE, AgentPhase.SUCCEEDED):
         return _exit(state, finish)
+    if state.results_ended:  # the coordinator does not answer any more
+        return AgentDecision(replace(state, results_ended=False, after_stop=finish), (_KILL,))
     return _stop(replace(state, after_stop=finish), state.stop_grace)
 
 

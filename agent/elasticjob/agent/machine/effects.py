@@ -70,6 +70,13 @@ class StopWorkers:
     """Dump the workers' stacks before the first signal; ends in `StackReport`."""
     at_once: bool = False
     """Only SIGKILL: no process stays, and none copies its state."""
+    discard_state: bool = False
+    """What is in the memory of the node is not used any more."""
+
+
+@dataclass(frozen=True)
+class BreakCollectives:
+    """Let the workers that wait with it break their collectives and leave them."""
 
 
 @dataclass(frozen=True)
@@ -127,6 +134,7 @@ Effect: TypeAlias = (
     | HoldWorkers
     | StopWorkersAt
     | StopWorkers
+    | BreakCollectives
     | DumpStacks
     | FreezeWorkers
     | CheckHealth

@@ -121,6 +121,13 @@ class StackReport:
 
 
 @dataclass(frozen=True)
+class ResultsEnded:
+    """During a stop: no worker of the round counts a step any more, and some wait for `BreakCollectives`."""
+
+    round: RoundId
+
+
+@dataclass(frozen=True)
 class NodeUnhealthy:
     """A health check failed: this node must not train."""
 
@@ -161,6 +168,7 @@ AgentEvent: TypeAlias = (
     | WorkerEnded
     | WorkersHeld
     | LastStepMissed
+    | ResultsEnded
     | AllWorkersStopped
     | StateLost
     | ProgressTimedOut

@@ -63,6 +63,9 @@ class AgentState:
     """Whether the stop in progress belongs to a planned end, which may take long."""
     stopped_as_planned: bool = False
     """Whether a worker of `assignment` has stopped at the last step."""
+    results_ended: bool = False
+    """Whether no worker of `assignment` counts a step any more, and they wait until no other node counts one either.
+    """
     parked: bool = False
     """Whether processes wait for the next round."""
     has_state: bool = True

@@ -22,7 +22,7 @@ from elasticjob.contract.memory_file import memory_file
 from elasticjob.contract.messages import Metric, StateReceived, TrainingProgress
 from elasticjob.contract.names import RoundId
 from elasticjob.contract.progress_page import HOLD, NO_LIMIT, NO_STEP, PAGE_SIZE, PageWord, open_page, read_text
-from elasticjob.training.blocks.state_block import ABSENT, read_header
+from elasticjob.training.blocks.state_block import ABSENT, HEADER_SIZE, read_header
 
 log = logging.getLogger(__name__)
 
@@ -155,6 +155,11 @@ class WorkerProgress:
         """Whether the memory of this node has a shard of a ShardedState, or the copy of another node's."""
         shards = (descriptor for buffers in self._shards.values() for descriptor in buffers)
         return any(read_header(descriptor) != ABSENT for descriptor in shards)
+
+    def discard_copies(self) -> None:
+        """Forget all copies. No worker runs that could write another one."""
+        for descriptor in (*self.memory, *(d for buffers in self._shards.values() for d in buffers)):
+            os.pwrite(descriptor, bytes(HEADER_SIZE), 0)
 
     def training(self) -> TrainingProgress | None:
         """Return what rank 0 reports of the training; None if it is not on this node, or reports only its steps."""

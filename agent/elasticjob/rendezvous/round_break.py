@@ -1,0 +1,51 @@
+"""When the collectives of a round that ends may be broken. Pure.
+
+Where devices work behind the host, an abort on one rank may end a collective of another one as if it had succeeded,
+with part of the result. So every rank says first that it counts no step any more (`NodeResultsEnded`), and none breaks
+its collectives before all have: those whose workers have stopped, and those that are lost, count as well. A node that
+was lost, and says it later, may have counted a broken result. It must not use its state.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from elasticjob.contract.messages import BreakRound
+from elasticjob.rendezvous.decision import RoundDecision
+from elasticjob.rendezvous.state import CoordinatorState, Node, SendToNode, set_node
+
+
+def break_round(state: CoordinatorState, now: float) -> RoundDecision | None:
+    """Answer the nodes that count no step of their round any more, once no other node of it does."""
+    if state.recovering_until is not None:
+        return None
+    waiting = [n for n in state.nodes.values() if n.results_ended is not None and n.disconnected_at is None]
+    if not waiting:
+        return None
+    lost = [n for n in waiting if not _is_member(state, n)]
+    answered = waiting if _all_have_ended(state) else lost
+    if not answered:
+        return None
+    effects = tuple(SendToNode(n.agent_id, BreakRound(n.results_ended, n in lost)) for n in answered if n.results_ended)
+    for node in answered:
+        state = set_node(state, replace(node, results_ended=None))
+    return RoundDecision(state, effects)
+
+
+def has_ended_results(state: CoordinatorState, agent_id: str) -> bool:
+    """Return whether a member of the round has said that its workers count no step of it any more."""
+    node = state.nodes.get(agent_id)
+    return node is not None and state.round is not None and node.results_ended == state.round.id
+
+
+def _is_member(state: CoordinatorState, node: Node) -> bool:
+    member = state.round.members.get(node.agent_id) if state.round else None
+    return member is not None and not member.lost and has_ended_results(state, node.agent_id)
+
+
+def _all_have_ended(state: CoordinatorState) -> bool:
+    round_ = state.round
+    if round_ is None:
+        return True
+    ending = round_.ending is not None
+    return ending and all(m.accounted_for or has_ended_results(state, a) for a, m in round_.members.items())
