@@ -65,9 +65,7 @@ def test_an_interruption_of_any_rank_aborts_and_interrupts(interrupter: Interrup
         assert aborted.is_set()
 
 
-def test_an_abort_waits_until_no_rank_counts_a_step(
-    interrupter: Interrupter, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_abort_waits_until_no_rank_counts_a_step(interrupter: Interrupter, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where work goes on behind the host. The main thread gets no exception before that either."""
     monkeypatch.setattr(interruption.devices, "is_asynchronous", lambda: True)
     store, aborted = DictStore(), threading.Event()
