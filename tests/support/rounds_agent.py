@@ -11,12 +11,12 @@ from dataclasses import dataclass, replace
 from elasticjob.agent.machine import decide as machine
 from elasticjob.agent.machine import events
 from elasticjob.agent.machine.effects import (
-    BreakCollectives,
     Effect,
     Exit,
     FreezeWorkers,
     HoldWorkers,
     LaunchWorkers,
+    LeaveCollectives,
     Send,
     SetMachineEnd,
     StartAhead,
@@ -227,7 +227,7 @@ def _carry_out(a: Agent, effect: Effect, now: float) -> Agent:
             ends = for_good or at_once or not a.machine.launched
             a = replace(a, lost=a.workers if ends else a.lost, killing=True, launching=False, holding=False)
             return replace(a, stops_at=None, interrupted=not ends, waits=a.waits and not ends)
-        case BreakCollectives():
+        case LeaveCollectives():
             assert a.start is not None
             return replace(a, waits=False, interrupted=False, broke=a.start.round)
         case FreezeWorkers(on):
@@ -267,7 +267,7 @@ def work(
     if a.killing and a.interrupted and a.lost < a.workers and broken is not None:
         assert a.start is not None
         waits = replace(a, waits=True, late=a.start.round in broken)
-        return dispatch(waits, events.ResultsEnded(a.start.round), now)
+        return dispatch(waits, events.AllResultsEnded(a.start.round), now)
     if a.killing:
         new = (
             NewProcesses()

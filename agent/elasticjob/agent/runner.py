@@ -20,7 +20,6 @@ from elasticjob.agent.config import AgentConfig
 from elasticjob.agent.machine import decide as machine
 from elasticjob.agent.machine import events
 from elasticjob.agent.machine.effects import (
-    BreakCollectives,
     CheckHealth,
     DumpStacks,
     Effect,
@@ -28,6 +27,7 @@ from elasticjob.agent.machine.effects import (
     FreezeWorkers,
     HoldWorkers,
     LaunchWorkers,
+    LeaveCollectives,
     Log,
     Send,
     SetMachineEnd,
@@ -325,7 +325,7 @@ class Agent:
                 grace = self._within_pod_grace(grace, self._config.stop_grace)
                 self._set_deadline(grace)
                 self._stop(replace(effect, grace=grace))
-            case BreakCollectives():
+            case LeaveCollectives():
                 self._workers.break_collectives()
             case DumpStacks(round_id):
                 self._spawn(self._dump_stacks(round_id))
@@ -422,7 +422,7 @@ class Agent:
 
     def _results_ended(self) -> None:
         if self._state.round is not None:
-            self._dispatch(events.ResultsEnded(self._state.round))
+            self._dispatch(events.AllResultsEnded(self._state.round))
 
     def _progress_timed_out(self) -> None:
         if self._state.round is not None:

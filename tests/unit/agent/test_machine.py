@@ -8,7 +8,6 @@ import pytest
 
 from elasticjob.agent.machine.decide import LAST_STEP_TIMEOUT, LEAVE_TIMEOUT, decide, greeting
 from elasticjob.agent.machine.effects import (
-    BreakCollectives,
     CheckHealth,
     DumpStacks,
     Effect,
@@ -16,6 +15,7 @@ from elasticjob.agent.machine.effects import (
     FreezeWorkers,
     HoldWorkers,
     LaunchWorkers,
+    LeaveCollectives,
     Log,
     Send,
     SetMachineEnd,
@@ -26,6 +26,7 @@ from elasticjob.agent.machine.effects import (
 )
 from elasticjob.agent.machine.events import (
     AgentEvent,
+    AllResultsEnded,
     AllWorkersStopped,
     CutOff,
     FunctionCalled,
@@ -36,7 +37,6 @@ from elasticjob.agent.machine.events import (
     NodeUnhealthy,
     ProgressTimedOut,
     Received,
-    ResultsEnded,
     SignalReceived,
     StackReport,
     StartedAhead,
@@ -162,14 +162,14 @@ def test_an_ended_round_is_stopped_with_its_own_grace_and_another_may_follow() -
 
 def test_collectives_are_broken_once_the_coordinator_answers() -> None:
     _, effects = play(
-        ResultsEnded(R1), Received(END), ResultsEnded(R1), Received(BreakRound(R1)), Received(BreakRound(R1)),
+        AllResultsEnded(R1), Received(END), AllResultsEnded(R1), Received(BreakRound(R1)), Received(BreakRound(R1)),
         state=running(),
     )  # fmt: skip
-    assert effects == [[], [StopWorkers(0.5)], [Send(NodeResultsEnded(R1))], [BreakCollectives()], []]
+    assert effects == [[], [StopWorkers(0.5)], [Send(NodeResultsEnded(R1))], [LeaveCollectives()], []]
 
 
 def test_a_node_that_waits_to_break_its_collectives_says_so_on_every_new_link() -> None:
-    state, _ = play(Received(END), ResultsEnded(R1), state=running())
+    state, _ = play(Received(END), AllResultsEnded(R1), state=running())
     assert NodeResultsEnded(R1) in greeting(state)
     assert NodeResultsEnded(R1) not in greeting(play(Received(BreakRound(R1)), state=state)[0])
 
@@ -184,7 +184,7 @@ def test_a_node_that_waits_to_break_its_collectives_says_so_on_every_new_link() 
 def test_workers_that_wait_to_break_their_collectives_end_if_they_may_not(
     answer: CoordinatorToNode, expected: StopWorkers
 ) -> None:
-    state, _ = play(Received(END), ResultsEnded(R1), state=running())
+    state, _ = play(Received(END), AllResultsEnded(R1), state=running())
     assert last(Received(answer), state=state) == [expected]
 
 

@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from elasticjob.inprocess import interruption
 from elasticjob.inprocess.attribution import Interruption, InterruptionRecord
 from elasticjob.inprocess.interruption import INTERRUPT_SIGNAL, Interrupter, RankShouldRestart
 from elasticjob.inprocess.log_setup import LOGGER, LogSetup
 from elasticjob.inprocess.monitor_thread import MonitorThread
 from elasticjob.inprocess.store_mixin import IterationOutcome, StoreMixin
+from elasticjob.training import devices
 from support.dict_store import DictStore
 
 
@@ -67,7 +67,7 @@ def test_an_interruption_of_any_rank_aborts_and_interrupts(interrupter: Interrup
 
 def test_an_abort_waits_until_no_rank_counts_a_step(interrupter: Interrupter, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where work goes on behind the host. The main thread gets no exception before that either."""
-    monkeypatch.setattr(interruption.devices, "is_asynchronous", lambda: True)
+    monkeypatch.setattr(devices, "is_asynchronous", lambda: True)
     store, aborted = DictStore(), threading.Event()
 
     def others() -> None:

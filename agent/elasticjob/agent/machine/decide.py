@@ -17,7 +17,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from elasticjob.agent.machine.effects import (
-    BreakCollectives,
     CheckHealth,
     DumpStacks,
     Effect,
@@ -25,6 +24,7 @@ from elasticjob.agent.machine.effects import (
     FreezeWorkers,
     HoldWorkers,
     LaunchWorkers,
+    LeaveCollectives,
     Log,
     Send,
     SetMachineEnd,
@@ -35,6 +35,7 @@ from elasticjob.agent.machine.effects import (
 )
 from elasticjob.agent.machine.events import (
     AgentEvent,
+    AllResultsEnded,
     AllWorkersStopped,
     CutOff,
     FunctionCalled,
@@ -45,7 +46,6 @@ from elasticjob.agent.machine.events import (
     NodeUnhealthy,
     ProgressTimedOut,
     Received,
-    ResultsEnded,
     SignalReceived,
     StackReport,
     StartedAhead,
@@ -149,7 +149,7 @@ def decide(state: AgentState, event: AgentEvent) -> AgentDecision:
             return _workers_held(state, round_id, step)
         case LastStepMissed(round_id):
             return _last_step_missed(state, round_id)
-        case ResultsEnded(round_id):
+        case AllResultsEnded(round_id):
             return _results_ended(state, round_id)
         case StateLost():
             return _state_lost(state)
@@ -448,7 +448,7 @@ def _break_round(state: AgentState, message: BreakRound) -> AgentDecision:
         return AgentDecision(state)
     state = replace(state, results_ended=False)
     if not message.discard:
-        return AgentDecision(state, (BreakCollectives(),))
+        return AgentDecision(state, (LeaveCollectives(),))
     log = Log(
         f"round {message.round} has ended without this node, and its last steps may have used broken collectives:"
         " its processes end, and the training state on this node is not used"

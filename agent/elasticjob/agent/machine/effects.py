@@ -75,7 +75,7 @@ class StopWorkers:
 
 
 @dataclass(frozen=True)
-class BreakCollectives:
+class LeaveCollectives:
     """Let the workers that wait with it break their collectives and leave them."""
 
 
@@ -134,7 +134,7 @@ Effect: TypeAlias = (
     | HoldWorkers
     | StopWorkersAt
     | StopWorkers
-    | BreakCollectives
+    | LeaveCollectives
     | DumpStacks
     | FreezeWorkers
     | CheckHealth

@@ -121,8 +121,8 @@ class StackReport:
 
 
 @dataclass(frozen=True)
-class ResultsEnded:
-    """During a stop: no worker of the round counts a step any more, and some wait for `BreakCollectives`."""
+class AllResultsEnded:
+    """During a stop: no worker of the round counts a step any more, and some wait for `LeaveCollectives`."""
 
     round: RoundId
 
@@ -168,7 +168,7 @@ AgentEvent: TypeAlias = (
     | WorkerEnded
     | WorkersHeld
     | LastStepMissed
-    | ResultsEnded
+    | AllResultsEnded
     | AllWorkersStopped
     | StateLost
     | ProgressTimedOut
