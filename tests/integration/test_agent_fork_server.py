@@ -325,12 +325,17 @@ def preforked_by(launcher: Launcher) -> set[int]:
     return found - launcher.without_preforked(found) - {launcher.fork_server_pid}
 
 
+def is_child(pid: int) -> bool:
+    """Return whether a process is a child of this one: until the one that forked it ends, it is that one's."""
+    return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[1] == str(os.getpid())
+
+
 async def test_a_preforked_worker_that_was_killed_is_replaced(tmp_path: Path) -> None:
     path = tmp_path / "script.py"
     path.write_text("import os; os.write(1, str(os.getsid(0)).encode())")
     async with forking_launcher([sys.executable, str(path)], tmp_path) as launcher:
         for killed_just_now in (False, True):
-            await until(lambda: len(preforked_by(launcher)) == 1)
+            await until(lambda: len(preforked_by(launcher)) == 1 and all(map(is_child, preforked_by(launcher))))
             (preforked,) = preforked_by(launcher)
             assert launcher.fork_server_pid is not None
             if killed_just_now:  # both are there when the fork server looks

@@ -10,10 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from support.ports import free_port
+
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(600)]
 
 ROUNDS = """
-import multiprocessing, os, socket, sys, torch, torch._dynamo  # imported once: the ranks are forked
+import multiprocessing, os, sys, torch, torch._dynamo  # imported once: the ranks are forked
 import torch.distributed as dist
 
 class Rounds:
@@ -42,12 +44,7 @@ def run(name, ranks):
         if dist.is_initialized():
             dist.destroy_process_group()
 
-def free_port():
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return str(found.getsockname()[1])
-
-ports = [free_port() for _ in range(3)]
+ports = sys.argv[2].split(",")
 os.environ.update(WORLD_SIZE="2", LOCAL_WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", TORCHELASTIC_RUN_ID="test")
 os.environ.update(GROUP_RANK="0", ROLE_RANK="0", ACCELERATE_USE_CPU="1")
 torch.set_num_threads(1)
@@ -171,9 +168,10 @@ def describe(module, kept, stopping, counts):
 def test_all_ranks_stop_after_the_same_step_as_without_a_fault(framework: str, tmp_path: Path) -> None:
     """The metric never improves: four evaluations after the first one end the training, in step 5."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": "agent"}
+    ports = ",".join(str(free_port()) for _ in range(3))
     process = subprocess.run(
-        [sys.executable, "-c", framework + ROUNDS, str(tmp_path)], env=environment, capture_output=True, text=True,
-        timeout=400, check=False, cwd=Path(__file__).parents[2],
+        [sys.executable, "-c", framework + ROUNDS, str(tmp_path), ports], env=environment,
+        capture_output=True, text=True, timeout=400, check=False, cwd=Path(__file__).parents[2],
     )  # fmt: skip
     assert process.stdout.endswith("[0, 0, 0]\n"), process.stdout + process.stderr
     found = re.findall(r"(\w+) round (\d) (\w+) \((\d+), (\d+)\)", process.stdout)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
 import threading
 from base64 import b64encode
 from collections.abc import Callable, Iterator
@@ -22,6 +21,7 @@ from torch.distributed.elastic.rendezvous import api, c10d_rendezvous_backend, d
 from elasticjob.torchrun import backend as module  # noqa: E402
 from elasticjob.torchrun import stores  # noqa: E402
 from elasticjob.torchrun.backend import NULL_SENTINEL, FileCell  # noqa: E402
+from support.ports import free_port  # noqa: E402
 
 create_backend: Any = module.create_backend
 
@@ -31,12 +31,6 @@ Make = Callable[[], Any]
 
 def params(endpoint: str, run_id: str = "job", **conf: Any) -> Any:
     return api.RendezvousParameters("elasticjob", endpoint, run_id, 2, 2, local_addr="127.0.0.1", **conf)
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port: int = server.getsockname()[1]
-        return port
 
 
 @pytest.fixture(params=["store", "file", "torch"])

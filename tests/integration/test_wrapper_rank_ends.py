@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from elasticjob.inprocess.socket_store import SocketStore
-from support.wrapper_ranks import ranks, trains, two_free_ports
+from support.ports import free_port
+from support.wrapper_ranks import ranks, trains
 
 pytestmark = pytest.mark.torch
 pytest.importorskip("torch.distributed")
@@ -95,7 +96,7 @@ def train(call: CallWrapper):
 
 
 def test_a_rank_that_ends_within_the_last_call_wait_is_left_out_at_once(tmp_path: Path) -> None:
-    port = two_free_ports()
+    port = free_port(following=1)
     with ranks(tmp_path, KILLED + END, 3, MASTER_PORT=str(port)) as (first, second, third):
         for rank, process in enumerate((first, second, third)):
             trains(process, rank, 3, 0)

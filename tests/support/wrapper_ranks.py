@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -11,6 +10,7 @@ from pathlib import Path
 
 import elasticjob
 from support.child_process import ChildProcess
+from support.ports import free_port
 
 PRELUDE = """
 import ctypes, os, signal, sys, threading, time
@@ -52,19 +52,6 @@ class SayRecords(Finalize):
 """
 
 
-def two_free_ports() -> int:
-    """Return a free port whose next one is free too: the wrapper's store is on MASTER_PORT + 1."""
-    while True:
-        with socket.socket() as first, socket.socket() as second:
-            first.bind(("127.0.0.1", 0))
-            port: int = first.getsockname()[1]
-            try:
-                second.bind(("127.0.0.1", port + 1))
-            except (OSError, OverflowError):
-                continue
-            return port
-
-
 @contextmanager
 def ranks(
     folder: Path, script: str, world_size: int, hosts: Sequence[str] = (), **variables: str
@@ -78,7 +65,7 @@ def ranks(
         **os.environ,
         "PYTHONPATH": os.pathsep.join([str(Path(elasticjob.__file__).parents[1]), str(folder)]),
         "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(two_free_ports()),
+        "MASTER_PORT": str(free_port(following=1)),
         "WORLD_SIZE": str(world_size),
         "OMP_NUM_THREADS": "1",
         **variables,

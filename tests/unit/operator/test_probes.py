@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 import threading
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 
 import aiohttp
 import prometheus_client
@@ -14,6 +13,7 @@ import pytest
 
 from elasticjob_operator import metrics
 from elasticjob_operator.probes import MAX_API_SILENCE, MAX_QUEUE_WAIT, readiness, serve_probes
+from support.ports import free_port
 
 
 @pytest.mark.parametrize(
@@ -81,10 +81,3 @@ async def fetch(port: int, path: str, timeout: float = 10.0) -> tuple[int, str]:
     limit = aiohttp.ClientTimeout(total=timeout)
     async with aiohttp.ClientSession(timeout=limit) as session, session.get(f"http://127.0.0.1:{port}/{path}") as found:
         return found.status, await found.text()
-
-
-def free_port() -> int:
-    with closing(socket.socket()) as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
