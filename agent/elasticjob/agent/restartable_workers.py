@@ -51,6 +51,10 @@ class _Peer:
     """Whether it has left its function."""
     results_ended: bool = False
     """Whether it counts no step any more, and waits for `BreakCollectives`."""
+    guarded: Guarded | None = None
+    """The time-outs of its process groups, as it has reported them last."""
+    failed: CollectiveFailed | None = None
+    """The first collective that torch has found to fail."""
     raised: Raised | None = None
     """What its function raised."""
     parked: Parked | None = None
@@ -89,10 +93,9 @@ class RestartableWorkers:
         if peer := self._peers.get(pid):
             if peer.round is not None:
                 self.on_message(pid, Calling(peer.round, peer.spare_process))
-            if peer.raised:
-                self.on_message(pid, peer.raised)
-            if peer.parked:
-                self.on_message(pid, peer.parked)
+            for message in (peer.guarded, peer.failed, peer.raised, peer.parked):
+                if message is not None:
+                    self.on_message(pid, message)
 
     def parked(self, pid: int) -> Parked | None:
         """Return how the function of a worker has ended, if it waits for the next round; else None."""
@@ -182,7 +185,11 @@ class RestartableWorkers:
             case Calling(round_id, spare_process):
                 self._peers[pid] = _Peer(peer.connection, round_id, spare_process)
                 self.on_message(pid, message)
-            case Guarded() | CollectiveFailed():
+            case Guarded():
+                peer.guarded = message
+                self.on_message(pid, message)
+            case CollectiveFailed():
+                peer.failed = peer.failed or message
                 self.on_message(pid, message)
             case Interrupted():
                 peer.interrupted = True

@@ -248,7 +248,10 @@ def _finish_recovery(state: CoordinatorState, now: float) -> RoundDecision | Non
     decision = replace(decision, state=state)
     if recovery.end is None:
         assignments = tuple(SendToNode(agent_id, member.assignment) for agent_id, member in found.members.items())
-        return replace(decision, effects=decision.effects + assignments)
+        continued = replace(decision, effects=decision.effects + assignments)
+        # One that has to start processes begins now: it is not to be taken into a round before they wait.
+        waiting = [n for n in outsiders if n.disconnected_at is None and state.nodes[n.agent_id].stale_round is None]
+        return continued.then(stand_by(state, waiting))
     return decision.then(begin_end(state, found, recovery.end, recovery.reason, now))
 
 

@@ -264,3 +264,28 @@ def test_the_others_wait_for_a_node_that_alone_may_have_the_newest_state(keeps: 
         new = NewProcesses(int(index == 1), START, FORM, keeps_newest_state=keeps and index == 2)
         job.send(index, WorkersStopped(job.start_of(index).round, 6000 + index, new_processes=new))
     assert job.members == members
+
+
+def test_a_node_outside_the_round_that_a_new_store_finds_starts_its_processes_first() -> None:
+    """It is not taken into a round before they wait at their function, so the others pause once."""
+    old = restartable(0, 1, 2)
+    before = old.start_of(1)
+    kill(old, 1)
+    assert old.members == ["j-0-0", "j-2-0"]
+    old.started(0, 2)
+    job = Job(old.state.settings, store=1, recovering=True)
+    job.operator_view(*pods(0, 1, 2))
+    lost = NewProcesses(1, START, FORM, keeps_newest_state=True)
+    stopped_before = announcement(1, LastMembership(before, MemberState.STOPPED))
+    job.send(1, replace(stopped_before, new_processes=lost, restartable=True))
+    for index in (0, 2):
+        running = announcement(index, LastMembership(old.start_of(index), MemberState.RUNNING))
+        job.send(index, replace(running, restartable=True))
+    job.advance(job.state.settings.scale_up_stabilization + 1)
+    assert job.members == ["j-0-0", "j-2-0"]
+    assert job.phase() is RoundPhase.RUNNING, "it has not said that its processes wait"
+    waiting = job.last(1)
+    assert isinstance(waiting, Standby)
+    assert waiting.provisional is not None
+    job.send(1, Ready(restartable=True))
+    assert job.phase() is RoundPhase.ENDING
