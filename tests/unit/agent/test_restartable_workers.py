@@ -30,23 +30,23 @@ ME = os.getpid()
 
 
 class Worker:
-    """This process as a worker, and what its agent hears of it."""
+    """This process as a worker, and what its agent gets of it."""
 
     def __init__(self, agent: RestartableWorkers) -> None:
         self.agent = agent
-        self.heard: list[Reported] = []
-        agent.on_message = lambda _pid, message: self.heard.append(message)
+        self.received: list[Reported] = []
+        agent.on_message = lambda _pid, message: self.received.append(message)
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._socket.connect(agent.path)
         self._socket.settimeout(10)
 
     async def send(self, *messages: WorkerToAgent) -> None:
-        """Send messages, and wait until the agent has heard them."""
-        wanted = len(self.heard) + len(messages)
+        """Send messages, and wait until the agent has received them."""
+        wanted = len(self.received) + len(messages)
         for message in messages:
             self._socket.send(restart_messages.to_packet(message))
         async with asyncio.timeout(10):
-            while len(self.heard) < wanted:  # noqa: ASYNC110
+            while len(self.received) < wanted:  # noqa: ASYNC110
                 await asyncio.sleep(0.001)
 
     def receive(self) -> object:
@@ -69,9 +69,9 @@ async def test_all_that_was_sent_before_the_process_id_was_known_is_repeated(wor
     failed = CollectiveFailed(ROUND, "first", overdue=True)
     sent = (Calling(ROUND), Guarded(ROUND, 9.0), Guarded(ROUND, 5.0), failed, CollectiveFailed(ROUND, "next", False))
     await worker.send(*sent)
-    worker.heard.clear()
+    worker.received.clear()
     worker.agent.repeat(ME)
-    assert worker.heard == [Calling(ROUND), Guarded(ROUND, 5.0), failed]
+    assert worker.received == [Calling(ROUND), Guarded(ROUND, 5.0), failed]
 
 
 async def test_a_worker_breaks_its_collectives_only_after_it_has_ended_its_results(worker: Worker) -> None:
