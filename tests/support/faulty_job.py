@@ -142,7 +142,7 @@ class FaultyJob:
 
     def inject(self, incident: Incident) -> FaultReport:
         """Let an incident happen, wait until all ranks train again, and check which processes have survived it."""
-        self._wait(lambda: self._trains(after=0.0, without=set()), "all ranks train")
+        self._wait(lambda: self._trains(after=0.0, without=set()) and self._has_store(), "all ranks train")
         before = set(self._newest().processes.values())
         self._store_port = self._store_port or int(environ_of(self._store())[Env.PORT])
         step = self.ledger.last_step + 3  # a rank may be a step ahead of what has been read
@@ -204,6 +204,10 @@ class FaultyJob:
             os.kill(_parent(fired.pid), signal.SIGKILL)
         else:
             self._cut(fired.pid)
+
+    def _has_store(self) -> bool:
+        """Return whether the nodes have found the store again, if it was lost: the ranks have trained without it."""
+        return self.text.rfind(" runs: ") >= self.text.rfind("the store ended (")
 
     def _store(self) -> int:
         """Return the process id of the store; wait for the next one if it has been killed."""
