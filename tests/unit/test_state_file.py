@@ -5,6 +5,8 @@ from __future__ import annotations
 import fcntl
 import os
 import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -72,11 +74,11 @@ def test_of_several_nodes_one_writes_and_the_others_wait_for_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path, original = str(tmp_path / "state"), os.sendfile
-    writes, others_wait, waiting = [], threading.Event(), []
+    writes, others_wait, waiting = [], threading.Event(), set()
     flock = fcntl.flock
 
     def counted_lock(file: Any, operation: int) -> None:
-        waiting.append(operation)
+        waiting.add(threading.get_ident())
         if len(waiting) == 3:
             others_wait.set()
         flock(file, operation)
@@ -112,7 +114,7 @@ def test_without_locks_each_node_writes_its_own_temporary_file(tmp_path: Path, m
 
     monkeypatch.setattr(os, "replace", recorded)
     assert save_block(memory(5), path)
-    assert names == [f"{path}.{os.uname().nodename}-{os.getpid()}.tmp"]
+    assert names[0].startswith(f"{path}.{os.uname().nodename}-{os.getpid()}-")
     assert [p.name for p in tmp_path.iterdir()] == ["state"]
 
 
@@ -122,6 +124,115 @@ def test_a_temporary_file_that_a_lost_node_left_is_used_again(tmp_path: Path) ->
     assert save_block(memory(5), str(path))
     assert path.stat().st_size < 1000
     assert [p.name for p in tmp_path.iterdir()] == ["state"]
+
+
+def _link(temporary: Path, victim: Path) -> None:
+    temporary.symlink_to(victim)
+
+
+def _second_name(temporary: Path, victim: Path) -> None:
+    temporary.hardlink_to(victim)
+
+
+def _pipe(temporary: Path, _: Path) -> None:
+    os.mkfifo(temporary)
+
+
+def _folder(temporary: Path, _: Path) -> None:
+    temporary.mkdir()
+
+
+def _file_of_another_user(temporary: Path, _: Path) -> None:
+    temporary.write_bytes(b"theirs")
+    os.chown(temporary, 12345, -1)
+
+
+@pytest.mark.parametrize("planted", [_link, _second_name, _pipe, _folder, _file_of_another_user])
+def test_what_another_user_plants_under_the_temporary_name_is_not_used(
+    tmp_path: Path, planted: Callable[[Path, Path], None]
+) -> None:
+    if planted is _file_of_another_user and os.geteuid() != 0:
+        pytest.skip("only root can give a file to another user")
+    path, victim, temporary = tmp_path / "state", tmp_path / "victim", tmp_path / "state.tmp"
+    victim.write_bytes(b"precious")
+    planted(temporary, victim)
+    before = temporary.lstat()
+    assert save_block(memory(5), str(path))
+    assert read_file_header(str(path)).step == 5
+    assert path.is_file()
+    assert not path.is_symlink()
+    assert victim.read_bytes() == b"precious"
+    assert os.path.samestat(temporary.lstat(), before)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["state", "state.tmp", "victim"]
+
+
+def test_a_lock_that_another_process_keeps_does_not_stop_saves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(state_file, "LOCK_TIMEOUT", 0.1)
+    temporary = tmp_path / "state.tmp"
+    temporary.touch()
+    with temporary.open("rb") as kept:
+        fcntl.flock(kept, fcntl.LOCK_SH)
+        assert save_block(memory(5), str(tmp_path / "state"))
+        assert save_block(memory(6), str(tmp_path / "state"))
+    assert read_file_header(str(tmp_path / "state")).step == 6
+
+
+def test_a_node_waits_while_another_one_still_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file of the other node grows at each look: longer than LOCK_TIMEOUT, which counts from the last growth."""
+    monkeypatch.setattr(state_file, "LOCK_TIMEOUT", 0.5)
+    temporary, looks = tmp_path / "state.tmp", []
+    writer = temporary.open("wb", buffering=0)
+    fcntl.flock(writer, fcntl.LOCK_EX)
+
+    def writes_on(seconds: float) -> None:
+        looks.append(seconds)
+        if len(looks) < 40:
+            writer.write(b"x")
+        elif not writer.closed:
+            temporary.rename(tmp_path / "state")
+            writer.close()
+        sleep(0.02)
+
+    sleep = time.sleep
+    monkeypatch.setattr(time, "sleep", writes_on)
+    names, replace = [], os.replace
+
+    def recorded(source: str, target: str) -> None:
+        names.append(source)
+        replace(source, target)
+
+    monkeypatch.setattr(os, "replace", recorded)
+    assert save_block(memory(5), str(tmp_path / "state"))
+    assert names == [str(temporary)]
+    assert read_file_header(str(tmp_path / "state")).step == 5
+
+
+def test_others_can_read_a_saved_state_as_the_umask_says_but_not_its_temporary_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, original, modes = tmp_path / "state", os.sendfile, []
+
+    def recorded(*arguments: int) -> int:
+        modes.append((tmp_path / "state.tmp").stat().st_mode & 0o777)
+        return original(*arguments)
+
+    monkeypatch.setattr(os, "sendfile", recorded)
+    before = os.umask(0o027)
+    try:
+        (tmp_path / "state.tmp").touch(0o666)
+        assert save_block(memory(5), str(path))
+    finally:
+        os.umask(before)
+    assert set(modes) == {0o600}
+    assert path.stat().st_mode & 0o777 == 0o640
+
+
+def test_a_pipe_in_place_of_the_state_is_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "state"
+    os.mkfifo(path)
+    assert read_file_header(str(path)).step == -1
+    assert save_block(memory(5), str(path))
+    assert read_file_header(str(path)).step == 5
 
 
 @pytest.mark.parametrize(

@@ -5,9 +5,13 @@ Standard library only: agents save the blocks of their workers.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import math
 import os
+import secrets
+import stat
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from io import FileIO
@@ -16,6 +20,13 @@ from elasticjob.training.blocks.state_block import ABSENT, BlockHeader, newest_b
 
 _PIECE = 64 << 20
 """Bytes copied at a time."""
+LOCK_TIMEOUT = 60.0
+"""Seconds to wait for the lock of a file that does not grow. NFS clients may see its size up to 60 s late."""
+_LOCK_INTERVAL = 0.05
+_PRIVATE = 0o600
+"""The mode of the shared temporary file until it is complete: another user who can open a file can lock it for ever."""
+_FLAGS = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+"""O_NONBLOCK: another user may have made a pipe of that name; it changes nothing for a regular file."""
 
 
 class BlockChangedError(Exception):
@@ -25,7 +36,7 @@ class BlockChangedError(Exception):
 def read_file_header(path: str) -> BlockHeader:
     """Return the header of a file's block as `read_header` does; ABSENT if the file cannot be read."""
     try:
-        with open(path, "rb") as file:
+        with FileIO(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)) as file:  # it may be a pipe
             return read_header(file.fileno())
     except OSError:
         return ABSENT
@@ -34,20 +45,22 @@ def read_file_header(path: str) -> BlockHeader:
 def save_block(descriptor: int, path: str) -> bool:
     """Write a block to a file atomically. Return False if there is no block, or the file has this state or a newer one.
 
-    If several nodes save at the same time, one writes and the others wait for it. Where the file system has no locks
-    they all write, each its own temporary file. The file is unchanged after an error: OSError if it cannot be written,
-    BlockChangedError.
+    If several nodes save at the same time, one writes and the others wait for it. Where the file system has no locks,
+    or another process keeps the lock, they all write, each its own temporary file. An error leaves the file unchanged:
+    OSError if it cannot be written, BlockChangedError.
     """
     header = read_header(descriptor)
     if not _is_newer(header, path):
         return False
-    file, temporary = _open_temporary(path)
+    file, temporary, mode = _open_temporary(path)
     with file:  # its end releases the lock, so the temporary file is renamed or removed before
         try:
             if not _is_newer(header, path):  # another node has saved meanwhile
                 os.unlink(temporary)  # noqa: PTH108
                 return False
             _copy(descriptor, header, file)
+            with suppress(OSError):  # a file system without modes
+                os.fchmod(file.fileno(), mode)
             os.fsync(file.fileno())
             os.replace(temporary, path)  # noqa: PTH105
         except BaseException:
@@ -87,33 +100,90 @@ def _is_newer(header: BlockHeader, path: str) -> bool:
     return header is not ABSENT and read_file_header(path).version < header.version
 
 
-def _open_temporary(path: str) -> tuple[FileIO, str]:
-    """Return the temporary file, locked and empty, and its name.
+def _open_temporary(path: str) -> tuple[FileIO, str, int]:
+    """Return an empty temporary file of this process's user, its name, and the mode that the saved file gets.
 
-    All nodes use the same name, so that a file left by a node that died is used again. The renamed or removed file
-    keeps its lock: a node that waited for it opens the name anew.
+    All nodes try to lock one name, so that one writes and a file that a lost node left is used again. If that name is
+    not a file of ours, or its lock does not come free, this process writes a file of its own.
     """
     name = f"{path}.tmp"
+    probe, probe_name = _open_own(path)
+    with probe:
+        own = os.fstat(probe.fileno())
+        os.unlink(probe_name)  # noqa: PTH108  (before the wait, in which this process may be killed)
+    file = _lock_shared(name, own)
+    if file is None:
+        file, name = _open_own(path)
+    return file, name, stat.S_IMODE(own.st_mode)
+
+
+def _open_own(path: str) -> tuple[FileIO, str]:
+    """Create a file with a name that no other user can predict."""
+    name = f"{path}.{os.uname().nodename}-{os.getpid()}-{secrets.token_hex(4)}.tmp"
+    return FileIO(os.open(name, _FLAGS | os.O_CREAT | os.O_EXCL, 0o666), "r+"), name
+
+
+def _lock_shared(name: str, own: os.stat_result) -> FileIO | None:
+    """Return the file that all nodes share, locked and empty; None if it is unsafe or the lock is not available.
+
+    `own`: the status of a file that this process has just created there. It has the owner that the file system gives
+    to our files, which may be another user than ours (NFS with root_squash).
+    The renamed or removed file keeps its lock: a node that waited for it opens the name again.
+    """
     while True:
-        file = FileIO(os.open(name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666), "r+")
         try:
-            fcntl.flock(file, fcntl.LOCK_EX)
-        except OSError:
-            file.close()
-            with suppress(OSError):
+            file = FileIO(os.open(name, _FLAGS | os.O_CREAT, _PRIVATE), "r+")
+        except OSError:  # a link, a folder, a file of another user
+            return None
+        try:
+            locked = _lock(file) if _is_ours(os.fstat(file.fileno()), own) else False
+            if locked is None:
                 os.unlink(name)  # noqa: PTH108
-            own = f"{path}.{os.uname().nodename}-{os.getpid()}.tmp"
-            return FileIO(own, "w"), own
-        if _has_name(file, name):
-            file.truncate(0)
-            return file, name
+            if not locked:
+                file.close()
+                return None
+            if _has_name(file, name):
+                with suppress(OSError):  # a file system without modes
+                    os.fchmod(file.fileno(), _PRIVATE)
+                file.truncate(0)
+                return file
+        except BaseException:
+            file.close()
+            raise
         file.close()
+
+
+def _is_ours(found: os.stat_result, own: os.stat_result) -> bool:
+    """Return whether an open file is a regular one of our user, with no second name by which it is known elsewhere."""
+    return stat.S_ISREG(found.st_mode) and found.st_uid == own.st_uid and found.st_nlink <= 1
+
+
+def _lock(file: FileIO) -> bool | None:
+    """Lock the file. Return None if the file system has no locks, False if the file has not grown for LOCK_TIMEOUT.
+
+    A node that writes holds the lock and the file grows; a process that only keeps the lock would block every save.
+    """
+    size, deadline = -1, 0.0
+    while True:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno not in (errno.EAGAIN, errno.EACCES):
+                return None
+        else:
+            return True
+        now, size_now = time.monotonic(), os.fstat(file.fileno()).st_size
+        if size_now != size:
+            size, deadline = size_now, now + LOCK_TIMEOUT
+        elif now >= deadline:
+            return False
+        time.sleep(_LOCK_INTERVAL)
 
 
 def _has_name(file: FileIO, name: str) -> bool:
     """Return whether the open file still is the one of that name."""
     try:
-        return os.path.samestat(os.fstat(file.fileno()), os.stat(name))  # noqa: PTH116
+        return os.path.samestat(os.fstat(file.fileno()), os.lstat(name))
     except FileNotFoundError:
         return False
 
