@@ -371,7 +371,9 @@ PROCESS_GROUP = """
 import torch.distributed
 class Aborts:
     def __del__(self):
-        os.abort()
+        print("destroyed", flush=True)
+        if sys.is_finalizing():
+            os.abort()
 torch.distributed.init_process_group("gloo", init_method="file://" + __file__ + ".store", rank=0, world_size=1)
 aborts = Aborts()
 """
@@ -384,7 +386,7 @@ async def test_a_script_that_succeeds_and_leaves_a_process_group_skips_pythons_f
     path = tmp_path / "script.py"
     path.write_text(LEFT_OPEN + "import atexit\natexit.register(print, 'bye')\n" + PROCESS_GROUP)
     async with forking_launcher([sys.executable, str(path)], tmp_path, ("torch",)) as launcher:
-        assert (await run_workers(launcher, tmp_path))[0] == (0, "x\nbye\n", "left open")
+        assert (await run_workers(launcher, tmp_path))[0] == (0, "x\nbye\ndestroyed\n", "left open")
 
 
 async def test_an_exception_is_written_to_torchs_error_file(tmp_path: Path) -> None:

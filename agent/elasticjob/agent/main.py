@@ -47,7 +47,7 @@ def _run(command: Sequence[str], early: Sequence[str], handled: Sequence[signal.
         from elasticjob.agent.start_workers.command import CommandError, parse_command, parse_own_agent_command
         from elasticjob.agent.start_workers.shim_callers import torchrun_interpreter
         from elasticjob.contract.names import Backend, ExitCode
-        from elasticjob.training.process_end import end_at_once
+        from elasticjob.training.process_end import end_without_destructors
     except ImportError as error:
         return _refuse(f"{sys.executable} lacks what the agent needs: {error}: use an image with a complete Python")
     try:
@@ -65,7 +65,7 @@ def _run(command: Sequence[str], early: Sequence[str], handled: Sequence[signal.
         return _refuse(f"{type(error).__name__}: {error}")
     try:
         # Not by Python's finalization: workers of other nodes on this machine may form their next round now.
-        end_at_once(asyncio.run(agent.run()))
+        end_without_destructors(asyncio.run(agent.run()))
     except Exception as error:
         # Python's own exit code would be 1, which is the code of a failed job.
         traceback.print_exc()

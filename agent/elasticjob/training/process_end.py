@@ -4,24 +4,32 @@ from __future__ import annotations
 
 import atexit
 import gc
-import io
 import logging
 import os
 import signal
 import sys
 import threading
 import weakref
-from contextlib import suppress
 from typing import Any, NoReturn
+
+from elasticjob.training.program_objects import destroy_program_objects, flush_files
 
 
 def end_at_once(status: int) -> NoReturn:
     """End the process without Python's finalization, which costs a fork with torch 1.3 CPU seconds of the recovery.
 
-    Output is complete: this waits for threads, runs atexit functions, and flushes files that the program left open.
-    Destructors do not run, nor do exit handlers of native libraries.
+    Output is complete: this waits for threads, runs atexit functions, and destroys the objects of the program, so that
+    its files are closed and its destructors run. Destructors of libraries do not run, nor do exit handlers of native
+    ones.
     """
     clean_up()
+    os._exit(status)
+
+
+def end_without_destructors(status: int) -> NoReturn:
+    """End a process of elasticjob's own as `end_at_once` does, but with its objects: others wait for this end."""
+    _run_exit_functions()
+    flush_files()
     os._exit(status)
 
 
@@ -36,15 +44,16 @@ def end_outdated_process() -> None:
 
 
 def clean_up() -> None:
-    """Do what Python does at its end before its finalization."""
+    """Do what Python does at its end, except for the destruction of libraries."""
+    _run_exit_functions()
+    destroy_program_objects()
+
+
+def _run_exit_functions() -> None:
     atexit.unregister(gc.unfreeze)
     _leave_out_exit_functions_of_torch()
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
-    for item in (sys.stdout, sys.stderr, *gc.get_objects()):  # objects since the fork: older ones are frozen
-        if issubclass(type(item), io.IOBase):
-            with suppress(Exception):
-                item.flush()
 
 
 def _leave_out_exit_functions_of_torch() -> None:

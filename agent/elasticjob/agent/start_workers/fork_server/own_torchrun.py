@@ -11,7 +11,7 @@ from typing import NoReturn
 
 from elasticjob.agent.start_workers.command import TORCHRUN_MODULES
 from elasticjob.agent.start_workers.fork_server import run_main
-from elasticjob.training.process_end import end_at_once
+from elasticjob.training.process_end import end_without_destructors
 
 
 def runs_torchrun(command: run_main.Program) -> bool:
@@ -24,7 +24,7 @@ def run_torchrun(command: run_main.Program) -> NoReturn:
     _name_frames()
     with suppress(SystemExit):
         run_main.run_program(command)
-    end_at_once(0)
+    end_without_destructors(0)
 
 
 def _name_frames() -> None:

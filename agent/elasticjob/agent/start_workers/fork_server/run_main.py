@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import builtins
 import contextlib
 import ctypes
 import gc
@@ -97,27 +98,45 @@ def run_program(command: Program) -> None:
     atexit.register(gc.unfreeze)  # frozen objects are shared with the fork server; Python collects them at its end
     script = _Script(os.getpid())
     atexit.register(script.record_success)  # it runs after the functions that the program registers
+    sys.orig_argv[:] = command.argv
+    end = _run_to_end(command)  # its frames are gone now, so that nothing but sys.modules refers to the program
+    if end.interrupted:
+        _end_by_interrupt()
+    if end.status != 0:
+        end_at_once(end.status)
+    script.succeed()
+    if end.by_exit:
+        raise SystemExit(0)
+
+
+class _End(NamedTuple):
+    """How the program has ended."""
+
+    status: int
+    by_exit: bool = False
+    """Whether it has raised SystemExit."""
+    interrupted: bool = False
+
+
+def _run_to_end(command: Program) -> _End:
+    """Run the program in a new module `__main__`, and report its exception."""
     main = types.ModuleType("__main__")
-    main.__dict__["__builtins__"] = __builtins__
+    main.__dict__["__builtins__"] = builtins  # the module; in other modules `__builtins__` is its dict
     if hasattr(sys.modules["__main__"], "__annotations__"):  # up to Python 3.13
         main.__annotations__ = {}
     sys.modules["__main__"] = main
-    sys.orig_argv[:] = command.argv
     try:
         _execute(command, main)
     except SystemExit as end:
         if end.code in (None, 0):
-            script.succeed()
-            raise
+            return _End(0, by_exit=True)
         if not isinstance(end.code, int):
             print(end.code, file=sys.stderr)
-        end_at_once(end.code & 0xFF if isinstance(end.code, int) else 1)
+        return _End(end.code & 0xFF if isinstance(end.code, int) else 1, by_exit=True)
     except BaseException as error:
         _report_exception(error)
-        if isinstance(error, KeyboardInterrupt):
-            _end_by_interrupt()
-        end_at_once(1)
-    script.succeed()
+        return _End(1, interrupted=isinstance(error, KeyboardInterrupt))
+    return _End(0)
 
 
 def take_place_of(caller: CallerProcess) -> Program:
@@ -294,6 +313,9 @@ def _report_exception(error: BaseException) -> None:
         trace = trace.tb_next
     error.__traceback__ = trace
     _write_error_file(error)
+    sys.last_type, sys.last_value, sys.last_traceback = type(error), error, trace  # atexit functions may look
+    if sys.version_info >= (3, 12):
+        sys.last_exc = error
     sys.excepthook(type(error), error, trace)
 
 

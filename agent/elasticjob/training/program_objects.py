@@ -1,0 +1,127 @@
+"""Destroy the objects of the program as Python's finalization does, in an interpreter that still runs.
+
+A gzip or zip file is complete only once its object is destroyed or closed. Python's finalization cannot be used for
+this: it ends every thread that asks for the interpreter, and a thread of a process group does.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import io
+import os
+import sys
+import sysconfig
+import threading
+import traceback
+import types
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+_SITES = frozenset({"site-packages", "dist-packages"})
+_STANDARD_LIBRARY = os.path.realpath(sysconfig.get_path("stdlib")) + os.sep
+_LAST_ERROR = ("last_exc", "last_type", "last_value", "last_traceback")
+
+
+def destroy_program_objects() -> None:
+    """Destroy what `__main__` and the program's other modules refer to; then close what libraries still refer to.
+
+    The order is that of Python: its finalization first removes all modules from sys.modules and collects garbage, so
+    destructors find the modules and names that they use. Libraries stay, because their destruction takes seconds with
+    torch. An object that only a library refers to, such as the stream of a logging handler, is closed like those of
+    Python's finalization, unless another thread uses it, which would not end there either. Objects from before the fork
+    (`gc.freeze`) are not the program's.
+    """
+    for name in _LAST_ERROR:
+        if hasattr(sys, name):
+            setattr(sys, name, None)
+    for name in ("stdin", "stdout", "stderr"):
+        _flush(getattr(sys, name, None))
+        setattr(sys, name, getattr(sys, f"__{name}__", None))
+    # As Python does. It sorts objects: one comes before those that it refers to, so a text file in a cycle is closed
+    # before the compressed file below it.
+    gc.collect()
+    for name in [*filter(_is_of_program, sys.modules)]:
+        del sys.modules[name]
+    gc.collect()
+    _close_rest()
+    gc.collect()
+    flush_files()
+
+
+def flush_files() -> None:
+    """Flush what is still open: files of other threads, and those of native libraries."""
+    for item in (sys.stdout, sys.stderr, *gc.get_objects()):  # objects since the fork: older ones are frozen
+        if issubclass(type(item), io.IOBase):
+            _flush(item)
+    ctypes.CDLL(None).fflush(None)
+
+
+def _is_of_program(name: str) -> bool:
+    """Return whether a module is the program's: `__main__`, or neither a library nor this package."""
+    if name in ("__main__", "__mp_main__"):
+        return True
+    file = getattr(getattr(sys.modules.get(name), "__spec__", None), "origin", None)
+    if name.partition(".")[0] == "elasticjob" or not isinstance(file, str) or not os.path.isabs(file):  # noqa: PTH117
+        return False
+    file = os.path.realpath(file)
+    return not file.startswith(_STANDARD_LIBRARY) and _SITES.isdisjoint(Path(file).parts)
+
+
+def _close_rest() -> None:
+    """Close files, and run `__del__` of other objects, in the order of the garbage collector, as above."""
+    kept = _standard_streams() | _used_by_other_threads()
+    for item in gc.get_objects():  # objects since the fork: older ones are frozen
+        kind = type(item)
+        if id(item) in kept or gc.is_finalized(item):
+            continue
+        try:
+            if issubclass(kind, io.IOBase):
+                item.close()
+            elif isinstance(getattr(kind, "__del__", None), types.FunctionType):
+                kind.__del__(item)
+        except Exception as error:
+            _report(error, kind)
+
+
+def _report(error: Exception, kind: type) -> None:
+    """Show an error as Python shows one of a destructor."""
+    with suppress(Exception):
+        print(f"Exception ignored in: the end of a {kind.__qualname__}", file=sys.stderr)
+        traceback.print_exception(error)
+
+
+def _standard_streams() -> set[int]:
+    """Return the ids of the standard streams and of the files below them."""
+    found: set[int] = set()
+    for name in ("__stdin__", "__stdout__", "__stderr__"):
+        stream: Any = getattr(sys, name)
+        while stream is not None:
+            found.add(id(stream))
+            stream = getattr(stream, "buffer", None) or getattr(stream, "raw", None)
+    return found
+
+
+def _used_by_other_threads() -> set[int]:
+    """Return the ids of the objects that the variables of other threads' functions refer to, directly or not."""
+    pending: list[Any] = []
+    for thread, top in sys._current_frames().items():
+        frame: types.FrameType | None = top if thread != threading.get_ident() else None
+        while frame is not None:
+            pending += frame.f_locals.values()
+            frame = frame.f_back
+    module_names = {id(vars(module)) for module in [*sys.modules.values()] if isinstance(module, types.ModuleType)}
+    found: set[int] = set()
+    while pending:
+        item = pending.pop()
+        if id(item) in found or id(item) in module_names or isinstance(item, (types.ModuleType, type)):
+            continue
+        found.add(id(item))
+        pending += gc.get_referents(item)
+    return found
+
+
+def _flush(stream: Any) -> None:
+    with suppress(Exception):
+        stream.flush()
