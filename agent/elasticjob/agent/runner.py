@@ -12,6 +12,7 @@ import signal
 import socket
 import tempfile
 import time
+import traceback
 from collections.abc import Coroutine, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -44,7 +45,7 @@ from elasticjob.agent.monitoring.node_health import NodeHealth
 from elasticjob.agent.monitoring.reachability import ReachabilityMonitor
 from elasticjob.agent.monitoring.step_times import StepTimeMonitor
 from elasticjob.agent.monitoring.training_reports import TrainingReports
-from elasticjob.agent.processes import become_subreaper, child_setup
+from elasticjob.agent.processes import become_subreaper, child_setup, descendants, kill
 from elasticjob.agent.reporting import health_endpoint, telemetry
 from elasticjob.agent.reporting.state_saver import StateSaver
 from elasticjob.agent.reporting.termination_message import write_round, write_termination
@@ -71,6 +72,7 @@ from elasticjob.contract.text import describe_speed
 from elasticjob.control_link.link import ControlLink, LinkRole, connect
 from elasticjob.control_link.node_client import NoCoordinatorError, NodeClient
 from elasticjob.keep_alive import KeepAlive
+from elasticjob.loop_errors import background_task, call_on_error, call_on_thread_error
 from elasticjob.store.open_files import (
     connection_limit,
     raise_open_file_limit,
@@ -111,6 +113,10 @@ class Agent:
         """When the workers of this round must have ended; loop time."""
         self._machine_end = math.inf
         """When this machine ends, as it is announced; loop time."""
+        self._error: BaseException | None = None
+        """The error of the agent itself that ends it."""
+        self._task: asyncio.Task[object] | None = None
+        """The task of `run`."""
         self._saving = False
         """Whether copies of training state are saved while training continues, where they ask for it."""
         self._stores: list[StoreServer] = []
@@ -127,9 +133,18 @@ class Agent:
     async def run(self) -> ExitCode:
         """Join, run workers until the job or this node's part in it is over, and return the exit code.
 
-        The termination message is written by then.
+        The termination message is written by then. What the agent itself has failed by is raised; no process of the
+        workers is left then.
         """
-        self._loop = asyncio.get_running_loop()
+        self._loop, self._task = asyncio.get_running_loop(), asyncio.current_task()
+        try:
+            return await self._run()
+        except asyncio.CancelledError:
+            if self._error is None:
+                raise
+            raise self._error from None
+
+    async def _run(self) -> ExitCode:
         self._finished: asyncio.Future[Exit] = self._loop.create_future()
         self._stdout, self._stderr = OutputSink(1), OutputSink(2)
         handler = _SinkHandler(self._stderr, self._config.pod)
@@ -137,7 +152,11 @@ class Agent:
         logging.getLogger("elasticjob").setLevel(logging.INFO)
         become_subreaper()
         self._open_files = raise_open_file_limit()
-        with tempfile.TemporaryDirectory(prefix="elasticjob-", dir=self._config.scratch_parent) as scratch:
+        call_on_error(self._loop, self._fail)
+        with (
+            call_on_thread_error(self._loop, self._fail),
+            tempfile.TemporaryDirectory(prefix="elasticjob-", dir=self._config.scratch_parent) as scratch,
+        ):
             await self._start(Path(scratch))
             try:
                 exit_ = await self._finished
@@ -147,6 +166,8 @@ class Agent:
                 await self._save_state(exit_)
             finally:
                 await self._close_in_time()
+                if self._error is not None:  # whatever is left must not go on to write
+                    kill(descendants(os.getpid()))
         logging.getLogger("elasticjob").removeHandler(handler)
         for number in (signal.SIGCHLD, *self._signals):
             self._loop.remove_signal_handler(number)
@@ -284,11 +305,28 @@ class Agent:
     # ---- events and effects --------------------------------------------------------------------------------------
 
     def _dispatch(self, event: AgentEvent) -> None:
+        if self._error is not None:  # the state is not what the agent has done, and others must not rely on it
+            return
         decision = machine.decide(self._state, event)
         self._counts = telemetry.update_counts(self._counts, self._state, decision.state, self._loop.time())
         self._state = decision.state
-        for effect in decision.effects:
-            self._do(effect)
+        try:
+            for effect in decision.effects:
+                self._do(effect)
+        except Exception as error:
+            # The state says that all effects have happened, and the caller may take this for an error of its own.
+            self._fail(error)
+            raise
+
+    def _fail(self, error: BaseException) -> None:
+        """End the agent after an error that nothing handled: what it has left undone is unknown."""
+        if self._error is not None:
+            return
+        self._error = error
+        if not self._finished.done():
+            self._finished.set_exception(error)
+        elif self._task is not None:  # it saves the state, or cleans up
+            self._task.cancel()
 
     def _do(self, effect: Effect) -> None:
         match effect:
@@ -349,14 +387,9 @@ class Agent:
                 assert_never(never)
 
     def _spawn(self, work: Coroutine[None, None, object]) -> None:
-        task = self._loop.create_task(work)
+        task = background_task(work)
         self._tasks.add(task)
-        task.add_done_callback(self._done)
-
-    def _done(self, task: asyncio.Task[object]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) and not self._finished.done():
-            self._finished.set_exception(error)
+        task.add_done_callback(self._tasks.discard)
 
     # ---- background tasks ----------------------------------------------------------------------------------------
 
@@ -509,6 +542,8 @@ class Agent:
 
     async def _close(self) -> None:
         self._reachability.end_round()
+        if self._error is not None:
+            self._workers.expect_no_start()
         await self._workers.stop(0.0, at_once=True)
         await self._workers.until_gone(CLOSE_TIMEOUT)  # only this agent reaps them
         await self._workers.finish_log_files()
@@ -575,4 +610,7 @@ class _SinkHandler(logging.Handler):
         self._pod = pod
 
     def emit(self, record: logging.LogRecord) -> None:
-        self._sink.put(f"[agent] {self._pod}: {record.getMessage()}\n".encode(errors="replace"))
+        text = record.getMessage()
+        if record.exc_info:
+            text = f"{text}\n{''.join(traceback.format_exception(*record.exc_info)).rstrip()}"
+        self._sink.put(f"[agent] {self._pod}: {text}\n".encode(errors="replace"))

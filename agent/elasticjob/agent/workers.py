@@ -74,6 +74,7 @@ from elasticjob.contract.failure_text import MAX_MESSAGE
 from elasticjob.contract.messages import Failure, FailureClass, NewProcesses, StartRound
 from elasticjob.contract.names import BEFORE_ROUNDS, Backend, RoundId
 from elasticjob.contract.restart_messages import Calling, CollectiveFailed, Guarded, Kept, Parked, Raised
+from elasticjob.loop_errors import background_task
 
 log = logging.getLogger(__name__)
 
@@ -275,6 +276,10 @@ class WorkerGroup:
         self._succeeded.clear()
         self._oom.reset()
 
+    def expect_no_start(self) -> None:
+        """Make no `stop` wait any more: the agent has failed, and the start may never come."""
+        self._started.set()
+
     async def start(self, start: StartRound) -> Failure | None:
         """Start the round's workers; return a START_ERROR failure if the node cannot start them.
 
@@ -396,7 +401,7 @@ class WorkerGroup:
             return
         found = [RankInRound(self.progress.made_step(rank), self._called.get(rank)) for rank in ranks]
         if self._started.is_set() and may_start(found, self._script_seconds, time.monotonic()):
-            self._starting_spares = asyncio.get_running_loop().create_task(self._start_spares(missing))
+            self._starting_spares = background_task(self._start_spares(missing))
             return
         if not self._announced_spares:
             self._announced_spares = True
@@ -425,7 +430,7 @@ class WorkerGroup:
             set_oom_score(pid, MAX_OOM_SCORE)  # without memory for all, the kernel must not choose a worker
             log.info("process %d starts as the spare of local rank %d", pid, worker.local_rank)
         if self._watching_spares is None or self._watching_spares.done():
-            self._watching_spares = asyncio.get_running_loop().create_task(self._watch_spares())
+            self._watching_spares = background_task(self._watch_spares())
         if not self._may_start_spares:
             self.end_spares()
         self.on_end()  # for what has ended meanwhile

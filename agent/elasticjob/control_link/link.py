@@ -96,7 +96,8 @@ class LinkGate:
     keys: Mapping[LinkRole, bytes]
     """Keys of the roles that are accepted."""
     serve: Callable[[ControlLink], Awaitable[None]]
-    """Serves one authenticated link; the link is closed when it returns."""
+    """Serves one authenticated link; the link is closed when it returns. An error other than LinkError ends the process
+    (`loop_errors`)."""
     keep_alive: KeepAlive = field(default_factory=KeepAlive)
     passive: Callable[[], bool] = lambda: False
     """Returns whether the store is a passive standby store now."""
@@ -119,6 +120,9 @@ class LinkGate:
         except (LinkError, OSError) as error:
             frames.send(codec.dumps({"refused": str(error)}))
             peer.record_drop("refused-link", str(error))
+        except Exception as error:  # one that is not authenticated must not end the process
+            log.exception("a handshake has failed")
+            peer.record_drop("refused-link", f"{type(error).__name__}: {error}")
         else:
             peer.authenticated(is_node=link.role is LinkRole.NODE)
             await _serve(self, link, frames, peer)
@@ -310,8 +314,6 @@ async def _serve(gate: LinkGate, link: ControlLink, frames: FrameProtocol, peer:
         await gate.serve(link)
     except LinkError as error:
         frames.error = error
-    except Exception:
-        log.exception("serving the control link of %s failed", link.peer)
     if frames.error is not None:
         reason = "forged-frame" if isinstance(frames.error, ForgedFrame) else "bad-link"
         peer.record_drop(reason, str(frames.error))

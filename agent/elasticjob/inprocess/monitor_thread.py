@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable
 from datetime import timedelta
 
 from elasticjob.inprocess.attribution import Interruption, InterruptionRecord
 from elasticjob.inprocess.interruption import Interrupter
 from elasticjob.inprocess.store_mixin import IterationOutcome, StoreMixin
+from elasticjob.own_thread import MonitorOfWorker
 
 log = logging.getLogger(__name__)
 
@@ -43,7 +43,7 @@ class MonitorThread:
         self._abort = abort
         self.failure: Exception | None = None
         """Why the store can no longer be followed."""
-        self._thread = threading.Thread(target=self._run, daemon=True, name="elasticjob-monitor")
+        self._thread = MonitorOfWorker(self._run, "elasticjob-monitor")
 
     def start(self) -> None:
         self._thread.start()

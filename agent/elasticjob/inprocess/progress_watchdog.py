@@ -12,6 +12,8 @@ import time
 from collections.abc import Callable
 from datetime import timedelta
 
+from elasticjob.own_thread import MonitorOfWorker
+
 _PENDING_CALL = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p)
 
 
@@ -28,7 +30,7 @@ class ProgressWatchdog:
         self._pending = False
         # Objects that a pending call refers to must exist when it runs.
         self._pending_call = _PENDING_CALL(self._run_pending_call)
-        self._thread = threading.Thread(target=self._run, daemon=True, name="progress-watchdog")
+        self._thread = MonitorOfWorker(self._run, "progress-watchdog")
 
     def start(self) -> None:
         self._thread.start()

@@ -40,6 +40,7 @@ from elasticjob.inprocess.process_groups import ProcessGroups, collect_garbage
 from elasticjob.inprocess.state_keeper import StateKeeper, seconds_before_copy
 from elasticjob.inprocess.timeout_guard import TimeoutGuard
 from elasticjob.inprocess.warm_up import warm_up
+from elasticjob.own_thread import MonitorOfWorker
 from elasticjob.training import progress_channel
 from elasticjob.training.devices import is_asynchronous
 from elasticjob.training.progress_channel import Stopped
@@ -140,7 +141,7 @@ class RestartableCall:
         self._connected = True
         """Whether the agent can have the function called again."""
         self._callbacks = progress_channel.callbacks()
-        threading.Thread(target=self._monitor, daemon=True, name="elasticjob-monitor").start()
+        MonitorOfWorker(self._monitor, "elasticjob-monitor").start()
 
     def run(self, function: Callable[[], Any]) -> Any:
         """Call the function until it returns, and return its result.

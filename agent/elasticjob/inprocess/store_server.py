@@ -14,6 +14,7 @@ import sys
 from contextlib import suppress
 
 from elasticjob.code_root import CODE_ROOT
+from elasticjob.loop_errors import call_on_error
 from elasticjob.store.last_requests import LastRequests
 from elasticjob.store.open_files import raise_open_file_limit
 from elasticjob.store.server import StoreServer
@@ -63,9 +64,12 @@ def main(arguments: list[str]) -> None:
 async def _serve(listener: socket.socket, parent: int) -> None:
     server = StoreServer(last_requests=LastRequests())
     await server.start(sock=listener)
-    ended = asyncio.Event()
-    asyncio.get_running_loop().add_reader(parent, ended.set)  # end of file: the rank has ended
-    await ended.wait()
+    loop = asyncio.get_running_loop()
+    ended: asyncio.Future[None] = loop.create_future()
+    call_on_error(loop, lambda error: None if ended.done() else ended.set_exception(error))
+    loop.add_reader(parent, lambda: None if ended.done() else ended.set_result(None))  # end of file: the rank has ended
+    await ended
+    loop.remove_reader(parent)
     while server.open_connections:  # noqa: ASYNC110  (the server has no event for it)
         await asyncio.sleep(_CHECK_INTERVAL)
     await server.close()

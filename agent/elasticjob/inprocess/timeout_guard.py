@@ -29,6 +29,8 @@ GUARDED = ("nccl",)
 raises in the main thread when a collective is overdue."""
 INTERVAL = 1.0
 """Seconds between two looks at the groups. torch's own watchdog finds an overdue collective up to 1 s late."""
+_TORCH_TIMEOUT = 600.0
+"""Seconds: torch's default time-out of nccl groups (`default_pg_nccl_timeout`)."""
 
 
 @dataclass(frozen=True)
@@ -68,9 +70,10 @@ class TimeoutGuard:
             self._watch_groups(round_id, left)
         except Exception as error:
             sys.stderr.write(
-                f"elasticjob: nothing ends this round if a collective hangs, because torch's process groups cannot be "
-                f"watched ({error!r}): set a hangPolicy\n"
+                f"elasticjob: no step for {_TORCH_TIMEOUT:g} s ends this round if a collective hangs, because torch's "
+                f"process groups cannot be watched ({error!r}): set a hangPolicy\n"
             )
+            self._send(Guarded(round_id, _TORCH_TIMEOUT, by_collectives=False))
 
     def _watch_groups(self, round_id: RoundId, left: threading.Event) -> None:
         before: Sequence[GroupState] = ()

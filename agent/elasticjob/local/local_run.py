@@ -38,6 +38,7 @@ from elasticjob.control_link.link import LinkError, LinkRole, connect
 from elasticjob.local.child_processes import RunEnvironment, describe_exit_code
 from elasticjob.local.manifest import LocalJob
 from elasticjob.local.screen import NodeRow, PlainScreen, RunView, Screen
+from elasticjob.loop_errors import background_task, call_on_error
 
 INTERRUPTED = 130
 """Exit code after SIGINT or SIGTERM."""
@@ -88,6 +89,7 @@ class LocalRun:
         """Run the job to its end, stop every process and return the exit code."""
         loop = asyncio.get_running_loop()
         self._over = asyncio.Event()
+        call_on_error(loop, self._fail_by_error)
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self._interrupt)
         listener = socket.create_server(("127.0.0.1", 0), backlog=_BACKLOG)
@@ -235,7 +237,7 @@ class LocalRun:
         self._pods[index] = ExpectedPod(index, incarnation, pod, PodState.RUNNING)
         self._send_view()
         if agent.stdout is not None:
-            self._copies.add(asyncio.create_task(self._copy(agent.stdout)))
+            self._copies.add(background_task(self._copy(agent.stdout)))
         return await agent.wait()
 
     async def _copy(self, output: asyncio.StreamReader) -> None:
@@ -347,6 +349,9 @@ class LocalRun:
         self._problem = why
         self._over.set()
 
+    def _fail_by_error(self, error: BaseException) -> None:
+        self._fail(f"internal error: {type(error).__name__}: {error}")
+
     def _ended(self) -> bool:
         return self._report is not None and self._report.outcome is not None
 
@@ -393,14 +398,9 @@ class LocalRun:
         return INTERRUPTED
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
+        task = background_task(work)
         self._tasks.add(task)
-        task.add_done_callback(self._done)
-
-    def _done(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()):
-            self._fail(f"internal error: {type(error).__name__}: {error}")
+        task.add_done_callback(self._tasks.discard)
 
 
 def _world(report: Report) -> str:

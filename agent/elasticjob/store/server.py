@@ -24,6 +24,7 @@ from typing import TypeAlias, cast
 
 from elasticjob.contract.names import StoreClients
 from elasticjob.keep_alive import KeepAlive
+from elasticjob.loop_errors import background_task
 from elasticjob.store.executor import RequestExecutor
 from elasticjob.store.last_requests import LastRequests
 from elasticjob.store.reader import KnownRequests, RequestReader
@@ -411,7 +412,7 @@ class _Client(asyncio.BufferedProtocol):
     def _become_link(self, handler: LinkHandler, number: int) -> None:
         rest = self._reader.rest()
         self._release()
-        task = asyncio.ensure_future(handler(self.peer, number, rest))
+        task = background_task(handler(self.peer, number, rest))
         self._server.link_tasks.add(task)
         task.add_done_callback(self._link_ended)
 

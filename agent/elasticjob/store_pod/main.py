@@ -12,11 +12,13 @@ import sys
 import time
 from collections.abc import Coroutine, Sequence
 from pathlib import Path
+from typing import Any
 
 from elasticjob.contract.messages import RoundSettings
 from elasticjob.contract.names import ExitCode
 from elasticjob.control_link.link import LinkGate, LinkRole, Welcome
 from elasticjob.keep_alive import KeepAlive
+from elasticjob.loop_errors import call_on_error
 from elasticjob.rendezvous.state import initial_state
 from elasticjob.store.open_files import connection_limit, raise_open_file_limit, unauthenticated_limit
 from elasticjob.store.server import StoreServer
@@ -75,20 +77,30 @@ async def serve_store(config: StoreConfig, early_signals: Sequence[str] = ()) ->
 
     After the first signal the store serves on until it may end without cost for its nodes, after the second one it ends
     at once. If a node reports a newer store, stop listening, but wait for the signal too. `early_signals`: names of
-    those received before; the caller's handlers append to it.
+    those received before; the caller's handlers append to it. An error in a callback or in the service of a node is
+    raised: a store that goes on without what it was about to do may leave the job waiting, and another start of it
+    learns from the nodes which round runs.
     """
     _, open_files = raise_open_file_limit()
     stop, at_once = asyncio.Event(), asyncio.Event()
+    loop = asyncio.get_running_loop()
+    failed: asyncio.Future[None] = loop.create_future()
+
+    def fail(error: BaseException) -> None:
+        if not failed.done():
+            failed.set_exception(error)
+
+    call_on_error(loop, fail)
 
     def end() -> None:
         (at_once if stop.is_set() else stop).set()
 
     for signum in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(signum, end)
+        loop.add_signal_handler(signum, end)
     for _ in early_signals:
         end()
     if config.parent_fd is not None:
-        asyncio.get_running_loop().add_reader(config.parent_fd, _end_with_parent, config.parent_fd, stop, at_once)
+        loop.add_reader(config.parent_fd, _end_with_parent, config.parent_fd, stop, at_once)
     starts = count_container_start(config.state_dir, time.time())
     coordinator = _coordinator(config, starts)
     gate = LinkGate(
@@ -105,21 +117,23 @@ async def serve_store(config: StoreConfig, early_signals: Sequence[str] = ()) ->
     coordinator.start()
     role = ", standby" if config.standby else ""
     log.info("serving on port %d, incarnation %d, start %d%s", port, config.incarnation, starts, role)
-    await _first_of(stop.wait(), coordinator.superseded.wait())
+    await _first_of(failed, stop.wait(), coordinator.superseded.wait())
     log.info("this store ends once its nodes need it no more")
-    await _first_of(coordinator.wait_until_it_may_end(), at_once.wait())
+    await _first_of(failed, coordinator.wait_until_it_may_end(), at_once.wait())
     coordinator.stop()
     await server.close()
     # If a superseded process exited, the kubelet would restart its container.
-    await stop.wait()
+    await _first_of(failed, stop.wait())
 
 
-async def _first_of(*waits: Coroutine[None, None, object]) -> None:
-    """Return when one of these has returned, and cancel the others."""
-    tasks = [asyncio.ensure_future(wait) for wait in waits]
-    await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-    for task in tasks:
+async def _first_of(failed: asyncio.Future[None], *waits: Coroutine[None, None, object]) -> None:
+    """Return when one of `waits` has returned, and cancel the others. Raise the error with which `failed` ends."""
+    tasks: list[asyncio.Future[Any]] = [failed, *(asyncio.ensure_future(wait) for wait in waits)]
+    ended, others = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    for task in others - {failed}:
         task.cancel()
+    for task in ended:
+        task.result()
 
 
 def _end_with_parent(parent_fd: int, stop: asyncio.Event, at_once: asyncio.Event) -> None:
@@ -158,7 +172,10 @@ def _coordinator(config: StoreConfig, starts: int) -> Coordinator:
 
 
 def main(argv: Sequence[str] | None = None, early_signals: Sequence[str] = ()) -> int:
-    """Entry point. Exit code 64: the environment is invalid. `early_signals`: as in `serve_store`."""
+    """Entry point. Exit code 64: the environment is invalid; 70: the store itself has failed.
+
+    `early_signals`: as in `serve_store`.
+    """
     parser = argparse.ArgumentParser(
         prog="elasticjob store",
         description="The TCPStore service of one job. The operator (or `elasticjob run`) starts it; "
@@ -170,5 +187,9 @@ def main(argv: Sequence[str] | None = None, early_signals: Sequence[str] = ()) -
         config = StoreConfig.from_environ(os.environ)
     except ValueError as error:
         parser.exit(ExitCode.USAGE, f"elasticjob store: {error}\n")
-    asyncio.run(serve_store(config, early_signals))
+    try:
+        asyncio.run(serve_store(config, early_signals))
+    except Exception:
+        log.exception("the store has failed")
+        return ExitCode.INTERNAL
     return 0

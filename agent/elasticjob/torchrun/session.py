@@ -36,6 +36,7 @@ from elasticjob.contract.messages import (
     Failure,
     FailureClass,
     NodeToCoordinator,
+    Outcome,
     PlanEnd,
     Standby,
     StartRound,
@@ -43,6 +44,7 @@ from elasticjob.contract.messages import (
 )
 from elasticjob.control_link.link import ControlLink, LinkError
 from elasticjob.control_link.node_client import NoCoordinatorError, NodeClient
+from elasticjob.loop_errors import call_on_error
 
 log = logging.getLogger(__name__)
 
@@ -144,6 +146,7 @@ class CoordinatorSession:
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
         self._task = self._loop.create_task(self._node.run())
+        call_on_error(self._loop, self._fail)
         try:
             self._loop.run_until_complete(self._task)
         except asyncio.CancelledError:
@@ -151,12 +154,24 @@ class CoordinatorSession:
         except NoCoordinatorError as error:
             self._dispatch(events.StoreUnreachable(str(error)))
             self._dispatch(events.AllWorkersStopped(0))  # the caller can report it no more: this thread ends
+        except Exception as error:
+            log.exception("the connection to the coordinator has failed")
+            self._fail(error)
         finally:
             self._loop.run_until_complete(asyncio.sleep(0))  # closed links flush their buffers
             self._loop.close()
 
     def _cancel(self) -> None:
         self._task.cancel()
+
+    def _fail(self, error: BaseException) -> None:
+        """End the session after an error that nothing handled: the caller waits for what may never come."""
+        with self.changed:
+            text = f"{type(error).__name__}: {error}"
+            self.termination = self.termination or Termination(Outcome.ERROR, "AgentBroke", message=text)
+            self.must_stop = True
+            self.changed.notify_all()
+        self._cancel()
 
     async def _connect(self) -> ControlLink:
         with self.changed:

@@ -126,7 +126,8 @@ def test_a_torch_that_cannot_be_asked_is_no_silent_guard(
             if "set a hangPolicy" in text:
                 failed.put(None)
 
-    guard, _ = watch(monkeypatch, groups)
+    guard, sent = watch(monkeypatch, groups)
     monkeypatch.setattr("sys.stderr", Errors())
     with guard.watch(ROUND, active=True):
         failed.get(timeout=60)
+        assert sent.next() == Guarded(ROUND, 600.0, by_collectives=False)  # the agent watches the steps

@@ -19,6 +19,7 @@ from elasticjob.contract.messages import CutOffNotice, MemberLink, StartRound
 from elasticjob.contract.names import RoundId
 from elasticjob.control_link.link import ControlLink, LinkError, LinkGate, LinkRole, Welcome, connect
 from elasticjob.keep_alive import KeepAlive
+from elasticjob.loop_errors import background_task
 
 BACKOFF = 1.0
 """Seconds between attempts to connect to the round's store."""
@@ -99,7 +100,7 @@ class ReachabilityMonitor:
         self._end_links(lambda round_id: round_id < start.round)
         self._start_until = self._now() + self._keep_alive.trust
         if start.group_rank > 0:
-            self._task = asyncio.get_running_loop().create_task(self._keep_link(start))
+            self._task = background_task(self._keep_link(start))
         self._check_within()
 
     def end_round(self) -> None:

@@ -36,6 +36,8 @@ async def serve_health(
             await asyncio.wait_for(writer.drain(), _TIMEOUT)
         except (asyncio.TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, OSError):
             pass  # no complete request, or the client has closed the connection
+        except Exception:
+            log.exception("the health endpoint has not answered a request")
         finally:
             writer.close()
 

@@ -28,6 +28,7 @@ from elasticjob.agent.start_workers.fork_trust import COLD_REASON, FAILED_AT_ONC
 from elasticjob.agent.start_workers.libuv import WITHOUT_LIBUV, has_libuv
 from elasticjob.agent.start_workers.shim_callers import RunInFork, ShimCaller
 from elasticjob.agent.start_workers.shim_server import CannotForkError, ShimServer, likely_python
+from elasticjob.loop_errors import background_task
 
 log = logging.getLogger(__name__)
 
@@ -229,7 +230,7 @@ class Launcher:
             return
         log.warning("%s; another one starts", self._disable_fork(reason))
         self._replacements += 1
-        self._replacing = asyncio.get_running_loop().create_task(self._replace(create))
+        self._replacing = background_task(self._replace(create))
 
     async def _replace(self, create: Callable[[], ForkServerClient]) -> None:
         try:

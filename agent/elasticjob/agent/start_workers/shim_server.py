@@ -27,6 +27,7 @@ from elasticjob.agent.start_workers.shim_callers import (
     read_caller,
     torchrun_interpreter,
 )
+from elasticjob.loop_errors import background_task
 
 log = logging.getLogger(__name__)
 
@@ -130,7 +131,7 @@ class ShimServer:
         with suppress(OSError):
             peer, _ = self._listener.accept()
             peer.setblocking(False)
-            task = self._loop.create_task(self._serve(peer))
+            task = background_task(self._serve(peer))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 

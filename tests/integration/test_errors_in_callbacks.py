@@ -1,0 +1,195 @@
+"""An error in any callback or effect ends its process, and the job goes on without it or says why it ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import get_args
+
+import pytest
+import yaml
+
+from elasticjob.agent.machine import effects
+from elasticjob.agent.processes import has_ended
+from elasticjob.code_root import CODE_ROOT
+from elasticjob.contract.names import Env
+from support.child_process import ChildProcess
+from support.injected_errors import called, injecting
+from support.local_run import PROGRAM, manifest
+from support.worker_scripts import script
+
+STEPS = f"""
+import os, sys, time
+sys.path.insert(0, {CODE_ROOT!r})
+import elasticjob
+step = 0
+elasticjob.progress(step)  # it connects to the agent
+print("started", os.environ["RANK"], os.getpid(), os.getppid(), flush=True)
+while not os.path.exists(sys.argv[1]):
+    time.sleep(0.01)
+    elasticjob.progress(step := step + 1)
+"""
+
+OF_AGENT = (
+    "agent.monitoring.node_health.NodeHealth.find_problem.<locals>.check.<locals>.<lambda>",
+    "agent.monitoring.reachability.ReachabilityMonitor._check",
+    "agent.monitoring.worker_progress.WorkerProgress._accept",
+    "agent.monitoring.worker_progress.WorkerProgress._disconnect",
+    "agent.monitoring.worker_progress.WorkerProgress._handshake",
+    "agent.reporting.state_saver._in_thread.<locals>.finish",
+    "agent.reporting.worker_output.OutputSink._written",
+    "agent.reporting.worker_output.WorkerPipe._readable",
+    "agent.runner.Agent._leave",
+    "agent.runner.Agent._reap",
+    "control_link.frames.FrameProtocol.connection_made",
+)
+"""Callbacks of an agent whose worker is killed, and that is told to leave after that."""
+OF_STORE = (
+    "store.server._Client._link_ended",
+    "store.server._Client.connection_made",
+    "store_pod.coordinator.Coordinator._report_again",
+    "store_pod.coordinator.Coordinator._run",
+)
+NOT_NEEDED = (
+    "store_pod.main.serve_store.<locals>.end",
+    "loop_errors._raise_error",
+    "control_link.time_limit._abandon.<locals>.ended",
+)
+"""Callbacks of the store's end, of a task that has failed, and of an attempt to connect that came too late."""
+
+
+def start(role: str, target: str, folder: Path) -> ChildProcess:
+    command = [*script(folder, STEPS), str(folder / "stop")]
+    (folder / "job.yaml").write_text(yaml.safe_dump(manifest(command, replicas=2)))
+    return ChildProcess([*PROGRAM, "run", "job.yaml"], cwd=folder, env=injecting(role, target, folder))
+
+
+def disturb(run: ChildProcess, ended: str) -> str:
+    """Kill a worker of node 1, then let its agent leave. Return the line like `ended`, for which this waits."""
+    for signalled, number in (1, signal.SIGKILL), (2, signal.SIGTERM):
+        match = run.wait_for(rf"{ended}|started 1 (\d+) (\d+)")
+        if not match[signalled]:
+            return match.string
+        os.kill(int(match[signalled]), number)
+    return run.wait_for(ended).string
+
+
+@pytest.mark.parametrize("name", OF_AGENT)
+def test_an_agent_whose_callback_fails_is_replaced_and_the_job_succeeds(name: str, tmp_path: Path) -> None:
+    with start("agent", f"elasticjob.{name}", tmp_path) as run:
+        disturb(run, r"toy-1-0 ended \(exit 70")
+        (tmp_path / "stop").touch()
+        assert run.exit_code() == 0
+    assert f"RuntimeError: injected into elasticjob.{name}" in run.text
+    assert "injected" in {path.name for path in tmp_path.iterdir()}
+
+
+@pytest.mark.parametrize("name", OF_STORE)
+def test_a_store_whose_callback_fails_starts_again_and_the_job_succeeds(name: str, tmp_path: Path) -> None:
+    with start("store", f"elasticjob.{name}", tmp_path) as run:
+        line = disturb(run, r"the store ended \(exit 70")
+        (tmp_path / "stop").touch()
+        # Without a report of its own the store was never of use, and the run shows its log.
+        assert run.exit_code() == (0 if line.endswith("starting it again") else 1)
+    assert "starting it again" in run.text or f"injected into elasticjob.{name}" in run.text
+
+
+def test_a_run_whose_callback_fails_ends_its_nodes_and_says_why(tmp_path: Path) -> None:
+    with start("run", "elasticjob.local.local_run.LocalRun._interrupt", tmp_path) as run:
+        run.wait_for("started 1")
+        run.process.send_signal(signal.SIGINT)
+        assert run.exit_code() == 1
+    assert "toy failed: internal error: RuntimeError: injected into" in run.text
+    assert "in once" in run.text  # the traceback
+
+
+def test_every_callback_that_is_called_has_its_test(tmp_path: Path) -> None:
+    known = {f"elasticjob.{name}" for name in (*OF_AGENT, *OF_STORE, *NOT_NEEDED)}
+    for role in ("agent", "store"):
+        folder = tmp_path / role
+        folder.mkdir()
+        with start(role, "", folder) as run:
+            disturb(run, "toy-1-1 takes its place")
+            (folder / "stop").touch()
+            assert run.exit_code() == 0
+        assert {name for name in called(folder) if "." in name} <= known
+
+
+BREAK_AN_EFFECT = """
+import sys
+from dataclasses import replace
+from elasticjob.agent import runner
+from elasticjob.agent.machine import decide as machine, effects, events
+from elasticjob.agent.main import main
+from elasticjob.contract import messages
+from elasticjob.contract.names import ExitCode, RoundId
+
+target, command = sys.argv[1], sys.argv[2:]
+round_id = RoundId(1, 0, 1)
+start = messages.StartRound(round_id, 0, 1, 0, 1, 0, 1, "127.0.0.1", 1, 0, 3)
+arguments = {
+    "Send": (messages.WorkersStarted(round_id),), "LaunchWorkers": (start,), "StartAhead": (start,),
+    "HoldWorkers": (round_id,), "StopWorkersAt": (round_id, 3), "StopWorkers": (0.0,), "DumpStacks": (round_id,),
+    "CheckHealth": (), "FreezeWorkers": (True,), "StartLeaveTimer": (1.0,), "SetMachineEnd": (None,), "Log": ("",),
+    "Exit": (ExitCode.SUCCEEDED, messages.Termination(messages.Outcome.SUCCEEDED, "")),
+}
+effect = getattr(effects, target)(*arguments[target])
+decide, carry_out = machine.decide, runner.Agent._do
+
+def decide_to_fail(state, event):
+    decision = decide(state, event)
+    launched = isinstance(event, events.WorkersLaunched)
+    return replace(decision, effects=(*decision.effects, effect)) if launched else decision
+
+def fail(self, wanted):
+    if wanted is effect and target == "FreezeWorkers":
+        carry_out(self, wanted)
+    elif wanted is effect and target in ("LaunchWorkers", "StartAhead"):
+        self._workers.expect_start()
+    if wanted is effect:
+        raise ConnectionResetError("this effect fails")  # an error that callers expect of connections
+    carry_out(self, wanted)
+
+async def joins(self):
+    self._dispatch(events.Received(start))
+
+machine.decide, runner.Agent._do, runner.Agent._connect = decide_to_fail, fail, joins
+sys.exit(main(command))
+"""
+
+WRITES = """
+import os, sys, time
+open(sys.argv[1] + ".new", "w").write(str(os.getpid()))
+os.rename(sys.argv[1] + ".new", sys.argv[1])
+while True:
+    time.sleep(1)
+"""
+
+
+@pytest.mark.parametrize("effect", [kind.__name__ for kind in get_args(effects.Effect)])
+def test_an_agent_whose_effect_fails_ends_and_leaves_no_worker(effect: str, tmp_path: Path) -> None:
+    log, pid = tmp_path / "termination", tmp_path / "pid"
+    env = {
+        **os.environ,
+        "PYTHONPATH": CODE_ROOT,
+        Env.RUN_ID: "uid",
+        Env.NODE_KEY: "00" * 32,
+        Env.INDEX: "0",
+        Env.POD_NAME: "bert-0-0",
+        Env.POD_IP: "127.0.0.1",
+        Env.STORE_ENDPOINT: "127.0.0.1:1",
+        Env.PRELOAD: "",
+        Env.TERMINATION_LOG: str(log),
+    }
+    argv = [sys.executable, "-c", BREAK_AN_EFFECT, effect, *script(tmp_path, WRITES), str(pid)]
+    done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 70, done.stderr
+    assert "in fail\n" in done.stderr  # the traceback
+    termination = json.loads(log.read_text())
+    assert (termination["outcome"], termination["reason"]) == ("Error", "AgentBroke")
+    assert termination["message"] == "ConnectionResetError: this effect fails"
+    assert not pid.exists() or has_ended(int(pid.read_text()))
