@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from elasticjob.contract.messages import EndingPod, ExpectedPod, OperatorView, PodState, RoundPhase, StandbyStore
-from integration.test_standby_store import NODES, SETTINGS, Cluster, Process, start_training
+from support.agent_cluster import NODES, SETTINGS, AgentCluster, Process, start_training
 
 CLOCK = 1_000_000.0
 """What the operator's clock shows, far from that of this machine."""
@@ -25,7 +25,7 @@ for step in itertools.count():
 """
 
 
-class AskingCluster(Cluster):
+class AskingCluster(AgentCluster):
     script = ASKS
 
 

@@ -14,6 +14,7 @@ from typing import Any
 from elasticjob.contract.names import Env
 from elasticjob.store import wire
 from elasticjob.store.wire import Op
+from support.agent_cluster import AgentCluster, start_nodes
 from support.local_run import LocalRun, manifest
 
 SCRIPT = """
@@ -95,3 +96,33 @@ def test_only_clients_on_the_addresses_of_nodes_use_the_store_of_a_round_and_non
         environ = Path(f"/proc/{rank_0['agent']}/environ").read_bytes().split(b"\0")
         endpoint = next(e for e in environ if e.startswith(f"{Env.STORE_ENDPOINT}=".encode())).decode()
         assert answer("127.0.0.1", int(endpoint.rpartition(":")[2])) == b""
+
+
+REQUEST = wire.request(Op.VALIDATE, number=wire.MAGIC) + wire.request(Op.GETNUMKEYS)
+WORKER = f"""
+import os, socket, time
+own = "127.0.0." + str(int(os.environ["RANK"]) + 1)
+with socket.create_connection((os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])), 60, (own, 0)) as client:
+    client.sendall(bytes.fromhex("{REQUEST.hex()}"))
+    print("answer", client.recv(8).hex(), "to", own, flush=True)
+time.sleep(600)
+"""
+
+
+class NodesWithoutLinks(AgentCluster):
+    """Each node has an address of its own, from which its worker connects. All links come from the first address."""
+
+    hosts = ("127.0.0.1", "127.0.0.2", "127.0.0.3")
+    script = WORKER
+
+
+async def test_the_store_of_a_round_serves_the_workers_on_the_addresses_of_its_nodes_before_their_links(
+    tmp_path: Path,
+) -> None:
+    cluster = NodesWithoutLinks(tmp_path)
+    try:
+        await start_nodes(cluster)
+        for address, agent in zip(cluster.hosts, cluster.agents, strict=True):
+            assert (await agent.line("answer ")).endswith(f"answer {wire.i64(0).hex()} to {address}")
+    finally:
+        await cluster.close()

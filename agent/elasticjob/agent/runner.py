@@ -21,6 +21,7 @@ from elasticjob.agent.config import AgentConfig
 from elasticjob.agent.machine import decide as machine
 from elasticjob.agent.machine import events
 from elasticjob.agent.machine.effects import (
+    AdmitWorkers,
     CheckHealth,
     DumpStacks,
     Effect,
@@ -293,12 +294,12 @@ class Agent:
         return min(seconds, max(at_least, self._leave_by - self._loop.time()))
 
     def _admit_workers(self, start: StartRound) -> None:
-        """Make the store that this node hosts for the round, if it does, accept the connections of all workers."""
-        if start.group_rank > 0:
-            return
+        """Make the store that this node hosts for the round accept the connections of all workers."""
         size = start.world_size, start.group_world_size
         limit = connection_limit(*size, self._open_files[1])
-        self._stores[-1].allow_connections(limit, unauthenticated_limit(start.group_world_size))
+        store = self._stores[-1]
+        store.allow_connections(limit, unauthenticated_limit(start.group_world_size))
+        store.expect_nodes(start.member_addresses)
         if warning := too_few_connections(limit, *size):
             log.warning("%s", warning)
 
@@ -338,11 +339,12 @@ class Agent:
                 self._node.send(message)
             case Log(text):
                 log.info("%s", text)
+            case AdmitWorkers(start):
+                self._admit_workers(start)
             case LaunchWorkers(start):
                 self._reachability.begin_round(start)
                 self._deadline = math.inf
                 self._set_deadline(math.inf)
-                self._admit_workers(start)
                 self._step_times.stop()
                 self._training.stop()
                 self._record_round(start.round)

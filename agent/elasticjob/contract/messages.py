@@ -416,6 +416,9 @@ class StartRound:
     state_known: bool = True
     """False: no node of the round has a training state, although there was a round before. What a script has read ahead
     of this round, such as a checkpoint, may be outdated."""
+    member_addresses: tuple[str, ...] = ()
+    """For group rank 0: `Announce.address` of each node of the round, each address once. Its store serves the workers
+    there before their nodes have links to it. Empty for the other nodes."""
 
 
 @dataclass(frozen=True)

@@ -50,8 +50,8 @@ class StoreClients(str, Enum):
 
     NONE = "none"
     NODES = "nodes"
-    """Clients on the addresses of the job's nodes: the node has a control link from the client's address, or client and
-    store have the same address."""
+    """Clients on the addresses of the job's nodes: the node has a control link from the client's address or is about to
+    open one, or client and store have the same address."""
     ANY = "any"
 
 

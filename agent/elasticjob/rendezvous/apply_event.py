@@ -336,6 +336,7 @@ def _provisional_start(state: CoordinatorState, round_: Round, node: Node) -> St
         role_world_size=role_size + own,
         master_addr="",
         master_port=0,
+        member_addresses=(),
     )
 
 

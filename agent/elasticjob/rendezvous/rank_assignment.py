@@ -80,7 +80,7 @@ def assign_ranks(
     """Return the members by agent id, with ranks as torch assigns them.
 
     Workers of a node have consecutive ranks, in order of group rank; role ranks likewise. The process-group store of
-    the round is the one that the node of group rank 0 announced.
+    the round is the one that the node of group rank 0 announced; only this node gets the addresses of the others.
     """
     world_size = sum(n.local_world_size for n in nodes)
     role_sizes: dict[str, int] = {}
@@ -104,6 +104,7 @@ def assign_ranks(
             progress_timeout=progress_timeout,
             hang_ends_round=hang_ends_round,
             state_known=state_known,
+            member_addresses=tuple(dict.fromkeys(n.address for n in nodes)) if group_rank == 0 else (),
         )
         members[node.agent_id] = Member(start, node.pod, node.local_world_size)
         next_rank += node.local_world_size

@@ -7,17 +7,19 @@ No client can block or starve the others: clients take turns, a client that does
 and a client that exceeds a limit (`wire.Limits`) is disconnected, logged, and counted by reason.
 
 A connection is authenticated once its control link is, or once it is a client that `StoreClients` admits. TCPStore's
-protocol has no credentials, so a client is known by the address of its node, from which the node has a control link.
-Connections that are not authenticated are few, hold few bytes, and never displace others.
+protocol has no credentials, so a client is known by the address of its node: the node has a control link from there, or
+is about to open one (`expect_nodes`). Connections that are not authenticated are few, hold few bytes, and never
+displace others.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import socket
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias, cast
@@ -139,10 +141,14 @@ class StoreServer:
         self.open_connections = 0
         self.unauthenticated: OrderedDict[Peer, None] = OrderedDict()
         """Connections that are not authenticated yet, the oldest first."""
-        self.waiting: set[_Client] = set()
-        """Clients that wait for their node's control link."""
+        self.waiting: dict[str, set[_Client]] = {}
+        """Clients that wait for their node's control link, by address."""
         self._nodes: Counter[str] = Counter()
         """Number of nodes' control links, by address."""
+        self._expected: set[str] = set()
+        """Addresses of nodes that are about to open their control links."""
+        self._expected_until = -math.inf
+        """Until when clients on these addresses are admitted; loop time."""
         self._server: asyncio.Server | None = None
 
     async def start(self, host: str = "0.0.0.0", port: int = 0, *, sock: socket.socket | None = None) -> int:  # noqa: S104
@@ -196,7 +202,12 @@ class StoreServer:
         """Return whether a client may use the store's operations now. WireError: it never may."""
         if self.admits is StoreClients.NONE:
             raise WireError("no-tcpstore", "this store has control links only: its job does not use it as a TCPStore")
-        return self.admits is StoreClients.ANY or peer.is_local or peer.address in self._nodes
+        return self.admits is StoreClients.ANY or peer.is_local or self._is_address_of_node(peer.address)
+
+    def _is_address_of_node(self, address: str) -> bool:
+        if address in self._nodes:
+            return True
+        return address in self._expected and asyncio.get_running_loop().time() < self._expected_until
 
     def set_last_requests(self, client: _Client, request: Request) -> None:
         """Keep what to execute when a client is lost. WireError: this server keeps nothing."""
@@ -216,11 +227,38 @@ class StoreServer:
             while request := reader.next():
                 executor.execute(request)
 
+    def expect_nodes(self, addresses: Iterable[str]) -> None:
+        """Admit the clients on these addresses, whose nodes are about to open their control links.
+
+        They are admitted for `Limits.link_timeout`. The first link from an address ends that for this address, which is
+        then admitted while it has a link. A host name has no effect, and neither has an address in another form than
+        the kernel's: the clients there wait for the link.
+        """
+        self._expected = {_unmapped(address) for address in addresses} - self._nodes.keys()
+        self._expected_until = asyncio.get_running_loop().time() + self.limits.link_timeout
+        for address in self._expected:
+            self._admit_waiting(address)
+
     def add_node(self, address: str) -> None:
-        """Admit the clients on a node's address."""
+        """Admit the clients on a node's address, from which it has opened a control link."""
         self._nodes[address] += 1
-        for client in [client for client in self.waiting if client.peer.address == address]:
+        self._expected.discard(address)
+        self._admit_waiting(address)
+
+    def _admit_waiting(self, address: str) -> None:
+        for client in self.waiting.pop(address, ()):
             client.admit()
+
+    def add_waiting(self, client: _Client) -> None:
+        """Let a client wait for its node's control link."""
+        self.waiting.setdefault(client.peer.address, set()).add(client)
+
+    def remove_waiting(self, client: _Client) -> None:
+        """Forget a client that waited and has ended."""
+        others = self.waiting[client.peer.address]
+        others.discard(client)
+        if not others:
+            del self.waiting[client.peer.address]
 
     def remove_node(self, address: str) -> None:
         """Note that one of the address's control links has ended: without another one it admits no further client."""
@@ -238,7 +276,11 @@ def _listen(host: str, port: int) -> socket.socket:
 
 def _plain_address(name: tuple[str, int] | None) -> str:
     """Return the IP address of a socket's name; an IPv4 address has one form on sockets of both families."""
-    return name[0].removeprefix("::ffff:") if name else ""
+    return _unmapped(name[0]) if name else ""
+
+
+def _unmapped(address: str) -> str:
+    return address.removeprefix("::ffff:")
 
 
 class _Client(asyncio.BufferedProtocol):
@@ -254,6 +296,8 @@ class _Client(asyncio.BufferedProtocol):
         """Closes the connection. Runs until the first request, during an incomplete request, and for a slow reader."""
         self._served = False
         """Whether the client has sent VALIDATE and is admitted."""
+        self._waits = False
+        """Whether the client has sent VALIDATE and waits for its node's control link."""
         self._reading = True
         # A pending wait can end during this client's own turn; the executor keeps its answers in order.
         self._executor = RequestExecutor(self._store, server.limits.reply, self._flush)
@@ -316,7 +360,7 @@ class _Client(asyncio.BufferedProtocol):
 
     def _serve(self) -> None:
         """Serve requests that have arrived, and decide whether to go on reading from the client."""
-        if self._transport.is_closing() or self in self._server.waiting:
+        if self._transport.is_closing() or self._waits:
             return
         try:
             more = self._serve_some()
@@ -325,7 +369,7 @@ class _Client(asyncio.BufferedProtocol):
         if self._transport.is_closing():
             return
         slow = self in self._server.slow_readers
-        self._set_reading(not (more or slow or self in self._server.waiting))
+        self._set_reading(not (more or slow or self._waits))
         if more and not slow:
             asyncio.get_running_loop().call_soon(self._take_turn)
 
@@ -378,7 +422,8 @@ class _Client(asyncio.BufferedProtocol):
             self._start_timer(
                 self._server.limits.link_timeout, "no-link", "no node of this job has a control link from its address"
             )
-            self._server.waiting.add(self)
+            self._waits = True
+            self._server.add_waiting(self)
         return self._served
 
     def _validate(self, request: Request) -> None:
@@ -398,8 +443,8 @@ class _Client(asyncio.BufferedProtocol):
         _KEEP_ALIVE.apply(self._transport.get_extra_info("socket"))
 
     def admit(self) -> None:
-        """Serve the client, whose node has a control link now."""
-        self._server.waiting.discard(self)
+        """Serve the client, whose address is admitted now. The server has taken it out of those that wait."""
+        self._waits = False
         self._begin()
         asyncio.get_running_loop().call_soon(self._take_turn)
 
@@ -441,5 +486,8 @@ class _Client(asyncio.BufferedProtocol):
         self._executor.cancel_wait()
         self._store.account(-self._held)
         self._held = 0
-        for group in (self._server.clients, self._server.slow_readers, self._server.waiting):
+        if self._waits:
+            self._waits = False
+            self._server.remove_waiting(self)
+        for group in (self._server.clients, self._server.slow_readers):
             group.discard(self)

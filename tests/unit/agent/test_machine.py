@@ -8,6 +8,7 @@ import pytest
 
 from elasticjob.agent.machine.decide import LAST_STEP_TIMEOUT, LEAVE_TIMEOUT, decide, greeting
 from elasticjob.agent.machine.effects import (
+    AdmitWorkers,
     CheckHealth,
     DumpStacks,
     Effect,
@@ -95,13 +96,16 @@ SUCCEEDED = Finish(Outcome.SUCCEEDED, "AllAgentsSucceeded")
 
 
 def play(*events: AgentEvent, state: AgentState | None = None) -> tuple[AgentState, list[list[Effect]]]:
-    """Return the state after the events, and the effects of each event without log lines and health checks."""
+    """Return the state after the events, and the effects of each event.
+
+    Log lines, health checks and `AdmitWorkers` are left out.
+    """
     state = state or AgentState(ME, stop_grace=1.0)
     effects: list[list[Effect]] = []
     for event in events:
         decision = decide(state, event)
         state = decision.state
-        effects.append([e for e in decision.effects if not isinstance(e, (Log, CheckHealth))])
+        effects.append([e for e in decision.effects if not isinstance(e, (Log, CheckHealth, AdmitWorkers))])
     return state, effects
 
 
@@ -701,6 +705,18 @@ def test_a_node_whose_last_process_with_the_state_ends_while_it_waits_reports_th
     assert stopped in greeting(state)
     for other in (running(), play(Received(AGAIN), state=parked())[0], play(state=None)[0]):
         assert last(StateLost(), state=other) == [], "it is known, or the round shows it"
+
+
+@pytest.mark.parametrize("ready", [True, False])
+def test_the_node_of_group_rank_0_admits_the_workers_of_a_round_even_before_it_is_ready(ready: bool) -> None:
+    begun = replace(START, member_addresses=("10.0.0.1", "10.0.0.2"))
+    state = play(*([LauncherReady()] if ready else []))[0]
+    first, other = (decide(state, Received(s)) for s in (begun, replace(START, group_rank=1)))
+    assert [e for e in first.effects if isinstance(e, AdmitWorkers)] == [AdmitWorkers(begun)]
+    assert not [e for e in other.effects if isinstance(e, AdmitWorkers)]
+    (announced,) = greeting(first.state)
+    assert isinstance(announced, Announce)
+    assert announced.membership == LastMembership(START, MemberState.STARTING), "without addresses"
 
 
 def test_parked_processes_go_on_in_the_next_round() -> None:

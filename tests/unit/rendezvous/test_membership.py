@@ -269,3 +269,13 @@ def test_ranks_of_a_role_count_its_own_workers() -> None:
     start = provisional(job, 3)
     assert start is not None
     assert (start.rank, start.world_size, start.role_rank, start.role_world_size) == (2, 6, 0, 4)
+
+
+def test_the_node_that_hosts_the_rounds_store_gets_the_address_of_every_node() -> None:
+    job = Job(replace(SETTINGS, max_nodes=3, target=3))
+    job.announce(2, 0)
+    beside = replace(announcement(1), address=announcement(0).address, store_port=7)
+    job.decide(NodeMessage(agent_id(1), beside))
+    assert job.members == ["j-0-0", "j-1-0", "j-2-0"]
+    starts = [job.last(index) for index in (0, 1, 2)]
+    assert [s.member_addresses for s in starts if isinstance(s, StartRound)] == [("10.0.0.0", "10.0.0.2"), (), ()]

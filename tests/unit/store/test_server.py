@@ -475,6 +475,49 @@ async def test_an_address_is_admitted_no_more_when_its_last_link_has_ended() -> 
         assert nodes.server.counters.dropped == {"no-link": 1}
 
 
+async def served(nodes: Nodes, address: str) -> bool:
+    """Return whether a client on this address is served within the time that it may wait for its node."""
+    reader, writer = await open_from(address, nodes.port)
+    writer.write(HELLO + wire.request(Op.GETNUMKEYS))
+    found = await asyncio.wait_for(reader.read(8), 10)
+    writer.close()
+    return found == wire.i64(0)
+
+
+async def test_clients_on_the_addresses_of_expected_nodes_are_served_without_a_link() -> None:
+    """They may be earlier than the server knows what to expect."""
+    async with Nodes(StoreClients.NODES, link_timeout=0.5) as nodes:
+        early, later, other = [asyncio.ensure_future(served(nodes, f"127.0.0.{n}")) for n in (2, 2, 4)]
+        await until(lambda: sum(map(len, nodes.server.waiting.values())) == 3)
+        nodes.server.expect_nodes(["127.0.0.1", "::ffff:127.0.0.2", "127.0.0.3", "a-host-name"])
+        assert await early
+        assert await later
+        assert await served(nodes, "127.0.0.3")
+        assert not await other
+        assert not nodes.server.waiting
+
+
+async def test_an_address_without_a_link_is_expected_for_as_long_as_a_client_waits() -> None:
+    async with Nodes(StoreClients.NODES, link_timeout=0.05) as nodes:
+        nodes.server.expect_nodes(["127.0.0.2"])
+        assert await served(nodes, "127.0.0.2")
+        end = asyncio.get_running_loop().time() + 0.05
+        await until(lambda: asyncio.get_running_loop().time() >= end)
+        assert not await served(nodes, "127.0.0.2")
+
+
+async def test_an_expected_address_that_has_had_a_link_is_admitted_while_it_has_one() -> None:
+    async with Nodes(StoreClients.NODES, link_timeout=0.5) as nodes:
+        nodes.server.expect_nodes(["127.0.0.2", "127.0.0.3"])
+        link = await nodes.link("127.0.0.2")
+        link.authenticated(is_node=True)
+        assert await served(nodes, "127.0.0.2")
+        link.transport.abort()
+        await until(lambda: nodes.server.open_connections == 0)
+        nodes_3, nodes_2 = await served(nodes, "127.0.0.3"), await served(nodes, "127.0.0.2")
+        assert (nodes_3, nodes_2) == (True, False)
+
+
 async def test_an_operators_link_admits_no_client() -> None:
     async with Nodes(StoreClients.NODES, link_timeout=0.05) as nodes:
         (await nodes.link("127.0.0.2")).authenticated()

@@ -17,6 +17,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from elasticjob.agent.machine.effects import (
+    AdmitWorkers,
     CheckHealth,
     DumpStacks,
     Effect,
@@ -109,7 +110,9 @@ def greeting(state: AgentState) -> tuple[NodeToCoordinator, ...]:
     """Return the first messages of a node on a new link: its announcement, then all that an old link may have lost."""
     # A failed node announces FAILED even once its workers have stopped: a coordinator that knows neither needs both.
     member = MemberState.FAILED if state.failure and state.phase is AgentPhase.IDLE else state.member
-    membership = LastMembership(state.assignment, member) if state.assignment else None
+    # The store that needs the addresses has them: every announcement would be larger by them.
+    assignment = replace(state.assignment, member_addresses=()) if state.assignment else None
+    membership = LastMembership(assignment, member) if assignment else None
     announcement = replace(state.announcement, new_processes=state.new_processes)
     messages: list[NodeToCoordinator] = [replace(announcement, ready=state.ready, membership=membership)]
     if state.assignment and state.failure:
@@ -229,10 +232,13 @@ def _start(state: AgentState, start: StartRound) -> AgentDecision:
         f"round {start.round} formed: node {start.group_rank} of {start.group_world_size},"
         f" ranks {start.rank}-{start.rank + state.announcement.local_world_size - 1} of {start.world_size}"
     )
+    # The workers of other nodes may connect before this node is ready.
+    admitted = (AdmitWorkers(start),) if start.group_rank == 0 else ()
+    effects: tuple[Effect, ...] = (formed, *admitted)
     if not state.ready:
         what = "their script has reached its function" if state.starting_ahead else "the agent is ready"
-        return AgentDecision(state, (formed, Log(f"workers start once {what}")))
-    return AgentDecision(replace(state, launched=True), (formed, LaunchWorkers(start)))
+        return AgentDecision(state, (*effects, Log(f"workers start once {what}")))
+    return AgentDecision(replace(state, launched=True), (*effects, LaunchWorkers(start)))
 
 
 def _continue(state: AgentState, round_id: RoundId) -> AgentDecision:

@@ -21,6 +21,13 @@ class Send:
 
 
 @dataclass(frozen=True)
+class AdmitWorkers:
+    """Let the store that this node hosts for the round serve the workers of all its nodes."""
+
+    start: StartRound
+
+
+@dataclass(frozen=True)
 class LaunchWorkers:
     """Start the round's workers; ends in `WorkersLaunched` or `WorkerEnded`."""
 
@@ -129,6 +136,7 @@ class Exit:
 
 Effect: TypeAlias = (
     Send
+    | AdmitWorkers
     | LaunchWorkers
     | StartAhead
     | HoldWorkers
