@@ -20,6 +20,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from benchmarks.network import LOOPBACK, Network
 from benchmarks.output import spawn
 from benchmarks.side import TRAIN, Side, Size, kill, kill_session
 from elasticjob.contract import codec
@@ -51,6 +52,7 @@ class Ours(Side):
         nproc: int = 1,
         command: Sequence[str] = (),
         backend: Backend = Backend.ELASTICJOB,
+        network: Network = LOOPBACK,
         **settings: Any,
     ) -> None:
         super().__init__(folder, size)
@@ -58,6 +60,7 @@ class Ours(Side):
         self.settings = RoundSettings(size.low, size.high, size.high, max_restarts=1000, **settings)
         self.nproc = nproc
         self._backend = backend
+        self._network = network
         self.port = free_port()
         self.agents: dict[int, subprocess.Popen[bytes]] = {}
         self.store: subprocess.Popen[bytes] | None = None
@@ -195,9 +198,9 @@ class Ours(Side):
             Env.EXECUTION_ATTEMPT: "1",
             Env.INDEX: str(index),
             Env.POD_NAME: pod.pod,
-            Env.POD_IP: "127.0.0.1",
+            Env.POD_IP: self._network.address(index),
             Env.INCARNATION: str(pod.incarnation),
-            Env.STORE_ENDPOINT: f"127.0.0.1:{self.port}",
+            Env.STORE_ENDPOINT: f"{self._network.store}:{self.port}",
             Env.NPROC_PER_NODE: str(self.nproc),
             Env.RENDEZVOUS_BACKEND: self._backend.value,
             Env.KEEP_ALIVE: f"{settings.keep_alive_interval:g}x{settings.keep_alive_max_attempts}",
@@ -206,8 +209,9 @@ class Ours(Side):
         }
 
     def _start_agent(self, index: int) -> None:
-        environ = {**os.environ, "PYTHONUNBUFFERED": "1", "GLOO_SOCKET_IFNAME": "lo", **self.agent_environ(index)}
-        argv = [*PROGRAM, "agent", "--", *self._command]
+        interface = {"GLOO_SOCKET_IFNAME": self._network.interface}
+        environ = {**os.environ, "PYTHONUNBUFFERED": "1", **interface, **self.agent_environ(index)}
+        argv = [*self._network.command(index), *PROGRAM, "agent", "--", *self._command]
         self.agents[index] = spawn(argv, environ, self.output, f"node {index}", str(self.folder))
 
     # ---- the operator's work
@@ -240,7 +244,9 @@ class Ours(Side):
         key = bytes.fromhex(self._keys[LinkRole.OPERATOR])
         while True:
             try:
-                link = await connect("127.0.0.1", self.port, role=LinkRole.OPERATOR, key=key, run_id=self._run_id)
+                link = await connect(
+                    self._network.store, self.port, role=LinkRole.OPERATOR, key=key, run_id=self._run_id
+                )
             except (OSError, LinkError):
                 await asyncio.sleep(0.02)
                 continue

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from benchmarks import (
+    between_addresses,
     cold_start,
     footprint,
     formed_again,
@@ -18,6 +19,7 @@ from benchmarks.row import Row
 
 ROWS: list[Row] = [
     *recovery.ROWS,
+    *between_addresses.ROWS,
     *store_killed.ROWS,
     *cold_start.ROWS,
     *rendezvous.ROWS,

@@ -71,7 +71,9 @@ in a job of its own: four nodes of one worker, as local processes, with the same
 of the new round. Seconds differ between machines; compare the ratios. "Best settings" are `--monitor-interval=0.1`,
 `last_call_timeout=1`, `keep_alive_interval=1`, `keep_alive_max_attempt=2` and TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1.
 Rows "in process" run `benchmarks/train_in_process.py`. Those with figures of other libraries run them too, where
-`make peers` has installed them.
+`make peers` has installed them. On the loopback address a round's store knows every worker by the address that they
+share. Rows "between addresses" give each node a network namespace and an address of its own, as on a cluster; they need
+root.
 Figures are medians; "never" means that most samples did not recover within the time watched (see the notes). Only
 the rows of `make gpu` run [on a GPU](#on-a-gpu).
 """
