@@ -54,7 +54,7 @@ def call_on_thread_error(loop: asyncio.AbstractEventLoop, end: Callable[[BaseExc
 
 
 def background_task(work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-    """Start a task for which nobody waits. What it raises is an error of the event loop at once.
+    """Start a task for which no caller waits. What it raises is an error of the event loop at once.
 
     That of any other task is one only when the task is collected as garbage.
     """

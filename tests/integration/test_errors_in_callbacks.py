@@ -47,7 +47,7 @@ OF_AGENT = (
     "agent.runner.Agent._reap",
     "control_link.frames.FrameProtocol.connection_made",
 )
-"""Callbacks of an agent whose worker is killed, and that is told to leave after that."""
+"""Callbacks of an agent whose worker is killed, and that gets SIGTERM after that."""
 OF_STORE = (
     "store.server._Client._link_ended",
     "store.server._Client.connection_made",

@@ -72,6 +72,27 @@ if os.environ["TORCHELASTIC_RESTART_COUNT"] == "1":
 """
 
 
+def test_the_exception_of_a_deep_traceback_and_one_without_a_text_are_named(tmp_path: Path) -> None:
+    deep = """
+import os, traceback
+code = "def f0():\\n    raise KeyError()\\n"
+code += "".join(f"def f{i + 1}():\\n    return [f{i}() for _ in 'x']\\n" for i in range(100))
+open("deep.py", "w").write(code)
+import sys
+sys.path.insert(0, os.getcwd())
+import deep
+try:
+    deep.f100()
+except KeyError:
+    os.write(2, traceback.format_exc().encode())  # in one write, so that the agent reads it at once
+    os._exit(1)
+"""
+    job = manifest(script(tmp_path, deep), replicas=1, failurePolicy={"maxRestarts": 0})
+    with LocalRun(job, tmp_path) as run:
+        assert run.exit_code() == 1
+    assert "rank 0 died: KeyError (deep.py, line 2) (exit 1, UserError)" in run.lines[-1]
+
+
 def test_a_rule_replaces_the_node_of_the_failed_worker(tmp_path: Path) -> None:
     codes = {"operator": "In", "values": [3]}
     rule = {"name": "machine", "action": "ReplacePodAndAvoidNode", "onExitCodes": codes}

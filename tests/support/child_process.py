@@ -32,7 +32,7 @@ class ChildProcess:
         self._searched = 0
         self._changed = threading.Condition()
         self.process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=cwd, env=env,
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", cwd=cwd, env=env,
             start_new_session=new_session,
         )  # fmt: skip
         self._reader = threading.Thread(target=self._read, daemon=True)

@@ -53,7 +53,7 @@ def test_a_message_is_decoded_as_it_was_encoded(message: m.Message) -> None:
         (b'{"type":"Leaving","reason":1}', "Leaving.reason: want str, got int"),
         (b'{"type":"WorkersStarted","round":"1.2"}', "WorkersStarted.round: not a RoundId"),
         (b'{"type":"WorkersStopped","round":"1.0.1","store_port":true}', "store_port: want int, got bool"),
-        (b'{"type":"EndRound","round":"1.0.1","grace_seconds":NaN,"reason":""}', "grace_seconds: want float"),
+        (b'{"type":"EndRound","round":"1.0.1","grace_seconds":NaN,"reason":""}', "grace_seconds: not a number from"),
     ],
 )
 def test_invalid_data_is_refused_with_its_path(raw: bytes, error: str) -> None:
@@ -143,3 +143,22 @@ def test_round_ids_are_ordered_by_attempt_then_store_then_count() -> None:
 def test_numbers_that_no_float_can_hold_are_refused(seconds: str) -> None:
     with pytest.raises(MessageError):
         codec.parse(m.NewProcesses, codec.loads(f'{{"start_seconds": {seconds}}}'.encode()))
+
+
+@pytest.mark.parametrize("seconds", ["1e300", "-1e19", str(1 << 63), "1" + 300 * "0"])
+def test_numbers_that_eight_bytes_cannot_hold_are_refused(seconds: str) -> None:
+    with pytest.raises(MessageError, match="not a number from"):
+        codec.parse(m.NewProcesses, codec.loads(f'{{"start_seconds": {seconds}}}'.encode()))
+    with pytest.raises(MessageError, match=r"not a number from|want int"):
+        codec.parse(m.NewProcesses, codec.loads(f'{{"count": {seconds}}}'.encode()))
+
+
+def test_a_list_that_no_job_is_large_enough_for_is_refused() -> None:
+    raw = {"type": "WorkersStopped", "round": "1.0.1", "store_port": 1, "ended_ranks": [0] * (codec.MAX_ITEMS + 1)}
+    with pytest.raises(MessageError, match="ended_ranks: 100001 items"):
+        m.decode(codec.dumps(raw))
+
+
+def test_what_a_worker_said_has_no_control_characters() -> None:
+    failure = m.Failure(m.FailureClass.USER_ERROR, "a", 1.0, exception="E\x07", message="\x1b[31m\u202e\ud800\n\tred")
+    assert (failure.exception, failure.message) == (r"E\x07", "\\x1b[31m\\u202e\\ud800\n\tred")

@@ -35,7 +35,7 @@ async def fail_later() -> None:
     raise ValueError("broken")
 
 
-async def test_an_error_in_a_callback_or_in_a_task_for_which_nobody_waits_ends_the_loop(
+async def test_an_error_in_a_callback_or_in_a_task_for_which_no_caller_waits_ends_the_loop(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     loop = asyncio.get_running_loop()

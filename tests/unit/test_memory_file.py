@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from elasticjob.contract.memory_file import SHARED_MEMORY, memory_file
+from elasticjob.contract.memory_file import SHARED_MEMORY, fixed_memory_file, has_fixed_size, memory_file
 
 Patch = pytest.MonkeyPatch
 NAME = f"memory-of-{os.getpid()}"
@@ -78,3 +78,15 @@ def test_the_c_library_is_asked_before_a_file_in_shared_memory(monkeypatch: Patc
     descriptor = memory_file(NAME)
     assert Path(f"/proc/self/fd/{descriptor}").readlink() == Path(f"/memfd:{NAME} (deleted)")
     os.close(descriptor)
+
+
+def test_the_size_of_a_fixed_file_stays_where_the_kernel_can_seal_it(monkeypatch: Patch) -> None:
+    for environment, sealed in ((complete, True), (no_function_in_python, True), (refused_by_the_sandbox, False)):
+        with monkeypatch.context() as patch:
+            environment(patch)
+            descriptor = fixed_memory_file(NAME, 100)
+        assert (os.fstat(descriptor).st_size, has_fixed_size(descriptor)) == (100, sealed)
+        if sealed:
+            with pytest.raises(PermissionError):
+                os.ftruncate(descriptor, 0)
+        os.close(descriptor)

@@ -16,7 +16,7 @@ import threading
 from contextlib import suppress
 from typing import NamedTuple
 
-from elasticjob.contract.memory_file import memory_file
+from elasticjob.contract.memory_file import fixed_memory_file
 
 _MUTEX_SIZE = 64
 """Bytes of a mutex in the memory: `pthread_mutex_t` has 40 to 48."""
@@ -107,11 +107,9 @@ class HeldMutex(NamedTuple):
 def mutex_memory() -> int | None:
     """Return the descriptor of a new file for `MutexMemory`; None if there can be none."""
     try:
-        descriptor = memory_file("elasticjob-mutexes")
+        return fixed_memory_file("elasticjob-mutexes", _SIZE)
     except OSError:
         return None
-    os.ftruncate(descriptor, _SIZE)
-    return descriptor
 
 
 def open_mutex_memory(descriptor: int | None) -> MutexMemory | None:

@@ -69,7 +69,7 @@ from elasticjob.contract.messages import (
     WorkersStopped,
 )
 from elasticjob.contract.names import Backend, ExitCode, RoundId, round_store_clients
-from elasticjob.contract.text import describe_speed
+from elasticjob.contract.text import describe_speed, printable
 from elasticjob.control_link.link import ControlLink, LinkRole, connect
 from elasticjob.control_link.node_client import NoCoordinatorError, NodeClient
 from elasticjob.keep_alive import KeepAlive
@@ -615,4 +615,4 @@ class _SinkHandler(logging.Handler):
         text = record.getMessage()
         if record.exc_info:
             text = f"{text}\n{''.join(traceback.format_exception(*record.exc_info)).rstrip()}"
-        self._sink.put(f"[agent] {self._pod}: {text}\n".encode(errors="replace"))
+        self._sink.put(f"[agent] {self._pod}: {printable(text)}\n".encode(errors="replace"))

@@ -174,7 +174,7 @@ class WorkerGroup:
         self._config = config
         self._launcher = launcher
         self._scratch = scratch
-        self.progress = WorkerProgress(scratch)
+        self.progress = WorkerProgress(scratch, config.local_world_size)
         self.restartable = RestartableWorkers(scratch)
         self.restartable.on_message = self._restartable_message
         self.on_end: Callable[[], None] = lambda: None

@@ -1,5 +1,8 @@
 """Convert frozen dataclasses to JSON and back, with strict checks: data of a peer is never trusted.
 
+Numbers and lists have limits (`MAX_NUMBER`, `MAX_ITEMS`), so no reader meets a number that it cannot add to a time or
+store in 8 bytes.
+
 A newer peer may send more than this version knows. Unknown fields are ignored. A field with a value that its enum does
 not have counts as absent; if it is required, the element of a list or the optional field around it does. A missing,
 wrongly typed or non-finite value raises a `MessageError` that names its path, e.g. `WorkersFailed.failure.time`.
@@ -8,7 +11,6 @@ wrongly typed or non-finite value raises a `MessageError` that names its path, e
 from __future__ import annotations
 
 import json
-import sys
 import types
 from collections.abc import Iterator
 from dataclasses import MISSING, dataclass, fields, is_dataclass
@@ -22,8 +24,12 @@ T = TypeVar("T")
 
 _PLAIN = frozenset((str, int, float, bool, type(None)))
 """Types that JSON has itself."""
-_UNCHECKED = frozenset((str, int, bool))
-"""Types whose JSON values are all valid. float is not one of them: JSON's NaN and infinities are refused."""
+_UNCHECKED = frozenset((str, bool))
+"""Types whose JSON values are all valid."""
+MAX_NUMBER = 1 << 63
+"""Numbers are below this, and not below its negative: they fit in 8 bytes, and no sum of two exceeds a float."""
+MAX_ITEMS = 100_000
+"""Items of a list. The longest lists have an item for each node or rank of a job."""
 
 
 class MessageError(ValueError):
@@ -115,6 +121,8 @@ def _value(kind: Any, data: Any, path: str) -> Any:
     if origin is tuple:
         if not isinstance(data, list):
             raise MessageError(f"{path}: want a list, got {type(data).__name__}")
+        if len(data) > MAX_ITEMS:
+            raise MessageError(f"{path}: {len(data)} items; {MAX_ITEMS} are allowed")
         return tuple(_items(get_args(kind)[0], data, path))
     if is_dataclass(kind):
         return _dataclass(kind, data, path)
@@ -143,11 +151,11 @@ def _scalar(kind: Any, data: Any, path: str) -> Any:
         except (ValueError, AttributeError, TypeError):
             error = MessageError if kind is RoundId or type(data) is not str else UnknownValueError
             raise error(f"{path}: not a {kind.__name__}: {str(data)[:80]!r}") from None
-    if kind is float and type(data) in (int, float) and abs(data) <= sys.float_info.max:  # not NaN either
-        return float(data)
-    if type(data) is not kind or kind is float:
+    if type(data) is not kind and not (kind is float and type(data) is int):
         raise MessageError(f"{path}: want {kind.__name__}, got {type(data).__name__}")
-    return data
+    if kind in (int, float) and not -MAX_NUMBER <= data < MAX_NUMBER:  # neither is NaN
+        raise MessageError(f"{path}: not a number from -2^63 to 2^63")
+    return float(data) if kind is float else data
 
 
 def _from_text(kind: Any, data: Any) -> Any:

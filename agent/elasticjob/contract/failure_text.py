@@ -38,6 +38,13 @@ def failure_reason(failure: Failure) -> str:
     return failure.exception or failure.signal or REASON_BY_CLASS.get(failure.kind, "Error")
 
 
+def with_exception(exception: str, text: str) -> str:
+    """Return the text with the exception's name before it, unless it begins with it: that of one without a text."""
+    if text == exception or text.startswith(f"{exception} ("):
+        return text
+    return f"{exception}: {text}" if text else exception
+
+
 def describe_worker_failure(failure: Failure) -> str:
     """Return one line about a failure that an agent reported: rank and pod, then the cause."""
     place = failure.pod if failure.rank is None else f"rank {failure.rank} in {failure.pod}"
@@ -72,7 +79,7 @@ def describe_cause(
     if failure_class == FailureClass.OOM_KILLED.value:
         return line if line.startswith(_OUT_OF_MEMORY) else describe_out_of_memory()
     if exception:
-        cause = f"{exception}: {line}" if line else exception
+        cause = with_exception(exception, line)
         waited = failure_class == FailureClass.COLLECTIVE_FAILED.value and _WAITED_FOR_RANKS.search(line)
         return f"{cause}; {_NOT_MET}" if waited else cause
     if signal:

@@ -47,6 +47,7 @@ from typing import Any, TypeAlias, get_args
 from elasticjob.contract import codec
 from elasticjob.contract.failure_rules import FailureAction, FailureRule
 from elasticjob.contract.names import RoundId
+from elasticjob.contract.text import printable
 
 PROTOCOL = 4
 """Version of the messages. The two sides of a control link use the lower of their versions. A new type of message or a
@@ -110,6 +111,11 @@ class Failure:
     ended_ranks: tuple[int, ...] = ()
     """COLLECTIVE_FAILED only: global ranks of workers that had ended with success before. The coordinator adds
     them."""
+
+    def __post_init__(self) -> None:
+        # A worker wrote them. They get to terminals, and to the API server, which refuses what is no Unicode.
+        object.__setattr__(self, "exception", printable(self.exception))
+        object.__setattr__(self, "message", printable(self.message))
 
 
 class Outcome(str, Enum):

@@ -14,7 +14,13 @@ Every word has one writer and is written in one piece (aligned, 8 bytes).
 from __future__ import annotations
 
 import mmap
+import os
+import struct
+import weakref
 from enum import IntEnum
+from typing import TypeAlias
+
+from elasticjob.contract.memory_file import has_fixed_size
 
 PAGE_SIZE = mmap.PAGESIZE
 
@@ -72,6 +78,39 @@ def open_page(descriptor: int) -> memoryview:
     return memoryview(mmap.mmap(descriptor, PAGE_SIZE)).cast("q")
 
 
+class FilePage:
+    """The words of a page that is read and written by its descriptor, which takes a system call each."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = os.dup(descriptor)
+        weakref.finalize(self, os.close, self._descriptor)
+
+    def __getitem__(self, word: int) -> int:
+        """Return the word; NO_STEP if the page has been cut off."""
+        data = self.read(8 * word, 8)
+        value: int = struct.unpack("=q", data)[0] if len(data) == 8 else NO_STEP
+        return value
+
+    def __setitem__(self, word: int, value: int) -> None:
+        os.pwrite(self._descriptor, struct.pack("=q", value), 8 * word)
+
+    def read(self, start: int, size: int) -> bytes:
+        """Return bytes of the page."""
+        return os.pread(self._descriptor, size, start)
+
+
+AgentPage: TypeAlias = "memoryview | FilePage"
+"""The words of a page in its agent."""
+
+
+def open_agent_page(descriptor: int) -> AgentPage:
+    """Return the words of the page, in a form that a worker cannot break.
+
+    A worker has the page's descriptor. If it may cut off the file, mapped memory would kill the agent (SIGBUS).
+    """
+    return open_page(descriptor) if has_fixed_size(descriptor) else FilePage(descriptor)
+
+
 def write_text(words: memoryview, text: bytes) -> None:
     """Replace the page's text, of MAX_TEXT bytes at most."""
     words[PageWord.TEXT_VERSION] += 1
@@ -80,10 +119,13 @@ def write_text(words: memoryview, text: bytes) -> None:
     words[PageWord.TEXT_VERSION] += 1
 
 
-def read_text(words: memoryview) -> bytes | None:
+def read_text(words: AgentPage) -> bytes | None:
     """Return the page's text; None without one, or if it is being changed."""
     version, size = words[PageWord.TEXT_VERSION], words[PageWord.TEXT_SIZE]
     if version <= 0 or version % 2 or not 0 <= size <= MAX_TEXT:
         return None
-    text = bytes(words.cast("B")[TEXT_OFFSET : TEXT_OFFSET + size])
+    if isinstance(words, FilePage):
+        text = words.read(TEXT_OFFSET, size)
+    else:
+        text = bytes(words.cast("B")[TEXT_OFFSET : TEXT_OFFSET + size])
     return text if words[PageWord.TEXT_VERSION] == version else None

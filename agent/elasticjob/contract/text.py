@@ -1,6 +1,16 @@
-"""Numbers in messages for users."""
+"""Texts and numbers in messages for users."""
 
 from __future__ import annotations
+
+import re
+
+_NOT_PRINTABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+"""Control characters except for tab and newline, those that reverse a line, and halves of surrogate pairs."""
+
+
+def printable(text: str) -> str:
+    r"""Return the text of a worker or a peer as one that a terminal may show: `\x1b` for the character ESC."""
+    return _NOT_PRINTABLE.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
 
 
 def with_noun(number: int, noun: str) -> str:

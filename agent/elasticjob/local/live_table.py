@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from elasticjob.contract.messages import NodeReport, Straggler
-from elasticjob.contract.text import with_noun
+from elasticjob.contract.text import printable, with_noun
 from elasticjob.local.screen import RunView
 
 _HELP = "0-9 kill the node   s kill the store   + - scale   Ctrl-C drain the nodes, again to kill them"
@@ -48,7 +48,7 @@ class LiveTable:
                 keys[key]()
 
     def print_status(self, text: str) -> None:
-        self._console.print(Text(f"[job] {text}", style="bold"), soft_wrap=True)
+        self._console.print(Text(f"[job] {printable(text)}", style="bold"), soft_wrap=True)
 
     def print_output(self, text: str) -> None:
         self._console.print(Text.from_ansi(text), soft_wrap=True)

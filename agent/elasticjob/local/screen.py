@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from elasticjob.contract.messages import Report
+from elasticjob.contract.text import printable
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,7 @@ class PlainScreen:
 
     def print_status(self, text: str) -> None:
         # One write: the nodes write to the same file, and an unbuffered print() writes the newline by itself.
-        sys.stderr.write(f"[job] {text}\n")
+        sys.stderr.write(f"[job] {printable(text)}\n")
         sys.stderr.flush()
 
     def print_output(self, text: str) -> None:

@@ -31,6 +31,8 @@ from elasticjob.contract.names import script_end_file, script_left_file
         ("{", None),
         ("[1]", None),
         ('{"message": {"message": 3}}', None),
+        ('{"message":' * 100_000, None),
+        ('{"message": ' + "1" * 5000 + "}", None),
     ],
 )
 def test_torchs_error_file(tmp_path: Path, content: str, expected: tuple[str, str] | None) -> None:
@@ -63,7 +65,10 @@ ValueError: bad
     [
         (TRACE, "bad", "bad (model.py, line 12)"),
         (TRACE, "bad\nsecond line", "bad (model.py, line 12)\nsecond line"),
-        (TRACE, "", "(model.py, line 12)"),
+        (TRACE, "", "ValueError (model.py, line 12)"),
+        (TRACE, "\n", "ValueError (model.py, line 12)"),
+        (TRACE, "\nsecond line", "ValueError (model.py, line 12)\nsecond line"),
+        ("", "", "ValueError"),
         (
             '  File "/app/train.py", line 2\n    def f(:\n',
             "invalid syntax (train.py, line 2)",
@@ -77,7 +82,18 @@ ValueError: bad
         ('Traceback (most recent call last):\n  File "<frozen runpy>", line 3, in f\n', "bad", "bad"),
         ("", "bad", "bad"),
     ],
-    ids=["user's code", "many lines", "no text", "named already", "-c", "no user's code", "no traceback"],
+    ids=[
+        "user's code",
+        "many lines",
+        "no text",
+        "blank",
+        "blank line",
+        "nothing",
+        "named already",
+        "-c",
+        "no user's code",
+        "no traceback",
+    ],
 )
 def test_the_message_of_an_exception_names_the_innermost_place_in_the_users_code(
     tmp_path: Path, trace: str, text: str, message: str
@@ -87,7 +103,9 @@ def test_the_message_of_an_exception_names_the_innermost_place_in_the_users_code
     found = read_error_file(str(path))
     assert found is not None
     end = WorkerExit(0, 1, 1.0, exception=(found.name, found.text), place=found.place)
-    assert failure_of(end, "pod").message == message
+    failure = failure_of(end, "pod")
+    assert failure.message == message
+    assert describe_worker_failure(failure).count("ValueError") == 1
 
 
 @pytest.mark.parametrize(

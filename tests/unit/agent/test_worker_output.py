@@ -62,6 +62,38 @@ def test_the_last_exception_of_standard_error(lines: list[str], expected: tuple[
     assert tail.exception == expected
 
 
+def deep_traceback(frames: int) -> list[str]:
+    frame = ['  File "/app/model.py", line {}, in f', "    return g()", "           ^^^"]
+    return [TRACEBACK[0], *(line.format(i) for i in range(frames) for line in frame), "ValueError: deep"]
+
+
+@pytest.mark.parametrize("frames", [26, 27, 300])
+async def test_a_long_traceback_in_one_read_names_its_exception(frames: int) -> None:
+    lines = ["log"] * 200 + deep_traceback(frames) + ["bye"] * 100
+    tail, (read, write) = Tail(), os.pipe()
+    os.set_blocking(write, False)
+    os.write(write, "\n".join([*lines, ""]).encode())
+    os.close(write)
+    pipe = WorkerPipe(read, "", None, tail)
+    pipe.close()
+    assert tail.exception == ("ValueError", "deep")
+    assert tail.place == f"model.py, line {frames - 1}"
+    assert list(tail.lines) == ["bye"] * 20
+
+
+async def test_a_long_traceback_in_several_reads_names_its_exception_unless_it_is_ignored() -> None:
+    for before, expected in ((["log"], ("ValueError", "deep")), (["Exception ignored in: <f>"], None)):
+        tail, (read, write) = Tail(), os.pipe()
+        pipe = WorkerPipe(read, "", None, tail)
+        lines = [*before, *deep_traceback(300)]
+        for part in (lines[:5], lines[5:400], lines[400:]):
+            os.write(write, "\n".join([*part, ""]).encode())
+            pipe.drain()
+        os.close(write)
+        pipe.close()
+        assert tail.exception == expected
+
+
 DEEPER = ['  File "/app/model.py", line 12, in forward', '  File "/usr/lib/python3.11/json/__init__.py", line 9, in f']
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NoReturn
 
-from elasticjob.contract.failure_text import last_line
+from elasticjob.contract.failure_text import last_line, with_exception
 from elasticjob.contract.messages import (
     Failure,
     FailureClass,
@@ -43,7 +43,7 @@ def describe_failure(failure: Failure) -> str:
     if failure.kind is FailureClass.START_ERROR and line:
         return f"{subject} did not start: {line} ({end}, {failure.kind.value})"
     if failure.exception:
-        return f"{subject} died: {failure.exception}: {line} ({end}, {failure.kind.value})"
+        return f"{subject} died: {with_exception(failure.exception, line)} ({end}, {failure.kind.value})"
     if not failure.signal and (quoted := last_line(failure.message)):  # a signal leaves no time to say why
         end += f": {quoted}"
     return f"{subject} died: {end} ({failure.kind.value})"

@@ -19,6 +19,7 @@ from elasticjob.agent.processes import is_stopped
 from elasticjob.contract.failure_text import MAX_MESSAGE
 from elasticjob.contract.messages import Failure, FailureClass
 from elasticjob.contract.names import STACK_DUMP_SIGNAL
+from elasticjob.contract.untrusted_file import read_regular_file
 from elasticjob.diagnosis import is_own_file
 
 STACKS_TIMEOUT = 0.3
@@ -235,8 +236,6 @@ def _size(path: str) -> int:
 
 def _read(path: str, start: int) -> str:
     try:
-        with open(path, "rb") as file:
-            file.seek(start)
-            return file.read(MAX_STACKS).decode(errors="replace")
+        return read_regular_file(path, MAX_STACKS, start).data.decode(errors="replace")
     except OSError:
         return ""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
 import re
 import signal
 from collections.abc import Iterable, Sequence
@@ -11,9 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+from elasticjob.contract import codec
 from elasticjob.contract.failure_text import MAX_MESSAGE, describe_out_of_memory, describe_size
 from elasticjob.contract.messages import Failure, FailureClass
 from elasticjob.contract.names import script_end_file, script_left_file
+from elasticjob.contract.untrusted_file import read_regular_file
 from elasticjob.diagnosis import classify, innermost_place
 
 LAST_LINES = 5
@@ -22,6 +22,8 @@ LAST_LINES_WIDTH = 500
 """Characters of these lines together."""
 _MAX_ERROR_FILE = 1 << 20
 """Bytes that are read of an error file."""
+_MAX_NOTE = 256
+"""Bytes that are read of what a worker's fork notes beside it."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +53,11 @@ def failure_of(evidence: WorkerExit, pod: str) -> Failure:
     """Return the failure that the agent reports to the coordinator."""
     name = signal_name(-evidence.code) if evidence.code < 0 else ""
     exception, evident = evidence.exception or ("", "\n".join(evidence.lines or evidence.output))
-    message = _with_place(evident, evidence.place) if evidence.exception else last_lines(evidence.lines)
+    message = (
+        _with_place(_with_name(evident, exception), evidence.place)
+        if evidence.exception
+        else last_lines(evidence.lines)
+    )
     exit_code = evidence.code if evidence.code > 0 else None
     kind = classify(exit_code, name, exception, evident, oom_killed=evidence.oom_killed)
     if kind is FailureClass.OOM_KILLED:
@@ -68,6 +74,12 @@ def failure_of(evidence: WorkerExit, pod: str) -> Failure:
         # A worker's text proves nothing: its driver may not be ready yet, or a line of its log quotes another machine.
         suspected=kind is FailureClass.DEVICE_UNHEALTHY,
     )
+
+
+def _with_name(text: str, exception: str) -> str:
+    """Return the text of an exception, with its name as first line if that is blank."""
+    first, _, rest = text.partition("\n")
+    return text if first.strip() else f"{exception}\n{rest}".strip()
 
 
 def _with_place(text: str, place: str) -> str:
@@ -117,9 +129,8 @@ class ErrorFile(NamedTuple):
 def read_error_file(path: str) -> ErrorFile | None:
     """Return the exception in torch's error file; None if absent or malformed."""
     try:
-        with open(path, "rb") as file:
-            written = os.fstat(file.fileno()).st_mtime
-            data = json.loads(file.read(_MAX_ERROR_FILE))
+        content, written = read_regular_file(path, _MAX_ERROR_FILE)
+        data = codec.loads(content)
     except (OSError, ValueError):
         return None
     message = data.get("message") if isinstance(data, dict) else None
@@ -136,7 +147,7 @@ def read_error_file(path: str) -> ErrorFile | None:
 def script_succeeded(error_file: str, pid: int) -> bool:
     """Return whether this process recorded that its script has succeeded: only its clean-up can fail after that."""
     try:
-        return Path(script_end_file(error_file)).read_text() == str(pid)
+        return read_regular_file(script_end_file(error_file), _MAX_NOTE).data == str(pid).encode()
     except OSError:
         return False
 
@@ -144,8 +155,8 @@ def script_succeeded(error_file: str, pid: int) -> bool:
 def left_at(error_file: str, pid: int) -> float | None:
     """Return when this process recorded that its script had ended with success, Unix seconds; None if it did not."""
     try:
-        recorded, _, seconds = Path(script_left_file(error_file)).read_text().partition(" ")
-        return float(seconds) if recorded == str(pid) else None
+        recorded, _, seconds = read_regular_file(script_left_file(error_file), _MAX_NOTE).data.partition(b" ")
+        return float(seconds) if recorded == str(pid).encode() else None
     except (OSError, ValueError):
         return None
 

@@ -6,7 +6,6 @@ Workers write their steps into shared memory, which the agent reads when it need
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import math
 import os
@@ -18,10 +17,21 @@ from pathlib import Path
 from typing import Any
 
 from elasticjob.agent.processes import peer_pid
-from elasticjob.contract.memory_file import memory_file
+from elasticjob.contract import codec
+from elasticjob.contract.memory_file import fixed_memory_file, memory_file
 from elasticjob.contract.messages import Metric, StateReceived, TrainingProgress
 from elasticjob.contract.names import RoundId
-from elasticjob.contract.progress_page import HOLD, NO_LIMIT, NO_STEP, PAGE_SIZE, PageWord, open_page, read_text
+from elasticjob.contract.progress_page import (
+    HOLD,
+    NO_LIMIT,
+    NO_STEP,
+    PAGE_SIZE,
+    AgentPage,
+    PageWord,
+    open_agent_page,
+    read_text,
+)
+from elasticjob.contract.text import printable
 from elasticjob.training.blocks.state_block import ABSENT, HEADER_SIZE, read_header
 
 log = logging.getLogger(__name__)
@@ -37,6 +47,10 @@ SHARD_BUFFERS = 4
 """Memory buffers of each worker, for `elasticjob.ShardedState`: two for its shard, and two for the copy of another."""
 _MAX_HELLO = 1024
 """Bytes."""
+_MALFORMED = (ValueError, TypeError, KeyError, AttributeError, OverflowError)
+"""Errors of reading what a worker sent, if it is not what our own code sends."""
+_MAX_STEP = NO_LIMIT - 2
+"""The highest step: the one after it is below NO_LIMIT."""
 MIN_SECONDS = 1e-6
 """A state that came faster than this did not come over a network: the speed would be no number in the status."""
 MAX_INTERFACE = 64
@@ -61,7 +75,7 @@ class _Rank:
 
     page: int
     """Descriptor of its page."""
-    words: memoryview
+    words: AgentPage
     peer: socket.socket | None = None
     pid: int = 0
     """The rank's own process; its child processes have the same environment, and are refused."""
@@ -70,7 +84,9 @@ class _Rank:
 class WorkerProgress:
     """The progress of the current round's workers, as far as they connect and report."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, workers: int = 1024) -> None:
+        """`workers`: how many local ranks there are; others are refused."""
+        self._workers = workers
         self.path = str(folder / "agent.sock")
         """The Unix socket to which workers connect."""
         self.on_worker_connected: Callable[[], None] = lambda: None
@@ -85,7 +101,7 @@ class WorkerProgress:
         """Whether a worker of an earlier round has reported a step."""
         self._round: RoundId | None = None
         self._ranks: dict[int, _Rank] = {}
-        self._ahead: dict[int, memoryview] = {}
+        self._ahead: dict[int, AgentPage] = {}
         """Words of the last page for a worker that was started ahead of its round, by local rank."""
         self._limit = NO_LIMIT
         self._deadline = NO_LIMIT
@@ -109,7 +125,7 @@ class WorkerProgress:
         return tuple(
             ProgressReport(rank, step, words[PageWord.TIME] / 1e9, words[PageWord.OWN] / 1e9)
             for rank, words in found
-            if (step := words[PageWord.STEP]) != NO_STEP
+            if (step := min(words[PageWord.STEP], _MAX_STEP)) != NO_STEP
         )
 
     def heartbeats(self) -> tuple[ProgressReport, ...]:
@@ -121,7 +137,7 @@ class WorkerProgress:
         for rank, r in sorted(self._ranks.items()):
             only_began = r.words[PageWord.STEP] == r.words[PageWord.BEGIN_STEP]
             if only_began and (heartbeats := r.words[PageWord.HEARTBEATS]) > 0:
-                step = max(0, r.words[PageWord.BEGIN_STEP]) + heartbeats
+                step = min(max(0, r.words[PageWord.BEGIN_STEP]) + heartbeats, _MAX_STEP)
                 reported[rank] = ProgressReport(
                     rank, step, r.words[PageWord.HEARTBEAT_TIME] / 1e9, r.words[PageWord.OWN] / 1e9
                 )
@@ -170,10 +186,10 @@ class WorkerProgress:
         first, step = words[PageWord.FIRST_STEP], words[PageWord.STEP]
         seconds = (words[PageWord.TIME] - words[PageWord.FIRST_TIME]) / 1e9
         try:
-            raw = json.loads(text)
-            metrics = tuple(Metric(str(name), str(value)) for name, value in raw["metrics"].items())
-            total = None if raw["total"] is None else int(raw["total"])
-        except (ValueError, TypeError, KeyError, AttributeError, OverflowError):
+            raw = codec.loads(text)
+            metrics = tuple(Metric(printable(str(k)), printable(str(v))) for k, v in raw["metrics"].items())
+            total = None if raw["total"] is None else min(int(raw["total"]), _MAX_STEP)
+        except _MALFORMED:
             return None
         step_seconds = round(seconds / (step - first), 6) if step > first and seconds > 0 else None
         return TrainingProgress(self._round, step, total, step_seconds, metrics)
@@ -263,11 +279,13 @@ class WorkerProgress:
         """
         self._loop.remove_reader(peer)
         try:
-            hello = json.loads(peer.recv(_MAX_HELLO))
+            hello = codec.loads(peer.recv(_MAX_HELLO))
             if "received" in hello:
                 self._state_received(peer, RoundId.parse(hello["round"]), hello["received"])
                 return
             local_rank, round_id = int(hello["local_rank"]), RoundId.parse(hello["round"])
+            if not 0 <= local_rank < self._workers:
+                raise ValueError(f"there is no local rank {str(local_rank)[:20]}")
             if round_id.is_ahead:
                 self._serve_ahead(peer, local_rank)
                 return
@@ -278,7 +296,7 @@ class WorkerProgress:
                 peer.close()
                 return
             socket.send_fds(peer, [b"\0"], [rank.page, *self.memory, *self._shard_buffers(local_rank)])
-        except (OSError, ValueError, KeyError, TypeError, OverflowError) as error:
+        except (OSError, *_MALFORMED) as error:
             log.warning("refused a worker's connection for progress reports: %s", error)
             peer.close()
             return
@@ -291,7 +309,7 @@ class WorkerProgress:
         size, seconds, rank = int(received["size"]), float(received["seconds"]), int(received["rank"])
         plausible = 0 < size < 1 << 63 and MIN_SECONDS <= seconds < math.inf and 0 <= rank < 1 << 31
         if round_id == self._round and plausible:
-            interface = str(received["interface"])[:MAX_INTERFACE]
+            interface = printable(str(received["interface"])[:MAX_INTERFACE])
             self.on_state_received(StateReceived(round_id, rank, size, seconds, interface))
 
     def _serve_ahead(self, peer: socket.socket, local_rank: int) -> None:
@@ -303,11 +321,10 @@ class WorkerProgress:
             os.close(page)
             peer.close()
 
-    def _new_page(self) -> tuple[int, memoryview]:
+    def _new_page(self) -> tuple[int, AgentPage]:
         """Return descriptor and words of a page for one worker."""
-        page = memory_file("elasticjob-page")
-        os.ftruncate(page, PAGE_SIZE)
-        words = open_page(page)
+        page = fixed_memory_file("elasticjob-page", PAGE_SIZE)
+        words = open_agent_page(page)
         words[PageWord.STEP] = words[PageWord.BEGIN_STEP] = NO_STEP
         words[PageWord.LIMIT] = NO_LIMIT
         words[PageWord.DEADLINE] = self._deadline

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from elasticjob.agent.machine.state import AgentState
+from elasticjob.contract.failure_text import with_exception
 from elasticjob.contract.messages import Failure, Outcome
 from elasticjob.contract.names import Backend
 
@@ -132,7 +133,7 @@ def _event(
         "state": status,
         "total_run_time": int(seconds),
         "rdzv_backend": Backend.ELASTICJOB.value,
-        "raw_error": f"{failure.exception}: {failure.message}" if failure else None,
+        "raw_error": with_exception(failure.exception, failure.message) if failure else None,
         "metadata": json.dumps(extra),
         "agent_restarts": start.restarts if start else 0,
     }

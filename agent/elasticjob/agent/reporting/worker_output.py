@@ -16,7 +16,7 @@ import threading
 import time
 from array import array
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -221,6 +221,18 @@ class Tail:
         self._before = b""
         """The line before."""
 
+    def feed_all(self, lines: Sequence[OutputLine]) -> None:
+        """Take the next lines. Those that can be neither among the last ones nor part of a traceback are skipped."""
+        first = 0 if self._in_traceback else self._first_needed(lines)
+        for line in lines[first:]:
+            self.feed(line.text, replaces=line.replaces)
+
+    def _first_needed(self, lines: Sequence[OutputLine]) -> int:
+        end = max(0, len(lines) - 4 * TAIL_LINES)
+        # A traceback of 27 frames has more lines than that: three for each frame (Python 3.11).
+        headers = (i for i in range(end) if lines[i].text.endswith(_TRACEBACK))
+        return max(0, next(headers, end + 1) - 1)  # the line before the header tells whether the exception is ignored
+
     def feed(self, line: bytes, *, replaces: bool = False) -> None:
         """Take the next line, without its newline. `replaces`: see `OutputLine`."""
         if match := _RANK.match(line):
@@ -354,7 +366,6 @@ class WorkerPipe:
 
     def _take_lines(self, lines: list[OutputLine]) -> None:
         if self._tail is not None:
-            for line in lines[-4 * TAIL_LINES :]:
-                self._tail.feed(line.text, replaces=line.replaces)
+            self._tail.feed_all(lines)
         if self._sink is not None and lines:
             self._sink.put(b"".join(b"%s%s\n" % (self._prefix, line.text) for line in lines))

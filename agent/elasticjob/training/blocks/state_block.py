@@ -29,6 +29,8 @@ HEADER_SIZE = 64
 """Bytes; the JSON begins after them."""
 ALIGNMENT = 64
 """Bytes: each tensor begins at a multiple of this."""
+_MAX_JSON = 1 << 28
+"""Bytes of JSON that an agent reads: of a header that a script has overwritten it may be any number."""
 NO_STEP = -1
 """The step of a block that is absent or incomplete."""
 
@@ -104,7 +106,12 @@ def finish_write(descriptor: int, header: BlockHeader) -> None:
 
 def read_content(descriptor: int, header: BlockHeader) -> Any:
     """Return the parsed JSON of the block with that header; OSError or ValueError if it cannot be read."""
-    return json.loads(os.pread(descriptor, header.json_size, HEADER_SIZE))
+    if header.json_size > _MAX_JSON:
+        raise ValueError(f"the training state has {header.json_size} bytes of JSON, {_MAX_JSON} are read")
+    try:
+        return json.loads(os.pread(descriptor, header.json_size, HEADER_SIZE))
+    except RecursionError:
+        raise ValueError("the JSON of the training state is nested too deeply") from None
 
 
 def read_block(descriptor: int) -> tuple[BlockHeader, Any, mmap.mmap]:

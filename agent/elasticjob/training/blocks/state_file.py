@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import math
 import os
 import secrets
 import stat
@@ -27,6 +26,8 @@ _PRIVATE = 0o600
 """The mode of the shared temporary file until it is complete: another user who can open a file can lock it for ever."""
 _FLAGS = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 """O_NONBLOCK: another user may have made a pipe of that name; it changes nothing for a regular file."""
+_LONGEST_INTERVAL = 60 * 24 * 366
+"""Minutes."""
 
 
 class BlockChangedError(Exception):
@@ -91,9 +92,9 @@ def recorded_interval(descriptors: Sequence[int]) -> float:
     index, found = newest_block(descriptors)
     content = read_content(descriptors[index], found) if found is not ABSENT else None
     minutes = content.get("save_minutes") if isinstance(content, dict) else None
-    if not isinstance(minutes, (int, float)) or not math.isfinite(minutes):
+    if not isinstance(minutes, (int, float)) or not 0 < minutes <= _LONGEST_INTERVAL:
         return 0.0
-    return max(0.0, 60.0 * minutes)
+    return 60.0 * minutes
 
 
 def _is_newer(header: BlockHeader, path: str) -> bool:
