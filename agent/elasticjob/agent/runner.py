@@ -51,6 +51,7 @@ from elasticjob.agent.reporting import health_endpoint, telemetry
 from elasticjob.agent.reporting.state_saver import StateSaver
 from elasticjob.agent.reporting.termination_message import write_round, write_termination
 from elasticjob.agent.reporting.worker_output import OutputSink, WorkerPipe
+from elasticjob.agent.round_store import admit_workers
 from elasticjob.agent.start_workers.command import UserCommand
 from elasticjob.agent.start_workers.launcher import Launcher
 from elasticjob.agent.worker_environment import node_env
@@ -74,12 +75,7 @@ from elasticjob.control_link.link import ControlLink, LinkRole, connect
 from elasticjob.control_link.node_client import NoCoordinatorError, NodeClient
 from elasticjob.keep_alive import KeepAlive
 from elasticjob.loop_errors import background_task, call_on_error, call_on_thread_error
-from elasticjob.store.open_files import (
-    connection_limit,
-    raise_open_file_limit,
-    too_few_connections,
-    unauthenticated_limit,
-)
+from elasticjob.store.open_files import raise_open_file_limit
 from elasticjob.store.server import StoreServer
 
 log = logging.getLogger(__name__)
@@ -293,16 +289,6 @@ class Agent:
         """Return `seconds`, or what the pod's grace period leaves if that is less; `at_least` if that is even less."""
         return min(seconds, max(at_least, self._leave_by - self._loop.time()))
 
-    def _admit_workers(self, start: StartRound) -> None:
-        """Make the store that this node hosts for the round accept the connections of all workers."""
-        size = start.world_size, start.group_world_size
-        limit = connection_limit(*size, self._open_files[1])
-        store = self._stores[-1]
-        store.allow_connections(limit, unauthenticated_limit(start.group_world_size))
-        store.expect_nodes(start.member_addresses)
-        if warning := too_few_connections(limit, *size):
-            log.warning("%s", warning)
-
     # ---- events and effects --------------------------------------------------------------------------------------
 
     def _dispatch(self, event: AgentEvent) -> None:
@@ -340,7 +326,7 @@ class Agent:
             case Log(text):
                 log.info("%s", text)
             case AdmitWorkers(start):
-                self._admit_workers(start)
+                admit_workers(self._stores[-1], start, self._open_files[1])
             case LaunchWorkers(start):
                 self._reachability.begin_round(start)
                 self._deadline = math.inf

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import resource
 
-from elasticjob.store.wire import Limits
+from elasticjob.store.wire import MIB, Limits
 
 CONNECTIONS_PER_WORKER = 64
 """A worker of torch has one connection, and one or two more for each process group that it splits off."""
+UNAUTHENTICATED_MEMORY = 128 * MIB
+"""Bytes that all connections together may leave unread before they are authenticated. Every pod can open some."""
 RESERVED_FILES = 256
 """Open files that a store leaves to the rest of its process: without one, asyncio logs every attempt to accept."""
 
@@ -33,12 +35,21 @@ def connection_limit(workers: int, nodes: int, open_files: int) -> int:
     return min(wanted, max(open_files // 2, open_files - RESERVED_FILES))
 
 
-def unauthenticated_limit(nodes: int) -> int:
+def unauthenticated_limit(nodes: int, workers: int = 0) -> int:
     """Return how many connections the store of a job or a round of this size authenticates at once.
 
-    All nodes may come at the same moment, and again before the store has seen that their last attempts ended.
+    All nodes and workers may come at the same moment, and again before the store has seen that their last attempts
+    ended. `workers`: those that use the store as a TCPStore.
     """
-    return max(Limits.unauthenticated, 2 * nodes)
+    return max(Limits.unauthenticated, 2 * (nodes + workers))
+
+
+def unauthenticated_bytes(connections: int) -> int:
+    """Return how many bytes each connection may leave unread while so many of them may be unauthenticated.
+
+    A worker of torch sends 10 bytes and waits for the answer. 4096 nodes of 8 workers may leave 1.8 KB each.
+    """
+    return min(Limits.unauthenticated_bytes, UNAUTHENTICATED_MEMORY // connections)
 
 
 def too_few_connections(limit: int, workers: int, nodes: int) -> str:

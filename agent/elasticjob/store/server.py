@@ -164,9 +164,19 @@ class StoreServer:
         sock.listen(_BACKLOG)
         return int(self._server.sockets[0].getsockname()[1])
 
-    def allow_connections(self, count: int, unauthenticated: int = Limits.unauthenticated) -> None:
-        """Set the limits of open connections, from the next connection on."""
-        self.limits = replace(self.limits, connections=count, unauthenticated=unauthenticated)
+    def allow_connections(
+        self,
+        count: int,
+        unauthenticated: int = Limits.unauthenticated,
+        unauthenticated_bytes: int = Limits.unauthenticated_bytes,
+    ) -> None:
+        """Set the limits of open connections, from the next connection on. The arguments are fields of `Limits`."""
+        self.limits = replace(
+            self.limits,
+            connections=count,
+            unauthenticated=unauthenticated,
+            unauthenticated_bytes=unauthenticated_bytes,
+        )
 
     async def close(self) -> None:
         """Stop listening and close every connection."""

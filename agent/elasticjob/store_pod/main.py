@@ -20,7 +20,12 @@ from elasticjob.control_link.link import LinkGate, LinkRole, Welcome
 from elasticjob.keep_alive import KeepAlive
 from elasticjob.loop_errors import call_on_error
 from elasticjob.rendezvous.state import initial_state
-from elasticjob.store.open_files import connection_limit, raise_open_file_limit, unauthenticated_limit
+from elasticjob.store.open_files import (
+    connection_limit,
+    raise_open_file_limit,
+    unauthenticated_bytes,
+    unauthenticated_limit,
+)
 from elasticjob.store.server import StoreServer
 from elasticjob.store.wire import MIB, Limits
 from elasticjob.store_pod.config import StoreConfig
@@ -151,6 +156,7 @@ def store_limits(settings: RoundSettings, open_files: int) -> Limits:
         total_write_buffer=ANSWERS_MEMORY,
         connections=connection_limit(0, nodes, open_files),
         unauthenticated=unauthenticated_limit(nodes),
+        unauthenticated_bytes=unauthenticated_bytes(unauthenticated_limit(nodes)),
     )
 
 

@@ -6,7 +6,13 @@ import resource
 
 import pytest
 
-from elasticjob.store.open_files import connection_limit, raise_open_file_limit, too_few_connections
+from elasticjob.store.open_files import (
+    connection_limit,
+    raise_open_file_limit,
+    too_few_connections,
+    unauthenticated_bytes,
+    unauthenticated_limit,
+)
 from elasticjob.store.wire import Limits
 
 
@@ -43,3 +49,13 @@ def test_a_limit_that_is_too_low_is_reported() -> None:
     assert "4500 connections or more, but the limit of open files allows only 4499:" in too_few_connections(
         4499, 4000, 500
     )
+
+
+@pytest.mark.parametrize(
+    ("nodes", "workers", "limit", "size"),
+    [(1, 8, 1024, 16384), (129, 1032, 2322, 16384), (4096, 0, 8192, 16384), (4096, 32768, 73728, 1820)],
+)
+def test_all_nodes_and_workers_of_a_round_may_connect_at_once_with_a_bounded_memory(
+    nodes: int, workers: int, limit: int, size: int
+) -> None:
+    assert (unauthenticated_limit(nodes, workers), unauthenticated_bytes(limit)) == (limit, size)
