@@ -14,9 +14,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
-import prometheus_client
-
 from elasticjob.contract.names import GROUP, PLURAL
+from elasticjob.daemon_threads import run_without_joining
 from elasticjob.store.open_files import raise_open_file_limit
 from elasticjob_operator import handlers, keys, logs, metrics, node_watch, probes
 from elasticjob_operator.backoff import doubling_delay
@@ -285,7 +284,7 @@ async def run(settings: OperatorSettings) -> None:
         ) from None
     lease_api, lease_thread = api.separate(timeout=REQUEST_TIMEOUT), LoopThread("lease")
     if settings.metrics_port:
-        prometheus_client.start_http_server(settings.metrics_port)
+        metrics.serve_metrics(settings.metrics_port)
     try:
         await Operator(settings, api, lease_api, api.background(), lease_thread, stop).run()
     finally:
@@ -300,7 +299,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     logs.configure(settings.log_level, settings.log_format)
     gc.set_threshold(NEW_OBJECTS)
     try:
-        asyncio.run(run(settings))
+        run_without_joining(run(settings))
     except (CannotStart, handlers.WatchEnded) as error:
         log.error("%s", error)
         return 1

@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 import kopf
 
 from elasticjob.contract.names import GROUP, PLURAL, VERSION, Label
+from elasticjob.daemon_threads import DaemonExecutor, run_without_joining
 from elasticjob_operator.kube.api import KUEUE_WORKLOADS
 from elasticjob_operator.kube.client import PAGE
 from elasticjob_operator.model.raw import Raw, mapping, text
@@ -82,6 +83,7 @@ def kopf_settings() -> kopf.OperatorSettings:
     settings.watching.label_selectors[KUEUE_WORKLOADS.group, KUEUE_WORKLOADS.plural] = Label.JOB_NAME
     settings.networking.request_timeout = REQUEST_SECONDS
     settings.networking.connect_timeout = REQUEST_SECONDS
+    settings.execution.executor = DaemonExecutor()  # Python would join kopf's own threads at the end of the process
     return settings
 
 
@@ -113,7 +115,7 @@ async def watch_events(cache: WatchCache, namespaces: tuple[str, ...]) -> None:
 
     def watch() -> None:
         try:
-            asyncio.run(_watch(registry, namespaces, stop))
+            run_without_joining(_watch(registry, namespaces, stop))
         except BaseException as error:  # an exception in a thread would only be printed
             call_in_loop(fail, error)
         else:

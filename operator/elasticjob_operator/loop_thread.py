@@ -8,6 +8,8 @@ import time
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
+from elasticjob.daemon_threads import DaemonExecutor
+
 T = TypeVar("T")
 
 CLOSE_SECONDS = 1.0
@@ -19,6 +21,7 @@ class LoopThread:
 
     def __init__(self, name: str) -> None:
         self._loop = asyncio.new_event_loop()
+        self._loop.set_default_executor(DaemonExecutor())
         self._thread = threading.Thread(target=self._loop.run_forever, name=name, daemon=True)
         self._thread.start()
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping
+from http.server import ThreadingHTTPServer
 from typing import Any
 
-from prometheus_client import Counter, Gauge, Histogram
+from prometheus_client import Counter, Gauge, Histogram, MetricsHandler
 
+from elasticjob.listening_socket import listen_on_all_addresses
 from elasticjob_operator.model.raw import integer, mapping, moment, objects, text
 
 jobs = Gauge("elasticjob_jobs", "Jobs by phase.", ["phase"])
@@ -75,3 +78,20 @@ def _true_since(status: Status, kind: str) -> float | None:
     """Return since when a condition is True, in Unix seconds; None where it is not True."""
     found = (c for c in objects(status, "conditions") if text(c, "type") == kind and text(c, "status") == "True")
     return moment(next(found, {}), "lastTransitionTime")
+
+
+_BACKLOG = 128
+"""Connections that wait until the server accepts them."""
+
+
+def serve_metrics(port: int) -> ThreadingHTTPServer:
+    """Serve all metrics on `port` from threads, whatever the event loop does; `shutdown()` of the server ends that.
+
+    prometheus_client's own server has one family of addresses, and looks up the name of this machine before it serves.
+    OSError: the port is in use.
+    """
+    server = ThreadingHTTPServer(("", port), MetricsHandler, bind_and_activate=False)
+    server.socket.close()
+    server.socket = listen_on_all_addresses(port, backlog=_BACKLOG)
+    threading.Thread(target=server.serve_forever, name="metrics", daemon=True).start()
+    return server

@@ -9,6 +9,10 @@ from collections.abc import Callable
 
 from aiohttp import web
 
+from elasticjob.listening_socket import listen_on_all_addresses
+
+_BACKLOG = 128
+"""Connections that wait until the server accepts them."""
 MAX_QUEUE_WAIT = 120.0
 """Longest time in seconds that a due job may wait for its reconcile."""
 MAX_API_SILENCE = 120.0
@@ -39,5 +43,5 @@ async def serve_probes(port: int, oldest_wait: Callable[[], float], silence: Cal
     app.router.add_get("/readyz", ready)
     runner = web.AppRunner(app, access_log=None)
     await runner.setup()
-    await web.TCPSite(runner, port=port).start()
+    await web.SockSite(runner, listen_on_all_addresses(port, backlog=_BACKLOG)).start()
     return runner

@@ -19,6 +19,7 @@ from elasticjob.code_root import CODE_ROOT
 from elasticjob.contract.names import DEFAULT_PORT, Backend, Env
 from elasticjob.contract.torchrun_command import NPROC_PER_NODE, check_options
 from elasticjob.contract.worker_count import Devices, contradiction, named_workers, own_torchrun_workers
+from elasticjob.ip_addresses import endpoint_text, split_endpoint
 
 T = TypeVar("T")
 
@@ -85,7 +86,7 @@ class AgentConfig:
     @property
     def endpoint(self) -> str:
         """host:port of the job's store."""
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+        return endpoint_text(self.host, self.port)
 
 
 def read_options(env: Mapping[str, str], command: Sequence[str]) -> dict[str, str]:
@@ -228,10 +229,8 @@ def _hex(text: str) -> bytes:
 
 
 def _endpoint(text: str) -> tuple[str, int]:
-    host, _, port = text.rpartition(":")
-    if not host:
-        host, port = text, str(DEFAULT_PORT)
-    return host.strip("[]"), _count(port)
+    host, port = split_endpoint(text, str(DEFAULT_PORT))
+    return host, _count(port)
 
 
 def _keep_alive(text: str) -> tuple[float, int]:

@@ -38,7 +38,6 @@ def signals(env: Mapping[str, str]) -> list[signal.Signals]:
 
 
 def _run(command: Sequence[str], early: Sequence[str], handled: Sequence[signal.Signals]) -> int:
-    import asyncio
     import traceback
 
     try:
@@ -47,6 +46,7 @@ def _run(command: Sequence[str], early: Sequence[str], handled: Sequence[signal.
         from elasticjob.agent.start_workers.command import CommandError, parse_command, parse_own_agent_command
         from elasticjob.agent.start_workers.shim_callers import torchrun_interpreter
         from elasticjob.contract.names import Backend, ExitCode
+        from elasticjob.daemon_threads import run_without_joining
         from elasticjob.training.process_end import end_without_destructors
     except ImportError as error:
         return _refuse(f"{sys.executable} lacks what the agent needs: {error}: use an image with a complete Python")
@@ -65,7 +65,7 @@ def _run(command: Sequence[str], early: Sequence[str], handled: Sequence[signal.
         return _refuse(f"{type(error).__name__}: {error}")
     try:
         # Not by Python's finalization: workers of other nodes on this machine may form their next round now.
-        end_without_destructors(asyncio.run(agent.run()))
+        end_without_destructors(run_without_joining(agent.run()))
     except Exception as error:
         # Python's own exit code would be 1, which is the code of a failed job.
         traceback.print_exc()

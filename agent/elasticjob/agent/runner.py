@@ -73,7 +73,9 @@ from elasticjob.contract.names import Backend, ExitCode, RoundId, round_store_cl
 from elasticjob.contract.text import describe_speed, printable
 from elasticjob.control_link.link import ControlLink, LinkRole, connect
 from elasticjob.control_link.node_client import NoCoordinatorError, NodeClient
+from elasticjob.ip_addresses import is_loopback
 from elasticjob.keep_alive import KeepAlive
+from elasticjob.listening_socket import ALL_ADDRESSES
 from elasticjob.loop_errors import background_task, call_on_error, call_on_thread_error
 from elasticjob.store.open_files import raise_open_file_limit
 from elasticjob.store.server import StoreServer
@@ -258,11 +260,9 @@ class Agent:
 
         The last round's store stays up: other nodes may still use it while they stop.
         """
-        loopback = self._config.address.startswith("127.")
         clients = round_store_clients(self._config.backend)
         store = StoreServer(links=self._reachability.gate().accept, clients=clients)
-        host = "127.0.0.1" if loopback else "::" if ":" in self._config.address else "0.0.0.0"  # noqa: S104
-        port = await store.start(host)
+        port = await store.start(self._config.address if is_loopback(self._config.address) else ALL_ADDRESSES)
         self._stores.append(store)
         return port
 

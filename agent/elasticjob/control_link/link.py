@@ -46,6 +46,7 @@ from elasticjob.contract.messages import (
 )
 from elasticjob.control_link.frames import MACS, TAG_SIZE, ForgedFrame, FrameProtocol, LinkError, LinkRefused
 from elasticjob.control_link.time_limit import open_within
+from elasticjob.ip_addresses import endpoint_text
 from elasticjob.keep_alive import KeepAlive, seconds_since_answer
 from elasticjob.store import wire
 from elasticjob.store.server import Peer
@@ -254,7 +255,7 @@ async def connect(
         connecting = _connect(host, port, role, key, run_id, keep_alive)
         return await open_within(timeout, connecting, ControlLink.close)
     except asyncio.TimeoutError:  # another class before Python 3.11
-        raise TimeoutError(f"no link to {host}:{port} within {timeout:g} s") from None
+        raise TimeoutError(f"no link to {endpoint_text(host, port)} within {timeout:g} s") from None
 
 
 async def _open(host: str, port: int) -> tuple[asyncio.Transport, FrameProtocol]:
@@ -294,7 +295,7 @@ async def _connect(host: str, port: int, role: LinkRole, key: bytes, run_id: str
     except BaseException:
         transport.abort()
         raise
-    return ControlLink(frames, role, welcome, handshake.protocol, f"{host}:{port}")
+    return ControlLink(frames, role, welcome, handshake.protocol, endpoint_text(host, port))
 
 
 def _parse_welcome(sent: object) -> Welcome:

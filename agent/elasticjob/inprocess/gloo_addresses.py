@@ -10,14 +10,17 @@ import threading
 from collections.abc import Iterable
 from typing import Any
 
-from elasticjob.inprocess.own_sockets import Address, plain
+from elasticjob.inprocess.own_sockets import Address
+from elasticjob.ip_addresses import plain_address
 
 log = logging.getLogger(__name__)
 
-_IPV4 = re.compile(rb"\x02\x00(?!\x00\x00)(..)(....)\x00{8}", re.DOTALL)
+_IPV4 = rb"\x02\x00(?!\x00\x00)(?P<port4>..)(?P<ipv4>....)\x00{8}"
 """`struct sockaddr_in` of Linux with a port, as gloo writes it."""
-_IPV6 = re.compile(rb"\x0a\x00(?!\x00\x00)(..)....(.{16})", re.DOTALL)
+_IPV6 = rb"\x0a\x00(?!\x00\x00)(?P<port6>..)....(?P<ipv6>.{16})"
 """`struct sockaddr_in6`."""
+_ADDRESS = re.compile(_IPV4 + b"|" + _IPV6, re.DOTALL)
+"""The first one of both: the bytes of an address of IPv6 may look like an address of IPv4."""
 
 
 def published_addresses(store: Any, devices: Iterable[str], own_rank: int, size: int) -> set[Address]:
@@ -60,8 +63,9 @@ def read_in_time(groups: Iterable[tuple[Any, ...]], seconds: float) -> set[Addre
 
 def parse_address(published: bytes) -> Address | None:
     """Return the first socket address in what a member of a gloo group publishes; None if there is none."""
-    if match := _IPV4.search(published):
-        return socket.inet_ntop(socket.AF_INET, match[2]), struct.unpack("!H", match[1])[0]
-    if match := _IPV6.search(published):
-        return plain(socket.inet_ntop(socket.AF_INET6, match[2])), struct.unpack("!H", match[1])[0]
-    return None
+    match = _ADDRESS.search(published)
+    if match is None:
+        return None
+    if match["ipv4"] is not None:
+        return socket.inet_ntop(socket.AF_INET, match["ipv4"]), struct.unpack("!H", match["port4"])[0]
+    return plain_address(socket.inet_ntop(socket.AF_INET6, match["ipv6"])), struct.unpack("!H", match["port6"])[0]

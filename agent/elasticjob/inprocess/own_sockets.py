@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 
+from elasticjob.ip_addresses import plain_address
+
 Address = tuple[str, int]
 """(IP address, port)."""
 
@@ -83,9 +85,4 @@ def shut_down_newer_than(before: frozenset[str], keep: set[Address]) -> int:
 
 def end(address: tuple[Any, ...]) -> Address:
     """Return the address of a socket; an IPv4 address has one form on sockets of both families."""
-    return plain(str(address[0])), int(address[1])
-
-
-def plain(host: str) -> str:
-    """Return an IPv4 address that is written as IPv6 as what it is."""
-    return host.removeprefix("::ffff:") if "." in host else host.partition("%")[0]
+    return plain_address(str(address[0])), int(address[1])

@@ -389,8 +389,15 @@ def _connect_in_place_of_peers(creation: _Creation) -> None:
     """
     for address in listening() - creation.listening_before:
         for pair in range(creation.size):
-            with suppress(OSError), socket.create_connection(address[:2], timeout=_CONNECT_TIMEOUT) as connection:
+            with suppress(OSError), socket.socket(_family(address), socket.SOCK_STREAM) as connection:
+                connection.settimeout(_CONNECT_TIMEOUT)
+                connection.connect(address)
                 connection.sendall(struct.pack("<q", pair))
+
+
+def _family(address: tuple[Any, ...]) -> socket.AddressFamily:
+    """Return the family of a socket's address. That of IPv6 has four parts."""
+    return socket.AF_INET6 if len(address) == len(("host", "port", "flow", "scope")) else socket.AF_INET
 
 
 _ending: list[threading.Thread] = []

@@ -15,6 +15,7 @@ from datetime import timedelta
 from typing import Any
 
 from elasticjob.inprocess.store_mixin import StoreMixin
+from elasticjob.ip_addresses import endpoint_text
 from elasticjob.keep_alive import KeepAlive
 from elasticjob.store import wire
 from elasticjob.store.wire import Op
@@ -92,7 +93,7 @@ class Connection:
         while len(received) < size:
             data = self._socket.recv(size - len(received))
             if not data:
-                raise ConnectionResetError("the store at {}:{} has closed the connection".format(*self.address))
+                raise ConnectionResetError(f"the store at {endpoint_text(*self.address)} has closed the connection")
             received += data
         return bytes(received)
 
@@ -172,7 +173,7 @@ def _connected(host: str, port: int, timeout: timedelta) -> socket.socket:
             connection = socket.create_connection((host, port), timeout=_ANSWER_TIMEOUT)
         except OSError as error:  # not started yet, or its name is not resolved yet
             if time.monotonic() > deadline:
-                raise ConnectionError(f"the store at {host}:{port} is unavailable: {error}") from error
+                raise ConnectionError(f"the store at {endpoint_text(host, port)} is unavailable: {error}") from error
             time.sleep(_RETRY_INTERVAL)
         else:
             KeepAlive(interval=15, max_attempts=4).apply(connection)

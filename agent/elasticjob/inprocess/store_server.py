@@ -11,14 +11,17 @@ import os
 import socket
 import subprocess
 import sys
-from contextlib import suppress
 
 from elasticjob.code_root import CODE_ROOT
+from elasticjob.daemon_threads import run_without_joining
+from elasticjob.listening_socket import listen_on_all_addresses
 from elasticjob.loop_errors import call_on_error
 from elasticjob.store.last_requests import LastRequests
 from elasticjob.store.open_files import raise_open_file_limit
 from elasticjob.store.server import StoreServer
 
+_BACKLOG = 4096
+"""Connections that wait until the server accepts them."""
 _CHECK_INTERVAL = 0.2
 """Seconds between two checks for connections once the rank has ended."""
 
@@ -33,7 +36,7 @@ def serve(port: int) -> int:
     """
     if port in _servers and _servers[port][1].poll() is None:
         return port
-    with _listen(port) as listener:
+    with listen_on_all_addresses(port, backlog=_BACKLOG) as listener:
         bound = int(listener.getsockname()[1])
         parent, own = os.pipe()
         arguments = [str(listener.fileno()), str(parent)]
@@ -58,7 +61,7 @@ def main(arguments: list[str]) -> None:
     """Serve. Arguments: the descriptor of the listening socket, and that of the pipe from the rank."""
     logging.basicConfig(format="elasticjob store: %(message)s")
     raise_open_file_limit()
-    asyncio.run(_serve(socket.socket(fileno=int(arguments[0])), int(arguments[1])))
+    run_without_joining(_serve(socket.socket(fileno=int(arguments[0])), int(arguments[1])))
 
 
 async def _serve(listener: socket.socket, parent: int) -> None:
@@ -73,10 +76,3 @@ async def _serve(listener: socket.socket, parent: int) -> None:
     while server.open_connections:  # noqa: ASYNC110  (the server has no event for it)
         await asyncio.sleep(_CHECK_INTERVAL)
     await server.close()
-
-
-def _listen(port: int) -> socket.socket:
-    if socket.has_dualstack_ipv6():
-        with suppress(OSError):  # IPv6 is disabled
-            return socket.create_server(("::", port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=4096)
-    return socket.create_server(("0.0.0.0", port), backlog=4096)  # noqa: S104

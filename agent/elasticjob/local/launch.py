@@ -5,7 +5,6 @@ It does what torch's `elastic_launch` does, with the same store, coordinator and
 
 from __future__ import annotations
 
-import asyncio
 import os
 import pickle
 import signal
@@ -20,6 +19,7 @@ from typing import Any
 
 from elasticjob.contract.messages import Failure
 from elasticjob.contract.names import GROUP, KIND, VERSION, ExitCode, RoundId
+from elasticjob.daemon_threads import run_without_joining
 from elasticjob.local.launch_entry import CALL, VALUE
 from elasticjob.local.local_run import LocalRun
 from elasticjob.local.manifest import parse_local_job
@@ -96,7 +96,7 @@ def launch(
         run = LocalRun(parse_local_job(job))
         handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
-            code = asyncio.run(run.run())
+            code = run_without_joining(run.run())
         finally:
             for number, handler in handlers.items():
                 signal.signal(number, handler)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import sys
 from collections.abc import Callable
 from functools import partial
 
 from elasticjob.contract.names import ExitCode
+from elasticjob.daemon_threads import run_without_joining
 from elasticjob.local.local_run import LocalRun
 from elasticjob.local.manifest import LocalJob, ManifestError, load_manifest, parse_local_job
 
@@ -19,7 +19,7 @@ def main(path: str, *, nodes: int | None = None) -> int:
     except ManifestError as error:
         print(f"elasticjob run: {error}", file=sys.stderr)
         return ExitCode.USAGE
-    return asyncio.run(_run(job))
+    return run_without_joining(_run(job))
 
 
 async def _run(job: LocalJob) -> int:

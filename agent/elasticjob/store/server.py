@@ -25,7 +25,9 @@ from dataclasses import dataclass, field, replace
 from typing import TypeAlias, cast
 
 from elasticjob.contract.names import StoreClients
+from elasticjob.ip_addresses import endpoint_text, plain_address
 from elasticjob.keep_alive import KeepAlive
+from elasticjob.listening_socket import ALL_ADDRESSES, listen_on_all_addresses
 from elasticjob.loop_errors import background_task
 from elasticjob.store.executor import RequestExecutor
 from elasticjob.store.last_requests import LastRequests
@@ -65,9 +67,9 @@ class Peer:
     def __init__(self, server: StoreServer, transport: asyncio.Transport) -> None:
         self.transport = transport
         name = transport.get_extra_info("peername")
-        self.address = _plain_address(name)
+        self.address = _address_of(name)
         """IP address of the other side."""
-        self.name = f"{name[0]}:{name[1]}" if name else "a client"
+        self.name = endpoint_text(self.address, name[1]) if name else "a client"
         self._server = server
         self._dropped = self._ended = self._is_node = False
 
@@ -105,7 +107,7 @@ class Peer:
     @property
     def is_local(self) -> bool:
         """Whether both sides have the same address."""
-        return bool(self.address) and self.address == _plain_address(self.transport.get_extra_info("sockname"))
+        return bool(self.address) and self.address == _address_of(self.transport.get_extra_info("sockname"))
 
 
 LinkHandler: TypeAlias = Callable[[Peer, int, bytes], Coroutine[None, None, None]]
@@ -151,10 +153,11 @@ class StoreServer:
         """Until when clients on these addresses are admitted; loop time."""
         self._server: asyncio.Server | None = None
 
-    async def start(self, host: str = "0.0.0.0", port: int = 0, *, sock: socket.socket | None = None) -> int:  # noqa: S104
+    async def start(self, host: str = ALL_ADDRESSES, port: int = 0, *, sock: socket.socket | None = None) -> int:
         """Listen and return the bound port. OSError: the address is in use.
 
-        `host` "::" includes IPv4. `sock`, if given, is a listening socket that is used instead of `host` and `port`.
+        `host` is an IP address; "::" includes IPv4, and is IPv4 where the machine has no IPv6. `sock`, if given, is a
+        listening socket that is used instead of `host` and `port`.
         """
         sock = sock or _listen(host, port)
         # asyncio's `backlog` is also the number of connections that it accepts at once.
@@ -244,7 +247,7 @@ class StoreServer:
         then admitted while it has a link. A host name has no effect, and neither has an address in another form than
         the kernel's: the clients there wait for the link.
         """
-        self._expected = {_unmapped(address) for address in addresses} - self._nodes.keys()
+        self._expected = {plain_address(address) for address in addresses} - self._nodes.keys()
         self._expected_until = asyncio.get_running_loop().time() + self.limits.link_timeout
         for address in self._expected:
             self._admit_waiting(address)
@@ -278,19 +281,15 @@ class StoreServer:
 
 
 def _listen(host: str, port: int) -> socket.socket:
-    if host == "::" and socket.has_dualstack_ipv6():
-        return socket.create_server((host, port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=_BACKLOG)
+    if host == ALL_ADDRESSES:
+        return listen_on_all_addresses(port, backlog=_BACKLOG)
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     return socket.create_server((host, port), family=family, backlog=_BACKLOG)
 
 
-def _plain_address(name: tuple[str, int] | None) -> str:
+def _address_of(name: tuple[str, int] | None) -> str:
     """Return the IP address of a socket's name; an IPv4 address has one form on sockets of both families."""
-    return _unmapped(name[0]) if name else ""
-
-
-def _unmapped(address: str) -> str:
-    return address.removeprefix("::ffff:")
+    return plain_address(name[0]) if name else ""
 
 
 class _Client(asyncio.BufferedProtocol):

@@ -17,6 +17,7 @@ from typing import Any
 from elasticjob.contract.messages import RoundSettings
 from elasticjob.contract.names import ExitCode
 from elasticjob.control_link.link import LinkGate, LinkRole, Welcome
+from elasticjob.daemon_threads import run_without_joining
 from elasticjob.keep_alive import KeepAlive
 from elasticjob.loop_errors import call_on_error
 from elasticjob.rendezvous.state import initial_state
@@ -194,7 +195,7 @@ def main(argv: Sequence[str] | None = None, early_signals: Sequence[str] = ()) -
     except ValueError as error:
         parser.exit(ExitCode.USAGE, f"elasticjob store: {error}\n")
     try:
-        asyncio.run(serve_store(config, early_signals))
+        run_without_joining(serve_store(config, early_signals))
     except Exception:
         log.exception("the store has failed")
         return ExitCode.INTERNAL

@@ -46,6 +46,7 @@ from elasticjob.contract.messages import (
 from elasticjob.contract.names import Env
 from elasticjob.control_link.link import ControlLink, LinkRole, connect
 from elasticjob.control_link.node_client import NoCoordinatorError
+from elasticjob.ip_addresses import endpoint_text
 from elasticjob.keep_alive import KeepAlive
 from elasticjob.torchrun import BACKEND
 from elasticjob.torchrun.session import CoordinatorSession
@@ -83,7 +84,7 @@ class StoreEndpoint:
     read_timeout: int
 
     def __str__(self) -> str:
-        return f"{self.host}:{self.port}"
+        return endpoint_text(self.host, self.port)
 
     async def dial(self, run_id: str, keep_alive: KeepAlive) -> ControlLink:
         return await connect(

@@ -44,6 +44,7 @@ from elasticjob.contract.messages import (
 )
 from elasticjob.control_link.link import ControlLink, LinkError
 from elasticjob.control_link.node_client import NoCoordinatorError, NodeClient
+from elasticjob.daemon_threads import DaemonExecutor
 from elasticjob.loop_errors import call_on_error
 
 log = logging.getLogger(__name__)
@@ -92,6 +93,7 @@ class CoordinatorSession:
             join_timeout=connect_timeout,
         )
         self._loop = asyncio.new_event_loop()
+        self._loop.set_default_executor(DaemonExecutor())
         self._thread = threading.Thread(target=self._run, name=f"elasticjob-{announcement.pod}", daemon=True)
         self._thread.start()
 

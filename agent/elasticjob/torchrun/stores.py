@@ -6,7 +6,6 @@ import functools
 import hashlib
 import os
 import secrets
-import socket
 import subprocess
 import weakref
 from datetime import timedelta
@@ -21,6 +20,8 @@ from elasticjob.code_root import program
 from elasticjob.contract import codec
 from elasticjob.contract.messages import RoundSettings
 from elasticjob.contract.names import DEFAULT_PORT, Env, StoreClients
+from elasticjob.ip_addresses import endpoint_text
+from elasticjob.listening_socket import listen_on_all_addresses
 
 READ_TIMEOUT = 60
 """Seconds that a store operation may take; the default of `read_timeout`."""
@@ -46,7 +47,7 @@ def tcp_store(host: str, port: int, *, serve: bool, timeout: float) -> Any:
     try:
         return dist.TCPStore(host, port, use_libuv=_has_libuv(), **options)
     except (ValueError, RuntimeError, TimeoutError) as error:
-        raise RendezvousConnectionError(f"the store at {host}:{port} is unavailable: {error}") from error
+        raise RendezvousConnectionError(f"the store at {endpoint_text(host, port)} is unavailable: {error}") from error
 
 
 @functools.cache
@@ -76,7 +77,7 @@ class HostedStore:
         clients: StoreClients = StoreClients.NONE,
     ) -> None:
         """Start the store. `port` 0 chooses a free port. Raise OSError if the port is in use."""
-        with _listen(port) as listener:
+        with listen_on_all_addresses(port, backlog=_BACKLOG) as listener:
             self.port: int = listener.getsockname()[1]
             parent_fd, own_end = os.pipe()
             environ = {
@@ -129,12 +130,8 @@ def host_store(
 _NOT_INHERITED = (Env.STATE_DIR, Env.STORE_INCARNATION, Env.EXECUTION_ATTEMPT)
 
 
-def _listen(port: int) -> socket.socket:
-    if socket.has_dualstack_ipv6():
-        return socket.create_server(("::", port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=4096)
-    return socket.create_server(("0.0.0.0", port), backlog=4096)  # noqa: S104
-
-
+_BACKLOG = 4096
+"""Connections that wait until the store accepts them."""
 _END_TIMEOUT = 5.0
 """Seconds that a hosted store has to end."""
 

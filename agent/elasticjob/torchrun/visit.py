@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
-from concurrent.futures import ThreadPoolExecutor
 
 from elasticjob.contract.messages import Close, Closed, QueryClosed, Standby
 from elasticjob.control_link.link import ControlLink, LinkError
 from elasticjob.control_link.node_client import FIRST_BACKOFF, MAX_BACKOFF, NoCoordinatorError
+from elasticjob.daemon_threads import DaemonExecutor, run_without_joining
 
 Dial = Callable[[], Awaitable[ControlLink]]
 
@@ -26,8 +26,9 @@ def ask_coordinator(
     NoCoordinatorError: no store accepted a link within `connect_timeout`. NoAnswerError: it did not answer.
     """
     # In a thread: the caller's may run an event loop.
-    with ThreadPoolExecutor(1, "elasticjob-visitor") as pool:
-        return pool.submit(asyncio.run, _visit(dial, message, connect_timeout, answer_timeout)).result()
+    visit = _visit(dial, message, connect_timeout, answer_timeout)
+    answer: Closed | Standby = DaemonExecutor().submit(run_without_joining, visit).result()
+    return answer
 
 
 async def _visit(

@@ -6,11 +6,15 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping
 
+from elasticjob.listening_socket import listen_on_all_addresses
+
 log = logging.getLogger(__name__)
 
 HEALTH_PORT_VARIABLE = "TORCHELASTIC_HEALTH_CHECK_PORT"
 _TIMEOUT = 5.0
 """Seconds for a request, and for its answer."""
+_BACKLOG = 100
+"""Connections that wait until the endpoint accepts them."""
 _MAX_REQUEST = 4096
 """Bytes."""
 
@@ -45,7 +49,8 @@ async def serve_health(
         port = int(env[HEALTH_PORT_VARIABLE])
         if not 0 < port < 1 << 16:
             raise ValueError("want a port, 1 to 65535")
-        return await asyncio.start_server(answer, port=port, limit=_MAX_REQUEST)
+        sock = listen_on_all_addresses(port, backlog=_BACKLOG)
+        return await asyncio.start_server(answer, sock=sock, limit=_MAX_REQUEST)
     except (OSError, ValueError) as error:
         log.warning("health endpoint did not start: %s=%s: %s", HEALTH_PORT_VARIABLE, env[HEALTH_PORT_VARIABLE], error)
         return None
