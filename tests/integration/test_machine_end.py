@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from elasticjob.contract.messages import EndingPod, ExpectedPod, OperatorView, PodState, RoundPhase, StandbyStore
-from support.agent_cluster import NODES, SETTINGS, AgentCluster, Process, start_training
+from support.agent_cluster import NODES, AgentCluster, Process, start_training
 
 CLOCK = 1_000_000.0
 """What the operator's clock shows, far from that of this machine."""
@@ -33,7 +33,7 @@ def view(sequence: int, ends: dict[str, float]) -> OperatorView:
     """Return the view with the seconds until the machines of some pods end."""
     pods = tuple(ExpectedPod(index, 0, f"j-{index}-0", PodState.RUNNING) for index in range(NODES))
     ending = tuple(EndingPod(pod, CLOCK + seconds) for pod, seconds in ends.items())
-    return OperatorView(1, sequence, SETTINGS, 0, None, pods, serving=0, sent_at=CLOCK, ending_pods=ending)
+    return OperatorView(1, sequence, AgentCluster.settings, 0, None, pods, serving=0, sent_at=CLOCK, ending_pods=ending)
 
 
 def last(agent: Process) -> tuple[float | None, float]:

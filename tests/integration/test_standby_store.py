@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import re
 import shutil
-import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
 from elasticjob.contract.messages import RoundPhase
 from support.agent_cluster import NODES, AgentCluster, start_training
+from support.machines import machines, run_tool, run_within_namespace
 
 
 @pytest.fixture
@@ -70,42 +69,13 @@ async def next_step(cluster: AgentCluster, fault: float) -> float:
 # ---- the machine of the store is cut off
 
 
-def run_tool(*command: str) -> None:
-    subprocess.run(command, check=True)
-
-
-@contextlib.contextmanager
-def machines() -> Iterator[tuple[tuple[str, ...], ...]]:
-    """Yield a command for each machine, which runs another one there: a network namespace with one link to a bridge."""
-    for command in ("link set lo up", "link add br0 type bridge", "addr add 10.9.0.1/24 dev br0", "link set br0 up"):
-        run_tool("ip", *command.split())
-    namespaces = [subprocess.Popen(["unshare", "--net", "sleep", "300"]) for _ in range(NODES)]
-    try:
-        own = Path("/proc/self/ns/net").readlink()
-        for process in namespaces:
-            while Path(f"/proc/{process.pid}/ns/net").readlink() == own:
-                time.sleep(0.01)
-        within = tuple(("nsenter", f"--net=/proc/{process.pid}/ns/net") for process in namespaces)
-        for index, process in enumerate(namespaces):
-            pid, address = str(process.pid), f"{CutOff.hosts[index]}/24"
-            run_tool("ip", "link", "add", f"v{index}", "type", "veth", "peer", "name", "eth0", "netns", pid)
-            run_tool("ip", "link", "set", f"v{index}", "master", "br0", "up")
-            for command in (f"addr add {address} dev eth0", "link set eth0 up", "link set lo up"):
-                run_tool(*within[index], "ip", *command.split())
-        yield within
-    finally:
-        for process in namespaces:
-            process.kill()
-            process.wait()
-
-
 class CutOff(AgentCluster):
     hosts = tuple(f"10.9.0.{10 + index}" for index in range(NODES))
 
 
 async def cut_off(folder: Path) -> None:
     """Cut the store's machine off, and print how long the others take. Needs a network namespace of its own."""
-    with machines() as CutOff.within:
+    with machines([[f"{host}/24"] for host in CutOff.hosts], ["10.9.0.1/24"]) as CutOff.within:
         cluster = CutOff(folder)
         try:
             await start_training(cluster)
@@ -119,13 +89,9 @@ async def cut_off(folder: Path) -> None:
 @pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("ip"), reason="needs root and ip")
 def test_when_the_machine_of_the_store_is_cut_off_the_others_go_on(tmp_path: Path) -> None:
     """Keep-alive detects it after 2 to 3 s. The store's machine holds rank 0."""
-    path = os.pathsep.join(str(Path(__file__).parents[2] / name) for name in ("agent", "operator", "tests"))
-    command = ["unshare", "--net", sys.executable, __file__, str(tmp_path)]
-    done = subprocess.run(
-        command, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, timeout=90, check=False
-    )
-    found = re.search(r"next step after ([0-9.]+) s", done.stdout)
-    assert found, done.stdout + done.stderr
+    output = run_within_namespace(__file__, str(tmp_path), timeout=90)
+    found = re.search(r"next step after ([0-9.]+) s", output)
+    assert found, output
     print(found[0])
     assert float(found[1]) < 10
 

@@ -1,4 +1,4 @@
-"""A store, its standby store and three agents as real processes. The test does the operator's work."""
+"""A store, its standby store and agents as real processes, with the operator's links to both stores."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,11 +24,11 @@ from elasticjob.contract.messages import (
 )
 from elasticjob.contract.names import Env, RoundId
 from elasticjob.control_link.link import ControlLink, LinkRole, connect
+from elasticjob.ip_addresses import endpoint_text
 from support.local_run import PROGRAM
 
 NODE_KEY, OPERATOR_KEY = b"n" * 32, b"o" * 32
 NODES = 3
-SETTINGS = RoundSettings(min_nodes=1, max_nodes=NODES, target=NODES)
 STEPS = """
 import itertools, os, time
 for step in itertools.count():
@@ -52,7 +53,7 @@ class Process:
 
     async def line(self, text: str, since: int = 0) -> str:
         """Return the first line with this text after the first `since` lines."""
-        for _ in range(6000):
+        for _ in range(12_000):
             if found := next((line for line in self.lines[since:] if text in line), None):
                 return found
             await asyncio.sleep(0.005)
@@ -69,14 +70,24 @@ class Process:
 
 
 class AgentCluster:
-    """A store, its standby store, three agents, and the operator's links to both stores."""
+    """A store, its standby store, agents, and the operator's links to both stores."""
 
+    nodes = NODES
     hosts = ("127.0.0.1",) * NODES
     """The address of each machine. The store is on the first one, with agent 0, its standby store on the second."""
     within: tuple[tuple[str, ...], ...] = ((),) * NODES
     """A command for each machine that runs another one there."""
+    store_hosts: tuple[str, ...] = ()
+    """The addresses of the stores for all others; empty: those in `hosts`."""
     script = STEPS
     """What the workers run."""
+    arguments: tuple[str, ...] = ()
+    """Arguments of the script."""
+    launcher: Sequence[str] = (sys.executable,)
+    """The command that runs the script."""
+    settings = RoundSettings(min_nodes=1, max_nodes=NODES, target=NODES)
+    environ: dict[str, str] = {}  # noqa: RUF012  (subclasses replace it)
+    """More variables of all processes."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -89,7 +100,8 @@ class AgentCluster:
         self.readers: list[asyncio.Task[None]] = []
 
     async def start(self, *command: str, **env: str) -> Process:
-        environ = {**os.environ, "PYTHONPATH": str(CODE_ROOT), Env.RUN_ID: "run", Env.NODE_KEY: NODE_KEY.hex(), **env}
+        environ = {**os.environ, "PYTHONPATH": str(CODE_ROOT), Env.RUN_ID: "run", Env.NODE_KEY: NODE_KEY.hex()}
+        environ |= {**self.environ, **env}
         started = await asyncio.create_subprocess_exec(
             *command,
             env=environ,
@@ -105,16 +117,19 @@ class AgentCluster:
             *self.within[incarnation], *PROGRAM, "store",
             **{
                 Env.OPERATOR_KEY: OPERATOR_KEY.hex(), Env.STORE_INCARNATION: str(incarnation), Env.PORT: "0",
-                Env.STANDBY_STORE: str(incarnation), Env.SETTINGS: codec.dumps(SETTINGS).decode(),
+                Env.STANDBY_STORE: str(incarnation), Env.SETTINGS: codec.dumps(self.settings).decode(),
             },
         )  # fmt: skip
         line = await store.line("serving on port")
         self.stores.append(store)
         self.ports.append(int(line.split("serving on port ")[1].split(",")[0]))
-        host, port = self.hosts[incarnation], self.ports[-1]
+        host, port = self.store_host(incarnation), self.ports[-1]
         link = await connect(host, port, role=LinkRole.OPERATOR, key=OPERATOR_KEY, run_id="run")
         self.operators.append(link)
         self.readers.append(asyncio.ensure_future(self._read_reports(incarnation, link)))
+
+    def store_host(self, incarnation: int) -> str:
+        return (self.store_hosts or self.hosts)[incarnation]
 
     async def _read_reports(self, incarnation: int, link: ControlLink) -> None:
         while isinstance(report := await link.receive(), Report):
@@ -125,17 +140,17 @@ class AgentCluster:
         script.write_text(self.script)
         env = {
             Env.INDEX: str(index), Env.POD_NAME: f"j-{index}-0", Env.POD_IP: self.hosts[index], Env.PRELOAD: "",
-            Env.STORE_ENDPOINT: f"{self.hosts[0]}:{self.ports[0]}",
+            Env.STORE_ENDPOINT: endpoint_text(self.store_host(0), self.ports[0]),
             Env.TERMINATION_LOG: str(self.folder / f"end-{index}"),
         }  # fmt: skip
-        command = (*self.within[index], *PROGRAM, "agent", "--", sys.executable, str(script))
+        command = (*self.within[index], *PROGRAM, "agent", "--", *self.launcher, str(script), *self.arguments)
         self.agents.append(await self.start(*command, **env))
 
     def send_views(self, sequence: int, newest_round: RoundId | None = None) -> None:
         """Send the operator's view to both stores. Agent 0 is on the node of the store."""
-        pods = tuple(ExpectedPod(index, 0, f"j-{index}-0", PodState.RUNNING) for index in range(NODES))
-        view = OperatorView(1, sequence, SETTINGS, 0, None, pods, serving=0)
-        self.operators[0].send(replace(view, standby_store=StandbyStore(1, self.hosts[1], self.ports[1])))
+        pods = tuple(ExpectedPod(index, 0, f"j-{index}-0", PodState.RUNNING) for index in range(self.nodes))
+        view = OperatorView(1, sequence, self.settings, 0, None, pods, serving=0)
+        self.operators[0].send(replace(view, standby_store=StandbyStore(1, self.store_host(1), self.ports[1])))
         self.operators[1].send(replace(view, newest_round=newest_round, beside_store=("j-0-0",)))
 
     async def report(self, store: int, phase: RoundPhase, world_size: int) -> Report:
@@ -159,18 +174,18 @@ class AgentCluster:
 
 
 async def start_nodes(cluster: AgentCluster) -> None:
-    """Start the stores and three nodes."""
+    """Start the stores and all nodes."""
     for incarnation in (0, 1):
         await cluster.start_store(incarnation)
-    for index in range(NODES):
+    for index in range(cluster.nodes):
         await cluster.start_agent(index)
     cluster.send_views(1)
 
 
 async def start_training(cluster: AgentCluster) -> None:
-    """Start three nodes, and wait until they train and know their standby store."""
+    """Start all nodes, and wait until they train and know their standby store."""
     await start_nodes(cluster)
-    running = await cluster.report(0, RoundPhase.RUNNING, NODES)
+    running = await cluster.report(0, RoundPhase.RUNNING, cluster.nodes)
     cluster.send_views(2, running.round)
     for agent in cluster.agents:
         await agent.line("step 3 ")
