@@ -83,7 +83,7 @@ def _parser() -> argparse.ArgumentParser:
         help="run a job's manifest as processes on this machine",
         description="Run an ElasticJob manifest with local processes: one store, and one agent for each replica."
         " Ctrl-C drains the nodes and ends the job; a second Ctrl-C kills them.",
-        epilog="exit codes: 0 succeeded, 1 failed, 64 the manifest or a flag is wrong, 130 interrupted",
+        epilog="exit codes: 0 succeeded, 1 failed, 64 the manifest, its program or a flag is wrong, 130 interrupted",
         formatter_class=raw,
     )
     run.add_argument("manifest", help="YAML file with one ElasticJob")

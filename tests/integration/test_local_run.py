@@ -378,12 +378,61 @@ def test_an_interrupt_drains_and_leaves_nothing_behind(tmp_path: Path) -> None:
     assert run.text.count("done: Left") == 2
 
 
-def test_a_command_that_does_not_exist_fails_the_job(tmp_path: Path) -> None:
-    job = manifest(["no-such-program"], replicas=1, failurePolicy={"maxRestarts": 0})
-    with LocalRun(job, tmp_path) as run:
+def test_a_program_that_vanishes_fails_the_job(tmp_path: Path) -> None:
+    """As in a pod whose image lacks it: `elasticjob run` looks for it only once."""
+    program = tmp_path / "program"
+    program.write_text(f"#!/bin/sh\nrm {program}\nexit 1\n")
+    program.chmod(0o755)
+    with LocalRun(manifest([str(program)], replicas=1, failurePolicy={"maxRestarts": 1}), tmp_path) as run:
         assert run.exit_code() == 1
-    assert re.search("toy failed: .*no-such-program.*StartError", run.text)
-    assert re.search("done: Failed .* rank 0 in toy-0-0 failed: StartError: no-such-program: .*No such file", run.text)
+    assert re.search("toy failed: .*program.*StartError", run.text)
+    assert re.search("done: Failed .* rank 0 in toy-0-0 failed: StartError: .*program: .*No such file", run.text)
+
+
+@pytest.mark.parametrize(
+    ("command", "expected"),
+    [
+        (["no-such-program"], "no-such-program: no such program on PATH"),
+        (["python3", "nope.py"], r".*/nope.py: no such file"),
+        (["python3", "-m", "nope"], r"no module named 'nope', for .*python.* -m nope in .*"),
+    ],
+    ids=["program", "script", "module"],
+)
+def test_a_missing_program_is_refused_before_any_node_starts(command: list[str], expected: str, tmp_path: Path) -> None:
+    with LocalRun(manifest(command, replicas=2), tmp_path) as run:
+        assert run.exit_code() == 64
+    (line,) = run.lines
+    assert re.fullmatch(rf"elasticjob run: {expected} \(the trainer's command: {' '.join(command)}\)", line)
+
+
+REPORTS_STEPS = """
+import os, sys, time
+import elasticjob
+elasticjob.progress(7, total=9)
+while not os.path.exists(sys.argv[1]):
+    time.sleep(0.01)
+"""
+
+
+def test_the_lines_about_a_start_say_what_happens(tmp_path: Path) -> None:
+    (tmp_path / "slow_import.py").write_text("import time; time.sleep(12)")
+    command = [*script(tmp_path, REPORTS_STEPS), str(tmp_path / "done")]
+    job = manifest(command, replicas=1, preload=["slow_import"])
+    env = {"name": "PYTHONPATH", "value": str(tmp_path)}
+    job["spec"]["template"]["spec"]["containers"][0]["env"] = [env]  # type: ignore[index]
+    with LocalRun(job, tmp_path) as run:
+        run.wait_for("trains")
+        (tmp_path / "done").touch()
+        assert run.exit_code() == 0
+    lines = [re.sub(r"\d+ s so far", "N s so far", line) for line in run.lines if line.startswith("[job] round")]
+    lines = [line for number, line in enumerate(lines) if line not in lines[:number]]
+    assert lines == [
+        "[job] round 1.0.1: 1 node imports the modules of spec.preload",
+        "[job] round 1.0.1: 1 node imports the modules of spec.preload, for N s so far",
+        "[job] round 1.0.1: the workers of 1 node start",
+        "[job] round 1.0.1 runs: 1 worker on 1 node",
+        "[job] round 1.0.1 trains: step 7 is the first one that was reported",
+    ]
 
 
 def test_one_failure_is_one_line_and_a_healthy_start_has_no_refused_connection(tmp_path: Path) -> None:
@@ -415,6 +464,7 @@ def test_python3_is_the_interpreter_of_this_process(
     other.write_text(f"#!/bin/sh\necho runs {other}; exit 0\n")
     other.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    (tmp_path / "train.py").touch()
     with LocalRun(manifest([word.format(folder=tmp_path) for word in command]), tmp_path) as run:
         assert run.exit_code() == 0
     assert re.findall(r"\]:runs (.*)$", run.text, re.MULTILINE) == [expected.format(folder=tmp_path)]
@@ -424,6 +474,7 @@ def test_path_in_the_manifest_chooses_python3(tmp_path: Path) -> None:
     other = tmp_path / "python3"
     other.write_text("#!/bin/sh\necho runs the other one\n")
     other.chmod(0o755)
+    (tmp_path / "train.py").touch()
     job = manifest(["python3", "train.py"])
     spec: Any = job["spec"]
     path = {"name": "PATH", "value": f"{tmp_path}:{os.environ['PATH']}"}

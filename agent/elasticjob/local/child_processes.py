@@ -60,10 +60,7 @@ class RunEnvironment:
         """Start a node's agent. `output`: a descriptor, subprocess.PIPE, or None for this process's own output."""
         job = self.job
         environ = {
-            **os.environ,
-            "PYTHONUNBUFFERED": "1",
-            "PATH": search_path(os.environ.get("PATH", os.defpath), job.command, sys.executable),
-            **job.env,
+            **command_environment(job),
             Env.JOB: job.name,
             Env.RUN_ID: self.run_id,
             Env.NODE_KEY: self.keys[LinkRole.NODE],
@@ -85,7 +82,7 @@ class RunEnvironment:
             Env.KEEP_ALIVE: f"{job.settings.keep_alive_interval:g}x{job.settings.keep_alive_max_attempts}",
             Env.TERMINATION_LOG: str(self._termination_log(pod)),
         }
-        return await _start([*program(), "agent", "--", *self._command()], environ, output, job.working_dir)
+        return await _start([*program(), "agent", "--", *local_command(job)], environ, output, job.working_dir)
 
     def outcome(self, pod: str) -> Outcome | None:
         """Return how an agent that has ended says that it ended; None if it failed before it could."""
@@ -96,8 +93,16 @@ class RunEnvironment:
     def _termination_log(self, pod: str) -> Path:
         return self.scratch / f"{pod}.json"
 
-    def _command(self) -> Sequence[str]:
-        return self.job.command if "PATH" in self.job.env else with_interpreter(self.job.command, sys.executable)
+
+def command_environment(job: LocalJob) -> dict[str, str]:
+    """Return the environment of a job's command, as far as it follows from this process and the manifest."""
+    path = search_path(os.environ.get("PATH", os.defpath), job.command, sys.executable)
+    return {**os.environ, "PYTHONUNBUFFERED": "1", "PATH": path, **job.env}
+
+
+def local_command(job: LocalJob) -> Sequence[str]:
+    """Return a job's command with the interpreter of this process, unless the manifest chooses one by PATH."""
+    return job.command if "PATH" in job.env else with_interpreter(job.command, sys.executable)
 
 
 def search_path(path: str, command: Sequence[str], interpreter: str) -> str:

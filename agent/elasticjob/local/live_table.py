@@ -15,7 +15,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from elasticjob.contract.messages import NodeReport, Straggler
+from elasticjob.contract.messages import NodeReport, RoundPhase, Straggler
 from elasticjob.contract.text import printable, with_noun
 from elasticjob.local.screen import RunView
 
@@ -73,7 +73,8 @@ def render_table(view: RunView) -> RenderableType:
     for column in ("node", "pod", "pid", "state"):
         table.add_column(column)
     for pod in sorted(view.pods, key=lambda p: p.index):
-        table.add_row(str(pod.index), pod.pod, str(pod.pid), _state(reported.get(pod.pod), straggler))
+        state = _state(reported.get(pod.pod), straggler, runs=report is not None and report.formed_at > 0)
+        table.add_row(str(pod.index), pod.pod, str(pod.pid), state)
     return Group("", _title(view), table, Text(_HELP, style="dim"))
 
 
@@ -82,6 +83,8 @@ def _title(view: RunView) -> Text:
     if report is None:
         return Text(f"{view.job}: starting the store", style="bold")
     phase = report.outcome.value if report.outcome else report.phase.value
+    if report.outcome is None and report.phase is RoundPhase.RUNNING and not report.formed_at:
+        phase = "Starting"
     text = Text(f"{view.job}: {phase}", style="bold")
     text.append(
         f"   {report.active} of {with_noun(view.target, 'node')}, {with_noun(report.world_size, 'worker')}",
@@ -91,9 +94,12 @@ def _title(view: RunView) -> Text:
     return text
 
 
-def _state(node: NodeReport | None, straggler: Straggler | None) -> Text:
+def _state(node: NodeReport | None, straggler: Straggler | None, *, runs: bool) -> Text:
+    """Return the state of a node. `runs`: all workers of the round have started."""
     if node is None:
         return Text("starting", style="yellow")
+    if node.member and not runs:
+        return Text("starts its workers" if node.ready else "importing", style="cyan")
     if node.member and straggler is not None and straggler.pod == node.pod:
         return Text(f"in the round; rank {straggler.rank} is slow", style="yellow")
     if node.member:

@@ -38,6 +38,7 @@ from elasticjob.control_link.link import LinkError, LinkRole, connect
 from elasticjob.local.child_processes import RunEnvironment, describe_exit_code
 from elasticjob.local.manifest import LocalJob
 from elasticjob.local.screen import NodeRow, PlainScreen, RunView, Screen
+from elasticjob.local.waits import WaitLines, current_wait, describe_phase
 from elasticjob.loop_errors import background_task, call_on_error
 
 INTERRUPTED = 130
@@ -84,6 +85,8 @@ class LocalRun:
         self._problem = ""
         self._tasks: set[asyncio.Task[None]] = set()
         self._link_send: Any = None
+        self._stepped_round: RoundId | None = None
+        """The last round in which the script has reported a step."""
 
     async def run(self) -> int:
         """Run the job to its end, stop every process and return the exit code."""
@@ -98,6 +101,7 @@ class LocalRun:
             self._environment = RunEnvironment(self._job, self._run_id, self._keys, port, Path(scratch))
             self._spawn(self._keep_store(listener))
             self._spawn(self._follow())
+            self._spawn(self._report_waits())
             for index in range(self._settings.desired_pods):
                 self._spawn(self._keep_agent(index))
             await self._over.wait()
@@ -306,7 +310,10 @@ class LocalRun:
             and report.reason
             and (before is None or before.reason != report.reason)
         ):
-            self._print(f"{report.phase.value.lower()}: {report.reason}")
+            self._print(describe_phase(report))
+        if (step := report.progress) is not None and step.round == report.round and step.round != self._stepped_round:
+            self._stepped_round = step.round
+            self._print(f"round {step.round} trains: step {step.step} is the first one that was reported")
         if report.stall is not None and (before is None or before.stall != report.stall):
             self._print(f"{describe_failure(report.stall)} on {report.stall.pod}; nothing is restarted")
         if before is not None and before.round == report.round and before.straggler != report.straggler:
@@ -316,6 +323,15 @@ class LocalRun:
         self._show()
         if report.outcome is not None:
             self._over.set()
+
+    async def _report_waits(self) -> None:
+        """Say what the run waits for while that takes long."""
+        lines = WaitLines()
+        while not self._over.is_set():
+            wait = None if self._draining else current_wait(self._report)
+            if line := lines.line(wait, time.monotonic()):
+                self._print(line)
+            await asyncio.sleep(1)
 
     # ---- the end ---------------------------------------------------------------------------------------------------
 

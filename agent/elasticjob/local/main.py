@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Callable
 from functools import partial
 
 from elasticjob.contract.names import ExitCode
 from elasticjob.daemon_threads import run_without_joining
+from elasticjob.local.child_processes import command_environment, local_command
 from elasticjob.local.local_run import LocalRun
 from elasticjob.local.manifest import LocalJob, ManifestError, load_manifest, parse_local_job
+from elasticjob.local.program_check import find_missing_program
 
 
 def main(path: str, *, nodes: int | None = None) -> int:
@@ -18,6 +21,9 @@ def main(path: str, *, nodes: int | None = None) -> int:
         job = parse_local_job(load_manifest(path), nodes=nodes)
     except ManifestError as error:
         print(f"elasticjob run: {error}", file=sys.stderr)
+        return ExitCode.USAGE
+    if problem := find_missing_program(local_command(job), command_environment(job), job.working_dir):
+        print(f"elasticjob run: {problem} (the trainer's command: {shlex.join(job.command)})", file=sys.stderr)
         return ExitCode.USAGE
     return run_without_joining(_run(job))
 

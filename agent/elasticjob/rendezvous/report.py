@@ -104,7 +104,12 @@ def _reason(state: CoordinatorState) -> str:
         return f"{len(candidates(state))} of at least {with_noun(state.settings.min_nodes, 'node')} available"
     if state.round.ending is not None:
         return state.round.ending.message
-    return f"{with_noun(len(state.round.members), 'node')} training"
+    members = with_noun(len(state.round.members), "node")
+    if state.round.formed_at:
+        return f"the workers of {members} run"
+    if all(node.ready for node in _members(state)):
+        return f"the workers of {members} start"
+    return f"{members} {'imports' if len(state.round.members) == 1 else 'import'} the modules of spec.preload"
 
 
 def _node_report(state: CoordinatorState, node: Node) -> NodeReport:
