@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from elasticjob.convert.fields import ConvertError, JsonObject, without_nulls
+from elasticjob.manifest_yaml import ManifestYamlError, read_yaml_documents
 
 STDIN = "-"
 
@@ -47,13 +48,11 @@ def read_documents(path: str) -> list[Document]:
 def parse_documents(text: str, source: str) -> list[Document]:
     """Return the objects in YAML text, those of lists one by one, without null fields. ConvertError: as above."""
     try:
-        import yaml
+        values = read_yaml_documents(text)
     except ImportError:
         raise ConvertError("PyYAML is missing: pip install 'elasticjob[cli]'") from None
-    try:
-        values = [value for value in yaml.safe_load_all(text) if value is not None]
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise ConvertError(f"{source}: is not YAML: {error or 'nested too deeply'}") from None
+    except ManifestYamlError as error:
+        raise ConvertError(f"{source}: {error}") from None
     return [Document(source, content) for value in values for content in _objects(value, source)]
 
 

@@ -15,10 +15,13 @@ from elasticjob.contract.python_command import expand_variables
 from elasticjob.contract.torchrun_command import CommandError
 from elasticjob.contract.worker_count import WorkerCount, count_workers, requested_devices
 from elasticjob.local.job_schema import find_problems
+from elasticjob.manifest_yaml import ManifestYamlError, read_yaml_documents
 
 E = TypeVar("E", bound=Enum)
 
 _GPU = "nvidia.com/gpu"
+_SHOWN = 80
+"""Characters of a value in a message."""
 MAX_NODES = 4096
 """Most nodes of a job, as in the CRD."""
 
@@ -50,15 +53,15 @@ class LocalJob:
 def load_manifest(path: str) -> Any:
     """Return the ElasticJob in a YAML file. Raise ManifestError unless the file has exactly one."""
     try:
-        import yaml
+        documents = read_yaml_documents(Path(path).read_text(encoding="utf-8"))
     except ImportError:
         raise ManifestError("PyYAML is missing: pip install 'elasticjob[cli]'") from None
-    try:
-        documents = [d for d in yaml.safe_load_all(Path(path).read_text()) if d is not None]
     except OSError as error:
         raise ManifestError(f"{path}: {error.strerror}") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ManifestError(f"{path}: invalid YAML: {error}") from None
+    except UnicodeDecodeError as error:
+        raise ManifestError(f"{path}: is not YAML: {error}") from None
+    except ManifestYamlError as error:
+        raise ManifestError(f"{path}: {error}") from None
     jobs = [d for d in documents if isinstance(d, dict) and d.get("kind") == KIND]
     if len(jobs) != 1:
         raise ManifestError(f"{path}: want one document of kind {KIND}, found {len(jobs)}")
@@ -121,19 +124,19 @@ class _Field:
 
     def entries(self) -> Mapping[str, Any]:
         if self.value is not None and not isinstance(self.value, dict):
-            raise self.error(f"want an object, got {self.value!r}")
+            raise self.error(f"want an object, got {_shown(self.value)}")
         return self.value or {}
 
     def items(self) -> list[_Field]:
         if self.value is not None and not isinstance(self.value, list):
-            raise self.error(f"want a list, got {self.value!r}")
+            raise self.error(f"want a list, got {_shown(self.value)}")
         return [_Field(item, f"{self.path}[{i}]") for i, item in enumerate(self.value or ())]
 
     def text(self) -> str:
         if not self.present:
             raise self.error("is required")
         if not isinstance(self.value, str):
-            raise self.error(f"want text, got {self.value!r}; put it in quotes")
+            raise self.error(f"want text, got {_shown(self.value)}; put it in quotes")
         return self.value
 
     def texts(self, default: tuple[str, ...] = ()) -> tuple[str, ...]:
@@ -147,6 +150,12 @@ class _Field:
 
     def seconds(self, default: int) -> float:
         return float(self.integer(default))
+
+
+def _shown(value: Any) -> str:
+    """Return a value of the manifest for a message, cut to one line."""
+    text = repr(value)
+    return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 3]}..."
 
 
 def _trainer(containers: _Field) -> _Field:
