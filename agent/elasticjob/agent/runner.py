@@ -51,7 +51,7 @@ from elasticjob.agent.reporting import health_endpoint, telemetry
 from elasticjob.agent.reporting.state_saver import StateSaver
 from elasticjob.agent.reporting.termination_message import write_round, write_termination
 from elasticjob.agent.reporting.worker_output import OutputSink, WorkerPipe
-from elasticjob.agent.round_store import admit_workers
+from elasticjob.agent.round_stores import RoundStores, admit_workers
 from elasticjob.agent.start_workers.command import UserCommand
 from elasticjob.agent.start_workers.launcher import Launcher
 from elasticjob.agent.worker_environment import node_env
@@ -118,8 +118,7 @@ class Agent:
         """The task of `run`."""
         self._saving = False
         """Whether copies of training state are saved while training continues, where they ask for it."""
-        self._stores: list[StoreServer] = []
-        """Process-group stores: of the next round or the running one; before it, until workers start, of the last."""
+        self._stores = RoundStores()
         self._keep_alive = KeepAlive(config.keep_alive_interval, config.keep_alive_attempts)
         self._reachability = ReachabilityMonitor(
             config.run_id,
@@ -256,14 +255,11 @@ class Agent:
         )  # fmt: skip
 
     async def _start_store(self) -> int:
-        """Start the process-group store of the next round and return its port.
-
-        The last round's store stays up: other nodes may still use it while they stop.
-        """
+        """Start the process-group store of the next round and return its port."""
         clients = round_store_clients(self._config.backend)
         store = StoreServer(links=self._reachability.gate().accept, clients=clients)
         port = await store.start(self._config.address if is_loopback(self._config.address) else ALL_ADDRESSES)
-        self._stores.append(store)
+        self._stores.add(store)
         return port
 
     def _leave(self, signal_name: str) -> None:
@@ -326,7 +322,7 @@ class Agent:
             case Log(text):
                 log.info("%s", text)
             case AdmitWorkers(start):
-                admit_workers(self._stores[-1], start, self._open_files[1])
+                admit_workers(self._stores.newest, start, self._open_files[1])
             case LaunchWorkers(start):
                 self._reachability.begin_round(start)
                 self._deadline = math.inf
@@ -335,7 +331,7 @@ class Agent:
                 self._training.stop()
                 self._record_round(start.round)
                 self._workers.expect_start()
-                self._spawn(self._launch(start))
+                self._spawn(self._launch(start, self._stores.newest))
             case StartAhead(provisional):
                 self._workers.expect_start()
                 self._spawn(self._start_ahead(provisional))
@@ -401,7 +397,8 @@ class Agent:
             self._dispatch(events.NodeUnhealthy(failure))
         return problem is None
 
-    async def _launch(self, start: StartRound) -> None:
+    async def _launch(self, start: StartRound, store: StoreServer) -> None:
+        """Start the workers of a round whose store is `store`; older stores are needed until then."""
         failure = await self._workers.start(start)
         if self._launcher.fork_disabled_reason != self._state.announcement.fork_disabled_reason:
             self._dispatch(events.LauncherReady(self._launcher.fork_disabled_reason))
@@ -411,8 +408,7 @@ class Agent:
         self._watch_for_hangs(start)
         self._dispatch(events.WorkersLaunched(start.round))
         self._reap()
-        while len(self._stores) > 1:
-            await self._stores.pop(0).close()
+        await self._stores.close_older(store)
 
     async def _start_ahead(self, provisional: StartRound) -> None:
         if (failure := await self._workers.start_ahead(provisional)) is not None:
@@ -545,8 +541,7 @@ class Agent:
         self._workers.restartable.close()
         self._fork_server_log.close()
         os.close(self._fork_server_output)
-        for store in self._stores:
-            await store.close()
+        await self._stores.close()
 
     def _write_torch_events(self, exit_: Exit) -> None:
         """Write torch's events to stderr, as torch's `console` handler does."""
@@ -567,7 +562,7 @@ class Agent:
         start = self._state.assignment
         if exit_.code is not ExitCode.SUCCEEDED or self._config.backend is Backend.C10D:
             return
-        if start is None or start.group_rank > 0 or start.world_size == 1 or self._stores[0].counters.requests:
+        if start is None or start.group_rank > 0 or start.world_size == 1 or self._stores.oldest.counters.requests:
             return
         log.warning("%s", _NO_PROCESS_GROUP % start.world_size)
 

@@ -333,7 +333,8 @@ async def _authenticate(gate: LinkGate, frames: FrameProtocol, version: int, pee
         raise LinkRefused("unknown role") from None
     run_id, client_nonce = gate.welcome.run_id, str(answer.get("nonce"))
     if answer.get("run_id") != run_id:
-        raise LinkRefused(f"the peer belongs to run {str(answer.get('run_id'))[:80]!r}, this store to run {run_id!r}")
+        # The peer has proved nothing yet: it does not learn the run of this store.
+        raise LinkRefused(f"the peer belongs to run {str(answer.get('run_id'))[:80]!r}, this store to another one")
     handshake = _Handshake(key, _lower_protocol(answer), role, run_id, (nonce, client_nonce))
     if len(client_nonce) < 32 or not _is_proof(answer.get("proof"), handshake.proof(None)):
         raise LinkRefused(f"the peer has the wrong key for role {role.value}")

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import pytest
 
-from elasticjob.agent.round_store import admit_workers
+from elasticjob.agent.round_stores import admit_workers
 from elasticjob.contract.messages import StartRound
 from elasticjob.contract.names import RoundId, StoreClients
 from elasticjob.store import wire
