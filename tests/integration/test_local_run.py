@@ -7,13 +7,15 @@ import re
 import shlex
 import signal
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from elasticjob.agent.processes import descendants, has_ended
 from support.local_run import LocalRun, manifest
-from support.processes import child_with
+from support.processes import agent_over, child_with, state_of
 from support.worker_scripts import DDP, script
 
 WAIT_FOR_FILE = """
@@ -329,6 +331,64 @@ def test_an_agent_that_fails_again_and_again_ends_the_job(tmp_path: Path) -> Non
     with LocalRun(agent_fails(tmp_path, "toy-0-0", "toy-0-1"), tmp_path) as run:
         assert run.exit_code(60) == 1, run.text
     assert "toy failed: toy-0-1 ended (exit 1, failed); 1 restart" in run.text
+
+
+LEAVES_A_PROCESS = WAIT_FOR_FILE.replace(
+    "print(",
+    """
+import subprocess
+child = subprocess.Popen(["sh", "-c", "sleep 1000; true"], start_new_session=True)
+print("child", os.environ["RANK"], child.pid, flush=True)
+print(""",
+    1,
+)
+
+
+@pytest.mark.parametrize("ends", ["agent", "run"])
+def test_a_killed_agent_leaves_no_process_behind(ends: str, tmp_path: Path) -> None:
+    """The workers die with it; what they have started is killed before another node takes its place."""
+    job = manifest([*script(tmp_path, LEAVES_A_PROCESS), str(tmp_path / "done")], replicas=1)
+    with LocalRun(job, tmp_path) as run:
+        child = int(run.wait_for(r"child 0 (\d+)")[1])
+        agent = agent_over(int(run.wait_for(r"started 0 (\d+)")[1]))
+        sleeping = [pid for pid in descendants(child) if state_of(pid) == "S"]
+        if ends == "run":
+            run.signal(signal.SIGINT)
+            run.wait_for("interrupted")
+            run.signal(signal.SIGINT)
+            assert run.exit_code() == 130
+        else:
+            os.kill(agent, signal.SIGKILL)
+            run.wait_for("toy-0-0 ended .SIGKILL.; toy-0-1 takes its place")
+        assert not [pid for pid in (child, *sleeping) if not has_ended(pid)]
+        if ends == "agent":
+            (tmp_path / "done").touch()
+            assert run.exit_code() == 0
+
+
+def test_a_store_that_ends_again_and_again_is_started_ever_later(tmp_path: Path) -> None:
+    job = manifest([*script(tmp_path, WAIT_FOR_FILE), str(tmp_path / "done")], replicas=1)
+    with LocalRun(job, tmp_path) as run:
+        run.wait_for("runs: 1 worker")
+        os.kill(child_with("store"), signal.SIGKILL)
+        first = run.wait_for(r"the store ended .SIGKILL.; starting it again( in 0.5 s)?$")
+        for delay in ("1", "2") if first[1] else ("0.5", "1"):
+            kill_store_when_started()
+            run.wait_for(rf"the store ended .SIGKILL.; starting it again in {delay} s$")
+        (tmp_path / "done").touch()
+        assert run.exit_code() == 0
+
+
+def kill_store_when_started() -> None:
+    deadline = time.monotonic() + 30
+    while True:
+        try:
+            os.kill(child_with("store"), signal.SIGKILL)
+        except (AssertionError, ProcessLookupError):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        else:
+            return
 
 
 def test_a_drained_node_leaves_and_is_replaced_without_counting_a_restart(tmp_path: Path) -> None:

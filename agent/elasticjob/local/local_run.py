@@ -36,17 +36,15 @@ from elasticjob.contract.restart_window import RestartWindow
 from elasticjob.contract.text import with_noun
 from elasticjob.control_link.link import LinkError, LinkRole, connect
 from elasticjob.local.child_processes import RunEnvironment, describe_exit_code
+from elasticjob.local.leftovers import end_leftovers
 from elasticjob.local.manifest import LocalJob
+from elasticjob.local.process_backoff import ProcessBackoff
 from elasticjob.local.screen import NodeRow, PlainScreen, RunView, Screen
 from elasticjob.local.waits import WaitLines, current_wait, describe_phase
 from elasticjob.loop_errors import background_task, call_on_error
 
 INTERRUPTED = 130
 """Exit code after SIGINT or SIGTERM."""
-_SHORT_LIFE = 5.0
-"""Seconds. Each agent in a row that ends sooner doubles the delay before the next one starts."""
-_MIN_DELAY = 0.25
-_MAX_DELAY = 30.0
 _UNCHARGED_EXITS = (ExitCode.LEFT, ExitCode.SUPERSEDED, ExitCode.UNAVAILABLE)
 """Exit codes of an agent that has not failed."""
 _OUTPUT_TIMEOUT = 2.0
@@ -166,7 +164,7 @@ class LocalRun:
         The first one inherits `listener`, which is open already: no agent starts with a refused connection.
         The new process reads in the state folder that it is not the first one.
         """
-        log = self._environment.scratch / "store.log"
+        log, backoff = self._environment.scratch / "store.log", ProcessBackoff()
         while not self._over.is_set():
             with log.open("ab") as output:
                 self._store = await self._environment.store(output.fileno(), listener)
@@ -174,13 +172,17 @@ class LocalRun:
                 listener.close()  # the port closes with the store, as that of a pod does
                 listener = None
             self._show()
+            started = time.monotonic()
             code = await self._store.wait()
             if self._over.is_set():
                 return
             if code == ExitCode.USAGE or self._report is None:
                 self._fail(f"the store ended ({describe_exit_code(code)}): {log.read_text()[-2000:].strip()}")
                 return
-            self._print(f"the store ended ({describe_exit_code(code)}); starting it again")
+            delay = backoff.delay_after(time.monotonic() - started)
+            when = f" in {delay:g} s" if delay else ""
+            self._print(f"the store ended ({describe_exit_code(code)}); starting it again{when}")
+            await asyncio.sleep(delay)
 
     async def _keep_agent(self, index: int) -> None:
         self._kept.add(index)
@@ -191,12 +193,14 @@ class LocalRun:
 
     async def _run_agents(self, index: int) -> None:
         """Run one agent after the other, each with the next incarnation, until the job needs this index no more."""
-        delay = _MIN_DELAY
+        backoff = ProcessBackoff()
         while not (self._over.is_set() or self._draining or index >= self._settings.desired_pods):
             incarnation = self._incarnations[index] = self._incarnations.get(index, -1) + 1
             pod = f"{self._job.name}-{index}-{incarnation}"
             started = time.monotonic()
             code = await self._run_agent(index, incarnation, pod)
+            # Before the store learns that the pod has ended, so that another node may take its place.
+            await self._end_leftovers(pod)
             del self._pods[index]
             self._send_view()
             outcome = self._environment.outcome(pod)
@@ -208,7 +212,7 @@ class LocalRun:
             if self._exhausts_restarts(code, outcome):
                 self._fail(f"{pod} ended ({describe_exit_code(code)}); {with_noun(self._charged, 'restart')}")
                 return
-            delay = min(2 * delay, _MAX_DELAY) if time.monotonic() - started < _SHORT_LIFE else _MIN_DELAY
+            delay = backoff.delay_after(time.monotonic() - started)
             if self._draining:
                 return
             if index >= self._settings.desired_pods:
@@ -216,7 +220,11 @@ class LocalRun:
                 return
             successor = f"{self._job.name}-{index}-{incarnation + 1}"
             self._print(f"{pod} ended ({describe_exit_code(code)}); {successor} takes its place")
-            await asyncio.sleep(0 if delay == _MIN_DELAY else delay)
+            await asyncio.sleep(delay)
+
+    async def _end_leftovers(self, *pods: str) -> None:
+        if alive := await end_leftovers(self._run_id, pods):
+            self._print(f"processes of {', '.join(pods)} are alive after SIGKILL: {', '.join(map(str, sorted(alive)))}")
 
     def _exhausts_restarts(self, code: int, outcome: Outcome | None) -> bool:
         """Charge an agent that failed by itself, as the operator does; return whether no restart was left for that."""
@@ -393,6 +401,7 @@ class LocalRun:
         for task in (*self._tasks, *self._copies):
             task.cancel()
         await asyncio.gather(*self._tasks, *self._copies, return_exceptions=True)
+        await self._end_leftovers(*(pod.pod for pod in self._pods.values()))
         if self._store is not None and self._store.returncode is None:
             self._store.terminate()
             await self._store.wait()
