@@ -24,7 +24,7 @@ from typing import Any
 from benchmarks.process_group import serving
 from benchmarks.row import OURS, Row, Sample
 from elasticjob.agent.monitoring.reachability import ReachabilityMonitor
-from elasticjob.agent.round_store import admit_workers
+from elasticjob.agent.round_stores import admit_workers
 from elasticjob.contract.messages import StartRound
 from elasticjob.contract.names import RoundId, StoreClients
 from elasticjob.keep_alive import KeepAlive
