@@ -180,13 +180,13 @@ finally:
 """
 
 
-async def test_a_worker_that_stops_runs_its_own_clean_up_and_no_more(progress: WorkerProgress) -> None:
+async def test_a_worker_that_stops_ends_like_any_program(progress: WorkerProgress) -> None:
     worker = await script(CLEANS_UP, path=progress.path)
     assert await worker.line() == "waits"
     assert await progress.hold(1) == 1
     assert progress.stop_at(1)
     worker.resume()
-    assert [await worker.line(), await worker.line()] == ["cleaned up and exits", ""]
+    assert [await worker.line(), await worker.line()] == ["cleaned up and exits", "deleted"]
     assert await worker.end() == 0
 
 
