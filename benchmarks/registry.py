@@ -15,6 +15,7 @@ from benchmarks import (
     state_transfer,
     store_killed,
     store_operations,
+    uneven_ends,
 )
 from benchmarks.row import Row
 
@@ -24,6 +25,7 @@ ROWS: list[Row] = [
     *store_killed.ROWS,
     *cold_start.ROWS,
     *rendezvous.ROWS,
+    *uneven_ends.ROWS,
     *store_operations.ROWS,
     *process_group.ROWS,
     *many_connections.ROWS,

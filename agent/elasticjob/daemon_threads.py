@@ -59,9 +59,10 @@ class DaemonExecutor(ThreadPoolExecutor):
 
 def run_without_joining(main: Coroutine[Any, Any, T]) -> T:
     """Do what asyncio.run does, without a wait for threads that still run calls, such as look-ups of names."""
-    return asyncio.run(_with_daemon_threads(main))
+    return asyncio.run(with_daemon_threads(main))
 
 
-async def _with_daemon_threads(main: Coroutine[Any, Any, T]) -> T:
+async def with_daemon_threads(main: Coroutine[Any, Any, T]) -> T:
+    """Await `main` in an event loop that does not wait for its threads at its end."""
     asyncio.get_running_loop().set_default_executor(DaemonExecutor())
     return await main

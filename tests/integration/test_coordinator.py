@@ -225,3 +225,35 @@ async def test_a_node_that_reconnects_over_a_new_link_is_not_lost(peers: Peers) 
     other = await peers.node(1)
     assert (await receive(other, StartRound)).world_size == 2
     assert (await receive(again, StartRound)).world_size == 2
+
+
+async def succeeded_together(peers: Peers, count: int) -> list[ControlLink]:
+    """Return the links of nodes whose workers have just succeeded, before the coordinator has read that."""
+    pods = tuple(ExpectedPod(index, 0, f"j-{index}-0", PodState.RUNNING) for index in range(count))
+    operator = await peers.link(LinkRole.OPERATOR)
+    operator.send(OperatorView(1, 1, RoundSettings(count, count, count), 0, None, pods))
+    nodes = [await peers.node(index) for index in range(count)]
+    starts = [await receive(node, StartRound) for node in nodes]
+    assert [s.rank for s in starts] == list(range(count))
+    for kind in (WorkersStarted, WorkersSucceeded):
+        for node, start in zip(nodes, starts, strict=True):
+            node.send(kind(start.round))
+    return nodes
+
+
+async def test_more_nodes_than_are_served_at_once_get_all_messages(
+    peers: Peers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(coordinator_module, "AT_ONCE", 2)
+    for node in await succeeded_together(peers, 7):
+        assert (await receive(node, Finish)).outcome is Outcome.SUCCEEDED
+
+
+async def test_a_store_that_ends_sends_what_waits(peers: Peers, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(coordinator_module, "AT_ONCE", 1)
+    nodes = await succeeded_together(peers, 3)
+    while peers.coordinator.state.outcome is None:  # noqa: ASYNC110  # the turn after it is too late
+        await asyncio.sleep(0)
+    peers.coordinator.stop()
+    for node in nodes:
+        assert (await receive(node, Finish)).outcome is Outcome.SUCCEEDED

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from random import Random
 
 import pytest
 
 from elasticjob.contract.messages import FailureClass, StepReport, WorkersFailed
-from elasticjob.rendezvous.state import CoordinatorEvent, NodeMessage
+from elasticjob.rendezvous import rounds
+from elasticjob.rendezvous.event_batch import Settled
+from elasticjob.rendezvous.state import CoordinatorEvent, CoordinatorState, NodeMessage, SendToNode
 from support import rounds_invariants
 from support.rounds_invariants import broken_invariants, liveness_violation
 from support.rounds_world import World, calm, faults, finishing, running, step
@@ -39,10 +42,27 @@ def varied(event: CoordinatorEvent, random: Random) -> CoordinatorEvent:
     return event
 
 
+def decided_one_by_one(
+    state: CoordinatorState, events: Iterable[CoordinatorEvent], now: float, *, settled: bool
+) -> tuple[CoordinatorState, tuple[SendToNode, ...]]:
+    """Return the state and the messages after each event was decided alone.
+
+    `settled`: each decision uses what the last one knew, so that the rules need not run for it.
+    """
+    sent: tuple[SendToNode, ...] = ()
+    known: Settled | None = None
+    for event in events:
+        decision = rounds.decide_together(state, (event,), now, known)
+        state, sent = decision.state, sent + decision.effects
+        known = (decision.settled or rounds.settle(state, now)) if settled else None
+    return state, sent
+
+
 def turn(world: World, random: Random) -> World:
     """Return the world after one turn of the event loops of its agents, and then of its store.
 
-    Fail if the store decides otherwise than it would on one event after the other.
+    Fail if the store decides otherwise than it would on one event after the other, or than it would if the rules ran
+    after each.
     """
     if random.random() < 0.04 and world.stores:
         world = step(world, random.choice((("restart-store", 0), ("restart-in-place", 0))))
@@ -54,6 +74,8 @@ def turn(world: World, random: Random) -> World:
         world = step(world, random.choice(moves)) if moves else world
     for store in world.stores:
         queue = tuple(varied(event, random) for event in store.queue)
+        always, seldom = (decided_one_by_one(store.state, queue, world.now, settled=known) for known in (False, True))
+        assert always == seldom, queue
         stores = tuple(replace(s, queue=queue) if s.incarnation == store.incarnation else s for s in world.stores)
         world = replace(world, stores=stores)
         after = step(world, ("turn", store.incarnation))

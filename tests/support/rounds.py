@@ -34,6 +34,7 @@ from elasticjob.contract.messages import (
 )
 from elasticjob.contract.names import RoundId
 from elasticjob.rendezvous import rounds
+from elasticjob.rendezvous.event_batch import Settled
 from elasticjob.rendezvous.report import build_report, round_phase
 from elasticjob.rendezvous.state import (
     CoordinatorEvent,
@@ -67,6 +68,8 @@ class Job:
         self.state: CoordinatorState = initial_state(
             settings, attempt=1, store=store, now=self.now, recovering=recovering
         )
+        self._settled: Settled | None = None
+        self._settled_state = self.state
         self.sent: dict[str, list[CoordinatorToNode | StoreToNode]] = defaultdict(list)
         self.reasons: list[str] = []
         self.sequence = 0
@@ -75,8 +78,10 @@ class Job:
         self.decide(Tick())
 
     def decide(self, event: CoordinatorEvent) -> None:
-        decision = rounds.decide(self.state, event, self.now)
-        self.state = decision.state
+        known = self._settled if self.state is self._settled_state else None
+        decision = rounds.decide_together(self.state, (event,), self.now, known)
+        self.state = self._settled_state = decision.state
+        self._settled = decision.settled or rounds.settle(self.state, self.now)
         self.reasons.append(decision.reason)
         for send in decision.effects:
             self.sent[send.agent_id].append(send.message)

@@ -39,6 +39,7 @@ from elasticjob.contract.messages import (
 from elasticjob.contract.names import BEFORE_ROUNDS, RoundId
 from elasticjob.rendezvous import confirmation, machine_ends, planned_end, restart_delay, stalls, store_recovery
 from elasticjob.rendezvous.decision import RoundDecision
+from elasticjob.rendezvous.persistent_map import with_item
 from elasticjob.rendezvous.round_end import end_message
 from elasticjob.rendezvous.state import (
     RECOVERY_TIMEOUT,
@@ -451,14 +452,15 @@ def _apply_worker_state(
     member = round_.members.get(node.agent_id)
     if member is None or member.lost:
         return state
+    members, failures, ended_ranks = round_.members, round_.failures, round_.ended_ranks
     if isinstance(message, WorkersFailed):
-        round_ = replace(round_, failures=(*round_.failures, message.failure))
+        failures = (*failures, message.failure)
     reached = _REACHED[type(message)]
     if _STATE_ORDER[reached] > _STATE_ORDER[member.state]:
-        round_ = _with_member_state(round_, node.agent_id, reached)
+        members = with_item(members, node.agent_id, replace(member, state=reached))
     if isinstance(message, WorkersStopped) and message.ended_ranks:
-        round_ = replace(round_, ended_ranks=(*round_.ended_ranks, message.ended_ranks))
-    return replace(state, round=round_)
+        ended_ranks = (*ended_ranks, message.ended_ranks)
+    return replace(state, round=replace(round_, members=members, failures=failures, ended_ranks=ended_ranks))
 
 
 def _apply_step_report(state: CoordinatorState, node: Node, report: StepReport) -> CoordinatorState:

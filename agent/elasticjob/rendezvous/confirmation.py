@@ -159,13 +159,16 @@ def _update_rounds(
     state: CoordinatorState, applies: Callable[[LastRound], bool], agent_id: str, *, connected: bool
 ) -> CoordinatorState:
     rounds = (state.last_round, *state.attempted_rounds)
-    if not any(applies(r) for r in rounds):
+    updated = [_with_stopped_node(r, agent_id, connected=connected) if applies(r) else r for r in rounds]
+    if all(new is old for new, old in zip(updated, rounds, strict=True)):
         return state
-    last, *attempted = (_with_stopped_node(r, agent_id, connected=connected) if applies(r) else r for r in rounds)
+    last, *attempted = updated
     return replace(state, last_round=last, attempted_rounds=tuple(attempted))
 
 
 def _with_stopped_node(r: LastRound, agent_id: str, *, connected: bool) -> LastRound:
+    if (agent_id in r.stopped, agent_id in r.stopped_disconnected) == (connected, not connected):
+        return r  # the usual case: to copy the sets takes long in a large round
     node = frozenset((agent_id,))
     return replace(
         r,

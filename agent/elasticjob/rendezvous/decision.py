@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from elasticjob.contract.text import with_noun
+from elasticjob.rendezvous.event_batch import Settled
 from elasticjob.rendezvous.state import CoordinatorState, SendToNode
 
 
@@ -17,6 +18,8 @@ class RoundDecision:
     state: CoordinatorState
     effects: tuple[SendToNode, ...] = ()
     reason: str = ""
+    settled: Settled | None = None
+    """For the next decision, if no rule had to run for this one."""
 
     def then(self, other: RoundDecision) -> RoundDecision:
         """Return this decision followed by one that was made on its state."""

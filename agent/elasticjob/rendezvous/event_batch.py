@@ -21,9 +21,11 @@ from elasticjob.contract.messages import (
     StepReport,
     SuccessPolicy,
     WorkersFailed,
+    WorkersStarted,
     WorkersStopped,
     WorkersSucceeded,
 )
+from elasticjob.rendezvous.round_break import has_ended_results
 from elasticjob.rendezvous.state import (
     RECONNECT_GRACE,
     CoordinatorEvent,
@@ -48,10 +50,23 @@ class OpenCounts:
     """Members of the round whose workers may run."""
     not_succeeded: int = 0
     """Members of the round whose workers have not succeeded."""
+    starting: int = 0
+    """Members of the round whose workers have not all started."""
+    counting: int = 0
+    """Members of the round whose workers may run, and count steps: `round_break` waits for these."""
     connected: int = 0
     """Connected nodes; counted during recovery only."""
     wanted: int = _NEVER
     """Connected nodes without which recovery does not end before its time-out."""
+
+
+@dataclass(frozen=True)
+class Settled:
+    """What is known of a state on which the rules have run, so that the next event need not look at every node."""
+
+    until: float | None
+    """No rule applies before this time unless an event comes; None: ever."""
+    counts: OpenCounts
 
 
 def count_open(state: CoordinatorState) -> OpenCounts:
@@ -66,7 +81,14 @@ def count_open(state: CoordinatorState) -> OpenCounts:
     return OpenCounts(
         unstopped=sum(not m.accounted_for for m in members),
         not_succeeded=sum(m.state is not MemberState.SUCCEEDED for m in members),
+        starting=sum(m.state is MemberState.STARTING for m in members),
+        counting=sum(_counts_steps(state, agent_id) for agent_id in state.round.members) if state.round else 0,
     )
+
+
+def _counts_steps(state: CoordinatorState, agent_id: str) -> bool:
+    member = _member(state, agent_id)
+    return member is not None and not member.accounted_for and not has_ended_results(state, agent_id)
 
 
 def follow(counts: OpenCounts, before: CoordinatorState, after: CoordinatorState, agent_id: str) -> OpenCounts:
@@ -77,13 +99,18 @@ def follow(counts: OpenCounts, before: CoordinatorState, after: CoordinatorState
         connected = counts.connected + _is_connected(new) - _is_connected(old)
         return replace(counts, connected=connected, wanted=min(counts.wanted, size))
     was, now = _member(before, agent_id), _member(after, agent_id)
-    if was is None or now is None or was is now:
+    if was is None or now is None:
         return counts
+    counting = counts.counting + _counts_steps(after, agent_id) - _counts_steps(before, agent_id)
+    if was is now:
+        return counts if counting == counts.counting else replace(counts, counting=counting)
     succeeded = (now.state is MemberState.SUCCEEDED) - (was.state is MemberState.SUCCEEDED)
-    return replace(
-        counts,
+    started = (was.state is MemberState.STARTING) - (now.state is MemberState.STARTING)
+    return OpenCounts(
         unstopped=counts.unstopped + was.accounted_for - now.accounted_for,
         not_succeeded=counts.not_succeeded - succeeded,
+        starting=counts.starting - started,
+        counting=counting,
     )
 
 
@@ -175,3 +202,33 @@ def _misses_steps(round_: Round, plan: PlannedStop, agent_id: str, report: StepR
     """Return whether the plan goes on after this report, but steps of other members are missing."""
     reported = len(plan.steps) + (agent_id not in plan.steps)
     return report.step is not None and reported < len(round_.members)
+
+
+_OF_ROUND = (WorkersFailed, WorkersStarted, NodeResultsEnded, WorkersStopped, WorkersSucceeded, StepReport)
+
+
+def changes_no_rule(state: CoordinatorState, event: CoordinatorEvent, counts: OpenCounts) -> bool:
+    """Return whether no rule applies after this event if none applied before it.
+
+    `may_wait` holds for the event. It is one of many messages that the members of a large round send while it starts,
+    succeeds or ends: none of them is the last that a rule waits for. To run the rules after each would cost the square
+    of the number of nodes when the messages arrive one after the other.
+    """
+    round_ = state.round
+    settled = state.recovering_until is None and state.outcome is None and not state.closed_reason
+    if round_ is None or not settled or not isinstance(event, NodeMessage):
+        return False
+    message, member = event.message, round_.members.get(event.agent_id)
+    if not isinstance(message, _OF_ROUND) or message.round != round_.id or member is None or member.lost:
+        return False
+    if round_.ending is None:
+        if isinstance(message, WorkersStarted):
+            return counts.starting > 1
+        return isinstance(message, WorkersSucceeded) and bool(round_.formed_at)
+    plan = round_.ending.planned_stop
+    if isinstance(message, StepReport):
+        return True
+    if plan is None:
+        return counts.counting != 1
+    # A member that has succeeded does not stop: without it, the last one to stop comes before `counts` shows it.
+    return isinstance(message, WorkersStopped) and counts.not_succeeded == len(round_.members)

@@ -34,7 +34,7 @@ from elasticjob.rendezvous import (
 )
 from elasticjob.rendezvous.apply_event import apply_event, stand_by, stop_stale_round
 from elasticjob.rendezvous.decision import RoundDecision, Rule, join_reasons, pod_names
-from elasticjob.rendezvous.event_batch import OpenCounts, count_open, follow, may_wait
+from elasticjob.rendezvous.event_batch import Settled, changes_no_rule, count_open, follow, may_wait
 from elasticjob.rendezvous.round_break import break_round
 from elasticjob.rendezvous.round_end import (
     adopt_outcome,
@@ -71,29 +71,40 @@ def decide(state: CoordinatorState, event: CoordinatorEvent, now: float) -> Roun
     return decide_together(state, (event,), now)
 
 
-def decide_together(state: CoordinatorState, events: Iterable[CoordinatorEvent], now: float) -> RoundDecision:
+def decide_together(
+    state: CoordinatorState, events: Iterable[CoordinatorEvent], now: float, settled: Settled | None = None
+) -> RoundDecision:
     """Apply events that arrived together, in order; the rules run once for as many of them as `event_batch` allows.
 
     What is charged, its cause and the job's outcome are the same as if `decide` got one event after the other.
+    `settled`: what is known of `state` from the last decision (`RoundDecision.settled`, or `settle`).
     """
-    batch = _Batch(state, now)
+    batch = _Batch(state, now, settled)
     for event in events:
         batch.apply(event)
     return batch.decision()
 
 
+def settle(state: CoordinatorState, now: float) -> Settled:
+    """Return what is known of a state on which the rules have run. Its cost grows with the number of nodes."""
+    return Settled(next_deadline(state, now), count_open(state))
+
+
 class _Batch:
     """Events that are decided together."""
 
-    def __init__(self, state: CoordinatorState, now: float) -> None:
+    def __init__(self, state: CoordinatorState, now: float, settled: Settled | None) -> None:
         self._state, self._now = state, now
+        due = settled is None or (settled.until is not None and now >= settled.until)
+        self._settled = None if due else settled
+        """What was known of the state at first; None once the rules have run."""
         self._effects: list[SendToNode] = []
         self._addressed: set[str] = set()
         self._reasons: list[str] = []
         self._rule_reasons: list[str] = []
-        self._counts: OpenCounts | None = None
+        self._counts = self._settled.counts if self._settled else None
         """Of the present state, once they are needed; None after the rules have run."""
-        self._first = self._rules_wait = True
+        self._first = self._rules_wait = self._settled is None
         self._may_join = False
         """Whether nodes may join because of events since the rules ran: some that are not `NodeDisconnected`."""
 
@@ -103,13 +114,14 @@ class _Batch:
             self._apply_rules()
         if isinstance(event, NodeMessage) and isinstance(event.message, Announce):
             self._drop_effects_of_old_link(event.agent_id)
+        quiet = waits and self._counts is not None and changes_no_rule(self._state, event, self._counts)
         applied = apply_event(self._state, event, self._now)
         if waits and self._counts is not None and isinstance(event, (NodeMessage, NodeDisconnected)):
             self._counts = follow(self._counts, self._state, applied.state, event.agent_id)
         self._state = applied.state
         self._send(applied.effects)
         self._reasons += [applied.reason] if applied.reason else []
-        self._first, self._rules_wait = False, True
+        self._first, self._rules_wait = False, self._rules_wait or not quiet
         self._may_join = self._may_join or not isinstance(event, NodeDisconnected)
         if not waits:
             self._apply_rules()
@@ -139,6 +151,7 @@ class _Batch:
     def _apply_rules(self) -> None:
         ruled = apply_rules(self._state, self._now)
         self._state, self._counts, self._rules_wait, self._may_join = ruled.state, None, False, False
+        self._settled = None
         self._send(ruled.effects)
         self._rule_reasons += [ruled.reason] if ruled.reason else []
 
@@ -146,7 +159,8 @@ class _Batch:
         if self._rules_wait:
             self._apply_rules()
         reasons = (join_reasons(self._reasons), *self._rule_reasons)
-        return RoundDecision(self._state, tuple(self._effects), "; ".join(r for r in reasons if r))
+        settled = Settled(self._settled.until, self._counts) if self._settled and self._counts else None
+        return RoundDecision(self._state, tuple(self._effects), "; ".join(r for r in reasons if r), settled)
 
 
 def apply_rules(state: CoordinatorState, now: float) -> RoundDecision:

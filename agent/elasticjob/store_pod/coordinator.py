@@ -1,8 +1,8 @@
 """The coordinator of one job: it carries the decisions of `rendezvous.rounds` over control links.
 
 `rounds` is pure; this module has the state and the I/O. Messages of nodes and operators, closed links and deadlines
-become events. All events of one turn of the event loop are decided together. Then messages go to the nodes, a report
-goes to the operators, and the timer is set to the next deadline.
+become events. Up to AT_ONCE events of one turn of the event loop are decided together. Then messages go to the nodes, a
+report goes to the operators, and the timer is set to the next deadline.
 """
 
 from __future__ import annotations
@@ -11,11 +11,14 @@ import asyncio
 import contextlib
 import logging
 import time
+from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 from elasticjob.contract.messages import (
     Announce,
     Close,
+    CoordinatorToNode,
     Leaving,
     Message,
     NewerStore,
@@ -28,6 +31,7 @@ from elasticjob.contract.messages import (
     StateTransfer,
     StepReport,
     StepTimes,
+    StoreToNode,
     TrainingProgress,
     WorkersFailed,
     WorkersStalled,
@@ -37,6 +41,7 @@ from elasticjob.contract.messages import (
 )
 from elasticjob.control_link.link import ControlLink, LinkRole
 from elasticjob.rendezvous import lost_time, recovery_times, rounds, standby_store, stragglers
+from elasticjob.rendezvous.event_batch import Settled
 from elasticjob.rendezvous.report import build_report
 from elasticjob.rendezvous.state import (
     CoordinatorEvent,
@@ -45,6 +50,7 @@ from elasticjob.rendezvous.state import (
     NodeDisconnected,
     NodeMessage,
     OperatorViewReceived,
+    SendToNode,
     Tick,
 )
 
@@ -56,6 +62,9 @@ reports take a small part of the processor, here and at the operator, however of
 PROGRESS_SECONDS = 30.0
 """Seconds from one report to the next that differs in the training's progress only: each costs the operator requests to
 the API server."""
+AT_ONCE = 256
+"""Events decided, and messages sent, before the event loop serves what has arrived meanwhile. To answer 4096 nodes at
+once takes 0.3 s."""
 STANDBY_TIMEOUT = 10.0
 """Seconds that a store which is to end waits for a standby store. Where no second machine has room there is none, and
 what the job loses is little: a drain of a node beside it then ends the round as a lost node does."""
@@ -79,11 +88,19 @@ class Coordinator:
     """Events that are not decided yet."""
     _scheduled: bool = False
     """Whether `_run` is scheduled."""
+    _settled: Settled | None = None
+    """Of the state, for the next decision."""
+    _unsent: deque[tuple[ControlLink, CoordinatorToNode | StoreToNode]] = field(default_factory=deque)
+    """Messages that wait until others have been sent."""
     _timer: asyncio.TimerHandle | None = None
     """Runs until the next deadline of the rules."""
+    _deadline: float | None = None
+    """That deadline."""
     _last_report: Report | None = None
     _report_timer: asyncio.TimerHandle | None = None
-    """Runs until the next report may be sent."""
+    """Runs until the next report may be made."""
+    _report_waits: bool = False
+    """Whether something has changed since the last report was made."""
     _progress: TrainingProgress | None = None
     _progress_at: float = 0.0
     """When a report may be sent for the training's progress alone."""
@@ -99,7 +116,10 @@ class Coordinator:
         self._submit(Tick())
 
     def stop(self) -> None:
-        """Send the report that waits, if any, and stop all timers."""
+        """Send what waits, and stop all timers."""
+        for link, message in self._unsent:
+            link.send(message)
+        self._unsent.clear()
         if self._report_timer is not None:
             self._report_timer.cancel()
             self._report_again()
@@ -220,23 +240,38 @@ class Coordinator:
             asyncio.get_running_loop().call_soon(self._run)
 
     def _run(self) -> None:
-        self._scheduled = False
+        self._scheduled = bool(self._events[AT_ONCE:])
+        if self._scheduled:
+            asyncio.get_running_loop().call_soon(self._run)
         now = time.monotonic()
-        events, self._events = self._events, []
-        decision = rounds.decide_together(self.state, events, now)
+        events, self._events = self._events[:AT_ONCE], self._events[AT_ONCE:]
+        decision = rounds.decide_together(self.state, events, now, self._settled)
         self._outage = recovery_times.track_outage(self._outage, self.state, decision.state, now)
         self._lost_time = lost_time.track_rounds(self._lost_time, self._outage, decision.state, now)
         self.state = decision.state
+        self._settled = decision.settled or rounds.settle(self.state, now)
         if decision.reason:
             log.info("%s", decision.reason)
-        for effect in decision.effects:
-            if (link := self._nodes.get(effect.agent_id)) is not None:
-                link.send(effect.message)
+        self._send_effects(decision.effects)
         self._report_change(now)
-        self._set_timer(now)
+        self._set_timer(self._settled.until)
         self._decided.set()
         if self.state.newer_store is not None:
             self.superseded.set()
+
+    def _send_effects(self, effects: Iterable[SendToNode]) -> None:
+        """Send messages, behind those that wait. A node that connects again meanwhile gets them in another way."""
+        idle = not self._unsent
+        self._unsent += [(link, e.message) for e in effects if (link := self._nodes.get(e.agent_id)) is not None]
+        if idle:
+            self._send_some()
+
+    def _send_some(self) -> None:
+        for _ in range(min(AT_ONCE, len(self._unsent))):
+            link, message = self._unsent.popleft()
+            link.send(message)
+        if self._unsent:
+            asyncio.get_running_loop().call_soon(self._send_some)
 
     def _report(self, now: float) -> Report:
         recovery = self._outage.recovery if self._outage else None
@@ -247,15 +282,17 @@ class Coordinator:
     def _report_change(self, now: float) -> None:
         """Send the operators a report if it has changed: the first change at once, those that follow it together."""
         if self._report_timer is not None:
+            self._report_waits = True
             return
         report = self._report(now)
+        # It costs the same if nothing in it has changed.
+        pause = REPORT_SECONDS_PER_NODE * len(report.nodes)
+        self._report_timer = asyncio.get_running_loop().call_later(pause, self._report_again)
         if report == self._last_report or self._waits_for_progress(report, now):
             return
         self._last_report, self._progress_at = report, now + PROGRESS_SECONDS
         for link in self._operators:
             link.send(report)
-        pause = REPORT_SECONDS_PER_NODE * len(report.nodes)
-        self._report_timer = asyncio.get_running_loop().call_later(pause, self._report_again)
 
     def _waits_for_progress(self, report: Report, now: float) -> bool:
         """Return whether only the training's progress has changed, and it is too early to report that again."""
@@ -273,13 +310,20 @@ class Coordinator:
 
     def _report_again(self) -> None:
         self._report_timer = None
-        self._report_change(time.monotonic())
+        if self._report_waits:
+            self._report_waits = False
+            self._report_change(time.monotonic())
 
-    def _set_timer(self, now: float) -> None:
+    def _set_timer(self, deadline: float | None) -> None:
+        if deadline == self._deadline:
+            return
         if self._timer is not None:
             self._timer.cancel()
-            self._timer = None
-        deadline = rounds.next_deadline(self.state, now)
+        self._timer, self._deadline = None, deadline
         if deadline is not None:
             # The event loop's clock is time.monotonic, with a coarser resolution: 1 ms later the deadline has passed.
-            self._timer = asyncio.get_running_loop().call_at(deadline + 0.001, self._submit, Tick())
+            self._timer = asyncio.get_running_loop().call_at(deadline + 0.001, self._tick)
+
+    def _tick(self) -> None:
+        self._timer = self._deadline = None
+        self._submit(Tick())

@@ -17,7 +17,7 @@ from typing import Any
 from elasticjob.contract.messages import RoundSettings
 from elasticjob.contract.names import ExitCode
 from elasticjob.control_link.link import LinkGate, LinkRole, Welcome
-from elasticjob.daemon_threads import run_without_joining
+from elasticjob.daemon_threads import with_daemon_threads
 from elasticjob.keep_alive import KeepAlive
 from elasticjob.loop_errors import call_on_error
 from elasticjob.rendezvous.state import initial_state
@@ -29,6 +29,7 @@ from elasticjob.store.open_files import (
 )
 from elasticjob.store.server import StoreServer
 from elasticjob.store.wire import MIB, Limits
+from elasticjob.store_pod import event_loop
 from elasticjob.store_pod.config import StoreConfig
 from elasticjob.store_pod.coordinator import Coordinator
 
@@ -195,7 +196,7 @@ def main(argv: Sequence[str] | None = None, early_signals: Sequence[str] = ()) -
     except ValueError as error:
         parser.exit(ExitCode.USAGE, f"elasticjob store: {error}\n")
     try:
-        run_without_joining(serve_store(config, early_signals))
+        event_loop.run_in_turns(with_daemon_threads(serve_store(config, early_signals)))
     except Exception:
         log.exception("the store has failed")
         return ExitCode.INTERNAL

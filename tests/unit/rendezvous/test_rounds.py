@@ -29,6 +29,7 @@ from elasticjob.contract.messages import (
     WorkersStalled,
     WorkersStarted,
     WorkersStopped,
+    WorkersSucceeded,
 )
 from elasticjob.contract.names import RoundId
 from elasticjob.diagnosis import HANG_GRACE
@@ -198,6 +199,16 @@ def test_a_state_that_is_lost_ends_the_round_although_its_last_workers_start_at_
     job.state = rounds.decide_together(job.state, together, job.now).state
     assert job.state.round is not None
     assert job.state.round.ending is not None
+
+
+def test_a_round_has_formed_when_the_last_node_reports_success_before_its_start() -> None:
+    job = Job(replace(SETTINGS, min_nodes=4, max_nodes=4, target=4))
+    job.announce(0, 1, 2, 3)
+    job.started(0, 1, 2)
+    for index in (0, 3):
+        assert not job.report.formed_at
+        job.send(index, WorkersSucceeded(job.start_of(index).round))
+    assert job.report.formed_at
 
 
 # ---- a round ends
