@@ -25,7 +25,6 @@ from elasticjob.contract.messages import (
     WorkersStopped,
     WorkersSucceeded,
 )
-from elasticjob.rendezvous.round_break import has_ended_results
 from elasticjob.rendezvous.state import (
     RECONNECT_GRACE,
     CoordinatorEvent,
@@ -37,6 +36,7 @@ from elasticjob.rendezvous.state import (
     PlannedStop,
     Round,
     departure_reason,
+    has_ended_results,
 )
 
 _NEVER = 2**62

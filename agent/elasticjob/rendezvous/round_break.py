@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from elasticjob.contract.messages import BreakRound
 from elasticjob.rendezvous.decision import RoundDecision
-from elasticjob.rendezvous.state import CoordinatorState, Node, SendToNode, set_node
+from elasticjob.rendezvous.state import CoordinatorState, Node, SendToNode, has_ended_results, set_node
 
 
 def break_round(state: CoordinatorState, now: float) -> RoundDecision | None:
@@ -30,12 +30,6 @@ def break_round(state: CoordinatorState, now: float) -> RoundDecision | None:
     for node in answered:
         state = set_node(state, replace(node, results_ended=None))
     return RoundDecision(state, effects)
-
-
-def has_ended_results(state: CoordinatorState, agent_id: str) -> bool:
-    """Return whether a member of the round has said that its workers count no step of it any more."""
-    node = state.nodes.get(agent_id)
-    return node is not None and state.round is not None and node.results_ended == state.round.id
 
 
 def _is_member(state: CoordinatorState, node: Node) -> bool:

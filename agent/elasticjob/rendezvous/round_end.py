@@ -34,7 +34,6 @@ from elasticjob.contract.text import with_noun
 from elasticjob.diagnosis import HANG_GRACE, root_cause
 from elasticjob.rendezvous import confirmation, planned_end, restart_delay
 from elasticjob.rendezvous.decision import RoundDecision, pod_names
-from elasticjob.rendezvous.round_break import has_ended_results
 from elasticjob.rendezvous.state import (
     STOP_TIMEOUT,
     CoordinatorState,
@@ -45,6 +44,7 @@ from elasticjob.rendezvous.state import (
     SendToNode,
     add_ended_round,
     departure_reason,
+    has_ended_results,
     set_node,
 )
 

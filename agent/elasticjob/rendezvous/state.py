@@ -452,6 +452,12 @@ def is_restartable(state: CoordinatorState) -> bool:
     return any(n.restartable for n in state.nodes.values())
 
 
+def has_ended_results(state: CoordinatorState, agent_id: str) -> bool:
+    """Return whether a member of the round has said that its workers count no step of it any more."""
+    node = state.nodes.get(agent_id)
+    return node is not None and state.round is not None and node.results_ended == state.round.id
+
+
 def candidates(state: CoordinatorState) -> list[Node]:
     """Return the nodes that may be in a round that starts now."""
     return [n for n in state.nodes.values() if _eligible(state, n)]
