@@ -127,9 +127,14 @@ operator-peer: venv ## build Kubeflow's training-operator, which `make bench-ope
 	@PYTHONPATH=tests $(PY) -m benchmarks.operator_peer
 
 .PHONY: soak
-soak: venv ## one fault a minute of every kind on the cluster (MINUTES=20 EVERY=60 SEED=1; LOCAL=1: without it; IN_PROCESS=1; ONLY='worker killed')
+soak: venv ## one fault a minute of every kind on the cluster (MINUTES=20 EVERY=60 SEED=1; LOCAL=1: without it; IN_PROCESS=1; ONLY='worker killed'); ROUNDS=20000: fast rounds, what grows?
+ifdef ROUNDS
+	@$(PY) -m benchmarks.many_rounds --rounds $(ROUNDS) $(if $(FIRST),--first $(FIRST)) $(if $(NODES),--nodes $(NODES)) \
+		$(if $(WORKERS),--workers $(WORKERS))
+else
 	@PYTHONPATH=tests $(PY) -m benchmarks.soak --minutes $(or $(MINUTES),20) --every $(or $(EVERY),60) \
 		--seed $(or $(SEED),1) $(if $(LOCAL),--local) $(if $(IN_PROCESS),--in-process) $(if $(ONLY),--only '$(ONLY)')
+endif
 
 .PHONY: yields
 yields: venv cluster images ## a job on the cluster yields to a pod of higher priority and grows back (CYCLES=100)

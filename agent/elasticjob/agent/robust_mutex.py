@@ -21,7 +21,7 @@ from elasticjob.contract.memory_file import fixed_memory_file
 _MUTEX_SIZE = 64
 """Bytes of a mutex in the memory: `pthread_mutex_t` has 40 to 48."""
 _SIZE = 1 << 20
-"""Bytes of the memory. Each mutex is used once, and pages that are never used take no memory."""
+"""Bytes of the memory. Pages that are never used take no memory."""
 _SHARED = _ROBUST = 1
 """PTHREAD_PROCESS_SHARED, PTHREAD_MUTEX_ROBUST."""
 _WAITERS, _OWNER_DIED, _OWNER = 1 << 31, 1 << 30, (1 << 30) - 1
@@ -41,16 +41,33 @@ class MutexMemory:
 
     def __init__(self, descriptor: int) -> None:
         self._memory = mmap.mmap(descriptor, _SIZE)
+        self._all_words = memoryview(self._memory).cast("I")
         self._last = ctypes.c_uint32.from_buffer(self._memory)
         """In the memory itself: a child that goes on to fork in the place of its parent does not know the parent's."""
 
-    def reserve(self) -> int | None:
-        """Return the number of an unused mutex, None if none is left. Only one process may call this at a time."""
-        number: int = self._last.value + 1
-        if number >= _SIZE // _MUTEX_SIZE:
-            return None
-        self._last.value = number
-        return number
+    def reserve(self, count: int) -> list[int | None]:
+        """Return the numbers of `count` mutexes that no process holds; None in place of those that are missing.
+
+        Only one process may call this at a time, and the processes that get the numbers must have called `try_hold`
+        before the next call. A number is used again once its process has ended, as late as possible.
+        """
+        mutexes = _SIZE // _MUTEX_SIZE - 1
+        found: list[int] = []
+        for i in range(mutexes):
+            if len(found) == count:
+                break
+            number = (self._last.value + i) % mutexes + 1
+            if not self._is_held(number):
+                found.append(number)
+                self._memory[number * _MUTEX_SIZE : (number + 1) * _MUTEX_SIZE] = bytes(_MUTEX_SIZE)
+        self._last.value = found[-1] if found else self._last.value
+        return [*found, *[None] * (count - len(found))]
+
+    def _is_held(self, number: int) -> bool:
+        """Return whether a process holds a mutex since `try_hold`."""
+        first = number * _MUTEX_SIZE // 4
+        words = self._all_words[first : first + _WORDS]
+        return any(word & _WAITERS and not word & _OWNER_DIED and word & _OWNER for word in words)
 
     def try_hold(self, number: int) -> None:
         """Lock a mutex until the calling thread, the first of its process, exits or executes a program.
@@ -74,7 +91,10 @@ class MutexMemory:
                 word.value |= _WAITERS  # no other process changes the word while its owner runs
 
     def wait(self, number: int, pid: int) -> bool:
-        """Block until the process `pid` releases a mutex; return False if that cannot be awaited."""
+        """Block until the process `pid` releases a mutex; return False if that cannot be awaited.
+
+        Another process may hold it by then.
+        """
         futex = _FUTEX.get(os.uname().machine) if sys.maxsize > 1 << 32 else None
         locked = (
             w for w in self._words(number) if w.value & _WAITERS and (w.value & _OWNER_DIED or w.value & _OWNER == pid)
@@ -82,7 +102,7 @@ class MutexMemory:
         word = next(locked, None)
         if word is None or futex is None:
             return False
-        while not (value := word.value) & _OWNER_DIED:
+        while not (value := word.value) & _OWNER_DIED and value & _OWNER == pid:
             arguments = ctypes.byref(word), _FUTEX_WAIT, ctypes.c_uint32(value), None, None, 0
             failed = _libc.syscall(ctypes.c_long(futex), *arguments)
             if failed and ctypes.get_errno() not in _WAIT_AGAIN:

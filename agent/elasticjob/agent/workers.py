@@ -6,6 +6,7 @@ import asyncio
 import logging
 import math
 import os
+import shutil
 import signal
 import socket
 import time
@@ -256,6 +257,8 @@ class WorkerGroup:
         """Unix seconds; None while no stop is in progress."""
         self._killed_at = 0.0
         """When the last stop began to send SIGKILL; loop time."""
+        self._folders: set[Path] = set()
+        """Folders of workers, of this round and of processes that stay."""
         self._files: list[FileSink] = []
         """Log files that are not written completely yet, and those of the running workers."""
         self.non_workers: set[int] = set()
@@ -326,6 +329,7 @@ class WorkerGroup:
                 os.close(worker_start.stderr)
             self._started.set()
             self._allow_known()
+            self._delete_old_folders()  # the evidence in them has been read: a round starts once all have ended
 
     async def start_ahead(self, provisional: StartRound) -> Failure | None:
         """Start workers ahead of a round; return once each waits at its function, has ended before it, or is stopped.
@@ -583,7 +587,16 @@ class WorkerGroup:
         """Return the folder of a worker's files, which exists then."""
         folder = self._scratch / f"{start.round}-{local_rank}"
         folder.mkdir(exist_ok=True)
+        self._folders.add(folder)
         return folder
+
+    def _delete_old_folders(self) -> None:
+        """Delete the folders of workers that have ended. Those of a process that stays are of several rounds."""
+        workers = (*self._round, *self._running.values(), *self._parked.values(), *self._spares.values())
+        needed = {Path(path).parent for worker in workers for path in (worker.error_file, worker.stack_dump_file)}
+        for folder in self._folders - needed:
+            shutil.rmtree(folder, ignore_errors=True)
+        self._folders &= needed
 
     def _worker_env(self, start: StartRound, worker: _Worker) -> dict[str, str]:
         return worker_env(

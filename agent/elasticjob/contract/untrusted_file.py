@@ -19,7 +19,7 @@ def read_regular_file(path: str, limit: int, start: int = 0) -> FileContent:
     """Return up to `limit` bytes of a regular file, from the offset `start` on. OSError: it is missing, or another kind
     of file.
 
-    A FIFO or a terminal would block the event loop until a process writes to it.
+    A FIFO or a terminal would block the event loop until another process writes to it.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_NOCTTY | os.O_CLOEXEC)
     try:

@@ -47,7 +47,7 @@ class Process:
         descriptor = mutex_memory()
         assert descriptor is not None
         memory = MutexMemory(descriptor)
-        self.number = memory.reserve() or 0
+        self.number = memory.reserve(1)[0] or 0
         self.mutex = HeldMutex(memory, self.number)
         arguments = [CODE_ROOT, str(descriptor), str(self.number)]
         self.child = subprocess.Popen(
@@ -173,22 +173,77 @@ async def test_a_process_that_has_been_reaped_is_not_reported() -> None:
 
 async def test_a_process_without_the_mutex_is_not_waited_for() -> None:
     with process(SLEEPS) as watched:
-        number = watched.mutex.memory.reserve()
+        (number,) = watched.mutex.memory.reserve(1)
         assert number is not None
         assert not HeldMutex(watched.mutex.memory, number).wait(watched.child.pid)
         assert not watched.mutex.wait(watched.child.pid + 1), "another process holds it"
 
 
-def test_mutexes_are_used_once_also_by_processes_that_share_the_memory() -> None:
+def test_numbers_are_not_used_again_at_once_also_by_processes_that_share_the_memory() -> None:
     descriptor = mutex_memory()
     assert descriptor is not None
     one, other = MutexMemory(descriptor), MutexMemory(descriptor)
     os.close(descriptor)
-    numbers = [memory.reserve() for _ in range(3) for memory in (one, other)]
+    numbers = [number for _ in range(3) for memory in (one, other) for number in memory.reserve(2)]
     assert len(set(numbers)) == len(numbers)
-    while (last := one.reserve()) is not None:
-        assert last not in numbers
-    assert other.reserve() is None
+
+
+FORKS_WITHOUT_END = """
+import os, signal, sys
+sys.path.insert(0, sys.argv[1])
+from elasticjob.agent import robust_mutex
+from elasticjob.agent.robust_mutex import HeldMutex, MutexMemory, mutex_memory
+
+robust_mutex._SIZE = 4096  # 63 mutexes
+memory = MutexMemory(mutex_memory())
+
+
+def fork(number):
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        memory.try_hold(number)
+        os.write(write, b"held")
+        signal.pause()
+    os.read(read, 4)
+    os.close(read), os.close(write)
+    return child
+
+
+def end(child):
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+
+
+(first,) = memory.reserve(1)
+stays = fork(first)
+numbers = []
+for _ in range(100):
+    pair = memory.reserve(2)
+    for number, child in [(number, fork(number)) for number in pair]:
+        os.kill(child, signal.SIGKILL)
+        assert memory.wait(number, child)
+        os.waitpid(child, 0)
+    numbers += pair
+assert first not in numbers and None not in numbers, numbers
+assert all(len(set(numbers[i : i + 60])) == 60 for i in range(140))
+
+# A process that is watched, and whose mutex another one holds by the time that its end is looked at, has ended.
+again = next(iter(numbers[-60:]))
+holders = {number: fork(number) for number in numbers[-62:]}
+assert not memory.wait(again, stays), "another process holds it"
+assert memory.reserve(2) == [None, None], "all are held"
+for child in (stays, *holders.values()):
+    end(child)
+assert len(set(memory.reserve(63))) == 63
+print("done")
+"""
+
+
+def test_the_mutexes_of_processes_that_have_ended_are_used_again() -> None:
+    argv = [sys.executable, "-c", FORKS_WITHOUT_END, CODE_ROOT]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr
 
 
 WATCHES_AND_ENDS = (
@@ -201,7 +256,7 @@ from elasticjob.agent.robust_mutex import HeldMutex
 async def main():
     descriptor = mutex_memory()
     memory = MutexMemory(descriptor)
-    number = memory.reserve()
+    (number,) = memory.reserve(1)
     held, holds = os.pipe()
     child = os.fork()
     if child == 0:

@@ -265,7 +265,7 @@ def _prefork(
     sys.stdout.flush()
     sys.stderr.flush()
     pairs = [socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(count)]
-    numbers = [mutexes.reserve() if mutexes else None for _ in range(count)]
+    numbers: list[int | None] = mutexes.reserve(count) if mutexes else [None] * count
     pids_read, pids_write = os.pipe()
     intermediate = os.fork()
     if intermediate == 0:
