@@ -136,6 +136,10 @@ else
 		--seed $(or $(SEED),1) $(if $(LOCAL),--local) $(if $(IN_PROCESS),--in-process) $(if $(ONLY),--only '$(ONLY)')
 endif
 
+.PHONY: fuzz
+fuzz: venv ## changed inputs for all that reads what others write; writes a table to docs/security.md (MINUTES=9 SEED=1)
+	@PYTHONPATH=tests:agent $(PY) -m fuzz --minutes $(or $(MINUTES),9) --seed $(or $(SEED),1)
+
 .PHONY: yields
 yields: venv cluster images ## a job on the cluster yields to a pod of higher priority and grows back (CYCLES=100)
 	@CYCLES=$(or $(CYCLES),100) pytest -q -s tests/e2e/test_planned.py -k yields

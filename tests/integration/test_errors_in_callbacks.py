@@ -120,7 +120,7 @@ def test_every_callback_that_is_called_has_its_test(tmp_path: Path) -> None:
 
 
 BREAK_AN_EFFECT = """
-import sys
+import asyncio, sys
 from dataclasses import replace
 from elasticjob.agent import runner
 from elasticjob.agent.machine import decide as machine, effects, events
@@ -142,8 +142,9 @@ decide, carry_out = machine.decide, runner.Agent._do
 
 def decide_to_fail(state, event):
     decision = decide(state, event)
-    launched = isinstance(event, events.WorkersLaunched)
-    return replace(decision, effects=(*decision.effects, effect)) if launched else decision
+    if isinstance(event, events.WorkersLaunched):
+        launched.set()
+    return replace(decision, state=state, effects=(effect,)) if isinstance(event, events.LeaveTimedOut) else decision
 
 def fail(self, wanted):
     if wanted is effect and target == "FreezeWorkers":
@@ -155,7 +156,12 @@ def fail(self, wanted):
     carry_out(self, wanted)
 
 async def joins(self):
+    global launched
+    launched = asyncio.Event()
     self._dispatch(events.Received(start))
+    await launched.wait()
+    self._loop.call_soon(self._dispatch, events.LeaveTimedOut())  # from a callback, as a timer does
+    await asyncio.Event().wait()
 
 machine.decide, runner.Agent._do, runner.Agent._connect = decide_to_fail, fail, joins
 sys.exit(main(command))

@@ -230,7 +230,8 @@ class WorkerProgress:
 
     def set_deadline(self, at: float) -> None:
         """Let the workers know when they must have ended, in seconds of this host's CLOCK_MONOTONIC; inf: never."""
-        self._deadline = min(int(at * 1e9), NO_LIMIT) if math.isfinite(at) else NO_LIMIT
+        nanoseconds = at * 1e9
+        self._deadline = max(0, int(nanoseconds)) if abs(nanoseconds) < NO_LIMIT else NO_LIMIT if at > 0 else 0
         for words in (*(rank.words for rank in self._ranks.values()), *self._ahead.values()):
             words[PageWord.DEADLINE] = self._deadline
 

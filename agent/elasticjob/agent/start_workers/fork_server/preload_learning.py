@@ -17,6 +17,9 @@ import zlib
 from contextlib import suppress
 from typing import NamedTuple
 
+_MAX_REPORT = 16 << 20
+"""Bytes of a report: a worker's program may send anything."""
+
 
 class Baseline(NamedTuple):
     """Modules and environment of the fork server after its imports: every fork starts with them."""
@@ -117,8 +120,9 @@ class PreloadLearning:
         """Return the report of a worker; None if the worker has ended, or if the socket is not a worker's."""
         if channel not in self._channels:
             return None
-        with suppress(OSError, ValueError, TypeError, zlib.error):
-            report = ImportReport(*json.loads(zlib.decompress(channel.recv(1 << 20))))
+        with suppress(OSError, ValueError, TypeError, RecursionError, zlib.error):
+            text = zlib.decompressobj().decompress(channel.recv(1 << 20), _MAX_REPORT)
+            report = ImportReport(*json.loads(text))
             self._close_channels()
             return report
         self._channels.remove(channel)

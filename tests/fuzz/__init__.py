@@ -1,0 +1,1 @@
+"""`make fuzz`: changed inputs for everything that reads what others write."""
