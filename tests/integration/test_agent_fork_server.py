@@ -605,7 +605,7 @@ print("\\n".join(sorted(read)))
     worker = worker_env(
         start, local_rank=0, local_world_size=1, role="r", run_id="i", error_file="e", agent_socket="s", base={}
     )
-    assert "HOME" in (names := set(output.split()))
+    assert (names := set(output.split())) >= {"HOME", "PYTORCH_JIT", "TORCH_LOGS", "TORCHDYNAMO_DISABLE"}
     assert not names & set(worker)
 
 

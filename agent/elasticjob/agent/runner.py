@@ -53,6 +53,7 @@ from elasticjob.agent.reporting.termination_message import write_round, write_te
 from elasticjob.agent.reporting.worker_output import OutputSink, WorkerPipe
 from elasticjob.agent.round_stores import RoundStores, admit_workers
 from elasticjob.agent.start_workers.command import UserCommand
+from elasticjob.agent.start_workers.fork_trust import AT_ONCE
 from elasticjob.agent.start_workers.launcher import Launcher
 from elasticjob.agent.worker_environment import node_env
 from elasticjob.agent.workers import WorkerGroup
@@ -84,6 +85,8 @@ log = logging.getLogger(__name__)
 
 FLUSH_TIMEOUT = 5.0
 """Seconds that a slow reader of the agent's output may delay the agent's exit."""
+_SCRIPT_INTERVAL = 1.0
+"""Seconds between two looks for a variable that a worker's script sets."""
 CLOSE_TIMEOUT = 15.0
 """Seconds for the clean-up before the exit. It kills spare processes, and workers only after an error of the agent
 itself; the container's end kills what is left, and Kubernetes waits for it."""
@@ -407,8 +410,20 @@ class Agent:
             return
         self._watch_for_hangs(start)
         self._dispatch(events.WorkersLaunched(start.round))
+        self._spawn(self._watch_scripts_variables(start.round))
         self._reap()
         await self._stores.close_older(store)
+
+    async def _watch_scripts_variables(self, round_id: RoundId) -> None:
+        """Report that workers start by exec, if their script sets what the fork server has read: it does so early."""
+        end = self._loop.time() + AT_ONCE
+        while self._loop.time() < end and not self._launcher.fork_disabled_reason:
+            await asyncio.sleep(_SCRIPT_INTERVAL)
+            if self._state.assignment is None or self._state.assignment.round != round_id:
+                return
+            self._workers.find_early_variables()
+        if self._launcher.fork_disabled_reason != self._state.announcement.fork_disabled_reason:
+            self._dispatch(events.LauncherReady(self._launcher.fork_disabled_reason))
 
     async def _start_ahead(self, provisional: StartRound) -> None:
         if (failure := await self._workers.start_ahead(provisional)) is not None:

@@ -715,11 +715,17 @@ class WorkerGroup:
         if code < 0 and script_succeeded(worker.error_file, pid):
             log.info("rank %d succeeded; its process ended by %s in its clean-up", worker.rank, signal_name(-code))
             code = 0
+        self._launcher.record_early_variable(worker.error_file)
         failure = self._failure(worker, code)
         if failure is None and self._ended_by_itself(worker, pid):
             self._succeeded.add((worker.round, worker.rank))
         self._record_start(worker, failure)
         return [EndedWorker(worker.round, worker.local_rank, failure)]
+
+    def find_early_variables(self) -> None:
+        """Let the launcher know if a script sets variables that its fork has read before."""
+        for worker in self._running.values():
+            self._launcher.record_early_variable(worker.error_file)
 
     def ended_ranks(self, round_id: RoundId) -> tuple[int, ...]:
         """Return the ranks of a round whose workers succeeded before a stop; none for a round before the last one."""

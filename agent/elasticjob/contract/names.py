@@ -176,6 +176,11 @@ def script_end_file(error_file: str) -> str:
     return f"{error_file}.succeeded"
 
 
+def early_variable_file(error_file: str) -> str:
+    """Return the path of the file in which a forked worker writes why it, and the next ones, must start by exec."""
+    return f"{error_file}.early"
+
+
 class RoundId(NamedTuple):
     """Identity of a round: ordered, never reused. Written `attempt.store.n` on the wire and in status."""
 

@@ -114,7 +114,8 @@ class StableRanks(ArrangedRanks):
         spares = [rank for rank in alive if rank >= self._active]
         last = [rank for rank in reversed(alive) if active <= rank < self._active]
         order = fill_gaps(alive, [*spares, *last], active)
-        return Arrangement((*order, *(rank for rank in alive if rank not in order)), active)
+        placed = set(order)
+        return Arrangement((*order, *(rank for rank in alive if rank not in placed)), active)
 
 
 def fill_gaps(alive: Sequence[int], replacements: Sequence[int], size: int | None = None) -> tuple[int, ...]:

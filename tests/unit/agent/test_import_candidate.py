@@ -22,7 +22,7 @@ from elasticjob.agent.start_workers.fork_server import self_test
 candidate.MIN_CPU_SECONDS, candidate.DEADLINE, self_test.SELF_TEST_TIMEOUT = float(sys.argv[2]), int(sys.argv[4]), 0.5
 self_test.PROCESS = pathlib.Path(os.environ["PROCESS"])
 baseline = preload_learning.Baseline(frozenset(sys.modules), dict(os.environ))
-result = candidate.import_reported(preload_learning.ImportReport(*json.loads(sys.argv[3])), baseline)
+result = candidate.import_reported(preload_learning.ImportReport(*json.loads(sys.argv[3])), baseline, set())
 print(json.dumps([result, sorted(name for name in sys.modules if name not in baseline.modules)]))
 """
 

@@ -28,6 +28,7 @@ from elasticjob.agent.start_workers.fork_trust import COLD_REASON, FAILED_AT_ONC
 from elasticjob.agent.start_workers.libuv import WITHOUT_LIBUV, has_libuv
 from elasticjob.agent.start_workers.shim_callers import RunInFork, ShimCaller
 from elasticjob.agent.start_workers.shim_server import CannotForkError, ShimServer, likely_python
+from elasticjob.contract.names import early_variable_file
 from elasticjob.loop_errors import background_task
 
 log = logging.getLogger(__name__)
@@ -90,6 +91,8 @@ class Launcher:
         self._scratch = scratch
         self._child_setup = child_setup
         self._no_fork_server_reason = ""
+        self._early_variable = ""
+        """Why workers start by exec because of what their script sets; empty while it sets nothing of that kind."""
         self._trust = ForkTrust()
         self._forked = False
         """Whether workers of the last `start` are forks."""
@@ -106,7 +109,7 @@ class Launcher:
     @property
     def fork_disabled_reason(self) -> str:
         """Why workers start by exec, at most 256 characters; empty if they are forks or the user wants no forks."""
-        return self._no_fork_server_reason or (COLD_REASON if self._trust.cold else "")
+        return self._no_fork_server_reason or self._early_variable or (COLD_REASON if self._trust.cold else "")
 
     @property
     def has_shim_processes(self) -> bool:
@@ -209,9 +212,20 @@ class Launcher:
         elif before.cold and not self._trust.cold:
             log.info("a start by exec failed at once too: the program is to blame, and workers are forked again")
 
+    def record_early_variable(self, error_file: str) -> None:
+        """Start workers by exec from now on, if the worker with this error file wrote that its script needs it."""
+        try:
+            reason = Path(early_variable_file(error_file)).read_text()[:256]
+        except OSError:
+            return
+        if reason and not self._early_variable:
+            self._early_variable = reason
+            log.warning("workers start by exec: %s", reason)
+
     @property
     def _ready_fork_server(self) -> ForkServerClient | None:
-        return self._fork_server if self._fork_ready and not self._trust.cold else None
+        use_exec = self._trust.cold or self._early_variable
+        return self._fork_server if self._fork_ready and not use_exec else None
 
     async def _start_fork_server(self, create: Callable[[], ForkServerClient]) -> dict[str, Any]:
         """Start a fork server and return its result; ForkServerError if it cannot be used."""

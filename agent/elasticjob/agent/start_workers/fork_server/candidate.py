@@ -15,6 +15,7 @@ from typing import Any
 
 from elasticjob.agent.processes import open_files
 from elasticjob.agent.start_workers.fork_server import self_test
+from elasticjob.agent.start_workers.fork_server.early_variables import READ_BY_NATIVE_CODE, recorded_reads
 from elasticjob.agent.start_workers.fork_server.gpu_count import count_gpus_in_forks
 from elasticjob.agent.start_workers.fork_server.preload_learning import Baseline, ImportReport
 
@@ -24,23 +25,20 @@ DEADLINE = 600
 """Seconds that a candidate may take; SIGALRM ends it then."""
 WORK_SECONDS, REST_SECONDS = 0.01, 0.03
 """Seconds. The candidate sleeps after each span of work. A niceness would pass to the workers, which cannot undo it."""
-_READ_BY_LIBRARIES = ("ARROW_", "BLIS_", "GOMP_", "KMP_", "LD_", "MALLOC_", "MKL_", "OMP_", "OPENBLAS_", "TF_", "XLA_")
-"""Prefixes of variables that native code reads when it is loaded. Such reads bypass os.environ."""
 _STANDARD_LIBRARY = os.path.dirname(os.path.realpath(os.__file__)) + os.sep  # noqa: PTH120
 _SITES = frozenset({"site-packages", "dist-packages"})
 
 
-def import_reported(report: ImportReport, baseline: Baseline) -> dict[str, Any]:
+def import_reported(report: ImportReport, baseline: Baseline, read: set[str]) -> dict[str, Any]:
     """Import the reported libraries and return the result.
 
     `{"ready": true, "seconds": 4.5}` (CPU seconds) or `{"ready": false, "reason": "..."}`; the reason is empty if the
-    imports are not worth a second process.
+    imports are not worth a second process. The names of the variables that the imports read are added to `read`.
     """
     signal.alarm(DEADLINE)
     files, started = _descriptors(), time.process_time()
-    read: set[str] = set()
     importlib.invalidate_caches()
-    with self_test.import_environment(), count_gpus_in_forks(), _yielding_processor(), _recorded_environment(read):
+    with self_test.import_environment(), count_gpus_in_forks(), _yielding_processor(), recorded_reads(read):
         reason = _import([(name, file) for name, file in report.modules if _is_library(name, file, report)])
     seconds = time.process_time() - started
     if not reason and seconds < MIN_CPU_SECONDS:
@@ -94,7 +92,7 @@ def _find_variable(report: ImportReport, read: set[str]) -> str:
     differ = {name for name, value in report.environment.items() if os.environ.get(name) != value}
     if seen := sorted(differ & read):
         return f"the imports read {', '.join(seen)}, whose values differ in workers"
-    unseen = [name for name in report.set_by_program if name in differ and name.startswith(_READ_BY_LIBRARIES)]
+    unseen = [name for name in report.set_by_program if name in differ and name.startswith(READ_BY_NATIVE_CODE)]
     return f"the script sets {', '.join(unseen)}, which libraries read when they are loaded" if unseen else ""
 
 
@@ -127,21 +125,3 @@ def _yielding_processor() -> Iterator[None]:
     finally:
         signal.setitimer(signal.ITIMER_PROF, 0)
         signal.signal(signal.SIGPROF, before)
-
-
-@contextmanager
-def _recorded_environment(read: set[str]) -> Iterator[None]:
-    """Add the names of the variables that are read from os.environ to `read`."""
-    environ: Any = os.environ
-    plain = type(environ)
-
-    class Recorded(plain):  # type: ignore[misc, valid-type]
-        def __getitem__(self, name: str) -> str:
-            read.add(name)
-            return str(super().__getitem__(name))
-
-    environ.__class__ = Recorded
-    try:
-        yield
-    finally:
-        environ.__class__ = plain

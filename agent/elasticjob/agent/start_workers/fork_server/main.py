@@ -41,6 +41,7 @@ from elasticjob.agent.processes import die_with_parent
 from elasticjob.agent.robust_mutex import MutexMemory, open_mutex_memory
 from elasticjob.agent.start_workers.fork_server import own_torchrun, run_main, self_test
 from elasticjob.agent.start_workers.fork_server.candidate import import_reported
+from elasticjob.agent.start_workers.fork_server.early_variables import recorded_reads
 from elasticjob.agent.start_workers.fork_server.own_modules import import_own_modules
 from elasticjob.agent.start_workers.fork_server.preload_learning import (
     Baseline,
@@ -89,7 +90,8 @@ def main() -> None:
     control = socket.socket(fileno=int(descriptor))
     mutexes = open_mutex_memory(config["mutexes"])
     started = time.monotonic()
-    with self_test.import_environment():
+    read: set[str] = set()
+    with self_test.import_environment(), recorded_reads(read):
         missing = self_test.import_modules(config["preload"])
         import_own_modules(code_root)
         find_backends()
@@ -103,7 +105,7 @@ def main() -> None:
         return
     learning = PreloadLearning(baseline)
     counts = config["preforked_workers"], config["workers_per_fork"]
-    request = _serve(control, os.getppid(), *counts, learning, mutexes, answer)
+    request = _serve(control, os.getppid(), *counts, learning, mutexes, answer, read)
     if request.caller is not None:
         if command and not run_main.keeps_path():
             del sys.path[0]
@@ -118,7 +120,8 @@ def main() -> None:
         report_imports_at_first_step(request.channel, baseline)
     if own_torchrun.runs_torchrun(command):
         own_torchrun.run_torchrun(command)
-    run_main.run_program(command)
+    preloaded = frozenset(name.partition(".")[0] for name in config["preload"])
+    run_main.run_program(command, frozenset(read), preloaded)
 
 
 def _freeze_memory() -> None:
@@ -185,11 +188,12 @@ def _serve(
     learning: PreloadLearning,
     mutexes: MutexMemory | None,
     readiness: bytes,
+    read: set[str],
 ) -> ForkRequest:
     """Send the message `readiness`, and answer requests until the agent closes the socket.
 
     Returns in forks only, with the request of each. Keeps `preforked_workers` processes ready, in groups of
-    `workers_per_fork`; a request takes one group.
+    `workers_per_fork`; a request takes one group. `read`: the variables that the preloaded modules have read.
     """
     first = _prefork(workers_per_fork, agent, [control], [], mutexes)
     if isinstance(first, ForkRequest):
@@ -213,7 +217,7 @@ def _serve(
             if (report := learning.receive(ready)) and (result := learning.fork_candidate()):
                 for group in groups:
                     group.discard()
-                _become_fork_server(result, report, learning.baseline)
+                _become_fork_server(result, report, learning.baseline, read)
                 groups, readable = [], []
                 break
         request = socket.recv_fds(control, 1 << 20, MAX_DESCRIPTORS) if control in readable else None
@@ -236,11 +240,11 @@ def _serve(
             control.send(json.dumps({"pids": group.pids[:count], "mutexes": group.mutexes[:count]}).encode())
 
 
-def _become_fork_server(result: socket.socket, report: ImportReport, baseline: Baseline) -> None:
+def _become_fork_server(result: socket.socket, report: ImportReport, baseline: Baseline, read: set[str]) -> None:
     """In the candidate: import the reported modules and return as the fork server, or end if it is not promoted."""
     die_with_parent()
     try:
-        outcome = import_reported(report, baseline)
+        outcome = import_reported(report, baseline, read)
         _freeze_memory()
     except BaseException as error:
         outcome = {"ready": False, "reason": f"{type(error).__name__}: {error}"[:1000]}

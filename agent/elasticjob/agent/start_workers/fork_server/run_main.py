@@ -25,6 +25,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from elasticjob.agent.start_workers.fork_server import early_variables
 from elasticjob.agent.start_workers.without_libuv import sitecustomize
 from elasticjob.contract.names import Env, RoundId, script_end_file, script_left_file
 from elasticjob.training.process_end import clean_up, end_at_once
@@ -83,8 +84,10 @@ def prepare_fork() -> None:
     importlib.invalidate_caches()
 
 
-def run_program(command: Program) -> None:
+def run_program(command: Program, read: frozenset[str] = frozenset(), preloaded: frozenset[str] = frozenset()) -> None:
     """Run the user's program as `__main__`, in a process that has called `prepare_fork`.
+
+    `read` and `preloaded`: see `early_variables.watch`.
 
     On success this returns or raises SystemExit as the program does. This ends the process if the program fails, or
     succeeds and leaves a process group.
@@ -99,6 +102,8 @@ def run_program(command: Program) -> None:
     script = _Script(os.getpid())
     atexit.register(script.record_success)  # it runs after the functions that the program registers
     sys.orig_argv[:] = command.argv
+    if preloaded:
+        early_variables.watch(read, preloaded, _start_by_exec(command))
     end = _run_to_end(command)  # its frames are gone now, so that nothing but sys.modules refers to the program
     if end.interrupted:
         _end_by_interrupt()
@@ -107,6 +112,16 @@ def run_program(command: Program) -> None:
     script.succeed()
     if end.by_exit:
         raise SystemExit(0)
+
+
+def _start_by_exec(command: Program) -> early_variables.ProcessStart:
+    """Return how this process would run the command without a fork server."""
+    environment = dict(os.environ)
+    if environment.get("USE_LIBUV") == "0":
+        before = environment.get("PYTHONPATH")
+        folder = os.path.dirname(sitecustomize.__file__)  # noqa: PTH120
+        environment["PYTHONPATH"] = os.pathsep.join([folder, *([before] if before else [])])
+    return early_variables.ProcessStart([sys.executable, *command.argv[1:]], environment, str(Path.cwd()))
 
 
 class _End(NamedTuple):

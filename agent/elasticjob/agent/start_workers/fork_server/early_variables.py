@@ -1,0 +1,132 @@
+"""In a worker: start again by exec if the script sets a variable that the preloaded modules have read already.
+
+A script may set `TORCH_LOGS` or `OMP_NUM_THREADS` and import torch after that. In a fork torch has read them long ago,
+so the setting would have no effect. Until the script imports a preloaded module, this watches what it sets.
+"""
+
+from __future__ import annotations
+
+import builtins
+import os
+import sys
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, NamedTuple, NoReturn
+
+from elasticjob.contract.names import early_variable_file
+
+READ_BY_NATIVE_CODE = (
+    *("ARROW_", "BLIS_", "CUBLAS_LOG", "CUDA_MODULE_LOADING", "DNNL_", "GLIBC_TUNABLES", "GOMP_", "GOTO_NUM_THREADS"),
+    *("KINETO_USE_DAEMON", "KMP_", "LC_ALL", "LD_", "MALLOC_", "MKLDNN_", "MKL_", "NPY_", "OMP_", "ONEDNN_"),
+    *("OPENBLAS_", "PYTORCH_ALLOC_CONF", "PYTORCH_API_USAGE_STDERR", "PYTORCH_CUDA_ALLOC_CONF", "TF_"),
+    *("TORCH_ALLOW_TF32_CUBLAS_OVERRIDE", "TORCH_BLAS_PREFER_", "TORCH_CPP_LOG_LEVEL", "TORCH_CUSTOM_TERMINATE"),
+    *("TORCH_DISTRIBUTED_DEBUG", "TORCH_LINALG_PREFER_", "TORCH_ROCM_FA_PREFER_CK", "TORCH_SHOW_CPP_STACKTRACES"),
+    *("TORCH_SYMMMEM", "TRITON_", "XLA_"),
+)
+"""Prefixes of variables that native code reads when it is loaded; such reads bypass os.environ.
+
+Source: the calls of `getenv` in `import torch, torch._dynamo, torch.distributed, numpy` (torch 2.15, LD_PRELOAD of a
+library that records them), and libraries that scripts often preload."""
+
+
+class ProcessStart(NamedTuple):
+    """How this process would have been started by exec."""
+
+    argv: Sequence[str]
+    environment: Mapping[str, str]
+    directory: str
+
+
+@contextmanager
+def recorded_reads(read: set[str]) -> Iterator[None]:
+    """Add the names of the variables that are read from os.environ to `read`."""
+    environ: Any = os.environ
+    plain = type(environ)
+
+    class Recorded(plain):  # type: ignore[misc, valid-type]
+        def __getitem__(self, name: str) -> str:
+            read.add(name)
+            return str(super().__getitem__(name))
+
+    environ.__class__ = Recorded
+    try:
+        yield
+    finally:
+        environ.__class__ = plain
+
+
+def watch(read: frozenset[str], preloaded: frozenset[str], start: ProcessStart) -> None:
+    """Watch os.environ until a module of `preloaded` (top-level names) is imported.
+
+    `read`: the variables that the preloaded modules have read.
+    """
+    environ: Any = os.environ
+    plain, import_plain, process = type(environ), builtins.__import__, os.getpid()
+
+    class Watched(plain):  # type: ignore[misc, valid-type]
+        def __setitem__(self, name: str, value: str) -> None:
+            if os.environ.get(name) != value:
+                changed(name)
+            plain.__setitem__(self, name, value)  # `changed` may have ended this class
+
+        def __delitem__(self, name: str) -> None:
+            if name in os.environ:
+                changed(name)
+            plain.__delitem__(self, name)
+
+    def changed(name: str) -> None:
+        if name in read or (isinstance(name, str) and name.startswith(READ_BY_NATIVE_CODE)):
+            end()
+            if os.getpid() == process:
+                _start_again(name, start)
+
+    def importing(name: str, *arguments: Any, **named: Any) -> Any:
+        if name.partition(".")[0] in preloaded:
+            end()
+        return import_plain(name, *arguments, **named)
+
+    def end() -> None:
+        if environ.__class__ is Watched:
+            environ.__class__ = plain
+        if builtins.__import__ is importing:
+            builtins.__import__ = import_plain
+
+    environ.__class__ = Watched
+    builtins.__import__ = importing
+
+
+def _start_again(name: str, start: ProcessStart) -> None:
+    """Replace this process by one that runs the script from its beginning; say why it cannot, if so."""
+    reason = f"the script sets {name} before it imports what is preloaded, and the preload has read it"
+    if error_file := start.environment.get("TORCHELASTIC_ERROR_FILE"):
+        with suppress(OSError):
+            Path(early_variable_file(error_file)).write_text(reason)
+    if obstacle := _obstacle():
+        _say(f"{reason}: it has no effect in this process, which {obstacle}; the next ones start by exec")
+        return
+    _say(f"{reason}: this process starts again by exec, and the next ones start so at once")
+    _execute(start)
+
+
+def _obstacle() -> str:
+    """Return why this process cannot start again; empty if it can. A new start repeats what the script has done."""
+    if threading.active_count() > 1:
+        return "has started threads"
+    with suppress(ChildProcessError):
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        return "has started processes"
+    return ""
+
+
+def _execute(start: ProcessStart) -> NoReturn:
+    sys.stdout.flush()
+    os.chdir(start.directory)
+    os.execvpe(start.argv[0], [*start.argv], dict(start.environment))  # noqa: S606
+
+
+def _say(text: str) -> None:
+    with suppress(Exception):
+        sys.stderr.write(f"elasticjob: {text}\n")
+        sys.stderr.flush()
