@@ -83,7 +83,7 @@ PROGRAMS = {
 import __main__, inspect, sys
 print(__name__, __file__, __spec__, __cached__, __package__, type(__loader__).__name__)
 print(__main__ is sys.modules[__name__])
-print(sorted(vars()))
+print(sorted(vars()), type(__builtins__), __builtins__.len)
 def f(): pass
 print(inspect.getsource(f), inspect.getfile(f))
 """,
@@ -605,7 +605,7 @@ print("\\n".join(sorted(read)))
     worker = worker_env(
         start, local_rank=0, local_world_size=1, role="r", run_id="i", error_file="e", agent_socket="s", base={}
     )
-    assert (names := set(output.split())) >= {"HOME", "PYTORCH_JIT", "TORCH_LOGS", "TORCHDYNAMO_DISABLE"}
+    assert (names := set(output.split())) >= {"HOME", "PYTORCH_JIT", "TORCH_LOGS", "TORCH_COMPILE_DISABLE"}
     assert not names & set(worker)
 
 

@@ -89,6 +89,11 @@ class AgentConfig:
         return endpoint_text(self.host, self.port)
 
 
+_DEFAULTS = {"PYTHONUNBUFFERED": "1"}
+"""Variables of workers that the image, `envFrom` and `env` do not set: `kubectl logs` shows a line when it is printed.
+The operator does not set it, because a container's `env` overrides its image and `envFrom`."""
+
+
 def read_options(env: Mapping[str, str], command: Sequence[str]) -> dict[str, str]:
     """Return torchrun's options by long name, for `read_config`; CommandError if torchrun itself would refuse them.
 
@@ -142,7 +147,7 @@ def read_config(env: Mapping[str, str], options: Mapping[str, str] | None = None
         termination_log=env.get(Env.TERMINATION_LOG) or TERMINATION_LOG,
         agent_id=uuid.uuid4().hex,
         scratch_parent=folders.scratch,
-        env={name: value for name, value in {**env, **folders.worker_env}.items() if name not in _SECRETS},
+        env={name: value for name, value in {**_DEFAULTS, **env, **folders.worker_env}.items() if name not in _SECRETS},
         step_time_window=_parse(env, Env.STEP_TIME_WINDOW_SECONDS, _seconds, str(WINDOW)),
         event_log_handler=pet.get("PET_EVENT_LOG_HANDLER", "null"),
         options_note=check_options(options or {}),

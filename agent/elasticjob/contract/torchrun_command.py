@@ -168,6 +168,8 @@ def _parse(arguments: tuple[str, ...], variables: tuple[tuple[str, str], ...], i
 
 
 def _check_program(options: Mapping[str, str], *, is_launch: bool) -> None:
+    if options.get(NPROC_PER_NODE) == "":  # as of a shell variable that is not set
+        raise CommandError("torchrun: --nproc-per-node is empty: name a number, gpu, cpu or auto, or leave it out")
     if "no-python" in options and is_launch and "use-env" not in options:
         raise CommandError("torch.distributed.launch: --no-python needs --use-env: add --use-env")
     if "no-python" in options and "module" in options and "run-path" not in options:

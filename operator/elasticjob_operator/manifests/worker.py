@@ -109,8 +109,6 @@ def _fill_trainer(pod: dict[str, Any], job: Job, spec: JobSpec, index: int, inca
     agent_env = _agent_env(job, spec, index, incarnation, {Env.TERMINATION_LOG: path} if path else {})
     names = {item["name"] for item in agent_env}
     template_env = [item for item in trainer.get("env") or [] if item.get("name") not in names]
-    if not any(item.get("name") == "PYTHONUNBUFFERED" for item in template_env):
-        agent_env.append({"name": "PYTHONUNBUFFERED", "value": "1"})
     # The agent's variables come first, so that the template's may refer to them as $(NAME).
     trainer["env"] = [*agent_env, *template_env]
     mounts = list(trainer.get("volumeMounts") or [])

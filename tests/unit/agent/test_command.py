@@ -144,6 +144,7 @@ def test_torchruns_commands_and_variables(line: str, env: dict[str, str], expect
         ("torchrun --standalone", "torchrun: the following arguments are required: training_script"),
         ("torchrun --unknown t.py", "torchrun: unrecognized arguments: --unknown"),
         ("torchrun --max-restarts=x t.py", "torchrun: argument --max-restarts"),
+        ("torchrun --nproc-per-node= t.py", "--nproc-per-node is empty: name a number"),
         ("torchrun -m --no-python t.py", "--no-python and --module contradict each other"),
         (f"{LAUNCH} --no-python ./run.sh", "--no-python needs --use-env"),
         ("torchrun --numa-binding=node t.py", "--numa-binding is not supported: the agent binds no processors"),

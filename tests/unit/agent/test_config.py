@@ -30,7 +30,8 @@ def test_configuration_has_the_documented_defaults_and_keeps_the_key_from_the_wo
     assert (config.graceful_shutdown, config.pod_grace) == (120.0, None)
     assert read_config({**ENV, Env.POD_GRACE_SECONDS: "25"}).pod_grace == 25.0
     assert Env.NODE_KEY not in config.env
-    assert config.env["PATH"] == "/bin"
+    assert (config.env["PATH"], config.env["PYTHONUNBUFFERED"]) == ("/bin", "1")
+    assert read_config({**ENV, "PYTHONUNBUFFERED": ""}).env["PYTHONUNBUFFERED"] == "", "the image has set it"
     assert read_config({**ENV, Env.PRELOAD: ""}).preload == ()
 
 

@@ -84,11 +84,8 @@ def test_the_agent_gets_its_settings_and_its_key_from_the_secret() -> None:
     assert variables[Env.STORE_ENDPOINT] == "bert-rdzv.ns.svc:29400"
     assert variables[Env.NODE_KEY] == {"secretKeyRef": {"name": "bert-rdzv", "key": "node"}}
     assert variables[Env.POD_IP] == {"fieldRef": {"fieldPath": "status.podIP"}}
-    assert (variables[Env.PRELOAD], variables[Env.KEEP_ALIVE], variables["PYTHONUNBUFFERED"]) == (
-        "torch,torch._dynamo",
-        "1x3",
-        "1",
-    )
+    assert (variables[Env.PRELOAD], variables[Env.KEEP_ALIVE]) == ("torch,torch._dynamo", "1x3")
+    assert "PYTHONUNBUFFERED" not in variables, "it would override the image's and that of envFrom"
     assert Env.OPERATOR_KEY not in variables
 
 
