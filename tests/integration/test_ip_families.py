@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 import sys
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,7 +16,9 @@ import pytest
 from elasticjob.contract.messages import RoundPhase, RoundSettings
 from elasticjob.contract.names import Backend, Env, job_store_clients
 from support.agent_cluster import AgentCluster, start_training
+from support.child_process import ChildProcess
 from support.machines import machines, run_within_namespace
+from support.wrapper_ranks import PRELUDE
 
 pytestmark = [
     pytest.mark.torch,
@@ -114,6 +117,53 @@ async def run_case(case: Case, folder: Path) -> None:
             await cluster.close()
 
 
+WRAPPED = """
+from elasticjob.inprocess import process_groups
+from elasticjob.inprocess.own_sockets import connections
+
+meet()
+
+@Wrapper(abort=AbortTorchDistributed())
+def train(call: CallWrapper):
+    groups = process_groups.ProcessGroups()
+    with groups.watch():
+        join(call)
+        say("connections of gloo", sorted(groups._gloo), len(list(connections(groups._gloo))))
+    if call.iteration == 0:
+        if os.environ["RANK"] == "1":
+            dist.barrier()
+            os.kill(os.getpid(), signal.SIGKILL)
+        dist.barrier()
+        wait_in_collective()
+
+train()
+"""
+PORT = 29600
+
+
+def run_wrapped(folder: Path) -> None:
+    """Run a wrapped function on two machines with addresses of IPv6; one of its ranks is killed."""
+    script = folder / "script.py"
+    script.write_text(PRELUDE + WRAPPED)
+    addresses = [f"{V6}{10 + index}" for index in range(NODES)]
+    with machines([[f"{address}/64"] for address in addresses], [f"{V6}1/64"]) as within, ExitStack() as running:
+        ranks = []
+        for number, namespaces in enumerate(within):
+            environ = {"RANK": number, "LOCAL_RANK": 0, "WORLD_SIZE": NODES, "MASTER_ADDR": addresses[0]}
+            variables = {name: str(value) for name, value in (environ | {"MASTER_PORT": PORT}).items()}
+            command = [*namespaces, sys.executable, str(script), str(folder)]
+            ranks.append(running.enter_context(ChildProcess(command, env={**os.environ, **variables})))
+        for rank in ranks:
+            rank.wait_for("trains . of 2 iteration 0", 120)
+            rank.wait_for(rf"connections of gloo \[\('{V6}10', \d+\), \('{V6}11', \d+\)\] 1$")
+        ranks[0].wait_for("trains 0 of 1 iteration [1-9]", 120)
+        assert ranks[0].exit_code() == 0
+
+
+def test_a_wrapped_function_goes_on_without_a_rank_where_addresses_are_of_ipv6(tmp_path: Path) -> None:
+    run_within_namespace(__file__, "wrapped", str(tmp_path), timeout=240)
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_a_job_recovers_where_addresses_are_of(name: str, tmp_path: Path) -> None:
     """A worker is killed; then the store dies, and its standby store takes over."""
@@ -121,4 +171,7 @@ def test_a_job_recovers_where_addresses_are_of(name: str, tmp_path: Path) -> Non
 
 
 if __name__ == "__main__":
-    asyncio.run(run_case(CASES[sys.argv[1]], Path(sys.argv[2])))
+    if sys.argv[1] == "wrapped":
+        run_wrapped(Path(sys.argv[2]))
+    else:
+        asyncio.run(run_case(CASES[sys.argv[1]], Path(sys.argv[2])))
