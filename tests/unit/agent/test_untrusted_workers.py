@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import socket
@@ -18,6 +19,8 @@ import pytest
 from elasticjob.agent.monitoring import hangs
 from elasticjob.agent.monitoring.worker_exits import left_at, read_error_file, script_succeeded
 from elasticjob.agent.monitoring.worker_progress import WorkerProgress
+from elasticjob.agent.reporting.worker_output import FileSink
+from elasticjob.agent.start_workers import shim_server
 from elasticjob.code_root import CODE_ROOT
 from elasticjob.contract.names import RoundId, script_end_file, script_left_file
 from elasticjob.contract.progress_page import NO_LIMIT, FilePage, PageWord, open_page, write_text
@@ -204,3 +207,38 @@ def test_a_state_that_a_script_has_overwritten_is_not_saved(content: bytes, json
         for read in (state_file.recorded_interval, state_file.save_to_recorded_path):
             with suppress(OSError, ValueError):  # as documented
                 assert not read([memory.fileno()])
+
+
+@pytest.mark.parametrize("number", [0, 200, 255])
+def test_a_shim_that_relays_a_number_that_is_no_signal_breaks_nothing(number: int) -> None:
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, start_new_session=True) as process:
+        for group in (True, False):
+            shim_server._send_signal(process.pid, number, group=group)
+        assert process.poll() is None
+        process.kill()
+
+
+async def test_storage_that_reports_a_failed_write_at_the_end_ends_no_agent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    errors: list[object] = []
+    monkeypatch.setattr(threading, "excepthook", errors.append)
+    sink = FileSink(tmp_path / "worker.log")
+    monkeypatch.setattr("elasticjob.agent.reporting.worker_output.os", WithoutClose)
+    sink.put(b"line\n")
+    sink.finish()
+    sink.join(20)
+    assert not sink.writing
+    assert not errors
+
+
+class WithoutClose:
+    """The module os, whose `close` fails."""
+
+    open, write = os.open, os.write
+    O_WRONLY, O_CREAT, O_APPEND, O_CLOEXEC = os.O_WRONLY, os.O_CREAT, os.O_APPEND, os.O_CLOEXEC
+
+    @staticmethod
+    def close(descriptor: int) -> None:
+        os.close(descriptor)
+        raise OSError(errno.EDQUOT, "no room")

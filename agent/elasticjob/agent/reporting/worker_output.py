@@ -141,7 +141,8 @@ class FileSink(OutputSink):
                 self._loop.call_soon_threadsafe(log.warning, "%s", text)
         super()._write()
         if self._descriptor != _NO_FILE:
-            os.close(self._descriptor)
+            with suppress(OSError):  # a network file system reports a failed write here
+                os.close(self._descriptor)
 
 
 def wait_for_files(files: Iterable[FileSink], timeout: float) -> None:

@@ -249,7 +249,7 @@ class Launcher:
     async def _replace(self, create: Callable[[], ForkServerClient]) -> None:
         try:
             result = await self._start_fork_server(create)
-        except ForkServerError as error:
+        except (ForkServerError, OSError) as error:  # OSError: no descriptor left
             log.warning("%s", self._disable_fork(str(error)))
         else:
             self._no_fork_server_reason = ""

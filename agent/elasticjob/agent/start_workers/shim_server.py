@@ -156,7 +156,7 @@ class ShimServer:
                 return
             program = decision.command.argv  # in place of a torchrun, its script
             pid = await self._fork(caller, decision, descriptors, numbers)
-        except (OSError, ValueError, KeyError, CannotForkError) as error:
+        except (OSError, ValueError, LookupError, CannotForkError) as error:  # the shim may have been killed meanwhile
             log.info("python starts by exec: %s", error)
             self._answer(peer, b"exec", *map(os.fsencode, program))
             return
@@ -211,10 +211,12 @@ def _find(caller: ShimCaller, name: str) -> str:
 
 
 def _send_signal(pid: int, number: int, *, group: bool) -> None:
-    try:
-        (os.killpg if group else os.kill)(pid, number)
-    except ProcessLookupError:  # forked just now: it leads no group yet
-        os.kill(pid, number)
+    """Send a signal, if there is one of this number and the process may get it."""
+    with suppress(OSError):
+        try:
+            (os.killpg if group else os.kill)(pid, number)
+        except ProcessLookupError:  # forked just now: it leads no group yet
+            os.kill(pid, number)
 
 
 async def _readable(peer: socket.socket) -> None:
