@@ -69,3 +69,4 @@ if sys.argv[1:] == ["steps"]:
         alone, beside = seconds(lambda: step(commits=False)), seconds(lambda: step(commits=True))
         print(f"steps alone={alone:.6f} beside={beside:.6f} memcpy={seconds(copy):.6f}", flush=True)
 print("all commits measured", flush=True)
+dist.destroy_process_group()

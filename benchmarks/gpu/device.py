@@ -5,6 +5,7 @@ Scripts import this first. `python -m benchmarks.gpu.device` prints which one it
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 import platform
@@ -31,6 +32,12 @@ def init_group() -> None:
         dist.init_process_group("nccl", device_id=DEVICE)
     else:
         dist.init_process_group("gloo")
+    atexit.register(_end_group)
+
+
+def _end_group() -> None:
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
 def synchronize() -> None:

@@ -47,6 +47,8 @@ def main() -> None:
         trainer.train()
 
     train()
+    if torch.distributed.is_initialized():  # Trainer has created it, and leaves it
+        torch.distributed.destroy_process_group()
 
 
 class Sequences(torch.utils.data.Dataset):

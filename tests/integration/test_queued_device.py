@@ -89,6 +89,7 @@ def train():
             raise ValueError("bad batch")
 
 train()
+dist.destroy_process_group()
 """
 
 CHANGES = {

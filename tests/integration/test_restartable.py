@@ -347,6 +347,7 @@ def train():
     dist.barrier()
 
 train()
+dist.destroy_process_group()
 """
 
 
@@ -403,6 +404,7 @@ def train():
     dist.barrier()
 
 train()
+dist.destroy_process_group()
 """
 
 
@@ -444,6 +446,7 @@ def train():
         time.sleep(0.01)
 
 train()
+dist.destroy_process_group()
 """
 
 
@@ -482,6 +485,7 @@ def train():
         time.sleep(0.01)
 
 train()
+dist.destroy_process_group()
 raise ValueError("after the function")
 """
 

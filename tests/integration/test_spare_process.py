@@ -287,6 +287,7 @@ def train():
         time.sleep(0.01)
 
 train()
+dist.destroy_process_group()
 """
 
 

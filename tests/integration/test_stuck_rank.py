@@ -63,6 +63,7 @@ def train():
     return state.step
 
 say("returned", train())
+dist.destroy_process_group()
 """
 
 

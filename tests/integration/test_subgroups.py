@@ -70,6 +70,7 @@ def train():
     return rank
 
 print("returned", train(), flush=True)
+dist.destroy_process_group()
 """
 
 

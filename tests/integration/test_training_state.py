@@ -81,6 +81,7 @@ if rank < 2:  # rank 1 is a step ahead of rank 0, the others have just joined
 state = elasticjob.State(model=model, step=0, note="")  # as in the next process of this rank
 state.sync()
 print(rank, state.step, state.note, model.weight.unique().tolist())
+dist.destroy_process_group()
 """
 
 

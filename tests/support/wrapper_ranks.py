@@ -13,7 +13,7 @@ from support.child_process import ChildProcess
 from support.ports import free_port
 
 PRELUDE = """
-import ctypes, os, signal, sys, threading, time
+import atexit, contextlib, ctypes, os, signal, sys, threading, time
 from datetime import timedelta
 import torch
 import torch.distributed as dist
@@ -39,6 +39,11 @@ def meet():
     open(FOLDER + "/started-" + os.environ["RANK"], "w").close()
     while any(not os.path.exists(f"{FOLDER}/started-{rank}") for rank in range(int(os.environ["WORLD_SIZE"]))):
         time.sleep(0.01)
+
+@atexit.register
+def end_groups():  # the wrapper leaves those of the last iteration
+    with contextlib.suppress(Exception):
+        dist.destroy_process_group()
 
 def wait_in_collective():
     dist.all_reduce(torch.ones(1))
