@@ -23,8 +23,8 @@ def split_endpoint(text: str, default_port: str) -> tuple[str, str]:
     if text.startswith("["):
         host, _, rest = text[1:].partition("]")
         return host, rest.removeprefix(":") or default_port
-    host, _, port = text.partition(":")
-    return (text, default_port) if not port or ":" in port else (host, port)
+    host, colon, port = text.partition(":")
+    return (text, default_port) if not colon or ":" in port else (host, port)
 
 
 def is_loopback(host: str) -> bool:
