@@ -18,7 +18,7 @@ from elasticjob_operator.manifests.gang import read_gang_size
 from elasticjob_operator.manifests.names import attempt
 from elasticjob_operator.manifests.services import read_operator_key
 from elasticjob_operator.model.observed import Child, Children, Job, is_owned
-from elasticjob_operator.model.raw import Raw, objects, text
+from elasticjob_operator.model.raw import Raw, is_number, objects, text
 from elasticjob_operator.model.spec import GangProvider
 
 CHILDREN_SECONDS = 60.0
@@ -100,5 +100,5 @@ def _child(job: Job, raw: Raw | None) -> Child | None:
     if is_terminating(raw, job):
         return Child(uid, ours=False, terminating=True)
     selected = text(raw, "spec", "selector", Label.INCARNATION)
-    incarnation = int(selected) if selected.isascii() and selected.isdigit() else None
+    incarnation = int(selected) if is_number(selected) else None
     return Child(uid, is_owned(raw, job.uid), incarnation, gang_size=read_gang_size(raw) or None)

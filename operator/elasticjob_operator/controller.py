@@ -190,6 +190,7 @@ class Controller:
             topologies=self.watched.topologies(observed.machines),
             nodes_watched=self.watched.nodes_watched,
             operator_namespace=self.operator_namespace,
+            unreadable=self.watched.unreadable(observed.job.uid),
         )
         return plan(known, self.image, now)
 

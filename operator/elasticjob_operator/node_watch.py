@@ -16,6 +16,7 @@ from elasticjob_operator.backoff import doubling_delay
 from elasticjob_operator.kube import NODES, KubeError, Resource
 from elasticjob_operator.model.nodes import NoticeKeys, parse_topology, parse_warning
 from elasticjob_operator.model.raw import integer, mapping, text
+from elasticjob_operator.model.unreadable import parse_or_skip
 from elasticjob_operator.watch_cache import WatchCache
 
 log = logging.getLogger(__name__)
@@ -90,6 +91,10 @@ def _take_over(
         cache.see_node(text(node, "metadata", "name"), None)
     else:
         name = text(node, "metadata", "name")
-        warning = None if keys is None else parse_warning(node, keys, now, cache.warnings((name,)).get(name))
-        cache.see_node(name, warning, parse_topology(node, topology_labels))
+        before = cache.warnings((name,)).get(name)
+        warning, problem = None, ""
+        if keys is not None:
+            warning, problem = parse_or_skip(lambda raw: parse_warning(raw, keys, now, before), "Node", node)
+        # What is known of a Node that cannot be read stays: its pods still run there.
+        cache.see_node(name, before if problem else warning, parse_topology(node, topology_labels))
     return text(node, "metadata", "resourceVersion")

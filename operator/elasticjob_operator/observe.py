@@ -26,6 +26,7 @@ from elasticjob_operator.model.observed import (
 )
 from elasticjob_operator.model.pods import Pod, parse_pod
 from elasticjob_operator.model.raw import Raw, text
+from elasticjob_operator.model.unreadable import parse_or_skip
 from elasticjob_operator.model.workload import QueueView, parse_workload, queue_view
 from elasticjob_operator.node_leases import NodeLeases
 from elasticjob_operator.policies import read_policies
@@ -181,7 +182,8 @@ async def _queue_view(api: KubeApi, job: Job, memory: JobMemory, *, queued: bool
     except Refused:
         return QueueView(unreadable=True)
     own = {text(raw, "metadata", "name"): raw for raw in found if raw is not None and is_owned(raw, job.uid)}
-    view = queue_view(map(parse_workload, own.values()))
+    parsed = (parse_or_skip(parse_workload, "Workload", raw)[0] for raw in own.values())
+    view = queue_view(workload for workload in parsed if workload is not None)
     memory.workload = own[view.workload.name] if view.workload is not None else None
     return view
 
@@ -189,11 +191,13 @@ async def _queue_view(api: KubeApi, job: Job, memory: JobMemory, *, queued: bool
 async def _pods(api: KubeApi, job: Job, see_pod: Callable[[Raw], None]) -> list[tuple[str, Pod]]:
     """Return the pods that the job owns, each with its role. Other pods may bear copied labels: check the owner."""
     listed = await api.list(PODS, job.namespace, f"{Label.JOB_UID}={job.uid}")
+    found = []
     for raw in listed:
         see_pod(raw)
-    return _sorted(
-        (text(raw, "metadata", "labels", Label.ROLE), parse_pod(raw)) for raw in listed if is_owned(raw, job.uid)
-    )
+        if is_owned(raw, job.uid):
+            pod, _ = parse_or_skip(parse_pod, "pod", raw)
+            found += [(text(raw, "metadata", "labels", Label.ROLE), pod)] if pod is not None else []
+    return _sorted(found)
 
 
 def _sorted(pods: Iterable[tuple[str, Pod]]) -> list[tuple[str, Pod]]:

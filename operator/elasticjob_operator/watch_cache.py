@@ -20,7 +20,8 @@ from elasticjob_operator.kube.api import KUEUE_WORKLOADS
 from elasticjob_operator.model.nodes import NodeWarning
 from elasticjob_operator.model.observed import JobKey, is_owned
 from elasticjob_operator.model.pods import Pod, parse_pod
-from elasticjob_operator.model.raw import Raw, mapping, text
+from elasticjob_operator.model.raw import Raw, mapping, text, whole_number
+from elasticjob_operator.model.unreadable import parse_or_skip
 from elasticjob_operator.model.workload import Workload, parse_workload
 
 T = TypeVar("T")
@@ -44,14 +45,20 @@ class _LabelledPod:
     """The job that the labels name; other pods may bear copied labels."""
     owned: bool
     role: str
-    pod: Pod
+    pod: Pod | None
+    """None if it cannot be read."""
+    problem: str = ""
+    """Why it cannot be read, for the job's condition."""
 
 
 @dataclass(frozen=True)
 class _OwnedWorkload:
     job_uid: str
     """The job that controls it; empty without one."""
-    workload: Workload
+    workload: Workload | None
+    """None if it cannot be read."""
+    problem: str = ""
+    """Why it cannot be read, for the job's condition."""
 
 
 @dataclass
@@ -95,13 +102,21 @@ class WatchCache:
         return None if uid is None else self._jobs[uid].content
 
     def pods(self, job_uid: str) -> list[tuple[str, Pod]]:
-        """Return the pods that the job of this UID controls, each with its role."""
+        """Return the pods that the job of this UID controls, each with its role; not those that cannot be read."""
         found = (self._pods[uid].content for uid in self._pods_of.get(job_uid, ()))
-        return [(labelled.role, labelled.pod) for labelled in found if labelled.owned]
+        return [(labelled.role, labelled.pod) for labelled in found if labelled.owned and labelled.pod is not None]
 
     def workloads(self, job_uid: str) -> list[Workload]:
-        """Return the Workloads that the job of this UID controls."""
-        return [self._workloads[uid].content.workload for uid in self._workloads_of.get(job_uid, ())]
+        """Return the Workloads that the job of this UID controls; not those that cannot be read."""
+        found = (self._workloads[uid].content.workload for uid in self._workloads_of.get(job_uid, ()))
+        return [workload for workload in found if workload is not None]
+
+    def unreadable(self, job_uid: str) -> tuple[str, ...]:
+        """Return why objects that the job of this UID controls cannot be read, one sentence for each of them."""
+        pods = (self._pods[uid].content for uid in self._pods_of.get(job_uid, ()))
+        workloads = (self._workloads[uid].content for uid in self._workloads_of.get(job_uid, ()))
+        problems = [*(p.problem for p in pods if p.owned), *(w.problem for w in workloads)]
+        return tuple(sorted(filter(None, problems)))
 
     def warnings(self, nodes: Iterable[str]) -> dict[str, NodeWarning]:
         """Return the warnings of those of these nodes that have one."""
@@ -131,7 +146,8 @@ class WatchCache:
         moved = self._set_topology(name, topology) and self.nodes_watched is not None
         if warning != before or moved:
             for entry in self._pods.values():
-                if entry.content.pod.node == name or name in entry.content.pod.avoided_nodes:
+                pod = entry.content.pod
+                if pod is not None and (pod.node == name or name in pod.avoided_nodes):
                     self.on_event(entry.key)
 
     def _set_topology(self, name: str, topology: tuple[str, ...]) -> bool:
@@ -183,8 +199,10 @@ class WatchCache:
             self._drop_workload(uid)
         elif _is_newer(self._workloads.get(uid), raw):
             owner = job_uid if is_owned(raw, job_uid) else ""
+            before = self._workloads.get(uid)
+            workload, problem = parse_or_skip(parse_workload, "Workload", raw, before.content.problem if before else "")
             self._drop_workload(uid)
-            self._workloads[uid] = _Entry(key, _version(raw), _OwnedWorkload(owner, parse_workload(raw)))
+            self._workloads[uid] = _Entry(key, _version(raw), _OwnedWorkload(owner, workload, problem))
             self._workloads_of.setdefault(owner, set()).add(uid)
         self._announce(key, self._workloads.get(uid))
 
@@ -238,11 +256,13 @@ class WatchCache:
         if _is_newer(self._pods.get(uid), raw):
             key = (text(raw, "metadata", "namespace"), text(raw, "metadata", "labels", Label.JOB_NAME))
             job_uid = text(raw, "metadata", "labels", Label.JOB_UID)
-            pod = _LabelledPod(
-                job_uid, is_owned(raw, job_uid), text(raw, "metadata", "labels", Label.ROLE), parse_pod(raw)
-            )
+            before = self._pods.get(uid)
+            pod, problem = parse_or_skip(parse_pod, "pod", raw, before.content.problem if before else "")
+            role = text(raw, "metadata", "labels", Label.ROLE)
             self._drop_pod(uid)
-            self._pods[uid] = _Entry(key, _version(raw), pod)
+            self._pods[uid] = _Entry(
+                key, _version(raw), _LabelledPod(job_uid, is_owned(raw, job_uid), role, pod, problem)
+            )
             self._pods_of.setdefault(job_uid, set()).add(uid)
 
     def _drop_job(self, uid: str) -> None:
@@ -276,5 +296,4 @@ def _key(raw: Raw) -> JobKey:
 
 
 def _version(raw: Raw) -> int:
-    found = text(raw, "metadata", "resourceVersion")
-    return int(found) if found.isascii() and found.isdigit() else 0
+    return whole_number(text(raw, "metadata", "resourceVersion"))

@@ -65,11 +65,25 @@ def dumps(value: object) -> bytes:
 
 
 def loads(data: bytes) -> Any:
-    """Return the JSON value in `data`. MessageError: `data` is not JSON."""
+    """Return the JSON value in `data`. MessageError: `data` is not JSON.
+
+    Half of a surrogate pair in a text becomes `?`: no UTF-8 has it, so it could be neither hashed nor sent on.
+    """
     try:
-        return json.loads(data)
+        value = json.loads(data)
+        return _without_surrogates(value) if b"\\u" in data else value
     except (ValueError, RecursionError) as error:
         raise MessageError(f"not JSON: {error}") from None
+
+
+def _without_surrogates(value: Any) -> Any:
+    if isinstance(value, str):
+        return value if value.isascii() else value.encode(errors="replace").decode()
+    if isinstance(value, list):
+        return [_without_surrogates(item) for item in value]
+    if isinstance(value, dict):
+        return {_without_surrogates(name): _without_surrogates(item) for name, item in value.items()}
+    return value
 
 
 @dataclass(frozen=True)

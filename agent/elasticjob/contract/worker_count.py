@@ -117,7 +117,7 @@ def own_torchrun_workers(command: Sequence[str], env: Mapping[str, str]) -> int 
 
 
 def _is_number(text: str) -> bool:
-    return text.isascii() and text.isdigit() and 1 <= int(text[:9]) <= MAX_WORKERS
+    return text.isascii() and text.isdigit() and len(text) < 10 and 1 <= int(text) <= MAX_WORKERS
 
 
 def _number_of(text: str, devices: Devices, name: str) -> int:
@@ -137,13 +137,12 @@ def _number_of(text: str, devices: Devices, name: str) -> int:
 
 def quantity(value: Any) -> float:
     """Return a Kubernetes quantity (`500m`, `4`, `2Gi`) as a number; 0 for any other value."""
-    if isinstance(value, (int, float)) and not isinstance(value, bool):
-        return float(value)
-    if not isinstance(value, str):
+    if isinstance(value, bool) or not isinstance(value, (int, float, str)):
         return 0.0
-    number = value.rstrip("numkKMGTPEi")
+    number = value.rstrip("numkKMGTPEi") if isinstance(value, str) else value
+    suffix = value[len(number) :] if isinstance(value, str) and isinstance(number, str) else ""
     try:
-        amount = float(number) * _SUFFIXES[value[len(number) :]]
-    except (ValueError, KeyError):
+        amount = float(number) * _SUFFIXES[suffix]
+    except (ValueError, KeyError, OverflowError):
         return 0.0
     return amount if math.isfinite(amount) else 0.0

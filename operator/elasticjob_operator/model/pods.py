@@ -13,7 +13,7 @@ from elasticjob.contract import codec
 from elasticjob.contract.failure_rules import PodCondition
 from elasticjob.contract.messages import InRound, Outcome, Termination
 from elasticjob.contract.names import GROUP, Label, RoundId
-from elasticjob_operator.model.raw import Raw, integer, mapping, moment, objects, text
+from elasticjob_operator.model.raw import Raw, integer, mapping, moment, objects, text, whole_number
 from elasticjob_operator.model.spec import TRAINER
 
 AVOIDED_NODES = f"{GROUP}/avoids"
@@ -165,17 +165,13 @@ def parse_pod(raw: Raw) -> Pod:
         conditions=frozenset(PodCondition(text(c, "type"), text(c, "status")) for c in objects(status, "conditions")),
         avoided_nodes=frozenset(filter(None, avoided.split(","))),
         memory_limit=_memory_limit(raw),
-        failed_starts=_number(text(raw, "metadata", "annotations", FAILED_STARTS)),
+        failed_starts=whole_number(text(raw, "metadata", "annotations", FAILED_STARTS)),
         end=_end(raw),
     )
 
 
 def _label(raw: Raw, name: str) -> int:
-    return _number(text(raw, "metadata", "labels", name))
-
-
-def _number(value: str) -> int:
-    return int(value) if value.isascii() and value.isdigit() else 0
+    return whole_number(text(raw, "metadata", "labels", name))
 
 
 def _condition(status: Raw, kind: str, value: str) -> Raw | None:
@@ -285,7 +281,7 @@ def _container_end(terminated: Raw) -> TrainerEnd:
 
 def _termination(message: str) -> Termination | None:
     try:
-        return codec.parse(Termination, codec.loads(message.encode()))
+        return codec.parse(Termination, codec.loads(message.encode(errors="replace")))
     except codec.MessageError:
         return None
 
@@ -293,5 +289,5 @@ def _termination(message: str) -> Termination | None:
 def _killed_in(message: str) -> RoundId | None:
     """Return the round in which an agent was killed that could write no termination message; None if it was in none."""
     with contextlib.suppress(codec.MessageError):
-        return codec.parse(InRound, codec.loads(message.encode())).round
+        return codec.parse(InRound, codec.loads(message.encode(errors="replace"))).round
     return None

@@ -8,7 +8,18 @@ from enum import Enum
 
 from elasticjob.contract.messages import FailureClass
 from elasticjob.contract.names import RoundId
-from elasticjob_operator.model.raw import Raw, at, integer, mapping, moment, objects, sequence, text
+from elasticjob_operator.model.raw import (
+    Raw,
+    at,
+    integer,
+    is_number,
+    mapping,
+    moment,
+    objects,
+    sequence,
+    text,
+    whole_number,
+)
 
 LOST_NODE_SECONDS = 86400.0
 """Seconds for which a lost node is avoided at most: by then its kubelet renews its lease again, or Kubernetes has
@@ -209,12 +220,12 @@ def _optional(raw: Raw, *path: str) -> int | None:
 
 def _incarnations(listed: str) -> tuple[int, ...]:
     parts = listed.split(",") if listed else []
-    return tuple(int(part) if part.isascii() and part.isdigit() else 0 for part in parts)
+    return tuple(map(whole_number, parts))
 
 
 def _scaled_down(raw: Raw) -> ScaledDown | None:
     listed = text(raw, "scaledDown", "indices")
-    indices = frozenset(int(i) for i in listed.split(",") if i.isascii() and i.isdigit())
+    indices = frozenset(map(whole_number, filter(is_number, listed.split(","))))
     return ScaledDown(integer(raw, "scaledDown", "replicas"), indices) if indices else None
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from elasticjob.contract.failure_text import REASON_BY_CLASS
 from elasticjob.contract.messages import EndReason
@@ -170,7 +170,17 @@ def _store_problem(job: JobContext) -> str:
 
 
 def running(job: JobContext) -> Condition:
-    """Return whether workers train; if not, the first problem that prevents it."""
+    """Return whether workers train; if not, the first problem that prevents it. Objects that cannot be read are named
+    in any case."""
+    found = _running(job)
+    return replace(found, message="; ".join((found.message, *job.ctx.observed.unreadable[:_MAX_UNREADABLE])))
+
+
+_MAX_UNREADABLE = 3
+"""Objects that cannot be read and that the condition names."""
+
+
+def _running(job: JobContext) -> Condition:
     if (inactive := _inactive(job)) is not None:
         return inactive
     if job.world.formed:

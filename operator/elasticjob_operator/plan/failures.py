@@ -130,7 +130,6 @@ def describe_record(record: dict[str, Any]) -> str:
 
 
 def _record(**values: Any) -> dict[str, Any]:
-    record = {name: value for name, value in values.items() if value not in (None, "")}
-    if "message" in record:
-        record["message"] = record["message"][:MAX_MESSAGE]
-    return record
+    """Return the values that are known. Texts come from pods and their stores: each is cut."""
+    known = {name: value for name, value in values.items() if value not in (None, "")}
+    return {name: value[:MAX_MESSAGE] if isinstance(value, str) else value for name, value in known.items()}

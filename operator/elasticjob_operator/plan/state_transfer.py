@@ -7,6 +7,9 @@ from typing import Any
 from elasticjob_operator.model.raw import mapping, timestamp
 from elasticjob_operator.plan.conditions import JobContext
 
+_SHORTEST = 1e-6
+"""Seconds of a transfer at least: the rank that measured them is not trusted, and it may have sent none."""
+
 
 def state_transfer(job: JobContext) -> dict[str, Any] | None:
     """Return the field; None if no rank has ever received a state. The last one stays until the next transfer."""
@@ -19,7 +22,7 @@ def state_transfer(job: JobContext) -> dict[str, Any] | None:
         "pod": transfer.pod,
         "bytes": received.size,
         "seconds": round(received.seconds, 3),
-        "gigabytesPerSecond": round(received.size / received.seconds / 1e9, 2),
+        "gigabytesPerSecond": round(received.size / max(received.seconds, _SHORTEST) / 1e9, 2),
         "interface": received.interface,
         "time": timestamp(transfer.time),
     }

@@ -273,7 +273,7 @@ def current_conditions(job: JobContext) -> dict[ConditionType, Condition]:
 def _written_conditions(job: JobContext, current: dict[ConditionType, Condition]) -> list[dict[str, Any]]:
     """Return metav1.Conditions; conditions of types that this operator does not know stay as they are."""
     known = {kind.value for kind in ConditionType}
-    others = [dict(c) for c in objects(job.ctx.status.raw, "conditions") if c.get("type") not in known]
+    others = [dict(c) for c in objects(job.ctx.status.raw, "conditions") if text(c, "type") not in known]
     written = [_written(job, kind, current[kind]) for kind in ConditionType if kind in current]
     return written + others
 

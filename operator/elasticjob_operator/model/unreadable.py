@@ -1,0 +1,36 @@
+"""Objects that cannot be read: skipped and logged, so that an object of one tenant never stops the jobs of all.
+
+The functions of this package raise for no object that we know of (`tests/unit/operator/test_hostile_objects.py`). The
+operator lists the objects of all namespaces in one go and watches them in one task, so an exception for one of them
+would end the operator at each start.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import TypeVar
+
+from elasticjob_operator.model.raw import Raw, text
+
+T = TypeVar("T")
+
+log = logging.getLogger(__name__)
+
+MAX_PROBLEM = 300
+"""Characters of a problem: the exception may quote the object."""
+
+
+def parse_or_skip(parse: Callable[[Raw], T], kind: str, raw: Raw, known: str = "") -> tuple[T | None, str]:
+    """Return the parsed object and ""; None and why it cannot be read, a sentence that names it, if `parse` raises.
+
+    The problem is logged, unless it is `known`: the one that this function has returned for the object before.
+    """
+    try:
+        return parse(raw), ""
+    except Exception as error:  # whatever it is, it concerns this object only
+        namespace, name = text(raw, "metadata", "namespace"), text(raw, "metadata", "name")
+        problem = f"{kind} {name} cannot be read, and is ignored: {type(error).__name__}: {error}"[:MAX_PROBLEM]
+        if problem != known:
+            log.error("%s: %s", namespace or "cluster", problem)
+        return None, problem
