@@ -167,6 +167,30 @@ machine.decide, runner.Agent._do, runner.Agent._connect = decide_to_fail, fail, 
 sys.exit(main(command))
 """
 
+SUCCEEDS_AND_BREAKS = (
+    BREAK_AN_EFFECT.partition("decide, carry_out =")[0].partition("effect =")[0]
+    + """
+close = runner.Agent._close
+
+async def joins(self):
+    self._dispatch(events.Received(start))
+    while self._state.round is None or not self._workers._running:
+        await asyncio.sleep(0.01)
+    self._dispatch(events.Received(messages.Finish(messages.Outcome.LEFT, "NodeLeft")))
+    await asyncio.Event().wait()
+
+def fail():
+    raise RuntimeError("broken at the end")
+
+async def close_and_fail(self):
+    self._loop.call_soon(fail)
+    await close(self)
+
+runner.Agent._connect, runner.Agent._close = joins, close_and_fail
+sys.exit(main(command))
+"""
+)
+
 WRITES = """
 import os, sys, time
 open(sys.argv[1] + ".new", "w").write(str(os.getpid()))
@@ -176,9 +200,7 @@ while True:
 """
 
 
-@pytest.mark.parametrize("effect", [kind.__name__ for kind in get_args(effects.Effect)])
-def test_an_agent_whose_effect_fails_ends_and_leaves_no_worker(effect: str, tmp_path: Path) -> None:
-    log, pid = tmp_path / "termination", tmp_path / "pid"
+def run_agent(program: str, target: str, log: Path, command: list[str]) -> subprocess.CompletedProcess[str]:
     env = {
         **os.environ,
         "PYTHONPATH": CODE_ROOT,
@@ -191,8 +213,21 @@ def test_an_agent_whose_effect_fails_ends_and_leaves_no_worker(effect: str, tmp_
         Env.PRELOAD: "",
         Env.TERMINATION_LOG: str(log),
     }
-    argv = [sys.executable, "-c", BREAK_AN_EFFECT, effect, *script(tmp_path, WRITES), str(pid)]
-    done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=60, check=False)
+    argv = [sys.executable, "-c", program, target, *command]
+    return subprocess.run(argv, env=env, capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_an_error_in_the_clean_up_changes_no_outcome(tmp_path: Path) -> None:
+    log = tmp_path / "termination"
+    done = run_agent(SUCCEEDS_AND_BREAKS, "Log", log, [*script(tmp_path, WRITES), str(tmp_path / "pid")])
+    assert "RuntimeError: broken at the end" in done.stderr
+    assert (done.returncode, json.loads(log.read_text())["outcome"]) == (143, "Left"), done.stderr
+
+
+@pytest.mark.parametrize("effect", [kind.__name__ for kind in get_args(effects.Effect)])
+def test_an_agent_whose_effect_fails_ends_and_leaves_no_worker(effect: str, tmp_path: Path) -> None:
+    log, pid = tmp_path / "termination", tmp_path / "pid"
+    done = run_agent(BREAK_AN_EFFECT, effect, log, [*script(tmp_path, WRITES), str(pid)])
     assert done.returncode == 70, done.stderr
     assert "in fail\n" in done.stderr  # the traceback
     termination = json.loads(log.read_text())

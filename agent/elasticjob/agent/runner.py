@@ -117,6 +117,8 @@ class Agent:
         """When this machine ends, as it is announced; loop time."""
         self._error: BaseException | None = None
         """The error of the agent itself that ends it."""
+        self._closing = False
+        """Whether the outcome is known and the agent cleans up."""
         self._task: asyncio.Task[object] | None = None
         """The task of `run`."""
         self._saving = False
@@ -166,6 +168,7 @@ class Agent:
                 self._write_torch_events(exit_)
                 await self._save_state(exit_)
             finally:
+                self._closing = True
                 await self._close_in_time()
                 if self._error is not None:  # whatever is left must not go on to write
                     kill(descendants(os.getpid()))
@@ -306,12 +309,12 @@ class Agent:
 
     def _fail(self, error: BaseException) -> None:
         """End the agent after an error that nothing handled: what it has left undone is unknown."""
-        if self._error is not None:
+        if self._error is not None or self._closing:  # the clean-up has a time limit, and the outcome is written
             return
         self._error = error
         if not self._finished.done():
             self._finished.set_exception(error)
-        elif self._task is not None:  # it saves the state, or cleans up
+        elif self._task is not None:  # it saves the state, and may wait for what never comes
             self._task.cancel()
 
     def _do(self, effect: Effect) -> None:
