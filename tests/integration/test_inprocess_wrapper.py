@@ -463,6 +463,19 @@ from elasticjob.inprocess import call_wrapper, log_setup
 run("string", other_annotations)
 run("restart", once)
 run("no-abort", once, abort=None)
+
+def asks_for_a_restart(call: CallWrapper):
+    if call.iteration == 0:
+        raise RankShouldRestart
+    return call.iteration
+run("asks", asks_for_a_restart, **seconds(soft_timeout=1000, hard_timeout=2000, barrier_timeout=3000))
+
+import gc
+gc.disable()
+open_files = len(os.listdir("/proc/self/fd"))
+run("again", lambda: 1)
+say("more descriptors after a call:", len(os.listdir("/proc/self/fd")) - open_files)
+gc.enable()
 run("abort", once, abort=hook(Abort, fail))
 run("finalize", once, finalize=hook(Finalize, fail))
 run("health", once, health_check=hook(HealthCheck, lambda state, error: fail() if error else None))
@@ -545,7 +558,9 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         ("restart", "returned 1"),
         ("no-abort", "returned 1"),
         ("abort", "returned 1"),
-        ("finalize", "raised InternalError because of ValueError"),
+        ("asks", "returned 1"),
+        ("again", "returned 1"),
+        ("finalize", "raised ValueError because of NoneType"),
         ("health", "raised HealthCheckError because of ValueError"),
         ("health-at-start", "raised HealthCheckError because of ValueError"),
         ("assignment", "raised RestartError because of NoneType"),
@@ -557,7 +572,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         ("monitor", "returned True"),
         ("nested", "raised RestartAbort because of NoneType"),
         ("thread", "raised RuntimeError because of NoneType"),
-        ("initialized", "raised RuntimeError because of NoneType"),
+        ("initialized", "raised ValueError because of NoneType"),
         ("construction", "raised TypeError because of NoneType"),
         ("after", "returned 1"),
         ("times", "returned 1"),
@@ -570,6 +585,10 @@ def test_how_a_call_of_a_single_rank_ends(alone: dict[str, str], scenario: str, 
 
 def test_the_end_of_a_monitor_process_is_recorded(alone: dict[str, str]) -> None:
     assert "records 0:MONITOR_PROCESS" in alone["text"].splitlines()
+
+
+def test_a_call_releases_the_connections_of_its_store_without_a_garbage_collection(alone: dict[str, str]) -> None:
+    assert "more descriptors after a call: 0" in alone["text"].splitlines()
 
 
 def test_an_interrupted_construction_leaves_nothing_behind(alone: dict[str, str]) -> None:

@@ -200,10 +200,12 @@ def test_an_unknown_handler_is_refused() -> None:
 
 
 def test_only_this_user_can_read_the_temporary_file() -> None:
-    backend, _ = create_backend(params("", store_type="file"))
+    backend, store = create_backend(params("", store_type="file"))
     path = backend._cell._path
     try:
-        assert path.stat().st_mode & 0o777 == 0o600
+        store.set("key", "value")
+        for file in (path, Path(f"{path}.keys")):
+            assert file.stat().st_mode & 0o777 == 0o600
         assert backend.set_state(b"x")[2]
     finally:
         path.unlink()

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from elasticjob.inprocess.attribution import Interruption, InterruptionRecord
     from elasticjob.inprocess.call_wrapper import CallWrapper
     from elasticjob.inprocess.completion import Completion
-    from elasticjob.inprocess.composition import compose
+    from elasticjob.inprocess.composition import Compose, compose
     from elasticjob.inprocess.exception import HealthCheckError, InternalError, RestartAbort, RestartError
     from elasticjob.inprocess.finalize import Finalize, ThreadedFinalize
     from elasticjob.inprocess.health_check import CudaHealthCheck, FaultCounter, HealthCheck
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from elasticjob.inprocess.interruption import RankShouldRestart
     from elasticjob.inprocess.rank_assignment import (
         FillGaps,
+        FilterGroupedByKey,
         Layer,
         RankAssignment,
         ShiftRanks,
@@ -24,7 +25,12 @@ if TYPE_CHECKING:
         Tree,
         WholeNodes,
     )
-    from elasticjob.inprocess.rank_filter import ActiveWorldSizeDivisibleBy, MaxActiveWorldSize, RankFilter
+    from elasticjob.inprocess.rank_filter import (
+        ActiveWorldSizeDivisibleBy,
+        MaxActiveWorldSize,
+        RankFilter,
+        WorldSizeDivisibleBy,
+    )
     from elasticjob.inprocess.state import State, Status
     from elasticjob.inprocess.store import PrefixStore, TCPStore
     from elasticjob.inprocess.store_mixin import StoreMixin
@@ -37,9 +43,11 @@ _MODULES = {
     "ActiveWorldSizeDivisibleBy": "rank_filter",
     "CallWrapper": "call_wrapper",
     "Completion": "completion",
+    "Compose": "composition",
     "CudaHealthCheck": "health_check",
     "FaultCounter": "health_check",
     "FillGaps": "rank_assignment",
+    "FilterGroupedByKey": "rank_assignment",
     "Finalize": "finalize",
     "HealthCheck": "health_check",
     "HealthCheckError": "exception",
@@ -66,6 +74,7 @@ _MODULES = {
     "ThreadedFinalize": "finalize",
     "Tree": "rank_assignment",
     "WholeNodes": "rank_assignment",
+    "WorldSizeDivisibleBy": "rank_filter",
     "Wrapper": "wrapper",
     "compose": "composition",
 }
@@ -76,9 +85,11 @@ __all__ = [
     "ActiveWorldSizeDivisibleBy",
     "CallWrapper",
     "Completion",
+    "Compose",
     "CudaHealthCheck",
     "FaultCounter",
     "FillGaps",
+    "FilterGroupedByKey",
     "Finalize",
     "HealthCheck",
     "HealthCheckError",
@@ -105,6 +116,7 @@ __all__ = [
     "ThreadedFinalize",
     "Tree",
     "WholeNodes",
+    "WorldSizeDivisibleBy",
     "Wrapper",
     "compose",
 ]

@@ -142,6 +142,7 @@ class CallWrapper:
     def _connect(self) -> None:
         self._prefix = f"call/{next(_calls)}"
         self._base_store = self._create_store()
+        self._cleanup.callback(self._forget_store)
         self._link = self._open_link()
         self._monitor_link = self._open_link()
         self._cleanup.callback(lambda: _close(self._link))
@@ -151,6 +152,11 @@ class CallWrapper:
         store.set_initial_rank(state.rank, state.initial_rank, host_name())
         store.initial_barrier(state.rank, state.world_size, self._times.barrier_timeout)
         self._state = replace(state, store=self._base_store.with_prefix(self._prefix))
+
+    def _forget_store(self) -> None:
+        """Release the store's connection now: cycles of objects would keep it until the next garbage collection."""
+        self._state, self._place = replace(self._state, store=None), None
+        del self._base_store
 
     def _create_store(self) -> StoreMixin:
         store: StoreMixin = self._wrapper.store_factory(**self._wrapper.store_kwargs)
@@ -272,6 +278,12 @@ class CallWrapper:
                 log.exception("rank %d: exception in iteration %d", self._state.rank, self.iteration)
                 errors.append(error)
                 store.record_interrupted(InterruptionRecord(self._state.rank, Interruption.EXCEPTION))
+        except RankShouldRestart:
+            if self._interrupter.pending:
+                raise
+            self._watchdog.reset()  # the function has raised it itself: it asks for a restart
+            log.warning("rank %d: its function asks for a restart in iteration %d", self._state.rank, self.iteration)
+            store.record_interrupted(InterruptionRecord(self._state.rank, Interruption.EXCEPTION))
         self._wait_for_restart()
         raise errors[0] if errors else InternalError("the iteration was interrupted")
 
@@ -336,9 +348,9 @@ class CallWrapper:
                 wrapper.abort.after_function()
             if wrapper.finalize is not None:
                 wrapper.finalize(self._state, error)
-        except Exception as failed:
+        except Exception:
             log.exception("rank %d: its finalize failed", self._state.rank)
-            raise InternalError(f"the finalize of rank {self._state.rank} failed: {failed}") from failed
+            raise
 
     def _check_health(self, error: Exception | None) -> None:
         if self._wrapper.health_check is None:
@@ -488,7 +500,7 @@ def _check_process() -> None:
     if threading.current_thread() is not threading.main_thread():
         raise RuntimeError("call the wrapped function in the main thread: restarts are raised there")
     if dist.is_initialized():
-        raise RuntimeError(
+        raise ValueError(
             "torch.distributed is initialized already: call init_process_group in the wrapped function, "
             "or destroy_process_group before its call"
         )

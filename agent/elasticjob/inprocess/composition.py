@@ -40,6 +40,11 @@ def compose(*hooks: Any) -> Any:
     raise TypeError(f"compose needs hooks derived from one of {kinds}; {hooks[0]!r} is not")
 
 
+def Compose(*hooks: Any) -> Any:  # noqa: N802  (the name in NVIDIA's wrapper)
+    """Return `compose` of the hooks in reverse: as in NVIDIA's wrapper, `Compose(a, b, c)(x)` is `a(b(c(x)))`."""
+    return compose(*reversed(hooks))
+
+
 def _checked(hooks: Sequence[Any], *bases: type) -> Sequence[Any]:
     for hook in hooks:
         if not isinstance(hook, bases):

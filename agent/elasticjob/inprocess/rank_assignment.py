@@ -5,6 +5,7 @@ The rules are pure functions of the members: every rank computes the same arrang
 
 from __future__ import annotations
 
+import itertools
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -171,6 +172,36 @@ class WholeNodes(ArrangedRanks):
 
     def arrange(self, members: Sequence[RankPlace], terminated: AbstractSet[int]) -> Arrangement:
         return self._tree.arrange(members, terminated)
+
+
+_filters = itertools.count()
+"""Numbers of the filters of this process. All ranks create the same ones, and each filter has its own keys."""
+
+
+class FilterGroupedByKey(RankAssignment):
+    """Terminates all remaining ranks of a group, if their number is wrong. Another rank assignment must follow.
+
+    For example `compose(FilterGroupedByKey(lambda _: socket.gethostname(), lambda n: n == 8), ShiftRanks())`
+    leaves out each machine that has lost a rank. A rank that is left out ends with `RestartError`.
+    """
+
+    def __init__(self, key_or_fn: str | Callable[[State], str], condition: Callable[[int], bool]) -> None:
+        """`key_or_fn`: the key of this rank's group, or a function that returns it.
+
+        `condition`: whether a group with so many remaining ranks stays.
+        """
+        self._key = key_or_fn
+        self._condition = condition
+        self._number = next(_filters)
+
+    def __call__(self, state: State, terminated_ranks: set[int]) -> tuple[State, set[int]]:
+        key, store = self._key(state) if callable(self._key) else self._key, state.store
+        store.set(f"group-key/{self._number}/{state.rank}", key)
+        alive = [rank for rank in range(state.world_size) if rank not in terminated_ranks]
+        keys = [bytes(store.get(f"group-key/{self._number}/{rank}")) for rank in alive]
+        sizes = Counter(keys)
+        wrong = {rank for rank, key in zip(alive, keys, strict=True) if not self._condition(sizes[key])}
+        return state, terminated_ranks | wrong
 
 
 def _neighbours(members: Sequence[RankPlace], layers: Sequence[Layer]) -> list[RankPlace]:

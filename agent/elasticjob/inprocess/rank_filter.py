@@ -32,13 +32,17 @@ class MaxActiveWorldSize(RankFilter):
 class ActiveWorldSizeDivisibleBy(RankFilter):
     """Activates as many ranks as `divisor` divides, so that each tensor or pipeline parallel group is complete."""
 
-    def __init__(self, divisor: int) -> None:
+    def __init__(self, divisor: int = 1) -> None:
         _check_positive("divisor", divisor)
         self._divisor = divisor
 
     def __call__(self, state: State) -> State:
         active = _active(state)
         return state.activate(active - active % self._divisor)
+
+
+class WorldSizeDivisibleBy(ActiveWorldSizeDivisibleBy):
+    """`ActiveWorldSizeDivisibleBy` under its former name in NVIDIA's wrapper."""
 
 
 def _active(state: State) -> int:

@@ -6,11 +6,13 @@ A server inside the rank would end with it, and stop when it is stopped.
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import os
 import socket
 import subprocess
 import sys
+import time
 
 from elasticjob.code_root import CODE_ROOT
 from elasticjob.daemon_threads import run_without_joining
@@ -22,8 +24,10 @@ from elasticjob.store.server import StoreServer
 
 _BACKLOG = 4096
 """Connections that wait until the server accepts them."""
-_CHECK_INTERVAL = 0.2
-"""Seconds between two checks for connections once the rank has ended."""
+_CHECK_INTERVAL = 0.02
+"""Seconds between two checks for connections once the rank has ended: the next job may need the port at once."""
+_BIND_TIMEOUT = 5.0
+"""Seconds that the server of the last job has to release the port."""
 
 _servers: dict[int, tuple[int, subprocess.Popen[bytes]]] = {}
 """Servers that this process has started, by port, with the end of the pipe that shows that this process runs."""
@@ -76,3 +80,15 @@ async def _serve(listener: socket.socket, parent: int) -> None:
     while server.open_connections:  # noqa: ASYNC110  (the server has no event for it)
         await asyncio.sleep(_CHECK_INTERVAL)
     await server.close()
+
+
+def _listen(port: int) -> socket.socket:
+    """Return a listening socket. A port that is in use is tried again for a while."""
+    deadline = time.monotonic() + _BIND_TIMEOUT
+    while True:
+        try:
+            return listen_on_all_addresses(port, backlog=_BACKLOG)
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE or time.monotonic() >= deadline:
+                raise
+            time.sleep(_CHECK_INTERVAL)

@@ -206,9 +206,13 @@ def _file_backend(params: RendezvousParameters) -> tuple[ElasticJobRendezvousBac
 
 
 def _temporary_file() -> Path:
-    """Create an empty file that only this user can read and write, and return its path."""
+    """Create an empty file, and the one for the process groups, for this user only; return the path of the first.
+
+    torch would create the second one for all users to read, under a name that they can predict.
+    """
     try:
         descriptor, name = tempfile.mkstemp(prefix="elasticjob-")
+        os.close(os.open(f"{name}.keys", os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600))
     except OSError as error:
         raise RendezvousError(f"cannot create a temporary file for the rendezvous: {error}") from error
     os.close(descriptor)

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elasticjob.inprocess.composition import compose
+from elasticjob.inprocess.composition import Compose, compose
 from elasticjob.inprocess.rank_assignment import (
     ArrangedRanks,
     FillGaps,
+    FilterGroupedByKey,
     Layer,
     RankPlace,
     ShiftRanks,
@@ -17,7 +23,12 @@ from elasticjob.inprocess.rank_assignment import (
     Tree,
     WholeNodes,
 )
-from elasticjob.inprocess.rank_filter import ActiveWorldSizeDivisibleBy, MaxActiveWorldSize, RankFilter
+from elasticjob.inprocess.rank_filter import (
+    ActiveWorldSizeDivisibleBy,
+    MaxActiveWorldSize,
+    RankFilter,
+    WorldSizeDivisibleBy,
+)
 from elasticjob.inprocess.state import State, Status
 from support.dict_store import DictStore
 
@@ -158,3 +169,61 @@ def test_filters_follow_a_rank_assignment_that_left_spares() -> None:
 def test_wrong_arguments_are_refused(make: object, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         make()  # type: ignore[operator]
+
+
+class SharedStates:
+    """The states of all ranks, each called with the same assignment, in threads as they wait for each other."""
+
+    def __init__(self, hosts: Sequence[str]) -> None:
+        self._hosts, store = hosts, DictStore()
+        self.states = [replace(state(rank, len(hosts)).activate_all_ranks(), store=store) for rank in range(len(hosts))]
+
+    def key(self, rank_state: State) -> str:
+        return self._hosts[rank_state.rank]
+
+    def assign(self, assignment: Any, terminated: set[int]) -> dict[int, tuple[State, set[int]]]:
+        with ThreadPoolExecutor(len(self._hosts)) as pool:
+            alive = [each for each in self.states if each.rank not in terminated]
+            return {
+                each.rank: outcome
+                for each, outcome in zip(alive, pool.map(lambda s: assignment(s, set(terminated)), alive), strict=True)
+            }
+
+
+def test_a_filter_by_key_terminates_groups_of_the_wrong_size_and_composes_in_nvidias_order_too() -> None:
+    shared = SharedStates(["a", "a", "b", "b", "c", "c"])
+    first = FilterGroupedByKey(shared.key, lambda count: count == 2)
+    both = (compose(first, ShiftRanks()), Compose(ShiftRanks(), FilterGroupedByKey(shared.key, lambda n: n == 2)))
+    for assignment in both:
+        found = shared.assign(assignment, {1})
+        assert {rank: (after.rank, after.world_size) for rank, (after, _) in found.items() if rank > 1} == {
+            2: (0, 4), 3: (1, 4), 4: (2, 4), 5: (3, 4)
+        }  # fmt: skip
+        assert found[0][0].status is Status.TERMINATED
+        assert all(left == set() for _, left in found.values())
+    alone = shared.assign(FilterGroupedByKey("one group", lambda count: count > 5), set())
+    assert all(left == set() for _, left in alone.values())
+
+
+def test_the_former_name_of_a_filter_divides_the_active_ranks() -> None:
+    assert WorldSizeDivisibleBy(4)(state(5, 6)).status is Status.INACTIVE
+    assert WorldSizeDivisibleBy()(state(5, 6)).status is Status.ACTIVE
+
+
+def test_stable_ranks_look_at_each_rank_a_few_times_only() -> None:
+    """16,384 ranks took 10.5 s when each was searched for in the tuple of all others."""
+
+    class Counted(int):
+        compared = 0
+
+        def __eq__(self, other: object) -> bool:
+            Counted.compared += 1
+            return int.__eq__(self, other)
+
+        __hash__ = int.__hash__
+
+    size = 400
+    ranks = [RankPlace(Counted(rank), rank, "") for rank in range(size)]
+    arrangement = StableRanks(size // 2).arrange(ranks, {0})
+    assert sorted(arrangement.order) == list(range(1, size))
+    assert Counted.compared < 20 * size

@@ -57,7 +57,7 @@ def recorded_reads(read: set[str]) -> Iterator[None]:
         environ.__class__ = plain
 
 
-def watch(read: frozenset[str], preloaded: frozenset[str], start: ProcessStart) -> None:
+def watch_early_variables(read: frozenset[str], preloaded: frozenset[str], start: ProcessStart) -> None:
     """Watch os.environ until a module of `preloaded` (top-level names) is imported.
 
     `read`: the variables that the preloaded modules have read.

@@ -87,7 +87,7 @@ def prepare_fork() -> None:
 def run_program(command: Program, read: frozenset[str] = frozenset(), preloaded: frozenset[str] = frozenset()) -> None:
     """Run the user's program as `__main__`, in a process that has called `prepare_fork`.
 
-    `read` and `preloaded`: see `early_variables.watch`.
+    `read` and `preloaded`: see `early_variables.watch_early_variables`.
 
     On success this returns or raises SystemExit as the program does. This ends the process if the program fails, or
     succeeds and leaves a process group.
@@ -103,7 +103,7 @@ def run_program(command: Program, read: frozenset[str] = frozenset(), preloaded:
     atexit.register(script.record_success)  # it runs after the functions that the program registers
     sys.orig_argv[:] = command.argv
     if preloaded:
-        early_variables.watch(read, preloaded, _start_by_exec(command))
+        early_variables.watch_early_variables(read, preloaded, _start_by_exec(command))
     end = _run_to_end(command)  # its frames are gone now, so that nothing but sys.modules refers to the program
     if end.interrupted:
         _end_by_interrupt()
