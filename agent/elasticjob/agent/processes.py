@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 
+from elasticjob.contract.names import Env
+
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _FLAGS, _THREADS, _EXIT_CODE = 6, 17, 49
@@ -79,8 +81,13 @@ def signal_group(leader: int, number: signal.Signals) -> None:
 
 
 def descendants(root: int, *, without: Iterable[int] = ()) -> set[int]:
-    """Return the live processes below `root`, without the processes in `without` and their descendants."""
+    """Return the live processes below `root`, without the processes in `without` and their descendants.
+
+    Processes of `kubectl exec` that have lost their parent are children of the agent, and are no descendants of it.
+    """
     excluded, found, todo = set(without), set[int](), [root]
+    if root == os.getpid():
+        excluded |= {pid for pid in _children(root) if _entered_container(pid)}
     while todo:
         for child in _children(todo.pop()):
             if child not in excluded and child not in found:
@@ -175,6 +182,14 @@ def open_files(process: Path) -> dict[str, str]:
             with suppress(OSError):  # closed since; the listing's own descriptor is
                 found[descriptor.name] = str(descriptor.readlink())
     return found
+
+
+def _entered_container(pid: int) -> bool:
+    """Return whether a process has the container's own variables: the agent takes its key out of those of workers."""
+    try:
+        return f"\0{Env.NODE_KEY}=".encode() in b"\0" + Path(f"/proc/{pid}/environ").read_bytes()
+    except OSError:
+        return False
 
 
 def _children(pid: int) -> list[int]:
