@@ -6,13 +6,13 @@ so the setting would have no effect. Until the script imports a preloaded module
 
 from __future__ import annotations
 
-import builtins
 import os
 import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import BuiltinFunctionType, FrameType, FunctionType, ModuleType
 from typing import Any, NamedTuple, NoReturn
 
 from elasticjob.contract.names import early_variable_file
@@ -29,6 +29,9 @@ READ_BY_NATIVE_CODE = (
 
 Source: the calls of `getenv` in `import torch, torch._dynamo, torch.distributed, numpy` (torch 2.15, LD_PRELOAD of a
 library that records them), and libraries that scripts often preload."""
+
+
+_RUN_MAIN = str(Path(__file__).with_name("run_main.py"))
 
 
 class ProcessStart(NamedTuple):
@@ -58,12 +61,12 @@ def recorded_reads(read: set[str]) -> Iterator[None]:
 
 
 def watch_early_variables(read: frozenset[str], preloaded: frozenset[str], start: ProcessStart) -> None:
-    """Watch os.environ until a module of `preloaded` (top-level names) is imported.
+    """Watch what the script assigns to os.environ, as long as it has not imported `preloaded` (top-level names).
 
     `read`: the variables that the preloaded modules have read.
     """
     environ: Any = os.environ
-    plain, import_plain, process = type(environ), builtins.__import__, os.getpid()
+    plain, process, modules = type(environ), os.getpid(), frozenset(sys.modules)
 
     class Watched(plain):  # type: ignore[misc, valid-type]
         def __setitem__(self, name: str, value: str) -> None:
@@ -77,24 +80,38 @@ def watch_early_variables(read: frozenset[str], preloaded: frozenset[str], start
             plain.__delitem__(self, name)
 
     def changed(name: str) -> None:
-        if name in read or (isinstance(name, str) and name.startswith(READ_BY_NATIVE_CODE)):
-            end()
-            if os.getpid() == process:
-                _start_again(name, start)
+        if name not in read and not (isinstance(name, str) and name.startswith(READ_BY_NATIVE_CODE)):
+            return
+        environ.__class__ = plain
+        if os.getpid() == process and not _has_imported(preloaded, modules):
+            _start_again(name, start)
 
-    def importing(name: str, *arguments: Any, **named: Any) -> Any:
-        if name.partition(".")[0] in preloaded:
-            end()
-        return import_plain(name, *arguments, **named)
-
-    def end() -> None:
-        if environ.__class__ is Watched:
-            environ.__class__ = plain
-        if builtins.__import__ is importing:
-            builtins.__import__ = import_plain
-
+    Watched.__name__, Watched.__qualname__ = plain.__name__, plain.__qualname__
     environ.__class__ = Watched
-    builtins.__import__ = importing
+
+
+def _has_imported(preloaded: frozenset[str], modules: frozenset[str]) -> bool:
+    """Return whether the script or a module that it has imported refers to something of a preloaded module.
+
+    An import hook would see it earlier, but tracers and profilers would see the hook. `modules`: names of the modules
+    of the fork server.
+    """
+    found = [module for name, module in [*sys.modules.items()] if name not in modules or name == "__main__"]
+    names = [{**getattr(module, "__dict__", {})} for module in found]
+    frame: FrameType | None = sys._getframe()
+    while frame is not None and frame.f_code.co_filename != _RUN_MAIN:  # below are frames of the fork server
+        if frame.f_code.co_filename != __file__:
+            names.append({**frame.f_locals})
+        frame = frame.f_back
+    return any(_is_of(preloaded, value) for each in names for value in each.values())
+
+
+def _is_of(preloaded: frozenset[str], value: object) -> bool:
+    if isinstance(value, ModuleType):
+        return value.__name__.partition(".")[0] in preloaded
+    defined = value if isinstance(value, (type, FunctionType, BuiltinFunctionType)) else type(value)
+    module = defined.__module__
+    return isinstance(module, str) and module.partition(".")[0] in preloaded
 
 
 def _start_again(name: str, start: ProcessStart) -> None:
