@@ -20,6 +20,7 @@ from elasticjob.control_link.link import LinkError, LinkRefused, LinkRole, Welco
 from elasticjob.keep_alive import KeepAlive
 from elasticjob_operator.model.observed import JobKey, LinkView
 from elasticjob_operator.plan import StoreAddress
+from elasticjob_operator.report_frames import FrameDecoder
 from elasticjob_operator.view_generation import RAISE_AFTER, ViewGeneration
 
 log = logging.getLogger(__name__)
@@ -27,6 +28,8 @@ log = logging.getLogger(__name__)
 FIRST_BACKOFF = 0.1
 """Seconds until the second attempt to connect; each further failure doubles it."""
 LONGEST_BACKOFF = 5.0
+SERVED_SECONDS = 1.0
+"""Seconds that a link must have lasted so that it is opened again at once."""
 MAX_JITTER = 1.2
 """The longest actual delay, as a multiple of these; the shortest one is as much shorter."""
 CONNECT_TIMEOUT = 10.0
@@ -56,7 +59,7 @@ ConnectStore: TypeAlias = Callable[[StoreAddress, bytes], Awaitable[LinkConnecti
 async def connect_store(address: StoreAddress, key: bytes) -> LinkConnection:
     """Open a control link in the role of the operator."""
     interval, attempts = address.keep_alive
-    return await connect(
+    link = await connect(
         address.host,
         address.port,
         role=LinkRole.OPERATOR,
@@ -65,6 +68,8 @@ async def connect_store(address: StoreAddress, key: bytes) -> LinkConnection:
         keep_alive=KeepAlive(interval, attempts),
         timeout=CONNECT_TIMEOUT,
     )
+    link.decoder = FrameDecoder(address.nodes)
+    return link
 
 
 @dataclass
@@ -210,25 +215,40 @@ class StoreLinks:
             job.connection.send(replace(numbered, sent_at=self._clock()))
 
     async def _maintain(self, key: JobKey, job: _Job, address: StoreAddress) -> None:
-        """Connect and receive reports until cancelled; reconnect with growing delay."""
+        """Connect and receive reports until cancelled; reconnect with growing delay.
+
+        A link that has served well is opened again at once. One that ends at once, or whose store sends what is no
+        report, counts as a failed attempt: such a store would otherwise take the event loop's time without end.
+        """
         backoff = FIRST_BACKOFF
         while True:
+            served = False
             try:
-                async with self._turn(job):
-                    connection = await self._connect(address, job.key)
+                served = await self._follow(key, job, address)
             except (LinkError, OSError, asyncio.TimeoutError) as error:
                 self._record_refusal(key, job, str(error) if isinstance(error, LinkRefused) else "")
                 log.debug("%s/%s: no link to %s: %s", *key, address.pod, error)
-                await asyncio.sleep(backoff * random.uniform(2 - MAX_JITTER, MAX_JITTER))  # noqa: S311  # no secret
-                backoff = min(LONGEST_BACKOFF, backoff * 2)
+            except Exception:  # an unexpected error must not end the link for ever
+                log.exception("%s/%s: following %s failed; trying again", *key, address.pod)
+                backoff = LONGEST_BACKOFF
+            if served:
+                backoff = FIRST_BACKOFF
                 continue
-            backoff = FIRST_BACKOFF
-            if _is_other_store(connection.welcome, address):
-                log.warning("%s/%s: at the address of %s, another store answers; trying again", *key, address.pod)
-                connection.close()
-                await asyncio.sleep(LONGEST_BACKOFF)
-                continue
-            await self._receive_reports(key, job, connection)
+            await asyncio.sleep(backoff * random.uniform(2 - MAX_JITTER, MAX_JITTER))  # noqa: S311  # no secret
+            backoff = min(LONGEST_BACKOFF, backoff * 2)
+
+    async def _follow(self, key: JobKey, job: _Job, address: StoreAddress) -> bool:
+        """Connect, and receive reports until the link ends; return whether it has served for `SERVED_SECONDS`."""
+        async with self._turn(job):
+            connection = await self._connect(address, job.key)
+        if _is_other_store(connection.welcome, address):
+            log.warning("%s/%s: at the address of %s, another store answers; trying again", *key, address.pod)
+            connection.close()
+            await asyncio.sleep(LONGEST_BACKOFF)
+            return False
+        opened = self._clock()
+        valid = await self._receive_reports(key, job, connection)
+        return valid and self._clock() >= opened + SERVED_SECONDS
 
     @contextlib.asynccontextmanager
     async def _turn(self, job: _Job) -> AsyncIterator[None]:
@@ -249,8 +269,8 @@ class StoreLinks:
             timer.cancel()
             end()
 
-    async def _receive_reports(self, key: JobKey, job: _Job, connection: LinkConnection) -> None:
-        """Record reports until the link ends."""
+    async def _receive_reports(self, key: JobKey, job: _Job, connection: LinkConnection) -> bool:
+        """Record reports until the link ends; return False if the store sent what is no report."""
         job.connection = connection
         job.generation.open_link()
         self._send_view(job)
@@ -261,6 +281,9 @@ class StoreLinks:
                     self._record_report(key, job, message)
         except LinkError as error:
             log.warning("%s/%s: the link to the store failed: %s", *key, error)
+            return False
+        else:
+            return True
         finally:
             connection.close()
             job.connection = None

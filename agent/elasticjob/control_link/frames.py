@@ -157,6 +157,11 @@ class FrameProtocol(asyncio.Protocol):
         if self._receiver is not None and not self._receiver.done():
             self._receiver.set_result(None)
 
+    @property
+    def waiting(self) -> bool:
+        """Whether `receive` returns a frame at once."""
+        return bool(self._frames)
+
     async def receive(self) -> bytes | None:
         """Return the next frame, None once the connection is closed and all its frames are received."""
         while not self._frames:

@@ -32,7 +32,7 @@ import socket
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import Any
+from typing import Any, Protocol
 
 from elasticjob.contract import codec
 from elasticjob.contract.messages import (
@@ -89,6 +89,19 @@ class Welcome:
     """Whether it is a standby store that decides nothing yet; `StoreActive` follows if it becomes active."""
 
 
+class Decoder(Protocol):
+    """Decodes the frames of a link at its own pace (`ControlLink.decoder`)."""
+
+    async def pause(self) -> None:
+        """Wait until the next frame may be decoded."""
+
+    def is_complete(self, frame: bytes) -> bool:
+        """Return whether all frames that came before this one may be dropped."""
+
+    async def decode(self, frame: bytes) -> Message:
+        """Return the message. MessageError: it is none."""
+
+
 @dataclass
 class LinkGate:
     """Accepts control links on a server."""
@@ -143,6 +156,8 @@ class ControlLink:
         """Version of the messages."""
         self.peer = peer
         """`host:port` of the other side."""
+        self.decoder: Decoder | None = None
+        """Decodes the frames where their number and their size are not trusted; None: each is decoded at once."""
         self._frames = frames
         frames.limit = FRAME_LIMIT[role]
 
@@ -175,13 +190,21 @@ class ControlLink:
         """Return the next message, None once the link is closed. LinkError: a frame was invalid; the link is closed."""
         while (frame := await self._frames.receive()) is not None:
             try:
-                return decode(frame)
+                return decode(frame) if self.decoder is None else await self._decode_newest(self.decoder, frame)
             except UnknownMessageError as error:
                 log.debug("ignored a message of %s: %s", self.peer, error)
             except codec.MessageError as error:
                 self.close()
                 raise LinkError(str(error)) from None
         return None
+
+    async def _decode_newest(self, decoder: Decoder, frame: bytes) -> Message:
+        await decoder.pause()
+        while self._frames.waiting:
+            newer = await self._frames.receive()
+            if newer is not None and decoder.is_complete(newer):
+                frame = newer
+        return await decoder.decode(frame)
 
     def close(self) -> None:
         """Close the link after all buffered messages have been sent."""

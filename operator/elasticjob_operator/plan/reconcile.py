@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from elasticjob.contract.messages import Finish, OperatorView, Outcome
@@ -77,6 +77,8 @@ class StoreAddress:
     incarnation: int
     keep_alive: tuple[float, int]
     """Interval in seconds, and the number of attempts."""
+    nodes: int = field(default=1, compare=False)
+    """How many worker pods the job may have: bounds what its store may send. A change of it opens no new link."""
 
 
 @dataclass(frozen=True)
@@ -330,4 +332,5 @@ def _address(ctx: ReconcileContext, pod: Pod | None) -> StoreAddress | None:
         attempt=attempt(ctx.job),
         incarnation=pod.incarnation,
         keep_alive=(float(ctx.spec.keep_alive_interval), ctx.spec.keep_alive_attempts),
+        nodes=ctx.spec.max_replicas + ctx.spec.spares,
     )

@@ -172,7 +172,7 @@ def test_numbers_of_messages_are_bounded_where_they_enter(number: dict[str, Any]
 
 
 def hostile_parser(name: str) -> Any:
-    """Return a `parse_pod` that raises for the pod of this name: it stands for a fault that has not been found."""
+    """Return a `parse_pod` that raises for the pod of this name: it stands for an unknown fault of the parser."""
 
     def parse(raw: Any) -> Pod:
         if text(raw, "metadata", "name") == name:

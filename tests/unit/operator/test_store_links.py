@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from elasticjob.contract.messages import Message, OperatorView, Report, RoundSettings
-from elasticjob.control_link.link import LinkRefused, Welcome
+from elasticjob.control_link.link import LinkError, LinkRefused, Welcome
 from elasticjob_operator import store_links as links_module
 from elasticjob_operator.lease import RENEW_DEADLINE
 from elasticjob_operator.plan import StoreAddress
@@ -300,6 +300,54 @@ async def test_a_forgotten_job_has_no_link(stores: Stores) -> None:
     assert stores.links.view(KEY).report is None
     stores.links.set_operator_view(KEY, VIEW)
     assert connection.sent == []
+
+
+# ---- stores whose handshake is right and whose reports are not
+
+
+class BadConnection(FakeConnection):
+    """A link over which each message is wrong."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__()
+        self.error = error
+
+    async def receive(self) -> Message | None:
+        raise self.error
+
+
+@pytest.mark.parametrize("bad", [BadConnection(LinkError("no report")), FakeConnection()], ids=["invalid", "closed"])
+async def test_a_store_that_authenticates_and_sends_no_report_is_not_connected_to_again_at_once(
+    stores: Stores, monkeypatch: pytest.MonkeyPatch, bad: FakeConnection
+) -> None:
+    monkeypatch.setattr(links_module, "FIRST_BACKOFF", 1000.0)
+    bad.inbox.put_nowait(None)
+    stores.connections += [bad, FakeConnection()]
+    stores.links.set_address(KEY, ADDRESS, b"k")
+    await stores.until(lambda: bad.closed)
+    for _ in range(100):
+        await asyncio.sleep(0)
+    assert len(stores.attempts) == 1
+
+
+async def test_a_link_that_has_served_is_opened_again_at_once(stores: Stores, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(links_module, "FIRST_BACKOFF", 1000.0)
+    connection = await connected(stores, gathering())
+    stores.now += links_module.SERVED_SECONDS
+    stores.connections.append(FakeConnection())
+    connection.inbox.put_nowait(None)
+    await stores.until(lambda: len(stores.attempts) == 2)
+
+
+async def test_an_unknown_error_does_not_end_the_link_for_ever(
+    stores: Stores, caplog: pytest.LogCaptureFixture
+) -> None:
+    good = FakeConnection()
+    good.inbox.put_nowait(gathering())
+    stores.connections += [BadConnection(OverflowError("int too large to convert to float")), good]
+    stores.links.set_address(KEY, ADDRESS, b"k")
+    await stores.until(lambda: stores.links.view(KEY).connected)
+    assert "following bert-rdzv-0 failed" in caplog.text
 
 
 # ---- many stores at once

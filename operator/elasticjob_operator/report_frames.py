@@ -1,0 +1,86 @@
+"""Decode what a job's store sends, so that the store of one tenant does not delay the jobs of all.
+
+A store is a pod of the tenant, and a tenant who can change it has its key. One event loop serves all jobs, and a frame
+of 8 MiB may have millions of values, which take seconds. So a frame has no more values than a job of this size needs, a
+large one is decoded in another thread, and the next one waits for several times as long as the last one took. A report
+is complete, so those that arrive meanwhile are dropped for the last one of them: an honest store is never reported
+late.
+
+The size of a frame is not limited further: 256 ended rounds with long messages have megabytes of text, which cost
+little, and an operator that refused them would never learn of these rounds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+from elasticjob.contract.codec import MessageError
+from elasticjob.contract.messages import Message, decode
+
+VALUES = 100_000
+"""Values in a frame at most, besides those for each node: 256 ended rounds have some 10,000, with their failures."""
+VALUES_PER_NODE = 2_000
+"""Each node is in the report once, with 5 values, and may be lost in each of 256 rounds, with one of its ranks."""
+LARGE_FRAME = 64 * 1024
+"""Bytes from which on a frame is decoded in a thread: a smaller one takes a millisecond or two."""
+REPORT_SECONDS = 0.05
+"""Seconds from one frame to the next, on average."""
+PAUSE_FACTOR = 4
+"""A frame is followed by a pause of so many times the seconds that it took: a link takes a fifth of a processor."""
+BURST_SECONDS = 1.0
+"""Seconds of such pauses that a link may omit after a quiet time: a job that starts sends several reports in a row."""
+LONGEST_PAUSE = 5.0
+"""Seconds: how long a frame took is unknown where the operator's own machine was paused meanwhile."""
+_REPORT = b'{"type":"Report"'
+"""How `messages.encode` begins a report."""
+
+_THREADS = ThreadPoolExecutor(2, thread_name_prefix="report")
+"""Threads of their own: name resolution uses those of the event loop."""
+
+
+@dataclass
+class FrameDecoder:
+    """Decodes the frames of one link to the store of a job with up to `nodes` worker pods."""
+
+    nodes: int
+    clock: Callable[[], float] = time.monotonic
+    sleep: Callable[[float], Any] = asyncio.sleep
+    _free_at: float = 0.0
+    """When all pauses so far have ended, by `clock`."""
+
+    async def pause(self) -> None:
+        """Wait until the pauses after the earlier frames have ended, but for `BURST_SECONDS` of them."""
+        if (wait := self._free_at - BURST_SECONDS - self.clock()) > 0:
+            await self.sleep(wait)
+
+    def is_complete(self, frame: bytes) -> bool:
+        """Return whether it is a report: it has all that the ones before it had."""
+        return frame.startswith(_REPORT)
+
+    async def decode(self, frame: bytes) -> Message:
+        """Return the message. MessageError: it is none, or too large for this job."""
+        refuse_too_many_values(frame, self.nodes)
+        began = self.clock()
+        if len(frame) < LARGE_FRAME:
+            message = decode(frame)
+        else:
+            message = await asyncio.get_running_loop().run_in_executor(_THREADS, decode, frame)
+        now = self.clock()
+        pause = min(LONGEST_PAUSE, max(REPORT_SECONDS, PAUSE_FACTOR * (now - began)))
+        self._free_at = max(self._free_at, now) + pause
+        return message
+
+
+def refuse_too_many_values(frame: bytes, nodes: int) -> None:
+    """Raise MessageError if a frame may have more values than a job of `nodes` worker pods needs.
+
+    Commas and brackets are counted, also those in texts: that takes a millisecond for a megabyte, without a parser.
+    """
+    values, most = sum(map(frame.count, (b",", b"[", b"{"))), VALUES + VALUES_PER_NODE * nodes
+    if values > most:
+        raise MessageError(f"the message has {values} values; {most} are allowed for a job of {nodes} pods")

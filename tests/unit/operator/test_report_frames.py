@@ -1,0 +1,150 @@
+"""What a store may send to the operator, and how fast. The stores here have their job's keys."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator
+from dataclasses import replace
+
+import pytest
+
+from elasticjob.contract.codec import MessageError
+from elasticjob.contract.messages import Message, NodeReport, Report, decode, encode
+from elasticjob.control_link.link import ControlLink, LinkError, LinkGate, LinkRole, Welcome
+from elasticjob.store.server import StoreServer
+from elasticjob_operator import report_frames
+from elasticjob_operator.plan import StoreAddress
+from elasticjob_operator.report_frames import BURST_SECONDS, REPORT_SECONDS, FrameDecoder, refuse_too_many_values
+from elasticjob_operator.store_links import LinkConnection, connect_store
+from support.operator_build import gathering
+
+KEY = b"o" * 32
+
+
+def of_nodes(count: int) -> Report:
+    """Return the report of a store with so many nodes."""
+    nodes = tuple(NodeReport(i, 0, f"bert-{i}-0", ready=True, member=False) for i in range(count))
+    return replace(gathering(), nodes=nodes)
+
+
+class Store:
+    """A store that sends the same reports to each operator."""
+
+    def __init__(self) -> None:
+        self.reports = [gathering()]
+        self.sent = asyncio.Event()
+        self.server = StoreServer()
+        self.server.serve_link = LinkGate(Welcome("uid", 1, 0), {LinkRole.OPERATOR: KEY}, self.serve).accept
+        self.port = 0
+
+    async def serve(self, link: ControlLink) -> None:
+        for report in self.reports:
+            link.send(report)
+        self.sent.set()
+        await link.receive()
+
+    async def connect(self, nodes: int) -> LinkConnection:
+        """Return the link of an operator that knows a job of so many pods."""
+        return await connect_store(StoreAddress("p", "127.0.0.1", self.port, "uid", 1, 0, (1.0, 3), nodes), KEY)
+
+    async def first_report(self, nodes: int) -> Message | None:
+        """Return what an operator receives first that knows a job of so many pods."""
+        link = await self.connect(nodes)
+        try:
+            return await link.receive()
+        finally:
+            link.close()
+
+
+@pytest.fixture
+async def store() -> AsyncIterator[Store]:
+    store = Store()
+    store.port = await store.server.start("127.0.0.1")
+    yield store
+    await store.server.close()
+
+
+async def test_a_report_with_more_values_than_the_job_needs_ends_the_link(store: Store) -> None:
+    store.reports = [replace(gathering(), lost_pods=("x",) * 200_000)]
+    with pytest.raises(LinkError, match="values; 104000 are allowed for a job of 2 pods"):
+        await store.first_report(nodes=2)
+
+
+async def test_a_large_job_is_reported_and_decoded_beside_the_event_loop(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: list[threading.Thread] = []
+
+    def recorded(frame: bytes) -> Message:
+        threads.append(threading.current_thread())
+        return decode(frame)
+
+    monkeypatch.setattr(report_frames, "decode", recorded)
+    for count in (4096, 2):
+        store.reports = [of_nodes(count)]
+        assert await store.first_report(nodes=count) == of_nodes(count)
+    assert [thread is threading.main_thread() for thread in threads] == [False, True]
+
+
+def test_all_that_an_honest_store_may_keep_for_the_operator_fits() -> None:
+    """256 ended rounds, in each of which all nodes were lost: it has nothing else of such a size."""
+    raw = of_nodes(64)
+    failure = "a, b, c, [d] {e}, " * 50
+    ended = [{"pods": [node.pod for node in raw.nodes], "message": failure, "why": failure}] * 256
+    frame = encode(replace(raw, reason=str(ended)))
+    refuse_too_many_values(frame, 64)
+    with pytest.raises(MessageError):
+        refuse_too_many_values(frame * 5, 64)
+
+
+async def test_the_last_of_many_reports_is_not_late(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of them wait when the pause after the first one ends: only the last one is decoded."""
+    decoded: list[Message] = []
+
+    def recorded(frame: bytes) -> Message:
+        decoded.append(decode(frame))
+        return decoded[-1]
+
+    monkeypatch.setattr(report_frames, "decode", recorded)
+    monkeypatch.setattr(FrameDecoder, "pause", lambda self: store.sent.wait())
+    store.reports = [of_nodes(count) for count in range(50)]
+    link = await store.connect(nodes=50)
+    while await link.receive() != store.reports[-1]:
+        pass
+    link.close()
+    assert len(decoded) < len(store.reports) / 2
+
+
+async def test_frames_that_come_without_pause_are_decoded_at_a_bounded_rate() -> None:
+    now = 100.0
+
+    async def sleep(seconds: float) -> None:
+        nonlocal now
+        now += seconds
+
+    decoder, frame, count = FrameDecoder(2, lambda: now, sleep), encode(of_nodes(2)), 200
+    for _ in range(count):
+        await decoder.pause()
+        await decoder.decode(frame)
+    assert now - 100.0 == pytest.approx(count * REPORT_SECONDS - BURST_SECONDS, abs=2 * REPORT_SECONDS)
+
+
+async def test_a_frame_that_takes_long_is_followed_by_a_longer_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, pauses = 100.0, []
+
+    def slow(frame: bytes) -> Message:
+        nonlocal now
+        now += 1.0
+        return decode(frame)
+
+    async def sleep(seconds: float) -> None:
+        pauses.append(seconds)
+        await asyncio.sleep(0)
+
+    monkeypatch.setattr(report_frames, "decode", slow)
+    decoder, frame = FrameDecoder(2, lambda: now, sleep), encode(of_nodes(2))
+    for _ in range(2):
+        await decoder.pause()
+        await decoder.decode(frame)
+    assert pauses == [report_frames.PAUSE_FACTOR - BURST_SECONDS]
