@@ -40,7 +40,7 @@ def serve(port: int) -> int:
     """
     if port in _servers and _servers[port][1].poll() is None:
         return port
-    with listen_on_all_addresses(port, backlog=_BACKLOG) as listener:
+    with _listen(port) as listener:
         bound = int(listener.getsockname()[1])
         parent, own = os.pipe()
         arguments = [str(listener.fileno()), str(parent)]
