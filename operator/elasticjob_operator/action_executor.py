@@ -191,6 +191,8 @@ class ActionExecutor:
                 self.memory.record_skipped(action.name, failed.problem, self.clock(), failed.refusal)
 
     async def _execute(self, action: Action) -> _Result:
+        if self.job.spec_error and isinstance(action, (CreateWorker, CreateWorkload, UpdateWorkload)):
+            return self._refuse_invalid(action)
         match action:
             case CreateSecret():
                 keys = self.keys.of_job(self.job.uid, attempt(self.job))
@@ -331,6 +333,14 @@ class ActionExecutor:
         remedy = _remedy(child, error)
         refusal = self.memory.record_refusal(child, reason, problem, self.clock(), longest_retry, remedy)
         return _Result(name, problem=problem, refusal=refusal)
+
+    def _refuse_invalid(self, action: CreateWorker | CreateWorkload | UpdateWorkload) -> _Result:
+        """Refuse, as the API server would, to make an object from a template that has a mistake."""
+        child = action.name if isinstance(action, CreateWorker) else manifests.workload_child(action.name)
+        refusal = self.memory.record_refusal(
+            child, RefusalReason.INVALID_SPEC, self.job.spec_error, self.clock(), remedy=Remedy.CORRECT_SPEC
+        )
+        return _Result(action.name, problem=self.job.spec_error, refusal=refusal)
 
     def _record_created(self, resource: Resource, child: str, created: dict[str, Any]) -> None:
         self.memory.record_created(child)

@@ -11,7 +11,7 @@ from elasticjob.contract.messages import Report
 from elasticjob_operator.model.nodes import NodeWarning
 from elasticjob_operator.model.pods import Pod
 from elasticjob_operator.model.raw import Raw, integer, mapping, moment, objects, text
-from elasticjob_operator.model.spec import JobSpec, SpecError, parse_spec
+from elasticjob_operator.model.spec import JobSpec, read_spec
 from elasticjob_operator.model.status import Status, parse_status
 from elasticjob_operator.model.workload import QueueView
 
@@ -35,8 +35,9 @@ class Job:
     generation: int
     deleting: bool
     spec: JobSpec | None
-    """None if no pod can be made from the spec; `spec_error` says why."""
+    """None only where a caller has none: `parse_job` reads every spec."""
     spec_error: str
+    """Why no worker pod can be made from the spec; empty if one can."""
     status: Status
     managed: bool = True
     """Whether this operator manages the job (`spec.managedBy`)."""
@@ -50,11 +51,7 @@ class Job:
 
 def parse_job(raw: Raw) -> Job:
     """Return the ElasticJob that the API server returned as `raw`."""
-    spec, error = None, ""
-    try:
-        spec = parse_spec(mapping(raw, "spec"))
-    except SpecError as invalid:
-        error = str(invalid)
+    spec, error = read_spec(mapping(raw, "spec"))
     return Job(
         namespace=text(raw, "metadata", "namespace"),
         name=text(raw, "metadata", "name"),
@@ -83,6 +80,8 @@ class RefusalReason(str, Enum):
     QUOTA_EXCEEDED = "QuotaExceeded"
     POD_CREATION_FAILED = "PodCreationFailed"
     NAME_TAKEN = "NameTaken"
+    INVALID_SPEC = "InvalidSpec"
+    """The operator itself can make no worker pod from the spec (`Job.spec_error`)."""
 
 
 class Remedy(Enum):

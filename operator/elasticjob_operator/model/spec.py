@@ -188,15 +188,31 @@ class JobSpec:
 
 def parse_spec(raw: Raw) -> JobSpec:
     """Return the spec of a job; raise `SpecError` if no pod can be made from it."""
+    spec, error = read_spec(raw)
+    if error:
+        raise SpecError(error)
+    return spec
+
+
+def read_spec(raw: Raw) -> tuple[JobSpec, str]:
+    """Return the spec of a job, and why no worker pod can be made from it; empty if one can.
+
+    All other fields hold in any case: a job can be suspended, and goes on, with a template that has a mistake.
+    """
     low, high, target = _sizes(raw)
     increment = max(1, integer(raw, "elasticPolicy", "replicaIncrementStep", default=JobSpec.increment))
     template = mapping(raw, "template")
     rendezvous = mapping(raw, "rendezvous")
     preload = at(raw, "preload")
-    trainer = trainer_of(mapping(template, "spec"))
     backend = _choice(text(rendezvous, "backend"), Backend.ELASTICJOB)
-    workers = _workers(at(raw, "nprocPerNode"), trainer, backend)
-    return JobSpec(
+    trainer: Raw = {}
+    workers, error = WorkerCount(1), ""
+    try:
+        trainer = trainer_of(mapping(template, "spec"))
+        workers = _workers(at(raw, "nprocPerNode"), trainer, backend)
+    except SpecError as invalid:
+        error = str(invalid)
+    spec = JobSpec(
         target=allowed_size(target, low, increment),
         min_replicas=low,
         max_replicas=high,
@@ -248,6 +264,7 @@ def parse_spec(raw: Raw) -> JobSpec:
         # A NetworkPolicy does not apply to pods that have their machine's address.
         network_isolation=at(raw, "networkIsolation") is not False and not uses_host_network(template),
     )
+    return spec, error
 
 
 def uses_host_network(template: Raw) -> bool:

@@ -171,9 +171,11 @@ def _store_problem(job: JobContext) -> str:
 
 def running(job: JobContext) -> Condition:
     """Return whether workers train; if not, the first problem that prevents it. Objects that cannot be read are named
-    in any case."""
-    found = _running(job)
-    return replace(found, message="; ".join((found.message, *job.ctx.observed.unreadable[:_MAX_UNREADABLE])))
+    in any case, and a mistake in the spec that counts for the next pods only."""
+    found, problems = _running(job), list(job.ctx.observed.unreadable[:_MAX_UNREADABLE])
+    if (mistake := job.ctx.job.spec_error) and _inactive(job) is None and mistake not in found.message:
+        problems.append(f"no new pod can be created: {mistake}. Correct the template: {CHANGE}")
+    return replace(found, message="; ".join((found.message, *problems)))
 
 
 _MAX_UNREADABLE = 3

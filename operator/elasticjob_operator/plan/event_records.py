@@ -123,6 +123,7 @@ _PROBLEMS = {
     POD_START_FAILED: "container",
     RefusalReason.POD_CREATION_FAILED.value: "refused",
     RefusalReason.NAME_TAKEN.value: "name",
+    RefusalReason.INVALID_SPEC.value: "spec",
 }
 """Reasons of FullyScaled that are Events too, with their keys."""
 

@@ -24,6 +24,7 @@ from elasticjob_operator.manifests.names import attempt, key_secret, nodes_servi
 from elasticjob_operator.model.observed import Job, Observed
 from elasticjob_operator.model.pods import Pod
 from elasticjob_operator.model.raw import timestamp
+from elasticjob_operator.model.spec import JobSpec
 from elasticjob_operator.model.status import ConditionType
 from elasticjob_operator.plan import conditions, job_end
 from elasticjob_operator.plan.budget import charged_rounds, plan_budget, unchanged_budget
@@ -119,7 +120,7 @@ def plan(observed: Observed, image: str, now: float) -> Plan:
     job = observed.job
     if job.deleting or not job.managed:
         return Plan()
-    if job.spec is None:
+    if job.spec is None or (job.spec_error and _is_new(job, job.spec)):
         return _invalid(job, now)
     ctx = with_cordon_spares(ReconcileContext(observed, admitted_spec(observed, job.spec), now))
     already_declared = job_end.declared_outcome(ctx) is not None
@@ -190,8 +191,19 @@ def _plan_capacity(ctx: ReconcileContext, world: World, *, ended: bool) -> Capac
     return Capacity() if is_suspended(ctx) or resumes(ctx) else plan_capacity(ctx, world)
 
 
+def _is_new(job: Job, spec: JobSpec) -> bool:
+    """Return whether the job has never started, and is to start now.
+
+    The mistake of any other one came with a suspension, or with an operator that checks more: its pods go on, it can be
+    suspended, and only new worker pods cannot be created (`RefusalReason.INVALID_SPEC`) until the spec is corrected.
+    """
+    status = job.status
+    started = status.execution_attempts > 0 or status.store_incarnation is not None
+    return not (started or status.outcome_declared or spec.suspend or status.is_true(ConditionType.SUSPENDED))
+
+
 def _invalid(job: Job, now: float) -> Plan:
-    """Fail a job whose spec the API server should have refused. A job that already runs is left as it is."""
+    """Fail a job that has never started, and whose spec the API server should have refused."""
     if job.status.terminal or job.status.store_incarnation is not None:
         return Plan()
     invalid = conditions.condition(True, "InvalidSpec", job.spec_error)

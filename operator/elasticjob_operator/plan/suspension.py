@@ -78,7 +78,8 @@ def suspended_condition(ctx: ReconcileContext) -> Condition | None:
     """Return the condition Suspended; None for a job that was never suspended."""
     if is_suspended(ctx):
         reason = "SuspendedByQueue" if ctx.job.queue and not ctx.spec.suspend else "SuspendedByUser"
-        return Condition("True", reason, _describe(ctx))
+        mistake = f"; the spec has a mistake to correct before: {ctx.job.spec_error}" if ctx.job.spec_error else ""
+        return Condition("True", reason, _describe(ctx) + mistake)
     if ConditionType.SUSPENDED not in ctx.status.conditions:
         return None
     return Condition("False", "Resumed", "the job was resumed")
