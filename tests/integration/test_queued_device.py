@@ -29,8 +29,8 @@ import torch.distributed as dist
 import elasticjob
 from support import queued_device
 
-device = queued_device.install()
 folder, mode = sys.argv[1:3]
+device = queued_device.install(folder)
 if mode == "late":
     # Rank 2 learns of the end of a round later than the others.
     from elasticjob.contract.restart_messages import Interrupt

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import json
 import queue
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -145,12 +144,12 @@ class _Started(dist.Work):  # type: ignore[misc]
 class QueuedBackend(torch._C._distributed_c10d.Backend):  # type: ignore[misc]
     """Sums over the ranks, through the store of the group."""
 
-    def __init__(self, store: Any, rank: int, size: int) -> None:
+    def __init__(self, store: Any, rank: int, size: int, folder: Path) -> None:
         super().__init__(rank, size)
         self._store, self._rank, self._size, self._number = store, rank, size, 0
         self._aborted = threading.Event()
         if rank == 0:
-            store.set("abort", str(Path(tempfile.gettempdir(), f"aborted-{uuid4()}")))
+            store.set("abort", str(folder / f"aborted-{uuid4()}"))
         self._abort = Path(store.get("abort").decode())
         """Exists once any rank has aborted this group."""
 
@@ -193,15 +192,18 @@ class QueuedBackend(torch._C._distributed_c10d.Backend):  # type: ignore[misc]
                 time.sleep(_POLL_SECONDS)
 
 
-def install() -> QueuedDevice:
-    """Make the device the accelerator of this process, and its backend known to torch.distributed; return it."""
+def install(folder: str | Path) -> QueuedDevice:
+    """Make the device the accelerator of this process, and its backend known to torch.distributed; return it.
+
+    Ranks find in the folder which groups have been aborted.
+    """
     torch.privateuseone = device
     torch.accelerator.current_accelerator = lambda check_available=False: (
         None if check_available else torch.device("privateuseone")
     )
 
     def create(store: Any, rank: int, size: int, _timeout: timedelta) -> QueuedBackend:
-        return QueuedBackend(store, rank, size)
+        return QueuedBackend(store, rank, size, Path(folder))
 
     dist.Backend.register_backend("queued", create, devices=["cpu"])
     return device

@@ -27,7 +27,7 @@ class QueuedTraining(RankWithFaults):
 
     def __init__(self, folder: Path, delay: float) -> None:
         super().__init__(folder, delay)
-        install()
+        install(folder)
         self.weights = torch.nn.Parameter(torch.zeros(3, dtype=torch.float64))
         module = torch.nn.Module()
         module.weights = self.weights
