@@ -182,7 +182,7 @@ async def _queue_view(api: KubeApi, job: Job, memory: JobMemory, *, queued: bool
     except Refused:
         return QueueView(unreadable=True)
     own = {text(raw, "metadata", "name"): raw for raw in found if raw is not None and is_owned(raw, job.uid)}
-    parsed = (parse_or_skip(parse_workload, "Workload", raw)[0] for raw in own.values())
+    parsed = (parse_or_skip(parse_workload, "Workload", raw, None)[0] for raw in own.values())
     view = queue_view(workload for workload in parsed if workload is not None)
     memory.workload = own[view.workload.name] if view.workload is not None else None
     return view
@@ -195,7 +195,7 @@ async def _pods(api: KubeApi, job: Job, see_pod: Callable[[Raw], None]) -> list[
     for raw in listed:
         see_pod(raw)
         if is_owned(raw, job.uid):
-            pod, _ = parse_or_skip(parse_pod, "pod", raw)
+            pod, _ = parse_or_skip(parse_pod, "pod", raw, None)
             found += [(text(raw, "metadata", "labels", Label.ROLE), pod)] if pod is not None else []
     return _sorted(found)
 

@@ -21,16 +21,17 @@ MAX_PROBLEM = 300
 """Characters of a problem: the exception may quote the object."""
 
 
-def parse_or_skip(parse: Callable[[Raw], T], kind: str, raw: Raw, known: str = "") -> tuple[T | None, str]:
+def parse_or_skip(parse: Callable[[Raw], T], kind: str, raw: Raw, known: str | None = "") -> tuple[T | None, str]:
     """Return the parsed object and ""; None and why it cannot be read, a sentence that names it, if `parse` raises.
 
-    The problem is logged, unless it is `known`: the one that this function has returned for the object before.
+    The problem is logged, unless it is `known`: the one that this function has returned for the object before. None:
+    the caller has handed the object to the cache, which logs it.
     """
     try:
         return parse(raw), ""
     except Exception as error:  # whatever it is, it concerns this object only
         namespace, name = text(raw, "metadata", "namespace"), text(raw, "metadata", "name")
         problem = f"{kind} {name} cannot be read, and is ignored: {type(error).__name__}: {error}"[:MAX_PROBLEM]
-        if problem != known:
+        if known is not None and problem != known:
             log.error("%s: %s", namespace or "cluster", problem)
         return None, problem

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -14,18 +15,20 @@ from hypothesis import strategies as st
 from elasticjob.contract import codec
 from elasticjob.contract.messages import Failure, FailureClass, Report, Termination, decode, encode
 from elasticjob.contract.names import Label
-from elasticjob_operator import watch_cache
-from elasticjob_operator.kube import PODS
+from elasticjob_operator import node_watch, observe, watch_cache
+from elasticjob_operator.kube import PODS, Resource
 from elasticjob_operator.lease import ObservedLease, may_acquire, next_record
-from elasticjob_operator.model.nodes import NoticeKeys, parse_topology, parse_warning
+from elasticjob_operator.model.nodes import NodeWarning, NoticeKeys, parse_topology, parse_warning
 from elasticjob_operator.model.observed import JobKey, LinkView, Observed, parse_job
 from elasticjob_operator.model.pods import FAILED_STARTS, Pod, parse_pod
 from elasticjob_operator.model.raw import mapping, moment, objects, text, timestamp
 from elasticjob_operator.model.status import ConditionType, parse_status
 from elasticjob_operator.model.workload import assigned_flavors, parse_workload, pod_changes, queue_view
+from elasticjob_operator.node_watch import watch_nodes
 from elasticjob_operator.plan import plan
 from elasticjob_operator.watch_cache import WatchCache
 from support.operator_build import NOW, UID, ended, raw_job, raw_pod, report
+from support.operator_cluster import Cluster
 from support.operator_world import Api
 
 LONG = "9" * 5000
@@ -214,6 +217,52 @@ def test_an_object_that_cannot_be_read_is_skipped_logged_once_and_in_its_jobs_co
     planned = plan(Observed(parse_job(raw_job()), unreadable=problems), "image", NOW)
     running = next(c for c in objects(planned.status, "conditions") if c["type"] == ConditionType.RUNNING.value)
     assert running["message"].endswith("; pod bert-0-0 cannot be read, and is ignored: RuntimeError: boom")
+
+
+async def test_a_read_of_a_jobs_pods_skips_the_one_that_cannot_be_read(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    cluster = Cluster()
+    for module in (observe, watch_cache):
+        monkeypatch.setattr(module, "parse_pod", hostile_parser("bert-0-0"))
+    await cluster.reconcile_for(600.0)
+    assert [record.message for record in caplog.records if "cannot be read" in record.message] == [
+        "ns: pod bert-0-0 cannot be read, and is ignored: RuntimeError: boom"
+    ]
+    assert "pod bert-0-0 cannot be read" in cluster.running()["message"]
+    assert cluster.workers() == ["bert-0-0", "bert-0-1", "bert-1-0"]
+
+
+class Nodes:
+    """Delivers events of Nodes, and ends the watch."""
+
+    def __init__(self, *names: str) -> None:
+        self.names = names
+        self.watches = 0
+
+    async def watch(self, _resource: Resource, _version: str) -> AsyncIterator[dict[str, Any]]:
+        self.watches += 1
+        for name in self.names:
+            raw = {"metadata": {"name": name, "resourceVersion": "1"}, "spec": {"unschedulable": True}}
+            yield {"type": "ADDED", "object": raw}
+
+
+async def test_a_node_that_cannot_be_read_keeps_its_warning_and_ends_no_watch(monkeypatch: pytest.MonkeyPatch) -> None:
+    def hostile(raw: Any, *others: Any) -> NodeWarning | None:
+        if text(raw, "metadata", "name") == "n1":
+            raise RuntimeError("boom")
+        return parse_warning(raw, *others)
+
+    monkeypatch.setattr(node_watch, "FIRST_RETRY_SECONDS", 0.0)
+    monkeypatch.setattr(node_watch, "parse_warning", hostile)
+    nodes, cache = Nodes("n1", "n2"), WatchCache()
+    cache.see_node("n1", NodeWarning(cordoned=True))
+    watching = asyncio.create_task(watch_nodes(nodes, NoticeKeys(frozenset(), frozenset()), cache))
+    while nodes.watches < 2:
+        assert not watching.done()
+        await asyncio.sleep(0)
+    watching.cancel()
+    assert cache.warnings(("n1", "n2")) == dict.fromkeys(("n1", "n2"), NodeWarning(cordoned=True))
 
 
 @pytest.mark.parametrize("place", ["annotation", "label", "message"])
