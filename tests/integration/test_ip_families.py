@@ -44,6 +44,7 @@ def train():
             print(f"step {step} rank {name} pid {os.getpid()} at {time.time()}", flush=True)
         elasticjob.progress(step)
         time.sleep(0.005)
+    dist.destroy_process_group()
 
 (elasticjob.restartable(train) if sys.argv[1] == "restartable" else train)()
 """
