@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import Any
 
 MAX_DEPTH = 100
@@ -98,6 +99,8 @@ def _loader() -> Any:
             if isinstance(value, float) and not math.isfinite(value):
                 raise _problem(node.start_mark, f"{node.value} is not a number that JSON has")
             if isinstance(value, str) and not _is_unicode(value):
+                with suppress(UnicodeDecodeError):  # JSON writes what needs two halves as two escapes
+                    return value.encode("utf-16", "surrogatepass").decode("utf-16")
                 raise _problem(node.start_mark, "half of a surrogate pair is not text")
             return value
 

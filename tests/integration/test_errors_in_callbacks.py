@@ -136,7 +136,8 @@ start = messages.StartRound(round_id, 0, 1, 0, 1, 0, 1, "127.0.0.1", 1, 0, 3)
 arguments = {
     "Send": (messages.WorkersStarted(round_id),), "LaunchWorkers": (start,), "StartAhead": (start,),
     "HoldWorkers": (round_id,), "StopWorkersAt": (round_id, 3), "StopWorkers": (0.0,), "DumpStacks": (round_id,),
-    "AdmitWorkers": (start,), "LeaveCollectives": (), "CheckHealth": (), "FreezeWorkers": (True,), "StartLeaveTimer": (1.0,), "SetMachineEnd": (None,), "Log": ("",),
+    "AdmitWorkers": (start,), "LeaveCollectives": (),
+    "CheckHealth": (), "FreezeWorkers": (True,), "StartLeaveTimer": (1.0,), "SetMachineEnd": (None,), "Log": ("",),
     "Exit": (ExitCode.SUCCEEDED, messages.Termination(messages.Outcome.SUCCEEDED, "")),
 }
 effect = getattr(effects, target)(*arguments[target])

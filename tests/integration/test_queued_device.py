@@ -84,6 +84,11 @@ def train():
             print(f"RUNS rank {rank}\\n", end="", flush=True)
         if mode == "item" and rank == 0:
             device.synchronize()
+        if mode == "late" and rank == 0 and os.path.exists(os.path.join(folder, "fail-0")):
+            os.unlink(os.path.join(folder, "fail-0"))
+            # Its collective fails, and it leaves the function before it learns of the end of the round.
+            open(os.path.join(folder, "raise-1"), "w").close()
+            raise dist.DistBackendError("Connection closed by peer")
         if os.path.exists(os.path.join(folder, f"raise-{rank}")):
             os.unlink(os.path.join(folder, f"raise-{rank}"))
             raise ValueError("bad batch")
@@ -131,6 +136,10 @@ class Job:
         self.processes = {rank: int(match[2]) for rank, match in found.items()}
         self._run.wait_for("RUNS rank")
 
+    def let_collective_fail(self) -> None:
+        """Let rank 1 raise, and a collective of rank 0 fail because of that."""
+        (self._folder / "fail-0").touch()
+
     def end(self) -> None:
         (self._folder / "done").touch()
 
@@ -174,6 +183,20 @@ def test_all_processes_keep_the_right_weights_if_one_raises(job: Job, change: st
     for rank in (1, 0):
         before, reached = job.processes, job.begin
         job.let_raise(rank)
+        job.next_round()
+        assert job.processes == before
+        assert job.begin >= reached + 4
+    job.end()
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize(("change", "mode"), [("assignment", "late")])
+def test_a_rank_whose_collective_fails_first_waits_for_the_others_too(job: Job, change: str, mode: str) -> None:
+    """It is out of its function when it learns of the end of the round."""
+    job.next_round()
+    for _ in range(2):
+        before, reached = job.processes, job.begin
+        job.let_collective_fail()
         job.next_round()
         assert job.processes == before
         assert job.begin >= reached + 4

@@ -223,7 +223,7 @@ class Agent:
             lambda message: self._dispatch(events.Received(message)),
             had_round=lambda: self._state.assignment is not None,
             join_timeout=config.join_timeout,
-            on_link_change=self._reachability.coordinator_link_changed,
+            on_link_change=self._link_changed,
             dial_standby=self._dial_standby,
         )
         self._loop.add_signal_handler(signal.SIGCHLD, self._reap)
@@ -233,6 +233,13 @@ class Agent:
             self._leave(name)
         self._spawn(self._connect())
         self._spawn(self._prepare())
+
+    def _link_changed(self, link: ControlLink | None) -> None:
+        self._reachability.coordinator_link_changed(link)
+        round_id = self._state.round
+        waits = link is not None and round_id is not None and self._state.results_ended
+        if waits and round_id is not None and not self._node.knows(NodeResultsEnded(round_id)):  # an older store
+            self._dispatch(events.Received(BreakRound(round_id)))
 
     async def _announcement(self) -> Announce:
         config = self._config

@@ -88,6 +88,9 @@ in shared memory; those run the workers' own Python, which is in memory, and tak
 LEAVE_TIMEOUT = 10.0
 """Seconds from the end of the grace in which a worker that has left its function may end its process groups. The abort
 of many nccl groups and the end of large objects take seconds. A function that goes on does not get this time."""
+HOLD_TIMEOUT = 600.0
+"""Seconds from the end of the grace in which a worker that counts no step any more waits until no other node counts
+one. The store answers as soon as it can. While there is none, no node trains, and the worker has the newest state."""
 KEEP_TIMEOUT = 120.0
 """Seconds in which a process that ends for good may copy its state to the memory of the node: 100 GB at 1 GB/s. The
 grace begins once it has."""
@@ -233,6 +236,8 @@ class WorkerGroup:
         """Process ids of workers that were asked to leave their function, and have not yet."""
         self._results_ended = False
         """Whether `on_results_ended` was called in this stop."""
+        self._may_break = False
+        """Whether `break_collectives` was called in this stop."""
         self._discards_state = False
         """Whether what is in the memory of the node is not used after this stop."""
         self._succeeded = set[tuple[RoundId, int]]()
@@ -953,7 +958,8 @@ class WorkerGroup:
         `at_once`: only SIGKILL. `at_most`: seconds after which SIGKILL follows, also to a process that copies its
         state. Return a failure of this node if processes survive SIGKILL, else None.
         """
-        self._stopping_since, self._grace_skipped, self._results_ended = time.time(), False, False
+        self._stopping_since, self._grace_skipped = time.time(), False
+        self._results_ended = self._may_break = False
         self._child_ended.set()
         await self._started.wait()
         if report_hang is not None and (failure := await self.dump_stacks()) is not None:
@@ -975,6 +981,7 @@ class WorkerGroup:
         )
         await self._until(lambda: self._grace_skipped or self._have_ended(park=park), grace)
         self._kill_those_that_count()
+        await self._until(lambda: self._grace_skipped or not self._hold(), HOLD_TIMEOUT)
         await self._until(lambda: self._grace_skipped or not self._are_leaving(), LEAVE_TIMEOUT)
         self._interrupted = set()
         all_ended = await self._kill_all()
@@ -1053,6 +1060,10 @@ class WorkerGroup:
         leaving = self._interrupted & set(self._running)
         return any(self.restartable.interrupted(pid) or self.restartable.results_ended(pid) for pid in leaving)
 
+    def _hold(self) -> bool:
+        """Return whether a worker waits for `break_collectives`."""
+        return not self._may_break and any(map(self.restartable.results_ended, self._interrupted & set(self._running)))
+
     def _kill_those_that_count(self) -> None:
         """Kill workers that have not left in their grace, if others wait until these count no step any more."""
         interrupted = self._interrupted & set(self._running)
@@ -1063,6 +1074,8 @@ class WorkerGroup:
 
     def break_collectives(self) -> None:
         """Let the workers that wait with it break their collectives, and leave their functions."""
+        self._may_break = True
+        self._child_ended.set()
         for pid in self._interrupted & set(self._running):
             self.restartable.break_collectives(pid)
 

@@ -179,6 +179,8 @@ class LastMembership:
 
     assignment: StartRound
     state: MemberState
+    results_ended: bool = False
+    """Whether its workers count no step of that round any more, and wait for `BreakRound`: as `NodeResultsEnded`."""
 
 
 @dataclass(frozen=True)

@@ -452,11 +452,12 @@ class CallWrapper:
         try:
             self._renew_link()
             if self._place is not None:
-                self._current_store.record_end(rank, self._place.world_size, Interruption.BASE_EXCEPTION)
+                called, size = self._thread is not None, self._place.world_size
+                outcome = self._current_store.record_end(rank, size, Interruption.BASE_EXCEPTION)
                 self._end_monitor_thread()
-                if is_asynchronous():
+                if called and outcome is IterationOutcome.INTERRUPTED and is_asynchronous():
                     self._interrupter.end_results()
-                    self._current_store.results_barrier(rank, self._place.world_size, self._times.barrier_timeout)
+                    self._current_store.results_barrier(rank, size, self._times.barrier_timeout)
         except (OSError, RuntimeError) as unavailable:
             log.error("rank %d could not report that it leaves: %s", rank, unavailable)
         wrapper = self._wrapper

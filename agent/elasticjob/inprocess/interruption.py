@@ -93,19 +93,21 @@ class Interrupter:
         self,
         break_collectives: Callable[[], None],
         still_inside: Callable[[], None] = lambda: None,
-        await_peers: Callable[[], None] = lambda: None,
+        await_peers: Callable[[], bool] = lambda: True,
     ) -> None:
         """In another thread: break the collectives and raise `RankShouldRestart` in the main thread until it has left.
 
         This waits for the end of an atomic section first. A main thread that is not in `armed` is interrupted there.
         `still_inside` is called after each attempt by which it did not leave. `await_peers` is called before the break
-        on a device that works behind the host: it returns once no other rank counts a step either.
+        on a device that works behind the host: it returns once no other rank counts a step either, or False if nothing
+        is to be broken, because the main thread needs no interruption any more.
         """
         with self._atomic:
             self._interrupted.set()
             if not self._armed:
                 return
-            self._break(break_collectives, await_peers)
+            if not self._break(break_collectives, await_peers):
+                return
             repeat = _FIRST_REPEAT
             while not self._left.wait(repeat):
                 still_inside()
@@ -119,7 +121,7 @@ class Interrupter:
             self._guard.protect(False)
         signal.signal(INTERRUPT_SIGNAL, self._previous or signal.SIG_DFL)
 
-    def _break(self, break_collectives: Callable[[], None], await_peers: Callable[[], None]) -> None:
+    def _break(self, break_collectives: Callable[[], None], await_peers: Callable[[], bool]) -> bool:
         """Let an update end that has begun, break the collectives, and send the first signal."""
         is_asynchronous = devices.is_asynchronous()
         self._guard.request()
@@ -127,11 +129,12 @@ class Interrupter:
             break_collectives()  # they fail with an error, also one that the update waits for
         self._guard.await_update(_UPDATE_TIMEOUT)
         self._guard.break_results(_DEVICE_TIMEOUT)
-        if is_asynchronous:
-            await_peers()
+        if is_asynchronous and not await_peers():
+            return False
         self._signal()
         if is_asynchronous:  # they may end as if they had succeeded: a wait for the device gets the exception
             break_collectives()
+        return True
 
     def _signal(self) -> None:
         signal.pthread_kill(self._main, INTERRUPT_SIGNAL)

@@ -65,14 +65,15 @@ class MonitorThread:
             if self.failure is None:
                 self._end_results()  # the main thread may have been on its way out
 
-    def _await_peers(self) -> None:
+    def _await_peers(self) -> bool:
         """Wait until no rank counts a step: an abort may end a collective of another rank with part of its result."""
         if self.failure is not None:
-            return
+            return True
         try:
             self._store.results_barrier(self._rank, self._world_size, self._barrier_timeout)
         except Exception as error:  # a rank that does not come here does not come to the next iteration either
             log.error("rank %d: not all ranks have ended their results: %s", self._rank, error)
+        return True
 
     def _end_results(self) -> None:
         try:

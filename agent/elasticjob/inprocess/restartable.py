@@ -138,6 +138,7 @@ class RestartableCall:
         self._messages: queue.SimpleQueue[AgentToWorker | None] = queue.SimpleQueue()
         self._may_break = threading.Event()
         """Whether no rank of the round counts a step any more, or there is no agent that could say so."""
+        self._closed = False
         self._connected = True
         """Whether the agent can have the function called again."""
         self._callbacks = progress_channel.callbacks()
@@ -158,6 +159,8 @@ class RestartableCall:
                 return ended[0]
             rank_random_states.note_interruption()
             self._interrupter.end_results()
+            if not ended.at_last_step:
+                self._await_break()
             self._leave_groups(planned=ended.at_last_step)
             self._await_round(ended)
             del ended  # its exception may refer to what the last call made
@@ -194,6 +197,7 @@ class RestartableCall:
     def close(self) -> None:
         """Stop to follow the agent: from now on it ends this process as any other."""
         progress_channel.process_stays = False
+        self._closed = True
         self._channel.close()
         self._interrupter.close()
 
@@ -222,15 +226,17 @@ class RestartableCall:
             traceback.print_exc()
             sys.stderr.flush()
             self._channel.send(Raised(self._round, type(error).__name__, str(error)[:MAX_TEXT]))
-            if is_asynchronous():
-                self._interrupter.end_results()
-                self._channel.send(ResultsEnded(self._round))
-                self._may_break.wait()
             return _Ended(error=_without_frames(error))
 
     def _interrupted(self) -> _Ended:
         self._channel.send(Interrupted(self._round))
         return _Ended()
+
+    def _await_break(self) -> None:
+        """In the main thread: return once no rank of the round counts a step any more, where an abort needs that."""
+        if is_asynchronous() and not self._may_break.is_set():  # no interruption has come while the function ran
+            self._channel.send(ResultsEnded(self._round))
+            self._may_break.wait()
 
     def _enter_round(self, message: CallAgain) -> None:
         os.environ.update(_environment(message.variables))
@@ -258,13 +264,17 @@ class RestartableCall:
                 self._interrupter.reset()  # before the main thread enters the next round
                 self._messages.put(message)
 
-    def _await_peers(self) -> None:
-        """In the monitor's thread: return once no rank of the round counts a step any more."""
+    def _await_peers(self) -> bool:
+        """In the monitor's thread: return once no rank of the round counts a step any more; False: the function has
+        returned meanwhile, and there is nothing to break."""
         if not self._may_break.is_set():
             self._channel.send(ResultsEnded(self._round))
-        while not self._may_break.is_set() and (message := self._channel.receive()) is not None:
+        while not self._may_break.is_set():
+            if (message := self._channel.receive()) is None:
+                return not self._closed
             self._act_on(message)
         self._keeper.begin()  # the device could not be waited for until now
+        return True
 
     def _still_inside(self) -> None:
         """In the monitor's thread: the main thread has not left its function, and the agent may kill this process."""

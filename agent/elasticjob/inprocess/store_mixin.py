@@ -210,11 +210,15 @@ class StoreMixin:
         text = ",".join(map(str, sorted(self.get_terminated_ranks()))) + ","
         return _numbers(_decoded(self.compare_set("excluded", "", text)))
 
-    def record_end(self, rank: int, rendezvous_count: int, kind: Interruption) -> None:
-        """Record that a rank has ended, or is about to leave, so that no other rank waits for it."""
-        self.record_interrupted(InterruptionRecord(rank, kind))
+    def record_end(self, rank: int, rendezvous_count: int, kind: Interruption) -> IterationOutcome:
+        """Record that a rank has ended, or is about to leave, so that no other rank waits for it.
+
+        Return the outcome of the iteration, as `record_interrupted` does.
+        """
+        outcome = self.record_interrupted(InterruptionRecord(rank, kind))
         self.record_terminated_rank(rank)
         self.arrive_for(rank, rendezvous_count)
+        return outcome
 
     def record_base_terminated_rank(self, initial_rank: int) -> None:
         """Record, in the store of the call, that an initial rank has left the call.

@@ -54,7 +54,12 @@ def _belongs(pid: int, run_id: str, pods: Collection[str]) -> bool:
 def _kill(pid: int, run_id: str, pods: Collection[str]) -> None:
     """Kill a process, unless it has ended and its number is another one's by now."""
     with suppress(OSError):
-        process = os.pidfd_open(pid)
+        try:
+            process = os.pidfd_open(pid)
+        except (AttributeError, OSError):  # Python or the kernel lacks it
+            if _belongs(pid, run_id, pods):
+                os.kill(pid, signal.SIGKILL)
+            return
         try:
             if _belongs(pid, run_id, pods):
                 signal.pidfd_send_signal(process, signal.SIGKILL)

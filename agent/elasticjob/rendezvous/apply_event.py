@@ -229,7 +229,7 @@ def _announced_node(state: CoordinatorState, agent_id: str, announce: Announce, 
     index = announce.index
     if index == ANY_INDEX:
         index = known.index if known else _lowest_free_index(state, now)
-    return Node(
+    node = Node(
         agent_id=agent_id,
         index=index,
         incarnation=announce.incarnation,
@@ -249,7 +249,17 @@ def _announced_node(state: CoordinatorState, agent_id: str, announce: Announce, 
         hang_guard=announce.hang_guard,
         new_processes=announce.new_processes,
         knows_machine_end=announce.knows_machine_end,
+        ended_in_time=known.ended_in_time if known else None,
     )
+    last = announce.membership
+    return _with_ended_results(state, node, last.assignment.round) if last and last.results_ended else node
+
+
+def _with_ended_results(state: CoordinatorState, node: Node, round_id: RoundId) -> Node:
+    """Return a node that counts no step of a round any more; note whether it says so in time."""
+    member = state.round.members.get(node.agent_id) if state.round and state.round.id == round_id else None
+    in_time = member is not None and not member.lost
+    return replace(node, results_ended=round_id, ended_in_time=round_id if in_time else node.ended_in_time)
 
 
 def _lowest_free_index(state: CoordinatorState, now: float) -> int:
@@ -396,7 +406,7 @@ def _apply_node_message(
     if isinstance(message, StepReport):
         return _apply_step_report(state, node, message)
     if isinstance(message, NodeResultsEnded):
-        return set_node(state, replace(node, results_ended=message.round))
+        return set_node(state, _with_ended_results(state, node, message.round))
     if isinstance(message, WorkersStalled):
         return stalls.record_stall(state, node, message, now)
     if isinstance(message, WorkersStopped):

@@ -172,7 +172,9 @@ def _announcement_may_wait(state: CoordinatorState, round_: Round, agent_id: str
     if member is None or member.lost:
         return True
     last = announce.membership
-    return node is not None and last is not None and last.assignment.round == round_.id and last.state is member.state
+    if node is None or last is None or last.results_ended:
+        return False
+    return last.assignment.round == round_.id and last.state is member.state
 
 
 def _message_may_wait(
@@ -204,7 +206,7 @@ def _misses_steps(round_: Round, plan: PlannedStop, agent_id: str, report: StepR
     return report.step is not None and reported < len(round_.members)
 
 
-_OF_ROUND = (WorkersFailed, WorkersStarted, NodeResultsEnded, WorkersStopped, WorkersSucceeded, StepReport)
+_OF_ROUND = (WorkersFailed, WorkersStarted, WorkersStopped, WorkersSucceeded, StepReport)
 
 
 def changes_no_rule(state: CoordinatorState, event: CoordinatorEvent, counts: OpenCounts) -> bool:

@@ -22,19 +22,23 @@ def break_round(state: CoordinatorState, now: float) -> RoundDecision | None:
     waiting = [n for n in state.nodes.values() if n.results_ended is not None and n.disconnected_at is None]
     if not waiting:
         return None
-    lost = [n for n in waiting if not _is_member(state, n)]
-    answered = waiting if _all_have_ended(state) else lost
+    all_have = _all_have_ended(state)
+    answered = [n for n in waiting if all_have or not has_ended_results(state, n.agent_id) or _is_late(state, n)]
     if not answered:
         return None
-    effects = tuple(SendToNode(n.agent_id, BreakRound(n.results_ended, n in lost)) for n in answered if n.results_ended)
+    effects = tuple(
+        SendToNode(n.agent_id, BreakRound(n.results_ended, _is_late(state, n))) for n in answered if n.results_ended
+    )
     for node in answered:
         state = set_node(state, replace(node, results_ended=None))
     return RoundDecision(state, effects)
 
 
-def _is_member(state: CoordinatorState, node: Node) -> bool:
+def _is_late(state: CoordinatorState, node: Node) -> bool:
+    """Return whether others may have broken their collectives while the node counted steps: it was lost then."""
     member = state.round.members.get(node.agent_id) if state.round else None
-    return member is not None and not member.lost and has_ended_results(state, node.agent_id)
+    is_member = member is not None and not member.lost and has_ended_results(state, node.agent_id)
+    return not is_member and node.ended_in_time != node.results_ended
 
 
 def _all_have_ended(state: CoordinatorState) -> bool:

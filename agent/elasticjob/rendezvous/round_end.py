@@ -35,6 +35,7 @@ from elasticjob.diagnosis import HANG_GRACE, root_cause
 from elasticjob.rendezvous import confirmation, planned_end, restart_delay
 from elasticjob.rendezvous.decision import RoundDecision, pod_names
 from elasticjob.rendezvous.state import (
+    BREAK_TIMEOUT,
     STOP_TIMEOUT,
     CoordinatorState,
     Member,
@@ -46,6 +47,7 @@ from elasticjob.rendezvous.state import (
     departure_reason,
     has_ended_results,
     set_node,
+    waits_to_break,
 )
 
 
@@ -55,13 +57,14 @@ def expire_lost_nodes(state: CoordinatorState, now: float) -> RoundDecision | No
     if round_ is None:
         return None
     stopping = round_.ending is not None and round_.ending.planned_stop is None
-    overdue = stopping and round_.ending is not None and now >= stop_deadline(round_.ending)
+    overdue = stopping and round_.ending is not None and now >= stop_deadline(state, round_.ending)
     connected = {agent_id for agent_id, n in state.nodes.items() if n.disconnected_at is None}
-    suspects = [a for a in round_.members if overdue or a not in connected]
+    late = {a for a in round_.members if overdue and not has_ended_results(state, a)}
+    suspects = [a for a in round_.members if a in late or a not in connected]
     lost = {
         a: None
         for a in suspects
-        if not (member := round_.members[a]).accounted_for and (overdue or _is_lost(state, a, member, now))
+        if not (member := round_.members[a]).accounted_for and (a in late or _is_lost(state, a, member, now))
     }
     if not lost:
         return None
@@ -347,9 +350,9 @@ def _has_hang(round_: Round) -> bool:
     return any(f.kind is FailureClass.HANG for f in round_.failures)
 
 
-def stop_deadline(ending: RoundEnding) -> float:
-    """Return when members that have not reported their workers stopped count as lost."""
-    return ending.kill_at + STOP_TIMEOUT
+def stop_deadline(state: CoordinatorState, ending: RoundEnding) -> float:
+    """Return when members that have not reported their workers stopped, nor their results ended, count as lost."""
+    return ending.kill_at + (BREAK_TIMEOUT if waits_to_break(state) else STOP_TIMEOUT)
 
 
 def _describe_job_failure(state: CoordinatorState, ended: RoundEnded, reason: str) -> str:

@@ -209,7 +209,7 @@ def next_deadline(state: CoordinatorState, now: float) -> float | None:
             times.append(state.joiners_since + state.settings.scale_up_stabilization)
         if state.round is not None and state.round.ending is not None:
             deadline = planned_end.planned_end_deadline(state.round, state.settings.graceful_shutdown)
-            times.append(deadline if deadline is not None else stop_deadline(state.round.ending))
+            times.append(deadline if deadline is not None else stop_deadline(state, state.round.ending))
     return min((t for t in times if t > now), default=None)
 
 

@@ -37,6 +37,9 @@ LOST_TIMEOUT = 1.0
 TAKEOVER_TIMEOUT = 1.0
 """Seconds without an announcement after which a standby store that has taken over waits no longer. The nodes lose the
 old store together; where only keep-alive notices it, within one interval of the probes."""
+BREAK_TIMEOUT = 10.0
+"""Seconds beyond the grace period after which a member that still counts steps is lost, if others wait for that. Its
+agent has killed its workers by then."""
 STOP_TIMEOUT = 30.0
 """Seconds beyond the grace period after which a member that has not reported its workers stopped counts as lost."""
 
@@ -84,6 +87,8 @@ class Node:
     """What it has to start for its next round, as it has reported; the count is 0 once it starts that ahead."""
     results_ended: RoundId | None = None
     """The round of which its workers count no step any more, and wait for `BreakRound`."""
+    ended_in_time: RoundId | None = None
+    """The last round of which it said so as a member that was not lost: no other node had broken its collectives."""
 
     def expired(self, now: float) -> bool:
         """Return whether the node has been disconnected for longer than the grace."""
@@ -456,6 +461,11 @@ def has_ended_results(state: CoordinatorState, agent_id: str) -> bool:
     """Return whether a member of the round has said that its workers count no step of it any more."""
     node = state.nodes.get(agent_id)
     return node is not None and state.round is not None and node.results_ended == state.round.id
+
+
+def waits_to_break(state: CoordinatorState) -> bool:
+    """Return whether a member of the round waits until no other one counts steps."""
+    return state.round is not None and any(has_ended_results(state, agent_id) for agent_id in state.round.members)
 
 
 def candidates(state: CoordinatorState) -> list[Node]:

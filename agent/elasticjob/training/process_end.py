@@ -9,10 +9,17 @@ import os
 import signal
 import sys
 import threading
+import time
+import traceback
 import weakref
+from contextlib import suppress
 from typing import Any, NoReturn
 
 from elasticjob.training.program_objects import destroy_program_objects, flush_files
+
+CLEAN_UP_TIMEOUT = 300.0
+"""Seconds that it may take to close the program's files, after its exit functions. The last writes of large files take
+long on slow storage."""
 
 
 def end_at_once(status: int) -> NoReturn:
@@ -22,7 +29,21 @@ def end_at_once(status: int) -> NoReturn:
     its files are closed and its destructors run. Destructors of libraries do not run, nor do exit handlers of native
     ones.
     """
-    clean_up()
+    try:
+        _run_exit_functions()
+        # A thread of the script may hold a file for ever that is to be closed: the others would wait for this process.
+        threading.Thread(target=_exit_late, args=(status,), daemon=True, name="elasticjob-end").start()
+        destroy_program_objects()
+    except BaseException:  # what the script does at its end changes no exit code, as in Python
+        with suppress(Exception):
+            traceback.print_exc()
+    finally:
+        os._exit(status)
+
+
+def _exit_late(status: int) -> None:
+    time.sleep(CLEAN_UP_TIMEOUT)
+    os.write(2, f"elasticjob: the end of process {os.getpid()} takes longer than {CLEAN_UP_TIMEOUT:g} s\n".encode())
     os._exit(status)
 
 

@@ -20,6 +20,8 @@ from typing import Any
 
 _SITES = frozenset({"site-packages", "dist-packages"})
 _STANDARD_LIBRARY = tuple(f"{path}/" for p in [sysconfig.get_path("stdlib")] for path in (p, os.path.realpath(p)))
+_finalize = ctypes.pythonapi.PyObject_CallFinalizer
+_finalize.restype = None
 _LAST_ERROR = ("last_exc", "last_type", "last_value", "last_traceback")
 
 
@@ -41,10 +43,13 @@ def destroy_program_objects() -> None:
     # As Python does. It sorts objects: one comes before those that it refers to, so a text file in a cycle is closed
     # before the compressed file below it.
     gc.collect()
+    # Kept until the end, so that no other object gets the same id. A thread's function refers to them.
+    names_of_modules = [vars(module) for module in [*sys.modules.values()] if isinstance(module, types.ModuleType)]
     for name in [*filter(_is_of_program, sys.modules)]:
         del sys.modules[name]
     gc.collect()
-    _close_rest()
+    _close_rest(frozenset(map(id, names_of_modules)))
+    del names_of_modules
     gc.collect()
     flush_files()
 
@@ -61,7 +66,9 @@ def _is_of_program(name: str) -> bool:
     """Return whether a module is the program's: `__main__`, or neither a library nor this package."""
     if name in ("__main__", "__mp_main__"):
         return True
-    file = getattr(getattr(sys.modules.get(name), "__spec__", None), "origin", None)
+    file = None
+    with suppress(Exception):  # the program may have put any object there
+        file = getattr(getattr(sys.modules.get(name), "__spec__", None), "origin", None)
     if name.partition(".")[0] == "elasticjob" or not isinstance(file, str) or not os.path.isabs(file):  # noqa: PTH117
         return False
     return not (_in_library(file) or _in_library(os.path.realpath(file)))  # the second takes 30 us: there are thousands
@@ -71,9 +78,9 @@ def _in_library(file: str) -> bool:
     return file.startswith(_STANDARD_LIBRARY) or not _SITES.isdisjoint(file.split("/"))
 
 
-def _close_rest() -> None:
+def _close_rest(names_of_modules: frozenset[int]) -> None:
     """Close files, and run `__del__` of other objects, in the order of the garbage collector, as above."""
-    kept = _standard_streams() | _used_by_other_threads()
+    kept = _standard_streams() | _used_by_other_threads(names_of_modules)
     for item in gc.get_objects():  # objects since the fork: older ones are frozen
         kind = type(item)
         if id(item) in kept or gc.is_finalized(item):
@@ -82,7 +89,7 @@ def _close_rest() -> None:
             if issubclass(kind, io.IOBase):
                 item.close()
             elif isinstance(getattr(kind, "__del__", None), types.FunctionType):
-                kind.__del__(item)
+                _finalize(ctypes.py_object(item))  # as the garbage collector does: it does not call it once more
         except Exception as error:
             _report(error, kind)
 
@@ -105,22 +112,25 @@ def _standard_streams() -> set[int]:
     return found
 
 
-def _used_by_other_threads() -> set[int]:
-    """Return the ids of the objects that the variables of other threads' functions refer to, directly or not."""
+def _used_by_other_threads(names_of_modules: frozenset[int]) -> set[int]:
+    """Return the ids of the objects that the variables of other threads' functions refer to, directly or not.
+
+    What they find by the names of a module does not count: Python destroys these too.
+    """
     pending: list[Any] = []
     for thread, top in sys._current_frames().items():
         frame: types.FrameType | None = top if thread != threading.get_ident() else None
         while frame is not None:
             pending += frame.f_locals.values()
             frame = frame.f_back
-    module_names = {id(vars(module)) for module in [*sys.modules.values()] if isinstance(module, types.ModuleType)}
     found: set[int] = set()
     while pending:
         item = pending.pop()
-        if id(item) in found or id(item) in module_names or isinstance(item, (types.ModuleType, type)):
+        if id(item) in found or id(item) in names_of_modules or isinstance(item, (types.ModuleType, type)):
             continue
         found.add(id(item))
-        pending += gc.get_referents(item)
+        if gc.is_tracked(item):  # the others refer to nothing that has to be closed, and may be millions
+            pending += gc.get_referents(item)
     return found
 
 

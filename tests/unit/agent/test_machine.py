@@ -174,8 +174,11 @@ def test_collectives_are_broken_once_the_coordinator_answers() -> None:
 
 def test_a_node_that_waits_to_break_its_collectives_says_so_on_every_new_link() -> None:
     state, _ = play(Received(END), AllResultsEnded(R1), state=running())
-    assert NodeResultsEnded(R1) in greeting(state)
-    assert NodeResultsEnded(R1) not in greeting(play(Received(BreakRound(R1)), state=state)[0])
+    for waits, found in (True, state), (False, play(Received(BreakRound(R1)), state=state)[0]):
+        announced = greeting(found)[0]
+        assert isinstance(announced, Announce)
+        assert announced.membership is not None
+        assert announced.membership.results_ended is waits
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from elasticjob.contract.messages import (
     RoundPhase,
 )
 from elasticjob.contract.names import RoundId
+from elasticjob.rendezvous.state import BREAK_TIMEOUT
 from support.rounds import Job, agent_id, job_of
 
 
@@ -64,6 +65,26 @@ def test_a_node_that_was_lost_does_not_use_its_state() -> None:
     assert answers(job) == {0: [BreakRound(round_id)], 1: [BreakRound(round_id)], 2: [BreakRound(round_id, True)]}
 
 
+def test_a_node_that_was_lost_after_it_had_said_so_keeps_its_state() -> None:
+    job, round_id = failed(0, 1)
+    end_results(job, round_id, 0)
+    job.disconnect(0)
+    job.advance(1)
+    job.announce(0, membership=LastMembership(job.start_of(0), MemberState.RUNNING, results_ended=True))
+    assert not answers(job), "the other one counts steps"
+    job.stopped(1)
+    assert answers(job) == {0: [BreakRound(round_id)]}
+
+
+def test_a_member_that_does_not_answer_is_lost_and_not_those_that_wait() -> None:
+    job, round_id = failed(0, 1, 2)
+    end_results(job, round_id, 0, 1)
+    job.advance(job.state.settings.stop_grace + BREAK_TIMEOUT)
+    assert answers(job) == {i: [BreakRound(round_id)] for i in range(2)}
+    job.stopped(0, 1)
+    assert job.members == ["j-0-0", "j-1-0"]
+
+
 def test_a_node_that_has_reconnected_gets_its_answer() -> None:
     job, round_id = failed(0, 1)
     end_results(job, round_id, 0, 1)
@@ -78,10 +99,9 @@ def test_a_successor_store_ends_the_round_of_nodes_that_count_no_step() -> None:
     before, round_id = failed(0, 1)
     job = Job(store=1, recovering=True)
     for index in range(2):
-        member = LastMembership(before.start_of(index), MemberState.RUNNING)
+        member = LastMembership(before.start_of(index), MemberState.RUNNING, results_ended=True)
         job.sent[agent_id(index)].clear()
         job.announce(index, membership=member)
-        end_results(job, round_id, index)
     assert answers(job) == {i: [BreakRound(round_id)] for i in range(2)}
     assert job.report.phase is RoundPhase.ENDING
 

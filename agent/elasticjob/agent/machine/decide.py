@@ -112,15 +112,13 @@ def greeting(state: AgentState) -> tuple[NodeToCoordinator, ...]:
     member = MemberState.FAILED if state.failure and state.phase is AgentPhase.IDLE else state.member
     # The store that needs the addresses has them: every announcement would be larger by them.
     assignment = replace(state.assignment, member_addresses=()) if state.assignment else None
-    membership = LastMembership(assignment, member) if assignment else None
+    membership = LastMembership(assignment, member, state.results_ended) if assignment else None
     announcement = replace(state.announcement, new_processes=state.new_processes)
     messages: list[NodeToCoordinator] = [replace(announcement, ready=state.ready, membership=membership)]
     if state.assignment and state.failure:
         messages.append(WorkersFailed(state.assignment.round, state.failure))
     if state.assignment and state.stall and state.phase is AgentPhase.RUNNING:
         messages.append(WorkersStalled(state.assignment.round, state.stall))
-    if state.assignment and state.results_ended:
-        messages.append(NodeResultsEnded(state.assignment.round))
     if state.assignment and state.phase is AgentPhase.IDLE:
         messages.append(_workers_stopped(state, state.assignment.round))
     if state.leaving:

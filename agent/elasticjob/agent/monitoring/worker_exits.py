@@ -20,8 +20,8 @@ LAST_LINES = 5
 """Lines of standard error that are the message of a worker that died without an exception."""
 LAST_LINES_WIDTH = 500
 """Characters of these lines together."""
-_MAX_ERROR_FILE = 1 << 20
-"""Bytes that are read of an error file."""
+_MAX_ERROR_FILE = 16 << 20
+"""Bytes that are read of an error file: an exception's text may be a large object, and is in it twice."""
 _MAX_NOTE = 256
 """Bytes that are read of what a worker's fork notes beside it."""
 

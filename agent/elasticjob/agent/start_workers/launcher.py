@@ -29,6 +29,8 @@ from elasticjob.agent.start_workers.libuv import WITHOUT_LIBUV, has_libuv
 from elasticjob.agent.start_workers.shim_callers import RunInFork, ShimCaller
 from elasticjob.agent.start_workers.shim_server import CannotForkError, ShimServer, likely_python
 from elasticjob.contract.names import early_variable_file
+from elasticjob.contract.text import printable
+from elasticjob.contract.untrusted_file import read_regular_file
 from elasticjob.loop_errors import background_task
 
 log = logging.getLogger(__name__)
@@ -215,7 +217,7 @@ class Launcher:
     def record_early_variable(self, error_file: str) -> None:
         """Start workers by exec from now on, if the worker with this error file wrote that its script needs it."""
         try:
-            reason = Path(early_variable_file(error_file)).read_text()[:256]
+            reason = printable(read_regular_file(early_variable_file(error_file), 256).data.decode(errors="replace"))
         except OSError:
             return
         if reason and not self._early_variable:

@@ -139,7 +139,8 @@ def _lock_shared(name: str, own: os.stat_result) -> FileIO | None:
         try:
             locked = _lock(file) if _is_ours(os.fstat(file.fileno()), own) else False
             if locked is None:
-                os.unlink(name)  # noqa: PTH108
+                with suppress(OSError):  # another node has done it
+                    os.unlink(name)  # noqa: PTH108
             if not locked:
                 file.close()
                 return None

@@ -16,20 +16,22 @@ from types import BuiltinFunctionType, FrameType, FunctionType, ModuleType
 from typing import Any, NamedTuple, NoReturn
 
 from elasticjob.contract.names import early_variable_file
+from elasticjob.training.program_objects import flush_files
 
 READ_BY_NATIVE_CODE = (
-    *("ARROW_", "BLIS_", "CUBLAS_LOG", "CUDA_MODULE_LOADING", "DNNL_", "GLIBC_TUNABLES", "GOMP_", "GOTO_NUM_THREADS"),
+    *("BLIS_", "CUBLAS_LOG", "CUDA_MODULE_LOADING", "DNNL_", "GLIBC_TUNABLES", "GOMP_", "GOTO_NUM_THREADS"),
     *("KINETO_USE_DAEMON", "KMP_", "LC_ALL", "LD_", "MALLOC_", "MKLDNN_", "MKL_", "NPY_", "OMP_", "ONEDNN_"),
-    *("OPENBLAS_", "PYTORCH_ALLOC_CONF", "PYTORCH_API_USAGE_STDERR", "PYTORCH_CUDA_ALLOC_CONF", "TF_"),
+    *("OPENBLAS_", "PYTORCH_ALLOC_CONF", "PYTORCH_API_USAGE_STDERR", "PYTORCH_CUDA_ALLOC_CONF"),
     *("TORCH_ALLOW_TF32_CUBLAS_OVERRIDE", "TORCH_BLAS_PREFER_", "TORCH_CPP_LOG_LEVEL", "TORCH_CUSTOM_TERMINATE"),
     *("TORCH_DISTRIBUTED_DEBUG", "TORCH_LINALG_PREFER_", "TORCH_ROCM_FA_PREFER_CK", "TORCH_SHOW_CPP_STACKTRACES"),
-    *("TORCH_SYMMMEM", "TRITON_", "XLA_"),
+    "TORCH_SYMMMEM",
 )
 """Prefixes of variables that native code reads when it is loaded; such reads bypass os.environ.
 
 Source: the calls of `getenv` in `import torch, torch._dynamo, torch.distributed, numpy` (torch 2.15, LD_PRELOAD of a
-library that records them), and libraries that scripts often preload."""
-
+library that records them)."""
+READ_BY_LIBRARIES = {"ARROW_": ("pyarrow",), "TF_": ("tensorflow",), "XLA_": ("tensorflow", "jax", "torch_xla")}
+"""The same for libraries that some jobs preload, by prefix: they count only if one of the libraries is loaded."""
 
 _RUN_MAIN = str(Path(__file__).with_name("run_main.py"))
 
@@ -80,7 +82,7 @@ def watch_early_variables(read: frozenset[str], preloaded: frozenset[str], start
             plain.__delitem__(self, name)
 
     def changed(name: str) -> None:
-        if name not in read and not (isinstance(name, str) and name.startswith(READ_BY_NATIVE_CODE)):
+        if name not in read and not (isinstance(name, str) and _is_read_by_native_code(name, preloaded)):
             return
         environ.__class__ = plain
         if os.getpid() == process and not _has_imported(preloaded, modules):
@@ -88,6 +90,11 @@ def watch_early_variables(read: frozenset[str], preloaded: frozenset[str], start
 
     Watched.__name__, Watched.__qualname__ = plain.__name__, plain.__qualname__
     environ.__class__ = Watched
+
+
+def _is_read_by_native_code(name: str, preloaded: frozenset[str]) -> bool:
+    libraries = (found for prefix, found in READ_BY_LIBRARIES.items() if name.startswith(prefix))
+    return name.startswith(READ_BY_NATIVE_CODE) or any(not preloaded.isdisjoint(found) for found in libraries)
 
 
 def _has_imported(preloaded: frozenset[str], modules: frozenset[str]) -> bool:
@@ -119,7 +126,7 @@ def _start_again(name: str, start: ProcessStart) -> None:
     reason = f"the script sets {name} before it imports what is preloaded, and the preload has read it"
     if error_file := start.environment.get("TORCHELASTIC_ERROR_FILE"):
         with suppress(OSError):
-            Path(early_variable_file(error_file)).write_text(reason)
+            Path(early_variable_file(error_file)).write_text(reason, encoding="utf-8", errors="replace")
     if obstacle := _obstacle():
         _say(f"{reason}: it has no effect in this process, which {obstacle}; the next ones start by exec")
         return
@@ -138,7 +145,7 @@ def _obstacle() -> str:
 
 
 def _execute(start: ProcessStart) -> NoReturn:
-    sys.stdout.flush()
+    flush_files()
     os.chdir(start.directory)
     os.execvpe(start.argv[0], [*start.argv], dict(start.environment))  # noqa: S606
 
