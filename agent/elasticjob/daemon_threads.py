@@ -33,8 +33,9 @@ class DaemonExecutor(ThreadPoolExecutor):
         with self._guard:
             self._calls.append((future, fn, args, kwargs))
             if self._threads_left:
-                self._threads_left -= 1
+                # Where no thread can be started, a thread that works already takes the call, or the next call tries.
                 threading.Thread(target=self._work, name="elasticjob-call", daemon=True).start()
+                self._threads_left -= 1
         return future
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:

@@ -28,6 +28,8 @@ log = logging.getLogger(__name__)
 FIRST_BACKOFF = 0.1
 """Seconds until the second attempt to connect; each further failure doubles it."""
 LONGEST_BACKOFF = 5.0
+LONGEST_END_BACKOFF = 1.0
+"""The longest delay after a link that has ended at once, though its store sent nothing wrong."""
 SERVED_SECONDS = 1.0
 """Seconds that a link must have lasted so that it is opened again at once."""
 MAX_JITTER = 1.2
@@ -70,6 +72,16 @@ async def connect_store(address: StoreAddress, key: bytes) -> LinkConnection:
     )
     link.decoder = FrameDecoder(address.nodes)
     return link
+
+
+@dataclass
+class _Link:
+    """What became of one attempt to follow a store."""
+
+    opened: float | None = None
+    """When the link was open; None if it was not."""
+    valid: bool = False
+    """Whether the store sent nothing but valid reports."""
 
 
 @dataclass
@@ -220,35 +232,37 @@ class StoreLinks:
         A link that has served well is opened again at once. One that ends at once, or whose store sends what is no
         report, counts as a failed attempt: such a store would otherwise take the event loop's time without end.
         """
-        backoff = FIRST_BACKOFF
+        backoff = ends = FIRST_BACKOFF
         while True:
-            served = False
+            link = _Link()
             try:
-                served = await self._follow(key, job, address)
+                await self._follow(key, job, address, link)
             except (LinkError, OSError, asyncio.TimeoutError) as error:
                 self._record_refusal(key, job, str(error) if isinstance(error, LinkRefused) else "")
                 log.debug("%s/%s: no link to %s: %s", *key, address.pod, error)
             except Exception:  # an unexpected error must not end the link for ever
                 log.exception("%s/%s: following %s failed; trying again", *key, address.pod)
-                backoff = LONGEST_BACKOFF
-            if served:
-                backoff = FIRST_BACKOFF
-                continue
-            await asyncio.sleep(backoff * random.uniform(2 - MAX_JITTER, MAX_JITTER))  # noqa: S311  # no secret
-            backoff = min(LONGEST_BACKOFF, backoff * 2)
+                link.valid, backoff, ends = False, LONGEST_BACKOFF, LONGEST_BACKOFF
+            if link.opened is None:
+                delay, backoff = backoff, min(LONGEST_BACKOFF, backoff * 2)
+            elif link.valid and self._clock() >= link.opened + SERVED_SECONDS:
+                delay, backoff, ends = 0.0, FIRST_BACKOFF, FIRST_BACKOFF
+            else:  # a store that has reported may be well: a longer silence has it replaced
+                delay = min(ends, LONGEST_END_BACKOFF) if link.valid else ends
+                backoff, ends = FIRST_BACKOFF, min(LONGEST_BACKOFF, ends * 2)
+            await asyncio.sleep(delay * random.uniform(2 - MAX_JITTER, MAX_JITTER))  # noqa: S311  # no secret
 
-    async def _follow(self, key: JobKey, job: _Job, address: StoreAddress) -> bool:
-        """Connect, and receive reports until the link ends; return whether it has served for `SERVED_SECONDS`."""
+    async def _follow(self, key: JobKey, job: _Job, address: StoreAddress, link: _Link) -> None:
+        """Connect, and receive reports until the link ends; note in `link` what became of it."""
         async with self._turn(job):
             connection = await self._connect(address, job.key)
         if _is_other_store(connection.welcome, address):
             log.warning("%s/%s: at the address of %s, another store answers; trying again", *key, address.pod)
             connection.close()
             await asyncio.sleep(LONGEST_BACKOFF)
-            return False
-        opened = self._clock()
-        valid = await self._receive_reports(key, job, connection)
-        return valid and self._clock() >= opened + SERVED_SECONDS
+            return
+        link.opened = self._clock()
+        link.valid = await self._receive_reports(key, job, connection)
 
     @contextlib.asynccontextmanager
     async def _turn(self, job: _Job) -> AsyncIterator[None]:

@@ -199,7 +199,7 @@ def _is_new(job: Job, spec: JobSpec) -> bool:
     """
     status = job.status
     started = status.execution_attempts > 0 or status.store_incarnation is not None
-    return not (started or status.outcome_declared or spec.suspend or status.is_true(ConditionType.SUSPENDED))
+    return not (started or spec.suspend or status.is_true(ConditionType.SUSPENDED))
 
 
 def _invalid(job: Job, now: float) -> Plan:
