@@ -231,8 +231,8 @@ from elasticjob.contract.names import RoundId
 async def joins(self):
     self._dispatch(events.Received(StartRound(RoundId(1, 0, 1), 0, 2500, 0, 20000, 0, 20000, "127.0.0.1", 1, 0, 3)))
 
-async def launches(self, start):
-    print("limit", self._stores[-1].limits.connections, flush=True)
+async def launches(self, start, store):
+    print("limit", store.limits.connections, flush=True)
     raise RuntimeError("seen enough")
 
 runner.Agent._connect = joins

@@ -66,7 +66,8 @@ def _program_problem(program: str, env: Mapping[str, str], folder: Path) -> str:
     path = folder / program
     if not path.is_file():
         return f"{path}: no such file"
-    return "" if os.access(path, os.X_OK) else f"{path}: permission denied: it is not executable"
+    executable = path.stat().st_mode & 0o111  # not by access(2), which ignores capabilities
+    return "" if executable else f"{path}: permission denied: it is not executable"
 
 
 def _script_problem(path: Path) -> str:
@@ -79,7 +80,12 @@ def _script_problem(path: Path) -> str:
             return f"{path}: no such file"
     except OSError as error:
         return f"{path}: {error.strerror}"
-    return "" if os.access(path, os.R_OK) else f"{path}: permission denied"
+    try:
+        if path.is_file():
+            path.open("rb").close()
+    except OSError as error:
+        return f"{path}: {(error.strerror or str(error)).lower()}"
+    return ""
 
 
 def _module_problem(command: PythonCommand, env: Mapping[str, str], folder: Path) -> str:
