@@ -52,8 +52,8 @@ MUTANTS = (
     _rendezvous(
         "the first node that counts no step breaks its collectives",
         "round_break",
-        "answered = waiting if _all_have_ended(state) else lost",
-        "answered = waiting",
+        "all_have = _all_have_ended(state)",
+        "all_have = True",
     ),
     _rendezvous(
         "one that counts steps is not waited for",
@@ -64,8 +64,8 @@ MUTANTS = (
     _rendezvous(
         "a lost node goes on with its state",
         "round_break",
-        "BreakRound(n.results_ended, n in lost)",
-        "BreakRound(n.results_ended)",
+        "return not is_member and node.ended_in_time != node.results_ended",
+        "return False",
     ),
     _machine(
         "broken collectives may be used",
