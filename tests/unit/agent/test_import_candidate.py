@@ -83,6 +83,10 @@ CASES = {
     "a variable for native code": Case(
         "the script sets OMP_NUM_THREADS", {"one": ""}, {"OMP_NUM_THREADS": "3"}, ("OMP_NUM_THREADS",)
     ),
+    "a variable for a library's native code": Case(
+        "the script sets TF_LOG", {"tensorflow": ""}, {"TF_LOG": "3"}, ("TF_LOG",)
+    ),
+    "a variable for a library that is not imported": Case("", {"one": ""}, {"TF_LOG": "3"}, ("TF_LOG",)),
 }
 
 

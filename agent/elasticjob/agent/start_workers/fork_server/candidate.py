@@ -15,7 +15,7 @@ from typing import Any
 
 from elasticjob.agent.processes import open_files
 from elasticjob.agent.start_workers.fork_server import self_test
-from elasticjob.agent.start_workers.fork_server.early_variables import READ_BY_NATIVE_CODE, recorded_reads
+from elasticjob.agent.start_workers.fork_server.early_variables import is_read_by_native_code, recorded_reads
 from elasticjob.agent.start_workers.fork_server.gpu_count import count_gpus_in_forks
 from elasticjob.agent.start_workers.fork_server.preload_learning import Baseline, ImportReport
 
@@ -92,7 +92,7 @@ def _find_variable(report: ImportReport, read: set[str]) -> str:
     differ = {name for name, value in report.environment.items() if os.environ.get(name) != value}
     if seen := sorted(differ & read):
         return f"the imports read {', '.join(seen)}, whose values differ in workers"
-    unseen = [name for name in report.set_by_program if name in differ and name.startswith(READ_BY_NATIVE_CODE)]
+    unseen = [name for name in report.set_by_program if name in differ and is_read_by_native_code(name, sys.modules)]
     return f"the script sets {', '.join(unseen)}, which libraries read when they are loaded" if unseen else ""
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import BuiltinFunctionType, FrameType, FunctionType, ModuleType
@@ -82,7 +82,7 @@ def watch_early_variables(read: frozenset[str], preloaded: frozenset[str], start
             plain.__delitem__(self, name)
 
     def changed(name: str) -> None:
-        if name not in read and not (isinstance(name, str) and _is_read_by_native_code(name, preloaded)):
+        if name not in read and not (isinstance(name, str) and is_read_by_native_code(name, modules)):
             return
         environ.__class__ = plain
         if os.getpid() == process and not _has_imported(preloaded, modules):
@@ -92,9 +92,10 @@ def watch_early_variables(read: frozenset[str], preloaded: frozenset[str], start
     environ.__class__ = Watched
 
 
-def _is_read_by_native_code(name: str, preloaded: frozenset[str]) -> bool:
+def is_read_by_native_code(name: str, modules: Container[str]) -> bool:
+    """Return whether native code reads a variable when it is loaded. `modules`: the names of those that are loaded."""
     libraries = (found for prefix, found in READ_BY_LIBRARIES.items() if name.startswith(prefix))
-    return name.startswith(READ_BY_NATIVE_CODE) or any(not preloaded.isdisjoint(found) for found in libraries)
+    return name.startswith(READ_BY_NATIVE_CODE) or any(library in modules for found in libraries for library in found)
 
 
 def _has_imported(preloaded: frozenset[str], modules: frozenset[str]) -> bool:
