@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
 
 from elasticjob.agent.reporting.termination_message import read_round
-from elasticjob.code_root import CODE_ROOT
 from elasticjob.contract.names import Env, RoundId
 from support.local_run import LocalRun, manifest
+from support.lone_agent import lone_agent_environment
 from support.worker_scripts import script
 
 BREAK_WHILE_STARTING_WORKERS = """
@@ -39,20 +38,10 @@ sys.exit(main(["python3", "-c", "pass"]))
 def test_an_agent_that_lost_track_of_its_workers_ends_with_70_and_says_why(tmp_path: Path) -> None:
     """torch's WorkerState.UNKNOWN: the agent does not recover, it ends and leaves the node to the job manager."""
     log = tmp_path / "termination"
-    env = {
-        **os.environ,
-        "PYTHONPATH": CODE_ROOT,
-        Env.RUN_ID: "uid",
-        Env.NODE_KEY: "00" * 32,
-        Env.INDEX: "0",
-        Env.POD_NAME: "bert-0-0",
-        Env.POD_IP: "127.0.0.1",
-        Env.STORE_ENDPOINT: "127.0.0.1:1",
-        Env.PRELOAD: "",
-        Env.TERMINATION_LOG: str(log),
-    }
     argv = [sys.executable, "-c", BREAK_WHILE_STARTING_WORKERS]
-    done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(
+        argv, env=lone_agent_environment(log), capture_output=True, text=True, timeout=60, check=False
+    )
     assert done.returncode == 70, done.stderr
     termination = json.loads(log.read_text())
     assert termination["outcome"] == "Error"

@@ -17,10 +17,10 @@ import yaml
 from elasticjob.agent.machine import effects
 from elasticjob.agent.processes import has_ended
 from elasticjob.code_root import CODE_ROOT
-from elasticjob.contract.names import Env
 from support.child_process import ChildProcess
 from support.injected_errors import called, injecting
 from support.local_run import PROGRAM, manifest
+from support.lone_agent import lone_agent_environment
 from support.worker_scripts import script
 
 STEPS = f"""
@@ -204,20 +204,10 @@ while True:
 
 
 def run_agent(program: str, target: str, log: Path, command: list[str]) -> subprocess.CompletedProcess[str]:
-    env = {
-        **os.environ,
-        "PYTHONPATH": CODE_ROOT,
-        Env.RUN_ID: "uid",
-        Env.NODE_KEY: "00" * 32,
-        Env.INDEX: "0",
-        Env.POD_NAME: "bert-0-0",
-        Env.POD_IP: "127.0.0.1",
-        Env.STORE_ENDPOINT: "127.0.0.1:1",
-        Env.PRELOAD: "",
-        Env.TERMINATION_LOG: str(log),
-    }
     argv = [sys.executable, "-c", program, target, *command]
-    return subprocess.run(argv, env=env, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(
+        argv, env=lone_agent_environment(log), capture_output=True, text=True, timeout=60, check=False
+    )
 
 
 def test_an_error_in_the_clean_up_changes_no_outcome(tmp_path: Path) -> None:

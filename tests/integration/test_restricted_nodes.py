@@ -16,6 +16,7 @@ from elasticjob.code_root import CODE_ROOT, program
 from elasticjob.contract.names import Env
 from elasticjob.store.open_files import connection_limit
 from support.local_run import LocalRun, manifest
+from support.lone_agent import lone_agent_environment
 from support.worker_scripts import script
 
 AGENT = [*program(), "agent", "--", "true"]
@@ -138,20 +139,7 @@ def test_without_any_writable_folder_the_termination_message_says_what_to_mount(
 
 def run_agent(log: Path, *, argv: Sequence[str] = AGENT, **env: str) -> subprocess.CompletedProcess[str]:
     """Run one agent that finds no store, with its termination message at `log`."""
-    environment = {
-        **os.environ,
-        Env.RUN_ID: "uid",
-        Env.NODE_KEY: "00" * 32,
-        Env.INDEX: "0",
-        Env.POD_NAME: "bert-0-0",
-        Env.POD_IP: "127.0.0.1",
-        Env.STORE_ENDPOINT: "127.0.0.1:1",
-        Env.JOIN_TIMEOUT_SECONDS: "0",
-        Env.PRELOAD: "",
-        "PYTHONPATH": CODE_ROOT,
-        Env.TERMINATION_LOG: str(log),
-        **env,
-    }
+    environment = {**lone_agent_environment(log), Env.JOIN_TIMEOUT_SECONDS: "0", **env}
     return subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=60, check=False)
 
 

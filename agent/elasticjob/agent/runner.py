@@ -236,10 +236,9 @@ class Agent:
 
     def _link_changed(self, link: ControlLink | None) -> None:
         self._reachability.coordinator_link_changed(link)
-        round_id = self._state.round
-        waits = link is not None and round_id is not None and self._state.results_ended
-        if waits and round_id is not None and not self._node.knows(NodeResultsEnded(round_id)):  # an older store
-            self._dispatch(events.Received(BreakRound(round_id)))
+        ended = self._state.round if self._state.results_ended else None
+        if link is not None and ended is not None and not self._node.knows(NodeResultsEnded(ended)):  # an older store
+            self._dispatch(events.Received(BreakRound(ended)))
 
     async def _announcement(self) -> Announce:
         config = self._config

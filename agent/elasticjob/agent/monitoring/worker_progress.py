@@ -169,12 +169,14 @@ class WorkerProgress:
     @property
     def has_shard(self) -> bool:
         """Whether the memory of this node has a shard of a ShardedState, or the copy of another node's."""
-        shards = (descriptor for buffers in self._shards.values() for descriptor in buffers)
-        return any(read_header(descriptor) != ABSENT for descriptor in shards)
+        return any(read_header(descriptor) != ABSENT for descriptor in self._all_shard_buffers())
+
+    def _all_shard_buffers(self) -> tuple[int, ...]:
+        return tuple(descriptor for buffers in self._shards.values() for descriptor in buffers)
 
     def discard_copies(self) -> None:
         """Forget all copies. No worker runs that could write another one."""
-        for descriptor in (*self.memory, *(d for buffers in self._shards.values() for d in buffers)):
+        for descriptor in (*self.memory, *self._all_shard_buffers()):
             os.pwrite(descriptor, bytes(HEADER_SIZE), 0)
 
     def training(self) -> TrainingProgress | None:
@@ -245,7 +247,7 @@ class WorkerProgress:
         self._set_limit(NO_LIMIT)
         self._loop.remove_reader(self._listener)
         self._listener.close()
-        for descriptor in (*self.memory, *(d for buffers in self._shards.values() for d in buffers)):
+        for descriptor in (*self.memory, *self._all_shard_buffers()):
             os.close(descriptor)
 
     def _set_limit(self, limit: int) -> None:
