@@ -706,8 +706,13 @@ class WorkerGroup:
         if self._ends and self._started.is_set():
             self.on_end()
 
+    @property
+    def _not_parked_yet(self) -> set[int]:
+        """Process ids of the workers that were asked to leave their function in this stop, and run."""
+        return self._interrupted & set(self._running)
+
     def _look_for_results_end(self) -> None:
-        interrupted = self._interrupted & set(self._running)
+        interrupted = self._not_parked_yet
         if not self._results_ended and self.restartable.all_results_ended(interrupted):
             self._results_ended = True
             self.on_results_ended()
@@ -1057,16 +1062,16 @@ class WorkerGroup:
         """Return whether a worker has left its function and still ends its process groups; park those that are done."""
         if self._interrupted:
             self._have_ended(park=True)
-        leaving = self._interrupted & set(self._running)
-        return any(self.restartable.interrupted(pid) or self.restartable.results_ended(pid) for pid in leaving)
+        has_left, has_ended_results = self.restartable.interrupted, self.restartable.results_ended
+        return any(has_left(pid) or has_ended_results(pid) for pid in self._not_parked_yet)
 
     def _hold(self) -> bool:
         """Return whether a worker waits for `break_collectives`."""
-        return not self._may_break and any(map(self.restartable.results_ended, self._interrupted & set(self._running)))
+        return not self._may_break and any(map(self.restartable.results_ended, self._not_parked_yet))
 
     def _kill_those_that_count(self) -> None:
         """Kill workers that have not left in their grace, if others wait until these count no step any more."""
-        interrupted = self._interrupted & set(self._running)
+        interrupted = self._not_parked_yet
         if any(map(self.restartable.results_ended, interrupted)):
             for pid in interrupted:
                 if not self.restartable.results_ended(pid) and not self.restartable.interrupted(pid):
@@ -1076,7 +1081,7 @@ class WorkerGroup:
         """Let the workers that wait with it break their collectives, and leave their functions."""
         self._may_break = True
         self._child_ended.set()
-        for pid in self._interrupted & set(self._running):
+        for pid in self._not_parked_yet:
             self.restartable.break_collectives(pid)
 
     def discard_state(self) -> None:
