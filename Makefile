@@ -57,6 +57,10 @@ integration: venv ## torch as our peer, and real processes on this machine; a GP
 cluster-test: venv cluster ## the cluster itself: its verbs, and that it leaves nothing behind
 	@pytest -q tests/integration/test_cluster.py
 
+.PHONY: operator-test
+operator-test: venv programs ## the operator on a real API server, with simulated pods
+	@pytest -q tests/api_server
+
 .PHONY: metrics-server
 metrics-server: ## build metrics-server, for the test of an autoscaler, once (3 minutes on two cores)
 	@python3 tests/cluster/cluster.py metrics-server
@@ -75,6 +79,7 @@ test: ## all tests, fast ones first; those on the cluster run beside the others 
 	@$(MAKE) --no-print-directory unit
 	@$(MAKE) --no-print-directory -j2 programs images
 	@$(MAKE) --no-print-directory cluster-test
+	@$(MAKE) --no-print-directory operator-test
 	@$(MAKE) --no-print-directory metrics-server
 	@output=$$(mktemp); $(MAKE) --no-print-directory e2e >$$output 2>&1 & e2e=$$!; \
 	trap 'test -z "$$e2e" || kill $$e2e; rm -f $$output' EXIT; trap 'exit 130' INT TERM; \

@@ -1,0 +1,15 @@
+"""The fixture itself: a job runs, and its pods go with it."""
+
+from __future__ import annotations
+
+from api_server.conftest import Cluster
+
+
+async def test_a_job_trains_and_a_lost_worker_is_replaced(cluster: Cluster) -> None:
+    cluster.operator.start()
+    await cluster.apply(cluster.job("one", 1, 2))
+    await cluster.until_running("one", 2)
+    await cluster.pods.fail(cluster.pods.node("one", 1))
+    restarted = lambda: cluster.pods.jobs["one"]["status"].get("restarts") == 1  # noqa: E731
+    await cluster.pods.until("one restart is counted", restarted, 60)
+    assert "one" in cluster.kubectl("get", "ej", "-n", "bench")
