@@ -15,7 +15,7 @@ from typing import Any
 
 from elasticjob.contract.messages import RestartStrategy
 from elasticjob.contract.text import with_noun
-from elasticjob_operator import metrics
+from elasticjob_operator import job_metrics, metrics
 from elasticjob_operator.action_executor import ActionExecutor
 from elasticjob_operator.actions import CreateStandbyStore, CreateStore, CreateWorker, EventRecord
 from elasticjob_operator.children import children_of
@@ -221,7 +221,7 @@ class Controller:
             raise
         self.watched.record_job(written)
         strategy = text(raw, "spec", "restartStrategy") or RestartStrategy.IN_PLACE.value
-        metrics.count_change(raw.get("status") or {}, status, strategy)
+        job_metrics.count_change(raw.get("status") or {}, status, strategy)
 
     def _update_link(self, key: JobKey, observed: Observed, decided: Plan, memory: JobMemory) -> None:
         """Set the link's address and send the operator view.

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from prometheus_client import REGISTRY
 
-from elasticjob_operator import metrics
+from elasticjob_operator import job_metrics, metrics
 from elasticjob_operator.kube import JOBS, Unclear
 from elasticjob_operator.model.raw import timestamp
 from support.operator_build import NOW, condition, status
@@ -53,7 +53,7 @@ def test_what_a_status_write_counts(
     before: dict[str, Any], after: dict[str, Any], strategy: str, name: str, labels: dict[str, str], added: float
 ) -> None:
     known = value(name, **labels)
-    metrics.count_change(status(**before), status(**after), strategy)
+    job_metrics.count_change(status(**before), status(**after), strategy)
     assert value(name, **labels) - known == pytest.approx(added)
 
 
@@ -83,7 +83,7 @@ async def test_jobs_are_counted_by_phase_and_reconciles_by_duration_and_error(mo
 
 async def test_a_restart_counts_with_the_strategy_of_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
     counted: list[str] = []
-    monkeypatch.setattr(metrics, "count_change", lambda before, after, strategy: counted.append(strategy))
+    monkeypatch.setattr(job_metrics, "count_change", lambda before, after, strategy: counted.append(strategy))
     for spec in ({}, {"restartStrategy": "Recreate"}):
         await Cluster(**spec).reconcile()
     assert counted == ["InPlace", "Recreate"]
