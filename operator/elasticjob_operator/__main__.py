@@ -131,6 +131,7 @@ class Operator:
         def silence() -> float:
             return max(0.0, loop.time() - max(self.api.last_success, self.lease_api.last_success))
 
+        metrics.queue_depth.set_function(lambda: 0 if self._queue is None else self._queue.due())
         metrics.queue_wait.set_function(oldest_wait)
         metrics.api_silence.set_function(silence)
         port = self.settings.health_port
@@ -145,6 +146,7 @@ class Operator:
         """Lead until cancelled. An operator that loses the Lease is a candidate again, without any earlier state."""
         await check_crd(self.api)
         if not self.settings.leader_election:
+            metrics.leader.set(1)
             await run_until_one_ends(self._reconcile_jobs(None), self._check_api())
             return
         for term in itertools.count():
@@ -169,8 +171,10 @@ class Operator:
         try:
             await run(election.acquire())
             self.api.may_write = election.may_write
+            metrics.leader.set_function(election.may_write)
             await run_until_one_ends(self._reconcile_jobs(election), run(election.renew()))
         finally:
+            metrics.leader.set_function(lambda: 0)
             await run(election.release())
 
     async def _assemble(
@@ -183,7 +187,6 @@ class Operator:
             raise CannotStart(f"the master key is unavailable: {error}") from None
 
         async def reconcile(key: JobKey) -> float | None:
-            metrics.queue_depth.set(len(queue))
             return await controller.reconcile(key)
 
         queue: WorkQueue[JobKey] = WorkQueue(reconcile)
@@ -198,7 +201,7 @@ class Operator:
         watched = WatchCache(queue.enqueue, kueue=s.kueue, nodes_watched=nodes_watched)
         controller = Controller(
             self.api, job_keys, links, recorder, s.image, s.resync_seconds, clock, watched, s.pod_namespace,
-            s.topology_labels[-1] if s.topology_labels else HOSTNAME,
+            s.topology_labels[-1] if s.topology_labels else HOSTNAME, s.label_namespaces,
         )  # fmt: skip
         return queue, links, watched, recorder
 

@@ -63,6 +63,8 @@ class Controller:
     """The namespace of this operator's pod; empty if it runs in no pod."""
     placement_label: str = HOSTNAME
     """The label of Nodes within whose values `spec.placement` packs pods, or between which it spreads them."""
+    label_namespaces: bool = False
+    """Whether metrics about jobs have their namespace as a label."""
     _leases: NodeLeases = field(init=False)
     _census: StoreCensus = field(default_factory=StoreCensus)
     _memories: dict[JobKey, JobMemory] = field(default_factory=dict)
@@ -221,7 +223,8 @@ class Controller:
             raise
         self.watched.record_job(written)
         strategy = text(raw, "spec", "restartStrategy") or RestartStrategy.IN_PLACE.value
-        job_metrics.count_change(raw.get("status") or {}, status, strategy)
+        namespace = self._namespace_label(text(raw, "metadata", "namespace"))
+        job_metrics.count_change(raw.get("status") or {}, status, strategy, namespace)
 
     def _update_link(self, key: JobKey, observed: Observed, decided: Plan, memory: JobMemory) -> None:
         """Set the link's address and send the operator view.
@@ -277,10 +280,14 @@ class Controller:
         if phase:
             self._phases[key] = phase
         if before != phase:
+            namespace = self._namespace_label(key[0])
             if before:
-                metrics.jobs.labels(before).dec()
+                metrics.jobs.labels(before, namespace).dec()
             if phase:
-                metrics.jobs.labels(phase).inc()
+                metrics.jobs.labels(phase, namespace).inc()
+
+    def _namespace_label(self, namespace: str) -> str:
+        return namespace if self.label_namespaces else ""
 
 
 def _sent(decided: Plan) -> tuple[Any, ...]:

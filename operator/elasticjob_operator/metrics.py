@@ -8,19 +8,43 @@ from http.server import ThreadingHTTPServer
 from prometheus_client import Counter, Gauge, Histogram, MetricsHandler
 
 from elasticjob.listening_socket import listen_on_all_addresses
+from elasticjob_operator.version import VERSION
 
-jobs = Gauge("elasticjob_jobs", "Jobs by phase.", ["phase"])
-restarts = Counter("elasticjob_restarts", "Restarts of a job's workers.", ["reason", "strategy"])
-pod_failures = Counter("elasticjob_pod_failures", "Failures recorded in status, charged or not.", ["class"])
-rendezvous_seconds = Histogram("elasticjob_rendezvous_seconds", "Seconds from a job's start to its first round.")
+NAMESPACE = "namespace"
+"""Label of all metrics about jobs. It is empty unless the operator's `label_namespaces` is set, and for Prometheus an
+empty label is none: the number of series is then independent of the number of namespaces."""
+MINUTES = (60, 180, 600, 1200, 1800, 3600)
+"""Buckets of what can wait for nodes or images, in seconds."""
+
+build_info = Gauge("elasticjob_build_info", "Always 1; the label has the version.", ["version"])
+build_info.labels(VERSION).set(1)
+leader = Gauge("elasticjob_leader", "1 while this operator holds the Lease, else 0.")
+jobs = Gauge("elasticjob_jobs", "Jobs by phase.", ["phase", NAMESPACE])
+restarts = Counter("elasticjob_restarts", "Restarts of a job's workers.", ["reason", "strategy", NAMESPACE])
+pod_failures = Counter("elasticjob_pod_failures", "Failures recorded in status, charged or not.", ["class", NAMESPACE])
+training_seconds = Counter(
+    "elasticjob_training_seconds",
+    "Sum over jobs of the seconds since their first round, without suspensions.",
+    [NAMESPACE],
+)
+lost_seconds = Counter("elasticjob_lost_seconds", "Those of them that faults have cost.", [NAMESPACE])
+rendezvous_seconds = Histogram(
+    "elasticjob_rendezvous_seconds",
+    "Seconds from a job's start to its first round.",
+    [NAMESPACE],
+    buckets=(1, 3, 10, 30, *MINUTES),
+)
 recovery_seconds = Histogram(
     "elasticjob_recovery_seconds",
     "Seconds from a failure to the next round.",
-    ["phase"],
-    buckets=(0.1, 0.3, 1, 3, 10, 30, 100),
+    ["phase", NAMESPACE],
+    buckets=(0.1, 0.3, 1, 3, 10, 30, *MINUTES),
 )
 scale_seconds = Histogram(
-    "elasticjob_scale_seconds", "Seconds from a change of size until all nodes train.", ["direction"]
+    "elasticjob_scale_seconds",
+    "Seconds from a change of size until all nodes train.",
+    ["direction", NAMESPACE],
+    buckets=(0.3, 1, 3, 10, 30, *MINUTES),
 )
 reconcile_seconds = Histogram(
     "elasticjob_reconcile_seconds",
@@ -29,7 +53,7 @@ reconcile_seconds = Histogram(
 )
 reconcile_errors = Counter("elasticjob_reconcile_errors", "Reconciles that raised an error.")
 api_requests = Counter("elasticjob_api_requests", "Requests to the API server.", ["verb", "resource", "code"])
-queue_depth = Gauge("elasticjob_queue_depth", "Jobs that wait to be reconciled.")
+queue_depth = Gauge("elasticjob_queue_depth", "Jobs whose next reconcile is due, and that wait for it.")
 queue_wait = Gauge("elasticjob_queue_wait_seconds", "Seconds by which the longest waiting job is overdue.")
 api_silence = Gauge("elasticjob_api_silence_seconds", "Seconds since the last successful response of the API server.")
 

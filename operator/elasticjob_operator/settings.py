@@ -54,6 +54,8 @@ class OperatorSettings:
     log_format: str = "json"
     metrics_port: int = 8080
     """0: no metrics."""
+    label_namespaces: bool = False
+    """Whether metrics about jobs have the label `namespace`."""
     health_port: int = 8081
     """0: no probes."""
     workers: int = 16
@@ -95,6 +97,7 @@ def parse_settings(argv: Sequence[str] | None, environ: Mapping[str, str] = os.e
         log_level=options.log_level.upper(),
         log_format=options.log_format,
         metrics_port=options.metrics_port,
+        label_namespaces=options.metrics_namespace_label,
         health_port=options.health_port,
         workers=options.workers,
         qps=options.qps,
@@ -162,6 +165,12 @@ def _parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
     add("--log-level", "LOG_LEVEL", "INFO", "lowest level that is logged", type=str.upper, choices=levels)
     add("--log-format", "LOG_FORMAT", "json", "format of log lines", choices=["json", "text"])
     add("--metrics-port", "METRICS_PORT", 8080, "port of Prometheus metrics; 0: off", type=int)
+    parser.add_argument(
+        "--metrics-namespace-label",
+        action="store_true",
+        default=environ.get("METRICS_NAMESPACE_LABEL") == "true",
+        help="label metrics about jobs with their namespace [$METRICS_NAMESPACE_LABEL=true]",
+    )
     add("--health-port", "HEALTH_PORT", 8081, "port of /healthz and /readyz; 0: off", type=int)
     add("--workers", "ELASTICJOB_WORKERS", 16, "jobs reconciled at the same time", type=int)
     add("--qps", "ELASTICJOB_QPS", 100.0, "requests to the API server per second", type=float)

@@ -81,6 +81,10 @@ class Schedule(Generic[K]):
         # list() copies in one step of the interpreter: the event loop may change the dict meanwhile.
         return max((now - due for due in list(self._due.values()) if due < now), default=0.0)
 
+    def due(self, now: float) -> int:
+        """Return how many keys are due and wait. Any thread may call this."""
+        return sum(due <= now for due in list(self._due.values()))
+
     def _push(self, key: K) -> None:
         # The number of pushes orders keys that are due at the same time; keys themselves need no order.
         self._pushes += 1
@@ -118,6 +122,10 @@ class WorkQueue(Generic[K]):
     def oldest_wait(self) -> float:
         """Return by how many seconds the longest waiting key is overdue. Any thread may call this."""
         return self._schedule.oldest_wait(self._clock())
+
+    def due(self) -> int:
+        """Return how many keys are due and wait, without those that are due later. Any thread may call this."""
+        return self._schedule.due(self._clock())
 
     async def idle(self) -> None:
         """Wait until `run` has found that no key is due."""

@@ -12,7 +12,7 @@ from prometheus_client import Counter
 from prometheus_client.metrics import MetricWrapperBase
 
 from elasticjob.contract.names import Env
-from elasticjob_operator import metrics
+from elasticjob_operator import metrics, settings
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 REFERENCE = (REPOSITORY / "docs/reference.md").read_text()
@@ -79,6 +79,13 @@ def test_the_metrics_are_those_of_the_operator() -> None:
         name: set(NAME.findall(labels)) for names, labels, _ in rows("Metrics") for name in NAME.findall(names)
     }
     assert found == documented
+
+
+def test_the_flags_of_the_operator_are_documented() -> None:
+    source = Path(settings.__file__).read_text()
+    flags = re.findall(r'add(?:_argument)?\(\s*"(--[-a-z]+)"', source)
+    assert len(flags) > 15
+    assert [flag for flag in flags if flag != "--version" and f"`{flag}`" not in REFERENCE] == []
 
 
 def test_the_variables_of_agents_and_stores_are_documented() -> None:

@@ -48,6 +48,13 @@ def integer(value: Any, *path: str, default: int = 0) -> int:
     return found if whole and -MAX_NUMBER <= found < MAX_NUMBER else default
 
 
+def real(value: Any, *path: str) -> float:
+    """Return the number at `path`, whole or not, or 0."""
+    found = at(value, *path)
+    usable = isinstance(found, (int, float)) and not isinstance(found, bool) and abs(found) < MAX_NUMBER
+    return float(found) if usable else 0.0
+
+
 def is_number(written: str) -> bool:
     """Return whether a text is a whole number in decimal digits, of `MAX_DIGITS` at most."""
     return written.isascii() and written.isdigit() and len(written) <= MAX_DIGITS

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from elasticjob_operator.model.raw import at, mapping, moment, text, timestamp
+from elasticjob_operator.model.raw import mapping, moment, real, text, timestamp
 from elasticjob_operator.model.status import parse_round
 from elasticjob_operator.plan.conditions import JobContext
 
@@ -31,8 +31,8 @@ def goodput(job: JobContext) -> dict[str, Any] | None:
         time: str | None = timestamp(job.ctx.now)
     else:
         elapsed, time = 0.0, text(before, _TIME) or None
-    known = _number(before, "lostSeconds")
-    total = _number(before, "productiveSeconds") + known + elapsed
+    known = real(before, "lostSeconds")
+    total = real(before, "productiveSeconds") + known + elapsed
     lost_seconds = round(known + lost, 3)
     productive = round(max(0.0, total - lost_seconds), 3)
     whole = productive + lost_seconds
@@ -52,8 +52,3 @@ def _lost(job: JobContext, before: dict[str, Any]) -> tuple[float, str]:
     last = parse_round(counted)
     new = [e for e in (job.ctx.report.lost if job.ctx.report else ()) if last is None or e.round > last]
     return sum(e.seconds for e in new), str(new[-1].round) if new else counted
-
-
-def _number(record: dict[str, Any], name: str) -> float:
-    found = at(record, name)
-    return float(found) if isinstance(found, (int, float)) and not isinstance(found, bool) else 0.0

@@ -10,6 +10,7 @@ from prometheus_client import REGISTRY
 from elasticjob_operator import job_metrics, metrics
 from elasticjob_operator.kube import JOBS, Unclear
 from elasticjob_operator.model.raw import timestamp
+from elasticjob_operator.version import VERSION
 from support.operator_build import NOW, condition, status
 from support.operator_cluster import Cluster
 
@@ -20,8 +21,14 @@ TRAINS = {"lastRendezvousTime": timestamp(NOW), "conditions": [condition("Runnin
 ASKED = {"lastScaleTime": timestamp(NOW - 30), "active": 2}
 
 
+COSTS = {"goodput": {"productiveSeconds": 90.0, "lostSeconds": 10.0}}
+
+
 def value(name: str, **labels: str) -> float:
-    return REGISTRY.get_sample_value(name, labels) or 0.0
+    """Return a metric; one about jobs without a namespace has an empty label, which is none for Prometheus."""
+    return (
+        REGISTRY.get_sample_value(name, labels) or REGISTRY.get_sample_value(name, {"namespace": "", **labels}) or 0.0
+    )
 
 
 def scaled(active: int) -> dict[str, Any]:
@@ -44,6 +51,13 @@ def scaled(active: int) -> dict[str, Any]:
          "elasticjob_recovery_seconds_sum", {"phase": "stop"}, 0.2),
         ({}, {"recentFailures": [{**FAILED, "recoverySeconds": PHASES}]}, "InPlace",
          "elasticjob_recovery_seconds_sum", {"phase": "total"}, 1.0),
+        ({"startTime": timestamp(NOW - 1610)}, {"startTime": timestamp(NOW - 1610), **TRAINS}, "InPlace",
+         "elasticjob_rendezvous_seconds_bucket", {"le": "1800.0"}, 1),
+        ({}, COSTS, "InPlace", "elasticjob_training_seconds_total", {}, 100),
+        (COSTS, {"goodput": {"productiveSeconds": 85.0, "lostSeconds": 20.0}}, "InPlace",
+         "elasticjob_training_seconds_total", {}, 5),
+        (COSTS, {"goodput": {"productiveSeconds": 85.0, "lostSeconds": 20.0}}, "InPlace",
+         "elasticjob_lost_seconds_total", {}, 10),
         (ASKED, scaled(4), "InPlace", "elasticjob_scale_seconds_sum", {"direction": "up"}, 25),
         (ASKED, scaled(1), "InPlace", "elasticjob_scale_seconds_sum", {"direction": "down"}, 25),
         (scaled(4), scaled(4), "InPlace", "elasticjob_scale_seconds_count", {"direction": "down"}, 0),
@@ -53,7 +67,7 @@ def test_what_a_status_write_counts(
     before: dict[str, Any], after: dict[str, Any], strategy: str, name: str, labels: dict[str, str], added: float
 ) -> None:
     known = value(name, **labels)
-    job_metrics.count_change(status(**before), status(**after), strategy)
+    job_metrics.count_change(status(**before), status(**after), strategy, "")
     assert value(name, **labels) - known == pytest.approx(added)
 
 
@@ -83,7 +97,28 @@ async def test_jobs_are_counted_by_phase_and_reconciles_by_duration_and_error(mo
 
 async def test_a_restart_counts_with_the_strategy_of_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
     counted: list[str] = []
-    monkeypatch.setattr(job_metrics, "count_change", lambda before, after, strategy: counted.append(strategy))
+    monkeypatch.setattr(
+        job_metrics, "count_change", lambda before, after, strategy, namespace: counted.append(strategy)
+    )
     for spec in ({}, {"restartStrategy": "Recreate"}):
         await Cluster(**spec).reconcile()
     assert counted == ["InPlace", "Recreate"]
+
+
+async def test_metrics_about_jobs_have_their_namespace_only_with_the_flag() -> None:
+    metrics.jobs.clear()
+    cluster = Cluster()
+    await cluster.reconcile()
+    assert (value("elasticjob_jobs", phase="Pending"), value("elasticjob_jobs", phase="Pending", namespace="ns")) == (
+        1,
+        0,
+    )
+    metrics.jobs.clear()
+    labelled = Cluster()
+    labelled.controller.label_namespaces = True
+    await labelled.reconcile()
+    assert value("elasticjob_jobs", phase="Pending", namespace="ns") == 1
+
+
+def test_the_version_is_a_metric() -> None:
+    assert value("elasticjob_build_info", version=VERSION) == 1

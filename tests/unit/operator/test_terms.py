@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from prometheus_client import REGISTRY
 
 from elasticjob_operator import __main__ as operator_main
 from elasticjob_operator import handlers, lease
@@ -115,6 +116,7 @@ def crd(*status_fields: str) -> dict[str, Any]:
 async def test_an_operator_that_loses_its_lease_stops_work_and_leads_again(process: Process) -> None:
     running = asyncio.create_task(process.operator.run())
     assert await process.change() == "start 1"
+    assert REGISTRY.get_sample_value("elasticjob_leader") == 1
     process.hanging = True
     assert await process.change() == "end 1"
     assert not running.done(), "the process ended"
@@ -123,6 +125,7 @@ async def test_an_operator_that_loses_its_lease_stops_work_and_leads_again(proce
     process.stop.set()
     await asyncio.wait_for(running, 20.0)
     assert (await process.change(), process.holder()) == ("end 2", "")
+    assert REGISTRY.get_sample_value("elasticjob_leader") == 0
 
 
 async def test_a_busy_event_loop_does_not_cost_the_lease(process: Process) -> None:
@@ -204,6 +207,7 @@ async def test_a_new_leader_reconciles_the_jobs_that_it_has_listed_before_it_wat
     running = asyncio.create_task(process.operator.run())
     assert await process.change() == "start 1"
     assert reconciled == keys
+    assert REGISTRY.get_sample_value("elasticjob_queue_depth") == 0, "jobs that are due later count"
     process.stop.set()
     await asyncio.wait_for(running, 20.0)
 
@@ -224,6 +228,7 @@ async def test_a_reconcile_that_hangs_does_not_delay_the_watch_for_long(
     monkeypatch.setattr(Controller, "reconcile", hang)
     running = asyncio.create_task(process.operator.run())
     assert await process.change() == "start 1"
+    assert (REGISTRY.get_sample_value("elasticjob_queue_depth") or 0) > 50
     process.stop.set()
     await asyncio.wait_for(running, 20.0)
 

@@ -82,6 +82,7 @@ def test_keys_that_are_not_due_do_not_wait() -> None:
     s = schedule()
     s.enqueue("a", 9.0)
     assert (s.oldest_wait(5.0), s.oldest_wait(10.0)) == (0.0, 1.0)
+    assert (s.due(5.0), s.due(10.0), len(s)) == (0, 1, 1)
 
 
 def test_enqueue_cuts_a_backoff_short() -> None:
