@@ -83,8 +83,9 @@ def permissions(role: Json) -> set[tuple[str, frozenset[str]]]:
 
 
 def cluster_roles(documents: list[Json]) -> list[Json]:
-    """Return the ClusterRoles: the operator's own, then those for the definition and for nodes."""
-    return sorted(of_kind(documents, "ClusterRole"), key=lambda role: str(role["metadata"]["name"]))
+    """Return the operator's ClusterRoles: its own, then those for the definition and for nodes."""
+    roles = [role for role in of_kind(documents, "ClusterRole") if "-jobs-" not in role["metadata"]["name"]]
+    return sorted(roles, key=lambda role: str(role["metadata"]["name"]))
 
 
 def test_permissions_are_those_that_the_api_module_lists(tools: Tools) -> None:

@@ -1,0 +1,167 @@
+"""What the chart renders for platform teams: roles for people, limits of the operator, metrics. It needs only helm."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from api_server.conftest import Cluster
+from cluster import build
+from cluster.layout import Layout
+from elasticjob_operator.settings import OperatorSettings, parse_settings
+
+CHART = Path(__file__).resolve().parents[2] / "charts/elasticjob"
+
+
+def helm(*arguments: str) -> subprocess.CompletedProcess[str]:
+    program = build.programs(Layout.default()).path("helm")
+    return subprocess.run([str(program), *arguments], capture_output=True, text=True, timeout=60)
+
+
+def rendered(values: dict[str, Any] | None = None) -> list[dict[str, Any]]:
+    """Return the objects of a release `r` in namespace `place`. AssertionError: helm refuses the values."""
+    setting = [f"--set-json={name}={json.dumps(value)}" for name, value in (values or {}).items()]
+    # Without the CRD, which takes seconds to parse.
+    line = ["template", "r", str(CHART), "-n", "place", "--kube-version", "1.34.0", "--set=crds.install=false"]
+    done = helm(*line, *setting)
+    assert done.returncode == 0, done.stderr
+    return [document for document in yaml.safe_load_all(done.stdout) if document]
+
+
+def of_kind(kind: str, values: dict[str, Any] | None = None) -> list[dict[str, Any]]:
+    return [document for document in rendered(values) if document["kind"] == kind]
+
+
+def settings_of(values: dict[str, Any] | None = None) -> OperatorSettings:
+    """Return the settings of an operator that the chart starts with these values."""
+    (deployment,) = of_kind("Deployment", values)
+    (container,) = deployment["spec"]["template"]["spec"]["containers"]
+    return parse_settings([], {item["name"]: item["value"] for item in container["env"] if "value" in item})
+
+
+def test_the_chart_passes_strict_lint() -> None:
+    done = helm("lint", "--strict", str(CHART))
+    assert "0 chart(s) failed" in done.stdout, done.stdout + done.stderr
+
+
+def test_the_operators_limits_are_values_whose_defaults_are_its_own() -> None:
+    names = ("workers", "qps", "burst", "resync_seconds", "log_level", "label_namespaces")
+    found = settings_of()
+    assert [getattr(found, name) for name in names] == [getattr(OperatorSettings, name) for name in names]
+    changed = {"operator": {"workers": 4, "qps": 20.5, "burst": 40, "resyncSeconds": 1200000}, "log.level": "DEBUG"}
+    found = settings_of(changed | {"metrics.namespaceLabel": True})
+    assert [getattr(found, name) for name in names] == [4, 20.5, 40, 1200000, "DEBUG", True]
+
+
+@pytest.mark.parametrize(
+    ("setting", "sentence"),
+    [
+        ("operator.qps=0", "at '/operator/qps'"),
+        ("operator.workers=many", "at '/operator/workers': got string, want integer"),
+        ("operator.resyncSecond=5", "additional properties 'resyncSecond' not allowed"),
+        ("podDisruptionBudget.enabled=maybe", "at '/podDisruptionBudget/enabled': got string, want boolean"),
+        ("metrics.serviceMonitor.interval=often", "'often' does not match pattern"),
+        ("metrics.serviceMonitor.enable=true", "additional properties 'enable' not allowed"),
+    ],
+)
+def test_a_wrong_value_is_refused_before_anything_is_installed(setting: str, sentence: str) -> None:
+    done = helm("template", "r", str(CHART), "--kube-version", "1.34.0", "--set", setting)
+    assert done.returncode != 0
+    assert sentence in done.stderr
+
+
+def test_evictions_leave_an_operator_and_a_single_one_blocks_no_drain() -> None:
+    (budget,) = of_kind("PodDisruptionBudget")
+    (deployment,) = of_kind("Deployment")
+    assert budget["spec"]["selector"] == deployment["spec"]["selector"]
+    assert (budget["spec"]["maxUnavailable"], budget["spec"]["unhealthyPodEvictionPolicy"]) == (1, "AlwaysAllow")
+    assert not of_kind("PodDisruptionBudget", {"replicas": 1})
+    assert not of_kind("PodDisruptionBudget", {"podDisruptionBudget.enabled": False})
+
+
+def test_a_service_monitor_selects_the_operators_service() -> None:
+    assert not of_kind("ServiceMonitor")
+    values = {
+        "metrics.serviceMonitor": {
+            "enabled": True,
+            "labels": {"release": "prometheus"},
+            "interval": "15s",
+            "scrapeTimeout": "5s",
+            "relabelings": [{"targetLabel": "cluster", "replacement": "a"}],
+            "metricRelabelings": [{"action": "drop", "regex": "python_.*", "sourceLabels": ["__name__"]}],
+            "endpoint": {"scheme": "https"},
+        },
+        "metrics.namespaceLabel": True,
+    }
+    documents = rendered(values)
+    (monitor,) = [document for document in documents if document["kind"] == "ServiceMonitor"]
+    (service,) = [document for document in documents if document["kind"] == "Service"]
+    assert monitor["metadata"]["labels"]["release"] == "prometheus"
+    assert monitor["spec"]["selector"]["matchLabels"].items() <= service["metadata"]["labels"].items()
+    (endpoint,) = monitor["spec"]["endpoints"]
+    assert endpoint["port"] in {port["name"] for port in service["spec"]["ports"]}
+    assert endpoint == {
+        "port": "metrics",
+        "interval": "15s",
+        "scrapeTimeout": "5s",
+        "honorLabels": True,
+        "scheme": "https",
+        "relabelings": values["metrics.serviceMonitor"]["relabelings"],  # type: ignore[index]
+        "metricRelabelings": values["metrics.serviceMonitor"]["metricRelabelings"],  # type: ignore[index]
+    }
+    done = helm(
+        "template", "r", str(CHART), "--set=metrics.serviceMonitor.enabled=true", "--set=metrics.service=false",
+        "--kube-version=1.34.0",
+    )  # fmt: skip
+    assert "set metrics.service to true" in done.stderr
+
+
+CAN = [
+    ("reader", "get", "", True),
+    ("reader", "watch", "", True),
+    ("reader", "get", "scale", True),
+    ("reader", "create", "", False),
+    ("reader", "update", "scale", False),
+    ("author", "create", "", True),
+    ("author", "deletecollection", "", True),
+    ("author", "patch", "scale", True),
+    ("author", "update", "status", False),
+]
+
+
+async def may(cluster: Cluster, user: str, verb: str, part: str) -> bool:
+    """Ask the API server whether a user may do this to the jobs of a namespace."""
+    where = {
+        "namespace": "team",
+        "group": "elasticjob.dev",
+        "resource": "elasticjobs",
+        "subresource": part,
+        "verb": verb,
+    }
+    review = {"spec": {"user": user, "resourceAttributes": where}}
+    path = "/apis/authorization.k8s.io/v1/subjectaccessreviews"
+    return bool(json.loads(await cluster.api.request("POST", path, review))["status"]["allowed"])
+
+
+async def test_people_with_view_and_edit_may_read_and_change_jobs(cluster: Cluster) -> None:
+    """Kubernetes' controller that adds rules to `view` and `edit` does not run here: bind the roles that it would."""
+    roles = of_kind("ClusterRole")
+    rbac = "/apis/rbac.authorization.k8s.io/v1"
+    for role in roles:
+        await cluster.api.request("POST", f"{rbac}/clusterroles", role)
+    for user, to in (("reader", "view"), ("author", "edit")):
+        label = f"rbac.authorization.k8s.io/aggregate-to-{to}"
+        for name in (r["metadata"]["name"] for r in roles if r["metadata"]["labels"].get(label) == "true"):
+            binding = {
+                "metadata": {"name": f"{user}-{name}"},
+                "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": name},
+                "subjects": [{"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": user}],
+            }
+            await cluster.api.request("POST", f"{rbac}/clusterrolebindings", binding)
+    assert [await may(cluster, *question) for *question, _ in CAN] == [allowed for *_, allowed in CAN]
+    assert not [r for r in of_kind("ClusterRole", {"rbac.aggregate": False}) if "-jobs-" in r["metadata"]["name"]]
