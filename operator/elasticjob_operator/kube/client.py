@@ -21,6 +21,7 @@ from elasticjob_operator.kube.api import Resource
 from elasticjob_operator.kube.errors import KubeError, Unclear, error_from
 from elasticjob_operator.kube.limits import Limit, RateLimit, SpareRate
 from elasticjob_operator.model.raw import mapping
+from elasticjob_operator.version import VERSION
 
 ATTEMPTS = 4
 PAGE = 200
@@ -33,6 +34,10 @@ WATCH_SECONDS = 600
 """Seconds after which the API server ends a watch."""
 SILENT_WATCH_SECONDS = 180.0
 """Seconds without a byte after which a watch is taken for lost. The API server sends a bookmark about every minute."""
+FIELD_MANAGER = "elasticjob-operator"
+"""Name of the operator in `managedFields` of all that it writes."""
+USER_AGENT = f"{FIELD_MANAGER}/{VERSION}"
+"""How the API server's audit log, metrics and flow schemas name the operator."""
 _HOME_CONFIG = str(Path("~/.kube/config").expanduser())
 _MERGE_PATCH = "application/merge-patch+json"
 CONNECTIONS = 32
@@ -188,6 +193,8 @@ class KubeClient:
         query: Mapping[str, str] | None = None,
         verb: str = "",
     ) -> dict[str, Any]:
+        if method in _MANAGED:
+            query = {**(query or {}), "fieldManager": FIELD_MANAGER}
         path = quote(resource.path(namespace, name, subresource)) + (f"?{urlencode(query)}" if query else "")
         what = f"{verb or _VERBS[method]} {resource.plural} {name}".strip()
         for attempt in range(1, self._attempts + 1):
@@ -225,10 +232,13 @@ class KubeClient:
         _, url, headers, _, _ = await self._api.param_serialize(
             method, path, header_params=headers, auth_settings=["BearerToken"]
         )
+        headers["User-Agent"] = USER_AGENT
         return await self._api.rest_client.request(method, url, headers=headers, body=body, _request_timeout=timeout)
 
 
 _VERBS = {"GET": "get", "POST": "create", "PUT": "update", "PATCH": "patch", "DELETE": "delete"}
+_MANAGED = ("POST", "PUT", "PATCH")
+"""Methods that write fields, each of which has a manager."""
 
 
 def _json(data: bytes) -> dict[str, Any]:

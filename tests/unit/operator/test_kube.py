@@ -34,6 +34,7 @@ from elasticjob_operator.kube.limits import RateLimit
 from elasticjob_operator.lease import REQUEST_TIMEOUT
 from elasticjob_operator.loop_thread import LoopThread
 from elasticjob_operator.settings import OperatorSettings
+from elasticjob_operator.version import VERSION
 
 
 class Server:
@@ -42,6 +43,8 @@ class Server:
     def __init__(self) -> None:
         self.answers: list[tuple[int, Any, dict[str, str]]] = []
         self.requests: list[tuple[str, str, str, Any]] = []
+        self.agents: set[str] = set()
+        """The User-Agent of each request."""
         self.hang = False
         """Whether requests that arrive now get no answer until the server stops."""
         self.hung = asyncio.Semaphore(0)
@@ -51,6 +54,7 @@ class Server:
     async def handle(self, request: web.Request) -> web.Response:
         body = await request.text()
         path = request.path_qs
+        self.agents.add(request.headers.get("User-Agent", ""))
         self.requests.append((request.method, path, request.content_type, json.loads(body) if body else None))
         if self.hang:
             self.hung.release()
@@ -97,20 +101,24 @@ async def test_requests_have_path_content_type_and_body_of_the_api(server: Pair)
         ("GET", "/api/v1/namespaces/ns/pods?limit=200&labelSelector=a%3Db", "application/json", None),
         ("GET", "/api/v1/namespaces/ns/pods?limit=200&labelSelector=a%3Db&continue=next", "application/json", None),
         (
-            "PUT", "/apis/elasticjob.dev/v1alpha1/namespaces/ns/elasticjobs/j/status", "application/json",
-            {"metadata": {"name": "j"}},
+            "PUT", "/apis/elasticjob.dev/v1alpha1/namespaces/ns/elasticjobs/j/status?fieldManager=elasticjob-operator",
+            "application/json", {"metadata": {"name": "j"}},
         ),
-        ("PATCH", "/api/v1/namespaces/ns/pods/p", "application/merge-patch+json", {"x": 1}),
+        (
+            "PATCH", "/api/v1/namespaces/ns/pods/p?fieldManager=elasticjob-operator", "application/merge-patch+json",
+            {"x": 1},
+        ),
         (
             "DELETE", "/api/v1/namespaces/ns/pods/p", "application/json",
             {"preconditions": {"uid": "u"}, "propagationPolicy": "Background", "gracePeriodSeconds": 0},
         ),
         (
-            "POST", "/apis/coordination.k8s.io/v1/namespaces/ns/leases", "application/json",
-            {"metadata": {"name": "l"}},
+            "POST", "/apis/coordination.k8s.io/v1/namespaces/ns/leases?fieldManager=elasticjob-operator",
+            "application/json", {"metadata": {"name": "l"}},
         ),
         ("GET", "/api/v1/namespaces/ns/pods/p", "application/json", None),
     ]  # fmt: skip
+    assert fake.agents == {f"elasticjob-operator/{VERSION}"}
 
 
 @pytest.mark.parametrize(
