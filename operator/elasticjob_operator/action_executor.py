@@ -62,7 +62,7 @@ from elasticjob_operator.kube.kueue import (
 )
 from elasticjob_operator.manifests.names import attempt
 from elasticjob_operator.manifests.placement import HOSTNAME
-from elasticjob_operator.manifests.services import read_operator_key, store_selector
+from elasticjob_operator.manifests.services import store_selector
 from elasticjob_operator.model.observed import Children, Job, Policy, Refusal, RefusalReason, Remedy, is_owned
 from elasticjob_operator.model.raw import Raw, text
 from elasticjob_operator.model.spec import JobSpec
@@ -152,14 +152,13 @@ class ActionExecutor:
         """Return why no pod can be created yet, although all of these creations succeed; no problem if one can."""
         children, name = self.memory.children or Children(), self.job.name
         created = {type(action) for action in creations}
+        secret = manifests.key_secret(self.job)
         wanted = (
-            (children.secret, CreateSecret, f"Secret/{manifests.key_secret(self.job)}"),
+            (children.secret == secret, CreateSecret, f"Secret/{secret}"),
             (children.nodes, CreateNodesService, f"Service/{manifests.nodes_service(name)}"),
             (children.rendezvous, CreateStoreService, f"Service/{manifests.store_service(name)}"),
         )
-        return self._why(
-            next((key for child, creation, key in wanted if child is None and creation not in created), "")
-        )
+        return self._why(next((key for exists, creation, key in wanted if not exists and creation not in created), ""))
 
     def _missing_gang(self, creations: Collection[Action]) -> _Result:
         """Return why no worker can be created yet, although these creations succeed; no problem if one can."""
@@ -195,8 +194,7 @@ class ActionExecutor:
             return self._refuse_invalid(action)
         match action:
             case CreateSecret():
-                keys = self.keys.of_job(self.job.uid, attempt(self.job))
-                return await self._create(SECRETS, "Secret/", manifests.secret_manifest(self.job, keys))
+                return await self._create_secret()
             case CreateNodesService():
                 return await self._create(SERVICES, "Service/", manifests.nodes_service_manifest(self.job))
             case CreateStoreService(incarnation):
@@ -255,6 +253,16 @@ class ActionExecutor:
                 return await self._delete(JOBS, self.job.name, uid)
             case _:
                 assert_never(action)
+
+    async def _create_secret(self) -> _Result:
+        """Create the Secret of the execution; one whose keys this operator cannot derive can only exist already."""
+        job, number = self.job, attempt(self.job)
+        keys = self.keys.of_key_id(job.uid, number, job.status.key_id)
+        if keys is None:
+            name = manifests.key_secret(job)
+            self._record_object(SECRETS, name, {})
+            return _Result(name)
+        return await self._create(SECRETS, "Secret/", manifests.secret_manifest(job, keys.of_job(job.uid, number)))
 
     async def _write_policy(self, policy: Policy) -> _Result:
         """Write a policy; log why if the API server refuses to create it, because no condition of the job says so."""
@@ -344,8 +352,6 @@ class ActionExecutor:
 
     def _record_created(self, resource: Resource, child: str, created: dict[str, Any]) -> None:
         self.memory.record_created(child)
-        if resource is SECRETS:
-            self.memory.operator_key = read_operator_key(created)
         self._record_object(resource, created["metadata"]["name"], created)
 
     def _record_object(self, resource: Resource, name: str, raw: dict[str, Any] | None) -> None:
@@ -371,7 +377,13 @@ class ActionExecutor:
             self.memory.children = None
 
     async def _existing(self, resource: Resource, child: str, name: str, message: str, longest_retry: float) -> _Result:
-        """Accept an object that this job owns (the response to an earlier create was lost); else record NameTaken."""
+        """Accept an object that this job owns (the response to an earlier create was lost); else record NameTaken.
+
+        Only an operator knows the name of a Secret before it exists: it need not be read (`keys`).
+        """
+        if resource is SECRETS:
+            self._record_created(resource, child, {"metadata": {"name": name}})
+            return _Result(name, created=True)
         try:
             found = await self.api.get(resource, self.job.namespace, name)
         except KubeError as error:

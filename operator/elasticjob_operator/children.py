@@ -1,11 +1,13 @@
-"""Read the job's Services, Secret and gang object, and keep them in memory: the operator does not watch them.
+"""Read the job's Services and gang object, and keep them in memory: the operator does not watch them.
 
-Its own creates, patches and deletes tell what has become of an object, so nothing is read after them.
+Its own creates, patches and deletes tell what has become of an object, so nothing is read after them. The job's Secret
+is never read: to create it tells whether it exists, and so does a pod that runs.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -16,14 +18,14 @@ from elasticjob_operator.kube.gangs import find_gang
 from elasticjob_operator.manifests import gang_name, key_secret, nodes_service, store_service
 from elasticjob_operator.manifests.gang import read_gang_size
 from elasticjob_operator.manifests.names import attempt
-from elasticjob_operator.manifests.services import read_operator_key
 from elasticjob_operator.model.observed import Child, Children, Job, is_owned
+from elasticjob_operator.model.pods import Pod
 from elasticjob_operator.model.raw import Raw, is_number, objects, text
 from elasticjob_operator.model.spec import GangProvider
 
 CHILDREN_SECONDS = 60.0
-"""Services and the Secret change only when another client changes them: where a reconcile reads the job, it reads them
-again if they were last read so many seconds ago."""
+"""Services change only when another client changes them: where a reconcile reads the job, it reads them again if they
+were last read so many seconds ago."""
 
 
 def is_terminating(raw: Raw, job: Job) -> bool:
@@ -50,16 +52,13 @@ async def read_children(api: KubeApi, job: Job, memory: JobMemory, now: float) -
     """Return the children: from memory, unless it has none, or those of another execution, or they are old."""
     stale = now >= memory.children_at + CHILDREN_SECONDS or memory.children_of != children_of(job)
     if memory.children is None or stale:
-        secret, nodes, rendezvous, gang = await asyncio.gather(
-            _find(api, SECRETS, job, key_secret(job)),
+        secret = memory.children.secret if memory.children else ""
+        nodes, rendezvous, gang = await asyncio.gather(
             _find(api, SERVICES, job, nodes_service(job.name)),
             _find(api, SERVICES, job, store_service(job.name)),
             _find_gang(api, job),
         )
-        children = Children(_child(job, secret), _child(job, nodes), _child(job, rendezvous), _child(job, gang))
-        if secret is not None and is_owned(secret, job.uid):
-            # The store has the key of this Secret; the master key may have changed since.
-            memory.operator_key = read_operator_key(secret)
+        children = Children(secret, _child(job, nodes), _child(job, rendezvous), _child(job, gang))
         terminating = any(child.terminating for child in children.not_ours)
         memory.terminating_since = (memory.terminating_since or now) if terminating else None
         if children.not_ours:
@@ -71,13 +70,22 @@ async def read_children(api: KubeApi, job: Job, memory: JobMemory, now: float) -
 
 def with_child(children: Children, job: Job, resource: Resource, name: str, raw: Raw | None) -> Children:
     """Return the children with this object instead of the one of its name; `raw` None: with none of its name."""
-    child = _child(job, raw)
     if resource is SECRETS:
-        return replace(children, secret=child)
+        return replace(children, secret="" if raw is None else name)
+    child = _child(job, raw)
     if resource is SERVICES:
         is_nodes = name == nodes_service(job.name)
         return replace(children, nodes=child) if is_nodes else replace(children, rendezvous=child)
     return replace(children, gang=child)
+
+
+def with_secret(children: Children, job: Job, pods: Iterable[Pod]) -> Children:
+    """Return the children with what these pods of the execution say of its Secret: it exists if one of them runs, and
+    is missing if the kubelet does not find it for another one."""
+    name, seen = key_secret(job), list(pods)
+    if any(f'secret "{name}" not found' in pod.stuck for pod in seen):
+        return replace(children, secret="")
+    return replace(children, secret=name) if any(pod.running for pod in seen) else children
 
 
 async def _find(api: KubeApi, resource: Resource, job: Job, name: str) -> dict[str, Any] | None:

@@ -23,6 +23,7 @@ from elasticjob_operator.events import Recorder
 from elasticjob_operator.job_memory import READ_SECONDS, JobMemory
 from elasticjob_operator.keys import JobKeys
 from elasticjob_operator.kube import JOBS, Conflict, KubeApi, KubeError, NotFound
+from elasticjob_operator.manifests.names import attempt
 from elasticjob_operator.manifests.placement import HOSTNAME
 from elasticjob_operator.manifests.services import OPERATOR_KEY
 from elasticjob_operator.model.observed import Job, JobKey, Observed, parse_job
@@ -119,8 +120,6 @@ class Controller:
         if not ended and now >= memory.read_at + READ_SECONDS:
             return None
         links = self.links.view(key), self.links.standby_view(key)
-        if memory.operator_key is None and any(link.refused for link in links):
-            return None  # the job's Secret may have another key than this operator derives
         pods = self.watched.pods(memory.uid)
         observed = await observe_watched(self.api, job, pods, memory, self._leases, *links, now)
         if observed is None:
@@ -173,7 +172,7 @@ class Controller:
         written = decided.status if wait is None else None
         memory.withheld = decided.withheld
         self._show_phase(key, text(written or raw.get("status"), "phase"))
-        self._update_link(key, observed, decided, memory)
+        self._update_link(key, observed, decided)
         memory.sent = _sent(decided)
         before = self.clock()
         await self._act(observed, decided, memory)
@@ -188,6 +187,7 @@ class Controller:
         known = replace(
             observed,
             reach=self._census.reach(now),
+            key_ids=self._key_ids(observed.job),
             warnings=self.watched.warnings(observed.machines),
             topologies=self.watched.topologies(observed.machines),
             nodes_watched=self.watched.nodes_watched,
@@ -195,6 +195,11 @@ class Controller:
             unreadable=self.watched.unreadable(observed.job.uid),
         )
         return plan(known, self.image, now)
+
+    def _key_ids(self, job: Job) -> tuple[str, str]:
+        """Return `Observed.key_ids`."""
+        present, following = attempt(job), job.status.execution_attempts + 1
+        return self.keys.key_id(job.uid, present), self.keys.key_id(job.uid, following)
 
     def _next_delay(self, decided: Plan, wait: float | None, memory: JobMemory, since: float) -> float:
         """Return the seconds until the next reconcile: for the plan, a minor status change that waits for `wait`
@@ -226,23 +231,25 @@ class Controller:
         namespace = self._namespace_label(text(raw, "metadata", "namespace"))
         job_metrics.count_change(raw.get("status") or {}, status, strategy, namespace)
 
-    def _update_link(self, key: JobKey, observed: Observed, decided: Plan, memory: JobMemory) -> None:
+    def _update_link(self, key: JobKey, observed: Observed, decided: Plan) -> None:
         """Set the link's address and send the operator view.
 
         Call this after the status write only: charges that the store receives must be persisted.
         """
         address = decided.store_address or decided.standby_address
-        # The job's Secret has the key of its stores. Where it is not read yet, the operator has just derived its keys.
-        derived = self.keys.derive(OPERATOR_KEY, observed.job.uid, address.attempt) if address else b""
-        secret = memory.operator_key or derived
-        self.links.set_address(key, decided.store_address, secret, decided.standby_address)
+        operator_key = self._operator_key(observed.job.uid, address.attempt, decided.key_id) if address else b""
+        self.links.set_address(key, decided.store_address, operator_key, decided.standby_address)
         if decided.operator_view is not None:
             self.links.set_operator_view(key, decided.operator_view)
         if decided.standby_view is not None:
             self.links.set_standby_view(key, decided.standby_view)
 
+    def _operator_key(self, uid: str, execution: int, key_id: str) -> bytes:
+        """Return the key for the stores of an execution. Those with keys of a forgotten master key refuse any key."""
+        return (self.keys.of_key_id(uid, execution, key_id) or self.keys).derive(OPERATOR_KEY, uid, execution)
+
     async def _act(self, observed: Observed, decided: Plan, memory: JobMemory) -> None:
-        job, now = observed.job, self.clock()
+        job, now = replace(observed.job, status=replace(observed.job.status, key_id=decided.key_id)), self.clock()
         created: list[str] = []
         if decided.actions and job.spec is not None:
             image = job.status.runtime_image or self.image

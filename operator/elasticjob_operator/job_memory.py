@@ -19,8 +19,8 @@ FIRST_NAME_RETRY = 0.1
 """The same where another object has the name: the next pod gets another name, and a deleted job's objects end soon."""
 LONGEST_RETRY = 20.0
 READ_SECONDS = 3600.0
-"""Seconds after which a job is read from the API server although nothing is to be done by the watches: Services and the
-Secret are not watched. Nodes that do not find them any more lose their links, and that is noticed at once."""
+"""Seconds after which a job is read from the API server although nothing is to be done by the watches: Services are not
+watched. Nodes that do not find them any more lose their links, and that is noticed at once."""
 LONGEST_OPTIONAL_RETRY = 300.0
 """The same for a standby store and for policies, without which the job runs as well."""
 
@@ -35,7 +35,7 @@ class JobMemory:
     sent: tuple[Any, ...] = ()
     """What was last sent to the job's stores, and which stores these are."""
     children: Children | None = None
-    """Services and Secret as last read, created or changed; None: unknown, and read before anything is done."""
+    """Services as last read, created or changed; None: unknown, and read before anything is done."""
     children_at: float = 0.0
     """When `children` was read."""
     children_of: tuple[int, GangProvider] | None = None
@@ -55,7 +55,7 @@ class JobMemory:
     retry_at: float | None = None
     """When actions that failed without a refusal are planned again; None: none failed."""
     terminating_since: float | None = None
-    """Since when the job waits for the deletion of objects that have the names of its Services or its Secret."""
+    """Since when the job waits for the deletion of objects that have the names of its Services."""
     older_store_at: float | None = None
     """When the operator last saw a store that has a successor; before it sees one, when it first observed the job."""
     serving_store: tuple[int | None, float] = (None, 0.0)
@@ -70,8 +70,6 @@ class JobMemory:
     """`status.failedStarts` as last read, and when this operator first read that number."""
     back_off: tuple[BackOff | None, float | None] = (None, None)
     """`status.backOff` as last read, and when this operator first read it."""
-    operator_key: bytes | None = None
-    """The operator's key in the job's Secret; None: no Secret of the job has been read."""
     pods: PodSightings = field(default_factory=PodSightings)
     lost_nodes: LostNodes = field(default_factory=LostNodes)
     start_warnings: StartWarnings = field(default_factory=StartWarnings)

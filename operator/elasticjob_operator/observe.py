@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from elasticjob.contract.names import Label, Role
-from elasticjob_operator.children import children_of, read_children
+from elasticjob_operator.children import children_of, read_children, with_secret
 from elasticjob_operator.job_memory import JobMemory
 from elasticjob_operator.kube import EVENTS, JOBS, PODS, KubeApi, KubeError, NotFound, Refused
 from elasticjob_operator.kube.kueue import find_workload
@@ -115,6 +115,9 @@ async def _observed(
     pods = await _with_start_warnings(api, job.namespace, seen, memory.start_warnings, now)
     workers = tuple(pod for (role, _), pod in zip(listed, pods, strict=True) if role == Role.WORKER.value)
     stores = tuple(pod for (role, _), pod in zip(listed, pods, strict=True) if role == Role.STORE.value)
+    children = with_secret(children, job, pods)
+    if memory.children is not None:
+        memory.children = children
     memory.end_seen = (memory.end_seen or now) if any(pod.declares_outcome for pod in workers) else None
     memory.outcome_seen = (memory.outcome_seen or now) if job.status.outcome_declared else None
     if memory.older_store_at is None or any(_has_successor(job, pod) for pod in stores):

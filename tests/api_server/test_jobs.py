@@ -12,4 +12,5 @@ async def test_a_job_trains_and_a_lost_worker_is_replaced(cluster: Cluster) -> N
     await cluster.pods.fail(cluster.pods.node("one", 1))
     restarted = lambda: cluster.pods.jobs["one"]["status"].get("restarts") == 1  # noqa: E731
     await cluster.pods.until("one restart is counted", restarted, 60)
+    assert (await cluster.operator.requests())["get", "secrets"] == 1, "only that of the master key is read"
     assert "one" in cluster.kubectl("get", "ej", "-n", "bench")

@@ -12,6 +12,7 @@ It imports only what every version has.
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 import secrets
 import sys
@@ -27,7 +28,6 @@ from elasticjob.contract.names import RoundId
 from elasticjob_operator import manifests
 from elasticjob_operator.keys import JobKeys
 from elasticjob_operator.manifests.names import attempt
-from elasticjob_operator.manifests.services import read_operator_key
 from elasticjob_operator.model.observed import Child, Children, Job, Observed, parse_job
 from elasticjob_operator.model.pods import parse_pod
 from elasticjob_operator.plan import Plan, plan
@@ -96,7 +96,7 @@ async def operate(image: str) -> None:
             workers=tuple(replace(parse_pod(pod), seen=started) for pod in request["workers"]),
             stores=tuple(replace(parse_pod(pod), seen=started) for pod in request["stores"]),
             children=Children(
-                secret=Child("s", True) if children["secret"] else None,
+                secret=_secret(job) if children["secret"] else Children().secret,
                 nodes=Child("n", True) if children["nodes"] else None,
                 rendezvous=None if children["store"] is None else Child("r", True, incarnation=children["store"]),
             ),
@@ -105,8 +105,8 @@ async def operate(image: str) -> None:
         )
         decided = plan(observed, image, time.time())
         if children["secret"]:
-            key = read_operator_key(children["secret"])
-            links.set_address(KEY, decided.store_address, key or b"", decided.standby_address)
+            key = bytes.fromhex(base64.b64decode(children["secret"]["data"]["operator"]).decode())
+            links.set_address(KEY, decided.store_address, key, decided.standby_address)
         if decided.operator_view is not None:
             links.set_operator_view(KEY, decided.operator_view)
         if decided.standby_view is not None:
@@ -118,6 +118,11 @@ async def operate(image: str) -> None:
         }
         print(json.dumps(answer), flush=True)
     await links.close()
+
+
+def _secret(job: Job) -> Any:
+    """Return what says that the job's Secret exists: 0.1.0 reads it, later versions know its name."""
+    return manifests.key_secret(job) if hasattr(job.status, "key_id") else Child("s", True)
 
 
 def _described(job: Job, decided: Plan, image: str) -> Iterator[dict[str, Any]]:

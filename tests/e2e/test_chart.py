@@ -91,7 +91,7 @@ def cluster_roles(documents: list[Json]) -> list[Json]:
 def test_permissions_are_those_that_the_api_module_lists(tools: Tools) -> None:
     listed = re.findall(r"^\s*([a-z/]+)(?: \((.*?)\))?\s{2,}([a-z, ]+?)(?: \(.*\))?$", api.__doc__ or "", re.MULTILINE)
     expected = {(resource, where): frozenset(verbs.split(", ")) for resource, where, verbs in listed}
-    assert len(expected) == 20
+    assert len(expected) == 21
     documents = rendered(tools)
     cluster, definition, nodes = cluster_roles(documents)
     finalizers = ("elasticjobs/finalizers", frozenset({"update"}))
@@ -103,8 +103,10 @@ def test_permissions_are_those_that_the_api_module_lists(tools: Tools) -> None:
     own, kubelets = sorted(
         of_kind(documents, "Role"), key=lambda role: str(role["metadata"]["namespace"]), reverse=True
     )
-    leases = frozenset().union(*(verbs for resource, verbs in permissions(own) if resource == "leases"))
-    assert leases == expected["leases", "own namespace"]
+    for resource, verbs in (("leases", expected["leases", "own namespace"]), ("secrets", {"create", "get"})):
+        assert frozenset().union(*(v for r, v in permissions(own) if r == resource)) == verbs
+    assert "get" in expected["secrets", "own namespace"]
+    assert "get" not in expected["secrets", ""]
     assert permissions(kubelets) == {("leases", expected["leases", "kube-node-lease"])}
 
 
@@ -301,6 +303,7 @@ PERMISSIONS = [
     ("get", "events", "own", "no"),
     ("delete", "secrets", "own", "no"),
     ("list", "secrets", "own", "no"),
+    ("get", "secrets", "default", "no"),
     ("create", "pods", "default", "no"),
     ("list", "elasticjobs.elasticjob.dev", "default", "no"),
     ("get", "leases.coordination.k8s.io", "kube-node-lease", "yes"),

@@ -45,6 +45,7 @@ def test_a_job_is_suspended_changed_and_resumed_without_a_lost_step(
     for plural in ("pods", "services"):
         kube.wait_gone(plural, namespace, job.selector, timeout=90)
     assert job.status()["phase"] == "Suspended"
+    first = job.status()["keyId"]
     book.wait_read()
     last = max(step.step for step in book.steps)
     kube.patch("elasticjobs", job.name, {"spec": {"suspend": False}}, namespace)
@@ -54,7 +55,8 @@ def test_a_job_is_suspended_changed_and_resumed_without_a_lost_step(
     assert min(again) == last + 1
     status = job.wait("FullyScaled")["status"]
     assert (status["executionAttempts"], status["restarts"]) == (2, 0)
-    keys = [kube.get("secrets", f"restartable-rdzv{end}", namespace)["data"] for end in ("", "-2")]
+    key_ids = first, status["keyId"]
+    keys = [kube.get("secrets", f"restartable-rdzv-{key_id}", namespace)["data"] for key_id in key_ids]
     assert not {*keys[0].values()} & {*keys[1].values()}
     pod = kube.get("pods", job.running()[0], namespace)
     assert {"name": "SECOND", "value": "yes"} in pod["spec"]["containers"][0]["env"]

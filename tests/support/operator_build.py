@@ -31,7 +31,7 @@ from elasticjob_operator.plan import Plan, plan
 NOW = 1_800_000_000.0
 UID = "11111111-2222-3333-4444-555555555555"
 IMAGE = "elasticjob:test"
-CHILDREN = Children(Child("s", True), Child("n", True), Child("r", True, incarnation=0))
+CHILDREN = Children("bert-rdzv", Child("n", True), Child("r", True, incarnation=0))
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 STATUS_SCHEMA = yaml.safe_load((REPOSITORY / "crds/elasticjobs.in.yaml").read_text())["spec"]["versions"][0]["schema"][

@@ -179,7 +179,7 @@ def reconcile(
     link = LinkView(connected, operator.since, operator.report, dict(operator.lost_pods), operator.previous_report)
     nodes = Child("n", True) if operator.services else None
     refused = {name: Refusal(RefusalReason.QUOTA_EXCEEDED, "no room", now + NEVER, now) for name in operator.refusals}
-    children = Children(Child("s", True), nodes, _service(operator))
+    children = Children("bert-rdzv", nodes, _service(operator))
     observed = Observed(
         job, worker_pods(agents, now), tuple(_store_pod(s) for s in stores), children, link=link,
         standby_link=LinkView(operator.standby_linked, operator.standby_since, operator.standby_report),

@@ -6,7 +6,8 @@ pods                        create, delete, get, list, watch
 services                    create, delete, get, patch
 poddisruptionbudgets        create, delete, get, patch
 networkpolicies             create, delete, get, patch
-secrets                     create, get
+secrets                     create
+secrets (own namespace)     get (the master key)
 events                      create, list, patch
 leases (own namespace)      create, get, update
 leases (kube-node-lease)    get

@@ -33,8 +33,13 @@ def policy_name(job: str) -> str:
 
 
 def key_secret(job: Job) -> str:
-    """Return the name of the Secret with the keys of the execution. Those of earlier ones go with the job."""
+    """Return the name of the Secret with the keys of the execution. Those of earlier ones go with the job.
+
+    Executions that an operator of 0.1.0 has started have no key id.
+    """
     number = attempt(job)
+    if job.status.key_id:
+        return f"{job.name}-{SUFFIX}-{job.status.key_id}"
     return f"{job.name}-{SUFFIX}" if number == 1 else f"{job.name}-{SUFFIX}-{number}"
 
 

@@ -15,7 +15,6 @@ from elasticjob_operator.manifests.names import (
     store_service,
 )
 from elasticjob_operator.model.observed import Job
-from elasticjob_operator.model.raw import Raw, text
 
 NODE_KEY = "node"
 OPERATOR_KEY = "operator"
@@ -27,14 +26,6 @@ def secret_manifest(job: Job, keys: dict[str, str]) -> dict[str, Any]:
     data = {name: base64.b64encode(key.encode()).decode() for name, key in keys.items()}
     meta = metadata(job, key_secret(job), labels(job))
     return {"apiVersion": "v1", "kind": "Secret", "metadata": meta, "type": "Opaque", "immutable": True, "data": data}
-
-
-def read_operator_key(secret: Raw) -> bytes | None:
-    """Return the operator's key in a job's Secret; None if it has none that can be read."""
-    try:
-        return bytes.fromhex(base64.b64decode(text(secret, "data", OPERATOR_KEY), validate=True).decode()) or None
-    except ValueError:
-        return None
 
 
 def nodes_service_manifest(job: Job) -> dict[str, Any]:

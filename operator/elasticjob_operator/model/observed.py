@@ -113,7 +113,7 @@ class Refusal:
 
 @dataclass(frozen=True)
 class Child:
-    """A Service, Secret or gang object that has the name of a child of the job."""
+    """A Service or gang object that has the name of a child of the job."""
 
     uid: str
     ours: bool
@@ -128,9 +128,11 @@ class Child:
 
 @dataclass(frozen=True)
 class Children:
-    """The job's Services, its Secret and its gang object; None where no object has the name."""
+    """The job's Services and its gang object; None where no object has the name."""
 
-    secret: Child | None = None
+    secret: str = ""
+    """The name of a Secret of the job that exists: this operator has created it, or a pod runs that needs it. Empty if
+    none is known. The operator may not read Secrets."""
     nodes: Child | None = None
     """The headless Service of the workers."""
     rendezvous: Child | None = None
@@ -144,7 +146,7 @@ class Children:
     @property
     def not_ours(self) -> tuple[Child, ...]:
         """The objects that have the name of a child but do not belong to the job."""
-        return tuple(c for c in (self.secret, self.nodes, self.rendezvous, self.gang) if c is not None and not c.ours)
+        return tuple(c for c in (self.nodes, self.rendezvous, self.gang) if c is not None and not c.ours)
 
 
 @dataclass(frozen=True)
@@ -227,6 +229,9 @@ class Observed:
     stores: tuple[Pod, ...] = ()
     children: Children = Children()
     policies: Policies = Policies()
+    key_ids: tuple[str, str] = ("", "")
+    """What stands for the keys that the operator's master key gives this execution, and the next one
+    (`JobKeys.key_id`)."""
     queue: QueueView = field(default_factory=QueueView)
     operator_namespace: str = ""
     """The namespace of this operator's pod; empty if the operator runs in no pod."""
@@ -235,8 +240,8 @@ class Observed:
     withheld: frozenset[str] = frozenset()
     """Names of worker pods that status names and this operator has not created: older pods of the index must end."""
     terminating_since: float | None = None
-    """Since when Services or a Secret that are being deleted have the names of the children, on this operator's clock,
-    Unix seconds; None: none has."""
+    """Since when Services that are being deleted have the names of the children, on this operator's clock, Unix
+    seconds; None: none has."""
     link: LinkView = LinkView()
     standby_link: LinkView = LinkView()
     """The link to the standby store, or to one that was retired."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
@@ -26,6 +27,7 @@ LOST_NODE_SECONDS = 86400.0
 marked the node NotReady."""
 DEVICE_UNHEALTHY = FailureClass.DEVICE_UNHEALTHY.value
 NODE_LOST = FailureClass.NODE_LOST.value
+_KEY_ID = re.compile(r"([0-9]+)-[0-9a-f]{16}")
 RULE_MATCHED = "FailurePolicyMatched"
 """Why a node is avoided for which a rule has the action ReplacePodAndAvoidNode; the reason of the rule's Event too."""
 
@@ -152,6 +154,9 @@ class Status:
     """Pods beyond those of the spec, for pods on cordoned nodes."""
     runtime_image: str = ""
     """The operator's image that the job is pinned to; empty before the first status write."""
+    key_id: str = ""
+    """Stands for the keys of this execution (`JobKeys.key_id`). Empty before the first one, and where an operator of
+    0.1.0 has begun it: it leaves the id of an earlier execution, which does not count."""
     avoided: tuple[AvoidedNode, ...] = ()
     suspects: tuple[AvoidedNode, ...] = ()
     """Nodes with a suspicion of late: the next one before `until` avoids them, for `failurePolicy.avoidNodeSeconds`."""
@@ -208,6 +213,7 @@ def parse_status(raw: Raw) -> Status:
         back_off=_back_off(raw),
         cordon_spares=max(0, integer(raw, "cordonSpares")),
         runtime_image=text(raw, "runtimeImage"),
+        key_id=_key_id(raw),
         avoided=tuple(_avoided(item) for item in objects(raw, "avoidedNodes")),
         suspects=tuple(_avoided(item) for item in objects(raw, "suspectNodes")),
         conditions=_conditions(raw),
@@ -221,6 +227,12 @@ def _optional(raw: Raw, *path: str) -> int | None:
 def _incarnations(listed: str) -> tuple[int, ...]:
     parts = listed.split(",") if listed else []
     return tuple(map(whole_number, parts))
+
+
+def _key_id(raw: Raw) -> str:
+    written = text(raw, "keyId")
+    match = _KEY_ID.fullmatch(written)
+    return written if match and match[1] == str(integer(raw, "executionAttempts")) else ""
 
 
 def _scaled_down(raw: Raw) -> ScaledDown | None:

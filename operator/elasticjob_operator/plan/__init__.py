@@ -8,6 +8,7 @@ Modules, in reading order:
     pod_decisions   for each index: keep, create or replace its worker pod
     workers         from these decisions: incarnations, avoided nodes, expected pods, pods to create and to delete
     stores          which store incarnation serves, and whether the operator may confirm it as the only store
+    key_ids         which keys an execution has, and so which Secret its pods name
     budget          which failures are charged as restarts, and when the budget is exhausted
     failures        failures as records for status, and their one-line summaries
     world           the state of training: from the coordinator's report, or from the last status

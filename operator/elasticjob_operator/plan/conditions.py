@@ -144,8 +144,8 @@ _REASONS_OF_LOSS = ("StoreLost", "StoreRescheduled", "StoreUnreachable", "LinkRe
 def _describe_refusal(store: Pod, refused: str) -> str:
     return (
         f"store pod {store.name} refuses the operator: {refused}. Training and restarts continue, but status is not "
-        "updated. The store has the keys that the job's Secret had when the store started: if the Secret was replaced, "
-        "delete the job and apply it again"
+        "updated. If the operator has lost the master key under which this execution began, write that key into the "
+        "operator's Secret as data.previous and restart the operator, or suspend the job and resume it for new keys"
     )
 
 
@@ -247,7 +247,6 @@ def _store_blocked(job: JobContext) -> Condition | None:
     children = {
         f"Service {nodes_service(name)}": observed.children.nodes,
         f"Service {store_service(name)}": observed.children.rendezvous,
-        f"Secret {key_secret(job.ctx.job)}": observed.children.secret,
     }
     if gang := gang_child(job.ctx.job, job.ctx.spec):
         children[gang.replace("/", " ")] = observed.children.gang
@@ -260,7 +259,7 @@ def _store_blocked(job: JobContext) -> Condition | None:
     if others:
         message = f"starting: Kubernetes is still deleting {', '.join(others)}, and the job needs the name"
         return condition(False, "WaitingForMinReplicas", message)
-    keys = [child_name.replace(" ", "/") for child_name in children]
+    keys = [f"Secret/{key_secret(job.ctx.job)}", *(child_name.replace(" ", "/") for child_name in children)]
     if job.store.incarnation is not None:
         keys.append(store_pod(name, job.store.incarnation))
     refusal = next((observed.refusals[key] for key in keys if key in observed.refusals), None)

@@ -34,6 +34,7 @@ _DECISIONS = (
     "cordonSpares",
     "executionAttempts",
     "failedStarts",
+    "keyId",
     "lastFailure",
     "restarts",
     "restartsCountTowardsMax",

@@ -33,6 +33,7 @@ from elasticjob_operator.plan.conditions import JobContext
 from elasticjob_operator.plan.context import Actions, ReconcileContext
 from elasticjob_operator.plan.cordons import with_cordon_spares
 from elasticjob_operator.plan.event_records import event_records
+from elasticjob_operator.plan.key_ids import with_key_id
 from elasticjob_operator.plan.node_warnings import ending_pods
 from elasticjob_operator.plan.pod_decisions import decide_pods, still_avoided
 from elasticjob_operator.plan.policies import delete_disruption_budget, plan_policies
@@ -104,6 +105,8 @@ class Plan:
     """Names of worker pods that status names and that are created later, once older pods of their index have ended."""
     failed_starts: int = 0
     """What new worker pods carry: how many attempts to start pods have failed."""
+    key_id: str = ""
+    """Stands for the keys that new pods get, and that the store at `store_address` has (`JobKeys.key_id`)."""
     event_records: tuple[EventRecord, ...] = ()
     unresponsive_store: str = ""
     """The node of a store that this plan replaces because it does not respond; empty if it replaces none."""
@@ -122,7 +125,8 @@ def plan(observed: Observed, image: str, now: float) -> Plan:
         return Plan()
     if job.spec is None or (job.spec_error and _is_new(job, job.spec)):
         return _invalid(job, now)
-    ctx = with_cordon_spares(ReconcileContext(observed, admitted_spec(observed, job.spec), now))
+    keyed = with_key_id(observed)
+    ctx = with_cordon_spares(ReconcileContext(keyed, admitted_spec(keyed, job.spec), now))
     already_declared = job_end.declared_outcome(ctx) is not None
     world = read_world(ctx)
     idle = already_declared or is_suspended(ctx) or resumes(ctx) or _names_taken(ctx)
@@ -178,6 +182,7 @@ def plan(observed: Observed, image: str, now: float) -> Plan:
         actions=actions.actions,
         withheld=workers.withheld,
         failed_starts=starts.failed,
+        key_id=ctx.status.key_id,
         event_records=records,
         unresponsive_store=store.lost_node.name if store.lost_node else "",
         requeue_after=max(SHORTEST_REQUEUE, min(actions.requeue_at) - now) if actions.requeue_at else None,
@@ -218,7 +223,7 @@ def _invalid(job: Job, now: float) -> Plan:
 
 
 def _names_taken(ctx: ReconcileContext) -> bool:
-    """Return whether another owner's Service or Secret has the name of a child. The operator then creates nothing, and
+    """Return whether another owner's Service has the name of a child. The operator then creates nothing, and
     does not touch that object."""
     return bool(ctx.observed.children.not_ours)
 
@@ -249,7 +254,8 @@ def _children(ctx: ReconcileContext, store: StorePlan) -> tuple[Action, ...]:
     if not children.known:
         return ()
     actions: list[Action] = []
-    if children.secret is None and ctx.may_create(f"Secret/{key_secret(ctx.job)}"):
+    secret = key_secret(ctx.job)
+    if children.secret != secret and ctx.may_create(f"Secret/{secret}"):
         actions.append(CreateSecret())
     if children.nodes is None and ctx.may_create(f"Service/{nodes_service(name)}"):
         actions.append(CreateNodesService())

@@ -16,6 +16,7 @@ from elasticjob_operator.plan.budget import MAX_OUTAGES, MAX_RECENT_FAILURES
 from elasticjob_operator.plan.capacity import target_replicas
 from elasticjob_operator.plan.conditions import JobContext
 from elasticjob_operator.plan.job_end import all_workers_ended
+from elasticjob_operator.plan.key_ids import next_key_id
 from elasticjob_operator.plan.scale import pod_selector, spare_indices
 
 MINOR_SECONDS = 1.0
@@ -59,6 +60,7 @@ def next_status(job: JobContext, current: dict[ConditionType, Condition], image:
         "rendezvous": _rendezvous(job),
         "incarnations": ",".join(map(str, job.workers.incarnations)),
         "runtimeImage": _runtime_image(job, image),
+        "keyId": next_key_id(ctx.observed, resumes=job.resumes, idle=job.suspended or job.outcome is not None),
         "warmFork": job.world.warm_fork or None,
         "hangGuard": job.world.hang_guard or None,
         "avoidedNodes": _avoided_nodes(job.workers.avoided),

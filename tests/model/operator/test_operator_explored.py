@@ -349,9 +349,9 @@ class Run:
         )
         if live or self.stores():
             existing = {name for resource, name in self.api.objects if resource is SERVICES} | self.deleted
-            execution = status.get("executionAttempts", 1)
-            secret = "bert-rdzv" if execution <= 1 else f"bert-rdzv-{execution}"
-            assert (SECRETS, secret) in self.api.objects, "a pod was created before the Secret"
+            assert (SECRETS, f"bert-rdzv-{status.get('keyId')}") in self.api.objects, (
+                "a pod was created before the Secret"
+            )
             suspended = self.spec.get("suspend") or conditions(self.api).get("Suspended") == "True"
             assert existing >= {"bert", "bert-rdzv"} or self.ended or suspended, "a pod was created before the Services"
         for name, uid in self.foreign.items():

@@ -159,11 +159,11 @@ async def test_a_job_that_is_applied_again_starts_once_its_predecessors_objects_
     first = await cluster.reconcile()
     assert [call for call in cluster.api.calls if call[0] != "update"] == []
     assert cluster.running()["reason"] == "WaitingForMinReplicas"
-    assert "Service bert, Service bert-rdzv, Secret bert-rdzv" in cluster.running()["message"]
+    assert "Service bert, Service bert-rdzv, and the job needs" in cluster.running()["message"]
     assert first < 0.5
     cluster.api.now += first
-    for resource, name in ((SERVICES, "bert"), (SERVICES, "bert-rdzv"), (SECRETS, "bert-rdzv")):
-        cluster.api.remove(resource, name)
+    for name in ("bert", "bert-rdzv"):
+        cluster.api.remove(SERVICES, name)
     await cluster.reconcile_for(1.0)
     assert cluster.workers() == ["bert-0-1", "bert-1-0"], "the pod of the predecessor still has the name bert-0-0"
 
@@ -179,11 +179,11 @@ async def test_the_wait_for_a_deletion_that_does_not_end_gets_longer() -> None:
 
 async def test_a_job_starts_soon_after_a_user_deletes_the_object_of_another_owner() -> None:
     cluster = Cluster()
-    cluster.api.put(SECRETS, {"metadata": {"name": "bert-rdzv"}})
+    cluster.api.put(SERVICES, {"metadata": {"name": "bert-rdzv"}})
     delay = await cluster.reconcile()
     assert cluster.running()["reason"] == "NameTaken"
     assert delay <= 15.0
-    cluster.api.remove(SECRETS, "bert-rdzv")
+    cluster.api.remove(SERVICES, "bert-rdzv")
     cluster.api.now += delay
     await cluster.reconcile()
     assert len(cluster.workers()) == 2

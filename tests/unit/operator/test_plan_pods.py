@@ -550,7 +550,7 @@ def test_a_pod_name_that_another_owner_uses_is_skipped() -> None:
 
 
 def test_a_service_of_another_owner_blocks_the_job_and_is_left_alone() -> None:
-    children = Children(None, Child("x", ours=False), None)
+    children = Children("", Child("x", ours=False), None)
     p = run(Observed(job(), children=children))
     assert p.actions == ()
     status_ = status_of(p)

@@ -217,7 +217,7 @@ async def test_conditions_agree_while_the_store_is_refused_and_so_no_worker_is_t
     create = cluster.api.create
 
     async def refusing(kind: Any, namespace: str, body: Raw) -> Any:
-        if body["metadata"]["name"].startswith("bert-rdzv-"):
+        if body["kind"] == "Pod" and body["metadata"]["name"].startswith("bert-rdzv-"):
             raise error
         return await create(kind, namespace, body)
 

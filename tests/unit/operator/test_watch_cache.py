@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -418,13 +417,3 @@ async def test_a_restarted_operator_reads_a_job_before_it_does_anything_for_it(c
 async def test_an_operator_whose_list_failed_reads_the_job(cluster: Cluster) -> None:
     cluster.start_operator()
     assert ("pods", f"{Label.JOB_UID}={UID}") in await settle(cluster)
-
-
-async def test_a_restarted_operator_with_another_master_key_reads_the_jobs_own(
-    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    await cluster.start_operator().list_again(cluster.api, ())
-    links: Any = cluster.controller.links
-    view = links.view
-    monkeypatch.setattr(links, "view", lambda key: replace(view(key), refused="another key"))
-    assert ("secrets", "bert-rdzv") in await settle(cluster)
