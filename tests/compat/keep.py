@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 FOLDER = Path(__file__).parent
-KEPT = ("agent/elasticjob", "operator/elasticjob_operator", "crds/elasticjobs.in.yaml")
+KEPT = ("agent/elasticjob", "operator/elasticjob_operator", "crds/elasticjobs.yaml")
 LEFT_OUT = (
     *(f"agent/elasticjob/{name}" for name in ("convert", "data", "frameworks", "inprocess", "local", "torchrun")),
     *(f"agent/elasticjob/training/{name}" for name in ("replicated", "sharded")),
