@@ -52,8 +52,9 @@ NEW_OBJECTS = 50_000
 """Objects that are made until Python looks for cycles among them (its default: 700). A list of pods makes millions, and
 none is in a cycle."""
 CRD_NAME = f"{PLURAL}.{GROUP}"
-NEWEST_STATUS_FIELD = "cordonSpares"
-"""The field of the status that the CRD got last of those from which the operator reads what it has decided."""
+NEWEST_STATUS_FIELD = "incarnationRanges"
+"""The field that the CRD's status got last. Without it, the API server would drop what the operator decides, or each
+reconcile would write it again."""
 _STATUS_FIELDS = ("schema", "openAPIV3Schema", "properties", "status", "properties")
 
 

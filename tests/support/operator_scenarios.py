@@ -213,12 +213,17 @@ def _owned(kind: Resource, raw: Raw) -> bool:
     return kind is not EVENTS and bool(raw["metadata"].get("ownerReferences"))
 
 
-_VOLATILE = {"time", "since", "until", "message", "incarnations", "rendezvousRound", "chargedRound", "goodput"}
+_VOLATILE = {
+    "time", "since", "until", "message", "incarnations", "incarnationRanges", "rendezvousRound", "chargedRound",
+    "lastChargedRound", "goodput",
+}  # fmt: skip
 _POD = re.compile(r"\bbert-(\d+|rdzv)-\d+\b")
 _ROUND = re.compile(r"^\d+\.\d+\.\d+$")
 
 
 def _comparable(value: Any) -> Any:
+    if isinstance(value, dict) and "executionAttempt" in value:
+        return "round"
     if isinstance(value, dict):
         kept = {k: v for k, v in value.items() if k not in _VOLATILE and not k.endswith("Time")}
         return {k: _comparable(v) for k, v in kept.items()}

@@ -13,14 +13,12 @@ from elasticjob_operator.model.raw import (
     Raw,
     at,
     integer,
-    is_number,
     mapping,
     moment,
     objects,
-    sequence,
     text,
-    whole_number,
 )
+from elasticjob_operator.model.status_lists import read_incarnations, read_indices, read_outages, recorded_round
 
 LOST_NODE_SECONDS = 86400.0
 """Seconds for which a lost node is avoided at most: by then its kubelet renews its lease again, or Kubernetes has
@@ -191,13 +189,13 @@ def parse_status(raw: Raw) -> Status:
     scaled_down = _scaled_down(raw)
     return Status(
         raw=raw,
-        incarnations=_incarnations(text(raw, "incarnations")),
+        incarnations=read_incarnations(raw),
         store_incarnation=_optional(raw, "rendezvous", "incarnation"),
         standby_store=_optional(raw, "rendezvous", "standby"),
         newest_store=max(integer(raw, "rendezvous", name) for name in ("incarnation", "standby", "newest")),
-        charged_round=parse_round(text(raw, "chargedRound")),
-        charged_outages=tuple(str(item) for item in sequence(raw, "chargedOutages")),
-        uncounted_outages=tuple(str(item) for item in sequence(raw, "uncountedOutages")),
+        charged_round=recorded_round(raw, "chargedRound", "lastChargedRound"),
+        charged_outages=read_outages(raw, "chargedOutages", "chargedFailures"),
+        uncounted_outages=read_outages(raw, "uncountedOutages", "uncountedFailures"),
         restarts=integer(raw, "restarts"),
         restarts_counted=integer(raw, "restartsCountTowardsMax"),
         restart_window_start=moment(raw, "restartWindow", "start") or 0.0,
@@ -206,7 +204,7 @@ def parse_status(raw: Raw) -> Status:
         last_start_failure=moment(raw, "lastStartFailureTime") or 0.0,
         execution_attempts=integer(raw, "executionAttempts"),
         rounds=integer(raw, "rendezvousRound"),
-        last_round=parse_round(text(raw, "rendezvous", "round")),
+        last_round=recorded_round(mapping(raw, "rendezvous"), "round", "lastRound"),
         last_rendezvous=moment(raw, "lastRendezvousTime") or 0.0,
         target=scaled_down.target if scaled_down else _optional(raw, "targetReplicas"),
         scaled_down=scaled_down,
@@ -224,11 +222,6 @@ def _optional(raw: Raw, *path: str) -> int | None:
     return integer(raw, *path) if at(raw, *path) is not None else None
 
 
-def _incarnations(listed: str) -> tuple[int, ...]:
-    parts = listed.split(",") if listed else []
-    return tuple(map(whole_number, parts))
-
-
 def _key_id(raw: Raw) -> str:
     written = text(raw, "keyId")
     match = _KEY_ID.fullmatch(written)
@@ -236,22 +229,13 @@ def _key_id(raw: Raw) -> str:
 
 
 def _scaled_down(raw: Raw) -> ScaledDown | None:
-    listed = text(raw, "scaledDown", "indices")
-    indices = frozenset(map(whole_number, filter(is_number, listed.split(","))))
+    indices = read_indices(mapping(raw, "scaledDown"))
     return ScaledDown(integer(raw, "scaledDown", "replicas"), indices) if indices else None
 
 
 def _back_off(raw: Raw) -> BackOff | None:
     attempts = integer(raw, "backOff", "attempts")
     return BackOff(attempts, moment(raw, "backOff", "since")) if attempts else None
-
-
-def parse_round(written: str) -> RoundId | None:
-    """Return the round of this name; None if it is none."""
-    try:
-        return RoundId.parse(written)
-    except ValueError:
-        return None
 
 
 def _avoided(raw: Raw) -> AvoidedNode:

@@ -22,7 +22,8 @@ from elasticjob_operator.actions import EventRecord
 from elasticjob_operator.model.pods import Pod
 from elasticjob_operator.model.raw import objects
 from elasticjob_operator.model.spec import JobSpec
-from elasticjob_operator.model.status import AvoidedNode, parse_round
+from elasticjob_operator.model.status import AvoidedNode
+from elasticjob_operator.model.status_lists import parse_round
 from elasticjob_operator.plan import failures
 from elasticjob_operator.plan.context import ReconcileContext
 from elasticjob_operator.plan.failure_rules import MatchedRule, avoided_node, matched_event, matching_rule, with_rule

@@ -5,8 +5,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from elasticjob.contract.names import RoundId
 from elasticjob_operator.model.raw import mapping, moment, real, text, timestamp
-from elasticjob_operator.model.status import parse_round
+from elasticjob_operator.model.status_lists import recorded_round, round_object
 from elasticjob_operator.plan.conditions import JobContext
 
 FIELD = "goodput"
@@ -40,15 +41,15 @@ def goodput(job: JobContext) -> dict[str, Any] | None:
         "productiveSeconds": productive,
         "lostSeconds": lost_seconds,
         "percent": round(100 * productive / whole, 1) if whole else 100.0,
-        "round": round_ or None,
+        "round": str(round_) if round_ else None,
+        "lastRound": round_object(round_) if round_ else None,
         _TIME: time,
     }
     return {name: value for name, value in record.items() if value is not None}
 
 
-def _lost(job: JobContext, before: dict[str, Any]) -> tuple[float, str]:
+def _lost(job: JobContext, before: dict[str, Any]) -> tuple[float, RoundId | None]:
     """Return the seconds that status does not include yet, and the last round whose lost time it includes then."""
-    counted = text(before, "round")
-    last = parse_round(counted)
+    last = recorded_round(before, "round", "lastRound")
     new = [e for e in (job.ctx.report.lost if job.ctx.report else ()) if last is None or e.round > last]
-    return sum(e.seconds for e in new), str(new[-1].round) if new else counted
+    return sum(e.seconds for e in new), new[-1].round if new else last

@@ -11,6 +11,13 @@ from elasticjob_operator.manifests.names import attempt, endpoint
 from elasticjob_operator.model.pods import Pod
 from elasticjob_operator.model.raw import at, objects, text, timestamp
 from elasticjob_operator.model.status import AvoidedNode, Condition, ConditionType
+from elasticjob_operator.model.status_lists import (
+    incarnation_ranges,
+    index_ranges,
+    outage_objects,
+    round_object,
+    without_lists,
+)
 from elasticjob_operator.plan import conditions, goodput, state_transfer, stragglers, trainer_status
 from elasticjob_operator.plan.budget import MAX_OUTAGES, MAX_RECENT_FAILURES
 from elasticjob_operator.plan.capacity import target_replicas
@@ -39,6 +46,7 @@ def next_status(job: JobContext, current: dict[ConditionType, Condition], image:
     """
     ctx = job.ctx
     spares = spare_indices(ctx)
+    outages, uncounted = job.budget.outages[-MAX_OUTAGES:], job.budget.uncounted_outages[-MAX_OUTAGES:]
     status = dict(ctx.status.raw) | {
         "observedGeneration": ctx.job.generation,
         "phase": _phase(job, current),
@@ -54,11 +62,14 @@ def next_status(job: JobContext, current: dict[ConditionType, Condition], image:
         "restartWindow": _restart_window(job),
         "failedStarts": job.starts.failed or None,
         "startFailures": job.starts.in_row or None,
-        "chargedOutages": list(job.budget.outages[-MAX_OUTAGES:]),
-        "uncountedOutages": list(job.budget.uncounted_outages[-MAX_OUTAGES:]),
+        "chargedOutages": list(outages),
+        "chargedFailures": outage_objects(outages),
+        "uncountedOutages": list(uncounted),
+        "uncountedFailures": outage_objects(uncounted),
         "executionAttempts": _executions(job),
         "rendezvous": _rendezvous(job),
         "incarnations": ",".join(map(str, job.workers.incarnations)),
+        "incarnationRanges": incarnation_ranges(job.workers.incarnations),
         "runtimeImage": _runtime_image(job, image),
         "keyId": next_key_id(ctx.observed, resumes=job.resumes, idle=job.suspended or job.outcome is not None),
         "warmFork": job.world.warm_fork or None,
@@ -75,14 +86,20 @@ def next_status(job: JobContext, current: dict[ConditionType, Condition], image:
     }
     if job.budget.charged_round is not None:
         status["chargedRound"] = str(job.budget.charged_round)
+        status["lastChargedRound"] = round_object(job.budget.charged_round)
     return _with_due_fields(ctx.status.raw, {n: v for n, v in status.items() if v not in (None, [])}, ctx.now)
 
 
 def _with_due_fields(before: Mapping[str, Any], status: dict[str, Any], now: float) -> dict[str, Any]:
-    """Return the status, or `before` if only fields have changed that are not written alone yet."""
+    """Return the status, or `before` if only fields have changed that are not written alone yet.
+
+    Lists beside unchanged texts never are: an operator that takes over from 0.1.0 would write all jobs, also those that
+    have ended.
+    """
     progress, costs = trainer_status.FIELD, goodput.FIELD
     others = {name: value for name, value in status.items() if name not in (progress, costs)}
-    if not same_status(others | {n: before[n] for n in (progress, costs) if n in before}, before):
+    unchanged = without_lists(others | {n: before[n] for n in (progress, costs) if n in before})
+    if not same_status(unchanged, without_lists(before)):
         return status
     progressed = status.get(progress) != before.get(progress) and not trainer_status.is_early(before, now)
     lost = at(status, costs, "lostSeconds") != at(before, costs, "lostSeconds") and costs in before
@@ -154,14 +171,16 @@ def _rendezvous(job: JobContext) -> dict[str, Any] | None:
         rendezvous["standby"] = job.store.standby
     if job.ctx.status.newest_store > max(job.store.incarnation, job.store.standby or 0):
         rendezvous["newest"] = job.ctx.status.newest_store
-    return rendezvous | ({"round": str(job.world.last_round)} if job.world.last_round else {})
+    last = job.world.last_round
+    return rendezvous | ({"round": str(last), "lastRound": round_object(last)} if last else {})
 
 
 def _scaled_down(job: JobContext) -> dict[str, Any] | None:
     missing = job.capacity.scaled_down
     if missing is None:
         return None
-    return {"replicas": missing.target, "indices": ",".join(map(str, sorted(missing.indices)))}
+    indices = ",".join(map(str, sorted(missing.indices)))
+    return {"replicas": missing.target, "indices": indices, "indexRanges": index_ranges(missing.indices)}
 
 
 def _back_off(job: JobContext) -> dict[str, Any] | None:

@@ -121,6 +121,7 @@ JSON = st.recursive(
 )
 STATUS_FIELDS = (
     "incarnations", "rendezvous", "chargedRound", "restarts", "conditions", "avoidedNodes", "suspectNodes",
+    "incarnationRanges", "lastChargedRound", "chargedFailures", "uncountedFailures", "scaledDown", "goodput",
     "lastFailure", "chargedOutages", "failedStarts", "startFailures", "lastStartFailureTime",
     "recentFailures", "targetReplicas", "lastRendezvousTime", "runtimeImage", "rendezvousRound", "executionAttempts",
 )  # fmt: skip

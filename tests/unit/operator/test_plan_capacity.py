@@ -98,7 +98,8 @@ def test_pods_without_room_are_withdrawn_after_the_time_except_for_one_and_the_t
     p = run(early, NOW + 1)
     assert deleted(p) == ["bert-3-0"]
     assert status_of(p)["targetReplicas"] == 2
-    assert status_of(p)["scaledDown"] == {"replicas": 4, "indices": "1,3"}
+    ranges = [{"first": 1, "last": 1}, {"first": 3, "last": 3}]
+    assert status_of(p)["scaledDown"] == {"replicas": 4, "indices": "1,3", "indexRanges": ranges}
     found = conditions_of(p)["FullyScaled"]
     assert (found["status"], found["reason"]) == ("False", "InsufficientCapacity")
     assert found["message"].endswith("status.targetReplicas is 2 until the cluster has room")

@@ -42,6 +42,7 @@ def test_lost_time_is_counted_once_and_written_alone() -> None:
     after = dict(status_of(at(100, FIRST, FAULT)))
     assert after["goodput"] == {
         "productiveSeconds": 90, "lostSeconds": 10, "percent": 90, "round": "1.0.2",
+        "lastRound": {"executionAttempt": 1, "storeIncarnation": 0, "number": 2},
         "lastUpdatedTime": timestamp(NOW + 100),
     }  # fmt: skip
     assert at(101, after, FAULT).status is None

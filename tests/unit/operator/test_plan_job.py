@@ -398,6 +398,7 @@ def test_the_first_status_of_a_job() -> None:
     written = status_of(p)
     assert {name: value for name, value in written.items() if name != "conditions"} == {
         "observedGeneration": 7, "phase": "Pending", "targetReplicas": 2, "incarnations": "0,0", "runtimeImage": IMAGE,
+        "incarnationRanges": [{"first": 0, "last": 1, "incarnation": 0}],
         "selector": "elasticjob.dev/job-name=bert,elasticjob.dev/role=worker", "startTime": timestamp(NOW),
         "rendezvous": {"endpoint": "bert-rdzv.ns.svc:29400", "incarnation": 0},
         "executionAttempts": 1, "rendezvousRound": 0, "restarts": 0, "restartsCountTowardsMax": 0, "worldSize": 0,
@@ -844,6 +845,7 @@ def test_the_round_counter_grows_across_stores(
     counted: dict[str, Any] = {"rendezvousRound": rounds, "lastRendezvousTime": timestamp(NOW - 20)}
     p = run(replace(steady(last_report=newest, rendezvous=before, **counted), stores=(store(1),)))
     assert (status_of(p)["rendezvousRound"], status_of(p)["rendezvous"]["round"]) == (becomes, "1.1.1")
+    assert status_of(p)["rendezvous"]["lastRound"] == {"executionAttempt": 1, "storeIncarnation": 1, "number": 1}
 
 
 def test_a_round_that_a_new_store_restored_is_not_counted_again() -> None:

@@ -47,7 +47,7 @@ TWO = worker(0), worker(1)
 
 def rendezvous(p: Plan) -> dict[str, Any]:
     found: dict[str, Any] = status_of(p)["rendezvous"]
-    return {name: value for name, value in found.items() if name not in ("endpoint", "round")}
+    return {name: value for name, value in found.items() if name not in ("endpoint", "round", "lastRound")}
 
 
 def deleted(p: Plan) -> list[str]:
