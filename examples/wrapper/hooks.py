@@ -69,7 +69,7 @@ class DiskIsWritable(HealthCheck):
 
 
 class AnnounceCompletion(Completion):
-    """Runs on each rank once its function has returned, before it waits for the others."""
+    """Runs once on each rank when all ranks have completed."""
 
     def __call__(self, state: State) -> None:
         say(state, "completion")

@@ -156,13 +156,18 @@ class Leave(Terminate):
 
 class Completed(Completion):
     def __call__(self, state):
-        say("completed")
+        say("completed in", state.iteration)
 
 @Wrapper(terminate=Leave(), completion=Completed(), finalize=SayRecords(), rank_filter=ActiveWorldSizeDivisibleBy(2))
 def train(call: CallWrapper):
     rank = join(call)
     if call.iteration == 0 and rank == 1:
+        while not call.state.store.exists(["returns"]):
+            time.sleep(0.01)
         sys.exit(3)
+    if call.iteration == 0:
+        call.state.store.set("returns", "1")
+        return rank
     dist.all_reduce(torch.ones(1))
     return rank
 
@@ -199,13 +204,14 @@ def test_a_base_exception_ends_its_rank_and_a_spare_takes_its_place(tmp_path: Pa
         trains(first, 0, 2, 1)
         trains(spare, 1, 2, 1)
         assert spare.wait_for("returned (.*) at")[1] == "1"
-        first.wait_for("completed")
+        first.wait_for("completed in 1")  # and not in the iteration in which only its own function had returned
         (tmp_path / "left").touch()
         left = float(second.wait_for("left at (.*)")[1])
         assert second.exit_code() == 3
         # The rank that started the store returned after all others had left.
         assert float(first.wait_for("returned 0 at (.*)")[1]) > left
         assert first.exit_code() == 0
+        assert re.findall("^completed in (.*)", first.text, re.MULTILINE) == ["1"]
 
 
 SOFT = """
@@ -566,7 +572,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         ("assignment", "raised RestartError because of NoneType"),
         ("no-place", "raised RestartError because of NoneType"),
         ("initialize", "raised RestartAbort because of NoneType"),
-        ("completion", "raised RestartAbort because of NoneType"),
+        ("completion", "returned 1"),
         ("terminate", "raised SystemExit because of NoneType"),
         ("no-restart", "raised InternalError because of ValueError"),
         ("monitor", "returned True"),

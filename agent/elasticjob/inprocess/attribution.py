@@ -25,6 +25,8 @@ class Interruption(Enum):
     """The rank's monitor process sends no heartbeats: its node is lost, or cut off."""
     MONITOR_PROCESS = "monitor process"
     """The rank's monitor process has ended; the next iteration begins with a new one."""
+    MONITOR_PROCESS_EXCEPTION = MONITOR_PROCESS
+    """The same under its name in NVIDIA's wrapper."""
 
 
 @dataclass(frozen=True)

@@ -216,6 +216,7 @@ class CallWrapper:
                 ended = self._run_iteration(call)
                 if isinstance(ended, _Completed):
                     self._end_monitor_thread()  # before its connection is closed
+                    self._announce_completion()
                     return ended.value
                 self._recover(ended.error)
         except BaseException as error:
@@ -304,12 +305,18 @@ class CallWrapper:
 
     def _complete(self, store: StoreMixin) -> IterationOutcome:
         self._watchdog.reset()  # the function need not ping any more
-        if self._wrapper.completion is not None:
-            self._wrapper.completion(self._state)
         state, times = self._state, self._times
         return store.completion_barrier(
             state.rank, state.world_size, times.completion_timeout, timeout_chunk=times.completion_chunk
         )
+
+    def _announce_completion(self) -> None:
+        if self._wrapper.completion is None:
+            return
+        try:
+            self._wrapper.completion(self._state)
+        except Exception:  # all ranks have completed: none of them would take part in a restart
+            log.exception("rank %d: its completion failed", self._state.rank)
 
     def _wait_for_restart(self) -> None:
         """Wait for the exception that the monitor thread raises here; return if none comes."""

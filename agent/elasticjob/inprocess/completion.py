@@ -1,4 +1,4 @@
-"""Hook after the function has returned."""
+"""Hook at the successful end of a wrapped function."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from elasticjob.inprocess.state import State
 
 
 class Completion(ABC):
-    """Called on each rank once its function has returned, spares included, before it waits for the other ranks.
+    """Called once on each rank, spares included, when all ranks have completed: no restart can follow.
 
-    An `Exception` restarts all ranks, as one of the function does.
+    An `Exception` is logged; the wrapped function returns its value all the same.
     """
 
     @abstractmethod

@@ -25,12 +25,12 @@ class ThreadedFinalize(Finalize):
     def __init__(
         self,
         timeout: timedelta,
-        function: Callable[..., object],
+        fn: Callable[..., object],
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> None:
         self._timeout = timeout
-        self._function = function
+        self._function = fn
         self._args = tuple(args)
         self._kwargs = dict(kwargs or {})
 

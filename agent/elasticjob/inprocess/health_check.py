@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from abc import ABC, abstractmethod
 from datetime import timedelta
 
@@ -24,18 +25,23 @@ class HealthCheck(ABC):
 class FaultCounter(HealthCheck):
     """Fails when the function has raised more than `max_rank_faults` exceptions on this rank."""
 
-    def __init__(self, max_rank_faults: int) -> None:
+    def __init__(self, max_rank_faults: int | None = None) -> None:
+        """None: no limit."""
         self._max_rank_faults = max_rank_faults
         self._faults = 0
 
     def __call__(self, state: State, exception: Exception | None) -> None:
         self._faults += exception is not None
-        if self._faults > self._max_rank_faults:
+        if self._max_rank_faults is not None and self._faults > self._max_rank_faults:
             raise RuntimeError(f"{self._faults} exceptions on this rank: max_rank_faults={self._max_rank_faults}")
 
 
 class CudaHealthCheck(HealthCheck):
-    """Fails when the current CUDA device reports an error, or does not finish its work within `timeout`."""
+    """Fails when this rank's CUDA device reports an error, or does not finish its work within `timeout`.
+
+    Its device is the one with the number LOCAL_RANK, or the current one if the launcher sets no LOCAL_RANK. A rank that
+    sees one device only, by its CUDA_VISIBLE_DEVICES, has that one.
+    """
 
     def __init__(self, timeout: timedelta = timedelta(seconds=30)) -> None:
         self._timeout = timeout
@@ -45,7 +51,8 @@ class CudaHealthCheck(HealthCheck):
 
         if not (torch.cuda.is_available() and torch.cuda.is_initialized()):
             return
-        device = torch.cuda.current_device()
+        local_rank = int(os.environ.get("LOCAL_RANK", -1))
+        device = local_rank if 0 <= local_rank < torch.cuda.device_count() else torch.cuda.current_device()
         run_within(
             self._timeout.total_seconds(),
             lambda: torch.cuda.synchronize(device),

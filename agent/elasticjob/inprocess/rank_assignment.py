@@ -11,7 +11,10 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
+from datetime import timedelta
 
+from elasticjob.inprocess.arguments import seconds
+from elasticjob.inprocess.exception import RestartError
 from elasticjob.inprocess.state import State
 
 
@@ -185,20 +188,31 @@ class FilterGroupedByKey(RankAssignment):
     leaves out each machine that has lost a rank. A rank that is left out ends with `RestartError`.
     """
 
-    def __init__(self, key_or_fn: str | Callable[[State], str], condition: Callable[[int], bool]) -> None:
+    def __init__(
+        self,
+        key_or_fn: str | Callable[[State], str],
+        condition: Callable[[int], bool],
+        timeout: timedelta = timedelta(seconds=60),
+    ) -> None:
         """`key_or_fn`: the key of this rank's group, or a function that returns it.
 
         `condition`: whether a group with so many remaining ranks stays.
+        `timeout`: how long a rank waits for the keys of all others; then it ends with `RestartError`.
         """
         self._key = key_or_fn
         self._condition = condition
+        self._timeout = timeout
         self._number = next(_filters)
 
     def __call__(self, state: State, terminated_ranks: set[int]) -> tuple[State, set[int]]:
         key, store = self._key(state) if callable(self._key) else self._key, state.store
         store.set(f"group-key/{self._number}/{state.rank}", key)
         alive = [rank for rank in range(state.world_size) if rank not in terminated_ranks]
-        keys = [bytes(store.get(f"group-key/{self._number}/{rank}")) for rank in alive]
+        names = [f"group-key/{self._number}/{rank}" for rank in alive]
+        if not store.wait_for(names, self._timeout):
+            missing = [rank for rank, name in zip(alive, names, strict=True) if not store.exists([name])]
+            raise RestartError(f"{self!r}: no key of ranks {missing} within {seconds(self._timeout)}")
+        keys = [bytes(store.get(name)) for name in names]
         sizes = Counter(keys)
         wrong = {rank for rank, key in zip(alive, keys, strict=True) if not self._condition(sizes[key])}
         return state, terminated_ranks | wrong

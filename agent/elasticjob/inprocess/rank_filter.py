@@ -21,12 +21,15 @@ class RankFilter(ABC):
 class MaxActiveWorldSize(RankFilter):
     """Activates at most `max_active_world_size` ranks."""
 
-    def __init__(self, max_active_world_size: int) -> None:
-        _check_positive("max_active_world_size", max_active_world_size)
+    def __init__(self, max_active_world_size: int | None = None) -> None:
+        """None: no limit."""
+        if max_active_world_size is not None:
+            _check_positive("max_active_world_size", max_active_world_size)
         self._max = max_active_world_size
 
     def __call__(self, state: State) -> State:
-        return state.activate(min(_active(state), self._max))
+        active = _active(state)
+        return state.activate(active if self._max is None else min(active, self._max))
 
 
 class ActiveWorldSizeDivisibleBy(RankFilter):

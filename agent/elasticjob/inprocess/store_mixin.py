@@ -27,6 +27,7 @@ from enum import Enum
 from typing import Any
 
 from elasticjob.inprocess.attribution import Interruption, InterruptionRecord, decode_records
+from elasticjob.inprocess.exception import RestartError
 
 _CHUNK = timedelta(seconds=1)
 """How long one wait lasts. Between two of them, a rank checks whether others are missing for good."""
@@ -43,7 +44,7 @@ BARRIERS_OF_LOST = ("iteration", "results", "termination")
 """Those at which other ranks of an iteration may wait for one that has ended."""
 
 
-class BarrierTimeoutError(TimeoutError):
+class BarrierTimeoutError(RestartError, TimeoutError):
     """Ranks did not reach a barrier in time."""
 
 

@@ -16,14 +16,16 @@ import pytest
 
 import elasticjob.inprocess
 from elasticjob.inprocess.abort import Abort
+from elasticjob.inprocess.attribution import Interruption
 from elasticjob.inprocess.completion import Completion
 from elasticjob.inprocess.composition import compose
-from elasticjob.inprocess.exception import RestartAbort
+from elasticjob.inprocess.exception import HealthCheckError, InternalError, RestartAbort, RestartError
 from elasticjob.inprocess.finalize import Finalize, ThreadedFinalize
 from elasticjob.inprocess.health_check import CudaHealthCheck, FaultCounter, HealthCheck
 from elasticjob.inprocess.initialize import Initialize, RetryController
 from elasticjob.inprocess.rank_assignment import ShiftRanks
 from elasticjob.inprocess.state import State, Status
+from elasticjob.inprocess.store_mixin import BarrierTimeoutError
 from elasticjob.inprocess.terminate import Terminate
 
 STATE = State(1, 4, 1, 4).activate_all_ranks()
@@ -57,20 +59,25 @@ def test_the_ranks_of_a_state() -> None:
 
 
 def test_a_cuda_health_check_reports_an_error_of_the_device_and_one_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("LOCAL_RANK", raising=False)
+
     def fails(device: int) -> None:
         raise RuntimeError(f"CUDA error: an illegal memory access on {device}")
 
     def use(synchronize: Callable[[int], object], *, initialized: bool = True) -> None:
         cuda = SimpleNamespace(
             is_available=lambda: True, is_initialized=lambda: initialized, current_device=lambda: 3,
-            synchronize=synchronize,
+            synchronize=synchronize, device_count=lambda: 4,
         )  # fmt: skip
         monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))
 
     check, hanging, synchronized = CudaHealthCheck(timedelta(milliseconds=50)), threading.Event(), list[int]()
     use(synchronized.append)
     check(STATE, None)
-    assert synchronized == [3]
+    for local_rank in ("1", "4"):  # a device of its own, and one that this rank does not see
+        monkeypatch.setenv("LOCAL_RANK", local_rank)
+        check(STATE, None)
+    assert synchronized == [3, 1, 3]
     use(fails, initialized=False)
     check(STATE, None)
     use(fails)
@@ -109,12 +116,24 @@ def test_a_fault_counter_counts_the_exceptions_of_its_rank() -> None:
     check(STATE, None)
     with pytest.raises(RuntimeError, match="2 exceptions on this rank: max_rank_faults=1"):
         check(STATE, ValueError())
+    unlimited = FaultCounter()
+    for _ in range(100):
+        unlimited(STATE, ValueError())
+
+
+def test_all_errors_of_the_wrapper_have_one_base_class() -> None:
+    assert all(issubclass(error, RestartError) for error in (HealthCheckError, InternalError, BarrierTimeoutError))
+
+
+def test_the_seventh_kind_of_interruption_has_nvidias_name_too() -> None:
+    assert Interruption["MONITOR_PROCESS_EXCEPTION"] is Interruption.MONITOR_PROCESS
+    assert len(Interruption) == 7
 
 
 def test_a_finalize_in_a_thread_has_a_time_limit() -> None:
     release = threading.Event()
     called: list[object] = []
-    ThreadedFinalize(timedelta(seconds=10), called.append, ("x",))(STATE, None)
+    ThreadedFinalize(timeout=timedelta(seconds=10), fn=called.append, args=("x",))(STATE, None)
     assert called == ["x"]
     with pytest.raises(ZeroDivisionError):
         ThreadedFinalize(timedelta(seconds=10), lambda: 1 / 0)(STATE, None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elasticjob.inprocess.composition import Compose, compose
+from elasticjob.inprocess.exception import RestartError
 from elasticjob.inprocess.rank_assignment import (
     ArrangedRanks,
     FillGaps,
@@ -132,6 +134,7 @@ def test_hosts_are_read_from_the_store_for_remaining_ranks_only() -> None:
 @pytest.mark.parametrize(
     ("filters", "active"),
     [
+        ([MaxActiveWorldSize()], 7),
         ([MaxActiveWorldSize(8)], 7),
         ([MaxActiveWorldSize(3)], 3),
         ([ActiveWorldSizeDivisibleBy(4)], 4),
@@ -203,6 +206,12 @@ def test_a_filter_by_key_terminates_groups_of_the_wrong_size_and_composes_in_nvi
         assert all(left == set() for _, left in found.values())
     alone = shared.assign(FilterGroupedByKey("one group", lambda count: count > 5), set())
     assert all(left == set() for _, left in alone.values())
+
+
+def test_a_filter_by_key_waits_for_the_keys_of_others_for_its_time_out_only() -> None:
+    lonely = FilterGroupedByKey("a", lambda count: count == 1, timeout=timedelta(milliseconds=10))
+    with pytest.raises(RestartError, match=r"no key of ranks \[1, 2\] within 0.01 s"):
+        lonely(SharedStates(["a", "b", "b"]).states[0], set())
 
 
 def test_the_former_name_of_a_filter_divides_the_active_ranks() -> None:
