@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
+import re
 import threading
 import time
 from collections.abc import Callable
@@ -233,6 +235,128 @@ def test_a_pipe_in_place_of_the_state_is_replaced(tmp_path: Path) -> None:
     assert read_file_header(str(path)).step == -1
     assert save_block(memory(5), str(path))
     assert read_file_header(str(path)).step == 5
+
+
+class Fails:
+    """A call of the operating system that fails a number of times, before or after it has been executed."""
+
+    def __init__(self, call: Callable[..., Any], error: int, times: int = 1, *, executed: bool = False) -> None:
+        self._call, self._error, self._times, self._executed = call, error, times, executed
+        self.failed = 0
+
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
+        if self.failed == self._times:
+            return self._call(*arguments, **named)
+        self.failed += 1
+        if self._executed:
+            self._call(*arguments, **named)
+        raise OSError(self._error, os.strerror(self._error))
+
+
+def _path_of(descriptor: int) -> str:
+    return str(Path(f"/proc/self/fd/{descriptor}").readlink())
+
+
+@pytest.mark.parametrize(
+    ("call", "error"),
+    [("replace", errno.ENOENT), ("replace", errno.EEXIST), ("replace", errno.EIO), ("unlink", errno.ENOENT)],
+)
+def test_a_call_that_a_server_executed_and_reported_as_failed_is_no_failed_save(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, error: int
+) -> None:
+    path = str(tmp_path / "state")
+    save_block(memory(5), path)
+    lost_answer = Fails(getattr(os, call), error, executed=True)
+    monkeypatch.setattr(os, call, lost_answer)
+    assert save_block(memory(6), path)
+    assert lost_answer.failed == 1
+    assert read_file_header(path).step == 6
+    assert [p.name for p in tmp_path.iterdir()] == ["state"]
+
+
+@pytest.mark.parametrize("error", [errno.EIO, errno.EDQUOT, errno.ENOSPC])
+@pytest.mark.parametrize("call", ["replace", "fsync"])
+def test_a_save_that_the_server_refuses_keeps_the_old_state_and_raises_the_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, error: int
+) -> None:
+    path = str(tmp_path / "state")
+    save_block(memory(5), path)
+    monkeypatch.setattr(os, call, Fails(getattr(os, call), error))
+    with pytest.raises(OSError, match=re.escape(os.strerror(error))):
+        save_block(memory(6), path)
+    assert read_file_header(path).step == 5
+    assert [p.name for p in tmp_path.iterdir()] == ["state"]
+    assert save_block(memory(6), path)
+
+
+@pytest.mark.parametrize(("module", "call"), [(fcntl, "flock"), (os, "fstat"), (os, "pread"), (os, "open")])
+def test_files_that_another_client_replaced_are_opened_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: Any, call: str
+) -> None:
+    path = str(tmp_path / "state")
+    save_block(memory(5), path)
+    block = memory(6)
+    fails = Fails(getattr(module, call), errno.ESTALE)
+    if call in ("pread", "fstat"):  # and not for the block, which is memory
+        stale, works = path if call == "pread" else f"{path}.tmp", getattr(module, call)
+
+        def fails_there(descriptor: int, *more: Any) -> Any:
+            return (fails if _path_of(descriptor) == stale else works)(descriptor, *more)
+
+        monkeypatch.setattr(os, call, fails_there)
+    else:
+        monkeypatch.setattr(module, call, fails)
+    assert save_block(block, path)
+    assert fails.failed == 1
+    assert read_file_header(path).step == 6
+    assert [p.name for p in tmp_path.iterdir()] == ["state"]
+
+
+def test_a_shared_file_that_stays_stale_is_replaced_by_an_own_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stale = Fails(fcntl.flock, errno.ESTALE, times=1000)
+    monkeypatch.setattr(fcntl, "flock", stale)
+    assert save_block(memory(5), str(tmp_path / "state"))
+    assert read_file_header(str(tmp_path / "state")).step == 5
+    assert 1 < stale.failed < 1000
+
+
+def test_a_node_whose_lock_manager_fails_leaves_the_file_that_another_node_writes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, theirs = str(tmp_path / "state"), tmp_path / "state.tmp"
+    theirs.write_bytes(b"written by another node")
+    monkeypatch.setattr(fcntl, "flock", Fails(fcntl.flock, errno.ENOLCK))
+    assert save_block(memory(5), path)
+    assert theirs.read_bytes() == b"written by another node"
+
+
+@pytest.mark.parametrize("error", [errno.EIO, errno.EACCES])
+@pytest.mark.parametrize("call", ["open", "pread"])
+def test_a_state_that_cannot_be_read_is_not_absent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, error: int
+) -> None:
+    """Else the training would begin again, or an older state would replace it."""
+    path, older = str(tmp_path / "state"), memory(4)
+    save_block(memory(5), path)
+    before = Path(path).read_bytes()
+    reads = getattr(os, call)
+    monkeypatch.setattr(os, call, Fails(reads, error))
+    with pytest.raises(OSError, match=re.escape(os.strerror(error))):
+        read_file_header(path)
+
+    def unreadable(opened: Any, *arguments: Any) -> Any:
+        if opened == path or (call == "pread" and _path_of(opened) == path):
+            raise OSError(error, os.strerror(error))
+        return reads(opened, *arguments)
+
+    monkeypatch.setattr(os, call, unreadable)
+    with pytest.raises(OSError, match=re.escape(os.strerror(error))):
+        save_block(older, path)
+    monkeypatch.undo()
+    assert Path(path).read_bytes() == before
+    assert [p.name for p in tmp_path.iterdir()] == ["state"]
 
 
 @pytest.mark.parametrize(

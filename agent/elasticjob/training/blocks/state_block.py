@@ -59,17 +59,26 @@ ABSENT = BlockHeader(OLD_SEQUENCE, NO_STEP, 0, 0)
 
 
 def read_header(descriptor: int) -> BlockHeader:
-    """Return the header of the block in a file or memory; ABSENT if there is no complete block."""
+    """Return the header of the block in memory; ABSENT if there is no complete block, or it cannot be read."""
     try:
-        found = _parse_header(os.pread(descriptor, _HEADER.size, 0))
-        complete = (
-            found.sequence >= 0
-            and found.step >= 0
-            and 0 < found.json_size <= found.size - HEADER_SIZE
-            and found.size <= os.fstat(descriptor).st_size
-        )
-    except (OSError, struct.error):
+        return read_stored_header(descriptor)
+    except OSError:
         return ABSENT
+
+
+def read_stored_header(descriptor: int) -> BlockHeader:
+    """Return the header of the block in a file; ABSENT if there is no complete block. OSError: it cannot be read."""
+    raw, size = os.pread(descriptor, _HEADER.size, 0), os.fstat(descriptor).st_size
+    try:
+        found = _parse_header(raw)
+    except struct.error:
+        return ABSENT
+    complete = (
+        found.sequence >= 0
+        and found.step >= 0
+        and 0 < found.json_size <= found.size - HEADER_SIZE
+        and found.size <= size
+    )
     return found if complete else ABSENT
 
 

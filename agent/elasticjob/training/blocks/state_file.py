@@ -1,6 +1,10 @@
 """The file of a training state: written by one node at a time, atomically, and never over a newer state.
 
 Standard library only: agents save the blocks of their workers.
+
+The file may be on NFS, where other clients replace files under open descriptors (ESTALE), where a client may know the
+names in a folder of up to a minute ago, and where a call that a server has executed may be reported as failed, because
+its answer was lost and the server does not recognize the second request.
 """
 
 from __future__ import annotations
@@ -15,7 +19,14 @@ from collections.abc import Sequence
 from contextlib import suppress
 from io import FileIO
 
-from elasticjob.training.blocks.state_block import ABSENT, BlockHeader, newest_block, read_content, read_header
+from elasticjob.training.blocks.state_block import (
+    ABSENT,
+    BlockHeader,
+    newest_block,
+    read_content,
+    read_header,
+    read_stored_header,
+)
 
 _PIECE = 64 << 20
 """Bytes copied at a time."""
@@ -26,6 +37,8 @@ _PRIVATE = 0o600
 """The mode of the shared temporary file until it is complete: another user who can open a file can lock it for ever."""
 _FLAGS = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 """O_NONBLOCK: another user may have made a pipe of that name; it changes nothing for a regular file."""
+_STALE_ATTEMPTS = 10
+"""How often a file is opened again that another NFS client has replaced since."""
 _LONGEST_INTERVAL = 60 * 24 * 366
 """Minutes."""
 
@@ -35,12 +48,21 @@ class BlockChangedError(Exception):
 
 
 def read_file_header(path: str) -> BlockHeader:
-    """Return the header of a file's block as `read_header` does; ABSENT if the file cannot be read."""
-    try:
-        with FileIO(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)) as file:  # it may be a pipe
-            return read_header(file.fileno())
-    except OSError:
-        return ABSENT
+    """Return the header of a file's block; ABSENT if there is no such file, or no complete block in it.
+
+    OSError: the file cannot be read. It may have a newer state than any other place, so it does not count as absent.
+    """
+    for left in reversed(range(_STALE_ATTEMPTS)):
+        try:
+            with FileIO(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)) as file:  # it may be a pipe
+                is_file = stat.S_ISREG(os.fstat(file.fileno()).st_mode)
+                return read_stored_header(file.fileno()) if is_file else ABSENT
+        except FileNotFoundError:
+            return ABSENT
+        except OSError as error:
+            if error.errno != errno.ESTALE or not left:
+                raise
+    raise AssertionError("the last attempt returns or raises")
 
 
 def save_block(descriptor: int, path: str) -> bool:
@@ -56,14 +78,16 @@ def save_block(descriptor: int, path: str) -> bool:
     file, temporary, mode = _open_temporary(path)
     with file:  # its end releases the lock, so the temporary file is renamed or removed before
         try:
-            if not _is_newer(header, path):  # another node has saved meanwhile
-                os.unlink(temporary)  # noqa: PTH108
+            # Another node may have saved meanwhile. An NFS client sees its file here: it has created a file in the
+            # folder since, and the server's answer to that says whether the folder had changed.
+            if not _is_newer(header, path):
+                _remove(temporary)
                 return False
             _copy(descriptor, header, file)
             with suppress(OSError):  # a file system without modes
                 os.fchmod(file.fileno(), mode)
             os.fsync(file.fileno())
-            os.replace(temporary, path)  # noqa: PTH105
+            _replace(temporary, path, header)
         except BaseException:
             with suppress(OSError):
                 os.unlink(temporary)  # noqa: PTH108
@@ -97,6 +121,22 @@ def recorded_interval(descriptors: Sequence[int]) -> float:
     return 60.0 * minutes
 
 
+def _replace(temporary: str, path: str, header: BlockHeader) -> None:
+    """Rename the complete temporary file. OSError: the file of that path does not have this state, or a newer one."""
+    try:
+        os.replace(temporary, path)  # noqa: PTH105
+    except OSError:
+        if _is_newer(header, path):
+            raise
+        _remove(temporary)  # there is none if the server has renamed it and its answer was lost
+
+
+def _remove(name: str) -> None:
+    """Remove a temporary file. Another node may have removed it, or the server's answer was lost."""
+    with suppress(FileNotFoundError):
+        os.unlink(name)  # noqa: PTH108
+
+
 def _is_newer(header: BlockHeader, path: str) -> bool:
     return header is not ABSENT and read_file_header(path).version < header.version
 
@@ -111,7 +151,7 @@ def _open_temporary(path: str) -> tuple[FileIO, str, int]:
     probe, probe_name = _open_own(path)
     with probe:
         own = os.fstat(probe.fileno())
-        os.unlink(probe_name)  # noqa: PTH108  (before the wait, in which this process may be killed)
+        _remove(probe_name)  # before the wait, in which this process may be killed
     file = _lock_shared(name, own)
     if file is None:
         file, name = _open_own(path)
@@ -131,14 +171,15 @@ def _lock_shared(name: str, own: os.stat_result) -> FileIO | None:
     to our files, which may be another user than ours (NFS with root_squash).
     The renamed or removed file keeps its lock: a node that waited for it opens the name again.
     """
-    while True:
+    stale = 0
+    while stale < _STALE_ATTEMPTS:
         try:
             file = FileIO(os.open(name, _FLAGS | os.O_CREAT, _PRIVATE), "r+")
         except OSError:  # a link, a folder, a file of another user
             return None
         try:
             locked = _lock(file) if _is_ours(os.fstat(file.fileno()), own) else False
-            if locked is None:
+            if locked is None and os.fstat(file.fileno()).st_size == 0:  # another node may have a lock, and write
                 with suppress(OSError):  # another node has done it
                     os.unlink(name)  # noqa: PTH108
             if not locked:
@@ -149,10 +190,16 @@ def _lock_shared(name: str, own: os.stat_result) -> FileIO | None:
                     os.fchmod(file.fileno(), _PRIVATE)
                 file.truncate(0)
                 return file
+        except OSError as error:
+            file.close()
+            if error.errno != errno.ESTALE:
+                raise
+            stale += 1  # another NFS client has renamed or removed the file
         except BaseException:
             file.close()
             raise
         file.close()
+    return None
 
 
 def _is_ours(found: os.stat_result, own: os.stat_result) -> bool:
@@ -163,6 +210,8 @@ def _is_ours(found: os.stat_result, own: os.stat_result) -> bool:
 def _lock(file: FileIO) -> bool | None:
     """Lock the file. Return None if the file system has no locks, False if the file has not grown for LOCK_TIMEOUT.
 
+    OSError, ESTALE: another NFS client has replaced the file.
+
     A node that writes holds the lock and the file grows; a process that only keeps the lock would block every save.
     """
     size, deadline = -1, 0.0
@@ -170,6 +219,8 @@ def _lock(file: FileIO) -> bool | None:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
+            if error.errno == errno.ESTALE:
+                raise
             if error.errno not in (errno.EAGAIN, errno.EACCES):
                 return None
         else:
