@@ -13,3 +13,9 @@ CODE_ROOT = str(_ROOT)
 def program() -> list[str]:
     """Return the command line that runs this code as `elasticjob`, without arguments: interpreter and program."""
     return [sys.executable, str(_ROOT if _ROOT.is_file() else _ROOT / "elasticjob")]
+
+
+def python_command(module: str, *arguments: str) -> list[str]:
+    """Return the command that runs `main` of one of our modules, whatever PYTHONPATH and the working folder are."""
+    start = f"import sys; sys.path.insert(0, {CODE_ROOT!r}); from {module} import main; main(sys.argv[1:])"
+    return [sys.executable, "-I", "-c", start, *arguments]

@@ -7,7 +7,9 @@ import re
 import shlex
 import signal
 import sys
+import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -344,11 +346,18 @@ print(""",
 )
 
 
+@pytest.fixture
+def scratch() -> Iterator[Path]:
+    """A folder for temporary files with a short path, as the paths of Unix sockets need."""
+    with tempfile.TemporaryDirectory() as folder:
+        yield Path(folder)
+
+
 @pytest.mark.parametrize("ends", ["agent", "run"])
-def test_a_killed_agent_leaves_no_process_behind(ends: str, tmp_path: Path) -> None:
+def test_a_killed_agent_leaves_no_process_and_no_file_behind(ends: str, tmp_path: Path, scratch: Path) -> None:
     """The workers die with it; what they have started is killed before another node takes its place."""
     job = manifest([*script(tmp_path, LEAVES_A_PROCESS), str(tmp_path / "done")], replicas=1)
-    with LocalRun(job, tmp_path) as run:
+    with LocalRun(job, tmp_path, within=["env", f"TMPDIR={scratch}"]) as run:
         child = int(run.wait_for(r"child 0 (\d+)")[1])
         agent = agent_over(int(run.wait_for(r"started 0 (\d+)")[1]))
         sleeping = [pid for pid in descendants(child) if state_of(pid) == "S"]
@@ -364,6 +373,22 @@ def test_a_killed_agent_leaves_no_process_behind(ends: str, tmp_path: Path) -> N
         if ends == "agent":
             (tmp_path / "done").touch()
             assert run.exit_code() == 0
+        assert not any(scratch.iterdir())
+
+
+def test_a_killed_run_leaves_no_process_and_no_file_behind(tmp_path: Path, scratch: Path) -> None:
+    """The kernel ends agents, store and workers with it; what the workers have started is killed by the guardian."""
+    job = manifest([*script(tmp_path, LEAVES_A_PROCESS), str(tmp_path / "done")], replicas=2)
+    with LocalRun(job, tmp_path, within=["env", f"TMPDIR={scratch}"]) as run:
+        children = [int(run.wait_for(r"child \d (\d+)")[1]) for _ in range(2)]
+        before = descendants(run.pid)
+        assert before.issuperset(children)
+        run.signal(signal.SIGKILL)
+        assert run.exit_code() == -signal.SIGKILL  # with all output: nothing that has its pipe is left
+        deadline = time.monotonic() + 30
+        while any(scratch.iterdir()) or not all(has_ended(pid) for pid in before):
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
 
 
 def test_a_store_that_ends_again_and_again_is_started_ever_later(tmp_path: Path) -> None:

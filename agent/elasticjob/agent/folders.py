@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from elasticjob.contract.memory_file import SHARED_MEMORY
+from elasticjob.contract.names import Env
 
 MAX_PATH = 75
 """Bytes: the paths of Unix sockets below the folder have up to 32 more, and Linux allows 107."""
@@ -35,7 +36,8 @@ def find_folders(env: Mapping[str, str], code_root: str) -> NodeFolders | None:
     except OSError:
         working_dir = os.curdir
     usual = temporary_folders(env, working_dir)
-    scratch = first_writable(scratch_folders(usual, code_root))
+    given = [os.path.join(working_dir, env[Env.SCRATCH_DIR])] if env.get(Env.SCRATCH_DIR) else []  # noqa: PTH118
+    scratch = first_writable(scratch_folders((*given, *usual), code_root))
     return NodeFolders(scratch, first_writable(usual)) if scratch else None
 
 

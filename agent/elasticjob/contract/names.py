@@ -107,6 +107,8 @@ class Env:
     """torch's worker role; `default` if unset."""
     TERMINATION_LOG = "ELASTICJOB_TERMINATION_LOG"
     """File of the termination message; /dev/termination-log if unset."""
+    SCRATCH_DIR = "ELASTICJOB_SCRATCH_DIR"
+    """Folder for the agent's own files; a temporary folder if unset or its path is too long for sockets."""
     STEP_TIME_WINDOW_SECONDS = "ELASTICJOB_STEP_TIME_WINDOW_SECONDS"
     """For tests: seconds over which an agent averages step times; `step_times.WINDOW` if unset."""
     # Worker

@@ -11,10 +11,9 @@ import logging
 import os
 import socket
 import subprocess
-import sys
 import time
 
-from elasticjob.code_root import CODE_ROOT
+from elasticjob.code_root import python_command
 from elasticjob.daemon_threads import run_without_joining
 from elasticjob.listening_socket import listen_on_all_addresses
 from elasticjob.loop_errors import call_on_error
@@ -53,12 +52,6 @@ def serve(port: int) -> int:
         os.close(parent)
     _servers[bound] = own, process
     return bound
-
-
-def python_command(module: str, *arguments: str) -> list[str]:
-    """Return the command that runs `main` of one of our modules, whatever PYTHONPATH and the working folder are."""
-    start = f"import sys; sys.path.insert(0, {CODE_ROOT!r}); from {module} import main; main(sys.argv[1:])"
-    return [sys.executable, "-I", "-c", start, *arguments]
 
 
 def main(arguments: list[str]) -> None:

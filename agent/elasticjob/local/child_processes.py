@@ -58,7 +58,8 @@ class RunEnvironment:
 
     async def agent(self, index: int, incarnation: int, pod: str, output: int | None) -> asyncio.subprocess.Process:
         """Start a node's agent. `output`: a descriptor, subprocess.PIPE, or None for this process's own output."""
-        job = self.job
+        job, folder = self.job, self._folder(index, incarnation)
+        folder.mkdir()
         environ = {
             **command_environment(job),
             Env.JOB: job.name,
@@ -81,14 +82,22 @@ class RunEnvironment:
             Env.JOIN_TIMEOUT_SECONDS: str(job.settings.join_timeout),
             Env.KEEP_ALIVE: f"{job.settings.keep_alive_interval:g}x{job.settings.keep_alive_max_attempts}",
             Env.TERMINATION_LOG: str(self._termination_log(pod)),
+            Env.SCRATCH_DIR: str(folder),
         }
         return await _start([*program(), "agent", "--", *local_command(job)], environ, output, job.working_dir)
+
+    def remove_files(self, index: int, incarnation: int) -> None:
+        """Remove the files of an agent that has ended: one that was killed has left them."""
+        shutil.rmtree(self._folder(index, incarnation), ignore_errors=True)
 
     def outcome(self, pod: str) -> Outcome | None:
         """Return how an agent that has ended says that it ended; None if it failed before it could."""
         with contextlib.suppress(OSError, codec.MessageError):
             return codec.parse(Termination, codec.loads(self._termination_log(pod).read_bytes())).outcome
         return None
+
+    def _folder(self, index: int, incarnation: int) -> Path:
+        return self.scratch / f"{index}-{incarnation}"
 
     def _termination_log(self, pod: str) -> Path:
         return self.scratch / f"{pod}.json"

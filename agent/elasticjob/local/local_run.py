@@ -36,6 +36,7 @@ from elasticjob.contract.restart_window import RestartWindow
 from elasticjob.contract.text import with_noun
 from elasticjob.control_link.link import LinkError, LinkRole, connect
 from elasticjob.local.child_processes import RunEnvironment, describe_exit_code
+from elasticjob.local.guardian import Guardian
 from elasticjob.local.leftovers import end_leftovers
 from elasticjob.local.manifest import LocalJob
 from elasticjob.local.process_backoff import ProcessBackoff
@@ -97,13 +98,14 @@ class LocalRun:
         with listener, tempfile.TemporaryDirectory(prefix=f"elasticjob-{self._job.name}-") as scratch:
             port = listener.getsockname()[1]
             self._environment = RunEnvironment(self._job, self._run_id, self._keys, port, Path(scratch))
-            self._spawn(self._keep_store(listener))
-            self._spawn(self._follow())
-            self._spawn(self._report_waits())
-            for index in range(self._settings.desired_pods):
-                self._spawn(self._keep_agent(index))
-            await self._over.wait()
-            await self._shut_down()
+            async with Guardian(self._run_id, scratch):
+                self._spawn(self._keep_store(listener))
+                self._spawn(self._follow())
+                self._spawn(self._report_waits())
+                for index in range(self._settings.desired_pods):
+                    self._spawn(self._keep_agent(index))
+                await self._over.wait()
+                await self._shut_down()
         return self._conclude()
 
     @property
@@ -201,6 +203,7 @@ class LocalRun:
             code = await self._run_agent(index, incarnation, pod)
             # Before the store learns that the pod has ended, so that another node may take its place.
             await self._end_leftovers(pod)
+            self._environment.remove_files(index, incarnation)
             del self._pods[index]
             self._send_view()
             outcome = self._environment.outcome(pod)

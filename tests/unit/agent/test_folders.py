@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import os
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from elasticjob.agent import folders
 from elasticjob.agent.config import UsageError, read_config
-from elasticjob.agent.folders import NodeFolders, find_folders, first_writable, scratch_folders, temporary_folders
+from elasticjob.agent.folders import (
+    MAX_PATH,
+    NodeFolders,
+    find_folders,
+    first_writable,
+    scratch_folders,
+    temporary_folders,
+)
 from elasticjob.contract.names import Env
 
 ENV = {
@@ -70,6 +78,18 @@ def test_a_working_folder_that_was_removed_is_no_error(monkeypatch: pytest.Monke
     tmp_path.rmdir()
     found = find_folders({"TMPDIR": "/dev/shm"}, CODE)
     assert found == NodeFolders("/dev/shm", "/dev/shm")
+
+
+def test_the_agents_own_files_are_in_the_folder_that_it_is_given_unless_its_path_is_too_long(tmp_path: Path) -> None:
+    usual = find_folders({}, CODE)
+    assert usual is not None
+    short, long = Path(tempfile.mkdtemp()), tmp_path / ("x" * MAX_PATH)
+    long.mkdir()
+    try:
+        assert find_folders({"ELASTICJOB_SCRATCH_DIR": str(short)}, CODE) == replace(usual, scratch=str(short))
+        assert find_folders({"ELASTICJOB_SCRATCH_DIR": str(long)}, CODE) == usual
+    finally:
+        short.rmdir()
 
 
 def test_without_any_writable_folder_the_agent_says_what_to_mount(monkeypatch: pytest.MonkeyPatch) -> None:
