@@ -12,6 +12,7 @@ from elasticjob_operator.model.spec import GangProvider
 from elasticjob_operator.model.status import BackOff
 from elasticjob_operator.pod_sightings import PodSightings
 from elasticjob_operator.start_warnings import StartWarnings
+from elasticjob_operator.stop_causes import StopCauses
 
 FIRST_RETRY = 1.0
 """Seconds until the first retry of a refused creation; each further refusal doubles it."""
@@ -73,6 +74,7 @@ class JobMemory:
     pods: PodSightings = field(default_factory=PodSightings)
     lost_nodes: LostNodes = field(default_factory=LostNodes)
     start_warnings: StartWarnings = field(default_factory=StartWarnings)
+    stop_causes: StopCauses = field(default_factory=StopCauses)
     _attempts: dict[str, int] = field(default_factory=dict)
     _failed_executions: int = 0
 

@@ -31,6 +31,7 @@ from elasticjob_operator.model.workload import QueueView, parse_workload, queue_
 from elasticjob_operator.node_leases import NodeLeases
 from elasticjob_operator.policies import read_policies
 from elasticjob_operator.start_warnings import FIELDS, StartWarnings
+from elasticjob_operator.stop_causes import StopCauses, fields_of
 
 LEASE_MAX_AGE = 1.0
 """Seconds after which the operator reads the Lease of a suspected node again."""
@@ -112,7 +113,8 @@ async def _observed(
     now: float,
 ) -> Observed:
     seen = memory.pods.update((pod for _, pod in listed), now)
-    pods = await _with_start_warnings(api, job.namespace, seen, memory.start_warnings, now)
+    warned = await _with_start_warnings(api, job.namespace, seen, memory.start_warnings, now)
+    pods = await _with_stop_causes(api, job.namespace, warned, memory.stop_causes)
     workers = tuple(pod for (role, _), pod in zip(listed, pods, strict=True) if role == Role.WORKER.value)
     stores = tuple(pod for (role, _), pod in zip(listed, pods, strict=True) if role == Role.STORE.value)
     children = with_secret(children, job, pods)
@@ -173,6 +175,15 @@ async def _with_start_warnings(
             events = await api.list(EVENTS, namespace, fields=FIELDS)
         warnings.record(events, now)
     return warnings.applied(pods)
+
+
+async def _with_stop_causes(api: KubeApi, namespace: str, pods: tuple[Pod, ...], causes: StopCauses) -> tuple[Pod, ...]:
+    for pod in causes.to_read(pods):
+        events = []
+        with suppress(KubeError):  # the failure is charged in any case: only its reason depends on it
+            events = await api.list(EVENTS, namespace, fields=fields_of(pod))
+        causes.record(pod, events)
+    return causes.applied(pods)
 
 
 async def _queue_view(api: KubeApi, job: Job, memory: JobMemory, *, queued: bool) -> QueueView:

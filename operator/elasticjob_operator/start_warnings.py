@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from elasticjob_operator.backoff import growing_interval
 from elasticjob_operator.model.pods import Pod
 from elasticjob_operator.model.raw import Raw, text
+from elasticjob_operator.stop_causes import event_time
 
 FIRST_READ = 10.0
 """Seconds that a pod may take to have its volumes and its network. Most have them within two; a kubelet reports a
@@ -44,7 +45,7 @@ class StartWarnings:
 
     def record(self, events: Iterable[Raw], now: float) -> None:
         """Record the Events that `FIELDS` selects, as read now."""
-        found = sorted((event for event in events if text(event, "reason") in _REASONS), key=_time)
+        found = sorted((event for event in events if text(event, "reason") in _REASONS), key=event_time)
         newest = {text(event, "involvedObject", "uid"): _message(event) for event in found}
         self._messages = {uid: newest.get(uid, "") for uid in self._since}
         waited = now - min(self._since.values(), default=now)
@@ -61,7 +62,3 @@ class StartWarnings:
 
 def _message(event: Raw) -> str:
     return f"{text(event, 'reason')}: {text(event, 'message').strip()}"[:_MAX_MESSAGE]
-
-
-def _time(event: Raw) -> str:
-    return text(event, "lastTimestamp") or text(event, "eventTime")

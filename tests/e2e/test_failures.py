@@ -107,6 +107,46 @@ def test_restarts_before_the_restart_window_do_not_count(submit: Submit) -> None
     assert (status["restarts"], status["restartsCountTowardsMax"], status["restartWindow"]["count"]) == (3, 1, 1)
 
 
+def test_a_failing_livenessprobe_exhausts_max_restarts(submit: Submit) -> None:
+    probe = {"exec": {"command": ["false"]}, "periodSeconds": 1, "failureThreshold": 1, "initialDelaySeconds": 3}
+    body = manifest(
+        "unhealthy", ["python3", "-c", "import time; time.sleep(3600)"], replicas=1, preload=[],
+        failurePolicy={"maxRestarts": 1},
+    )  # fmt: skip
+    body["spec"]["template"]["spec"]["containers"][0]["livenessProbe"] = probe
+    job = submit(body)
+    failed = condition(job.wait("Failed"), "Failed")
+    assert failed["reason"] == "MaxRestartsExceeded"
+    status = job.status()
+    failure = status["lastFailure"]
+    assert (failure["reason"], failure["class"], failure["exitCode"]) == ("Unhealthy", "Killed", 143)
+    assert "Liveness probe failed" in failure["message"]
+    assert status["restarts"] == 1
+
+
+def test_the_deadline_of_the_template_is_a_failure_that_rules_match(submit: Submit) -> None:
+    rule = {"name": "too-long", "action": "FailJob", "onReasons": ["DeadlineExceeded"]}
+    body = manifest(
+        "long", ["python3", "-c", "import time; time.sleep(3600)"], replicas=1, preload=[],
+        failurePolicy={"rules": [rule]},
+    )  # fmt: skip
+    body["spec"]["template"]["spec"]["activeDeadlineSeconds"] = 15
+    job = submit(body)
+    failed = condition(job.wait("Failed"), "Failed")
+    assert (failed["reason"], job.status()["lastFailure"]["rule"]) == ("FailurePolicyRule", "too-long")
+
+
+def test_a_failed_poststart_hook_is_named(submit: Submit) -> None:
+    body = manifest(
+        "hook", ["python3", "-c", "import time; time.sleep(3600)"], replicas=1, preload=[],
+        failurePolicy={"maxRestarts": 0},
+    )  # fmt: skip
+    body["spec"]["template"]["spec"]["containers"][0]["lifecycle"] = {"postStart": {"exec": {"command": ["false"]}}}
+    job = submit(body)
+    job.wait("Failed")
+    assert job.status()["lastFailure"]["reason"] == "FailedPostStartHook"
+
+
 def test_finished_ranks_run_again_when_another_fails(submit: Submit, shared_dir: str) -> None:
     script = (
         "import os, pathlib\n"

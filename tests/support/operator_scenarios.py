@@ -352,6 +352,10 @@ def pod_fails(sim: Simulation) -> None:
     sim.world.kill_agent(sim.pod(Role.WORKER, 1))
 
 
+def kubelet_stops_pod(sim: Simulation) -> None:
+    sim.world.stop_agent(sim.pod(Role.WORKER, 1))
+
+
 def worker_fails(sim: Simulation) -> None:
     (store,) = sim.world.serving()
     sim.world.outages.add(str(store.round))
@@ -394,6 +398,7 @@ SCENARIOS = (
     Scenario("created with gang and budget", ELASTIC | {"gang": {"provider": "coscheduling"}},
              ((nothing, trains(3)),), new=True),
     Scenario("a pod fails", FIXED, ((pod_fails, trains(3, restarts=1)),)),
+    Scenario("a kubelet stops a pod for its own fault", FIXED, ((kubelet_stops_pod, trains(3, restarts=1)),)),
     Scenario("a worker fails", FIXED, ((worker_fails, trains(3, restarts=1)),)),
     Scenario("a pod is drained", FIXED, ((pod_is_drained, pod_is_replaced),)),
     Scenario("a pod is drained, one pod per index", FIXED | {"podReplacementPolicy": "Failed"},

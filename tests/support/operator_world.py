@@ -541,10 +541,21 @@ class World:
         """The kernel kills an agent with its workers at the container's memory limit."""
         if not self._reachable(pod) or phase(pod) != "Running":
             return
+        self._add_outage(pod)
+        self.terminate(pod, 137, "OOMKilled")
+
+    def stop_agent(self, pod: Raw) -> None:
+        """The kubelet stops a pod whose livenessProbe has failed, and the agent leaves."""
+        if not self._reachable(pod) or phase(pod) != "Running":
+            return
+        self._add_outage(pod)
+        last_round = self.last_rounds.get(pod["metadata"]["name"])
+        self.terminate(pod, ExitCode.LEFT, termination=Termination(Outcome.LEFT, "NodeLeft", last_round, "SIGTERM"))
+
+    def _add_outage(self, pod: Raw) -> None:
         last_round = self.last_rounds.get(pod["metadata"]["name"])
         attempt = pod["metadata"].get("annotations", {}).get(FAILED_STARTS, "0")
         self.outages.add(str(last_round) if last_round else f"start-{attempt}")
-        self.terminate(pod, 137, "OOMKilled")
 
     def fail_init(self, pod: Raw) -> None:
         """An init container of a scheduled pod fails."""

@@ -83,7 +83,8 @@ def describe_cause(
         waited = failure_class == FailureClass.COLLECTIVE_FAILED.value and _WAITED_FOR_RANKS.search(line)
         return f"{cause}; {_NOT_MET}" if waited else cause
     if signal:
-        return signal if reason in (signal, "Error") else f"{reason} ({signal})"
+        cause = signal if reason in (signal, "Error") else f"{reason} ({signal})"
+        return cause if of_worker or not line or signal in line else f"{cause}: {line}"
     if exit_code is not None:
         code = f"exit code {exit_code}"
         line = last_line(message) if of_worker else line

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from elasticjob.contract import codec
 from elasticjob.contract.failure_rules import PodCondition
 from elasticjob.contract.messages import InRound, Outcome, Termination
-from elasticjob.contract.names import GROUP, Label, RoundId
+from elasticjob.contract.names import GROUP, ExitCode, Label, RoundId
 from elasticjob_operator.model.raw import Raw, integer, mapping, moment, objects, text, whole_number
 from elasticjob_operator.model.spec import TRAINER
 
@@ -33,6 +33,16 @@ _LOST_REASONS = (CONTAINER_LOST, "Unknown")
 """The reasons for that of kubelets and of containerd. Their exit codes (137, 255) are placeholders."""
 _LOST_EXIT_CODE = 255
 """containerd's placeholder where it lost a container's shim process: the kubelet's reason is "Error" then."""
+POD_DEADLINE = "DeadlineExceeded"
+"""The kubelet's reason for a pod that has run for the `activeDeadlineSeconds` of its template."""
+_TAKEN = ("Terminated", "NodeShutdown", "Shutdown", "Preempting", "NodeLost")
+"""Reasons in the status of a pod that its kubelet ends for the node's sake. Newer kubelets add a DisruptionTarget
+condition: the node shuts down, or a critical pod needs the room."""
+_RELEASED = "NodeLeft"
+"""The reason in the termination message of an agent whose leave the coordinator has acknowledged. Its message is why
+the node left: the signal, or what the coordinator knows of the pod."""
+_KILL_EXITS = (137, 143)
+"""Exit codes of a container that its kubelet stops: an agent that left after SIGTERM, or SIGKILL after the grace."""
 _IMAGE_ERRORS = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "RegistryUnavailable")
 _START_ERRORS = ("CreateContainerConfigError", "CreateContainerError", "RunContainerError", "CrashLoopBackOff")
 
@@ -57,9 +67,21 @@ class TrainerEnd:
     seconds: float = 0.0
     """How long the container ran, by its kubelet's clock; 0 if it did not run."""
 
+    own_fault: str = ""
+    """Why the kubelet stopped the pod for its own fault, such as `Unhealthy` (a livenessProbe failed): the kubelet's
+    reason. Empty if it did not, or if its Events do not say so. `message` is the kubelet's then."""
+
     @property
     def outcome(self) -> Outcome | None:
         return self.termination.outcome if self.termination else None
+
+    @property
+    def left_on_signal(self) -> bool:
+        """Whether a signal from outside made the agent leave: the coordinator has not asked for it."""
+        if self.termination is None:
+            return self.exit_code == ExitCode.LEFT
+        why = self.termination.message if self.termination.reason == _RELEASED else self.termination.reason
+        return self.outcome is Outcome.LEFT and why in signal.Signals.__members__
 
     @property
     def signal(self) -> str:
@@ -105,9 +127,12 @@ class Pod:
     stuck: str = ""
     """The kubelet's message when it cannot start a container for another reason, or what a container needs before."""
     disrupted: str = ""
-    """The reason of a DisruptionTarget condition: eviction, preemption or taint."""
+    """Why Kubernetes takes the pod: the reason of a DisruptionTarget condition (eviction, preemption or taint), or the
+    kubelet's where its node shuts down."""
     conditions: frozenset[PodCondition] = frozenset()
     avoided_nodes: frozenset[str] = frozenset()
+    trainer: str = ""
+    """The name of the trainer container; of a store pod, its first one."""
     memory_limit: str = ""
     """The memory limit of the trainer, such as `8Gi`; empty without one."""
     failed_starts: int = 0
@@ -126,6 +151,14 @@ class Pod:
         ready = PodCondition("PodReadyToStartContainers", "True") in self.conditions
         known = self.image_error or self.stuck
         return self.live and bool(self.node) and self.phase == "Pending" and not ready and not known
+
+    @property
+    def stopped_for_unknown_reason(self) -> bool:
+        """Whether a signal ended the trainer, and nothing in the pod says why: its kubelet's Events may."""
+        end = self.end
+        if end is None or self.deleting is not None or self.disrupted or end.start_failure or end.own_fault:
+            return False
+        return end.left_on_signal or (end.exit_code in _KILL_EXITS and end.reason == "Error" and end.outcome is None)
 
     @property
     def declares_outcome(self) -> bool:
@@ -161,9 +194,10 @@ def parse_pod(raw: Raw) -> Pod:
         unschedulable=_unschedulable(status),
         image_error=next(filter(None, map(_image_error, statuses)), ""),
         stuck=next(filter(None, map(_start_error, statuses)), ""),
-        disrupted=text(_condition(status, "DisruptionTarget", "True") or {}, "reason"),
+        disrupted=_disrupted(status),
         conditions=frozenset(PodCondition(text(c, "type"), text(c, "status")) for c in objects(status, "conditions")),
         avoided_nodes=frozenset(filter(None, avoided.split(","))),
+        trainer=_trainer(raw),
         memory_limit=_memory_limit(raw),
         failed_starts=whole_number(text(raw, "metadata", "annotations", FAILED_STARTS)),
         end=_end(raw),
@@ -177,6 +211,12 @@ def _label(raw: Raw, name: str) -> int:
 def _condition(status: Raw, kind: str, value: str) -> Raw | None:
     matching = (c for c in objects(status, "conditions") if text(c, "type") == kind and text(c, "status") == value)
     return next(matching, None)
+
+
+def _disrupted(status: Raw) -> str:
+    disrupted = text(_condition(status, "DisruptionTarget", "True") or {}, "reason")
+    reason = text(status, "reason")
+    return disrupted or (reason if reason in _TAKEN else "")
 
 
 def _unschedulable(status: Raw) -> str:
@@ -207,14 +247,27 @@ def _end(raw: Raw) -> TrainerEnd | None:
     terminated = mapping(container, "state", "terminated")
     if terminated and text(raw, "spec", "restartPolicy") != "Always":
         end = _container_end(terminated)
-        evicted = _own_eviction(raw)
-        reason, message = ("Evicted", text(status, "message")) if evicted else (end.reason, end.message)
-        return replace(end, reason=reason, message=message, start_failure=evicted)
+        if evicted := _own_eviction(raw):
+            return replace(end, reason="Evicted", message=text(status, "message"), start_failure=evicted)
+        if text(status, "reason") == POD_DEADLINE:
+            return with_own_fault(end, POD_DEADLINE, _deadline_message(status))
+        return end
     if text(status, "phase") not in ("Failed", "Succeeded"):
         return None
     reason = text(status, "reason") or text(status, "phase")
-    start_failure = _own_eviction(raw) or _failed_init_container(raw)
+    overdue = _deadline_message(status) if reason == POD_DEADLINE else ""
+    start_failure = _own_eviction(raw) or overdue or _failed_init_container(raw)
     return TrainerEnd(None, reason, text(status, "message"), 0.0, start_failure=start_failure)
+
+
+def with_own_fault(end: TrainerEnd, reason: str, message: str) -> TrainerEnd:
+    """Return the end of a trainer that its kubelet stopped for this reason, which is the pod's own fault."""
+    return replace(end, reason=reason, message=message, own_fault=reason)
+
+
+def _deadline_message(status: Raw) -> str:
+    said = text(status, "message").strip().rstrip(".") or "the pod was active for longer than its deadline"
+    return f"{said} (activeDeadlineSeconds of the template limits each pod; spec.activeDeadlineSeconds limits the job)"
 
 
 def _own_eviction(raw: Raw) -> str:

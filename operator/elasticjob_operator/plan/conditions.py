@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from typing import Any
 
 from elasticjob.contract.failure_text import REASON_BY_CLASS
 from elasticjob.contract.messages import EndReason
@@ -18,6 +19,7 @@ from elasticjob_operator.plan.budget import Budget
 from elasticjob_operator.plan.capacity import Capacity, describe_back_off, target_replicas
 from elasticjob_operator.plan.context import LOST_GRACE_SECONDS, ReconcileContext
 from elasticjob_operator.plan.cordons import describe_cordon_spares
+from elasticjob_operator.plan.failures import describe_record
 from elasticjob_operator.plan.job_end import JobOutcome
 from elasticjob_operator.plan.node_warnings import describe_leaving
 from elasticjob_operator.plan.operator_reach import describe_unreachable, suspects_itself
@@ -386,6 +388,8 @@ def restarting(job: JobContext) -> Condition | None:
         if before is None and fault is None:
             return None
         return condition(False, "WorldFormed", "the workers run") if job.world.formed else before
+    if (failed := _failed_pod(job)) is not None and fault in (None, "PodEvicted"):
+        return condition(True, "WorkerFailed", f"{describe_record(failed)}; the workers are restarting")
     if fault is None or last_round is None:
         return before
     if fault == "AgentLost" and _node_lost(job):
@@ -394,6 +398,13 @@ def restarting(job: JobContext) -> Condition | None:
         fault = REASON_BY_CLASS.get(last_round.failure.kind, fault)
     message = "; ".join(filter(None, (last_round.message, describe_leaving(job.ctx), "the workers are restarting")))
     return condition(True, fault, message)
+
+
+def _failed_pod(job: JobContext) -> dict[str, Any] | None:
+    """Return the record of a pod that is newly charged, and whose end the store has reported, if at all, as one of a
+    node that left; None without one."""
+    charged = {d.pod.name for d in job.pod_decisions if d.pod and isinstance(d.action, ReplacePod) and d.action.charged}
+    return next((record for record in job.budget.charged if record.get("pod") in charged), None)
 
 
 def _node_lost(job: JobContext) -> bool:

@@ -11,7 +11,7 @@ from elasticjob.contract.failure_text import (
     failure_reason,
 )
 from elasticjob.contract.messages import Failure, FailureClass
-from elasticjob_operator.model.pods import Pod
+from elasticjob_operator.model.pods import POD_DEADLINE, Pod
 from elasticjob_operator.model.raw import timestamp
 from elasticjob_operator.plan.pod_decisions import PodDecision, ReplacePod, describe_end, did_not_start
 
@@ -23,11 +23,20 @@ _CLASS_BY_REASON = {
     "Preempting": FailureClass.PREEMPTED,
     "Terminated": FailureClass.PREEMPTED,
     "NodeShutdown": FailureClass.PREEMPTED,
+    "Shutdown": FailureClass.PREEMPTED,
     "DeletionByPodGC": FailureClass.NODE_LOST,
     "NodeLost": FailureClass.NODE_LOST,
 }
 """Keyed by kubelets' reasons (status.reason: eviction, preemption for a critical pod, node shutdown) and by reasons of
 DisruptionTarget conditions. A DisruptionTarget condition of any other reason means PREEMPTED."""
+
+
+_UNKNOWN_STOP = (
+    "a signal from outside ended the agent, although Kubernetes did not take the pod away: its kubelet stopped it for "
+    "its own fault (a livenessProbe, startupProbe or postStart hook failed: see the Events of the pod), or "
+    "a process in the pod sent the signal"
+)
+"""Message about a pod that left after a signal, where no Event of its kubelet says why."""
 
 
 def worker_record(failure: Failure, node: str) -> dict[str, Any]:
@@ -52,10 +61,14 @@ def pod_record(pod: Pod, now: float) -> dict[str, Any]:
     if end is None:
         raise ValueError(f"{pod.name} has not ended")
     failure = end.termination.failure if end.termination else None
-    if failure is not None:
+    if failure is not None and not end.left_on_signal:
         return worker_record(failure, pod.node)
     kind = FailureClass.OOM_KILLED if end.reason == "OOMKilled" else FailureClass.KILLED
     message = end.termination.message if end.termination else end.message
+    if end.own_fault:
+        message = end.message
+    elif end.left_on_signal:
+        message = _UNKNOWN_STOP
     if kind is FailureClass.OOM_KILLED:
         message = describe_out_of_memory(pod.memory_limit, unlimited=not pod.memory_limit)
     return _record(
@@ -71,13 +84,15 @@ def pod_record(pod: Pod, now: float) -> dict[str, Any]:
 
 
 def start_record(pod: Pod, now: float) -> dict[str, Any]:
-    """Return the record of a pod that did not start, or that was evicted for its own use."""
+    """Return the record of a pod that did not start, or that its kubelet ended for its own use or its deadline."""
     end = pod.end
     if end is None:
         raise ValueError(f"{pod.name} has not ended")
     time = end.time or now
     if end.reason == "Evicted":
         return _uncharged(pod, time, FailureClass.PREEMPTED, "Evicted", end.message or end.start_failure)
+    if end.reason == POD_DEADLINE:
+        return _uncharged(pod, time, FailureClass.START_ERROR, POD_DEADLINE, end.start_failure)
     return _uncharged(pod, time, FailureClass.START_ERROR, "InitContainerFailed", end.start_failure)
 
 

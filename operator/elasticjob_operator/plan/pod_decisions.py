@@ -239,16 +239,23 @@ def _others_connected(ctx: ReconcileContext) -> bool:
 def is_own_failure(pod: Pod) -> bool:
     """Return whether an ended pod failed by itself, which counts as a restart.
 
-    An end that the coordinator declared or that Kubernetes caused does not count.
+    An end that the coordinator declared, or that Kubernetes caused for another reason than the pod itself, does not
+    count. That takes evidence: a pod which is deleted has a deletionTimestamp, one that is evicted or whose node shuts
+    down a condition or a reason in its status. A pod that leaves after SIGTERM without any was stopped for its own
+    fault: a livenessProbe or a postStart hook failed, or it ran for the activeDeadlineSeconds of the template. Such an
+    end comes again, so the budget must bound it.
     """
     end = pod.end
     if end is None or pod.deleting is not None or pod.disrupted or end.exit_code is None or end.start_failure:
         return False
+    if end.left_on_signal:
+        return True
     return end.exit_code not in UNCHARGED_EXITS and end.outcome not in UNCHARGED_OUTCOMES
 
 
 def did_not_start(pod: Pod) -> bool:
-    """Return whether an init container failed or the pod was evicted for its own use: it is replaced after a delay."""
+    """Return whether an init container failed, or the kubelet ended the pod for its own use or its deadline before it
+    started: it is replaced after a delay."""
     return pod.end is not None and bool(pod.end.start_failure) and pod.deleting is None
 
 
@@ -259,6 +266,8 @@ def describe_end(pod: Pod) -> str:
         return end.start_failure
     if pod.disrupted:
         return f"disrupted ({pod.disrupted})"
+    if end.own_fault:
+        return f"{end.own_fault}: {end.message}"
     if end.termination is not None:
         return f"{end.termination.outcome.value} ({end.termination.reason})"
     if end.exit_code is None:

@@ -68,12 +68,14 @@ def test_a_steady_job_has_an_empty_plan() -> None:
 
 
 OTHER = worker(1)
+EVICTED = {"type": "DisruptionTarget", "status": "True", "reason": "EvictionByEvictionAPI"}
 LOST = {"bert_0_0": NOW - 4}
 
 REPLACED: list[tuple[str, tuple[Pod, ...], bool, list[str]]] = [
     ("missing", (), False, []),
     ("being deleted", (worker(0, deleting=NOW + 30),), False, []),
-    ("drained", (worker(0, **ended(143)),), False, []),
+    ("drained", (worker(0, **ended(143), conditions=[EVICTED]),), False, []),
+    ("stopped by a signal, and not taken away", (worker(0, **ended(143)),), True, []),
     ("superseded", (worker(0, **ended(76)),), False, []),
     ("found no store", (worker(0, **ended(69)),), False, []),
     ("out of memory", (worker(0, **ended(137, "OOMKilled")),), True, []),

@@ -285,7 +285,7 @@ def test_a_container_that_ran_for_some_seconds_by_its_kubelets_clock_did_not_fai
     ran: int, replaced: bool
 ) -> None:
     kubelet = NOW + 3600
-    state = {"exitCode": 143, "startedAt": timestamp(kubelet - ran), "finishedAt": timestamp(kubelet)}
+    state = {"exitCode": 69, "startedAt": timestamp(kubelet - ran), "finishedAt": timestamp(kubelet)}
     raw = raw_pod(0, phase="Failed", container={"state": {"terminated": state}})
     pod = replace(parse_pod(raw), seen=NOW)
     p = run(steady(workers=(pod, worker(1)), last_report=report(worker(1))))
