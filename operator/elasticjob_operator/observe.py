@@ -24,7 +24,7 @@ from elasticjob_operator.model.observed import (
     is_owned,
     parse_job,
 )
-from elasticjob_operator.model.pods import Pod, parse_pod
+from elasticjob_operator.model.pods import Pod, minimal_pod, parse_pod
 from elasticjob_operator.model.raw import Raw, text
 from elasticjob_operator.model.unreadable import parse_or_skip
 from elasticjob_operator.model.workload import QueueView, parse_workload, queue_view
@@ -209,7 +209,7 @@ async def _pods(api: KubeApi, job: Job, see_pod: Callable[[Raw], None]) -> list[
     for raw in listed:
         see_pod(raw)
         if is_owned(raw, job.uid):
-            pod, _ = parse_or_skip(parse_pod, "pod", raw, None)
+            pod, _ = parse_or_skip(parse_pod, "pod", raw, None, minimal_pod)
             found += [(text(raw, "metadata", "labels", Label.ROLE), pod)] if pod is not None else []
     return _sorted(found)
 

@@ -19,7 +19,7 @@ from elasticjob_operator.kube import JOBS, PODS, KubeApi, Resource
 from elasticjob_operator.kube.api import KUEUE_WORKLOADS
 from elasticjob_operator.model.nodes import NodeWarning
 from elasticjob_operator.model.observed import JobKey, is_owned
-from elasticjob_operator.model.pods import Pod, parse_pod
+from elasticjob_operator.model.pods import Pod, minimal_pod, parse_pod
 from elasticjob_operator.model.raw import Raw, mapping, text, whole_number
 from elasticjob_operator.model.unreadable import parse_or_skip
 from elasticjob_operator.model.workload import Workload, parse_workload
@@ -46,7 +46,7 @@ class _LabelledPod:
     owned: bool
     role: str
     pod: Pod | None
-    """None if it cannot be read."""
+    """Reduced to a part (`minimal_pod`) if it cannot be read; None if not even that can be."""
     problem: str = ""
     """Why it cannot be read, for the job's condition."""
 
@@ -102,7 +102,7 @@ class WatchCache:
         return None if uid is None else self._jobs[uid].content
 
     def pods(self, job_uid: str) -> list[tuple[str, Pod]]:
-        """Return the pods that the job of this UID controls, each with its role; not those that cannot be read."""
+        """Return the pods that the job of this UID controls, each with its role, as far as they can be read."""
         found = (self._pods[uid].content for uid in self._pods_of.get(job_uid, ()))
         return [(labelled.role, labelled.pod) for labelled in found if labelled.owned and labelled.pod is not None]
 
@@ -257,7 +257,7 @@ class WatchCache:
             key = (text(raw, "metadata", "namespace"), text(raw, "metadata", "labels", Label.JOB_NAME))
             job_uid = text(raw, "metadata", "labels", Label.JOB_UID)
             before = self._pods.get(uid)
-            pod, problem = parse_or_skip(parse_pod, "pod", raw, before.content.problem if before else "")
+            pod, problem = parse_or_skip(parse_pod, "pod", raw, before.content.problem if before else "", minimal_pod)
             role = text(raw, "metadata", "labels", Label.ROLE)
             self._drop_pod(uid)
             self._pods[uid] = _Entry(

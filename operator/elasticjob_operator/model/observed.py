@@ -275,7 +275,7 @@ class Observed:
     """Whether the operator watches the warnings of Nodes; None: it does not know yet whether it may."""
     reach: StoreReach = StoreReach()
     unreadable: tuple[str, ...] = ()
-    """Why pods and Workloads of the job are missing here: they cannot be read (`unreadable.parse_or_skip`)."""
+    """Why Workloads of the job are missing here, and pods are reduced (`unreadable.parse_or_skip`)."""
     end_seen: float | None = None
     """When this operator first saw a worker pod whose termination message declares the outcome, Unix seconds; None:
     there is none."""

@@ -35,6 +35,9 @@ _LOST_EXIT_CODE = 255
 """containerd's placeholder where it lost a container's shim process: the kubelet's reason is "Error" then."""
 POD_DEADLINE = "DeadlineExceeded"
 """The kubelet's reason for a pod that has run for the `activeDeadlineSeconds` of its template."""
+UNREADABLE = "PodUnreadable"
+"""Reason of the end of a pod that the operator cannot read."""
+_UNREADABLE_END = "the pod has ended, and the operator cannot read how: see the condition Running and its own log"
 _TAKEN = ("Terminated", "NodeShutdown", "Shutdown", "Preempting", "NodeLost")
 """Reasons in the status of a pod that its kubelet ends for the node's sake. Newer kubelets add a DisruptionTarget
 condition: the node shuts down, or a critical pod needs the room."""
@@ -69,7 +72,8 @@ class TrainerEnd:
 
     own_fault: str = ""
     """Why the kubelet stopped the pod for its own fault, such as `Unhealthy` (a livenessProbe failed): the kubelet's
-    reason. Empty if it did not, or if its Events do not say so. `message` is the kubelet's then."""
+    reason. Empty if it did not, or if its Events do not say so. `message` is the kubelet's then. `UNREADABLE`: it is
+    not known how the pod ended."""
 
     @property
     def outcome(self) -> Outcome | None:
@@ -204,6 +208,29 @@ def parse_pod(raw: Raw) -> Pod:
     )
 
 
+def minimal_pod(raw: Raw) -> Pod:
+    """Return a pod that `parse_pod` cannot read, with what keeps it from being forgotten.
+
+    It exists, so it has no successor while it runs, and it is deleted when it must go. Its end is a failure of its own:
+    the budget bounds how often such pods are replaced.
+    """
+    phase = text(raw, "status", "phase") or "Pending"
+    finished = phase in ("Failed", "Succeeded")
+    return Pod(
+        name=text(raw, "metadata", "name"),
+        uid=text(raw, "metadata", "uid"),
+        index=_label(raw, Label.INDEX),
+        incarnation=_label(raw, Label.INCARNATION),
+        phase=phase,
+        node=text(raw, "spec", "nodeName"),
+        ip=text(raw, "status", "podIP"),
+        deleting=moment(raw, "metadata", "deletionTimestamp"),
+        deletion_grace=integer(raw, "metadata", "deletionGracePeriodSeconds"),
+        failed_starts=whole_number(text(raw, "metadata", "annotations", FAILED_STARTS)),
+        end=with_own_fault(TrainerEnd(None, "", "", 0.0), UNREADABLE, _UNREADABLE_END) if finished else None,
+    )
+
+
 def _label(raw: Raw, name: str) -> int:
     return whole_number(text(raw, "metadata", "labels", name))
 
@@ -261,7 +288,7 @@ def _end(raw: Raw) -> TrainerEnd | None:
 
 
 def with_own_fault(end: TrainerEnd, reason: str, message: str) -> TrainerEnd:
-    """Return the end of a trainer that its kubelet stopped for this reason, which is the pod's own fault."""
+    """Return the end of a trainer for this reason, which is the pod's own fault."""
     return replace(end, reason=reason, message=message, own_fault=reason)
 
 

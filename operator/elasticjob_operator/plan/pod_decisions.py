@@ -246,10 +246,12 @@ def is_own_failure(pod: Pod) -> bool:
     end comes again, so the budget must bound it.
     """
     end = pod.end
-    if end is None or pod.deleting is not None or pod.disrupted or end.exit_code is None or end.start_failure:
+    if end is None or pod.deleting is not None or pod.disrupted or end.start_failure:
         return False
-    if end.left_on_signal:
+    if end.left_on_signal or (end.own_fault and end.outcome is None):
         return True
+    if end.exit_code is None:
+        return False
     return end.exit_code not in UNCHARGED_EXITS and end.outcome not in UNCHARGED_OUTCOMES
 
 

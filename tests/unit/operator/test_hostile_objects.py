@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 
 from elasticjob.contract import codec
 from elasticjob.contract.messages import Failure, FailureClass, Report, Termination, decode, encode
-from elasticjob.contract.names import Label
+from elasticjob.contract.names import Label, Role
 from elasticjob_operator import node_watch, observe, watch_cache
 from elasticjob_operator.kube import PODS, Resource
 from elasticjob_operator.lease import ObservedLease, may_acquire, next_record
 from elasticjob_operator.model.nodes import NodeWarning, NoticeKeys, parse_topology, parse_warning
 from elasticjob_operator.model.observed import JobKey, LinkView, Observed, parse_job
-from elasticjob_operator.model.pods import FAILED_STARTS, Pod, parse_pod
+from elasticjob_operator.model.pods import FAILED_STARTS, UNREADABLE, Pod, parse_pod
 from elasticjob_operator.model.raw import mapping, moment, objects, text, timestamp
 from elasticjob_operator.model.status import ConditionType, parse_status
 from elasticjob_operator.model.workload import assigned_flavors, parse_workload, pod_changes, queue_view
@@ -29,7 +29,7 @@ from elasticjob_operator.plan import plan
 from elasticjob_operator.watch_cache import WatchCache
 from support.operator_build import NOW, UID, ended, raw_job, raw_pod, report
 from support.operator_cluster import Cluster
-from support.operator_world import Api
+from support.operator_world import Api, job_status
 
 LONG = "9" * 5000
 """A number that Python refuses to read, with an exception."""
@@ -178,11 +178,14 @@ def test_numbers_of_messages_are_bounded_where_they_enter(number: dict[str, Any]
 # ---- an object that no one has thought of
 
 
+REDUCED = "pod bert-0-0 cannot be read, and only its identity, node, phase and deletion count: RuntimeError: boom"
+
+
 def hostile_parser(name: str) -> Any:
-    """Return a `parse_pod` that raises for the pod of this name: it stands for an unknown fault of the parser."""
+    """Return a `parse_pod` that raises for pods whose names begin so: it stands for an unknown fault of the parser."""
 
     def parse(raw: Any) -> Pod:
-        if text(raw, "metadata", "name") == name:
+        if text(raw, "metadata", "name").startswith(name):
             raise RuntimeError("boom")
         return parse_pod(raw)
 
@@ -202,7 +205,7 @@ def one_unreadable(monkeypatch: pytest.MonkeyPatch) -> Api:
     return api
 
 
-def test_an_object_that_cannot_be_read_is_skipped_logged_once_and_in_its_jobs_condition(
+def test_a_pod_that_cannot_be_read_is_reduced_logged_once_and_in_its_jobs_condition(
     one_unreadable: Api, caplog: pytest.LogCaptureFixture
 ) -> None:
     concerned: list[JobKey] = []
@@ -213,28 +216,55 @@ def test_an_object_that_cannot_be_read_is_skipped_logged_once_and_in_its_jobs_co
             for index in (0, 1):
                 one_unreadable.put(PODS, one_unreadable.objects[PODS, f"bert-{index}-0"])
     assert cache.listed
-    assert [pod.name for _, pod in cache.pods(UID)] == ["bert-1-0"]
-    assert [record.message for record in caplog.records] == [
-        "ns: pod bert-0-0 cannot be read, and is ignored: RuntimeError: boom"
-    ]
+    reduced, other = (pod for _, pod in sorted(cache.pods(UID), key=lambda found: found[1].name))
+    assert (reduced.name, reduced.index, reduced.node, reduced.running, reduced.conditions) == (
+        "bert-0-0", 0, "n1", True, frozenset(),
+    )  # fmt: skip
+    assert other.conditions
+    assert [record.message for record in caplog.records] == [f"ns: {REDUCED}"]
     problems = cache.unreadable(UID)
     planned = plan(Observed(parse_job(raw_job()), unreadable=problems), "image", NOW)
     running = next(c for c in objects(planned.status, "conditions") if c["type"] == ConditionType.RUNNING.value)
-    assert running["message"].endswith("; pod bert-0-0 cannot be read, and is ignored: RuntimeError: boom")
+    assert running["message"].endswith(f"; {REDUCED}")
 
 
-async def test_a_read_of_a_jobs_pods_skips_the_one_that_cannot_be_read(
+async def test_a_running_pod_that_cannot_be_read_is_not_replaced_and_is_deleted_when_the_job_shrinks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cluster = Cluster(replicas=2, elasticPolicy={"minReplicas": 1, "maxReplicas": 2})
+    for module in (observe, watch_cache):
+        monkeypatch.setattr(module, "parse_pod", hostile_parser("bert-1-0"))
+    await cluster.reconcile_for(600.0)
+    assert cluster.workers() == ["bert-0-0", "bert-1-0"]
+    cluster.change(replicas=1)
+    await cluster.reconcile_for(1.0)
+    assert cluster.workers() == ["bert-0-0"]
+
+
+async def test_pods_that_cannot_be_read_are_replaced_within_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = Cluster(failurePolicy={"maxRestarts": 2})
+    for module in (observe, watch_cache):
+        monkeypatch.setattr(module, "parse_pod", hostile_parser("bert-0-"))
+    for _ in range(10):
+        await cluster.reconcile_for(30.0)
+        for raw in cluster.api.pods(Role.WORKER):
+            if raw["metadata"]["name"].startswith("bert-0-"):
+                raw["status"] = {"phase": "Failed"}
+    ends = [c for c in job_status(cluster.api)["conditions"] if c["type"] in ("FailureTarget", "Failed")]
+    assert [c["reason"] for c in ends][:1] == ["MaxRestartsExceeded"]
+    assert job_status(cluster.api)["lastFailure"]["reason"] == UNREADABLE
+
+
+async def test_a_read_of_a_jobs_pods_reduces_the_one_that_cannot_be_read(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     cluster = Cluster()
     for module in (observe, watch_cache):
         monkeypatch.setattr(module, "parse_pod", hostile_parser("bert-0-0"))
     await cluster.reconcile_for(600.0)
-    assert [record.message for record in caplog.records if "cannot be read" in record.message] == [
-        "ns: pod bert-0-0 cannot be read, and is ignored: RuntimeError: boom"
-    ]
+    assert [record.message for record in caplog.records if "cannot be read" in record.message] == [f"ns: {REDUCED}"]
     assert "pod bert-0-0 cannot be read" in cluster.running()["message"]
-    assert cluster.workers() == ["bert-0-0", "bert-0-1", "bert-1-0"]
+    assert cluster.workers() == ["bert-0-0", "bert-1-0"]
 
 
 class Nodes:
