@@ -60,9 +60,11 @@ from elasticjob_operator.kube.kueue import (
     read_pod_changes,
     read_priority,
 )
+from elasticjob_operator.limit_ranges import fitted_to_limit_ranges
 from elasticjob_operator.manifests.names import attempt
 from elasticjob_operator.manifests.placement import HOSTNAME
 from elasticjob_operator.manifests.services import store_selector
+from elasticjob_operator.model.limit_ranges import breaks_limit_range
 from elasticjob_operator.model.observed import Children, Job, Policy, Refusal, RefusalReason, Remedy, is_owned
 from elasticjob_operator.model.raw import Raw, text
 from elasticjob_operator.model.spec import JobSpec
@@ -204,10 +206,10 @@ class ActionExecutor:
                 return await self._create_gang()
             case CreateStore(_, incarnation, avoid):
                 pod = manifests.store_pod_manifest(self.job, self.spec, incarnation, self.image, avoid)
-                return await self._create(PODS, "", pod)
+                return await self._create_store(pod, LONGEST_RETRY)
             case CreateStandbyStore(_, incarnation, avoid):
                 pod = manifests.store_pod_manifest(self.job, self.spec, incarnation, self.image, avoid, standby=True)
-                return await self._create(PODS, "", pod, LONGEST_OPTIONAL_RETRY)
+                return await self._create_store(pod, LONGEST_OPTIONAL_RETRY)
             case CreateWorker(_, index, incarnation, avoid):
                 pod = manifests.worker_pod_manifest(
                     self.job, self.spec, index, incarnation, self.image, avoid, self.failed_starts, self.placement_label
@@ -263,6 +265,14 @@ class ActionExecutor:
             self._record_object(SECRETS, name, {})
             return _Result(name)
         return await self._create(SECRETS, "Secret/", manifests.secret_manifest(job, keys.of_job(job.uid, number)))
+
+    async def _create_store(self, pod: dict[str, Any], longest_retry: float) -> _Result:
+        """Create a store pod. If its resources break a LimitRange, create it with resources that the range admits."""
+        result = await self._create(PODS, "", pod, longest_retry)
+        if result.refusal is None or not breaks_limit_range(result.problem):
+            return result
+        fitted = await fitted_to_limit_ranges(self.api, pod, self.spec.store.resources)
+        return result if fitted == pod else await self._create(PODS, "", fitted, longest_retry)
 
     async def _write_policy(self, policy: Policy) -> _Result:
         """Write a policy; log why if the API server refuses to create it, because no condition of the job says so."""

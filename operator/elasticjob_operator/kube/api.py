@@ -9,6 +9,7 @@ networkpolicies             create, delete, get, patch
 secrets                     create
 secrets (own namespace)     get (the master key)
 events                      create, list, patch
+limitranges                 list
 leases (own namespace)      create, get, update
 leases (kube-node-lease)    get
 customresourcedefinitions   get (elasticjobs.elasticjob.dev)
@@ -60,6 +61,7 @@ SECRETS = Resource("", "v1", "secrets")
 BUDGETS = Resource("policy", "v1", "poddisruptionbudgets")
 NETWORK_POLICIES = Resource("networking.k8s.io", "v1", "networkpolicies")
 EVENTS = Resource("", "v1", "events")
+LIMIT_RANGES = Resource("", "v1", "limitranges")
 NODES = Resource("", "v1", "nodes")
 LEASES = Resource("coordination.k8s.io", "v1", "leases")
 COSCHEDULING_GROUPS = Resource("scheduling.x-k8s.io", "v1alpha1", "podgroups")

@@ -22,13 +22,14 @@ from elasticjob_operator.manifests.placement import HOSTNAME, prefer_placement
 from elasticjob_operator.manifests.services import NODE_KEY
 from elasticjob_operator.model.observed import Job
 from elasticjob_operator.model.pods import AVOIDED_NODES, FAILED_STARTS, TRAINER_CONTAINER
-from elasticjob_operator.model.raw import text
+from elasticjob_operator.model.raw import Raw, mapping, text
 from elasticjob_operator.model.spec import LEAVE_SECONDS, JobSpec, trainer_of, uses_host_network
 
 AGENT_DIR = "/elasticjob"
 AGENT = f"{AGENT_DIR}/agent.pyz"
 SHARED_MEMORY = "/dev/shm"  # noqa: S108
-_INIT_RESOURCES = {"requests": {"cpu": "10m", "memory": "16Mi"}, "limits": {"cpu": "500m", "memory": "64Mi"}}
+_COPIED_RESOURCES = ("cpu", "memory", "ephemeral-storage")
+"""Resources of the trainer that the init container has too: not devices."""
 DEFAULT_CONTAINER = "kubectl.kubernetes.io/default-container"
 """Annotation of a pod: the container whose log `kubectl logs` shows."""
 _PYTHON = re.compile(r"python[0-9.]*")
@@ -64,7 +65,7 @@ def worker_pod_manifest(
     meta["annotations"] = annotations
     _fill_pod(pod, job, spec, index, avoid)
     prefer_placement(pod, job, spec.placement, placement_label)
-    pod["initContainers"] = [_init_container(image), *(pod.get("initContainers") or [])]
+    pod["initContainers"] = [_init_container(image, trainer_of(pod)), *(pod.get("initContainers") or [])]
     for container in pod["initContainers"]:
         # So that status quotes the last line of one that fails.
         container.setdefault("terminationMessagePolicy", "FallbackToLogsOnError")
@@ -89,12 +90,20 @@ def _fill_pod(pod: dict[str, Any], job: Job, spec: JobSpec, index: int, avoid: t
         exclude_nodes(pod, avoid)
 
 
-def _init_container(image: str) -> dict[str, Any]:
+def _init_container(image: str, trainer: Raw) -> dict[str, Any]:
+    """Return the container that copies the agent.
+
+    It has the trainer's requests and limits. It ends before the trainer starts, and a pod needs the larger one of the
+    two, so that costs nothing. With resources of its own a Guaranteed pod would be Burstable, which has no exclusive
+    CPUs and no NUMA alignment, and a LimitRange that admits the trainer might refuse the pod.
+    """
+    kinds = {kind: mapping(trainer, "resources", kind) for kind in ("requests", "limits")}
+    resources = {k: {n: amounts[n] for n in _COPIED_RESOURCES if n in amounts} for k, amounts in kinds.items()}
     return {
         "name": "elasticjob-agent",
         "image": image,
         "command": ["cp", "/opt/elasticjob/agent.pyz", AGENT],
-        "resources": _INIT_RESOURCES,
+        "resources": {kind: amounts for kind, amounts in resources.items() if amounts},
         "securityContext": security_context(),
         "volumeMounts": [{"name": "elasticjob-agent", "mountPath": AGENT_DIR}],
     }
