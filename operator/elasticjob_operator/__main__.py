@@ -11,13 +11,12 @@ import signal
 import sys
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, TypeVar
 
 from elasticjob.contract.names import GROUP, PLURAL
 from elasticjob.daemon_threads import run_without_joining
 from elasticjob.store.open_files import raise_open_file_limit
-from elasticjob_operator import handlers, keys, logs, metrics, node_watch, probes
+from elasticjob_operator import handlers, keys, logs, metrics, probes
 from elasticjob_operator.backoff import doubling_delay
 from elasticjob_operator.controller import Controller
 from elasticjob_operator.events import Recorder
@@ -28,11 +27,13 @@ from elasticjob_operator.loop_thread import LoopSilence, LoopThread
 from elasticjob_operator.manifests.placement import HOSTNAME
 from elasticjob_operator.model.observed import JobKey
 from elasticjob_operator.model.raw import mapping, objects
+from elasticjob_operator.node_events import NodeEvents
 from elasticjob_operator.settings import OperatorSettings, parse_settings
 from elasticjob_operator.steady_clock import SteadyClock
 from elasticjob_operator.store_links import StoreLinks
 from elasticjob_operator.view_generation import RAISE_AFTER
 from elasticjob_operator.watch_cache import WatchCache
+from elasticjob_operator.watches import Watches
 from elasticjob_operator.workqueue import WorkQueue
 
 T = TypeVar("T")
@@ -43,11 +44,8 @@ API_CHECK_SECONDS = 30.0
 FIRST_API_RETRY = 1.0
 """Seconds until a starting operator repeats a request that got no answer; each further failure doubles it."""
 LONGEST_API_RETRY = 10.0
-FIRST_LIST_SECONDS = 30.0
-"""Seconds from the begin of its watches until a new leader lists all jobs and pods again: each watch has connected by
-then."""
 FIRST_RECONCILES_SECONDS = 10.0
-"""Longest time for which the begin of the watches waits for the first reconcile of each job."""
+"""Longest time for which a new leader waits for the first reconcile of each job until it freezes what it has listed."""
 NEW_OBJECTS = 50_000
 """Objects that are made until Python looks for cycles among them (its default: 700). A list of pods makes millions, and
 none is in a cycle."""
@@ -63,7 +61,7 @@ class CannotStart(Exception):  # noqa: N818
 
 
 async def check_crd(api: KubeApi) -> None:
-    """Raise CannotStart where the ElasticJob CRD is not installed (kopf would wait for it without an error) or is older
+    """Raise CannotStart where the ElasticJob CRD is not installed (no watch would find a job) or is older
     than this operator (the API server would drop status fields that the operator relies on)."""
     try:
         crd = await until_answered(lambda: api.get(CRDS, None, CRD_NAME))
@@ -120,6 +118,7 @@ class Operator:
     """Runs the leader election: lists and reconciles that keep the event loop busy delay no renewal."""
     stop: asyncio.Event
     _queue: WorkQueue[JobKey] | None = None
+    _watches: Watches | None = None
 
     async def run(self) -> None:
         """Run until `stop` is set; raise an exception where the process must end at once."""
@@ -132,11 +131,14 @@ class Operator:
         def silence() -> float:
             return max(0.0, loop.time() - max(self.api.last_success, self.lease_api.last_success))
 
+        def blind() -> str:
+            return self._watches.blind() if self._watches is not None else ""
+
         metrics.queue_depth.set_function(lambda: 0 if self._queue is None else self._queue.due())
         metrics.queue_wait.set_function(oldest_wait)
         metrics.api_silence.set_function(silence)
         port = self.settings.health_port
-        runner = await probes.serve_probes(port, oldest_wait, silence) if port else None
+        runner = await probes.serve_probes(port, oldest_wait, silence, blind) if port else None
         try:
             await run_until_one_ends(self._run_terms(), self.stop.wait())
         finally:
@@ -212,33 +214,25 @@ class Operator:
         queue, links, watched, recorder = await self._assemble(election, clock)
         self._queue = queue
         try:
-            await run_until_one_ends(
-                self._follow(queue, watched),
-                recorder.run(),
-                *self._node_watch(watched, clock),
-            )
+            await run_until_one_ends(self._follow(queue, watched, clock), recorder.run())
         finally:
-            self._queue = None
+            self._queue = self._watches = None
             metrics.jobs.clear()
             await links.close()
             await recorder.finish()
 
-    def _node_watch(self, watched: WatchCache, clock: SteadyClock) -> tuple[Coroutine[Any, Any, None], ...]:
+    async def _follow(self, queue: WorkQueue[JobKey], cache: WatchCache, clock: SteadyClock) -> None:
+        """List all jobs and pods, so that none must be read alone; then reconcile jobs, and watch, until cancelled."""
         s = self.settings
-        watch = partial(node_watch.watch_nodes, self.api, s.notice_keys, watched, s.topology_labels, clock)
-        return (watch(),) if s.watches_nodes else ()
+        nodes = NodeEvents(cache, s.notice_keys, s.topology_labels, clock) if s.watches_nodes else None
+        watched = handlers.watched(handlers.event_registry(cache, nodes), cache, nodes)
+        watches = self._watches = Watches(self.api, watched, s.watch_namespaces)
+        await watches.list_first()
+        compare = self._compare(queue, cache, watches)
+        await run_until_one_ends(queue.run(s.workers), watches.run(), compare)
 
-    async def _follow(self, queue: WorkQueue[JobKey], watched: WatchCache) -> None:
-        """List all jobs and pods, so that none must be read alone; then reconcile jobs, and watch, until cancelled.
-
-        One after the other: kopf lists them too, which takes the processor for seconds, and each running job waits for
-        its first reconcile.
-        """
-        await self._list(watched)
-        await run_until_one_ends(queue.run(self.settings.workers), self._watch(queue, watched))
-
-    async def _watch(self, queue: WorkQueue[JobKey], watched: WatchCache) -> None:
-        """Watch until cancelled, from the first moment on at which no reconcile is due."""
+    async def _compare(self, queue: WorkQueue[JobKey], cache: WatchCache, watches: Watches) -> None:
+        """Compare the cache with the API server from time to time."""
         # Not asyncio.wait_for: before Python 3.12 it swallows a cancellation that arrives together with the end.
         idle = asyncio.create_task(queue.idle())
         try:
@@ -247,24 +241,10 @@ class Operator:
             idle.cancel()
         gc.collect(1)  # what is frozen is never freed if it is in a cycle
         gc.freeze()  # a search for cycles in all that was listed stops every thread for a part of a second
-        watch = handlers.watch_events(watched, self.settings.watch_namespaces)
-        await run_until_one_ends(watch, self._list_again(watched))
-
-    async def _list_again(self, watched: WatchCache) -> None:
-        """Compare the cache of the watches with the API server from time to time.
-
-        Soon for the first time: an object may have been deleted between the first list and the begin of the watches.
-        """
-        await asyncio.sleep(min(FIRST_LIST_SECONDS, self.settings.resync_seconds))
         while True:
-            await self._list(watched)
             await asyncio.sleep(self.settings.resync_seconds)
-
-    async def _list(self, watched: WatchCache) -> None:
-        try:
-            await watched.list_again(self.api, self.settings.watch_namespaces)
-        except KubeError as error:
-            log.warning("the list of all jobs and pods failed, and is tried again later: %s", error)
+            cache.forget_ends()
+            await watches.compare()
 
     async def _check_api(self) -> None:
         """Send a request every 30 s, so that /readyz notices a lost API server also without Lease renewals."""
@@ -298,13 +278,13 @@ async def run(settings: OperatorSettings) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the operator; return 1 where it could not start or lost its watch."""
+    """Run the operator; return 1 where it could not start."""
     settings = parse_settings(argv)
     logs.configure(settings.log_level, settings.log_format)
     gc.set_threshold(NEW_OBJECTS)
     try:
         run_without_joining(run(settings))
-    except (CannotStart, handlers.WatchEnded) as error:
+    except CannotStart as error:
         log.error("%s", error)
         return 1
     return 0

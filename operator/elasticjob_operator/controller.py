@@ -137,7 +137,7 @@ class Controller:
         # A job that has not trained yet may miss policies that only a read would show.
         runs = job.spec is not None and not job.spec.suspend and job.status.last_round is not None
         settled = not job.status.outcome_declared and not job.status.is_true(ConditionType.SUSPENDED)
-        if not self.watched.listed or job.queue or not (job.status.terminal or (runs and settled)):
+        if not self.watched.is_listed(key[0]) or job.queue or not (job.status.terminal or (runs and settled)):
             return None
         memory = self._memory(key, job.uid)
         first, last = FIRST_READ_SECONDS

@@ -30,8 +30,5 @@ def configure(level: str, style: str) -> None:
     plain = logging.Formatter("%(asctime)s %(levelname)-7s %(name)s: %(message)s")
     handler.setFormatter(JsonFormatter() if style == "json" else plain)
     logging.basicConfig(level=level, handlers=[handler], force=True)
-    # kopf logs every event and every watch at INFO.
     for noisy in ("kopf", "kubernetes", "aiohttp"):
         logging.getLogger(noisy).setLevel(max(logging.WARNING, logging.getLevelName(level)))
-    # kopf warns that it does not handle the process's signals; __main__ handles them.
-    logging.getLogger("kopf._core.reactor.running").setLevel(logging.ERROR)

@@ -56,6 +56,14 @@ api_requests = Counter("elasticjob_api_requests", "Requests to the API server.",
 queue_depth = Gauge("elasticjob_queue_depth", "Jobs whose next reconcile is due, and that wait for it.")
 queue_wait = Gauge("elasticjob_queue_wait_seconds", "Seconds by which the longest waiting job is overdue.")
 api_silence = Gauge("elasticjob_api_silence_seconds", "Seconds since the last successful response of the API server.")
+watch_age = Gauge(
+    "elasticjob_watch_age_seconds",
+    "Seconds since the API server last answered the watch on a resource; of several namespaces, the longest.",
+    ["resource"],
+)
+failing_watches = Gauge(
+    "elasticjob_failing_watches", "Watches on a resource, one a namespace, that fail and are retried.", ["resource"]
+)
 
 _BACKLOG = 128
 """Connections that wait until the server accepts them."""

@@ -19,15 +19,21 @@ MAX_API_SILENCE = 120.0
 """Longest time in seconds without a successful response of the API server."""
 
 
-def readiness(oldest_wait: float, silence: float) -> tuple[bool, str]:
-    """Return whether the operator keeps up, and a line with the two times, both in seconds."""
+def readiness(oldest_wait: float, silence: float, blind: str) -> tuple[bool, str]:
+    """Return whether the operator keeps up, and a line with the two times, both in seconds.
+
+    `blind`: what it has not seen for long, empty if nothing; the line ends with it.
+    """
     message = (
         f"the longest waiting job is {oldest_wait:.0f} s overdue, the API server last answered {silence:.0f} s ago"
     )
-    return oldest_wait <= MAX_QUEUE_WAIT and silence <= MAX_API_SILENCE, message
+    keeps_up = oldest_wait <= MAX_QUEUE_WAIT and silence <= MAX_API_SILENCE and not blind
+    return keeps_up, f"{message}; {blind}" if blind else message
 
 
-async def serve_probes(port: int, oldest_wait: Callable[[], float], silence: Callable[[], float]) -> web.AppRunner:
+async def serve_probes(
+    port: int, oldest_wait: Callable[[], float], silence: Callable[[], float], blind: Callable[[], str]
+) -> web.AppRunner:
     """Serve /healthz and /readyz on `port`; `cleanup()` of the returned runner stops serving."""
 
     async def health(_: web.Request) -> web.Response:
@@ -35,7 +41,7 @@ async def serve_probes(port: int, oldest_wait: Callable[[], float], silence: Cal
         return web.Response(text="ok\n")
 
     async def ready(_: web.Request) -> web.Response:
-        keeps_up, message = readiness(oldest_wait(), silence())
+        keeps_up, message = readiness(oldest_wait(), silence(), blind())
         return web.Response(status=200 if keeps_up else 503, text=message + "\n")
 
     app = web.Application()

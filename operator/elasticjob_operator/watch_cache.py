@@ -10,12 +10,13 @@ A watch can lose events (a deletion while it connects again), so everything is l
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import logging
+from collections.abc import AsyncIterator, Callable, Collection, Iterable
 from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from elasticjob.contract.names import Label
-from elasticjob_operator.kube import JOBS, PODS, KubeApi, Resource
+from elasticjob_operator.kube import JOBS, PODS, KubeError, Page, Resource
 from elasticjob_operator.kube.api import KUEUE_WORKLOADS
 from elasticjob_operator.model.nodes import NodeWarning
 from elasticjob_operator.model.observed import JobKey, is_owned
@@ -25,6 +26,16 @@ from elasticjob_operator.model.unreadable import parse_or_skip
 from elasticjob_operator.model.workload import Workload, parse_workload
 
 T = TypeVar("T")
+
+log = logging.getLogger(__name__)
+
+
+class Lister(Protocol):
+    """The call of the API server that lists need."""
+
+    def pages(
+        self, resource: Resource, namespace: str | None, selector: str = "", fields: str = ""
+    ) -> AsyncIterator[Page]: ...
 
 
 @dataclass
@@ -71,8 +82,6 @@ class WatchCache:
     """Whether Workloads of Kueue are watched, and listed again."""
     nodes_watched: bool | None = False
     """Whether the operator watches the warnings of Nodes; None: it does not know yet whether it may."""
-    listed: bool = False
-    """Whether all objects that existed when this operator began to lead have been taken over."""
     _jobs: dict[str, _Entry[dict[str, Any]]] = field(default_factory=dict)
     """By UID. Without managedFields, which are most of a job's bytes."""
     _uids: dict[JobKey, str] = field(default_factory=dict)
@@ -91,8 +100,10 @@ class WatchCache:
     _places: dict[tuple[str, ...], tuple[str, ...]] = field(default_factory=dict)
     """The values of `_topologies`: all nodes of one place have the same object."""
 
+    _listed: set[tuple[Resource, str | None]] = field(default_factory=set)
+    """What has been listed, by namespace; None: all."""
     _gone: set[str] = field(default_factory=set)
-    """UIDs of objects whose end the watches have delivered since `list_again` was last called."""
+    """UIDs of objects whose end the watches have delivered since `forget_ends` was last called."""
     _gone_before: set[str] = field(default_factory=set)
     """The same between the last two calls: the response to a read may be that late."""
 
@@ -149,6 +160,11 @@ class WatchCache:
                 pod = entry.content.pod
                 if pod is not None and (pod.node == name or name in pod.avoided_nodes):
                     self.on_event(entry.key)
+
+    def keep_nodes(self, names: Collection[str]) -> None:
+        """Forget all other nodes."""
+        for name in (self._warnings.keys() | self._topologies.keys()).difference(names):
+            self.see_node(name, None)
 
     def _set_topology(self, name: str, topology: tuple[str, ...]) -> bool:
         """Record where a node is; return whether that is new."""
@@ -213,38 +229,65 @@ class WatchCache:
         if entry is not None:
             entry.delivered = True
 
-    async def list_again(self, api: KubeApi, namespaces: tuple[str, ...]) -> None:
-        """Compare with the API server, and take over what the watches did not deliver. Empty `namespaces`: all."""
-        self._gone_before, self._gone = self._gone, set()
+    async def list_again(self, api: Lister, namespaces: tuple[str, ...]) -> None:
+        """Compare with the API server, and take over what the watches did not deliver. Empty `namespaces`: all.
+
+        A list that fails is logged, and does not stop the others.
+        """
+        self.forget_ends()
         for namespace in namespaces or (None,):
-            await self._list(api, PODS, namespace, Label.JOB_NAME, self._pods, self.see_pod, self._drop_pod)
-            await self._list(api, JOBS, namespace, "", self._jobs, self.see_job, self._drop_job)
-            if self.kueue:
-                seen = self._workloads, self.see_workload, self._drop_workload
-                await self._list(api, KUEUE_WORKLOADS, namespace, Label.JOB_NAME, *seen)
-        self.listed = True
+            for resource in (PODS, JOBS, KUEUE_WORKLOADS) if self.kueue else (PODS, JOBS):
+                try:
+                    await self.list_resource(resource, api, namespace)
+                except KubeError as error:
+                    log.warning("the list in %s failed: %s", namespace or "all namespaces", error)
+
+    def forget_ends(self) -> None:
+        """Forget which objects were deleted before the call before this one."""
+        self._gone_before, self._gone = self._gone, set()
+
+    async def list_resource(self, resource: Resource, api: Lister, namespace: str | None) -> str:
+        """Compare all pods, jobs or Workloads of a namespace (None: of all) with the API server, take over what the
+        watches did not deliver, and return the list's resourceVersion. KubeError: they cannot be listed."""
+        if resource == PODS:
+            version = await self._list(api, PODS, namespace, Label.JOB_NAME, self._pods, self.see_pod, self._drop_pod)
+        elif resource == JOBS:
+            version = await self._list(api, JOBS, namespace, "", self._jobs, self.see_job, self._drop_job)
+        else:
+            seen = self._workloads, self.see_workload, self._drop_workload
+            version = await self._list(api, resource, namespace, Label.JOB_NAME, *seen)
+        self._listed.add((resource, namespace))
+        return version
+
+    def is_listed(self, namespace: str) -> bool:
+        """Return whether all jobs and pods of a namespace that existed when this operator began to lead have been taken
+        over."""
+        return all(self._listed & {(resource, None), (resource, namespace)} for resource in (PODS, JOBS))
 
     async def _list(
         self,
-        api: KubeApi,
+        api: Lister,
         resource: Resource,
         namespace: str | None,
         selector: str,
         entries: dict[str, _Entry[T]],
         see: Callable[[Raw], None],
         drop: Callable[[str], None],
-    ) -> None:
+    ) -> str:
         before = {uid: entry for uid, entry in entries.items() if namespace in (None, entry.key[0])}
+        version = ""
         async for page in api.pages(resource, namespace, selector):
-            for raw in page:
+            for raw in page.items:
                 uid = text(raw, "metadata", "uid")
                 before.pop(uid, None)
                 if uid not in self._gone and (uid not in entries or _version(raw) > entries[uid].version):
                     see(raw)
+            version = page.version
         for uid, entry in before.items():
             if entries.get(uid) is entry:  # no event since the list began: it is gone
                 drop(uid)
                 self.on_event(entry.key)
+        return version
 
     def _put_job(self, uid: str, raw: Raw) -> None:
         if _is_newer(self._jobs.get(uid), raw):

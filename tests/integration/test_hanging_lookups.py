@@ -85,17 +85,9 @@ async def lease():
         await thread.close()
 asyncio.run(lease())
 """
-WATCH = """
-from elasticjob_operator.handlers import kopf_settings
-async def watch():
-    await asyncio.wait_for(
-        asyncio.get_running_loop().run_in_executor(kopf_settings().execution.executor, hang), timeout=0.1
-    )
-asyncio.run(watch())
-"""
 
 
-@pytest.mark.parametrize("what", [VISIT, LEASE, WATCH], ids=["torchrun", "lease", "kopf"])
+@pytest.mark.parametrize("what", [VISIT, LEASE], ids=["torchrun", "lease"])
 def test_a_process_ends_although_a_thread_of_it_hangs(what: str) -> None:
     environ = {**os.environ, "PYTHONPATH": CODE_ROOT}
     done = subprocess.run(

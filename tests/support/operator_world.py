@@ -7,7 +7,7 @@ preconditions, unique names, deletion with grace. A test decides everything that
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -36,6 +36,7 @@ from elasticjob_operator.kube import (
     AlreadyExists,
     Conflict,
     NotFound,
+    Page,
     Refused,
     Resource,
 )
@@ -121,8 +122,8 @@ class Api:
 
     async def pages(
         self, resource: Resource, namespace: str | None, selector: str = "", fields: str = ""
-    ) -> AsyncIterator[Sequence[Raw]]:
-        yield await self.list(resource, namespace, selector)
+    ) -> AsyncIterator[Page]:
+        yield Page(await self.list(resource, namespace, selector), str(self._version))
 
     async def create(self, resource: Resource, namespace: str, body: Mapping[str, Any]) -> Raw:
         name = body["metadata"]["name"]

@@ -13,6 +13,7 @@ from elasticjob_operator.kube.api import (
     SECRETS,
     SERVICES,
     KubeApi,
+    Page,
     Resource,
 )
 from elasticjob_operator.kube.errors import AlreadyExists, Conflict, KubeError, NotFound, Refused, Throttled, Unclear
@@ -34,6 +35,7 @@ __all__ = [
     "KubeApi",
     "KubeError",
     "NotFound",
+    "Page",
     "Refused",
     "Resource",
     "Throttled",

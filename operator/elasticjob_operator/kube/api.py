@@ -74,6 +74,15 @@ PRIORITY_CLASSES = Resource("scheduling.k8s.io", "v1", "priorityclasses")
 CRDS = Resource("apiextensions.k8s.io", "v1", "customresourcedefinitions")
 
 
+@dataclass(frozen=True)
+class Page:
+    """One response to a list in pages."""
+
+    items: Sequence[dict[str, Any]]
+    version: str
+    """The resourceVersion of the whole list: a watch may go on from it."""
+
+
 class KubeApi(Protocol):
     """Calls of the API server. Each may raise a KubeError or be cancelled; the client retries and limits the rate."""
 
@@ -87,7 +96,7 @@ class KubeApi(Protocol):
 
     def pages(
         self, resource: Resource, namespace: str | None, selector: str = "", fields: str = ""
-    ) -> AsyncIterator[Sequence[dict[str, Any]]]:
+    ) -> AsyncIterator[Page]:
         """Yield the same in pages, so that not all of them are in memory at once."""
         ...
 

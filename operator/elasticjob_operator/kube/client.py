@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import json
 import os
 import random
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode
 from urllib.request import getproxies_environment
 
 import aiohttp
+from aiohttp.http import HttpProcessingError
 from kubernetes.aio import client, config
 from kubernetes.aio.config import ConfigException
 
 from elasticjob_operator import metrics
-from elasticjob_operator.kube.api import Resource
+from elasticjob_operator.kube.api import Page, Resource
 from elasticjob_operator.kube.errors import KubeError, Unclear, error_from
 from elasticjob_operator.kube.limits import Limit, RateLimit, SpareRate
 from elasticjob_operator.model.raw import mapping
@@ -31,9 +34,10 @@ TIMEOUT = 15.0
 LONGEST_WAIT = 10.0
 """Seconds between two attempts, before jitter."""
 WATCH_SECONDS = 600
-"""Seconds after which the API server ends a watch."""
+"""Longest time in seconds after which the API server ends a watch."""
 SILENT_WATCH_SECONDS = 180.0
-"""Seconds without a byte after which a watch is taken for lost. The API server sends a bookmark about every minute."""
+"""Seconds without a byte after which a watch is taken for lost, such as one whose connection a firewall has forgotten.
+The API server sends a bookmark about every minute."""
 FIELD_MANAGER = "elasticjob-operator"
 """Name of the operator in `managedFields` of all that it writes."""
 USER_AGENT = f"{FIELD_MANAGER}/{VERSION}"
@@ -43,7 +47,6 @@ _MERGE_PATCH = "application/merge-patch+json"
 CONNECTIONS = 32
 """Connections to the API server at most. asyncio keeps a buffer of 256 KiB for each TLS connection, and a request takes
 some 10 ms: the rate limit is reached with a few."""
-_WATCH_TIMEOUT = aiohttp.ClientTimeout(total=None, sock_connect=TIMEOUT, sock_read=SILENT_WATCH_SECONDS)
 _NO_RESPONSE = (aiohttp.ClientError, asyncio.TimeoutError, OSError)
 
 
@@ -81,6 +84,8 @@ class KubeClient:
         self._limit = limit
         self._timeout = timeout
         self._attempts = attempts
+        self._streams: Any = None
+        """The client of watches, once there is one: they need a connection each, for as long as they last."""
         self.last_success = asyncio.get_running_loop().time()
         """Time of the last successful response, on the event loop's clock."""
         self.may_write: Callable[[], bool] = lambda: True
@@ -98,6 +103,8 @@ class KubeClient:
 
     async def close(self) -> None:
         await self._api.close()
+        if self._streams is not None:
+            await self._streams.close()
 
     async def get(self, resource: Resource, namespace: str | None, name: str) -> dict[str, Any]:
         return await self._request("GET", resource, namespace, name)
@@ -105,22 +112,16 @@ class KubeClient:
     async def list(
         self, resource: Resource, namespace: str | None, selector: str = "", fields: str = ""
     ) -> list[dict[str, Any]]:
-        return [item async for page in self.pages(resource, namespace, selector, fields) for item in page]
+        return [item async for page in self.pages(resource, namespace, selector, fields) for item in page.items]
 
     async def pages(
         self, resource: Resource, namespace: str | None, selector: str = "", fields: str = ""
-    ) -> AsyncIterator[Sequence[dict[str, Any]]]:
-        async for answer in self._pages(resource, namespace, selector, fields):
-            yield answer.get("items") or []
-
-    async def _pages(
-        self, resource: Resource, namespace: str | None, selector: str, fields: str = ""
-    ) -> AsyncIterator[dict[str, Any]]:
+    ) -> AsyncIterator[Page]:
         selectors = {"labelSelector": selector, "fieldSelector": fields}
         query = {"limit": str(PAGE)} | {name: value for name, value in selectors.items() if value}
         while True:
             answer = await self._request("GET", resource, namespace, query=query, verb="list")
-            yield answer
+            yield Page(answer.get("items") or [], mapping(answer, "metadata").get("resourceVersion") or "")
             query["continue"] = mapping(answer, "metadata").get("continue") or ""
             if not query["continue"]:
                 return
@@ -144,40 +145,40 @@ class KubeClient:
             options["gracePeriodSeconds"] = grace
         return await self._request("DELETE", resource, namespace, name, body=options)
 
-    async def watch(self, resource: Resource, version: str) -> AsyncIterator[dict[str, Any]]:
-        """Yield the watch events of all objects from this resourceVersion on; empty: first ADDED for each that exists,
-        and then a BOOKMARK.
+    @asynccontextmanager
+    async def watch(
+        self, resource: Resource, namespace: str | None, version: str, selector: str = ""
+    ) -> AsyncIterator[AsyncIterator[dict[str, Any]]]:
+        """Open a watch from this resourceVersion on; the value is its events. KubeError: it cannot be opened.
 
-        It ends after WATCH_SECONDS, or where the connection ends. Raise a KubeError if it cannot be opened.
+        The events end after WATCH_SECONDS at most, where the connection ends, and where no byte has arrived for
+        SILENT_WATCH_SECONDS. KubeError: an event is too large for the client.
         """
-        if not version:
-            async for page in self._pages(resource, None, ""):
-                for item in page.get("items") or []:
-                    yield {"type": "ADDED", "object": item}
-                version = mapping(page, "metadata").get("resourceVersion") or ""
-            yield {"type": "BOOKMARK", "object": {"metadata": {"resourceVersion": version}}}
         query = {
             "watch": "true",
             "allowWatchBookmarks": "true",
-            "timeoutSeconds": str(WATCH_SECONDS),
+            # Between half and all of it, so that the watches of many namespaces are not opened again all at once.
+            "timeoutSeconds": str(random.randint(WATCH_SECONDS // 2, WATCH_SECONDS)),  # noqa: S311  # no secret
             "resourceVersion": version,
-        }
+        } | ({"labelSelector": selector} if selector else {})
         what = f"watch {resource.plural}"
         if self._limit is not None:
             await self._limit.acquire()
+        if self._streams is None:
+            self._streams = _unlimited(self._api)
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=TIMEOUT, sock_read=SILENT_WATCH_SECONDS)
+        path = f"{quote(resource.path(namespace))}?{urlencode(query)}"
         try:
-            response = await self._send("GET", f"{resource.path()}?{urlencode(query)}", None, _WATCH_TIMEOUT)
+            response = await self._send("GET", path, None, timeout, self._streams)
         except _NO_RESPONSE as error:
+            metrics.api_requests.labels("watch", resource.plural, "0").inc()
             raise Unclear(f"{what}: {type(error).__name__}: {error}") from None
         try:
             metrics.api_requests.labels("watch", resource.plural, str(response.status)).inc()
             if response.status != 200:
-                raise error_from(response.status, _json(await response.read()), what)
+                raise error_from(response.status, await _body(response), what)
             self.last_success = asyncio.get_running_loop().time()
-            async for line in response.response.content:
-                yield _json(line)
-        except _NO_RESPONSE:
-            return
+            yield _events(response, what)
         finally:
             response.response.close()
 
@@ -224,21 +225,51 @@ class KubeClient:
         return response.status, _json(data), _seconds(response.headers.get("Retry-After"))
 
     async def _send(
-        self, method: str, path: str, body: Mapping[str, Any] | None, timeout: float | aiohttp.ClientTimeout
+        self,
+        method: str,
+        path: str,
+        body: Mapping[str, Any] | None,
+        timeout: float | aiohttp.ClientTimeout,
+        api: Any = None,
     ) -> Any:
         """Send one request; return the response, whose content is not read yet."""
+        api = api or self._api
         content = _MERGE_PATCH if method == "PATCH" else "application/json"
         headers = {"Accept": "application/json", "Content-Type": content}
-        _, url, headers, _, _ = await self._api.param_serialize(
+        _, url, headers, _, _ = await api.param_serialize(
             method, path, header_params=headers, auth_settings=["BearerToken"]
         )
         headers["User-Agent"] = USER_AGENT
-        return await self._api.rest_client.request(method, url, headers=headers, body=body, _request_timeout=timeout)
+        return await api.rest_client.request(method, url, headers=headers, body=body, _request_timeout=timeout)
 
 
 _VERBS = {"GET": "get", "POST": "create", "PUT": "update", "PATCH": "patch", "DELETE": "delete"}
 _MANAGED = ("POST", "PUT", "PATCH")
 """Methods that write fields, each of which has a manager."""
+
+
+def _unlimited(api: Any) -> Any:
+    """Return a client with the same credentials, and any number of connections."""
+    configuration = copy.copy(api.configuration)
+    configuration.connection_pool_maxsize = 0
+    return client.ApiClient(configuration)
+
+
+async def _body(response: Any) -> dict[str, Any]:
+    try:
+        return _json(await response.read())
+    except _NO_RESPONSE:
+        return {}
+
+
+async def _events(response: Any, what: str) -> AsyncIterator[dict[str, Any]]:
+    try:
+        async for line in response.response.content:
+            yield _json(line)
+    except _NO_RESPONSE:
+        return
+    except (ValueError, HttpProcessingError) as error:  # the line is longer than the buffer of aiohttp
+        raise KubeError(f"{what}: an event cannot be read: {error}", 413) from None
 
 
 def _json(data: bytes) -> dict[str, Any]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -15,16 +14,15 @@ from hypothesis import strategies as st
 from elasticjob.contract import codec
 from elasticjob.contract.messages import Failure, FailureClass, Report, Termination, decode, encode
 from elasticjob.contract.names import Label, Role
-from elasticjob_operator import node_watch, observe, watch_cache
-from elasticjob_operator.kube import PODS, Resource
+from elasticjob_operator import observe, watch_cache
+from elasticjob_operator.kube import PODS
 from elasticjob_operator.lease import ObservedLease, may_acquire, next_record
-from elasticjob_operator.model.nodes import NodeWarning, NoticeKeys, parse_topology, parse_warning
+from elasticjob_operator.model.nodes import NoticeKeys, parse_topology, parse_warning
 from elasticjob_operator.model.observed import JobKey, LinkView, Observed, parse_job
 from elasticjob_operator.model.pods import FAILED_STARTS, UNREADABLE, Pod, parse_pod
 from elasticjob_operator.model.raw import mapping, moment, objects, text, timestamp
 from elasticjob_operator.model.status import ConditionType, parse_status
 from elasticjob_operator.model.workload import assigned_flavors, parse_workload, pod_changes, queue_view
-from elasticjob_operator.node_watch import watch_nodes
 from elasticjob_operator.plan import plan
 from elasticjob_operator.watch_cache import WatchCache
 from support.operator_build import NOW, UID, ended, raw_job, raw_pod, report
@@ -215,7 +213,7 @@ def test_a_pod_that_cannot_be_read_is_reduced_logged_once_and_in_its_jobs_condit
             asyncio.run(cache.list_again(one_unreadable, ()))
             for index in (0, 1):
                 one_unreadable.put(PODS, one_unreadable.objects[PODS, f"bert-{index}-0"])
-    assert cache.listed
+    assert cache.is_listed("ns")
     reduced, other = (pod for _, pod in sorted(cache.pods(UID), key=lambda found: found[1].name))
     assert (reduced.name, reduced.index, reduced.node, reduced.running, reduced.conditions) == (
         "bert-0-0", 0, "n1", True, frozenset(),
@@ -265,38 +263,6 @@ async def test_a_read_of_a_jobs_pods_reduces_the_one_that_cannot_be_read(
     assert [record.message for record in caplog.records if "cannot be read" in record.message] == [f"ns: {REDUCED}"]
     assert "pod bert-0-0 cannot be read" in cluster.running()["message"]
     assert cluster.workers() == ["bert-0-0", "bert-1-0"]
-
-
-class Nodes:
-    """Delivers events of Nodes, and ends the watch."""
-
-    def __init__(self, *names: str) -> None:
-        self.names = names
-        self.watches = 0
-
-    async def watch(self, _resource: Resource, _version: str) -> AsyncIterator[dict[str, Any]]:
-        self.watches += 1
-        for name in self.names:
-            raw = {"metadata": {"name": name, "resourceVersion": "1"}, "spec": {"unschedulable": True}}
-            yield {"type": "ADDED", "object": raw}
-
-
-async def test_a_node_that_cannot_be_read_keeps_its_warning_and_ends_no_watch(monkeypatch: pytest.MonkeyPatch) -> None:
-    def hostile(raw: Any, *others: Any) -> NodeWarning | None:
-        if text(raw, "metadata", "name") == "n1":
-            raise RuntimeError("boom")
-        return parse_warning(raw, *others)
-
-    monkeypatch.setattr(node_watch, "FIRST_RETRY_SECONDS", 0.0)
-    monkeypatch.setattr(node_watch, "parse_warning", hostile)
-    nodes, cache = Nodes("n1", "n2"), WatchCache()
-    cache.see_node("n1", NodeWarning(cordoned=True))
-    watching = asyncio.create_task(watch_nodes(nodes, NoticeKeys(frozenset(), frozenset()), cache))
-    while nodes.watches < 2:
-        assert not watching.done()
-        await asyncio.sleep(0)
-    watching.cancel()
-    assert cache.warnings(("n1", "n2")) == dict.fromkeys(("n1", "n2"), NodeWarning(cordoned=True))
 
 
 @pytest.mark.parametrize("place", ["annotation", "label", "message"])

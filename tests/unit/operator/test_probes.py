@@ -17,24 +17,26 @@ from support.ports import free_port
 
 
 @pytest.mark.parametrize(
-    ("name", "oldest_wait", "silence", "ready"),
+    ("name", "oldest_wait", "silence", "blind", "ready"),
     [
-        ("idle", 0.0, 0.0, True),
-        ("10,000 finished jobs after a start", MAX_QUEUE_WAIT + 1, 0.0, False),
-        ("an API server that is down for ten minutes", 0.0, 600.0, False),
-        ("just within both limits", MAX_QUEUE_WAIT, MAX_API_SILENCE, True),
+        ("idle", 0.0, 0.0, "", True),
+        ("10,000 finished jobs after a start", MAX_QUEUE_WAIT + 1, 0.0, "", False),
+        ("an API server that is down for ten minutes", 0.0, 600.0, "", False),
+        ("just within both limits", MAX_QUEUE_WAIT, MAX_API_SILENCE, "", True),
+        ("the permission to watch pods was taken away", 0.0, 0.0, "the watch on pods fails", False),
     ],
 )
 async def test_only_readiness_tells_of_backlog_and_api_silence(
-    name: str, oldest_wait: float, silence: float, ready: bool
+    name: str, oldest_wait: float, silence: float, blind: str, ready: bool
 ) -> None:
-    assert readiness(oldest_wait, silence)[0] is ready
+    assert readiness(oldest_wait, silence, blind)[0] is ready
     port = free_port()
-    runner = await serve_probes(port, lambda: oldest_wait, lambda: silence)
+    runner = await serve_probes(port, lambda: oldest_wait, lambda: silence, lambda: blind)
     try:
         assert await fetch(port, "healthz") == (200, "ok\n")
         status, message = await fetch(port, "readyz")
         assert (status, f"{silence:.0f} s ago" in message) == (200 if ready else 503, True)
+        assert blind in message
     finally:
         await runner.cleanup()
 
@@ -66,7 +68,9 @@ def loop_that_serves(port: int) -> Iterator[asyncio.AbstractEventLoop]:
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever)
     thread.start()
-    runner = asyncio.run_coroutine_threadsafe(serve_probes(port, lambda: 0.0, lambda: 0.0), loop).result(10.0)
+    runner = asyncio.run_coroutine_threadsafe(serve_probes(port, lambda: 0.0, lambda: 0.0, lambda: ""), loop).result(
+        10.0
+    )
     try:
         yield loop
     finally:

@@ -6,23 +6,26 @@ import asyncio
 import resource
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from prometheus_client import REGISTRY
 
+from elasticjob.daemon_threads import DaemonExecutor
 from elasticjob_operator import __main__ as operator_main
-from elasticjob_operator import handlers, lease
+from elasticjob_operator import lease
 from elasticjob_operator.__main__ import CRD_NAME, NEWEST_STATUS_FIELD, CannotStart, Operator, check_crd, run
 from elasticjob_operator.controller import Controller
-from elasticjob_operator.kube import CRDS, LEASES, Refused, Unclear
+from elasticjob_operator.kube import CRDS, LEASES, Refused, Resource, Unclear
 from elasticjob_operator.lease import Election
 from elasticjob_operator.loop_thread import LoopThread
 from elasticjob_operator.model.observed import JobKey
 from elasticjob_operator.model.raw import moment
 from elasticjob_operator.settings import OperatorSettings
 from elasticjob_operator.watch_cache import WatchCache
+from elasticjob_operator.watches import Watches
 from support.operator_world import Api
 
 
@@ -47,7 +50,7 @@ class Process:
         make = self.operator._election
         monkeypatch.setattr(self.operator, "_election", lambda term: self._quick(make(term)))
         monkeypatch.setattr(lease, "RENEW_EVERY", 0.05)
-        monkeypatch.setattr(handlers, "watch_events", self._watch)
+        monkeypatch.setattr(Watches, "run", self._watch)
         for call in ("get", "update"):
             monkeypatch.setattr(self.api, call, self._hanging(getattr(self.api, call)))
 
@@ -73,7 +76,7 @@ class Process:
         self.changes.put_nowait(f"start {generation}")
         try:
             await self.watch_failed.wait()
-            raise handlers.WatchEnded("the watch ended")
+            raise RuntimeError("an error in the code of a watch")
         finally:
             self.changes.put_nowait(f"end {generation}")
 
@@ -163,68 +166,48 @@ async def test_an_event_loop_that_hangs_costs_the_lease(process: Process, monkey
     await asyncio.wait_for(running, 20.0)
 
 
-async def test_a_new_leader_lists_before_it_watches_and_soon_again(
+async def test_a_new_leader_lists_before_it_reconciles_and_watches(
     process: Process, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """kopf lists all objects too: both at once would use the processor of the first reconciles."""
-    lists: asyncio.Queue[bool] = asyncio.Queue()
-    may_list = asyncio.Event()
+    reconciled: asyncio.Queue[JobKey] = asyncio.Queue()
+    listing, may_list = asyncio.Event(), asyncio.Event()
 
-    async def list_again(*_: Any) -> None:
-        lists.put_nowait(process.changes.empty())
+    async def list_resource(cache: WatchCache, resource: Resource, *_: Any) -> str:
+        cache.on_event(("ns", resource.plural))
+        listing.set()
         await may_list.wait()
-
-    monkeypatch.setattr(operator_main, "FIRST_LIST_SECONDS", 0.0)
-    monkeypatch.setattr(WatchCache, "list_again", list_again)
-    running = asyncio.create_task(process.operator.run())
-    assert await asyncio.wait_for(lists.get(), 20.0), "the watch began before the list"
-    for _ in range(10):
-        await asyncio.sleep(0)
-    assert (process.changes.empty(), lists.empty()) == (True, True), "the list has not ended"
-    may_list.set()
-    assert await process.change() == "start 1"
-    await asyncio.wait_for(lists.get(), 20.0)
-    process.stop.set()
-    await asyncio.wait_for(running, 20.0)
-
-
-async def test_a_new_leader_reconciles_the_jobs_that_it_has_listed_before_it_watches(
-    process: Process, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    reconciled: list[JobKey] = []
-    keys = [("ns", f"job-{number}") for number in range(100)]
-
-    async def list_again(cache: WatchCache, *_: Any) -> None:
-        for key in keys:
-            cache.on_event(key)
+        return "1"
 
     async def reconcile(_: Controller, key: JobKey) -> float:
-        reconciled.append(key)
+        reconciled.put_nowait(key)
         return 300.0
 
-    monkeypatch.setattr(WatchCache, "list_again", list_again)
+    monkeypatch.setattr(WatchCache, "list_resource", list_resource)
     monkeypatch.setattr(Controller, "reconcile", reconcile)
     running = asyncio.create_task(process.operator.run())
+    await asyncio.wait_for(listing.wait(), 20.0)
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert (process.changes.empty(), reconciled.empty()) == (True, True), "the list has not ended"
+    may_list.set()
     assert await process.change() == "start 1"
-    assert reconciled == keys
+    assert await asyncio.wait_for(reconciled.get(), 20.0) == ("ns", "pods")
     assert REGISTRY.get_sample_value("elasticjob_queue_depth") == 0, "jobs that are due later count"
     process.stop.set()
     await asyncio.wait_for(running, 20.0)
 
 
-async def test_a_reconcile_that_hangs_does_not_delay_the_watch_for_long(
-    process: Process, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def list_again(cache: WatchCache, *_: Any) -> None:
+async def test_the_metrics_count_jobs_that_wait(process: Process, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def list_resource(cache: WatchCache, *_: Any) -> str:
         for number in range(100):
             cache.on_event(("ns", f"job-{number}"))
+        return "1"
 
     async def hang(*_: Any) -> float:
         await asyncio.Event().wait()
         return 0.0
 
-    monkeypatch.setattr(operator_main, "FIRST_RECONCILES_SECONDS", 0.1)
-    monkeypatch.setattr(WatchCache, "list_again", list_again)
+    monkeypatch.setattr(WatchCache, "list_resource", list_resource)
     monkeypatch.setattr(Controller, "reconcile", hang)
     running = asyncio.create_task(process.operator.run())
     assert await process.change() == "start 1"
@@ -233,11 +216,36 @@ async def test_a_reconcile_that_hangs_does_not_delay_the_watch_for_long(
     await asyncio.wait_for(running, 20.0)
 
 
-async def test_the_lease_is_released_where_the_watch_ends(process: Process) -> None:
+async def test_the_cache_is_compared_with_the_api_server_from_time_to_time(
+    process: Process, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compared: asyncio.Queue[None] = asyncio.Queue()
+
+    async def compare(_: Watches) -> None:
+        compared.put_nowait(None)
+
+    monkeypatch.setattr(Watches, "compare", compare)
+    process.operator.settings = replace(process.operator.settings, resync_seconds=0.01)
+    running = asyncio.create_task(process.operator.run())
+    for _ in range(2):
+        await asyncio.wait_for(compared.get(), 20.0)
+    process.stop.set()
+    await asyncio.wait_for(running, 20.0)
+
+
+async def test_an_error_in_a_watch_ends_the_operator_at_once_and_releases_the_lease(process: Process) -> None:
+    """Also while a call in a thread hangs. The pod is restarted, or the other operator leads."""
+    hang = threading.Event()
+    asyncio.get_running_loop().set_default_executor(DaemonExecutor())
+    call = asyncio.get_running_loop().run_in_executor(None, hang.wait, 60.0)
     process.watch_failed.set()
-    with pytest.raises(handlers.WatchEnded):
-        await asyncio.wait_for(process.operator.run(), 20.0)
-    assert process.holder() == ""
+    try:
+        with pytest.raises(RuntimeError, match="an error in the code of a watch"):
+            await asyncio.wait_for(process.operator.run(), 20.0)
+        assert process.holder() == ""
+    finally:
+        hang.set()
+        await call
 
 
 async def test_a_starting_operator_waits_for_an_api_server_that_does_not_answer(

@@ -1,28 +1,22 @@
-"""The watch on Nodes: what it keeps of them, which jobs an event concerns, and what ends it."""
+"""Nodes: what is kept of them, and which jobs an event concerns."""
 
 from __future__ import annotations
 
-import asyncio
 import json
 import time
-from collections.abc import AsyncIterator
-from contextlib import suppress
 from typing import Any
 
 import pytest
-from aiohttp import web
-from kubernetes.aio import client
 
-from elasticjob_operator import node_watch
-from elasticjob_operator.kube import NODES, Refused, Resource, Unclear
-from elasticjob_operator.kube.client import KubeClient
-from elasticjob_operator.kube.errors import error_from
+from elasticjob_operator import node_events as operator_node_events
+from elasticjob_operator.kube import NODES
 from elasticjob_operator.model.nodes import NodeWarning, NoticeKeys, parse_topology, parse_warning
 from elasticjob_operator.model.observed import JobKey
-from elasticjob_operator.node_watch import watch_nodes
+from elasticjob_operator.node_events import NodeEvents
 from elasticjob_operator.settings import NOTICE_ANNOTATION, NOTICE_TAINTS, parse_settings
 from elasticjob_operator.watch_cache import WatchCache
 from support.operator_build import raw_job, raw_pod
+from support.operator_world import Api
 
 Raw = dict[str, Any]
 KEYS = NoticeKeys(frozenset({"spot/notice", "scaled-down"}), frozenset({"our/notice"}))
@@ -207,227 +201,129 @@ def test_a_warning_concerns_the_jobs_with_pods_that_are_there_or_must_not_be(
     assert cache.warnings(["n1", "n2", "n3", "n4"]) == {}
 
 
-# ---- the watch
+# ---- events and lists
 
 
-class Nodes:
-    """An API server whose watch on Nodes delivers one batch of events for each time it is opened, or an error."""
-
-    def __init__(self, *batches: list[Raw] | Exception) -> None:
-        self.batches = [*batches]
-        self.versions: list[str] = []
-        self.done = asyncio.Event()
-
-    async def watch(self, resource: Resource, version: str) -> AsyncIterator[Raw]:
-        assert resource is NODES
-        self.versions.append(version)
-        if not self.batches:
-            self.done.set()
-            await asyncio.Event().wait()
-        batch = self.batches.pop(0)
-        if isinstance(batch, Exception):
-            raise batch
-        for event in batch:
-            yield event
+def node_events(cache: WatchCache, keys: NoticeKeys | None = KEYS, labels: tuple[str, ...] = ()) -> NodeEvents:
+    return NodeEvents(cache, keys, labels, lambda: time.time())
 
 
-def event(raw: Raw, kind: str = "MODIFIED") -> Raw:
-    return {"type": kind, "object": raw}
+async def list_nodes(events: NodeEvents, *nodes: Raw) -> None:
+    """List these Nodes."""
+    api = Api(NOW)
+    for raw in nodes:
+        api.put(NODES, raw)
+    assert await events.list(api, None) == str(len(nodes))
 
 
-LISTED = event({"metadata": {"resourceVersion": "3"}}, "BOOKMARK")
-
-
-async def run_watch(
-    cache: WatchCache,
-    nodes: Nodes,
-    monkeypatch: pytest.MonkeyPatch,
-    keys: NoticeKeys | None = KEYS,
-    labels: tuple[str, ...] = (),
-) -> list[float]:
-    """Watch until all batches are delivered; return the delays between them."""
-    delays: list[float] = []
-    sleep = asyncio.sleep
-
-    async def skip(seconds: float) -> None:
-        delays.append(seconds)
-        await sleep(0)
-
-    monkeypatch.setattr("elasticjob_operator.node_watch.asyncio.sleep", skip)
-    watching = asyncio.create_task(watch_nodes(nodes, keys, cache, labels, lambda: time.time()))
-    await asyncio.wait_for(nodes.done.wait(), 20.0)
-    watching.cancel()
-    with suppress(asyncio.CancelledError):
-        await watching
-    return delays
-
-
-async def test_heartbeats_of_nodes_concern_no_job(
-    cache: WatchCache, concerned: list[JobKey], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_heartbeats_of_nodes_concern_no_job(cache: WatchCache, concerned: list[JobKey]) -> None:
     cache.set_nodes_watched(True)
     concerned.clear()
-    cordoned = [event(node("n2", version, unschedulable=True)) for version in range(1, 100)]
-    heartbeats = [event(node("n1", version)) for version in range(100, 200)]
-    nodes = Nodes([*cordoned, *heartbeats, event(node("n4", 200, **SPOT)), event({"metadata": {}}, "BOOKMARK")])
-    await run_watch(cache, nodes, monkeypatch)
+    events = node_events(cache)
+    for version in range(1, 100):
+        events.see(node("n2", version, unschedulable=True))
+        events.see(node("n1", version))
+    events.see(node("n4", 200, **SPOT))
     assert concerned == [("ns", "bert")]
     assert cache.warnings(["n1", "n2"]) == {"n2": NodeWarning(cordoned=True)}
 
 
-async def test_a_heartbeat_leaves_the_time_of_an_end_as_it_is(
+def test_a_heartbeat_leaves_the_time_of_an_end_as_it_is(
     cache: WatchCache, concerned: list[JobKey], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cache.set_nodes_watched(True)
     concerned.clear()
     now = iter(range(1_750_000_000, 1_750_001_000))
     monkeypatch.setattr(time, "time", lambda: float(next(now)))
-    await run_watch(cache, Nodes([event(node("n1", version, **SPOT)) for version in range(1, 50)]), monkeypatch, TIMED)
+    events = node_events(cache, TIMED)
+    for version in range(1, 50):
+        events.see(node("n1", version, **SPOT))
     assert concerned == [("ns", "bert")]
     assert ends(cache.warnings(["n1"])["n1"]) == 120.0
 
 
-async def test_the_watch_goes_on_where_it_ended_and_begins_anew_where_events_are_gone(
-    cache: WatchCache, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    nodes = Nodes(
-        [event(node("n1", 7, **SPOT), "ADDED"), event({"metadata": {"resourceVersion": "9"}}, "BOOKMARK")],
-        [event({"code": 410, "message": "too old"}, "ERROR")],
-        [event(node("n1", 12, **SPOT), "DELETED")],
-        error_from(410, {}, "watch nodes"),
-        [event(node("n2", 20, unschedulable=True), "ADDED")],
-    )
-    await run_watch(cache, nodes, monkeypatch)
-    assert cache.nodes_watched
-    assert nodes.versions == ["", "9", "", "12", "", "20"]
-    assert cache.warnings(["n1", "n2"]) == {"n2": NodeWarning(cordoned=True)}
-
-
-async def test_nodes_count_as_watched_once_all_have_been_delivered(
-    cache: WatchCache, concerned: list[JobKey], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    await run_watch(cache, Nodes([event(node("n4"), "ADDED")]), monkeypatch)
+async def test_nodes_count_as_watched_once_all_have_been_listed(cache: WatchCache, concerned: list[JobKey]) -> None:
+    events = node_events(cache)
+    events.see(node("n4"))
     assert (cache.nodes_watched, concerned) == (None, [])
-    await run_watch(cache, Nodes([event(node("n4"), "ADDED"), LISTED]), monkeypatch)
+    await list_nodes(events, node("n4"))
     assert (cache.nodes_watched, concerned) == (True, [("ns", "bert")])
 
 
-async def test_an_operator_without_the_permission_says_so_once_and_goes_on(
-    cache: WatchCache, concerned: list[JobKey], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    refused = Refused("watch nodes: nodes is forbidden", 403)
-    delays = await run_watch(cache, Nodes(refused, refused, refused), monkeypatch)
-    assert delays == [node_watch.REFUSED_RETRY_SECONDS] * 3
-    assert len([r for r in caplog.records if "nodes is forbidden" in r.message]) == 1
-    assert (cache.nodes_watched, concerned) == (False, [("ns", "bert")])
+async def test_nodes_that_a_list_lacks_are_forgotten(cache: WatchCache) -> None:
+    events = node_events(cache, labels=LABELS)
+    await list_nodes(events, node("n1", **SPOT), node("n2", zone="z"))
+    events.see(node("n3", **SPOT))
+    events.see(node("n3"), deleted=True)
+    assert [*cache.warnings(["n1", "n3"])] == ["n1"]
+    await list_nodes(events, node("n5", zone="z"))
+    assert (cache.warnings(["n1"]), [*cache.topologies(["n2", "n5"])]) == ({}, ["n5"])
 
 
-async def test_warnings_are_dropped_when_the_permission_is_taken_away(
-    cache: WatchCache, monkeypatch: pytest.MonkeyPatch
+async def test_warnings_are_dropped_when_the_permission_is_taken_away_and_come_back_with_it(
+    cache: WatchCache, concerned: list[JobKey]
 ) -> None:
-    nodes = Nodes([event(node("n1", **SPOT), "ADDED"), LISTED], Refused("forbidden", 403))
-    await run_watch(cache, nodes, monkeypatch)
+    events = node_events(cache)
+    await list_nodes(events, node("n1", **SPOT))
+    events.refuse()
     assert (cache.nodes_watched, cache.warnings(["n1"])) == (False, {})
-
-
-async def test_a_permission_that_comes_later_is_used(
-    cache: WatchCache, concerned: list[JobKey], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    nodes = Nodes(Refused("forbidden", 403), [event(node("n1", **SPOT), "ADDED"), LISTED])
-    await run_watch(cache, nodes, monkeypatch)
+    concerned.clear()
+    await list_nodes(events, node("n1", **SPOT))
     assert (cache.nodes_watched, [*cache.warnings(["n1"])]) == (True, ["n1"])
+    assert concerned
 
 
-async def test_an_api_server_that_does_not_answer_changes_nothing(
-    cache: WatchCache, monkeypatch: pytest.MonkeyPatch
+def test_a_node_that_cannot_be_read_is_logged_once_until_it_can_and_keeps_its_warning(
+    cache: WatchCache, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    down = Unclear("watch nodes: no response")
-    busy = Refused("watch nodes: too many requests", 429)
-    nodes = Nodes([event(node("n1", 2, **SPOT), "ADDED"), LISTED], down, down, busy)
-    delays = await run_watch(cache, nodes, monkeypatch)
-    assert delays == [1.0, 1.0, 2.0, 4.0]
-    assert nodes.versions == ["", "3", "3", "3", "3"]
-    assert (cache.nodes_watched, [*cache.warnings(["n1"])]) == (True, ["n1"])
+    def hostile(raw: Any, *others: Any) -> NodeWarning | None:
+        if "boom" in raw["metadata"]["annotations"]:
+            raise RuntimeError("boom")
+        return parse_warning(raw, *others)
+
+    monkeypatch.setattr(operator_node_events, "parse_warning", hostile)
+    events = node_events(cache)
+    events.see(node("n1", unschedulable=True))
+    for _ in range(2):
+        for version in range(3):
+            events.see(node("n1", version, {"boom": ""}))
+        assert cache.warnings(["n1"]) == {"n1": NodeWarning(cordoned=True)}
+        events.see(node("n1", 9, unschedulable=True))
+    assert [record.message for record in caplog.records] == [
+        "cluster: Node n1 cannot be read, and is ignored: RuntimeError: boom"
+    ] * 2
 
 
 # ---- the labels
 
 
 async def test_labels_concern_all_jobs_once_and_then_those_with_pods_on_the_node(
-    cache: WatchCache, concerned: list[JobKey], monkeypatch: pytest.MonkeyPatch
+    cache: WatchCache, concerned: list[JobKey]
 ) -> None:
-    first = [event(node("n1", zone="z"), "ADDED"), event(node("n4", zone="z"), "ADDED"), LISTED]
-    await run_watch(cache, Nodes(first), monkeypatch, labels=LABELS)
+    events = node_events(cache, labels=LABELS)
+    await list_nodes(events, node("n1", zone="z"), node("n4", zone="z"))
     assert concerned == [("ns", "bert")]
     assert cache.topologies(["n1", "n4", "n5"]) == {"n1": ("z", ""), "n4": ("z", "")}
     concerned.clear()
-    heartbeats = [event(node(name, 4, zone="z")) for name in ("n1", "n4", "n1")]
-    moved = [event(node("n4", 5, zone="y")), event(node("n1", 5, zone="y"))]
-    await run_watch(cache, Nodes([*heartbeats, *moved, event(node("n4"), "DELETED")]), monkeypatch, labels=LABELS)
+    for name, zone in (("n1", "z"), ("n4", "z"), ("n1", "z"), ("n4", "y"), ("n1", "y")):
+        events.see(node(name, 5, zone=zone))
+    events.see(node("n4"), deleted=True)
     assert concerned == [("ns", "bert")]
     assert cache.topologies(["n1", "n4"]) == {"n1": ("y", "")}
 
 
-async def test_nodes_of_one_place_share_what_is_kept_of_it(cache: WatchCache, monkeypatch: pytest.MonkeyPatch) -> None:
-    added = [event(json.loads(json.dumps(node(f"n{number}", zone="z"))), "ADDED") for number in range(100)]
-    await run_watch(cache, Nodes(added), monkeypatch, labels=LABELS)
+def test_nodes_of_one_place_share_what_is_kept_of_it(cache: WatchCache) -> None:
+    events = node_events(cache, labels=LABELS)
+    for number in range(100):
+        events.see(json.loads(json.dumps(node(f"n{number}", zone="z"))))
     kept = cache.topologies(f"n{number}" for number in range(100))
     assert len(kept) == 100
     assert len({id(topology) for topology in kept.values()}) == 1
 
 
 @pytest.mark.parametrize("keys", [None, NoticeKeys(frozenset(), frozenset())])
-async def test_without_warnings_no_cordon_counts(
-    cache: WatchCache, monkeypatch: pytest.MonkeyPatch, keys: NoticeKeys | None
-) -> None:
+async def test_without_warnings_no_cordon_counts(cache: WatchCache, keys: NoticeKeys | None) -> None:
     """A budget at the minimum is only for operators that see cordons: it would refuse every drain."""
-    nodes = Nodes([event(node("n1", zone="z", unschedulable=True), "ADDED"), LISTED])
-    await run_watch(cache, nodes, monkeypatch, keys, LABELS)
+    await list_nodes(node_events(cache, keys, LABELS), node("n1", zone="z", unschedulable=True))
     assert (cache.nodes_watched, [*cache.warnings(["n1"])]) == ((True, ["n1"]) if keys else (False, []))
     assert cache.topologies(["n1"]) == {"n1": ("z", "")}
-
-
-# ---- the request
-
-
-async def test_a_watch_lists_first_then_yields_one_event_a_line_and_its_errors_are_those_of_requests() -> None:
-    requests: list[dict[str, str]] = []
-    large = node("n2", 2, annotations={"images": "x" * 300_000})
-
-    async def handle(request: web.Request) -> web.StreamResponse:
-        assert request.path == "/api/v1/nodes"
-        requests.append(dict(request.query))
-        if len(requests) == 1:
-            return web.json_response({"metadata": {"resourceVersion": "3"}, "items": [node("n0")]})
-        if len(requests) > 2:
-            return web.json_response({"message": "nodes is forbidden"}, status=403)
-        stream = web.StreamResponse()
-        await stream.prepare(request)
-        for raw in (node("n1"), large):
-            await stream.write(json.dumps(event(raw)).encode() + b"\n")
-        return stream
-
-    app = web.Application()
-    app.router.add_get("/{tail:.*}", handle)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    host = f"http://127.0.0.1:{runner.addresses[0][1]}"
-    api = KubeClient(client.ApiClient(client.Configuration(host=host)), None)
-    try:
-        listed = [event(node("n0"), "ADDED"), LISTED]
-        assert [e async for e in api.watch(NODES, "")] == [*listed, event(node("n1")), event(large)]
-        with pytest.raises(Refused, match="nodes is forbidden"):
-            await anext(api.watch(NODES, "7"))
-    finally:
-        await api.close()
-        await runner.cleanup()
-    assert [query.get("resourceVersion") for query in requests] == [None, "3", "7"]
-    assert [query.get("allowWatchBookmarks") for query in requests] == [None, "true", "true"]
-
-
-async def test_an_api_server_without_a_response_is_unclear() -> None:
-    api = KubeClient(client.ApiClient(client.Configuration(host="http://127.0.0.1:1")), None)
-    with pytest.raises(Unclear, match="watch nodes"):
-        await anext(api.watch(NODES, "7"))
-    await api.close()
