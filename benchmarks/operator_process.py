@@ -89,15 +89,19 @@ class OperatorProcess:
 
         Empty before it serves its metrics.
         """
+        return self.parse(await self.metrics())
+
+    async def metrics(self) -> str:
+        """Return its metrics; empty before it serves them. RuntimeError: it has ended."""
         assert self._process is not None
         if self._process.poll() is not None:
             raise RuntimeError(f"the operator has ended: {self.log_end()}")
         try:
             url = f"http://{ADDRESS}:{self._port}/metrics"
             async with aiohttp.ClientSession() as session, session.get(url) as response:
-                return self.parse(await response.text())
+                return await response.text()
         except aiohttp.ClientConnectionError:
-            return Counter()
+            return ""
 
     async def wait_until_quiet(self, timeout: float) -> Requests:
         """Wait until it has nothing to do, and return its requests since its start. TimeoutError."""

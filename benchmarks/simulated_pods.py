@@ -149,11 +149,18 @@ class SimulatedPods:
             self._failures.append(error)
 
     async def _watch_jobs(self) -> None:
-        async for kind, job in self.api.watch(jobs_path(self.namespace)):
-            if kind == "DELETED":
-                self.jobs.pop(job["metadata"]["name"], None)
-            else:
-                self.jobs[job["metadata"]["name"]] = job
+        while True:
+            try:
+                async for kind, job in self.api.watch(jobs_path(self.namespace)):
+                    if kind == "DELETED":
+                        self.jobs.pop(job["metadata"]["name"], None)
+                    else:
+                        self.jobs[job["metadata"]["name"]] = job
+            except RequestRefusedError as error:
+                if error.status not in (404, 429):
+                    raise
+                self.jobs.clear()  # the definition has been deleted, and may come back
+                await asyncio.sleep(POLL_SECONDS)
 
     async def _watch_pods(self) -> None:
         async for kind, pod in self.api.watch(self.pods_path, self.selector):

@@ -30,7 +30,7 @@ FIRST_RETRY_SECONDS = 1.0
 """Seconds until a failed watch is tried again, before jitter; each further failure doubles it."""
 LONGEST_RETRY_SECONDS = 60.0
 SHORT_WATCH_SECONDS = 5.0
-"""A watch that ends earlier and without an event counts as a failure, because the next one may end as early."""
+"""A watch that lasts so long or has an event works. One that ends before that may be followed by others."""
 MAX_WATCH_FAILURE = 120.0
 """Seconds for which a watch may fail until the operator is not ready, if it fails in all namespaces."""
 _GONE = 410
@@ -82,7 +82,7 @@ class Watch:
         self._api = api
         self._namespace = namespace
         self._clock = clock
-        self._heard = clock()
+        self._answered = clock()
         self._version = ""
         """The resourceVersion from which to watch on; empty: list first."""
         self._failures = 0
@@ -99,7 +99,7 @@ class Watch:
     @property
     def age(self) -> float:
         """Seconds since the API server last answered it: with a list, with the begin of a watch, or with an event."""
-        return self._clock() - self._heard
+        return self._clock() - self._answered
 
     @property
     def failing_for(self) -> float:
@@ -109,7 +109,7 @@ class Watch:
     async def list(self) -> None:
         """List all objects and take them over; `run` then watches from there on. KubeError: that is not possible."""
         self._version = await self.watched.list(self._api, self._namespace)
-        self._heard = self._clock()
+        self._answered = self._clock()
 
     async def compare(self) -> None:
         """List all objects beside the running watch, and take over what it has missed. KubeError: not possible."""
@@ -150,24 +150,29 @@ class Watch:
         """Watch until the API server or the connection ends it. KubeError: it cannot be opened, or it fails later."""
         w, began = self.watched, self._clock()
         async with self._api.watch(w.resource, self._namespace, self._version, w.selector) as events:
-            began = self._heard = self._clock()
+            began = self._answered = self._clock()
             if not self._failed_open:
                 self._recover()
             self._failed_open = True  # until it has proved to work
-            async for event in events:
-                self._heard = self._clock()
-                if text(event, "type") == "ERROR":
-                    status = mapping(event, "object")
-                    raise error_from(integer(status, "code"), status, f"watch {w.resource.plural}")
-                self._prove()
-                if text(event, "type") != "BOOKMARK":
-                    await self._handle(event)
-                self._version = text(event, "object", "metadata", "resourceVersion") or self._version
-        lasted = self._clock() - began
-        if lasted >= SHORT_WATCH_SECONDS:
+            lasting = asyncio.get_running_loop().call_later(SHORT_WATCH_SECONDS, self._prove)
+            try:
+                await self._take_over(events)
+            finally:
+                lasting.cancel()
+        if self._failed_open:
+            seconds = self._clock() - began
+            raise KubeError(f"watch {w.resource.plural}: it ended after {seconds:.1f} s without an event")
+
+    async def _take_over(self, events: AsyncIterator[dict[str, Any]]) -> None:
+        async for event in events:
+            self._answered = self._clock()
+            if text(event, "type") == "ERROR":
+                status = mapping(event, "object")
+                raise error_from(integer(status, "code"), status, f"watch {self.watched.resource.plural}")
             self._prove()
-        elif self._failed_open:
-            raise KubeError(f"watch {w.resource.plural}: it ended after {lasted:.1f} s without an event")
+            if text(event, "type") != "BOOKMARK":
+                await self._handle(event)
+            self._version = text(event, "object", "metadata", "resourceVersion") or self._version
 
     async def _handle(self, event: dict[str, Any]) -> None:
         try:

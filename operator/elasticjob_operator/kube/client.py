@@ -276,7 +276,7 @@ def _json(data: bytes) -> dict[str, Any]:
     try:
         answer = json.loads(data)
     except ValueError:
-        return {"message": data[:200].decode(errors="replace")}
+        return {"message": data[:200].decode(errors="replace").strip()}
     return answer if isinstance(answer, dict) else {}
 
 

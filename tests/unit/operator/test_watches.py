@@ -284,6 +284,23 @@ async def test_watches_that_end_at_once_or_by_an_error_are_no_busy_loop(
     assert len([record for record in caplog.records if "works again" in record.message]) == 1
 
 
+async def test_a_watch_without_events_works_once_it_has_lasted(
+    server: Server, cache: WatchCache, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bookmarks come once a minute, and not from each API server."""
+    monkeypatch.setattr(watches, "SHORT_WATCH_SECONDS", 0.05)
+    server.batches[PODS, None] = [[], []]
+    made = watch_all(server, cache, clock)
+    await made.list_first()
+    works = asyncio.Event()
+    monkeypatch.setattr(watches.log, "warning", lambda line, *_: works.set() if "works again" in line else None)
+    running = asyncio.create_task(made.run())
+    await asyncio.wait_for(works.wait(), 20.0)
+    assert clock.delays == [1.0, 2.0]
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+
+
 # ---- each namespace on its own
 
 
