@@ -28,7 +28,7 @@ async def listen():
     found = {"store": await StoreServer().start(), "wrapper": store_server.serve(0)}
     found["health"], found["probes"], found["metrics"] = 8101, 8102, 8103
     assert await serve_health({HEALTH_PORT_VARIABLE: "8101"}, str, str)
-    await probes.serve_probes(8102, float, float)
+    await probes.serve_probes(8102, float, float, str)
     metrics.serve_metrics(8103)
     for name, port in found.items():
         for host in sys.argv[1:]:
