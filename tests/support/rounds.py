@@ -159,10 +159,16 @@ class Job:
             self.advance(self.state.settings.last_call_timeout)
         self.started(*indices)
 
-    def fail(self, index: int, kind: FailureClass = FailureClass.USER_ERROR, incarnation: int = 0) -> None:
+    def fail(
+        self,
+        index: int,
+        kind: FailureClass = FailureClass.USER_ERROR,
+        incarnation: int = 0,
+        exception: str = "ValueError",
+    ) -> None:
         start = self.start_of(index, incarnation)
         pod = f"j-{index}-{incarnation}"
-        failure = Failure(kind, pod, self.now, rank=start.rank, exit_code=1, exception="ValueError")
+        failure = Failure(kind, pod, self.now, rank=start.rank, exit_code=1, exception=exception)
         self.send(index, WorkersFailed(start.round, failure), incarnation)
 
     def succeed(self, *indices: int) -> None:

@@ -11,13 +11,14 @@ import yaml
 from prometheus_client import Counter
 from prometheus_client.metrics import MetricWrapperBase
 
-from elasticjob.contract.names import Env
+from elasticjob.contract.names import FINAL_EXCEPTIONS, Env
 from elasticjob_operator import metrics, settings
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 REFERENCE = (REPOSITORY / "docs/reference.md").read_text()
 OPERATOR = "".join(file.read_text() for file in (REPOSITORY / "operator").rglob("*.py"))
-OPERATOR += (REPOSITORY / "agent/elasticjob/contract/failure_text.py").read_text()
+for shared in ("failure_text", "names"):
+    OPERATOR += (REPOSITORY / f"agent/elasticjob/contract/{shared}.py").read_text()
 TESTS = "".join(
     file.read_text()
     for folder in ("unit", "e2e", "integration", "support")
@@ -52,7 +53,7 @@ def test_the_reasons_that_the_operator_writes_are_documented() -> None:
     outcomes = re.findall(r'JobOutcome\(\s*(?:True|False),\s*"(\w+)"', OPERATOR)
     assert len(written) > 20
     assert len(outcomes) > 5
-    assert {*written, *outcomes} - REASONS - {"Finished", "Suspended"} == set()
+    assert {*written, *outcomes, *FINAL_EXCEPTIONS.values()} - REASONS - {"Finished", "Suspended"} == set()
 
 
 def test_the_events_that_the_operator_records_are_documented() -> None:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from pathlib import Path
 
 from elasticjob.contract.messages import StartRound
 from elasticjob.contract.names import Backend, Env, RoundId
 
+IN_WORKERS = "elasticjob/agent/start_workers/in_workers"
+"""Folder of the patches of torch for each Python below a worker, in that of this package."""
 NCCL_ERRORS = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
 NAME_LOOKUPS = "timeout:1 attempts:5"
 """The resolver's options. torch looks up the name of each host to which it connects, only for its log, and a rank waits
@@ -48,6 +51,7 @@ def worker_env(
         "TORCHELASTIC_ERROR_FILE": error_file,
         Env.AGENT_SOCKET: agent_socket,
         Env.ROUND: start.round,
+        Env.WORLD: f"{start.rank + local_rank}/{start.world_size}",
     }
     if start.master_addr:  # without it, a process group outside of the function fails at once, ahead of the round
         env |= {"MASTER_ADDR": start.master_addr, "MASTER_PORT": start.master_port}
@@ -109,10 +113,11 @@ def node_env(base: Mapping[str, str], local_world_size: int, code_root: str) -> 
 
     Options of the resolver (RES_OPTIONS) are left out where `base` sets them.
     `code_root` is the folder of this package. It comes last on PYTHONPATH, so that scripts can `import elasticjob` in
-    images that do not have it installed.
+    images that do not have it installed. The patches of torch come first.
     """
     env = dict(base)
-    env["PYTHONPATH"] = os.pathsep.join([*filter(None, [env.get("PYTHONPATH")]), code_root])
+    path = [str(Path(code_root) / IN_WORKERS), *filter(None, [env.get("PYTHONPATH")]), code_root]
+    env["PYTHONPATH"] = os.pathsep.join(path)
     if local_world_size > 1:
         env.setdefault("OMP_NUM_THREADS", "1")
     env.setdefault("RES_OPTIONS", NAME_LOOKUPS)

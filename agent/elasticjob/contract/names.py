@@ -120,6 +120,10 @@ class Env:
     """Round that the worker was started for; `BEFORE_ROUNDS` if it was started ahead of one."""
     STACK_DUMP_FILE = "ELASTICJOB_STACK_DUMP_FILE"
     """File to which a worker dumps the stacks of its threads on STACK_DUMP_SIGNAL, if it may be asked to."""
+    WORLD = "ELASTICJOB_WORLD"
+    """`RANK/WORLD_SIZE` of the worker: a process group of another size or rank ends the job."""
+    SHIMS = "ELASTICJOB_SHIMS"
+    """The agent's folder of shims; unset without them."""
     DETECT_HANGS = "ELASTICJOB_DETECT_HANGS"
     """1 if the job has a hangPolicy: each worker reports the steps of its optimizers, and can dump its stacks."""
     SET_BY_USER = "ELASTICJOB_SET_BY_USER"
@@ -166,6 +170,11 @@ class ExitCode(IntEnum):
     """A newer pod has this index, or the job no longer needs this node."""
     LEFT = 143
     """The node was drained (SIGTERM), and left its round in good order."""
+
+
+FINAL_EXCEPTIONS = {"SeparateWorldError": "TrainsApart", "CommandError": "CommandRefused"}
+"""Exceptions of a worker that no restart can mend, by type name, and the reason with which the job fails at once: its
+ranks would train apart from each other, or a launcher in its command cannot be run."""
 
 
 def script_left_file(error_file: str) -> str:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Mapping
 from typing import Any
 
+from elasticjob.contract.names import Env
 from elasticjob.inprocess.socket_store import SocketStore
 from elasticjob.inprocess.state import State
 from elasticjob.inprocess.store_mixin import StoreMixin
@@ -34,7 +36,7 @@ class Environment:
 
     def prepare(self, state: State, store: StoreMixin) -> None:
         """Set the ranks; on active rank 0, serve the store of the process groups. Before the iteration barrier."""
-        os.environ.update(state.distributed_variables())
+        _set_ranks(state.distributed_variables())
         if state.active_rank == 0:
             from elasticjob.inprocess.store import serve_process_groups
 
@@ -56,7 +58,7 @@ class Environment:
     def restore(self, state: State) -> None:
         """Set all variables for what follows the call: the rank among all ranks, and the launcher's address."""
         self.close_store()
-        os.environ.update(RANK=str(state.rank), WORLD_SIZE=str(state.world_size))
+        _set_ranks({"RANK": str(state.rank), "WORLD_SIZE": str(state.world_size)})
         for name, value in self._before.items():
             if value is None:
                 os.environ.pop(name, None)
@@ -68,3 +70,10 @@ class Environment:
         if isinstance(store, SocketStore):
             return master if master and store.connection.is_local else store.connection.own_address
         return master if master and state.initial_rank == 0 else socket.gethostname()
+
+
+def _set_ranks(variables: Mapping[str, str]) -> None:
+    """Set RANK and WORLD_SIZE, and below an agent its own variable for them, by which it checks process groups."""
+    os.environ.update(variables)
+    if Env.WORLD in os.environ:
+        os.environ[Env.WORLD] = f"{variables['RANK']}/{variables['WORLD_SIZE']}"

@@ -6,9 +6,11 @@ when it is first used. In a round, all other ranks would wait for that.
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -16,6 +18,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 from torch.nn.parallel import DistributedDataParallel
 
+from elasticjob.contract.names import Env
 from elasticjob.inprocess.kernels import load_kernels
 
 GPU_TIMEOUT = 60.0
@@ -37,7 +40,8 @@ def warm_up() -> bool:
     gpu = _gpu()
     try:
         backend = "cpu:gloo,cuda:nccl" if gpu is not None and gpu.type == "cuda" else "gloo"
-        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+        with _any_world():
+            dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
         group = dist.group.WORLD
         with torch.random.fork_rng(devices=[]):
             models = [torch.nn.Linear(4, 4, dtype=torch.float32, device="cpu") for _ in range(2)]
@@ -46,6 +50,17 @@ def warm_up() -> bool:
     except Exception as error:
         _report(str(error))
         return True
+
+
+@contextmanager
+def _any_world() -> Iterator[None]:
+    """Permit a process group that is not that of a round."""
+    world = os.environ.pop(Env.WORLD, None)
+    try:
+        yield
+    finally:
+        if world is not None:
+            os.environ[Env.WORLD] = world
 
 
 def _warm_up_gpu(model: torch.nn.Module, gpu: torch.device, group: Any) -> bool:

@@ -30,6 +30,7 @@ from elasticjob.contract.messages import (
     RoundEnded,
     SuccessPolicy,
 )
+from elasticjob.contract.names import FINAL_EXCEPTIONS
 from elasticjob.contract.text import with_noun
 from elasticjob.diagnosis import HANG_GRACE, root_cause
 from elasticjob.rendezvous import confirmation, planned_end, restart_delay
@@ -214,16 +215,17 @@ def conclude_round(state: CoordinatorState, now: float) -> RoundDecision | None:
     fatal_hang = hang and ended.charged and state.settings.hang_action is HangAction.FAIL_JOB
     ended = ended if fatal_hang else _apply_failure_rules(state, ended)
     failed_by_rule = ended.action is FailureAction.FAIL_JOB
-    job_failed = (
-        fatal_hang or failed_by_rule or (ended.charged and state.charged_at(ended.time) >= state.settings.max_restarts)
-    )
+    final = FINAL_EXCEPTIONS.get(ended.failure.exception, "") if ended.failure is not None else ""
+    at_once = fatal_hang or failed_by_rule or bool(final)
+    job_failed = at_once or (ended.charged and state.charged_at(ended.time) >= state.settings.max_restarts)
     ended = replace(ended, charged=ended.charged and not job_failed)
     stop = now - round_.ending.since
     stop = stop if state.shortest_stop is None else min(stop, state.shortest_stop)
     state = replace(confirmation.record_ended_round(state, round_), shortest_stop=stop)
     state = add_ended_round(replace(state, round=None, joiners_since=None), ended)
     if job_failed:
-        reason = "HangDetected" if fatal_hang else "FailurePolicyRule" if failed_by_rule else "MaxRestartsExceeded"
+        by_rule = "FailurePolicyRule" if failed_by_rule else ""
+        reason = "HangDetected" if fatal_hang else by_rule or final or "MaxRestartsExceeded"
         return _declare_outcome(
             state, Outcome.FAILED, reason, ended.failure, _describe_job_failure(state, ended, reason)
         )
@@ -361,6 +363,8 @@ def _describe_job_failure(state: CoordinatorState, ended: RoundEnded, reason: st
         return f"failurePolicy rule {ended.rule} matched: {ended.message}"
     if reason == "HangDetected":
         return f"training hung and hangPolicy.action is FailJob; last failure: {ended.message}"
+    if reason in FINAL_EXCEPTIONS.values():
+        return f"no restart can mend this: {ended.message}"
     settings = state.settings
     within = f" within {settings.restart_window:g} s" if settings.restart_window else ""
     restarts = f"{state.charged_at(ended.time)} of {with_noun(settings.max_restarts, 'restart')}{within}"

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from elasticjob.contract.messages import FailureClass, HangAction, Outcome, SuccessPolicy
+from elasticjob.contract.names import FINAL_EXCEPTIONS
 from elasticjob.contract.text import with_noun
 from elasticjob_operator.actions import DeleteGang, DeleteJob, DeletePod, DeleteService, EventRecord
 from elasticjob_operator.manifests.names import nodes_service, store_service
@@ -130,6 +131,9 @@ def _failed(ctx: ReconcileContext, budget: Budget) -> JobOutcome:
         advice = _advise("correct the cause, or change spec.failurePolicy.rules")
         message = f"{matched}. The rule has the action FailJob. {advice}"
         return JobOutcome(False, "FailurePolicyRule", message, ctx.now, record)
+    if (final := FINAL_EXCEPTIONS.get(str(record.get("exception", "")) if record else "")) is not None:
+        message = f"no restart can mend this{cause}. {_advise('change the command as the message says')}"
+        return JobOutcome(False, final, message, ctx.now, record)
     within = f" within {ctx.spec.restart_window} s" if ctx.spec.restart_window else ""
     restarts = f"{budget.counted} of {with_noun(ctx.spec.max_restarts, 'restart')}{within}"
     advice = _advise("correct the cause, or allow more restarts with spec.failurePolicy.maxRestarts")

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from elasticjob.agent.worker_environment import node_env, torchrun_env, worker_env
+from elasticjob.agent.worker_environment import IN_WORKERS, node_env, torchrun_env, worker_env
 from elasticjob.contract.messages import StartRound
 from elasticjob.contract.names import BEFORE_ROUNDS, RoundId
 from elasticjob.contract.reserved_variables import RESERVED_PREFIX, RESERVED_VARIABLES
@@ -39,6 +39,7 @@ def test_a_workers_environment_is_torchruns() -> None:
         "TORCHELASTIC_ERROR_FILE": "/e",
         "ELASTICJOB_AGENT_SOCKET": "/s",
         "ELASTICJOB_ROUND": "1.0.3",
+        "ELASTICJOB_WORLD": "3/6",
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": "3",
     }
 
@@ -68,9 +69,12 @@ def test_the_users_options_of_the_resolver_win() -> None:
     assert node_env({"RES_OPTIONS": ""}, 1, "/code")["RES_OPTIONS"] == ""
 
 
-@pytest.mark.parametrize(("before", "after"), [({}, "/code"), ({"PYTHONPATH": "/users"}, "/users:/code")])
-def test_this_package_comes_last_on_pythonpath(before: dict[str, str], after: str) -> None:
-    assert node_env(before, 1, "/code")["PYTHONPATH"] == after
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [({}, ":/code"), ({"PYTHONPATH": "/users"}, ":/users:/code")],
+)
+def test_patches_of_torch_come_first_on_pythonpath_and_this_package_last(before: dict[str, str], after: str) -> None:
+    assert node_env(before, 1, "/code")["PYTHONPATH"] == f"/code/{IN_WORKERS}{after}"
 
 
 def torchrun_variables(base: dict[str, str]) -> dict[str, str]:

@@ -172,6 +172,22 @@ def test_a_rule_of_the_coordinator_fails_the_job() -> None:
     assert "FailurePolicyMatched" in events_of(p)
 
 
+def test_what_no_restart_can_mend_has_its_own_reason() -> None:
+    seen = observed(rounds=(by_rule(FailureAction.FAIL_JOB),))
+    assert seen.link.report is not None
+    apart = replace(failure(), exception="SeparateWorldError", message="it would train apart from the others")
+    (ended_round,) = seen.link.report.ended_rounds
+    ended_round = replace(ended_round, failure=apart, rule="", action=None)
+    finished = replace(
+        seen.link.report, phase=RoundPhase.FINISHED, outcome=Outcome.FAILED, failure=apart, ended_rounds=(ended_round,)
+    )
+    p = run(replace(seen, link=link(finished)))
+    assert reasons_of(p)["FailureTarget"] == ("True", "TrainsApart")
+    target = conditions_of(p)["FailureTarget"]["message"]
+    assert "no restart can mend this; last failure: rank 0 in bert-0-0 on n1 failed: SeparateWorldError" in target
+    assert "change the command as the message says" in target
+
+
 def test_the_rule_is_known_from_a_termination_message_if_the_store_is_lost() -> None:
     message = "failurePolicy rule theirs matched: rank 0 in bert-0-0 failed: exit code 2"
     termination = Termination(Outcome.FAILED, "FailurePolicyRule", RoundId(1, 0, 1), message)

@@ -363,6 +363,17 @@ def test_agents_get_the_sentence_of_the_condition_when_the_job_fails() -> None:
     assert job.finished(0) == Finish(Outcome.FAILED, "MaxRestartsExceeded", message)
 
 
+@pytest.mark.parametrize(
+    ("exception", "reason"), [("SeparateWorldError", "TrainsApart"), ("CommandError", "CommandRefused")]
+)
+def test_what_no_restart_can_mend_fails_the_job_at_once(exception: str, reason: str) -> None:
+    job = job_of(0, 1)
+    job.fail(1, exception=exception)
+    job.stopped(0, 1)
+    message = f"no restart can mend this: rank 1 in j-1-0 failed: {exception}"
+    assert job.finished(0) == Finish(Outcome.FAILED, reason, message)
+
+
 def test_a_lost_node_is_not_charged_though_collectives_broke_first() -> None:
     job = job_of(0, 1, 2)
     job.fail(0, FailureClass.COLLECTIVE_FAILED)

@@ -25,10 +25,10 @@ from elasticjob.agent.start_workers.command import (
 )
 from elasticjob.agent.start_workers.fork_server_client import ForkServerClient, ForkServerError, program_fields
 from elasticjob.agent.start_workers.fork_trust import COLD_REASON, FAILED_AT_ONCE, ForkTrust
-from elasticjob.agent.start_workers.libuv import WITHOUT_LIBUV, has_libuv
+from elasticjob.agent.start_workers.libuv import has_libuv
 from elasticjob.agent.start_workers.shim_callers import RunInFork, ShimCaller
 from elasticjob.agent.start_workers.shim_server import CannotForkError, ShimServer, likely_python
-from elasticjob.contract.names import early_variable_file
+from elasticjob.contract.names import Env, early_variable_file
 from elasticjob.contract.text import printable
 from elasticjob.contract.untrusted_file import read_regular_file
 from elasticjob.loop_errors import background_task
@@ -152,14 +152,13 @@ class Launcher:
             libuv = await has_libuv(python, self._env)
         if not libuv:
             self._env.setdefault("USE_LIBUV", "0")
-            before = self._env.get("PYTHONPATH")
-            self._env["PYTHONPATH"] = os.pathsep.join([WITHOUT_LIBUV, *([before] if before else [])])
         if self._fork_server is not None and command is None:
             message = self._make_shims(interpreter, f"{message}, for {interpreter} inside {self._command.argv[0]}")
         elif self._fork_server is None and (interpreter := self._torchrun_in_shell()):
             message = self._make_shims(interpreter, message)
         if self._shims is not None:
             self._env["PATH"] = os.pathsep.join([str(self._shims.folder), self._env.get("PATH", os.defpath)])
+            self._env[Env.SHIMS] = str(self._shims.folder)
         elif self._fork_server is not None and command is not None and self._torchruns_workers and is_torchrun(command):
             message = self._make_torchrun_shims(command, message)
         return message

@@ -7,10 +7,7 @@ import os
 import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
-WITHOUT_LIBUV = str(Path(__file__).parent / "without_libuv")
-"""Folder for PYTHONPATH of workers that start by exec with a torch that lacks libuv."""
 _FIND_LIBUV = """
 import importlib.util, glob, mmap, os
 spec = importlib.util.find_spec("torch")

@@ -50,6 +50,7 @@ from elasticjob.agent.start_workers.fork_server.preload_learning import (
     report_imports_at_first_step,
 )
 from elasticjob.agent.start_workers.fork_server.torch_backends import find_backends
+from elasticjob.agent.start_workers.in_workers import sitecustomize
 
 MAX_DESCRIPTORS = 250
 """Of one message; the kernel's limit is 253."""
@@ -94,6 +95,7 @@ def main() -> None:
     with self_test.import_environment(), recorded_reads(read):
         missing = self_test.import_modules(config["preload"])
         import_own_modules(code_root)
+        sitecustomize.load()
         find_backends()
         result = self_test.check_threads() or self_test.check_gpus() or self_test.run_self_test()
     result |= {"seconds": round(time.monotonic() - started, 3), "missing": missing}

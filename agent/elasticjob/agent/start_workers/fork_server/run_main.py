@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from elasticjob.agent.start_workers.fork_server import early_variables
-from elasticjob.agent.start_workers.without_libuv import sitecustomize
+from elasticjob.agent.start_workers.in_workers import sitecustomize
 from elasticjob.contract.names import Env, RoundId, script_end_file, script_left_file
 from elasticjob.training.process_end import clean_up, end_at_once
 
@@ -93,7 +93,7 @@ def run_program(command: Program, read: frozenset[str] = frozenset(), preloaded:
     succeeds and leaves a process group.
     """
     set_process_title(command.argv)
-    _disable_libuv()
+    _patch_torch()
     _report_heartbeats()
     _dump_stacks_ahead()
     _set_launch_directory()
@@ -116,12 +116,7 @@ def run_program(command: Program, read: frozenset[str] = frozenset(), preloaded:
 
 def _start_by_exec(command: Program) -> early_variables.ProcessStart:
     """Return how this process would run the command without a fork server."""
-    environment = dict(os.environ)
-    if environment.get("USE_LIBUV") == "0":
-        before = environment.get("PYTHONPATH")
-        folder = os.path.dirname(sitecustomize.__file__)  # noqa: PTH120
-        environment["PYTHONPATH"] = os.pathsep.join([folder, *([before] if before else [])])
-    return early_variables.ProcessStart([sys.executable, *command.argv[1:]], environment, str(Path.cwd()))
+    return early_variables.ProcessStart([sys.executable, *command.argv[1:]], dict(os.environ), str(Path.cwd()))
 
 
 class _End(NamedTuple):
@@ -211,9 +206,9 @@ def _dump_stacks_ahead() -> None:
             enable_stack_dumps()
 
 
-def _disable_libuv() -> None:
-    """Make torch create stores without libuv if the agent found that this torch has none: see `without_libuv`."""
-    if os.environ.get("USE_LIBUV") == "0":
+def _patch_torch() -> None:
+    """Patch torch as `sitecustomize` does in a worker that starts by exec."""
+    if Env.WORLD in os.environ or os.environ.get("USE_LIBUV") == "0":
         sitecustomize.install()
 
 

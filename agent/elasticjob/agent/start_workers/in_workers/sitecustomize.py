@@ -1,0 +1,103 @@
+"""Patch torch in each Python below a worker, when torch is imported; without torch nothing is done.
+
+Python imports a module named sitecustomize at its start. This one also imports the sitecustomize that it hides.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from collections.abc import Callable
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+
+PATCHES = {
+    "torch.distributed.rendezvous": ("without_libuv.create_without_libuv", "stages.separate_stages"),
+    "torch.distributed.elastic.rendezvous.c10d_rendezvous_backend": ("without_libuv.create_without_libuv",),
+    "torch.distributed.distributed_c10d": ("one_world.check_groups",),
+    "torch.distributed.launcher.api": ("launchers.replace_agent",),
+}
+"""The functions of this folder's modules that patch a module of torch."""
+PACKAGE = "_elasticjob_in_workers"
+"""The name of this folder as a package, which no program has."""
+
+
+def install() -> None:
+    """Patch torch's modules that are imported already, and the others when they are imported."""
+    sys.meta_path.insert(0, _Finder())
+    for name in PATCHES:
+        if (module := sys.modules.get(name)) is not None:
+            _patch(name, module)
+
+
+def load() -> None:
+    """Import all modules of this folder, ahead of need."""
+    for patches in PATCHES.values():
+        for patch in patches:
+            _function(patch)
+
+
+def _patch(name: str, module: ModuleType) -> None:
+    for patch in PATCHES[name]:
+        _function(patch)(module)
+
+
+def _function(patch: str) -> Callable[[ModuleType], None]:
+    """Return a function of a module of this folder, which is on no path."""
+    if PACKAGE not in sys.modules:
+        here = os.path.dirname(__file__)  # noqa: PTH120
+        package = os.path.join(here, "__init__.py")  # noqa: PTH118
+        spec = importlib.util.spec_from_file_location(PACKAGE, package, submodule_search_locations=[here])
+        assert spec is not None  # noqa: S101
+        sys.modules[PACKAGE] = importlib.util.module_from_spec(spec)
+    module, _, name = patch.partition(".")
+    found: Callable[[ModuleType], None] = getattr(importlib.import_module(f"{PACKAGE}.{module}"), name)
+    return found
+
+
+class _Finder(MetaPathFinder):
+    """Finds the modules by the other finders, and wraps their loaders."""
+
+    def __init__(self) -> None:
+        self._finding = ""
+
+    def find_spec(self, name: str, path: Any = None, target: ModuleType | None = None) -> ModuleSpec | None:
+        if name not in PATCHES or name == self._finding:
+            return None
+        self._finding = name
+        spec = importlib.util.find_spec(name)
+        self._finding = ""
+        if spec is not None and spec.loader is not None:
+            spec.loader = _Loader(spec.loader)
+        return spec
+
+
+class _Loader(Loader):
+    def __init__(self, inner: Loader) -> None:
+        self._inner = inner
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        return self._inner.create_module(spec)
+
+    def exec_module(self, module: ModuleType) -> None:
+        self._inner.exec_module(module)
+        _patch(module.__name__, module)
+
+
+def _import_hidden() -> None:
+    here = os.path.dirname(__file__)  # noqa: PTH120
+    sys.path[:] = [entry for entry in sys.path if entry != here]
+    this_module = sys.modules.pop(__name__)
+    try:
+        importlib.import_module(__name__)
+    except ImportError:
+        sys.modules[__name__] = this_module
+
+
+if __name__ == "sitecustomize":
+    if "ELASTICJOB_WORLD" in os.environ or os.environ.get("USE_LIBUV") == "0":  # else there is nothing to patch
+        install()
+    _import_hidden()

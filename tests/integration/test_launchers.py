@@ -1,0 +1,148 @@
+"""Launchers below a pod's command train in the one world of the job, or the job fails with what to write instead."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support.local_run import LocalRun, manifest
+
+TORCHRUN = str(Path(sys.executable).with_name("torchrun"))
+
+TRAIN = """
+import os, sys, torch, torch.distributed as dist
+dist.init_process_group("gloo")
+ranks = torch.tensor([1.0])
+dist.all_reduce(ranks)
+print("trained", *sys.argv[1:], "as", dist.get_rank(), "of", int(ranks.item()), flush=True)
+dist.destroy_process_group()
+"""
+"""Each rank says in which world it has trained."""
+DRIVER = """
+import subprocess, sys
+sys.exit(subprocess.call([sys.executable, "-m", "torch.distributed.run", "--standalone", "train.py"]))
+"""
+IN_PROCESS = """
+import sys
+from torch.distributed.run import main
+main(["--standalone", "--nproc-per-node", "1", "train.py", "in", "process"])
+"""
+FUNCTION = """
+import os
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+def train(word):
+    import torch.distributed as dist
+    dist.init_process_group("gloo")
+    print("trained", word, "as", dist.get_rank(), "of", dist.get_world_size(), flush=True)
+    dist.destroy_process_group()
+    return word
+
+for word in ("first", "second"):
+    config = LaunchConfig(min_nodes=1, max_nodes=1, nproc_per_node=1, rdzv_backend="c10d", rdzv_endpoint="localhost:0")
+    assert elastic_launch(config, train)(word) == {int(os.environ["RANK"]): word}
+"""
+OWN_RANKS = """
+import os, subprocess, sys
+ranks = [
+    subprocess.Popen(
+        [sys.executable, "train.py"],
+        env=os.environ | {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": sys.argv[1],
+                          "TORCHELASTIC_USE_AGENT_STORE": "False"},
+    )
+    for rank in range(2)
+]
+sys.exit(max(rank.wait() for rank in ranks))
+"""
+"""Starts ranks of its own on each node, as deepspeed and composer do."""
+HELPERS = TRAIN.replace(
+    "dist.destroy_process_group()",
+    """
+import subprocess
+code = "import torch.distributed as d; d.init_process_group('gloo', store=d.HashStore(), rank=0, world_size=1)"
+code += "; print('helper ran', flush=True); d.destroy_process_group()"
+subprocess.run([sys.executable, "-c", code], check=True)
+dist.destroy_process_group()
+""",
+)
+"""A rank that trains and starts a helper with a group of its own, as an inference engine does."""
+
+
+def run_job(folder: Path, command: list[str], **spec: Any) -> LocalRun:
+    """Start a job of two nodes with one worker each; scripts are in `folder`."""
+    for name, text in {
+        "train.py": TRAIN, "driver.py": DRIVER, "in_process.py": IN_PROCESS, "function.py": FUNCTION,
+        "own_ranks.py": OWN_RANKS, "helpers.py": HELPERS,
+        "stage.sh": f"#!/bin/bash\nset -e\n{TORCHRUN} --standalone train.py from a file\n",
+    }.items():  # fmt: skip
+        (folder / name).write_text(text)
+    (folder / "stage.sh").chmod(0o755)
+    return LocalRun(manifest(command, replicas=2, **spec), folder)
+
+
+COLD: list[str] = []
+WARM = ["torch"]
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize(
+    ("command", "preload", "words"),
+    [
+        (["bash", "-c", f"{TORCHRUN} --standalone --nproc_per_node=1 train.py by path"], WARM, ["by path"]),
+        (["./stage.sh"], COLD, ["from a file"]),
+        ([sys.executable, "driver.py"], WARM, [""]),
+        ([sys.executable, "in_process.py"], COLD, ["in process"]),
+        ([sys.executable, "function.py"], WARM, ["first", "second"]),
+        (["bash", "-c", "torchrun train.py one && torchrun --standalone train.py two"], WARM, ["one", "two"]),
+        (["bash", "-c", f"python train.py one; {TORCHRUN} train.py two"], COLD, ["one", "two"]),
+    ],
+    ids=["full path", "script file", "subprocess", "in process", "function", "two torchruns", "mixed"],
+)
+def test_a_launcher_trains_in_the_world_of_the_job(
+    command: list[str], preload: list[str], words: list[str], tmp_path: Path
+) -> None:
+    with run_job(tmp_path, command, preload=preload) as run:
+        assert run.exit_code() == 0, run.text
+    for word in words:
+        for rank in range(2):
+            assert f"trained {word} as {rank} of 2".replace("  ", " ") in run.text
+    assert run.text.count("trained") == 2 * len(words), run.text
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize(
+    ("command", "preload", "reason", "message"),
+    [
+        ([sys.executable, "own_ranks.py", "29777"], WARM, "TrainsApart", "it would train apart from the others"),
+        (["bash", "-c", f"{TORCHRUN} --nproc-per-node=4 train.py"], COLD, "TrainsApart", "set spec.nprocPerNode: 4"),
+        (["bash", "-c", "torchrun --nproc-per-node=4 train.py"], WARM, "CommandRefused", "set spec.nprocPerNode: 4"),
+    ],
+    ids=["own ranks", "number, full path", "number"],
+)
+def test_what_would_train_apart_fails_the_job_at_once(
+    command: list[str], preload: list[str], reason: str, message: str, tmp_path: Path
+) -> None:
+    with run_job(tmp_path, command, preload=preload, failurePolicy={"maxRestarts": 3}) as run:
+        assert run.exit_code() != 0, run.text
+    assert f"({reason})" in run.text, run.text
+    assert message in run.text, run.text
+    assert "trained" not in run.text, run.text
+    assert "0 restarts" in run.text, run.text
+
+
+@pytest.mark.torch
+def test_what_a_worker_that_trains_starts_may_form_groups_of_its_own(tmp_path: Path) -> None:
+    with run_job(tmp_path, [sys.executable, "helpers.py"], preload=WARM) as run:
+        assert run.exit_code() == 0, run.text
+    assert run.text.count("helper ran") == 2
+
+
+@pytest.mark.torch
+def test_a_script_that_means_it_may_train_apart(tmp_path: Path) -> None:
+    command = ["env", "ALLOW_SEPARATE_WORLDS=1", TORCHRUN, "--standalone", "--nproc-per-node=1", "train.py"]
+    with run_job(tmp_path, command) as run:
+        assert run.exit_code() == 0, run.text
+    assert run.text.count("as 0 of 1") == 2
