@@ -51,7 +51,7 @@ class Guardian:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if kind is None:
-            with suppress(BrokenPipeError):  # somebody has killed the guardian
+            with suppress(BrokenPipeError):  # the guardian was killed
                 os.write(self._writer, ENDED)
         os.close(self._writer)
         try:

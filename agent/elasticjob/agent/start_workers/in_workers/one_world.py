@@ -56,7 +56,7 @@ def check_world(rank: int, size: int) -> None:
 
 
 def fail(message: str) -> None:
-    """Raise SeparateWorldError with this message; the agent gets it, whoever catches it."""
+    """Raise SeparateWorldError with this message; the agent gets it even if the script catches it."""
     path = os.environ.get("TORCHELASTIC_ERROR_FILE")
     if path and not os.path.exists(path):  # noqa: PTH110
         extra = {"py_callstack": f"SeparateWorldError: {message}", "timestamp": str(int(time.time()))}
