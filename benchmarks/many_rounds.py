@@ -13,6 +13,7 @@ import re
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -31,6 +32,9 @@ DEADLINE = 60.0
 SAMPLES, SAMPLE_INTERVAL = 20, 0.02
 """How often the processes are read for one result, which has the lowest numbers, and the seconds in between: a round
 that begins or ends holds more for a moment."""
+SETTLE_TIMEOUT = 60.0
+"""Seconds for what has grown at the end to become less again: on a busy machine the store buffers, for some seconds,
+reports that `elasticjob run` has had no time to read."""
 ROUNDS_SLACK = 4
 """Descriptors, threads or files by which two results may differ."""
 MEMORY_SLACK = 8 << 10
@@ -81,6 +85,11 @@ class ManyRounds:
             stderr=subprocess.STDOUT,
         )  # fmt: skip
         self._log: list[str] = []
+        self._round = 0
+        self._changed = threading.Condition()
+        # It always reads: a run that waits until its output is read does not read the store's reports.
+        self._reader = threading.Thread(target=self._read_output, daemon=True)
+        self._reader.start()
 
     def _job(self, nodes: int, workers: int) -> dict[str, object]:
         command = [sys.executable, str(self._folder / "end.py"), str(self._folder / "stop")]
@@ -95,21 +104,35 @@ class ManyRounds:
         return {"apiVersion": "elasticjob.dev/v1alpha1", "kind": "ElasticJob", "metadata": metadata, "spec": spec}
 
     def until_round(self, number: int) -> None:
-        """Read the output until this round runs. RuntimeError: the job has ended."""
+        """Wait until this round runs. RuntimeError: the job has ended."""
+        with self._changed:
+            while self._round < number:
+                if not self._reader.is_alive():
+                    raise RuntimeError(f"the job has ended before round {number}:\n{''.join(self._log)}")
+                self._changed.wait(1)
+
+    def _read_output(self) -> None:
         assert self._process.stdout is not None
         for line in self._process.stdout:
-            self._log = [*self._log[-20:], line]
-            if (match := _ROUND.search(line)) and int(match[1]) >= number:
-                return
-        raise RuntimeError(f"the job has ended before round {number}:\n{''.join(self._log)}")
+            with self._changed:
+                self._log = [*self._log[-20:], line]
+                if match := _ROUND.search(line):
+                    self._round = int(match[1])
+                    self._changed.notify_all()
 
     def held(self) -> dict[str, Held]:
         """Return what the processes hold, by what they are, and what there is of files as `files`."""
         result = self._held_now()
         for _ in range(SAMPLES):
             time.sleep(SAMPLE_INTERVAL)
-            now = self._held_now()
-            result = {name: held.lowest(result.get(name, held)) for name, held in now.items()}
+            result = _lowest(result, self._held_now())
+        return result
+
+    def held_without_growth(self, before: dict[str, Held]) -> dict[str, Held]:
+        """Return `held` once nothing is more than `before`, and what is more all through SETTLE_TIMEOUT."""
+        result, deadline = self.held(), time.monotonic() + SETTLE_TIMEOUT
+        while any(growth(before, result)) and time.monotonic() < deadline:
+            result = _lowest(result, self.held())
         return result
 
     def _held_now(self) -> dict[str, Held]:
@@ -124,14 +147,18 @@ class ManyRounds:
     def finish(self) -> None:
         """Let the job succeed. RuntimeError: it failed."""
         (self._folder / "stop").touch()
-        output, _ = self._process.communicate(timeout=DEADLINE)
-        if self._process.returncode:
-            raise RuntimeError(f"the job has failed:\n{output[-2000:]}")
+        if self._process.wait(DEADLINE):
+            self._reader.join(DEADLINE)
+            raise RuntimeError(f"the job has failed:\n{''.join(self._log)}")
 
     def close(self) -> None:
         if self._process.poll() is None:
             self._process.kill()
             self._process.wait()
+
+
+def _lowest(before: dict[str, Held], now: dict[str, Held]) -> dict[str, Held]:
+    return {name: held.lowest(before.get(name, held)) for name, held in now.items()}
 
 
 def _kind(pid: int) -> str | None:
@@ -177,7 +204,7 @@ def run(rounds: int, *, first: int = FIRST, nodes: int = 2, workers: int = 2) ->
             job.until_round(first)
             before = job.held()
             job.until_round(rounds)
-            after = job.held()
+            after = job.held_without_growth(before)
             seconds = time.monotonic() - began
             job.finish()
         finally:
