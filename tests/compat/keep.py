@@ -1,7 +1,7 @@
 """Keep the code of a released version for the tests of this folder: `python tests/compat/keep.py [COMMIT]`.
 
-Run it at each release, and commit the archive. It holds what runs in a cluster and the definition of an ElasticJob: the
-tests let that version talk to today's.
+Run it at each release, and commit the archive. It holds what runs in a cluster, the definition of an ElasticJob, and
+the page that lists its conditions: the tests let that version talk to today's, and compare the rest.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 FOLDER = Path(__file__).parent
-KEPT = ("agent/elasticjob", "operator/elasticjob_operator", "crds/elasticjobs.yaml")
+KEPT = ("agent/elasticjob", "operator/elasticjob_operator", "crds/elasticjobs.yaml", "docs/reference.md")
 LEFT_OUT = (
     *(f"agent/elasticjob/{name}" for name in ("convert", "data", "frameworks", "inprocess", "local", "torchrun")),
     *(f"agent/elasticjob/training/{name}" for name in ("replicated", "sharded")),

@@ -27,6 +27,7 @@ from elasticjob_operator.model.observed import Child, Children, Job, LinkView, O
 from elasticjob_operator.model.pods import AVOIDED_NODES, FAILED_STARTS, Pod, parse_pod
 from elasticjob_operator.model.raw import timestamp
 from elasticjob_operator.plan import Plan, plan
+from support.condition_table import undocumented
 
 NOW = 1_800_000_000.0
 UID = "11111111-2222-3333-4444-555555555555"
@@ -230,9 +231,11 @@ def without_standby(observed: Observed) -> Observed:
 
 def run(observed: Observed, now: float = NOW) -> Plan:
     """Return the plan of an operator whose image is `IMAGE`. Fail if the API server would drop or refuse a part of the
-    status."""
+    status, or if a condition is not as docs/reference.md says."""
     decided = plan(observed, IMAGE, now)
-    assert decided.status is None or find_mistakes(STATUS_SCHEMA, decided.status) == []
+    if decided.status is not None:
+        assert find_mistakes(STATUS_SCHEMA, decided.status) == []
+        assert undocumented(decided.status, observed.job.status.raw) == set()
     return decided
 
 

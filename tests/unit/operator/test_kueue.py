@@ -300,7 +300,8 @@ def test_a_job_that_trains_says_so_once() -> None:
 
 @pytest.mark.parametrize("succeeded", [True, False])
 def test_the_workload_of_a_job_that_has_ended_is_finished_once_its_pods_have_ended(succeeded: bool) -> None:
-    declared = condition("SuccessCriteriaMet" if succeeded else "FailureTarget")
+    kind, reason = ("SuccessCriteriaMet", "SuccessPolicy") if succeeded else ("FailureTarget", "DeadlineExceeded")
+    declared = condition(kind, reason=reason)
     queue = view(RESERVED, ADMITTED, admitted=2)
     ends = [worker(0, **ended(0)), worker(1, **ended(0))]
     over = run(running(queue, *ends, conditions=[declared]))

@@ -154,7 +154,7 @@ async def test_an_operator_that_reaches_no_store_leaves_those_whose_kubelets_rep
     assert left
     for name in left:
         shown = cluster.condition(name)
-        assert (shown["status"], shown["reason"]) == ("Unknown", "StoreUnreachable")
+        assert (shown["type"], shown["status"], shown["reason"]) == ("RendezvousReady", "Unknown", "StoreUnreachable")
         assert "its own network may be the cause" in shown["message"]
         assert f"reports {name}-rdzv-0 as ready" in shown["message"]
         assert "failures and restarts since then are unknown" in shown["message"]

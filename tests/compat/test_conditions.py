@@ -1,0 +1,15 @@
+"""The conditions that a released version documents keep their types, statuses and reasons."""
+
+from __future__ import annotations
+
+import pytest
+
+from compat.versions import VERSIONS, code_of
+from support.condition_table import DOCUMENTED, documented_conditions
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_no_condition_of_a_released_version_is_gone(version: str) -> None:
+    released = documented_conditions((code_of(version) / "docs/reference.md").read_text())
+    assert len(released) > 40
+    assert released - DOCUMENTED == set()

@@ -1,0 +1,104 @@
+"""Conditions as docs/reference.md lists them: each state is asserted in a test, and these have no other one."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from elasticjob.contract.messages import FailureClass
+from elasticjob_operator.model.observed import Observed, Refusal, RefusalReason
+from support.condition_table import DOCUMENTED, undocumented
+from support.operator_build import (
+    NOW,
+    condition,
+    conditions_of,
+    elastic,
+    ended,
+    failure,
+    gathering,
+    job,
+    reasons_of,
+    report,
+    round_ended,
+    run,
+    status,
+    steady,
+    worker,
+)
+
+TESTS = Path(__file__).resolve().parents[2]
+TRAINED = {"rendezvousRound": 1, "rendezvous": {"incarnation": 0, "standby": 1, "round": "1.0.1"}}
+
+
+def texts_of_tests() -> Iterator[str]:
+    """Yield the text of each test function of the operator and of the cluster, with its decorators."""
+    for folder in ("unit/operator", "e2e", "api_server"):
+        for file in sorted((TESTS / folder).glob("test_*.py")):
+            text = file.read_text()
+            for node in ast.walk(ast.parse(text)):
+                if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and node.name.startswith("test_"):
+                    first = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
+                    yield "\n".join(text.splitlines()[first - 1 : node.end_lineno])
+
+
+TEXTS = [*texts_of_tests()]
+
+
+@pytest.mark.parametrize(("kind", "status_", "reason"), sorted(DOCUMENTED))
+def test_one_test_names_the_condition_with_its_reason(kind: str, status_: str, reason: str) -> None:
+    assert status_ in ("True", "False", "Unknown")
+    assert any(f'"{kind}"' in text and f'"{reason}"' in text for text in TEXTS), "no test has both"
+
+
+def test_a_condition_without_a_row_in_the_reference_is_found() -> None:
+    written = {"conditions": [condition("Running", reason="WorldFormed"), condition("Running", reason="Other")]}
+    assert undocumented(written, {}) == {("Running", "True", "Other")}
+    assert undocumented(written, written) == set()
+    assert undocumented({"conditions": [condition("OfALaterVersion")]}, {}) == set()
+
+
+@pytest.mark.parametrize("reason", [RefusalReason.INVALID_SPEC, RefusalReason.NAME_TAKEN])
+def test_a_refused_pod(reason: RefusalReason) -> None:
+    refused = {"bert-1-0": Refusal(reason, "no", NOW + 5, NOW)}
+    one = steady(workers=(worker(0),), last_report=report(worker(0)))
+    trains = replace(one, job=job(status=status(**TRAINED), **elastic(1, 2, 2)), refusals=refused)
+    assert reasons_of(run(trains))["Running"] == ("True", "WorldFormed")
+    assert reasons_of(run(trains))["FullyScaled"] in {("False", "InvalidSpec"), ("False", "NameTaken")}
+    assert reasons_of(run(trains))["FullyScaled"][1] == reason.value
+    blocked = replace(one, refusals=refused, link=replace(one.link, report=gathering(worker(0))))
+    assert reasons_of(run(blocked))["Running"] == ("False", reason.value)
+
+
+def test_a_job_that_is_scaled_down() -> None:
+    pods = tuple(worker(index) for index in range(3))
+    known = status(incarnations="0,0,0", targetReplicas=3, **TRAINED)
+    p = run(replace(steady(workers=pods, last_report=report(*pods)), job=job(status=known, **elastic(2, 3, 2))))
+    assert reasons_of(p)["FullyScaled"] == ("False", "ScalingDown")
+
+
+@pytest.mark.parametrize("suspended", [True, False], ids=["suspended", "finished"])
+def test_a_job_that_does_not_run(suspended: bool) -> None:
+    before = [condition("Restarting", reason="WorkerFailed"), condition("RendezvousReady", reason="StoreAvailable")]
+    end = [] if suspended else [condition("SuccessCriteriaMet", reason="AllAgentsSucceeded")]
+    known = status(conditions=[*before, *end], **TRAINED)
+    pods = tuple(worker(index, **ended(0)) for index in range(2))
+    found = reasons_of(run(Observed(job=job(status=known, suspend=suspended), workers=pods)))
+    reason = "Suspended" if suspended else "Finished"
+    assert {kind: found[kind] for kind in ("RendezvousReady", "Running", "FullyScaled")} == dict.fromkeys(
+        ("RendezvousReady", "Running", "FullyScaled"), ("False", reason)
+    )
+    assert found["Restarting"] == ("False", "Suspended" if suspended else "WorldFormed")
+
+
+def test_a_restart_because_a_node_is_unhealthy() -> None:
+    unhealthy = failure("bert-0-0", kind=FailureClass.DEVICE_UNHEALTHY, exception="", signal="")
+    rounds = (round_ended(1, failure=unhealthy),)
+    pods = (worker(0), worker(1))
+    observed = steady(workers=pods, last_report=gathering(*pods, ended_rounds=rounds))
+    p = run(replace(observed, job=job(status=status(**TRAINED))))
+    assert reasons_of(p)["Restarting"] == ("True", "DeviceUnhealthy")
+    assert conditions_of(p)["Restarting"]["message"] != ""
