@@ -56,7 +56,7 @@ def _run_parsed(arguments: Sequence[str]) -> int:
         case "convert":
             from elasticjob.convert.main import main as convert
 
-            return convert(options.manifests, output=options.output, strict=options.strict)
+            return convert(options.manifests, output=options.output, strict=options.strict, version=options.to)
         case "version":
             print(_version())
             return 0
@@ -90,14 +90,21 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--nodes", type=int, metavar="N", help="number of nodes (default: spec.replicas)")
     convert = subcommands.add_parser(
         "convert",
-        help="print Kubeflow's PyTorchJobs and TrainJobs as ElasticJobs",
+        help="print Kubeflow's PyTorchJobs and TrainJobs as ElasticJobs, or ElasticJobs in another API version",
         description="Convert PyTorchJobs (kubeflow.org/v1) and TrainJobs (trainer.kubeflow.org/v1alpha1) to"
-        " ElasticJobs. Standard error gets a note for each field that has no counterpart.",
+        " ElasticJobs, and ElasticJobs to another version of the API. Standard error gets a note for each field that"
+        " has no counterpart.",
         epilog="exit codes: 0 converted, 1 notes with --strict, 2 the input is wrong, 64 a flag is wrong",
         formatter_class=raw,
     )
     convert.add_argument("manifests", nargs="+", metavar="FILE", help="YAML file with jobs; - is standard input")
     convert.add_argument("-o", "--output", metavar="FILE", help="write the ElasticJobs to this file")
+    convert.add_argument(
+        "--to",
+        choices=["v1alpha1", "v1beta1"],
+        default="v1alpha1",
+        help="API version of the ElasticJobs (default: v1alpha1; v1beta1 is a preview that no cluster serves yet)",
+    )
     convert.add_argument("--strict", action="store_true", help="write nothing and exit with 1 if there is a note")
     subcommands.add_parser(
         "agent",

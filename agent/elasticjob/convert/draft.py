@@ -75,7 +75,7 @@ class JobDraft:
 
     def finish(self) -> JsonObject:
         """Return the manifest. ConvertError: a cluster would refuse it; the message is the cluster's."""
-        spec = _in_order(self._spec_schema, self._spec)
+        spec = in_schema_order(self._spec_schema, self._spec)
         job = {"apiVersion": API_VERSION, "kind": KIND, "metadata": self.metadata, "spec": spec}
         checked = {**job, "metadata": {**self.metadata, "name": self._checked_name()}}
         if problems := find_problems(checked):
@@ -122,14 +122,14 @@ def _short_name(name: str) -> str:
     return f"{name[: MAX_NAME - _HASH - 1].rstrip('-')}-{digest}"
 
 
-def _in_order(schema: Schema, value: JsonObject) -> JsonObject:
+def in_schema_order(schema: Schema, value: JsonObject) -> JsonObject:
     """Return the fields in the schema's order. The pod template keeps the order of the input."""
     known = schema.get("properties", {})
     ordered: JsonObject = {}
     for name in [name for name in known if name in value] + [name for name in value if name not in known]:
         item = value[name]
         nested = isinstance(item, dict) and name != "template" and name in known
-        ordered[name] = _in_order(known[name], item) if nested else item
+        ordered[name] = in_schema_order(known[name], item) if nested else item
     return ordered
 
 

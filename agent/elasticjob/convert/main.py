@@ -6,7 +6,10 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from elasticjob.contract.names import KIND, VERSION
+from elasticjob.convert.api_versions import V1ALPHA1
 from elasticjob.convert.documents import Document, read_documents
+from elasticjob.convert.elasticjob import ELASTICJOB_VERSIONS, convert_elasticjob, in_v1beta1
 from elasticjob.convert.fields import ConvertError, JsonObject, Notes
 from elasticjob.convert.pytorchjob import PYTORCHJOB_VERSION, convert_pytorchjob
 from elasticjob.convert.trainjob import RUNTIME_KINDS, TRAINJOB_VERSION, convert_trainjob
@@ -15,16 +18,18 @@ from elasticjob.convert.yaml_text import manifest_text
 _BAD_INPUT = 2
 _HAS_NOTES = 1
 _VERSIONS = {"PyTorchJob": PYTORCHJOB_VERSION, "TrainJob": TRAINJOB_VERSION}
+_PREVIEW = "elasticjob convert: v1beta1 is a preview that no cluster serves yet: apply the manifest in v1alpha1"
 
 
-def main(paths: Sequence[str], *, output: str | None = None, strict: bool = False) -> int:
+def main(paths: Sequence[str], *, output: str | None = None, strict: bool = False, version: str = VERSION) -> int:
     """Convert the jobs in YAML files and return the exit code. Nothing is written unless all jobs are converted.
 
-    `output`: file for the result; by default it is printed. `strict`: write nothing if there is a note.
+    `output`: file for the result; by default it is printed. `strict`: write nothing if there is a note. `version`: that
+    of the ElasticJobs in the result, `v1alpha1` or `v1beta1`.
     """
     try:
         documents = [document for path in paths for document in read_documents(path)]
-        manifests, notes = convert_documents(documents, ", ".join(paths))
+        manifests, notes = convert_documents(documents, ", ".join(paths), version)
     except ConvertError as error:
         print(f"elasticjob convert: {error}", file=sys.stderr)
         return _BAD_INPUT
@@ -33,6 +38,8 @@ def main(paths: Sequence[str], *, output: str | None = None, strict: bool = Fals
     if strict and notes:
         print("elasticjob convert: there are notes: with --strict nothing is written", file=sys.stderr)
         return _HAS_NOTES
+    if ELASTICJOB_VERSIONS[version] != V1ALPHA1:
+        print(_PREVIEW, file=sys.stderr)
     return _write(manifest_text(manifests), output)
 
 
@@ -48,15 +55,17 @@ def _write(text: str, output: str | None) -> int:
     return 0
 
 
-def convert_documents(documents: Sequence[Document], sources: str) -> tuple[list[JsonObject], list[str]]:
+def convert_documents(
+    documents: Sequence[Document], sources: str, version: str = VERSION
+) -> tuple[list[JsonObject], list[str]]:
     """Return the manifests and the notes. ConvertError names all jobs that cannot be converted.
 
-    `sources`: names of the input, for a message.
+    `sources`: names of the input, for a message. `version`: that of the ElasticJobs in the result.
     """
-    jobs = [document for document in documents if document.kind in _VERSIONS]
+    jobs = [document for document in documents if _is_converted(document, version)]
     if not jobs:
         found = ", ".join(document.title for document in documents) or "nothing"
-        raise ConvertError(f"{sources}: want a PyTorchJob or a TrainJob, found {found}")
+        raise ConvertError(f"{sources}: want a PyTorchJob or a TrainJob, found {found}{_hint(documents, version)}")
     runtimes = [document.content for document in documents if document.kind in RUNTIME_KINDS]
     manifests: list[JsonObject] = []
     lines: list[str] = []
@@ -65,7 +74,7 @@ def convert_documents(documents: Sequence[Document], sources: str) -> tuple[list
         notes = Notes()
         if document in jobs:
             try:
-                manifests += _convert_job(document, runtimes, notes)
+                manifests += _convert_job(document, runtimes, notes, version)
             except ConvertError as error:
                 errors.append(f"{document.source}: {document.title}: {error}")
         elif document.kind not in RUNTIME_KINDS:
@@ -76,7 +85,30 @@ def convert_documents(documents: Sequence[Document], sources: str) -> tuple[list
     return manifests, lines
 
 
-def _convert_job(document: Document, runtimes: Sequence[JsonObject], notes: Notes) -> list[JsonObject]:
+def _is_converted(document: Document, version: str) -> bool:
+    """Return whether the document is a job that the result does not have as it is."""
+    if document.kind == KIND:
+        return document.content.get("apiVersion") != ELASTICJOB_VERSIONS[version]
+    return document.kind in _VERSIONS
+
+
+def _hint(documents: Sequence[Document], version: str) -> str:
+    if not any(document.kind == KIND for document in documents):
+        return ""
+    others = " or ".join(name for name in ELASTICJOB_VERSIONS if name != version)
+    return f", which is in {version} already: --to {others} converts an ElasticJob to another version of the API"
+
+
+def _convert_job(document: Document, runtimes: Sequence[JsonObject], notes: Notes, version: str) -> list[JsonObject]:
+    if document.kind == KIND:
+        return [convert_elasticjob(document.content, version, notes)]
+    converted = _convert_of_kubeflow(document, runtimes, notes)
+    if ELASTICJOB_VERSIONS[version] == V1ALPHA1:
+        return converted
+    return [in_v1beta1(manifest) if manifest["kind"] == KIND else manifest for manifest in converted]
+
+
+def _convert_of_kubeflow(document: Document, runtimes: Sequence[JsonObject], notes: Notes) -> list[JsonObject]:
     wanted = _VERSIONS[document.kind]
     if (version := document.content.get("apiVersion")) != wanted:
         raise ConvertError(f"apiVersion: want {wanted}, got {version!r}")

@@ -71,6 +71,22 @@ def test_strict_writes_nothing_if_there_is_a_note(tmp_path: Path) -> None:
     assert (clean.returncode, names(clean.stdout)) == (0, ["toy"])
 
 
+def test_an_elasticjob_is_converted_to_another_version_and_back(tmp_path: Path) -> None:
+    path = tmp_path / "job.yaml"
+    path.write_text(run("convert", "-", stdin=CLEAN.replace("NAME", "toy")).stdout)
+    beta = run("convert", "--to", "v1beta1", str(path))
+    assert (beta.returncode, beta.stderr.count("\n")) == (0, 1)
+    assert "v1beta1 is a preview that no cluster serves yet" in beta.stderr
+    assert yaml.safe_load(beta.stdout)["apiVersion"] == "elasticjob.dev/v1beta1"
+    back = run("convert", "-", stdin=beta.stdout)
+    assert (back.returncode, back.stdout, back.stderr) == (0, path.read_text(), "")
+    assert run("convert", "-", "--to", "v1beta1", stdin=CLEAN.replace("NAME", "toy")).stdout == beta.stdout
+    same = run("convert", str(path))
+    assert same.returncode == 2
+    assert "ElasticJob toy, which is in v1alpha1 already: --to v1beta1 converts" in same.stderr
+    assert run("convert", "--to", "v2", str(path)).returncode == 64
+
+
 BAD: list[tuple[str, str, str]] = [
     ("not YAML", "kind: [PyTorchJob", "standard input: is not YAML: while parsing a flow sequence"),
     ("a text", "just words", "standard input: want Kubernetes objects, got 'just words'"),
