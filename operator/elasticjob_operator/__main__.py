@@ -10,7 +10,7 @@ import logging
 import signal
 import sys
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from elasticjob.contract.names import GROUP, PLURAL
@@ -19,6 +19,7 @@ from elasticjob.store.open_files import raise_open_file_limit
 from elasticjob_operator import handlers, keys, logs, metrics, probes
 from elasticjob_operator.backoff import doubling_delay
 from elasticjob_operator.controller import Controller
+from elasticjob_operator.defaults_file import DefaultsFile
 from elasticjob_operator.events import Recorder
 from elasticjob_operator.kube import CRDS, KubeApi, KubeError, NotFound, Throttled, Unclear
 from elasticjob_operator.kube.client import KubeClient, NoCluster, connect_cluster
@@ -50,7 +51,7 @@ NEW_OBJECTS = 50_000
 """Objects that are made until Python looks for cycles among them (its default: 700). A list of pods makes millions, and
 none is in a cycle."""
 CRD_NAME = f"{PLURAL}.{GROUP}"
-NEWEST_STATUS_FIELD = "incarnationRanges"
+NEWEST_STATUS_FIELD = "defaults"
 """The field that the CRD's status got last. Without it, the API server would drop what the operator decides, or each
 reconcile would write it again."""
 _STATUS_FIELDS = ("schema", "openAPIV3Schema", "properties", "status", "properties")
@@ -119,6 +120,10 @@ class Operator:
     stop: asyncio.Event
     _queue: WorkQueue[JobKey] | None = None
     _watches: Watches | None = None
+    _defaults: DefaultsFile = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._defaults = DefaultsFile(self.settings.job_defaults)
 
     async def run(self) -> None:
         """Run until `stop` is set; raise an exception where the process must end at once."""
@@ -140,7 +145,8 @@ class Operator:
         port = self.settings.health_port
         runner = await probes.serve_probes(port, oldest_wait, silence, blind) if port else None
         try:
-            await run_until_one_ends(self._run_terms(), self.stop.wait())
+            await self._defaults.read()
+            await run_until_one_ends(self._run_terms(), self._defaults.follow(), self.stop.wait())
         finally:
             if runner is not None:
                 await runner.cleanup()
@@ -204,7 +210,8 @@ class Operator:
         watched = WatchCache(queue.enqueue, kueue=s.kueue, nodes_watched=nodes_watched)
         controller = Controller(
             self.api, job_keys, links, recorder, s.image, s.resync_seconds, clock, watched, s.pod_namespace,
-            s.topology_labels[-1] if s.topology_labels else HOSTNAME, s.label_namespaces,
+            s.topology_labels[-1] if s.topology_labels else HOSTNAME,
+            self._defaults.of, s.label_namespaces,
         )  # fmt: skip
         return queue, links, watched, recorder
 

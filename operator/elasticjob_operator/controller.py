@@ -26,6 +26,7 @@ from elasticjob_operator.kube import JOBS, Conflict, KubeApi, KubeError, NotFoun
 from elasticjob_operator.manifests.names import attempt
 from elasticjob_operator.manifests.placement import HOSTNAME
 from elasticjob_operator.manifests.services import OPERATOR_KEY
+from elasticjob_operator.model.job_defaults import NO_DEFAULTS, JobDefaults
 from elasticjob_operator.model.observed import Job, JobKey, Observed, parse_job
 from elasticjob_operator.model.raw import text
 from elasticjob_operator.model.status import ConditionType
@@ -64,6 +65,8 @@ class Controller:
     """The namespace of this operator's pod; empty if it runs in no pod."""
     placement_label: str = HOSTNAME
     """The label of Nodes within whose values `spec.placement` packs pods, or between which it spreads them."""
+    defaults: Callable[[str], JobDefaults] = lambda namespace: NO_DEFAULTS
+    """Returns the platform's defaults for jobs of a namespace that start now."""
     label_namespaces: bool = False
     """Whether metrics about jobs have their namespace as a label."""
     _leases: NodeLeases = field(init=False)
@@ -100,8 +103,9 @@ class Controller:
         links = self.links.view(key), self.links.standby_view(key)
         queued = bool(self.watched.workloads(memory.uid))
         observed = await observe(
-            self.api, raw, memory, self._leases, *links, self.clock(), queued=queued, see_pod=self.watched.record_pod
-        )
+            self.api, raw, memory, self._leases, *links, self.clock(), queued=queued,
+            current_defaults=self.defaults(key[0]), see_pod=self.watched.record_pod,
+        )  # fmt: skip
         # Not after a read that failed, nor while the names of children are taken: then the next reconcile reads again.
         memory.read_at = now if memory.children is not None else None
         return await self._carry_out(key, raw, observed, self._plan(key, observed), memory)
@@ -111,7 +115,7 @@ class Controller:
         raw, memory, now = self.watched.job(key), self._memories.get(key), self.clock()
         if raw is None:
             return None
-        job = parse_job(raw)
+        job = parse_job(raw, self.defaults(key[0]))
         if memory is None:
             memory = self._first_memory(key, job, now)
         if memory is None or memory.uid != job.uid or memory.read_at is None:

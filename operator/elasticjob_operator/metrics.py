@@ -53,6 +53,9 @@ reconcile_seconds = Histogram(
 )
 reconcile_errors = Counter("elasticjob_reconcile_errors", "Reconciles that raised an error.")
 api_requests = Counter("elasticjob_api_requests", "Requests to the API server.", ["verb", "resource", "code"])
+job_defaults_refused = Gauge(
+    "elasticjob_job_defaults_refused", "Sections of the platform's defaults for jobs that have a mistake."
+)
 queue_depth = Gauge("elasticjob_queue_depth", "Jobs whose next reconcile is due, and that wait for it.")
 queue_wait = Gauge("elasticjob_queue_wait_seconds", "Seconds by which the longest waiting job is overdue.")
 api_silence = Gauge("elasticjob_api_silence_seconds", "Seconds since the last successful response of the API server.")

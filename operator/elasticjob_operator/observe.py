@@ -14,6 +14,7 @@ from elasticjob_operator.job_memory import JobMemory
 from elasticjob_operator.kube import EVENTS, JOBS, PODS, KubeApi, KubeError, NotFound, Refused
 from elasticjob_operator.kube.kueue import find_workload
 from elasticjob_operator.manifests import workload_names
+from elasticjob_operator.model.job_defaults import NO_DEFAULTS, JobDefaults
 from elasticjob_operator.model.observed import (
     Children,
     Job,
@@ -62,14 +63,15 @@ async def observe(
     now: float,
     *,
     queued: bool = False,
+    current_defaults: JobDefaults = NO_DEFAULTS,
     see_pod: Callable[[Raw], None] = lambda raw: None,
 ) -> Observed:
     """Return everything that `plan` needs about this job; `now` is Unix seconds.
 
-    `queued`: the watch has delivered a Workload of the job, whether or not the job has a queue now. `see_pod` is called
-    with each pod that was read.
+    `queued`: the watch has delivered a Workload of the job, whether or not the job has a queue now. `current_defaults`:
+    those of a job that starts now. `see_pod` is called with each pod that was read.
     """
-    job = parse_job(raw)
+    job = parse_job(raw, current_defaults)
     listed, children, _, queue = await asyncio.gather(
         _pods(api, job, see_pod),
         read_children(api, job, memory, now),

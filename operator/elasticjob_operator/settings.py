@@ -50,6 +50,8 @@ class OperatorSettings:
     leader_election: bool = True
     kueue: bool = False
     """Whether Workloads of Kueue are watched."""
+    job_defaults: str = ""
+    """Path of a YAML file with defaults for jobs; empty: there are none."""
     log_level: str = "INFO"
     log_format: str = "json"
     metrics_port: int = 8080
@@ -94,6 +96,7 @@ def parse_settings(argv: Sequence[str] | None, environ: Mapping[str, str] = os.e
         lease_name=options.lease_name,
         leader_election=not options.no_leader_election,
         kueue=options.kueue,
+        job_defaults=options.job_defaults,
         log_level=options.log_level.upper(),
         log_format=options.log_format,
         metrics_port=options.metrics_port,
@@ -160,6 +163,9 @@ def _parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
         action="store_true",
         default=environ.get("ELASTICJOB_KUEUE") == "true",
         help="watch Workloads of Kueue, for jobs with a queue [$ELASTICJOB_KUEUE=true]",
+    )
+    add(
+        "--job-defaults", "ELASTICJOB_JOB_DEFAULTS", "", "YAML file with defaults for what jobs leave open; empty: none"
     )
     levels = ["DEBUG", "INFO", "WARNING", "ERROR"]
     add("--log-level", "LOG_LEVEL", "INFO", "lowest level that is logged", type=str.upper, choices=levels)

@@ -13,6 +13,7 @@ import yaml
 from api_server.conftest import Cluster
 from cluster import build
 from cluster.layout import Layout
+from elasticjob_operator.model.job_defaults import PlatformDefaults, read_platform_defaults
 from elasticjob_operator.settings import OperatorSettings, parse_settings
 
 CHART = Path(__file__).resolve().parents[2] / "charts/elasticjob"
@@ -64,6 +65,11 @@ def test_the_operators_limits_are_values_whose_defaults_are_its_own() -> None:
         ("operator.qps=0", "at '/operator/qps'"),
         ("operator.workers=many", "at '/operator/workers': got string, want integer"),
         ("operator.resyncSecond=5", "additional properties 'resyncSecond' not allowed"),
+        ("jobDefaults.cluster.hangPolicy.progressTimeoutSecond=5", "'progressTimeoutSecond' not allowed"),
+        ("jobDefaults.cluster.hangPolicy.progressTimeoutSeconds=5", "minimum: got 5, want 10"),
+        ("jobDefaults.cluster.failurePolicy.maxRestarts=5", "additional properties 'maxRestarts' not allowed"),
+        ("jobDefaults.namespaces.a.preload=torch", "at '/jobDefaults/namespaces/a/preload': got string, want array"),
+        ("jobDefaults.namespaces.A.preload=null", "'A' does not match pattern"),
         ("podDisruptionBudget.enabled=maybe", "at '/podDisruptionBudget/enabled': got string, want boolean"),
         ("metrics.serviceMonitor.interval=often", "'often' does not match pattern"),
         ("metrics.serviceMonitor.enable=true", "additional properties 'enable' not allowed"),
@@ -73,6 +79,24 @@ def test_a_wrong_value_is_refused_before_anything_is_installed(setting: str, sen
     done = helm("template", "r", str(CHART), "--kube-version", "1.34.0", "--set", setting)
     assert done.returncode != 0
     assert sentence in done.stderr
+
+
+def test_defaults_for_jobs_reach_the_operator_as_a_file_without_a_permission() -> None:
+    cluster = {"hangPolicy": {"progressTimeoutSeconds": 600}, "ttlSecondsAfterFinished": 1209600}
+    team = {"preload": [], "rendezvous": {"store": {"resources": {"limits": {"memory": "1Gi", "cpu": 2}}}}}
+    documents = rendered({"jobDefaults": {"cluster": cluster, "namespaces": {"team-a": team}}})
+    (config,) = [document for document in documents if document["kind"] == "ConfigMap"]
+    found = read_platform_defaults(config["data"]["job-defaults.yaml"], PlatformDefaults())
+    assert found == PlatformDefaults(cluster, {"team-a": team})
+    (deployment,) = [document for document in documents if document["kind"] == "Deployment"]
+    pod = deployment["spec"]["template"]["spec"]
+    (mount,), (volume,) = pod["containers"][0]["volumeMounts"], pod["volumes"]
+    assert volume == {"name": mount["name"], "configMap": {"name": config["metadata"]["name"]}}
+    assert settings_of().job_defaults == f"{mount['mountPath']}/job-defaults.yaml"
+    roles = [document for document in documents if document["kind"] in ("Role", "ClusterRole")]
+    assert "configmaps" not in json.dumps(roles)
+    (empty,) = of_kind("ConfigMap")
+    assert read_platform_defaults(empty["data"]["job-defaults.yaml"], PlatformDefaults()) == PlatformDefaults()
 
 
 def test_evictions_leave_an_operator_and_a_single_one_blocks_no_drain() -> None:

@@ -15,7 +15,14 @@ from compat.versions import TODAY, VERSIONS, code_of
 
 Raw = dict[str, Any]
 MOVED = "0.1.0 has the rule at spec, where a rule cannot see whether the job has finished"
-FIXED_FIELDS = ("template", "rendezvous", "preload", "gang", "successPolicy", "placement")
+OPERATORS = "the operator has the same default, where the platform has no other; what is stored keeps its value"
+SAME_PRELOAD = " == ".join(
+    f"(has({job}.spec.preload) ? {job}.spec.preload : ['torch', 'torch._dynamo'])" for job in ("self", "oldSelf")
+)
+SAME_FIELD = {
+    name: SAME_PRELOAD if name == "preload" else f"self.spec.{name} == oldSelf.spec.{name}"
+    for name in ("template", "rendezvous", "preload", "gang", "successPolicy", "placement")
+}
 SAME_ISOLATION = (
     "(!has(self.spec.networkIsolation) || self.spec.networkIsolation) "
     "== (!has(oldSelf.spec.networkIsolation) || oldSelf.spec.networkIsolation)"
@@ -35,7 +42,9 @@ ACCEPTED = {
     "spec.rendezvous.store.resources: rule !has(self.limits) || !has(self.limits.memory) || "
     "(type(self.limits['memory']) == int ? self.limits['memory'] >= 268435456 : "
     "!quantity(self.limits['memory']).isLessThan(quantity('256Mi')))": RATCHETED,
-    **{f": rule self.spec.{name} == oldSelf.spec.{name} || {SUSPENDED} || {FINISHED}": MOVED for name in FIXED_FIELDS},
+    **{f": rule {same} || {SUSPENDED} || {FINISHED}": MOVED for same in SAME_FIELD.values()},
+    "spec.preload: default": OPERATORS,
+    "spec.elasticPolicy.spares: default": OPERATORS,
     f": rule {SAME_ISOLATION} || {SUSPENDED} || {FINISHED}": MOVED,
     f": rule has(self.spec.elasticPolicy) || {SUSPENDED} || (has(self.spec.replicas) ? self.spec.replicas : 1) == "
     "(has(oldSelf.spec.replicas) ? oldSelf.spec.replicas : has(oldSelf.spec.elasticPolicy) ? "
@@ -43,7 +52,7 @@ ACCEPTED = {
     f": rule !has(oldSelf.status) || !has(oldSelf.status.conditions) || !{ENDED} || "
     "(has(self.spec.replicas) == has(oldSelf.spec.replicas) && "
     f"(!has(self.spec.replicas) || self.spec.replicas == oldSelf.spec.replicas) && ({SUSPENDED} || "
-    f"({' && '.join(f'self.spec.{name} == oldSelf.spec.{name}' for name in FIXED_FIELDS)} && {SAME_ISOLATION})))": (
+    f"({' && '.join(SAME_FIELD.values())} && {SAME_ISOLATION})))": (
         "for replicas, 0.1.0 has the same rule; for the other fields, it has those that have moved"
     ),
 }

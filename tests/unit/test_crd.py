@@ -13,6 +13,7 @@ import yaml
 
 from elasticjob.contract.names import DEFAULT_PORT, GROUP, KIND, PLURAL, VERSION
 from elasticjob_operator.__main__ import NEWEST_STATUS_FIELD
+from elasticjob_operator.model.job_defaults import DEFAULT_FIELDS
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 CRDS = REPOSITORY / "crds"
@@ -78,7 +79,7 @@ def test_a_description_has_the_default_and_the_limits(schema: dict[str, Any], te
 
 def test_the_reference_has_the_defaults_and_limits() -> None:
     reference = (REPOSITORY / "docs/reference.md").read_text()
-    assert generator().with_limits_table(reference, generator().source()) == reference
+    assert generator().with_limits_table(reference) == reference
     assert "| `failurePolicy.maxRestarts` | `3` | from 0 to 10000 |" in reference
 
 
@@ -166,7 +167,7 @@ def test_defaults_are_those_of_the_operator() -> None:
     assert rendezvous["lastCallTimeoutSeconds"] == defaults["last_call_timeout"]
     assert rendezvous["keepAliveIntervalSeconds"] == defaults["keep_alive_interval"]
     assert rendezvous["keepAliveMaxAttempts"] == defaults["keep_alive_attempts"]
-    assert tuple(SPEC["preload"]["default"]) == defaults["preload"]
+    assert tuple(SOURCE["properties"]["spec"]["properties"]["preload"]["x-operator-default"]) == defaults["preload"]
     assert SPEC["stopGraceSeconds"]["default"] == defaults["stop_grace"]
     assert SPEC["restartStrategy"]["default"] == defaults["restart_strategy"].value
     assert SPEC["podReplacementPolicy"]["default"] == defaults["pod_replacement"].value
@@ -187,7 +188,7 @@ LIMITS = {
     "elasticPolicy.maxReplicas": (None, 1, 4096),
     "elasticPolicy.replicaIncrementStep": (1, 1, 4096),
     "elasticPolicy.scaleUpStabilizationSeconds": (30, 0, 3600),
-    "elasticPolicy.spares": (0, 0, 64),
+    "elasticPolicy.spares": (None, 0, 64),
     "elasticPolicy.gracefulShutdownSeconds": (120, 0, 3600),
     "elasticPolicy.faultyScaleDownSeconds": (300, 0, 86400),
     "rendezvous.port": (29400, 1024, 65535),
@@ -260,6 +261,25 @@ def test_the_chart_ships_the_same_crd() -> None:
 
 def test_the_chart_has_the_list_of_reserved_variables_of_the_contract() -> None:
     assert (REPOSITORY / "charts/elasticjob/files/reserved-variables.json").read_text() == generator().reserved_text()
+
+
+def test_the_chart_checks_defaults_for_jobs_by_the_schema_of_the_crd() -> None:
+    crd = yaml.safe_load((CRDS / "elasticjobs.yaml").read_text())
+    values_schema = (REPOSITORY / "charts/elasticjob/values.schema.json").read_text()
+    assert generator().with_defaults_schema(values_schema, crd) == values_schema
+    assert json.loads(values_schema)["definitions"]["jobSpecDefaults"]["properties"]["hangPolicy"]["required"] == [
+        "progressTimeoutSeconds"
+    ]
+
+
+def test_a_field_that_the_platform_may_set_has_no_default_that_the_api_server_fills_in() -> None:
+    for path in DEFAULT_FIELDS:
+        node: Any = CRD["properties"]["spec"]
+        for name in path:
+            node = node["properties"][name]
+        assert "default" not in node, path
+        if path[0] != "template":
+            assert node["description"].endswith("the platform may have another default: see status.defaults."), path
 
 
 def test_the_agent_ships_the_same_schema() -> None:

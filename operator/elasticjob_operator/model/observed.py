@@ -8,6 +8,7 @@ from enum import Enum
 from typing import ClassVar, TypeAlias
 
 from elasticjob.contract.messages import Report
+from elasticjob_operator.model.job_defaults import NO_DEFAULTS, JobDefaults, effective_spec, recorded_defaults
 from elasticjob_operator.model.nodes import NodeWarning
 from elasticjob_operator.model.pods import Pod
 from elasticjob_operator.model.raw import Raw, integer, mapping, moment, objects, text
@@ -47,11 +48,20 @@ class Job:
     """The job's WorkloadPriorityClass; empty without one."""
     queue_elastic: bool = False
     """Whether an admitted job asks the queue for more or less when its size changes."""
+    defaults: JobDefaults = NO_DEFAULTS
+    """Those that `spec` includes: of the execution if there is one, else `current_defaults`."""
+    default_sources: Mapping[str, str] = field(default_factory=dict)
+    """The fields of `spec` that the job leaves open and a default sets, and where the default comes from."""
+    current_defaults: JobDefaults = NO_DEFAULTS
+    """Those of an execution that starts now."""
 
 
-def parse_job(raw: Raw) -> Job:
-    """Return the ElasticJob that the API server returned as `raw`."""
-    spec, error = read_spec(mapping(raw, "spec"))
+def parse_job(raw: Raw, current_defaults: JobDefaults = NO_DEFAULTS) -> Job:
+    """Return the ElasticJob that the API server returned as `raw`. `current_defaults`: those of its namespace now."""
+    recorded = _has_execution(mapping(raw, "status"))
+    defaults = recorded_defaults(mapping(raw, "status")) if recorded else current_defaults
+    complete, sources = effective_spec(mapping(raw, "spec"), defaults)
+    spec, error = read_spec(complete)
     return Job(
         namespace=text(raw, "metadata", "namespace"),
         name=text(raw, "metadata", "name"),
@@ -65,7 +75,22 @@ def parse_job(raw: Raw) -> Job:
         queue=text(raw, "metadata", "labels", QUEUE_LABEL),
         queue_priority=text(raw, "metadata", "labels", QUEUE_PRIORITY_LABEL),
         queue_elastic=text(raw, "metadata", "annotations", ELASTIC_ANNOTATION) == "true",
+        defaults=defaults,
+        default_sources=sources,
+        current_defaults=current_defaults,
     )
+
+
+def _has_execution(status: Raw) -> bool:
+    """Return whether an execution runs or has ended, so that its defaults are in status.
+
+    A suspended job without pods has none: its Workload in a queue already asks for what its next execution will need.
+    """
+    suspended = any(
+        text(c, "type") == "Suspended" and text(c, "status") == "True" for c in objects(status, "conditions")
+    )
+    pods = integer(status, "replicas") + integer(status, "terminating")
+    return "startTime" in status and (pods > 0 or not suspended or "completionTime" in status)
 
 
 def is_owned(raw: Raw, uid: str) -> bool:

@@ -18,6 +18,7 @@ Modules, in reading order:
     node_warnings   machines that are about to end: messages and Events
     conditions      the four conditions of a job that has not ended
     status          the next status
+    execution_defaults  `status.defaults`
     scale           which pods the scale subresource counts
     stragglers      `status.straggler` and its Event
     state_transfer  `status.stateTransfer`

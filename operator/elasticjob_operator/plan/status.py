@@ -18,7 +18,7 @@ from elasticjob_operator.model.status_lists import (
     round_object,
     without_lists,
 )
-from elasticjob_operator.plan import conditions, goodput, state_transfer, stragglers, trainer_status
+from elasticjob_operator.plan import conditions, execution_defaults, goodput, state_transfer, stragglers, trainer_status
 from elasticjob_operator.plan.budget import MAX_OUTAGES, MAX_RECENT_FAILURES
 from elasticjob_operator.plan.capacity import target_replicas
 from elasticjob_operator.plan.conditions import JobContext
@@ -70,6 +70,7 @@ def next_status(job: JobContext, current: dict[ConditionType, Condition], image:
         "rendezvous": _rendezvous(job),
         "incarnations": ",".join(map(str, job.workers.incarnations)),
         "incarnationRanges": incarnation_ranges(job.workers.incarnations),
+        execution_defaults.FIELD: execution_defaults.execution_defaults(job),
         "runtimeImage": _runtime_image(job, image),
         "keyId": next_key_id(ctx.observed, resumes=job.resumes, idle=job.suspended or job.outcome is not None),
         "warmFork": job.world.warm_fork or None,
