@@ -166,6 +166,8 @@ class CreateWorker:
     incarnation: int
     avoid: tuple[str, ...] = ()
     """Nodes on which the pod must not be placed."""
+    spare: bool = False
+    """Whether it is one of the pods beyond the target, which a gang does not count."""
 
 
 @dataclass(frozen=True)

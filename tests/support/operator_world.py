@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncIterator, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import count, islice
 from typing import Any
 
 from elasticjob.contract import codec
@@ -44,6 +45,7 @@ from elasticjob_operator.model.nodes import NodeWarning
 from elasticjob_operator.model.observed import LinkView
 from elasticjob_operator.model.pods import FAILED_STARTS
 from elasticjob_operator.model.raw import moment, timestamp
+from elasticjob_operator.model.status_lists import read_ranges
 from elasticjob_operator.plan import StoreAddress
 
 Raw = dict[str, Any]
@@ -254,10 +256,12 @@ class Store:
         return (self.view.charged if self.view else 0) + sum(e.charged and e.round not in counted for e in self.ended)
 
     def form(self, now: float, minimum: int) -> None:
-        """Form a round of the connected nodes, up to the target."""
-        if self.outcome is None and not self.members and len(self.connected) >= minimum:
+        """Form a round of the connected nodes, up to the target; those that were in the last one stay in it."""
+        last = {pod for pod, round_ in self.last_rounds.items() if round_ == self.round}
+        stay = sorted(self.candidates, key=lambda pod: (pod not in last, pod))
+        if self.outcome is None and not self.members and len(stay) >= minimum:
             self.rounds += 1
-            self.members, self.formed_at = tuple(sorted(self.connected))[: self.target], now
+            self.members, self.formed_at = tuple(stay[: self.target]), now
             self.last_rounds.update(dict.fromkeys(self.members, self.round))
 
     @property
@@ -272,8 +276,14 @@ class Store:
     @property
     def needs_new_round(self) -> bool:
         """Whether a new round would have other members, or another number of them."""
-        missing = set(self.members) - set(self.connected)
-        return bool(self.members) and (bool(missing) or len(self.members) != min(self.target, len(self.connected)))
+        missing = set(self.members) - self.candidates
+        return bool(self.members) and (bool(missing) or len(self.members) != min(self.target, len(self.candidates)))
+
+    @property
+    def candidates(self) -> set[str]:
+        """The connected pods that are not to leave."""
+        leaving = {p.pod for p in self.view.pods if p.state is PodState.DRAINING} if self.view else set()
+        return set(self.connected) - leaving
 
     def end(
         self, reason: EndReason, now: float, failed: str = "", broken: str = "", action: FailureAction | None = None
@@ -704,6 +714,12 @@ def job_status(api: Api) -> Raw:
     """Return the job's status as stored."""
     status: Raw = api.objects[JOBS, "bert"].get("status") or {}
     return status
+
+
+def job_indices(api: Api, pods: int) -> set[int]:
+    """Return which indices the job has, if it has this number of pods."""
+    vacant = read_ranges(job_status(api), "vacantIndices")
+    return set(islice((index for index in count() if index not in vacant), pods))
 
 
 def conditions(api: Api) -> dict[str, str]:

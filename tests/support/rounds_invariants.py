@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from itertools import pairwise
+from itertools import count, islice, pairwise
 
 from elasticjob.agent.machine.state import AgentPhase
 from elasticjob.contract.failure_rules import UNCOUNTED_ACTIONS, FailureAction
@@ -287,9 +287,9 @@ def no_round_exceeds_the_target(before: World, _: Move, after: World) -> bool:
     )
 
 
-def scaling_down_drops_the_highest_indices(before: World, _: Move, after: World) -> bool:
+def scaling_down_drops_surplus_pods(before: World, _: Move, after: World) -> bool:
     """A node beyond the desired number of pods is in a new round only if no other one is left out; the operator
-    deletes only such pods, and those that have a successor."""
+    deletes only pods of indices that the job does not have, and those that have a successor."""
     for s, started in _new_rounds(before, after):
         wanted = s.state.settings.desired_pods
         if _may_have_come_later(before, s):
@@ -301,8 +301,10 @@ def scaling_down_drops_the_highest_indices(before: World, _: Move, after: World)
     deleting = {a.number for a in before.agents if a.deleting}
     newest = {a.index: a.incarnation for a in sorted(after.agents, key=lambda a: a.incarnation)}
     ended = status_outcome(after) is not None
+    free = (index for index in count() if index not in after.operator.parsed.vacant)
+    indices = {*islice(free, after.wanted + after.spares)}
     return ended or not any(
-        a.deleting and a.number not in deleting and a.leaving is False and a.index < after.wanted + after.spares
+        a.deleting and a.number not in deleting and a.leaving is False and a.index in indices
         and newest[a.index] == a.incarnation
         for a in after.agents
     )  # fmt: skip
@@ -756,7 +758,7 @@ INVARIANTS: tuple[Invariant, ...] = (
     a_node_outside_starts_its_processes,
     no_node_keeps_a_broken_result,
     no_round_exceeds_the_target,
-    scaling_down_drops_the_highest_indices,
+    scaling_down_drops_surplus_pods,
     no_leaving_node_joins,
     no_recreated_pod_joins_again,
     a_member_that_leaves_has_its_time,

@@ -1,7 +1,7 @@
 """Gang scheduling: the object that has a gang's size, and how worker pods become members of the gang.
 
-Members are the pods whose index is below the target, their replacements included. Standby nodes and stores are none:
-a scheduler that counted them would place a gang that cannot train.
+Members are the pods of as many lowest indices as the target says, their replacements included. Standby nodes and stores
+are none: a scheduler that counted them would place a gang that cannot train.
 """
 
 from __future__ import annotations
@@ -84,11 +84,11 @@ def _volcano_fields(spec: JobSpec) -> dict[str, str]:
     return {name: value for name, value in fields.items() if value}
 
 
-def join_gang(pod: dict[str, Any], job: Job, spec: JobSpec, index: int) -> None:
-    """Make the worker pod of this index a member of the gang, in place; leave a standby node's pod as it is."""
+def join_gang(pod: dict[str, Any], job: Job, spec: JobSpec, *, spare: bool) -> None:
+    """Make the worker pod a member of the gang, in place; leave a `spare`, one of those beyond the target, as it is."""
     if spec.gang is GangProvider.VOLCANO:
         pod["spec"]["schedulerName"] = pod["spec"].get("schedulerName") or VOLCANO_SCHEDULER
-    if index >= spec.target:
+    if spare:
         return
     if spec.gang is GangProvider.COSCHEDULING:
         pod["metadata"]["labels"][COSCHEDULING_LABEL] = gang_name(job)

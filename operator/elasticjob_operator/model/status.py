@@ -18,7 +18,13 @@ from elasticjob_operator.model.raw import (
     objects,
     text,
 )
-from elasticjob_operator.model.status_lists import read_incarnations, read_indices, read_outages, recorded_round
+from elasticjob_operator.model.status_lists import (
+    read_incarnations,
+    read_indices,
+    read_outages,
+    read_ranges,
+    recorded_round,
+)
 
 LOST_NODE_SECONDS = 86400.0
 """Seconds for which a lost node is avoided at most: by then its kubelet renews its lease again, or Kubernetes has
@@ -114,6 +120,8 @@ class Status:
     raw: Raw = field(default_factory=dict)
     incarnations: tuple[int, ...] = ()
     """For each index ever used, the incarnation of its newest pod."""
+    vacant: frozenset[int] = frozenset()
+    """Indices without a pod, below those that the job kept when it shrank."""
     store_incarnation: int | None = None
     """None until the job has a store."""
     standby_store: int | None = None
@@ -190,6 +198,7 @@ def parse_status(raw: Raw) -> Status:
     return Status(
         raw=raw,
         incarnations=read_incarnations(raw),
+        vacant=read_ranges(raw, "vacantIndices"),
         store_incarnation=_optional(raw, "rendezvous", "incarnation"),
         standby_store=_optional(raw, "rendezvous", "standby"),
         newest_store=max(integer(raw, "rendezvous", name) for name in ("incarnation", "standby", "newest")),

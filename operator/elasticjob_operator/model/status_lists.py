@@ -74,7 +74,12 @@ def read_indices(scaled_down: Raw) -> frozenset[int]:
     """Return the indices in `status.scaledDown`, without what is no index."""
     if isinstance(at(scaled_down, "indices"), str):
         return frozenset(map(whole_number, filter(is_number, text(scaled_down, "indices").split(","))))
-    return frozenset(_indices(objects(scaled_down, "indexRanges")))
+    return read_ranges(scaled_down, "indexRanges")
+
+
+def read_ranges(record: Raw, name: str) -> frozenset[int]:
+    """Return the indices in the ranges at `name`, without what is no range."""
+    return frozenset(_indices(objects(record, name)))
 
 
 def _indices(ranges: Iterable[Raw]) -> Iterator[int]:

@@ -5,6 +5,7 @@ Modules, in reading order:
     reconcile       `plan` itself: combines the decisions of the other modules
     context         the inputs of one reconcile, and `Actions`
     starts          attempts to start the worker pods: how many failed in a row, and when the next one is due
+    indices         which indices have a pod: when a job shrinks, those that do no work go first
     pod_decisions   for each index: keep, create or replace its worker pod
     workers         from these decisions: incarnations, avoided nodes, expected pods, pods to create and to delete
     stores          which store incarnation serves, and whether the operator may confirm it as the only store

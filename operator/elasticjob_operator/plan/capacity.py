@@ -54,7 +54,7 @@ def plan_capacity(ctx: ReconcileContext, world: World) -> Capacity:
     back_off = _plan_back_off(ctx, world)
     if back_off is not None and back_off.since is not None:
         retry_at = _retry_at(ctx, back_off, back_off.since)
-        return Capacity(None, back_off, frozenset(range(ctx.spec.settings.desired_pods)), retry_at, (retry_at,))
+        return Capacity(None, back_off, frozenset(ctx.all_indices), retry_at, (retry_at,))
     scaled_down = _plan_scale_down(ctx, world)
     withdrawn = scaled_down.withdrawn if scaled_down else frozenset()
     requeue_at = (*_scale_down_times(ctx, world, scaled_down), *_back_off_times(ctx, world))
@@ -107,8 +107,9 @@ def _without_room(ctx: ReconcileContext) -> dict[int, float]:
     """
     pods = {pod.index: pod for pod in ctx.current_pods}
     found: dict[int, float] = {}
-    for index, incarnation in enumerate(ctx.status.incarnations[: ctx.spec.settings.desired_pods]):
-        pod = pods.get(index)
+    known = ctx.status.incarnations
+    for index in (index for index in ctx.all_indices if index < len(known)):
+        pod, incarnation = pods.get(index), known[index]
         refusal = ctx.observed.refusals.get(worker_pod(ctx.job.name, index, incarnation))
         if refusal is not None and refusal.reason is RefusalReason.QUOTA_EXCEEDED and not refusal.skipped:
             found[index] = refusal.since
@@ -134,12 +135,15 @@ def _is_short(ctx: ReconcileContext, world: World) -> bool:
 
 
 def _still_missing(ctx: ReconcileContext, world: World) -> frozenset[int]:
-    """Return the missing pods that status names; none if the target has changed since, if one of them has a machine, or
-    if the job is below its minimum, where it needs any node that it can get."""
+    """Return the missing pods that status names; none if the target has grown since, if one of them has a machine, or
+    if the job is below its minimum, where it needs any node that it can get.
+
+    A job that shrinks lets go of missing pods first, and asks for none of those that it still misses.
+    """
     before, desired = ctx.status.scaled_down, ctx.spec.settings.desired_pods
-    if before is None or before.target != ctx.spec.target:
+    if before is None or before.target < ctx.spec.target:
         return frozenset()
-    indices = frozenset(index for index in before.indices if index < desired)
+    indices = before.indices & frozenset(ctx.all_indices)
     below_min = desired - len(indices | _without_room(ctx).keys()) < ctx.spec.min_replicas
     if below_min and not world.formed:
         return frozenset()

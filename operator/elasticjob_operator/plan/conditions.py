@@ -283,8 +283,8 @@ def fully_scaled(job: JobContext) -> Condition:
     """Return whether as many nodes train as the job should have. Missing spares do not make the condition False."""
     if (inactive := _inactive(job)) is not None:
         return inactive
-    target, spares = job.ctx.spec.target, job.ctx.spec.spares
-    surplus = [p for p in job.ctx.observed.workers if p.index >= target + spares and p.end is None]
+    target, spares, indices = job.ctx.spec.target, job.ctx.spec.spares, frozenset(job.ctx.all_indices)
+    surplus = [p for p in job.ctx.observed.workers if p.index not in indices and p.end is None]
     if surplus or job.world.active > target:
         message = f"scaling down to {with_noun(target, 'node')}; pods still to be removed: {len(surplus)}"
         return condition(False, "ScalingDown", message)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import groupby
+from itertools import count, groupby, islice
 
-from elasticjob.contract.messages import Report, RoundEnded
+from elasticjob.contract.messages import NodeReport, Report, RoundEnded
 from elasticjob_operator.actions import Action, EventRecord
 from elasticjob_operator.backoff import growing_interval
 from elasticjob_operator.model.observed import Job, Observed
@@ -49,6 +49,8 @@ class ReconcileContext:
     observed: Observed
     spec: JobSpec
     now: float
+    vacant: frozenset[int] = frozenset()
+    """Indices below the highest one that have no pod, because the job has shrunk (`indices`)."""
     withdrawn: frozenset[int] = frozenset()
     """Indices that have no pod for now, because the cluster has no room (`capacity`)."""
     cordon_spares: int = 0
@@ -78,9 +80,24 @@ class ReconcileContext:
         return tuple(sorted((e for e in ended if charged is None or e.round > charged), key=lambda e: e.round))
 
     @cached_property
+    def all_indices(self) -> tuple[int, ...]:
+        """The indices of the job, in order, those of withdrawn pods included."""
+        return tuple(islice((i for i in count() if i not in self.vacant), self.spec.settings.desired_pods))
+
+    @cached_property
     def indices(self) -> tuple[int, ...]:
         """The indices that should have a pod now."""
-        return tuple(i for i in range(self.spec.settings.desired_pods) if i not in self.withdrawn)
+        return tuple(i for i in self.all_indices if i not in self.withdrawn)
+
+    @cached_property
+    def index_set(self) -> frozenset[int]:
+        """The same as a set."""
+        return frozenset(self.indices)
+
+    @cached_property
+    def reported_nodes(self) -> dict[str, NodeReport]:
+        """The nodes of the store's last report by the name of their pod; empty if it has not reported."""
+        return {node.pod: node for node in (self.report.nodes if self.report else ())}
 
     @cached_property
     def current_pods(self) -> tuple[Pod, ...]:

@@ -41,6 +41,7 @@ _DECISIONS = (
     "scaledDown",
     "suspectNodes",
     "uncountedOutages",
+    "vacantIndices",
 )
 """Fields of the status that say what has been decided, not what is seen."""
 

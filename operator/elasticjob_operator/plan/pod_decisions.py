@@ -24,7 +24,7 @@ from elasticjob_operator.model.observed import RefusalReason
 from elasticjob_operator.model.pods import CONTAINER_LOST, Pod, TrainerEnd
 from elasticjob_operator.model.status import AvoidedNode, ConditionType
 from elasticjob_operator.plan.context import LONGEST_POLL_SECONDS, LOST_GRACE_SECONDS, ReconcileContext
-from elasticjob_operator.plan.scale import last_spares
+from elasticjob_operator.plan.scale import last_indices
 from elasticjob_operator.plan.terminations import pods_to_await
 
 UNCHARGED_EXITS = (ExitCode.LEFT, ExitCode.SUPERSEDED, ExitCode.UNAVAILABLE)
@@ -158,7 +158,7 @@ def _replacing_rule(ctx: ReconcileContext, pod: Pod) -> str:
 
 def _decide_missing(ctx: ReconcileContext, index: int, incarnation: int) -> KeepPod | CreatePod | ReplacePod | AwaitEnd:
     name = worker_pod(ctx.job.name, index, incarnation)
-    if index in ctx.status.withdrawn or _was_beyond(ctx, index):
+    if index in ctx.status.withdrawn or index not in last_indices(ctx):
         return CreatePod(incarnation + 1)
     older = pods_to_await(ctx, index)
     if name in ctx.observed.withheld:
@@ -172,12 +172,6 @@ def _decide_missing(ctx: ReconcileContext, index: int, incarnation: int) -> Keep
     if refusal.reason is RefusalReason.NAME_TAKEN:
         return ReplacePod(f"the name {name} belongs to a pod of another owner")
     return CreatePod(incarnation) if ctx.now >= refusal.retry_at else KeepPod(refusal.retry_at)
-
-
-def _was_beyond(ctx: ReconcileContext, index: int) -> bool:
-    """Return whether the job had no pod of this index at the last status write: it grows, and has lost none."""
-    target = ctx.status.target
-    return target is not None and index >= target + len(last_spares(ctx))
 
 
 def _decide_ended(ctx: ReconcileContext, pod: Pod) -> KeepPod | ReplacePod:

@@ -33,6 +33,7 @@ from elasticjob_operator.plan.conditions import JobContext
 from elasticjob_operator.plan.context import Actions, ReconcileContext
 from elasticjob_operator.plan.cordons import with_cordon_spares
 from elasticjob_operator.plan.event_records import event_records
+from elasticjob_operator.plan.indices import coordinator_settings, with_vacant_indices
 from elasticjob_operator.plan.key_ids import with_key_id
 from elasticjob_operator.plan.node_warnings import ending_pods
 from elasticjob_operator.plan.pod_decisions import decide_pods, still_avoided
@@ -126,8 +127,10 @@ def plan(observed: Observed, image: str, now: float) -> Plan:
     if job.spec is None or (job.spec_error and _is_new(job, job.spec)):
         return _invalid(job, now)
     keyed = with_key_id(observed)
-    ctx = with_cordon_spares(ReconcileContext(keyed, admitted_spec(keyed, job.spec), now))
+    ctx = with_cordon_spares(ReconcileContext(keyed, admitted_spec(keyed, job.spec), now, job.status.vacant))
     already_declared = job_end.declared_outcome(ctx) is not None
+    if not already_declared:
+        ctx = replace(ctx, vacant=frozenset()) if resumes(ctx) else with_vacant_indices(ctx)
     world = read_world(ctx)
     idle = already_declared or is_suspended(ctx) or resumes(ctx) or _names_taken(ctx)
     starts = unchanged_starts(ctx) if idle else plan_starts(ctx, new_round=world.is_new_round)
@@ -293,7 +296,7 @@ def _operator_view(context: JobContext) -> OperatorView:
     return OperatorView(
         lease=0,
         sequence=0,
-        settings=context.ctx.spec.settings,
+        settings=coordinator_settings(context.ctx),
         charged=context.budget.counted,
         charged_since=context.budget.counted_since if context.ctx.spec.restart_window else 0.0,
         charged_round=context.budget.charged_round,

@@ -7,6 +7,7 @@ average. A spare may take the place of any pod, so the selector names the indice
 from __future__ import annotations
 
 import re
+from itertools import count, islice
 
 from elasticjob.contract.messages import RoundPhase
 from elasticjob.contract.names import Label, Role
@@ -34,6 +35,15 @@ def pod_selector(ctx: ReconcileContext, spares: frozenset[int]) -> str:
     """Return `status.selector`."""
     workers = f"{Label.JOB_NAME}={ctx.job.name},{Label.ROLE}={Role.WORKER.value}"
     return f"{workers},{Label.INDEX} notin ({','.join(map(str, sorted(spares)))})" if spares else workers
+
+
+def last_indices(ctx: ReconcileContext) -> frozenset[int]:
+    """Return the indices that the job was to have at the last status write, those of withdrawn pods included as far as
+    status tells their number."""
+    if ctx.status.target is None:
+        return frozenset(range(len(ctx.status.incarnations)))
+    number, vacant = ctx.status.target + len(last_spares(ctx)), ctx.status.vacant
+    return frozenset(islice((index for index in count() if index not in vacant), number))
 
 
 def last_spares(ctx: ReconcileContext) -> set[int]:

@@ -52,6 +52,7 @@ def next_status(job: JobContext, current: dict[ConditionType, Condition], image:
         "phase": _phase(job, current),
         "selector": pod_selector(ctx, spares),
         "targetReplicas": target_replicas(ctx, job.capacity),
+        "vacantIndices": index_ranges(ctx.vacant) or None,
         "scaledDown": _scaled_down(job),
         "backOff": _back_off(job),
         "cordonSpares": ctx.cordon_spares or None,

@@ -57,6 +57,7 @@ def plan_workers(
     incarnations = list(ctx.status.incarnations)
     expected: list[ExpectedPod] = []
     withheld: set[str] = set()
+    spares = frozenset(ctx.all_indices[ctx.spec.target :])
     actions = Actions(requeue_at=_requeue_times(ctx, decisions, avoided))
     for decision in decisions:
         new = _next_incarnation(decision)
@@ -68,7 +69,7 @@ def plan_workers(
             expected += [replace(expected_pod_of(p), state=PodState.DRAINING) for p in older[-1:] if p.end is None]
         elif new is not None:
             name = worker_pod(ctx.job.name, decision.index, new)
-            create = CreateWorker(name, decision.index, new, avoid)
+            create = CreateWorker(name, decision.index, new, avoid, decision.index in spares)
             actions += Actions((create,), _replacement_event(decision, name))
             expected.append(ExpectedPod(decision.index, new, name, PodState.STARTING))
         elif decision.pod is not None and decision.pod.end is None:
@@ -135,9 +136,7 @@ def draining_pods(ctx: ReconcileContext) -> tuple[ExpectedPod, ...]:
 
 def _surplus(ctx: ReconcileContext) -> list[ExpectedPod]:
     """Return the pods whose index should have none, as draining."""
-    return [
-        pod for pod in draining_pods(ctx) if pod.index in ctx.withdrawn or pod.index >= ctx.spec.settings.desired_pods
-    ]
+    return [pod for pod in draining_pods(ctx) if pod.index not in ctx.index_set]
 
 
 def _avoided(
@@ -227,5 +226,4 @@ def _remove(ctx: ReconcileContext, current: set[tuple[int, int]]) -> Actions:
 def _why_removed(ctx: ReconcileContext, pod: Pod) -> str:
     if pod.index in ctx.withdrawn:
         return "the cluster has no room for all pods of the job"
-    beyond = pod.index >= ctx.spec.settings.desired_pods
-    return "its index is beyond the desired number of pods" if beyond else "a newer pod has its index"
+    return "a newer pod has its index" if pod.index in ctx.index_set else "the job needs fewer pods"

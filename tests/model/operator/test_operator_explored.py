@@ -35,6 +35,7 @@ from support.operator_world import (
     Node,
     World,
     conditions,
+    job_indices,
     job_status,
     mark_deleted,
     number,
@@ -445,12 +446,13 @@ class Run:
         assert (NETWORK_POLICIES, "bert") in self.api.objects
         target = self.spec["replicas"]
         running = [p for p in self.workers() if phase(p) == "Running" and "deletionTimestamp" not in p["metadata"]]
-        assert sorted(number(p, Label.INDEX) for p in running) == list(range(target + self.spares))
+        indices = job_indices(self.api, target + self.spares)
+        assert sorted(number(p, Label.INDEX) for p in running) == sorted(indices)
         assert found["Running"] == found["FullyScaled"] == found["RendezvousReady"] == "True"
         assert (job_status(self.api)["active"], job_status(self.api)["standby"]) == (target, self.spares)
         assert job_status(self.api)["targetReplicas"] == job_status(self.api)["replicas"] == target
         members = {store.connected[pod][0] for store in self.world.serving() for pod in store.members}
-        spares = set(range(target + self.spares)) - members
+        spares = indices - members
         outside = f" notin ({','.join(map(str, sorted(spares)))})" if spares else ""
         assert job_status(self.api)["selector"].partition("elasticjob.dev/index")[2] == outside
 

@@ -35,10 +35,10 @@ def gang(**spec: Any) -> Raw:
     return manifests.gang_manifest(built, built.spec)
 
 
-def worker(index: int, **spec: Any) -> Raw:
+def worker(index: int, *, spare: bool = False, **spec: Any) -> Raw:
     built = job(**spec)
     assert built.spec is not None
-    return manifests.worker_pod_manifest(built, built.spec, index, 0, "agent:1")
+    return manifests.worker_pod_manifest(built, built.spec, index, 0, "agent:1", spare=spare)
 
 
 # ---- objects
@@ -109,7 +109,7 @@ def membership(pod: Raw) -> Raw:
 )
 def test_nodes_below_the_target_are_members_and_standby_nodes_are_not(spec: Raw, index: int, expected: Raw) -> None:
     spared = {"elasticPolicy": {"minReplicas": 2, "maxReplicas": 4, "spares": 1}, "replicas": 3}
-    assert membership(worker(index, **spec, **spared)) == expected
+    assert membership(worker(index, spare=index >= 3, **spec, **spared)) == expected
 
 
 # ---- life

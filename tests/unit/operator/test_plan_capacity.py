@@ -128,13 +128,20 @@ def test_the_other_pods_are_asked_for_again_once_the_pending_one_has_a_machine()
     assert "PodReplaced" not in [e.reason for e in p.event_records]
 
 
-@pytest.mark.parametrize(
-    ("name", "replicas", "wanted"), [("up", 5, ["bert-3-1", "bert-4-0"]), ("down", 3, [])], ids=lambda v: str(v)
-)
-def test_a_change_of_replicas_asks_for_all_pods_again(name: str, replicas: int, wanted: list[str]) -> None:
-    p = run(trains(spec_of(1, 5, replicas), *TWO, pending(1, since=NOW), **SCALED))
-    assert created(p) == wanted
-    assert status_of(p)["targetReplicas"] == replicas
+def test_more_replicas_ask_for_all_pods_again() -> None:
+    p = run(trains(spec_of(1, 5, 5), *TWO, pending(1, since=NOW), **SCALED))
+    assert created(p) == ["bert-3-1", "bert-4-0"]
+    assert status_of(p)["targetReplicas"] == 5
+    assert "scaledDown" not in status_of(p)
+
+
+def test_fewer_replicas_do_without_missing_pods_and_ask_for_none() -> None:
+    p = run(trains(spec_of(1, 5, 3), *TWO, pending(1, since=NOW), **SCALED))
+    assert (created(p), deleted(p)) == ([], [])
+    assert status_of(p)["scaledDown"] == {"replicas": 3, "indices": "1"}
+    p = run(trains(spec_of(1, 5, 2), *TWO, pending(1, since=NOW), **SCALED))
+    assert (created(p), deleted(p)) == ([], ["bert-1-0"])
+    assert (status_of(p)["vacantIndices"], status_of(p)["targetReplicas"]) == ([{"first": 1, "last": 1}], 2)
     assert "scaledDown" not in status_of(p)
 
 

@@ -1,0 +1,174 @@
+"""Which pods go when a job shrinks, and which indices it then has."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from elasticjob.contract.messages import PodState
+from elasticjob_operator.actions import CreateWorker, DeletePod
+from elasticjob_operator.model.nodes import NodeWarning
+from elasticjob_operator.model.observed import Children, LinkView, Observed
+from elasticjob_operator.model.pods import Pod
+from elasticjob_operator.model.status_lists import read_ranges
+from elasticjob_operator.plan import Plan
+from support.operator_build import (
+    NOW,
+    Raw,
+    condition,
+    elastic,
+    ended,
+    gathering,
+    job,
+    link,
+    report,
+    run,
+    status,
+    status_of,
+    steady,
+    unschedulable,
+    worker,
+)
+
+
+def pending(index: int) -> Pod:
+    return worker(index, **unschedulable())
+
+
+def resized(replicas: int, *pods: Pod, before: int, members: tuple[int, ...] = (), **fields: Any) -> Observed:
+    """Return a job of `before` pods whose user asks for another number; these indices train, or all running ones."""
+    known = status(**({"incarnations": ",".join("0" * before), "targetReplicas": before} | fields))
+    running = [pod for pod in pods if pod.running]
+    last = report(*running)
+    if members:
+        nodes = tuple(replace(node, member=node.index in members) for node in last.nodes)
+        last = replace(last, nodes=nodes, active=len(members), world_size=len(members))
+    observed = steady(workers=pods, last_report=last)
+    return replace(observed, job=job(status=known, **elastic(1, 8, replicas)))
+
+
+def deleted(p: Plan) -> list[str]:
+    return [a.name for a in p.actions if isinstance(a, DeletePod)]
+
+
+def created(p: Plan) -> list[str]:
+    return [a.name for a in p.actions if isinstance(a, CreateWorker)]
+
+
+def vacant_of(p: Plan) -> str:
+    return ",".join(map(str, sorted(read_ranges(status_of(p), "vacantIndices"))))
+
+
+@pytest.mark.parametrize(
+    ("observed", "gone", "vacant"),
+    [
+        (resized(2, worker(0), worker(1), worker(2), before=3), ["bert-2-0"], None),
+        (resized(2, pending(0), worker(1), worker(2), before=3), ["bert-0-0"], "0"),
+        (resized(2, pending(0), pending(1), worker(2), worker(3), before=4), ["bert-0-0", "bert-1-0"], "0,1"),
+        (resized(2, worker(0), pending(1), worker(2), worker(3), before=4), ["bert-1-0", "bert-3-0"], "1"),
+        (resized(2, worker(0), worker(1), worker(2), before=3, members=(1, 2)), ["bert-0-0"], "0"),
+        (resized(2, worker(0, phase="Pending"), worker(1), worker(2), before=3), ["bert-0-0"], "0"),
+        (resized(2, worker(0), worker(1, deleting=NOW + 9), worker(2), before=3), [], "1"),
+        (resized(1, worker(0), pending(1), worker(2), before=3, members=(2,)), ["bert-0-0", "bert-1-0"], "0,1"),
+        (resized(2, worker(0, phase="Pending"), pending(1), worker(2), before=3), ["bert-1-0"], "1"),
+    ],
+    ids=[
+        "all train", "the first is pending", "two are pending", "one is pending, one trains", "one stands by",
+        "one starts", "one is being deleted", "by use", "one without a node before one that starts",
+    ],
+)  # fmt: skip
+def test_pods_that_do_no_work_go_first(observed: Observed, gone: list[str], vacant: str | None) -> None:
+    p = run(observed)
+    assert deleted(p) == gone
+    assert created(p) == []
+    assert (vacant_of(p) or None) == vacant
+    assert p.operator_view is not None
+    states = {pod.pod: pod.state for pod in p.operator_view.pods}
+    assert all(states[name] is PodState.DRAINING for name in gone)
+
+
+def test_a_pod_that_has_ended_goes_before_one_that_trains() -> None:
+    p = run(resized(2, worker(0, **ended(1)), worker(1), worker(2), before=3))
+    assert (created(p), vacant_of(p)) == ([], "0")
+
+
+def test_of_pods_that_train_one_goes_that_must_leave_its_node() -> None:
+    observed = resized(2, worker(0, node="n5"), worker(1), worker(2), before=3)
+    observed = replace(observed, warnings={"n5": NodeWarning("taint spot")}, nodes_watched=True)
+    p = run(observed)
+    assert (deleted(p), created(p)) == (["bert-0-0"], [])
+
+
+def test_a_pod_whose_agent_is_lost_goes_before_one_that_trains() -> None:
+    observed = resized(2, worker(0), worker(1), worker(2), before=3)
+    lost = replace(observed.link, lost_pods={"bert-0-0": NOW - 1})
+    assert deleted(run(replace(observed, link=lost))) == ["bert-0-0"]
+
+
+def test_without_a_report_pods_without_a_node_go_first() -> None:
+    observed = replace(resized(1, pending(0), worker(1), worker(2), before=3), link=LinkView(since=NOW))
+    assert deleted(run(observed)) == ["bert-0-0", "bert-2-0"]
+
+
+def test_between_rounds_connected_nodes_stay() -> None:
+    pods = (worker(0), worker(1), worker(2))
+    observed = replace(resized(2, *pods, before=3), link=link(gathering(*pods[1:])))
+    assert deleted(run(observed)) == ["bert-0-0"]
+
+
+SHRUNK: Raw = {"incarnations": "0,0,0", "vacantIndices": [{"first": 0, "last": 0}]}
+"""The status of a job whose indices are 1 and 2."""
+
+
+def test_the_coordinator_counts_every_index_of_the_job() -> None:
+    p = run(resized(2, worker(1), worker(2), before=2, **SHRUNK))
+    assert (deleted(p), created(p)) == ([], [])
+    assert p.operator_view is not None
+    settings = p.operator_view.settings
+    assert (settings.target, settings.desired_pods) == (2, 3)
+    assert [(pod.index, pod.state) for pod in p.operator_view.pods] == [(1, PodState.RUNNING), (2, PodState.RUNNING)]
+
+
+def test_a_job_that_grows_takes_vacant_indices_first() -> None:
+    p = run(resized(4, worker(1), worker(2), before=2, **SHRUNK))
+    assert created(p) == ["bert-0-1", "bert-3-0"]
+    assert "vacantIndices" not in status_of(p)
+    assert "PodReplaced" not in [event.reason for event in p.event_records]
+
+
+def test_a_job_that_shrinks_again_keeps_to_the_rule() -> None:
+    p = run(resized(1, pending(1), worker(2), before=2, **SHRUNK))
+    assert (deleted(p), vacant_of(p)) == (["bert-1-0"], "0,1")
+
+
+def test_a_lost_pod_of_such_a_job_is_replaced_under_its_index() -> None:
+    p = run(resized(2, worker(1), worker(2, **ended(1)), before=2, **SHRUNK))
+    assert created(p) == ["bert-2-1"]
+
+
+def test_a_job_without_a_spare_has_gang_members_only() -> None:
+    p = run(resized(2, worker(1), worker(2, **ended(1)), before=2, **SHRUNK))
+    assert [a.spare for a in p.actions if isinstance(a, CreateWorker)] == [False]
+
+
+def test_a_choice_that_status_names_is_not_made_again() -> None:
+    """The operator ended before it deleted the pod; another one has a report that says something else."""
+    observed = resized(2, worker(0), worker(1), worker(2), before=2, members=(0, 1), **SHRUNK)
+    p = run(observed)
+    assert (deleted(p), p.status is None or vacant_of(p)) == (["bert-0-0"], "0")
+
+
+def test_a_resumed_job_begins_at_index_0() -> None:
+    known = status(**SHRUNK, conditions=[condition("Suspended")], rendezvous={"newest": 1})
+    observed = replace(steady(), job=job(status=known, **elastic(1, 8, 2)), workers=(), stores=(), link=LinkView())
+    observed = replace(observed, children=Children())
+    assert "vacantIndices" not in status_of(run(observed))
+
+
+@pytest.mark.parametrize("written", ["0", [1], [{"first": 0}], [{"first": 1, "last": 0}], [{"first": -1, "last": 0}]])
+def test_an_unreadable_list_of_vacant_indices_names_none_that_it_does_not_say(written: object) -> None:
+    listed = [*written, {"first": 2, "last": 3}] if isinstance(written, list) else written
+    found = job(status=status(vacantIndices=listed)).status.vacant
+    assert found == ({2, 3} if isinstance(written, list) else set())
