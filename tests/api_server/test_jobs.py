@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from api_server.conftest import Cluster
+from elasticjob_operator.model.status_lists import incarnation_ranges
 
 
 async def test_a_job_trains_and_a_lost_worker_is_replaced(cluster: Cluster) -> None:
@@ -14,3 +15,8 @@ async def test_a_job_trains_and_a_lost_worker_is_replaced(cluster: Cluster) -> N
     await cluster.pods.until("one restart is counted", restarted, 60)
     assert (await cluster.operator.requests())["get", "secrets"] == 1, "only that of the master key is read"
     assert "one" in cluster.kubectl("get", "ej", "-n", "bench")
+    status = cluster.pods.jobs["one"]["status"]
+    incarnations = [int(number) for number in status["incarnations"].split(",")]
+    assert status["incarnationRanges"] == incarnation_ranges(incarnations)
+    assert status["rendezvous"]["lastRound"]["executionAttempt"] == 1
+    assert [cause["type"] for cause in status["chargedFailures"]] == ["Round"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +12,8 @@ import pytest
 
 from elasticjob.contract.messages import FailureClass
 from elasticjob_operator.model.observed import Observed, Refusal, RefusalReason
-from support.condition_table import DOCUMENTED, undocumented
+from elasticjob_operator.model.status import ConditionType
+from support.condition_table import DOCUMENTED, REFERENCE, undocumented
 from support.operator_build import (
     NOW,
     condition,
@@ -52,6 +54,25 @@ TEXTS = [*texts_of_tests()]
 def test_one_test_names_the_condition_with_its_reason(kind: str, status_: str, reason: str) -> None:
     assert status_ in ("True", "False", "Unknown")
     assert any(f'"{kind}"' in text and f'"{reason}"' in text for text in TEXTS), "no test has both"
+
+
+def test_the_reference_says_what_each_value_of_each_condition_means() -> None:
+    table = REFERENCE.read_text().split("| condition | True | False | Unknown | absent |", 1)[1].split("\n\n", 1)[0]
+    meanings = dict(rows_by_condition(table))
+    assert meanings.keys() == {kind.value for kind in ConditionType} == {kind for kind, _, _ in DOCUMENTED}
+    for kind, status_, _ in DOCUMENTED:
+        column = ("True", "False", "Unknown").index(status_)
+        assert meanings[kind][column] != "-", f"{kind} can be {status_}"
+    for kind, cells in meanings.items():
+        stated = {name for name, cell in zip(("True", "False", "Unknown"), cells, strict=True) if cell != "-"}
+        assert stated == {status_ for other, status_, _ in DOCUMENTED if other == kind}
+
+
+def rows_by_condition(table: str) -> Iterator[tuple[str, list[str]]]:
+    """Yield each condition with the cells of True, False and Unknown."""
+    for line in table.splitlines()[2:]:
+        names, *cells = (cell.strip() for cell in line.strip("|").split("|"))
+        yield from ((name, cells[:3]) for name in re.findall(r"`(\w+)`", names))
 
 
 def test_a_condition_without_a_row_in_the_reference_is_found() -> None:
