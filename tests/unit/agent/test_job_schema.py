@@ -86,8 +86,12 @@ def test_metadata_and_status_of_a_job_in_a_cluster_are_accepted() -> None:
 
 def test_defaults() -> None:
     spec = with_defaults(job_schema(), {**GOOD, "spec": {**GOOD["spec"], "stopGraceSeconds": None}})["spec"]
-    assert (spec["stopGraceSeconds"], spec["rendezvous"]["port"], spec["elasticPolicy"]["spares"]) == (1, 29400, 0)
-    assert spec["preload"] == ["torch", "torch._dynamo"]
+    assert (spec["stopGraceSeconds"], spec["rendezvous"]["port"], spec["elasticPolicy"]["replicaIncrementStep"]) == (
+        1,
+        29400,
+        1,
+    )
+    assert "preload" not in spec, "a cluster's operator supplies it"
 
 
 def test_every_keyword_of_the_schema_is_checked_and_every_rule_is_read() -> None:
