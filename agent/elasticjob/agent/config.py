@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from elasticjob.agent.folders import NodeFolders, find_folders
+from elasticjob.agent.home import home_variables
 from elasticjob.agent.monitoring.step_times import WINDOW
 from elasticjob.agent.reporting.log_options import PREFIX, LogOptions, read_ranks, read_streams
 from elasticjob.agent.reporting.termination_message import TERMINATION_LOG
@@ -65,7 +66,8 @@ class AgentConfig:
     scratch_parent: str
     """Writable folder for the agent's own files."""
     env: Mapping[str, str]
-    """The base of the workers' environment: the agent's without its keys, with TMPDIR where Python finds no folder."""
+    """The base of the workers' environment: the agent's without its keys, with TMPDIR where Python finds no folder, and
+    with HOME and USER where the user has none."""
     logs: LogOptions = field(default_factory=LogOptions)
     step_time_window: float = WINDOW
     event_log_handler: str = "null"
@@ -122,6 +124,7 @@ def read_config(env: Mapping[str, str], options: Mapping[str, str] | None = None
         prefix = f"[{env.get(Env.POD_NAME)}]:"
     host, port = _parse(env, Env.STORE_ENDPOINT, _endpoint)
     folders = _node_folders(env)
+    own_env = {**_DEFAULTS, **env, **folders.worker_env, **home_variables(env, folders.home_parent)}
     interval, attempts = _parse(env, Env.KEEP_ALIVE, _keep_alive, "1x3")
     return AgentConfig(
         job=env.get(Env.JOB, ""),
@@ -147,7 +150,7 @@ def read_config(env: Mapping[str, str], options: Mapping[str, str] | None = None
         termination_log=env.get(Env.TERMINATION_LOG) or TERMINATION_LOG,
         agent_id=uuid.uuid4().hex,
         scratch_parent=folders.scratch,
-        env={name: value for name, value in {**_DEFAULTS, **env, **folders.worker_env}.items() if name not in _SECRETS},
+        env={name: value for name, value in own_env.items() if name not in _SECRETS},
         step_time_window=_parse(env, Env.STEP_TIME_WINDOW_SECONDS, _seconds, str(WINDOW)),
         event_log_handler=pet.get("PET_EVENT_LOG_HANDLER", "null"),
         options_note=check_options(options or {}),

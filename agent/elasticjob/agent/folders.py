@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from elasticjob.contract.memory_file import SHARED_MEMORY
 from elasticjob.contract.names import Env
@@ -22,6 +22,12 @@ class NodeFolders:
     """For the agent's own files, which are small."""
     temporary: str | None
     """The one that Python's `tempfile` chooses; None if it finds none."""
+    working_dir: str = field(default="", compare=False)
+
+    @property
+    def home_parent(self) -> str:
+        """Where a missing home directory is made: not in the working directory, which pods may share."""
+        return self.scratch if self.temporary in (None, self.working_dir) else self.temporary
 
     @property
     def worker_env(self) -> dict[str, str]:
@@ -38,7 +44,7 @@ def find_folders(env: Mapping[str, str], code_root: str) -> NodeFolders | None:
     usual = temporary_folders(env, working_dir)
     given = [os.path.join(working_dir, env[Env.SCRATCH_DIR])] if env.get(Env.SCRATCH_DIR) else []  # noqa: PTH118
     scratch = first_writable(scratch_folders((*given, *usual), code_root))
-    return NodeFolders(scratch, first_writable(usual)) if scratch else None
+    return NodeFolders(scratch, first_writable(usual), usual[-1]) if scratch else None
 
 
 def temporary_folders(env: Mapping[str, str], working_dir: str) -> tuple[str, ...]:

@@ -5,19 +5,24 @@ from __future__ import annotations
 from typing import Any
 
 from elasticjob_operator.manifests.services import NODE_KEY, OPERATOR_KEY
+from elasticjob_operator.model.raw import Raw, at
 
 USER_ID = 65532
-"""User and group id of the containers that the operator adds."""
+"""User and group id of the operator's image."""
 
 
-def security_context() -> dict[str, Any]:
-    """Return the security context of a container that the operator adds; a pod template cannot relax it."""
+def security_context(pod: Raw | None = None) -> dict[str, Any]:
+    """Return the security context of a container that the operator adds; the template of its pod cannot relax it.
+
+    It names no user or group, because a cluster may assign them from a range of the namespace. Without that, those of
+    the `pod` (a pod's spec) hold, else the image's. Only a pod that runs as root needs another user here.
+    """
+    as_root = pod is not None and at(pod, "securityContext", "runAsUser") == 0
     return {
         "allowPrivilegeEscalation": False,
         "readOnlyRootFilesystem": True,
         "runAsNonRoot": True,
-        "runAsUser": USER_ID,
-        "runAsGroup": USER_ID,
+        **({"runAsUser": USER_ID, "runAsGroup": USER_ID} if as_root else {}),
         "capabilities": {"drop": ["ALL"]},
         "seccompProfile": {"type": "RuntimeDefault"},
     }

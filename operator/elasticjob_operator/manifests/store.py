@@ -7,7 +7,7 @@ from typing import Any
 from elasticjob.contract import codec
 from elasticjob.contract.names import Env, Role, job_store_clients
 from elasticjob.contract.worker_count import quantity
-from elasticjob_operator.manifests.common import USER_ID, env, env_from_secret, exclude_nodes, security_context
+from elasticjob_operator.manifests.common import env, env_from_secret, exclude_nodes, security_context
 from elasticjob_operator.manifests.names import (
     attempt,
     key_secret,
@@ -39,14 +39,17 @@ def store_pod_manifest(
     that serves and, if there is one, than its workers, so that no node's loss takes both.
     """
     name = store_pod(job.name, incarnation)
-    meta = metadata(job, name, pod_labels(job, Role.STORE, 0, incarnation))
+    meta = metadata(job, name, {**spec.store.labels, **pod_labels(job, Role.STORE, 0, incarnation)})
     pod = _pod_spec(job, spec, incarnation, image)
     if standby:
         pod["containers"][0]["env"].append({"name": Env.STANDBY_STORE, "value": "1"})
         pod["affinity"] = {"podAntiAffinity": _apart_from_store_and_workers(job)}
+    annotations = {key: value for key, value in spec.store.annotations.items() if key != AVOIDED_NODES}
     if avoid:
-        meta["annotations"] = {AVOIDED_NODES: ",".join(avoid)}
+        annotations[AVOIDED_NODES] = ",".join(avoid)
         exclude_nodes(pod, avoid)
+    if annotations:
+        meta["annotations"] = annotations
     return {"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": pod}
 
 
@@ -78,7 +81,9 @@ def _pod_spec(job: Job, spec: JobSpec, incarnation: int, image: str) -> dict[str
         "enableServiceLinks": False,
         # A store that is drained with a node serves until the node has left.
         "terminationGracePeriodSeconds": spec.termination_grace,
-        "securityContext": {"fsGroup": USER_ID, "seccompProfile": {"type": "RuntimeDefault"}},
+        # No fsGroup, user or group: the image has a numeric user, a cluster may assign others (OpenShift's ranges), and
+        # every user may write to an emptyDir.
+        "securityContext": {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}},
         "containers": [_container(job, spec, incarnation, image)],
         "volumes": [{"name": "state", "emptyDir": {"sizeLimit": "1Mi"}}],
     }
@@ -86,6 +91,7 @@ def _pod_spec(job: Job, spec: JobSpec, incarnation: int, image: str) -> dict[str
     optional = {
         "imagePullSecrets": secrets,
         "priorityClassName": spec.store.priority_class,
+        "serviceAccountName": spec.store.service_account,
         "nodeSelector": dict(spec.store.node_selector),
         "tolerations": list(spec.store.tolerations),
     }

@@ -68,7 +68,7 @@ def worker_pod_manifest(
     meta["annotations"] = annotations
     _fill_pod(pod, job, spec, index, avoid)
     prefer_placement(pod, job, spec.placement, placement_label)
-    pod["initContainers"] = [_init_container(image, trainer_of(pod)), *(pod.get("initContainers") or [])]
+    pod["initContainers"] = [_init_container(image, pod), *(pod.get("initContainers") or [])]
     for container in pod["initContainers"]:
         # So that status quotes the last line of one that fails.
         container.setdefault("terminationMessagePolicy", "FallbackToLogsOnError")
@@ -93,13 +93,14 @@ def _fill_pod(pod: dict[str, Any], job: Job, spec: JobSpec, index: int, avoid: t
         exclude_nodes(pod, avoid)
 
 
-def _init_container(image: str, trainer: Raw) -> dict[str, Any]:
+def _init_container(image: str, pod: Raw) -> dict[str, Any]:
     """Return the container that copies the agent.
 
     It has the trainer's requests and limits. It ends before the trainer starts, and a pod needs the larger one of the
     two, so that costs nothing. With resources of its own a Guaranteed pod would be Burstable, which has no exclusive
     CPUs and no NUMA alignment, and a LimitRange that admits the trainer might refuse the pod.
     """
+    trainer = trainer_of(pod)
     kinds = {kind: mapping(trainer, "resources", kind) for kind in ("requests", "limits")}
     resources = {k: {n: amounts[n] for n in _COPIED_RESOURCES if n in amounts} for k, amounts in kinds.items()}
     return {
@@ -107,7 +108,7 @@ def _init_container(image: str, trainer: Raw) -> dict[str, Any]:
         "image": image,
         "command": ["cp", "/opt/elasticjob/agent.pyz", AGENT],
         "resources": {kind: amounts for kind, amounts in resources.items() if amounts},
-        "securityContext": security_context(),
+        "securityContext": security_context(pod),
         "volumeMounts": [{"name": "elasticjob-agent", "mountPath": AGENT_DIR}],
     }
 

@@ -16,6 +16,7 @@ from elasticjob.contract.python_command import expand_variables
 from elasticjob.contract.torchrun_command import CommandError
 from elasticjob.contract.worker_count import WorkerCount, count_workers, quantity, requested_devices
 from elasticjob_operator.model.raw import Raw, at, integer, mapping, objects, sequence, text
+from elasticjob_operator.model.store_spec import StoreSpec, read_store
 
 E = TypeVar("E", bound=Enum)
 
@@ -67,17 +68,6 @@ class SpecError(ValueError):
 
 
 @dataclass(frozen=True)
-class StoreSpec:
-    """How the store pod is scheduled and which resources it gets."""
-
-    resources: Raw = field(default_factory=dict)
-    """Requests and limits that replace the operator's own, each by itself."""
-    priority_class: str = ""
-    node_selector: Raw = field(default_factory=dict)
-    tolerations: tuple[Raw, ...] = ()
-
-
-@dataclass(frozen=True)
 class JobSpec:
     """The spec with its defaults. Durations are in seconds."""
 
@@ -98,7 +88,7 @@ class JobSpec:
     last_call_timeout: int = 30
     keep_alive_interval: int = 1
     keep_alive_attempts: int = 3
-    store: StoreSpec = StoreSpec()
+    store: StoreSpec = field(default_factory=StoreSpec)
     nproc_is_default: bool = False
     """Whether the manifest leaves the number of workers open (`WorkerCount.is_default`)."""
     gpus: int = 0
@@ -231,7 +221,7 @@ def read_spec(raw: Raw) -> tuple[JobSpec, str]:
         last_call_timeout=integer(rendezvous, "lastCallTimeoutSeconds", default=JobSpec.last_call_timeout),
         keep_alive_interval=integer(rendezvous, "keepAliveIntervalSeconds", default=JobSpec.keep_alive_interval),
         keep_alive_attempts=integer(rendezvous, "keepAliveMaxAttempts", default=JobSpec.keep_alive_attempts),
-        store=_store(mapping(rendezvous, "store")),
+        store=read_store(mapping(rendezvous, "store"), template),
         preload=tuple(str(m) for m in preload) if isinstance(preload, list) else DEFAULT_PRELOAD,
         stop_grace=integer(raw, "stopGraceSeconds", default=JobSpec.stop_grace),
         graceful_shutdown=_graceful_shutdown(mapping(raw, "elasticPolicy")),
@@ -329,12 +319,3 @@ def _graceful_shutdown(policy: Raw) -> int | None:
 def _choice(value: str, default: E) -> E:
     """Return the member of the default's enum that has this value, or the default."""
     return next((member for member in type(default) if member.value == value), default)
-
-
-def _store(raw: Raw) -> StoreSpec:
-    return StoreSpec(
-        resources=mapping(raw, "resources"),
-        priority_class=text(raw, "priorityClassName"),
-        node_selector=mapping(raw, "nodeSelector"),
-        tolerations=tuple(objects(raw, "tolerations")),
-    )

@@ -217,7 +217,7 @@ def restricted(container: Raw) -> bool:
         context["allowPrivilegeEscalation"] is False
         and context["capabilities"] == {"drop": ["ALL"]}
         and context["runAsNonRoot"] is True
-        and context["runAsUser"] > 0
+        and context.get("runAsUser") != 0
         and context["seccompProfile"] == {"type": "RuntimeDefault"}
     )
 
@@ -228,6 +228,22 @@ def test_added_containers_pass_the_restricted_policy() -> None:
     pod = manifests.store_pod_manifest(built, built.spec, 3, "agent:1")
     assert restricted(pod["spec"]["containers"][0])
     assert restricted(worker()["spec"]["initContainers"][0])
+    assert pod["spec"]["securityContext"] == {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
+
+
+@pytest.mark.parametrize(
+    ("context", "user"),
+    [(None, None), ({"runAsUser": 1000, "runAsGroup": 5}, None), ({"runAsUser": 0}, 65532), ({"runAsUser": "0"}, None)],
+)
+def test_containers_that_are_added_name_a_user_only_in_a_pod_that_runs_as_root(context: Any, user: int | None) -> None:
+    pod = worker(template({"securityContext": context} if context else {}))
+    added = pod["spec"]["initContainers"][0]["securityContext"]
+    assert (added.get("runAsUser"), added.get("runAsGroup")) == (user, user)
+    assert restricted(pod["spec"]["initContainers"][0])
+    built = job(template=template({"securityContext": context} if context else {}))
+    assert built.spec is not None
+    store = manifests.store_pod_manifest(built, built.spec, 3, "agent:1")
+    assert "runAs" not in json.dumps(store).replace("runAsNonRoot", "")
 
 
 def test_the_store_pod_gets_its_settings_and_both_keys() -> None:
