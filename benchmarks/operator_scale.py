@@ -44,6 +44,7 @@ IDLE_ATTEMPTS = 3
 """Minutes of which the first without a list counts, else the last."""
 LIMIT = 600.0
 """Seconds that a step may take."""
+OTHER_NAMESPACE = "other-tenant"
 CRD = Path(__file__).parents[1] / "crds/elasticjobs.yaml"
 BUSY = 1.0
 """Load average from which on a sample says that other programs ran."""
@@ -51,6 +52,7 @@ BUSY = 1.0
 
 PEER_ROW = "operator-pods"
 """The row that has other sides."""
+FAIR_ROW = "operator-fair"
 
 
 @dataclass(frozen=True)
@@ -80,6 +82,12 @@ ROWS = {
         note="Ours also creates two stores a job, which do not count. training-operator runs first, and its jobs are "
         "deleted before ours are created. It has our default limit of requests and number of workers, but as shipped: "
         "there it has its own, 20 requests a second for each client and 1 worker, and a fifth of the jobs.",
+    ),
+    FAIR_ROW: Goal(
+        "{jobs} jobs applied at once, then one in another namespace: its first pod exists",
+        2.0,
+        "s",
+        note="The jobs of both namespaces are those of the first rows.",
     ),
     "operator-requests": Goal(
         f"requests of the life of a job of {WORKERS} pods",
@@ -148,6 +156,7 @@ class Run:
         processor = cpu_seconds(self.operator.pid)
         await self._apply([self._job(name, WORKERS) for name in self.names])
         applied = time.monotonic() - began
+        first_pod, before_it = await self._first_pod_of_other(), len(self.pods.created) - known
         wanted = known + self.jobs * WORKERS
         await self.pods.until("all pods exist", lambda: len(self.pods.created) >= wanted, LIMIT)
         used, seconds = await self.operator.requests() - before, time.monotonic() - began
@@ -169,7 +178,20 @@ class Run:
         return {
             "operator-create": Sample(share, parts=parts),
             PEER_ROW: Sample(parts["pods a second"], parts=pods),
+            FAIR_ROW: Sample(first_pod, parts={"pods of the others until then": float(before_it)}),
         }
+
+    async def _first_pod_of_other(self) -> float:
+        """Apply a job in another namespace; return the seconds until it has a pod, and delete the job."""
+        job = self._job("alone", WORKERS, OTHER_NAMESPACE)
+        began = time.monotonic()
+        await self.api.request("POST", jobs_path(OTHER_NAMESPACE), job)
+        async with asyncio.timeout(LIMIT):
+            async for _ in self.api.watch(f"/api/v1/namespaces/{OTHER_NAMESPACE}/pods"):
+                break
+        seconds = time.monotonic() - began
+        await self.api.request("DELETE", f"{jobs_path(OTHER_NAMESPACE)}/alone")
+        return seconds
 
     async def replace(self) -> dict[str, Sample]:
         """Let a pod fail in one job after the other."""
@@ -242,7 +264,7 @@ class Run:
     async def _apply(self, jobs: Iterable[Json]) -> None:
         await asyncio.gather(*(self.api.request("POST", jobs_path(NAMESPACE), job) for job in jobs))
 
-    def _job(self, name: str, workers: int) -> Json:
+    def _job(self, name: str, workers: int, namespace: str = NAMESPACE) -> Json:
         container = {"name": "trainer", "image": "example.org/train:1", "command": ["python", "train.py"]}
         spec = {
             "replicas": workers,
@@ -253,7 +275,7 @@ class Run:
         return {
             "apiVersion": "elasticjob.dev/v1alpha1",
             "kind": "ElasticJob",
-            "metadata": {"name": name, "namespace": NAMESPACE},
+            "metadata": {"name": name, "namespace": namespace},
             "spec": spec,
         }
 
@@ -282,7 +304,7 @@ class Run:
 
 STEPS: dict[Callable[[Run], Awaitable[dict[str, Sample]]], tuple[str, ...]] = {
     Run.live: ("operator-requests", "operator-mutating"),
-    Run.create: ("operator-create", PEER_ROW),
+    Run.create: ("operator-create", PEER_ROW, FAIR_ROW),
     Run.replace: ("operator-replacement", "operator-memory"),
     Run.restart: ("operator-restarted",),
     Run.idle: ("operator-idle-processor", "operator-idle-requests"),
@@ -354,6 +376,7 @@ async def prepare(api: KubeRequests) -> bytes:
     await api.until_answered("/api/v1/namespaces/kube-node-lease")
     await api.create_namespace(SYSTEM)
     await api.create_namespace(NAMESPACE)
+    await api.create_namespace(OTHER_NAMESPACE)
     master = os.urandom(32)
     secret = {
         "metadata": {"name": OperatorSettings.master_secret, "namespace": SYSTEM},

@@ -11,6 +11,7 @@ import signal
 import sys
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
+from operator import itemgetter
 from typing import Any, TypeVar
 
 from elasticjob.contract.names import GROUP, PLURAL
@@ -198,7 +199,8 @@ class Operator:
         async def reconcile(key: JobKey) -> float | None:
             return await controller.reconcile(key)
 
-        queue: WorkQueue[JobKey] = WorkQueue(reconcile)
+        # Jobs of all namespaces take turns: a key begins with the namespace.
+        queue: WorkQueue[JobKey] = WorkQueue(reconcile, group_of=itemgetter(0))
         links = StoreLinks(
             queue.enqueue,
             lambda: election.generation if election else 0,

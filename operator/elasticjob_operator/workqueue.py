@@ -1,5 +1,8 @@
 """A keyed work queue: however often a key is enqueued, at most one reconcile of it is pending and one running.
 
+Keys belong to groups, the namespaces of jobs, which take turns. A reconcile of a large job may take minutes, and all
+workers may have such ones: a group of which none runs then gets a worker beyond their number.
+
 `Schedule` decides which key is due, with the time as an argument. `WorkQueue` waits and reconciles.
 """
 
@@ -10,10 +13,12 @@ import heapq
 import logging
 import random
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Hashable
 from typing import Generic, TypeVar
 
 from elasticjob_operator.backoff import doubling_delay
+from elasticjob_operator.fair_queue import FairQueue
 
 K = TypeVar("K", bound=Hashable)
 
@@ -22,18 +27,32 @@ log = logging.getLogger(__name__)
 FIRST_BACKOFF = 0.5
 """Seconds until the retry of a failed reconcile; each further failure doubles it."""
 LONGEST_BACKOFF = 60.0
+MOST_WORKERS = 3
+"""How many times the number of workers may run at most, if that many groups have keys: each group that has none running
+may start one."""
 
 
 class Schedule(Generic[K]):
-    """When each key is due. Times are seconds of one clock, which the caller chooses.
+    """When each key is due, and whose turn it is. Times are seconds of one clock, which the caller chooses.
 
-    `len()` is the number of keys that wait.
+    `group_of` returns the group of a key; by default all keys are one group. `len()` is the number of keys that wait.
     """
 
-    def __init__(self, jitter: Callable[[], float] = lambda: random.uniform(0.5, 1.0)) -> None:  # noqa: S311
+    def __init__(
+        self,
+        group_of: Callable[[K], Hashable] = lambda key: None,
+        jitter: Callable[[], float] = lambda: random.uniform(0.5, 1.0),  # noqa: S311
+    ) -> None:
+        self._group_of = group_of
         self._due: dict[K, float] = {}
         self._heap: list[tuple[float, int, K]] = []
+        """Times of keys, among them old ones, without those that are in `_ready`."""
+        self._ready: FairQueue[K] = FairQueue()
+        """Keys whose time has come, as `take` has found."""
+        self._ready_keys: set[K] = set()
         self._running: set[K] = set()
+        self._running_of: Counter[Hashable] = Counter()
+        """How many keys of each group run; no zeros."""
         self._failures: dict[K, int] = {}
         self._pushes = 0
         self._jitter = jitter
@@ -43,29 +62,48 @@ class Schedule(Generic[K]):
 
     def enqueue(self, key: K, at: float) -> None:
         """Make `key` due at `at`, or earlier where it already is. A running key becomes due again after `done`."""
-        if key in self._due and self._due[key] <= at:
+        if key in self._ready_keys or (key in self._due and self._due[key] <= at):
             return
         self._due[key] = at
         self._push(key)
 
     def next_due(self) -> float | None:
-        """Return when `take` can return a key; None: not before the next `enqueue` or `done`."""
+        """Return when the next key is due that does not run yet, after those that `take` has found due.
+
+        None: not before the next `enqueue` or `done`.
+        """
         self._drop_stale()
         return self._heap[0][0] if self._heap else None
 
-    def take(self, now: float) -> K | None:
-        """Return the key that is due for longest, and mark it as running until `done`; None where no key is due."""
-        due = self.next_due()
-        if due is None or due > now:
+    def take(self, now: float, workers: int | None = None) -> K | None:
+        """Return a due key, and mark it as running until `done`; None where no key may run now.
+
+        The groups that have due keys take turns; of one group, the key that is due for longest comes first. Where
+        `workers` keys run already, only a group of which none runs may have a turn; None: any number may run.
+        """
+        while (due := self.next_due()) is not None and due <= now:
+            _, _, key = heapq.heappop(self._heap)
+            self._ready.add(self._group_of(key), key)
+            self._ready_keys.add(key)
+        running = len(self._running)
+        if workers is not None and running >= workers * MOST_WORKERS:
             return None
-        _, _, key = heapq.heappop(self._heap)
-        del self._due[key]
-        self._running.add(key)
-        return key
+        all_may = workers is None or running < workers
+        found = self._ready.pop(lambda group: all_may or group not in self._running_of)
+        if found is not None:
+            del self._due[found]
+            self._ready_keys.discard(found)
+            self._running.add(found)
+            self._running_of[self._group_of(found)] += 1
+        return found
 
     def done(self, key: K, now: float, *, again_after: float | None = None, failed: bool = False) -> None:
         """End the run of `key`. It is due again after `again_after` seconds, or after a growing delay if it failed."""
         self._running.discard(key)
+        group = self._group_of(key)
+        self._running_of[group] -= 1
+        if not self._running_of[group]:
+            del self._running_of[group]
         if failed:
             count = self._failures[key] = self._failures.get(key, 0) + 1
             again_after = doubling_delay(FIRST_BACKOFF, LONGEST_BACKOFF, count) * self._jitter()
@@ -75,6 +113,11 @@ class Schedule(Generic[K]):
             self.enqueue(key, now + again_after)
         if key in self._due:
             self._push(key)
+
+    @property
+    def any_ready(self) -> bool:
+        """Whether keys that `take` has found due wait for the end of others."""
+        return len(self._ready) > 0
 
     def oldest_wait(self, now: float) -> float:
         """Return by how many seconds the longest waiting key is overdue, else 0. Any thread may call this."""
@@ -91,23 +134,29 @@ class Schedule(Generic[K]):
         heapq.heappush(self._heap, (self._due[key], self._pushes, key))
 
     def _drop_stale(self) -> None:
-        """Drop entries at the head whose time has changed or whose key runs; `done` pushes the latter again."""
+        """Drop entries at the head whose time has changed, or whose key is ready or runs; `done` pushes that again."""
         while self._heap:
             at, _, key = self._heap[0]
-            if self._due.get(key) == at and key not in self._running:
+            if self._due.get(key) == at and key not in self._running and key not in self._ready_keys:
                 return
             heapq.heappop(self._heap)
 
 
 class WorkQueue(Generic[K]):
-    """Reconciles due keys. `reconcile` returns after how many seconds the key is due again; None: when enqueued."""
+    """Reconciles due keys. `reconcile` returns after how many seconds the key is due again; None: when enqueued.
+
+    `group_of`: as for `Schedule`.
+    """
 
     def __init__(
-        self, reconcile: Callable[[K], Awaitable[float | None]], clock: Callable[[], float] = time.monotonic
+        self,
+        reconcile: Callable[[K], Awaitable[float | None]],
+        clock: Callable[[], float] = time.monotonic,
+        group_of: Callable[[K], Hashable] = lambda key: None,
     ) -> None:
         self._reconcile = reconcile
         self._clock = clock
-        self._schedule: Schedule[K] = Schedule()
+        self._schedule: Schedule[K] = Schedule(group_of)
         self._changed = asyncio.Event()
         self._idle = asyncio.Event()
 
@@ -132,23 +181,22 @@ class WorkQueue(Generic[K]):
         await self._idle.wait()
 
     async def run(self, workers: int) -> None:
-        """Reconcile due keys, at most `workers` at the same time, until cancelled."""
+        """Reconcile due keys, `workers` at the same time (more: `Schedule.take`), until cancelled."""
         async with asyncio.TaskGroup() as group:
-            free = asyncio.Semaphore(workers)
             while True:
-                key = await self._take()
-                await free.acquire()
-                group.create_task(self._run_one(key, free))
+                key = await self._take(workers)
+                group.create_task(self._run_one(key))
 
-    async def _take(self) -> K:
+    async def _take(self, workers: int) -> K:
         while True:
             self._changed.clear()
             now = self._clock()
-            key = self._schedule.take(now)
+            key = self._schedule.take(now, workers)
             if key is not None:
                 self._idle.clear()
                 return key
-            self._idle.set()
+            if not self._schedule.any_ready:
+                self._idle.set()
             # Not asyncio.wait_for: before Python 3.12 it swallows a cancellation that arrives together with the event.
             due, timer = self._schedule.next_due(), None
             if due is not None:
@@ -159,7 +207,7 @@ class WorkQueue(Generic[K]):
                 if timer is not None:
                     timer.cancel()
 
-    async def _run_one(self, key: K, free: asyncio.Semaphore) -> None:
+    async def _run_one(self, key: K) -> None:
         again: float | None = None
         failed = False
         try:
@@ -176,7 +224,5 @@ class WorkQueue(Generic[K]):
                 exc_info=log.isEnabledFor(logging.DEBUG),
             )
             failed = True
-        finally:
-            free.release()
         self._schedule.done(key, self._clock(), again_after=again, failed=failed)
         self._changed.set()

@@ -22,7 +22,7 @@ from kubernetes.aio.config import ConfigException
 from elasticjob_operator import metrics
 from elasticjob_operator.kube.api import Page, Resource
 from elasticjob_operator.kube.errors import KubeError, Unclear, error_from
-from elasticjob_operator.kube.limits import Limit, RateLimit, SpareRate
+from elasticjob_operator.kube.limits import ConcurrencyLimit, Limit, RateLimit, SpareRate
 from elasticjob_operator.model.raw import mapping
 from elasticjob_operator.version import VERSION
 
@@ -47,6 +47,8 @@ _MERGE_PATCH = "application/merge-patch+json"
 CONNECTIONS = 32
 """Connections to the API server at most. asyncio keeps a buffer of 256 KiB for each TLS connection, and a request takes
 some 10 ms: the rate limit is reached with a few."""
+AT_ONCE = 24
+"""Requests under way at most, apart from watches: an API server that takes 0.2 s for each reaches the rate limit."""
 _NO_RESPONSE = (aiohttp.ClientError, asyncio.TimeoutError, OSError)
 
 
@@ -76,16 +78,26 @@ class KubeClient:
     """Implements `KubeApi`, with retries.
 
     Requests are safe to repeat: names follow from the job's state, and writes carry a resourceVersion or a UID.
-    `limit` None: the rate is not limited. `timeout`: seconds of one attempt.
+    `limit` None: the rate is not limited. `timeout`: seconds of one attempt. `under_way`: the limit of a client over
+    the same connections; None: an own one.
     """
 
-    def __init__(self, api: Any, limit: Limit | None, *, timeout: float = TIMEOUT, attempts: int = ATTEMPTS) -> None:
+    def __init__(
+        self,
+        api: Any,
+        limit: Limit | None,
+        *,
+        timeout: float = TIMEOUT,
+        attempts: int = ATTEMPTS,
+        under_way: ConcurrencyLimit | None = None,
+    ) -> None:
         self._api = api
         self._limit = limit
         self._timeout = timeout
         self._attempts = attempts
         self._streams: Any = None
         """The client of watches, once there is one: they need a connection each, for as long as they last."""
+        self._under_way = ConcurrencyLimit(AT_ONCE) if under_way is None else under_way
         self.last_success = asyncio.get_running_loop().time()
         """Time of the last successful response, on the event loop's clock."""
         self.may_write: Callable[[], bool] = lambda: True
@@ -99,7 +111,7 @@ class KubeClient:
     def background(self) -> KubeClient:
         """Return a client over the same connections, for requests that take only what others leave of the limit."""
         limit = SpareRate(self._limit) if isinstance(self._limit, RateLimit) else self._limit
-        return KubeClient(self._api, limit, timeout=self._timeout, attempts=self._attempts)
+        return KubeClient(self._api, limit, timeout=self._timeout, attempts=self._attempts, under_way=self._under_way)
 
     async def close(self) -> None:
         await self._api.close()
@@ -200,10 +212,11 @@ class KubeClient:
         what = f"{verb or _VERBS[method]} {resource.plural} {name}".strip()
         for attempt in range(1, self._attempts + 1):
             if self._limit is not None:
-                await self._limit.acquire()
-            if method != "GET" and not self.may_write():
-                raise KubeError(f"{what}: not sent, because another operator may lead")
-            status, answer, retry_after = await self._once(method, path, body)
+                await self._limit.acquire(namespace or "")
+            async with self._under_way.hold(namespace or ""):
+                if method != "GET" and not self.may_write():
+                    raise KubeError(f"{what}: not sent, because another operator may lead")
+                status, answer, retry_after = await self._once(method, path, body)
             metrics.api_requests.labels(verb or _VERBS[method], resource.plural, str(status)).inc()
             if 200 <= status < 300:
                 self.last_success = asyncio.get_running_loop().time()
