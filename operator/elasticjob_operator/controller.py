@@ -20,6 +20,7 @@ from elasticjob_operator.action_executor import ActionExecutor
 from elasticjob_operator.actions import CreateStandbyStore, CreateStore, CreateWorker, EventRecord
 from elasticjob_operator.children import children_of
 from elasticjob_operator.events import Recorder
+from elasticjob_operator.failed_reconcile import FailedReconciles, failed_reconcile_of, shown_failure
 from elasticjob_operator.job_memory import READ_SECONDS, JobMemory
 from elasticjob_operator.keys import JobKeys
 from elasticjob_operator.kube import JOBS, Conflict, KubeApi, KubeError, NotFound
@@ -28,7 +29,7 @@ from elasticjob_operator.manifests.placement import HOSTNAME
 from elasticjob_operator.manifests.services import OPERATOR_KEY
 from elasticjob_operator.model.job_defaults import NO_DEFAULTS, JobDefaults
 from elasticjob_operator.model.observed import Job, JobKey, Observed, parse_job
-from elasticjob_operator.model.raw import text
+from elasticjob_operator.model.raw import Raw, text
 from elasticjob_operator.model.status import ConditionType
 from elasticjob_operator.model.workload import queue_view
 from elasticjob_operator.node_leases import NodeLeases
@@ -70,6 +71,7 @@ class Controller:
     label_namespaces: bool = False
     """Whether metrics about jobs have their namespace as a label."""
     _leases: NodeLeases = field(init=False)
+    _failed: FailedReconciles = field(init=False)
     _census: StoreCensus = field(default_factory=StoreCensus)
     _memories: dict[JobKey, JobMemory] = field(default_factory=dict)
     _phases: dict[JobKey, str] = field(default_factory=dict)
@@ -78,11 +80,36 @@ class Controller:
 
     def __post_init__(self) -> None:
         self._leases = NodeLeases(self.clock)
+        self._failed = FailedReconciles(self.api, self.recorder, self.clock)
 
     async def reconcile(self, key: JobKey) -> float | None:
         """Bring one job nearer to its spec; return seconds until the next reconcile, None where the job is deleted."""
         with metrics.reconcile_seconds.time(), metrics.reconcile_errors.count_exceptions():
-            return await self._reconcile(key)
+            try:
+                delay = await self._reconcile(key)
+            except Exception as error:
+                await self._show_failure(key, error)
+                raise
+            raw = self.watched.job(key)
+            if raw is not None and shown_failure(raw) is not None:
+                self._record_written(await self._failed.clear(raw))
+            return delay
+
+    async def _show_failure(self, key: JobKey, error: Exception) -> None:
+        """Show in the job why its reconcile failed. What goes wrong here is only logged: the error itself counts."""
+        failure = failed_reconcile_of(error)
+        if failure is None:
+            return
+        try:
+            raw = self.watched.job(key) or await fetch_job(self.api, *key)
+            if raw is not None:
+                self._record_written(await self._failed.show(raw, failure))
+        except Exception as other:
+            log.warning("%s: its failure cannot be shown in its status: %s: %s", key, type(other).__name__, other)
+
+    def _record_written(self, written: Raw | None) -> None:
+        if written is not None:
+            self.watched.record_job(written)
 
     async def _reconcile(self, key: JobKey) -> float | None:
         watched = await self._observe_watched(key)
