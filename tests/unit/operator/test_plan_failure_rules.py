@@ -172,19 +172,25 @@ def test_a_rule_of_the_coordinator_fails_the_job() -> None:
     assert "FailurePolicyMatched" in events_of(p)
 
 
-def test_what_no_restart_can_mend_has_its_own_reason() -> None:
+@pytest.mark.parametrize(
+    ("exception", "reason"), [("SeparateWorldError", "TrainsApart"), ("CommandError", "CommandRefused")]
+)
+def test_what_no_restart_can_mend_has_its_own_reason(exception: str, reason: str) -> None:
     seen = observed(rounds=(by_rule(FailureAction.FAIL_JOB),))
     assert seen.link.report is not None
-    apart = replace(failure(), exception="SeparateWorldError", message="it would train apart from the others")
+    apart = replace(failure(), exception=exception, message="it would train apart from the others")
     (ended_round,) = seen.link.report.ended_rounds
     ended_round = replace(ended_round, failure=apart, rule="", action=None)
     finished = replace(
         seen.link.report, phase=RoundPhase.FINISHED, outcome=Outcome.FAILED, failure=apart, ended_rounds=(ended_round,)
     )
     p = run(replace(seen, link=link(finished)))
-    assert reasons_of(p)["FailureTarget"] == ("True", "TrainsApart")
+    assert reasons_of(p)["FailureTarget"] == ("True", reason)
+    pods = tuple(worker(i, **ended(1)) for i in range(2))
+    over = run(replace(seen, job=job(status=status_of(p)), link=link(finished), workers=pods))
+    assert reasons_of(over)["Failed"] == ("True", reason)
     target = conditions_of(p)["FailureTarget"]["message"]
-    assert "no restart can mend this; last failure: rank 0 in bert-0-0 on n1 failed: SeparateWorldError" in target
+    assert f"no restart can mend this; last failure: rank 0 in bert-0-0 on n1 failed: {exception}" in target
     assert "change the command as the message says" in target
 
 
