@@ -54,6 +54,16 @@ MOVES = (
 )
 UNMOVED = ("replicas", "suspend", "managedBy", "elasticPolicy", "rendezvous", "failurePolicy", "template")
 """Fields of spec that are the same in both versions, apart from fields that move into them."""
+PLATFORM_FIELDS = (
+    "rendezvous.port", "rendezvous.joinTimeoutSeconds", "rendezvous.lastCallTimeoutSeconds",
+    "rendezvous.keepAliveIntervalSeconds", "rendezvous.keepAliveMaxAttempts", "rendezvous.store",
+    "failurePolicy.hang", "failurePolicy.rules", "failurePolicy.avoidNodeSeconds", "failurePolicy.maxStartFailures",
+    "scheduling.gang.provider", "scheduling.placement", "scheduling.waitForMinSeconds", "scheduling.disruptionBudget",
+    "network.isolation", "runPolicy.activeDeadlineSeconds", "runPolicy.ttlSecondsAfterFinished",
+    "runPolicy.podTerminationTimeoutSeconds", "workers.preload", "elasticPolicy.spares",
+)  # fmt: skip
+"""Fields of v1beta1 without a default in the definition, so that the platform can have one. The API server would fill
+it in, and nothing would tell whether the job has set the field."""
 _ORDER = (
     "replicas", "suspend", "managedBy", "elasticPolicy", "workers", "rendezvous", "failurePolicy", "successPolicy",
     "runPolicy", "scheduling", "network", "template",
@@ -125,12 +135,20 @@ def v1beta1_schema() -> Schema:
             # successPolicy had its text's schema there, which has been taken.
             place = place["properties"].setdefault(parent, {"type": "object", "properties": {}})
         place["properties"][name] = inner
+    for path in PLATFORM_FIELDS:
+        _schema_at(spec, path).pop("default", None)
     spec["properties"] = {name: spec["properties"][name] for name in sorted(spec["properties"], key=_place)}
     return spec
 
 
 def _place(name: str) -> int:
     return _ORDER.index(name) if name in _ORDER else len(_ORDER) - 2
+
+
+def _schema_at(schema: Schema, path: str) -> Schema:
+    for name in path.split("."):
+        schema = schema["properties"][name]
+    return schema
 
 
 def _take_schema(schema: Schema, path: list[str]) -> Schema:

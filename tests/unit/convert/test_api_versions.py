@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from elasticjob.convert.api_versions import (
     MOVES,
+    PLATFORM_FIELDS,
     UNMOVED,
     V1ALPHA1,
     V1BETA1,
@@ -26,6 +27,7 @@ from elasticjob.convert.fields import ConvertError, Notes
 from elasticjob.convert.main import convert_documents
 from elasticjob.convert.yaml_text import manifest_text
 from elasticjob.local.job_schema import find_mistakes, job_schema
+from elasticjob_operator.model.job_defaults import DEFAULT_FIELDS
 from elasticjob_operator.model.spec import read_spec
 from support.kubectl import REPOSITORY
 
@@ -112,11 +114,7 @@ def test_each_field_has_one_place_in_either_version() -> None:
     assert len(set(new)) == len(new) == len({move.v1alpha1 for move in MOVES})
     assert len(v1beta1_schema()["properties"]) <= 12
     for move in MOVES:
-        old_schema, new_schema = SPEC, v1beta1_schema()
-        for name in move.v1alpha1.split("."):
-            old_schema = old_schema["properties"][name]
-        for name in move.v1beta1.split("."):
-            new_schema = new_schema["properties"][name]
+        old_schema, new_schema = schema_at(SPEC, move.v1alpha1), schema_at(v1beta1_schema(), move.v1beta1)
         if move.values:
             assert {*move.values} == {*old_schema.get("enum", (True, False))}
             assert new_schema["enum"] == [*move.values.values()]
@@ -133,6 +131,27 @@ def test_the_page_has_each_move() -> None:
             f"`{str(old).lower() if isinstance(old, bool) else old}` is `{new}`" for old, new in move.values.items()
         ]
         assert [text for text in named if text not in row] == []
+
+
+def test_the_page_has_each_field_that_the_platform_may_have_a_default_for() -> None:
+    rows = re.findall(r"^\| ([^|]+) \| [^|]+ \| (in v1alpha1 too|from v1beta1 on) \|$", PAGE, re.MULTILINE)
+    since = {path: when for names, when in rows for path in re.findall(r"`([\w.]+)`", names)}
+    assert {*since} == {*PLATFORM_FIELDS}
+    new_places = {move.v1alpha1: move.v1beta1 for move in MOVES}
+    today = [".".join(path) for path in DEFAULT_FIELDS if path[0] != "template"]
+    places = [new_places.get(path, path) for path in today]
+    for path, when in since.items():
+        assert any(place == path or place.startswith(f"{path}.") for place in places) is (when == "in v1alpha1 too"), (
+            path
+        )
+        assert "default" not in schema_at(v1beta1_schema(), path)
+    assert [place for place in places if not any(f"{place}.".startswith(f"{path}.") for path in since)] == []
+
+
+def schema_at(schema: Raw, path: str) -> Raw:
+    for name in path.split("."):
+        schema = schema["properties"][name]
+    return schema
 
 
 def test_the_example_of_the_page() -> None:
