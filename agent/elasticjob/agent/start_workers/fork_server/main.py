@@ -41,7 +41,7 @@ from elasticjob.agent.processes import die_with_parent
 from elasticjob.agent.robust_mutex import MutexMemory, open_mutex_memory
 from elasticjob.agent.start_workers.fork_server import own_torchrun, run_main, self_test
 from elasticjob.agent.start_workers.fork_server.candidate import import_reported
-from elasticjob.agent.start_workers.fork_server.early_variables import recorded_reads
+from elasticjob.agent.start_workers.fork_server.early_variables import PreloadRecord, recorded_reads
 from elasticjob.agent.start_workers.fork_server.own_modules import import_own_modules
 from elasticjob.agent.start_workers.fork_server.preload_learning import (
     Baseline,
@@ -91,8 +91,8 @@ def main() -> None:
     control = socket.socket(fileno=int(descriptor))
     mutexes = open_mutex_memory(config["mutexes"])
     started = time.monotonic()
-    read: set[str] = set()
-    with self_test.import_environment(), recorded_reads(read):
+    record = PreloadRecord(set())
+    with self_test.import_environment(), recorded_reads(record.read):
         missing = self_test.import_modules(config["preload"])
         import_own_modules(code_root)
         sitecustomize.load()
@@ -100,14 +100,14 @@ def main() -> None:
         result = self_test.check_threads() or self_test.check_gpus() or self_test.run_self_test()
     result |= {"seconds": round(time.monotonic() - started, 3), "missing": missing}
     baseline = Baseline(frozenset(sys.modules), dict(os.environ))
-    _freeze_memory()
+    _freeze_memory(record)
     answer = json.dumps(result).encode()
     if not result["ready"]:
         control.send(answer)
         return
     learning = PreloadLearning(baseline)
     counts = config["preforked_workers"], config["workers_per_fork"]
-    request = _serve(control, os.getppid(), *counts, learning, mutexes, answer, read)
+    request = _serve(control, os.getppid(), *counts, learning, mutexes, answer, record)
     if request.caller is not None:
         if command and not run_main.keeps_path():
             del sys.path[0]
@@ -123,10 +123,11 @@ def main() -> None:
     if own_torchrun.runs_torchrun(command):
         own_torchrun.run_torchrun(command)
     preloaded = frozenset(name.partition(".")[0] for name in config["preload"])
-    run_main.run_program(command, frozenset(read), preloaded)
+    run_main.run_program(command, record, preloaded)
 
 
-def _freeze_memory() -> None:
+def _freeze_memory(record: PreloadRecord) -> None:
+    record.note_modules()
     gc.collect()
     gc.freeze()  # a collection in a worker must not copy the pages that it shares with the fork server
 
@@ -190,12 +191,12 @@ def _serve(
     learning: PreloadLearning,
     mutexes: MutexMemory | None,
     readiness: bytes,
-    read: set[str],
+    record: PreloadRecord,
 ) -> ForkRequest:
     """Send the message `readiness`, and answer requests until the agent closes the socket.
 
     Returns in forks only, with the request of each. Keeps `preforked_workers` processes ready, in groups of
-    `workers_per_fork`; a request takes one group. `read`: the variables that the preloaded modules have read.
+    `workers_per_fork`; a request takes one group. `record`: what the fork server has imported.
     """
     first = _prefork(workers_per_fork, agent, [control], [], mutexes)
     if isinstance(first, ForkRequest):
@@ -219,7 +220,7 @@ def _serve(
             if (report := learning.receive(ready)) and (result := learning.fork_candidate()):
                 for group in groups:
                     group.discard()
-                _become_fork_server(result, report, learning.baseline, read)
+                _become_fork_server(result, report, learning.baseline, record)
                 groups, readable = [], []
                 break
         request = socket.recv_fds(control, 1 << 20, MAX_DESCRIPTORS) if control in readable else None
@@ -242,12 +243,12 @@ def _serve(
             control.send(json.dumps({"pids": group.pids[:count], "mutexes": group.mutexes[:count]}).encode())
 
 
-def _become_fork_server(result: socket.socket, report: ImportReport, baseline: Baseline, read: set[str]) -> None:
+def _become_fork_server(result: socket.socket, report: ImportReport, baseline: Baseline, record: PreloadRecord) -> None:
     """In the candidate: import the reported modules and return as the fork server, or end if it is not promoted."""
     die_with_parent()
     try:
-        outcome = import_reported(report, baseline, read)
-        _freeze_memory()
+        outcome = import_reported(report, baseline, record.read)
+        _freeze_memory(record)
     except BaseException as error:
         outcome = {"ready": False, "reason": f"{type(error).__name__}: {error}"[:1000]}
     result.send(json.dumps(outcome).encode())

@@ -84,10 +84,14 @@ def prepare_fork() -> None:
     importlib.invalidate_caches()
 
 
-def run_program(command: Program, read: frozenset[str] = frozenset(), preloaded: frozenset[str] = frozenset()) -> None:
+def run_program(
+    command: Program,
+    record: early_variables.PreloadRecord | None = None,
+    preloaded: frozenset[str] = frozenset(),
+) -> None:
     """Run the user's program as `__main__`, in a process that has called `prepare_fork`.
 
-    `read` and `preloaded`: see `early_variables.watch_early_variables`.
+    `record` and `preloaded`: see `early_variables.watch_early_variables`; None: nothing is watched.
 
     On success this returns or raises SystemExit as the program does. This ends the process if the program fails, or
     succeeds and leaves a process group.
@@ -102,8 +106,8 @@ def run_program(command: Program, read: frozenset[str] = frozenset(), preloaded:
     script = _Script(os.getpid())
     atexit.register(script.record_success)  # it runs after the functions that the program registers
     sys.orig_argv[:] = command.argv
-    if preloaded:
-        early_variables.watch_early_variables(read, preloaded, _start_by_exec(command))
+    if preloaded and record is not None:
+        early_variables.watch_early_variables(record, preloaded, _start_by_exec(command))
     end = _run_to_end(command)  # its frames are gone now, so that nothing but sys.modules refers to the program
     if end.interrupted:
         _end_by_interrupt()
