@@ -62,4 +62,7 @@ class DefaultsFile:
         if written == self._written:
             return self.current
         self._written = written
-        return read_platform_defaults(written, self.current)
+        try:
+            return read_platform_defaults(written, self.current)
+        except Exception as error:  # no text of an administrator may end the operator of all jobs
+            return refuse_all(f"it cannot be checked: {type(error).__name__}: {error}", self.current)

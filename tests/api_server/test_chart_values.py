@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -48,6 +49,27 @@ def settings_of(values: dict[str, Any] | None = None) -> OperatorSettings:
 def test_the_chart_passes_strict_lint() -> None:
     done = helm("lint", "--strict", str(CHART))
     assert "0 chart(s) failed" in done.stdout, done.stdout + done.stderr
+
+
+def test_the_notes_say_what_is_left_to_check(tmp_path: Path) -> None:
+    # Without a server, helm installs only what needs no version of Kubernetes.
+    chart = Path(shutil.copytree(CHART, tmp_path / "elasticjob"))
+    described = (chart / "Chart.yaml").read_text().splitlines()
+    (chart / "Chart.yaml").write_text("\n".join(line for line in described if not line.startswith("kubeVersion")))
+
+    def notes(*settings: str) -> str:
+        line = ["install", "r", str(chart), "-n", "place", "--dry-run=client"]
+        done = helm(*line, "--set=crds.install=false", *(f"--set={setting}" for setting in settings))
+        assert done.returncode == 0, done.stderr
+        return done.stdout.partition("NOTES:")[2]
+
+    assert [word in notes() for word in ("jobDefaults is empty", "priorityClassName is empty", "replicas is 1")] == [
+        True, True, False,
+    ]  # fmt: skip
+    found = notes("replicas=1", "priorityClassName=a", "jobDefaults.cluster.waitForMinSeconds=60")
+    assert [word in found for word in ("jobDefaults is", "priorityClassName is", "replicas is 1")] == [
+        False, False, True,
+    ]  # fmt: skip
 
 
 def test_the_operators_limits_are_values_whose_defaults_are_its_own() -> None:

@@ -30,6 +30,8 @@ from elasticjob.store import wire
 from elasticjob.store.reader import KnownRequests, RequestReader
 from elasticjob.store.wire import Op
 from elasticjob.training.blocks import state_block, state_file
+from elasticjob_operator.model.job_defaults import PlatformDefaults, read_platform_defaults
+from elasticjob_operator.model.observed import parse_job
 from fuzz.mutations import mutate, mutate_object
 
 ROUND = RoundId(1, 0, 1)
@@ -61,6 +63,18 @@ spec:
         spec:
           containers:
           - {name: pytorch, image: bert, command: [torchrun, train.py], resources: {limits: {nvidia.com/gpu: 8}}}
+"""
+DEFAULTS = """
+cluster:
+  preload: [torch, numpy]
+  hangPolicy: {progressTimeoutSeconds: 600, action: Event}
+  ttlSecondsAfterFinished: 60
+  rendezvous: {store: {nodeSelector: {pool: cpu}, resources: {limits: {memory: 1Gi}}, tolerations: [{key: a}]}}
+namespaces:
+  team-a:
+    elasticPolicy: {spares: 1}
+    template: {spec: {priorityClassName: batch}}
+    failurePolicy: {rules: [{name: oom, action: FailJob, onReasons: [OOMKilled]}]}
 """
 
 
@@ -227,6 +241,28 @@ def _manifests(folder: Path) -> Iterator[Read]:
     yield read
 
 
+class RefusedDefaultsError(Exception):
+    """Defaults of a platform have a mistake."""
+
+
+@contextmanager
+def _platform_defaults(_: Path) -> Iterator[Read]:
+    parsed = yaml.safe_load(DEFAULTS)
+    job = next(d for d in yaml.safe_load_all((EXAMPLES / "digits.yaml").read_text()) if d["kind"] == "ElasticJob")
+
+    def read(rng: random.Random) -> None:
+        if rng.random() < 0.8:
+            text = json.dumps(mutate_object(parsed, rng))
+        else:
+            text = mutate(DEFAULTS.encode(), rng).decode(errors="replace")
+        found = read_platform_defaults(text, PlatformDefaults())
+        parse_job(job, found.of("team-a"))
+        if found.problems:
+            raise RefusedDefaultsError
+
+    yield read
+
+
 @contextmanager
 def _converter(_: Path) -> Iterator[Read]:
     parsed = yaml.safe_load(PYTORCHJOB)
@@ -251,6 +287,7 @@ TARGETS = (
     Target("blocks of State", (OSError, ValueError), _state_block),
     Target("manifests of `elasticjob run`", (ManifestError,), _manifests),
     Target("manifests of `elasticjob convert`", (ConvertError,), _converter),
+    Target("a platform's defaults for jobs", (RefusedDefaultsError,), _platform_defaults),
 )
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from prometheus_client import REGISTRY
 
+from elasticjob_operator import defaults_file
 from elasticjob_operator.defaults_file import DefaultsFile
 from elasticjob_operator.kube import JOBS
 from elasticjob_operator.model.job_defaults import (
@@ -152,6 +153,21 @@ async def test_the_file_is_followed_and_a_mistake_is_logged_once(
     await defaults.read()
     await defaults.read()
     assert [record.levelname for record in caplog.records].count("ERROR") == 1
+
+
+async def test_a_text_that_breaks_the_check_ends_no_operator(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: Any) -> Any:
+        raise RecursionError("too deep")
+
+    file = tmp_path / "defaults.yaml"
+    file.write_text("cluster: {preload: [a]}")
+    defaults = DefaultsFile(str(file))
+    await defaults.read()
+    file.write_text("cluster: {preload: [b]}")
+    monkeypatch.setattr(defaults_file, "read_platform_defaults", broken)
+    await defaults.read()
+    assert defaults.of("ns").cluster == {"preload": ["a"]}
+    assert "RecursionError: too deep" in defaults.of("ns").problem
 
 
 async def test_without_a_file_there_are_no_defaults() -> None:
