@@ -18,7 +18,7 @@ async def test_the_operator_is_the_manager_of_what_it_writes(cluster: Cluster) -
     for path in (
         f"{core}/pods/owned-0-0",
         f"{core}/services/owned",
-        f"{core}/secrets/owned-rdzv",
+        f"{core}/secrets/owned-rdzv-{job['status']['keyId']}",
         "/apis/networking.k8s.io/v1/namespaces/bench/networkpolicies/owned",
         "/apis/policy/v1/namespaces/bench/poddisruptionbudgets/owned",
         f"/apis/coordination.k8s.io/v1/namespaces/{system}/leases/elasticjob-operator",
