@@ -21,6 +21,8 @@ _REPLACED_BY = {
 }
 _SET_BY_KUBEFLOW = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _PET_VARIABLE = re.compile(r"\$[{(]?(PET_[A-Z0-9_]+)")
+_COMMAND_PORT = re.compile(r"(?:master[-_]port[=\s]+|rdzv[-_]endpoint[=\s]+\S*:)([0-9]+)")
+_OWN_LABELS = tuple(f"app.kubernetes.io/{name}" for name in ("component", "instance", "managed-by", "name"))
 _OPERATOR_SETS = "is left out: elasticjob sets it for each pod"
 _PORT_NAME, _PORT = "pytorchjob-port", 23456
 
@@ -42,6 +44,9 @@ def read_template(template: InputObject, trainer: str, notes: Notes) -> Training
     """Return the template of a job. `trainer`: name of the training container in the input."""
     metadata = template.take_object("metadata")
     kept = {name: metadata.take_object(name).rest() for name in ("labels", "annotations")}
+    for name in _OWN_LABELS:
+        if kept["labels"].pop(name, None) is not None:
+            notes.add(f"{metadata.at('labels')}[{name}]", _OPERATOR_SETS)
     metadata.drop("creationTimestamp")
     metadata.note_rest(notes, "is left out: only labels and annotations of pods are converted")
     spec = template.take_object("spec")
@@ -65,11 +70,32 @@ def read_template(template: InputObject, trainer: str, notes: Notes) -> Training
     others = [_without_reserved(container, at, notes) for at, container in containers[1:]]
     pod = {**pod, "containers": [_without_port(c) for c in (trained, *others)], **spec.rest()}
     resources = first.get("resources") or {}
+    _note_what_pods_lack(pod, spec, first, env, notes)
     devices = requested_devices(resources.get("requests") or {}, resources.get("limits") or {})
     template.note_rest(notes, "is left out: it is no field of a pod template")
     found = {name: value for name, value in kept.items() if value}
     written = {"metadata": found, "spec": pod} if found else {"spec": pod}
     return TrainingTemplate(copy.deepcopy(written), command, devices, env, path)
+
+
+def _note_what_pods_lack(
+    pod: JsonObject, spec: InputObject, trained: JsonObject, env: Mapping[str, str], notes: Notes
+) -> None:
+    """Add notes about what pods of Kubernetes have by default and those of an ElasticJob have not."""
+    if pod.get("serviceAccountName") and "automountServiceAccountToken" not in pod:
+        notes.add(spec.at("automountServiceAccountToken"), "is false by default: write true if the script calls the"
+                                                           " API server of Kubernetes")  # fmt: skip
+    rendezvous = {env.get("MASTER_PORT"), *_COMMAND_PORT.findall(" ".join(map(str, _words(trained))))}
+    ports = [port for c in pod["containers"] for port in c.get("ports") or () if "containerPort" in port]
+    open_ports = sorted({str(port["containerPort"]) for port in ports} - rendezvous)
+    if open_ports and not pod.get("hostNetwork"):
+        notes.add(spec.at("containers"), f"the NetworkPolicy of an ElasticJob closes port {', '.join(open_ports)} for"
+                                         " pods outside the job: add a policy that opens it, or write"
+                                         " spec.networkIsolation false")  # fmt: skip
+
+
+def _words(container: JsonObject) -> list[str]:
+    return [*(container.get("command") or ()), *(container.get("args") or ())]
 
 
 def _containers(spec: InputObject, trainer: str, notes: Notes) -> list[tuple[str, JsonObject]]:

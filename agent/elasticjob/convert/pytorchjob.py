@@ -5,7 +5,7 @@ from __future__ import annotations
 from elasticjob.convert.draft import JobDraft
 from elasticjob.convert.fields import ConvertError, InputObject, JsonObject, Notes
 from elasticjob.convert.pod_template import TrainingTemplate, find_differences, read_template
-from elasticjob.convert.shared_fields import autoscaler, note_unknown, put_life_cycle, put_queue
+from elasticjob.convert.shared_fields import autoscaler, note_unknown, put_life_cycle, put_queue, put_template
 from elasticjob.convert.workers import put_max_restarts, put_nodes, put_workers
 
 PYTORCHJOB_VERSION = "kubeflow.org/v1"
@@ -48,7 +48,7 @@ def convert_pytorchjob(job: JsonObject, notes: Notes) -> list[JsonObject]:
     _put_restarts(draft, restart, limits, trained, notes)
     put_life_cycle(draft, run_policy, _OWN_CONTROLLERS)
     _put_scheduling(draft, run_policy.take_object("schedulingPolicy"), trained, notes)
-    draft.put("template", trained.template)
+    put_template(draft, trained.template)
     metrics = elastic.take("metrics")
     others = autoscaler(draft, metrics, elastic.at("metrics")) if has_elastic else []
     for rest in (elastic, run_policy, spec, root):
@@ -127,8 +127,12 @@ def _restart_policy(replica: InputObject) -> str:
 
 
 def _note_differences(templates: dict[str, TrainingTemplate], source: str, notes: Notes) -> None:
-    for path in find_differences(templates["Master"].template, templates["Worker"].template):
+    different = find_differences(templates["Master"].template, templates["Worker"].template)
+    for path in different:
         notes.add(f"{source}.{path}", "differs from the Worker's, which all nodes get: any node can have rank 0")
+    if different:
+        notes.add(source, "its success ends a PyTorchJob, an ElasticJob is complete once the workers of all nodes have"
+                          " succeeded: write spec.successPolicy Any if those of one node are enough")  # fmt: skip
 
 
 # ---- policies --------------------------------------------------------------------------------------------------------

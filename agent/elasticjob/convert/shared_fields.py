@@ -1,4 +1,4 @@
-"""Fields that PyTorchJobs and TrainJobs have in common: life cycle, and metrics of an autoscaler. Pure."""
+"""Fields that the jobs of all kinds have in common: life cycle, template, metrics of an autoscaler. Pure."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def put_life_cycle(draft: JobDraft, policy: InputObject, own_controllers: tuple[
     `own_controllers`: values of managedBy that name Kubeflow's own controller.
     """
     if policy.take_switch("suspend"):
-        draft.put_planned("suspend", True, policy.at("suspend"), "the job starts when you apply it")
+        _put_suspend(draft, policy.at("suspend"))
     manager = policy.take_text("managedBy")
     if manager is not None and manager not in own_controllers:
         _put_manager(draft, manager, policy.at("managedBy"))
@@ -32,6 +32,15 @@ def put_life_cycle(draft: JobDraft, policy: InputObject, own_controllers: tuple[
     if pods := policy.take_text("cleanPodPolicy"):
         effect = "pods that have ended stay until you delete the job, others end with it"
         draft.put_planned("cleanPodPolicy", pods, policy.at("cleanPodPolicy"), effect)
+
+
+def _put_suspend(draft: JobDraft, source: str) -> None:
+    """Kueue suspends a job of a queue until it admits it, and the operator does so by itself."""
+    if queue := (draft.metadata.get("labels") or {}).get(_QUEUE_LABEL):
+        draft.notes.add(source, f"is left out: the job waits in the queue {queue} by its label, behind the jobs that"
+                                " wait there already")  # fmt: skip
+    else:
+        draft.put_planned("suspend", True, source, "the job starts when you apply it")
 
 
 def _put_manager(draft: JobDraft, manager: str, source: str) -> None:
@@ -68,6 +77,13 @@ def autoscaler(draft: JobDraft, metrics: Any, source: str) -> list[JsonObject]:
     low, high = draft.get("elasticPolicy.minReplicas"), draft.get("elasticPolicy.maxReplicas")
     spec = {"scaleTargetRef": target, "minReplicas": low, "maxReplicas": high, "metrics": metrics}
     return [{"apiVersion": "autoscaling/v2", "kind": "HorizontalPodAutoscaler", "metadata": kept, "spec": spec}]
+
+
+def put_template(draft: JobDraft, template: JsonObject) -> None:
+    """Write the pod template. The pods of the store get its priority: the job trains no longer than they run."""
+    draft.put("template", template)
+    if priority := template["spec"].get("priorityClassName"):
+        draft.put("rendezvous.store.priorityClassName", priority)
 
 
 def note_unknown(fields: InputObject, notes: Notes) -> None:

@@ -10,7 +10,7 @@ from elasticjob.convert.draft import JobDraft
 from elasticjob.convert.fields import ConvertError, InputObject, JsonObject, Notes
 from elasticjob.convert.pod_template import TrainingTemplate, read_template
 from elasticjob.convert.runtime_patches import PodPatch, merge_template, take_patches
-from elasticjob.convert.shared_fields import autoscaler, note_unknown, put_life_cycle, put_queue
+from elasticjob.convert.shared_fields import autoscaler, note_unknown, put_life_cycle, put_queue, put_template
 from elasticjob.convert.workers import put_max_restarts, put_nodes, put_workers
 
 TRAINJOB_VERSION = "trainer.kubeflow.org/v1alpha1"
@@ -62,7 +62,7 @@ def convert_trainjob(job: JsonObject, runtimes: Sequence[JsonObject], notes: Not
         draft.put_planned("gang", {"provider": runtime.gang}, "runtime.spec.podGroupPolicy", effect)
     initializer = spec.take_object("initializer")
     initializer.note_rest(notes, "is left out: load it in an init container of spec.template, or in the script")
-    draft.put("template", trained.template)
+    put_template(draft, trained.template)
     others = autoscaler(draft, metrics, "runtime.spec.mlPolicy.torch.elasticPolicy.metrics")
     for rest in (trainer, spec, root):
         note_unknown(rest, notes)
@@ -81,8 +81,8 @@ def _put_size(
     put_nodes(draft, wanted, bounds, trained, trainer.at("numNodes"), notes)
     own, of_runtime = trainer.take("numProcPerNode"), torch.take("numProcPerNode")
     workers = own if own is not None else of_runtime
-    if workers in (None, "auto") and not trained.devices.gpus and trained.devices.cpus:
-        workers = "cpu"  # Trainer's auto: the requested processors where there is no GPU
+    if workers in (None, "auto") and not trained.devices.gpus:
+        workers = "cpu" if trained.devices.cpus else 1  # Trainer's auto without GPUs: the requested processors, or one
     put_workers(draft, trained, workers, trainer.at("numProcPerNode"), notes)
     put_max_restarts(draft, {elastic.at("maxRestarts"): elastic.take_integer("maxRestarts")}, trained, notes)
     metrics = elastic.take("metrics")

@@ -212,6 +212,56 @@ def test_a_field_that_the_api_lacks_is_a_note(
     assert [n for n in notes if n.startswith(line) and "not supported yet" in n and n.endswith(note)], notes
 
 
+def test_a_job_that_kueue_holds_back_waits_in_its_queue_and_is_not_suspended_for_ever() -> None:
+    spec = {**PYTORCHJOB["spec"], "runPolicy": {"suspend": True}}
+    labels = {"kueue.x-k8s.io/queue-name": "team"}
+    notes = Notes()
+    queued, *_ = convert_pytorchjob({**PYTORCHJOB, "metadata": {"name": "toy", "labels": labels}, "spec": spec}, notes)
+    assert (queued["metadata"]["labels"], "suspend" in queued["spec"]) == (labels, False)
+    assert "the job waits in the queue team" in str(notes.items[0])
+    alone, *_ = convert_pytorchjob({**PYTORCHJOB, "spec": spec}, Notes())
+    assert alone["spec"]["suspend"] is True
+
+
+@pytest.mark.parametrize(
+    ("template", "container", "note"),
+    [
+        ({"serviceAccountName": "robot"}, {}, "automountServiceAccountToken: is false by default"),
+        ({"serviceAccountName": "robot", "automountServiceAccountToken": True}, {}, ""),
+        ({}, {"ports": [{"containerPort": 8080}]}, "closes port 8080 for pods outside the job"),
+        ({"hostNetwork": True}, {"ports": [{"containerPort": 8080, "hostPort": 8080}]}, ""),
+        ({}, {"ports": [{"containerPort": 3389}], "command": ["torchrun", "--rdzv_endpoint=a:3389", "a.py"]}, ""),
+    ],
+)
+def test_what_pods_of_an_elasticjob_lack_is_noted(template: Any, container: Any, note: str) -> None:
+    job = copy.deepcopy(PYTORCHJOB)
+    spec = job["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]
+    spec.update(template)
+    spec["containers"][0].update(container)
+    notes = Notes()
+    convert_pytorchjob(job, notes)
+    found = [str(item) for item in notes.items if "--rdzv" not in str(item)]
+    assert len(found) == bool(note)
+    assert note in "".join(found)
+
+
+def test_labels_that_the_operator_sets_are_left_out() -> None:
+    job = copy.deepcopy(PYTORCHJOB)
+    labels = {"app.kubernetes.io/name": "bert", "app.kubernetes.io/part-of": "text"}
+    job["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["metadata"] = {"labels": labels}
+    notes = Notes()
+    converted_job, *_ = convert_pytorchjob(job, notes)
+    assert get(converted_job["spec"], "template.metadata.labels") == {"app.kubernetes.io/part-of": "text"}
+    assert "labels[app.kubernetes.io/name]: is left out" in str(notes.items[0])
+
+
+def test_the_pods_of_the_store_get_the_priority_of_the_job() -> None:
+    job = copy.deepcopy(PYTORCHJOB)
+    job["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]["priorityClassName"] = "high"
+    converted_job, *_ = convert_pytorchjob(job, Notes())
+    assert get(converted_job["spec"], "rendezvous.store.priorityClassName") == "high"
+
+
 def test_metrics_become_an_autoscaler() -> None:
     elastic = {"minReplicas": 1, "maxReplicas": 3, "metrics": [METRIC]}
     (job, autoscaler), notes = converted("PyTorchJob", "elasticPolicy", elastic)
@@ -255,7 +305,7 @@ TRAINJOB_FIELDS: list[tuple[str, Any, dict[str, Any], str]] = [
     ("trainer.numNodes", 3, {"replicas": 3, "elasticPolicy": None}, ""),
     ("trainer.resourcesPerNode", {"limits": {"cpu": 4}},
      {f"{CONTAINERS}.resources": {"limits": {"cpu": 4}}, "nprocPerNode": "cpu"}, ""),
-    ("trainer.resourcesPerNode", {}, {"nprocPerNode": None}, "torchrun's auto is one worker for each processor"),
+    ("trainer.resourcesPerNode", {}, {"nprocPerNode": 1}, ""),
     ("trainer.numProcPerNode", 2, {"nprocPerNode": 2}, ""),
     ("trainer.numProcPerNode", "auto", {"nprocPerNode": None}, ""),
     ("initializer.dataset", {"storageUri": "hf://a"}, {}, "load it in an init container"),
