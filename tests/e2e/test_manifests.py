@@ -92,7 +92,11 @@ BAD_AT_CREATE: list[tuple[str, list[Change], str]] = [
     ("name with an underscore", [("metadata.name", "a_b")], "metadata.name must start with a letter and have only"),
     ("name that ends in a dash", [("metadata.name", "a-")], "metadata.name must start with a letter and have only"),
     ("no minimum", [("spec.elasticPolicy.minReplicas", 0)], "minReplicas in body should be greater than or equal to 1"),
-    ("max without min", [("spec.elasticPolicy.minReplicas", ABSENT)], "spec.elasticPolicy.minReplicas: Required"),
+    (
+        "max without min",
+        [("spec.elasticPolicy.minReplicas", ABSENT)],
+        "elasticPolicy needs both minReplicas and maxReplicas",
+    ),
     ("too many nodes", [("spec.replicas", 4097)], "replicas in body should be less than or equal to 4096"),
     (
         "a maximum of too many nodes",
@@ -375,6 +379,11 @@ BAD_AT_CREATE: list[tuple[str, list[Change], str]] = [
         [("spec.template.spec.restartPolicy", "OnFailure")],
         "restartPolicy must be absent or Never: elasticjob restarts workers itself",
     ),
+    (
+        "a trainer that restarts",
+        [("spec.template.spec.containers.0.restartPolicy", "Always")],
+        "the trainer container must have no restartPolicyRules, and no restartPolicy but Never",
+    ),
     ("hostname", [("spec.template.spec.hostname", "h")], "remove template.spec.hostname and subdomain"),
     ("subdomain", [("spec.template.spec.subdomain", "s")], "remove template.spec.hostname and subdomain"),
     (
@@ -463,6 +472,9 @@ GOOD_AT_CREATE: list[tuple[str, list[Change]]] = [
     ("a name with digits and dashes", [("metadata.name", "bert-2--large-7b")]),
     ("a name that only resembles a store's", [("metadata.name", "bert-rdzv-2")]),
     ("a fixed size", [("spec.elasticPolicy", ABSENT)]),
+    ("a fixed size with a spare", [("spec.elasticPolicy", {"spares": 1, "gracefulShutdownSeconds": 7})]),
+    ("a trainer that does not restart", [("spec.template.spec.containers.0.restartPolicy", "Never")]),
+    ("the older spelling of no gang", [("spec.gang", {"provider": "none"})]),
     ("one node", [("spec.elasticPolicy", ABSENT), ("spec.replicas", ABSENT)]),
     ("the maximum as size", [("spec.replicas", ABSENT)]),
     ("one size only", [("spec.elasticPolicy", {"minReplicas": 3, "maxReplicas": 3, "replicaIncrementStep": 7})]),

@@ -176,7 +176,8 @@ def _env(field: _Field) -> dict[str, str]:
 def _settings(spec: _Field, nodes: int | None) -> RoundSettings:
     policy, rendezvous = spec.get("elasticPolicy"), spec.get("rendezvous")
     replicas = spec.get("replicas")
-    if policy.present:
+    elastic = policy.get("maxReplicas").present
+    if elastic:
         low, high = policy.get("minReplicas").integer(1), policy.get("maxReplicas").integer(1)
         target = replicas.integer(high)
     else:
@@ -184,7 +185,7 @@ def _settings(spec: _Field, nodes: int | None) -> RoundSettings:
         low = high = target if nodes is None else nodes
     target = target if nodes is None else nodes
     if not max(1, low) <= target <= min(high, MAX_NODES):
-        bounds = f"minReplicas, {low}, and maxReplicas, {high}" if policy.present else f"1 and {MAX_NODES}"
+        bounds = f"minReplicas, {low}, and maxReplicas, {high}" if elastic else f"1 and {MAX_NODES}"
         raise ManifestError(f"--nodes: {target} must be within {bounds}")
     step = policy.get("replicaIncrementStep").integer(1)
     return RoundSettings(

@@ -117,6 +117,7 @@ def _fill_trainer(pod: dict[str, Any], job: Job, spec: JobSpec, index: int, inca
     trainer: dict[str, Any] = trainer_of(pod)  # type: ignore[assignment]  # a part of the copied template
     trainer["command"] = _wrapped_command(trainer)
     trainer.pop("args", None)
+    trainer.pop("restartPolicy", None)  # Never, as of the pod: only newer API servers accept it for a container
     trainer["terminationMessagePolicy"] = "File"
     path = trainer.get("terminationMessagePath")
     agent_env = _agent_env(job, spec, index, incarnation, {Env.TERMINATION_LOG: path} if path else {})

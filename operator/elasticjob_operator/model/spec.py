@@ -42,7 +42,8 @@ class CleanPods(str, Enum):
 class GangProvider(str, Enum):
     """`spec.gang.provider`: the scheduler that places the smallest number of a job's pods together or not at all."""
 
-    NONE = "none"
+    NONE = "None"
+    """Also written `none`, as every other value that is not known."""
     COSCHEDULING = "coscheduling"
     VOLCANO = "volcano"
     KUBERNETES = "kubernetes"
@@ -280,12 +281,19 @@ def trainer_of(pod_spec: Raw) -> Raw:
     if not sequence(trainer, "command"):
         name = text(trainer, "name")
         raise SpecError(f"container {name!r} has no command: set the training command, for example [python, train.py]")
+    if text(trainer, "restartPolicy") not in ("", "Never") or at(trainer, "restartPolicyRules") is not None:
+        # A kubelet that restarts the container would start an agent whose node the job counts as ended.
+        raise SpecError(
+            f"container {text(trainer, 'name')!r} has a restartPolicy or restartPolicyRules of its own: remove them, "
+            "elasticjob restarts workers itself (failurePolicy.maxRestarts)"
+        )
     return trainer
 
 
 def _sizes(raw: Raw) -> tuple[int, int, int]:
+    """Return the least, the largest and the wanted number of nodes; all equal for a fixed size."""
     policy = mapping(raw, "elasticPolicy")
-    if not policy:
+    if "minReplicas" not in policy and "maxReplicas" not in policy:
         size = max(1, integer(raw, "replicas", default=1))
         return size, size, size
     low = max(1, integer(policy, "minReplicas", default=1))

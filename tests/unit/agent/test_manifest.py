@@ -37,6 +37,7 @@ ELASTIC = {"minReplicas": 2, "maxReplicas": 4}
     [
         ({"replicas": 3}, None, (3, 3, 3)),
         ({"replicas": 3}, 2, (2, 2, 2)),
+        ({"replicas": 3, "elasticPolicy": {"spares": 1}}, None, (3, 3, 3)),
         ({"elasticPolicy": ELASTIC}, None, (2, 4, 4)),
         ({"elasticPolicy": ELASTIC, "replicas": 3}, None, (2, 4, 3)),
         ({"elasticPolicy": ELASTIC, "replicas": 3}, 2, (2, 4, 2)),
@@ -99,7 +100,10 @@ def test_backend_and_role() -> None:
             job(elasticPolicy={"minReplicas": 3, "maxReplicas": 2}),
             "spec.elasticPolicy: elasticPolicy.minReplicas is above max",
         ),
-        (job(elasticPolicy={"minReplicas": 3}), "spec.elasticPolicy.maxReplicas: Required value"),
+        (
+            job(elasticPolicy={"minReplicas": 3}),
+            "spec.elasticPolicy: elasticPolicy needs both minReplicas and maxReplicas",
+        ),
         (job(nprocPerNode=0), "spec.nprocPerNode: nprocPerNode must be a number from 1 to 64"),
         (job(preload="torch"), 'spec.preload in body must be of type array: "string"'),
         (

@@ -13,7 +13,7 @@ from elasticjob.contract.worker_count import quantity
 from elasticjob_operator.model.observed import Observed, parse_job
 from elasticjob_operator.model.pods import parse_pod
 from elasticjob_operator.model.raw import moment, timestamp
-from elasticjob_operator.model.spec import parse_spec
+from elasticjob_operator.model.spec import GangProvider, parse_spec, read_spec
 from elasticjob_operator.model.status import parse_status
 from elasticjob_operator.plan import plan
 from support.operator_build import declared, ended, job, raw_job, raw_pod, worker
@@ -53,6 +53,32 @@ def test_a_target_between_two_steps_is_rounded_down(replicas: int | None, target
     policy = {"minReplicas": 2, "maxReplicas": 8, "replicaIncrementStep": 3}
     spec = parse_spec({"template": container(), "elasticPolicy": policy, "replicas": replicas})
     assert (spec.target, spec.settings.increment) == (target, 3)
+
+
+def test_a_job_of_a_fixed_size_has_spares_and_a_limit_of_planned_ends() -> None:
+    policy = {"spares": 2, "gracefulShutdownSeconds": 7, "replicaIncrementStep": 1}
+    spec = parse_spec({"template": container(), "elasticPolicy": policy, "replicas": 3})
+    assert (spec.min_replicas, spec.target, spec.max_replicas, spec.spares) == (3, 3, 3, 2)
+    assert spec.settings.graceful_shutdown == 7
+    assert parse_spec({"template": container(), "elasticPolicy": policy}).target == 1
+
+
+@pytest.mark.parametrize("written", ["None", "none", None])
+def test_no_gang_is_written_in_two_ways(written: str | None) -> None:
+    spec = parse_spec({"template": container(), "gang": {"provider": written}})
+    assert spec.gang is GangProvider.NONE
+
+
+@pytest.mark.parametrize(
+    ("own", "refused"),
+    [({}, False), ({"restartPolicy": "Never"}, False), ({"restartPolicy": "Always"}, True),
+     ({"restartPolicy": "OnFailure"}, True), ({"restartPolicy": "Never", "restartPolicyRules": []}, True)],
+)  # fmt: skip
+def test_a_trainer_that_its_kubelet_restarts_is_refused(own: dict[str, Any], refused: bool) -> None:
+    template = container()
+    template["spec"]["containers"][0] |= own
+    _, error = read_spec({"template": template})
+    assert ("has a restartPolicy or restartPolicyRules of its own: remove them" in error) is refused
 
 
 @pytest.mark.parametrize(("grace", "stop_grace", "planned"), [(None, 1, 24), (600, 1, 594), (0, 1, 0), (None, 40, 0)])
