@@ -23,6 +23,9 @@ SAME_FIELD = {
     name: SAME_PRELOAD if name == "preload" else f"self.spec.{name} == oldSelf.spec.{name}"
     for name in ("template", "rendezvous", "preload", "gang", "successPolicy", "placement")
 }
+NO_BOUNDS = "!has(self.minReplicas) || !has(self.maxReplicas)"
+UNBOUNDED = "0.1.0 requires both fields, so the rule says the same of every object that it accepted"
+SAME_FIELD["gang"] = "self.spec.gang.provider.lowerAscii() == oldSelf.spec.gang.provider.lowerAscii()"
 SAME_ISOLATION = (
     "(!has(self.spec.networkIsolation) || self.spec.networkIsolation) "
     "== (!has(oldSelf.spec.networkIsolation) || oldSelf.spec.networkIsolation)"
@@ -45,10 +48,27 @@ ACCEPTED = {
     **{f": rule {same} || {SUSPENDED} || {FINISHED}": MOVED for same in SAME_FIELD.values()},
     "spec.preload: default": OPERATORS,
     "spec.elasticPolicy.spares: default": OPERATORS,
+    "spec.gang.provider: default": "None and none mean the same provider, also to an operator of 0.1.0",
+    "spec.elasticPolicy: rule has(self.minReplicas) == has(self.maxReplicas)": UNBOUNDED,
+    f"spec.elasticPolicy: rule {NO_BOUNDS} || self.minReplicas <= self.maxReplicas": UNBOUNDED,
+    f"spec.elasticPolicy: rule {NO_BOUNDS} || self.minReplicas > self.maxReplicas || "
+    "(self.maxReplicas - self.minReplicas) % self.replicaIncrementStep == 0": UNBOUNDED,
+    **{
+        f"spec: rule !has(self.elasticPolicy) || !has(self.elasticPolicy.{bound}) || !has(self.replicas) || "
+        f"self.replicas {relation} self.elasticPolicy.{bound}": UNBOUNDED
+        for bound, relation in (("minReplicas", ">="), ("maxReplicas", "<="))
+    },
+    "spec.template: rule self.spec.containers.all(c, c.name != 'trainer' || (!has(c.restartPolicyRules) && "
+    "(!has(c.restartPolicy) || c.restartPolicy in ['', 'Never']))) && (size(self.spec.containers) == 0 || "
+    "self.spec.containers.exists(c, c.name == 'trainer') || (!has(self.spec.containers[0].restartPolicyRules) && "
+    "(!has(self.spec.containers[0].restartPolicy) || self.spec.containers[0].restartPolicy in ['', 'Never'])))": (
+        "no pod of such a template has run well: older API servers refuse it, newer ones restart an agent in place"
+    ),
     f": rule {SAME_ISOLATION} || {SUSPENDED} || {FINISHED}": MOVED,
-    f": rule has(self.spec.elasticPolicy) || {SUSPENDED} || (has(self.spec.replicas) ? self.spec.replicas : 1) == "
-    "(has(oldSelf.spec.replicas) ? oldSelf.spec.replicas : has(oldSelf.spec.elasticPolicy) ? "
-    f"oldSelf.spec.elasticPolicy.maxReplicas : 1) || {FINISHED}": MOVED,
+    f": rule (has(self.spec.elasticPolicy) && has(self.spec.elasticPolicy.maxReplicas)) || {SUSPENDED} || "
+    "(has(self.spec.replicas) ? self.spec.replicas : 1) == "
+    "(has(oldSelf.spec.replicas) ? oldSelf.spec.replicas : has(oldSelf.spec.elasticPolicy) && "
+    f"has(oldSelf.spec.elasticPolicy.maxReplicas) ? oldSelf.spec.elasticPolicy.maxReplicas : 1) || {FINISHED}": MOVED,
     f": rule !has(oldSelf.status) || !has(oldSelf.status.conditions) || !{ENDED} || "
     "(has(self.spec.replicas) == has(oldSelf.spec.replicas) && "
     f"(!has(self.spec.replicas) || self.spec.replicas == oldSelf.spec.replicas) && ({SUSPENDED} || "
