@@ -9,9 +9,10 @@ import itertools
 import logging
 import signal
 import sys
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from operator import itemgetter
+from pathlib import Path
 from typing import Any, TypeVar
 
 from elasticjob.contract.names import GROUP, PLURAL
@@ -22,11 +23,13 @@ from elasticjob_operator.backoff import doubling_delay
 from elasticjob_operator.controller import Controller
 from elasticjob_operator.defaults_file import DefaultsFile
 from elasticjob_operator.events import Recorder
+from elasticjob_operator.http_server import Certificate
 from elasticjob_operator.kube import CRDS, KubeApi, KubeError, NotFound, Throttled, Unclear
 from elasticjob_operator.kube.client import KubeClient, NoCluster, connect_cluster
 from elasticjob_operator.lease import REQUEST_TIMEOUT, Election, LeaseLost
 from elasticjob_operator.loop_thread import LoopSilence, LoopThread
 from elasticjob_operator.manifests.placement import HOSTNAME
+from elasticjob_operator.metrics_page import MetricsAccess, serve_metrics
 from elasticjob_operator.model.observed import JobKey
 from elasticjob_operator.model.raw import mapping, objects
 from elasticjob_operator.node_events import NodeEvents
@@ -43,6 +46,8 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 API_CHECK_SECONDS = 30.0
+REVIEW_TIMEOUT = 4.0
+"""Seconds of a request about a token. Prometheus waits 10 s for the metrics by default, and there are two requests."""
 FIRST_API_RETRY = 1.0
 """Seconds until a starting operator repeats a request that got no answer; each further failure doubles it."""
 LONGEST_API_RETRY = 10.0
@@ -144,13 +149,13 @@ class Operator:
         metrics.queue_wait.set_function(oldest_wait)
         metrics.api_silence.set_function(silence)
         port = self.settings.health_port
-        runner = await probes.serve_probes(port, oldest_wait, silence, blind) if port else None
+        served = probes.serve_probes(port, oldest_wait, silence, blind) if port else None
         try:
             await self._defaults.read()
             await run_until_one_ends(self._run_terms(), self._defaults.follow(), self.stop.wait())
         finally:
-            if runner is not None:
-                await runner.cleanup()
+            if served is not None:
+                await served.close()
 
     async def _run_terms(self) -> None:
         """Lead until cancelled. An operator that loses the Lease is a candidate again, without any earlier state."""
@@ -263,6 +268,24 @@ class Operator:
                 await self.api.get(CRDS, None, CRD_NAME)
 
 
+@contextlib.asynccontextmanager
+async def _served_metrics(settings: OperatorSettings, api: KubeClient) -> AsyncIterator[None]:
+    if not settings.metrics_port:
+        yield
+        return
+    reviews = api.separate(timeout=REVIEW_TIMEOUT)  # only the thread of the metrics uses it
+    try:
+        certificate = Certificate(Path(settings.metrics_tls)) if settings.metrics_tls else None
+    except OSError as error:  # ssl.SSLError is one
+        raise CannotStart(f"the certificate in {settings.metrics_tls} cannot be used: {error}") from None
+    access = MetricsAccess(reviews) if settings.metrics_authentication else None
+    server = serve_metrics(settings.metrics_port, access, certificate)
+    try:
+        yield
+    finally:
+        await server.close(reviews.close())
+
+
 async def run(settings: OperatorSettings) -> None:
     """Run the operator in this process until SIGTERM or SIGINT."""
     raise_open_file_limit()  # a job needs two: the links to its store and to its standby store
@@ -276,10 +299,9 @@ async def run(settings: OperatorSettings) -> None:
             f"the operator finds no cluster: {error}. Set KUBECONFIG, or run the operator in a pod"
         ) from None
     lease_api, lease_thread = api.separate(timeout=REQUEST_TIMEOUT), LoopThread("lease")
-    if settings.metrics_port:
-        metrics.serve_metrics(settings.metrics_port)
     try:
-        await Operator(settings, api, lease_api, api.background(), lease_thread, stop).run()
+        async with _served_metrics(settings, api):
+            await Operator(settings, api, lease_api, api.background(), lease_thread, stop).run()
     finally:
         await lease_thread.run(lease_api.close())
         await lease_thread.close()

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 import time
 from collections.abc import Callable, Coroutine
+from concurrent.futures import Future
 from typing import Any, TypeVar
 
 from elasticjob.daemon_threads import DaemonExecutor
 
 T = TypeVar("T")
+
+log = logging.getLogger(__name__)
 
 CLOSE_SECONDS = 1.0
 """Seconds that cancelled coroutines have to end when the thread is closed."""
@@ -29,6 +33,14 @@ class LoopThread:
         """Return the coroutine's result. A cancellation of this call cancels the coroutine, and does not wait for its
         end; a coroutine that is given to the thread later begins after the cancellation."""
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(coroutine, self._loop))
+
+    def begin(self, coroutine: Coroutine[Any, Any, object]) -> None:
+        """Run the coroutine in the thread, until it ends or `close` is called."""
+        asyncio.run_coroutine_threadsafe(coroutine, self._loop).add_done_callback(self._log_error)
+
+    def _log_error(self, ended: Future[object]) -> None:
+        if not ended.cancelled() and (error := ended.exception()) is not None:
+            log.critical("the thread %s does its work no more", self._thread.name, exc_info=error)
 
     async def close(self) -> None:
         """Cancel the coroutines that still run, and end the thread."""

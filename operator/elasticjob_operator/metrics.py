@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import threading
-from http.server import ThreadingHTTPServer
+from prometheus_client import Counter, Gauge, Histogram
 
-from prometheus_client import Counter, Gauge, Histogram, MetricsHandler
-
-from elasticjob.listening_socket import listen_on_all_addresses
 from elasticjob_operator.version import VERSION
 
 NAMESPACE = "namespace"
@@ -67,19 +63,3 @@ watch_age = Gauge(
 failing_watches = Gauge(
     "elasticjob_failing_watches", "Watches on a resource, one a namespace, that fail and are retried.", ["resource"]
 )
-
-_BACKLOG = 128
-"""Connections that wait until the server accepts them."""
-
-
-def serve_metrics(port: int) -> ThreadingHTTPServer:
-    """Serve all metrics on `port` from threads, whatever the event loop does; `shutdown()` of the server ends that.
-
-    prometheus_client's own server has one family of addresses, and looks up the name of this machine before it serves.
-    OSError: the port is in use.
-    """
-    server = ThreadingHTTPServer(("", port), MetricsHandler, bind_and_activate=False)
-    server.socket.close()
-    server.socket = listen_on_all_addresses(port, backlog=_BACKLOG)
-    threading.Thread(target=server.serve_forever, name="metrics", daemon=True).start()
-    return server

@@ -5,14 +5,13 @@ A restart neither works off a backlog nor brings the API server back, so neither
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 
-from aiohttp import web
+from elasticjob_operator.http_server import HttpRequest, HttpResponse, HttpServer, ask_loop
 
-from elasticjob.listening_socket import listen_on_all_addresses
-
-_BACKLOG = 128
-"""Connections that wait until the server accepts them."""
+ANSWER_SECONDS = 3.0
+"""Seconds after which the event loop counts as hanging. The chart's probes wait for 5 s."""
 MAX_QUEUE_WAIT = 120.0
 """Longest time in seconds that a due job may wait for its reconcile."""
 MAX_API_SILENCE = 120.0
@@ -31,23 +30,23 @@ def readiness(oldest_wait: float, silence: float, blind: str) -> tuple[bool, str
     return keeps_up, f"{message}; {blind}" if blind else message
 
 
-async def serve_probes(
+def serve_probes(
     port: int, oldest_wait: Callable[[], float], silence: Callable[[], float], blind: Callable[[], str]
-) -> web.AppRunner:
-    """Serve /healthz and /readyz on `port`; `cleanup()` of the returned runner stops serving."""
+) -> HttpServer:
+    """Serve /healthz and /readyz on `port`. The running event loop answers them: if it hangs, the probes fail."""
+    loop = asyncio.get_running_loop()
 
-    async def health(_: web.Request) -> web.Response:
-        # The event loop that answers is the one that reconciles: if it hangs, the probe gets no answer.
-        return web.Response(text="ok\n")
+    def health() -> HttpResponse:
+        return HttpResponse(b"ok\n")
 
-    async def ready(_: web.Request) -> web.Response:
+    def ready() -> HttpResponse:
         keeps_up, message = readiness(oldest_wait(), silence(), blind())
-        return web.Response(status=200 if keeps_up else 503, text=message + "\n")
+        return HttpResponse(f"{message}\n".encode(), 200 if keeps_up else 503)
 
-    app = web.Application()
-    app.router.add_get("/healthz", health)
-    app.router.add_get("/readyz", ready)
-    runner = web.AppRunner(app, access_log=None)
-    await runner.setup()
-    await web.SockSite(runner, listen_on_all_addresses(port, backlog=_BACKLOG)).start()
-    return runner
+    async def health_page(_: HttpRequest) -> HttpResponse:
+        return await ask_loop(loop, health, ANSWER_SECONDS)
+
+    async def ready_page(_: HttpRequest) -> HttpResponse:
+        return await ask_loop(loop, ready, ANSWER_SECONDS)
+
+    return HttpServer("probes", port, {"/healthz": health_page, "/readyz": ready_page})

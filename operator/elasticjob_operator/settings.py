@@ -56,6 +56,10 @@ class OperatorSettings:
     log_format: str = "json"
     metrics_port: int = 8080
     """0: no metrics."""
+    metrics_authentication: bool = False
+    """Whether only users who may `get` the URL /metrics by the cluster's RBAC can read the metrics."""
+    metrics_tls: str = ""
+    """Folder with `tls.crt` and `tls.key`, by which the metrics are served; empty: without TLS."""
     label_namespaces: bool = False
     """Whether metrics about jobs have the label `namespace`."""
     health_port: int = 8081
@@ -100,6 +104,8 @@ def parse_settings(argv: Sequence[str] | None, environ: Mapping[str, str] = os.e
         log_level=options.log_level.upper(),
         log_format=options.log_format,
         metrics_port=options.metrics_port,
+        metrics_authentication=options.metrics_authentication,
+        metrics_tls=options.metrics_tls,
         label_namespaces=options.metrics_namespace_label,
         health_port=options.health_port,
         workers=options.workers,
@@ -171,6 +177,13 @@ def _parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
     add("--log-level", "LOG_LEVEL", "INFO", "lowest level that is logged", type=str.upper, choices=levels)
     add("--log-format", "LOG_FORMAT", "json", "format of log lines", choices=["json", "text"])
     add("--metrics-port", "METRICS_PORT", 8080, "port of Prometheus metrics; 0: off", type=int)
+    parser.add_argument(
+        "--metrics-authentication",
+        action="store_true",
+        default=environ.get("METRICS_AUTHENTICATION") == "true",
+        help="only for bearer tokens of users who may get the URL /metrics [$METRICS_AUTHENTICATION=true]",
+    )
+    add("--metrics-tls", "METRICS_TLS", "", "folder with tls.crt and tls.key for the metrics; empty: without TLS")
     parser.add_argument(
         "--metrics-namespace-label",
         action="store_true",

@@ -22,14 +22,14 @@ from elasticjob.agent.reporting.health_endpoint import HEALTH_PORT_VARIABLE, ser
 from elasticjob.inprocess import store_server
 from elasticjob.listening_socket import listen_on_all_addresses
 from elasticjob.store.server import StoreServer
-from elasticjob_operator import metrics, probes
+from elasticjob_operator import metrics_page, probes
 
 async def listen():
     found = {"store": await StoreServer().start(), "wrapper": store_server.serve(0)}
     found["health"], found["probes"], found["metrics"] = 8101, 8102, 8103
     assert await serve_health({HEALTH_PORT_VARIABLE: "8101"}, str, str)
-    await probes.serve_probes(8102, float, float, str)
-    metrics.serve_metrics(8103)
+    probes.serve_probes(8102, float, float, str)
+    metrics_page.serve_metrics(8103)
     for name, port in found.items():
         for host in sys.argv[1:]:
             try:

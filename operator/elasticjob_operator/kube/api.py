@@ -21,6 +21,11 @@ podgroups (scheduling.x-k8s.io)    create, delete, get, patch
 podgroups (scheduling.volcano.sh)  create, delete, get, patch
 workloads (scheduling.k8s.io)      create, delete, get
 
+With the chart's value metrics.secure.enabled:
+
+tokenreviews (authentication.k8s.io)         create
+subjectaccessreviews (authorization.k8s.io)  create
+
 With the chart's value kueue.enabled:
 
 workloads (kueue.x-k8s.io)                create, delete, get, list, patch, watch
@@ -71,6 +76,8 @@ KUEUE_WORKLOADS = Resource("kueue.x-k8s.io", "v1beta2", "workloads")
 RESOURCE_FLAVORS = Resource("kueue.x-k8s.io", "v1beta2", "resourceflavors")
 WORKLOAD_PRIORITY_CLASSES = Resource("kueue.x-k8s.io", "v1beta2", "workloadpriorityclasses")
 PRIORITY_CLASSES = Resource("scheduling.k8s.io", "v1", "priorityclasses")
+TOKEN_REVIEWS = Resource("authentication.k8s.io", "v1", "tokenreviews")
+ACCESS_REVIEWS = Resource("authorization.k8s.io", "v1", "subjectaccessreviews")
 CRDS = Resource("apiextensions.k8s.io", "v1", "customresourcedefinitions")
 
 
