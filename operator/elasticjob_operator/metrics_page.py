@@ -65,7 +65,7 @@ class MetricsAccess:
             async with self._turns:
                 status = await self._review(token.strip())
         except KubeError as error:
-            log.warning("nobody can read the metrics while tokens cannot be checked: %s", error)
+            log.warning("a request for the metrics is refused, because its token cannot be checked: %s", error)
             return 503
         if len(self._known) >= _MOST_KNOWN:
             self._known.clear()

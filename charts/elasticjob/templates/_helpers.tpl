@@ -37,6 +37,11 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- printf "%s:%s" .Values.image.repository (.Values.image.tag | default .Chart.AppVersion) -}}
 {{- end -}}
 
+{{/* Name of the Secret with the certificate of the metrics. */}}
+{{- define "elasticjob.metricsSecret" -}}
+{{- .Values.metrics.secure.certificateSecret | default (printf "%s-metrics-tls" (include "elasticjob.name" .)) -}}
+{{- end -}}
+
 {{- define "elasticjob.subject" -}}
 - kind: ServiceAccount
   name: {{ include "elasticjob.serviceAccount" . }}

@@ -181,7 +181,7 @@ class Reviews:
             raise KubeError("no response")
         spec = body["spec"]
         if body["kind"] == "TokenReview":
-            users = {"good": "prometheus", "other": "somebody"}
+            users = {"good": "prometheus", "other": "stranger"}
             known = spec["token"] in users
             user = {"username": users.get(spec["token"], ""), "groups": ["g"], "extra": {"k": ["v"]}}
             return {"status": {"authenticated": known, "user": user if known else {}}}
