@@ -16,7 +16,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from elasticjob_operator import http_server, metrics_page
+from elasticjob_operator import http_server, metrics, metrics_page
 from elasticjob_operator.http_server import Certificate, HttpRequest, HttpResponse, HttpServer
 from elasticjob_operator.kube import KubeError, Resource
 from elasticjob_operator.metrics_page import ALLOWED_SECONDS, REFUSED_SECONDS, MetricsAccess, serve_metrics
@@ -220,6 +220,7 @@ async def test_answers_about_tokens_are_kept_for_a_while_and_failures_are_not() 
 
 
 async def test_the_metrics_are_served_in_the_format_that_is_asked_for() -> None:
+    assert [found.name for found in metrics.queue_depth.describe()] == ["elasticjob_queue_depth"]
     async with served(serve_metrics(0)) as port, aiohttp.ClientSession() as session:
         url = f"http://127.0.0.1:{port}"
         for path in ("/metrics", "/"):
