@@ -48,7 +48,6 @@ ACCEPTED = {
     **{f": rule {same} || {SUSPENDED} || {FINISHED}": MOVED for same in SAME_FIELD.values()},
     "spec.preload: default": OPERATORS,
     "spec.elasticPolicy.spares: default": OPERATORS,
-    "spec.gang.provider: default": "None and none mean the same provider, also to an operator of 0.1.0",
     "spec.elasticPolicy: rule has(self.minReplicas) == has(self.maxReplicas)": UNBOUNDED,
     f"spec.elasticPolicy: rule {NO_BOUNDS} || self.minReplicas <= self.maxReplicas": UNBOUNDED,
     f"spec.elasticPolicy: rule {NO_BOUNDS} || self.minReplicas > self.maxReplicas || "
