@@ -23,6 +23,7 @@ from elasticjob.contract.messages import (
 )
 from elasticjob.contract.names import Label, Role, RoundId
 from elasticjob.local.job_schema import find_mistakes
+from elasticjob_operator.model.guarded import guarded_digest
 from elasticjob_operator.model.observed import Child, Children, Job, LinkView, Observed, parse_job
 from elasticjob_operator.model.pods import AVOIDED_NODES, FAILED_STARTS, Pod, parse_pod
 from elasticjob_operator.model.raw import timestamp
@@ -40,18 +41,22 @@ STATUS_SCHEMA = yaml.safe_load((REPOSITORY / "crds/elasticjobs.in.yaml").read_te
 ]["properties"]["status"]
 
 Raw = dict[str, Any]
+_TEMPLATE: Raw = {"spec": {"containers": [{"name": "main", "image": "user:1", "command": ["python", "train.py"]}]}}
 
 
 def raw_job(*, status: Raw | None = None, generation: int = 1, **spec: Any) -> Raw:
     """Return the job `bert`, of fixed size 2 and without a NetworkPolicy unless `spec` overrides it."""
-    template = {"spec": {"containers": [{"name": "main", "image": "user:1", "command": ["python", "train.py"]}]}}
+    if status and status.get("executionAttempts"):
+        # The operator writes it with the number of the execution.
+        made_from = guarded_digest({"replicas": 2, "networkIsolation": False, "template": _TEMPLATE} | spec)
+        status = {**status, "guardedFields": {"execution": status["executionAttempts"], "digest": made_from}}
     return {
         "apiVersion": "elasticjob.dev/v1alpha1",
         "kind": "ElasticJob",
         "metadata": {
             "namespace": "ns", "name": "bert", "uid": UID, "generation": generation, "resourceVersion": "1",
         },
-        "spec": {"replicas": 2, "networkIsolation": False, "template": template} | spec,
+        "spec": {"replicas": 2, "networkIsolation": False, "template": _TEMPLATE} | spec,
         "status": status or {},
     }  # fmt: skip
 

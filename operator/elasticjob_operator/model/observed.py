@@ -8,6 +8,7 @@ from enum import Enum
 from typing import ClassVar, TypeAlias
 
 from elasticjob.contract.messages import Report
+from elasticjob_operator.model.guarded import guarded_digest
 from elasticjob_operator.model.job_defaults import NO_DEFAULTS, JobDefaults, effective_spec, recorded_defaults
 from elasticjob_operator.model.nodes import NodeWarning
 from elasticjob_operator.model.pods import Pod
@@ -46,6 +47,8 @@ class Job:
     """The Kueue queue that admits the job; empty without one."""
     queue_priority: str = ""
     """The job's WorkloadPriorityClass; empty without one."""
+    guarded_digest: str = ""
+    """The digest of the fields that may change only while the job is suspended (`guarded`)."""
     queue_elastic: bool = False
     """Whether an admitted job asks the queue for more or less when its size changes."""
     defaults: JobDefaults = NO_DEFAULTS
@@ -74,6 +77,7 @@ def parse_job(raw: Raw, current_defaults: JobDefaults = NO_DEFAULTS) -> Job:
         managed=text(raw, "spec", "managedBy") in ("", CONTROLLER),
         queue=text(raw, "metadata", "labels", QUEUE_LABEL),
         queue_priority=text(raw, "metadata", "labels", QUEUE_PRIORITY_LABEL),
+        guarded_digest=guarded_digest(mapping(raw, "spec")),
         queue_elastic=text(raw, "metadata", "annotations", ELASTIC_ANNOTATION) == "true",
         defaults=defaults,
         default_sources=sources,

@@ -9,6 +9,7 @@ from enum import Enum
 
 from elasticjob.contract.messages import FailureClass
 from elasticjob.contract.names import RoundId
+from elasticjob_operator.model.guarded import GuardedFields, parse_guarded
 from elasticjob_operator.model.raw import (
     Raw,
     at,
@@ -120,6 +121,8 @@ class Status:
     raw: Raw = field(default_factory=dict)
     incarnations: tuple[int, ...] = ()
     """For each index ever used, the incarnation of its newest pod."""
+    guarded: GuardedFields | None = None
+    """From what the pods of the last execution are made; None if an older operator wrote the status."""
     vacant: frozenset[int] = frozenset()
     """Indices without a pod, below those that the job kept when it shrank."""
     store_incarnation: int | None = None
@@ -198,6 +201,7 @@ def parse_status(raw: Raw) -> Status:
     return Status(
         raw=raw,
         incarnations=read_incarnations(raw),
+        guarded=parse_guarded(raw),
         vacant=read_ranges(raw, "vacantIndices"),
         store_incarnation=_optional(raw, "rendezvous", "incarnation"),
         standby_store=_optional(raw, "rendezvous", "standby"),

@@ -8,6 +8,7 @@ from typing import Any
 
 from elasticjob.contract.messages import RecoverySeconds
 from elasticjob_operator.manifests.names import attempt, endpoint
+from elasticjob_operator.model.guarded import GuardedFields
 from elasticjob_operator.model.pods import Pod
 from elasticjob_operator.model.raw import at, objects, text, timestamp
 from elasticjob_operator.model.status import AvoidedNode, Condition, ConditionType
@@ -68,6 +69,7 @@ def next_status(job: JobContext, current: dict[ConditionType, Condition], image:
         "uncountedOutages": list(uncounted),
         "uncountedFailures": outage_objects(uncounted),
         "executionAttempts": _executions(job),
+        "guardedFields": _guarded(job),
         "rendezvous": _rendezvous(job),
         "incarnations": ",".join(map(str, job.workers.incarnations)),
         "incarnationRanges": incarnation_ranges(job.workers.incarnations),
@@ -122,6 +124,15 @@ def _executions(job: JobContext) -> int:
     if job.resumes:
         return attempts + 1
     return attempts if job.suspended else attempt(job.ctx.job)
+
+
+def _guarded(job: JobContext) -> dict[str, Any] | None:
+    """Return from what the pods of the execution are made. That of a job whose status an older operator has written is
+    taken for what its spec says now."""
+    execution, before = _executions(job), job.ctx.status.guarded
+    if before is None or before.execution != execution or not before.comparable:
+        before = GuardedFields(execution, job.ctx.job.guarded_digest)
+    return {"execution": execution, "digest": before.digest} if execution and before.digest else None
 
 
 def _runtime_image(job: JobContext, image: str) -> str | None:

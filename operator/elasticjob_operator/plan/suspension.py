@@ -20,16 +20,29 @@ from elasticjob_operator.plan.queueing import describe_eviction, describe_wait, 
 from elasticjob_operator.plan.terminations import may_force, next_checks
 
 _WHY = "the job is suspended"
+_CHANGED = "the job was suspended, changed and resumed at once, so its pods are replaced: "
 
 
 def is_suspended(ctx: ReconcileContext) -> bool:
     """Return whether the job is suspended, or must be suspended completely before it may resume."""
-    return _must_wait(ctx) or (was_suspended(ctx) and _anything_left(ctx))
+    return _must_wait(ctx) or (_anything_left(ctx) if was_suspended(ctx) else has_changed(ctx))
 
 
 def _must_wait(ctx: ReconcileContext) -> bool:
     """Return whether the user or the job's queue does not permit pods."""
     return ctx.spec.suspend or waits_for_queue(ctx)
+
+
+def has_changed(ctx: ReconcileContext) -> bool:
+    """Return whether the spec says another thing than the pods of this execution are made from.
+
+    The user suspended the job, changed it and resumed it before any operator saw it suspended. Pods of the new template
+    must not join those of the old one, so the job is suspended now, and then resumes.
+    """
+    guarded, status = ctx.status.guarded, ctx.status
+    if guarded is None or not guarded.comparable or guarded.execution != status.execution_attempts:
+        return False
+    return guarded.digest != ctx.job.guarded_digest
 
 
 def resumes(ctx: ReconcileContext) -> bool:
@@ -77,7 +90,11 @@ def _forced(pods: Iterable[Pod]) -> tuple[DeletePod, ...]:
 def suspended_condition(ctx: ReconcileContext) -> Condition | None:
     """Return the condition Suspended; None for a job that was never suspended."""
     if is_suspended(ctx):
-        reason = "SuspendedByQueue" if ctx.job.queue and not ctx.spec.suspend else "SuspendedByUser"
+        reason = "SuspendedByUser"
+        if not ctx.spec.suspend:
+            reason = (
+                "SuspendedByQueue" if waits_for_queue(ctx) else "SuspendedForChange" if has_changed(ctx) else reason
+            )
         mistake = f"; the spec has a mistake to correct before: {ctx.job.spec_error}" if ctx.job.spec_error else ""
         return Condition("True", reason, _describe(ctx) + mistake)
     if ConditionType.SUSPENDED not in ctx.status.conditions:
@@ -87,12 +104,14 @@ def suspended_condition(ctx: ReconcileContext) -> Condition | None:
 
 def _describe(ctx: ReconcileContext) -> str:
     live = sum(p.end is None for p in ctx.observed.workers)
+    changed = "" if _must_wait(ctx) or not has_changed(ctx) else _CHANGED
     resume = "" if _must_wait(ctx) else "; the job then resumes"
     evicted = f"; {why}" if not ctx.spec.suspend and (why := describe_eviction(ctx)) else ""
     if live:
-        return f"{with_noun(live, 'pod')} still to end: workers have the time to save their state{resume}{evicted}"
-    if stores_left(ctx):
-        return f"the store ends{resume}{evicted}"
+        left = f"{with_noun(live, 'pod')} still to end: workers have the time to save their state"
+        return f"{changed}{left}{resume}{evicted}"
+    if stores_left(ctx) or changed:
+        return f"{changed}the store ends{resume}{evicted}"
     if ctx.spec.suspend or not ctx.job.queue:
         return "the job has no pods until spec.suspend is false"
     return describe_wait(ctx)

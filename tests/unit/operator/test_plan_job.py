@@ -399,6 +399,7 @@ def test_the_first_status_of_a_job() -> None:
     assert {name: value for name, value in written.items() if name != "conditions"} == {
         "observedGeneration": 7, "phase": "Pending", "targetReplicas": 2, "incarnations": "0,0", "runtimeImage": IMAGE,
         "incarnationRanges": [{"first": 0, "last": 1, "incarnation": 0}],
+        "guardedFields": {"execution": 1, "digest": job().guarded_digest},
         "selector": "elasticjob.dev/job-name=bert,elasticjob.dev/role=worker", "startTime": timestamp(NOW),
         "rendezvous": {"endpoint": "bert-rdzv.ns.svc:29400", "incarnation": 0},
         "executionAttempts": 1, "rendezvousRound": 0, "restarts": 0, "restartsCountTowardsMax": 0, "worldSize": 0,
