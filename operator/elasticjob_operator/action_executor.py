@@ -417,7 +417,8 @@ class ActionExecutor:
     async def _patch(self, resource: Resource, name: str, uid: str, change: dict[str, Any]) -> _Result:
         """Change a child other than a pod, if it still has this UID."""
         try:
-            changed = await self.api.patch(resource, self.job.namespace, name, {"metadata": {"uid": uid}, **change})
+            metadata = {**change.get("metadata", {}), "uid": uid}
+            changed = await self.api.patch(resource, self.job.namespace, name, {**change, "metadata": metadata})
         except KubeError as error:
             self._forget_objects(resource)
             return _Result(name, problem=str(error))

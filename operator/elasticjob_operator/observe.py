@@ -198,8 +198,9 @@ async def _queue_view(api: KubeApi, job: Job, memory: JobMemory, *, queued: bool
     except Refused:
         return QueueView(unreadable=True)
     own = {text(raw, "metadata", "name"): raw for raw in found if raw is not None and is_owned(raw, job.uid)}
-    parsed = (parse_or_skip(parse_workload, "Workload", raw, None)[0] for raw in own.values())
-    view = queue_view(workload for workload in parsed if workload is not None)
+    view = queue_view(parse_or_skip(parse_workload, "Workload", raw, None)[0] for raw in own.values())
+    if view.malformed:
+        return view  # its memory keeps what was read last
     memory.workload = own[view.workload.name] if view.workload is not None else None
     return view
 

@@ -117,10 +117,9 @@ class WatchCache:
         found = (self._pods[uid].content for uid in self._pods_of.get(job_uid, ()))
         return [(labelled.role, labelled.pod) for labelled in found if labelled.owned and labelled.pod is not None]
 
-    def workloads(self, job_uid: str) -> list[Workload]:
-        """Return the Workloads that the job of this UID controls; not those that cannot be read."""
-        found = (self._workloads[uid].content.workload for uid in self._workloads_of.get(job_uid, ()))
-        return [workload for workload in found if workload is not None]
+    def workloads(self, job_uid: str) -> list[Workload | None]:
+        """Return the Workloads that the job of this UID controls; None for each that cannot be read."""
+        return [self._workloads[uid].content.workload for uid in self._workloads_of.get(job_uid, ())]
 
     def unreadable(self, job_uid: str) -> tuple[str, ...]:
         """Return why objects that the job of this UID controls cannot be read, one sentence for each of them."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -48,7 +49,7 @@ def raw_job(*, status: Raw | None = None, generation: int = 1, **spec: Any) -> R
     """Return the job `bert`, of fixed size 2 and without a NetworkPolicy unless `spec` overrides it."""
     if status and status.get("executionAttempts"):
         # The operator writes it with the number of the execution.
-        made_from = guarded_digest({"replicas": 2, "networkIsolation": False, "template": _TEMPLATE} | spec)
+        made_from = guarded_digest({"networkIsolation": False, "template": _TEMPLATE} | spec)
         status = {**status, "guardedFields": {"execution": status["executionAttempts"], "digest": made_from}}
     return {
         "apiVersion": "elasticjob.dev/v1alpha1",
@@ -56,7 +57,7 @@ def raw_job(*, status: Raw | None = None, generation: int = 1, **spec: Any) -> R
         "metadata": {
             "namespace": "ns", "name": "bert", "uid": UID, "generation": generation, "resourceVersion": "1",
         },
-        "spec": {"replicas": 2, "networkIsolation": False, "template": _TEMPLATE} | spec,
+        "spec": {"replicas": 2, "networkIsolation": False, "template": deepcopy(_TEMPLATE)} | spec,
         "status": status or {},
     }  # fmt: skip
 

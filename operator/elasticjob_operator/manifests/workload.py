@@ -11,7 +11,7 @@ from elasticjob_operator.manifests.names import labels, metadata
 from elasticjob_operator.model.observed import ELASTIC_ANNOTATION, Job
 from elasticjob_operator.model.raw import Raw, integer, mapping, objects, text, timestamp
 from elasticjob_operator.model.spec import JobSpec
-from elasticjob_operator.model.workload import REPLACES, WORKER_PODS, PodChanges, Workload, WorkloadCondition
+from elasticjob_operator.model.workload import POD_SETS, REPLACES, WORKER_PODS, PodChanges, Workload, WorkloadCondition
 
 JOB_UID = "kueue.x-k8s.io/job-uid"
 """Label of a Workload by which Kueue's tools find it."""
@@ -43,16 +43,16 @@ def workload_manifest(
     `priority` are the fields of its spec for that, `replaces` is name and UID of the Workload that this one replaces.
     """
     meta = metadata(job, name, {**labels(job), JOB_UID: job.uid})
-    annotations = {ELASTIC_ANNOTATION: "true"} if job.queue_elastic else {}
+    request = workload_request(job, spec)
+    annotations = request["metadata"]["annotations"] | ({ELASTIC_ANNOTATION: "true"} if job.queue_elastic else {})
     before, uid = replaces
     if before:
         annotations |= {REPLACEMENT_FOR: f"{job.namespace}/{before}", REPLACES: uid}
-    request = workload_request(job, spec)["spec"]
     return {
         "apiVersion": "kueue.x-k8s.io/v1beta2",
         "kind": "Workload",
-        "metadata": {**meta, **({"annotations": annotations} if annotations else {})},
-        "spec": {**request, **priority},
+        "metadata": {**meta, "annotations": annotations},
+        "spec": {**request["spec"], **priority},
     }
 
 
@@ -74,14 +74,19 @@ def workload_request(job: Job, spec: JobSpec) -> dict[str, Any]:
     }
     if spec.min_replicas < spec.settings.desired_pods and not job.queue_elastic:
         pods["minCount"] = spec.min_replicas
-    return {"spec": {"queueName": job.queue, "podSets": [pods]}}
+    marked = {"annotations": {POD_SETS: job.template_digest}}
+    return {"metadata": marked, "spec": {"queueName": job.queue, "podSets": [pods]}}
 
 
 def asks_for(workload: Workload, job: Job, spec: JobSpec) -> bool:
-    """Return whether the Workload asks the job's queue for what the spec says. Kueue may have dropped `minCount`."""
+    """Return whether the Workload asks the job's queue for what the spec says. Kueue may have dropped `minCount`.
+
+    One of an older operator does not say for which pods it asks.
+    """
     wanted = spec.settings.desired_pods
     same_minimum = workload.min_count is None or workload.min_count == spec.min_replicas
-    return workload.queue == job.queue and workload.count == wanted and same_minimum
+    same_pods = workload.template == job.template_digest
+    return workload.queue == job.queue and workload.count == wanted and same_minimum and same_pods
 
 
 # ---- status ----------------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from enum import Enum
 from typing import ClassVar, TypeAlias
 
 from elasticjob.contract.messages import Report
-from elasticjob_operator.model.guarded import guarded_digest
+from elasticjob_operator.model.guarded import guarded_digest, template_digest
 from elasticjob_operator.model.job_defaults import NO_DEFAULTS, JobDefaults, effective_spec, recorded_defaults
 from elasticjob_operator.model.nodes import NodeWarning
 from elasticjob_operator.model.pods import Pod
@@ -49,6 +49,8 @@ class Job:
     """The job's WorkloadPriorityClass; empty without one."""
     guarded_digest: str = ""
     """The digest of the fields that may change only while the job is suspended (`guarded`)."""
+    template_digest: str = ""
+    """The digest of the pod template of a job with a queue; empty without one."""
     queue_elastic: bool = False
     """Whether an admitted job asks the queue for more or less when its size changes."""
     defaults: JobDefaults = NO_DEFAULTS
@@ -65,6 +67,7 @@ def parse_job(raw: Raw, current_defaults: JobDefaults = NO_DEFAULTS) -> Job:
     defaults = recorded_defaults(mapping(raw, "status")) if recorded else current_defaults
     complete, sources = effective_spec(mapping(raw, "spec"), defaults)
     spec, error = read_spec(complete)
+    queue = text(raw, "metadata", "labels", QUEUE_LABEL)
     return Job(
         namespace=text(raw, "metadata", "namespace"),
         name=text(raw, "metadata", "name"),
@@ -75,9 +78,10 @@ def parse_job(raw: Raw, current_defaults: JobDefaults = NO_DEFAULTS) -> Job:
         spec_error=error,
         status=parse_status(mapping(raw, "status")),
         managed=text(raw, "spec", "managedBy") in ("", CONTROLLER),
-        queue=text(raw, "metadata", "labels", QUEUE_LABEL),
+        queue=queue,
         queue_priority=text(raw, "metadata", "labels", QUEUE_PRIORITY_LABEL),
         guarded_digest=guarded_digest(mapping(raw, "spec")),
+        template_digest=template_digest(mapping(raw, "spec", "template")) if queue else "",
         queue_elastic=text(raw, "metadata", "annotations", ELASTIC_ANNOTATION) == "true",
         defaults=defaults,
         default_sources=sources,

@@ -13,6 +13,9 @@ WORKER_PODS = "worker"
 """Name of the pod set in the Workload."""
 REPLACES = "elasticjob.dev/replaces"
 """Annotation of a Workload: the UID of the one that it replaces."""
+POD_SETS = "elasticjob.dev/pod-template"
+"""Annotation of a Workload: the digest of the template for which it asks. Kueue changes the template itself, so that
+cannot be compared: it adds requests for limits, what a LimitRange says and the overhead of a RuntimeClass."""
 _REPLACED = "WorkloadSliceReplaced"
 """Reason of the condition Finished of a Workload that Kueue has replaced."""
 
@@ -43,6 +46,8 @@ class Workload:
     active: bool = True
     admitted_count: int | None = None
     """For how many worker pods quota is reserved; None without a reservation."""
+    template: str = ""
+    """The digest of the pod template that it asks for; empty if an older operator made it."""
     replaces: str = ""
     """UID of the Workload that this one replaces, so that the job can grow; empty if it replaces none."""
     conditions: Mapping[WorkloadCondition, Condition] = field(default_factory=dict)
@@ -82,6 +87,13 @@ class QueueView:
     """One that `workload` has replaced, and that is of no use any more."""
     unreadable: bool = False
     """Whether the API server does not permit the operator to read Workloads."""
+    malformed: bool = False
+    """Whether a Workload of the job cannot be read, because of what is in it. `workload` is None then."""
+
+    @property
+    def unknown(self) -> bool:
+        """Whether it is unknown what the queue has decided."""
+        return self.unreadable or self.malformed
 
 
 @dataclass(frozen=True)
@@ -94,9 +106,13 @@ class PodChanges:
     annotations: Raw = field(default_factory=dict)
 
 
-def queue_view(found: Iterable[Workload]) -> QueueView:
-    """Return which of a job's Workloads counts; there are two only while one replaces the other."""
-    by_uid = {workload.uid: workload for workload in found}
+def queue_view(found: Iterable[Workload | None]) -> QueueView:
+    """Return which of a job's Workloads counts; there are two only while one replaces the other. None stands for one
+    that cannot be read: then nothing is known."""
+    workloads = tuple(found)
+    if None in workloads:
+        return QueueView(malformed=True)
+    by_uid = {workload.uid: workload for workload in workloads if workload is not None}
     replacement = next((w for w in by_uid.values() if w.replaces in by_uid), None)
     if replacement is None:
         only = next(iter(by_uid.values()), None)
@@ -121,6 +137,7 @@ def parse_workload(raw: Raw) -> Workload:
         min_count=integer(asked, "minCount") if at(asked, "minCount") is not None else None,
         active=at(raw, "spec", "active") is not False,
         admitted_count=integer(assigned, "count", default=count) if assigned else None,
+        template=text(raw, "metadata", "annotations", POD_SETS),
         replaces=text(raw, "metadata", "annotations", REPLACES),
         conditions={
             known[text(item, "type")]: Condition(

@@ -46,14 +46,24 @@ def admitted_spec(observed: Observed, spec: JobSpec) -> JobSpec:
 def waits_for_queue(ctx: ReconcileContext) -> bool:
     """Return whether the job may have no pods because its queue has not admitted it, or has evicted it.
 
-    An operator that may not read Workloads starts no job with a queue, and ends none that runs.
+    An operator that cannot read the job's Workload, or may not, starts no job with a queue, and ends none that runs.
     """
     queue = ctx.observed.queue
     if not ctx.job.queue:
         return False
-    if queue.unreadable:
+    if queue.unknown:
         return not ctx.status.execution_attempts or ctx.status.is_true(ConditionType.SUSPENDED)
-    return queue.workload is None or not queue.workload.admitted
+    return queue.workload is None or not queue.workload.admitted or is_for_other_pods(ctx)
+
+
+def is_for_other_pods(ctx: ReconcileContext) -> bool:
+    """Return whether the Workload asks for pods of another template than the job has now.
+
+    Its quota must not serve for them: they may need more. That of an older operator does not say it.
+    """
+    workload = ctx.observed.queue.workload
+    known = workload is not None and workload.template
+    return bool(known) and known != ctx.job.template_digest
 
 
 def nodes_without_quota(ctx: ReconcileContext) -> int:
@@ -82,6 +92,8 @@ def _delete_other(ctx: ReconcileContext, outcome: JobOutcome | None) -> Action |
 
 def _decide_workload(ctx: ReconcileContext, world: World, outcome: JobOutcome | None) -> Action | None:
     workload = ctx.observed.queue.workload
+    if ctx.observed.queue.malformed:
+        return None  # it has the name, and may hold quota
     if workload is None:
         # The pods of an earlier execution still use their quota.
         due = outcome is None and waits_for_queue(ctx) and not ctx.spec.suspend and all_workers_ended(ctx)
@@ -122,6 +134,9 @@ def _end(ctx: ReconcileContext, workload: Workload, outcome: JobOutcome | None) 
 def _change(ctx: ReconcileContext, workload: Workload, world: World) -> Action | None:
     if workload.is_true(WorkloadCondition.FINISHED):
         return None
+    if workload.reserved and is_for_other_pods(ctx):
+        # Its pod sets may not change while it has quota. Without its pods the job is queued again.
+        return DeleteWorkload(workload.name, workload.uid) if all_workers_ended(ctx) else None
     if workload.is_true(WorkloadCondition.EVICTED) and workload.reserved:
         return ReleaseQuota() if all_workers_ended(ctx) else None
     if not workload.reserved and not asks_for(workload, ctx.job, ctx.spec):
@@ -159,10 +174,15 @@ def describe_wait(ctx: ReconcileContext) -> str:
     workload, child = ctx.observed.queue.workload, workload_child(workload_names(ctx.job)[0])
     refusal = ctx.observed.refusals.get(child)
     until = f"the job has no pods until queue {ctx.job.queue} admits it"
+    if ctx.observed.queue.malformed:
+        problem = next(iter(ctx.observed.unreadable), "its Workload cannot be read")
+        return f"{until}, and that is unknown: {problem}. Correct or delete the Workload"
     if workload is None:
         return f"{until}, and its Workload cannot be created: {refusal.message}" if refusal else until
     if workload.is_true(WorkloadCondition.FINISHED):
         return f"{until}, and Workload {workload.name} is Finished: delete it to queue the job again"
+    if is_for_other_pods(ctx) and workload.reserved:
+        return f"{until}: Workload {workload.name} asks for pods of another template, and is replaced"
     if not workload.active:
         return f"{until}, and Workload {workload.name} is deactivated: set its spec.active to true"
     pending = workload.conditions.get(WorkloadCondition.QUOTA_RESERVED)

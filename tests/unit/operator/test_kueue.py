@@ -30,10 +30,11 @@ from elasticjob_operator.kube.api import (
     RESOURCE_FLAVORS,
     WORKLOAD_PRIORITY_CLASSES,
 )
+from elasticjob_operator.model.guarded import template_digest
 from elasticjob_operator.model.observed import Children, Job, JobKey, LinkView, Observed, parse_job
 from elasticjob_operator.model.pods import Pod
 from elasticjob_operator.model.raw import timestamp
-from elasticjob_operator.model.workload import REPLACES, QueueView, parse_workload, queue_view
+from elasticjob_operator.model.workload import POD_SETS, REPLACES, QueueView, parse_workload, queue_view
 from elasticjob_operator.plan import Plan
 from elasticjob_operator.settings import parse_settings
 from support.operator_build import (
@@ -77,17 +78,24 @@ def queued_job(**more: Any) -> Job:
     return parse_job(labelled(**more))
 
 
-def raw_workload(*conditions: Raw, count: int = 2, admitted: int | None = None, **spec: Any) -> Raw:
-    """Return the job's Workload; `admitted`: for how many pods it has quota."""
+TEMPLATE = template_digest(raw_job()["spec"]["template"])
+
+
+def raw_workload(
+    *conditions: Raw, count: int = 2, admitted: int | None = None, template: str = TEMPLATE, **spec: Any
+) -> Raw:
+    """Return the job's Workload; `admitted`: for how many pods it has quota, `template`: which pods it asks for."""
     known: Raw = {"conditions": [*conditions]}
     if admitted is not None:
         known["admission"] = {"podSetAssignments": [{"name": "worker", "count": admitted}]}
     pods = {"name": "worker", "count": count, "template": {}}
     return {
-        "metadata": {"name": NAME, "uid": "w", "namespace": "ns", "generation": 1},
+        "metadata": {
+            "name": NAME, "uid": "w", "namespace": "ns", "generation": 1, "annotations": {POD_SETS: template},
+        },
         "spec": {"queueName": "team-a", "podSets": [pods], **spec},
         "status": known,
-    }
+    }  # fmt: skip
 
 
 def view(*conditions: Raw, **more: Any) -> QueueView:
@@ -287,6 +295,53 @@ def test_a_job_without_its_label_needs_no_workload() -> None:
     ]
 
 
+BIGGER: Raw = {"spec": {"containers": [{"name": "main", "image": "user:1", "command": ["python", "train.py"],
+                                         "resources": {"limits": {"nvidia.com/gpu": "8"}}}]}}  # fmt: skip
+
+
+def test_a_waiting_job_whose_pods_have_changed_asks_for_the_new_ones() -> None:
+    """Else a job that waits for one GPU a pod would start pods with eight of them by that quota."""
+    p = run(waiting(view(PENDING), spec={"template": BIGGER}))
+    assert p.actions == (UpdateWorkload(NAME, "w"),)
+    own = parse_job(labelled(template=BIGGER))
+    assert own.spec is not None
+    request = manifests.workload_request(own, own.spec)
+    assert request["metadata"]["annotations"] == {POD_SETS: own.template_digest}
+    (pods,) = request["spec"]["podSets"]
+    assert pods["template"]["spec"]["containers"][0]["resources"] == {"limits": {"nvidia.com/gpu": "8"}}
+    assert run(waiting(view(PENDING, template=own.template_digest), spec={"template": BIGGER})).actions == ()
+
+
+def test_an_admitted_job_whose_pods_have_changed_is_suspended_and_queued_again() -> None:
+    admitted = view(RESERVED, ADMITTED, admitted=2)
+    p = run(running(admitted, spec={"template": BIGGER}))
+    assert reasons_of(p)["Suspended"] == ("True", "SuspendedByQueue")
+    assert {a.name for a in p.actions if isinstance(a, DeletePod)} == {"bert-0-0", "bert-1-0"}
+    assert (starts_pods(p), actions_on_workload(p)) == (False, [])
+    p = run(waiting(admitted, spec={"template": BIGGER}))
+    assert p.actions == (DeleteWorkload(NAME, "w"),)
+    assert "asks for pods of another template, and is replaced" in conditions_of(p)["Suspended"]["message"]
+    assert run(waiting(QueueView(), spec={"template": BIGGER})).actions == (CreateWorkload(NAME),)
+
+
+def test_a_workload_of_an_older_operator_is_updated_while_it_waits_and_kept_once_it_has_quota() -> None:
+    assert run(waiting(view(PENDING, template=""))).actions == (UpdateWorkload(NAME, "w"),)
+    assert run(running(view(RESERVED, ADMITTED, condition("PodsReady"), admitted=2, template=""))).actions == ()
+
+
+def test_a_workload_that_cannot_be_read_changes_nothing_and_is_named() -> None:
+    """It has the name of the job's Workload: one that is created instead would be refused for ever."""
+    malformed = queue_view([None])
+    assert (malformed.workload, malformed.malformed) == (None, True)
+    problem = f"Workload {NAME} cannot be read, and is ignored: RuntimeError: boom"
+    trains = run(replace(running(malformed), unreadable=(problem,)))
+    assert trains.actions == ()
+    assert problem in conditions_of(trains)["Running"]["message"]
+    waits = run(replace(waiting(malformed), unreadable=(problem,)))
+    assert waits.actions == ()
+    assert problem in conditions_of(waits)["Suspended"]["message"]
+
+
 def test_a_workload_that_kueue_has_changed_is_not_patched_again() -> None:
     """Without its feature PartialAdmission, Kueue drops minCount."""
     assert run(waiting(view(count=4), spec=elastic(2, 4, 4))).actions == ()
@@ -412,9 +467,10 @@ def test_a_workload_that_kueue_may_resize_is_not_admitted_in_part() -> None:
     first = manifests.workload_manifest(own, own.spec, NAME, {})
     second = manifests.workload_manifest(own, own.spec, OTHER, {}, (NAME, "w"))
     assert "minCount" not in first["spec"]["podSets"][0]
-    assert first["metadata"]["annotations"] == ELASTIC
+    known = {**ELASTIC, POD_SETS: own.template_digest}
+    assert first["metadata"]["annotations"] == known
     assert second["metadata"]["annotations"] == {
-        **ELASTIC, "kueue.x-k8s.io/workload-slice-replacement-for": f"ns/{NAME}", REPLACES: "w",
+        **known, "kueue.x-k8s.io/workload-slice-replacement-for": f"ns/{NAME}", REPLACES: "w",
     }  # fmt: skip
 
 
