@@ -33,6 +33,11 @@ def _states(table: str) -> Iterator[State]:
 DOCUMENTED = documented_conditions(REFERENCE.read_text())
 
 
+def documented_reason(kind: str, status: str) -> str:
+    """Return a reason of a condition with this status; `R` if no row has one, as for a type of Kubernetes."""
+    return min((state[2] for state in DOCUMENTED if state[:2] == (kind, status)), default="R")
+
+
 def undocumented(status: Mapping[str, Any], before: Mapping[str, Any]) -> set[State]:
     """Return the states of conditions in a status that no row has. Those that it had before do not count, nor do types
     that this operator does not know."""

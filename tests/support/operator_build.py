@@ -29,7 +29,7 @@ from elasticjob_operator.model.observed import Child, Children, Job, LinkView, O
 from elasticjob_operator.model.pods import AVOIDED_NODES, FAILED_STARTS, Pod, parse_pod
 from elasticjob_operator.model.raw import timestamp
 from elasticjob_operator.plan import Plan, plan
-from support.condition_table import undocumented
+from support.condition_table import documented_reason, undocumented
 
 NOW = 1_800_000_000.0
 UID = "11111111-2222-3333-4444-555555555555"
@@ -85,10 +85,11 @@ def status(**more: Any) -> Raw:
     } | more
 
 
-def condition(kind: str, value: bool = True, reason: str = "R", at: float = NOW - 50) -> Raw:
-    """Return a condition as status holds it."""
+def condition(kind: str, value: bool = True, reason: str = "", at: float = NOW - 50) -> Raw:
+    """Return a condition as status holds it, by default with a reason that docs/reference.md lists."""
     return {
-        "type": kind, "status": str(value), "reason": reason, "message": "m", "lastTransitionTime": timestamp(at),
+        "type": kind, "status": str(value),
+        "reason": reason or documented_reason(kind, str(value)), "message": "m", "lastTransitionTime": timestamp(at),
     }  # fmt: skip
 
 

@@ -27,7 +27,7 @@ class FieldMove:
     v1alpha1: str
     v1beta1: str
     values: Mapping[Any, str] = field(default_factory=dict)
-    """Values of v1alpha1 to those of v1beta1, where they differ: all of them."""
+    """Values of v1alpha1 to those of v1beta1, if any differs: all of them. Of two spellings the last one is current."""
 
 
 MOVES = (
@@ -46,7 +46,13 @@ MOVES = (
     FieldMove(
         "gang.provider",
         "scheduling.gang.provider",
-        {"none": "None", "coscheduling": "Coscheduling", "volcano": "Volcano", "kubernetes": "Kubernetes"},
+        {
+            "none": "None",
+            "None": "None",
+            "coscheduling": "Coscheduling",
+            "volcano": "Volcano",
+            "kubernetes": "Kubernetes",
+        },
     ),
     FieldMove("waitForMinSeconds", "scheduling.waitForMinSeconds"),
     FieldMove("disruptionBudget", "scheduling.disruptionBudget", {True: "MinReplicas", False: "None"}),
@@ -128,7 +134,7 @@ def v1beta1_schema() -> Schema:
     for move in MOVES:
         inner = _take_schema(spec, move.v1alpha1.split("."))
         if move.values:
-            inner = {"type": "string", "enum": [*move.values.values()]}
+            inner = {"type": "string", "enum": [*dict.fromkeys(move.values.values())]}
         *parents, name = move.v1beta1.split(".")
         place = spec
         for parent in parents:

@@ -59,7 +59,7 @@ def test_one_test_names_the_condition_with_its_reason(kind: str, status_: str, r
 def test_the_reference_says_what_each_value_of_each_condition_means() -> None:
     table = REFERENCE.read_text().split("| condition | True | False | Unknown | absent |", 1)[1].split("\n\n", 1)[0]
     meanings = dict(rows_by_condition(table))
-    assert meanings.keys() == {kind.value for kind in ConditionType} == {kind for kind, _, _ in DOCUMENTED}
+    assert meanings.keys() == {kind for kind, _, _ in DOCUMENTED} >= {kind.value for kind in ConditionType}
     for kind, status_, _ in DOCUMENTED:
         column = ("True", "False", "Unknown").index(status_)
         assert meanings[kind][column] != "-", f"{kind} can be {status_}"

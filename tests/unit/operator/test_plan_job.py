@@ -237,7 +237,7 @@ def test_a_store_pod_that_the_api_server_refused_keeps_its_incarnation() -> None
     ("name", "pod", "link_view", "expected"),
     [
         ("serves", store(), link(report()), ("True", "StoreAvailable")),
-        ("short interruption", store(), LinkView(False, NOW - 1), ("True", "R")),
+        ("short interruption", store(), LinkView(False, NOW - 1), ("True", "StoreAvailable")),
         ("unresponsive", store(), LinkView(False, NOW - 4), ("False", "StoreLost")),
         ("missing", None, DOWN, ("False", "StoreRescheduled")),
     ],
