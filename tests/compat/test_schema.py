@@ -25,7 +25,10 @@ SAME_FIELD = {
 }
 NO_BOUNDS = "!has(self.minReplicas) || !has(self.maxReplicas)"
 UNBOUNDED = "0.1.0 requires both fields, so the rule says the same of every object that it accepted"
-SAME_FIELD["gang"] = "self.spec.gang.provider.lowerAscii() == oldSelf.spec.gang.provider.lowerAscii()"
+SAME_FIELD["gang"] = (
+    "(self.spec.gang == oldSelf.spec.gang || (self.spec.gang.provider in ['None', 'none'] && "
+    "oldSelf.spec.gang.provider in ['None', 'none']))"
+)
 SAME_ISOLATION = (
     "(!has(self.spec.networkIsolation) || self.spec.networkIsolation) "
     "== (!has(oldSelf.spec.networkIsolation) || oldSelf.spec.networkIsolation)"

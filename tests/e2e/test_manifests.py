@@ -260,7 +260,11 @@ BAD_AT_CREATE: list[tuple[str, list[Change], str]] = [
     ("replicas above max", [("spec.replicas", 5)], "replicas is above elasticPolicy.maxReplicas: lower replicas"),
     ("no replicas at all", [("spec.replicas", 0)], "spec.replicas in body should be greater than or equal to 1"),
     ("replicas as text", [("spec.replicas", "3")], 'spec.replicas in body must be of type integer: "string"'),
-    ("min without max", [("spec.elasticPolicy.maxReplicas", ABSENT)], "spec.elasticPolicy.maxReplicas: Required"),
+    (
+        "min without max",
+        [("spec.elasticPolicy.maxReplicas", ABSENT)],
+        "elasticPolicy needs both minReplicas and maxReplicas",
+    ),
     ("no workers", [("spec.nprocPerNode", 0)], "nprocPerNode must be a number from 1 to 64 (without quotes)"),
     ("too many workers", [("spec.nprocPerNode", 65)], "nprocPerNode must be a number from 1 to 64"),
     ("workers in quotes", [("spec.nprocPerNode", "2")], "nprocPerNode must be a number from 1 to 64 (without quotes)"),
@@ -639,7 +643,7 @@ BAD_AT_CHANGE: list[tuple[str, dict[str, Any], list[Change], str]] = [
         "replicas of a fixed job removed",
         FIXED,
         [("spec.replicas", ABSENT)],
-        "replicas of a job without elasticPolicy is",
+        "replicas of a job without elasticPolicy.minReplicas and maxReplicas is",
     ),
     (
         "a reserved variable, with suspend",
@@ -652,13 +656,13 @@ BAD_AT_CHANGE: list[tuple[str, dict[str, Any], list[Change], str]] = [
         "fixed size",
         FIXED,
         [("spec.replicas", 4)],
-        "replicas of a job without elasticPolicy is fixed while it runs: set suspend to true in the same change",
+        "without elasticPolicy.minReplicas and maxReplicas is fixed while it runs: set suspend to true in the same change",
     ),
     (
         "from elastic to another fixed size",
         GOOD,
         [("spec.elasticPolicy", ABSENT), ("spec.replicas", 4)],
-        "replicas of a job without elasticPolicy is fixed",
+        "replicas of a job without elasticPolicy.minReplicas and maxReplicas is fixed",
     ),
 ]
 
@@ -806,7 +810,7 @@ def test_a_generated_name_has_the_same_limit(kube: Kube, jobs: dict[str, Json], 
     [
         ("good", 9, "replicas is above elasticPolicy.maxReplicas: lower replicas or raise maxReplicas"),
         ("good", 1, "replicas is below elasticPolicy.minReplicas: raise replicas or lower minReplicas"),
-        ("fixed", 4, "replicas of a job without elasticPolicy is fixed while it runs"),
+        ("fixed", 4, "replicas of a job without elasticPolicy.minReplicas and maxReplicas is fixed while it runs"),
         ("good", 4, ""),
     ],
     ids=["above", "below", "fixed size", "within"],
