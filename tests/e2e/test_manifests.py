@@ -656,7 +656,7 @@ BAD_AT_CHANGE: list[tuple[str, dict[str, Any], list[Change], str]] = [
         "fixed size",
         FIXED,
         [("spec.replicas", 4)],
-        "without elasticPolicy.minReplicas and maxReplicas is fixed while it runs: set suspend to true in the same change",
+        "elasticPolicy.minReplicas and maxReplicas is fixed while it runs: set suspend to true in the same change",
     ),
     (
         "from elastic to another fixed size",
