@@ -26,7 +26,6 @@ from elasticjob_operator.kube.limits import ConcurrencyLimit, Limit, RateLimit, 
 from elasticjob_operator.model.raw import mapping
 from elasticjob_operator.version import VERSION
 
-FIELD_MANAGER = "elasticjob-operator"
 ATTEMPTS = 4
 PAGE = 200
 """Objects in one response to a list. While Python parses one, no other thread runs: the Lease is not renewed."""
@@ -72,15 +71,7 @@ async def connect_cluster(*, rate: float, burst: int) -> KubeClient:
     # Only for a proxy: aiohttp also looks for a netrc file then, in another thread and for each request, which takes
     # more processor time than the rest of a request.
     configuration.client_session_kwargs = {"trust_env": bool(getproxies_environment().keys() - {"no"})}
-    return KubeClient(_api_client(configuration), RateLimit(rate, burst))
-
-
-def _api_client(configuration: Any) -> Any:
-    """Return the transport. The API server's audit log names its User-Agent, and objects its part before the slash, as
-    the field manager of what this operator has written."""
-    api = client.ApiClient(configuration)
-    api.user_agent = f"{FIELD_MANAGER}/{VERSION}"
-    return api
+    return KubeClient(client.ApiClient(configuration), RateLimit(rate, burst))
 
 
 class KubeClient:
@@ -115,7 +106,7 @@ class KubeClient:
     def separate(self, *, timeout: float) -> KubeClient:
         """Return a client with connections of its own, without rate limit and retries: no other request delays its
         requests. `timeout`: seconds of one request."""
-        return KubeClient(_api_client(self._api.configuration), None, timeout=timeout, attempts=1)
+        return KubeClient(client.ApiClient(self._api.configuration), None, timeout=timeout, attempts=1)
 
     def background(self) -> KubeClient:
         """Return a client over the same connections, for requests that take only what others leave of the limit."""

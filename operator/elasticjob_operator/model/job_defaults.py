@@ -69,7 +69,7 @@ def effective_spec(spec: Raw, defaults: JobDefaults) -> tuple[Raw, dict[str, str
     """Return the spec with the defaults for absent fields, and for each of these fields where it comes from."""
     sources: dict[str, str] = {}
     for path in DEFAULT_FIELDS:
-        # A job without elasticPolicy has a fixed size, and no spares.
+        # A job that has only replicas gets no elasticPolicy: with one, its planned ends would have another limit too.
         if at(spec, *path) is not None or (path[0] == "elasticPolicy" and not mapping(spec, "elasticPolicy")):
             continue
         for source, layer in ((NAMESPACE, defaults.namespace), (CLUSTER, defaults.cluster)):

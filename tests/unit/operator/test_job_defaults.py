@@ -61,8 +61,8 @@ COMPLETE: Raw = {
         ),
         ({}, {"elasticPolicy": {"spares": 1}}, {}, {}, {}),
         (
-            {"elasticPolicy": {"minReplicas": 1}}, {"elasticPolicy": {"spares": 1}}, {},
-            {"elasticPolicy": {"minReplicas": 1, "spares": 1}}, {"elasticPolicy.spares": "Cluster"},
+            {"elasticPolicy": {"gracefulShutdownSeconds": 5}}, {"elasticPolicy": {"spares": 1}}, {},
+            {"elasticPolicy": {"gracefulShutdownSeconds": 5, "spares": 1}}, {"elasticPolicy.spares": "Cluster"},
         ),
         ({"elasticPolicy": {"spares": 0}}, {}, {"elasticPolicy": {"spares": 1}}, {"elasticPolicy": {"spares": 0}}, {}),
     ],
