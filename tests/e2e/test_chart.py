@@ -91,7 +91,7 @@ def cluster_roles(documents: list[Json]) -> list[Json]:
 def test_permissions_are_those_that_the_api_module_lists(tools: Tools) -> None:
     listed = re.findall(r"^\s*([a-z/]+)(?: \((.*?)\))?\s{2,}([a-z, ]+?)(?: \(.*\))?$", api.__doc__ or "", re.MULTILINE)
     expected = {(resource, where): frozenset(verbs.split(", ")) for resource, where, verbs in listed}
-    assert len(expected) == 23
+    assert len(expected) == 24
     documents = rendered(tools)
     cluster, definition, nodes = cluster_roles(documents)
     finalizers = ("elasticjobs/finalizers", frozenset({"update"}))
