@@ -19,7 +19,7 @@ _EXAMPLES = """
 examples:
   elasticjob run job.yaml                     run a job's manifest as processes on this machine
   elasticjob run job.yaml --nodes 3           the same with three nodes; overrides spec.replicas
-  elasticjob convert pytorchjob.yaml          print a PyTorchJob of Kubeflow as an ElasticJob
+  elasticjob convert pytorchjob.yaml          print a PyTorchJob, TrainJob or JobSet as an ElasticJob
   elasticjob agent -- python train.py --lr 1  the command of a worker pod (reads ELASTICJOB_* variables)
   elasticjob store                            the command of a job's store pod
 """
@@ -90,10 +90,10 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--nodes", type=int, metavar="N", help="number of nodes (default: spec.replicas)")
     convert = subcommands.add_parser(
         "convert",
-        help="print Kubeflow's PyTorchJobs and TrainJobs as ElasticJobs, or ElasticJobs in another API version",
-        description="Convert PyTorchJobs (kubeflow.org/v1) and TrainJobs (trainer.kubeflow.org/v1alpha1) to"
-        " ElasticJobs, and ElasticJobs to another version of the API. Standard error gets a note for each field that"
-        " has no counterpart.",
+        help="print jobs of Kubeflow, HyperPod and JobSet as ElasticJobs, or ElasticJobs in another API version",
+        description="Convert PyTorchJobs (kubeflow.org/v1), TrainJobs (trainer.kubeflow.org/v1alpha1),"
+        " HyperPodPyTorchJobs (sagemaker.amazonaws.com/v1) and JobSets (jobset.x-k8s.io) to ElasticJobs, and"
+        " ElasticJobs to another version of the API. Standard error gets a note for each field that has no counterpart.",
         epilog="exit codes: 0 converted, 1 notes with --strict, 2 the input is wrong, 64 a flag is wrong",
         formatter_class=raw,
     )

@@ -51,3 +51,26 @@ def test_a_converted_job_runs_the_workers_of_the_pytorchjob(launcher: list[str],
         assert run.exit_code() == 0, run.text
     shown = sorted(re.findall(r"rank (\d of \d.*)$", run.text, re.MULTILINE))
     assert shown == [f"{rank} of {workers} --lr 1" for rank in range(workers)], run.text
+
+
+def test_a_converted_jobset_runs_the_workers_of_the_jobset(tmp_path: Path) -> None:
+    program = script(tmp_path, SHOW)[-1]
+    index = {"name": "RANK", "valueFrom": {"fieldRef": {"fieldPath": "metadata.annotations['a']"}}}
+    line = f"torchrun --nproc_per_node=2 --nnodes=2 --node_rank=$RANK --rdzv_endpoint=$MASTER_ADDR:1 {program} --lr 1"
+    container = {"name": "a", "image": "example/toy", "command": ["bash", "-c", line], "env": [index]}
+    pods = {"parallelism": 2, "completions": 2, "template": {"spec": {"containers": [container]}}}
+    jobset = {
+        "apiVersion": "jobset.x-k8s.io/v1alpha2",
+        "kind": "JobSet",
+        "metadata": {"name": "toy"},
+        "spec": {"replicatedJobs": [{"name": "workers", "template": {"spec": pods}}]},
+    }
+    text = yaml.safe_dump(jobset)
+    done = subprocess.run(
+        [*PROGRAM, "convert", "-", "--strict"], input=text, capture_output=True, text=True, check=True
+    )
+    job = yaml.safe_load(done.stdout)
+    job["spec"]["preload"] = ["json"]
+    with LocalRun(job, tmp_path) as run:
+        assert run.exit_code() == 0, run.text
+    assert sorted(re.findall(r"rank (\d of \d.*)$", run.text, re.MULTILINE)) == [f"{i} of 4 --lr 1" for i in range(4)]

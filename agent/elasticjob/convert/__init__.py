@@ -1,1 +1,1 @@
-"""`elasticjob convert`: ElasticJobs from Kubeflow's PyTorchJobs and TrainJobs."""
+"""`elasticjob convert`: ElasticJobs from PyTorchJobs, TrainJobs, HyperPodPyTorchJobs and JobSets."""

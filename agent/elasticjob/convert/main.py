@@ -11,13 +11,20 @@ from elasticjob.convert.api_versions import V1ALPHA1
 from elasticjob.convert.documents import Document, read_documents
 from elasticjob.convert.elasticjob import ELASTICJOB_VERSIONS, convert_elasticjob, in_v1beta1
 from elasticjob.convert.fields import ConvertError, JsonObject, Notes
+from elasticjob.convert.hyperpod import HYPERPOD_KIND, HYPERPOD_VERSION, convert_hyperpod_job
+from elasticjob.convert.jobset import JOBSET_KIND, JOBSET_VERSIONS, convert_jobset
 from elasticjob.convert.pytorchjob import PYTORCHJOB_VERSION, convert_pytorchjob
 from elasticjob.convert.trainjob import RUNTIME_KINDS, TRAINJOB_VERSION, convert_trainjob
 from elasticjob.convert.yaml_text import manifest_text
 
 _BAD_INPUT = 2
 _HAS_NOTES = 1
-_VERSIONS = {"PyTorchJob": PYTORCHJOB_VERSION, "TrainJob": TRAINJOB_VERSION}
+_VERSIONS = {
+    "PyTorchJob": (PYTORCHJOB_VERSION,),
+    "TrainJob": (TRAINJOB_VERSION,),
+    HYPERPOD_KIND: (HYPERPOD_VERSION,),
+    JOBSET_KIND: JOBSET_VERSIONS,
+}
 _PREVIEW = "elasticjob convert: v1beta1 is a preview that no cluster serves yet: apply the manifest in v1alpha1"
 
 
@@ -65,7 +72,8 @@ def convert_documents(
     jobs = [document for document in documents if _is_converted(document, version)]
     if not jobs:
         found = ", ".join(document.title for document in documents) or "nothing"
-        raise ConvertError(f"{sources}: want a PyTorchJob or a TrainJob, found {found}{_hint(documents, version)}")
+        wanted = ", ".join(_VERSIONS)
+        raise ConvertError(f"{sources}: want a {wanted}, found {found}{_hint(documents, version)}")
     runtimes = [document.content for document in documents if document.kind in RUNTIME_KINDS]
     manifests: list[JsonObject] = []
     lines: list[str] = []
@@ -102,16 +110,20 @@ def _hint(documents: Sequence[Document], version: str) -> str:
 def _convert_job(document: Document, runtimes: Sequence[JsonObject], notes: Notes, version: str) -> list[JsonObject]:
     if document.kind == KIND:
         return [convert_elasticjob(document.content, version, notes)]
-    converted = _convert_of_kubeflow(document, runtimes, notes)
+    converted = _convert_foreign(document, runtimes, notes)
     if ELASTICJOB_VERSIONS[version] == V1ALPHA1:
         return converted
     return [in_v1beta1(manifest) if manifest["kind"] == KIND else manifest for manifest in converted]
 
 
-def _convert_of_kubeflow(document: Document, runtimes: Sequence[JsonObject], notes: Notes) -> list[JsonObject]:
+def _convert_foreign(document: Document, runtimes: Sequence[JsonObject], notes: Notes) -> list[JsonObject]:
     wanted = _VERSIONS[document.kind]
-    if (version := document.content.get("apiVersion")) != wanted:
-        raise ConvertError(f"apiVersion: want {wanted}, got {version!r}")
+    if (version := document.content.get("apiVersion")) not in wanted:
+        raise ConvertError(f"apiVersion: want {' or '.join(wanted)}, got {version!r}")
     if document.kind == "TrainJob":
         return convert_trainjob(document.content, runtimes, notes)
+    if document.kind == HYPERPOD_KIND:
+        return convert_hyperpod_job(document.content, notes)
+    if document.kind == JOBSET_KIND:
+        return convert_jobset(document.content, notes)
     return convert_pytorchjob(document.content, notes)

@@ -40,8 +40,8 @@ class TrainingTemplate:
     """Path of the training container in the input."""
 
 
-def read_template(template: InputObject, trainer: str, notes: Notes) -> TrainingTemplate:
-    """Return the template of a job. `trainer`: name of the training container in the input."""
+def read_template(template: InputObject, trainer: str | None, notes: Notes) -> TrainingTemplate:
+    """Return the template of a job. `trainer`: name of the training container in the input; None: it is the first."""
     metadata = template.take_object("metadata")
     kept = {name: metadata.take_object(name).rest() for name in ("labels", "annotations")}
     for name in _OWN_LABELS:
@@ -57,13 +57,13 @@ def read_template(template: InputObject, trainer: str, notes: Notes) -> Training
         notes.add(spec.at("ephemeralContainers"), "is left out: a pod template cannot have it")
     spec.drop("restartPolicy")
     containers = _containers(spec, trainer, notes)
-    init_containers = [_checked(item) for item in spec.take_objects("initContainers")]
+    init_containers = [checked_container(item) for item in spec.take_objects("initContainers")]
     pod: JsonObject = {}
     if init_containers:
         pod["initContainers"] = [_without_reserved(c, f"{spec.at('initContainers')}[{i}]", notes)
                                  for i, c in enumerate(init_containers)]  # fmt: skip
     path, first = containers[0]
-    env = _values(first)
+    env = literal_values(first)
     command = read_command(first.get("command"), first.get("args"), env, path, notes)
     trained = _with_command(_without_reserved(first, path, notes), command)
     _note_variables(trained, path, notes)
@@ -98,12 +98,13 @@ def _words(container: JsonObject) -> list[str]:
     return [*(container.get("command") or ()), *(container.get("args") or ())]
 
 
-def _containers(spec: InputObject, trainer: str, notes: Notes) -> list[tuple[str, JsonObject]]:
+def _containers(spec: InputObject, trainer: str | None, notes: Notes) -> list[tuple[str, JsonObject]]:
     """Return path and fields of each container, the training container first."""
-    items = [(item.path, _checked(item)) for item in spec.take_objects("containers")]
+    items = [(item.path, checked_container(item)) for item in spec.take_objects("containers")]
     if not items:
         raise ConvertError(f"{spec.at('containers')}: is empty: write one container with an image and a command")
-    at = next((i for i, (_, container) in enumerate(items) if container.get("name") == trainer), None)
+    found = (i for i, (_, container) in enumerate(items) if trainer is None or container.get("name") == trainer)
+    at = next(found, None)
     if at is None:
         at = 0
         notes.add(f"{items[0][0]}.name", f"no container is named {trainer}: the first one is taken for the trainer")
@@ -120,7 +121,7 @@ def _containers(spec: InputObject, trainer: str, notes: Notes) -> list[tuple[str
     return [first, *items[:at], *items[at + 1 :]]
 
 
-def _checked(item: InputObject) -> JsonObject:
+def checked_container(item: InputObject) -> JsonObject:
     """Return a container whose fields that are read here have the right types; ConvertError if they have not."""
     container = item.rest()
     read = InputObject(container, item.path)
@@ -136,7 +137,7 @@ def _checked(item: InputObject) -> JsonObject:
     return container
 
 
-def _values(container: JsonObject) -> dict[str, str]:
+def literal_values(container: JsonObject) -> dict[str, str]:
     """Return the variables whose values the manifest has, expanded as the kubelet does it."""
     values: dict[str, str] = {}
     for item in container.get("env") or ():

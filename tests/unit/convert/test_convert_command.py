@@ -90,8 +90,8 @@ def test_an_elasticjob_is_converted_to_another_version_and_back(tmp_path: Path) 
 BAD: list[tuple[str, str, str]] = [
     ("not YAML", "kind: [PyTorchJob", "standard input: is not YAML: while parsing a flow sequence"),
     ("a text", "just words", "standard input: want Kubernetes objects, got 'just words'"),
-    ("nothing", "", "want a PyTorchJob or a TrainJob, found nothing"),
-    ("another kind", "{kind: TFJob, metadata: {name: a}}", "want a PyTorchJob or a TrainJob, found TFJob a"),
+    ("nothing", "", "want a PyTorchJob, TrainJob, HyperPodPyTorchJob, JobSet, found nothing"),
+    ("another kind", "{kind: TFJob, metadata: {name: a}}", "HyperPodPyTorchJob, JobSet, found TFJob a"),
     ("an old version", CLEAN.replace("kubeflow.org/v1", "kubeflow.org/v1beta2"),
      "PyTorchJob toy: apiVersion: want kubeflow.org/v1, got 'kubeflow.org/v1beta2'"),
     ("no version", "{kind: TrainJob, metadata: {name: a}}",

@@ -74,7 +74,8 @@ def _remove_planned(manifest: dict[str, Any]) -> list[str]:
     return names
 
 
-def test_there_are_manifests_of_both_kinds() -> None:
+def test_there_are_manifests_of_all_kinds() -> None:
     kinds = [value["kind"] for path in INPUTS for value in yaml.safe_load_all(path.read_text())]
     assert kinds.count("PyTorchJob") >= 10
     assert kinds.count("TrainJob") >= 2
+    assert {"HyperPodPyTorchJob", "JobSet"} <= {*kinds}
