@@ -92,8 +92,9 @@ def _parser() -> argparse.ArgumentParser:
         "convert",
         help="print jobs of Kubeflow, HyperPod and JobSet as ElasticJobs, or ElasticJobs in another API version",
         description="Convert PyTorchJobs (kubeflow.org/v1), TrainJobs (trainer.kubeflow.org/v1alpha1),"
-        " HyperPodPyTorchJobs (sagemaker.amazonaws.com/v1) and JobSets (jobset.x-k8s.io) to ElasticJobs, and"
-        " ElasticJobs to another version of the API. Standard error gets a note for each field that has no counterpart.",
+        " HyperPodPyTorchJobs (sagemaker.amazonaws.com/v1) and JobSets (jobset.x-k8s.io) to ElasticJobs,"
+        " and ElasticJobs to another version of the API. Standard error gets a note for each field that has no"
+        " counterpart.",
         epilog="exit codes: 0 converted, 1 notes with --strict, 2 the input is wrong, 64 a flag is wrong",
         formatter_class=raw,
     )
