@@ -19,7 +19,7 @@ from typing import Any, Protocol
 
 from elasticjob_operator import metrics
 from elasticjob_operator.backoff import doubling_delay
-from elasticjob_operator.kube import NODES, KubeError, Resource
+from elasticjob_operator.kube import JOBS, NODES, PODS, KubeError, Resource, Unclear
 from elasticjob_operator.kube.errors import error_from
 from elasticjob_operator.model.raw import integer, mapping, text
 from elasticjob_operator.watch_cache import Lister
@@ -31,6 +31,8 @@ FIRST_RETRY_SECONDS = 1.0
 LONGEST_RETRY_SECONDS = 60.0
 SHORT_WATCH_SECONDS = 5.0
 """A watch that lasts so long or has an event works. One that ends before that may be followed by others."""
+FIRST_LIST_SECONDS = 20.0
+"""Seconds that a new leader waits for its first list of Workloads, and of Nodes. Their watches list again later."""
 MAX_WATCH_FAILURE = 120.0
 """Seconds for which a watch may fail until the operator is not ready, if it fails in all namespaces."""
 _GONE = 410
@@ -196,6 +198,15 @@ class Watch:
         await asyncio.sleep(delay * random.uniform(0.8, 1.2))  # noqa: S311  # it spreads requests, nothing more
 
 
+def _kube_error(listing: asyncio.Task[None]) -> KubeError | None:
+    """Return the KubeError that a list has ended with; raise any other error."""
+    try:
+        listing.result()
+    except KubeError as error:
+        return error
+    return None
+
+
 class Watches:
     """All watches of an operator that leads."""
 
@@ -215,12 +226,22 @@ class Watches:
         ]
 
     async def list_first(self) -> None:
-        """List everything, one after the other. A list that fails counts as a failure of its watch."""
+        """List everything, one after the other. A list that fails counts as a failure of its watch.
+
+        So does one of Workloads or Nodes that takes long, because no job may wait for it: where Kueue's webhook is
+        down, the API server does not answer until it has waited for that.
+        """
         for watch in self._watches:
+            seconds = None if watch.watched.resource in (PODS, JOBS) else FIRST_LIST_SECONDS
+            listing = asyncio.create_task(watch.list())
             try:
-                await watch.list()
-            except KubeError as error:
-                watch.fail(error)
+                await asyncio.wait({listing}, timeout=seconds)
+                if not listing.done():
+                    watch.fail(Unclear(f"list {watch.watched.resource.plural}: no answer within {seconds:g} s"))
+                elif error := _kube_error(listing):
+                    watch.fail(error)
+            finally:
+                listing.cancel()
 
     async def compare(self) -> None:
         """List everything that is watched, and take over what the watches have missed."""

@@ -317,6 +317,23 @@ async def test_a_namespace_that_fails_delays_no_other_one(server: Server, cache:
     assert [where for plural, where, what in server.opened if (plural, what) == ("pods", "list")][-1] == "ns"
 
 
+async def test_no_job_waits_for_a_list_of_workloads_that_hangs(
+    server: Server, cache: WatchCache, clock: Clock, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Kueue's webhook may be down, while its definitions exist."""
+
+    async def hang(_: Any, resource: Resource, *__: Any) -> str:
+        if resource == KUEUE_WORKLOADS:
+            await asyncio.Event().wait()
+        return "3"
+
+    monkeypatch.setattr(watches, "FIRST_LIST_SECONDS", 0.05)
+    monkeypatch.setattr(WatchCache, "list_resource", hang)
+    cache.kueue = True
+    await asyncio.wait_for(watch_all(server, cache, clock).list_first(), 20.0)
+    assert "list workloads: no answer within 0.05 s" in caplog.text
+
+
 async def test_a_list_beside_the_watches_goes_on_after_one_that_fails(
     server: Server, cache: WatchCache, clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
