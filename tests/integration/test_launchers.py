@@ -10,6 +10,7 @@ import pytest
 
 from support.local_run import LocalRun, manifest
 
+ACCELERATE = str(Path(sys.executable).with_name("accelerate"))
 TORCHRUN = str(Path(sys.executable).with_name("torchrun"))
 
 TRAIN = """
@@ -98,8 +99,20 @@ WARM = ["torch"]
         ([sys.executable, "function.py"], WARM, ["first", "second"]),
         (["bash", "-c", "torchrun train.py one && torchrun --standalone train.py two"], WARM, ["one", "two"]),
         (["bash", "-c", f"python train.py one; {TORCHRUN} train.py two"], COLD, ["one", "two"]),
+        ([ACCELERATE, "launch", "--use_fsdp", "--num_processes", "2", "train.py", "by", "fsdp"], COLD, ["by fsdp"]),
+        ([ACCELERATE, "launch", "--cpu", "--num_processes", "2", "train.py", "on", "cpu"], COLD, ["on cpu"]),
     ],
-    ids=["full path", "script file", "subprocess", "in process", "function", "two torchruns", "mixed"],
+    ids=[
+        "full path",
+        "script file",
+        "subprocess",
+        "in process",
+        "function",
+        "two torchruns",
+        "mixed",
+        "accelerate",
+        "accelerate on CPUs",
+    ],
 )
 def test_a_launcher_trains_in_the_world_of_the_job(
     command: list[str], preload: list[str], words: list[str], tmp_path: Path

@@ -11,6 +11,11 @@ from elasticjob.contract.names import Backend, Env, RoundId
 
 IN_WORKERS = "elasticjob/agent/start_workers/in_workers"
 """Folder of the patches of torch for each Python below a worker, in that of this package."""
+_ASSIGNED = (
+    "LOCAL_RANK", "RANK", "GROUP_RANK", "ROLE_RANK", "LOCAL_WORLD_SIZE", "WORLD_SIZE", "GROUP_WORLD_SIZE",
+    "ROLE_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT",
+)  # fmt: skip
+"""The variables in `Env.WORLD`."""
 NCCL_ERRORS = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
 NAME_LOOKUPS = "timeout:1 attempts:5"
 """The resolver's options. torch looks up the name of each host to which it connects, only for its log, and a rank waits
@@ -51,10 +56,11 @@ def worker_env(
         "TORCHELASTIC_ERROR_FILE": error_file,
         Env.AGENT_SOCKET: agent_socket,
         Env.ROUND: start.round,
-        Env.WORLD: f"{start.rank + local_rank}/{start.world_size}",
+        "PET_NPROC_PER_NODE": local_world_size,  # of a torchrun below the worker whose command line names no number
     }
     if start.master_addr:  # without it, a process group outside of the function fails at once, ahead of the round
         env |= {"MASTER_ADDR": start.master_addr, "MASTER_PORT": start.master_port}
+    env[Env.WORLD] = " ".join(f"{name}={env[name]}" for name in _ASSIGNED if name in env)
     if restart_socket:
         env[Env.RESTART_SOCKET] = restart_socket
     if stack_dump_file:

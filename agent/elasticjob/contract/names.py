@@ -121,7 +121,8 @@ class Env:
     STACK_DUMP_FILE = "ELASTICJOB_STACK_DUMP_FILE"
     """File to which a worker dumps the stacks of its threads on STACK_DUMP_SIGNAL, if it may be asked to."""
     WORLD = "ELASTICJOB_WORLD"
-    """`RANK/WORLD_SIZE` of the worker: a process group of another size or rank ends the job."""
+    """`NAME=VALUE` of each variable of torchrun that has a rank, a size or the address of the round's store, separated
+    by spaces: no launcher changes it, and a process group of another size or rank ends the job."""
     SHIMS = "ELASTICJOB_SHIMS"
     """The agent's folder of shims; unset without them."""
     DETECT_HANGS = "ELASTICJOB_DETECT_HANGS"

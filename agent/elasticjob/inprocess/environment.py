@@ -76,4 +76,5 @@ def _set_ranks(variables: Mapping[str, str]) -> None:
     """Set RANK and WORLD_SIZE, and below an agent its own variable for them, by which it checks process groups."""
     os.environ.update(variables)
     if Env.WORLD in os.environ:
-        os.environ[Env.WORLD] = f"{variables['RANK']}/{variables['WORLD_SIZE']}"
+        before = dict(word.split("=", 1) for word in os.environ[Env.WORLD].split())
+        os.environ[Env.WORLD] = " ".join(f"{name}={value}" for name, value in {**before, **variables}.items())

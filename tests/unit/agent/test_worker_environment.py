@@ -39,7 +39,9 @@ def test_a_workers_environment_is_torchruns() -> None:
         "TORCHELASTIC_ERROR_FILE": "/e",
         "ELASTICJOB_AGENT_SOCKET": "/s",
         "ELASTICJOB_ROUND": "1.0.3",
-        "ELASTICJOB_WORLD": "3/6",
+        "PET_NPROC_PER_NODE": "2",
+        "ELASTICJOB_WORLD": "LOCAL_RANK=1 RANK=3 GROUP_RANK=1 ROLE_RANK=3 LOCAL_WORLD_SIZE=2 WORLD_SIZE=6"
+        " GROUP_WORLD_SIZE=3 ROLE_WORLD_SIZE=6 MASTER_ADDR=10.0.0.1 MASTER_PORT=4567",
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": "3",
     }
 

@@ -16,7 +16,8 @@ from string import Template
 from types import ModuleType
 from typing import Any, NoReturn
 
-from .one_world import ALLOWED, ASSIGNED, TRAINS, fail
+from .assigned import assigned, restore
+from .one_world import ALLOWED, TRAINS, fail
 
 LAUNCHED = "ELASTICJOB_LAUNCHED"
 """1 in the program that a launcher below this worker has started."""
@@ -30,7 +31,7 @@ def replace_agent(module: ModuleType) -> None:
 
     @functools.wraps(launch)
     def launch_agent(config: Any, entrypoint: Any, args: Any, *others: Any, **named: Any) -> dict[int, Any]:
-        if ASSIGNED not in os.environ or os.environ.get(ALLOWED) == "1":
+        if not assigned() or os.environ.get(ALLOWED) == "1":
             result: dict[int, Any] = launch(config, entrypoint, args, *others, **named)
             return result
         return _become_worker(config, entrypoint, list(args or ()))
@@ -45,6 +46,7 @@ def _become_worker(config: Any, entrypoint: Any, args: Sequence[Any]) -> dict[in
             "a launcher starts below a worker that trains already: it would train apart from the others. Start the"
             f" script without it, or set {ALLOWED}=1 in the pod template if this is meant"
         )
+    restore()
     _check_number(int(config.nproc_per_node))
     os.environ["ROLE_NAME"] = str(config.role)
     os.environ[LAUNCHED] = "1"

@@ -14,8 +14,8 @@ import time
 from types import ModuleType
 from typing import Any
 
-ASSIGNED = "ELASTICJOB_WORLD"
-"""`RANK/WORLD_SIZE` that the agent gave to the worker: others may change RANK and WORLD_SIZE."""
+from .assigned import assigned
+
 ALLOWED = "ALLOW_SEPARATE_WORLDS"
 """1: the script means it."""
 TRAINS = "ELASTICJOB_TRAINS"
@@ -41,16 +41,16 @@ def check_groups(module: ModuleType) -> None:
 
 def check_world(rank: int, size: int) -> None:
     """Raise SeparateWorldError if a process group of this rank and size is not that of the round."""
-    assigned, trains = os.environ.get(ASSIGNED), os.environ.get(TRAINS, "")
-    if assigned is None or os.environ.get(ALLOWED) == "1" or trains not in ("", str(os.getpid())):
+    given, trains = assigned(), os.environ.get(TRAINS, "")
+    if not given or os.environ.get(ALLOWED) == "1" or trains not in ("", str(os.getpid())):
         return
-    if assigned != f"{rank}/{size}":
-        own_rank, _, world = assigned.partition("/")
+    if (given["RANK"], given["WORLD_SIZE"]) != (str(rank), str(size)):
+        own_rank, world = given["RANK"], given["WORLD_SIZE"]
         fail(
             f"this process formed a process group as rank {rank} of {size}, but it belongs to rank {own_rank} of the"
             f" job's {world}: it would train apart from the others. Let the script take RANK and WORLD_SIZE from the"
-            " environment, and start it without a launcher that starts ranks itself; set"
-            f" {ALLOWED}=1 in the pod template if this is meant"
+            f" environment, and start it without a launcher that starts ranks itself; set {ALLOWED}=1 in the pod"
+            " template if this is meant"
         )
     os.environ[TRAINS] = str(os.getpid())
 

@@ -45,7 +45,7 @@ def _patch(name: str, module: ModuleType) -> None:
         _function(patch)(module)
 
 
-def _function(patch: str) -> Callable[[ModuleType], None]:
+def _function(patch: str) -> Callable[..., None]:
     """Return a function of a module of this folder, which is on no path."""
     if PACKAGE not in sys.modules:
         here = os.path.dirname(__file__)  # noqa: PTH120
@@ -54,7 +54,7 @@ def _function(patch: str) -> Callable[[ModuleType], None]:
         assert spec is not None  # noqa: S101
         sys.modules[PACKAGE] = importlib.util.module_from_spec(spec)
     module, _, name = patch.partition(".")
-    found: Callable[[ModuleType], None] = getattr(importlib.import_module(f"{PACKAGE}.{module}"), name)
+    found: Callable[..., None] = getattr(importlib.import_module(f"{PACKAGE}.{module}"), name)
     return found
 
 
@@ -99,5 +99,6 @@ def _import_hidden() -> None:
 
 if __name__ == "sitecustomize":
     if "ELASTICJOB_WORLD" in os.environ or os.environ.get("USE_LIBUV") == "0":  # else there is nothing to patch
+        _function("assigned.restore_store")()
         install()
     _import_hidden()

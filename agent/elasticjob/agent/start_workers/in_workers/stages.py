@@ -14,6 +14,8 @@ import sys
 from types import ModuleType
 from typing import Any
 
+from .assigned import assigned
+
 
 def separate_stages(module: ModuleType) -> None:
     """Give the store of torch.distributed.rendezvous the prefix of this process."""
@@ -33,7 +35,7 @@ def _is_of_round(hostname: str, port: int) -> bool:
     """Return whether these are host and port of the store that the agent serves for the round."""
     variables = ("TORCHELASTIC_USE_AGENT_STORE", "MASTER_ADDR", "MASTER_PORT")
     served = tuple(os.environ.get(name) for name in variables) == ("True", hostname, str(port))
-    return served and "ELASTICJOB_WORLD" in os.environ and bool(os.environ.get("TORCHELASTIC_ERROR_FILE"))
+    return served and bool(assigned()) and bool(os.environ.get("TORCHELASTIC_ERROR_FILE"))
 
 
 def _stage(error_file: str) -> int:
