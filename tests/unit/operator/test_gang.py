@@ -160,7 +160,7 @@ async def test_a_pod_that_replaces_a_lost_one_is_a_member_and_a_store_is_not() -
     assert [membership(pod) for pod in cluster.api.pods(Role.WORKER)] == [member, member]
     assert cluster.api.pods(Role.STORE)
     assert "schedulerName" not in cluster.api.pods(Role.STORE)[0]["spec"]
-    assert "scheduling.k8s.io/group-name" not in cluster.api.pods(Role.STORE)[0]["metadata"]["annotations"]
+    assert "scheduling.k8s.io/group-name" not in cluster.api.pods(Role.STORE)[0]["metadata"].get("annotations", {})
 
 
 async def test_a_job_without_a_provider_sends_no_request_about_gangs(monkeypatch: pytest.MonkeyPatch) -> None:
