@@ -12,6 +12,7 @@ from itertools import count, islice
 from elasticjob.contract.messages import RoundPhase
 from elasticjob.contract.names import Label, Role
 from elasticjob_operator.model.raw import text
+from elasticjob_operator.model.status_lists import MAX_INDICES
 from elasticjob_operator.plan.context import ReconcileContext
 
 _SPARES = re.compile(rf"{re.escape(Label.INDEX)} notin \(([^)]*)\)")
@@ -42,7 +43,9 @@ def last_indices(ctx: ReconcileContext) -> frozenset[int]:
     status tells their number."""
     if ctx.status.target is None:
         return frozenset(range(len(ctx.status.incarnations)))
-    number, vacant = ctx.status.target + len(last_spares(ctx)), ctx.status.vacant
+    # The operator wrote neither a negative target nor a huge one, but another writer of the status may have.
+    target, vacant = min(max(0, ctx.status.target), MAX_INDICES), ctx.status.vacant
+    number = target + len(last_spares(ctx))
     return frozenset(islice((index for index in count() if index not in vacant), number))
 
 

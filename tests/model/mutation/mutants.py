@@ -612,8 +612,8 @@ MUTANTS = (
     _plan(
         "a job resumes before its pods have ended",
         "suspension",
-        "return _must_wait(ctx) or (was_suspended(ctx) and _anything_left(ctx))",
-        "return _must_wait(ctx)",
+        "return _must_wait(ctx) or (_anything_left(ctx) if was_suspended(ctx) else has_changed(ctx))",
+        "return _must_wait(ctx) or (not was_suspended(ctx) and has_changed(ctx))",
     ),
     _plan(
         "a suspended job keeps its store",

@@ -148,7 +148,7 @@ JSON = st.recursive(
 STATUS_FIELDS = (
     "incarnations", "rendezvous", "chargedRound", "restarts", "conditions", "avoidedNodes", "suspectNodes",
     "incarnationRanges", "lastChargedRound", "chargedFailures", "uncountedFailures", "scaledDown", "goodput",
-    "lastFailure", "chargedOutages", "failedStarts", "startFailures", "lastStartFailureTime",
+    "lastFailure", "defaults", "chargedOutages", "failedStarts", "startFailures", "lastStartFailureTime",
     "recentFailures", "targetReplicas", "lastRendezvousTime", "runtimeImage", "rendezvousRound", "executionAttempts",
 )  # fmt: skip
 SPEC_FIELDS = (

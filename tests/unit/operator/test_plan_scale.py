@@ -65,3 +65,9 @@ def test_the_spares_stay_the_same_while_no_round_is_known_to_run(phase: RoundPha
 
 def test_the_spares_of_a_job_that_has_not_trained_are_the_highest_indices() -> None:
     assert status_of(run(Observed(job(**SPARED))))["selector"] == without(2)
+
+
+@pytest.mark.parametrize("target", [-1, 10**18])
+def test_a_target_in_status_that_no_operator_wrote_costs_nothing(target: int) -> None:
+    observed = replace(steady(), job=job(status=status(targetReplicas=target)))
+    assert status_of(run(observed))["targetReplicas"] == 2
