@@ -443,6 +443,13 @@ SCENARIOS = (
              watches_nodes=True),
 )  # fmt: skip
 
+DRAIN_WITHOUT_ORDER = Scenario(
+    "an autoscaler asks for a node of a job at its minimum", FIXED,
+    ((warn(NodeWarning(drain="taint karpenter.sh/disrupted")), is_drained), (warn(None), is_drained)),
+    watches_nodes=True,
+)  # fmt: skip
+"""In which order its pods leave depends on when others are ready, so no play with a fault has the same end."""
+
 
 # ---- plays -----------------------------------------------------------------------------------------------------
 

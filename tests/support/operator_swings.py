@@ -56,7 +56,7 @@ class Swings(Simulation):
         job = raw_job(**elastic(LOW, HIGH, 3))
         job["spec"]["elasticPolicy"]["faultyScaleDownSeconds"] = 60
         api.put(JOBS, job)
-        world = World(api, {f"n{n}": Node(f"n{n}") for n in range(1, 5)}, room=4)
+        world = World(api, {f"n{n}": Node(f"n{n}") for n in range(1, 5)}, room=4, plans_ends=True)
         super().__init__(api, world, ApiServer(api))
         self.random, self.faults, self.ledger = Random(seed), faults, Ledger()
         self._next_swing = self._next_fault = NOW + 30

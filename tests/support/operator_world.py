@@ -233,6 +233,8 @@ class Store:
     passive: bool = False
     """Whether this is a standby store that has not taken over."""
     retired: bool = False
+    plans_ends: bool = False
+    """Whether a round ends as soon as a member is to leave, and not only with its pod."""
     acknowledged: int = 0
     """Charged rounds that the operator reported as persisted."""
 
@@ -257,7 +259,7 @@ class Store:
 
     def form(self, now: float, minimum: int) -> None:
         """Form a round of the connected nodes, up to the target; those that were in the last one stay in it."""
-        last = {pod for pod, round_ in self.last_rounds.items() if round_ == self.round}
+        last = {pod for pod, round_ in self.last_rounds.items() if round_ == self.round and self.plans_ends}
         stay = sorted(self.candidates, key=lambda pod: (pod not in last, pod))
         if self.outcome is None and not self.members and len(stay) >= minimum:
             self.rounds += 1
@@ -281,9 +283,9 @@ class Store:
 
     @property
     def candidates(self) -> set[str]:
-        """The connected pods that are not to leave."""
-        leaving = {p.pod for p in self.view.pods if p.state is PodState.DRAINING} if self.view else set()
-        return set(self.connected) - leaving
+        """The connected pods, with planned ends those that are not to leave."""
+        pods = self.view.pods if self.view and self.plans_ends else ()
+        return set(self.connected) - {p.pod for p in pods if p.state is PodState.DRAINING}
 
     def end(
         self, reason: EndReason, now: float, failed: str = "", broken: str = "", action: FailureAction | None = None
@@ -431,6 +433,8 @@ class World:
     """How many worker pods the nodes have room for; None: any number."""
     warnings: dict[str, NodeWarning] | None = None
     """The warnings of nodes by name; None: the operator may not watch Nodes."""
+    plans_ends: bool = False
+    """As in `Store`."""
     drained: str = ""
     """The node from which a user evicts all worker pods, as far as their PodDisruptionBudget allows it."""
 
@@ -473,7 +477,8 @@ class World:
             env = {e["name"]: e.get("value") for e in pod["spec"]["containers"][0]["env"]}
             standby = env.get(Env.STANDBY_STORE) == "1"
             incarnation = number(pod, Label.INCARNATION)
-            self.stores[name] = Store(name, incarnation, 3, self.last_rounds, passive=standby)
+            ends = self.plans_ends
+            self.stores[name] = Store(name, incarnation, 3, self.last_rounds, passive=standby, plans_ends=ends)
 
     def connect(self, pod: Raw) -> None:
         """The agent of a running pod connects to the store."""
@@ -597,8 +602,9 @@ class World:
             mark_deleted(pod, self.api.now)
 
     def must_leave(self, pod: Raw) -> bool:
-        """Return whether the end of the pod's node is announced."""
-        return bool(self._warning(pod["spec"].get("nodeName", "")).notice)
+        """Return whether the end of the pod's node is announced, or a drain is asked for."""
+        warning = self._warning(pod["spec"].get("nodeName", ""))
+        return bool(warning.notice or warning.drain)
 
     def _warning(self, node: str) -> NodeWarning:
         return (self.warnings or {}).get(node, NodeWarning())

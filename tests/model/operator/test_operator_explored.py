@@ -51,6 +51,8 @@ RUN_LENGTH = 250
 """Steps of a run."""
 SPOT = NodeWarning("taint spot", ends=(("taint spot", 1_900_000_000.0),))
 """The warning of a machine that ends at a certain time."""
+DRAIN = NodeWarning(drain="taint karpenter.sh/disrupted")
+"""That of one that an autoscaler drains."""
 
 
 class Run:
@@ -136,9 +138,9 @@ class Run:
         self.watch.cache.set_nodes_watched(True)
 
     def warn(self) -> None:
-        """The end of a machine is announced, or it is cordoned."""
+        """The end of a machine is announced, or it is cordoned or to be drained."""
         name = self.random.choice(list(self.world.nodes))
-        self.warnings[name] = self.random.choice((SPOT, NodeWarning(cordoned=True)))
+        self.warnings[name] = self.random.choice((SPOT, NodeWarning(cordoned=True), DRAIN))
         self.watch.cache.see_node(name, self.warnings[name])
 
     def withdraw_warnings(self) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from support.operator_process import OUTAGES, Fault
-from support.operator_scenarios import SCENARIOS, Scenario, play, play_with_fault
+from support.operator_scenarios import DRAIN_WITHOUT_ORDER, SCENARIOS, Scenario, play, play_with_fault
 
 FAULTS = [fault for fault in Fault if fault not in OUTAGES]
 LASTING = [*OUTAGES]
@@ -34,3 +34,10 @@ def test_a_policy_that_the_api_server_is_too_busy_to_read_is_not_taken_for_delet
 def test_watches_that_are_30_s_late_create_and_delete_nothing_else(scenario: Scenario) -> None:
     sim = play_with_fault(scenario, None, lag=30.0)
     assert len(sim.server.created) == play(scenario).created
+
+
+def test_a_job_at_its_minimum_leaves_a_node_that_an_autoscaler_asks_for() -> None:
+    """It starts as many pods as are there, which leave once the others are ready, and both of its stores move."""
+    played = play(DRAIN_WITHOUT_ORDER)
+    assert played.created == 3 + 3 + 2
+    assert sorted(pod for pod in played.deleted if "rdzv" not in pod) == [f"bert-{index}" for index in range(6)]
