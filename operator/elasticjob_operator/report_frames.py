@@ -6,6 +6,9 @@ large one is decoded in another thread, and the next one waits for several times
 is complete, so those that arrive meanwhile are dropped for the last one of them: an honest store is never reported
 late.
 
+Frames that wait stay with their links. All links together hold `store_links.RECEIVED_BYTES`; over it the one that holds
+most is closed, and the stores of other tenants lose nothing.
+
 The size of a frame is not limited further: 256 ended rounds with long messages have megabytes of text, which cost
 little, and an operator that refused them would never learn of these rounds.
 """
@@ -18,7 +21,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from elasticjob.contract.codec import MessageError
 from elasticjob.contract.messages import Message, decode
@@ -31,6 +34,8 @@ LARGE_FRAME = 64 * 1024
 """Bytes from which on a frame is decoded in a thread: a smaller one takes a millisecond or two."""
 REPORT_SECONDS = 0.05
 """Seconds from one frame to the next, on average."""
+MOST_IN_THREADS = 8
+"""Large frames that are with the threads at a time. The others wait with their links, whose memory is bounded."""
 PAUSE_FACTOR = 4
 """A frame is followed by a pause of so many times the seconds that it took: a link takes a fifth of a processor."""
 BURST_SECONDS = 1.0
@@ -53,13 +58,18 @@ class FrameDecoder:
     nodes: int
     clock: Callable[[], float] = time.monotonic
     sleep: Callable[[float], Any] = asyncio.sleep
+    in_threads: ClassVar[int] = 0
+    """Large frames of all links that are decoded in threads, or wait for one."""
     _free_at: float = 0.0
     """When all pauses so far have ended, by `clock`."""
 
     async def pause(self) -> None:
-        """Wait until the pauses after the earlier frames have ended, but for `BURST_SECONDS` of them."""
+        """Wait until the pauses after the earlier frames have ended, but for `BURST_SECONDS` of them, and until a large
+        frame would not wait for a thread for long."""
         if (wait := self._free_at - BURST_SECONDS - self.clock()) > 0:
             await self.sleep(wait)
+        while FrameDecoder.in_threads >= MOST_IN_THREADS:
+            await self.sleep(REPORT_SECONDS)
 
     def is_complete(self, frame: bytes) -> bool:
         """Return whether it is a report: it has all that the ones before it had."""
@@ -72,8 +82,12 @@ class FrameDecoder:
             message = _decode_bounded(frame, self.nodes)
             seconds = self.clock() - began
         else:
-            loop = asyncio.get_running_loop()
-            message, seconds = await loop.run_in_executor(_THREADS, _decode_in_thread, frame, self.nodes)
+            FrameDecoder.in_threads += 1
+            try:
+                decoding = asyncio.get_running_loop().run_in_executor(_THREADS, _decode_in_thread, frame, self.nodes)
+                message, seconds = await decoding
+            finally:
+                FrameDecoder.in_threads -= 1
         pause = min(LONGEST_PAUSE, max(REPORT_SECONDS, PAUSE_FACTOR * seconds))
         self._free_at = max(self._free_at, self.clock()) + pause
         return message

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol, TypeAlias
 
 from elasticjob.contract.messages import Message, OperatorView, Report
-from elasticjob.control_link.link import LinkError, LinkRefused, LinkRole, Welcome, connect
+from elasticjob.control_link.link import LinkError, LinkRefused, LinkRole, ReceiveBudget, Welcome, connect
 from elasticjob.keep_alive import KeepAlive
 from elasticjob_operator.model.observed import JobKey, LinkView
 from elasticjob_operator.plan import StoreAddress
@@ -39,8 +39,13 @@ CONNECT_TIMEOUT = 10.0
 CONNECTING = 128
 """Attempts to connect at the same time. A new operator connects to thousands of stores: if it tried all at once, the
 handshakes would take longer than their time, and each that fails must be done again."""
+RECEIVED_BYTES = 64 * 2**20
+"""Bytes of reports of all stores that may wait at a time. A report of 4096 nodes has some 300 KB."""
 TURN_SECONDS = 1.0
 """Seconds after which an attempt without an answer does not count any more: stores that are down delay no others."""
+
+
+_RECEIVED = ReceiveBudget(RECEIVED_BYTES)
 
 
 class LinkConnection(Protocol):
@@ -71,6 +76,7 @@ async def connect_store(address: StoreAddress, key: bytes) -> LinkConnection:
         timeout=CONNECT_TIMEOUT,
     )
     link.decoder = FrameDecoder(address.nodes)
+    link.share(_RECEIVED)
     return link
 
 

@@ -77,6 +77,29 @@ MACS = tuple(name for name, new_mac in _CONSTRUCTORS.items() if _works(new_mac))
 machine that is restricted to the algorithms of FIPS."""
 
 
+class ReceiveBudget:
+    """Bytes that several connections may hold together of what has arrived. Over it, the one that holds most is closed:
+    the peers of the others do not suffer from it."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self._held: dict[FrameProtocol, int] = {}
+        self._total = 0
+
+    def hold(self, connection: FrameProtocol, size: int) -> None:
+        """Record how many bytes a connection holds now."""
+        self._total += size - self._held.get(connection, 0)
+        if size:
+            self._held[connection] = size
+        else:
+            self._held.pop(connection, None)
+        while self._total > self.limit:
+            largest = max(self._held, key=lambda other: self._held[other])
+            size = self._held[largest]
+            largest.discard()  # which calls `hold` with 0
+            largest.fail(f"{size} bytes from it wait, and all connections together may hold {self.limit}")
+
+
 class FrameProtocol(asyncio.Protocol):
     """Frames over a transport, for client and server."""
 
@@ -97,6 +120,7 @@ class FrameProtocol(asyncio.Protocol):
         self._paused = False
         self._unreceived = 0
         """Bytes in `_frames`."""
+        self._budget: ReceiveBudget | None = None
         self._send_mac: Mac | None = None
         """Over all frames sent; None during the handshake."""
         self._receive_mac: Mac | None = None
@@ -109,6 +133,22 @@ class FrameProtocol(asyncio.Protocol):
         """
         self._send_mac, self._receive_mac = _CONSTRUCTORS[mac](send_key), _CONSTRUCTORS[mac](receive_key)
 
+    def share(self, budget: ReceiveBudget) -> None:
+        """Share this budget with other connections. Reading then pauses at one frame of maximal size."""
+        self._budget = budget
+        self._account()
+
+    def discard(self) -> None:
+        """Forget what has arrived and was not received."""
+        self._buffer.clear()
+        self._frames.clear()
+        self._unreceived = 0
+        self._account()
+
+    def _account(self) -> None:
+        if self._budget is not None:
+            self._budget.hold(self, len(self._buffer) + self._unreceived)
+
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast("asyncio.Transport", transport)
 
@@ -117,9 +157,10 @@ class FrameProtocol(asyncio.Protocol):
         self._extract_frames()
         if self._receive_mac is None and len(self._buffer) + self._unreceived > _UNRECEIVED_FRAMES * self.limit:
             self.fail("it sent too much during the handshake")
-        elif self._unreceived > _UNRECEIVED_FRAMES * self.limit and not self._paused:
+        elif self._unreceived > (_UNRECEIVED_FRAMES if self._budget is None else 1) * self.limit and not self._paused:
             self._paused = True
             self.transport.pause_reading()
+        self._account()
 
     def _extract_frames(self) -> None:
         at = 0
@@ -151,6 +192,8 @@ class FrameProtocol(asyncio.Protocol):
         self._closed = True
         # A time-out of keep-alive is an OSError; ConnectionError means that the peer's kernel closed the connection.
         self.lost_by_keep_alive = isinstance(exc, OSError) and not isinstance(exc, ConnectionError)
+        self._buffer.clear()  # a part of a frame
+        self._account()
         self._wake_receiver()
 
     def _wake_receiver(self) -> None:
@@ -161,6 +204,12 @@ class FrameProtocol(asyncio.Protocol):
     def waiting(self) -> bool:
         """Whether `receive` returns a frame at once."""
         return bool(self._frames)
+
+    async def wait(self) -> None:
+        """Wait until `receive` returns at once, or raises."""
+        while not (self._frames or self.error is not None or self._closed):
+            self._receiver = asyncio.get_running_loop().create_future()
+            await self._receiver
 
     async def receive(self) -> bytes | None:
         """Return the next frame, None once the connection is closed and all its frames are received."""
@@ -173,6 +222,7 @@ class FrameProtocol(asyncio.Protocol):
             await self._receiver
         frame = self._frames.popleft()
         self._unreceived -= len(frame)
+        self._account()
         if self._paused and self._unreceived <= self.limit:
             self._paused = False
             self.transport.resume_reading()

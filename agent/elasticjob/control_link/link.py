@@ -44,14 +44,22 @@ from elasticjob.contract.messages import (
     encode,
     is_known,
 )
-from elasticjob.control_link.frames import MACS, TAG_SIZE, ForgedFrame, FrameProtocol, LinkError, LinkRefused
+from elasticjob.control_link.frames import (
+    MACS,
+    TAG_SIZE,
+    ForgedFrame,
+    FrameProtocol,
+    LinkError,
+    LinkRefused,
+    ReceiveBudget,
+)
 from elasticjob.control_link.time_limit import open_within
 from elasticjob.ip_addresses import endpoint_text
 from elasticjob.keep_alive import KeepAlive, seconds_since_answer
 from elasticjob.store import wire
 from elasticjob.store.server import Peer
 
-__all__ = ["ControlLink", "LinkError", "LinkGate", "LinkRefused", "LinkRole", "Welcome", "connect"]
+__all__ = ["ControlLink", "LinkError", "LinkGate", "LinkRefused", "LinkRole", "ReceiveBudget", "Welcome", "connect"]
 
 log = logging.getLogger(__name__)
 
@@ -188,9 +196,9 @@ class ControlLink:
 
     async def receive(self) -> Message | None:
         """Return the next message, None once the link is closed. LinkError: a frame was invalid; the link is closed."""
-        while (frame := await self._frames.receive()) is not None:
+        while (frame := await self._next_frame()) is not None:
             try:
-                return decode(frame) if self.decoder is None else await self._decode_newest(self.decoder, frame)
+                return decode(frame) if self.decoder is None else await self.decoder.decode(frame)
             except UnknownMessageError as error:
                 log.debug("ignored a message of %s: %s", self.peer, error)
             except codec.MessageError as error:
@@ -198,13 +206,23 @@ class ControlLink:
                 raise LinkError(str(error)) from None
         return None
 
-    async def _decode_newest(self, decoder: Decoder, frame: bytes) -> Message:
+    async def _next_frame(self) -> bytes | None:
+        decoder = self.decoder
+        if decoder is None:
+            return await self._frames.receive()
+        # Frames that wait for the decoder stay with the connection, which reads no more of them than it may hold.
+        await self._frames.wait()
         await decoder.pause()
+        frame = await self._frames.receive()
         while self._frames.waiting:
             newer = await self._frames.receive()
             if newer is not None and decoder.is_complete(newer):
                 frame = newer
-        return await decoder.decode(frame)
+        return frame
+
+    def share(self, budget: ReceiveBudget) -> None:
+        """Share this budget of bytes that have arrived with other links: the one that holds most is closed over it."""
+        self._frames.share(budget)
 
     def close(self) -> None:
         """Close the link after all buffered messages have been sent."""

@@ -11,11 +11,18 @@ import pytest
 
 from elasticjob.contract.codec import MessageError
 from elasticjob.contract.messages import Message, NodeReport, Report, decode, encode
-from elasticjob.control_link.link import ControlLink, LinkError, LinkGate, LinkRole, Welcome
+from elasticjob.control_link.link import ControlLink, LinkError, LinkGate, LinkRole, ReceiveBudget, Welcome
 from elasticjob.store.server import StoreServer
-from elasticjob_operator import report_frames
+from elasticjob_operator import report_frames, store_links
 from elasticjob_operator.plan import StoreAddress
-from elasticjob_operator.report_frames import BURST_SECONDS, REPORT_SECONDS, FrameDecoder, refuse_too_many_values
+from elasticjob_operator.report_frames import (
+    BURST_SECONDS,
+    LARGE_FRAME,
+    MOST_IN_THREADS,
+    REPORT_SECONDS,
+    FrameDecoder,
+    refuse_too_many_values,
+)
 from elasticjob_operator.store_links import LinkConnection, connect_store
 from support.operator_build import gathering
 
@@ -149,3 +156,44 @@ async def test_a_frame_that_takes_long_is_followed_by_a_longer_pause(monkeypatch
         await decoder.pause()
         await decoder.decode(frame)
     assert pauses == [report_frames.PAUSE_FACTOR - BURST_SECONDS]
+
+
+async def test_what_waits_of_all_stores_is_bounded_and_the_greediest_one_loses_its_link(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store_links, "_RECEIVED", ReceiveBudget(500_000))
+    honest = await store.connect(2)
+    await asyncio.wait_for(store.sent.wait(), 20.0)
+    store.reports = [of_nodes(15_000)]
+    assert len(encode(store.reports[0])) > 500_000
+    for _ in range(2):
+        greedy = await store.connect(15_000)
+        with pytest.raises(LinkError, match="all connections together may hold 500000"):
+            await asyncio.wait_for(greedy.receive(), 20.0)
+    assert await asyncio.wait_for(honest.receive(), 20.0) == gathering()
+    honest.close()
+
+
+async def test_large_frames_wait_with_their_links_while_the_threads_have_enough(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    go, frame = threading.Event(), encode(of_nodes(2000))
+    assert len(frame) > LARGE_FRAME
+
+    def slow(frame: bytes, nodes: int) -> tuple[Message, float]:
+        assert go.wait(20.0)
+        return decode(frame), 0.0
+
+    monkeypatch.setattr(report_frames, "_decode_in_thread", slow)
+    decoding = [asyncio.create_task(FrameDecoder(2000).decode(frame)) for _ in range(MOST_IN_THREADS)]
+    await asyncio.sleep(0)
+    sleeps = 0
+
+    async def sleep(_: float) -> None:
+        nonlocal sleeps
+        sleeps += 1
+        go.set()
+        await asyncio.gather(*decoding)
+
+    await FrameDecoder(2, sleep=sleep).pause()
+    assert sleeps == 1
