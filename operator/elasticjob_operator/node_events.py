@@ -11,7 +11,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from elasticjob_operator.kube import NODES
-from elasticjob_operator.model.nodes import NoticeKeys, parse_topology, parse_warning
+from elasticjob_operator.model.nodes import parse_topology, parse_warning
+from elasticjob_operator.model.notices import NoticeKeys
 from elasticjob_operator.model.raw import text
 from elasticjob_operator.model.unreadable import parse_or_skip
 from elasticjob_operator.watch_cache import Lister, WatchCache

@@ -8,27 +8,17 @@ import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from elasticjob.contract.names import GROUP
-from elasticjob_operator.model.nodes import NoticeKeys
+from elasticjob_operator.model.notices import (
+    BUILT_IN_DRAINS,
+    BUILT_IN_SECONDS,
+    NoticeKeys,
+    NoticeSource,
+    built_in,
+)
 from elasticjob_operator.version import VERSION
 
 DEFAULT_IMAGE = f"elasticjob:{VERSION}"
-NOTICE_TAINTS = (
-    "ToBeDeletedByClusterAutoscaler",
-    "aws-node-termination-handler/asg-lifecycle-termination",
-    "aws-node-termination-handler/rebalance-recommendation",
-    "aws-node-termination-handler/scheduled-maintenance",
-    "aws-node-termination-handler/spot-itn",
-    "cloud.google.com/impending-node-termination",
-    "karpenter.sh/disrupted",
-    "node.kubernetes.io/out-of-service",
-    "remediator.kubernetes.azure.com/unschedulable",
-)
-NOTICE_SECONDS = "aws-node-termination-handler/spot-itn=120"
-"""AWS interrupts a spot instance two minutes after its notice."""
 MAX_NOTICE_SECONDS = 86400
-NOTICE_ANNOTATION = f"{GROUP}/terminating"
-"""Annotation of a Node, by an administrator or a tool that ends the machine: the pods of jobs leave it."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +63,7 @@ class OperatorSettings:
     resync_seconds: float = 300.0
     """Longest time between two reconciles of a job."""
     notice_keys: NoticeKeys | None = None
-    """Taints and annotations by which a Node announces the end of its machine; None: no warnings are read."""
+    """By what a Node announces the end of its machine, or a drain; None: no warnings are read."""
     topology_labels: tuple[str, ...] = ()
     """Labels of Nodes that say where a machine is, from the widest place to the narrowest."""
 
@@ -121,7 +111,9 @@ def _notice_keys(options: argparse.Namespace) -> NoticeKeys | None:
     if options.node_warnings == "off":
         return None
     taints, annotations = frozenset(_parts(options.notice_taints)), frozenset(_parts(options.notice_annotations))
-    return NoticeKeys(taints, annotations, options.notice_seconds)
+    conditions, labels = frozenset(_parts(options.notice_conditions)), frozenset(_parts(options.notice_labels))
+    drains = frozenset(_parts(options.notice_drains))
+    return NoticeKeys(taints, annotations, options.notice_seconds, conditions, labels, drains)
 
 
 def _parts(listed: str) -> tuple[str, ...]:
@@ -203,8 +195,15 @@ def _parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
     )
     add("--topology-labels", "TOPOLOGY_LABELS", "", "labels of Nodes, from the widest place to the narrowest")
     add("--node-warnings", "NODE_WARNINGS", "on", "watch Nodes for cordons and notices", choices=["on", "off"])
-    add("--notice-taints", "NOTICE_TAINTS", ",".join(NOTICE_TAINTS), "taints of machines that are about to end")
+    rows = {source: ",".join(built_in(source)) for source in NoticeSource}
+    about = "of Nodes that end or are to be drained, comma-separated"
+    add("--notice-taints", "NOTICE_TAINTS", rows[NoticeSource.TAINT], f"keys of taints {about}")
     seconds = "KEY=SECONDS of taints, comma-separated: how long a machine with the taint still runs"
-    add("--notice-seconds", "NOTICE_SECONDS", NOTICE_SECONDS, seconds, type=_seconds_by_key)
-    add("--notice-annotations", "NOTICE_ANNOTATIONS", NOTICE_ANNOTATION, "annotations of Nodes with the same meaning")
+    promised = ",".join(f"{key}={value}" for key, value in BUILT_IN_SECONDS.items())
+    add("--notice-seconds", "NOTICE_SECONDS", promised, seconds, type=_seconds_by_key)
+    add("--notice-annotations", "NOTICE_ANNOTATIONS", rows[NoticeSource.ANNOTATION], f"keys of annotations {about}")
+    add("--notice-conditions", "NOTICE_CONDITIONS", rows[NoticeSource.CONDITION], f"TYPE=STATUS of conditions {about}")
+    add("--notice-labels", "NOTICE_LABELS", rows[NoticeSource.LABEL], f"KEY or KEY=VALUE of labels {about}")
+    drains = "the keys among these that announce no certain end: pods leave as far as minReplicas allows"
+    add("--notice-drains", "NOTICE_DRAINS", ",".join(BUILT_IN_DRAINS), drains)
     return parser

@@ -15,7 +15,7 @@ import yaml
 
 from elasticjob_operator.kube import api
 from elasticjob_operator.manifests.policies import OPERATOR_LABELS
-from elasticjob_operator.model.nodes import NoticeKeys
+from elasticjob_operator.model.notices import NoticeKeys
 from elasticjob_operator.settings import parse_settings
 from support.install import RELEASE, SYSTEM, install
 from support.jobs import manifest
@@ -182,8 +182,8 @@ def test_the_charts_notices_are_the_operators_and_may_be_none(tools: Tools) -> N
     assert parse_settings([], environment).notice_keys == parse_settings([], {}).notice_keys
     own = operator_environment(rendered(tools, "nodeWarnings.taintSeconds.a/b=30"))
     assert own["NOTICE_SECONDS"] == "a/b=30,aws-node-termination-handler/spot-itn=120"
-    settings = ("nodeWarnings.taints=null", "nodeWarnings.annotations=null", "nodeWarnings.taintSeconds=null")
-    none = operator_environment(rendered(tools, *settings))
+    names = ("taints", "annotations", "taintSeconds", "conditions", "labels", "drains")
+    none = operator_environment(rendered(tools, *(f"nodeWarnings.{name}=null" for name in names)))
     assert parse_settings([], none).notice_keys == NoticeKeys(frozenset(), frozenset())
 
 

@@ -27,6 +27,9 @@ REQUESTS, LIMITS = {"cpu": "50m", "memory": "64Mi"}, {"memory": "512Mi"}
 """The store uses 25 MiB at 4 nodes and 70 MiB at 4096. The memory limit is well above that and all that the
 store allows its clients (`store_pod.main.store_limits`). No CPU limit: CPU throttling would delay rounds."""
 STATE_DIR = "/var/lib/elasticjob"
+SAFE_TO_EVICT = "cluster-autoscaler.kubernetes.io/safe-to-evict"
+"""Annotation of a pod. Without it cluster-autoscaler keeps each node with a store, because a store has an emptyDir: a
+standby store takes over from one that is evicted."""
 
 
 def store_pod_manifest(
@@ -44,12 +47,12 @@ def store_pod_manifest(
     if standby:
         pod["containers"][0]["env"].append({"name": Env.STANDBY_STORE, "value": "1"})
         pod["affinity"] = {"podAntiAffinity": _apart_from_store_and_workers(job)}
-    annotations = {key: value for key, value in spec.store.annotations.items() if key != AVOIDED_NODES}
+    own = {key: value for key, value in spec.store.annotations.items() if key != AVOIDED_NODES}
+    annotations = {SAFE_TO_EVICT: "true", **own}
     if avoid:
         annotations[AVOIDED_NODES] = ",".join(avoid)
         exclude_nodes(pod, avoid)
-    if annotations:
-        meta["annotations"] = annotations
+    meta["annotations"] = annotations
     return {"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": pod}
 
 

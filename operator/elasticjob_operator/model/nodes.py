@@ -3,23 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 
+from elasticjob_operator.model.notices import NoticeKeys, NoticeKind
 from elasticjob_operator.model.raw import Raw, at, mapping, moment, objects, text
 
 _UNIX_SECONDS = re.compile(r"[0-9]{1,12}(\.[0-9]{1,9})?")
-
-
-@dataclass(frozen=True)
-class NoticeKeys:
-    """Keys of the taints and annotations that announce the end of a machine, such as that of a spot instance."""
-
-    taints: frozenset[str]
-    annotations: frozenset[str]
-    taint_seconds: Mapping[str, float] = field(default_factory=dict)
-    """By key of a taint: how long the machine still runs once it has the taint."""
 
 
 @dataclass(frozen=True)
@@ -27,11 +18,14 @@ class NodeWarning:
     """The warnings of one Node."""
 
     notice: str = ""
-    """The taint or annotation that announces the machine's end, such as `taint ToBeDeletedByClusterAutoscaler`; empty
-    if there is none."""
+    """What announces the end (`NoticeKind.ENDS`), such as `taint cloud.google.com/impending-node-termination`; empty
+    if nothing does."""
     cordoned: bool = False
     ends: tuple[tuple[str, float], ...] = ()
-    """The taints and annotations that say when the machine ends, each with that time in Unix seconds."""
+    """The notices that say when the machine ends, each with that time in Unix seconds."""
+    drain: str = ""
+    """What asks for a drain that may be withdrawn (`NoticeKind.DRAINS`), such as `taint karpenter.sh/disrupted`; empty
+    if nothing does, or if the end is announced."""
 
     @property
     def ends_at(self) -> float | None:
@@ -45,17 +39,38 @@ def parse_warning(raw: Raw, keys: NoticeKeys, now: float, before: NodeWarning | 
     `now`: Unix seconds; `before`: the warnings that the Node had, as this function returned them.
     """
     known = dict(before.ends) if before is not None else {}
-    ends: dict[str, float | None] = {}
+    found = {name: (key, end) for name, key, end in _notices(raw, keys, known, now)}
+    ends = {name: end for name, (key, end) in found.items() if keys.kind(key) is NoticeKind.ENDS}
+    drain = "" if ends else next(iter(found), "")
+    cordoned = at(raw, "spec", "unschedulable") is True
+    if not found and not cordoned:
+        return None
+    times = tuple((name, end) for name, end in ends.items() if end is not None)
+    return NodeWarning(next(iter(ends), ""), cordoned, times, drain)
+
+
+def _notices(
+    raw: Raw, keys: NoticeKeys, known: Mapping[str, float], now: float
+) -> Iterator[tuple[str, str, float | None]]:
+    """Yield each notice of a Node: its name in messages, its key, and when the machine ends, if known."""
     for taint in objects(raw, "spec", "taints"):
         if (key := text(taint, "key")) in keys.taints:
-            ends[f"taint {key}"] = _end_by_taint(taint, keys.taint_seconds.get(key), now, known.get(f"taint {key}"))
+            name = f"taint {key}"
+            yield name, key, _end_by_taint(taint, keys.taint_seconds.get(key), now, known.get(name))
     annotations = mapping(raw, "metadata", "annotations")
     for key in sorted(keys.annotations & annotations.keys()):
-        ends[f"annotation {key}"] = _end_by_annotation(annotations[key], now, known.get(f"annotation {key}"))
-    cordoned = at(raw, "spec", "unschedulable") is True
-    if not ends and not cordoned:
-        return None
-    return NodeWarning(next(iter(ends), ""), cordoned, tuple((n, end) for n, end in ends.items() if end is not None))
+        name = f"annotation {key}"
+        yield name, key, _end_by_value(annotations[key], now, known.get(name))
+    for condition in objects(raw, "status", "conditions"):
+        kind, status = text(condition, "type"), text(condition, "status")
+        if f"{kind}={status}" in keys.conditions or (status == "True" and kind in keys.conditions):
+            yield f"condition {kind}={status}", kind, None
+    labels = mapping(raw, "metadata", "labels")
+    for row in sorted(keys.labels):
+        key, _, value = row.partition("=")
+        if key in labels and value in ("", text(labels, key)):
+            name = f"label {key}={text(labels, key)}"
+            yield name, key, _end_by_value(text(labels, key), now, known.get(name))
 
 
 def _end_by_taint(taint: Raw, seconds: float | None, now: float, known: float | None) -> float | None:
@@ -71,8 +86,8 @@ def _end_by_taint(taint: Raw, seconds: float | None, now: float, known: float | 
     return stated if stated is not None and now < stated < now + seconds else now + seconds
 
 
-def _end_by_annotation(value: object, now: float, known: float | None) -> float | None:
-    """Return the time in the value of an annotation. One that is over at its first sighting does not count."""
+def _end_by_value(value: object, now: float, known: float | None) -> float | None:
+    """Return the time in the value of an annotation or label. One that is over at its first sighting does not count."""
     time = _parse_time(value) if isinstance(value, str) else None
     return time if time is not None and (time > now or time == known) else None
 

@@ -16,7 +16,7 @@ Modules, in reading order:
     suspension      what is deleted while the job is suspended, and when its next execution begins
     job_end         the outcome of the job, and what is deleted at its end
     cordons         additional pods of a job at its minimum that has pods on cordoned machines
-    node_warnings   machines that are about to end: messages and Events
+    node_warnings   machines that are about to end or to be drained: which pods leave, messages
     conditions      the four conditions of a job that has not ended
     status          the next status
     execution_defaults  `status.defaults`

@@ -149,12 +149,26 @@ class ReconcileContext:
         """By name, what announces the end of a node that pods of the job are on or must not be on."""
         return {name: warning.notice for name, warning in self.observed.warnings.items() if warning.notice}
 
+    @cached_property
+    def drains(self) -> dict[str, str]:
+        """The same for what asks for a drain that may be withdrawn."""
+        return {name: warning.drain for name, warning in self.observed.warnings.items() if warning.drain}
+
+    @cached_property
+    def left_nodes(self) -> dict[str, str]:
+        """Both: the nodes that pods of the job leave, and that new ones do not go to."""
+        return {**self.drains, **self.notices}
+
     def must_leave(self, pod: Pod) -> bool:
         """Return whether the end of the pod's node is announced.
 
         A pod that was placed there although it must not be stays: its successor would be placed there too.
         """
         return pod.live and pod.node in self.notices and pod.node not in pod.avoided_nodes
+
+    def should_leave(self, pod: Pod) -> bool:
+        """Return whether it must leave, or leaves as soon as the job can do without it."""
+        return pod.live and pod.node in self.left_nodes and pod.node not in pod.avoided_nodes
 
     def may_create(self, child: str) -> bool:
         """Return whether the API server has not refused this child, or its next try is due."""

@@ -1,4 +1,4 @@
-"""Standby pods for those on cordoned nodes, in a job that has no pod to spare.
+"""Standby pods for those on nodes that are cordoned or to be drained, in a job that has no pod to spare.
 
 A drain evicts the pods of a cordoned node. The PodDisruptionBudget of a job at its minimum lets no pod go, so the job
 starts one more pod for each of its pods on cordoned nodes. Once that one is ready the budget lets a pod go, and the
@@ -58,9 +58,11 @@ def may_have_cordon_spares(ctx: ReconcileContext) -> bool | None:
 
 
 def is_cordoned(ctx: ReconcileContext, pod: Pod) -> bool:
-    """Return whether the pod's node is cordoned. A machine whose end is announced is none to wait for."""
+    """Return whether the pod's node is cordoned or to be drained. One whose end is announced is none to wait for."""
     warning = ctx.observed.warnings.get(pod.node)
-    return warning is not None and warning.cordoned and not warning.notice
+    if warning is None or warning.notice:
+        return False
+    return warning.cordoned or ctx.should_leave(pod)
 
 
 def pods_not_ready(ctx: ReconcileContext) -> int:
@@ -76,7 +78,9 @@ def cordon_event(ctx: ReconcileContext) -> tuple[EventRecord, ...]:
     nodes = sorted({pod.node for pod in ctx.current_pods if pod.live and is_cordoned(ctx, pod)})
     number = with_noun(ctx.cordon_spares, "standby pod")
     why = "so that these nodes can be drained"
-    message = f"pods are on cordoned nodes ({', '.join(nodes)}): the job has {number} more, {why}"
+    message = (
+        f"pods are on nodes that are cordoned or to be drained ({', '.join(nodes)}): the job has {number} more, {why}"
+    )
     return (EventRecord("NodeCordoned", message, key=",".join(nodes), repeats=True),)
 
 

@@ -101,14 +101,14 @@ def _avoided_nodes(job: JobContext) -> tuple[EventRecord, ...]:
 def _noticed_nodes(job: JobContext) -> tuple[EventRecord, ...]:
     """Return one Event for each node that pods leave from now on because its end is announced."""
     deleted = {a.name for a in job.store.actions.actions if isinstance(a, DeletePod)}
-    stores = [pod for pod in job.ctx.observed.stores if pod.name in deleted and job.ctx.must_leave(pod)]
+    stores = [pod for pod in job.ctx.observed.stores if pod.name in deleted and job.ctx.should_leave(pod)]
     decisions = [d for d in job.pod_decisions if isinstance(d.action, ReplacePod) and d.action.noticed]
     left = {pod.node for pod in (*stores, *(d.pod for d in decisions)) if pod is not None}
     return tuple(
         EventRecord(
             NODE_TERMINATING,
-            f"{node} has the {job.ctx.notices[node]}: the job's pods leave it",
-            key=f"{node}/{job.ctx.notices[node]}",
+            f"{node} has the {job.ctx.left_nodes[node]}: the job's pods leave it",
+            key=f"{node}/{job.ctx.left_nodes[node]}",
             warning=True,
             repeats=True,
         )

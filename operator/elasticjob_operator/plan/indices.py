@@ -64,7 +64,7 @@ def _order(ctx: ReconcileContext, index: int) -> tuple[int, bool, int]:
     Among pods of equal use, one goes that has to leave its node anyway.
     """
     pod = _pod(ctx, index)
-    return -pod_use(ctx, pod), pod is not None and ctx.must_leave(pod), index
+    return -pod_use(ctx, pod), pod is not None and ctx.should_leave(pod), index
 
 
 def _pod(ctx: ReconcileContext, index: int) -> Pod | None:

@@ -24,6 +24,7 @@ from elasticjob_operator.model.observed import RefusalReason
 from elasticjob_operator.model.pods import CONTAINER_LOST, Pod, TrainerEnd
 from elasticjob_operator.model.status import AvoidedNode, ConditionType
 from elasticjob_operator.plan.context import LONGEST_POLL_SECONDS, LOST_GRACE_SECONDS, ReconcileContext
+from elasticjob_operator.plan.node_warnings import pods_to_drain
 from elasticjob_operator.plan.scale import last_indices
 from elasticjob_operator.plan.terminations import pods_to_await
 
@@ -64,7 +65,7 @@ class ReplacePod:
     unhealthy: Failure | None = None
     """Why the node of the pod is unhealthy; None if it is not."""
     noticed: bool = False
-    """Whether the end of the pod's node is announced."""
+    """Whether the end of the pod's node is announced, or a drain is asked for."""
 
 
 @dataclass(frozen=True)
@@ -92,17 +93,24 @@ def decide_pods(ctx: ReconcileContext, start_retry_at: float) -> tuple[PodDecisi
     Pods that did not start are replaced at `start_retry_at`, Unix seconds.
     """
     pods = {(p.index, p.incarnation): p for p in ctx.observed.workers}
-    decisions = []
+    decisions, drained = [], pods_to_drain(ctx)
     for index in ctx.indices:
         known = ctx.status.incarnations
         incarnation = known[index] if index < len(known) else None
         pod = None if incarnation is None else pods.get((index, incarnation))
-        decisions.append(PodDecision(index, incarnation, pod, _decide(ctx, index, incarnation, pod, start_retry_at)))
+        decisions.append(
+            PodDecision(index, incarnation, pod, _decide(ctx, index, incarnation, pod, start_retry_at, drained))
+        )
     return tuple(decisions)
 
 
 def _decide(
-    ctx: ReconcileContext, index: int, incarnation: int | None, pod: Pod | None, start_retry_at: float
+    ctx: ReconcileContext,
+    index: int,
+    incarnation: int | None,
+    pod: Pod | None,
+    start_retry_at: float,
+    drained: frozenset[str],
 ) -> KeepPod | CreatePod | ReplacePod | AwaitEnd:
     if incarnation is None:
         return CreatePod(0)
@@ -122,7 +130,7 @@ def _decide(
         return ReplacePod(f"failurePolicy rule {rule} matched a failure in {pod.name}")
     if pod.unschedulable and pod.avoided_nodes - avoided_names(ctx):
         return ReplacePod(f"{pod.name} no longer needs to avoid {', '.join(sorted(pod.avoided_nodes))}")
-    return _decide_live(ctx, pod)
+    return _decide_live(ctx, pod, drained)
 
 
 def starts_execution(ctx: ReconcileContext) -> bool:
@@ -188,11 +196,12 @@ def _decide_ended(ctx: ReconcileContext, pod: Pod) -> KeepPod | ReplacePod:
     return ReplacePod(f"{pod.name} ended: {describe_end(pod)}", charged, lost_at)
 
 
-def _decide_live(ctx: ReconcileContext, pod: Pod) -> KeepPod | ReplacePod:
-    """Kubernetes reports this pod as live, but its node may be down, or about to end."""
+def _decide_live(ctx: ReconcileContext, pod: Pod, drained: frozenset[str]) -> KeepPod | ReplacePod:
+    """Kubernetes reports this pod as live, but its node may be down, or about to end. `drained`: names of pods that
+    leave a node that is to be drained."""
     link = ctx.observed.link
-    if ctx.must_leave(pod):
-        reason = f"{pod.name} is on {pod.node}, which has the {ctx.notices[pod.node]}"
+    if ctx.must_leave(pod) or pod.name in drained:
+        reason = f"{pod.name} is on {pod.node}, which has the {ctx.left_nodes[pod.node]}"
         return ReplacePod(reason, noticed=True)
     # A pod that was placed there although it avoids the node would be placed there again.
     if pod.node in avoided_names(ctx) - pod.avoided_nodes and not pod.running:
@@ -273,8 +282,8 @@ def describe_end(pod: Pod) -> str:
 
 
 def avoided_names(ctx: ReconcileContext) -> frozenset[str]:
-    """Return the names of the nodes that are avoided now, and of those whose end is announced."""
-    return frozenset((*(node.name for node in still_avoided(ctx)), *ctx.notices))
+    """Return the names of the nodes that are avoided now, and of those whose end is announced or asked for."""
+    return frozenset((*(node.name for node in still_avoided(ctx)), *ctx.left_nodes))
 
 
 def is_lost(node: str, avoided: Iterable[AvoidedNode]) -> bool:

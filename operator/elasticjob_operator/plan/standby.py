@@ -92,7 +92,7 @@ def _must_retire(ctx: ReconcileContext) -> bool:
 
 def _must_go(ctx: ReconcileContext, pod: Pod | None) -> bool:
     """Return whether the standby store's pod must be replaced: it has ended, does not respond, must be retired, or the
-    end of its node is announced.
+    end of its node is announced or asked for.
 
     An operator that has lost the store as well does not go by silence.
     """
@@ -103,7 +103,7 @@ def _must_go(ctx: ReconcileContext, pod: Pod | None) -> bool:
     known_lost = ctx.observed.link.connected and (
         ctx.lease_late(pod.node) or ctx.now >= pod.seen_running + STANDBY_MIN_LIFETIME
     )
-    ends = pod.end is not None or pod.deleting is not None or ctx.must_leave(pod)
+    ends = pod.end is not None or pod.deleting is not None or ctx.should_leave(pod)
     return ends or _must_retire(ctx) or (silent and known_lost)
 
 

@@ -146,7 +146,7 @@ def _plan_live(ctx: ReconcileContext, current: int, pod: Pod) -> StorePlan:
     if pod.unschedulable and pod.avoided_nodes - avoided_names(ctx) and pod.deleting is None:
         why = f"it no longer needs to avoid {', '.join(sorted(pod.avoided_nodes))}"
         return StorePlan(current, None, Actions((DeletePod(pod.name, pod.uid, why),)))
-    why = f"{pod.node} has the {ctx.notices[pod.node]}" if ctx.must_leave(pod) else ""
+    why = f"{pod.node} has the {ctx.left_nodes[pod.node]}" if ctx.should_leave(pod) else ""
     # It serves until its nodes know the standby store, as in a drain.
     actions = (DeletePod(pod.name, pod.uid, why),) if why else ()
     requeue_at: tuple[float, ...] = ()

@@ -53,7 +53,7 @@ def plan_workers(
     `newly_avoided`: the nodes that are avoided from now on for another reason than these decisions.
     """
     avoided = _avoided(ctx, decisions, newly_avoided)
-    avoid = tuple(sorted({node.name for node in avoided} | ctx.notices.keys()))
+    avoid = tuple(sorted({node.name for node in avoided} | ctx.left_nodes.keys()))
     incarnations = list(ctx.status.incarnations)
     expected: list[ExpectedPod] = []
     withheld: set[str] = set()

@@ -17,7 +17,8 @@ from elasticjob.contract.names import Label, Role
 from elasticjob_operator import observe, watch_cache
 from elasticjob_operator.kube import PODS
 from elasticjob_operator.lease import ObservedLease, may_acquire, next_record
-from elasticjob_operator.model.nodes import NoticeKeys, parse_topology, parse_warning
+from elasticjob_operator.model.nodes import parse_topology, parse_warning
+from elasticjob_operator.model.notices import NoticeKeys
 from elasticjob_operator.model.observed import JobKey, LinkView, Observed, parse_job
 from elasticjob_operator.model.pods import FAILED_STARTS, UNREADABLE, Pod, parse_pod
 from elasticjob_operator.model.raw import mapping, moment, objects, text, timestamp

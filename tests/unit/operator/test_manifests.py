@@ -257,7 +257,9 @@ def test_the_store_pod_gets_its_settings_and_both_keys() -> None:
     assert {name: standby["spec"][name] for name in where} == where
     assert "affinity" not in pod["spec"]
     excluded = manifests.store_pod_manifest(built, built.spec, 3, "agent:1", ("n1",))
-    assert excluded["metadata"]["annotations"] == {"elasticjob.dev/avoids": "n1"}
+    movable = {"cluster-autoscaler.kubernetes.io/safe-to-evict": "true"}
+    assert excluded["metadata"]["annotations"] == movable | {"elasticjob.dev/avoids": "n1"}
+    assert pod["metadata"]["annotations"] == movable
     assert "nodeAffinity" in excluded["spec"]["affinity"]
     variables = env(pod["spec"]["containers"][0])
     settings = codec.parse(RoundSettings, json.loads(variables[Env.SETTINGS]))

@@ -10,10 +10,11 @@ import pytest
 
 from elasticjob_operator import node_events as operator_node_events
 from elasticjob_operator.kube import NODES
-from elasticjob_operator.model.nodes import NodeWarning, NoticeKeys, parse_topology, parse_warning
+from elasticjob_operator.model.nodes import NodeWarning, parse_topology, parse_warning
+from elasticjob_operator.model.notices import BUILT_IN, NoticeKeys, NoticeKind, NoticeSource
 from elasticjob_operator.model.observed import JobKey
 from elasticjob_operator.node_events import NodeEvents
-from elasticjob_operator.settings import NOTICE_ANNOTATION, NOTICE_TAINTS, parse_settings
+from elasticjob_operator.settings import parse_settings
 from elasticjob_operator.watch_cache import WatchCache
 from support.operator_build import raw_job, raw_pod
 from support.operator_world import Api
@@ -79,10 +80,19 @@ def test_nodes_are_watched_for_warnings_or_for_labels(environment: dict[str, str
 
 def test_the_flags_name_the_notices_and_switch_the_watch_off() -> None:
     seconds = {"aws-node-termination-handler/spot-itn": 120.0}
-    known = NoticeKeys(frozenset(NOTICE_TAINTS), frozenset({NOTICE_ANNOTATION}), seconds)
+    rows = {source: frozenset(row.written for row in BUILT_IN if row.source is source) for source in NoticeSource}
+    drains = frozenset(row.key for row in BUILT_IN if row.kind is NoticeKind.DRAINS)
+    known = NoticeKeys(
+        rows[NoticeSource.TAINT], rows[NoticeSource.ANNOTATION], seconds,
+        rows[NoticeSource.CONDITION], rows[NoticeSource.LABEL], drains,
+    )  # fmt: skip
     assert parse_settings([], {}).notice_keys == known
     own = ["--notice-taints", "a/b, c", "--notice-annotations", ",", "--notice-seconds", "a/b=30, c=1"]
-    assert parse_settings(own, {}).notice_keys == NoticeKeys(frozenset({"a/b", "c"}), frozenset(), {"a/b": 30, "c": 1})
+    own += ["--notice-conditions", "Hot=True", "--notice-labels", "our/end", "--notice-drains", "Hot,c"]
+    assert parse_settings(own, {}).notice_keys == NoticeKeys(
+        frozenset({"a/b", "c"}), frozenset(), {"a/b": 30, "c": 1},
+        frozenset({"Hot=True"}), frozenset({"our/end"}), frozenset({"Hot", "c"}),
+    )  # fmt: skip
     none = parse_settings([], {"NOTICE_SECONDS": ","}).notice_keys
     assert none is not None
     assert none.taint_seconds == {}

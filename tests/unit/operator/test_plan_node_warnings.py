@@ -183,3 +183,67 @@ def test_a_job_that_has_ended_or_is_suspended_makes_no_event_of_a_notice(conditi
     observed = replace(apart(), job=job(status=status(conditions=conditions), **spec), warnings=noticed("n1", "n5"))
     p = run(observed)
     assert (created(p), "NodeTerminating" in events_of(p)) == ([], False)
+
+
+# ---- a drain is asked for
+
+
+TAINT = "taint karpenter.sh/disrupted"
+
+
+def drained(*nodes: str) -> dict[str, NodeWarning]:
+    return {name: NodeWarning(drain=TAINT) for name in nodes}
+
+
+def four(low: int, *, ready: int = 4, **fields: Any) -> Observed:
+    """Return a job of four pods on n1 to n4, of which so many are ready to train; its stores are elsewhere."""
+    pods = tuple(worker(index, node=f"n{index + 1}") for index in range(4))
+    known = status(incarnations="0,0,0,0", targetReplicas=4)
+    observed = replace(apart(*pods, last_report=report(*pods[:ready])), nodes_watched=True)
+    return replace(observed, job=job(status=known, **elastic(low, 8, 4), **fields))
+
+
+@pytest.mark.parametrize(
+    ("low", "gone"),
+    [(1, ["bert-0-0", "bert-1-0", "bert-2-0"]), (2, ["bert-1-0", "bert-2-0"]), (3, ["bert-2-0"])],
+)
+def test_a_drain_leaves_as_many_pods_as_the_budget_says(low: int, gone: list[str]) -> None:
+    p = run(replace(four(low), warnings=drained("n1", "n2", "n3")))
+    assert deleted(p) == gone
+    assert [a.avoid for a in created(p)] == [("n1", "n2", "n3")] * len(gone)
+    assert status_of(p)["restarts"] == 0
+
+
+def test_an_end_that_comes_in_any_case_respects_no_budget() -> None:
+    assert len(deleted(run(replace(four(3), warnings=noticed("n1", "n2", "n3"))))) == 3
+
+
+def test_a_drain_of_a_job_at_its_minimum_starts_more_pods_first() -> None:
+    p = run(replace(four(4), warnings=drained("n1", "n2", "n3")))
+    assert deleted(p) == []
+    assert [a.name for a in created(p)] == ["bert-4-0", "bert-5-0", "bert-6-0"]
+    assert [a.avoid for a in created(p)] == [("n1", "n2", "n3")] * 3
+
+
+def test_a_pod_that_is_not_ready_is_not_counted_as_left() -> None:
+    assert deleted(run(replace(four(3, ready=3), warnings=drained("n1", "n2")))) == []
+
+
+def test_without_a_budget_a_drain_has_no_bound() -> None:
+    observed = replace(four(4, disruptionBudget=False), warnings=drained("n1", "n2", "n3"))
+    assert len(deleted(run(observed))) == 3
+
+
+def test_pods_stay_once_the_drain_is_withdrawn() -> None:
+    p = run(replace(four(3), warnings={}))
+    assert (deleted(p), created(p)) == ([], [])
+
+
+def test_a_store_leaves_a_node_that_is_to_be_drained() -> None:
+    p = run(replace(apart(), warnings=drained("n6")))
+    assert deleted(p) == ["bert-rdzv-1"]
+
+
+def test_status_says_which_pod_is_to_leave() -> None:
+    p = run(replace(four(3), warnings=drained("n1", "n2", "n3")))
+    assert TAINT in {e.reason: e.message for e in p.event_records}["NodeTerminating"]

@@ -19,7 +19,7 @@ from elasticjob_operator.kube import client as kube_client
 from elasticjob_operator.kube.api import KUEUE_WORKLOADS
 from elasticjob_operator.kube.client import KubeClient
 from elasticjob_operator.kube.errors import error_from
-from elasticjob_operator.model.nodes import NoticeKeys
+from elasticjob_operator.model.notices import NoticeKeys
 from elasticjob_operator.model.observed import JobKey
 from elasticjob_operator.node_events import NodeEvents
 from elasticjob_operator.watch_cache import WatchCache
