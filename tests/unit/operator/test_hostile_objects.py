@@ -17,14 +17,17 @@ from elasticjob.contract.names import Label, Role
 from elasticjob_operator import observe, watch_cache
 from elasticjob_operator.kube import PODS
 from elasticjob_operator.lease import ObservedLease, may_acquire, next_record
+from elasticjob_operator.model.limit_ranges import fit_resources
 from elasticjob_operator.model.nodes import parse_topology, parse_warning
 from elasticjob_operator.model.notices import NoticeKeys
 from elasticjob_operator.model.observed import JobKey, LinkView, Observed, parse_job
 from elasticjob_operator.model.pods import FAILED_STARTS, UNREADABLE, Pod, parse_pod
 from elasticjob_operator.model.raw import mapping, moment, objects, text, timestamp
 from elasticjob_operator.model.status import ConditionType, parse_status
+from elasticjob_operator.model.store_spec import read_store
 from elasticjob_operator.model.workload import assigned_flavors, parse_workload, pod_changes, queue_view
 from elasticjob_operator.plan import plan
+from elasticjob_operator.stop_causes import stop_cause
 from elasticjob_operator.watch_cache import WatchCache
 from support.operator_build import NOW, UID, ended, raw_job, raw_pod, report
 from support.operator_cluster import Cluster
@@ -135,6 +138,38 @@ def test_no_node_workload_or_lease_raises(
     pod_changes(workload, (workload,))
     may_acquire(ObservedLease(lease, NOW), "b", NOW)
     next_record(lease, "b", NOW)
+
+
+EVENT = {
+    "reason": "Killing", "message": "Container main failed liveness probe", "lastTimestamp": "2026-01-01T00:00:00Z",
+    "involvedObject": {"uid": "u", "fieldPath": "spec.containers{main}"},
+}  # fmt: skip
+LIMIT_RANGE = {
+    "spec": {
+        "limits": [
+            {"type": "Container", "min": {"cpu": "1"}, "max": {"cpu": "2"}, "maxLimitRequestRatio": {"cpu": "2"}}
+        ]
+    }
+}
+LABELLED = {
+    "metadata": {"labels": {"team": "a"}, "annotations": {"linkerd.io/inject": "disabled"}},
+    "spec": {
+        "tolerations": [{"key": "k"}], "serviceAccountName": "s",
+        "affinity": {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [
+            {"labelSelector": {"matchLabels": {"a": "b"}, "matchExpressions": [{"key": "k"}]}, "matchLabelKeys": ["m"]},
+        ]}},
+    },
+}  # fmt: skip
+
+
+@settings(max_examples=100)
+@given(changed(EVENT), changed(LIMIT_RANGE), changed(LABELLED), changed({"labels": {"a": "b"}, "tolerations": []}))
+def test_no_event_limitrange_or_template_raises(
+    event: dict[str, Any], limit_range: dict[str, Any], template: dict[str, Any], store: dict[str, Any]
+) -> None:
+    stop_cause(parse_pod(raw_pod(0)), (event, EVENT))
+    fit_resources({"requests": {"cpu": "50m"}, "limits": {"memory": "1Gi"}}, {}, (limit_range, LIMIT_RANGE))
+    read_store(store, template)
 
 
 REPORT = report(*(parse_pod(raw_pod(i)) for i in range(2)))
