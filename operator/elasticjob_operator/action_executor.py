@@ -170,7 +170,8 @@ class ActionExecutor:
     async def _read_pod_changes(self) -> _Result:
         """Read what the queue's admission adds to worker pods; return why it is unknown."""
         if self.memory.workload is None:
-            return _Result("")
+            unknown = "what the queue adds to pods is unknown: the job's Workload cannot be read"
+            return _Result("", problem=unknown if self.memory.workload_malformed else "")
         try:
             self._pod_changes = await read_pod_changes(self.api, self.memory.workload)
         except KubeError as error:

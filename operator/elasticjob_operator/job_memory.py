@@ -43,6 +43,8 @@ class JobMemory:
     """The execution attempt and the gang provider that `children` was read for: each has objects of its own."""
     workload: dict[str, Any] | None = None
     """The Workload that counts (`QueueView.workload`), as last read from the API server; None if there is none."""
+    workload_malformed: bool = False
+    """Whether it cannot be read now (`QueueView.malformed`); `workload` is then an earlier one, if any is known."""
     policies: Policies | None = None
     """The job's policies as last read, created or changed; None: unknown, and read before anything is done."""
     policies_at: float = 0.0

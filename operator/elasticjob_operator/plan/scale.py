@@ -7,12 +7,10 @@ average. A spare may take the place of any pod, so the selector names the indice
 from __future__ import annotations
 
 import re
-from itertools import count, islice
 
 from elasticjob.contract.messages import RoundPhase
 from elasticjob.contract.names import Label, Role
 from elasticjob_operator.model.raw import text
-from elasticjob_operator.model.status_lists import MAX_INDICES
 from elasticjob_operator.plan.context import ReconcileContext
 
 _SPARES = re.compile(rf"{re.escape(Label.INDEX)} notin \(([^)]*)\)")
@@ -41,12 +39,11 @@ def pod_selector(ctx: ReconcileContext, spares: frozenset[int]) -> str:
 def last_indices(ctx: ReconcileContext) -> frozenset[int]:
     """Return the indices that the job was to have at the last status write, those of withdrawn pods included as far as
     status tells their number."""
+    known = range(len(ctx.status.incarnations))
     if ctx.status.target is None:
-        return frozenset(range(len(ctx.status.incarnations)))
-    # The operator wrote neither a negative target nor a huge one, but another writer of the status may have.
-    target, vacant = min(max(0, ctx.status.target), MAX_INDICES), ctx.status.vacant
-    number = target + len(last_spares(ctx))
-    return frozenset(islice((index for index in count() if index not in vacant), number))
+        return frozenset(known)
+    number = max(0, ctx.status.target + len(last_spares(ctx)))
+    return frozenset([index for index in known if index not in ctx.status.vacant][:number])
 
 
 def last_spares(ctx: ReconcileContext) -> set[int]:

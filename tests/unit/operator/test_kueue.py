@@ -10,7 +10,7 @@ import pytest
 
 from elasticjob.contract.messages import Outcome
 from elasticjob.contract.names import Role
-from elasticjob_operator import manifests
+from elasticjob_operator import manifests, observe, watch_cache
 from elasticjob_operator.actions import (
     CreateStore,
     CreateWorker,
@@ -23,7 +23,7 @@ from elasticjob_operator.actions import (
     UpdateWorkload,
 )
 from elasticjob_operator.job_memory import LONGEST_RETRY
-from elasticjob_operator.kube import JOBS, NotFound, Refused, Resource
+from elasticjob_operator.kube import JOBS, PODS, NotFound, Refused, Resource
 from elasticjob_operator.kube.api import (
     KUEUE_WORKLOADS,
     PRIORITY_CLASSES,
@@ -630,6 +630,32 @@ async def test_pods_get_the_flavor_and_what_admission_checks_add_and_the_templat
         assert pod["metadata"]["annotations"]["consume"] == "r"
     assert "nodeSelector" not in cluster.api.pods(Role.STORE)[0]["spec"]
     assert cluster.api.objects[JOBS, "bert"]["spec"]["template"]["spec"] == own
+
+
+async def test_no_pod_is_created_while_the_workload_that_was_admitted_cannot_be_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A new operator does not know the flavor: a pod without it would run where the job has no quota."""
+    cluster = kueue_cluster()
+    await cluster.reconcile_for(5.0)
+    admit(cluster, 2)
+    await cluster.reconcile_for(5.0)
+    before = cluster.workers()
+    assert len(before) == 2
+
+    def boom(raw: Raw) -> Any:
+        raise RuntimeError("boom")
+
+    monkeypatch.setattr(observe, "parse_workload", boom)
+    monkeypatch.setattr(watch_cache, "parse_workload", boom)
+    again = Cluster()
+    again.api.objects, again.world.api = cluster.api.objects, again.api
+    again.api.now = cluster.api.now
+    again.api.remove(PODS, before[0])
+    await again.reconcile_for(30.0)
+    assert again.workers() == before[1:]
+    phase, workloads = job_status(again.api)["phase"], [k for k in again.api.objects if k[0] is KUEUE_WORKLOADS]
+    assert (phase != "Suspended", len(workloads)) == (True, 1)
 
 
 @pytest.mark.parametrize(
