@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from elasticjob_operator import manifests
+from elasticjob_operator.manifests.store import SAFE_TO_EVICT
 from support.operator_build import Raw, job, raw_job
 
 
@@ -50,6 +51,10 @@ def test_labels_of_the_template_that_store_pods_have(name: str, labels: Raw, pod
     assert own(store_pod({"labels": labels}, **pod)) == expected
 
 
+EVICTABLE = {SAFE_TO_EVICT: "true"}
+KEPT = {SAFE_TO_EVICT: "false"}
+
+
 def test_labels_and_annotations_of_the_store_replace_those_of_the_template() -> None:
     meta = {"labels": {"team": "a"}, "annotations": {"sidecar.istio.io/inject": "false"}}
     assert own(store_pod(meta, {"labels": {}})) == {}
@@ -57,18 +62,20 @@ def test_labels_and_annotations_of_the_store_replace_those_of_the_template() -> 
     found = store_pod(meta, store, ("n1",))
     assert own(found) == {"app": "x"}
     assert found["metadata"]["labels"]["elasticjob.dev/role"] == "store"
-    assert found["metadata"]["annotations"] == {"a": "b", "elasticjob.dev/avoids": "n1"}
+    assert found["metadata"]["annotations"] == {"a": "b", "elasticjob.dev/avoids": "n1", **EVICTABLE}
 
 
 def test_only_annotations_about_a_mesh_are_taken_from_the_template() -> None:
     others = {"k8s.v1.cni.cncf.io/networks": "rdma", "prometheus.io/scrape": "true"}
     annotations = {"linkerd.io/inject": "disabled", **others}
-    assert store_pod({"annotations": annotations})["metadata"]["annotations"] == {"linkerd.io/inject": "disabled"}
-    assert "annotations" not in store_pod()["metadata"]
+    taken = {"linkerd.io/inject": "disabled"}
+    assert store_pod({"annotations": annotations})["metadata"]["annotations"] == {**taken, **EVICTABLE}
+    assert store_pod()["metadata"]["annotations"] == EVICTABLE
 
 
 def test_a_store_cannot_avoid_nodes_by_an_annotation() -> None:
-    assert "annotations" not in store_pod(store={"annotations": {"elasticjob.dev/avoids": "n1"}})["metadata"]
+    pod = store_pod(store={"annotations": {"elasticjob.dev/avoids": "n1", **KEPT}})
+    assert pod["metadata"]["annotations"] == KEPT, "the job's own word about evictions counts"
 
 
 TOLERATIONS = [{"key": "team", "operator": "Exists"}]

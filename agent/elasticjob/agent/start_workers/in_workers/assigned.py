@@ -14,7 +14,7 @@ def assigned() -> dict[str, str]:
     return dict(word.split("=", 1) for word in os.environ.get(ASSIGNED, "").split() if "=" in word)
 
 
-def restore() -> None:
+def restore_assigned() -> None:
     """Set the variables again: what a launcher starts runs as the rank that the launcher itself is."""
     os.environ.update(assigned())
 

@@ -16,7 +16,7 @@ from string import Template
 from types import ModuleType
 from typing import Any, NoReturn
 
-from .assigned import assigned, restore
+from .assigned import assigned, restore_assigned
 from .one_world import ALLOWED, TRAINS, fail
 
 LAUNCHED = "ELASTICJOB_LAUNCHED"
@@ -46,7 +46,7 @@ def _become_worker(config: Any, entrypoint: Any, args: Sequence[Any]) -> dict[in
             "a launcher starts below a worker that trains already: it would train apart from the others. Start the"
             f" script without it, or set {ALLOWED}=1 in the pod template if this is meant"
         )
-    restore()
+    restore_assigned()
     _check_number(int(config.nproc_per_node))
     os.environ["ROLE_NAME"] = str(config.role)
     os.environ[LAUNCHED] = "1"
