@@ -48,7 +48,8 @@ def _before(ctx: ReconcileContext) -> frozenset[int]:
     """Return the indices that may stay. A pod that the job was about to let go of may stay too if it still runs."""
     missing = ctx.status.scaled_down.indices if ctx.status.scaled_down else frozenset()
     live = {pod.index for pod in ctx.observed.workers if pod.live and pod == _pod(ctx, pod.index)}
-    return last_indices(ctx) | ((missing | live) - ctx.status.vacant)
+    used = {index for index in missing | live if index < len(ctx.status.incarnations)}
+    return last_indices(ctx) | (used - ctx.status.vacant)
 
 
 def coordinator_settings(ctx: ReconcileContext) -> RoundSettings:

@@ -172,3 +172,11 @@ def test_an_unreadable_list_of_vacant_indices_names_none_that_it_does_not_say(wr
     listed = [*written, {"first": 2, "last": 3}] if isinstance(written, list) else written
     found = job(status=status(vacantIndices=listed)).status.vacant
     assert found == ({2, 3} if isinstance(written, list) else set())
+
+
+def test_indices_that_the_job_never_had_are_ignored() -> None:
+    far = {"replicas": 2, "indices": "1,123456789012"}
+    p = run(
+        resized(2, worker(0), worker(1), before=2, scaledDown=far, vacantIndices=[{"first": 0, "last": 999999999999}])
+    )
+    assert deleted(p) == []
