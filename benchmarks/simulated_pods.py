@@ -194,16 +194,20 @@ class SimulatedPods:
         with suppress(RequestRefusedError):
             await self.api.request("POST", f"{self.pods_path}/{name}/binding", binding)
         await asyncio.sleep(self._random.uniform(*START_SECONDS))
-        present = self.pods.get(name, {}).get("metadata", {})
-        if present.get("uid") != pod["metadata"]["uid"] or "deletionTimestamp" in present:
+        if self._has_gone(pod):
             return
         self._addresses += 1
         address = str(self.first_address + self._addresses)
         if _role(pod) == Role.STORE.value:
             await self._start_store(pod, address)
         await self._write_status(pod, running_status(pod, address))
-        if _role(pod) == Role.WORKER.value:
+        if _role(pod) == Role.WORKER.value and not self._has_gone(pod):
             self._start_node(pod, address)
+
+    def _has_gone(self, pod: Json) -> bool:
+        """Return whether the pod is being deleted, or has been."""
+        present = self.pods.get(pod["metadata"]["name"], {}).get("metadata", {})
+        return present.get("uid") != pod["metadata"]["uid"] or "deletionTimestamp" in present
 
     async def _start_store(self, pod: Json, address: str) -> None:
         uid = pod["metadata"]["labels"][Label.JOB_UID]
