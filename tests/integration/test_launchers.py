@@ -30,6 +30,7 @@ IN_PROCESS = """
 import sys
 from torch.distributed.run import main
 main(["--standalone", "--nproc-per-node", "1", "train.py", "in", "process"])
+print("the driver goes on", flush=True)
 """
 FUNCTION = """
 import os
@@ -51,14 +52,29 @@ import os, subprocess, sys
 ranks = [
     subprocess.Popen(
         [sys.executable, "train.py"],
-        env=os.environ | {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": sys.argv[1],
-                          "TORCHELASTIC_USE_AGENT_STORE": "False"},
+        env=os.environ | {"RANK": str(rank), "WORLD_SIZE": "3", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": sys.argv[1]},
     )
-    for rank in range(2)
+    for rank in range(3)
 ]
 sys.exit(max(rank.wait() for rank in ranks))
 """
 """Starts ranks of its own on each node, as deepspeed and composer do."""
+CAUGHT = (
+    """
+import torch.distributed as dist
+try:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+except RuntimeError:
+    pass
+"""
+    + TRAIN.replace("dist.destroy_process_group()", "")
+    + """
+dist.destroy_process_group()
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+dist.destroy_process_group()
+"""
+)
+"""Plans a larger training, is refused, catches that, trains as it should, and forms other groups then."""
 HELPERS = TRAIN.replace(
     "dist.destroy_process_group()",
     """
@@ -76,7 +92,7 @@ def run_job(folder: Path, command: list[str], **spec: Any) -> LocalRun:
     """Start a job of two nodes with one worker each; scripts are in `folder`."""
     for name, text in {
         "train.py": TRAIN, "driver.py": DRIVER, "in_process.py": IN_PROCESS, "function.py": FUNCTION,
-        "own_ranks.py": OWN_RANKS, "helpers.py": HELPERS,
+        "own_ranks.py": OWN_RANKS, "helpers.py": HELPERS, "caught.py": CAUGHT,
         "stage.sh": f"#!/bin/bash\nset -e\n{TORCHRUN} --standalone train.py from a file\n",
     }.items():  # fmt: skip
         (folder / name).write_text(text)
@@ -123,6 +139,7 @@ def test_a_launcher_trains_in_the_world_of_the_job(
         for rank in range(2):
             assert f"trained {word} as {rank} of 2".replace("  ", " ") in run.text
     assert run.text.count("trained") == 2 * len(words), run.text
+    assert run.text.count("the driver goes on") == (2 if "in_process.py" in command else 0)
 
 
 @pytest.mark.torch
@@ -151,6 +168,21 @@ def test_what_a_worker_that_trains_starts_may_form_groups_of_its_own(tmp_path: P
     with run_job(tmp_path, [sys.executable, "helpers.py"], preload=WARM) as run:
         assert run.exit_code() == 0, run.text
     assert run.text.count("helper ran") == 2
+
+
+@pytest.mark.torch
+def test_a_refusal_that_a_script_catches_is_of_no_consequence_once_it_trains(tmp_path: Path) -> None:
+    with run_job(tmp_path, [sys.executable, "caught.py"], preload=COLD) as run:
+        assert run.exit_code() == 0, run.text
+    assert run.text.count("trained as") == 2
+
+
+@pytest.mark.torch
+def test_a_torchrun_that_names_no_number_has_that_of_the_job(tmp_path: Path) -> None:
+    command = ["bash", "-c", f"export MASTER_ADDR=127.0.0.1 MASTER_PORT=1; {TORCHRUN} train.py"]
+    with run_job(tmp_path, command, preload=COLD, nprocPerNode=2) as run:
+        assert run.exit_code() == 0, run.text
+    assert all(f"trained as {rank} of 4" in run.text for rank in range(4)), run.text
 
 
 @pytest.mark.torch

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import pwd
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -24,13 +25,23 @@ def home_variables(env: Mapping[str, str], parent: str) -> dict[str, str]:
     """
     found = {}
     home = env.get("HOME", "")
-    if not Path(home or "/none").is_dir() or (home == "/" and not os.access(home, os.W_OK)):
-        folder = Path(parent, f"elasticjob-home-{os.getuid()}")
-        folder.mkdir(mode=0o700, exist_ok=True)
-        found["HOME"] = str(folder)
+    if not os.path.isdir(home or "/none") or (home == "/" and not os.access(home, os.W_OK)):  # noqa: PTH112
+        found["HOME"] = _own_folder(parent)
     if not any(env.get(name) for name in _USER_VARIABLES) and not _has_name(os.getuid()):
         found["USER"] = str(os.getuid())
     return found
+
+
+def _own_folder(parent: str) -> str:
+    """Return a folder of this user in `parent`: the one of an earlier agent, else a new one."""
+    usual = Path(parent, f"elasticjob-home-{os.getuid()}")
+    try:
+        usual.mkdir(mode=0o700, exist_ok=True)
+        if usual.lstat().st_uid == os.getuid() and not usual.is_symlink():
+            return str(usual)
+    except FileExistsError:
+        pass
+    return tempfile.mkdtemp(prefix=f"{usual.name}-", dir=parent)
 
 
 def _has_name(uid: int) -> bool:

@@ -56,8 +56,9 @@ def worker_env(
         "TORCHELASTIC_ERROR_FILE": error_file,
         Env.AGENT_SOCKET: agent_socket,
         Env.ROUND: start.round,
-        "PET_NPROC_PER_NODE": local_world_size,  # of a torchrun below the worker whose command line names no number
     }
+    if base.get("ALLOW_SEPARATE_WORLDS") != "1":
+        env["PET_NPROC_PER_NODE"] = local_world_size  # of a torchrun below the worker that is given no number
     if start.master_addr:  # without it, a process group outside of the function fails at once, ahead of the round
         env |= {"MASTER_ADDR": start.master_addr, "MASTER_PORT": start.master_port}
     env[Env.WORLD] = " ".join(f"{name}={env[name]}" for name in _ASSIGNED if name in env)

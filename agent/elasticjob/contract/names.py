@@ -173,7 +173,7 @@ class ExitCode(IntEnum):
     """The node was drained (SIGTERM), and left its round in good order."""
 
 
-FINAL_EXCEPTIONS = {"SeparateWorldError": "TrainsApart", "CommandError": "CommandRefused"}
+FINAL_EXCEPTIONS = {"SeparateWorldError": "TrainsApart", "RefusedCommandError": "CommandRefused"}
 """Exceptions of a worker that no restart can mend, by type name, and the reason with which the job fails at once: its
 ranks would train apart from each other, or a launcher in its command cannot be run."""
 

@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 
 from elasticjob.contract.python_command import base_name
+from elasticjob.contract.torchrun_command import TORCHRUN_OPTIONS
 from elasticjob.convert.fields import JsonObject
 
 _SHELLS = ("sh", "bash", "dash", "ash", "zsh", "ksh")
@@ -51,6 +52,8 @@ def _script_words(words: Sequence[str], env: Mapping[str, str]) -> list[str] | N
     if len(words) != 3 or base_name(words[0]) not in _SHELLS or not re.fullmatch(r"-[a-z]*c", words[1]):
         return None
     script = re.sub(r"^exec\s+", "", words[2].replace("\\\n", " ").strip())
+    if "\n" in script:  # a second command, which shlex would take for arguments of the first
+        return None
     try:
         found = shlex.split(script)
     except ValueError:
@@ -85,5 +88,5 @@ def _without(words: Sequence[str], names: Sequence[str]) -> tuple[list[str], lis
     return [*kept, *rest], found
 
 
-_FLAGS = ("m", "module", "no-python", "run-path", "standalone", "use-env")
+_FLAGS = ("m", *(option.name for option in TORCHRUN_OPTIONS.values() if option.parse is None))
 """Options of torchrun without a value; after -m comes the program."""

@@ -36,7 +36,7 @@ class Environment:
 
     def prepare(self, state: State, store: StoreMixin) -> None:
         """Set the ranks; on active rank 0, serve the store of the process groups. Before the iteration barrier."""
-        _set_ranks(state.distributed_variables())
+        _set_world(state.distributed_variables())
         if state.active_rank == 0:
             from elasticjob.inprocess.store import serve_process_groups
 
@@ -48,7 +48,8 @@ class Environment:
         if not store.exists([_KEY]):  # active rank 0 has ended: a restart follows
             return
         host, port = bytes(store.get(_KEY)).decode().split()
-        os.environ.update(MASTER_ADDR=host, MASTER_PORT=port, TORCHELASTIC_USE_AGENT_STORE="True")
+        _set_world({"MASTER_ADDR": host, "MASTER_PORT": port})
+        os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "True"
         os.environ.setdefault("TORCHELASTIC_RESTART_COUNT", "0")  # torch 2.4 reads it with an agent's store
 
     def close_store(self) -> None:
@@ -58,12 +59,12 @@ class Environment:
     def restore(self, state: State) -> None:
         """Set all variables for what follows the call: the rank among all ranks, and the launcher's address."""
         self.close_store()
-        _set_ranks({"RANK": str(state.rank), "WORLD_SIZE": str(state.world_size)})
+        _set_world({"RANK": str(state.rank), "WORLD_SIZE": str(state.world_size)})
         for name, value in self._before.items():
             if value is None:
                 os.environ.pop(name, None)
             else:
-                os.environ[name] = value
+                _set_world({name: value})
 
     def _own_address(self, state: State, store: StoreMixin) -> str:
         master = self._before["MASTER_ADDR"]
@@ -72,9 +73,10 @@ class Environment:
         return master if master and state.initial_rank == 0 else socket.gethostname()
 
 
-def _set_ranks(variables: Mapping[str, str]) -> None:
-    """Set RANK and WORLD_SIZE, and below an agent its own variable for them, by which it checks process groups."""
+def _set_world(variables: Mapping[str, str]) -> None:
+    """Set variables, and below an agent its own copy of them, by which it checks process groups and launchers."""
     os.environ.update(variables)
     if Env.WORLD in os.environ:
         before = dict(word.split("=", 1) for word in os.environ[Env.WORLD].split())
-        os.environ[Env.WORLD] = " ".join(f"{name}={value}" for name, value in {**before, **variables}.items())
+        known = {name: variables.get(name, value) for name, value in before.items()}
+        os.environ[Env.WORLD] = " ".join(f"{name}={value}" for name, value in known.items())

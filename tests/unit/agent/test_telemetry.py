@@ -14,6 +14,7 @@ from elasticjob.agent.reporting import health_endpoint
 from elasticjob.agent.reporting.telemetry import AgentCounts, EventSubject, final_events, health, metrics, update_counts
 from elasticjob.contract.messages import Announce, Failure, FailureClass, Outcome, StartRound
 from elasticjob.contract.names import RoundId
+from support.ports import free_port
 
 ME = Announce(0, 0, "agent_id", "pod", "10.0.0.1", 1, 2, "trainer")
 START = StartRound(RoundId(1, 0, 3), 1, 3, 2, 6, 2, 6, "10.0.0.1", 4567, 2, 5)
@@ -81,8 +82,7 @@ def test_an_event_has_torchs_metadata() -> None:
 
 
 async def test_the_health_endpoint() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
+    port = free_port()
     counts = AgentCounts(1.0, 1.0)
     server = await health_endpoint.serve_health(
         {health_endpoint.HEALTH_PORT_VARIABLE: str(port)},

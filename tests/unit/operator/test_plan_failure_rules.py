@@ -173,7 +173,7 @@ def test_a_rule_of_the_coordinator_fails_the_job() -> None:
 
 
 @pytest.mark.parametrize(
-    ("exception", "reason"), [("SeparateWorldError", "TrainsApart"), ("CommandError", "CommandRefused")]
+    ("exception", "reason"), [("SeparateWorldError", "TrainsApart"), ("RefusedCommandError", "CommandRefused")]
 )
 def test_what_no_restart_can_mend_has_its_own_reason(exception: str, reason: str) -> None:
     seen = observed(rounds=(by_rule(FailureAction.FAIL_JOB),))

@@ -364,7 +364,7 @@ def test_agents_get_the_sentence_of_the_condition_when_the_job_fails() -> None:
 
 
 @pytest.mark.parametrize(
-    ("exception", "reason"), [("SeparateWorldError", "TrainsApart"), ("CommandError", "CommandRefused")]
+    ("exception", "reason"), [("SeparateWorldError", "TrainsApart"), ("RefusedCommandError", "CommandRefused")]
 )
 def test_what_no_restart_can_mend_fails_the_job_at_once(exception: str, reason: str) -> None:
     job = job_of(0, 1)

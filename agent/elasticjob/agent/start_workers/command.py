@@ -50,7 +50,7 @@ PYTHON_EXEC = "PYTHON_EXEC"
 """torchrun's variable for the interpreter of its workers."""
 _PRINT_ERROR = """
 import json, os, sys
-path, text = os.environ.get("TORCHELASTIC_ERROR_FILE"), "CommandError: " + sys.argv[1]
+path, text = os.environ.get("TORCHELASTIC_ERROR_FILE"), "RefusedCommandError: " + sys.argv[1]
 if path:
     with open(path, "w") as file:
         json.dump({"message": {"message": text, "extraInfo": {"py_callstack": text}}}, file)

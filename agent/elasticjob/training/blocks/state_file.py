@@ -152,7 +152,7 @@ def _open_temporary(path: str) -> tuple[FileIO, str, int]:
     with probe:
         own = os.fstat(probe.fileno())
         _remove(probe_name)  # before the wait, in which this process may be killed
-    file = _lock_shared(name, own)
+    file = _lock_shared(path, name, own)
     if file is None:
         file, name = _open_own(path)
     return file, name, stat.S_IMODE(own.st_mode)
@@ -164,7 +164,7 @@ def _open_own(path: str) -> tuple[FileIO, str]:
     return FileIO(os.open(name, _FLAGS | os.O_CREAT | os.O_EXCL, 0o666), "r+"), name
 
 
-def _lock_shared(name: str, own: os.stat_result) -> FileIO | None:
+def _lock_shared(path: str, name: str, own: os.stat_result) -> FileIO | None:
     """Return the file that all nodes share, locked and empty; None if it is unsafe or the lock is not available.
 
     `own`: the status of a file that this process has just created there. It has the owner that the file system gives
@@ -185,7 +185,8 @@ def _lock_shared(name: str, own: os.stat_result) -> FileIO | None:
             if not locked:
                 file.close()
                 return None
-            if _has_name(file, name):
+            _look_again(path)
+            if _has_name(file, name) and not _has_name(file, path):
                 with suppress(OSError):  # a file system without modes
                     os.fchmod(file.fileno(), _PRIVATE)
                 file.truncate(0)
@@ -200,6 +201,16 @@ def _lock_shared(name: str, own: os.stat_result) -> FileIO | None:
             raise
         file.close()
     return None
+
+
+def _look_again(path: str) -> None:
+    """Let an NFS client ask the server for the folder's names again: another node may have renamed the locked file.
+
+    Without it the client may resolve the name for up to 30 s to a file that is the saved state by now.
+    """
+    probe, name = _open_own(path)
+    probe.close()
+    _remove(name)
 
 
 def _is_ours(found: os.stat_result, own: os.stat_result) -> bool:

@@ -6,7 +6,8 @@ import os
 
 ASSIGNED = "ELASTICJOB_WORLD"
 """`NAME=VALUE` of torchrun's variables, separated by spaces."""
-_STORE = ("MASTER_ADDR", "MASTER_PORT")
+TRAINS = "ELASTICJOB_TRAINS"
+"""Process id of the process that has formed the group of the round; what it starts may form groups of its own."""
 
 
 def assigned() -> dict[str, str]:
@@ -17,13 +18,3 @@ def assigned() -> dict[str, str]:
 def restore_assigned() -> None:
     """Set the variables again: what a launcher starts runs as the rank that the launcher itself is."""
     os.environ.update(assigned())
-
-
-def restore_store() -> None:
-    """Set the address of the round's store again if a launcher changed it for one process with the worker's rank.
-
-    accelerate does that for a job of several processes on CPUs: it starts one, and expects the others from mpirun.
-    """
-    given = assigned()
-    if all(os.environ.get(name) == given.get(name) for name in ("RANK", "WORLD_SIZE")):
-        os.environ.update({name: given[name] for name in _STORE if name in given})

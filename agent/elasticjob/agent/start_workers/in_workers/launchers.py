@@ -2,7 +2,7 @@
 
 The pod's command has started once for each local rank. torch's agent (`launch_agent`) would start ranks of its own in
 each of them. Instead, this process becomes the program that the agent would start, as the rank that it already is.
-What the launcher has set in its environment stays.
+What the launcher has set in its environment stays. A program that goes on after its launcher waits for it.
 """
 
 from __future__ import annotations
@@ -10,24 +10,35 @@ from __future__ import annotations
 import functools
 import os
 import shutil
+import signal
+import subprocess
 import sys
-from collections.abc import Sequence
 from string import Template
-from types import ModuleType
-from typing import Any, NoReturn
 
-from .assigned import assigned, restore_assigned
-from .one_world import ALLOWED, TRAINS, fail
+from .assigned import TRAINS, assigned, restore_assigned
+from .one_world import ALLOWED, cannot_patch, fail
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from types import ModuleType
+    from typing import Any
 
 LAUNCHED = "ELASTICJOB_LAUNCHED"
 """1 in the program that a launcher below this worker has started."""
 SHIMS = "ELASTICJOB_SHIMS"
 """The agent's folder of shims, by which Python starts as a fork; absent without them."""
+_COMMANDS = ("torchrun", "accelerate", "accelerate-launch", "tune", "trl", "axolotl", "fabric", "swift")
+"""Launchers that do nothing after their workers have ended."""
+_COUNTS_ITSELF = {"auto", "gpu", "cpu", "xpu"}
 
 
 def replace_agent(module: ModuleType) -> None:
     """Replace `launch_agent` of torch.distributed.launcher.api."""
-    launch = module.launch_agent
+    launch = getattr(module, "launch_agent", None)
+    if launch is None:
+        cannot_patch("launch_agent")
+        return
 
     @functools.wraps(launch)
     def launch_agent(config: Any, entrypoint: Any, args: Any, *others: Any, **named: Any) -> dict[int, Any]:
@@ -40,38 +51,41 @@ def replace_agent(module: ModuleType) -> None:
 
 
 def _become_worker(config: Any, entrypoint: Any, args: Sequence[Any]) -> dict[int, Any]:
-    """Run the entry point as the rank that this process belongs to; a command never returns."""
+    """Run the entry point as the rank that this process belongs to; a command that is a launcher never returns."""
     if TRAINS in os.environ or LAUNCHED in os.environ:
         fail(
             "a launcher starts below a worker that trains already: it would train apart from the others. Start the"
             f" script without it, or set {ALLOWED}=1 in the pod template if this is meant"
         )
     restore_assigned()
-    _check_number(int(config.nproc_per_node))
+    _check_number(int(config.nproc_per_node), int(config.max_nodes))
     os.environ["ROLE_NAME"] = str(config.role)
     os.environ[LAUNCHED] = "1"
-    if callable(entrypoint):
-        try:
-            return {int(os.environ["RANK"]): entrypoint(*args)}
-        finally:
-            os.environ.pop(LAUNCHED, None)
-            os.environ.pop(TRAINS, None)
-    words = [Template(str(arg)).safe_substitute(local_rank=os.environ["LOCAL_RANK"]) for arg in args]
-    text = f"[elasticjob] rank {os.environ['RANK']} runs {' '.join([str(entrypoint), *words])[:500]} in place of"
-    print(f"{text} {sys.argv[0]}, whose nodes and rendezvous have no effect", file=sys.stderr)
-    sys.stdout.flush()
-    sys.stderr.flush()
-    return _exec([str(entrypoint), *words])
+    rank = int(os.environ["RANK"])
+    try:
+        if callable(entrypoint):
+            return {rank: entrypoint(*args)}
+        words = [Template(str(arg)).safe_substitute(local_rank=os.environ["LOCAL_RANK"]) for arg in args]
+        text = f"[elasticjob] rank {rank} runs {' '.join([str(entrypoint), *words])[:500]} in place of {sys.argv[0]}"
+        print(f"{text}, whose nodes and rendezvous have no effect", file=sys.stderr)
+        _run([str(entrypoint), *words])
+        return {rank: None}
+    finally:
+        os.environ.pop(LAUNCHED, None)
+        os.environ.pop(TRAINS, None)
 
 
-def _check_number(asked: int) -> None:
+def _check_number(asked: int, nodes: int) -> None:
     """Fail if a launcher asks for another number of workers than a node has.
 
-    accelerate's number is that of all nodes, and an elastic job has not always the same number of nodes.
+    accelerate's number is that of all nodes unless its command line has the number of nodes, and an elastic job has not
+    always the same number of nodes. A launcher that counts processors or GPUs itself asks for no number.
     """
     local = int(os.environ["LOCAL_WORLD_SIZE"])
-    of_all_nodes = "ACCELERATE_MIXED_PRECISION" in os.environ
+    of_all_nodes = "ACCELERATE_MIXED_PRECISION" in os.environ and nodes == 1
     if asked == local or (of_all_nodes and asked % local == 0):
+        return
+    if _COUNTS_ITSELF & {word.rpartition("=")[2] for word in sys.argv}:
         return
     unit = "in all" if of_all_nodes else "on each node"
     fail(
@@ -80,13 +94,33 @@ def _check_number(asked: int) -> None:
     )
 
 
-def _exec(argv: list[str]) -> NoReturn:
-    """Replace this process by a program: through the agent's shim, where that stands for the same Python."""
+def _run(argv: list[str]) -> None:
+    """Replace this process by a program, or run it if the calling program goes on after it."""
     program = shutil.which(argv[0]) or argv[0]
     shim = os.path.join(os.environ.get(SHIMS, ""), os.path.basename(program))  # noqa: PTH118, PTH119
     if SHIMS in os.environ and os.access(shim, os.X_OK) and _behind_shim(program) == program:
         program = shim
-    os.execv(program, [program, *argv[1:]])  # noqa: S606
+    sys.stdout.flush()
+    sys.stderr.flush()
+    command = [program, *argv[1:]]
+    if _ends_with_its_workers():
+        os.execv(program, command)  # noqa: S606
+    process = subprocess.Popen(command)
+    before = signal.signal(signal.SIGTERM, lambda number, frame: process.send_signal(number))
+    try:
+        code = process.wait()
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    if code:
+        raise SystemExit(code if code > 0 else 128 - code)
+
+
+def _ends_with_its_workers() -> bool:
+    """Return whether this process is a launcher, and not a program that calls one in Python."""
+    main = sys.modules["__main__"]
+    spec = getattr(main, "__spec__", None)
+    name = spec.name.removesuffix(".__main__") if spec is not None else os.path.basename(sys.argv[0])  # noqa: PTH119
+    return name in _COMMANDS or name.startswith(("torch.distributed.", "accelerate."))
 
 
 def _behind_shim(program: str) -> str | None:

@@ -10,56 +10,87 @@ from __future__ import annotations
 import functools
 import json
 import os
+import sys
 import time
-from types import ModuleType
-from typing import Any
+from contextlib import suppress
 
-from .assigned import assigned
+from .assigned import TRAINS, assigned
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import ModuleType
+    from typing import Any
 
 ALLOWED = "ALLOW_SEPARATE_WORLDS"
 """1: the script means it."""
-TRAINS = "ELASTICJOB_TRAINS"
-"""Process id of the process that has formed the group of the round; what it starts may form groups of its own."""
 
 
 class SeparateWorldError(RuntimeError):
     """This process would train in another world than that of its round. No restart can change that."""
 
 
+def cannot_patch(name: str) -> None:
+    """Say that this torch lacks a function that is to be patched."""
+    print(f"[elasticjob] this torch has no {name}: workers that train apart are not noticed", file=sys.stderr)
+
+
 def check_groups(module: ModuleType) -> None:
     """Check each default process group that torch.distributed forms."""
-    update = module._update_default_pg
+    update = getattr(module, "_update_default_pg", None)
+    if update is None:
+        cannot_patch("_update_default_pg")
+        return
 
     @functools.wraps(update)
     def _update_default_pg(group: Any) -> None:
-        if group is not None:
+        # Groups of the backend `fake` plan a training that does not happen.
+        if group is not None and module.get_backend(group) != "fake":
             check_world(group.rank(), group.size())
+            _note_group()
         update(group)
 
     module._update_default_pg = _update_default_pg  # type: ignore[attr-defined]
 
 
 def check_world(rank: int, size: int) -> None:
-    """Raise SeparateWorldError if a process group of this rank and size is not that of the round."""
-    given, trains = assigned(), os.environ.get(TRAINS, "")
-    if not given or os.environ.get(ALLOWED) == "1" or trains not in ("", str(os.getpid())):
+    """Raise SeparateWorldError if a process group of this rank and size is not that of the round.
+
+    What has joined the group of the round, and what it starts, may form other groups.
+    """
+    given = assigned()
+    if not given or os.environ.get(ALLOWED) == "1" or TRAINS in os.environ:
         return
     if (given["RANK"], given["WORLD_SIZE"]) != (str(rank), str(size)):
         own_rank, world = given["RANK"], given["WORLD_SIZE"]
         fail(
-            f"this process formed a process group as rank {rank} of {size}, but it belongs to rank {own_rank} of the"
+            f"this process forms a process group as rank {rank} of {size}, but it belongs to rank {own_rank} of the"
             f" job's {world}: it would train apart from the others. Let the script take RANK and WORLD_SIZE from the"
             f" environment, and start it without a launcher that starts ranks itself; set {ALLOWED}=1 in the pod"
             " template if this is meant"
         )
+
+
+def _note_group() -> None:
+    """Note that this process is in the group of the round; a refusal before that was of no consequence."""
+    if not assigned() or TRAINS in os.environ:
+        return
     os.environ[TRAINS] = str(os.getpid())
+    path = os.environ.get("TORCHELASTIC_ERROR_FILE", "")
+    with suppress(OSError):
+        with open(path) as file:
+            refused = SeparateWorldError.__name__ in file.read(1000)
+        if refused:
+            os.unlink(path)  # noqa: PTH108
 
 
 def fail(message: str) -> None:
-    """Raise SeparateWorldError with this message; the agent gets it even if the script catches it."""
+    """Raise SeparateWorldError with this message; the agent gets it even if the script catches it.
+
+    Not so below a worker that trains already: what it starts may fail without any harm to the job.
+    """
     path = os.environ.get("TORCHELASTIC_ERROR_FILE")
-    if path and not os.path.exists(path):  # noqa: PTH110
+    if path and TRAINS not in os.environ and not os.path.exists(path):  # noqa: PTH110
         extra = {"py_callstack": f"SeparateWorldError: {message}", "timestamp": str(int(time.time()))}
-        with open(path, "w") as file:
+        with suppress(OSError), open(path, "w") as file:
             json.dump({"message": {"message": f"SeparateWorldError: {message}", "extraInfo": extra}}, file)
     raise SeparateWorldError(message)

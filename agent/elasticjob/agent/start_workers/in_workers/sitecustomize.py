@@ -1,18 +1,20 @@
 """Patch torch in each Python below a worker, when torch is imported; without torch nothing is done.
 
-Python imports a module named sitecustomize at its start. This one also imports the sitecustomize that it hides.
+Python imports a module named sitecustomize at its start. This one also imports the sitecustomize that it hides. It
+imports nothing else until torch is imported: each Python that a worker starts pays for it.
 """
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import sys
-from collections.abc import Callable
-from importlib.abc import Loader, MetaPathFinder
-from importlib.machinery import ModuleSpec
-from types import ModuleType
-from typing import Any
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from importlib.machinery import ModuleSpec
+    from types import ModuleType
+    from typing import Any
 
 PATCHES = {
     "torch.distributed.rendezvous": ("without_libuv.create_without_libuv", "stages.separate_stages"),
@@ -23,14 +25,28 @@ PATCHES = {
 """The functions of this folder's modules that patch a module of torch."""
 PACKAGE = "_elasticjob_in_workers"
 """The name of this folder as a package, which no program has."""
+_PATCHED = "_elasticjob_patched"
 
 
 def install() -> None:
     """Patch torch's modules that are imported already, and the others when they are imported."""
+    restore_store()
     sys.meta_path.insert(0, _Finder())
     for name in PATCHES:
         if (module := sys.modules.get(name)) is not None:
             _patch(name, module)
+
+
+def restore_store() -> None:
+    """Set the address of the round's store again if a launcher changed it for one process with the worker's rank.
+
+    accelerate does that for a job of several processes on CPUs: it starts one, and expects the others from mpirun.
+    """
+    environ = os.environ
+    given = dict(word.split("=", 1) for word in environ.get("ELASTICJOB_WORLD", "").split() if "=" in word)
+    same = all(environ.get(name) == given.get(name) for name in ("RANK", "WORLD_SIZE"))
+    if same and "ELASTICJOB_TRAINS" not in environ and environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        environ.update({name: given[name] for name in ("MASTER_ADDR", "MASTER_PORT") if name in given})
 
 
 def load() -> None:
@@ -41,12 +57,17 @@ def load() -> None:
 
 
 def _patch(name: str, module: ModuleType) -> None:
-    for patch in PATCHES[name]:
-        _function(patch)(module)
+    if not hasattr(module, _PATCHED):
+        setattr(module, _PATCHED, True)
+        for patch in PATCHES[name]:
+            _function(patch)(module)
 
 
 def _function(patch: str) -> Callable[..., None]:
     """Return a function of a module of this folder, which is on no path."""
+    import importlib
+    import importlib.util
+
     if PACKAGE not in sys.modules:
         here = os.path.dirname(__file__)  # noqa: PTH120
         package = os.path.join(here, "__init__.py")  # noqa: PTH118
@@ -58,36 +79,51 @@ def _function(patch: str) -> Callable[..., None]:
     return found
 
 
-class _Finder(MetaPathFinder):
+class _Finder:
     """Finds the modules by the other finders, and wraps their loaders."""
 
     def __init__(self) -> None:
-        self._finding = ""
+        self._finding: set[tuple[str, int]] = set()
+        """Names, and the threads that search them."""
 
     def find_spec(self, name: str, path: Any = None, target: ModuleType | None = None) -> ModuleSpec | None:
-        if name not in PATCHES or name == self._finding:
+        if name not in PATCHES:
             return None
-        self._finding = name
-        spec = importlib.util.find_spec(name)
-        self._finding = ""
+        import importlib.util
+        import threading
+
+        own = (name, threading.get_ident())
+        if own in self._finding:
+            return None
+        self._finding.add(own)
+        try:
+            spec = importlib.util.find_spec(name)
+        finally:
+            self._finding.discard(own)
         if spec is not None and spec.loader is not None:
-            spec.loader = _Loader(spec.loader)
+            spec.loader = _Loader(spec.loader)  # type: ignore[assignment]
         return spec
 
 
-class _Loader(Loader):
-    def __init__(self, inner: Loader) -> None:
+class _Loader:
+    def __init__(self, inner: Any) -> None:
         self._inner = inner
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        return self._inner.create_module(spec)
+        made: ModuleType | None = self._inner.create_module(spec)
+        return made
 
     def exec_module(self, module: ModuleType) -> None:
         self._inner.exec_module(module)
         _patch(module.__name__, module)
 
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)  # such as get_source, for tracebacks
+
 
 def _import_hidden() -> None:
+    import importlib
+
     here = os.path.dirname(__file__)  # noqa: PTH120
     sys.path[:] = [entry for entry in sys.path if entry != here]
     this_module = sys.modules.pop(__name__)
@@ -99,6 +135,5 @@ def _import_hidden() -> None:
 
 if __name__ == "sitecustomize":
     if "ELASTICJOB_WORLD" in os.environ or os.environ.get("USE_LIBUV") == "0":  # else there is nothing to patch
-        _function("assigned.restore_store")()
         install()
     _import_hidden()

@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import functools
 import os
-from types import ModuleType
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import ModuleType
 
 
 def create_without_libuv(module: ModuleType) -> None:
