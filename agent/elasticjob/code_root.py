@@ -8,6 +8,8 @@ from pathlib import Path
 _ROOT = Path(__file__).parents[1]
 CODE_ROOT = str(_ROOT)
 """Entry of `sys.path` from which `elasticjob` is imported."""
+IN_WORKERS = "elasticjob/agent/start_workers/in_workers"
+"""Folder below it with the patches of torch for each Python below a worker."""
 
 
 def program() -> list[str]:

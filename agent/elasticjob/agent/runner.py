@@ -186,7 +186,7 @@ class Agent:
             log.info("%s", config.options_note)
         log_read, self._fork_server_output = os.pipe()
         self._fork_server_log = WorkerPipe(log_read, "[fork-server]: ", self._stderr)
-        env = node_env(config.env, config.local_world_size, CODE_ROOT)
+        env = node_env(config.env, config.local_world_size, CODE_ROOT, config.backend)
         self._launcher = Launcher(
             self._command, env, config.preload, self._fork_server_output, config.processes, scratch,
             config.torchrun_workers, child_setup(self._open_files),

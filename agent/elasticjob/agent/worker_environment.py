@@ -6,11 +6,10 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
+from elasticjob.code_root import IN_WORKERS
 from elasticjob.contract.messages import StartRound
 from elasticjob.contract.names import Backend, Env, RoundId
 
-IN_WORKERS = "elasticjob/agent/start_workers/in_workers"
-"""Folder of the patches of torch for each Python below a worker, in that of this package."""
 _ASSIGNED = (
     "LOCAL_RANK", "RANK", "GROUP_RANK", "ROLE_RANK", "LOCAL_WORLD_SIZE", "WORLD_SIZE", "GROUP_WORLD_SIZE",
     "ROLE_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT",
@@ -115,15 +114,18 @@ def torchrun_env(
     return _with_defaults(env, {"PET_MONITOR_INTERVAL": "0.1"}, base)
 
 
-def node_env(base: Mapping[str, str], local_world_size: int, code_root: str) -> dict[str, str]:
+def node_env(
+    base: Mapping[str, str], local_world_size: int, code_root: str, backend: Backend = Backend.ELASTICJOB
+) -> dict[str, str]:
     """Return the environment that all workers of this node share; as with torchrun, several get one thread each.
 
     Options of the resolver (RES_OPTIONS) are left out where `base` sets them.
     `code_root` is the folder of this package. It comes last on PYTHONPATH, so that scripts can `import elasticjob` in
-    images that do not have it installed. The patches of torch come first.
+    images that do not have it installed. The patches of torch come first, except for a stock torchrun and its workers.
     """
     env = dict(base)
-    path = [str(Path(code_root) / IN_WORKERS), *filter(None, [env.get("PYTHONPATH")]), code_root]
+    patches = [str(Path(code_root) / IN_WORKERS)] if backend is Backend.ELASTICJOB else []
+    path = [*patches, *filter(None, [env.get("PYTHONPATH")]), code_root]
     env["PYTHONPATH"] = os.pathsep.join(path)
     if local_world_size > 1:
         env.setdefault("OMP_NUM_THREADS", "1")

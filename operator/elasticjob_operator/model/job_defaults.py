@@ -15,7 +15,7 @@ from typing import Any
 from elasticjob.contract.names import GROUP, KIND, VERSION
 from elasticjob.local.job_schema import find_problems
 from elasticjob.manifest_yaml import ManifestYamlError, read_yaml_documents
-from elasticjob_operator.model.raw import Raw, at, mapping, text
+from elasticjob_operator.model.raw import Raw, at, integer, mapping, text
 
 Path = tuple[str, ...]
 
@@ -60,8 +60,13 @@ NO_DEFAULTS = JobDefaults()
 
 
 def recorded_defaults(status: Raw) -> JobDefaults:
-    """Return the defaults that a job's status has of its execution."""
+    """Return the defaults that a job's status has of its execution.
+
+    An operator that knows no defaults may have begun a later execution, and kept the field.
+    """
     record = mapping(status, "defaults")
+    if integer(record, "execution") != integer(status, "executionAttempts"):
+        return NO_DEFAULTS
     return JobDefaults(mapping(record, "cluster"), mapping(record, "namespace"), text(record, "problem"))
 
 

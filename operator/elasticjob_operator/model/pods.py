@@ -85,7 +85,9 @@ class TrainerEnd:
         if self.termination is None:
             return self.exit_code == ExitCode.LEFT
         why = self.termination.message if self.termination.reason == _RELEASED else self.termination.reason
-        return self.outcome is Outcome.LEFT and why in signal.Signals.__members__
+        # A kubelet that starts again after a reboot finds no container: the machine's end sent the signal.
+        lost = self.reason in _LOST_REASONS
+        return self.outcome is Outcome.LEFT and why in signal.Signals.__members__ and not lost
 
     @property
     def signal(self) -> str:
@@ -139,6 +141,8 @@ class Pod:
     """The name of the trainer container; of a store pod, its first one."""
     memory_limit: str = ""
     """The memory limit of the trainer, such as `8Gi`; empty without one."""
+    execution: int = 0
+    """The execution attempt of the job that the pod is of; 0 if it is unknown."""
     failed_starts: int = 0
     """How many attempts to start the job's pods had failed when this pod was created."""
     end: TrainerEnd | None = None
@@ -203,6 +207,7 @@ def parse_pod(raw: Raw) -> Pod:
         avoided_nodes=frozenset(filter(None, avoided.split(","))),
         trainer=_trainer(raw),
         memory_limit=_memory_limit(raw),
+        execution=_label(raw, Label.EXECUTION_ATTEMPT),
         failed_starts=whole_number(text(raw, "metadata", "annotations", FAILED_STARTS)),
         end=_end(raw),
     )

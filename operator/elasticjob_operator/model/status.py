@@ -23,7 +23,7 @@ from elasticjob_operator.model.status_lists import (
     read_incarnations,
     read_indices,
     read_outages,
-    read_ranges,
+    read_vacant,
     recorded_round,
 )
 
@@ -202,7 +202,7 @@ def parse_status(raw: Raw) -> Status:
         raw=raw,
         incarnations=read_incarnations(raw),
         guarded=parse_guarded(raw),
-        vacant=read_ranges(raw, "vacantIndices"),
+        vacant=read_vacant(raw),
         store_incarnation=_optional(raw, "rendezvous", "incarnation"),
         standby_store=_optional(raw, "rendezvous", "standby"),
         newest_store=max(integer(raw, "rendezvous", name) for name in ("incarnation", "standby", "newest")),

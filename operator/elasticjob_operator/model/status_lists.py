@@ -82,6 +82,30 @@ def read_ranges(record: Raw, name: str) -> frozenset[int]:
     return frozenset(_indices(objects(record, name)))
 
 
+def vacant_ranges(vacant: Iterable[int], incarnations: Sequence[int]) -> list[dict[str, int]]:
+    """Return vacant indices as ranges, each with the incarnation of the last pod of its indices."""
+    ranges: list[dict[str, int]] = []
+    for index in sorted(vacant):
+        incarnation = incarnations[index] if index < len(incarnations) else 0
+        if ranges and (ranges[-1]["last"], ranges[-1]["incarnation"]) == (index - 1, incarnation):
+            ranges[-1]["last"] = index
+        else:
+            ranges.append({"first": index, "last": index, "incarnation": incarnation})
+    return ranges
+
+
+def read_vacant(status: Raw) -> frozenset[int]:
+    """Return the vacant indices, without those that have got a pod since from an operator that knows no vacant ones."""
+    incarnations = read_incarnations(status)
+    found = set()
+    for item in objects(status, "vacantIndices"):
+        known = integer(item, "incarnation", default=-1)
+        for index in _indices([item]):
+            if known in (-1, incarnations[index] if index < len(incarnations) else known):
+                found.add(index)
+    return frozenset(found)
+
+
 def _indices(ranges: Iterable[Raw]) -> Iterator[int]:
     for item in ranges:
         first, last = (integer(item, name, default=-1) for name in ("first", "last"))

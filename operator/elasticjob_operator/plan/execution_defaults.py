@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from elasticjob_operator.manifests.names import attempt
 from elasticjob_operator.plan.conditions import JobContext
 
 FIELD = "defaults"
@@ -19,4 +20,5 @@ def execution_defaults(job: JobContext) -> dict[str, Any] | None:
         return dict(last) if isinstance(last, dict) else None
     record = (ctx.job.current_defaults if starts else ctx.job.defaults).record
     fields = {"fields": dict(ctx.job.default_sources)} if ctx.job.default_sources else {}
-    return {**record, **fields} if record else None
+    execution = ctx.status.execution_attempts + 1 if job.resumes else attempt(ctx.job)
+    return {"execution": execution, **record, **fields} if record else None

@@ -19,13 +19,12 @@ from elasticjob.contract.failure_rules import REPLACING_ACTIONS, UNCOUNTED_ACTIO
 from elasticjob.contract.messages import Failure, FailureClass, Outcome, RoundPhase
 from elasticjob.contract.names import ExitCode
 from elasticjob_operator.backoff import growing_interval
-from elasticjob_operator.manifests.names import worker_pod
+from elasticjob_operator.manifests.names import attempt, worker_pod
 from elasticjob_operator.model.observed import RefusalReason
 from elasticjob_operator.model.pods import CONTAINER_LOST, Pod, TrainerEnd
 from elasticjob_operator.model.status import AvoidedNode, ConditionType
 from elasticjob_operator.plan.context import LONGEST_POLL_SECONDS, LOST_GRACE_SECONDS, ReconcileContext
 from elasticjob_operator.plan.node_warnings import pods_to_drain
-from elasticjob_operator.plan.scale import last_indices
 from elasticjob_operator.plan.terminations import pods_to_await
 
 UNCHARGED_EXITS = (ExitCode.LEFT, ExitCode.SUPERSEDED, ExitCode.UNAVAILABLE)
@@ -122,6 +121,8 @@ def _decide(
         return ReplacePod(f"{pod.name} is on an unhealthy node, {pod.node}: {failure.message}", unhealthy=failure)
     if pod.deleting is not None:
         return ReplacePod(f"{pod.name} is being deleted")
+    if pod.end is not None and _is_of_the_past(ctx, pod):
+        return CreatePod(incarnation + 1)
     if pod.end is not None:
         if did_not_start(pod) and ctx.now < start_retry_at:
             return KeepPod(start_retry_at)
@@ -131,6 +132,12 @@ def _decide(
     if pod.unschedulable and pod.avoided_nodes - avoided_names(ctx):
         return ReplacePod(f"{pod.name} no longer needs to avoid {', '.join(sorted(pod.avoided_nodes))}")
     return _decide_live(ctx, pod, drained)
+
+
+def _is_of_the_past(ctx: ReconcileContext, pod: Pod) -> bool:
+    """Return whether an ended pod is of an earlier execution, or of an index that the job did without: it stays for its
+    log, and its failure was of no consequence."""
+    return pod.index not in ctx.last_indices or pod.execution not in (0, attempt(ctx.job))
 
 
 def starts_execution(ctx: ReconcileContext) -> bool:
@@ -166,7 +173,7 @@ def _replacing_rule(ctx: ReconcileContext, pod: Pod) -> str:
 
 def _decide_missing(ctx: ReconcileContext, index: int, incarnation: int) -> KeepPod | CreatePod | ReplacePod | AwaitEnd:
     name = worker_pod(ctx.job.name, index, incarnation)
-    if index in ctx.status.withdrawn or index not in last_indices(ctx):
+    if index in ctx.status.withdrawn or index not in ctx.last_indices:
         return CreatePod(incarnation + 1)
     older = pods_to_await(ctx, index)
     if name in ctx.observed.withheld:

@@ -6,14 +6,9 @@ average. A spare may take the place of any pod, so the selector names the indice
 
 from __future__ import annotations
 
-import re
-
 from elasticjob.contract.messages import RoundPhase
 from elasticjob.contract.names import Label, Role
-from elasticjob_operator.model.raw import text
 from elasticjob_operator.plan.context import ReconcileContext
-
-_SPARES = re.compile(rf"{re.escape(Label.INDEX)} notin \(([^)]*)\)")
 
 
 def spare_indices(ctx: ReconcileContext) -> frozenset[int]:
@@ -39,14 +34,9 @@ def pod_selector(ctx: ReconcileContext, spares: frozenset[int]) -> str:
 def last_indices(ctx: ReconcileContext) -> frozenset[int]:
     """Return the indices that the job was to have at the last status write, those of withdrawn pods included as far as
     status tells their number."""
-    known = range(len(ctx.status.incarnations))
-    if ctx.status.target is None:
-        return frozenset(known)
-    number = max(0, ctx.status.target + len(last_spares(ctx)))
-    return frozenset([index for index in known if index not in ctx.status.vacant][:number])
+    return ctx.last_indices
 
 
 def last_spares(ctx: ReconcileContext) -> set[int]:
     """Return the indices of the spares at the last status write, those for cordoned nodes included."""
-    found = _SPARES.search(text(ctx.status.raw, "selector"))
-    return {int(index) for index in re.findall(r"\b\d{1,5}\b", found[1])} if found else set()
+    return set(ctx.last_spares)

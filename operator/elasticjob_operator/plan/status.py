@@ -17,6 +17,7 @@ from elasticjob_operator.model.status_lists import (
     index_ranges,
     outage_objects,
     round_object,
+    vacant_ranges,
     without_lists,
 )
 from elasticjob_operator.plan import conditions, execution_defaults, goodput, state_transfer, stragglers, trainer_status
@@ -53,7 +54,7 @@ def next_status(job: JobContext, current: dict[ConditionType, Condition], image:
         "phase": _phase(job, current),
         "selector": pod_selector(ctx, spares),
         "targetReplicas": target_replicas(ctx, job.capacity),
-        "vacantIndices": index_ranges(ctx.vacant) or None,
+        "vacantIndices": vacant_ranges(ctx.vacant, job.workers.incarnations) or None,
         "scaledDown": _scaled_down(job),
         "backOff": _back_off(job),
         "cordonSpares": ctx.cordon_spares or None,
@@ -129,6 +130,9 @@ def _executions(job: JobContext) -> int:
 def _guarded(job: JobContext) -> dict[str, Any] | None:
     """Return from what the pods of the execution are made. That of a job whose status an older operator has written is
     taken for what its spec says now."""
+    if job.outcome is not None:  # a finished job's status is not written for this alone
+        known = job.ctx.status.raw.get("guardedFields")
+        return dict(known) if isinstance(known, dict) else None
     execution, before = _executions(job), job.ctx.status.guarded
     if before is None or before.execution != execution or not before.comparable:
         before = GuardedFields(execution, job.ctx.job.guarded_digest)

@@ -8,8 +8,7 @@ import sys
 from pathlib import Path
 
 from elasticjob.agent.start_workers.in_workers.sitecustomize import PATCHES
-from elasticjob.agent.worker_environment import IN_WORKERS
-from elasticjob.code_root import CODE_ROOT
+from elasticjob.code_root import CODE_ROOT, IN_WORKERS
 
 MODULES = [name for name, patches in PATCHES.items() if "without_libuv.create_without_libuv" in patches]
 

@@ -6,9 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from elasticjob.agent.worker_environment import IN_WORKERS, node_env, torchrun_env, worker_env
+from elasticjob.agent.worker_environment import node_env, torchrun_env, worker_env
+from elasticjob.code_root import IN_WORKERS
 from elasticjob.contract.messages import StartRound
-from elasticjob.contract.names import BEFORE_ROUNDS, RoundId
+from elasticjob.contract.names import BEFORE_ROUNDS, Backend, RoundId
 from elasticjob.contract.reserved_variables import RESERVED_PREFIX, RESERVED_VARIABLES
 from elasticjob.contract.torchrun_command import TORCHRUN_OPTIONS, OptionUse
 
@@ -77,6 +78,7 @@ def test_the_users_options_of_the_resolver_win() -> None:
 )
 def test_patches_of_torch_come_first_on_pythonpath_and_this_package_last(before: dict[str, str], after: str) -> None:
     assert node_env(before, 1, "/code")["PYTHONPATH"] == f"/code/{IN_WORKERS}{after}"
+    assert node_env(before, 1, "/code", Backend.C10D)["PYTHONPATH"] == after[1:]
 
 
 def torchrun_variables(base: dict[str, str]) -> dict[str, str]:

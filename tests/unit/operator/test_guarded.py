@@ -12,9 +12,12 @@ import yaml
 
 from elasticjob_operator.actions import CreateWorker, DeletePod
 from elasticjob_operator.model.guarded import GUARDED_FIELDS, guarded_digest
-from elasticjob_operator.model.observed import Children, Job, LinkView, parse_job
+from elasticjob_operator.model.job_defaults import JobDefaults
+from elasticjob_operator.model.observed import QUEUE_LABEL, Children, Job, LinkView, Observed, parse_job
+from elasticjob_operator.model.raw import timestamp
 from elasticjob_operator.model.status import parse_status
 from support.operator_build import (
+    NOW,
     REPOSITORY,
     Raw,
     condition,
@@ -154,3 +157,28 @@ def test_a_status_that_says_nothing_comparable_adopts_the_present_fields(record:
 def test_a_job_that_has_ended_is_not_suspended_for_a_change() -> None:
     ended = changed(conditions=[condition("Complete"), condition("SuccessCriteriaMet")])
     assert reasons_of(run(replace(steady(), job=ended))).get("Suspended") is None
+
+
+def test_the_digest_is_of_what_the_pods_are_made_from() -> None:
+    """Writing the built-in list where the platform has another default is a change, and writing its own is none."""
+    recorded = {"defaults": {"execution": 1, "cluster": {"preload": ["numpy"]}}}
+    specs: tuple[Raw, ...] = ({}, {"preload": ["torch", "torch._dynamo"]}, {"preload": ["numpy"]})
+    parsed = [parse_job(raw_job(status=status(**recorded), **spec)) for spec in specs]
+    silent, builtin, same = (found.guarded_digest for found in parsed)
+    assert silent == same != builtin
+
+
+def test_a_workload_asks_anew_when_the_default_of_the_templates_priority_changes() -> None:
+    queued = raw_job(suspend=True)
+    queued["metadata"]["labels"] = {QUEUE_LABEL: "team"}
+    priorities = ({"template": {"spec": {"priorityClassName": name}}} for name in ("low", "high"))
+    low, high = (parse_job(queued, JobDefaults(cluster)).template_digest for cluster in priorities)
+    assert low != high
+
+
+def test_the_status_of_a_finished_job_is_not_written_for_the_digest_alone() -> None:
+    known = status(conditions=[condition("Complete")], completionTime=timestamp(NOW - 60))
+    raw = raw_job(status=known)
+    del raw["status"]["guardedFields"]
+    decided = run(Observed(parse_job(raw)))
+    assert decided.status is None or "guardedFields" not in decided.status

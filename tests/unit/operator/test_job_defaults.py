@@ -186,6 +186,7 @@ async def test_a_job_keeps_the_defaults_with_which_it_was_started_until_it_is_re
         return cluster.api.objects[JOBS, "bert"]["status"].get("defaults")
 
     began = {
+        "execution": 1,
         "cluster": {"hangPolicy": HANG, "preload": ["numpy"]},
         "namespace": {"waitForMinSeconds": 60},
         "fields": {"hangPolicy": "Cluster", "waitForMinSeconds": "Namespace"},
@@ -198,7 +199,7 @@ async def test_a_job_keeps_the_defaults_with_which_it_was_started_until_it_is_re
     cluster.change(suspend=True, hangPolicy=None)
     await recorded()
     cluster.change(suspend=False)
-    assert await recorded() == {**current.record, "fields": {"hangPolicy": "Cluster"}}
+    assert await recorded() == {"execution": 2, **current.record, "fields": {"hangPolicy": "Cluster"}}
     cluster.change(suspend=True)
     await recorded()
     current = JobDefaults()
@@ -215,8 +216,16 @@ def test_a_job_from_before_the_defaults_has_none() -> None:
     assert "defaults" not in planned.status
 
 
+def test_defaults_of_an_earlier_execution_do_not_count() -> None:
+    """After a rollback, an operator that knows no defaults resumed the job and kept the field."""
+    old = {"executionAttempts": 2, "defaults": {"execution": 1, "cluster": {"hangPolicy": HANG}}}
+    spec = parse_job(raw_job(status=status(**old))).spec
+    assert spec is not None
+    assert spec.progress_timeout == 0
+
+
 def test_a_suspended_job_without_pods_asks_for_what_its_next_execution_will_need() -> None:
-    suspended = {"conditions": [condition("Suspended")], "defaults": {"cluster": {"hangPolicy": HANG}}}
+    suspended = {"conditions": [condition("Suspended")], "defaults": {"execution": 1, "cluster": {"hangPolicy": HANG}}}
     current = JobDefaults({"hangPolicy": OWN_HANG})
     timeouts = []
     for pods in (0, 1):

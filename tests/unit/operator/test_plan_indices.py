@@ -10,7 +10,7 @@ import pytest
 from elasticjob.contract.messages import PodState
 from elasticjob_operator.actions import CreateWorker, DeletePod
 from elasticjob_operator.model.nodes import NodeWarning
-from elasticjob_operator.model.observed import Children, LinkView, Observed
+from elasticjob_operator.model.observed import Children, LinkView, Observed, Refusal, RefusalReason
 from elasticjob_operator.model.pods import Pod
 from elasticjob_operator.model.status_lists import read_ranges
 from elasticjob_operator.plan import Plan
@@ -22,6 +22,7 @@ from support.operator_build import (
     ended,
     gathering,
     job,
+    killed,
     link,
     report,
     run,
@@ -158,6 +159,42 @@ def test_a_choice_that_status_names_is_not_made_again() -> None:
     observed = resized(2, worker(0), worker(1), worker(2), before=2, members=(0, 1), **SHRUNK)
     p = run(observed)
     assert (deleted(p), p.status is None or vacant_of(p)) == (["bert-0-0"], "0")
+
+
+def test_a_pod_that_failed_before_its_index_was_given_up_is_not_charged_when_the_job_grows() -> None:
+    failed = worker(0, **killed(1))
+    vacant: Raw = {"incarnations": "0,0,0", "vacantIndices": [{"first": 0, "last": 0, "incarnation": 0}]}
+    p = run(resized(3, failed, worker(1), worker(2), before=2, members=(1, 2), **vacant))
+    assert created(p) == ["bert-0-1"]
+    assert status_of(p).get("restarts", 0) == 0
+    assert "WorkerFailed" not in [event.reason for event in p.event_records]
+
+
+def test_a_pod_of_an_earlier_execution_is_not_charged() -> None:
+    resumed = [condition("Suspended", value=False, reason="Resumed")]
+    failed = replace(worker(0, **killed(1)), execution=1)
+    known = status(executionAttempts=2, conditions=resumed)
+    p = run(replace(steady(workers=(failed, worker(1))), job=job(status=known)))
+    assert created(p) == ["bert-0-1"]
+    assert status_of(p).get("restarts", 0) == 0
+
+
+def test_an_index_that_has_got_a_pod_since_is_not_vacant() -> None:
+    """After a rollback, an operator that knows no vacant indices made it."""
+    stale: Raw = {"incarnations": "1,0,0", "vacantIndices": [{"first": 0, "last": 0, "incarnation": 0}]}
+    p = run(resized(2, worker(0, 1), worker(1), before=2, **stale))
+    assert (created(p), deleted(p)) == ([], [])
+
+
+def test_a_missing_spare_of_a_job_that_has_no_room_keeps_its_name() -> None:
+    """Each reconcile gave it another incarnation, and its back-off began again."""
+    lacking = {"replicas": 3, "indices": "0,1"}
+    spec = {"elasticPolicy": {"minReplicas": 1, "maxReplicas": 3, "spares": 1}, "replicas": 3}
+    known = status(incarnations="0,0,0,0", targetReplicas=2, scaledDown=lacking)
+    pods = (pending(0), worker(2))
+    observed = replace(steady(workers=pods, last_report=report(pods[1])), job=job(status=known, **spec))
+    refused = replace(observed, refusals={"bert-3-0": Refusal(RefusalReason.QUOTA_EXCEEDED, "no", NOW + 60, NOW)})
+    assert "bert-3-1" not in created(run(refused))
 
 
 def test_a_resumed_job_begins_at_index_0() -> None:

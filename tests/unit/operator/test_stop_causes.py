@@ -249,3 +249,12 @@ async def test_a_pod_that_its_livenessprobe_stops_is_charged_with_or_without_its
         assert found["lastFailure"]["reason"] == ("Unhealthy" if readable else "Error")
     target = next(c for c in job_status(cluster.api)["conditions"] if c["type"] in ("FailureTarget", "Failed"))
     assert (target["status"], target["reason"]) == ("True", "MaxRestartsExceeded")
+
+
+@pytest.mark.parametrize(("exit_code", "reason"), [(255, "Unknown"), (137, "ContainerStatusUnknown")])
+def test_a_reboot_is_no_fault_of_the_pod(exit_code: int, reason: str) -> None:
+    """The kubelet that starts again finds no container; the agent's message is from before the machine went down."""
+    left = Termination(Outcome.LEFT, "NodeLeft", RoundId(1, 0, 1), "SIGTERM")
+    pod = worker(0, **ended(exit_code, reason, left))
+    assert pod.end is not None
+    assert not pod.end.left_on_signal

@@ -28,6 +28,7 @@ from elasticjob.agent.start_workers.fork_trust import COLD_REASON, FAILED_AT_ONC
 from elasticjob.agent.start_workers.libuv import has_libuv
 from elasticjob.agent.start_workers.shim_callers import RunInFork, ShimCaller
 from elasticjob.agent.start_workers.shim_server import CannotForkError, ShimServer, likely_python
+from elasticjob.code_root import CODE_ROOT, IN_WORKERS
 from elasticjob.contract.names import Env, early_variable_file
 from elasticjob.contract.text import printable
 from elasticjob.contract.untrusted_file import read_regular_file
@@ -39,6 +40,8 @@ _TORCHRUN_IMPORTS = ("torch.distributed.launcher.api",)
 """The modules that torchrun imports, except torchrun's own module: it must run as `__main__`."""
 
 
+PATCHES = str(Path(CODE_ROOT) / IN_WORKERS)
+"""Folder of the patches of torch, of which one is for a torch that lacks libuv."""
 MAX_REPLACEMENTS = 5
 """How many lost fork servers of a pod are replaced: one that is lost again and again is not worth its imports."""
 
@@ -152,6 +155,8 @@ class Launcher:
             libuv = await has_libuv(python, self._env)
         if not libuv:
             self._env.setdefault("USE_LIBUV", "0")
+            path = self._env.get("PYTHONPATH", "").split(os.pathsep)
+            self._env["PYTHONPATH"] = os.pathsep.join(dict.fromkeys([PATCHES, *filter(None, path)]))
         if self._fork_server is not None and command is None:
             message = self._make_shims(interpreter, f"{message}, for {interpreter} inside {self._command.argv[0]}")
         elif self._fork_server is None and (interpreter := self._torchrun_in_shell()):
