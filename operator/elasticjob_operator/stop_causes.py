@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 from elasticjob_operator.model.pods import Pod, with_own_fault
-from elasticjob_operator.model.raw import Raw, text
+from elasticjob_operator.model.raw import Raw, moment, text
 
 MAX_READS = 8
 """Pods of a job whose Events are read in one reconcile. Pods that end together usually have one cause."""
@@ -21,6 +21,9 @@ POST_START = "FailedPostStartHook"
 
 _PROBES = {"failed liveness probe": "Liveness probe", "failed startup probe": "Startup probe"}
 """What an Event with the reason Killing says when its kubelet acts, and how the message of the probe begins."""
+_AT_ONCE = 2.0
+"""Seconds between the Events of a probe that fails and of the stop for it: their times are whole seconds. A kubelet of
+Kubernetes 1.34 that stops the last container of a pod says "Stopping container", for whatever reason."""
 
 
 @dataclass
@@ -63,11 +66,27 @@ def stop_cause(pod: Pod, events: Iterable[Raw]) -> tuple[str, str]:
         reason, message = text(event, "reason"), text(event, "message").strip()
         if reason == POST_START:
             return POST_START, message or "the postStart hook failed"
-        probe = next((begin for part, begin in _PROBES.items() if part in message), "") if reason == "Killing" else ""
+        if reason != "Killing":
+            continue
+        probe = next((begin for part, begin in _PROBES.items() if part in message), "")
+        if not probe and (failed := _failed_probe(event, newest_first)):
+            return UNHEALTHY, failed
         if probe:
             messages = (text(e, "message").strip() for e in newest_first if text(e, "reason") == UNHEALTHY)
             return UNHEALTHY, next((m for m in messages if m.startswith(probe)), message)
     return "", ""
+
+
+def _failed_probe(killing: Raw, newest_first: Iterable[Raw]) -> str:
+    """Return the message of the liveness or startup probe that failed as the kubelet stopped the trainer, or ""."""
+    stopped = moment(killing, "lastTimestamp")
+    for event in newest_first:
+        message, failed = text(event, "message").strip(), moment(event, "lastTimestamp")
+        if text(event, "reason") != UNHEALTHY or not message.startswith(tuple(_PROBES.values())):
+            continue
+        if stopped is not None and failed is not None and abs(stopped - failed) <= _AT_ONCE:
+            return message
+    return ""
 
 
 def event_time(event: Raw) -> str:
