@@ -291,10 +291,10 @@ class StoreLinks:
 
     async def _receive_reports(self, key: JobKey, job: _Job, connection: LinkConnection) -> bool:
         """Record reports until the link ends; return False if the store sent what is no report."""
-        job.connection = connection
-        job.generation.open_link()
-        self._send_view(job)
         try:
+            job.connection = connection
+            job.generation.open_link()
+            self._send_view(job)
             while (message := await connection.receive()) is not None:
                 if isinstance(message, Report):
                     self._check_generation(job, message)

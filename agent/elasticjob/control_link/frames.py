@@ -84,20 +84,25 @@ class ReceiveBudget:
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self._held: dict[FrameProtocol, int] = {}
-        self._total = 0
+        self.total = 0
+        """Bytes that all connections hold now."""
 
     def hold(self, connection: FrameProtocol, size: int) -> None:
         """Record how many bytes a connection holds now."""
-        self._total += size - self._held.get(connection, 0)
+        self.total += size - self._held.get(connection, 0)
         if size:
             self._held[connection] = size
         else:
             self._held.pop(connection, None)
-        while self._total > self.limit:
+        while self.total > self.limit:
             largest = max(self._held, key=lambda other: self._held[other])
             size = self._held[largest]
             largest.discard()  # which calls `hold` with 0
             largest.fail(f"{size} bytes from it wait, and all connections together may hold {self.limit}")
+
+    def leave(self, connection: FrameProtocol) -> None:
+        """Forget a connection from which nothing is received any more."""
+        self.total -= self._held.pop(connection, 0)
 
 
 class FrameProtocol(asyncio.Protocol):
@@ -144,6 +149,18 @@ class FrameProtocol(asyncio.Protocol):
         self._frames.clear()
         self._unreceived = 0
         self._account()
+
+    def close(self) -> None:
+        """Close the connection after all buffered frames have been sent.
+
+        With a budget, nothing is received any more: what has arrived is forgotten. The end of the connection alone does
+        not do that, because the last frames of a peer that closes it are still to be received.
+        """
+        self.transport.close()
+        if self._budget is not None:
+            self._budget.leave(self)
+            self._budget = None
+            self.discard()
 
     def _account(self) -> None:
         if self._budget is not None:
@@ -237,7 +254,7 @@ class FrameProtocol(asyncio.Protocol):
 
     def _forged(self) -> ForgedFrame:
         """Close the connection and return the reason."""
-        self._frames.clear()
+        self.discard()
         error = ForgedFrame("a frame was changed, injected or omitted on the way: its tag is wrong")
         self._fail(error)
         return error

@@ -225,8 +225,8 @@ class ControlLink:
         self._frames.share(budget)
 
     def close(self) -> None:
-        """Close the link after all buffered messages have been sent."""
-        self._frames.transport.close()
+        """Close the link after all buffered messages have been sent. After `share`, nothing is received any more."""
+        self._frames.close()
 
 
 def _lower_protocol(peer: Mapping[str, Any]) -> int:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 
 import pytest
@@ -27,6 +28,13 @@ from elasticjob_operator.store_links import LinkConnection, connect_store
 from support.operator_build import gathering
 
 KEY = b"o" * 32
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline, "the condition did not hold within 20 s"
+        await asyncio.sleep(0.001)
 
 
 def of_nodes(count: int) -> Report:
@@ -172,6 +180,15 @@ async def test_what_waits_of_all_stores_is_bounded_and_the_greediest_one_loses_i
             await asyncio.wait_for(greedy.receive(), 20.0)
     assert await asyncio.wait_for(honest.receive(), 20.0) == gathering()
     honest.close()
+
+
+async def test_a_link_that_is_closed_leaves_no_report_behind(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    budget = ReceiveBudget(store_links.RECEIVED_BYTES)
+    monkeypatch.setattr(store_links, "_RECEIVED", budget)
+    link = await store.connect(2)
+    await until(lambda: budget.total > 0)
+    link.close()
+    assert budget.total == 0
 
 
 async def test_large_frames_wait_with_their_links_while_the_threads_have_enough(
