@@ -1,10 +1,12 @@
 """Decode what a job's store sends, so that the store of one tenant does not delay the jobs of all.
 
 A store is a pod of the tenant, and a tenant who can change it has its key. One event loop serves all jobs, and a frame
-of 8 MiB may have millions of values, which take seconds. So a frame has no more values than a job of this size needs, a
-large one is decoded in another thread, and the next one waits for several times as long as the last one took. A report
-is complete, so those that arrive meanwhile are dropped for the last one of them: an honest store is never reported
-late.
+of 8 MiB may have millions of values, which take seconds and 200 MiB. So a frame has no more values than a job with so
+many pods needs, large ones are decoded in another thread, one at a time, and the next one of a link waits for several
+times as long as the last one took. A report is complete, so those that arrive meanwhile are dropped for the last one of
+them: an honest store is never reported late.
+
+What counts are the pods that the job has: a job may name a large `maxReplicas` without having any.
 
 Frames that wait stay with their links. All links together hold `store_links.RECEIVED_BYTES`; over it the one that holds
 most is closed, and the stores of other tenants lose nothing.
@@ -27,9 +29,11 @@ from elasticjob.contract.codec import MessageError
 from elasticjob.contract.messages import Message, decode
 
 VALUES = 100_000
-"""Values in a frame at most, besides those for each node: 256 ended rounds have some 10,000, with their failures."""
-VALUES_PER_NODE = 2_000
-"""Each node is in the report once, with 5 values, and may be lost in each of 256 rounds, with one of its ranks."""
+"""Values in a frame at most, besides those for each pod: 256 ended rounds have some 10,000, with their failures."""
+VALUES_PER_POD = 64
+"""A pod has 6 values as a node, 15 as an unhealthy one, and 3 in lists of names: 24. 40 ended rounds may name it too,
+and more in a job of less than 400 pods, which hardly needs `VALUES`. A frame of all that 4096 pods may have takes up to
+70 MiB and 0.35 s."""
 LARGE_FRAME = 64 * 1024
 """Bytes from which on a frame is decoded in a thread: a smaller one takes a millisecond or two."""
 REPORT_SECONDS = 0.05
@@ -47,15 +51,24 @@ _TEXT = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
 _REPORT = b'{"type":"Report"'
 """How `messages.encode` begins a report."""
 
-_THREADS = ThreadPoolExecutor(2, thread_name_prefix="report")
-"""Threads of their own: name resolution uses those of the event loop."""
+_THREAD = ThreadPoolExecutor(1, thread_name_prefix="report")
+"""A thread of its own: name resolution uses those of the event loop. A second one would decode no faster, because both
+need the interpreter's lock, and would take as much memory again."""
+
+
+@dataclass
+class ReportSource:
+    """The job whose store sends the reports. It changes while its link is open."""
+
+    pods: int = 1
+    """The most worker pods that it had at a time, since this operator follows it: the reports may still name them."""
 
 
 @dataclass
 class FrameDecoder:
-    """Decodes the frames of one link to the store of a job with up to `nodes` worker pods."""
+    """Decodes the frames of one link to a store of `source`."""
 
-    nodes: int
+    source: ReportSource
     clock: Callable[[], float] = time.monotonic
     sleep: Callable[[float], Any] = asyncio.sleep
     in_threads: ClassVar[int] = 0
@@ -79,12 +92,13 @@ class FrameDecoder:
         """Return the message. MessageError: it is none, or too large for this job."""
         if len(frame) < LARGE_FRAME:
             began = self.clock()
-            message = _decode_bounded(frame, self.nodes)
+            message = _decode_bounded(frame, self.source.pods)
             seconds = self.clock() - began
         else:
             FrameDecoder.in_threads += 1
             try:
-                decoding = asyncio.get_running_loop().run_in_executor(_THREADS, _decode_in_thread, frame, self.nodes)
+                loop, pods = asyncio.get_running_loop(), self.source.pods
+                decoding = loop.run_in_executor(_THREAD, _decode_in_thread, frame, pods)
                 message, seconds = await decoding
             finally:
                 FrameDecoder.in_threads -= 1
@@ -93,14 +107,14 @@ class FrameDecoder:
         return message
 
 
-def _decode_in_thread(frame: bytes, nodes: int) -> tuple[Message, float]:
+def _decode_in_thread(frame: bytes, pods: int) -> tuple[Message, float]:
     """Return the message and the seconds of processor time that it took: waits for other links' frames do not count."""
     began = time.thread_time()
-    return _decode_bounded(frame, nodes), time.thread_time() - began
+    return _decode_bounded(frame, pods), time.thread_time() - began
 
 
-def _decode_bounded(frame: bytes, nodes: int) -> Message:
-    refuse_too_many_values(frame, nodes)
+def _decode_bounded(frame: bytes, pods: int) -> Message:
+    refuse_too_many_values(frame, pods)
     return decode(frame)
 
 
@@ -108,14 +122,14 @@ def _separators(data: bytes) -> int:
     return sum(map(data.count, (b",", b"[", b"{")))
 
 
-def refuse_too_many_values(frame: bytes, nodes: int) -> None:
-    """Raise MessageError if a frame may have more values than a job of `nodes` worker pods needs.
+def refuse_too_many_values(frame: bytes, pods: int) -> None:
+    """Raise MessageError if a frame may have more values than a job of so many worker pods needs.
 
     Commas and brackets are counted: that takes a millisecond for a megabyte, without a parser. Those in texts are left
     out only if they matter, which takes longer.
     """
-    values, most = _separators(frame), VALUES + VALUES_PER_NODE * nodes
+    values, most = _separators(frame), VALUES + VALUES_PER_POD * pods
     if values > most:
         values -= sum(_separators(found[0]) for found in _TEXT.finditer(frame))
     if values > most:
-        raise MessageError(f"the message has {values} values; {most} are allowed for a job of {nodes} pods")
+        raise MessageError(f"the message has {values} values; {most} are allowed for a job of {pods} pods")

@@ -20,7 +20,7 @@ from elasticjob.control_link.link import LinkError, LinkRefused, LinkRole, Recei
 from elasticjob.keep_alive import KeepAlive
 from elasticjob_operator.model.observed import JobKey, LinkView
 from elasticjob_operator.plan import StoreAddress
-from elasticjob_operator.report_frames import FrameDecoder
+from elasticjob_operator.report_frames import FrameDecoder, ReportSource
 from elasticjob_operator.view_generation import RAISE_AFTER, ViewGeneration
 
 log = logging.getLogger(__name__)
@@ -60,11 +60,11 @@ class LinkConnection(Protocol):
     def close(self) -> None: ...
 
 
-ConnectStore: TypeAlias = Callable[[StoreAddress, bytes], Awaitable[LinkConnection]]
+ConnectStore: TypeAlias = Callable[[StoreAddress, bytes, ReportSource], Awaitable[LinkConnection]]
 
 
-async def connect_store(address: StoreAddress, key: bytes) -> LinkConnection:
-    """Open a control link in the role of the operator."""
+async def connect_store(address: StoreAddress, key: bytes, source: ReportSource) -> LinkConnection:
+    """Open a control link in the role of the operator, over which the reports of `source` come."""
     interval, attempts = address.keep_alive
     link = await connect(
         address.host,
@@ -75,7 +75,7 @@ async def connect_store(address: StoreAddress, key: bytes) -> LinkConnection:
         keep_alive=KeepAlive(interval, attempts),
         timeout=CONNECT_TIMEOUT,
     )
-    link.decoder = FrameDecoder(address.nodes)
+    link.decoder = FrameDecoder(source)
     link.share(_RECEIVED)
     return link
 
@@ -93,6 +93,7 @@ class _Link:
 @dataclass
 class _Job:
     generation: ViewGeneration
+    source: ReportSource
     address: StoreAddress | None = None
     key: bytes = b""
     view: LinkView = field(default_factory=LinkView)
@@ -177,8 +178,10 @@ class StoreLinks:
 
     def _connect_to(self, jobs: dict[JobKey, _Job], key: JobKey, address: StoreAddress | None, secret: bytes) -> None:
         now = self._clock()
-        job = jobs.setdefault(key, _Job(ViewGeneration(self._generation), view=LinkView(since=now)))
+        job = jobs.setdefault(key, _Job(ViewGeneration(self._generation), ReportSource(), view=LinkView(since=now)))
         job.key = secret
+        if address is not None:  # also of a link that is open: the job may have got its pods since
+            job.source.pods = max(job.source.pods, address.pods)
         if job.address == address:
             return
         self._stop(job)
@@ -261,7 +264,7 @@ class StoreLinks:
     async def _follow(self, key: JobKey, job: _Job, address: StoreAddress, link: _Link) -> None:
         """Connect, and receive reports until the link ends; note in `link` what became of it."""
         async with self._turn(job):
-            connection = await self._connect(address, job.key)
+            connection = await self._connect(address, job.key, job.source)
         if _is_other_store(connection.welcome, address):
             log.warning("%s/%s: at the address of %s, another store answers; trying again", *key, address.pod)
             connection.close()

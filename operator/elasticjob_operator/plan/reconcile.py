@@ -80,8 +80,8 @@ class StoreAddress:
     incarnation: int
     keep_alive: tuple[float, int]
     """Interval in seconds, and the number of attempts."""
-    nodes: int = field(default=1, compare=False)
-    """How many worker pods the job may have: bounds what its store may send. A change of it opens no new link."""
+    pods: int = field(default=1, compare=False)
+    """How many worker pods the job has: bounds what its store may send. A change of it opens no new link."""
 
 
 @dataclass(frozen=True)
@@ -353,5 +353,5 @@ def _address(ctx: ReconcileContext, pod: Pod | None) -> StoreAddress | None:
         attempt=attempt(ctx.job),
         incarnation=pod.incarnation,
         keep_alive=(float(ctx.spec.keep_alive_interval), ctx.spec.keep_alive_attempts),
-        nodes=ctx.spec.max_replicas + ctx.spec.spares,
+        pods=len(ctx.observed.workers),
     )

@@ -11,7 +11,18 @@ from dataclasses import replace
 import pytest
 
 from elasticjob.contract.codec import MessageError
-from elasticjob.contract.messages import Message, NodeReport, Report, decode, encode
+from elasticjob.contract.messages import (
+    EndReason,
+    Failure,
+    FailureClass,
+    Message,
+    NodeReport,
+    Report,
+    RoundEnded,
+    decode,
+    encode,
+)
+from elasticjob.contract.names import RoundId
 from elasticjob.control_link.link import ControlLink, LinkError, LinkGate, LinkRole, ReceiveBudget, Welcome
 from elasticjob.store.server import StoreServer
 from elasticjob_operator import report_frames, store_links
@@ -22,10 +33,11 @@ from elasticjob_operator.report_frames import (
     MOST_IN_THREADS,
     REPORT_SECONDS,
     FrameDecoder,
+    ReportSource,
     refuse_too_many_values,
 )
 from elasticjob_operator.store_links import LinkConnection, connect_store
-from support.operator_build import gathering
+from support.operator_build import elastic, gathering, job, run, status, steady, worker
 
 KEY = b"o" * 32
 
@@ -59,13 +71,14 @@ class Store:
         self.sent.set()
         await link.receive()
 
-    async def connect(self, nodes: int) -> LinkConnection:
+    async def connect(self, pods: int) -> LinkConnection:
         """Return the link of an operator that knows a job of so many pods."""
-        return await connect_store(StoreAddress("p", "127.0.0.1", self.port, "uid", 1, 0, (1.0, 3), nodes), KEY)
+        address = StoreAddress("p", "127.0.0.1", self.port, "uid", 1, 0, (1.0, 3))
+        return await connect_store(address, KEY, ReportSource(pods))
 
-    async def first_report(self, nodes: int) -> Message | None:
+    async def first_report(self, pods: int) -> Message | None:
         """Return what an operator receives first that knows a job of so many pods."""
-        link = await self.connect(nodes)
+        link = await self.connect(pods)
         try:
             return await link.receive()
         finally:
@@ -82,8 +95,8 @@ async def store() -> AsyncIterator[Store]:
 
 async def test_a_report_with_more_values_than_the_job_needs_ends_the_link(store: Store) -> None:
     store.reports = [replace(gathering(), lost_pods=("x",) * 200_000)]
-    with pytest.raises(LinkError, match="values; 104000 are allowed for a job of 2 pods"):
-        await store.first_report(nodes=2)
+    with pytest.raises(LinkError, match="values; 100128 are allowed for a job of 2 pods"):
+        await store.first_report(pods=2)
 
 
 async def test_a_large_job_is_reported_and_decoded_beside_the_event_loop(
@@ -98,7 +111,7 @@ async def test_a_large_job_is_reported_and_decoded_beside_the_event_loop(
     monkeypatch.setattr(report_frames, "decode", recorded)
     for count in (4096, 2):
         store.reports = [of_nodes(count)]
-        assert await store.first_report(nodes=count) == of_nodes(count)
+        assert await store.first_report(pods=count) == of_nodes(count)
     assert [thread is threading.main_thread() for thread in threads] == [False, True]
 
 
@@ -114,6 +127,50 @@ def test_all_that_an_honest_store_may_keep_for_the_operator_fits() -> None:
         refuse_too_many_values(b"[" + b"1," * 110_000 + frame, 1)
 
 
+def test_all_nodes_of_the_largest_job_may_be_lost_in_40_rounds_that_no_operator_has_counted() -> None:
+    raw = of_nodes(4096)
+    pods = tuple(node.pod for node in raw.nodes)
+    failure = Failure(FailureClass.DEVICE_UNHEALTHY, "bert-0-0", 1.0)
+    ended = RoundEnded(RoundId(1, 0, 1), EndReason.AGENT_LOST, "", charged=True, time=1.0, world_size=1, lost_pods=pods)
+    raw = replace(raw, lost_pods=pods, unhealthy=(failure,) * 4096, pods_that_may_write=pods)
+    refuse_too_many_values(encode(replace(raw, ended_rounds=(ended,) * 40)), 4096)
+
+
+def test_values_in_fields_that_a_report_does_not_have_are_bounded_for_the_largest_job_too() -> None:
+    frame = encode(gathering())[:-1] + b',"zzz":[' + b"{}," * 200_000 + b"1]}"
+    assert decode(frame) == gathering()
+    with pytest.raises(MessageError, match="362144 are allowed"):
+        refuse_too_many_values(frame, 4096)
+
+
+def test_a_job_without_pods_may_send_no_more_because_it_may_have_many() -> None:
+    fields = job(status=status(), **elastic(2, 4096))
+    for workers in ((), (worker(0), worker(1))):
+        address = run(replace(steady(), job=fields, workers=workers)).store_address
+        assert address is not None
+        assert address.pods == len(workers)
+
+
+async def test_large_frames_are_decoded_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    decoding, most = 0, 0
+    lock, source = threading.Lock(), ReportSource(4096)
+
+    def recorded(frame: bytes) -> Message:
+        nonlocal decoding, most
+        with lock:
+            decoding += 1
+            most = max(most, decoding)
+        message = decode(frame)
+        with lock:
+            decoding -= 1
+        return message
+
+    monkeypatch.setattr(report_frames, "decode", recorded)
+    frame = encode(replace(of_nodes(4096), reason="x" * 2**20))
+    await asyncio.gather(*(FrameDecoder(source).decode(frame) for _ in range(4)))
+    assert most == 1
+
+
 async def test_the_last_of_many_reports_is_not_late(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """All of them wait when the pause after the first one ends: only the last one is decoded."""
     decoded: list[Message] = []
@@ -125,7 +182,7 @@ async def test_the_last_of_many_reports_is_not_late(store: Store, monkeypatch: p
     monkeypatch.setattr(report_frames, "decode", recorded)
     monkeypatch.setattr(FrameDecoder, "pause", lambda self: store.sent.wait())
     store.reports = [of_nodes(count) for count in range(50)]
-    link = await store.connect(nodes=50)
+    link = await store.connect(pods=50)
     while await link.receive() != store.reports[-1]:
         pass
     link.close()
@@ -139,7 +196,7 @@ async def test_frames_that_come_without_pause_are_decoded_at_a_bounded_rate() ->
         nonlocal now
         now += seconds
 
-    decoder, frame, count = FrameDecoder(2, lambda: now, sleep), encode(of_nodes(2)), 200
+    decoder, frame, count = FrameDecoder(ReportSource(2), lambda: now, sleep), encode(of_nodes(2)), 200
     for _ in range(count):
         await decoder.pause()
         await decoder.decode(frame)
@@ -159,7 +216,7 @@ async def test_a_frame_that_takes_long_is_followed_by_a_longer_pause(monkeypatch
         await asyncio.sleep(0)
 
     monkeypatch.setattr(report_frames, "decode", slow)
-    decoder, frame = FrameDecoder(2, lambda: now, sleep), encode(of_nodes(2))
+    decoder, frame = FrameDecoder(ReportSource(2), lambda: now, sleep), encode(of_nodes(2))
     for _ in range(2):
         await decoder.pause()
         await decoder.decode(frame)
@@ -197,12 +254,12 @@ async def test_large_frames_wait_with_their_links_while_the_threads_have_enough(
     go, frame = threading.Event(), encode(of_nodes(2000))
     assert len(frame) > LARGE_FRAME
 
-    def slow(frame: bytes, nodes: int) -> tuple[Message, float]:
+    def slow(frame: bytes, pods: int) -> tuple[Message, float]:
         assert go.wait(20.0)
         return decode(frame), 0.0
 
     monkeypatch.setattr(report_frames, "_decode_in_thread", slow)
-    decoding = [asyncio.create_task(FrameDecoder(2000).decode(frame)) for _ in range(MOST_IN_THREADS)]
+    decoding = [asyncio.create_task(FrameDecoder(ReportSource(2000)).decode(frame)) for _ in range(MOST_IN_THREADS)]
     await asyncio.sleep(0)
     sleeps = 0
 
@@ -212,5 +269,5 @@ async def test_large_frames_wait_with_their_links_while_the_threads_have_enough(
         go.set()
         await asyncio.gather(*decoding)
 
-    await FrameDecoder(2, sleep=sleep).pause()
+    await FrameDecoder(ReportSource(2), sleep=sleep).pause()
     assert sleeps == 1

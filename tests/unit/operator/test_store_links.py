@@ -13,6 +13,7 @@ from elasticjob.control_link.link import LinkError, LinkRefused, Welcome
 from elasticjob_operator import store_links as links_module
 from elasticjob_operator.lease import RENEW_DEADLINE
 from elasticjob_operator.plan import StoreAddress
+from elasticjob_operator.report_frames import ReportSource
 from elasticjob_operator.store_links import LinkConnection, StoreLinks
 from elasticjob_operator.view_generation import RAISE_AFTER
 from support.operator_build import gathering, report, standby_report, worker
@@ -51,6 +52,7 @@ class Stores:
         self.now = 100.0
         self.enqueued: list[tuple[str, str]] = []
         self.keys: list[bytes] = []
+        self.sources: list[ReportSource] = []
         self.generation = 7
         self.links = self.new_operator()
 
@@ -60,9 +62,10 @@ class Stores:
             self.enqueued.append, lambda: self.generation, self.connect, lambda: self.now, raise_after=raise_after
         )
 
-    async def connect(self, address: StoreAddress, key: bytes) -> LinkConnection:
+    async def connect(self, address: StoreAddress, key: bytes, source: ReportSource) -> LinkConnection:
         self.attempts.append(address)
         self.keys.append(key)
+        self.sources.append(source)
         if not self.connections:
             raise LinkRefused("not yet")
         return self.connections.pop(0)
@@ -170,6 +173,13 @@ async def test_the_last_report_of_the_previous_store_is_kept_while_its_successor
         successor.inbox.put_nowait(latest)
         await stores.until(lambda latest=latest: stores.links.view(KEY).report == latest)
         assert stores.links.view(KEY).previous_report == last
+
+
+async def test_a_job_may_send_more_over_its_open_link_once_it_has_more_pods(stores: Stores) -> None:
+    await connected(stores, gathering())
+    for pods, most in ((4, 4), (0, 4), (9, 9)):
+        stores.links.set_address(KEY, replace(ADDRESS, pods=pods), b"k")
+        assert [source.pods for source in stores.sources] == [most]
 
 
 STANDBY = replace(ADDRESS, pod="bert-rdzv-1", host="10.0.0.2", incarnation=1)
@@ -366,7 +376,7 @@ class SlowStores:
         for key in self.jobs:
             self.links.set_address(key, replace(ADDRESS, pod=f"{key[1]}-rdzv-0"), b"k")
 
-    async def connect(self, address: StoreAddress, key: bytes) -> LinkConnection:
+    async def connect(self, address: StoreAddress, key: bytes, source: ReportSource) -> LinkConnection:
         self.attempts.append(address.pod)
         if len(self.attempts) == len(self.jobs):
             self.all_tried.set()
