@@ -1,7 +1,7 @@
 """A queue that takes turns between groups: one with a thousand items delays another one's first item by one turn.
 
-The groups are namespaces: those of the jobs that a worker may reconcile next, and of the requests that wait for the
-rate limit.
+The groups are namespaces: those of the jobs that a worker may reconcile next, of the requests that wait for the rate
+limit, and of the large reports that wait to be decoded.
 """
 
 from __future__ import annotations

@@ -8,6 +8,9 @@ them: an honest store is never reported late.
 
 What counts are the pods that the job has: a job may name a large `maxReplicas` without having any.
 
+Large frames take turns by namespace: those of one tenant, over any number of links, delay one of another tenant by one.
+Small frames wait for no other link.
+
 Frames that wait stay with their links. All links together hold `store_links.RECEIVED_BYTES`; over it the one that holds
 most is closed, and the stores of other tenants lose nothing.
 
@@ -20,13 +23,15 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 from elasticjob.contract.codec import MessageError
 from elasticjob.contract.messages import Message, decode
+from elasticjob_operator.fair_queue import FairQueue
 
 VALUES = 100_000
 """Values in a frame at most, besides those for each pod: 256 ended rounds have some 10,000, with their failures."""
@@ -35,11 +40,9 @@ VALUES_PER_POD = 64
 and more in a job of less than 400 pods, which hardly needs `VALUES`. A frame of all that 4096 pods may have takes up to
 70 MiB and 0.35 s."""
 LARGE_FRAME = 64 * 1024
-"""Bytes from which on a frame is decoded in a thread: a smaller one takes a millisecond or two."""
+"""Bytes from which on a frame is decoded in a thread and waits for its turn: a smaller one takes a few milliseconds."""
 REPORT_SECONDS = 0.05
 """Seconds from one frame to the next, on average."""
-MOST_IN_THREADS = 8
-"""Large frames that are with the threads at a time. The others wait with their links, whose memory is bounded."""
 PAUSE_FACTOR = 4
 """A frame is followed by a pause of so many times the seconds that it took: a link takes a fifth of a processor."""
 BURST_SECONDS = 1.0
@@ -56,10 +59,47 @@ _THREAD = ThreadPoolExecutor(1, thread_name_prefix="report")
 need the interpreter's lock, and would take as much memory again."""
 
 
+class FrameTurns:
+    """Turns of large frames: one at a time, and by turns of the namespaces that have any."""
+
+    def __init__(self) -> None:
+        self._taken = False
+        self._waiting: FairQueue[asyncio.Future[None]] = FairQueue()
+
+    @asynccontextmanager
+    async def take(self, namespace: str) -> AsyncIterator[None]:
+        """Wait for a turn, and hold it."""
+        if self._taken:
+            turn = asyncio.get_running_loop().create_future()
+            self._waiting.add(namespace, turn)
+            try:
+                await turn
+            except asyncio.CancelledError:
+                if not turn.cancelled():  # the turn had come already
+                    self._pass_on()
+                raise
+        self._taken = True
+        try:
+            yield
+        finally:
+            self._pass_on()
+
+    def _pass_on(self) -> None:
+        while (turn := self._waiting.pop()) is not None:
+            if not turn.cancelled():
+                turn.set_result(None)  # `_taken` stays true, so that no other comes between
+                return
+        self._taken = False
+
+
+_TURNS = FrameTurns()
+
+
 @dataclass
 class ReportSource:
     """The job whose store sends the reports. It changes while its link is open."""
 
+    namespace: str
     pods: int = 1
     """The most worker pods that it had at a time, since this operator follows it: the reports may still name them."""
 
@@ -71,18 +111,20 @@ class FrameDecoder:
     source: ReportSource
     clock: Callable[[], float] = time.monotonic
     sleep: Callable[[float], Any] = asyncio.sleep
-    in_threads: ClassVar[int] = 0
-    """Large frames of all links that are decoded in threads, or wait for one."""
     _free_at: float = 0.0
     """When all pauses so far have ended, by `clock`."""
 
     async def pause(self) -> None:
-        """Wait until the pauses after the earlier frames have ended, but for `BURST_SECONDS` of them, and until a large
-        frame would not wait for a thread for long."""
+        """Wait until the pauses after the earlier frames have ended, but for `BURST_SECONDS` of them."""
         if (wait := self._free_at - BURST_SECONDS - self.clock()) > 0:
             await self.sleep(wait)
-        while FrameDecoder.in_threads >= MOST_IN_THREADS:
-            await self.sleep(REPORT_SECONDS)
+
+    def turn(self, size: int) -> AbstractAsyncContextManager[None]:
+        """Wait for the turn of a frame of at most `size` bytes, and hold it while the frame is received and decoded.
+
+        A large one waits with its link meanwhile, where it counts. A small one waits for no other link's.
+        """
+        return nullcontext() if size < LARGE_FRAME else _TURNS.take(self.source.namespace)
 
     def is_complete(self, frame: bytes) -> bool:
         """Return whether it is a report: it has all that the ones before it had."""
@@ -95,13 +137,8 @@ class FrameDecoder:
             message = _decode_bounded(frame, self.source.pods)
             seconds = self.clock() - began
         else:
-            FrameDecoder.in_threads += 1
-            try:
-                loop, pods = asyncio.get_running_loop(), self.source.pods
-                decoding = loop.run_in_executor(_THREAD, _decode_in_thread, frame, pods)
-                message, seconds = await decoding
-            finally:
-                FrameDecoder.in_threads -= 1
+            loop, pods = asyncio.get_running_loop(), self.source.pods
+            message, seconds = await loop.run_in_executor(_THREAD, _decode_in_thread, frame, pods)
         pause = min(LONGEST_PAUSE, max(REPORT_SECONDS, PAUSE_FACTOR * seconds))
         self._free_at = max(self._free_at, self.clock()) + pause
         return message

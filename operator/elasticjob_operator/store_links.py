@@ -178,7 +178,8 @@ class StoreLinks:
 
     def _connect_to(self, jobs: dict[JobKey, _Job], key: JobKey, address: StoreAddress | None, secret: bytes) -> None:
         now = self._clock()
-        job = jobs.setdefault(key, _Job(ViewGeneration(self._generation), ReportSource(), view=LinkView(since=now)))
+        new = _Job(ViewGeneration(self._generation), ReportSource(namespace=key[0]), view=LinkView(since=now))
+        job = jobs.setdefault(key, new)
         job.key = secret
         if address is not None:  # also of a link that is open: the job may have got its pods since
             job.source.pods = max(job.source.pods, address.pods)

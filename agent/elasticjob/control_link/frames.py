@@ -161,6 +161,8 @@ class FrameProtocol(asyncio.Protocol):
             self._budget.leave(self)
             self._budget = None
             self.discard()
+            self._closed = True
+            self._wake_receiver()
 
     def _account(self) -> None:
         if self._budget is not None:
@@ -221,6 +223,11 @@ class FrameProtocol(asyncio.Protocol):
     def waiting(self) -> bool:
         """Whether `receive` returns a frame at once."""
         return bool(self._frames)
+
+    @property
+    def largest_waiting(self) -> int:
+        """Bytes of the largest frame that waits, with its length and tag; 0 without one."""
+        return max(map(len, self._frames), default=0)
 
     async def wait(self) -> None:
         """Wait until `receive` returns at once, or raises."""

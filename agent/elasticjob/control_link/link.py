@@ -30,6 +30,7 @@ import math
 import secrets
 import socket
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any, Protocol
@@ -102,6 +103,9 @@ class Decoder(Protocol):
 
     async def pause(self) -> None:
         """Wait until the next frame may be decoded."""
+
+    def turn(self, size: int) -> AbstractAsyncContextManager[None]:
+        """Wait for the turn of a frame of at most `size` bytes, and hold it while the frame is received and decoded."""
 
     def is_complete(self, frame: bytes) -> bool:
         """Return whether all frames that came before this one may be dropped."""
@@ -196,29 +200,29 @@ class ControlLink:
 
     async def receive(self) -> Message | None:
         """Return the next message, None once the link is closed. LinkError: a frame was invalid; the link is closed."""
-        while (frame := await self._next_frame()) is not None:
+        while True:
             try:
-                return decode(frame) if self.decoder is None else await self.decoder.decode(frame)
+                if self.decoder is not None:
+                    return await self._receive_paced(self.decoder)
+                frame = await self._frames.receive()
+                return None if frame is None else decode(frame)
             except UnknownMessageError as error:
                 log.debug("ignored a message of %s: %s", self.peer, error)
             except codec.MessageError as error:
                 self.close()
                 raise LinkError(str(error)) from None
-        return None
 
-    async def _next_frame(self) -> bytes | None:
-        decoder = self.decoder
-        if decoder is None:
-            return await self._frames.receive()
+    async def _receive_paced(self, decoder: Decoder) -> Message | None:
         # Frames that wait for the decoder stay with the connection, which reads no more of them than it may hold.
         await self._frames.wait()
         await decoder.pause()
-        frame = await self._frames.receive()
-        while self._frames.waiting:
-            newer = await self._frames.receive()
-            if newer is not None and decoder.is_complete(newer):
-                frame = newer
-        return frame
+        async with decoder.turn(self._frames.largest_waiting):
+            frame = await self._frames.receive()
+            while self._frames.waiting:
+                newer = await self._frames.receive()
+                if newer is not None and decoder.is_complete(newer):
+                    frame = newer
+            return None if frame is None else await decoder.decode(frame)
 
     def share(self, budget: ReceiveBudget) -> None:
         """Share this budget of bytes that have arrived with other links: the one that holds most is closed over it."""

@@ -59,6 +59,7 @@ async def test_a_connection_that_is_closed_while_frames_wait_leaves_the_budget()
         assert budget.total == 499_999
         frames.close()
         assert budget.total == 0
+        assert await frames.receive() is None
         frames.connection_lost(None)
         assert budget.total == 0
 

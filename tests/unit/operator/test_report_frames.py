@@ -30,7 +30,6 @@ from elasticjob_operator.plan import StoreAddress
 from elasticjob_operator.report_frames import (
     BURST_SECONDS,
     LARGE_FRAME,
-    MOST_IN_THREADS,
     REPORT_SECONDS,
     FrameDecoder,
     ReportSource,
@@ -74,7 +73,7 @@ class Store:
     async def connect(self, pods: int) -> LinkConnection:
         """Return the link of an operator that knows a job of so many pods."""
         address = StoreAddress("p", "127.0.0.1", self.port, "uid", 1, 0, (1.0, 3))
-        return await connect_store(address, KEY, ReportSource(pods))
+        return await connect_store(address, KEY, ReportSource("a", pods))
 
     async def first_report(self, pods: int) -> Message | None:
         """Return what an operator receives first that knows a job of so many pods."""
@@ -153,7 +152,7 @@ def test_a_job_without_pods_may_send_no_more_because_it_may_have_many() -> None:
 
 async def test_large_frames_are_decoded_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     decoding, most = 0, 0
-    lock, source = threading.Lock(), ReportSource(4096)
+    lock, source = threading.Lock(), ReportSource("a", 4096)
 
     def recorded(frame: bytes) -> Message:
         nonlocal decoding, most
@@ -196,7 +195,7 @@ async def test_frames_that_come_without_pause_are_decoded_at_a_bounded_rate() ->
         nonlocal now
         now += seconds
 
-    decoder, frame, count = FrameDecoder(ReportSource(2), lambda: now, sleep), encode(of_nodes(2)), 200
+    decoder, frame, count = FrameDecoder(ReportSource("a", 2), lambda: now, sleep), encode(of_nodes(2)), 200
     for _ in range(count):
         await decoder.pause()
         await decoder.decode(frame)
@@ -216,7 +215,7 @@ async def test_a_frame_that_takes_long_is_followed_by_a_longer_pause(monkeypatch
         await asyncio.sleep(0)
 
     monkeypatch.setattr(report_frames, "decode", slow)
-    decoder, frame = FrameDecoder(ReportSource(2), lambda: now, sleep), encode(of_nodes(2))
+    decoder, frame = FrameDecoder(ReportSource("a", 2), lambda: now, sleep), encode(of_nodes(2))
     for _ in range(2):
         await decoder.pause()
         await decoder.decode(frame)
@@ -248,26 +247,90 @@ async def test_a_link_that_is_closed_leaves_no_report_behind(store: Store, monke
     assert budget.total == 0
 
 
-async def test_large_frames_wait_with_their_links_while_the_threads_have_enough(
-    monkeypatch: pytest.MonkeyPatch,
+class HeldThread:
+    """Stands for the thread that decodes: it goes on once `go` is set."""
+
+    def __init__(self) -> None:
+        self.go = threading.Event()
+        self.decoded: list[int] = []
+        """Numbers of nodes in the reports, in the order in which they were decoded."""
+
+    def decode(self, frame: bytes, pods: int) -> tuple[Message, float]:
+        assert self.go.wait(20.0)
+        message = decode(frame)
+        assert isinstance(message, Report)
+        self.decoded.append(len(message.nodes))
+        return message, 0.0
+
+
+@pytest.fixture
+def thread(monkeypatch: pytest.MonkeyPatch) -> HeldThread:
+    thread = HeldThread()
+    monkeypatch.setattr(report_frames, "_decode_in_thread", thread.decode)
+    return thread
+
+
+async def receive(namespace: str, nodes: int) -> Message:
+    """Receive and decode a report of so many nodes as a link to a store of that namespace does."""
+    frame, decoder = encode(of_nodes(nodes)), FrameDecoder(ReportSource(namespace, 4096))
+    await decoder.pause()
+    async with decoder.turn(len(frame)):
+        return await decoder.decode(frame)
+
+
+async def test_large_frames_of_one_tenant_delay_those_of_another_one_by_one_and_small_ones_not_at_all(
+    thread: HeldThread,
 ) -> None:
-    go, frame = threading.Event(), encode(of_nodes(2000))
-    assert len(frame) > LARGE_FRAME
-
-    def slow(frame: bytes, pods: int) -> tuple[Message, float]:
-        assert go.wait(20.0)
-        return decode(frame), 0.0
-
-    monkeypatch.setattr(report_frames, "_decode_in_thread", slow)
-    decoding = [asyncio.create_task(FrameDecoder(ReportSource(2000)).decode(frame)) for _ in range(MOST_IN_THREADS)]
+    assert len(encode(of_nodes(2000))) > LARGE_FRAME
+    links = [asyncio.create_task(receive("greedy", 2000 + number)) for number in range(20)]
     await asyncio.sleep(0)
-    sleeps = 0
+    links.append(asyncio.create_task(receive("honest", 3000)))
+    assert await asyncio.wait_for(receive("honest", 2), 20.0) == of_nodes(2)
+    assert thread.decoded == []
+    thread.go.set()
+    await asyncio.gather(*links)
+    assert sorted(thread.decoded[:3]) == [2000, 2001, 3000]
+    assert len(thread.decoded) == 21
 
-    async def sleep(_: float) -> None:
-        nonlocal sleeps
-        sleeps += 1
-        go.set()
-        await asyncio.gather(*decoding)
 
-    await FrameDecoder(ReportSource(2), sleep=sleep).pause()
-    assert sleeps == 1
+@pytest.mark.parametrize("late", [False, True], ids=["waits", "its turn has come"])
+async def test_a_link_that_ends_while_its_large_frame_waits_holds_up_no_other(late: bool) -> None:
+    turns = report_frames.FrameTurns()
+    entered = asyncio.Event()
+
+    async def take() -> None:
+        async with turns.take("b"):
+            entered.set()
+
+    async with turns.take("a"):
+        ended, waits = (asyncio.create_task(take()) for _ in range(2))
+        await asyncio.sleep(0)
+        if not late:
+            ended.cancel()
+    if late:
+        ended.cancel()
+    await asyncio.wait_for(waits, 20.0)
+    assert ended.cancelled()
+    entered.clear()
+    await asyncio.wait_for(take(), 20.0)
+    assert entered.is_set()
+
+
+async def test_large_frames_wait_with_their_links_where_they_count(
+    store: Store, thread: HeldThread, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    budget = ReceiveBudget(store_links.RECEIVED_BYTES)
+    monkeypatch.setattr(store_links, "_RECEIVED", budget)
+    first = asyncio.create_task(receive("a", 2000))
+    store.reports = [of_nodes(2001)]
+    link = await store.connect(4096)
+    received = asyncio.create_task(link.receive())
+    await until(lambda: budget.total > LARGE_FRAME)
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert budget.total > LARGE_FRAME
+    thread.go.set()
+    assert await first == of_nodes(2000)
+    assert await received == of_nodes(2001)
+    assert budget.total == 0
+    link.close()
