@@ -6,15 +6,17 @@ few fields that count. A Node without a warning and a place is not kept.
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from elasticjob_operator.kube import NODES
 from elasticjob_operator.model.nodes import parse_topology, parse_warning
 from elasticjob_operator.model.notices import NoticeKeys
-from elasticjob_operator.model.raw import text
-from elasticjob_operator.model.unreadable import parse_or_skip
+from elasticjob_operator.model.raw import text, whole_number
+from elasticjob_operator.model.unreadable import ObjectGuard, parse_or_skip
 from elasticjob_operator.watch_cache import Lister, WatchCache
 
 
@@ -37,10 +39,20 @@ class NodeEvents:
         self._clock = clock
         self._problems: dict[str, str] = {}
         """Why Nodes cannot be read, by name: it is logged once, although a kubelet changes its Node all the time."""
+        self._guard = ObjectGuard("Node")
+        self._listing = asyncio.Lock()
+        """Held during a list: of two at once, the older would bring back what the newer has found to be gone."""
+        self._since_list: dict[str, int] = {}
+        """The resourceVersion in the last event of each Node since the last list began, until it ended."""
 
     def see(self, raw: dict[str, Any], deleted: bool = False) -> None:
         """Take over an event of the watch on Nodes."""
         name = text(raw, "metadata", "name")
+        if self._listing.locked():
+            self._since_list[name] = _version(raw)
+        self._see(name, raw, deleted)
+
+    def _see(self, name: str, raw: dict[str, Any], deleted: bool = False) -> None:
         if deleted:
             self._problems.pop(name, None)
             self._cache.see_node(name, None)
@@ -57,13 +69,22 @@ class NodeEvents:
         self._cache.see_node(name, warning, parse_topology(raw, self._topology_labels))
 
     async def list(self, api: Lister, _namespace: str | None) -> str:
-        """Take over all Nodes, forget those that are gone, and return the list's resourceVersion. KubeError."""
-        names, version = set[str](), ""
-        async for page in api.pages(NODES, None):
-            for raw in page.items:
-                names.add(text(raw, "metadata", "name"))
-                self.see(raw)
-            version = page.version
+        """Take over all Nodes, forget those that are gone, and return the list's resourceVersion. KubeError.
+
+        The watch may run beside it. All pages show the Nodes as they were at the first one, so what an event has
+        delivered since then counts.
+        """
+        async with self._listing:
+            since = self._since_list = dict[str, int]()
+            names, version = set[str](), ""
+            async for page in api.pages(NODES, None):
+                for raw in page.items:
+                    name = text(raw, "metadata", "name")
+                    names.add(name)
+                    if name not in since or _version(raw) > since[name]:
+                        self._guard.call(partial(self._see, name), raw)
+                version = page.version
+        names.update(since)
         self._cache.keep_nodes(names)
         self._problems = {name: problem for name, problem in self._problems.items() if name in names}
         self._cache.set_nodes_watched(self._keys is not None)
@@ -72,3 +93,7 @@ class NodeEvents:
     def refuse(self) -> None:
         """Record that the operator may not watch Nodes: the warnings that it knows may be out of date."""
         self._cache.set_nodes_watched(False)
+
+
+def _version(raw: dict[str, Any]) -> int:
+    return whole_number(text(raw, "metadata", "resourceVersion"))

@@ -22,7 +22,7 @@ from elasticjob_operator.model.nodes import NodeWarning
 from elasticjob_operator.model.observed import JobKey, is_owned
 from elasticjob_operator.model.pods import Pod, minimal_pod, parse_pod
 from elasticjob_operator.model.raw import Raw, mapping, text, whole_number
-from elasticjob_operator.model.unreadable import parse_or_skip
+from elasticjob_operator.model.unreadable import ObjectGuard, parse_or_skip
 from elasticjob_operator.model.workload import Workload, parse_workload
 
 T = TypeVar("T")
@@ -102,6 +102,7 @@ class WatchCache:
 
     _listed: set[tuple[Resource, str | None]] = field(default_factory=set)
     """What has been listed, by namespace; None: all."""
+    _guards: dict[Resource, ObjectGuard] = field(default_factory=dict)
     _gone: set[str] = field(default_factory=set)
     """UIDs of objects whose end the watches have delivered since `forget_ends` was last called."""
     _gone_before: set[str] = field(default_factory=set)
@@ -273,6 +274,7 @@ class WatchCache:
         see: Callable[[Raw], None],
         drop: Callable[[str], None],
     ) -> str:
+        guard = self._guards.setdefault(resource, ObjectGuard(resource.plural))
         before = {uid: entry for uid, entry in entries.items() if namespace in (None, entry.key[0])}
         version = ""
         async for page in api.pages(resource, namespace, selector):
@@ -280,7 +282,7 @@ class WatchCache:
                 uid = text(raw, "metadata", "uid")
                 before.pop(uid, None)
                 if uid not in self._gone and (uid not in entries or _version(raw) > entries[uid].version):
-                    see(raw)
+                    guard.call(see, raw)
             version = page.version
         for uid, entry in before.items():
             if entries.get(uid) is entry:  # no event since the list began: it is gone

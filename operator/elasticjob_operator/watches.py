@@ -32,13 +32,16 @@ LONGEST_RETRY_SECONDS = 60.0
 SHORT_WATCH_SECONDS = 5.0
 """A watch that lasts so long or has an event works. One that ends before that may be followed by others."""
 FIRST_LIST_SECONDS = 20.0
-"""Seconds that a new leader waits for its first list of Workloads, and of Nodes. Their watches list again later."""
+"""Seconds that a new leader waits for all first lists of Workloads and Nodes together. Their watches try again."""
 MAX_WATCH_FAILURE = 120.0
-"""Seconds for which a watch may fail until the operator is not ready, if it fails in all namespaces."""
+"""Seconds for which a watch may fail until the operator is not ready, if it fails in all namespaces; and for which one
+that has worked may be refused until `Watched.refused` is called."""
 _GONE = 410
 """HTTP status, and code of an event: the API server does not have the events from this resourceVersion on any more."""
 _BUSY = 429
 _NO_PERMISSION = (401, 403)
+_LISTED_BEFORE_WORK = (PODS, JOBS)
+"""What a new leader must have listed, or failed to list, before it reconciles jobs."""
 
 
 class WatchApi(Lister, Protocol):
@@ -63,7 +66,9 @@ class Watched:
     """Lists all objects of a namespace (None: of all), compares them with what is known, and returns the list's
     resourceVersion."""
     refused: Callable[[], None] = lambda: None
-    """Called when the operator has no permission."""
+    """Called when the operator has no permission. An API server that starts, or that a webhook for authorization does
+    not answer, refuses for a short time what is permitted: a watch that has listed once must be refused for
+    MAX_WATCH_FAILURE."""
     needed: bool = True
     """Whether the operator is not ready without it."""
 
@@ -79,6 +84,10 @@ class Watch:
         """Since when it fails, by `clock`; None: it does not fail."""
         self.problem = ""
         """Why it fails."""
+        self._refused_since: float | None = None
+        """Since when requests without permission are among its failures; None: they are not."""
+        self.listed = False
+        """Whether a list for it has succeeded since it was made."""
         self._status = 0
         """HTTP status of the last failure."""
         self._api = api
@@ -111,7 +120,7 @@ class Watch:
     async def list(self) -> None:
         """List all objects and take them over; `run` then watches from there on. KubeError: that is not possible."""
         self._version = await self.watched.list(self._api, self._namespace)
-        self._answered = self._clock()
+        self._answered, self.listed = self._clock(), True
 
     async def compare(self) -> None:
         """List all objects beside the running watch, and take over what it has missed. KubeError: not possible."""
@@ -146,6 +155,12 @@ class Watch:
         if error.status and error.status != _BUSY and (error.status < 500 or self._failures > 1):
             self._version = ""
         if error.status in _NO_PERMISSION:
+            self._count_refusal()
+
+    def _count_refusal(self) -> None:
+        if self._refused_since is None:
+            self._refused_since = self._clock()
+        if not self.listed or self._clock() - self._refused_since >= MAX_WATCH_FAILURE:
             self.watched.refused()
 
     async def _follow(self) -> None:
@@ -185,7 +200,7 @@ class Watch:
     def _recover(self) -> None:
         if self.failing_since is not None:
             log.warning("%s works again after %.0f s", self, self.failing_for)
-        self.failing_since, self.problem = None, ""
+        self.failing_since, self.problem, self._refused_since = None, "", None
 
     def _prove(self) -> None:
         """Record that an opened watch works."""
@@ -198,13 +213,13 @@ class Watch:
         await asyncio.sleep(delay * random.uniform(0.8, 1.2))  # noqa: S311  # it spreads requests, nothing more
 
 
-def _kube_error(listing: asyncio.Task[None]) -> KubeError | None:
-    """Return the KubeError that a list has ended with; raise any other error."""
-    try:
-        listing.result()
-    except KubeError as error:
-        return error
-    return None
+async def _list_or_fail(watches: Iterable[Watch]) -> None:
+    """List for each of these watches, one after the other. A list that fails counts as a failure of its watch."""
+    for watch in watches:
+        try:
+            await watch.list()
+        except KubeError as error:
+            watch.fail(error)
 
 
 class Watches:
@@ -226,22 +241,29 @@ class Watches:
         ]
 
     async def list_first(self) -> None:
-        """List everything, one after the other. A list that fails counts as a failure of its watch.
+        """List everything. A list that fails counts as a failure of its watch.
 
-        So does one of Workloads or Nodes that takes long, because no job may wait for it: where Kueue's webhook is
-        down, the API server does not answer until it has waited for that.
+        So does one of Workloads or Nodes that has not ended FIRST_LIST_SECONDS after those of pods and jobs, because no
+        job may wait for it: where Kueue's webhook is down, the API server does not answer until it has waited for that.
         """
-        for watch in self._watches:
-            seconds = None if watch.watched.resource in (PODS, JOBS) else FIRST_LIST_SECONDS
-            listing = asyncio.create_task(watch.list())
-            try:
-                await asyncio.wait({listing}, timeout=seconds)
-                if not listing.done():
-                    watch.fail(Unclear(f"list {watch.watched.resource.plural}: no answer within {seconds:g} s"))
-                elif error := _kube_error(listing):
-                    watch.fail(error)
-            finally:
+        await _list_or_fail(watch for watch in self._watches if watch.watched.resource in _LISTED_BEFORE_WORK)
+        others = [watch for watch in self._watches if watch.watched.resource not in _LISTED_BEFORE_WORK]
+        # One task for each resource: many lists at once that hang would take all connections from the list of Nodes.
+        resources = dict.fromkeys(watch.watched.resource for watch in others)
+        listings = [asyncio.create_task(_list_or_fail(self._of(resource))) for resource in resources]
+        if not listings:
+            return
+        try:
+            done, _ = await asyncio.wait(listings, timeout=FIRST_LIST_SECONDS)
+        finally:
+            for listing in listings:
                 listing.cancel()
+        for listing in done:
+            listing.result()
+        for watch in others:
+            if not watch.listed and watch.failing_since is None:
+                plural = watch.watched.resource.plural
+                watch.fail(Unclear(f"list {plural}: no answer within {FIRST_LIST_SECONDS:g} s"))
 
     async def compare(self) -> None:
         """List everything that is watched, and take over what the watches have missed."""

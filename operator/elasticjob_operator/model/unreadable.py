@@ -47,3 +47,24 @@ def parse_or_skip(
         if known is not None and problem != known:
             log.error("%s: %s", namespace or "cluster", problem)
         return found, problem
+
+
+class ObjectGuard:
+    """Keeps an exception for one object of a list from ending the list. `kind`: what the objects are, for the log."""
+
+    def __init__(self, kind: str) -> None:
+        self._kind = kind
+        self._failing = set[tuple[str, str]]()
+        """Namespace and name of each object that failed at its last call: its exception is logged once."""
+
+    def call(self, take_over: Callable[[Raw], object], raw: Raw) -> None:
+        """Call `take_over` with the object; log its exception, unless the last call for this object failed too."""
+        name = text(raw, "metadata", "namespace"), text(raw, "metadata", "name")
+        try:
+            take_over(raw)
+        except Exception:  # whatever it is, it concerns this object only
+            if name not in self._failing:
+                log.exception("%s: %s %s in a list cannot be taken over", name[0] or "cluster", self._kind, name[1])
+            self._failing.add(name)
+        else:
+            self._failing.discard(name)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
 
 from elasticjob_operator import node_events as operator_node_events
-from elasticjob_operator.kube import NODES
+from elasticjob_operator.kube import NODES, Page
 from elasticjob_operator.model.nodes import NodeWarning, parse_topology, parse_warning
 from elasticjob_operator.model.notices import BUILT_IN, NoticeKeys, NoticeKind, NoticeSource
 from elasticjob_operator.model.observed import JobKey
@@ -268,6 +269,51 @@ async def test_nodes_that_a_list_lacks_are_forgotten(cache: WatchCache) -> None:
     assert [*cache.warnings(["n1", "n3"])] == ["n1"]
     await list_nodes(events, node("n5", zone="z"))
     assert (cache.warnings(["n1"]), [*cache.topologies(["n2", "n5"])]) == ({}, ["n5"])
+
+
+class PausedPages:
+    """Lists two pages as they were at version 10, and calls `between` in between."""
+
+    def __init__(self, first: list[Raw], second: list[Raw], between: Callable[[], None]) -> None:
+        self._pages, self._between = (first, second), between
+
+    async def pages(self, *_: object, **__: object) -> AsyncIterator[Page]:
+        yield Page(self._pages[0], "10")
+        self._between()
+        yield Page(self._pages[1], "10")
+
+
+async def test_what_the_watch_delivers_during_a_list_is_newer_than_its_later_pages(cache: WatchCache) -> None:
+    events = node_events(cache)
+    events.see(node("n1", 5, unschedulable=True))
+
+    def watch() -> None:
+        events.see(node("n2", 11, **SPOT))
+        events.see(node("n5", 12, unschedulable=True))
+        events.see(node("n4", 13), deleted=True)
+
+    pages = PausedPages([node("n3", 6, **SPOT)], [node("n2", 7), node("n4", 8, **SPOT)], watch)
+    for _ in range(2):
+        assert await events.list(pages, None) == "10"
+        assert [*cache.warnings(f"n{number}" for number in range(1, 6))] == ["n2", "n3", "n5"]
+    await list_nodes(events, node("n2", 14))
+    assert cache.warnings(["n2", "n3", "n5"]) == {}, "what was delivered during an earlier list counts no more"
+
+
+async def test_a_node_that_fails_ends_no_list_and_is_logged_once(
+    cache: WatchCache, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def hostile(raw: Any, labels: Any) -> tuple[str, ...]:
+        if raw["metadata"]["name"] == "n1":
+            raise RuntimeError("boom")
+        return parse_topology(raw, labels)
+
+    monkeypatch.setattr(operator_node_events, "parse_topology", hostile)
+    events = node_events(cache, labels=LABELS)
+    for _ in range(2):
+        await list_nodes(events, node("n1"), node("n2", zone="z"))
+    assert [*cache.topologies(["n2"])] == ["n2"]
+    assert [r.message for r in caplog.records] == ["cluster: Node n1 in a list cannot be taken over"]
 
 
 async def test_warnings_are_dropped_when_the_permission_is_taken_away_and_come_back_with_it(

@@ -330,6 +330,24 @@ async def test_a_pod_that_is_deleted_while_a_list_runs_stays_deleted(
     assert pod["metadata"]["name"] not in {p.name for _, p in cache.pods(UID)}
 
 
+async def test_an_object_that_fails_ends_no_list_and_is_logged_once(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    cache = WatchCache()
+    names = sorted(raw["metadata"]["name"] for raw in cluster.api.pods(Role.WORKER))
+
+    def fail(raw: dict[str, Any], see: Any = cache.see_pod) -> None:
+        if raw["metadata"]["name"] == names[0]:
+            raise RuntimeError("boom")
+        see(raw)
+
+    monkeypatch.setattr(cache, "see_pod", fail)
+    for _ in range(2):
+        await cache.list_again(cluster.api, ())
+    assert [pod.name for role, pod in cache.pods(UID) if role == Role.WORKER] == names[1:]
+    assert [r.message for r in caplog.records] == [f"ns: pods {names[0]} in a list cannot be taken over"]
+
+
 async def test_a_list_of_another_namespace_drops_nothing(cluster: Cluster) -> None:
     nothing = Api(NOW)
     await cluster.watch.cache.list_again(nothing, ("other",))

@@ -334,6 +334,33 @@ async def test_no_job_waits_for_a_list_of_workloads_that_hangs(
     assert "list workloads: no answer within 0.05 s" in caplog.text
 
 
+async def test_all_lists_of_workloads_that_hang_have_one_deadline(
+    server: Server, cache: WatchCache, clock: Clock, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A new leader waits for it once, and not once for each namespace; and it lists Nodes meanwhile."""
+    waits: list[float | None] = []
+
+    async def hang(_: Any, resource: Resource, *__: Any) -> str:
+        if resource == KUEUE_WORKLOADS:
+            await asyncio.Event().wait()
+        return "3"
+
+    async def wait(tasks: Any, *, timeout: float | None = None, real: Any = asyncio.wait) -> Any:
+        waits.append(timeout)
+        return await real(tasks, timeout=timeout)
+
+    monkeypatch.setattr(watches, "FIRST_LIST_SECONDS", 0.05)
+    monkeypatch.setattr(WatchCache, "list_resource", hang)
+    cache.kueue, cache.nodes_watched = True, None
+    nodes = NodeEvents(cache, NoticeKeys(frozenset(), frozenset()))
+    made = watch_all(server, cache, clock, *(f"ns-{number}" for number in range(20)), nodes=nodes)
+    monkeypatch.setattr(watches.asyncio, "wait", wait)  # type: ignore[attr-defined]
+    await asyncio.wait_for(made.list_first(), 20.0)
+    assert [seconds for seconds in waits if seconds is not None] == [0.05]
+    assert cache.nodes_watched is True
+    assert len([record for record in caplog.records if "no answer within 0.05 s" in record.message]) == 20
+
+
 async def test_a_list_beside_the_watches_goes_on_after_one_that_fails(
     server: Server, cache: WatchCache, clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -393,6 +420,37 @@ async def test_nodes_are_not_needed(server: Server, cache: WatchCache, clock: Cl
     clock.now += MAX_WATCH_FAILURE + 1
     assert made.blind() == ""
     assert cache.nodes_watched is False
+
+
+async def test_a_refusal_of_a_short_time_keeps_the_warnings_of_nodes(
+    server: Server, cache: WatchCache, clock: Clock
+) -> None:
+    """An API server that starts refuses for some seconds what its roles permit."""
+    known: list[tuple[bool | None, int]] = []
+
+    raw = {"metadata": {"name": "n1", "resourceVersion": "2"}, "spec": {"unschedulable": True}}
+    cache.nodes_watched = None
+    record = cache.set_nodes_watched
+
+    def note(watched: bool) -> None:
+        record(watched)
+        known.append((watched, len(cache.warnings(["n1"]))))
+
+    cache.set_nodes_watched = note  # type: ignore[method-assign]
+    nodes = NodeEvents(cache, NoticeKeys(frozenset(), frozenset()))
+    made = watch_all(server, cache, clock, nodes=nodes)
+    server.objects[NODES, None] = [raw]
+    await made.list_first()
+    server.batches[NODES, None] = [FORBIDDEN]
+    server.lists[NODES, None] = [FORBIDDEN] * 3
+    await run_until_idle_again(made, server, (NODES, None))
+    assert known == [(True, 1)] * 2
+    assert sum(clock.delays) < MAX_WATCH_FAILURE
+    server.idle.clear()
+    server.batches[NODES, None] = [FORBIDDEN]
+    server.lists[NODES, None] = [FORBIDDEN] * 7
+    await run_until_idle_again(made, server, (NODES, None))
+    assert (known[2], known[-1]) == ((False, 0), (True, 1))
 
 
 async def test_an_error_in_the_code_of_one_watch_ends_all(server: Server, cache: WatchCache, clock: Clock) -> None:
