@@ -49,6 +49,10 @@ CONNECTIONS = 32
 some 10 ms: the rate limit is reached with a few."""
 AT_ONCE = 24
 """Requests under way at most, apart from watches: an API server that takes 0.2 s for each reaches the rate limit."""
+LARGEST_EVENT = 2**25
+"""Bytes of one event of a watch at most. etcd takes an object of 1.5 MiB, or of some 3 MiB where that is raised, and
+the escapes of JSON make text up to six times longer: the API server writes `<` as `\\u003c`. An event above it would
+end the watch each time, and with it the view of all tenants' pods."""
 _NO_RESPONSE = (aiohttp.ClientError, asyncio.TimeoutError, OSError)
 
 
@@ -164,7 +168,7 @@ class KubeClient:
         """Open a watch from this resourceVersion on; the value is its events. KubeError: it cannot be opened.
 
         The events end after WATCH_SECONDS at most, where the connection ends, and where no byte has arrived for
-        SILENT_WATCH_SECONDS. KubeError: an event is too large for the client.
+        SILENT_WATCH_SECONDS. KubeError: an event is no JSON object, or too large.
         """
         query = {
             "watch": "true",
@@ -229,13 +233,20 @@ class KubeClient:
         raise error_from(status, answer, what)
 
     async def _once(self, method: str, path: str, body: Mapping[str, Any] | None) -> tuple[int, dict[str, Any], float]:
-        """Send one request; return the HTTP status (0: no response), the JSON response, and Retry-After in seconds."""
+        """Send one request; return the HTTP status (0: no response, or a success
+        without a JSON object), the JSON response, and Retry-After in seconds."""
         try:
             response = await self._send(method, path, body, self._timeout)
             data = await response.read()
         except _NO_RESPONSE as error:
             return 0, {"message": f"{type(error).__name__}: {error}"}, 0.0
-        return response.status, _json(data), _seconds(response.headers.get("Retry-After"))
+        retry_after = _seconds(response.headers.get("Retry-After"))
+        if not 200 <= response.status < 300:
+            return response.status, _error_answer(data), retry_after
+        try:
+            return response.status, _json_object(data), retry_after
+        except ValueError as error:  # a proxy may have answered; an empty list instead would drop all objects
+            return 0, {"message": f"HTTP {response.status}, but the answer cannot be read: {error}"}, retry_after
 
     async def _send(
         self,
@@ -265,12 +276,15 @@ def _unlimited(api: Any) -> Any:
     """Return a client with the same credentials, and any number of connections."""
     configuration = copy.copy(api.configuration)
     configuration.connection_pool_maxsize = 0
+    session = configuration.client_session_kwargs or {}
+    # aiohttp takes lines of up to twice its buffer.
+    configuration.client_session_kwargs = {**session, "read_bufsize": LARGEST_EVENT // 2}
     return client.ApiClient(configuration)
 
 
 async def _body(response: Any) -> dict[str, Any]:
     try:
-        return _json(await response.read())
+        return _error_answer(await response.read())
     except _NO_RESPONSE:
         return {}
 
@@ -278,19 +292,36 @@ async def _body(response: Any) -> dict[str, Any]:
 async def _events(response: Any, what: str) -> AsyncIterator[dict[str, Any]]:
     try:
         async for line in response.response.content:
-            yield _json(line)
+            if not line.endswith(b"\n"):
+                return  # the connection has ended within it
+            yield _json_object(line)
     except _NO_RESPONSE:
         return
-    except (ValueError, HttpProcessingError) as error:  # the line is longer than the buffer of aiohttp
+    except (ValueError, HttpProcessingError) as error:  # no JSON, or too large
         raise KubeError(f"{what}: an event cannot be read: {error}", 413) from None
 
 
-def _json(data: bytes) -> dict[str, Any]:
+def _json_object(data: bytes) -> dict[str, Any]:
+    """Return the JSON object in these bytes; ValueError, with the begin of the text: there is none."""
     try:
         answer = json.loads(data)
+    except (ValueError, RecursionError):
+        answer = None
+    if not isinstance(answer, dict):
+        raise ValueError(_begin(data))
+    return answer
+
+
+def _error_answer(data: bytes) -> dict[str, Any]:
+    """Return the metav1.Status of an error; where a proxy has answered, the begin of its text as the message."""
+    try:
+        return _json_object(data)
     except ValueError:
-        return {"message": data[:200].decode(errors="replace").strip()}
-    return answer if isinstance(answer, dict) else {}
+        return {"message": _begin(data)}
+
+
+def _begin(data: bytes) -> str:
+    return data[:200].decode(errors="replace").strip()
 
 
 def _seconds(text: str | None) -> float:

@@ -42,6 +42,8 @@ class Server:
 
     def __init__(self) -> None:
         self.answers: list[tuple[int, Any, dict[str, str]]] = []
+        self.raw_bodies: list[str] = []
+        """What responses with status 200 contain, before those of `answers`."""
         self.requests: list[tuple[str, str, str, Any]] = []
         self.agents: set[str] = set()
         """The User-Agent of each request."""
@@ -59,6 +61,8 @@ class Server:
         if self.hang:
             self.hung.release()
             await self.stopped.wait()
+        if self.raw_bodies:
+            return web.Response(text=self.raw_bodies.pop(0))
         status, answer, headers = self.answers.pop(0) if self.answers else (200, {}, {})
         return web.json_response(answer, status=status, headers=headers)
 
@@ -149,6 +153,19 @@ async def test_transient_errors_are_retried(server: Pair, status: int) -> None:
     fake.respond(status, Retry_After="1")
     fake.respond(200, {"ok": True})
     assert await api.get(PODS, "ns", "p") == {"ok": True}
+
+
+@pytest.mark.parametrize("body", ["<html>maintenance</html>", "[]", "null", "", "[" * 100_000])
+async def test_a_success_without_a_json_object_is_no_answer(server: Pair, body: str) -> None:
+    """As an empty list, it would drop all that the operator knows."""
+    fake, api = server
+    fake.raw_bodies = [body]
+    fake.respond(200, {"items": [{"a": 1}]})
+    assert await api.list(PODS, None) == [{"a": 1}]
+    fake.raw_bodies = [body] * kube_client.ATTEMPTS
+    with pytest.raises(Unclear, match="list pods: HTTP 200, but the answer cannot be read"):
+        await api.list(PODS, None)
+    assert len(fake.requests) == 2 + kube_client.ATTEMPTS
 
 
 async def test_a_refusal_is_not_retried(server: Pair) -> None:

@@ -483,7 +483,7 @@ async def serving(handle: Any) -> AsyncIterator[KubeClient]:
 
 async def test_a_watch_yields_one_event_a_line_and_its_errors_are_those_of_requests() -> None:
     requests: list[dict[str, str]] = []
-    large = pod(0) | {"spec": {"images": "x" * 1_500_000}}
+    large = pod(0) | {"spec": {"images": "<" * 3_000_000}}
 
     async def handle(request: web.Request) -> web.StreamResponse:
         assert request.path == "/api/v1/namespaces/a/pods"
@@ -493,7 +493,9 @@ async def test_a_watch_yields_one_event_a_line_and_its_errors_are_those_of_reque
         stream = web.StreamResponse()
         await stream.prepare(request)
         for raw in (pod(1), large):
-            await stream.write(json.dumps(event(raw)).encode() + b"\n")
+            line = json.dumps(event(raw)).replace("<", r"\u003c")  # as the encoder of the API server writes it
+            await stream.write(line.encode() + b"\n")
+        await stream.write(b'{"type": "MODI')  # the connection ends within an event
         return stream
 
     async with serving(handle) as api:
@@ -508,11 +510,15 @@ async def test_a_watch_yields_one_event_a_line_and_its_errors_are_those_of_reque
     assert requests == [common | {"resourceVersion": "3"}, common | {"resourceVersion": "4"}]
 
 
-async def test_an_event_that_is_too_large_is_an_error() -> None:
+@pytest.mark.parametrize(
+    "line", [b'"' + b"x" * 40_000_000 + b'"\n', b"[1]\n", b"<html>\n", b"[" * 100_000 + b"\n"],
+    ids=["too large", "no object", "no JSON", "too deep"],
+)  # fmt: skip
+async def test_an_event_that_cannot_be_read_is_an_error(line: bytes) -> None:
     async def handle(request: web.Request) -> web.StreamResponse:
         stream = web.StreamResponse()
         await stream.prepare(request)
-        await stream.write(b'"' + b"x" * 10_000_000 + b'"\n')
+        await stream.write(line)
         return stream
 
     async with serving(handle) as api, api.watch(PODS, None, "3") as events:
