@@ -104,7 +104,7 @@ class WatchCache:
     """What has been listed, by namespace; None: all."""
     _guards: dict[Resource, ObjectGuard] = field(default_factory=dict)
     _gone: set[str] = field(default_factory=set)
-    """UIDs of objects whose end the watches have delivered since `forget_ends` was last called."""
+    """UIDs of objects whose end a watch has delivered or a list has found since `forget_ends` was last called."""
     _gone_before: set[str] = field(default_factory=set)
     """The same between the last two calls: the response to a read may be that late."""
 
@@ -276,16 +276,23 @@ class WatchCache:
     ) -> str:
         guard = self._guards.setdefault(resource, ObjectGuard(resource.plural))
         before = {uid: entry for uid, entry in entries.items() if namespace in (None, entry.key[0])}
+        listed = set[str]()
         version = ""
         async for page in api.pages(resource, namespace, selector):
             for raw in page.items:
                 uid = text(raw, "metadata", "uid")
-                before.pop(uid, None)
-                if uid not in self._gone and (uid not in entries or _version(raw) > entries[uid].version):
+                listed.add(uid)
+                known = entries.get(uid)
+                if known is not None and known is before.get(uid) and known.version > _version(raw):
+                    # The list is from after the entry, whose version is higher all the same: etcd has been restored
+                    # from a backup, and counts from there.
+                    known.version = 0
+                if uid not in self._gone and (known is None or known.version == 0 or _version(raw) > known.version):
                     guard.call(see, raw)
             version = page.version
         for uid, entry in before.items():
-            if entries.get(uid) is entry:  # no event since the list began: it is gone
+            if uid not in listed and entries.get(uid) is entry:  # no event since the list began: it is gone
+                self._gone.add(uid)  # for an older list that still runs
                 drop(uid)
                 self.on_event(entry.key)
         return version

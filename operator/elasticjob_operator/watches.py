@@ -21,7 +21,7 @@ from elasticjob_operator import metrics
 from elasticjob_operator.backoff import doubling_delay
 from elasticjob_operator.kube import JOBS, NODES, PODS, KubeError, Resource, Unclear
 from elasticjob_operator.kube.errors import error_from
-from elasticjob_operator.model.raw import integer, mapping, text
+from elasticjob_operator.model.raw import integer, mapping, text, whole_number
 from elasticjob_operator.watch_cache import Lister
 
 log = logging.getLogger(__name__)
@@ -123,8 +123,17 @@ class Watch:
         self._answered, self.listed = self._clock(), True
 
     async def compare(self) -> None:
-        """List all objects beside the running watch, and take over what it has missed. KubeError: not possible."""
-        await self.watched.list(self._api, self._namespace)
+        """List all objects beside the running watch, and take over what it has missed. KubeError: not possible.
+
+        A list that is older than what the watch has seen comes from an etcd that was restored from a backup. The API
+        server may deliver no event until its versions pass that of the watch, so the watch goes on from the list as
+        soon as it ends, WATCH_SECONDS later at most.
+        """
+        before = self._version
+        version = await self.watched.list(self._api, self._namespace)
+        if self._version == before and 0 < whole_number(version) < whole_number(before):
+            log.warning("%s goes on from version %s, which is below %s: was etcd restored?", self, version, before)
+            self._version = version
 
     async def run(self) -> None:
         """Watch until cancelled, from the last list on. Only an error in the code ends it."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -12,7 +14,7 @@ from elasticjob_operator.controller import FIRST_READ_SECONDS, Controller
 from elasticjob_operator.events import Recorder
 from elasticjob_operator.job_memory import LONGEST_RETRY, READ_SECONDS
 from elasticjob_operator.keys import JobKeys
-from elasticjob_operator.kube import JOBS, PODS, SERVICES
+from elasticjob_operator.kube import JOBS, PODS, SERVICES, Page
 from elasticjob_operator.model.nodes import NodeWarning
 from elasticjob_operator.model.observed import JobKey
 from elasticjob_operator.watch_cache import WatchCache
@@ -328,6 +330,60 @@ async def test_a_pod_that_is_deleted_while_a_list_runs_stays_deleted(
     monkeypatch.setattr(cluster.api, "list", slow)
     await cache.list_again(cluster.api, ())
     assert pod["metadata"]["name"] not in {p.name for _, p in cache.pods(UID)}
+
+
+class Lists:
+    """Answers lists with one page each, the next one after `release`."""
+
+    def __init__(self, version: str, *objects: dict[str, Any]) -> None:
+        self.page, self.release, self.begun = Page(objects, version), asyncio.Event(), asyncio.Event()
+
+    async def pages(self, *_: object, **__: object) -> AsyncIterator[Page]:
+        page = self.page
+        self.begun.set()
+        await self.release.wait()
+        yield page
+
+
+async def test_an_older_list_that_ends_later_brings_no_pod_back(cluster: Cluster) -> None:
+    """A watch lists again, after a 410, while the list beside the watches runs."""
+    cache = cluster.watch.cache
+    old = Lists("10", *cluster.api.pods(Role.WORKER))
+    older = asyncio.create_task(cache.list_resource(PODS, old, None))
+    await old.begun.wait()
+    empty = Lists("11")
+    empty.release.set()
+    await cache.list_resource(PODS, empty, None)
+    assert cache.pods(UID) == []
+    old.release.set()
+    await older
+    assert cache.pods(UID) == []
+
+
+async def test_a_list_of_a_restored_etcd_is_newer_than_what_is_known(cluster: Cluster) -> None:
+    """Its versions are lower than those from before, which are in the cache."""
+    cache = WatchCache(cluster.concerned.append)
+
+    def job(version: int, phase: str) -> dict[str, Any]:
+        raw = raw_job()
+        return raw | {"metadata": raw["metadata"] | {"resourceVersion": str(version)}, "status": {"phase": phase}}
+
+    cache.see_job(job(1000, "Running"))
+    restored = Lists("512", job(510, "Pending"))
+    restored.release.set()
+    cluster.concerned.clear()
+    assert await cache.list_resource(JOBS, restored, None) == "512"
+    assert (cache.job(KEY) or {})["status"] == {"phase": "Pending"}
+    assert cluster.concerned == [KEY]
+    cache.see_job(job(515, "Running"))
+    assert (cache.job(KEY) or {})["status"] == {"phase": "Running"}
+    late = Lists("512", job(510, "Pending"))
+    listing = asyncio.create_task(cache.list_resource(JOBS, late, None))
+    await late.begun.wait()
+    cache.see_job(job(520, "Suspended"))
+    late.release.set()
+    await listing
+    assert (cache.job(KEY) or {})["status"] == {"phase": "Suspended"}, "an event during the list is newer than it"
 
 
 async def test_an_object_that_fails_ends_no_list_and_is_logged_once(

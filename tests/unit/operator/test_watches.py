@@ -59,6 +59,9 @@ class Server:
         """Plural, namespace and resourceVersion of each watch; "list" for a list."""
         self.idle: dict[tuple[Resource, str | None], asyncio.Event] = {}
         """Set once a watch has nothing left to deliver."""
+        self.before_watch: dict[tuple[Resource, str], asyncio.Event] = {}
+        """What a watch from this version on awaits before it delivers anything; `waiting` is set then."""
+        self.waiting = asyncio.Event()
 
     async def pages(
         self, resource: Resource, namespace: str | None, selector: str = "", fields: str = ""
@@ -77,6 +80,10 @@ class Server:
         batch = batches.pop(0) if batches else None
         if isinstance(batch, Exception):
             raise batch
+        if before := self.before_watch.get((resource, version)):
+            self.waiting.set()
+            await before.wait()
+            batch = []
         yield self._events(batch, self.idle_of(resource, namespace))
 
     def idle_of(self, resource: Resource, namespace: str | None) -> asyncio.Event:
@@ -371,6 +378,26 @@ async def test_a_list_beside_the_watches_goes_on_after_one_that_fails(
     await made.compare()
     assert "in namespace a failed, and is tried again later: no response" in caplog.text
     assert cache.job(("ns", "bert")) is not None
+
+
+async def test_a_watch_goes_on_from_a_list_of_a_restored_etcd(
+    server: Server, cache: WatchCache, clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A watch from a version that is still to come would deliver nothing."""
+    proceed = asyncio.Event()
+    server.batches[PODS, None] = [[bookmark(1000)]]
+    made = watch_all(server, cache, clock)
+    await made.list_first()
+    server.before_watch[PODS, "1000"] = proceed
+    running = asyncio.create_task(made.run())
+    await asyncio.wait_for(server.waiting.wait(), 20.0)
+    await made.compare()
+    proceed.set()
+    await asyncio.wait_for(server.idle_of(PODS, None).wait(), 20.0)
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    assert versions(server, PODS, None) == ["list", "3", "1000", "list", "3"]
+    assert "goes on from version 3, which is below 1000: was etcd restored?" in caplog.text
 
 
 async def test_lists_of_all_namespaces_go_on_after_one_that_fails(server: Server, cache: WatchCache) -> None:
