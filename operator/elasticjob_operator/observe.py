@@ -31,7 +31,7 @@ from elasticjob_operator.model.unreadable import parse_or_skip
 from elasticjob_operator.model.workload import QueueView, parse_workload, queue_view
 from elasticjob_operator.node_leases import NodeLeases
 from elasticjob_operator.policies import read_policies
-from elasticjob_operator.start_warnings import FIELDS, StartWarnings
+from elasticjob_operator.start_warnings import FIELDS, MAX_EVENT_PAGES, StartWarnings
 from elasticjob_operator.stop_causes import StopCauses, fields_of
 
 LEASE_MAX_AGE = 1.0
@@ -172,9 +172,13 @@ async def _with_start_warnings(
 ) -> tuple[Pod, ...]:
     warnings.take(pods, now)
     if any(now >= at for at in warnings.next_reads()):
-        events = []
+        events, pages = list[Raw](), 0
         with suppress(KubeError):  # only a message depends on it
-            events = await api.list(EVENTS, namespace, fields=FIELDS)
+            async for page in api.pages(EVENTS, namespace, fields=FIELDS):
+                events += warnings.relevant(page.items)
+                pages += 1
+                if pages == MAX_EVENT_PAGES:
+                    break
         warnings.record(events, now)
     return warnings.applied(pods)
 

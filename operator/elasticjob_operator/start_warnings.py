@@ -28,6 +28,9 @@ _REASONS = (
 )  # fmt: skip
 """Reasons of a kubelet's Events for what comes before a pod's containers."""
 _MAX_MESSAGE = 400
+MAX_EVENT_PAGES = 5
+"""Responses of some 200 Events that one read takes at most. Where a namespace has more Warning Events than that, a
+message may lack its reason; to keep all of them would take some 5 KB of memory for each."""
 
 
 @dataclass
@@ -43,9 +46,14 @@ class StartWarnings:
         """Take the job's pods as they are, and forget others."""
         self._since = {pod.uid: self._since.get(pod.uid, now) for pod in pods if pod.awaits_containers}
 
+    def relevant(self, events: Iterable[Raw]) -> list[Raw]:
+        """Return those of these Events that say why one of the pods waits."""
+        pods, kept = self._since.keys(), _REASONS
+        return [e for e in events if text(e, "reason") in kept and text(e, "involvedObject", "uid") in pods]
+
     def record(self, events: Iterable[Raw], now: float) -> None:
         """Record the Events that `FIELDS` selects, as read now."""
-        found = sorted((event for event in events if text(event, "reason") in _REASONS), key=event_time)
+        found = sorted(self.relevant(events), key=event_time)
         newest = {text(event, "involvedObject", "uid"): _message(event) for event in found}
         self._messages = {uid: newest.get(uid, "") for uid in self._since}
         waited = now - min(self._since.values(), default=now)

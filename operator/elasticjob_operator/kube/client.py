@@ -28,7 +28,12 @@ from elasticjob_operator.version import VERSION
 
 ATTEMPTS = 4
 PAGE = 200
-"""Objects in one response to a list. While Python parses one, no other thread runs: the Lease is not renewed."""
+"""Objects in one response to a list at most. While Python parses one, no other thread runs, as that of the Lease."""
+LARGE_PAGE = 16 * 2**20
+"""Bytes of a response to a list after which the next ones of its resource are to have fewer objects. Parsed, they take
+some three times as much memory."""
+_PAGE_GROWTH = 10
+"""Objects by which the next response is larger after a full one that has less than half of LARGE_PAGE."""
 TIMEOUT = 15.0
 """Seconds of one attempt, where a client has no other."""
 LONGEST_WAIT = 10.0
@@ -99,6 +104,8 @@ class KubeClient:
         self._limit = limit
         self._timeout = timeout
         self._attempts = attempts
+        self._page_sizes: dict[Resource, int] = {}
+        """Objects in the next response to a list, where that is not PAGE."""
         self._streams: Any = None
         """The client of watches, once there is one: they need a connection each, for as long as they last."""
         self._under_way = ConcurrencyLimit(AT_ONCE) if under_way is None else under_way
@@ -136,8 +143,13 @@ class KubeClient:
         selectors = {"labelSelector": selector, "fieldSelector": fields}
         query = {"limit": str(PAGE)} | {name: value for name, value in selectors.items() if value}
         while True:
-            answer = await self._request("GET", resource, namespace, query=query, verb="list")
-            yield Page(answer.get("items") or [], mapping(answer, "metadata").get("resourceVersion") or "")
+            size = self._page_sizes.get(resource, PAGE)
+            query["limit"] = str(size)
+            received: list[int] = []
+            answer = await self._request("GET", resource, namespace, query=query, verb="list", on_size=received.append)
+            items = answer.get("items") or []
+            self._page_sizes[resource] = _next_page_size(size, len(items), sum(received))
+            yield Page(items, mapping(answer, "metadata").get("resourceVersion") or "")
             query["continue"] = mapping(answer, "metadata").get("continue") or ""
             if not query["continue"]:
                 return
@@ -209,7 +221,12 @@ class KubeClient:
         body: Mapping[str, Any] | None = None,
         query: Mapping[str, str] | None = None,
         verb: str = "",
+        on_size: Callable[[int], None] = lambda _: None,
     ) -> dict[str, Any]:
+        """Send a request, again where that may help; return the answer. KubeError: it failed.
+
+        `on_size`: called with the bytes of the answer.
+        """
         if method in _MANAGED:
             query = {**(query or {}), "fieldManager": FIELD_MANAGER}
         path = quote(resource.path(namespace, name, subresource)) + (f"?{urlencode(query)}" if query else "")
@@ -220,10 +237,11 @@ class KubeClient:
             async with self._under_way.hold(namespace or ""):
                 if method != "GET" and not self.may_write():
                     raise KubeError(f"{what}: not sent, because another operator may lead")
-                status, answer, retry_after = await self._once(method, path, body)
+                status, answer, received, retry_after = await self._once(method, path, body)
             metrics.api_requests.labels(verb or _VERBS[method], resource.plural, str(status)).inc()
             if 200 <= status < 300:
                 self.last_success = asyncio.get_running_loop().time()
+                on_size(received)
                 return answer
             if attempt == self._attempts or not (status in (0, 408, 429) or status >= 500):
                 break
@@ -232,21 +250,23 @@ class KubeClient:
             raise Unclear(f"{what}: {answer.get('message', 'no response')}")
         raise error_from(status, answer, what)
 
-    async def _once(self, method: str, path: str, body: Mapping[str, Any] | None) -> tuple[int, dict[str, Any], float]:
-        """Send one request; return the HTTP status (0: no response, or a success
-        without a JSON object), the JSON response, and Retry-After in seconds."""
+    async def _once(
+        self, method: str, path: str, body: Mapping[str, Any] | None
+    ) -> tuple[int, dict[str, Any], int, float]:
+        """Send one request; return the HTTP status (0: no response, or a success without a JSON object), the JSON
+        response, its bytes, and Retry-After in seconds."""
         try:
             response = await self._send(method, path, body, self._timeout)
             data = await response.read()
         except _NO_RESPONSE as error:
-            return 0, {"message": f"{type(error).__name__}: {error}"}, 0.0
-        retry_after = _seconds(response.headers.get("Retry-After"))
-        if not 200 <= response.status < 300:
-            return response.status, _error_answer(data), retry_after
+            return 0, {"message": f"{type(error).__name__}: {error}"}, 0, 0.0
+        status, retry_after = response.status, _seconds(response.headers.get("Retry-After"))
+        if not 200 <= status < 300:
+            return status, _error_answer(data), len(data), retry_after
         try:
-            return response.status, _json_object(data), retry_after
+            return status, _json_object(data), len(data), retry_after
         except ValueError as error:  # a proxy may have answered; an empty list instead would drop all objects
-            return 0, {"message": f"HTTP {response.status}, but the answer cannot be read: {error}"}, retry_after
+            return 0, {"message": f"HTTP {status}, but the answer cannot be read: {error}"}, len(data), retry_after
 
     async def _send(
         self,
@@ -299,6 +319,15 @@ async def _events(response: Any, what: str) -> AsyncIterator[dict[str, Any]]:
         return
     except (ValueError, HttpProcessingError) as error:  # no JSON, or too large
         raise KubeError(f"{what}: an event cannot be read: {error}", 413) from None
+
+
+def _next_page_size(size: int, count: int, received: int) -> int:
+    """Return how many objects the next response to a list may have, after one with `count` of at most `size` objects
+    and this many bytes."""
+    if received > LARGE_PAGE:
+        return max(1, min(size // 2, count * LARGE_PAGE // received))
+    # A response that is not full says nothing of those that are.
+    return min(PAGE, size + _PAGE_GROWTH) if count >= size and received < LARGE_PAGE // 2 else size
 
 
 def _json_object(data: bytes) -> dict[str, Any]:

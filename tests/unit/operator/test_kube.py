@@ -8,6 +8,7 @@ import os
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qs, urlsplit
 
 import pytest
 from aiohttp import web
@@ -24,6 +25,7 @@ from elasticjob_operator.kube import (
     KubeError,
     NotFound,
     Refused,
+    Resource,
     Throttled,
     Unclear,
 )
@@ -166,6 +168,34 @@ async def test_a_success_without_a_json_object_is_no_answer(server: Pair, body: 
     with pytest.raises(Unclear, match="list pods: HTTP 200, but the answer cannot be read"):
         await api.list(PODS, None)
     assert len(fake.requests) == 2 + kube_client.ATTEMPTS
+
+
+async def test_large_objects_are_listed_in_smaller_pages(server: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """200 pods may have 300 MB, which would be in memory at once."""
+    monkeypatch.setattr(kube_client, "LARGE_PAGE", 10_000)
+    fake, api = server
+
+    def respond(count: int, size: int, then: str = "next") -> None:
+        fake.respond(200, {"items": [{"a": "x" * size}] * count, "metadata": {"continue": then}})
+
+    async def limits(resource: Resource) -> list[int]:
+        fake.requests.clear()
+        async for _ in api.pages(resource, None):
+            pass
+        return [int(parse_qs(urlsplit(path).query)["limit"][0]) for _, path, _, _ in fake.requests]
+
+    respond(200, 60)  # a little too large
+    respond(100, 990)  # ten times too large
+    respond(9, 10)
+    respond(19, 10)
+    respond(3, 10, "")  # not full
+    assert await limits(PODS) == [200, 100, 9, 19, 29]
+    respond(1, 30_000, "")
+    assert await limits(PODS) == [29]
+    respond(1, 30_000, "")
+    assert await limits(PODS) == [1]
+    respond(200, 10, "")
+    assert await limits(EVENTS) == [200], "of another resource"
 
 
 async def test_a_refusal_is_not_retried(server: Pair) -> None:

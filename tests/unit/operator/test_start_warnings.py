@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 
 from elasticjob.contract.names import Role
-from elasticjob_operator.kube import EVENTS, Refused, Resource
+from elasticjob_operator.kube import EVENTS, Page, Refused, Resource
 from elasticjob_operator.model.pods import Pod, parse_pod
-from elasticjob_operator.start_warnings import FIRST_READ, LONGEST_INTERVAL, StartWarnings
+from elasticjob_operator.start_warnings import FIRST_READ, LONGEST_INTERVAL, MAX_EVENT_PAGES, StartWarnings
 from support.operator_build import NOW, worker
 from support.operator_cluster import Cluster
 
@@ -111,3 +112,32 @@ async def test_a_job_whose_volume_is_missing_says_so_until_it_is_there(
         raw["status"] = {"phase": "Pending", "conditions": [READY_TO_START]}
     await cluster.reconcile_for(FIRST_READ)
     assert cluster.running()["reason"] != "PodStartFailed"
+
+
+async def test_events_that_do_not_matter_are_not_kept_and_not_all_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A namespace may have 100,000 of them, of all its tenants' pods."""
+    cluster = Cluster()
+    await cluster.reconcile()
+    for raw in cluster.api.pods(Role.WORKER):
+        raw["spec"]["nodeName"], raw["status"] = "n1", {"phase": "Pending"}
+    (first, *_) = [parse_pod(raw) for raw in cluster.api.pods(Role.WORKER)]
+    read: list[int] = []
+    recorded: list[list[str]] = []
+    record = StartWarnings.record
+
+    async def endless(*_: Any, **__: Any) -> AsyncIterator[Page]:
+        while True:
+            read.append(1)
+            yield Page([event(worker(7), "FailedMount", "other"), event(first, "Unhealthy", "no")] * 100, "1")
+            yield Page([event(first, "FailedMount", 'secret "nope" not found')], "1")
+
+    def noted(warnings: StartWarnings, events: list[dict[str, Any]], now: float) -> None:
+        recorded.append([found["reason"] for found in events])
+        record(warnings, events, now)
+
+    monkeypatch.setattr(cluster.api, "pages", endless)
+    monkeypatch.setattr(StartWarnings, "record", noted)
+    await cluster.reconcile_for(FIRST_READ + 1)
+    assert cluster.running()["reason"] == "PodStartFailed"
+    assert recorded == [["FailedMount"] * (MAX_EVENT_PAGES // 2)]
+    assert len(read) == (MAX_EVENT_PAGES + 1) // 2
