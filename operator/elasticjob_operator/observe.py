@@ -40,6 +40,12 @@ SUSPECT_SECONDS = 2.0
 """Silence of a store after which the operator reads the Lease of the store's node. A new operator has contact with a
 store within that time: a Lease for each of a thousand stores would take it longer than all else."""
 
+STOP_CAUSE_SECONDS = 3.0
+"""Seconds that all Events about pods that ended may take to read. Failed pods are replaced only after that, and Events
+may be slow alone, because large clusters keep them in an etcd of their own."""
+START_WARNING_SECONDS = 10.0
+"""The same for the Events about pods that do not start: those of a whole namespace may be many pages."""
+
 STARTING_SECONDS = 10.0
 """Seconds for which a new pod may be silent, in a job without a round, before the operator reads the Lease of its node:
 nothing trains yet that waits for the pod, and images and imports take as long."""
@@ -173,22 +179,30 @@ async def _with_start_warnings(
     warnings.take(pods, now)
     if any(now >= at for at in warnings.next_reads()):
         events, pages = list[Raw](), 0
-        with suppress(KubeError):  # only a message depends on it
-            async for page in api.pages(EVENTS, namespace, fields=FIELDS):
-                events += warnings.relevant(page.items)
-                pages += 1
-                if pages == MAX_EVENT_PAGES:
-                    break
+        with suppress(KubeError, TimeoutError):  # only a message depends on it
+            async with asyncio.timeout(START_WARNING_SECONDS):
+                async for page in api.pages(EVENTS, namespace, fields=FIELDS):
+                    events += warnings.relevant(page.items)
+                    pages += 1
+                    if pages == MAX_EVENT_PAGES:
+                        break
         warnings.record(events, now)
     return warnings.applied(pods)
 
 
 async def _with_stop_causes(api: KubeApi, namespace: str, pods: tuple[Pod, ...], causes: StopCauses) -> tuple[Pod, ...]:
-    for pod in causes.to_read(pods):
-        events = []
+    found: dict[str, list[dict[str, Any]]] = {}
+
+    async def read(pod: Pod) -> None:
         with suppress(KubeError):  # the failure is charged in any case: only its reason depends on it
-            events = await api.list(EVENTS, namespace, fields=fields_of(pod))
-        causes.record(pod, events)
+            found[pod.uid] = await api.list(EVENTS, namespace, fields=fields_of(pod))
+
+    if ended := causes.to_read(pods):
+        with suppress(TimeoutError):
+            async with asyncio.timeout(STOP_CAUSE_SECONDS):
+                await asyncio.gather(*map(read, ended))
+        for pod in ended:
+            causes.record(pod, found.get(pod.uid, ()))
     return causes.applied(pods)
 
 

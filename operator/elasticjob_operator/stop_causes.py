@@ -1,7 +1,8 @@
 """Why kubelets stopped pods for the pods' own fault, where only their Events say it: a failed probe or postStart hook.
 
 The status of such a pod has no more than the exit code 143 or 137. The operator lists the Events of the pod once, when
-it first sees the end. The kubelet records the Event before it stops the container, so it is there by then.
+it first sees the end, and does without those that take long to read. The kubelet records the Event before it stops the
+container, so it is there by then.
 """
 
 from __future__ import annotations

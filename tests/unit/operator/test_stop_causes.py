@@ -6,6 +6,7 @@ activeDeadlineSeconds are over. Such an end comes again with each successor, so 
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 
 from elasticjob.contract.messages import EndReason, FailureClass, Outcome, RoundPhase, Termination
 from elasticjob.contract.names import Role, RoundId
+from elasticjob_operator import observe as observe_module
 from elasticjob_operator.kube import EVENTS, Refused, Resource
 from elasticjob_operator.model.observed import Observed
 from elasticjob_operator.model.pods import Pod, parse_pod
@@ -263,3 +265,37 @@ def test_a_reboot_is_no_fault_of_the_pod(exit_code: int, reason: str) -> None:
     pod = worker(0, **ended(exit_code, reason, left))
     assert pod.end is not None
     assert not pod.end.left_on_signal
+
+
+async def test_events_that_are_slow_to_read_do_not_keep_failed_pods_from_their_successors(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cluster = Cluster(replicas=4, failurePolicy={"maxRestarts": 5})
+    await cluster.reconcile()
+    pods = cluster.api.pods(Role.WORKER)
+    for raw in pods:
+        raw["spec"]["nodeName"] = "n1"
+        end = ended(143, termination=left())
+        end["container"]["name"] = raw["spec"]["containers"][0]["name"]
+        raw["status"] = {"phase": "Failed", "containerStatuses": [end["container"]]}
+    answered, failed = parse_pod(pods[0]), {raw["metadata"]["name"] for raw in pods}
+    waiting = 0
+
+    async def slow(resource: Resource, *arguments: Any, listed: Any = cluster.api.list, fields: str = "") -> Any:
+        nonlocal waiting
+        if resource is not EVENTS:
+            return await listed(resource, *arguments, fields=fields)
+        if answered.uid in fields:
+            return [event(answered, "Killing", KILLING, container=answered.trainer)]
+        waiting += 1
+        await asyncio.Event().wait()
+        raise AssertionError("it is never set")
+
+    monkeypatch.setattr(cluster.api, "list", slow)
+    monkeypatch.setattr(observe_module, "STOP_CAUSE_SECONDS", 0.1)
+    await asyncio.wait_for(cluster.reconcile_for(1), 10.0)
+    assert waiting == len(failed) - 1, "each is asked about once, all at the same time"
+    found = job_status(cluster.api)
+    assert found["restartsCountTowardsMax"] == 1
+    assert found["lastFailure"]["reason"] == "Unhealthy"
+    assert {*cluster.workers()} - failed, "their successors are created"
