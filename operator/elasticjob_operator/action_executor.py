@@ -335,8 +335,9 @@ class ActionExecutor:
             created = await self.api.create(resource, self.job.namespace, body)
         except AlreadyExists as error:
             return await self._existing(resource, child, name, str(error), longest_retry)
-        except (Refused, Throttled, NotFound) as error:
-            # NotFound on create means that the namespace does not exist, or the API of an optional kind.
+        except (Refused, Throttled, Conflict, NotFound) as error:
+            # NotFound on create means that the namespace does not exist, or the API of an optional kind. Conflict: many
+            # creations at a time changed the usage of one ResourceQuota, and this one was not admitted.
             return self._refused(child, name, error, explain(error), longest_retry)
         except KubeError as error:
             self.memory.record_created(child)

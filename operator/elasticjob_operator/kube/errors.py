@@ -3,7 +3,8 @@
 KubeError
 ├── NotFound        the object (or its namespace) does not exist
 ├── AlreadyExists   an object of this name exists
-├── Conflict        the object has changed since it was read, or has another UID
+├── Conflict        the object has changed since it was read, or has another UID; of a creation: something that admits
+│                   it has changed meanwhile, a ResourceQuota, and nothing was created
 ├── Refused         the API server refused the request and changed nothing: quota, permission, validation
 ├── Throttled       the API server has too many requests: it changed nothing, and may take the same request soon
 └── Unclear         no response, or a server error: the API server may or may not have done it

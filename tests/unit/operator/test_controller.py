@@ -19,6 +19,7 @@ from elasticjob_operator.kube import (
     Resource,
     Unclear,
 )
+from elasticjob_operator.kube.errors import error_from
 from elasticjob_operator.model.observed import RefusalReason
 from support.operator_cluster import Cluster
 from support.operator_world import Api
@@ -64,6 +65,30 @@ async def test_pods_that_a_quota_refuses_are_tried_again_after_growing_seconds()
     cluster.api.quota = None
     await cluster.reconcile_for(LONGEST_RETRY + 1.0)
     assert cluster.workers() == ["bert-0-0", "bert-1-0"]
+
+
+async def test_a_creation_that_lost_the_race_for_a_quota_is_tried_again_in_a_second_under_the_same_name(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The API server gives up after some conflicts about the usage of a ResourceQuota, before it creates the pod."""
+    cluster = Cluster()
+    create, lost = cluster.api.create, list[str]()
+    message = 'Operation cannot be fulfilled on resourcequotas "q": the object has been modified'
+
+    async def racing(resource: Resource, namespace: str, body: Any) -> Any:
+        name = body["metadata"]["name"]
+        if name == "bert-1-0" and not lost:
+            lost.append(name)
+            raise error_from(409, {"reason": "Conflict", "message": message}, f"create pods {name}")
+        return await create(resource, namespace, body)
+
+    monkeypatch.setattr(cluster.api, "create", racing)
+    await cluster.reconcile_for(FIRST_RETRY + 0.5)
+    assert (cluster.workers(), lost) == (["bert-0-0", "bert-1-0"], ["bert-1-0"])
+    await cluster.recorder.flush()
+    messages = [raw["message"] for (resource, _), raw in cluster.api.objects.items() if resource.plural == "events"]
+    assert [m for m in messages if "no longer exists" in m] == []
+    assert [m for m in messages if message in m]
 
 
 async def test_a_request_without_an_answer_is_tried_again_after_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
