@@ -99,7 +99,6 @@ class Schedule(Generic[K]):
 
     def done(self, key: K, now: float, *, again_after: float | None = None, failed: bool = False) -> None:
         """End the run of `key`. It is due again after `again_after` seconds, or after a growing delay if it failed."""
-        self._running.discard(key)
         group = self._group_of(key)
         self._running_of[group] -= 1
         if not self._running_of[group]:
@@ -112,7 +111,9 @@ class Schedule(Generic[K]):
         if again_after is not None:
             self.enqueue(key, now + again_after)
         if key in self._due:
+            self._due[key] = max(self._due[key], now)  # its wait begins now: until here it was reconciled
             self._push(key)
+        self._running.discard(key)  # last: another thread must not see the earlier time as one of a key that waits
 
     @property
     def any_ready(self) -> bool:
@@ -121,12 +122,16 @@ class Schedule(Generic[K]):
 
     def oldest_wait(self, now: float) -> float:
         """Return by how many seconds the longest waiting key is overdue, else 0. Any thread may call this."""
-        # list() copies in one step of the interpreter: the event loop may change the dict meanwhile.
-        return max((now - due for due in list(self._due.values()) if due < now), default=0.0)
+        return max((now - due for due in self._waits() if due < now), default=0.0)
 
     def due(self, now: float) -> int:
         """Return how many keys are due and wait. Any thread may call this."""
-        return sum(due <= now for due in list(self._due.values()))
+        return sum(due <= now for due in self._waits())
+
+    def _waits(self) -> list[float]:
+        """Return when each key is due that does not run. One that runs is often due again, by events of its pods."""
+        # list() copies in one step of the interpreter: the event loop may change the dict meanwhile.
+        return [due for key, due in list(self._due.items()) if key not in self._running]
 
     def _push(self, key: K) -> None:
         # The number of pushes orders keys that are due at the same time; keys themselves need no order.

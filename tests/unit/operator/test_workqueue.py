@@ -85,6 +85,22 @@ def test_keys_that_are_not_due_do_not_wait() -> None:
     assert (s.due(5.0), s.due(10.0), len(s)) == (0, 1, 1)
 
 
+def test_a_key_that_runs_for_minutes_does_not_wait_meanwhile() -> None:
+    """The creations of a large job take so long, and the events of its first pods make it due again."""
+    s = schedule()
+    s.enqueue("large", 0.0)
+    assert s.take(0.0) == "large"
+    s.enqueue("large", 1.0)
+    assert (s.oldest_wait(128.0), s.due(128.0)) == (0.0, 0)
+    s.enqueue("other", 100.0)
+    assert (s.oldest_wait(128.0), s.due(128.0)) == (28.0, 1)
+    s.done("large", 128.0, again_after=300.0)
+    assert (s.oldest_wait(130.0), s.due(130.0), s.next_due()) == (30.0, 2, 100.0)
+    assert [s.take(130.0), s.oldest_wait(130.0), s.take(130.0)] == ["other", 2.0, "large"]
+    s.done("large", 131.0, again_after=300.0)
+    assert s.next_due() == 431.0
+
+
 def test_enqueue_cuts_a_backoff_short() -> None:
     s = schedule()
     s.enqueue("a", 0.0)
