@@ -104,6 +104,7 @@ class Controller:
             raw = self.watched.job(key) or await fetch_job(self.api, *key)
             if raw is not None:
                 self._record_written(await self._failed.show(raw, failure))
+                self.watched.know_job(key)
         except Exception as other:
             log.warning("%s: its failure cannot be shown in its status: %s: %s", key, type(other).__name__, other)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import traceback
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,9 @@ log = logging.getLogger(__name__)
 CONDITION = "ReconcileFailed"
 MAX_ERROR = 500
 """Characters of an error that are shown."""
+REWRITE_SECONDS = 60.0
+"""Seconds for which a failure that differs from the shown one in its message alone is not written. A message may have a
+time or an address, and differ each time."""
 
 
 @dataclass(frozen=True)
@@ -87,11 +90,17 @@ class FailedReconciles:
     api: KubeApi
     recorder: Recorder
     clock: Callable[[], float]
+    _written: dict[str, float] = field(default_factory=dict)
+    """When a failure was last written, by UID of the job; only those of the last REWRITE_SECONDS."""
 
     async def show(self, raw: Mapping[str, Any], failure: FailedReconcile) -> Raw | None:
-        """Show a failure in the job; return the job as written, None if it shows this already."""
-        if shown_failure(raw) == failure:
+        """Show a failure in the job; return the job as written, None if it shows this already, or another message for
+        the same reason that has been written within REWRITE_SECONDS."""
+        shown, uid, now = shown_failure(raw), text(raw, "metadata", "uid"), self.clock()
+        self._written = {other: at for other, at in self._written.items() if 0 <= now - at < REWRITE_SECONDS}
+        if shown == failure or (shown and shown.reason == failure.reason and uid in self._written):
             return None
+        self._written[uid] = now  # also if the write fails: no failure may cause requests without a limit
         event = EventRecord(CONDITION, failure.message, key=failure.message, warning=True, repeats=True)
         self.recorder.record(_job(raw), event, self.clock())
         return await self._write(raw, failure)

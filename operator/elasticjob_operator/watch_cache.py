@@ -179,6 +179,16 @@ class WatchCache:
         if uid in self._jobs:  # else it has been deleted
             self._put_job(uid, raw)
 
+    def know_job(self, key: JobKey) -> None:
+        """Record that the reconcile that has just failed has read or written the job as it is here.
+
+        Its events enqueue it no more. Otherwise the failure's own status write would cut the delay before the retry
+        short, each time that it writes another status. A later change, of the spec for example, enqueues it at once.
+        """
+        entry = self._jobs.get(self._uids.get(key, ""))
+        if entry is not None:
+            entry.delivered = True
+
     def record_pod(self, raw: Raw) -> None:
         """Take over a pod as the API server has just returned it to this operator."""
         uid = text(raw, "metadata", "uid")

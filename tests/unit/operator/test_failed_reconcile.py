@@ -10,7 +10,7 @@ from elasticjob.contract.names import Label
 from elasticjob_operator import controller as controller_module
 from elasticjob_operator.controller import Controller
 from elasticjob_operator.events import Recorder
-from elasticjob_operator.failed_reconcile import MAX_ERROR, failed_reconcile_of, shown_failure
+from elasticjob_operator.failed_reconcile import MAX_ERROR, REWRITE_SECONDS, failed_reconcile_of, shown_failure
 from elasticjob_operator.keys import JobKeys
 from elasticjob_operator.kube import EVENTS, JOBS, PODS, Conflict, KubeError, Refused, Throttled, Unclear
 from elasticjob_operator.plan import plan
@@ -123,6 +123,54 @@ async def test_a_failure_after_the_status_write_does_not_make_the_condition_alte
         assert shown[0]["status"] == "True"
     await cluster.controller.reconcile(BROKEN)
     assert cluster.condition()["status"] == "False"
+
+
+async def test_a_failure_whose_message_differs_each_time_is_written_once_a_minute_and_enqueues_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cluster = Cluster()
+    await cluster.controller.reconcile(BROKEN)
+    cluster.deliver()
+    cluster.enqueued.clear()
+    writes, shown = cluster.writes(), list[str]()
+    for second in range(180):
+        cluster.api.now = NOW + second
+        with monkeypatch.context() as patch:
+            cluster.break_plan(patch, RuntimeError(f"no pod at {second} s"))
+            with pytest.raises(RuntimeError):
+                await cluster.controller.reconcile(BROKEN)
+        cluster.deliver()
+        shown.append(cluster.condition()["message"])
+    assert cluster.writes() - writes == 180 / REWRITE_SECONDS
+    assert cluster.enqueued == [], "the writes themselves must not end the delay before the retry"
+    assert f"no pod at {2 * REWRITE_SECONDS:.0f} s" in shown[-1]
+    with monkeypatch.context() as patch:
+        cluster.break_plan(patch, Refused("pods is forbidden", 403))
+        with pytest.raises(Refused):
+            await cluster.controller.reconcile(BROKEN)
+    assert cluster.condition()["reason"] == "RequestRefused", "another reason is shown at once"
+    cluster.deliver()
+    assert cluster.enqueued == []
+    raw = cluster.api.objects[JOBS, "bert"]
+    cluster.api.put(JOBS, {**raw, "spec": {**raw["spec"], "replicas": 3}})
+    cluster.deliver()
+    assert cluster.enqueued == [BROKEN], "a change of the spec may be the cure"
+
+
+async def test_a_status_that_is_written_before_the_failure_does_not_enqueue_the_job(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cluster = Cluster()
+
+    async def act(*_: object) -> None:
+        raise RuntimeError("no manifest")
+
+    monkeypatch.setattr(Controller, "_act", act)
+    cluster.enqueued.clear()
+    with pytest.raises(RuntimeError):
+        await cluster.controller.reconcile(BROKEN)
+    cluster.deliver()
+    assert cluster.enqueued == []
 
 
 async def test_the_error_itself_is_raised_where_it_cannot_be_shown(monkeypatch: pytest.MonkeyPatch) -> None:
