@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import gzip
 import hashlib
 import logging
@@ -18,6 +17,7 @@ from prometheus_client.exposition import choose_encoder
 from elasticjob_operator.http_server import Certificate, HttpRequest, HttpResponse, HttpServer
 from elasticjob_operator.kube import KubeError, Resource
 from elasticjob_operator.kube.api import ACCESS_REVIEWS, TOKEN_REVIEWS
+from elasticjob_operator.kube.limits import ConcurrencyLimit, Limit, RateLimit
 from elasticjob_operator.model.raw import at, mapping, text
 
 log = logging.getLogger(__name__)
@@ -29,8 +29,16 @@ REFUSED_SECONDS = 10.0
 """The same for a token that may not."""
 _MOST_KNOWN = 256
 """Tokens about which the answer is kept."""
+REVIEWS_PER_SECOND = 8.0
+"""Tokens that the API server is asked about each second, because any pod may send new ones. Each costs one or two
+requests, so at most a sixth of the operator's own rate. The server of this page has 64 connections and 10 s for each
+answer: at this rate the tokens of all connections are reviewed within 8 s, so each request has its answer in time."""
+REVIEW_BURST = 16
+"""Tokens that it is asked about at once after a pause."""
 _REVIEWS = 4
 """Tokens that the API server is asked about at a time; the others wait."""
+_ALLOWED, _NEW = "allowed", "new"
+"""Tokens wait in two groups, which take turns: one that was allowed before does not wait for all new ones."""
 
 
 class ReviewApi(Protocol):
@@ -48,9 +56,11 @@ class MetricsAccess:
 
     api: ReviewApi
     clock: Callable[[], float] = time.monotonic
+    limit: Limit = field(default_factory=lambda: RateLimit(REVIEWS_PER_SECOND, REVIEW_BURST))
+    """What the question about a token waits for."""
     _known: dict[bytes, tuple[int, float]] = field(default_factory=dict)
     """By hash of the token: the HTTP status, and until when it holds."""
-    _turns: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(_REVIEWS))
+    _under_way: ConcurrencyLimit = field(default_factory=lambda: ConcurrencyLimit(_REVIEWS))
 
     async def status(self, request: HttpRequest) -> int:
         """Return 200 if the request may be answered, else 401 or 403; 503: the API server does not say."""
@@ -61,16 +71,24 @@ class MetricsAccess:
         status, until = self._known.get(key, (0, 0.0))
         if status and self.clock() < until:
             return status
+        group = _ALLOWED if status == 200 else _NEW
+        await self.limit.acquire(group)
         try:
-            async with self._turns:
+            async with self._under_way.hold(group):
                 status = await self._review(token.strip())
         except KubeError as error:
             log.warning("a request for the metrics is refused, because its token cannot be checked: %s", error)
             return 503
-        if len(self._known) >= _MOST_KNOWN:
-            self._known.clear()
-        self._known[key] = (status, self.clock() + (ALLOWED_SECONDS if status == 200 else REFUSED_SECONDS))
+        self._remember(key, status)
         return status
+
+    def _remember(self, key: bytes, status: int) -> None:
+        """Keep an answer. If there are too many, forget the oldest refusal, and the oldest answer if there is none."""
+        self._known.pop(key, None)
+        if len(self._known) >= _MOST_KNOWN:
+            refused = (other for other, (answer, _) in self._known.items() if answer != 200)
+            del self._known[next(refused, next(iter(self._known)))]
+        self._known[key] = (status, self.clock() + (ALLOWED_SECONDS if status == 200 else REFUSED_SECONDS))
 
     async def _review(self, token: str) -> int:
         found = await self.api.create(TOKEN_REVIEWS, "", _review("TokenReview", {"token": token}, TOKEN_REVIEWS))

@@ -17,9 +17,24 @@ import aiohttp
 import pytest
 
 from elasticjob_operator import http_server, metrics, metrics_page
-from elasticjob_operator.http_server import Certificate, HttpRequest, HttpResponse, HttpServer
+from elasticjob_operator.http_server import (
+    CONNECTIONS,
+    RESPONSE_SECONDS,
+    Certificate,
+    HttpRequest,
+    HttpResponse,
+    HttpServer,
+)
 from elasticjob_operator.kube import KubeError, Resource
-from elasticjob_operator.metrics_page import ALLOWED_SECONDS, REFUSED_SECONDS, MetricsAccess, serve_metrics
+from elasticjob_operator.kube.limits import RateLimit
+from elasticjob_operator.metrics_page import (
+    ALLOWED_SECONDS,
+    REFUSED_SECONDS,
+    REVIEW_BURST,
+    REVIEWS_PER_SECOND,
+    MetricsAccess,
+    serve_metrics,
+)
 
 
 async def ok(_: HttpRequest) -> HttpResponse:
@@ -203,7 +218,7 @@ async def test_only_users_who_may_get_the_url_read_the_metrics() -> None:
 
 async def test_answers_about_tokens_are_kept_for_a_while_and_failures_are_not() -> None:
     reviews, now = Reviews(), 0.0
-    access = MetricsAccess(reviews, lambda: now)
+    access = MetricsAccess(reviews, lambda: now, RateLimit(1.0, 2000))
     reviews.down = True
     assert await access.status(bearer("good")) == 503
     reviews.down = False
@@ -217,6 +232,36 @@ async def test_answers_about_tokens_are_kept_for_a_while_and_failures_are_not() 
         assert reviews.asked == ["tokenreviews", "subjectaccessreviews"]
     for number in range(1000):
         assert await access.status(bearer(f"bad-{number}")) == 401
+    reviews.asked.clear()
+    assert (await access.status(bearer("good")), reviews.asked) == (200, []), "refused tokens are forgotten first"
+
+
+async def test_tokens_of_any_client_cause_few_requests_and_an_allowed_one_does_not_wait_for_them() -> None:
+    reviews, now = Reviews(), 0.0
+    # No time passes by this clock, so no further token is reviewed until the test lets it pass.
+    access = MetricsAccess(reviews, lambda: now, RateLimit(REVIEWS_PER_SECOND, REVIEW_BURST, lambda: now))
+    assert await access.status(bearer("good")) == 200
+    now += ALLOWED_SECONDS + 1.0
+    reviews.asked.clear()
+    async with asyncio.TaskGroup() as group:
+        flood = [group.create_task(access.status(bearer(f"bad-{number}"))) for number in range(100)]
+        for _ in range(100):
+            await asyncio.sleep(0)
+        assert len(reviews.asked) == REVIEW_BURST
+        allowed = group.create_task(access.status(bearer("good")))
+        for _ in range(20):
+            await asyncio.sleep(0)
+        while not allowed.done():
+            assert len(reviews.asked) <= REVIEW_BURST + 4
+            now += 1.0 / REVIEWS_PER_SECOND
+            await asyncio.wait({allowed}, timeout=0.5)
+        assert await allowed == 200
+        for task in flood:
+            task.cancel()
+
+
+def test_all_connections_of_the_page_are_answered_at_the_rate_of_the_reviews() -> None:
+    assert CONNECTIONS / REVIEWS_PER_SECOND < RESPONSE_SECONDS
 
 
 async def test_the_metrics_are_served_in_the_format_that_is_asked_for() -> None:
