@@ -211,10 +211,10 @@ class ActionExecutor:
             case CreateStandbyStore(_, incarnation, avoid):
                 pod = manifests.store_pod_manifest(self.job, self.spec, incarnation, self.image, avoid, standby=True)
                 return await self._create_store(pod, LONGEST_OPTIONAL_RETRY)
-            case CreateWorker(_, index, incarnation, avoid, spare):
+            case CreateWorker(_, index, incarnation, avoid, outside_gang):
                 more = (self.failed_starts, self.placement_label)
                 pod = manifests.worker_pod_manifest(
-                    self.job, self.spec, index, incarnation, self.image, avoid, *more, spare=spare
+                    self.job, self.spec, index, incarnation, self.image, avoid, *more, outside_gang=outside_gang
                 )
                 manifests.apply_admission(pod, self._pod_changes)
                 return await self._create(PODS, "", pod)

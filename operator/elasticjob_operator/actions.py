@@ -166,8 +166,8 @@ class CreateWorker:
     incarnation: int
     avoid: tuple[str, ...] = ()
     """Nodes on which the pod must not be placed."""
-    spare: bool = False
-    """Whether it is one of the pods beyond the target, which a gang does not count."""
+    outside_gang: bool = False
+    """Whether it is no member of the job's gang; without a gang this says nothing."""
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """Gang scheduling: the object that has a gang's size, and how worker pods become members of the gang.
 
-Members are the pods of as many lowest indices as the target says, their replacements included. Standby nodes and stores
-are none: a scheduler that counted them would place a gang that cannot train.
+Members are as many worker pods as the target says (`plan.gang`). The others, which are standby nodes at first, and
+stores are none: a scheduler that counted them would place a gang that cannot train.
 """
 
 from __future__ import annotations
@@ -11,13 +11,10 @@ from typing import Any
 from elasticjob.contract.names import GROUP, KIND
 from elasticjob_operator.manifests.names import labels, metadata
 from elasticjob_operator.model.observed import Job
+from elasticjob_operator.model.pods import COSCHEDULING_LABEL, VOLCANO_ANNOTATION
 from elasticjob_operator.model.raw import Raw, integer, objects, text
 from elasticjob_operator.model.spec import GangProvider, JobSpec
 
-COSCHEDULING_LABEL = "scheduling.x-k8s.io/pod-group"
-"""Label of a pod: the PodGroup of the coscheduling plugin."""
-VOLCANO_ANNOTATION = "scheduling.k8s.io/group-name"
-"""Annotation of a pod: Volcano's PodGroup."""
 VOLCANO_QUEUE = "scheduling.volcano.sh/queue-name"
 """Annotation of a pod template: Volcano's queue."""
 VOLCANO_SCHEDULER = "volcano"
@@ -84,11 +81,11 @@ def _volcano_fields(spec: JobSpec) -> dict[str, str]:
     return {name: value for name, value in fields.items() if value}
 
 
-def join_gang(pod: dict[str, Any], job: Job, spec: JobSpec, *, spare: bool) -> None:
-    """Make the worker pod a member of the gang, in place; leave a `spare`, one of those beyond the target, as it is."""
+def join_gang(pod: dict[str, Any], job: Job, spec: JobSpec, *, outside_gang: bool) -> None:
+    """Make the worker pod a member of the gang, in place; leave one that is to be `outside_gang` as it is."""
     if spec.gang is GangProvider.VOLCANO:
         pod["spec"]["schedulerName"] = pod["spec"].get("schedulerName") or VOLCANO_SCHEDULER
-    if spare:
+    if outside_gang:
         return
     if spec.gang is GangProvider.COSCHEDULING:
         pod["metadata"]["labels"][COSCHEDULING_LABEL] = gang_name(job)

@@ -45,13 +45,13 @@ def worker_pod_manifest(
     failed_starts: int = 0,
     placement_label: str = HOSTNAME,
     *,
-    spare: bool = False,
+    outside_gang: bool = False,
 ) -> dict[str, Any]:
     """Return the pod of one index and incarnation.
 
     `image` holds the agent, `avoid` names nodes that the pod must not run on, `failed_starts` is the number of attempts
     to start the job's pods that have failed, `placement_label` the label of Nodes that `spec.placement` is about,
-    `spare` whether the pod is one of those beyond the target.
+    `outside_gang` whether the pod is no member of the job's gang.
     """
     template: dict[str, Any] = copy.deepcopy(dict(spec.template))
     own = template.get("metadata") or {}
@@ -74,7 +74,7 @@ def worker_pod_manifest(
         container.setdefault("terminationMessagePolicy", "FallbackToLogsOnError")
     _fill_trainer(pod, job, spec, index, incarnation)
     manifest = {"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": pod}
-    join_gang(manifest, job, spec, spare=spare)
+    join_gang(manifest, job, spec, outside_gang=outside_gang)
     return manifest
 
 

@@ -23,6 +23,10 @@ TRAINER_CONTAINER = f"{GROUP}/trainer"
 
 FAILED_STARTS = f"{GROUP}/failed-starts"
 """Annotation of a worker pod: how many attempts to start the job's pods had failed when it was created."""
+COSCHEDULING_LABEL = "scheduling.x-k8s.io/pod-group"
+"""Label of a pod: the PodGroup of the coscheduling plugin."""
+VOLCANO_ANNOTATION = "scheduling.k8s.io/group-name"
+"""Annotation of a pod: Volcano's PodGroup."""
 
 MAX_LINE = 300
 """Characters of a failed init container's last line that messages quote."""
@@ -145,6 +149,8 @@ class Pod:
     """The execution attempt of the job that the pod is of; 0 if it is unknown."""
     failed_starts: int = 0
     """How many attempts to start the job's pods had failed when this pod was created."""
+    gang: str = ""
+    """The name of the gang object that the pod is a member of; empty if it is none."""
     end: TrainerEnd | None = None
     """None until the trainer has ended."""
 
@@ -209,6 +215,7 @@ def parse_pod(raw: Raw) -> Pod:
         memory_limit=_memory_limit(raw),
         execution=_label(raw, Label.EXECUTION_ATTEMPT),
         failed_starts=whole_number(text(raw, "metadata", "annotations", FAILED_STARTS)),
+        gang=_gang(raw),
         end=_end(raw),
     )
 
@@ -232,12 +239,19 @@ def minimal_pod(raw: Raw) -> Pod:
         deleting=moment(raw, "metadata", "deletionTimestamp"),
         deletion_grace=integer(raw, "metadata", "deletionGracePeriodSeconds"),
         failed_starts=whole_number(text(raw, "metadata", "annotations", FAILED_STARTS)),
+        gang=_gang(raw),
         end=with_own_fault(TrainerEnd(None, "", "", 0.0), UNREADABLE, _UNREADABLE_END) if finished else None,
     )
 
 
 def _label(raw: Raw, name: str) -> int:
     return whole_number(text(raw, "metadata", "labels", name))
+
+
+def _gang(raw: Raw) -> str:
+    label = text(raw, "metadata", "labels", COSCHEDULING_LABEL)
+    annotation = text(raw, "metadata", "annotations", VOLCANO_ANNOTATION)
+    return label or annotation or text(raw, "spec", "workloadRef", "name")
 
 
 def _condition(status: Raw, kind: str, value: str) -> Raw | None:

@@ -8,6 +8,7 @@ Modules, in reading order:
     indices         which indices have a pod: when a job shrinks, those that do no work go first
     pod_decisions   for each index: keep, create or replace its worker pod
     workers         from these decisions: incarnations, avoided nodes, expected pods, pods to create and to delete
+    gang            which new pods become members of the gang
     stores          which store incarnation serves, and whether the operator may confirm it as the only store
     key_ids         which keys an execution has, and so which Secret its pods name
     budget          which failures are charged as restarts, and when the budget is exhausted

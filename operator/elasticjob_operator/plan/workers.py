@@ -10,8 +10,10 @@ from elasticjob.contract.messages import ExpectedPod, PodState
 from elasticjob_operator.actions import Action, CreateWorker, DeletePod, EventRecord
 from elasticjob_operator.manifests.names import worker_pod
 from elasticjob_operator.model.pods import Pod
+from elasticjob_operator.model.spec import GangProvider
 from elasticjob_operator.model.status import DEVICE_UNHEALTHY, AvoidedNode
 from elasticjob_operator.plan.context import POLL_SECONDS, Actions, ReconcileContext, poll_interval
+from elasticjob_operator.plan.gang import indices_to_join
 from elasticjob_operator.plan.pod_decisions import (
     AwaitEnd,
     CreatePod,
@@ -57,7 +59,7 @@ def plan_workers(
     incarnations = list(ctx.status.incarnations)
     expected: list[ExpectedPod] = []
     withheld: set[str] = set()
-    spares = frozenset(ctx.all_indices[ctx.spec.target :])
+    joining, has_gang = indices_to_join(ctx, decisions), ctx.spec.gang is not GangProvider.NONE
     actions = Actions(requeue_at=_requeue_times(ctx, decisions, avoided))
     for decision in decisions:
         new = _next_incarnation(decision)
@@ -69,7 +71,7 @@ def plan_workers(
             expected += [replace(expected_pod_of(p), state=PodState.DRAINING) for p in older[-1:] if p.end is None]
         elif new is not None:
             name = worker_pod(ctx.job.name, decision.index, new)
-            create = CreateWorker(name, decision.index, new, avoid, decision.index in spares)
+            create = CreateWorker(name, decision.index, new, avoid, has_gang and decision.index not in joining)
             actions += Actions((create,), _replacement_event(decision, name))
             expected.append(ExpectedPod(decision.index, new, name, PodState.STARTING))
         elif decision.pod is not None and decision.pod.end is None:

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from elasticjob.contract.names import Role
 from elasticjob_operator import manifests
+from elasticjob_operator.actions import CreateWorker
 from elasticjob_operator.job_memory import LONGEST_RETRY
 from elasticjob_operator.kube import JOBS, PODS, NotFound, Refused, Resource
 from elasticjob_operator.kube.api import COSCHEDULING_GROUPS, VOLCANO_GROUPS, WORKLOADS
-from support.operator_build import UID, Raw, condition, elastic, job, raw_job, status
+from elasticjob_operator.model.observed import Child
+from elasticjob_operator.model.pods import Pod, minimal_pod, parse_pod
+from support.operator_build import NOW, UID, Raw, condition, elastic, ended, job, raw_job, run, status, steady
+from support.operator_build import worker as running
 from support.operator_cluster import Cluster
 from support.operator_world import job_status
 
@@ -35,10 +40,10 @@ def gang(**spec: Any) -> Raw:
     return manifests.gang_manifest(built, built.spec)
 
 
-def worker(index: int, *, spare: bool = False, **spec: Any) -> Raw:
+def worker(index: int, *, outside_gang: bool = False, **spec: Any) -> Raw:
     built = job(**spec)
     assert built.spec is not None
-    return manifests.worker_pod_manifest(built, built.spec, index, 0, "agent:1", spare=spare)
+    return manifests.worker_pod_manifest(built, built.spec, index, 0, "agent:1", outside_gang=outside_gang)
 
 
 # ---- objects
@@ -109,7 +114,51 @@ def membership(pod: Raw) -> Raw:
 )
 def test_nodes_below_the_target_are_members_and_standby_nodes_are_not(spec: Raw, index: int, expected: Raw) -> None:
     spared = {"elasticPolicy": {"minReplicas": 2, "maxReplicas": 4, "spares": 1}, "replicas": 3}
-    assert membership(worker(index, spare=index >= 3, **spec, **spared)) == expected
+    assert membership(worker(index, outside_gang=index >= 3, **spec, **spared)) == expected
+
+
+@pytest.mark.parametrize("provider", [COSCHEDULING, VOLCANO, KUBERNETES])
+@pytest.mark.parametrize("read", [parse_pod, minimal_pod])
+def test_a_pod_says_of_which_gang_it_is_a_member(provider: Raw, read: Callable[[Raw], Pod]) -> None:
+    pods = (worker(0, **provider), worker(0, outside_gang=True, **provider))
+    assert [read(pod).gang for pod in pods] == ["bert", ""]
+
+
+ALONE, ALONE_TOO = running(0), running(1)
+MEMBER, MEMBER_TOO = replace(ALONE, gang="bert"), replace(ALONE_TOO, gang="bert")
+FOREIGN = replace(MEMBER, gang="other")
+STANDBY, GONE = running(2), running(1, **ended(1))
+SPARED: Raw = {"elasticPolicy": {"minReplicas": 2, "maxReplicas": 4, "spares": 1}, "replicas": 2}
+SHRUNK: Raw = {"incarnations": "0,0,0", "vacantIndices": [{"first": 0, "last": 0}]}
+
+
+@pytest.mark.parametrize(
+    ("pods", "spec", "fields", "expected"),
+    [
+        ((), SPARED, {"incarnations": ""}, {"bert-0-0": True, "bert-1-0": True, "bert-2-0": False}),
+        ((MEMBER, MEMBER_TOO), SPARED, {}, {"bert-2-0": False}),
+        ((MEMBER, GONE, STANDBY), SPARED, {"incarnations": "0,0,0"}, {"bert-1-1": True}),
+        ((MEMBER, replace(GONE, index=2, name="bert-2-0"), MEMBER_TOO), SPARED, {"incarnations": "0,0,0"},
+         {"bert-2-1": False}),
+        ((ALONE, GONE), {}, {}, {"bert-1-1": False}),
+        ((FOREIGN, GONE), {}, {}, {"bert-1-1": False}),
+        ((MEMBER, GONE), {}, {}, {"bert-1-1": True}),
+        ((ALONE, ALONE_TOO), elastic(2, 4, 3), {}, {"bert-2-0": False}),
+        ((ALONE, ALONE_TOO), elastic(2, 4, 4), {}, {"bert-2-0": True, "bert-3-0": True}),
+        ((replace(MEMBER_TOO, deleting=NOW + 9), replace(STANDBY, gang="bert")), {}, SHRUNK, {"bert-1-1": True}),
+    ],
+    ids=["new", "spare missing", "member lost", "spare lost", "the other is none", "of another gang",
+         "the other is one", "grows by too few", "grows by enough", "with a vacant index"],
+)  # fmt: skip
+def test_a_new_pod_is_a_member_if_members_are_missing_and_are_enough_with_it(
+    pods: tuple[Pod, ...], spec: Raw, fields: Raw, expected: dict[str, bool]
+) -> None:
+    observed = steady(workers=pods)
+    children = replace(observed.children, gang=Child("g", True, gang_size=2))
+    known = status(**{"incarnations": "0,0", "conditions": [condition("Running")]} | fields)
+    p = run(replace(observed, job=job(status=known, **COSCHEDULING, **spec), children=children))
+    members = {a.name: not a.outside_gang for a in p.actions if isinstance(a, CreateWorker)}
+    assert members == expected
 
 
 # ---- life

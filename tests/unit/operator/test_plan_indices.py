@@ -149,11 +149,6 @@ def test_a_lost_pod_of_such_a_job_is_replaced_under_its_index() -> None:
     assert created(p) == ["bert-2-1"]
 
 
-def test_a_job_without_a_spare_has_gang_members_only() -> None:
-    p = run(resized(2, worker(1), worker(2, **ended(1)), before=2, **SHRUNK))
-    assert [a.spare for a in p.actions if isinstance(a, CreateWorker)] == [False]
-
-
 def test_a_choice_that_status_names_is_not_made_again() -> None:
     """The operator ended before it deleted the pod; another one has a report that says something else."""
     observed = resized(2, worker(0), worker(1), worker(2), before=2, members=(0, 1), **SHRUNK)
