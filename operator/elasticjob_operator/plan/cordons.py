@@ -27,8 +27,9 @@ def with_cordon_spares(ctx: ReconcileContext) -> ReconcileContext:
 
 
 def _cordon_spares(ctx: ReconcileContext) -> int:
-    """Return the number of additional pods. It grows for pods on cordoned nodes, and shrinks only as own pods are
-    ready elsewhere: a pod that fails is no reason for another."""
+    """Return the number of additional pods. It grows to the number of pods on cordoned nodes, and shrinks only as own
+    pods are ready elsewhere: neither a pod that fails nor time is a reason for another. Nodes that are cordoned one
+    after the other are drained so too."""
     spec, status = ctx.spec, ctx.status
     may_have = may_have_cordon_spares(ctx)
     if (
@@ -46,7 +47,7 @@ def _cordon_spares(ctx: ReconcileContext) -> int:
     cordoned = [pod for pod in own if is_cordoned(ctx, pod)]
     settled = [pod for pod in own if pod.name in ctx.ready_pods and pod not in cordoned]
     missing = spec.settings.desired_pods - len(settled)
-    return min(MAX_CORDON_SPARES, status.cordon_spares + len(cordoned), missing)
+    return min(MAX_CORDON_SPARES, max(status.cordon_spares, len(cordoned)), missing)
 
 
 def may_have_cordon_spares(ctx: ReconcileContext) -> bool | None:

@@ -117,6 +117,31 @@ def test_status_says_what_the_additional_pods_are_for() -> None:
     assert conditions_of(p)["FullyScaled"]["status"] == "True"
 
 
+SIX = tuple(worker(i, node=f"n{i}") for i in range(6))
+
+
+@pytest.mark.parametrize("ready", [(), SIX[:2], SIX], ids=["none is ready", "some are ready", "all are ready"])
+@pytest.mark.parametrize("cordoned", ["n0", "n0 n3"])
+def test_pods_that_are_not_ready_are_no_reason_for_further_ones(ready: tuple[Pod, ...], cordoned: str) -> None:
+    number = len(cordoned.split())
+    for before in range(number + 1):
+        fields: Raw = {"cordonSpares": before} if before else {}
+        again = drained(
+            *SIX, cordoned=cordoned, ready=ready, spec={"replicas": 6}, incarnations="0,0,0,0,0,0",
+            targetReplicas=6, **fields,
+        )  # fmt: skip
+        assert spares(run(again), before) == number
+
+
+def test_the_next_node_is_drained_with_the_additional_pod_of_the_one_before() -> None:
+    successor, more = worker(0, 1, node="n3"), worker(2, node="n4")
+    fields: Raw = {"cordoned": "n2", "at_least": 3, "incarnations": "1,0,0", "cordonSpares": 1}
+    starting = run(drained(successor, ON_2, more, ready=(ON_2, more), **fields))
+    assert (spares(starting, 1), created(starting), asked(starting, 3)) == (1, [], 3)
+    next_one = run(drained(successor, ON_2, more, **fields))
+    assert (spares(next_one, 1), created(next_one), asked(next_one, 3)) == (1, [], 2), "one pod may go"
+
+
 MANY = tuple(worker(i, node="n1") for i in range(MAX_CORDON_SPARES + 4))
 
 
