@@ -171,7 +171,7 @@ class ActionExecutor:
         """Read what the queue's admission adds to worker pods; return why it is unknown."""
         if self.memory.workload is None:
             unknown = "what the queue adds to pods is unknown: the job's Workload cannot be read"
-            return _Result("", problem=unknown if self.memory.workload_malformed else "")
+            return _Result("", problem=unknown if self.job.queue else "")
         try:
             self._pod_changes = await read_pod_changes(self.api, self.memory.workload)
         except KubeError as error:

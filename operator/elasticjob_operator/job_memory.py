@@ -42,9 +42,8 @@ class JobMemory:
     children_of: tuple[int, GangProvider] | None = None
     """The execution attempt and the gang provider that `children` was read for: each has objects of its own."""
     workload: dict[str, Any] | None = None
-    """The Workload that counts (`QueueView.workload`), as last read from the API server; None if there is none."""
-    workload_malformed: bool = False
-    """Whether it cannot be read now (`QueueView.malformed`); `workload` is then an earlier one, if any is known."""
+    """The Workload that counts (`QueueView.workload`), as last read from the API server; None if there is none. It is
+    an earlier one, if any is known, while it cannot be read (`QueueView.unknown`)."""
     policies: Policies | None = None
     """The job's policies as last read, created or changed; None: unknown, and read before anything is done."""
     policies_at: float = 0.0

@@ -209,7 +209,7 @@ async def _with_stop_causes(api: KubeApi, namespace: str, pods: tuple[Pod, ...],
 async def _queue_view(api: KubeApi, job: Job, memory: JobMemory, *, queued: bool) -> QueueView:
     """Read the Workloads of a job that has a queue, or had one. Its memory keeps what the operator may not read."""
     if not (job.queue or queued):
-        memory.workload, memory.workload_malformed = None, False
+        memory.workload = None
         return QueueView()
     try:
         found = await asyncio.gather(*(find_workload(api, job.namespace, name) for name in workload_names(job)))
@@ -217,7 +217,6 @@ async def _queue_view(api: KubeApi, job: Job, memory: JobMemory, *, queued: bool
         return QueueView(unreadable=True)
     own = {text(raw, "metadata", "name"): raw for raw in found if raw is not None and is_owned(raw, job.uid)}
     view = queue_view(parse_or_skip(parse_workload, "Workload", raw, None)[0] for raw in own.values())
-    memory.workload_malformed = view.malformed
     if view.malformed:
         return view  # its memory keeps what was read last
     memory.workload = own[view.workload.name] if view.workload is not None else None

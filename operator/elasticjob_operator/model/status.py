@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from elasticjob.contract.messages import FailureClass
-from elasticjob.contract.names import RoundId
+from elasticjob.contract.names import Label, RoundId
 from elasticjob_operator.model.guarded import GuardedFields, parse_guarded
 from elasticjob_operator.model.raw import (
     Raw,
@@ -32,6 +32,7 @@ LOST_NODE_SECONDS = 86400.0
 marked the node NotReady."""
 DEVICE_UNHEALTHY = FailureClass.DEVICE_UNHEALTHY.value
 NODE_LOST = FailureClass.NODE_LOST.value
+_SPARES = re.compile(rf"{re.escape(Label.INDEX)} notin \(([^)]*)\)")
 _KEY_ID = re.compile(r"([0-9]+)-[0-9a-f]{16}")
 RULE_MATCHED = "FailurePolicyMatched"
 """Why a node is avoided for which a rule has the action ReplacePodAndAvoidNode; the reason of the rule's Event too."""
@@ -175,6 +176,12 @@ class Status:
         """Return whether the condition exists and is True."""
         condition = self.conditions.get(kind)
         return condition is not None and condition.true
+
+    @property
+    def spares(self) -> frozenset[int]:
+        """The indices of the spares, those for cordoned nodes included: `selector` leaves them out."""
+        found = _SPARES.search(text(self.raw, "selector"))
+        return frozenset(map(int, re.findall(r"\b\d{1,5}\b", found[1]))) if found else frozenset()
 
     @property
     def withdrawn(self) -> frozenset[int]:

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import count, groupby, islice
 
 from elasticjob.contract.messages import NodeReport, Report, RoundEnded
-from elasticjob.contract.names import Label
 from elasticjob_operator.actions import Action, EventRecord
 from elasticjob_operator.backoff import growing_interval
 from elasticjob_operator.model.observed import Job, Observed
 from elasticjob_operator.model.pods import Pod
-from elasticjob_operator.model.raw import text
 from elasticjob_operator.model.spec import JobSpec
 from elasticjob_operator.model.status import Status
 
@@ -43,9 +40,6 @@ attempt to connect begins within 6 s of the last one's end, and may take 10 s (`
 NODES_SWITCH_SECONDS = 4.0
 """Seconds after the end of a store in which its nodes connect to the next one: their first attempt may still go to the
 old one."""
-
-_SPARES = re.compile(rf"{re.escape(Label.INDEX)} notin \(([^)]*)\)")
-"""The part of `status.selector` that names the spares."""
 
 
 @dataclass(frozen=True)
@@ -86,18 +80,12 @@ class ReconcileContext:
         return tuple(sorted((e for e in ended if charged is None or e.round > charged), key=lambda e: e.round))
 
     @cached_property
-    def last_spares(self) -> frozenset[int]:
-        """The indices of the spares at the last status write, those for cordoned nodes included."""
-        found = _SPARES.search(text(self.status.raw, "selector"))
-        return frozenset(map(int, re.findall(r"\b\d{1,5}\b", found[1]))) if found else frozenset()
-
-    @cached_property
     def last_indices(self) -> frozenset[int]:
         """The indices that the job was to have at the last status write, those of withdrawn pods included."""
         known, withdrawn = range(len(self.status.incarnations)), self.status.withdrawn
         if self.status.target is None:
             return frozenset(known)
-        number = max(0, self.status.target + len(self.last_spares))
+        number = max(0, self.status.target + len(self.status.spares))
         left_out = self.status.vacant | withdrawn
         return frozenset([index for index in known if index not in left_out][:number]) | withdrawn
 

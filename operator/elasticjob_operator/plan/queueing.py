@@ -29,13 +29,24 @@ from elasticjob_operator.model.status import ConditionType
 from elasticjob_operator.model.workload import Workload, WorkloadCondition
 from elasticjob_operator.plan.context import Actions, ReconcileContext
 from elasticjob_operator.plan.job_end import JobOutcome, all_workers_ended
+from elasticjob_operator.plan.scale import last_spares
 from elasticjob_operator.plan.world import World
 
 
 def admitted_spec(observed: Observed, spec: JobSpec) -> JobSpec:
-    """Return the spec with as many nodes as the queue has admitted at most; first it does without spares."""
-    workload = observed.queue.workload
-    if not observed.job.queue or workload is None or workload.admitted_count is None:
+    """Return the spec with as many nodes as the queue has admitted at most; first it does without spares.
+
+    While that is unknown, the job has as many as it was to have at the last status write at most.
+    """
+    workload, status = observed.queue.workload, observed.job.status
+    if not observed.job.queue:
+        return spec
+    if observed.queue.unknown and status.target is not None:
+        # What the cluster had no room for was admitted too.
+        known = status.target if status.scaled_down is None else status.scaled_down.target
+        target = min(spec.target, max(spec.min_replicas, known))
+        return replace(spec, target=target, spares=min(spec.spares, len(last_spares(status))))
+    if workload is None or workload.admitted_count is None:
         return spec
     # A Workload that has shrunk keeps what its admission said before.
     room = max(spec.min_replicas, min(workload.count, workload.admitted_count))
@@ -47,6 +58,7 @@ def waits_for_queue(ctx: ReconcileContext) -> bool:
     """Return whether the job may have no pods because its queue has not admitted it, or has evicted it.
 
     An operator that cannot read the job's Workload, or may not, starts no job with a queue, and ends none that runs.
+    Nor does that one grow (`admitted_spec`).
     """
     queue = ctx.observed.queue
     if not ctx.job.queue:

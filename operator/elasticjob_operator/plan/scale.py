@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from elasticjob.contract.messages import RoundPhase
 from elasticjob.contract.names import Label, Role
+from elasticjob_operator.model.status import Status
 from elasticjob_operator.plan.context import ReconcileContext
 
 
@@ -20,7 +21,7 @@ def spare_indices(ctx: ReconcileContext) -> frozenset[int]:
     if ctx.report is not None and ctx.report.phase is RoundPhase.RUNNING:
         outside = set(ctx.indices) - {node.index for node in ctx.report.nodes if node.member}
     else:
-        outside = last_spares(ctx)
+        outside = last_spares(ctx.status)
     ordered = sorted(ctx.indices, key=lambda index: (index in outside, index))
     return frozenset(ordered[len(ordered) - spares :])
 
@@ -37,6 +38,6 @@ def last_indices(ctx: ReconcileContext) -> frozenset[int]:
     return ctx.last_indices
 
 
-def last_spares(ctx: ReconcileContext) -> set[int]:
+def last_spares(status: Status) -> set[int]:
     """Return the indices of the spares at the last status write, those for cordoned nodes included."""
-    return set(ctx.last_spares)
+    return set(status.spares)

@@ -276,6 +276,26 @@ def test_an_operator_that_may_not_read_workloads_starts_no_job_and_ends_none() -
     assert run(Observed(job=queued_job(), queue=unreadable)).actions == (CreateWorkload(NAME),)
 
 
+@pytest.mark.parametrize("unknown", [QueueView(unreadable=True), QueueView(malformed=True)])
+def test_a_job_whose_workload_becomes_unreadable_keeps_to_the_size_that_was_admitted(unknown: QueueView) -> None:
+    four = {"elasticPolicy": {"minReplicas": 2, "maxReplicas": 4, "spares": 1}, "replicas": 4}
+    admitted = view(RESERVED, ADMITTED, condition("PodsReady"), count=5, admitted=2)
+    known = status_of(run(running(admitted, spec=four, selector="none")))
+    assert (known["targetReplicas"], run(running(unknown, spec=four, **known)).actions) == (2, ())
+    three = view(RESERVED, ADMITTED, condition("PodsReady"), count=3, admitted=3)
+    pods, fewer = (worker(0), worker(1), worker(2)), four | {"replicas": 2}
+    known = status_of(run(running(three, *pods, spec=fewer, incarnations="0,0,0", selector="none")))
+    p = run(running(unknown, *pods, spec=fewer | {"replicas": 3}, **known))
+    assert not [a for a in p.actions if isinstance(a, (CreateWorker, DeletePod))], "a spare stays one"
+
+
+def test_pods_without_room_were_admitted_too() -> None:
+    four = elastic(2, 4, 4)
+    missing = {"incarnations": "0,0,0,0", "targetReplicas": 2, "scaledDown": {"replicas": 4, "indices": "2,3"}}
+    p = run(running(QueueView(unreadable=True), spec=four, **missing))
+    assert p.status is None or status_of(p)["scaledDown"]["replicas"] == 4
+
+
 def test_the_users_own_suspension_gives_the_place_in_the_queue_up() -> None:
     queue, spec = view(RESERVED, ADMITTED, admitted=2), {"suspend": True}
     p = run(running(queue, spec=spec))
@@ -632,8 +652,9 @@ async def test_pods_get_the_flavor_and_what_admission_checks_add_and_the_templat
     assert cluster.api.objects[JOBS, "bert"]["spec"]["template"]["spec"] == own
 
 
+@pytest.mark.parametrize("permitted", [True, False])
 async def test_no_pod_is_created_while_the_workload_that_was_admitted_cannot_be_read(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, permitted: bool
 ) -> None:
     """A new operator does not know the flavor: a pod without it would run where the job has no quota."""
     cluster = kueue_cluster()
@@ -646,9 +667,19 @@ async def test_no_pod_is_created_while_the_workload_that_was_admitted_cannot_be_
     def boom(raw: Raw) -> Any:
         raise RuntimeError("boom")
 
-    monkeypatch.setattr(observe, "parse_workload", boom)
-    monkeypatch.setattr(watch_cache, "parse_workload", boom)
     again = Cluster()
+    get = again.api.get
+
+    async def refused(resource: Resource, *args: Any) -> Raw:
+        if resource is KUEUE_WORKLOADS:
+            raise Refused("workloads: no", 403)
+        return await get(resource, *args)
+
+    if permitted:
+        monkeypatch.setattr(observe, "parse_workload", boom)
+        monkeypatch.setattr(watch_cache, "parse_workload", boom)
+    else:
+        monkeypatch.setattr(again.api, "get", refused)
     again.api.objects, again.world.api = cluster.api.objects, again.api
     again.api.now = cluster.api.now
     again.api.remove(PODS, before[0])
