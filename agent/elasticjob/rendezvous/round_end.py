@@ -6,6 +6,7 @@ change of size and for a round that a recovering store cannot restore.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 
 from elasticjob.contract.failure_rules import (
@@ -40,6 +41,7 @@ from elasticjob.rendezvous.state import (
     STOP_TIMEOUT,
     CoordinatorState,
     Member,
+    Node,
     PlannedStop,
     Round,
     RoundEnding,
@@ -155,7 +157,7 @@ def end_broken_round(state: CoordinatorState, now: float) -> RoundDecision | Non
     stopped = [
         m.pod for a, m in round_.members.items() if m.state is MemberState.STOPPED or has_ended_results(state, a)
     ]
-    if leaving and not stopped and all(n.index >= state.settings.desired_pods for n in leaving):
+    if leaving and not stopped and _are_surplus(state, round_, leaving):
         return begin_scale_down(state, round_, now)
     if leaving or stopped:
         names = pod_names([n.pod for n in leaving] or stopped)
@@ -164,6 +166,15 @@ def end_broken_round(state: CoordinatorState, now: float) -> RoundDecision | Non
         message = "the last process with the training state ended as the round began"
         return begin_end(state, round_, EndReason.AGENT_LOST, message, now)
     return None
+
+
+def _are_surplus(state: CoordinatorState, round_: Round, leaving: Collection[Node]) -> bool:
+    """Return whether these members leave because the job needs fewer nodes, or other ones.
+
+    The operator may choose any index to go: one that must leave its machine anyway goes before a higher one.
+    """
+    unwanted = all(n.index >= state.settings.desired_pods for n in leaving)
+    return unwanted or len(round_.members) - len(leaving) >= state.settings.target
 
 
 def _has_lost_state(state: CoordinatorState, round_: Round) -> bool:

@@ -651,6 +651,23 @@ def test_a_node_beyond_the_target_that_leaves_is_scaling_down(source: str) -> No
     assert job.members == ["j-0-0", "j-1-0"]
 
 
+def test_of_a_round_that_is_too_large_any_member_that_leaves_is_scaling_down() -> None:
+    """The operator lets a node go that must leave its machine, and enlarges the spares for the higher index."""
+    job = job_of(0, 1, 2)
+    job.operator_view(*pods(0, 2), *pods(1, state=PodState.DRAINING), target=2, spares=1)
+    job.stopped(0, 1, 2)
+    ended = job.report.ended_rounds[0]
+    assert (ended.reason, ended.lost_pods) == (EndReason.SCALING_DOWN, ())
+    assert job.members == ["j-0-0", "j-2-0"]
+
+
+def test_more_members_that_leave_than_the_round_can_do_without_are_no_scaling_down() -> None:
+    job = job_of(0, 1, 2)
+    job.operator_view(*pods(0), *pods(1, 2, state=PodState.DRAINING), target=2, spares=1)
+    job.stopped(0, 1, 2)
+    assert job.report.ended_rounds[0].reason is EndReason.NODE_LEFT
+
+
 def test_waiting_nodes_join_only_when_ready_and_together() -> None:
     job = job_of(0, 1, target=4)
     job.operator_view(*pods(0, 1, 2), *pods(3, state=PodState.STARTING), target=4)
