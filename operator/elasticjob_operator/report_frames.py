@@ -11,8 +11,8 @@ What counts are the pods that the job has: a job may name a large `maxReplicas` 
 Large frames take turns by namespace: those of one tenant, over any number of links, delay one of another tenant by one.
 Small frames wait for no other link.
 
-Frames that wait stay with their links. All links together hold `store_links.RECEIVED_BYTES`; over it the one that holds
-most is closed, and the stores of other tenants lose nothing.
+Frames that wait stay with their links. All links together hold `store_links.RECEIVED_BYTES`; over it the largest of the
+namespace that holds most is closed, and the stores of other tenants lose nothing.
 
 The size of a frame is not limited further: 256 ended rounds with long messages have megabytes of text, which cost
 little, and an operator that refused them would never learn of these rounds.

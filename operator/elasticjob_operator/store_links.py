@@ -76,7 +76,7 @@ async def connect_store(address: StoreAddress, key: bytes, source: ReportSource)
         timeout=CONNECT_TIMEOUT,
     )
     link.decoder = FrameDecoder(source)
-    link.share(_RECEIVED)
+    link.share(_RECEIVED, group=f"namespace {source.namespace}")
     return link
 
 

@@ -16,7 +16,7 @@ import hashlib
 import hmac
 import struct
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Any, Protocol, cast
 
 from elasticjob.contract import codec
@@ -28,6 +28,10 @@ TAG_SIZE = 16
 """Bytes in a frame's tag."""
 _UNSENT_FRAMES = 4
 """Frames of maximal size that a peer may leave unread before it is disconnected."""
+STALL_SECONDS = 10.0
+"""Seconds without a byte after which a part of a frame that counts in a budget is given up. The peer sends a frame as a
+whole, so only the network delays the rest: five losses of a packet in a row take TCP 6 s. A link that is closed costs
+little, because an honest peer sends its report again over the next one."""
 _UNRECEIVED_FRAMES = 4
 """Frames of maximal size that we may leave unreceived before reading pauses."""
 
@@ -78,31 +82,43 @@ machine that is restricted to the algorithms of FIPS."""
 
 
 class ReceiveBudget:
-    """Bytes that several connections may hold together of what has arrived. Over it, the one that holds most is closed:
-    the peers of the others do not suffer from it."""
+    """Bytes that several connections may hold together of what has arrived.
+
+    Each connection belongs to a group. Over the limit, the largest connection of the group that holds most is closed:
+    other groups do not suffer from it, whether that group has a few large connections or many small ones.
+    """
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
-        self._held: dict[FrameProtocol, int] = {}
         self.total = 0
         """Bytes that all connections hold now."""
+        self._groups: dict[Hashable, dict[FrameProtocol, int]] = {}
+        """What the connections of each group hold. No group is empty."""
+        self._totals: dict[Hashable, int] = {}
+        """What each group holds; with the same keys."""
 
-    def hold(self, connection: FrameProtocol, size: int) -> None:
-        """Record how many bytes a connection holds now."""
-        self.total += size - self._held.get(connection, 0)
+    def hold(self, connection: FrameProtocol, group: Hashable, size: int) -> None:
+        """Record how many bytes a connection of this group holds now."""
+        held = self._groups.setdefault(group, {})
+        added = size - held.pop(connection, 0)
         if size:
-            self._held[connection] = size
-        else:
-            self._held.pop(connection, None)
+            held[connection] = size
+        self.total += added
+        self._totals[group] = self._totals.get(group, 0) + added
+        if not held:
+            del self._groups[group], self._totals[group]
         while self.total > self.limit:
-            largest = max(self._held, key=lambda other: self._held[other])
-            size = self._held[largest]
-            largest.discard()  # which calls `hold` with 0
-            largest.fail(f"{size} bytes from it wait, and all connections together may hold {self.limit}")
+            self._close_largest(max(self._totals, key=lambda other: self._totals[other]))
 
-    def leave(self, connection: FrameProtocol) -> None:
-        """Forget a connection from which nothing is received any more."""
-        self.total -= self._held.pop(connection, 0)
+    def _close_largest(self, group: Hashable) -> None:
+        held = self._groups[group]
+        largest = max(held, key=lambda other: held[other])
+        size, together = held[largest], self._totals[group]
+        largest.discard()  # which calls `hold` with 0
+        largest.fail(
+            f"{size} bytes from it wait, {together} bytes with others of {group}, "
+            f"and all connections together may hold {self.limit}"
+        )
 
 
 class FrameProtocol(asyncio.Protocol):
@@ -126,6 +142,10 @@ class FrameProtocol(asyncio.Protocol):
         self._unreceived = 0
         """Bytes in `_frames`."""
         self._budget: ReceiveBudget | None = None
+        self._group: Hashable = None
+        """Of this connection in the budget."""
+        self._stalled: asyncio.TimerHandle | None = None
+        """Runs while a part of a frame waits for the rest, with a budget."""
         self._send_mac: Mac | None = None
         """Over all frames sent; None during the handshake."""
         self._receive_mac: Mac | None = None
@@ -138,10 +158,15 @@ class FrameProtocol(asyncio.Protocol):
         """
         self._send_mac, self._receive_mac = _CONSTRUCTORS[mac](send_key), _CONSTRUCTORS[mac](receive_key)
 
-    def share(self, budget: ReceiveBudget) -> None:
-        """Share this budget with other connections. Reading then pauses at one frame of maximal size."""
-        self._budget = budget
+    def share(self, budget: ReceiveBudget, group: Hashable) -> None:
+        """Share this budget with other connections, as one of this group.
+
+        Reading then pauses at one frame of maximal size, and the connection is closed if the rest of a frame does not
+        go on arriving (`STALL_SECONDS`).
+        """
+        self._budget, self._group = budget, group
         self._account()
+        self._watch_progress()
 
     def discard(self) -> None:
         """Forget what has arrived and was not received."""
@@ -149,6 +174,7 @@ class FrameProtocol(asyncio.Protocol):
         self._frames.clear()
         self._unreceived = 0
         self._account()
+        self._watch_progress()
 
     def close(self) -> None:
         """Close the connection after all buffered frames have been sent.
@@ -158,15 +184,23 @@ class FrameProtocol(asyncio.Protocol):
         """
         self.transport.close()
         if self._budget is not None:
-            self._budget.leave(self)
-            self._budget = None
             self.discard()
+            self._budget = None
             self._closed = True
             self._wake_receiver()
 
     def _account(self) -> None:
         if self._budget is not None:
-            self._budget.hold(self, len(self._buffer) + self._unreceived)
+            self._budget.hold(self, self._group, len(self._buffer) + self._unreceived)
+
+    def _watch_progress(self) -> None:
+        """Begin again to wait for the rest of a frame, if a part of one has arrived and more is read."""
+        if self._stalled is not None:
+            self._stalled.cancel()
+            self._stalled = None
+        if self._budget is not None and self._buffer and not self._paused and self.error is None:
+            message = f"{len(self._buffer)} bytes of a frame have arrived, and no more within {STALL_SECONDS:g} s"
+            self._stalled = asyncio.get_running_loop().call_later(STALL_SECONDS, self.fail, message)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast("asyncio.Transport", transport)
@@ -180,6 +214,7 @@ class FrameProtocol(asyncio.Protocol):
             self._paused = True
             self.transport.pause_reading()
         self._account()
+        self._watch_progress()
 
     def _extract_frames(self) -> None:
         at = 0
@@ -213,6 +248,7 @@ class FrameProtocol(asyncio.Protocol):
         self.lost_by_keep_alive = isinstance(exc, OSError) and not isinstance(exc, ConnectionError)
         self._buffer.clear()  # a part of a frame
         self._account()
+        self._watch_progress()
         self._wake_receiver()
 
     def _wake_receiver(self) -> None:
@@ -250,6 +286,7 @@ class FrameProtocol(asyncio.Protocol):
         if self._paused and self._unreceived <= self.limit:
             self._paused = False
             self.transport.resume_reading()
+            self._watch_progress()
         # Here and in `send` without further calls: a rendezvous of thousands of nodes has as many short frames.
         mac = self._receive_mac
         if mac is None:

@@ -29,7 +29,7 @@ import logging
 import math
 import secrets
 import socket
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Hashable, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field, replace
 from enum import Enum
@@ -224,9 +224,9 @@ class ControlLink:
                     frame = newer
             return None if frame is None else await decoder.decode(frame)
 
-    def share(self, budget: ReceiveBudget) -> None:
-        """Share this budget of bytes that have arrived with other links: the one that holds most is closed over it."""
-        self._frames.share(budget)
+    def share(self, budget: ReceiveBudget, group: Hashable) -> None:
+        """Share this budget of bytes that have arrived with other links, as one of this group (`ReceiveBudget`)."""
+        self._frames.share(budget, group)
 
     def close(self) -> None:
         """Close the link after all buffered messages have been sent. After `share`, nothing is received any more."""
