@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import subprocess
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -13,6 +12,7 @@ from cluster import build, pki
 from cluster.control_plane import api_server_flags, etcd_flags
 from cluster.layout import Layout
 from elasticjob.agent.processes import die_with_parent
+from support.ports import free_ports
 
 ADDRESS = "127.0.0.1"
 
@@ -76,12 +76,3 @@ def _process(argv: list[str], log: Path) -> Iterator[None]:
         finally:
             process.kill()
             process.wait()
-
-
-def free_ports(count: int) -> list[int]:
-    """Return ports of this machine on which no program listens now."""
-    sockets = [socket.create_server(("", 0)) for _ in range(count)]
-    ports = [int(sock.getsockname()[1]) for sock in sockets]
-    for sock in sockets:
-        sock.close()
-    return ports

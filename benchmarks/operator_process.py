@@ -17,8 +17,9 @@ from typing import TypeAlias
 
 import aiohttp
 
-from benchmarks.api_server import ADDRESS, ApiServer, free_ports
+from benchmarks.api_server import ADDRESS, ApiServer
 from elasticjob.agent.processes import die_with_parent
+from support.ports import free_ports
 
 NAMESPACE = "elasticjob-system"
 STOP_SECONDS = 30.0

@@ -20,7 +20,7 @@ from pathlib import Path
 import yaml
 
 from benchmarks import machine, operator_peer, report
-from benchmarks.api_server import api_server, free_ports
+from benchmarks.api_server import api_server
 from benchmarks.crowd import cpu_seconds
 from benchmarks.goodput import quantile
 from benchmarks.kube_requests import Json, KubeRequests
@@ -32,6 +32,7 @@ from benchmarks.run import exit_on_sigterm, format_value, save
 from benchmarks.simulated_pods import NAMESPACE, SimulatedPods, jobs_path
 from elasticjob.store.open_files import raise_open_file_limit
 from elasticjob_operator.settings import OperatorSettings
+from support.ports import free_ports
 
 JOBS = 1000
 """Jobs of the rows in docs/benchmarks.md."""

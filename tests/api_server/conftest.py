@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from benchmarks.api_server import ApiServer, api_server, free_ports
+from benchmarks.api_server import ApiServer, api_server
 from benchmarks.kube_requests import Json, KubeRequests
 from benchmarks.operator_process import OperatorProcess
 from benchmarks.operator_scale import prepare
@@ -19,6 +19,7 @@ from benchmarks.simulated_pods import NAMESPACE, SimulatedPods, jobs_path
 
 from cluster import build
 from cluster.layout import Layout
+from support.ports import free_ports
 
 JOBS = jobs_path(NAMESPACE)
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
-from benchmarks.api_server import ADDRESS, free_ports
+from benchmarks.api_server import ADDRESS
 from benchmarks.operator_process import NAMESPACE as SYSTEM
 from benchmarks.operator_process import OperatorProcess
 from prometheus_client.parser import text_string_to_metric_families
@@ -22,6 +22,7 @@ from cluster import build
 from cluster.layout import Layout
 from support.api_proxy import ApiProxy, api_proxy
 from support.kubectl import REPOSITORY, Tools
+from support.ports import free_ports
 
 RELEASE = "elasticjob"
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from benchmarks.api_server import free_ports
 from benchmarks.kube_requests import MERGE_PATCH
 
 from api_server.conftest import JOBS, Cluster
 from elasticjob.contract.names import Env, Label, Role
+from support.ports import free_ports
 
 
 def made_from(cluster: Cluster) -> set[tuple[str, str]]:

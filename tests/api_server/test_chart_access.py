@@ -9,12 +9,13 @@ from typing import Any
 
 import aiohttp
 import yaml
-from benchmarks.api_server import ADDRESS, free_ports
+from benchmarks.api_server import ADDRESS
 from benchmarks.operator_process import NAMESPACE as SYSTEM
 
 from api_server.conftest import Cluster
 from api_server.restricted import restricted_operator
 from api_server.test_chart_values import of_kind, rendered, settings_of
+from support.ports import free_ports
 
 SECURE = {"metrics.secure.enabled": True}
 

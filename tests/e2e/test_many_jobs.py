@@ -13,7 +13,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from benchmarks.api_server import api_server, free_ports, garbage_collector
+from benchmarks.api_server import api_server, garbage_collector
 from benchmarks.kube_requests import MERGE_PATCH, Json, KubeRequests
 from benchmarks.operator_process import OperatorProcess
 from benchmarks.operator_scale import prepare
@@ -22,6 +22,7 @@ from benchmarks.simulated_pods import FIRST_ADDRESS, SimulatedPods, jobs_path
 from elasticjob.contract.names import Label
 from elasticjob.store.open_files import raise_open_file_limit
 from support.kube import condition, is_true
+from support.ports import free_ports
 
 NAMESPACES = 10
 LIMIT = 120.0

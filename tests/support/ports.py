@@ -11,7 +11,7 @@ LOWEST = 10_000
 
 
 def free_port(following: int = 0) -> int:
-    """Return a port of 127.0.0.1 that is free, as are so many that follow it.
+    """Return a port that is free on all addresses of this machine, as are so many that follow it.
 
     It lies below those that the kernel gives to connections: one of these may take a port before the test's server.
     """
@@ -21,7 +21,13 @@ def free_port(following: int = 0) -> int:
         with ExitStack() as stack:
             try:
                 for number in range(port, port + following + 1):
-                    stack.enter_context(socket.socket()).bind(("127.0.0.1", number))
+                    stack.enter_context(socket.socket()).bind(("", number))
             except OSError:
                 continue
         return port
+
+
+def free_ports(count: int) -> list[int]:
+    """Return so many different ports as `free_port` returns one."""
+    first = free_port(following=count - 1)
+    return list(range(first, first + count))
