@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, assert_never
 
+from elasticjob.contract.messages import RoundSettings
 from elasticjob_operator import manifests
 from elasticjob_operator.actions import (
     Action,
@@ -97,6 +98,8 @@ class ActionExecutor:
     """`Plan.failed_starts`"""
     placement_label: str = HOSTNAME
     """`Controller.placement_label`"""
+    settings: RoundSettings | None = None
+    """Those of `Plan.operator_view`, which new stores begin with, as indices may have gaps. None: the spec's."""
     _pod_changes: PodChanges = field(default_factory=PodChanges)
     """What the queue's admission adds to worker pods."""
 
@@ -206,10 +209,10 @@ class ActionExecutor:
             case CreateGang():
                 return await self._create_gang()
             case CreateStore(_, incarnation, avoid):
-                pod = manifests.store_pod_manifest(self.job, self.spec, incarnation, self.image, avoid)
+                pod = self._store_pod(incarnation, avoid)
                 return await self._create_store(pod, LONGEST_RETRY)
             case CreateStandbyStore(_, incarnation, avoid):
-                pod = manifests.store_pod_manifest(self.job, self.spec, incarnation, self.image, avoid, standby=True)
+                pod = self._store_pod(incarnation, avoid, standby=True)
                 return await self._create_store(pod, LONGEST_OPTIONAL_RETRY)
             case CreateWorker(_, index, incarnation, avoid, outside_gang):
                 more = (self.failed_starts, self.placement_label)
@@ -267,6 +270,11 @@ class ActionExecutor:
             self._record_object(SECRETS, name, {})
             return _Result(name)
         return await self._create(SECRETS, "Secret/", manifests.secret_manifest(job, keys.of_job(job.uid, number)))
+
+    def _store_pod(self, incarnation: int, avoid: tuple[str, ...], *, standby: bool = False) -> dict[str, Any]:
+        return manifests.store_pod_manifest(
+            self.job, self.spec, incarnation, self.image, avoid, self.settings, standby=standby
+        )
 
     async def _create_store(self, pod: dict[str, Any], longest_retry: float) -> _Result:
         """Create a store pod. If its resources break a LimitRange, create it with resources that the range admits."""

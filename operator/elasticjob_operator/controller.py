@@ -287,7 +287,7 @@ class Controller:
             image = job.status.runtime_image or self.image
             executor = ActionExecutor(
                 self.api, self.keys, job, job.spec, image, memory, self.watched, self.clock, decided.failed_starts,
-                self.placement_label,
+                self.placement_label, decided.operator_view.settings if decided.operator_view else None,
             )  # fmt: skip
             created = await executor.execute(decided.actions)
         wanted = {a.name for a in decided.actions if isinstance(a, (CreateWorker, CreateStore, CreateStandbyStore))}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from elasticjob.contract import codec
+from elasticjob.contract.messages import RoundSettings
 from elasticjob.contract.names import Env, Role, job_store_clients
 from elasticjob.contract.worker_count import quantity
 from elasticjob_operator.manifests.common import env, env_from_secret, exclude_nodes, security_context
@@ -33,17 +34,25 @@ standby store takes over from one that is evicted."""
 
 
 def store_pod_manifest(
-    job: Job, spec: JobSpec, incarnation: int, image: str, avoid: tuple[str, ...] = (), *, standby: bool = False
+    job: Job,
+    spec: JobSpec,
+    incarnation: int,
+    image: str,
+    avoid: tuple[str, ...] = (),
+    settings: RoundSettings | None = None,
+    *,
+    standby: bool = False,
 ) -> dict[str, Any]:
     """Return the pod of one incarnation. Its container restarts in place; a successor pod has the next incarnation.
 
     It has no probe: an agent that connects too early tries again sooner than the kubelet would probe.
-    `avoid` names nodes that the pod must not run on. A `standby` store starts passive, on another node than the store
+    `avoid` names nodes that the pod must not run on, `settings` are what its coordinator begins with, by default those
+    of the spec. A `standby` store starts passive, on another node than the store
     that serves and, if there is one, than its workers, so that no node's loss takes both.
     """
     name = store_pod(job.name, incarnation)
     meta = metadata(job, name, {**spec.store.labels, **pod_labels(job, Role.STORE, 0, incarnation)})
-    pod = _pod_spec(job, spec, incarnation, image)
+    pod = _pod_spec(job, spec, incarnation, image, settings or spec.settings)
     if standby:
         pod["containers"][0]["env"].append({"name": Env.STANDBY_STORE, "value": "1"})
         pod["affinity"] = {"podAntiAffinity": _apart_from_store_and_workers(job)}
@@ -77,7 +86,7 @@ def _apart_from_store_and_workers(job: Job) -> dict[str, Any]:
     }
 
 
-def _pod_spec(job: Job, spec: JobSpec, incarnation: int, image: str) -> dict[str, Any]:
+def _pod_spec(job: Job, spec: JobSpec, incarnation: int, image: str, settings: RoundSettings) -> dict[str, Any]:
     pod: dict[str, Any] = {
         "restartPolicy": "Always",
         "automountServiceAccountToken": False,
@@ -87,7 +96,7 @@ def _pod_spec(job: Job, spec: JobSpec, incarnation: int, image: str) -> dict[str
         # No fsGroup, user or group: the image has a numeric user, a cluster may assign others (OpenShift's ranges), and
         # every user may write to an emptyDir.
         "securityContext": {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}},
-        "containers": [_container(job, spec, incarnation, image)],
+        "containers": [_container(job, spec, incarnation, image, settings)],
         "volumes": [{"name": "state", "emptyDir": {"sizeLimit": "1Mi"}}],
     }
     secrets = spec.template.get("spec", {}).get("imagePullSecrets")
@@ -113,7 +122,7 @@ def _resources(own: Raw) -> dict[str, Any]:
     return {"requests": {**lowered, **requests}, "limits": {**raised, **limits}}
 
 
-def _container(job: Job, spec: JobSpec, incarnation: int, image: str) -> dict[str, Any]:
+def _container(job: Job, spec: JobSpec, incarnation: int, image: str, settings: RoundSettings) -> dict[str, Any]:
     values: dict[str, object] = {
         Env.JOB: job.name,
         Env.RUN_ID: job.uid,
@@ -122,7 +131,7 @@ def _container(job: Job, spec: JobSpec, incarnation: int, image: str) -> dict[st
         Env.PORT: spec.port,
         Env.STATE_DIR: STATE_DIR,
         Env.STORE_CLIENTS: job_store_clients(spec.backend).value,
-        Env.SETTINGS: codec.dumps(spec.settings).decode(),
+        Env.SETTINGS: codec.dumps(settings).decode(),
     }
     secret = key_secret(job)
     return {

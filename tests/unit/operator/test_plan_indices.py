@@ -7,8 +7,11 @@ from typing import Any
 
 import pytest
 
-from elasticjob.contract.messages import PodState
+from elasticjob.contract import codec
+from elasticjob.contract.messages import PodState, RoundSettings
+from elasticjob.contract.names import Env, Role
 from elasticjob_operator.actions import CreateWorker, DeletePod
+from elasticjob_operator.kube import JOBS, PODS
 from elasticjob_operator.model.nodes import NodeWarning
 from elasticjob_operator.model.observed import Children, LinkView, Observed, Refusal, RefusalReason
 from elasticjob_operator.model.pods import Pod
@@ -32,6 +35,8 @@ from support.operator_build import (
     unschedulable,
     worker,
 )
+from support.operator_cluster import Cluster
+from support.operator_world import job_status
 
 
 def pending(index: int) -> Pod:
@@ -212,3 +217,21 @@ def test_indices_that_the_job_never_had_are_ignored() -> None:
         resized(2, worker(0), worker(1), before=2, scaledDown=far, vacantIndices=[{"first": 0, "last": 999999999999}])
     )
     assert deleted(p) == []
+
+
+async def test_a_new_store_begins_with_the_spares_by_which_every_index_counts() -> None:
+    """Else a node above the gap has no place until the operator's first view arrives."""
+    cluster = Cluster(**elastic(1, 4, 2))
+    await cluster.reconcile_for(5.0)
+    before = {pod["metadata"]["name"] for pod in cluster.api.pods(Role.STORE)}
+    known = job_status(cluster.api) | SHRUNK
+    cluster.api.put(JOBS, {**cluster.api.objects[JOBS, "bert"], "status": known})
+    for name in before:
+        cluster.api.remove(PODS, name)
+    await cluster.reconcile_for(30.0)
+    stores = [pod for pod in cluster.api.pods(Role.STORE) if pod["metadata"]["name"] not in before]
+    assert stores
+    for pod in stores:
+        variables = {item["name"]: item.get("value") for item in pod["spec"]["containers"][0]["env"]}
+        settings = codec.parse(RoundSettings, codec.loads(variables[Env.SETTINGS].encode()))
+        assert (settings.target, settings.spares) == (2, 1)
