@@ -39,6 +39,7 @@ from elasticjob.local.child_processes import RunEnvironment, describe_exit_code
 from elasticjob.local.guardian import Guardian
 from elasticjob.local.leftovers import end_leftovers
 from elasticjob.local.manifest import LocalJob
+from elasticjob.local.own_port import listen_below_connections
 from elasticjob.local.process_backoff import ProcessBackoff
 from elasticjob.local.screen import NodeRow, PlainScreen, RunView, Screen
 from elasticjob.local.waits import WaitLines, current_wait, describe_phase
@@ -94,7 +95,7 @@ class LocalRun:
         call_on_error(loop, self._fail_by_error)
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self._interrupt)
-        listener = socket.create_server(("127.0.0.1", 0), backlog=_BACKLOG)
+        listener = listen_below_connections("127.0.0.1", _BACKLOG)
         with listener, tempfile.TemporaryDirectory(prefix=f"elasticjob-{self._job.name}-") as scratch:
             port = listener.getsockname()[1]
             self._environment = RunEnvironment(self._job, self._run_id, self._keys, port, Path(scratch))
