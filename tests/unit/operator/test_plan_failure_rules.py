@@ -175,6 +175,13 @@ def test_a_rule_of_the_coordinator_fails_the_job() -> None:
 @pytest.mark.parametrize(
     ("exception", "reason"), [("SeparateWorldError", "TrainsApart"), ("RefusedCommandError", "CommandRefused")]
 )
+def test_a_round_that_ended_before_a_report_of_it_came_is_counted() -> None:
+    seen = observed(rounds=(by_rule(FailureAction.RESTART_GROUP_UNCOUNTED),))
+    assert seen.link.report is not None
+    later = replace(seen.link.report, rounds=seen.job.status.rounds + 1, round=None, formed_at=0.0)
+    assert status_of(run(replace(seen, link=link(later))))["rendezvousRound"] == seen.job.status.rounds + 1
+
+
 def test_what_no_restart_can_mend_has_its_own_reason(exception: str, reason: str) -> None:
     seen = observed(rounds=(by_rule(FailureAction.FAIL_JOB),))
     assert seen.link.report is not None
