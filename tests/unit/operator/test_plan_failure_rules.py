@@ -172,9 +172,6 @@ def test_a_rule_of_the_coordinator_fails_the_job() -> None:
     assert "FailurePolicyMatched" in events_of(p)
 
 
-@pytest.mark.parametrize(
-    ("exception", "reason"), [("SeparateWorldError", "TrainsApart"), ("RefusedCommandError", "CommandRefused")]
-)
 def test_a_round_that_ended_before_a_report_of_it_came_is_counted() -> None:
     seen = observed(rounds=(by_rule(FailureAction.RESTART_GROUP_UNCOUNTED),))
     assert seen.link.report is not None
@@ -182,6 +179,9 @@ def test_a_round_that_ended_before_a_report_of_it_came_is_counted() -> None:
     assert status_of(run(replace(seen, link=link(later))))["rendezvousRound"] == seen.job.status.rounds + 1
 
 
+@pytest.mark.parametrize(
+    ("exception", "reason"), [("SeparateWorldError", "TrainsApart"), ("RefusedCommandError", "CommandRefused")]
+)
 def test_what_no_restart_can_mend_has_its_own_reason(exception: str, reason: str) -> None:
     seen = observed(rounds=(by_rule(FailureAction.FAIL_JOB),))
     assert seen.link.report is not None
