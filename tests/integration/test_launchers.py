@@ -62,6 +62,9 @@ sys.exit(max(rank.wait() for rank in ranks))
 CAUGHT = (
     """
 import torch.distributed as dist
+from torch.testing._internal.distributed.fake_pg import FakeStore
+dist.init_process_group("fake", store=FakeStore(), rank=3, world_size=64)
+dist.destroy_process_group()
 try:
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
 except RuntimeError:

@@ -71,7 +71,8 @@ def read_world(ctx: ReconcileContext) -> World:
         ready=len({node.index for node in report.nodes if node.ready}),
         standby=sum(not node.member for node in report.nodes) if formed else 0,
         size=report.world_size if formed else 0,
-        rounds=max(rounds + is_new, report.rounds),  # of a round that ended at once, no report may have come
+        # Of the last round no report may have come, if it ended at once.
+        rounds=max(rounds + is_new, report.rounds if is_new or report.phase is RoundPhase.FINISHED else 0),
         last_round=last_round,
         formed_at=report.formed_at if is_new else ctx.status.last_rendezvous,
         is_new_round=is_new,

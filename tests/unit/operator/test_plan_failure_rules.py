@@ -176,6 +176,7 @@ def test_a_round_that_ended_before_a_report_of_it_came_is_counted() -> None:
     seen = observed(rounds=(by_rule(FailureAction.RESTART_GROUP_UNCOUNTED),))
     assert seen.link.report is not None
     later = replace(seen.link.report, rounds=seen.job.status.rounds + 1, round=None, formed_at=0.0)
+    later = replace(later, phase=RoundPhase.FINISHED, outcome=Outcome.FAILED, failure=failure())
     assert status_of(run(replace(seen, link=link(later))))["rendezvousRound"] == seen.job.status.rounds + 1
 
 
