@@ -72,7 +72,7 @@ async def test_jobs_have_the_defaults_of_their_start(cluster: Cluster, monkeypat
     }
     await cluster.apply(cluster.job("other", 1, 2, OTHER))
     fields = {"preload": "Cluster", "hangPolicy": "Cluster"}
-    assert await defaults_of(cluster, "other", OTHER) == {"cluster": CLUSTER, "fields": fields}
+    assert await defaults_of(cluster, "other", OTHER) == {"execution": 1, "cluster": CLUSTER, "fields": fields}
 
     write(file, hangPolicy={"progressTimeoutSeconds": 1})
     await logged(cluster, "defaults.yaml: cluster is refused")
