@@ -23,15 +23,15 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 from elasticjob.contract.codec import MessageError
 from elasticjob.contract.messages import Message, decode
-from elasticjob_operator.fair_queue import FairQueue
+from elasticjob_operator.kube.limits import ConcurrencyLimit
 
 VALUES = 100_000
 """Values in a frame at most, besides those for each pod: 256 ended rounds have some 10,000, with their failures."""
@@ -59,40 +59,8 @@ _THREAD = ThreadPoolExecutor(1, thread_name_prefix="report")
 need the interpreter's lock, and would take as much memory again."""
 
 
-class FrameTurns:
-    """Turns of large frames: one at a time, and by turns of the namespaces that have any."""
-
-    def __init__(self) -> None:
-        self._taken = False
-        self._waiting: FairQueue[asyncio.Future[None]] = FairQueue()
-
-    @asynccontextmanager
-    async def take(self, namespace: str) -> AsyncIterator[None]:
-        """Wait for a turn, and hold it."""
-        if self._taken:
-            turn = asyncio.get_running_loop().create_future()
-            self._waiting.add(namespace, turn)
-            try:
-                await turn
-            except asyncio.CancelledError:
-                if not turn.cancelled():  # the turn had come already
-                    self._pass_on()
-                raise
-        self._taken = True
-        try:
-            yield
-        finally:
-            self._pass_on()
-
-    def _pass_on(self) -> None:
-        while (turn := self._waiting.pop()) is not None:
-            if not turn.cancelled():
-                turn.set_result(None)  # `_taken` stays true, so that no other comes between
-                return
-        self._taken = False
-
-
-_TURNS = FrameTurns()
+_TURNS = ConcurrencyLimit(1)
+"""Turns of large frames: one at a time, and by turns of the namespaces that have any."""
 
 
 @dataclass
@@ -124,7 +92,7 @@ class FrameDecoder:
 
         A large one waits with its link meanwhile, where it counts. A small one waits for no other link's.
         """
-        return nullcontext() if size < LARGE_FRAME else _TURNS.take(self.source.namespace)
+        return nullcontext() if size < LARGE_FRAME else _TURNS.hold(self.source.namespace)
 
     def is_complete(self, frame: bytes) -> bool:
         """Return whether it is a report: it has all that the ones before it had."""

@@ -18,7 +18,6 @@ from elasticjob.contract.messages import RoundPhase, RoundSettings
 from elasticjob_operator.model.pods import Pod
 from elasticjob_operator.plan.context import ReconcileContext
 from elasticjob_operator.plan.pod_decisions import is_lost, still_avoided
-from elasticjob_operator.plan.scale import last_indices
 
 
 class PodUse(IntEnum):
@@ -49,7 +48,7 @@ def _before(ctx: ReconcileContext) -> frozenset[int]:
     missing = ctx.status.scaled_down.indices if ctx.status.scaled_down else frozenset()
     live = {pod.index for pod in ctx.observed.workers if pod.live and pod == _pod(ctx, pod.index)}
     used = {index for index in missing | live if index < len(ctx.status.incarnations)}
-    return last_indices(ctx) | (used - ctx.status.vacant)
+    return ctx.last_indices | (used - ctx.status.vacant)
 
 
 def coordinator_settings(ctx: ReconcileContext) -> RoundSettings:

@@ -29,7 +29,6 @@ from elasticjob_operator.model.status import ConditionType
 from elasticjob_operator.model.workload import Workload, WorkloadCondition
 from elasticjob_operator.plan.context import Actions, ReconcileContext
 from elasticjob_operator.plan.job_end import JobOutcome, all_workers_ended
-from elasticjob_operator.plan.scale import last_spares
 from elasticjob_operator.plan.world import World
 
 
@@ -45,7 +44,7 @@ def admitted_spec(observed: Observed, spec: JobSpec) -> JobSpec:
         # What the cluster had no room for was admitted too.
         known = status.target if status.scaled_down is None else status.scaled_down.target
         target = min(spec.target, max(spec.min_replicas, known))
-        return replace(spec, target=target, spares=min(spec.spares, len(last_spares(status))))
+        return replace(spec, target=target, spares=min(spec.spares, len(status.spares)))
     if workload is None or workload.admitted_count is None:
         return spec
     # A Workload that has shrunk keeps what its admission said before.

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from elasticjob.contract.messages import RoundPhase
 from elasticjob.contract.names import Label, Role
-from elasticjob_operator.model.status import Status
 from elasticjob_operator.plan.context import ReconcileContext
 
 
@@ -19,9 +18,9 @@ def spare_indices(ctx: ReconcileContext) -> frozenset[int]:
     """
     spares = max(0, len(ctx.indices) - ctx.spec.target)
     if ctx.report is not None and ctx.report.phase is RoundPhase.RUNNING:
-        outside = set(ctx.indices) - {node.index for node in ctx.report.nodes if node.member}
+        outside = frozenset(ctx.indices) - {node.index for node in ctx.report.nodes if node.member}
     else:
-        outside = last_spares(ctx.status)
+        outside = ctx.status.spares
     ordered = sorted(ctx.indices, key=lambda index: (index in outside, index))
     return frozenset(ordered[len(ordered) - spares :])
 
@@ -30,14 +29,3 @@ def pod_selector(ctx: ReconcileContext, spares: frozenset[int]) -> str:
     """Return `status.selector`."""
     workers = f"{Label.JOB_NAME}={ctx.job.name},{Label.ROLE}={Role.WORKER.value}"
     return f"{workers},{Label.INDEX} notin ({','.join(map(str, sorted(spares)))})" if spares else workers
-
-
-def last_indices(ctx: ReconcileContext) -> frozenset[int]:
-    """Return the indices that the job was to have at the last status write, those of withdrawn pods included as far as
-    status tells their number."""
-    return ctx.last_indices
-
-
-def last_spares(status: Status) -> set[int]:
-    """Return the indices of the spares at the last status write, those for cordoned nodes included."""
-    return set(status.spares)

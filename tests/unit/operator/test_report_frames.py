@@ -26,6 +26,7 @@ from elasticjob.contract.names import RoundId
 from elasticjob.control_link.link import ControlLink, LinkError, LinkGate, LinkRole, ReceiveBudget, Welcome
 from elasticjob.store.server import StoreServer
 from elasticjob_operator import report_frames, store_links
+from elasticjob_operator.kube.limits import ConcurrencyLimit
 from elasticjob_operator.plan import StoreAddress
 from elasticjob_operator.report_frames import (
     BURST_SECONDS,
@@ -295,14 +296,14 @@ async def test_large_frames_of_one_tenant_delay_those_of_another_one_by_one_and_
 
 @pytest.mark.parametrize("late", [False, True], ids=["waits", "its turn has come"])
 async def test_a_link_that_ends_while_its_large_frame_waits_holds_up_no_other(late: bool) -> None:
-    turns = report_frames.FrameTurns()
+    turns = ConcurrencyLimit(1)
     entered = asyncio.Event()
 
     async def take() -> None:
-        async with turns.take("b"):
+        async with turns.hold("b"):
             entered.set()
 
-    async with turns.take("a"):
+    async with turns.hold("a"):
         ended, waits = (asyncio.create_task(take()) for _ in range(2))
         await asyncio.sleep(0)
         if not late:
